@@ -1,0 +1,180 @@
+"""The bundle writer: the only code that creates bundle files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+
+from nvgemm_runtime.format import (
+    FORMAT_VERSION,
+    MAGIC,
+    PREFIX,
+    Dictionary,
+    Header,
+    Kernel,
+    KernelDesign,
+    Ranked,
+    Ranking,
+    RankingSource,
+    Span,
+    encode_header,
+    sha256_hex,
+)
+from nvgemm_runtime.problem import Problem, Signature
+from nvgemm_runtime.target import Target
+
+from .compression import compress
+from .storage import write_atomic
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltKernel:
+    """A linked kernel on its way into a bundle; fields as in `nvgemm_runtime.format.Kernel`."""
+
+    payload: bytes
+    signature: Signature
+    provider: str
+    operator: str
+    design: KernelDesign
+    alignment_bytes: int
+    workspace_bytes: int
+    calling_convention: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemRanking:
+    """The kernels of one problem, best first.
+
+    Attributes:
+        kernels: Pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds.
+    """
+
+    problem: Problem
+    source: RankingSource
+    kernels: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleContent:
+    """Everything that determines a bundle's bytes. The order of kernels and rankings does not."""
+
+    target: Target
+    device: str
+    generator: str
+    build_key: str
+    toolchain: dict[str, str]
+    kernels: tuple[BuiltKernel, ...]
+    rankings: tuple[ProblemRanking, ...]
+
+
+def write_bundle(path: Path, content: BundleContent) -> Header:
+    """Write a bundle; the same content gives the same bytes wherever and whenever it is written.
+
+    Returns:
+        The header that was written.
+
+    Raises:
+        ValueError: If a ranking names a kernel that is not among the kernels.
+        StorageError: If the file cannot be written; nothing is left half-written.
+    """
+    data, header = encode_bundle(content)
+    write_atomic(path, data)
+    return header
+
+
+def encode_bundle(content: BundleContent) -> tuple[bytes, Header]:
+    """Lay out a bundle in memory; see `write_bundle`."""
+    kernels = {sha256_hex(kernel.payload): kernel for kernel in content.kernels}
+    ids = sorted(kernels)
+    packed = compress([kernels[id_].payload for id_ in ids])
+    dictionary_bytes = len(packed.dictionary_frame)
+    sources = sorted({ranking.source for ranking in content.rankings}, key=_source_order)
+    body = packed.dictionary_frame + b"".join(packed.frames)
+    header = Header(
+        target=content.target,
+        device=content.device,
+        generator=content.generator,
+        build_key=content.build_key,
+        toolchain=content.toolchain,
+        body_sha256=sha256_hex(body),
+        dictionary=Dictionary(
+            span=Span(offset=0, stored_bytes=dictionary_bytes, content_bytes=len(packed.dictionary)),
+            sha256=sha256_hex(packed.dictionary),
+        )
+        if packed.dictionary
+        else None,
+        kernels=_entries(ids, kernels, packed.frames, dictionary_bytes),
+        sources=tuple(sources),
+        rankings=_rankings(content.rankings, ids, sources),
+    )
+    return _with_final_offsets(header, body)
+
+
+def _source_order(source: RankingSource) -> tuple[str, str, str]:
+    return (source.kind, source.by, source.gpu)
+
+
+def _entries(
+    ids: list[str], kernels: dict[str, BuiltKernel], frames: list[bytes], offset: int
+) -> tuple[Kernel, ...]:
+    entries = []
+    for id_, frame in zip(ids, frames):
+        built = kernels[id_]
+        entries.append(
+            Kernel(
+                id=id_,
+                span=Span(
+                    offset=offset, stored_bytes=len(frame), content_bytes=len(built.payload)
+                ),
+                signature=built.signature,
+                provider=built.provider,
+                operator=built.operator,
+                design=built.design,
+                alignment_bytes=built.alignment_bytes,
+                workspace_bytes=built.workspace_bytes,
+                calling_convention=built.calling_convention,
+            )
+        )
+        offset += len(frame)
+    return tuple(entries)
+
+
+def _rankings(
+    rankings: tuple[ProblemRanking, ...], ids: list[str], sources: list[RankingSource]
+) -> tuple[Ranking, ...]:
+    position = {id_: index for index, id_ in enumerate(ids)}
+    return tuple(
+        Ranking(
+            problem=ranking.problem,
+            source=sources.index(ranking.source),
+            kernels=tuple(
+                Ranked(kernel=position[id_], time_ns=time_ns) for id_, time_ns in ranking.kernels
+            ),
+        )
+        for ranking in sorted(rankings, key=lambda ranking: ranking.problem)
+    )
+
+
+def _with_final_offsets(header: Header, body: bytes) -> tuple[bytes, Header]:
+    """Shift every span behind the header, whose length depends on the digits of the offsets."""
+    header_bytes = 0
+    while True:
+        base = PREFIX.size + header_bytes
+        final = replace(
+            header,
+            dictionary=header.dictionary
+            and replace(header.dictionary, span=_shift(header.dictionary.span, base)),
+            kernels=tuple(replace(kernel, span=_shift(kernel.span, base)) for kernel in header.kernels),
+        )
+        encoded = encode_header(final)
+        if len(encoded) == header_bytes:
+            prefix = PREFIX.pack(
+                MAGIC, FORMAT_VERSION, header_bytes, bytes.fromhex(sha256_hex(encoded))
+            )
+            return prefix + encoded + body, final
+        header_bytes = len(encoded)
+
+
+def _shift(span: Span, base: int) -> Span:
+    return replace(span, offset=span.offset + base)

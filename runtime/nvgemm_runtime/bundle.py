@@ -1,0 +1,185 @@
+"""The bundle reader: opens a file, checks it, and hands out verified payloads."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+import zstandard
+
+from .errors import BundleFormatError, StorageError
+from .format import (
+    FORMAT_VERSION,
+    MAGIC,
+    MAX_HEADER_BYTES,
+    PREFIX,
+    Header,
+    Kernel,
+    Span,
+    decode_header,
+    sha256_hex,
+)
+
+
+class Bundle:
+    """An open bundle whose header keeps every rule of FORMAT.md.
+
+    The file stays open, so replacing it on disk does not change what this object reads. Safe to use
+    from several threads.
+
+    Attributes:
+        path: Where it was opened.
+        header: The validated header.
+        file_bytes: Length of the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open and validate ``path``.
+
+        Raises:
+            StorageError: If the file cannot be read.
+            BundleFormatError: If it breaks a rule of the format.
+        """
+        self.path = Path(path)
+        self._descriptor = -1
+        self._local = threading.local()
+        self._dictionary_content: bytes | None = None
+        try:
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            self.file_bytes = os.fstat(self._descriptor).st_size
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot open the bundle: {error.strerror}") from error
+        self.header = self._read_header()
+        self.body_offset = self._body_offset
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; payloads can no longer be read."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def payload(self, kernel: Kernel) -> bytes:
+        """Decompress one kernel and check its digest.
+
+        Returns:
+            The ELF shared object whose sha256 is ``kernel.id``.
+
+        Raises:
+            BundleFormatError: If its frame is damaged or its content is not what its id says.
+        """
+        name = f"kernel {kernel.id[:12]}"
+        content = self._decompress(name, kernel.span, self._decompressor())
+        if sha256_hex(content) != kernel.id:
+            self._fail("payload-digest", f"{name} at byte {kernel.span.offset} has another content")
+        return content
+
+    def check_body(self) -> None:
+        """Check the digest of everything behind the header.
+
+        Raises:
+            BundleFormatError: If a byte of the body was changed.
+        """
+        observed = sha256_hex(self._read(self.body_offset, self.file_bytes - self.body_offset))
+        if observed != self.header.body_sha256:
+            self._fail(
+                "body-digest", f"the body's sha256 is {observed}, must be {self.header.body_sha256}"
+            )
+
+    def _fail(self, rule: str, message: str) -> NoReturn:
+        raise BundleFormatError(str(self.path), rule, message)
+
+    def _read(self, offset: int, size_bytes: int) -> bytes:
+        if self._descriptor < 0:
+            raise StorageError(f"{self.path}: the bundle is closed")
+        try:
+            data = os.pread(self._descriptor, size_bytes, offset)
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot read: {error.strerror}") from error
+        if len(data) != size_bytes:
+            self._fail("truncated", f"{len(data)} bytes at byte {offset}, {size_bytes} expected")
+        return data
+
+    def _read_header(self) -> Header:
+        if self.file_bytes < PREFIX.size:
+            self._fail(
+                "truncated", f"{self.file_bytes} bytes, a bundle has at least {PREFIX.size}"
+            )
+        magic, version, header_bytes, digest = PREFIX.unpack(self._read(0, PREFIX.size))
+        if magic != MAGIC:
+            self._fail("magic", f"the file starts with {magic!r}, a bundle with {MAGIC!r}")
+        if version != FORMAT_VERSION:
+            self._fail(
+                "version",
+                f"format version {version}, this release reads {FORMAT_VERSION}: "
+                "install the nvgemm-aot release that wrote it, or build it again",
+            )
+        self._body_offset = PREFIX.size + header_bytes
+        if header_bytes > MAX_HEADER_BYTES or self._body_offset > self.file_bytes:
+            self._fail(
+                "header-size",
+                f"a header of {header_bytes} bytes in a file of {self.file_bytes} "
+                f"(at most {MAX_HEADER_BYTES})",
+            )
+        data = self._read(PREFIX.size, header_bytes)
+        if sha256_hex(data) != digest.hex():
+            self._fail("header-digest", "the header's sha256 is not the one before it")
+        return decode_header(
+            data,
+            where=str(self.path),
+            body_offset=self._body_offset,
+            file_bytes=self.file_bytes,
+        )
+
+    def _decompressor(self) -> zstandard.ZstdDecompressor:
+        # One a thread: a ZstdDecompressor must not be used by two threads at once.
+        made: zstandard.ZstdDecompressor | None = getattr(self._local, "decompressor", None)
+        if made is None:
+            made = self._local.decompressor = self._make_decompressor()
+        return made
+
+    def _make_decompressor(self) -> zstandard.ZstdDecompressor:
+        dictionary = self.header.dictionary
+        if dictionary is None:
+            return zstandard.ZstdDecompressor()
+        if self._dictionary_content is None:
+            content = self._decompress(
+                "dictionary", dictionary.span, zstandard.ZstdDecompressor()
+            )
+            if sha256_hex(content) != dictionary.sha256:
+                self._fail("dictionary-digest", "the dictionary has another content")
+            self._dictionary_content = content
+        return zstandard.ZstdDecompressor(
+            dict_data=zstandard.ZstdCompressionDict(self._dictionary_content)
+        )
+
+    def _decompress(
+        self, name: str, span: Span, decompressor: zstandard.ZstdDecompressor
+    ) -> bytes:
+        frame = self._read(span.offset, span.stored_bytes)
+        try:
+            declared = zstandard.frame_content_size(frame)
+            if declared != span.content_bytes:
+                self._fail(
+                    "frame-size",
+                    f"{name} declares {declared} bytes, its entry {span.content_bytes}",
+                )
+            return decompressor.decompress(frame, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            self._fail("frame", f"{name} at byte {span.offset} does not decompress: {error}")

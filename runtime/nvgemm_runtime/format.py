@@ -1,0 +1,513 @@
+"""The bundle header: its dataclasses, its canonical JSON, and the rules it must keep.
+
+FORMAT.md is the specification; each rule named there is checked here or in `bundle`. Nothing in
+this module reads a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, NoReturn, TypeVar
+
+from .errors import BundleFormatError
+from .problem import Problem, Signature
+from .target import Target
+
+MAGIC = b"\x89NVGEMM\n"
+"""First bytes of every bundle. A byte above 127 and a line feed show text-mode damage at once."""
+
+FORMAT_VERSION = 1
+"""Version of the file format, independent of the package version."""
+
+PREFIX = struct.Struct("<8sII32s")
+"""magic, format version, header bytes, sha256 of the header: 48 bytes, little-endian."""
+
+MAX_HEADER_BYTES = 256 << 20
+MAX_PAYLOAD_BYTES = 64 << 20
+MAX_DICTIONARY_BYTES = 64 << 20
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Where compressed bytes lie and what they must become.
+
+    Attributes:
+        offset: First byte, counted from the start of the file.
+        stored_bytes: Length in the file.
+        content_bytes: Length after decompression.
+    """
+
+    offset: int
+    stored_bytes: int
+    content_bytes: int
+
+    @property
+    def end(self) -> int:
+        """First byte behind the span."""
+        return self.offset + self.stored_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dictionary:
+    """The zstd dictionary that every kernel frame refers to.
+
+    Attributes:
+        span: Where its own zstd frame (made without a dictionary) lies.
+        sha256: Digest of the decompressed dictionary.
+    """
+
+    span: Span
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterLimit:
+    """The device-dependent constant that a static-persistent scheduler was compiled with.
+
+    Attributes:
+        cluster_size: Thread blocks in one cluster.
+        max_active: Clusters of that size that run at once on the build's device profile.
+        basis: ``measured``, ``reported`` or ``estimated``: how the profile knows ``max_active``.
+    """
+
+    cluster_size: int
+    max_active: int
+    basis: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelDesign:
+    """How a kernel works, for people and for ranking; it never changes what is computed.
+
+    Attributes:
+        tile: Extents (m, n, k) that one thread block, or a pair in 2-CTA mode, computes at a time.
+        cluster: Thread blocks of a cluster along (m, n).
+        scheduler: Tile scheduler, e.g. ``clc`` or ``static_persistent``.
+        cluster_limits: Device-dependent constants compiled in; empty where there are none.
+    """
+
+    tile: tuple[int, int, int]
+    cluster: tuple[int, int]
+    scheduler: str
+    cluster_limits: tuple[ClusterLimit, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One compiled kernel.
+
+    Attributes:
+        id: sha256 of the uncompressed payload, in hex: the kernel's name everywhere.
+        span: Where its zstd frame lies.
+        signature: What it computes.
+        provider, operator: Where it came from.
+        design: How it works.
+        alignment_bytes: Alignment that pointers, and strides other than 1, must have.
+        workspace_bytes: Device memory that a launch needs besides its operands.
+        calling_convention: How to call it: ``tvm_ffi:gemm(a,b,out)`` is a TVM-FFI function
+            exported as ``__tvm_ffi_gemm`` that takes the operands in this order and runs on the
+            current stream.
+    """
+
+    id: str
+    span: Span
+    signature: Signature
+    provider: str
+    operator: str
+    design: KernelDesign
+    alignment_bytes: int
+    workspace_bytes: int
+    calling_convention: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankingSource:
+    """Where the order of a ranking comes from.
+
+    Attributes:
+        kind: ``estimate`` or ``measurement``.
+        by: The model and its version, or the measuring program.
+        gpu: The GPU that was modelled or measured.
+    """
+
+    kind: str
+    by: str
+    gpu: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """One place of a ranking: a kernel, by its position in ``Header.kernels``, and its time."""
+
+    kernel: int
+    time_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """The kernels of one declared problem, best first, and which source says so."""
+
+    problem: Problem
+    source: int
+    kernels: tuple[Ranked, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """Everything a bundle says about itself; see FORMAT.md for each field.
+
+    Attributes:
+        target: What the kernels run on.
+        device: Name of the device profile that the build used.
+        generator: Program and version that wrote the file.
+        build_key: Digest of all inputs of the build: equal keys, equal bundles.
+        toolchain: Versions of everything that shaped the code, by distribution or tool name.
+        body_sha256: Digest of all bytes behind the header.
+        dictionary: The compression dictionary, or None.
+        kernels: Sorted by id.
+        sources: Where rankings come from.
+        rankings: Sorted by problem key.
+    """
+
+    target: Target
+    device: str
+    generator: str
+    build_key: str
+    toolchain: dict[str, str]
+    body_sha256: str
+    dictionary: Dictionary | None
+    kernels: tuple[Kernel, ...]
+    sources: tuple[RankingSource, ...]
+    rankings: tuple[Ranking, ...]
+
+
+def sha256_hex(data: bytes) -> str:
+    """Hex sha256 of ``data``."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one byte string a JSON value may be written as: sorted keys, no spaces, ASCII."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    ).encode("ascii")
+
+
+def encode_header(header: Header) -> bytes:
+    """Write a header as canonical JSON."""
+    return canonical_json(
+        {
+            "target": asdict(header.target),
+            "device": header.device,
+            "generator": header.generator,
+            "build_key": header.build_key,
+            "toolchain": header.toolchain,
+            "body_sha256": header.body_sha256,
+            "dictionary": None
+            if header.dictionary is None
+            else {"span": _span_json(header.dictionary.span), "sha256": header.dictionary.sha256},
+            "kernels": [_kernel_json(kernel) for kernel in header.kernels],
+            "sources": [asdict(source) for source in header.sources],
+            "rankings": [
+                {
+                    "problem": ranking.problem.key,
+                    "source": ranking.source,
+                    "kernels": [[place.kernel, place.time_ns] for place in ranking.kernels],
+                }
+                for ranking in header.rankings
+            ],
+        }
+    )
+
+
+def _span_json(span: Span) -> list[int]:
+    return [span.offset, span.stored_bytes, span.content_bytes]
+
+
+def _kernel_json(kernel: Kernel) -> dict[str, Any]:
+    return {
+        "id": kernel.id,
+        "span": _span_json(kernel.span),
+        "signature": kernel.signature.key,
+        "provider": kernel.provider,
+        "operator": kernel.operator,
+        "design": asdict(kernel.design),
+        "alignment_bytes": kernel.alignment_bytes,
+        "workspace_bytes": kernel.workspace_bytes,
+        "calling_convention": kernel.calling_convention,
+    }
+
+
+def decode_header(data: bytes, *, where: str, body_offset: int, file_bytes: int) -> Header:
+    """Read a header and check every rule that needs no byte of the body.
+
+    Args:
+        data: The header's bytes, whose digest was already checked.
+        where: Name of the file, for messages.
+        body_offset: First byte behind the header.
+        file_bytes: Length of the file.
+
+    Raises:
+        BundleFormatError: Naming the broken rule, what was found, and what is allowed.
+    """
+    return _Decoder(where).decode(data, body_offset, file_bytes)
+
+
+class _Decoder:
+    """Straight-line validation; each check names its rule."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def fail(self, rule: str, message: str) -> NoReturn:
+        raise BundleFormatError(self.where, rule, message)
+
+    def decode(self, data: bytes, body_offset: int, file_bytes: int) -> Header:
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            self.fail("header-json", f"the header is not JSON: {error}")
+        if canonical_json_or_none(document) != data:
+            self.fail("header-canonical", "the header is not in canonical form")
+        top = self.fields(document, "header", Header)
+        header = Header(
+            target=self.value("target", lambda: Target(**self.texts(top["target"], "target", Target))),
+            device=self.text(top["device"], "device"),
+            generator=self.text(top["generator"], "generator"),
+            build_key=self.digest(top["build_key"], "build_key"),
+            toolchain=self.toolchain(top["toolchain"]),
+            body_sha256=self.digest(top["body_sha256"], "body_sha256"),
+            dictionary=self.dictionary(top["dictionary"]),
+            kernels=tuple(
+                self.kernel(item, f"kernels[{i}]")
+                for i, item in enumerate(self.items(top["kernels"], "kernels"))
+            ),
+            sources=tuple(
+                self.source(item, f"sources[{i}]")
+                for i, item in enumerate(self.items(top["sources"], "sources"))
+            ),
+            rankings=tuple(
+                self.ranking(item, f"rankings[{i}]")
+                for i, item in enumerate(self.items(top["rankings"], "rankings"))
+            ),
+        )
+        self.check_spans(header, body_offset, file_bytes)
+        self.check_order(header)
+        self.check_rankings(header)
+        return header
+
+    # Values, each with the path it stands at.
+
+    def fields(self, value: Any, path: str, shape: type) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            self.fail("header-field", f"{path} must be an object (got {type(value).__name__})")
+        allowed = set(shape.__dataclass_fields__)
+        if value.keys() != allowed:
+            missing, unknown = sorted(allowed - value.keys()), sorted(value.keys() - allowed)
+            self.fail("header-field", f"{path}: missing fields {missing}, unknown fields {unknown}")
+        return value
+
+    def texts(self, value: Any, path: str, shape: type) -> dict[str, str]:
+        fields = self.fields(value, path, shape)
+        return {name: self.text(item, f"{path}.{name}") for name, item in fields.items()}
+
+    def text(self, value: Any, path: str) -> str:
+        if not isinstance(value, str) or not value or not value.isprintable():
+            self.fail("header-field", f"{path} must be non-empty printable text (got {value!r:.80})")
+        return value
+
+    def digest(self, value: Any, path: str) -> str:
+        text = self.text(value, path)
+        if len(text) != 64 or set(text) - set("0123456789abcdef"):
+            self.fail("header-field", f"{path} must be 64 lower-case hex digits (got {text!r:.80})")
+        return text
+
+    def number(self, value: Any, path: str, least: int = 0, most: int = 2**63 - 1) -> int:
+        if type(value) is not int or not least <= value <= most:
+            self.fail(
+                "header-field", f"{path} must be an integer in {least}..{most} (got {value!r:.80})"
+            )
+        return value
+
+    def items(self, value: Any, path: str, length: int | None = None) -> list[Any]:
+        if not isinstance(value, list) or (length is not None and len(value) != length):
+            wanted = "a list" if length is None else f"a list of {length}"
+            self.fail("header-field", f"{path} must be {wanted} (got {value!r:.80})")
+        return value
+
+    def value(self, path: str, make: Callable[[], T]) -> T:
+        try:
+            return make()
+        except ValueError as error:
+            self.fail("header-field", f"{path}: {error}")
+
+    # Parts of the header.
+
+    def toolchain(self, value: Any) -> dict[str, str]:
+        if not isinstance(value, dict) or not value:
+            self.fail("header-field", "toolchain must be an object with at least one version")
+        return {name: self.text(version, f"toolchain.{name}") for name, version in value.items()}
+
+    def span(self, value: Any, path: str, max_content_bytes: int) -> Span:
+        offset, stored, content = self.items(value, path, length=3)
+        return Span(
+            offset=self.number(offset, f"{path}.offset"),
+            stored_bytes=self.number(stored, f"{path}.stored_bytes", least=1),
+            content_bytes=self.number(
+                content, f"{path}.content_bytes", least=1, most=max_content_bytes
+            ),
+        )
+
+    def dictionary(self, value: Any) -> Dictionary | None:
+        if value is None:
+            return None
+        fields = self.fields(value, "dictionary", Dictionary)
+        return Dictionary(
+            span=self.span(fields["span"], "dictionary.span", MAX_DICTIONARY_BYTES),
+            sha256=self.digest(fields["sha256"], "dictionary.sha256"),
+        )
+
+    def kernel(self, value: Any, path: str) -> Kernel:
+        fields = self.fields(value, path, Kernel)
+        signature = self.text(fields["signature"], f"{path}.signature")
+        alignment = self.number(fields["alignment_bytes"], f"{path}.alignment_bytes", least=1)
+        if alignment & (alignment - 1):
+            self.fail(
+                "header-field", f"{path}.alignment_bytes must be a power of two (got {alignment})"
+            )
+        return Kernel(
+            id=self.digest(fields["id"], f"{path}.id"),
+            span=self.span(fields["span"], f"{path}.span", MAX_PAYLOAD_BYTES),
+            signature=self.value(f"{path}.signature", lambda: Signature.parse(signature)),
+            provider=self.text(fields["provider"], f"{path}.provider"),
+            operator=self.text(fields["operator"], f"{path}.operator"),
+            design=self.design(fields["design"], f"{path}.design"),
+            alignment_bytes=alignment,
+            workspace_bytes=self.number(fields["workspace_bytes"], f"{path}.workspace_bytes"),
+            calling_convention=self.text(
+                fields["calling_convention"], f"{path}.calling_convention"
+            ),
+        )
+
+    def design(self, value: Any, path: str) -> KernelDesign:
+        fields = self.fields(value, path, KernelDesign)
+        tile_m, tile_n, tile_k = self.extents(fields["tile"], f"{path}.tile", 3)
+        cluster_m, cluster_n = self.extents(fields["cluster"], f"{path}.cluster", 2)
+        limits = self.items(fields["cluster_limits"], f"{path}.cluster_limits")
+        return KernelDesign(
+            tile=(tile_m, tile_n, tile_k),
+            cluster=(cluster_m, cluster_n),
+            scheduler=self.text(fields["scheduler"], f"{path}.scheduler"),
+            cluster_limits=tuple(
+                self.cluster_limit(item, f"{path}.cluster_limits[{i}]")
+                for i, item in enumerate(limits)
+            ),
+        )
+
+    def extents(self, value: Any, path: str, length: int) -> list[int]:
+        return [
+            self.number(item, f"{path}[{i}]", least=1)
+            for i, item in enumerate(self.items(value, path, length))
+        ]
+
+    def cluster_limit(self, value: Any, path: str) -> ClusterLimit:
+        fields = self.fields(value, path, ClusterLimit)
+        return ClusterLimit(
+            cluster_size=self.number(fields["cluster_size"], f"{path}.cluster_size", least=1),
+            max_active=self.number(fields["max_active"], f"{path}.max_active", least=1),
+            basis=self.choice(fields["basis"], f"{path}.basis", ("measured", "reported", "estimated")),
+        )
+
+    def choice(self, value: Any, path: str, allowed: tuple[str, ...]) -> str:
+        if value not in allowed:
+            self.fail("header-field", f"{path} must be one of {allowed} (got {value!r:.80})")
+        return str(value)
+
+    def source(self, value: Any, path: str) -> RankingSource:
+        texts = self.texts(value, path, RankingSource)
+        kind = self.choice(texts["kind"], f"{path}.kind", ("estimate", "measurement"))
+        return RankingSource(kind=kind, by=texts["by"], gpu=texts["gpu"])
+
+    def ranking(self, value: Any, path: str) -> Ranking:
+        fields = self.fields(value, path, Ranking)
+        key = self.text(fields["problem"], f"{path}.problem")
+        places = []
+        for i, item in enumerate(self.items(fields["kernels"], f"{path}.kernels")):
+            kernel, time_ns = self.items(item, f"{path}.kernels[{i}]", length=2)
+            places.append(
+                Ranked(
+                    kernel=self.number(kernel, f"{path}.kernels[{i}].kernel"),
+                    time_ns=self.number(time_ns, f"{path}.kernels[{i}].time_ns", least=1),
+                )
+            )
+        return Ranking(
+            problem=self.value(f"{path}.problem", lambda: Problem.parse(key)),
+            source=self.number(fields["source"], f"{path}.source"),
+            kernels=tuple(places),
+        )
+
+    # Rules over the whole header.
+
+    def check_spans(self, header: Header, body_offset: int, file_bytes: int) -> None:
+        spans = [(f"kernels[{i}]", kernel.span) for i, kernel in enumerate(header.kernels)]
+        if header.dictionary is not None:
+            spans.append(("dictionary", header.dictionary.span))
+        spans.sort(key=lambda named: (named[1].offset, named[1].end))
+        position = body_offset
+        for name, span in spans:
+            if span.offset != position:
+                relation = "leaves a hole" if span.offset > position else "overlaps"
+                self.fail(
+                    "spans-tile", f"{name} starts at byte {span.offset}, must be {position}: {relation}"
+                )
+            position = span.end
+        if position != file_bytes:
+            self.fail("spans-tile", f"spans end at byte {position}, the file at {file_bytes}")
+
+    def check_order(self, header: Header) -> None:
+        if not header.kernels:
+            self.fail("no-kernels", "a bundle must hold at least one kernel (got 0)")
+        ids = [kernel.id for kernel in header.kernels]
+        if any(a >= b for a, b in zip(ids, ids[1:])):
+            self.fail("kernel-order", "kernel ids must be unique and sorted")
+        problems = [ranking.problem for ranking in header.rankings]
+        if any(not a < b for a, b in zip(problems, problems[1:])):
+            self.fail("ranking-order", "declared problems must be unique and sorted")
+
+    def check_rankings(self, header: Header) -> None:
+        for ranking in header.rankings:
+            key = ranking.problem.key
+            if ranking.source >= len(header.sources):
+                self.fail(
+                    "ranking-source",
+                    f"{key} names source {ranking.source}, there are {len(header.sources)}",
+                )
+            places = [place.kernel for place in ranking.kernels]
+            if not places or len(set(places)) != len(places):
+                self.fail("ranking-kernels", f"{key} must rank at least one kernel, each once")
+            for place in places:
+                if place >= len(header.kernels):
+                    self.fail(
+                        "ranking-kernels",
+                        f"{key} names kernel {place}, there are {len(header.kernels)}",
+                    )
+                signature = header.kernels[place].signature
+                if signature != ranking.problem.signature:
+                    self.fail(
+                        "ranking-signature",
+                        f"{key} ranks kernel {place}, whose signature is {signature.key}",
+                    )
+
+
+def canonical_json_or_none(value: Any) -> bytes | None:
+    """Canonical form of ``value``, or None where it has none (a NaN, a lone surrogate)."""
+    try:
+        return canonical_json(value)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,62 @@
+"""Targets: what a bundle's kernels were compiled for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_ARCH = re.compile(r"sm_([1-9][0-9]{1,2})([af]?)")
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Target:
+    """GPU architecture, host platform and CUDA major version.
+
+    Attributes:
+        arch: Architecture as the compiler names it: ``sm_90a`` runs on exactly that compute
+            capability, ``sm_100f`` on its family (10.0, 10.3), ``sm_80`` on it and everything newer.
+        platform: Host platform, e.g. ``linux_x86_64``.
+        cuda: CUDA major version of the runtime library that the kernels call, e.g. ``cu13``.
+    """
+
+    arch: str
+    platform: str = "linux_x86_64"
+    cuda: str = "cu13"
+
+    def __post_init__(self) -> None:
+        if _ARCH.fullmatch(self.arch) is None:
+            raise ValueError(f"architecture {self.arch!r} is not of the form sm_90a, sm_100f, sm_80")
+        if re.fullmatch(r"[a-z]+_[a-z0-9_]+", self.platform) is None:
+            raise ValueError(f"platform {self.platform!r} is not of the form linux_x86_64")
+        if re.fullmatch(r"cu[1-9][0-9]*", self.cuda) is None:
+            raise ValueError(f"CUDA version {self.cuda!r} is not of the form cu13")
+
+    @property
+    def key(self) -> str:
+        """Canonical text, e.g. ``sm_100f-linux_x86_64-cu13``."""
+        return f"{self.arch}-{self.platform}-{self.cuda}"
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability (major, minor) that ``arch`` names."""
+        digits = int(self._match[1])
+        return digits // 10, digits % 10
+
+    @property
+    def suffix(self) -> str:
+        """``a`` (this capability only), ``f`` (its family) or empty (it and everything newer)."""
+        return self._match[2]
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Whether a GPU of this compute capability (major, minor) can run this target's kernels."""
+        if self.suffix == "a":
+            return capability == self.capability
+        if self.suffix == "f":
+            return capability[0] == self.capability[0] and capability >= self.capability
+        return capability >= self.capability
+
+    @property
+    def _match(self) -> re.Match[str]:
+        match = _ARCH.fullmatch(self.arch)
+        assert match is not None  # __post_init__ refuses anything else
+        return match
