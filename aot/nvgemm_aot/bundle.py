@@ -47,12 +47,13 @@ class ProblemRanking:
     """The kernels of one problem, best first.
 
     Attributes:
-        kernels: Pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds.
+        kernels: Pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds, or
+            None where the source has no number.
     """
 
     problem: Problem
     source: RankingSource
-    kernels: tuple[tuple[str, int], ...]
+    kernels: tuple[tuple[str, int | None], ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,1 +1,212 @@
-def main(): pass
+"""The ``nvgemm-aot`` command: parses, prints, and maps errors to exit codes. Nothing else prints."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from nvgemm_runtime import __version__
+from nvgemm_runtime.errors import NvgemmError, VerificationError
+
+from . import render
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+EXISTING = click.Path(path_type=Path)
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells report it: 128 + SIGINT."""
+
+
+class _Group(click.Group):
+    """Runs a command and turns the project's errors into a message and their exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except NvgemmError as error:
+            click.echo(f"nvgemm-aot: error: {error}", err=True)
+            ctx.exit(error.exit_code)
+        except KeyboardInterrupt:
+            click.echo("nvgemm-aot: interrupted; what was compiled is kept", err=True)
+            ctx.exit(INTERRUPTED)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="nvgemm-aot")
+@click.option("-v", "--verbose", count=True, help="Log more; twice for debug messages.")
+def main(verbose: int) -> None:
+    """Compile GEMM kernels ahead of time, check them, and pack them into wheels."""
+    levels = {0: logging.WARNING, 1: logging.INFO}
+    logging.basicConfig(
+        level=levels.get(verbose, logging.DEBUG), format="%(name)s: %(message)s", stream=sys.stderr
+    )
+
+
+def _cache_option(command: Command) -> Command:
+    return click.option(
+        "--cache-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        help="Build cache; default $NVGEMM_AOT_CACHE or the user's cache directory.",
+    )(command)
+
+
+def _json_option(command: Command) -> Command:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
+
+
+@main.command()
+@click.argument("manifest", type=EXISTING)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("dist"),
+    show_default=True,
+    help="Directory for the bundles (and the wheel).",
+)
+@click.option("-j", "--jobs", type=click.IntRange(1), help="Compiler processes.")
+@click.option("--strict", is_flag=True, help="Fail if any kernel does not compile.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and compile nothing.")
+@click.option(
+    "--rejections",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="With --dry-run: write every operator not chosen, and why, as JSON lines.",
+)
+@click.option("--wheel", is_flag=True, help="Also pack the bundles into a wheel.")
+@click.option("--wheel-version", help="Version of the wheel; default is nvgemm-aot's own.")
+@_cache_option
+@_json_option
+def build(
+    manifest: Path,
+    out: Path,
+    jobs: int | None,
+    strict: bool,
+    dry_run: bool,
+    rejections: Path | None,
+    wheel: bool,
+    wheel_version: str | None,
+    cache_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Compile the kernels that MANIFEST declares, into one bundle a target."""
+    from . import pipeline
+    from .cache import Cache, default_directory
+    from .manifest import load_manifest
+
+    if rejections and not dry_run:
+        raise click.UsageError("--rejections goes with --dry-run")
+    declared = load_manifest(manifest)
+    cache = Cache(cache_dir or default_directory())
+    if dry_run:
+        with render.rejection_log(rejections) as on_rejection:
+            planned = pipeline.plan_build(declared, cache, on_rejection=on_rejection)
+        _print(render.plan_document(planned, jobs), render.plan_text, as_json)
+        return
+    with render.progress() as report:
+        result = pipeline.build(
+            declared, out, cache, jobs=jobs, strict=strict, progress=report
+        )
+    document = render.build_document(result)
+    if wheel:
+        from .wheel import write_wheel
+
+        document["wheel"] = render.file_document(
+            write_wheel(
+                [bundle.path for bundle in result.bundles],
+                name=declared.name,
+                version=wheel_version or __version__,
+                out_dir=out,
+                summary=declared.description or None,
+            )
+        )
+    _print(document, render.build_text, as_json)
+
+
+@main.command()
+@click.argument("bundles", type=EXISTING, nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("dist"),
+    show_default=True,
+    help="Directory for the wheel.",
+)
+@click.option("--name", required=True, help="The wheel is called nvgemm-kernels-NAME.")
+@click.option("--version", "wheel_version", default=__version__, show_default=True)
+@click.option("--summary", help="One line on what the kernels are for.")
+def wheel(
+    bundles: tuple[Path, ...], out: Path, name: str, wheel_version: str, summary: str | None
+) -> None:
+    """Pack BUNDLES, one a target, into a wheel."""
+    from .wheel import write_wheel
+
+    path = write_wheel(bundles, name=name, version=wheel_version, out_dir=out, summary=summary)
+    click.echo(render.file_text(render.file_document(path)))
+
+
+@main.command()
+@click.argument("bundle", type=EXISTING)
+@_json_option
+def inspect(bundle: Path, as_json: bool) -> None:
+    """Show what BUNDLE holds: target, kernels, rankings, sizes, toolchain."""
+    from nvgemm_runtime.bundle import Bundle
+
+    with Bundle(bundle) as opened:
+        _print(render.bundle_document(opened), render.bundle_text, as_json)
+
+
+@main.command()
+@click.argument("bundles", type=EXISTING, nargs=-1, required=True)
+@click.option(
+    "--disassemble/--no-disassemble",
+    default=None,
+    help="Require, or skip, the proofs from disassembled code. Default: where tools are installed.",
+)
+@click.option("-j", "--jobs", type=click.IntRange(1), help="Disassembler processes.")
+@_json_option
+def verify(
+    bundles: tuple[Path, ...], disassemble: bool | None, jobs: int | None, as_json: bool
+) -> None:
+    """Check every rule, hash and kernel of BUNDLES, and print the evidence."""
+    from .compiler import default_jobs
+    from .verify import verify_bundle
+
+    reports = [
+        verify_bundle(path, disassemble=disassemble, jobs=jobs or default_jobs())
+        for path in bundles
+    ]
+    _print(
+        [report.to_json() for report in reports],
+        lambda _: "\n\n".join(render.verification_text(report) for report in reports),
+        as_json,
+    )
+    failed = [str(report.path) for report in reports if not report.ok]
+    if failed:
+        raise VerificationError(f"{len(failed)} of {len(reports)} bundles fail: {', '.join(failed)}")
+
+
+@main.command(name="list")
+@_json_option
+def list_(as_json: bool) -> None:
+    """Show the bundles of installed wheels."""
+    from nvgemm_runtime.discover import installed_bundles
+
+    _print(render.installed_document(installed_bundles()), render.installed_text, as_json)
+
+
+@main.command()
+def schema() -> None:
+    """Print the JSON Schema of manifests, for editors."""
+    from .manifest import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=2))
+
+
+def _print(document: Any, as_text: Callable[[Any], str], as_json: bool) -> None:
+    click.echo(json.dumps(document, indent=2) if as_json else as_text(document))

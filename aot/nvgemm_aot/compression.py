@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import zstandard
 
+SCHEME = "none-19"
+"""Names the way of compressing; part of what determines a bundle's bytes."""
+
 LEVEL = 19
 
 

@@ -86,14 +86,18 @@ class KernelDesign:
     """How a kernel works, for people and for ranking; it never changes what is computed.
 
     Attributes:
-        tile: Extents (m, n, k) that one thread block, or a pair in 2-CTA mode, computes at a time.
+        tile: Extents (m, n, k) of the problem that ``ctas_per_tile`` thread blocks compute at a time.
+        ctas_per_tile: 1, or 2 where pairs of thread blocks issue one matrix instruction.
         cluster: Thread blocks of a cluster along (m, n).
-        scheduler: Tile scheduler, e.g. ``clc`` or ``static_persistent``.
+        fallback_cluster: Smaller cluster for where ``cluster`` does not fit, or None.
+        scheduler: How tiles reach thread blocks, e.g. ``clc``, ``static_persistent``, ``one_tile``.
         cluster_limits: Device-dependent constants compiled in; empty where there are none.
     """
 
     tile: tuple[int, int, int]
+    ctas_per_tile: int
     cluster: tuple[int, int]
+    fallback_cluster: tuple[int, int] | None
     scheduler: str
     cluster_limits: tuple[ClusterLimit, ...] = ()
 
@@ -143,10 +147,15 @@ class RankingSource:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """One place of a ranking: a kernel, by its position in ``Header.kernels``, and its time."""
+    """One place of a ranking.
+
+    Attributes:
+        kernel: Position in ``Header.kernels``.
+        time_ns: Estimated or measured runtime in nanoseconds; None where the source has no number.
+    """
 
     kernel: int
-    time_ns: int
+    time_ns: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -398,17 +407,25 @@ class _Decoder:
     def design(self, value: Any, path: str) -> KernelDesign:
         fields = self.fields(value, path, KernelDesign)
         tile_m, tile_n, tile_k = self.extents(fields["tile"], f"{path}.tile", 3)
-        cluster_m, cluster_n = self.extents(fields["cluster"], f"{path}.cluster", 2)
+        fallback = fields["fallback_cluster"]
         limits = self.items(fields["cluster_limits"], f"{path}.cluster_limits")
         return KernelDesign(
             tile=(tile_m, tile_n, tile_k),
-            cluster=(cluster_m, cluster_n),
+            ctas_per_tile=self.number(fields["ctas_per_tile"], f"{path}.ctas_per_tile", 1, 2),
+            cluster=self.cluster(fields["cluster"], f"{path}.cluster"),
+            fallback_cluster=None
+            if fallback is None
+            else self.cluster(fallback, f"{path}.fallback_cluster"),
             scheduler=self.text(fields["scheduler"], f"{path}.scheduler"),
             cluster_limits=tuple(
                 self.cluster_limit(item, f"{path}.cluster_limits[{i}]")
                 for i, item in enumerate(limits)
             ),
         )
+
+    def cluster(self, value: Any, path: str) -> tuple[int, int]:
+        cluster_m, cluster_n = self.extents(value, path, 2)
+        return cluster_m, cluster_n
 
     def extents(self, value: Any, path: str, length: int) -> list[int]:
         return [
@@ -443,7 +460,9 @@ class _Decoder:
             places.append(
                 Ranked(
                     kernel=self.number(kernel, f"{path}.kernels[{i}].kernel"),
-                    time_ns=self.number(time_ns, f"{path}.kernels[{i}].time_ns", least=1),
+                    time_ns=None
+                    if time_ns is None
+                    else self.number(time_ns, f"{path}.kernels[{i}].time_ns", least=1),
                 )
             )
         return Ranking(

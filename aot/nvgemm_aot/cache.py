@@ -1,0 +1,105 @@
+"""The build cache: files named by the digest of everything that determines their content.
+
+An entry is its payload's sha256 followed by the payload, so damage is noticed when it is read; a
+damaged entry counts as absent. Entries are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import time
+from pathlib import Path
+
+from nvgemm_runtime.errors import StorageError
+from nvgemm_runtime.format import canonical_json
+
+from .storage import TEMPORARY_SUFFIX, write_atomic
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+_STALE_SECONDS = 24 * 3600
+
+
+def default_directory() -> Path:
+    """``$NVGEMM_AOT_CACHE``, else ``nvgemm-aot`` in the user's cache directory (XDG)."""
+    if named := os.environ.get("NVGEMM_AOT_CACHE"):
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "nvgemm-aot"
+
+
+def cache_key(kind: str, inputs: object) -> str:
+    """Name of the entry that is determined by ``inputs`` (anything JSON can say)."""
+    return hashlib.sha256(canonical_json([kind, inputs])).hexdigest()
+
+
+class Cache:
+    """A directory of entries. Safe for many processes at once: entries never change.
+
+    Attributes:
+        directory: Where the entries are; created when first written to.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def path(self, key: str) -> Path:
+        """Where the entry called ``key`` is or would be."""
+        return self.directory / "entries" / key[:2] / key
+
+    def get(self, key: str) -> bytes | None:
+        """Payload of an entry, or None where it is absent or damaged.
+
+        Raises:
+            StorageError: If the entry exists and cannot be read.
+        """
+        try:
+            data = self.path(key).read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StorageError(f"{self.path(key)}: cannot read: {error.strerror}") from error
+        digest, payload = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+        return payload if hashlib.sha256(payload).digest() == digest else None
+
+    def has(self, key: str) -> bool:
+        """Whether an entry exists; it may yet be damaged."""
+        return self.path(key).exists()
+
+    def put(self, key: str, payload: bytes) -> None:
+        """Store an entry.
+
+        Raises:
+            StorageError: If the cache cannot be written.
+        """
+        write_atomic(self.path(key), hashlib.sha256(payload).digest() + payload)
+
+    def put_if_possible(self, key: str, payload: bytes) -> None:
+        """Store an entry that is only a convenience: a cache that cannot be written is no error."""
+        with contextlib.suppress(StorageError):
+            self.put(key, payload)
+
+    def require_writable(self) -> None:
+        """Fail now rather than after hours of compiling, and sweep what killed builds left behind.
+
+        Raises:
+            StorageError: If the directory cannot be written, with how to name another.
+        """
+        probe = self.directory / "entries" / "probe"
+        try:
+            write_atomic(probe, b"")
+            probe.unlink(missing_ok=True)
+        except (StorageError, OSError) as error:
+            raise StorageError(
+                f"the build cache is not writable: {error}; "
+                "set NVGEMM_AOT_CACHE or --cache-dir to a directory that is"
+            ) from error
+        self._sweep()
+
+    def _sweep(self) -> None:
+        oldest = time.time() - _STALE_SECONDS
+        for partial in self.directory.glob(f"entries/*/.*{TEMPORARY_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                if partial.stat().st_mtime < oldest:
+                    partial.unlink()

@@ -1,0 +1,122 @@
+"""Finding and running NVIDIA's disassembler."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvgemm_runtime.errors import ToolchainError
+
+INSTALL_COMMAND = "pip install 'nvgemm-aot[build]'"
+"""What brings the disassembler."""
+
+TIMEOUT_SECONDS = 120
+"""Most time for one kernel; nvdisasm takes about 0.1 s for one."""
+
+
+class DisassemblyError(Exception):
+    """The disassembler does not accept an image; the message says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disassembler:
+    """An installed ``nvdisasm``.
+
+    Attributes:
+        path: The program.
+        version: As it prints it, e.g. ``V13.5.37``.
+    """
+
+    path: Path
+    version: str
+
+    def __str__(self) -> str:
+        return f"nvdisasm {self.version} ({self.path})"
+
+    def disassemble(self, cubin: bytes) -> str:
+        """Disassemble the code of one cubin, in a process of its own.
+
+        Raises:
+            DisassemblyError: If it fails or takes too long.
+        """
+        with tempfile.TemporaryDirectory(prefix="nvgemm-") as folder:
+            image = Path(folder) / "kernel.cubin"
+            image.write_bytes(cubin)
+            try:
+                result = _run([str(self.path), "-c", str(image)])
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise DisassemblyError(f"{self} fails: {error}") from error
+        if result.returncode:
+            said = (result.stderr or result.stdout).strip().replace(str(image), "the cubin")
+            raise DisassemblyError(
+                f"{self} exits with {result.returncode}: {said[:200] or 'no message'}"
+            )
+        return result.stdout
+
+
+def find_disassembler() -> Disassembler | None:
+    """Find ``nvdisasm``: in its Python package, then on PATH, then under CUDA_HOME.
+
+    Returns:
+        The first that runs, or None.
+    """
+    for path in _places():
+        try:
+            result = _run([str(path), "--version"])
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        version = re.search(r"\bV[0-9]+(?:\.[0-9]+)+", result.stdout)
+        if result.returncode == 0 and version:
+            return Disassembler(path=path, version=version[0])
+    return None
+
+
+def require_disassembler() -> Disassembler:
+    """Find ``nvdisasm`` as `find_disassembler` does.
+
+    Raises:
+        ToolchainError: If there is none, with the command that installs it.
+    """
+    found = find_disassembler()
+    if found is None:
+        searched = ", ".join(map(str, _places())) or "no place has one"
+        raise ToolchainError(
+            f"no nvdisasm that runs (looked in package nvidia.cu13, PATH, CUDA_HOME: {searched}); "
+            f"run: {INSTALL_COMMAND}"
+        )
+    return found
+
+
+def _places() -> Iterator[Path]:
+    try:
+        package = importlib.util.find_spec("nvidia.cu13")
+    except ModuleNotFoundError:
+        package = None
+    candidates = [
+        Path(root) / "bin" / "nvdisasm"
+        for root in (package and package.submodule_search_locations) or ()
+    ]
+    if on_path := shutil.which("nvdisasm"):
+        candidates.append(Path(on_path))
+    if home := os.environ.get("CUDA_HOME"):
+        candidates.append(Path(home) / "bin" / "nvdisasm")
+    yield from (place for place in candidates if place.is_file())
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        encoding="utf-8",
+        errors="replace",
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )

@@ -1,0 +1,42 @@
+"""What an inspection of a kernel finds missing or wrong, and the names of the checks."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+
+class Check(str, enum.Enum):
+    """One thing that is checked; the name stands in reports and stays the same across releases."""
+
+    DEVICE_PROFILE = "device-profile"
+    CALLING_CONVENTION = "calling-convention"
+    HOST_FORMAT = "host-format"
+    HOST_EXPORTS = "host-exports"
+    HOST_SYMBOLS = "host-symbols"
+    HOST_LIBRARIES = "host-libraries"
+    HOST_RELOCATIONS = "host-relocations"
+    HOST_SEGMENTS = "host-segments"
+    DEVICE_FORMAT = "device-format"
+    ARCHITECTURE = "architecture"
+    REGISTERS = "registers"
+    THREADS = "threads"
+    SHARED_MEMORY = "shared-memory"
+    LOCAL_MEMORY = "local-memory"
+    DISASSEMBLY = "disassembly"
+    TENSOR_CORE = "tensor-core"
+    OPERAND_TYPES = "operand-types"
+    INSTRUCTION_TILE = "instruction-tile"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gap:
+    """One check that does not hold.
+
+    Attributes:
+        check: Which check.
+        message: What was observed, against what is allowed.
+    """
+
+    check: Check
+    message: str

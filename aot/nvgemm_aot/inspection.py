@@ -1,0 +1,138 @@
+"""Looking at one kernel of a bundle: what is in its payload, and what its entry says is not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from nvgemm_runtime.errors import LinkError
+from nvgemm_runtime.format import Kernel
+from nvgemm_runtime.target import Target
+
+from .device import DeviceProfile
+from .device_elf import RESERVED_SHARED_BYTES, Cubin, check_cubin, read_cubins
+from .disassembler import Disassembler, DisassemblyError
+from .elf_reading import MalformedElfError
+from .gap import Check, Gap
+from .host_elf import find_host_gaps
+from .launcher import launch_shared_bytes
+from .linker import entry_symbol
+from .sass import Disassembly, check_disassembly, read_disassembly
+
+NOT_DISASSEMBLED = "not disassembled"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelEvidence:
+    """What was seen of one kernel; None and empty where it could not be seen.
+
+    Attributes:
+        id: sha256 of the payload, in hex.
+        operator: The operator that its entry names.
+        signature: Key of the signature that its entry names.
+        architecture: Architecture by the flags of the device code, e.g. ``sm_90a``; a family's
+            code has the flags of its first member: ``sm_100`` for ``sm_100f``.
+        compiled_for: Architecture that the device compiler was told, e.g. ``sm_100f``.
+        registers: Registers of a thread at launch.
+        threads: Threads of a block.
+        static_shared_bytes: Static shared memory of a block, without what CUDA reserves.
+        dynamic_shared_bytes: Dynamic shared memory of a block that the launcher asks for.
+        local_bytes: Local memory of a thread: stack and spills.
+        instructions: Tensor-core and local-memory instructions with their number in the code.
+        multiplies: Extents and element types that the tensor-core instructions show.
+        disassembled_by: The program and its version, or ``not disassembled``.
+    """
+
+    id: str
+    operator: str
+    signature: str
+    architecture: str | None
+    compiled_for: str | None
+    registers: int | None
+    threads: int | None
+    static_shared_bytes: int | None
+    dynamic_shared_bytes: int | None
+    local_bytes: int | None
+    instructions: dict[str, int]
+    multiplies: tuple[str, ...]
+    disassembled_by: str
+
+
+def inspect_kernel(
+    kernel: Kernel,
+    payload: bytes,
+    *,
+    target: Target,
+    profile: DeviceProfile | None,
+    disassembler: Disassembler | None,
+) -> tuple[KernelEvidence, list[Gap]]:
+    """Look at one kernel.
+
+    Args:
+        kernel: Its entry.
+        payload: Its shared object, whose digest was checked.
+        target: What the bundle is for.
+        profile: Limits of the GPU; None to check none.
+        disassembler: What to look at device code with; None to leave that out.
+
+    Returns:
+        What was seen, and what does not hold. A malformed payload is a gap, never an error.
+    """
+    gaps: list[Gap] = []
+    try:
+        exported = entry_symbol(kernel.calling_convention)
+        gaps += find_host_gaps(payload, exported, platform=target.platform)
+    except LinkError as error:
+        gaps.append(Gap(check=Check.CALLING_CONVENTION, message=str(error)))
+    launch_bytes = launch_shared_bytes(payload)
+    cubins: tuple[Cubin, ...] = ()
+    try:
+        cubins = read_cubins(payload)
+    except MalformedElfError as error:
+        gaps.append(Gap(check=Check.DEVICE_FORMAT, message=str(error)))
+    codes: list[Disassembly] = []
+    for cubin in cubins:
+        gaps += check_cubin(cubin, target=target, profile=profile, launch_bytes=launch_bytes)
+        if disassembler is None:
+            continue
+        try:
+            code = read_disassembly(disassembler.disassemble(cubin.content))
+        except DisassemblyError as error:
+            gaps.append(Gap(check=Check.DISASSEMBLY, message=str(error)))
+            continue
+        codes.append(code)
+        gaps += check_disassembly(
+            code, target=target, signature=kernel.signature, design=kernel.design
+        )
+    evidence = _evidence(kernel, cubins, codes, launch_bytes, disassembler if codes else None)
+    return evidence, gaps
+
+
+def _evidence(
+    kernel: Kernel,
+    cubins: tuple[Cubin, ...],
+    codes: list[Disassembly],
+    launch_bytes: int | None,
+    disassembler: Disassembler | None,
+) -> KernelEvidence:
+    functions = [function for cubin in cubins for function in cubin.kernels]
+    instructions: Counter[str] = Counter()
+    for code in codes:
+        instructions.update(code.tensor_core)
+        instructions.update(code.local_memory)
+    shared = max((function.shared_bytes for function in functions), default=None)
+    return KernelEvidence(
+        id=kernel.id,
+        operator=kernel.operator,
+        signature=kernel.signature.key,
+        architecture=", ".join(sorted({cubin.architecture for cubin in cubins})) or None,
+        compiled_for=", ".join(sorted({cubin.compiled_for for cubin in cubins})) or None,
+        registers=max((function.registers for function in functions), default=None),
+        threads=max((function.threads or 0 for function in functions), default=0) or None,
+        static_shared_bytes=None if shared is None else max(shared - RESERVED_SHARED_BYTES, 0),
+        dynamic_shared_bytes=launch_bytes,
+        local_bytes=max((function.local_bytes for function in functions), default=None),
+        instructions=dict(sorted(instructions.items())),
+        multiplies=tuple(sorted({str(item) for code in codes for item in code.multiplies})),
+        disassembled_by=str(disassembler) if disassembler else NOT_DISASSEMBLED,
+    )

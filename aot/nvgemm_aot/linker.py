@@ -1,0 +1,133 @@
+"""Linking a compiled object into a shared object that the runtime can load from memory."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from nvgemm_runtime.errors import LinkError, ToolchainError
+
+from .host_elf import check_host_elf
+
+FLAGS = (
+    "-shared",
+    "-nostdlib",  # the object needs no C start-up code: output depends on the linker alone
+    "-Wl,-Bsymbolic",
+    "-Wl,--build-id=none",
+    "-Wl,--strip-all",
+    "-Wl,--hash-style=gnu",
+    "-Wl,-z,defs",
+)
+"""Flags of every link. All kernels define the same internal names, so nothing but the entry point
+may be visible, and nothing in the output may depend on when or where it was made."""
+
+_COMPILERS = ("cc", "gcc", "clang")
+
+
+def entry_symbol(calling_convention: str) -> str:
+    """Symbol that a calling convention such as ``tvm_ffi:gemm(a,b,out)`` exports."""
+    abi, _, rest = calling_convention.partition(":")
+    function = rest.partition("(")[0]
+    if abi != "tvm_ffi" or not function.isidentifier():
+        raise LinkError(f"calling convention {calling_convention!r} is not tvm_ffi:name(...)")
+    return f"__tvm_ffi_{function}"
+
+
+@functools.cache
+def compiler() -> tuple[str, ...]:
+    """The system's C compiler driver: ``$CC``, else the first of cc, gcc and clang.
+
+    Raises:
+        ToolchainError: If there is none.
+    """
+    if named := os.environ.get("CC"):
+        command = tuple(shlex.split(named))
+        if not command or shutil.which(command[0]) is None:
+            raise ToolchainError(f"CC={named}: no such program; unset CC or name a C compiler")
+        return command
+    for name in _COMPILERS:
+        if shutil.which(name):
+            return (name,)
+    raise ToolchainError(
+        f"no C compiler: none of {', '.join(_COMPILERS)} is on PATH and CC is not set; "
+        "install one (Debian: apt-get install gcc) or set CC"
+    )
+
+
+@functools.cache
+def linker_version() -> str:
+    """First line of the linker's version, for it shapes the output.
+
+    Raises:
+        ToolchainError: If there is no working linker.
+    """
+    command = [*compiler(), "-Wl,--version"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = result.stdout.splitlines()
+    if result.returncode or not lines:
+        raise ToolchainError(
+            f"{shlex.join(command)} fails: {result.stderr.strip()[:200] or 'no output'}; "
+            "install the linker (Debian: apt-get install binutils) or set CC"
+        )
+    return lines[0]
+
+
+@functools.cache
+def library_directories() -> tuple[Path, Path]:
+    """Where libcute_dsl_runtime.so and libtvm_ffi.so lie in their installed packages.
+
+    Raises:
+        ToolchainError: If one is missing, with the command that installs it.
+    """
+    wanted = (
+        ("nvidia_cutlass_dsl", "cu13/lib", "libcute_dsl_runtime.so", "nvidia-cutlass-dsl[cu13]"),
+        ("tvm_ffi", "lib", "libtvm_ffi.so", "apache-tvm-ffi"),
+    )
+    found = []
+    for package, subdirectory, library, distribution in wanted:
+        spec = importlib.util.find_spec(package)
+        roots = [Path(root) for root in (spec and spec.submodule_search_locations) or ()]
+        places = [root / subdirectory for root in roots if (root / subdirectory / library).exists()]
+        if not places:
+            searched = ", ".join(str(root / subdirectory) for root in roots) or "no such package"
+            raise ToolchainError(
+                f"{library} not found (searched: {searched}); run: pip install '{distribution}'"
+            )
+        found.append(places[0])
+    return found[0], found[1]
+
+
+def link(relocatable: bytes, calling_convention: str) -> bytes:
+    """Link one object and check that the result can be loaded.
+
+    Args:
+        relocatable: An object for the host platform.
+        calling_convention: Names the one function that stays visible.
+
+    Returns:
+        The shared object; equal inputs give equal bytes.
+
+    Raises:
+        LinkError: If the linker fails, or its output needs what the runtime does not have.
+        ToolchainError: If there is no C compiler or a library is missing.
+    """
+    symbol = entry_symbol(calling_convention)
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        (folder / "kernel.o").write_bytes(relocatable)
+        (folder / "exports").write_text(f"{{ global: {symbol}; local: *; }};\n")
+        command = [*compiler(), *FLAGS, "-Wl,--version-script=exports", "-o", "kernel.so", "kernel.o"]
+        for place, name in zip(library_directories(), ("cute_dsl_runtime", "tvm_ffi")):
+            command += [f"-L{place}", f"-l{name}"]
+        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if result.returncode:
+            raise LinkError(f"{shlex.join(command)} fails: {result.stderr.strip()[:500]}")
+        linked = (folder / "kernel.so").read_bytes()
+    check_host_elf(linked, symbol)
+    return linked

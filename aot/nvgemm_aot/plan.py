@@ -1,0 +1,241 @@
+"""The plan of one target's build: which kernels to compile, and each problem's ranking of them.
+
+Making a plan asks the provider and the runtime model; both are slow to import, so plans are cached
+under everything that shapes them, the source of the modules that make them included.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from typing import Any
+
+from nvgemm_runtime.errors import NoCandidateError
+from nvgemm_runtime.format import KernelDesign, RankingSource, canonical_json
+from nvgemm_runtime.problem import Problem, Signature
+
+from .cache import Cache, cache_key
+from .candidates import Estimate, Selection, select
+from .heuristics import BlockShape, RuntimeModel
+from .manifest import Declared
+from .providers import Candidate, Enumeration, Provider, Rejection
+from .targets import BuildTarget
+
+_MAKERS = ("plan.py", "candidates.py", "heuristics.py", "providers/cutlass_operators.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedProblem:
+    """One problem's ranking.
+
+    Attributes:
+        choices: Pairs of a position in ``Plan.candidates`` and the estimate in nanoseconds.
+    """
+
+    problem: Problem
+    choices: tuple[tuple[int, int | None], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to build for one target.
+
+    Attributes:
+        candidates: Every operator to compile, each once, in order of signature and name.
+        problems: In order of problem.
+        unserved: Problems that no operator supports, each with the reason.
+        source: Where the estimates come from.
+    """
+
+    candidates: tuple[Candidate, ...]
+    problems: tuple[PlannedProblem, ...]
+    unserved: tuple[tuple[Problem, str], ...]
+    source: RankingSource
+
+    def require_all_served(self, arch: str) -> None:
+        """Fail if a problem has no candidate.
+
+        Raises:
+            NoCandidateError: Naming every such problem and why.
+        """
+        if self.unserved:
+            lines = [f"  {problem.key}: {reason}" for problem, reason in self.unserved]
+            raise NoCandidateError(
+                f"{arch}: no operator supports {len(lines)} of "
+                f"{len(lines) + len(self.problems)} problems; change or remove them:\n"
+                + "\n".join(lines)
+            )
+
+
+RejectionSink = Callable[[Problem, Rejection], None]
+"""Told of every operator that a problem could not or did not get."""
+
+
+def make_plan(
+    declared: tuple[Declared, ...],
+    target: BuildTarget,
+    provider: Provider,
+    cache: Cache,
+    *,
+    on_rejection: RejectionSink | None = None,
+) -> Plan:
+    """Plan one target, from the cache where it was planned before.
+
+    Args:
+        declared: The manifest's problems.
+        target: What to build for.
+        provider: Where kernels come from.
+        cache: Where plans are kept; one that cannot be written is done without.
+        on_rejection: Asks for every rejection; the plan is then made anew.
+
+    Raises:
+        ToolchainError: If the compiler side is incomplete.
+    """
+    key = _plan_key(declared, target, provider)
+    stored = cache.get(key) if on_rejection is None else None
+    if stored is not None:
+        return _decode(json.loads(stored))
+    plan = _plan(declared, target, provider, on_rejection)
+    cache.put_if_possible(key, canonical_json(_encode(plan)))
+    return plan
+
+
+def _plan_key(declared: tuple[Declared, ...], target: BuildTarget, provider: Provider) -> str:
+    package = files(__package__)
+    return cache_key(
+        "plan",
+        {
+            "declared": [[entry.problem.key, entry.candidates] for entry in declared],
+            "target": target.target.key,
+            "device": [
+                target.device.name,
+                target.device.heuristics_gpu,
+                target.device.shared_memory_per_block_bytes.value,
+            ],
+            "toolchain": provider.toolchain(),
+            "model": RuntimeModel.version(),
+            "makers": [
+                hashlib.sha256((package / name).read_bytes()).hexdigest() for name in _MAKERS
+            ],
+        },
+    )
+
+
+def _plan(
+    declared: tuple[Declared, ...],
+    target: BuildTarget,
+    provider: Provider,
+    on_rejection: RejectionSink | None,
+) -> Plan:
+    device = target.device
+    model = RuntimeModel(device.heuristics_gpu, device.shared_memory_per_block_bytes.value)
+    served: list[Selection] = []
+    unserved = []
+    for selection, enumeration in _selections(declared, target, provider, model.estimate_ns):
+        if on_rejection is not None:
+            for rejection in (*enumeration.rejections, *selection.rejections):
+                on_rejection(selection.problem, rejection)
+        if selection.choices:
+            served.append(selection)
+        else:
+            unserved.append((selection.problem, _why_unserved(selection, enumeration, target)))
+    chosen = {choice.candidate for selection in served for choice in selection.choices}
+    candidates = sorted(chosen, key=lambda c: (c.signature.key, c.operator))
+    position = {candidate: index for index, candidate in enumerate(candidates)}
+    return Plan(
+        candidates=tuple(candidates),
+        problems=tuple(
+            PlannedProblem(
+                problem=selection.problem,
+                choices=tuple((position[c.candidate], c.time_ns) for c in selection.choices),
+            )
+            for selection in served
+        ),
+        unserved=tuple(unserved),
+        source=RankingSource(
+            kind="estimate",
+            by=f"nvidia-matmul-heuristics {RuntimeModel.version()}",
+            gpu=device.driver_name,
+        ),
+    )
+
+
+def _selections(
+    declared: tuple[Declared, ...], target: BuildTarget, provider: Provider, estimate: Estimate
+) -> Iterator[tuple[Selection, Enumeration]]:
+    enumerations: dict[Signature, Enumeration] = {}
+    for entry in declared:
+        signature = entry.problem.signature
+        if signature not in enumerations:
+            enumerations[signature] = provider.enumerate(signature, target)
+        enumeration = enumerations[signature]
+        yield (
+            select(entry.problem, enumeration.candidates, estimate, entry.candidates),
+            enumeration,
+        )
+
+
+def _why_unserved(selection: Selection, enumeration: Enumeration, target: BuildTarget) -> str:
+    """The reason to show: what stopped those that came furthest."""
+    for rejections in (selection.rejections, enumeration.rejections):
+        reasons = sorted({rejection.reason for rejection in rejections})
+        if reasons:
+            return "; ".join(reasons)
+    return (
+        f"no provider has an operator for {selection.problem.signature.key} "
+        f"on {target.target.arch}"
+    )
+
+
+def _encode(plan: Plan) -> dict[str, Any]:
+    return {
+        "candidates": [
+            {**asdict(candidate), "signature": candidate.signature.key}
+            for candidate in plan.candidates
+        ],
+        "problems": [[planned.problem.key, planned.choices] for planned in plan.problems],
+        "unserved": [[problem.key, reason] for problem, reason in plan.unserved],
+        "source": asdict(plan.source),
+    }
+
+
+def _decode(document: dict[str, Any]) -> Plan:
+    return Plan(
+        candidates=tuple(_decode_candidate(item) for item in document["candidates"]),
+        problems=tuple(
+            PlannedProblem(
+                problem=Problem.parse(key),
+                choices=tuple((position, time_ns) for position, time_ns in choices),
+            )
+            for key, choices in document["problems"]
+        ),
+        unserved=tuple((Problem.parse(key), reason) for key, reason in document["unserved"]),
+        source=RankingSource(**document["source"]),
+    )
+
+
+def _decode_candidate(item: dict[str, Any]) -> Candidate:
+    design, shape = item["design"], item["block_shape"]
+    fallback = design["fallback_cluster"]
+    return Candidate(
+        **{
+            **item,
+            "signature": Signature.parse(item["signature"]),
+            "design": KernelDesign(
+                **{
+                    **design,
+                    "tile": tuple(design["tile"]),
+                    "cluster": tuple(design["cluster"]),
+                    "fallback_cluster": None if fallback is None else tuple(fallback),
+                    "cluster_limits": (),
+                }
+            ),
+            "cluster_sizes": tuple(item["cluster_sizes"]),
+            "block_shape": BlockShape(
+                tile=tuple(shape["tile"]), cluster=tuple(shape["cluster"]), swapped=shape["swapped"]
+            ),
+        }
+    )

@@ -1,0 +1,82 @@
+"""What a source of kernels must offer; `candidates` and `compiler` know providers only by this."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from nvgemm_runtime.format import KernelDesign
+from nvgemm_runtime.problem import Signature
+
+from ..heuristics import BlockShape
+from ..targets import BuildTarget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """An operator that could be compiled for a signature.
+
+    Attributes:
+        provider, operator: The provider's name and its own name for the operator.
+        signature: What the kernel would compute.
+        design: How it would work, without the device-dependent constants.
+        cluster_sizes: Sizes, in thread blocks, of the clusters whose number on the device is
+            compiled in; empty where the kernel does not depend on the device profile.
+        block_shape: What the runtime model needs to know of it.
+        preference: Order among operators that the model cannot tell apart; lower is better.
+        alignment_bytes: Alignment of pointers, and of strides other than 1.
+        workspace_bytes: Device memory that a launch needs besides its operands.
+    """
+
+    provider: str
+    operator: str
+    signature: Signature
+    design: KernelDesign
+    cluster_sizes: tuple[int, ...]
+    block_shape: BlockShape
+    preference: int
+    alignment_bytes: int
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejection:
+    """An operator that was not chosen, and why."""
+
+    operator: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enumeration:
+    """All operators that a provider knows for a signature on a target."""
+
+    candidates: tuple[Candidate, ...]
+    rejections: tuple[Rejection, ...]
+
+
+class Provider(Protocol):
+    """A source of kernels. Instances are created anew in each compiler process."""
+
+    name: str
+    calling_convention: str
+
+    def toolchain(self) -> dict[str, str]:
+        """Versions of everything that shapes the code, by distribution name. Must be quick.
+
+        Raises:
+            ToolchainError: If a package is missing, with the command that installs it.
+        """
+
+    def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
+        """List the operators for ``signature`` that can run on ``target``, and those left out."""
+
+    def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
+        """Compile one candidate.
+
+        Returns:
+            A relocatable object for the host platform that holds the device code.
+
+        Raises:
+            CompileError: If the operator does not compile, with the compiler's own words.
+        """

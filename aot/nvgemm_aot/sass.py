@@ -1,0 +1,221 @@
+"""What disassembled device code proves about a kernel: its tensor-core instructions and spills.
+
+The tables rest on the disassembly (nvdisasm 13.5) of 89 dense kernels that cutlass-dsl 4.8.1
+compiled for sm_90a, sm_100a, sm_100f and sm_103a, in fp16, bf16, both fp8 types and int8.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nvgemm_runtime.format import KernelDesign
+from nvgemm_runtime.problem import DType, Signature
+from nvgemm_runtime.target import Target
+
+from .gap import Check, Gap
+
+_FP8 = (DType.FP8_E4M3, DType.FP8_E5M2)
+_INT8 = (DType.INT8, DType.UINT8)
+
+TENSOR_CORE_INSTRUCTIONS: dict[tuple[int, DType], str] = {
+    **{(9, dtype): "HGMMA" for dtype in (DType.FP16, DType.BF16)},
+    **{(9, dtype): "QGMMA" for dtype in _FP8},
+    **{(9, dtype): "IGMMA" for dtype in _INT8},
+    **{(10, dtype): "UTCHMMA" for dtype in (DType.FP16, DType.BF16)},
+    **{(10, dtype): "UTCQMMA" for dtype in _FP8},
+    **{(10, dtype): "UTCIMMA" for dtype in _INT8},
+}
+"""By major compute capability and element type of A: the one instruction that may multiply.
+
+Kernels written for sm_80 multiply with HMMA or IMMA wherever they run, at a fraction of the speed:
+they are not what these targets call for. The names stand in the instruction tables of NVIDIA's
+CUDA Binary Utilities (Hopper, Blackwell); which dtype gives which was seen, a kernel of each.
+"""
+
+LOCAL_MEMORY_INSTRUCTIONS = frozenset({"LDL", "STL"})
+"""Loads and stores of local memory (CUDA Binary Utilities): registers spill where these are."""
+
+# `        /*0240*/              @!P1 BRA 0x300 ;`: offset, optional predicate, opcode, operands.
+_INSTRUCTION = re.compile(
+    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P(?:[0-9]+|T)\s+)?([A-Z][A-Za-z0-9_.]*)([^;\n]*)",
+    re.MULTILINE,
+)
+_TENSOR_CORE = re.compile(r"(?:UTC)?[A-Z]+MMA")
+_IMMEDIATE = re.compile(r"(?<![\w\[\]])0x([0-9a-f]{1,8})\b")
+
+_GMMA_TYPES = {
+    "F32": DType.FP32,
+    "F16": DType.FP16,
+    "BF16": DType.BF16,
+    "E4M3": DType.FP8_E4M3,
+    "E5M2": DType.FP8_E5M2,
+    "S8": DType.INT8,
+    "U8": DType.UINT8,
+}
+"""Type modifiers of HGMMA, QGMMA and IGMMA: the accumulator's (none where it is int32), then A's
+and B's; HGMMA has one for both, and none where both are fp16."""
+
+_DESCRIPTOR_ACCUMULATOR = {0: DType.FP16, 1: DType.FP32, 2: DType.INT32}
+_DESCRIPTOR_TYPES = {
+    "UTCHMMA": {0: DType.FP16, 1: DType.BF16},
+    "UTCQMMA": {0: DType.FP8_E4M3, 1: DType.FP8_E5M2},
+    "UTCIMMA": {0: DType.UINT8, 1: DType.INT8},
+}
+"""Type codes in a tcgen05 instruction descriptor (PTX ISA, tcgen05, table "Instruction descriptor
+format for .kind::tf32, .kind::f16, .kind::f8f6f4 and .kind::i8")."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Multiply:
+    """What one tensor-core instruction multiplies.
+
+    Attributes:
+        m, n: Extents of the result; of one warp group on SM90.
+        a, b, accumulator: Element types.
+    """
+
+    m: int
+    n: int
+    a: DType
+    b: DType
+    accumulator: DType
+
+    def __str__(self) -> str:
+        types = f"{self.a.value}x{self.b.value}/{self.accumulator.value}"
+        return f"m{self.m}n{self.n} {types}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disassembly:
+    """What a kernel's disassembly shows.
+
+    Attributes:
+        tensor_core: Tensor-core instructions with their modifiers, and how many of each.
+        local_memory: Instructions that access local memory, and how many of each.
+        multiplies: What the tensor-core instructions multiply, as far as the code shows it.
+    """
+
+    tensor_core: dict[str, int]
+    local_memory: dict[str, int]
+    multiplies: frozenset[Multiply]
+
+
+def read_disassembly(text: str) -> Disassembly:
+    """Read what ``nvdisasm -c`` prints for one cubin."""
+    tensor_core: Counter[str] = Counter()
+    local_memory: Counter[str] = Counter()
+    immediates: set[int] = set()
+    for opcode, operands in _INSTRUCTION.findall(text):
+        name = opcode.partition(".")[0]
+        if _TENSOR_CORE.fullmatch(name):
+            tensor_core[opcode] += 1
+        elif name in LOCAL_MEMORY_INSTRUCTIONS:
+            local_memory[opcode] += 1
+        immediates |= {int(digits, 16) for digits in _IMMEDIATE.findall(operands)}
+    names = {opcode.partition(".")[0] for opcode in tensor_core}
+    return Disassembly(
+        tensor_core=dict(sorted(tensor_core.items())),
+        local_memory=dict(sorted(local_memory.items())),
+        multiplies=frozenset(
+            [*_from_modifiers(tensor_core), *_from_descriptors(names, immediates)]
+        ),
+    )
+
+
+def check_disassembly(
+    code: Disassembly, *, target: Target, signature: Signature, design: KernelDesign
+) -> Iterator[Gap]:
+    """Check that device code computes what its entry says, with the instruction meant for it.
+
+    Yields:
+        What does not hold.
+    """
+    for opcode, count in code.local_memory.items():
+        yield Gap(
+            check=Check.LOCAL_MEMORY, message=f"{count} x {opcode}: registers spill, must be none"
+        )
+    major = target.capability[0]
+    wanted = TENSOR_CORE_INSTRUCTIONS.get((major, signature.a))
+    if wanted is None:
+        known = sorted({f"{dtype.value} on sm_{m}x" for m, dtype in TENSOR_CORE_INSTRUCTIONS})
+        yield Gap(
+            check=Check.TENSOR_CORE,
+            message=f"no rule for {signature.a.value} on {target.arch} (known: {', '.join(known)})",
+        )
+        return
+    observed = {opcode.partition(".")[0] for opcode in code.tensor_core}
+    if observed != {wanted}:
+        shown = ", ".join(sorted(observed)) or "no tensor-core instruction"
+        yield Gap(
+            check=Check.TENSOR_CORE,
+            message=f"multiplies with {shown}; {signature.a.value} on {target.arch} calls for "
+            f"{wanted}",
+        )
+        return
+    yield from _check_multiplies(code, major, signature, design)
+
+
+def _check_multiplies(
+    code: Disassembly, major: int, signature: Signature, design: KernelDesign
+) -> Iterator[Gap]:
+    tile_m, tile_n, _ = design.tile
+    types = (signature.a, signature.b, signature.accumulator)
+    if not code.multiplies:
+        yield Gap(
+            check=Check.OPERAND_TYPES,
+            message=f"{', '.join(code.tensor_core)} show no operand types to compare with "
+            f"{signature.key}",
+        )
+    for multiply in sorted(code.multiplies):
+        if (multiply.a, multiply.b, multiply.accumulator) != types:
+            yield Gap(
+                check=Check.OPERAND_TYPES,
+                message=f"multiplies {multiply}, its signature is {signature.key}",
+            )
+        # On SM90 several warp groups, each with 64 rows, share a tile; a tcgen05 instruction
+        # computes all of it. Both span all its columns: seen in every kernel.
+        rows_match = tile_m % multiply.m == 0 if major == 9 else tile_m == multiply.m
+        if not rows_match or tile_n != multiply.n:
+            yield Gap(
+                check=Check.INSTRUCTION_TILE,
+                message=f"multiplies {multiply}, its entry says tile {tile_m}x{tile_n}",
+            )
+
+
+def _from_modifiers(opcodes: Counter[str]) -> Iterator[Multiply]:
+    """Read ``HGMMA.64x64x16.F32.BF16`` and its like; SM90 shows all in the opcode."""
+    for opcode in opcodes:
+        name, *modifiers = opcode.split(".")
+        shape = re.fullmatch(r"([0-9]+)x([0-9]+)x[0-9]+", modifiers[0]) if modifiers else None
+        if shape is None or name not in ("HGMMA", "QGMMA", "IGMMA"):
+            continue
+        types = [_GMMA_TYPES[part] for part in modifiers[1:] if part in _GMMA_TYPES]
+        accumulator = DType.INT32 if name == "IGMMA" else types.pop(0) if types else DType.FP16
+        if not types:
+            types = [DType.FP16]
+        yield Multiply(
+            m=int(shape[1]), n=int(shape[2]), a=types[0], b=types[-1], accumulator=accumulator
+        )
+
+
+def _from_descriptors(names: set[str], immediates: set[int]) -> Iterator[Multiply]:
+    """Find tcgen05 instruction descriptors among the constants of the code.
+
+    On SM100 an instruction takes types and extents from a descriptor in a register, which the code
+    builds from a constant. Few constants fit the format: each of 48 kernels shows its own type and
+    tile, and nothing else.
+    """
+    for name in names & _DESCRIPTOR_TYPES.keys():
+        for value in immediates:
+            reserved = value & (1 << 6 | 1 << 23 | 0b111 << 29 | 0b111)  # and sparsity
+            a = _DESCRIPTOR_TYPES[name].get(value >> 7 & 0b111)
+            b = _DESCRIPTOR_TYPES[name].get(value >> 10 & 0b111)
+            accumulator = _DESCRIPTOR_ACCUMULATOR.get(value >> 4 & 0b11)
+            m, n = (value >> 24 & 0b11111) << 4, (value >> 17 & 0b111111) << 3
+            if reserved or not n or m not in (64, 128, 256):
+                continue
+            if a is not None and b is not None and accumulator is not None:
+                yield Multiply(m=m, n=n, a=a, b=b, accumulator=accumulator)

@@ -1,0 +1,167 @@
+"""Checking that a bundle holds what its entries say, kernel by kernel, with the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.errors import TargetError
+from nvgemm_runtime.format import Header, Kernel
+
+from .device import DeviceProfile, load_profile
+from .disassembler import (
+    INSTALL_COMMAND,
+    Disassembler,
+    find_disassembler,
+    require_disassembler,
+)
+from .gap import Check, Gap
+from .inspection import KernelEvidence, inspect_kernel
+
+Progress = Callable[[int, int], None]
+"""Called after each kernel, in the caller's thread: how many are done, how many there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One check that a bundle or one of its kernels fails.
+
+    Attributes:
+        kernel: Id of the kernel, or None where the bundle as a whole is meant.
+        check: Which check.
+        message: What was observed, against what is allowed.
+    """
+
+    kernel: str | None
+    check: Check
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Result of a verification.
+
+    Attributes:
+        path: The bundle.
+        target: Key of its target.
+        device: Name of the device profile that limits were taken from.
+        disassembler: The program that disassembled device code, or None if that was left out.
+        notes: What a reader must know about how far the checks went.
+        kernels: Evidence, in the order of the bundle.
+        findings: What does not hold; empty if the bundle is good.
+    """
+
+    path: Path
+    target: str
+    device: str
+    disassembler: str | None
+    notes: tuple[str, ...]
+    kernels: tuple[KernelEvidence, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check that was made holds."""
+        return not self.findings
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as values that ``json.dumps`` takes."""
+        findings = [
+            {"kernel": finding.kernel, "check": finding.check.value, "message": finding.message}
+            for finding in self.findings
+        ]
+        return asdict(self) | {"path": str(self.path), "ok": self.ok, "findings": findings}
+
+
+def verify_bundle(
+    path: Path,
+    *,
+    disassemble: bool | None = None,
+    jobs: int = 1,
+    progress: Progress | None = None,
+) -> Report:
+    """Check every rule and hash of a bundle, and what is in each of its kernels.
+
+    Args:
+        path: The bundle.
+        disassemble: Whether to check device code; None to do so where the disassembler is found.
+        jobs: How many kernels to look at, and so disassembler processes to run, at once.
+        progress: Told of each finished kernel.
+
+    Returns:
+        Evidence a kernel, and all that does not hold.
+
+    Raises:
+        StorageError: If the bundle cannot be read.
+        BundleFormatError: If it breaks a rule of the format, or content differs from its digest.
+        ToolchainError: If ``disassemble`` is true and there is no disassembler.
+    """
+    disassembler = None
+    if disassemble is not False:
+        disassembler = require_disassembler() if disassemble else find_disassembler()
+    with Bundle(path) as bundle:
+        bundle.check_body()
+        header = bundle.header
+        profile, findings = _load_device(header)
+
+        def inspect(kernel: Kernel) -> tuple[KernelEvidence, list[Gap]]:
+            return inspect_kernel(
+                kernel,
+                bundle.payload(kernel),
+                target=header.target,
+                profile=profile,
+                disassembler=disassembler,
+            )
+
+        with ThreadPoolExecutor(max_workers=jobs) as pool:
+            futures = [pool.submit(inspect, kernel) for kernel in header.kernels]
+            try:
+                for done, future in enumerate(as_completed(futures), start=1):
+                    future.result()
+                    if progress is not None:
+                        progress(done, len(futures))
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+        results = [future.result() for future in futures]
+    for evidence, gaps in results:
+        findings += [
+            Finding(kernel=evidence.id, check=gap.check, message=gap.message) for gap in gaps
+        ]
+    return Report(
+        path=Path(path),
+        target=header.target.key,
+        device=header.device,
+        disassembler=str(disassembler) if disassembler else None,
+        notes=_notes(disassemble, disassembler),
+        kernels=tuple(evidence for evidence, _ in results),
+        findings=tuple(findings),
+    )
+
+
+def _notes(wanted: bool | None, disassembler: Disassembler | None) -> tuple[str, ...]:
+    if disassembler is not None:
+        return ()
+    why = "not asked for" if wanted is False else f"no nvdisasm found; run: {INSTALL_COMMAND}"
+    return (
+        "device code was not disassembled: tensor-core instructions, operand types and spill "
+        f"instructions are unchecked ({why})",
+    )
+
+
+def _load_device(header: Header) -> tuple[DeviceProfile | None, list[Finding]]:
+    try:
+        profile = load_profile(header.device)
+    except TargetError as error:
+        return None, [Finding(kernel=None, check=Check.DEVICE_PROFILE, message=str(error))]
+    if header.target.runs_on(profile.capability):
+        return profile, []
+    major, minor = profile.capability
+    message = (
+        f"device {profile.name} has compute capability {major}.{minor} and cannot run target "
+        f"{header.target.arch}"
+    )
+    return profile, [Finding(kernel=None, check=Check.DEVICE_PROFILE, message=message)]

@@ -1,0 +1,146 @@
+"""Finds the bundles that installed kernel wheels hold, without importing any of them."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import Distribution, distributions
+from pathlib import Path, PurePosixPath
+
+ENTRY_POINT_GROUP = "nvgemm_aot.bundles"
+"""Entry point group of kernel wheels. Each value is the package whose directory holds bundles."""
+
+BUNDLE_SUFFIX = ".nvgemm"
+"""Ending of a bundle's file name."""
+
+_PACKAGE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
+
+_log = logging.getLogger("nvgemm.discover")
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstalledBundle:
+    """A bundle that an installed distribution brought.
+
+    Attributes:
+        path: Absolute path of the file. It existed when it was found; nothing was read from it.
+        distribution: Name of the distribution, as its metadata gives it.
+        version: Version of the distribution.
+    """
+
+    path: Path
+    distribution: str
+    version: str
+
+
+def installed_bundles() -> tuple[InstalledBundle, ...]:
+    """Find every bundle of every installed kernel wheel.
+
+    Distributions are told by their metadata alone: an entry point of group `ENTRY_POINT_GROUP`
+    names a package, and the installer's RECORD says which files of that package are bundles. A
+    damaged one is left out, with one warning that names it; the others are still found. Where
+    ``sys.path`` holds a distribution twice, the first counts, as it does for imports.
+
+    Returns:
+        The bundles, ordered by distribution and path; no file comes twice.
+    """
+    found: list[InstalledBundle] = []
+    seen_names: set[str] = set()
+    seen_files: set[str] = set()
+    for distribution in distributions():
+        try:
+            packages = _declared_packages(distribution)
+            if not packages:
+                continue
+            name, version = _identity(distribution)
+            key = re.sub(r"[-_.]+", "-", name).lower()
+            if key in seen_names:
+                continue
+            seen_names.add(key)
+            paths = list(_bundle_files(distribution, packages))
+        except Exception as error:  # The metadata of others can be wrong in any way.
+            _log.warning(
+                "%s is left out: %s; reinstall or uninstall it", _describe(distribution), error
+            )
+            continue
+        for path in paths:
+            real = os.path.realpath(path)
+            if real not in seen_files:
+                seen_files.add(real)
+                found.append(InstalledBundle(path=path, distribution=name, version=version))
+    return tuple(sorted(found, key=lambda bundle: (bundle.distribution, bundle.path)))
+
+
+def _declared_packages(distribution: Distribution) -> tuple[str, ...]:
+    """Read which packages the distribution's entry points name.
+
+    Raises:
+        ValueError: If a value is not the dotted name of a package.
+    """
+    # Most distributions are not ours: look before parsing, so that their mistakes stay theirs.
+    if ENTRY_POINT_GROUP not in (distribution.read_text("entry_points.txt") or ""):
+        return ()
+    values = [
+        point.value for point in distribution.entry_points if point.group == ENTRY_POINT_GROUP
+    ]
+    for value in values:
+        if _PACKAGE.fullmatch(value) is None:
+            raise ValueError(
+                f"its entry point in {ENTRY_POINT_GROUP} must name a package (got {value!r})"
+            )
+    return tuple(values)
+
+
+def _identity(distribution: Distribution) -> tuple[str, str]:
+    """Read name and version.
+
+    Raises:
+        ValueError: If the metadata lacks one of them.
+    """
+    metadata = distribution.metadata
+    for field in ("Name", "Version"):
+        if field not in metadata or not metadata[field]:
+            raise ValueError(f"its metadata has no {field}")
+    return metadata["Name"], metadata["Version"]
+
+
+def _bundle_files(distribution: Distribution, packages: tuple[str, ...]) -> Iterator[Path]:
+    """Yield the absolute paths of the bundles directly inside ``packages``.
+
+    Raises:
+        ValueError: If the distribution has no RECORD, or no bundle, or one that is missing.
+    """
+    # Read here, because `Distribution.files` silently drops missing files from Python 3.12 on.
+    record = distribution.read_text("RECORD")
+    if record is None:
+        raise ValueError("it has no RECORD, so its files are not known")
+    directories = {PurePosixPath(*package.split(".")) for package in packages}
+    entries = [PurePosixPath(row[0]) for row in csv.reader(record.splitlines()) if row]
+    bundles = [
+        entry for entry in entries if entry.suffix == BUNDLE_SUFFIX and entry.parent in directories
+    ]
+    if not bundles:
+        raise ValueError(f"its RECORD lists no {BUNDLE_SUFFIX} file in {', '.join(packages)}")
+    for entry in bundles:
+        located = distribution.locate_file(entry)
+        if not isinstance(located, os.PathLike):
+            raise ValueError("it is installed in an archive, bundles must be plain files")
+        path = Path(os.path.abspath(located))  # noqa: PTH100
+        if not path.is_file():
+            raise ValueError(f"{path} is missing")
+        yield path
+
+
+def _describe(distribution: Distribution) -> str:
+    """Give the distribution's name, or where its metadata lies if that has no name."""
+    try:
+        name = distribution.metadata["Name"]
+    except Exception:  # As above.
+        name = None
+    # The directory's path has no public name; it serves the message alone.
+    where = getattr(distribution, "_path", None) or distribution.locate_file("")
+    return f"distribution {name}" if name else f"the distribution of {where}"

@@ -1,0 +1,99 @@
+"""A provider whose kernels are a few lines of C: quick to build, and told by name how to behave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+from nvgemm_aot.heuristics import BlockShape
+from nvgemm_aot.linker import compiler
+from nvgemm_aot.providers import Candidate, Enumeration, Rejection
+from nvgemm_aot.targets import BuildTarget
+from nvgemm_runtime.errors import CompileError
+from nvgemm_runtime.format import KernelDesign
+from nvgemm_runtime.problem import Signature
+
+SOURCE = """
+__attribute__((visibility("default")))
+int __tvm_ffi_gemm(void *self, const void *arguments, int count, void *result) {{
+  return {number};
+}}
+"""
+
+
+def candidate(
+    operator: str,
+    signature: Signature,
+    *,
+    tile: tuple[int, int, int] = (64, 64, 64),
+    cluster: tuple[int, int] = (1, 1),
+    cluster_sizes: tuple[int, ...] = (),
+    swapped: bool = False,
+    preference: int = 0,
+    ctas_per_tile: int = 1,
+) -> Candidate:
+    """A candidate of this provider."""
+    return Candidate(
+        provider=FakeProvider.name,
+        operator=operator,
+        signature=signature,
+        design=KernelDesign(
+            tile=tile,
+            ctas_per_tile=ctas_per_tile,
+            cluster=cluster,
+            fallback_cluster=None,
+            scheduler="one_tile" if swapped else "clc",
+        ),
+        cluster_sizes=cluster_sizes,
+        block_shape=BlockShape(tile=tile, cluster=cluster, swapped=swapped),
+        preference=preference,
+        alignment_bytes=16,
+        workspace_bytes=0,
+    )
+
+
+class FakeProvider:
+    """Offers the operators that the environment variable FAKE_OPERATORS names.
+
+    An operator called ``fail...`` does not compile; ``crash...`` kills the compiler process;
+    ``same...`` gives the same code as every other of its kind.
+    """
+
+    name = "fake_provider:FakeProvider"
+    calling_convention = "tvm_ffi:gemm(a,b,out)"
+
+    def toolchain(self) -> dict[str, str]:
+        return {"fake": os.environ.get("FAKE_VERSION", "1")}
+
+    def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
+        names = os.environ.get("FAKE_OPERATORS", "one two three").split()
+        return Enumeration(
+            candidates=tuple(
+                candidate(name, signature, tile=(64, 64, 64 + 64 * place))
+                for place, name in enumerate(names)
+            ),
+            rejections=(Rejection(operator="old", reason="it is old"),),
+        )
+
+    def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
+        if log := os.environ.get("FAKE_LOG"):
+            with Path(log).open("a") as file:
+                file.write(candidate.operator + "\n")
+        if candidate.operator.startswith("crash"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if candidate.operator.startswith("fail"):
+            raise CompileError(f"{candidate.operator}: told to fail")
+        text = "same" if candidate.operator.startswith("same") else candidate.operator
+        number = sum(ord(letter) << place for place, letter in enumerate(text))
+        with tempfile.TemporaryDirectory() as directory:
+            source = Path(directory) / "kernel.c"
+            source.write_text(SOURCE.format(number=number))
+            subprocess.run(
+                [*compiler(), "-c", "-O1", "-fPIC", "-o", "kernel.o", "kernel.c"],
+                cwd=directory,
+                check=True,
+            )
+            return (Path(directory) / "kernel.o").read_bytes()
