@@ -207,7 +207,8 @@ def _run(
             while waiting or in_flight:
                 # No queue inside the pool: what is in flight is what a worker really has.
                 while waiting and len(in_flight) < jobs:
-                    in_flight[pool.submit(_compile_one, waiting[-1], directory)] = waiting.pop()
+                    future = pool.submit(_compile_one, waiting[-1], directory)
+                    in_flight[future] = waiting.pop()
                 for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
                     reason = future.result()
                     finished(in_flight.pop(future), reason)

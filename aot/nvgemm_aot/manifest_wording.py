@@ -129,8 +129,7 @@ _LIST_FORMS: dict[str | int, str] = {"nk": "a pair [n, k]", "mnk": "a triple [m,
 def show(value: object) -> str:
     """Write a found value, short and as the file spells it."""
     if isinstance(value, Foreign):
-        text = value.text if len(value.text) <= 40 else f"{value.text[:37]}..."
-        return f"{ascii(text)[1:-1]} ({value.kind})".lstrip() if text else "nothing"
+        return value.shown
     if isinstance(value, str):
         return repr(value) if len(value) <= 60 else f"{value[:57]!r}..."
     if isinstance(value, list):

@@ -73,7 +73,8 @@ class Multiply:
     """What one tensor-core instruction multiplies.
 
     Attributes:
-        m, n: Extents of the result; of one warp group on SM90.
+        m, n: Extents of the result. On SM100 they are the tile's; on SM90 several warp groups,
+            each with 64 rows, may share a tile.
         a, b, accumulator: Element types.
     """
 
@@ -161,8 +162,9 @@ def check_disassembly(
 def _check_multiplies(
     code: Disassembly, major: int, signature: Signature, design: KernelDesign
 ) -> Iterator[Gap]:
+    # A kernel may compute the transposed problem, so A and B, and m and n, come in either order.
+    types = ({signature.a, signature.b}, signature.accumulator)
     tile_m, tile_n, _ = design.tile
-    types = (signature.a, signature.b, signature.accumulator)
     if not code.multiplies:
         yield Gap(
             check=Check.OPERAND_TYPES,
@@ -170,15 +172,15 @@ def _check_multiplies(
             f"{signature.key}",
         )
     for multiply in sorted(code.multiplies):
-        if (multiply.a, multiply.b, multiply.accumulator) != types:
+        if ({multiply.a, multiply.b}, multiply.accumulator) != types:
             yield Gap(
                 check=Check.OPERAND_TYPES,
                 message=f"multiplies {multiply}, its signature is {signature.key}",
             )
-        # On SM90 several warp groups, each with 64 rows, share a tile; a tcgen05 instruction
-        # computes all of it. Both span all its columns: seen in every kernel.
-        rows_match = tile_m % multiply.m == 0 if major == 9 else tile_m == multiply.m
-        if not rows_match or tile_n != multiply.n:
+        if not any(
+            n == multiply.n and (m == multiply.m or (major == 9 and m % multiply.m == 0))
+            for m, n in ((tile_m, tile_n), (tile_n, tile_m))
+        ):
             yield Gap(
                 check=Check.INSTRUCTION_TILE,
                 message=f"multiplies {multiply}, its entry says tile {tile_m}x{tile_n}",

@@ -25,13 +25,16 @@ MAX_VALUES = 1_000_000
 MAX_DEPTH = 32
 """Deepest nesting; a manifest needs five levels."""
 
+MAX_DIGITS = 20
+"""Longest integer that is converted: Python refuses to convert, or show, those of thousands."""
+
 Location = tuple[str | int, ...]
 """Keys and indices from the top level down to a value."""
 
 _Entries = dict[int, dict[str, tuple[yaml.Node, yaml.Node]]]
 
 _TAG_PREFIX = "tag:yaml.org,2002:"
-_DECIMAL = re.compile(r"-?(0|[1-9][0-9]{0,18})")
+_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)")
 _FOREIGN_KINDS = {
     "null": "null",
     "bool": "a boolean",
@@ -57,6 +60,15 @@ class Foreign:
 
     kind: str
     text: str
+
+    @property
+    def shown(self) -> str:
+        """The spelling, short and on one line, and the kind where that says more."""
+        if not self.text:
+            return "nothing"
+        text = self.text if len(self.text) <= 40 else f"{self.text[:37]}..."
+        text = text.encode("unicode_escape").decode("ascii")
+        return text if text == self.kind else f"{text} ({self.kind})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +291,7 @@ class _Converter:
         for key_node, value_node in node.value:
             key = self.key(key_node)
             if isinstance(key, Foreign):
-                text = f"found key {key.text} ({key.kind}); allowed: a plain word"
+                text = f"found key {key.shown}; allowed: a plain word"
                 self.add(key_node, location, text)
             elif key in nodes:
                 text = f"found key {key!r} again (first on line {_line(nodes[key][0])})"
@@ -315,7 +327,8 @@ def _line(node: yaml.Node) -> int:
 
 
 def _tag(node: yaml.Node) -> str:
-    tag = str(node.tag)
+    # %-escapes can put any character into a tag.
+    tag = str(node.tag).encode("unicode_escape").decode("ascii")
     return f"!!{tag.removeprefix(_TAG_PREFIX)}" if tag.startswith(_TAG_PREFIX) else tag
 
 
@@ -325,5 +338,5 @@ def _scalar(node: yaml.ScalarNode) -> str | int | Foreign:
     if tag == "str" and all(part.isprintable() for part in text.split()):
         return text
     if tag == "int" and _DECIMAL.fullmatch(text):
-        return int(text)
+        return int(text) if len(text) <= MAX_DIGITS else Foreign(kind="too long", text=text)
     return Foreign(kind=_FOREIGN_KINDS.get(tag, f"tag {_tag(node)}"), text=text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import tempfile
+import warnings
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -121,9 +122,7 @@ class CutlassOperators:
         """Operators of a signature by name, in the order that the library lists them."""
         key = (signature, arch)
         if key not in self._operator_cache:
-            import cutlass.operators
-
-            found = cutlass.operators.get_operators(
+            found = _import_operators().get_operators(
                 args=_sample_arguments(signature), target_sm=arch.removeprefix("sm_")
             )
             self._operator_cache[key] = {
@@ -215,9 +214,29 @@ def _first_line(error: Exception) -> str:
 
 
 @functools.cache
+def _import_operators() -> Any:
+    """Import the compiler (about 1.7 s).
+
+    Raises:
+        ToolchainError: If a part of it is missing.
+    """
+    with warnings.catch_warnings():
+        # torch says so once where NumPy, which nothing here uses, is not installed.
+        warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
+        try:
+            import cutlass.operators
+            import torch._subclasses.fake_tensor  # noqa: F401
+        except ImportError as error:
+            raise ToolchainError(
+                f"cannot compile kernels: {error}; run: pip install 'nvgemm-aot[build]'"
+            ) from error
+    return cutlass.operators
+
+
+@functools.cache
 def _sample_arguments(signature: Signature) -> Any:
     """Operands that exist only as shapes, on a GPU that need not exist."""
-    import cutlass.operators
+    operators = _import_operators()
     import torch
     from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -232,7 +251,7 @@ def _sample_arguments(signature: Signature) -> Any:
 
     m, n, k = extents["m"], extents["n"], extents["k"]
     with FakeTensorMode():
-        return cutlass.operators.GemmArguments(
+        return operators.GemmArguments(
             A=operand(m, k, signature.a, signature.layout.a_row_major),
             B=operand(k, n, signature.b, signature.layout.b_row_major),
             out=operand(m, n, signature.out, row_major=True),
