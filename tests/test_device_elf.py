@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic_cubin import KERNEL, synthetic_cubin
 
 from nvgemm_aot.device import load_profile
 from nvgemm_aot.device_elf import check_cubin, read_cubins
 from nvgemm_aot.elf_reading import MAGIC, MalformedElfError
 from nvgemm_aot.gap import Check, Gap
 from nvgemm_runtime.target import Target
+from synthetic_cubin import KERNEL, synthetic_cubin
 
 PREFIX = b"host code"
 
@@ -97,9 +97,7 @@ def test_finds_family_code_in_an_architecture_specific_target() -> None:
         ({"local_bytes": 16}, Check.LOCAL_MEMORY, "16 bytes of local memory a thread, must be 0"),
     ],
 )
-def test_finds_resources_over_the_limit(
-    fields: dict[str, Any], check: Check, message: str
-) -> None:
+def test_finds_resources_over_the_limit(fields: dict[str, Any], check: Check, message: str) -> None:
     (gap,) = gaps_of(**fields)
     assert gap.check is check
     assert message in gap.message

@@ -56,7 +56,7 @@ class Cache:
         """
         try:
             data = self.path(key).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise StorageError(f"{self.path(key)}: cannot read: {error.strerror}") from error

@@ -162,9 +162,10 @@ def check_disassembly(
 def _check_multiplies(
     code: Disassembly, major: int, signature: Signature, design: KernelDesign
 ) -> Iterator[Gap]:
-    # A kernel may compute the transposed problem, so A and B, and m and n, come in either order.
-    types = ({signature.a, signature.b}, signature.accumulator)
     tile_m, tile_n, _ = design.tile
+    # An SM100 kernel may compute the transposed problem (TGV does): m and n, and A and B, swapped.
+    tiles = {(tile_m, tile_n)} if major == 9 else {(tile_m, tile_n), (tile_n, tile_m)}
+    types = ({signature.a, signature.b}, signature.accumulator)
     if not code.multiplies:
         yield Gap(
             check=Check.OPERAND_TYPES,
@@ -177,10 +178,8 @@ def _check_multiplies(
                 check=Check.OPERAND_TYPES,
                 message=f"multiplies {multiply}, its signature is {signature.key}",
             )
-        if not any(
-            n == multiply.n and (m == multiply.m or (major == 9 and m % multiply.m == 0))
-            for m, n in ((tile_m, tile_n), (tile_n, tile_m))
-        ):
+        rows = multiply.m * max(1, tile_m // multiply.m) if major == 9 else multiply.m
+        if (rows, multiply.n) not in tiles:
             yield Gap(
                 check=Check.INSTRUCTION_TILE,
                 message=f"multiplies {multiply}, its entry says tile {tile_m}x{tile_n}",

@@ -1,0 +1,252 @@
+"""The whole build over the fake provider: planning, resuming, determinism, failures."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_provider import FakeProvider
+from nvgemm_aot.cache import Cache
+from nvgemm_aot.manifest import Manifest, load_manifest
+from nvgemm_aot.pipeline import BuildResult, build, plan_build
+from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError
+from nvgemm_runtime.format import sha256_hex
+
+TEXT = """
+version: 1
+name: some
+targets: [{targets}]
+candidates: 8
+gemms:
+{gemms}
+"""
+GEMM = "  - {{dtype: bf16, mnk: [[{m}, 512, {k}]]}}"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
+
+
+def manifest(
+    directory: Path, *, ms: tuple[int, ...] = (1, 16), k: int = 256, targets: str = "sm_100f"
+) -> Manifest:
+    directory.mkdir(exist_ok=True)
+    path = directory / "some.yaml"
+    gemms = "\n".join(GEMM.format(m=m, k=k) for m in ms)
+    path.write_text(TEXT.format(targets=targets, gemms=gemms))
+    return load_manifest(path)
+
+
+def run(directory: Path, cache: Cache, out: str = "out", **options: object) -> BuildResult:
+    ms = options.pop("ms", (1, 16))
+    targets = options.pop("targets", "sm_100f")
+    return build(
+        manifest(directory, ms=ms, targets=targets),  # type: ignore[arg-type]
+        directory / out,
+        cache,
+        jobs=2,
+        provider=FakeProvider(),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def test_builds_one_bundle_a_target(tmp_path: Path, cache: Cache) -> None:
+    result = run(tmp_path, cache, targets="sm_100f, sm_90a")
+    assert [bundle.path.name for bundle in result.bundles] == [
+        "some-sm_100f-linux_x86_64-cu13.nvgemm",
+        "some-sm_90a-linux_x86_64-cu13.nvgemm",
+    ]
+    for built in result.bundles:
+        with Bundle(built.path) as bundle:
+            bundle.check_body()
+            assert bundle.header == built.header
+            assert len(bundle.header.rankings) == 2
+            assert {kernel.operator for kernel in bundle.header.kernels} == {"one", "two", "three"}
+            for kernel in bundle.header.kernels:
+                assert sha256_hex(bundle.payload(kernel)) == kernel.id
+
+
+def test_bytes_depend_on_nothing_but_the_inputs(tmp_path: Path) -> None:
+    first = run(tmp_path / "a", Cache(tmp_path / "cache1"), ms=(1, 16, 64))
+    second = run(tmp_path / "b", Cache(tmp_path / "cache2"), ms=(64, 1, 16))
+    assert first.bundles[0].path.read_bytes() == second.bundles[0].path.read_bytes()
+
+
+def test_second_build_leaves_the_bundle_alone(tmp_path: Path, cache: Cache) -> None:
+    first = run(tmp_path, cache).bundles[0]
+    stamp = first.path.stat().st_mtime_ns
+    again = run(tmp_path, cache)
+    assert again.compiled == 0
+    assert again.bundles[0].up_to_date
+    assert again.bundles[0].header == first.header
+    assert first.path.stat().st_mtime_ns == stamp
+
+
+def test_a_damaged_bundle_is_made_again_from_the_cache(tmp_path: Path, cache: Cache) -> None:
+    path = run(tmp_path, cache).bundles[0].path
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    again = run(tmp_path, cache)
+    assert (again.compiled, again.bundles[0].up_to_date) == (0, False)
+    assert path.read_bytes() == good
+
+
+def test_another_manifest_makes_another_bundle(tmp_path: Path, cache: Cache) -> None:
+    first = run(tmp_path, cache).bundles[0].header
+    second = run(tmp_path, cache, ms=(1, 16, 64))
+    assert second.compiled == 0
+    assert second.bundles[0].header.build_key != first.build_key
+    assert len(second.bundles[0].header.rankings) == 3
+
+
+def test_a_kernel_that_fails_is_left_out_and_said(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "one fails two")
+    bundle = run(tmp_path, cache).bundles[0]
+    assert [failure.candidate.operator for failure in bundle.failures] == ["fails"]
+    assert {kernel.operator for kernel in bundle.header.kernels} == {"one", "two"}
+    again = run(tmp_path, cache).bundles[0]
+    assert not again.up_to_date, "a failed kernel is tried again"
+
+
+def test_strict_makes_one_failure_fatal_and_writes_nothing(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "one fails two")
+    with pytest.raises(CompileError, match=r"1 kernels failed \(--strict\)\n  fails: fails: told"):
+        run(tmp_path, cache, strict=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_problem_without_any_kernel_fails_the_build(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "fail1 fail2")
+    with pytest.raises(CompileError, match=r"no kernel compiled for 2 problems: .*m1n512k256"):
+        run(tmp_path, cache)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_problem_no_operator_supports_is_found_before_compiling(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    with pytest.raises(NoCandidateError, match=r"A is contiguous along k = 250, which must be a"):
+        build(
+            manifest(tmp_path, k=250), tmp_path / "out", cache, jobs=1, provider=FakeProvider()
+        )
+    assert not log.exists()
+
+
+def test_operators_with_equal_code_become_one_kernel(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "same1 same2 one")
+    header = run(tmp_path, cache).bundles[0].header
+    assert len(header.kernels) == 2
+    assert all(len(ranking.kernels) == 2 for ranking in header.rankings)
+
+
+def test_unwritable_output_loses_no_compiled_kernel(tmp_path: Path, cache: Cache) -> None:
+    (tmp_path / "out").write_bytes(b"a file in the way")
+    with pytest.raises(StorageError, match="out"):
+        run(tmp_path, cache)
+    (tmp_path / "out").unlink()
+    assert run(tmp_path, cache).compiled == 0
+
+
+def test_plan_tells_every_rejection(tmp_path: Path, cache: Cache) -> None:
+    reasons: list[tuple[str, str]] = []
+    planned = plan_build(
+        manifest(tmp_path, ms=(1,)),
+        cache,
+        provider=FakeProvider(),
+        on_rejection=lambda problem, rejection: reasons.append(
+            (rejection.operator, rejection.reason)
+        ),
+    )
+    assert reasons == [("old", "it is old")]
+    assert planned[0].missing == 3
+
+
+def test_planning_again_needs_no_compiler(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = plan_build(manifest(tmp_path), cache, provider=FakeProvider())
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("asked the provider although the plan is cached")
+
+    monkeypatch.setattr(FakeProvider, "enumerate", refuse)
+    assert plan_build(manifest(tmp_path), cache, provider=FakeProvider()) == first
+    monkeypatch.setenv("FAKE_VERSION", "2")
+    with pytest.raises(AssertionError):
+        plan_build(manifest(tmp_path), cache, provider=FakeProvider())
+
+
+KILLED_BUILD = """
+import sys
+from pathlib import Path
+from fake_provider import FakeProvider
+from nvgemm_aot.cache import Cache
+from nvgemm_aot.manifest import load_manifest
+from nvgemm_aot.pipeline import build
+if __name__ == "__main__":
+    directory = Path(sys.argv[1])
+    build(load_manifest(directory / "some.yaml"), directory / "out", Cache(directory / "cache"),
+          jobs=2, provider=FakeProvider())
+"""
+
+
+def test_killed_at_any_point_the_next_build_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", " ".join(f"k{number}" for number in range(8)))
+    reference = run(tmp_path / "calm", Cache(tmp_path / "calm-cache")).bundles[0].path.read_bytes()
+    manifest(tmp_path)
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED_BUILD)
+    mark = f"BUILD_MARK={tmp_path}"
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        **dict([mark.split("=")]),
+    }
+    bundle = tmp_path / "out" / "some-sm_100f-linux_x86_64-cu13.nvgemm"
+    for attempt in range(40):
+        process = subprocess.Popen([sys.executable, script, tmp_path], env=environment)
+        try:
+            process.wait(timeout=0.3 + 0.15 * attempt)
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        if bundle.exists():
+            assert bundle.read_bytes() == reference
+    assert process.returncode == 0
+    assert bundle.read_bytes() == reference
+    _wait_until_no_process_has(mark.encode())
+
+
+def _wait_until_no_process_has(mark: bytes) -> None:
+    """Workers of a killed build must not outlive it."""
+    deadline = time.monotonic() + 20
+    while running := [path for path in Path("/proc").glob("[0-9]*") if _has(path, mark)]:
+        assert time.monotonic() < deadline, f"workers still run: {running}"
+        time.sleep(0.2)
+
+
+def _has(process: Path, mark: bytes) -> bool:
+    try:
+        return mark in (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False

@@ -1,0 +1,165 @@
+"""Reading disassembled code. The files in data/ are lines that nvdisasm 13.5 printed for kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nvgemm_aot.gap import Check, Gap
+from nvgemm_aot.sass import check_disassembly, read_disassembly
+from nvgemm_runtime.format import KernelDesign
+from nvgemm_runtime.problem import Signature
+from nvgemm_runtime.target import Target
+
+DATA = Path(__file__).parent / "data"
+BF16 = "mm/tn/bf16xbf16/fp32/bf16"
+
+
+def sass(name: str) -> str:
+    return (DATA / f"{name}.sass").read_text(encoding="utf-8")
+
+
+def gaps_of(text: str, arch: str, signature: str, tile: tuple[int, int]) -> list[Gap]:
+    design = KernelDesign(
+        tile=(*tile, 64), ctas_per_tile=1, cluster=(1, 1), fallback_cluster=None, scheduler="clc"
+    )
+    return list(
+        check_disassembly(
+            read_disassembly(text),
+            target=Target(arch=arch),
+            signature=Signature.parse(signature),
+            design=design,
+        )
+    )
+
+
+GOOD = [
+    ("sm_100f_bf16_2cta", "sm_100f", BF16, (128, 32), "UTCHMMA.2CTA"),
+    ("sm_100f_fp8_e5m2", "sm_100f", "mm/nn/fp8_e5m2xfp8_e5m2/fp32/bf16", (64, 128), "UTCQMMA"),
+    ("sm_100a_int8", "sm_100a", "mm/tn/int8xint8/int32/int32", (128, 64), "UTCIMMA"),
+    ("sm_90a_bf16", "sm_90a", BF16, (128, 256), "HGMMA.64x256x16.F32.BF16"),
+    ("sm_90a_fp16", "sm_90a", "mm/tn/fp16xfp16/fp32/fp16", (64, 64), "HGMMA.64x64x16.F32"),
+    (
+        "sm_90a_fp8_e4m3",
+        "sm_90a",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16",
+        (64, 128),
+        "QGMMA.64x128x32.F32.E4M3.E4M3",
+    ),
+    (
+        "sm_90a_int8",
+        "sm_90a",
+        "mm/tn/int8xint8/int32/int32",
+        (128, 128),
+        "IGMMA.64x128x32.S8.S8.SAT",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "arch", "signature", "tile", "opcode"), GOOD)
+def test_accepts_the_instruction_that_dtype_and_architecture_call_for(
+    name: str, arch: str, signature: str, tile: tuple[int, int], opcode: str
+) -> None:
+    code = read_disassembly(sass(name))
+    assert list(code.tensor_core) == [opcode]
+    assert not code.local_memory
+    assert len(code.multiplies) == 1
+    assert not gaps_of(sass(name), arch, signature, tile)
+
+
+def test_accepts_tile_of_transposed_problem() -> None:
+    assert not gaps_of(sass("sm_100f_bf16_2cta"), "sm_100f", BF16, (32, 128))
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "signature", "tile"),
+    [
+        ("sm_100f_bf16_2cta", "sm_100f", "mm/tn/fp16xfp16/fp32/fp16", (128, 32)),
+        ("sm_100f_bf16_2cta", "sm_100f", "mm/tn/bf16xbf16/fp16/bf16", (128, 32)),
+        ("sm_100f_fp8_e5m2", "sm_100f", "mm/nn/fp8_e4m3xfp8_e4m3/fp32/bf16", (64, 128)),
+        ("sm_100f_fp8_e5m2", "sm_100f", "mm/nn/fp8_e4m3xfp8_e5m2/fp32/bf16", (64, 128)),
+        # What cutlass-operators 0.3.0 compiles for uint8 multiplies signed numbers.
+        ("sm_100a_int8", "sm_100a", "mm/tn/uint8xuint8/int32/int32", (128, 64)),
+        ("sm_90a_int8", "sm_90a", "mm/tn/uint8xuint8/int32/int32", (128, 128)),
+        ("sm_90a_bf16", "sm_90a", "mm/tn/fp16xfp16/fp32/fp16", (128, 256)),
+        ("sm_90a_fp16", "sm_90a", BF16, (64, 64)),
+        ("sm_90a_fp16", "sm_90a", "mm/tn/fp16xfp16/fp16/fp16", (64, 64)),
+    ],
+)
+def test_finds_other_operand_types(
+    name: str, arch: str, signature: str, tile: tuple[int, int]
+) -> None:
+    (gap,) = gaps_of(sass(name), arch, signature, tile)
+    assert gap.check is Check.OPERAND_TYPES
+    assert f"its signature is {signature}" in gap.message
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "signature", "message"),
+    [
+        (
+            "sm_90a_bf16",
+            "sm_100f",
+            BF16,
+            "multiplies with HGMMA; bf16 on sm_100f calls for UTCHMMA",
+        ),
+        ("sm_100f_sm80_code", "sm_100f", BF16, "multiplies with HMMA; bf16 on sm_100f calls for"),
+        ("sm_90a_bf16", "sm_90a", "mm/tn/int8xint8/int32/int32", "int8 on sm_90a calls for IGMMA"),
+        ("sm_100_local_memory", "sm_100f", BF16, "multiplies with no tensor-core instruction"),
+        ("sm_90a_bf16", "sm_80", BF16, "no rule for bf16 on sm_80"),
+    ],
+)
+def test_finds_other_tensor_core_instruction(
+    name: str, arch: str, signature: str, message: str
+) -> None:
+    gaps = gaps_of(sass(name), arch, signature, (128, 256))
+    assert [message in gap.message for gap in gaps if gap.check is Check.TENSOR_CORE] == [True]
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "tile"),
+    [
+        ("sm_100f_bf16_2cta", "sm_100f", (256, 32)),
+        ("sm_100f_bf16_2cta", "sm_100f", (128, 64)),
+        ("sm_90a_bf16", "sm_90a", (128, 128)),
+        ("sm_90a_bf16", "sm_90a", (96, 256)),
+    ],
+)
+def test_finds_tile_of_another_kernel(name: str, arch: str, tile: tuple[int, int]) -> None:
+    (gap,) = gaps_of(sass(name), arch, BF16, tile)
+    assert gap.check is Check.INSTRUCTION_TILE
+    assert f"its entry says tile {tile[0]}x{tile[1]}" in gap.message
+
+
+def test_finds_code_that_does_not_show_its_types() -> None:
+    text = "\n".join(line for line in sass("sm_100f_bf16_2cta").splitlines() if "MMA" in line)
+    (gap,) = gaps_of(text, "sm_100f", BF16, (128, 32))
+    assert gap.check is Check.OPERAND_TYPES
+    assert "show no operand types" in gap.message
+
+
+@pytest.mark.parametrize("line", ["@!P0 LDL.LU.64 R2, [R1+0x8] ;", "STL.128 [R1], R4 ;"])
+def test_finds_spills(line: str) -> None:
+    text = sass("sm_90a_bf16") + f"        /*7f00*/                   {line}\n"
+    (gap,) = gaps_of(text, "sm_90a", BF16, (128, 256))
+    assert gap.check is Check.LOCAL_MEMORY
+    assert "registers spill" in gap.message
+
+
+def test_finds_local_memory_in_real_code() -> None:
+    assert read_disassembly(sass("sm_100_local_memory")).local_memory == {"STL": 1}
+
+
+@pytest.mark.parametrize("opcode", ["LDLCK", "STLX", "LDS", "STG.E", "UTCBAR", "LDTM.x16"])
+def test_takes_no_other_instruction_for_a_spill_or_a_multiplication(opcode: str) -> None:
+    code = read_disassembly(f"        /*0000*/                   {opcode} R0, [R1] ;\n")
+    assert not code.local_memory
+    assert not code.tensor_core
+
+
+def test_reads_nothing_from_other_text() -> None:
+    code = read_disassembly("nvdisasm fatal   : UTCHMMA 0x8082490 STL\n")
+    assert not code.tensor_core
+    assert not code.local_memory
+    assert not code.multiplies

@@ -1,0 +1,474 @@
+"""Whole bundles: two real kernels compiled here, and what was tampered with after that."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvgemm_aot import disassembler
+from nvgemm_aot.bundle import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from nvgemm_aot.device_elf import read_cubins
+from nvgemm_aot.gap import Check
+from nvgemm_aot.inspection import NOT_DISASSEMBLED, inspect_kernel
+from nvgemm_aot.linker import compiler, link
+from nvgemm_aot.verify import Finding, Report, verify_bundle
+from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.errors import BundleFormatError, StorageError, ToolchainError
+from nvgemm_runtime.format import KernelDesign, sha256_hex
+from nvgemm_runtime.problem import Signature
+from nvgemm_runtime.target import Target
+from synthetic_cubin import synthetic_cubin
+
+CONVENTION = "tvm_ffi:gemm(a,b,out)"
+SIGNATURE = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
+DEVICES = {"sm_100f": "B200", "sm_100a": "B200", "sm_90a": "H200"}
+
+# Runs in a process of its own: it replaces a class of the compiler that asks the driver.
+COMPILE = """
+import sys
+import torch, cutlass, cutlass.utils
+import cutlass.cute as cute
+import cutlass.operators as operators
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+class HardwareInfo:
+    def get_max_active_clusters(self, *_, **__):
+        return 132
+
+cutlass.utils.HardwareInfo = HardwareInfo
+
+@cute.jit
+def nothing():
+    pass
+
+cute.compile(nothing)
+for target, wanted, path in zip(*[iter(sys.argv[1:])] * 3):
+    with FakeTensorMode():
+        arguments = operators.GemmArguments(
+            A=torch.empty((64, 128), dtype=torch.bfloat16, device="cuda"),
+            B=torch.empty((256, 128), dtype=torch.bfloat16, device="cuda").t(),
+            out=torch.empty((64, 256), dtype=torch.bfloat16, device="cuda"),
+            accumulator_type=torch.float32,
+        )
+    found = operators.get_operators(args=arguments, target_sm=target)
+    operator = next(o for o in found if wanted in o.metadata.operator_name)
+    artifact = operator.compile(arguments, target_sm=target)
+    artifact.compiled_obj.export_to_c(object_file_path=path, function_name="gemm")
+"""
+
+
+def built(payload: bytes, tile: tuple[int, int, int]) -> BuiltKernel:
+    return BuiltKernel(
+        payload=payload,
+        signature=SIGNATURE,
+        provider="test",
+        operator="operator",
+        design=KernelDesign(
+            tile=tile,
+            ctas_per_tile=1,
+            cluster=(1, 1),
+            fallback_cluster=None,
+            scheduler="clc",
+        ),
+        alignment_bytes=16,
+        workspace_bytes=0,
+        calling_convention=CONVENTION,
+    )
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BuiltKernel]:
+    """One real kernel of each architecture."""
+    pytest.importorskip("nvidia_cutlass_dsl")
+    folder = tmp_path_factory.mktemp("kernels")
+    (folder / "compile.py").write_text(COMPILE)
+    arguments = [
+        *("100f", "1cta_cluster1x1x1_tile64x32x64_schedulerCLC", str(folder / "sm_100f.o")),
+        *("90a", "cluster1x1x1_tile64x64x64", str(folder / "sm_90a.o")),
+    ]
+    subprocess.run([sys.executable, str(folder / "compile.py"), *arguments], check=True)
+    tiles = {"sm_100f": (64, 32, 64), "sm_90a": (64, 64, 64)}
+    return {
+        arch: built(link((folder / f"{arch}.o").read_bytes(), CONVENTION), tile)
+        for arch, tile in tiles.items()
+    }
+
+
+@pytest.fixture
+def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disassembler, "_places", lambda: iter(()))
+
+
+@pytest.fixture
+def tools() -> None:
+    if disassembler.find_disassembler() is None:
+        pytest.skip("nvdisasm is not installed")
+
+
+def bundle(folder: Path, *content: BuiltKernel, arch: str, device: str | None = None) -> Path:
+    path = folder / "kernels.nvgemm"
+    rankings: tuple[ProblemRanking, ...] = ()
+    write_bundle(
+        path,
+        BundleContent(
+            target=Target(arch=arch),
+            device=device or DEVICES[arch],
+            generator="test",
+            build_key=sha256_hex(b"build"),
+            toolchain={"test": "1"},
+            kernels=content,
+            rankings=rankings,
+        ),
+    )
+    return path
+
+
+def assert_only(report: Report, check: Check, message: str) -> Finding:
+    assert not report.ok
+    assert [finding.check for finding in report.findings] == [check], report.findings
+    assert message in report.findings[0].message
+    return report.findings[0]
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize(
+    ("arch", "flags", "opcode", "multiplies"),
+    [
+        ("sm_100f", "sm_100", "UTCHMMA", "m64n32 bf16xbf16/fp32"),
+        ("sm_90a", "sm_90a", "HGMMA.64x64x16.F32.BF16", "m64n64 bf16xbf16/fp32"),
+    ],
+)
+def test_accepts_real_kernel_and_shows_the_evidence(
+    tmp_path: Path,
+    kernels: dict[str, BuiltKernel],
+    arch: str,
+    flags: str,
+    opcode: str,
+    multiplies: str,
+) -> None:
+    report = verify_bundle(bundle(tmp_path, kernels[arch], arch=arch), disassemble=True)
+    assert report.ok, report.findings
+    assert not report.notes
+    (evidence,) = report.kernels
+    assert evidence.id == sha256_hex(kernels[arch].payload)
+    assert (evidence.architecture, evidence.compiled_for) == (flags, arch)
+    assert evidence.registers is not None
+    assert 16 <= evidence.registers <= 255
+    assert evidence.threads in (192, 224, 256, 384)
+    assert evidence.static_shared_bytes == evidence.local_bytes == 0
+    assert evidence.dynamic_shared_bytes is not None
+    assert 1 << 16 <= evidence.dynamic_shared_bytes <= 232448
+    assert list(evidence.instructions) == [opcode]
+    assert evidence.instructions[opcode] >= 4
+    assert evidence.multiplies == (multiplies,)
+    assert evidence.disassembled_by.startswith("nvdisasm V")
+    document = json.loads(json.dumps(report.to_json()))
+    assert document["ok"] is True
+    assert document["kernels"][0]["instructions"] == evidence.instructions
+
+
+@pytest.mark.usefixtures("tools")
+def test_numbers_are_those_that_cuobjdump_prints(
+    tmp_path: Path, kernels: dict[str, BuiltKernel]
+) -> None:
+    found = disassembler.require_disassembler()
+    tool = found.path.with_name("cuobjdump")
+    if not tool.exists():
+        pytest.skip("cuobjdump is not installed")
+    for arch, kernel in kernels.items():
+        (cubin,) = read_cubins(kernel.payload)
+        (function,) = cubin.kernels
+        image = tmp_path / f"{arch}.cubin"
+        image.write_bytes(cubin.content)
+        printed = subprocess.run(
+            [str(tool), "-res-usage", str(image)], capture_output=True, text=True, check=True
+        ).stdout
+        wanted = f"REG:{function.registers} STACK:0 SHARED:{function.shared_bytes} LOCAL:0"
+        assert wanted in printed
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(
+    ("kernel", "arch", "messages"),
+    [
+        (
+            "sm_100f",
+            "sm_100a",
+            ["for sm_100 by its flags, target sm_100a", "compiled for sm_100f, must be sm_100a"],
+        ),
+        (
+            "sm_90a",
+            "sm_100f",
+            ["for sm_90a by its flags, target sm_100f", "compiled for sm_90a, must be sm_100f"],
+        ),
+    ],
+)
+def test_finds_kernel_of_another_target(
+    tmp_path: Path,
+    kernels: dict[str, BuiltKernel],
+    kernel: str,
+    arch: str,
+    messages: list[str],
+) -> None:
+    report = verify_bundle(bundle(tmp_path, kernels[kernel], arch=arch))
+    assert {finding.check for finding in report.findings} == {Check.ARCHITECTURE}
+    assert all(part in finding.message for part, finding in zip(messages, report.findings))
+    assert all(finding.kernel == report.kernels[0].id for finding in report.findings)
+
+
+@pytest.mark.usefixtures("tools")
+def test_finds_device_code_replaced_by_another_architectures(
+    tmp_path: Path, kernels: dict[str, BuiltKernel]
+) -> None:
+    (own,) = read_cubins(kernels["sm_100f"].payload)
+    (other,) = read_cubins(kernels["sm_90a"].payload)
+    swapped = kernels["sm_100f"].payload.replace(
+        own.content, other.content.ljust(len(own.content), b"\0")
+    )
+    kernel = replace(kernels["sm_100f"], payload=swapped)
+    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_100f"))
+    checks = {finding.check for finding in report.findings}
+    assert checks == {Check.ARCHITECTURE, Check.TENSOR_CORE}
+
+
+@pytest.mark.usefixtures("tools")
+def test_finds_entry_with_another_type(tmp_path: Path, kernels: dict[str, BuiltKernel]) -> None:
+    kernel = replace(kernels["sm_100f"], signature=Signature.parse("mm/tn/fp16xfp16/fp32/fp16"))
+    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_100f"))
+    assert_only(report, Check.OPERAND_TYPES, "its signature is mm/tn/fp16xfp16/fp32/fp16")
+
+
+@pytest.mark.usefixtures("tools")
+def test_finds_entry_with_another_tile(tmp_path: Path, kernels: dict[str, BuiltKernel]) -> None:
+    design = replace(kernels["sm_90a"].design, tile=(64, 128, 64))
+    kernel = replace(kernels["sm_90a"], design=design)
+    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_90a"))
+    assert_only(report, Check.INSTRUCTION_TILE, "its entry says tile 64x128")
+
+
+@pytest.mark.usefixtures("tools")
+def test_finds_spills(
+    tmp_path: Path, kernels: dict[str, BuiltKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = disassembler.Disassembler.disassemble
+
+    def spilling(self: disassembler.Disassembler, cubin: bytes) -> str:
+        return honest(self, cubin) + "        /*ff00*/                   STL [R1+0x4], R8 ;\n"
+
+    monkeypatch.setattr(disassembler.Disassembler, "disassemble", spilling)
+    report = verify_bundle(bundle(tmp_path, kernels["sm_90a"], arch="sm_90a"))
+    assert_only(report, Check.LOCAL_MEMORY, "1 x STL")
+    assert report.kernels[0].instructions["STL"] == 1
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_unknown_device_profile(tmp_path: Path, kernels: dict[str, BuiltKernel]) -> None:
+    path = bundle(tmp_path, kernels["sm_90a"], arch="sm_90a", device="H9000")
+    finding = assert_only(verify_bundle(path), Check.DEVICE_PROFILE, "'H9000'")
+    assert finding.kernel is None
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_device_that_cannot_run_the_target(
+    tmp_path: Path, kernels: dict[str, BuiltKernel]
+) -> None:
+    path = bundle(tmp_path, kernels["sm_90a"], arch="sm_90a", device="B200")
+    report = verify_bundle(path)
+    assert_only(report, Check.DEVICE_PROFILE, "capability 10.0 and cannot run target sm_90a")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_says_plainly_that_device_code_was_not_disassembled(
+    tmp_path: Path, kernels: dict[str, BuiltKernel]
+) -> None:
+    path = bundle(tmp_path, kernels["sm_100f"], arch="sm_100f")
+    report = verify_bundle(path)
+    assert report.ok
+    assert report.disassembler is None
+    assert report.kernels[0].disassembled_by == NOT_DISASSEMBLED
+    assert "was not disassembled" in report.notes[0]
+    assert "pip install 'nvgemm-aot[build]'" in report.notes[0]
+    assert "not asked for" in verify_bundle(path, disassemble=False).notes[0]
+    with pytest.raises(ToolchainError, match=r"pip install 'nvgemm-aot\[build\]'"):
+        verify_bundle(path, disassemble=True)
+
+
+# Without the compiler: payloads from the system's C compiler around synthetic device code.
+
+
+def host_payload(folder: Path, *flags: str, body: str = "return 0;", cubin: bytes = b"") -> bytes:
+    (folder / "device.bin").write_bytes(cubin)
+    (folder / "payload.c").write_text(
+        f'asm(".section .rodata; .incbin \\"{folder}/device.bin\\"; .text");'
+        f"int foreign(void); int TVMFFIEnvGetStream(void);"
+        f"int __tvm_ffi_gemm(void) {{ {body} }}"
+    )
+    base = ["-shared", "-nostdlib", "-fPIC", "-O1", "-Wl,--build-id=none", "-Wl,-s"]
+    command = [*compiler(), *base, *flags, "-o", "payload.so", "payload.c"]
+    subprocess.run(command, check=True, cwd=folder)
+    return (folder / "payload.so").read_bytes()
+
+
+@pytest.fixture
+def fake_nvdisasm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A disassembler that prints what the test wrote beside it; its temporary files are watched."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    program = tmp_path / "nvdisasm"
+    program.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in --version) echo "release 99.1, V99.1.2";;\n'
+        f'*) test -s "$2" && . {tmp_path}/says;; esac\n'
+    )
+    program.chmod(0o755)
+    (tmp_path / "says").write_text("echo nothing\n")
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setattr(disassembler, "_places", lambda: iter([program]))
+    yield tmp_path / "says"
+    assert not list(temporary.iterdir())
+
+
+def verify_payload(folder: Path, payload: bytes, **options: Any) -> Report:
+    return verify_bundle(bundle(folder, built(payload, (64, 32, 64)), arch="sm_100f"), **options)
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_accepts_synthetic_kernel(tmp_path: Path) -> None:
+    assert verify_payload(tmp_path, host_payload(tmp_path, cubin=synthetic_cubin())).ok
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_payload_without_device_code(tmp_path: Path) -> None:
+    report = verify_payload(tmp_path, host_payload(tmp_path))
+    assert_only(report, Check.DEVICE_FORMAT, "no device code")
+    assert report.kernels[0].registers is None
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_undefined_symbol(tmp_path: Path) -> None:
+    payload = host_payload(tmp_path, body="return foreign();", cubin=synthetic_cubin())
+    assert_only(verify_payload(tmp_path, payload), Check.HOST_SYMBOLS, "needs the symbol foreign")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_runpath(tmp_path: Path) -> None:
+    payload = host_payload(tmp_path, "-Wl,-rpath,/opt/lib", cubin=synthetic_cubin())
+    assert_only(verify_payload(tmp_path, payload), Check.HOST_LIBRARIES, "'/opt/lib'")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_unknown_calling_convention(tmp_path: Path) -> None:
+    kernel = built(host_payload(tmp_path, cubin=synthetic_cubin()), (64, 32, 64))
+    kernel = replace(kernel, calling_convention="magic")
+    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_100f"))
+    assert_only(report, Check.CALLING_CONVENTION, "'magic'")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_shared_memory_of_the_launch_over_the_limit(tmp_path: Path) -> None:
+    payload = host_payload(
+        tmp_path,
+        body='long *p; asm volatile("" : "=r"(p)); p[3] = 300000; return 0;',
+        cubin=synthetic_cubin(),
+    )
+    report = verify_payload(tmp_path, payload)
+    assert report.kernels[0].dynamic_shared_bytes == 300000
+    assert_only(report, Check.SHARED_MEMORY, "301024 bytes of shared memory a block, B200 has")
+
+
+def test_finds_kernel_without_tensor_core_instructions(tmp_path: Path, fake_nvdisasm: Path) -> None:
+    report = verify_payload(tmp_path, host_payload(tmp_path, cubin=synthetic_cubin()))
+    assert report.disassembler is not None
+    assert report.disassembler.startswith("nvdisasm V99.1.2")
+    assert_only(report, Check.TENSOR_CORE, "no tensor-core instruction; bf16 on sm_100f calls for")
+
+
+def test_finds_device_code_that_does_not_disassemble(tmp_path: Path, fake_nvdisasm: Path) -> None:
+    fake_nvdisasm.write_text("echo 'fatal: bad image' >&2; exit 3\n")
+    report = verify_payload(tmp_path, host_payload(tmp_path, cubin=synthetic_cubin()))
+    assert_only(report, Check.DISASSEMBLY, "exits with 3: fatal: bad image")
+    assert report.kernels[0].disassembled_by == NOT_DISASSEMBLED
+
+
+def test_finds_disassembly_that_takes_too_long(
+    tmp_path: Path, fake_nvdisasm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disassembler, "TIMEOUT_SECONDS", 0.3)
+    fake_nvdisasm.write_text("exec sleep 5\n")
+    report = verify_payload(tmp_path, host_payload(tmp_path, cubin=synthetic_cubin()))
+    assert_only(report, Check.DISASSEMBLY, "timed out")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_jobs_change_nothing_and_progress_counts_kernels(tmp_path: Path) -> None:
+    images = [synthetic_cubin(registers=registers) for registers in (254, 255, 256)]
+    content = [built(host_payload(tmp_path, cubin=image), (64, 32, 64)) for image in images]
+    path = bundle(tmp_path, *content, arch="sm_100f")
+    calls: list[tuple[int, int]] = []
+    report = verify_bundle(path, jobs=3, progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(1, 3), (2, 3), (3, 3)]
+    assert report == verify_bundle(path)
+    ids = [evidence.id for evidence in report.kernels]
+    assert ids == sorted(ids)
+    assert_only(report, Check.REGISTERS, "256 registers a thread")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_damaged_bundle_is_a_format_error(tmp_path: Path) -> None:
+    path = bundle(tmp_path, built(host_payload(tmp_path), (64, 32, 64)), arch="sm_100f")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BundleFormatError, match="body-digest"):
+        verify_bundle(path)
+
+
+def test_missing_bundle_is_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="missing"):
+        verify_bundle(tmp_path / "missing.nvgemm")
+
+
+@pytest.fixture(scope="module")
+def synthetic_payload(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return host_payload(tmp_path_factory.mktemp("fuzz"), cubin=synthetic_cubin())
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_malformed_payload_is_a_finding_and_never_an_error(
+    tmp_path_factory: pytest.TempPathFactory, synthetic_payload: bytes, data: st.DataObject
+) -> None:
+    image = bytearray(synthetic_payload)
+    for _ in range(data.draw(st.integers(1, 10))):
+        image[data.draw(st.integers(0, len(image) - 1))] = data.draw(st.integers(0, 255))
+    path = bundle(
+        tmp_path_factory.getbasetemp(),
+        built(bytes(image[: data.draw(st.integers(1, len(image)))]), (64, 32, 64)),
+        arch="sm_100f",
+    )
+    with Bundle(path) as opened:
+        (kernel,) = opened.header.kernels
+        evidence, _ = inspect_kernel(
+            kernel,
+            opened.payload(kernel),
+            target=opened.header.target,
+            profile=None,
+            disassembler=None,
+        )
+    assert evidence.id == kernel.id
+
+
+def test_import_brings_neither_torch_nor_the_compiler() -> None:
+    code = (
+        "import sys, nvgemm_aot.verify; sys.exit(bool({'torch', 'cutlass'} & sys.modules.keys()))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
