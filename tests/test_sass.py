@@ -1,4 +1,4 @@
-"""Reading disassembled code. The files in data/ are lines that nvdisasm 13.5 printed for kernels."""
+"""Reading disassembled code; the files in data/ are lines that nvdisasm 13.5 printed."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ import sys
 import torch, cutlass, cutlass.utils
 import cutlass.cute as cute
 import cutlass.operators as operators
+from cutlass._mlir import ir
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 class HardwareInfo:
@@ -62,6 +63,13 @@ for target, wanted, path in zip(*[iter(sys.argv[1:])] * 3):
     found = operators.get_operators(args=arguments, target_sm=target)
     operator = next(o for o in found if wanted in o.metadata.operator_name)
     artifact = operator.compile(arguments, target_sm=target)
+    module = artifact.compiled_obj.ir_module
+    with module.context:
+        features = ir.Attribute.parse('#llvm.target_features<["+sse2"]>')
+        for function in module.body.operations:
+            if function.operation.name == "llvm.func":
+                function.operation.attributes["target_cpu"] = ir.StringAttr.get("x86-64")
+                function.operation.attributes["target_features"] = features
     artifact.compiled_obj.export_to_c(object_file_path=path, function_name="gemm")
 """
 
@@ -357,6 +365,24 @@ def test_finds_payload_without_device_code(tmp_path: Path) -> None:
 def test_finds_undefined_symbol(tmp_path: Path) -> None:
     payload = host_payload(tmp_path, body="return foreign();", cubin=synthetic_cubin())
     assert_only(verify_payload(tmp_path, payload), Check.HOST_SYMBOLS, "needs the symbol foreign")
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(
+    ("flag", "extension"), [("-mavx2", "AVX"), ("-mavx512f", "AVX-512")], ids=["avx", "avx512"]
+)
+def test_finds_host_code_for_some_processors_only(
+    tmp_path: Path, flag: str, extension: str
+) -> None:
+    bits = "512" if flag == "-mavx512f" else "256"
+    body = (
+        f"typedef long vector __attribute__((vector_size({bits} / 8)));"
+        "static volatile vector stored; stored = (vector){0}; TVMFFIEnvGetStream();"
+        "stored = stored + 1; TVMFFIEnvGetStream(); return 0;"
+    )
+    payload = host_payload(tmp_path, "-O2", flag, body=body, cubin=synthetic_cubin())
+    report = verify_payload(tmp_path, payload)
+    assert_only(report, Check.HOST_PROCESSOR, f"host code uses {extension};")
 
 
 @pytest.mark.usefixtures("no_tools")

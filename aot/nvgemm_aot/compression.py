@@ -1,15 +1,31 @@
-"""How a bundle's payloads are compressed: one zstd frame each, against one shared dictionary."""
+"""How a bundle's payloads are compressed: one zstd frame each, against one shared dictionary.
+
+The dictionary is the plain content of a few payloads, chosen so that together they hold as much as
+possible of what the payloads share. On 400 SM100 kernels this took 2.7 kB a kernel where a trained
+dictionary took 4.7 kB and none 12.9 kB; benchmarks/compression.py compares these and others.
+"""
 
 from __future__ import annotations
 
+import heapq
+import struct
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import zstandard
 
-SCHEME = "none-19"
+LEVEL = 19
+
+MAX_MEMBERS = 64
+"""Most payloads in a dictionary. 128 make 400 kernels 11 % smaller, but a reader keeps the whole
+dictionary in memory: about 4 MB with 64."""
+
+SCHEME = f"cover-{MAX_MEMBERS}-zstd-{LEVEL}"
 """Names the way of compressing; part of what determines a bundle's bytes."""
 
-LEVEL = 19
+_WORD = struct.Struct("16s")
+"""Unit of what payloads share: an instruction of the GPU is 16 bytes long and aligned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +43,64 @@ class Packed:
     frames: list[bytes]
 
 
-def compress(payloads: list[bytes]) -> Packed:
+def compress(payloads: Sequence[bytes]) -> Packed:
     """Compress payloads so that each decompresses alone; the result depends on nothing else."""
-    compressor = zstandard.ZstdCompressor(level=LEVEL)
-    return Packed(dictionary=b"", dictionary_frame=b"", frames=[compressor.compress(p) for p in payloads])
+    dictionary = b"".join(payloads[index] for index in cover(payloads, _member_count(len(payloads))))
+    if not dictionary:
+        return Packed(dictionary=b"", dictionary_frame=b"", frames=_frames(payloads, None))
+    shared = zstandard.ZstdCompressionDict(dictionary, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    alone = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
+    return Packed(
+        dictionary=dictionary,
+        dictionary_frame=alone.compress(dictionary),
+        frames=_frames(payloads, shared),
+    )
+
+
+def cover(payloads: Sequence[bytes], members: int) -> list[int]:
+    """Choose the payloads that hold most of what all payloads share.
+
+    A word that n payloads hold is worth n - 1. Greedily, the payload that adds the most worth not
+    yet covered is taken next; the lower index wins a tie.
+
+    Returns:
+        Indices of the chosen payloads, the most valuable last: zstd reaches the end most cheaply.
+    """
+    words = [frozenset(_words(payload)) for payload in payloads]
+    holders = Counter(word for held in words for word in held)
+    covered: set[bytes] = set()
+    chosen: list[int] = []
+    # Worth only shrinks as words are covered, so an entry that is still best when recomputed is
+    # the best of all (lazy greedy).
+    heap = [(-sum(holders[word] - 1 for word in held), index) for index, held in enumerate(words)]
+    heapq.heapify(heap)
+    while heap and len(chosen) < members:
+        _, index = heapq.heappop(heap)
+        worth = sum(holders[word] - 1 for word in words[index] - covered)
+        if worth == 0:
+            continue
+        if heap and (-worth, index) > heap[0]:
+            heapq.heappush(heap, (-worth, index))
+            continue
+        chosen.append(index)
+        covered |= words[index]
+    return chosen[::-1]
+
+
+def _member_count(payloads: int) -> int:
+    # Two thirds is where small bundles are smallest: more members cost more than they save.
+    return min(MAX_MEMBERS, -(-payloads * 2 // 3)) if payloads > 1 else 0
+
+
+def _words(payload: bytes) -> list[bytes]:
+    whole = len(payload) // _WORD.size * _WORD.size
+    return [word for (word,) in _WORD.iter_unpack(payload[:whole])]
+
+
+def _frames(
+    payloads: Sequence[bytes], shared: zstandard.ZstdCompressionDict | None
+) -> list[bytes]:
+    compressor = zstandard.ZstdCompressor(
+        level=LEVEL, dict_data=shared, write_checksum=False, write_dict_id=False
+    )
+    return [compressor.compress(payload) for payload in payloads]

@@ -18,7 +18,7 @@ INSTALL_COMMAND = "pip install 'nvgemm-aot[build]'"
 """What brings the disassembler."""
 
 TIMEOUT_SECONDS = 120
-"""Most time for one kernel; nvdisasm takes about 0.1 s for one."""
+"""Most time for one kernel; nvdisasm takes about 0.3 s for one."""
 
 
 class DisassemblyError(Exception):

@@ -42,7 +42,8 @@ _READING_ERRORS = (
     MemoryError,
     NameError,
     OSError,
-    RecursionError,
+    RuntimeError,
+    StopIteration,
     TypeError,
     ValueError,
 )

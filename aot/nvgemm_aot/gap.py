@@ -17,6 +17,7 @@ class Check(str, enum.Enum):
     HOST_LIBRARIES = "host-libraries"
     HOST_RELOCATIONS = "host-relocations"
     HOST_SEGMENTS = "host-segments"
+    HOST_PROCESSOR = "host-processor"
     DEVICE_FORMAT = "device-format"
     ARCHITECTURE = "architecture"
     REGISTERS = "registers"

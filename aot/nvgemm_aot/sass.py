@@ -163,8 +163,7 @@ def _check_multiplies(
     code: Disassembly, major: int, signature: Signature, design: KernelDesign
 ) -> Iterator[Gap]:
     tile_m, tile_n, _ = design.tile
-    # An SM100 kernel may compute the transposed problem (TGV does): m and n, and A and B, swapped.
-    tiles = {(tile_m, tile_n)} if major == 9 else {(tile_m, tile_n), (tile_n, tile_m)}
+    # A and B in either order: an SM100 kernel may compute the transposed problem, as TGV does.
     types = ({signature.a, signature.b}, signature.accumulator)
     if not code.multiplies:
         yield Gap(
@@ -178,8 +177,11 @@ def _check_multiplies(
                 check=Check.OPERAND_TYPES,
                 message=f"multiplies {multiply}, its signature is {signature.key}",
             )
-        rows = multiply.m * max(1, tile_m // multiply.m) if major == 9 else multiply.m
-        if (rows, multiply.n) not in tiles:
+        if major == 9:
+            fits = multiply.n == tile_n and tile_m % multiply.m == 0
+        else:
+            fits = (multiply.m, multiply.n) in ((tile_m, tile_n), (tile_n, tile_m))
+        if not fits:
             yield Gap(
                 check=Check.INSTRUCTION_TILE,
                 message=f"multiplies {multiply}, its entry says tile {tile_m}x{tile_n}",

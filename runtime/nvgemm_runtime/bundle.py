@@ -16,6 +16,7 @@ from .format import (
     MAGIC,
     MAX_HEADER_BYTES,
     PREFIX,
+    Dictionary,
     Header,
     Kernel,
     Span,
@@ -46,7 +47,8 @@ class Bundle:
         self.path = Path(path)
         self._descriptor = -1
         self._local = threading.local()
-        self._dictionary_content: bytes | None = None
+        self._lock = threading.Lock()
+        self._dictionary: zstandard.ZstdCompressionDict | None = None
         try:
             self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
             self.file_bytes = os.fstat(self._descriptor).st_size
@@ -155,19 +157,18 @@ class Bundle:
         return made
 
     def _make_decompressor(self) -> zstandard.ZstdDecompressor:
-        dictionary = self.header.dictionary
-        if dictionary is None:
+        if self.header.dictionary is None:
             return zstandard.ZstdDecompressor()
-        if self._dictionary_content is None:
-            content = self._decompress(
-                "dictionary", dictionary.span, zstandard.ZstdDecompressor()
-            )
-            if sha256_hex(content) != dictionary.sha256:
-                self._fail("dictionary-digest", "the dictionary has another content")
-            self._dictionary_content = content
-        return zstandard.ZstdDecompressor(
-            dict_data=zstandard.ZstdCompressionDict(self._dictionary_content)
-        )
+        with self._lock:
+            if self._dictionary is None:
+                self._dictionary = self._load_dictionary(self.header.dictionary)
+        return zstandard.ZstdDecompressor(dict_data=self._dictionary)
+
+    def _load_dictionary(self, dictionary: Dictionary) -> zstandard.ZstdCompressionDict:
+        content = self._decompress("dictionary", dictionary.span, zstandard.ZstdDecompressor())
+        if sha256_hex(content) != dictionary.sha256:
+            self._fail("dictionary-digest", "the dictionary has another content")
+        return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
     def _decompress(
         self, name: str, span: Span, decompressor: zstandard.ZstdDecompressor
