@@ -133,6 +133,23 @@ def test_finds_relocation_that_runs_code(tmp_path: Path) -> None:
     assert any("is of type 37" in gap.message for gap in gaps)
 
 
+def test_finds_packed_relocations(tmp_path: Path) -> None:
+    source = SOURCE + "static int cells[9]; int *volatile places[] = {cells, cells + 1, cells + 2};"
+    source = source.replace("int *volatile", '__attribute__((visibility("hidden"))) int *volatile')
+    try:
+        payload = shared_object(tmp_path, source, "-Wl,-z,pack-relative-relocs")
+    except subprocess.CalledProcessError:
+        pytest.skip("this linker knows no packed relocations")
+    assert_only(gaps_of(payload), Check.HOST_RELOCATIONS, "before glibc 2.36")
+
+
+def test_finds_incomplete_relocation_table(good: bytes) -> None:
+    entry_size, debug = struct.pack("<QQ", 9, 24), struct.pack("<QQ", 21, 0)
+    assert good.count(entry_size) == 1
+    gaps = gaps_of(good.replace(entry_size, debug))
+    assert_only(gaps, Check.HOST_FORMAT, "cannot be read as ELF")
+
+
 @pytest.mark.parametrize(
     ("offset", "value", "check", "message"),
     [

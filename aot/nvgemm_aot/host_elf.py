@@ -181,7 +181,9 @@ def _symbol(symbol: Any) -> _Symbol:
 
 
 def _relocations(dynamic: Any) -> Iterator[tuple[int, int, int]]:
-    for table in dynamic.get_relocation_tables().values():
+    for name, table in dynamic.get_relocation_tables().items():
+        if name == "RELR":  # has no types; _check_relocations refuses its tag
+            continue
         for relocation in table.iter_relocations():
             yield (
                 int(relocation["r_info_type"]),
@@ -266,6 +268,12 @@ def _check_relocations(elf: _HostElf) -> Iterator[Gap]:
     flags = {kind: value for kind, value in elf.tags if kind in ("DT_TEXTREL", "DT_FLAGS")}
     if "DT_TEXTREL" in flags or flags.get("DT_FLAGS", 0) & _DF_TEXTREL:
         yield Gap(check=Check.HOST_RELOCATIONS, message="has text relocations; none are allowed")
+    if any(kind == "DT_RELR" for kind, _ in elf.tags):
+        yield Gap(
+            check=Check.HOST_RELOCATIONS,
+            message="has packed relative relocations, which loaders before glibc 2.36 ignore; link "
+            "with -z nopack-relative-relocs",
+        )
     for kind, address, index in elf.relocations:
         problem = None
         if kind not in _RELOCATIONS:

@@ -342,7 +342,35 @@ def bundle_text(document: Document) -> str:
 
 def verification_text(report: Report) -> str:
     """Print a verification: the evidence a kernel, then every finding."""
-    raise NotImplementedError
+    rows = [
+        [
+            evidence.id[:12],
+            evidence.signature,
+            evidence.compiled_for or "?",
+            "?" if evidence.registers is None else evidence.registers,
+            "?" if evidence.static_shared_bytes is None else evidence.static_shared_bytes,
+            "?" if evidence.dynamic_shared_bytes is None else evidence.dynamic_shared_bytes,
+            "?" if evidence.local_bytes is None else evidence.local_bytes,
+            " ".join(f"{name} {count}" for name, count in sorted(evidence.instructions.items()))
+            or evidence.disassembled_by,
+        ]
+        for evidence in report.kernels
+    ]
+    header = ["kernel", "signature", "arch", "regs", "static smem", "dyn smem", "local", "code"]
+    verdict = "OK" if report.ok else f"FAILED, {len(report.findings)} findings"
+    lines = [
+        f"{report.path}: {report.target}, device profile {report.device}, "
+        f"disassembled by {report.disassembler or 'nothing'}",
+        table(rows, header),
+        *(f"note: {note}" for note in report.notes),
+        *(
+            f"{finding.check.value}: {finding.kernel[:12] if finding.kernel else 'bundle'}: "
+            f"{finding.message}"
+            for finding in report.findings
+        ),
+        f"{report.path}: {verdict}, {len(report.kernels)} kernels",
+    ]
+    return "\n".join(lines)
 
 
 def installed_document(installed: Sequence[InstalledBundle]) -> list[Document]:
