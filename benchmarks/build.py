@@ -1,11 +1,11 @@
 """What a build costs: overhead over the bare compiler, a rebuild of nothing, bytes a kernel.
 
-    python benchmarks/build.py [--kernels 500] [--overhead-kernels 24] [--json results.json]
+    python benchmarks/build.py [--kernels 500] [--rounds 3] [--json results.json]
 
-Overhead: one process compiles and exports the same kernels in the same order, once with nothing around
-the compiler (``operator.compile`` and ``export_to_c``) and once as `nvgemm-aot build` with one worker into
-an empty cache: everything included, from reading the manifest to the finished bundle. Each runs in a
-process of its own, in turn; process start and imports are in both.
+Overhead: the same kernels in the same order, once with nothing around the compiler
+(``operator.compile`` and ``export_to_c``), once as `nvgemm-aot build` with one worker into an empty
+cache: everything included, from the start of the process to the finished bundle. The two take
+turns, each in a process of its own; importing the compiler is in both.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ from nvgemm_aot.providers import cutlass_operators as provider
 import time
 
 directory = Path(sys.argv[1])
-planned = plan_build(load_manifest(directory / "benchmark.yaml"), Cache(directory / "plan-cache"))[0]
+manifest = load_manifest(directory / "benchmark.yaml")
+planned = plan_build(manifest, Cache(directory / "plan-cache"))[0]
 begin = time.perf_counter()
 provider._import_operators()
 operators = provider.CutlassOperators()
 with provider._hardware_facts(planned.target.device):
     for task in planned.tasks:
-        operator = operators._operators(task.candidate.signature, "sm_100f")[task.candidate.operator]
-        arguments = provider._sample_arguments(task.candidate.signature)
+        signature = task.candidate.signature
+        operator = operators._operators(signature, "sm_100f")[task.candidate.operator]
+        arguments = provider._sample_arguments(signature)
         artifact = operator.compile(arguments, target_sm="100f")
         artifact.compiled_obj.export_to_c(
             object_file_path=str(directory / "bare.o"), function_name="gemm"
@@ -143,7 +145,12 @@ def main(kernels: int, rounds: int, jobs: int, json_path: Path | None) -> None:
         result = {
             "versions": {
                 package: version(package)
-                for package in ("nvgemm-aot", "nvidia-cutlass-dsl", "nvidia-cutlass-operators", "torch")
+                for package in (
+                    "nvgemm-aot",
+                    "nvidia-cutlass-dsl",
+                    "nvidia-cutlass-operators",
+                    "torch",
+                )
             },
             "cores": len(os.sched_getaffinity(0)),
             "overhead": (small := overhead(directory, rounds)),

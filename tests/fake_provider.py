@@ -64,6 +64,7 @@ class FakeProvider:
 
     name = "fake_provider:FakeProvider"
     calling_convention = "tvm_ffi:gemm(a,b,out)"
+    recipe = "1"
 
     def toolchain(self) -> dict[str, str]:
         return {"fake": os.environ.get("FAKE_VERSION", "1")}

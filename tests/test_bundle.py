@@ -13,6 +13,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from nvgemm_aot.bundle import BundleContent, encode_bundle, write_bundle
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import BundleFormatError, StorageError
@@ -21,10 +22,10 @@ from nvgemm_runtime.format import (
     MAGIC,
     PREFIX,
     canonical_json,
-    decode_header,
     encode_header,
     sha256_hex,
 )
+from nvgemm_runtime.header_decoder import decode_header
 from synthetic_content import synthetic_content
 
 
@@ -244,7 +245,9 @@ def test_rejects_a_future_format_and_says_what_to_do(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[8] = 2
     path.write_bytes(data)
-    with pytest.raises(BundleFormatError, match=r"\[version\] format version 2, .* reads 1: install"):
+    with pytest.raises(
+        BundleFormatError, match=r"\[version\] format version 2, .* reads 1: install"
+    ):
         Bundle(path)
 
 
@@ -316,9 +319,13 @@ def test_threads_can_read_one_bundle(path: Path) -> None:
 @given(
     st.recursive(
         st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=3)
-        | st.dictionaries(
-            st.sampled_from(["target", "kernels", "rankings", "dictionary", "x"]), inner, max_size=4
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["target", "kernels", "rankings", "dictionary", "x"]),
+                inner,
+                max_size=4,
+            )
         ),
     )
 )

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+
 from fake_provider import candidate
 from nvgemm_aot.candidates import MAX_PER_SHAPE, Estimate, misalignment, select
 from nvgemm_aot.heuristics import BlockShape

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+
 from fake_provider import FakeProvider
 from nvgemm_aot import linker, pipeline
 from nvgemm_aot.cli import main
@@ -52,7 +53,9 @@ def test_every_error_has_its_own_exit_code() -> None:
 def test_build_says_what_it_wrote_and_then_that_nothing_changed(directory: Path) -> None:
     first = run("build", "some.yaml", "-o", "out", "--wheel")
     assert first.exit_code == 0, first.output
-    assert "some-sm_100f-linux_x86_64-cu13.nvgemm: written, 3 kernels for 1 problems" in first.output
+    assert (
+        "some-sm_100f-linux_x86_64-cu13.nvgemm: written, 3 kernels for 1 problems" in first.output
+    )
     assert "nvgemm_kernels_some-0.1.0-py3-none-manylinux_2_28_x86_64.whl: written" in first.output
     assert "3 kernels compiled" in first.output
     second = run("build", "some.yaml", "-o", "out")

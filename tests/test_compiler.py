@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from fake_provider import FakeProvider, candidate
 from nvgemm_aot import compiler, linker
 from nvgemm_aot.cache import Cache
@@ -41,7 +42,10 @@ def test_compiles_each_kernel_once_and_never_again(tmp_path: Path, log: Path) ->
     wanted = tasks("one", "two", "three")
     seen: list[tuple[int, int]] = []
     first = compile_all(
-        [*wanted, wanted[0]], cache, jobs=2, progress=lambda done, total, _: seen.append((done, total))
+        [*wanted, wanted[0]],
+        cache,
+        jobs=2,
+        progress=lambda done, total, _: seen.append((done, total)),
     )
     assert first == Compilation(compiled=3, failures=())
     assert seen == [(1, 3), (2, 3), (3, 3)]
@@ -101,7 +105,7 @@ def test_keys_change_with_what_shapes_the_code(monkeypatch: pytest.MonkeyPatch) 
     assert tasks("two")[0].key != base
     assert key(cluster_sizes=(2,)) != base
     for module, name, value in (
-        (compiler, "RECIPE", compiler.RECIPE + 1),
+        (FakeProvider, "recipe", "2"),
         (linker, "FLAGS", (*linker.FLAGS, "-O2")),
         (linker, "linker_version", lambda: "another linker"),
     ):

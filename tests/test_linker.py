@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from nvgemm_aot import linker
 from nvgemm_runtime.errors import LinkError, ToolchainError
 
@@ -32,7 +33,8 @@ def compiled(directory: Path, source: str) -> bytes:
 
 def test_links_to_a_library_that_loads_and_shows_only_its_entry(tmp_path: Path) -> None:
     relocatable = compiled(
-        tmp_path, "int helper(int x) { return x + 1; } int __tvm_ffi_gemm(void) { return helper(41); }"
+        tmp_path,
+        "int helper(int x) { return x + 1; } int __tvm_ffi_gemm(void) { return helper(41); }",
     )
     path = tmp_path / "k.so"
     path.write_bytes(linker.link(relocatable, CONVENTION))

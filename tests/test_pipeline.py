@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+
 from fake_provider import FakeProvider
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.manifest import Manifest, load_manifest
@@ -141,9 +142,7 @@ def test_a_problem_no_operator_supports_is_found_before_compiling(
     log = tmp_path / "log"
     monkeypatch.setenv("FAKE_LOG", str(log))
     with pytest.raises(NoCandidateError, match=r"A is contiguous along k = 250, which must be a"):
-        build(
-            manifest(tmp_path, k=250), tmp_path / "out", cache, jobs=1, provider=FakeProvider()
-        )
+        build(manifest(tmp_path, k=250), tmp_path / "out", cache, jobs=1, provider=FakeProvider())
     assert not log.exists()
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from nvgemm_runtime.problem import MAX_EXTENT, DType, Layout, Op, Problem, Signature
 
 signatures = st.builds(

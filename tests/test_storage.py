@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from nvgemm_aot.cache import Cache, cache_key, default_directory
 from nvgemm_aot.storage import write_atomic
 from nvgemm_runtime.errors import StorageError

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from nvgemm_aot.device import load_profile, profile_names
 from nvgemm_aot.targets import DEFAULT_DEVICE, build_target
 from nvgemm_runtime.errors import TargetError

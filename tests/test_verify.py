@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +15,14 @@ from hypothesis import strategies as st
 
 from nvgemm_aot import disassembler
 from nvgemm_aot.bundle import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from nvgemm_aot.cache import Cache
+from nvgemm_aot.compiler import compile_all, make_tasks
 from nvgemm_aot.device_elf import read_cubins
 from nvgemm_aot.gap import Check
 from nvgemm_aot.inspection import NOT_DISASSEMBLED, inspect_kernel
-from nvgemm_aot.linker import compiler, link
+from nvgemm_aot.linker import compiler
+from nvgemm_aot.providers.cutlass_operators import CutlassOperators
+from nvgemm_aot.targets import build_target
 from nvgemm_aot.verify import Finding, Report, verify_bundle
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import BundleFormatError, StorageError, ToolchainError
@@ -31,47 +34,6 @@ from synthetic_cubin import synthetic_cubin
 CONVENTION = "tvm_ffi:gemm(a,b,out)"
 SIGNATURE = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
 DEVICES = {"sm_100f": "B200", "sm_100a": "B200", "sm_90a": "H200"}
-
-# Runs in a process of its own: it replaces a class of the compiler that asks the driver.
-COMPILE = """
-import sys
-import torch, cutlass, cutlass.utils
-import cutlass.cute as cute
-import cutlass.operators as operators
-from cutlass._mlir import ir
-from torch._subclasses.fake_tensor import FakeTensorMode
-
-class HardwareInfo:
-    def get_max_active_clusters(self, *_, **__):
-        return 132
-
-cutlass.utils.HardwareInfo = HardwareInfo
-
-@cute.jit
-def nothing():
-    pass
-
-cute.compile(nothing)
-for target, wanted, path in zip(*[iter(sys.argv[1:])] * 3):
-    with FakeTensorMode():
-        arguments = operators.GemmArguments(
-            A=torch.empty((64, 128), dtype=torch.bfloat16, device="cuda"),
-            B=torch.empty((256, 128), dtype=torch.bfloat16, device="cuda").t(),
-            out=torch.empty((64, 256), dtype=torch.bfloat16, device="cuda"),
-            accumulator_type=torch.float32,
-        )
-    found = operators.get_operators(args=arguments, target_sm=target)
-    operator = next(o for o in found if wanted in o.metadata.operator_name)
-    artifact = operator.compile(arguments, target_sm=target)
-    module = artifact.compiled_obj.ir_module
-    with module.context:
-        features = ir.Attribute.parse('#llvm.target_features<["+sse2"]>')
-        for function in module.body.operations:
-            if function.operation.name == "llvm.func":
-                function.operation.attributes["target_cpu"] = ir.StringAttr.get("x86-64")
-                function.operation.attributes["target_features"] = features
-    artifact.compiled_obj.export_to_c(object_file_path=path, function_name="gemm")
-"""
 
 
 def built(payload: bytes, tile: tuple[int, int, int]) -> BuiltKernel:
@@ -94,20 +56,22 @@ def built(payload: bytes, tile: tuple[int, int, int]) -> BuiltKernel:
 
 
 @pytest.fixture(scope="session")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, BuiltKernel]:
+def kernels(kernel_cache: Cache) -> dict[str, BuiltKernel]:
     """One real kernel of each architecture."""
-    pytest.importorskip("nvidia_cutlass_dsl")
-    folder = tmp_path_factory.mktemp("kernels")
-    (folder / "compile.py").write_text(COMPILE)
-    arguments = [
-        *("100f", "1cta_cluster1x1x1_tile64x32x64_schedulerCLC", str(folder / "sm_100f.o")),
-        *("90a", "cluster1x1x1_tile64x64x64", str(folder / "sm_90a.o")),
-    ]
-    subprocess.run([sys.executable, str(folder / "compile.py"), *arguments], check=True)
-    tiles = {"sm_100f": (64, 32, 64), "sm_90a": (64, 64, 64)}
+    provider = CutlassOperators()
+    tasks = {}
+    for arch, wanted in (
+        ("sm_100f", "1cta_cluster1x1x1_tile64x32x64_schedulerCLC"),
+        ("sm_90a", "cluster1x1x1_tile64x64x64"),
+    ):
+        target = build_target(arch)
+        found = provider.enumerate(SIGNATURE, target).candidates
+        candidate = next(c for c in found if wanted in c.operator)
+        (tasks[arch],) = make_tasks([candidate], target, provider)
+    assert not compile_all(list(tasks.values()), kernel_cache, jobs=1).failures
     return {
-        arch: built(link((folder / f"{arch}.o").read_bytes(), CONVENTION), tile)
-        for arch, tile in tiles.items()
+        arch: built(kernel_cache.get(task.key) or b"", task.candidate.design.tile)
+        for arch, task in tasks.items()
     }
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-
 from nvgemm_runtime.format import (
     FORMAT_VERSION,
     MAGIC,
@@ -100,7 +99,9 @@ def encode_bundle(content: BundleContent) -> tuple[bytes, Header]:
         toolchain=content.toolchain,
         body_sha256=sha256_hex(body),
         dictionary=Dictionary(
-            span=Span(offset=0, stored_bytes=dictionary_bytes, content_bytes=len(packed.dictionary)),
+            span=Span(
+                offset=0, stored_bytes=dictionary_bytes, content_bytes=len(packed.dictionary)
+            ),
             sha256=sha256_hex(packed.dictionary),
         )
         if packed.dictionary
@@ -125,9 +126,7 @@ def _entries(
         entries.append(
             Kernel(
                 id=id_,
-                span=Span(
-                    offset=offset, stored_bytes=len(frame), content_bytes=len(built.payload)
-                ),
+                span=Span(offset=offset, stored_bytes=len(frame), content_bytes=len(built.payload)),
                 signature=built.signature,
                 provider=built.provider,
                 operator=built.operator,
@@ -166,7 +165,9 @@ def _with_final_offsets(header: Header, body: bytes) -> tuple[bytes, Header]:
             header,
             dictionary=header.dictionary
             and replace(header.dictionary, span=_shift(header.dictionary.span, base)),
-            kernels=tuple(replace(kernel, span=_shift(kernel.span, base)) for kernel in header.kernels),
+            kernels=tuple(
+                replace(kernel, span=_shift(kernel.span, base)) for kernel in header.kernels
+            ),
         )
         encoded = encode_header(final)
         if len(encoded) == header_bytes:

@@ -111,12 +111,19 @@ def _order(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, int
     # The model takes an even cluster along m for 2-CTA instructions.
     unlike_modelled = (design.ctas_per_tile == 2) != (design.cluster[0] % 2 == 0)
     cluster_size = design.cluster[0] * design.cluster[1]
-    return (time, wasted_rows, unlike_modelled, cluster_size, candidate.preference, candidate.operator)
+    return (
+        time,
+        wasted_rows,
+        unlike_modelled,
+        cluster_size,
+        candidate.preference,
+        candidate.operator,
+    )
 
 
-def _round_ns(time_ns: int) -> float:
+def _round_ns(time_ns: int) -> int:
     step = max(1, time_ns * _SAME_NS_PERCENT // 100)
-    magnitude = 10 ** max(0, len(str(step)) - 1)
+    magnitude: int = 10 ** (len(str(step)) - 1)
     return round(time_ns / magnitude) * magnitude
 
 

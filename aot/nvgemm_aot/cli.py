@@ -1,4 +1,4 @@
-"""The ``nvgemm-aot`` command: parses, prints, and maps errors to exit codes. Nothing else prints."""
+"""The ``nvgemm-aot`` command: parses, prints, and maps errors to exit codes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
 from nvgemm_runtime import __version__
 from nvgemm_runtime.errors import NvgemmError, VerificationError
 
-from . import render
+from . import render, render_bundle
+from .progress import report_progress
+from .rejection_log import open_rejection_log
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -103,14 +106,12 @@ def build(
     declared = load_manifest(manifest)
     cache = Cache(cache_dir or default_directory())
     if dry_run:
-        with render.rejection_log(rejections) as on_rejection:
+        with open_rejection_log(rejections) as on_rejection:
             planned = pipeline.plan_build(declared, cache, on_rejection=on_rejection)
         _print(render.plan_document(planned, jobs), render.plan_text, as_json)
         return
-    with render.progress() as report:
-        result = pipeline.build(
-            declared, out, cache, jobs=jobs, strict=strict, progress=report
-        )
+    with report_progress() as report:
+        result = pipeline.build(declared, out, cache, jobs=jobs, strict=strict, progress=report)
     document = render.build_document(result)
     if wheel:
         from .wheel import write_wheel
@@ -158,7 +159,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
     from nvgemm_runtime.bundle import Bundle
 
     with Bundle(bundle) as opened:
-        _print(render.bundle_document(opened), render.bundle_text, as_json)
+        _print(render_bundle.bundle_document(opened), render_bundle.bundle_text, as_json)
 
 
 @main.command()
@@ -183,12 +184,14 @@ def verify(
     ]
     _print(
         [report.to_json() for report in reports],
-        lambda _: "\n\n".join(render.verification_text(report) for report in reports),
+        lambda _: "\n\n".join(render_bundle.verification_text(report) for report in reports),
         as_json,
     )
     failed = [str(report.path) for report in reports if not report.ok]
     if failed:
-        raise VerificationError(f"{len(failed)} of {len(reports)} bundles fail: {', '.join(failed)}")
+        raise VerificationError(
+            f"{len(failed)} of {len(reports)} bundles fail: {', '.join(failed)}"
+        )
 
 
 @main.command(name="list")

@@ -20,9 +20,6 @@ from .cache import Cache, cache_key
 from .providers import Candidate, Provider, load_provider
 from .targets import BuildTarget
 
-RECIPE = 1
-"""Raise it when the way objects are made changes: sample arguments, export options."""
-
 Progress = Callable[[int, int, str], None]
 """Called as (done, total, name of the kernel just done)."""
 
@@ -75,8 +72,8 @@ def make_tasks(
         TargetError: If the device profile lacks a number that a kernel needs.
     """
     shared = {
-        "recipe": RECIPE,
         "provider": provider.name,
+        "recipe": provider.recipe,
         "target": target.target.key,
         "toolchain": provider.toolchain(),
         "calling_convention": provider.calling_convention,

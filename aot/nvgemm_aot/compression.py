@@ -45,7 +45,9 @@ class Packed:
 
 def compress(payloads: Sequence[bytes]) -> Packed:
     """Compress payloads so that each decompresses alone; the result depends on nothing else."""
-    dictionary = b"".join(payloads[index] for index in cover(payloads, _member_count(len(payloads))))
+    dictionary = b"".join(
+        payloads[index] for index in cover(payloads, _member_count(len(payloads)))
+    )
     if not dictionary:
         return Packed(dictionary=b"", dictionary_frame=b"", frames=_frames(payloads, None))
     shared = zstandard.ZstdCompressionDict(dictionary, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
@@ -97,9 +99,7 @@ def _words(payload: bytes) -> list[bytes]:
     return [word for (word,) in _WORD.iter_unpack(payload[:whole])]
 
 
-def _frames(
-    payloads: Sequence[bytes], shared: zstandard.ZstdCompressionDict | None
-) -> list[bytes]:
+def _frames(payloads: Sequence[bytes], shared: zstandard.ZstdCompressionDict | None) -> list[bytes]:
     compressor = zstandard.ZstdCompressor(
         level=LEVEL, dict_data=shared, write_checksum=False, write_dict_id=False
     )

@@ -59,7 +59,7 @@ class RuntimeModel:
 
     def __init__(self, gpu: str, shared_memory_bytes: int) -> None:
         try:
-            import nvMatmulHeuristics as model
+            import nvMatmulHeuristics as model  # noqa: N813
         except ImportError as error:
             raise ToolchainError(
                 f"cannot rank kernels: {error}; run: pip install 'nvgemm-aot[build]'"
@@ -83,7 +83,7 @@ class RuntimeModel:
         return version(_DISTRIBUTION)
 
     def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
-        """Estimated runtime of ``problem`` in nanoseconds, or None where the model has no answer."""
+        """Estimate the runtime of ``problem``: nanoseconds, or None where there is no answer."""
         precision = self._precision(problem)
         layout = self._layout(problem, shape.swapped)
         self._warm(precision, layout)

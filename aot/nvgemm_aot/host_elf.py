@@ -14,6 +14,7 @@ from nvgemm_runtime.errors import LinkError
 
 from .elf_reading import MAX_SYMBOLS, MalformedElfError, open_elf, reading
 from .gap import Check, Gap
+from .launcher import vector_extension
 
 ALLOWED_SYMBOLS = frozenset(
     {
@@ -126,7 +127,16 @@ def find_host_gaps(data: bytes, exported: str, *, platform: str) -> tuple[Gap, .
         *_check_imports(elf),
         *_check_segments(elf),
         *_check_relocations(elf),
+        *_check_processor(data, platform),
     )
+
+
+def _check_processor(data: bytes, platform: str) -> list[Gap]:
+    extension = vector_extension(data)
+    if extension is None:
+        return []
+    message = f"host code uses {extension}; not every {platform} processor has it"
+    return [Gap(check=Check.HOST_PROCESSOR, message=message)]
 
 
 def _read(data: bytes) -> _HostElf:

@@ -15,7 +15,7 @@ from .disassembler import Disassembler, DisassemblyError
 from .elf_reading import MalformedElfError
 from .gap import Check, Gap
 from .host_elf import find_host_gaps
-from .launcher import launch_shared_bytes, vector_extension
+from .launcher import launch_shared_bytes
 from .linker import entry_symbol
 from .sass import Disassembly, check_disassembly, read_disassembly
 
@@ -84,9 +84,6 @@ def inspect_kernel(
         gaps += find_host_gaps(payload, exported, platform=target.platform)
     except LinkError as error:
         gaps.append(Gap(check=Check.CALLING_CONVENTION, message=str(error)))
-    if extension := vector_extension(payload):
-        message = f"host code uses {extension}; not every {target.platform} processor has it"
-        gaps.append(Gap(check=Check.HOST_PROCESSOR, message=message))
     launch_bytes = launch_shared_bytes(payload)
     cubins: tuple[Cubin, ...] = ()
     try:

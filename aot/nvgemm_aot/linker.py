@@ -127,7 +127,14 @@ def link(relocatable: bytes, calling_convention: str) -> bytes:
         folder = Path(directory)
         (folder / "kernel.o").write_bytes(relocatable)
         (folder / "exports").write_text(f"{{ global: {symbol}; local: *; }};\n")
-        command = [*compiler(), *FLAGS, "-Wl,--version-script=exports", "-o", "kernel.so", "kernel.o"]
+        command = [
+            *compiler(),
+            *FLAGS,
+            "-Wl,--version-script=exports",
+            "-o",
+            "kernel.so",
+            "kernel.o",
+        ]
         for place, name in zip(library_directories(), ("cute_dsl_runtime", "tvm_ffi")):
             command += [f"-L{place}", f"-l{name}"]
         result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)

@@ -154,9 +154,7 @@ def build(
             up_to_date=False,
             failures=failures,
         )
-    return BuildResult(
-        bundles=tuple(done[path] for path in paths), compiled=compilation.compiled
-    )
+    return BuildResult(bundles=tuple(done[path] for path in paths), compiled=compilation.compiled)
 
 
 def _toolchain(provider: Provider) -> dict[str, str]:

@@ -185,8 +185,7 @@ def _why_unserved(selection: Selection, enumeration: Enumeration, target: BuildT
         if reasons:
             return "; ".join(reasons)
     return (
-        f"no provider has an operator for {selection.problem.signature.key} "
-        f"on {target.target.arch}"
+        f"no provider has an operator for {selection.problem.signature.key} on {target.target.arch}"
     )
 
 

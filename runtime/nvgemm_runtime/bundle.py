@@ -20,9 +20,9 @@ from .format import (
     Header,
     Kernel,
     Span,
-    decode_header,
     sha256_hex,
 )
+from .header_decoder import decode_header
 
 
 class Bundle:
@@ -120,9 +120,7 @@ class Bundle:
 
     def _read_header(self) -> Header:
         if self.file_bytes < PREFIX.size:
-            self._fail(
-                "truncated", f"{self.file_bytes} bytes, a bundle has at least {PREFIX.size}"
-            )
+            self._fail("truncated", f"{self.file_bytes} bytes, a bundle has at least {PREFIX.size}")
         magic, version, header_bytes, digest = PREFIX.unpack(self._read(0, PREFIX.size))
         if magic != MAGIC:
             self._fail("magic", f"the file starts with {magic!r}, a bundle with {MAGIC!r}")
@@ -170,9 +168,7 @@ class Bundle:
             self._fail("dictionary-digest", "the dictionary has another content")
         return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
-    def _decompress(
-        self, name: str, span: Span, decompressor: zstandard.ZstdDecompressor
-    ) -> bytes:
+    def _decompress(self, name: str, span: Span, decompressor: zstandard.ZstdDecompressor) -> bytes:
         frame = self._read(span.offset, span.stored_bytes)
         try:
             declared = zstandard.frame_content_size(frame)

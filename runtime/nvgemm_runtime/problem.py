@@ -56,8 +56,8 @@ _SIZE_BYTES = {
 class Layout(str, enum.Enum):
     """Majors of A and B in BLAS letters; the output is always row-major.
 
-    ``t`` is row-major (the last dimension is contiguous), ``n`` is column-major. A is m x k and B is
-    k x n, so ``tn`` means that k is contiguous in both: the layout of ``torch.nn.Linear``.
+    ``t`` is row-major (the last dimension is contiguous), ``n`` is column-major. A is m x k and B
+    is k x n, so ``tn`` means that k is contiguous in both: the layout of ``torch.nn.Linear``.
     """
 
     TN = "tn"
@@ -78,7 +78,7 @@ class Layout(str, enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """What a kernel is specialised on. It serves every problem of its signature that it can address.
+    """What a kernel is specialised on: it serves problems of its signature and alignment.
 
     Attributes:
         op: The operation; it fixes the rank of the operands (mm: 2, bmm: 3).

@@ -14,7 +14,7 @@ class Target:
 
     Attributes:
         arch: Architecture as the compiler names it: ``sm_90a`` runs on exactly that compute
-            capability, ``sm_100f`` on its family (10.0, 10.3), ``sm_80`` on it and everything newer.
+            capability, ``sm_100f`` on its family (10.0, 10.3), ``sm_80`` on it and all newer.
         platform: Host platform, e.g. ``linux_x86_64``.
         cuda: CUDA major version of the runtime library that the kernels call, e.g. ``cu13``.
     """
@@ -25,7 +25,9 @@ class Target:
 
     def __post_init__(self) -> None:
         if _ARCH.fullmatch(self.arch) is None:
-            raise ValueError(f"architecture {self.arch!r} is not of the form sm_90a, sm_100f, sm_80")
+            raise ValueError(
+                f"architecture {self.arch!r} is not of the form sm_90a, sm_100f, sm_80"
+            )
         if re.fullmatch(r"[a-z]+_[a-z0-9_]+", self.platform) is None:
             raise ValueError(f"platform {self.platform!r} is not of the form linux_x86_64")
         if re.fullmatch(r"cu[1-9][0-9]*", self.cuda) is None:

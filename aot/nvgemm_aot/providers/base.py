@@ -56,10 +56,18 @@ class Enumeration:
 
 
 class Provider(Protocol):
-    """A source of kernels. Instances are created anew in each compiler process."""
+    """A source of kernels. Instances are created anew in each compiler process.
+
+    Attributes:
+        name: Its name in the table of providers, or ``module:class``.
+        calling_convention: How its kernels are called; see `nvgemm_runtime.format.Kernel`.
+        recipe: Names the way its objects are made. It must change when the same versions of the
+            toolchain would come to give other code: the cache is keyed on it.
+    """
 
     name: str
     calling_convention: str
+    recipe: str
 
     def toolchain(self) -> dict[str, str]:
         """Versions of everything that shapes the code, by distribution name. Must be quick.

@@ -33,6 +33,11 @@ _DISTRIBUTIONS = (
 
 _FUNCTION_NAME = "gemm"
 
+_HOST_CPU = "x86-64"
+_HOST_FEATURES = "+sse2"
+"""What every processor of the platform has. Left alone, the compiler writes host code for the
+processor it runs on: kernels built where AVX-512 is would crash elsewhere."""
+
 _TORCH_DTYPES = {
     DType.FP32: "float32",
     DType.FP16: "float16",
@@ -63,6 +68,7 @@ class CutlassOperators:
 
     name = "cutlass_operators"
     calling_convention = f"tvm_ffi:{_FUNCTION_NAME}(a,b,out)"
+    recipe = f"1, host {_HOST_CPU} {_HOST_FEATURES}"
 
     def toolchain(self) -> dict[str, str]:
         """Versions of the compiler's distributions; see `Provider.toolchain`."""
@@ -98,6 +104,7 @@ class CutlassOperators:
                 artifact = operator.compile(
                     _sample_arguments(candidate.signature), target_sm=arch.removeprefix("sm_")
                 )
+                _use_baseline_host_code(artifact.compiled_obj.ir_module)
                 artifact.compiled_obj.export_to_c(
                     object_file_path=str(path), function_name=_FUNCTION_NAME
                 )
@@ -157,6 +164,9 @@ def _unfit(operator: Any, signature: Signature, target: BuildTarget) -> str | No
         return f"designed for sm_{designed_for}: it does not use the tensor cores of sm_{native}"
     if kind == _EFC_OPERATOR:
         return "its epilogue fusion has nothing to fuse; the plain operator has the same main loop"
+    if DType.UINT8 in (signature.a, signature.b):
+        # Seen with cutlass-dsl 4.8.1 on sm_90a and sm_100a: the cubin equals the int8 one.
+        return "compiles to the int8 kernel, whose products are signed: results would be wrong"
     k_major = signature.layout.a_row_major and not signature.layout.b_row_major
     if kind == _SM90_OPERATOR and signature.a.size_bytes == 1 and not k_major:
         return "WGMMA reads 8-bit operands only along k (layout tn): it does not compile"
@@ -291,6 +301,18 @@ def _hardware_facts(device: DeviceProfile) -> Iterator[set[int]]:
         cutlass.utils.HardwareInfo = original
 
 
+def _use_baseline_host_code(module: Any) -> None:
+    """Have host functions compiled for `_HOST_CPU`; the exporter takes no such option."""
+    from cutlass._mlir import ir
+
+    with module.context:
+        features = ir.Attribute.parse(f'#llvm.target_features<["{_HOST_FEATURES}"]>')
+        for operation in module.body.operations:
+            if operation.operation.name == "llvm.func":
+                operation.operation.attributes["target_cpu"] = ir.StringAttr.get(_HOST_CPU)
+                operation.operation.attributes["target_features"] = features
+
+
 @functools.cache
 def _warm_up() -> None:
     """Compile nothing once: a cross-architecture compile must not be a process's first one.
@@ -299,7 +321,7 @@ def _warm_up() -> None:
     """
     from cutlass import cute
 
-    @cute.jit
+    @cute.jit  # type: ignore[untyped-decorator]
     def nothing() -> None:
         pass
 

@@ -1,0 +1,159 @@
+"""What the command prints of a bundle: its content, and the evidence of a verification."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.format import Kernel
+
+from .tables import size_text, table
+
+if TYPE_CHECKING:
+    from .verify import Report
+
+Document = dict[str, Any]
+
+
+def bundle_document(bundle: Bundle) -> Document:
+    """Describe a bundle's header and sizes."""
+    header = bundle.header
+    return {
+        "path": str(bundle.path),
+        "bytes": bundle.file_bytes,
+        "target": header.target.key,
+        "device": header.device,
+        "generator": header.generator,
+        "build_key": header.build_key,
+        "toolchain": header.toolchain,
+        "dictionary_bytes": header.dictionary.span.stored_bytes if header.dictionary else 0,
+        "kernels": [_kernel_document(kernel) for kernel in header.kernels],
+        "problems": [
+            {
+                "problem": ranking.problem.key,
+                "source": _source_text(header.sources[ranking.source]),
+                "kernels": [
+                    {"id": header.kernels[place.kernel].id, "time_ns": place.time_ns}
+                    for place in ranking.kernels
+                ],
+            }
+            for ranking in header.rankings
+        ],
+    }
+
+
+def _source_text(source: Any) -> str:
+    return f"{source.kind} by {source.by} for {source.gpu}"
+
+
+def _kernel_document(kernel: Kernel) -> Document:
+    design = kernel.design
+    return {
+        "id": kernel.id,
+        "signature": kernel.signature.key,
+        "provider": kernel.provider,
+        "operator": kernel.operator,
+        "tile": list(design.tile),
+        "ctas_per_tile": design.ctas_per_tile,
+        "cluster": list(design.cluster),
+        "fallback_cluster": design.fallback_cluster and list(design.fallback_cluster),
+        "scheduler": design.scheduler,
+        "cluster_limits": [
+            {"cluster_size": c.cluster_size, "max_active": c.max_active, "basis": c.basis}
+            for c in design.cluster_limits
+        ],
+        "alignment_bytes": kernel.alignment_bytes,
+        "workspace_bytes": kernel.workspace_bytes,
+        "calling_convention": kernel.calling_convention,
+        "stored_bytes": kernel.span.stored_bytes,
+        "payload_bytes": kernel.span.content_bytes,
+    }
+
+
+def _by_extents(extents: Sequence[int]) -> str:
+    return "x".join(map(str, extents))
+
+
+def bundle_text(document: Document) -> str:
+    """Print a bundle: facts, kernels, problems with their ranking."""
+    kernels = document["kernels"]
+    counts = Counter(kernel["signature"] for kernel in kernels)
+    facts = [
+        ["target", document["target"]],
+        ["device profile", document["device"]],
+        ["generator", document["generator"]],
+        *[[f"toolchain {name}", text] for name, text in sorted(document["toolchain"].items())],
+        ["file", size_text(document["bytes"])],
+        ["dictionary", size_text(document["dictionary_bytes"])],
+        ["kernels", f"{len(kernels)} ({size_text(document['bytes'] // len(kernels))} each)"],
+        *[[f"signature {key}", f"{count} kernels"] for key, count in sorted(counts.items())],
+    ]
+    kernel_rows = [
+        [
+            kernel["id"][:12],
+            kernel["signature"],
+            _by_extents(kernel["tile"]),
+            kernel["ctas_per_tile"],
+            _by_extents(kernel["cluster"])
+            + (f"|{_by_extents(kernel['fallback_cluster'])}" if kernel["fallback_cluster"] else ""),
+            kernel["scheduler"],
+            kernel["stored_bytes"],
+            kernel["payload_bytes"],
+        ]
+        for kernel in kernels
+    ]
+    problem_rows = [
+        [
+            problem["problem"],
+            place,
+            ranked["id"][:12],
+            "-" if ranked["time_ns"] is None else ranked["time_ns"] / 1e3,
+            problem["source"],
+        ]
+        for problem in document["problems"]
+        for place, ranked in enumerate(problem["kernels"], start=1)
+    ]
+    kernel_header = ["id", "signature", "tile", "ctas", "cluster", "scheduler", "stored", "payload"]
+    return "\n\n".join(
+        [
+            document["path"],
+            table(facts, ["fact", "value"]),
+            table(kernel_rows, kernel_header),
+            table(problem_rows, ["problem", "place", "kernel", "time, us", "source"]),
+        ]
+    )
+
+
+def verification_text(report: Report) -> str:
+    """Print a verification: the evidence a kernel, then every finding."""
+    rows = [
+        [
+            evidence.id[:12],
+            evidence.signature,
+            evidence.compiled_for or "?",
+            "?" if evidence.registers is None else evidence.registers,
+            "?" if evidence.static_shared_bytes is None else evidence.static_shared_bytes,
+            "?" if evidence.dynamic_shared_bytes is None else evidence.dynamic_shared_bytes,
+            "?" if evidence.local_bytes is None else evidence.local_bytes,
+            " ".join(f"{name} {count}" for name, count in sorted(evidence.instructions.items()))
+            or evidence.disassembled_by,
+        ]
+        for evidence in report.kernels
+    ]
+    header = ["kernel", "signature", "arch", "regs", "static smem", "dyn smem", "local", "code"]
+    verdict = "OK" if report.ok else f"FAILED, {len(report.findings)} findings"
+    lines = [
+        f"{report.path}: {report.target}, device profile {report.device}, "
+        f"disassembled by {report.disassembler or 'nothing'}",
+        table(rows, header),
+        *(f"note: {note}" for note in report.notes),
+        *(
+            f"{finding.check.value}: {finding.kernel[:12] if finding.kernel else 'bundle'}: "
+            f"{finding.message}"
+            for finding in report.findings
+        ),
+        f"{report.path}: {verdict}, {len(report.kernels)} kernels",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,209 @@
+"""The provider against the real compiler: what it lists, and what comes out of it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from nvgemm_aot.cache import Cache
+from nvgemm_aot.compiler import compile_all, make_tasks
+from nvgemm_aot.disassembler import find_disassembler
+from nvgemm_aot.manifest import load_manifest
+from nvgemm_aot.pipeline import BuildResult, build, plan_build
+from nvgemm_aot.providers import load_provider
+from nvgemm_aot.providers.cutlass_operators import CutlassOperators
+from nvgemm_aot.targets import build_target
+from nvgemm_aot.verify import verify_bundle
+from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.problem import Signature
+
+
+@pytest.fixture(scope="module")
+def provider() -> CutlassOperators:
+    return CutlassOperators()
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a", "sm_100f", "sm_103a"])
+@pytest.mark.parametrize("layout", ["tn", "tt", "nn", "nt"])
+@pytest.mark.parametrize("op", ["mm", "bmm"])
+def test_offers_16_bit_kernels_in_all_layouts(
+    provider: CutlassOperators, arch: str, layout: str, op: str
+) -> None:
+    target = build_target(arch)
+    for dtype in ("bf16", "fp16"):
+        signature = Signature.parse(f"{op}/{layout}/{dtype}x{dtype}/fp32/{dtype}")
+        found = provider.enumerate(signature, target).candidates
+        assert len(found) >= 20
+        assert len({candidate.operator for candidate in found}) == len(found)
+        assert {candidate.alignment_bytes for candidate in found} == {16}
+        assert {candidate.workspace_bytes for candidate in found} == {0}
+        assert {candidate.signature for candidate in found} == {signature}
+
+
+@pytest.mark.parametrize(
+    ("arch", "signature", "reason"),
+    [
+        ("sm_90a", "mm/nn/fp8_e4m3xfp8_e4m3/fp32/bf16", "only along k"),
+        ("sm_90a", "mm/tt/int8xint8/int32/int32", "only along k"),
+        ("sm_90a", "mm/tn/uint8xuint8/int32/int32", "products are signed"),
+        ("sm_100a", "mm/tn/uint8xuint8/int32/int32", "products are signed"),
+    ],
+)
+def test_offers_nothing_that_would_not_compile_or_be_wrong(
+    provider: CutlassOperators, arch: str, signature: str, reason: str
+) -> None:
+    found = provider.enumerate(Signature.parse(signature), build_target(arch))
+    assert not found.candidates
+    assert any(reason in rejection.reason for rejection in found.rejections)
+
+
+def test_offers_nothing_where_the_library_has_nothing(provider: CutlassOperators) -> None:
+    signature = Signature.parse("mm/tn/int8xint8/int32/int32")
+    assert provider.enumerate(signature, build_target("sm_100a")).candidates
+    nothing = provider.enumerate(signature, build_target("sm_100f"))
+    assert not nothing.candidates
+    assert not nothing.rejections
+
+
+def test_leaves_out_older_generations_and_empty_fusions_with_their_reasons(
+    provider: CutlassOperators,
+) -> None:
+    signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
+    found = provider.enumerate(signature, build_target("sm_100f"))
+    reasons = Counter(rejection.reason.split(":")[0] for rejection in found.rejections)
+    assert reasons["designed for sm_80"] == 4
+    assert any("epilogue fusion" in reason for reason in reasons)
+    assert {c.design.scheduler for c in found.candidates} == {
+        "clc",
+        "static_persistent",
+        "one_tile",
+    }
+
+
+def test_device_numbers_are_declared_exactly_where_they_are_compiled_in(
+    provider: CutlassOperators,
+) -> None:
+    signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
+    for arch in ("sm_100f", "sm_90a"):
+        for candidate in provider.enumerate(signature, build_target(arch)).candidates:
+            persistent = candidate.design.scheduler == "static_persistent"
+            assert bool(candidate.cluster_sizes) == persistent
+
+
+def test_real_bundles_verify_with_their_tensor_core_instructions(
+    real_bundles: dict[str, Path],
+) -> None:
+    assert find_disassembler() is not None, "the build extra brings nvdisasm"
+    for arch, instruction in (("sm_100f", "UTCHMMA"), ("sm_90a", "HGMMA")):
+        report = verify_bundle(real_bundles[arch], disassemble=True, jobs=2)
+        assert report.ok, report.findings
+        assert len(report.kernels) == 3
+        for evidence in report.kernels:
+            assert evidence.compiled_for == arch
+            assert evidence.local_bytes == 0
+            assert any(name.startswith(instruction) for name in evidence.instructions)
+
+
+def test_small_m_gets_a_kernel_made_for_it(real_bundles: dict[str, Path]) -> None:
+    with Bundle(real_bundles["sm_100f"]) as bundle:
+        small = next(r for r in bundle.header.rankings if r.problem.m == 8)
+        designs = [bundle.header.kernels[place.kernel].design for place in small.kernels]
+    assert (8, 64) in [design.tile[:2] for design in designs]
+    assert len(designs) == 2
+
+
+def test_header_says_where_device_numbers_come_from(real_bundles: dict[str, Path]) -> None:
+    with Bundle(real_bundles["sm_90a"]) as bundle:
+        for kernel in bundle.header.kernels:
+            (limit,) = kernel.design.cluster_limits
+            profile = build_target("sm_90a").device
+            assert limit.max_active == profile.cluster_capacity(limit.cluster_size).value
+            assert limit.basis == "measured"
+
+
+def test_code_is_the_same_in_another_process_and_another_order(
+    real_build: BuildResult, kernel_cache: Cache, tmp_path: Path
+) -> None:
+    """Compiles one kernel a target again, the other way round, into an empty cache."""
+    tasks = []
+    for built in real_build.bundles:
+        arch = built.header.target.arch
+        target = build_target(arch)
+        signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
+        ranked = next(r for r in built.header.rankings if r.problem.signature == signature)
+        operator = built.header.kernels[ranked.kernels[0].kernel].operator
+        provider = CutlassOperators()
+        candidates = provider.enumerate(signature, target).candidates
+        chosen = [c for c in candidates if c.operator == operator]
+        tasks += make_tasks(chosen, target, provider)
+    fresh = Cache(tmp_path / "fresh")
+    assert compile_all(tasks[::-1], fresh, jobs=1).compiled == len(tasks) == 2
+    for task in tasks:
+        assert fresh.get(task.key) == kernel_cache.get(task.key) is not None
+
+
+def test_a_second_build_compiles_nothing_and_imports_no_compiler(
+    real_build: BuildResult, kernel_cache: Cache, tmp_path: Path
+) -> None:
+    script = (
+        "import sys\n"
+        "from nvgemm_aot.cli import main\n"
+        "code = main(sys.argv[1:], standalone_mode=False)\n"
+        "print(sorted({'torch', 'cutlass', 'nvMatmulHeuristics'} & sys.modules.keys()))\n"
+    )
+    source = real_build.bundles[0].path.parent.parent / "real.yaml"
+    result = subprocess.run(
+        [
+            *(sys.executable, "-c", script),
+            *("build", source, "-o", tmp_path, "--cache-dir", kernel_cache.directory),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "0 kernels compiled" in result.stdout
+    assert result.stdout.splitlines()[-1] == "[]"
+    for built in real_build.bundles:
+        assert (tmp_path / built.path.name).read_bytes() == built.path.read_bytes()
+
+
+def test_unknown_provider_names_the_known_one() -> None:
+    with pytest.raises(ToolchainError, match="cutlass_operators"):
+        load_provider("nonesuch")
+
+
+def test_missing_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "nvgemm_aot.providers.cutlass_operators._DISTRIBUTIONS", ("no-such-distribution",)
+    )
+    with pytest.raises(ToolchainError, match=r"no-such-distribution .* pip install 'nvgemm-aot"):
+        CutlassOperators().toolchain()
+
+
+def test_plan_of_a_real_manifest_is_diverse(tmp_path: Path, kernel_cache: Cache) -> None:
+    """Every problem of quickstart gets its candidates, and not the same for small and large m."""
+    quickstart = load_manifest(Path(__file__).parent.parent / "manifests" / "quickstart.yaml")
+    for item in plan_build(quickstart, kernel_cache):
+        chosen: dict[int, set[tuple[int, int, int]]] = {}
+        for planned in item.plan.problems:
+            assert len(planned.choices) == 4
+            tiles = {item.plan.candidates[index].design.tile for index, _ in planned.choices}
+            chosen.setdefault(planned.problem.m, set()).update(tiles)
+        assert min(m for m, _, _ in chosen[1]) < min(m for m, _, _ in chosen[2048])
+
+
+def test_builds_for_int8_only_where_there_is_int8(tmp_path: Path, kernel_cache: Cache) -> None:
+    text = (
+        "version: 1\nname: int8\ntargets: [{}]\ngemms: [{{dtype: int8, mnk: [[16, 512, 512]]}}]\n"
+    )
+    path = tmp_path / "int8.yaml"
+    path.write_text(text.format("sm_100a").replace("gemms", "candidates: 1\ngemms"))
+    result = build(load_manifest(path), tmp_path, kernel_cache)
+    report = verify_bundle(result.bundles[0].path, disassemble=True)
+    assert report.ok, report.findings
+    assert any(name.startswith("UTCIMMA") for name in report.kernels[0].instructions)
