@@ -1,0 +1,69 @@
+"""What the documents say stays true."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from nvgemm_runtime import errors
+from nvgemm_runtime.errors import NvgemmError
+
+ROOT = Path(__file__).parent.parent
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def test_ci_runs_the_readme_test_command() -> None:
+    commands = re.findall(r"^python3 -m venv .*pytest$", read("README.md"), re.MULTILINE)
+    assert len(commands) == 1
+    assert commands[0] in read(".ci/run").splitlines()
+
+
+def test_readme_lists_every_exit_code() -> None:
+    section = read("README.md").split("## Exit codes")[1].split("## ")[0]
+    listed = {
+        int(code)
+        for row in re.findall(r"^\| ([0-9, ]+) \|", section, re.MULTILINE)
+        for code in row.split(",")
+    }
+    raised = {
+        kind.exit_code
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, NvgemmError) and kind is not NvgemmError
+    }
+    # Loading kernels is not part of the command yet.
+    assert raised - listed == {errors.NoKernelError.exit_code, errors.DriverError.exit_code}
+
+
+def test_format_document_lists_exactly_the_rules_that_are_checked() -> None:
+    documented = set(
+        re.findall(r"^\| `([a-z-]+)` \|", read("FORMAT.md").split("## Rules")[1], re.M)
+    )
+    source = "".join(
+        read(f"runtime/nvgemm_runtime/{name}.py") for name in ("bundle", "header_decoder")
+    )
+    checked = set(re.findall(r'_?fail\(\s*"([a-z-]+)"', source))
+    assert documented == checked
+
+
+def test_contributing_gives_a_reason_for_every_dependency() -> None:
+    declared = set(re.findall(r'^    "([a-z0-9-]+)[\[><=]', read("pyproject.toml"), re.MULTILINE))
+    section = read("CONTRIBUTING.md").split("## Dependencies")[1]
+    assert len(declared) > 15
+    assert not [name for name in declared if name not in section]
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in ("README.md", "CONTRIBUTING.md", "FORMAT.md", "manifests/README.md"):
+        for link in re.findall(r"\]\(([^)#:]+)\)", read(document)):
+            assert (ROOT / document).parent.joinpath(link).exists(), (document, link)
+
+
+def test_changelog_names_the_current_format_version() -> None:
+    from nvgemm_runtime.format import FORMAT_VERSION
+
+    table = read("CHANGELOG.md").split("## Bundle format")[1]
+    assert f"| {FORMAT_VERSION} |" in table
+    assert f"The bundle format, version {FORMAT_VERSION}" in read("FORMAT.md")
