@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+CPU = "cpu"
+"""Architecture of kernels that run on the host itself; no provider of the product builds any."""
+
 _ARCH = re.compile(r"sm_([1-9][0-9]{1,2})([af]?)")
 
 
@@ -14,7 +17,8 @@ class Target:
 
     Attributes:
         arch: Architecture as the compiler names it: ``sm_90a`` runs on exactly that compute
-            capability, ``sm_100f`` on its family (10.0, 10.3), ``sm_80`` on it and all newer.
+            capability, ``sm_100f`` on its family (10.0, 10.3), ``sm_80`` on it and all newer;
+            ``cpu`` on the host.
         platform: Host platform, e.g. ``linux_x86_64``.
         cuda: CUDA major version of the runtime library that the kernels call, e.g. ``cu13``.
     """
@@ -24,7 +28,7 @@ class Target:
     cuda: str = "cu13"
 
     def __post_init__(self) -> None:
-        if _ARCH.fullmatch(self.arch) is None:
+        if self.arch != CPU and _ARCH.fullmatch(self.arch) is None:
             raise ValueError(
                 f"architecture {self.arch!r} is not of the form sm_90a, sm_100f, sm_80"
             )
@@ -40,17 +44,21 @@ class Target:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """Compute capability (major, minor) that ``arch`` names."""
+        """Compute capability (major, minor) that ``arch`` names; (0, 0) for ``cpu``."""
+        if self.arch == CPU:
+            return 0, 0
         digits = int(self._match[1])
         return digits // 10, digits % 10
 
     @property
     def suffix(self) -> str:
         """``a`` (this capability only), ``f`` (its family) or empty (it and everything newer)."""
-        return self._match[2]
+        return "" if self.arch == CPU else self._match[2]
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Whether a GPU of this compute capability (major, minor) can run this target's kernels."""
+        if self.arch == CPU:
+            return False
         if self.suffix == "a":
             return capability == self.capability
         if self.suffix == "f":

@@ -1,0 +1,185 @@
+"""The public functions: which bundles there are, which kernel serves a GEMM and why, and running it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from . import native
+from .errors import NoKernelError
+from .facts import DeviceFacts, device_facts
+from .installation import INSTALLATION, FoundBundle
+from .library import LIBRARY, LoadedKernel
+from .match import Match, Miss, Served
+from .operands import Request, request, torch_dtype
+from .problem import Op
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What would happen to one GEMM.
+
+    Attributes:
+        request: The problem, and how its operands are aligned; None where no kernel can exist.
+        facts: The device that the operands are on.
+        match: The kernels that serve it, best first; None where none does.
+        reasons: Every reason why none does; empty where one does.
+    """
+
+    request: Request | None
+    facts: DeviceFacts
+    match: Match | None
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        problem = "this GEMM" if self.request is None else self.request.problem.key
+        if self.match is None:
+            return "\n".join([f"{problem}: no kernel", *(f"  {reason}" for reason in self.reasons)])
+        how = self.match.basis.value
+        if self.match.ranked_as.key != problem:
+            how += f", ranked as {self.match.ranked_as.key}"
+        lines = [
+            f"  {place}. {served.kernel.id[:12]} {served.kernel.operator}"
+            for place, served in enumerate(self.match.kernels, start=1)
+        ]
+        return "\n".join([f"{problem}: {how}", *lines])
+
+
+def bundles() -> tuple[FoundBundle, ...]:
+    """Every bundle that is installed or named in NVGEMM_AOT_BUNDLES, usable or not."""
+    return INSTALLATION.bundles()
+
+
+def explain(
+    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None
+) -> Explanation:
+    """Say which kernels serve ``a @ b``, or every reason why none does.
+
+    Args:
+        a, b: Matrices (mm) or batches of them (bmm).
+        out_dtype: Type of the result; by default as ``a``.
+    """
+    facts = _facts(a)
+    op = Op.MM if a.dim() == 2 else Op.BMM
+    try:
+        asked = request(op, a, b, out_dtype)
+    except NoKernelError as error:
+        return Explanation(request=None, facts=facts, match=None, reasons=(str(error),))
+    index, _ = INSTALLATION.index(facts)
+    found = index.match(asked.problem, asked.alignment_bytes)
+    if isinstance(found, Miss):
+        return Explanation(request=asked, facts=facts, match=None, reasons=found.reasons)
+    return Explanation(request=asked, facts=facts, match=found, reasons=())
+
+
+def mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None = None,
+    kernel: str | LoadedKernel | None = None,
+) -> torch.Tensor:
+    """Multiply two matrices with a prebuilt kernel.
+
+    Args:
+        a, b: Matrices of shape [m, k] and [k, n], each contiguous along one dimension.
+        out: Where the result goes, [m, n] row-major; made if None.
+        kernel: The kernel: its id, or what `choose` gave (the quickest way); the best-ranked if
+            None.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        NoKernelError: If no bundled kernel serves this, with every reason why.
+        ValueError: If the operands are not what the kernel takes.
+    """
+    return _run(Op.MM, a, b, out, kernel)
+
+
+def bmm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None = None,
+    kernel: str | LoadedKernel | None = None,
+) -> torch.Tensor:
+    """Multiply two batches of matrices with a prebuilt kernel; as `mm` with a leading batch."""
+    return _run(Op.BMM, a, b, out, kernel)
+
+
+def choose(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> LoadedKernel:
+    """Load the best-ranked kernel for ``out = a @ b``.
+
+    Raises:
+        NoKernelError: If no bundled kernel serves this, with every reason why.
+    """
+    op = Op.MM if a.dim() == 2 else Op.BMM
+    asked = request(op, a, b, out=out)
+    index, opened = INSTALLATION.index(_facts(a))
+    found = index.match(asked.problem, asked.alignment_bytes)
+    if isinstance(found, Miss):
+        raise NoKernelError(
+            f"no kernel for {asked.problem.key}:\n" + "\n".join(f"  {r}" for r in found.reasons),
+            found.reasons,
+        )
+    best = found.kernels[0]
+    return LIBRARY.load(opened[best.bundle], best.kernel)
+
+
+def load_kernel(kernel_id: str, facts: DeviceFacts) -> LoadedKernel:
+    """Load a kernel by its id, from any bundle that the device can use.
+
+    Raises:
+        NoKernelError: If no usable bundle holds it.
+    """
+    loaded = LIBRARY.get(kernel_id)
+    if loaded is not None:
+        return loaded
+    index, opened = INSTALLATION.index(facts)
+    for bundle in opened:
+        for kernel in bundle.header.kernels:
+            if kernel.id == kernel_id:
+                return LIBRARY.load(bundle, kernel)
+    raise NoKernelError(
+        f"no installed bundle holds kernel {kernel_id}; install the kernel wheel it came from",
+        index.refusals,
+    )
+
+
+def _run(
+    op: Op,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    kernel: str | LoadedKernel | None,
+) -> torch.Tensor:
+    if out is None:
+        out = _empty_out(op, a, b, kernel)
+    if kernel is None:
+        if out.numel() == 0 or a.numel() == 0:
+            return out.zero_()  # as ATen: a sum of nothing is zero
+        loaded = choose(a, b, out)
+    elif isinstance(kernel, str):
+        loaded = LIBRARY.get(kernel) or load_kernel(kernel, _facts(a))
+    else:
+        loaded = kernel
+    native.launch(loaded.handle, a, b, out)
+    return out
+
+
+def _empty_out(
+    op: Op, a: torch.Tensor, b: torch.Tensor, kernel: str | LoadedKernel | None
+) -> torch.Tensor:
+    """A result of the kernel's type, or of ``a``'s where the kernel is yet to be found."""
+    if isinstance(kernel, str):
+        kernel = load_kernel(kernel, _facts(a))
+    dtype = a.dtype if kernel is None else torch_dtype(kernel.kernel.signature.out)
+    if op is Op.MM:
+        return a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
+    return a.new_empty((a.shape[0], a.shape[1], b.shape[2]), dtype=dtype)
+
+
+def _facts(tensor: torch.Tensor) -> DeviceFacts:
+    return device_facts(tensor.device.type, tensor.device.index or 0)

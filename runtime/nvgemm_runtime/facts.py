@@ -1,0 +1,115 @@
+"""What matching must know of this process and its devices, as explicit values.
+
+Only the functions here look at the machine; `match` takes what they return.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import platform
+import sys
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+RUNTIME_LIBRARY = "libcute_dsl_runtime.so"
+"""The library that kernels call to load and launch device code."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeLibrary:
+    """An installed copy of the library that kernels call.
+
+    Attributes:
+        path: The file.
+        cuda: CUDA major version it is for, e.g. ``cu13``.
+        version: Version of the distribution it belongs to, e.g. ``4.8.1``.
+    """
+
+    path: Path
+    cuda: str
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceFacts:
+    """One device, and what of this process decides which kernels it can run.
+
+    Attributes:
+        kind: ``cuda`` or ``cpu``.
+        name: Name that the driver gives, e.g. ``NVIDIA H200``.
+        capability: Compute capability (major, minor); None for a CPU.
+        platform: Host platform, e.g. ``linux_x86_64``.
+        cuda: CUDA major version that torch was built for, e.g. ``cu13``; None without CUDA.
+        runtime_library: The library for that CUDA version; None where it is not installed.
+    """
+
+    kind: str
+    name: str
+    capability: tuple[int, int] | None
+    platform: str
+    cuda: str | None
+    runtime_library: RuntimeLibrary | None
+
+
+def host_platform() -> str:
+    """Platform of this process, as bundles name it, e.g. ``linux_x86_64``."""
+    return f"{sys.platform}_{platform.machine().lower()}"
+
+
+@functools.cache
+def find_runtime_library(cuda: str) -> RuntimeLibrary | None:
+    """Find the installed library for a CUDA major version such as ``cu13``; imports nothing."""
+    spec = importlib.util.find_spec("nvidia_cutlass_dsl")
+    for root in (spec and spec.submodule_search_locations) or ():
+        path = Path(root) / cuda / "lib" / RUNTIME_LIBRARY
+        if path.is_file():
+            return RuntimeLibrary(path=path, cuda=cuda, version=_version_of(cuda))
+    return None
+
+
+def _version_of(cuda: str) -> str:
+    try:
+        return version(f"nvidia-cutlass-dsl-libs-{cuda}")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+@functools.cache
+def torch_cuda() -> str | None:
+    """CUDA major version that torch was built for, e.g. ``cu13``; None for a CPU build."""
+    import torch
+
+    built_for: str | None = torch.version.cuda
+    return None if built_for is None else f"cu{built_for.split('.')[0]}"
+
+
+@functools.cache
+def device_facts(kind: str, index: int) -> DeviceFacts:
+    """Facts of one device of this process. For a GPU this initialises CUDA.
+
+    Args:
+        kind: ``cuda`` or ``cpu``.
+        index: Which one, as torch counts.
+    """
+    cuda = torch_cuda()
+    if kind != "cuda":
+        return DeviceFacts(
+            kind=kind,
+            name=kind,
+            capability=None,
+            platform=host_platform(),
+            cuda=cuda,
+            runtime_library=None,
+        )
+    import torch
+
+    return DeviceFacts(
+        kind=kind,
+        name=torch.cuda.get_device_name(index),
+        capability=torch.cuda.get_device_capability(index),
+        platform=host_platform(),
+        cuda=cuda,
+        runtime_library=None if cuda is None else find_runtime_library(cuda),
+    )
