@@ -53,9 +53,7 @@ def bundles() -> tuple[FoundBundle, ...]:
     return INSTALLATION.bundles()
 
 
-def explain(
-    a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None
-) -> Explanation:
+def explain(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None) -> Explanation:
     """Say which kernels serve ``a @ b``, or every reason why none does.
 
     Args:

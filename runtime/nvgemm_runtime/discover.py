@@ -1,4 +1,4 @@
-"""Finds the bundles that installed kernel wheels hold, without importing any of them."""
+"""Finds bundles: those of installed kernel wheels, without importing any, and those named by hand."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import logging
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
@@ -16,6 +17,9 @@ ENTRY_POINT_GROUP = "nvgemm_aot.bundles"
 
 BUNDLE_SUFFIX = ".nvgemm"
 """Ending of a bundle's file name."""
+
+BUNDLES_VARIABLE = "NVGEMM_AOT_BUNDLES"
+"""Environment variable that names bundle files, or directories of them, as PATH does."""
 
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 
@@ -73,6 +77,70 @@ def installed_bundles() -> tuple[InstalledBundle, ...]:
                 seen_files.add(real)
                 found.append(InstalledBundle(path=path, distribution=name, version=version))
     return tuple(sorted(found, key=lambda bundle: (bundle.distribution, bundle.path)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A place where a bundle should be.
+
+    Attributes:
+        path: The file.
+        origin: The distribution and version that brought it, or the variable that names it.
+        problem: Why it must not be opened, or None.
+    """
+
+    path: Path
+    origin: str
+    problem: str | None
+
+
+def find_bundles() -> tuple[Candidate, ...]:
+    """Find every bundle that is named in NVGEMM_AOT_BUNDLES or installed, in this order.
+
+    A file that someone else could have written is named with that as its problem: loading a bundle
+    runs its code.
+    """
+    installed = (
+        Candidate(path=bundle.path, origin=f"{bundle.distribution} {bundle.version}", problem=None)
+        for bundle in installed_bundles()
+    )
+    return (*_named_bundles(os.environ.get(BUNDLES_VARIABLE, "")), *installed)
+
+
+def _named_bundles(value: str) -> Iterator[Candidate]:
+    for name in filter(None, value.split(os.pathsep)):
+        path = Path(os.path.abspath(name))  # noqa: PTH100
+        try:
+            files = sorted(path.glob(f"*{BUNDLE_SUFFIX}")) if path.is_dir() else [path]
+            problem = None if files else f"{path} holds no {BUNDLE_SUFFIX} file"
+            for file in files or [path]:
+                yield Candidate(
+                    path=file, origin=BUNDLES_VARIABLE, problem=problem or _writable_by_others(file)
+                )
+        except OSError as error:
+            reason = f"{path}: {error.strerror}"
+            yield Candidate(path=path, origin=BUNDLES_VARIABLE, problem=reason)
+
+
+def _writable_by_others(file: Path) -> str | None:
+    """Why a file is not under the control of this user and root alone, or None.
+
+    Raises:
+        OSError: If the file is not there.
+    """
+    real = file.resolve(strict=True)
+    for place in (real, *real.parents):
+        status = place.stat()
+        if status.st_uid not in (0, os.geteuid()):
+            return f"{place} belongs to another user (uid {status.st_uid}), who could change it"
+        # In a sticky directory others can add files, but not replace this one.
+        sticky = place != real and status.st_mode & stat.S_ISVTX
+        others = status.st_mode & stat.S_IWOTH
+        group = status.st_mode & stat.S_IWGRP and status.st_gid not in (0, os.getegid())
+        if (others or group) and not sticky:
+            mode = stat.filemode(status.st_mode)
+            return f"{place} can be written by others ({mode}); run: chmod go-w {place}"
+    return None
 
 
 def _declared_packages(distribution: Distribution) -> tuple[str, ...]:

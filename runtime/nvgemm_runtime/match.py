@@ -94,14 +94,15 @@ class _Sizes:
 
     def add(self, place: _Place) -> None:
         problem = place.ranking.problem
-        self._rows.setdefault((problem.n, problem.k, problem.batch), []).append(
-            (problem.m, place)
-        )
+        self._rows.setdefault((problem.n, problem.k, problem.batch), []).append((problem.m, place))
 
     def finish(self) -> None:
         for row in self._rows.values():
             row.sort(key=lambda entry: entry[0])
-        self._logs = [(*(math.log2(size) for size in key), key) for key in sorted(self._rows)]
+        self._logs = [
+            (math.log2(n), math.log2(k), math.log2(batch), (n, k, batch))
+            for n, k, batch in sorted(self._rows)
+        ]
 
     def nearest(self, problem: Problem) -> _Place:
         """The declared problem of closest sizes: by n, k and batch first, then by m.
@@ -124,7 +125,7 @@ class Index:
     """The kernels that one device can run, ready to be asked.
 
     Args:
-        bundles: In order of preference: where two declare a problem, the first one's ranking counts.
+        bundles: In order of preference: the first that declares a problem ranks it.
         facts: The device.
     """
 

@@ -62,7 +62,8 @@ def request(
 
     Args:
         op: ``mm`` or ``bmm``; it fixes the rank of the operands.
-        a, b: Operands of shape [m, k] and [k, n], with a leading batch for ``bmm``.
+        a: Operand of shape [m, k], with a leading batch for ``bmm``.
+        b: Operand of shape [k, n], likewise.
         out_dtype: Type of the result; by default as ``a``.
         out: The tensor to be written, if there is one already; its type counts.
 
@@ -71,7 +72,9 @@ def request(
     """
     rank = 2 if op is Op.MM else 3
     if a.dim() != rank or b.dim() != rank:
-        raise NoKernelError(f"{op.value} takes tensors of rank {rank} (got {a.dim()} and {b.dim()})")
+        raise NoKernelError(
+            f"{op.value} takes tensors of rank {rank} (got {a.dim()} and {b.dim()})"
+        )
     if a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
         raise NoKernelError(
             f"{op.value}: shapes {list(a.shape)} and {list(b.shape)} do not multiply"
