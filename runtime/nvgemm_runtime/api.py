@@ -10,7 +10,7 @@ from .errors import NoKernelError
 from .facts import DeviceFacts, device_facts
 from .installation import INSTALLATION, FoundBundle
 from .library import LIBRARY, LoadedKernel
-from .match import Match, Miss, Served
+from .match import Match, Miss
 from .operands import Request, request, torch_dtype
 from .problem import Op
 

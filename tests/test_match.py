@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nvgemm_aot.bundle import BundleContent, ProblemRanking, encode_bundle
+from nvgemm_runtime.facts import DeviceFacts, RuntimeLibrary
+from nvgemm_runtime.format import Header, sha256_hex
+from nvgemm_runtime.match import Basis, BundleView, Index, Match, Miss, preferred, refusal
+from nvgemm_runtime.problem import Problem, Signature
+from nvgemm_runtime.target import Target
+from synthetic_content import SIGNATURE, synthetic_content
+
+LIBRARY = RuntimeLibrary(path=Path("/lib.so"), cuda="cu13", version="4.8.1")
+B200 = DeviceFacts(
+    kind="cuda",
+    name="NVIDIA B200",
+    capability=(10, 0),
+    platform="linux_x86_64",
+    cuda="cu13",
+    runtime_library=LIBRARY,
+)
+
+
+def problem(m: int, n: int = 4096, k: int = 4096, signature: Signature = SIGNATURE) -> Problem:
+    return Problem(signature=signature, m=m, n=n, k=k)
+
+
+def content(*problems: Problem, seed: int = 0) -> BundleContent:
+    """A bundle in which kernel i is the best for problem i."""
+    base = synthetic_content(kernels=len(problems), problems=1, seed=seed)
+    source = base.rankings[0].source
+    return replace(
+        base,
+        rankings=tuple(
+            ProblemRanking(
+                problem=declared, source=source, kernels=((sha256_hex(kernel.payload), 1000 + i),)
+            )
+            for i, (declared, kernel) in enumerate(zip(problems, base.kernels))
+        ),
+    )
+
+
+def header(*problems: Problem, seed: int = 0) -> Header:
+    return encode_bundle(content(*problems, seed=seed))[1]
+
+
+def index(*headers: Header, facts: DeviceFacts = B200) -> Index:
+    return Index([BundleView(name=f"b{i}", header=h) for i, h in enumerate(headers)], facts)
+
+
+def found(outcome: Match | Miss) -> Match:
+    assert isinstance(outcome, Match), outcome
+    return outcome
+
+
+def reasons(outcome: Match | Miss) -> str:
+    assert isinstance(outcome, Miss), outcome
+    return "\n".join(outcome.reasons)
+
+
+def test_declared_problem_gets_its_own_ranking() -> None:
+    wanted = [problem(1), problem(16), problem(1024)]
+    built = header(*wanted)
+    for asked in wanted:
+        match = found(index(built).match(asked, 16))
+        assert match.basis is Basis.DECLARED
+        assert match.ranked_as == asked
+        ranking = next(r for r in built.rankings if r.problem == asked)
+        assert match.kernels[0].kernel == built.kernels[ranking.kernels[0].kernel]
+        assert match.kernels[0].time_ns == ranking.kernels[0].time_ns
+
+
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [
+        (problem(3), problem(2)),
+        (problem(100), problem(64)),
+        (problem(10**6), problem(1024)),
+        (problem(64, n=5000), problem(64)),
+        (problem(64, n=8192, k=8000), problem(2, n=8192, k=8192)),
+    ],
+)
+def test_other_sizes_are_ranked_as_the_nearest_declared(asked: Problem, nearest: Problem) -> None:
+    built = header(problem(2), problem(64), problem(1024), problem(2, n=8192, k=8192))
+    match = found(index(built).match(asked, 16))
+    assert match.basis is Basis.SIGNATURE
+    assert match.ranked_as == nearest
+
+
+def test_first_bundle_wins_where_two_declare_a_problem() -> None:
+    first, second = header(problem(1)), header(problem(1), problem(2), seed=1)
+    built = index(first, second)
+    assert found(built.match(problem(1), 16)).kernels[0].bundle == 0
+    assert found(built.match(problem(2), 16)).kernels[0].bundle == 1
+
+
+def test_newest_compiler_is_preferred_then_the_name() -> None:
+    def view(name: str, version: str) -> BundleView:
+        built = replace(content(problem(1)), toolchain={"nvidia-cutlass-dsl": version})
+        return BundleView(name=name, header=encode_bundle(built)[1])
+
+    views = [view("b", "4.9.0"), view("c", "4.10.0"), view("a", "4.9.0")]
+    assert [v.name for v in preferred(views)] == ["c", "a", "b"]
+    assert preferred(views[::-1]) == preferred(views)
+
+
+def test_misaligned_operands_miss_with_both_numbers() -> None:
+    built = index(header(problem(1)))
+    assert isinstance(built.match(problem(1), 16), Match)
+    assert "aligned to 8 bytes" in reasons(built.match(problem(1), 8))
+    assert "need 16" in reasons(built.match(problem(1), 8))
+
+
+def test_unknown_signature_lists_what_is_bundled() -> None:
+    other = Signature.parse("mm/nn/fp16xfp16/fp32/fp16")
+    said = reasons(index(header(problem(1))).match(problem(1, signature=other), 16))
+    assert f"no bundled kernel computes {other.key} (bundled: {SIGNATURE.key})" in said
+
+
+def test_without_bundles_says_how_to_get_some() -> None:
+    assert "pip install a kernel wheel" in reasons(index().match(problem(1), 16))
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (replace(B200, capability=(9, 0), name="NVIDIA H200"), "sm_100f kernels do not run on NV"),
+        (replace(B200, capability=(12, 0)), "compute capability 12.0"),
+        (replace(B200, cuda="cu12"), "built for cu13, torch uses cu12"),
+        (replace(B200, cuda=None), "torch uses no CUDA"),
+        (replace(B200, platform="linux_aarch64"), "built for platform linux_x86_64"),
+        (replace(B200, runtime_library=None), "pip install nvidia-cutlass-dsl-libs-cu13"),
+        (replace(B200, kind="cpu", capability=None, name="cpu"), "built for sm_100f"),
+    ],
+)
+def test_a_bundle_that_does_not_fit_the_device_says_why(facts: DeviceFacts, reason: str) -> None:
+    built = header(problem(1))
+    assert reason in str(refusal(built, facts))
+    said = reasons(index(built, facts=facts).match(problem(1), 16))
+    assert reason in said
+    assert "b0: " in said
+
+
+@pytest.mark.parametrize(
+    ("built_with", "installed", "fits"),
+    [
+        ("4.8.1", "4.8.1", True),
+        ("4.8.1", "4.8.2", True),
+        ("4.8.2", "4.8.1", False),
+        ("4.8.1", "4.9.0", False),
+        ("4.8.1", "5.8.1", False),
+        ("4.8.1", "unknown", False),
+    ],
+)
+def test_runtime_library_must_be_the_builds_or_a_later_patch(
+    built_with: str, installed: str, fits: bool
+) -> None:
+    base = replace(content(problem(1)), toolchain={"nvidia-cutlass-dsl-libs-cu13": built_with})
+    facts = replace(B200, runtime_library=replace(LIBRARY, version=installed))
+    reason = refusal(encode_bundle(base)[1], facts)
+    assert (reason is None) == fits
+    if reason is not None:
+        assert built_with in reason
+        assert installed in reason
+
+
+def test_family_kernels_serve_the_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = header(problem(1))
+    assert refusal(built, replace(B200, capability=(10, 3), name="NVIDIA GB300")) is None
+    exact = replace(built, target=Target(arch="sm_100a"))
+    assert refusal(exact, replace(B200, capability=(10, 3))) is not None
+
+
+def test_cpu_bundles_are_for_the_cpu_alone() -> None:
+    built = replace(header(problem(1)), target=Target(arch="cpu"))
+    cpu = replace(B200, kind="cpu", capability=None, name="cpu", runtime_library=None, cuda=None)
+    assert refusal(built, cpu) is None
+    assert "built for cpu" in str(refusal(built, B200))
