@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from nvgemm_aot import manifest as manifest_module
-from nvgemm_aot import yaml_source
+from nvgemm_aot import yaml_nodes, yaml_source
 from nvgemm_aot.manifest import Manifest, json_schema, load_manifest
 from nvgemm_aot.manifest_schema import ManifestEntry, allowed_keys
 from nvgemm_runtime.errors import ManifestError
@@ -593,7 +593,7 @@ def test_refuses_empty_file(tmp_path: Path, text: str) -> None:
 
 def test_refuses_file_that_is_too_long(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="over 4194304 bytes"):
-        load(tmp_path, b"#" * (yaml_source.MAX_FILE_BYTES + 1))
+        load(tmp_path, b"#" * (yaml_nodes.MAX_FILE_BYTES + 1))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,12 @@ from typing import Any, TypeVar
 import click
 
 from nvgemm_runtime import __version__
-from nvgemm_runtime.errors import NvgemmError, VerificationError
+from nvgemm_runtime.errors import (
+    BundleFormatError,
+    NvgemmError,
+    StorageError,
+    VerificationError,
+)
 
 from . import render, render_bundle
 from .progress import report_progress
@@ -178,19 +183,27 @@ def verify(
     from .compiler import default_jobs
     from .verify import verify_bundle
 
-    reports = [
-        verify_bundle(path, disassemble=disassemble, jobs=jobs or default_jobs())
-        for path in bundles
-    ]
-    _print(
-        [report.to_json() for report in reports],
-        lambda _: "\n\n".join(render_bundle.verification_text(report) for report in reports),
-        as_json,
-    )
-    failed = [str(report.path) for report in reports if not report.ok]
+    documents: list[Any] = []
+    texts: list[str] = []
+    failed: list[NvgemmError] = []
+    for path in bundles:
+        try:
+            report = verify_bundle(path, disassemble=disassemble, jobs=jobs or default_jobs())
+        except (BundleFormatError, StorageError) as error:
+            documents.append({"path": str(path), "ok": False, "error": str(error)})
+            texts.append(f"{path}: FAILED\n{error}")
+            failed.append(error)
+            continue
+        documents.append(report.to_json())
+        texts.append(render_bundle.verification_text(report))
+        if not report.ok:
+            failed.append(VerificationError(f"{path}: {len(report.findings)} findings"))
+    _print(documents, lambda _: "\n\n".join(texts), as_json)
+    if len(failed) == 1:
+        raise failed[0]
     if failed:
         raise VerificationError(
-            f"{len(failed)} of {len(reports)} bundles fail: {', '.join(failed)}"
+            f"{len(failed)} of {len(bundles)} bundles fail:\n" + "\n".join(map(str, failed))
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -31,6 +32,8 @@ FLAGS = (
 """Flags of every link. All kernels define the same internal names, so nothing but the entry point
 may be visible, and nothing in the output may depend on when or where it was made. Page size and
 hash style are defaults that distributions change."""
+
+_VERSION = re.compile(r"\d+(?:\.\d+)+")
 
 _COMPILERS = ("cc", "gcc", "clang")
 
@@ -81,6 +84,19 @@ def linker_version() -> str:
             "install the linker (Debian: apt-get install binutils) or set CC"
         )
     return lines[0]
+
+
+def linker_identity() -> tuple[str, str]:
+    """Name and version of the linker, e.g. ``("GNU ld", "2.40")``.
+
+    Raises:
+        ToolchainError: If there is no working linker.
+    """
+    line = linker_version()
+    number = _VERSION.search(line)
+    if number is None:
+        return line, "unknown"
+    return re.split(r"\(|\d", line, maxsplit=1)[0].strip() or "linker", number[0]
 
 
 @functools.cache

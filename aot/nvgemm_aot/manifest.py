@@ -32,7 +32,8 @@ from .manifest_schema import (
 )
 from .manifest_wording import explain_error, meant_keys
 from .targets import BuildTarget, build_target
-from .yaml_source import Location, Mistake, Source, read_source, report_mistakes
+from .yaml_nodes import Mistake, report_mistakes
+from .yaml_source import Location, Source, read_source
 
 __all__ = [
     "DEFAULT_CANDIDATES",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 from pathlib import Path
+
+import zstandard
 
 from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle import Bundle
@@ -159,10 +160,11 @@ def build(
 
 def _toolchain(provider: Provider) -> dict[str, str]:
     """Versions of everything that shapes a bundle's bytes."""
+    linker_name, linker_version = linker.linker_identity()
     return {
         **provider.toolchain(),
-        "linker": linker.linker_version(),
-        "zstandard": version("zstandard"),
+        linker_name: linker_version,
+        "zstd": ".".join(map(str, zstandard.ZSTD_VERSION)),
     }
 
 

@@ -7,23 +7,18 @@ PyYAML's own construction would silently keep the last of two equal keys, read `
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
 from nvgemm_runtime.errors import ManifestError
 
-MAX_FILE_BYTES = 4 << 20
-"""Longest file that is read."""
+from .yaml_nodes import MAX_DEPTH, Mistake, fail, place, read_nodes
 
 MAX_VALUES = 1_000_000
 """Most values after aliases are expanded: a few nested aliases can stand for billions."""
-
-MAX_DEPTH = 32
-"""Deepest nesting; a manifest needs five levels."""
 
 MAX_DIGITS = 20
 """Longest integer that is converted: Python refuses to convert, or show, those of thousands."""
@@ -43,15 +38,6 @@ _FOREIGN_KINDS = {
     "timestamp": "a date",
     "str": "text with unprintable characters",
 }
-
-
-@dataclass(frozen=True, kw_only=True, order=True)
-class Mistake:
-    """One thing wrong with a file; line and column count from 1."""
-
-    line: int
-    column: int
-    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +93,7 @@ class Source:
             known.append(step)
         # The key of a mistake at a key is in the text already.
         shown = location[:-1] if at_key else tuple(known)
-        return _place(mark, f"{render_location(shown)}: {text}")
+        return place(mark, f"{render_location(shown)}: {text}")
 
     def _child(self, node: yaml.Node, step: str | int) -> tuple[yaml.Node, yaml.Node] | None:
         """Find the node at a key or an index, after the node that names it."""
@@ -124,19 +110,6 @@ def render_location(location: Location) -> str:
     return "".join(parts).removeprefix(".") or "top level"
 
 
-def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
-    """Raise every mistake at once, a line each, by position, and their count.
-
-    Raises:
-        ManifestError: Always.
-
-    """
-    ordered = sorted(set(mistakes))
-    lines = [f"{path}:{found.line}:{found.column}: {found.text}" for found in ordered]
-    count = "1 mistake" if len(ordered) == 1 else f"{len(ordered)} mistakes"
-    raise ManifestError("\n".join([*lines, f"{count} in {path}; nothing was built"]))
-
-
 def read_source(path: Path) -> Source:
     """Read and parse a YAML file whose top level is a mapping.
 
@@ -145,15 +118,14 @@ def read_source(path: Path) -> Source:
             document, nested too deeply or endlessly, or has another top level.
 
     """
-    text = _read_text(path)
-    root = _compose(path, text)
+    root = read_nodes(path)
     if root is None or (isinstance(root, yaml.ScalarNode) and root.value == ""):
         raise ManifestError(
             f"{path}: the file is empty; allowed: a mapping that starts with 'version: 1'"
         )
     if not isinstance(root, yaml.MappingNode):
         kind = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
-        _fail(
+        fail(
             path,
             root.start_mark,
             f"top level: found {kind}; allowed: a mapping that starts with 'version: 1'",
@@ -169,84 +141,6 @@ def read_source(path: Path) -> Source:
     )
 
 
-def _fail(path: Path, mark: yaml.Mark, text: str) -> NoReturn:
-    report_mistakes(path, [_place(mark, text)])
-
-
-def _read_text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
-        raise ManifestError(f"{path}: there is no such file; check the path") from None
-    except IsADirectoryError:
-        raise ManifestError(f"{path}: this is a directory; name a manifest file in it") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ManifestError(f"{path}: cannot read it: {reason}; check the path") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise ManifestError(
-            f"{path}: the file is over {MAX_FILE_BYTES} bytes; allowed: at most that; "
-            "split it into several manifests"
-        )
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line_start = data.rfind(b"\n", 0, error.start) + 1
-        found = Mistake(
-            line=data.count(b"\n", 0, error.start) + 1,
-            column=len(data[line_start : error.start].decode("utf-8")) + 1,
-            text=f"found byte 0x{data[error.start]:02x}; allowed: UTF-8; save the file as UTF-8",
-        )
-        report_mistakes(path, [found])
-
-
-class _Loader(yaml.SafeLoader):
-    """Composes nodes, and refuses nesting that would exhaust Python's stack."""
-
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.depth > MAX_DEPTH:
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(
-                problem=f"found more than {MAX_DEPTH} levels of nesting",
-                problem_mark=event.start_mark,
-            )
-        self.depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.depth -= 1
-
-
-def _compose(path: Path, text: str) -> yaml.Node | None:
-    try:
-        loader = _Loader(text)
-    except yaml.reader.ReaderError as error:
-        before = text[: error.position]
-        found = Mistake(
-            line=before.count("\n") + 1,
-            column=len(before) - before.rfind("\n"),
-            text=f"found character {text[error.position]!r}, which YAML does not allow; remove it",
-        )
-        report_mistakes(path, [found])
-    try:
-        return loader.get_single_node()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark or loader.get_mark()
-        if error.problem == "but found another document":
-            _fail(path, mark, "found a second YAML document; allowed: one a file")
-        advice = "; indent with spaces" if "'\\t'" in str(error.problem) else ""
-        context = f"{error.context}, " if error.context else ""
-        _fail(path, mark, f"not valid YAML: {context}{error.problem}{advice}")
-    except (ValueError, OverflowError) as error:
-        # PyYAML lets these through from escapes like "\UFFFFFFFF" and from huge version numbers.
-        _fail(path, loader.get_mark(), f"not valid YAML: {error}")
-    finally:
-        loader.dispose()
-
-
 class _Converter:
     """Turns nodes into data, collecting what a mapping may not hold."""
 
@@ -259,7 +153,7 @@ class _Converter:
     def convert(self, node: yaml.Node, location: Location, depth: int) -> Any:
         self.values += 1
         if self.values > MAX_VALUES:
-            _fail(
+            fail(
                 self.path,
                 node.start_mark,
                 f"found over {MAX_VALUES} values once aliases are expanded; "
@@ -268,7 +162,7 @@ class _Converter:
         # An alias inside what it stands for has no end; one that only nests too deep is refused
         # with it, since neither can be a manifest.
         if depth > MAX_DEPTH:
-            _fail(
+            fail(
                 self.path,
                 node.start_mark,
                 f"found over {MAX_DEPTH} levels of nesting, or an alias inside the value that it "
@@ -315,11 +209,7 @@ class _Converter:
         return value
 
     def add(self, node: yaml.Node, location: Location, text: str) -> None:
-        self.mistakes.append(_place(node.start_mark, f"{render_location(location)}: {text}"))
-
-
-def _place(mark: yaml.Mark, text: str) -> Mistake:
-    return Mistake(line=mark.line + 1, column=mark.column + 1, text=text)
+        self.mistakes.append(place(node.start_mark, f"{render_location(location)}: {text}"))
 
 
 def _line(node: yaml.Node) -> int:
