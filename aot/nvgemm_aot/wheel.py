@@ -129,6 +129,15 @@ def write_wheel(
     return out_dir / filename
 
 
+def check_identity(name: str, version: str) -> None:
+    """Refuse a name or version that no wheel can have, before time is spent on its content.
+
+    Raises:
+        PackagingError: Saying what is allowed.
+    """
+    _identify(name, version)
+
+
 def _identify(name: str, version: str) -> _Identity:
     try:
         distribution = DISTRIBUTION_PREFIX + canonicalize_name(name, validate=True)

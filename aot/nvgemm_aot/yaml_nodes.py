@@ -57,22 +57,13 @@ def fail(path: Path, mark: yaml.Mark, text: str) -> NoReturn:
     report_mistakes(path, [place(mark, text)])
 
 
-def read_nodes(path: Path) -> yaml.Node | None:
-    """Read and parse a YAML file; None if it holds no document.
+def read_text(path: Path) -> str:
+    """Read a file.
 
     Raises:
-        ManifestError: If the file cannot be read, is too long, not UTF-8, not one YAML document,
-            or nested too deeply.
+        ManifestError: If it cannot be read, is too long or not UTF-8.
 
     """
-    text = _read_text(path)
-    # libyaml is several times faster, but words and places errors in its own way: a file that it
-    # refuses is read again, so that messages do not depend on whether PyYAML was built with it.
-    node, accepted = _compose_fast(text)
-    return node if accepted else _compose(path, text)
-
-
-def _read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -123,22 +114,30 @@ class _Loader(_Shallow, yaml.SafeLoader):
     """PyYAML's own parser."""
 
 
-def _compose_fast(text: str) -> tuple[yaml.Node | None, bool]:
-    """Compose with libyaml; the second value is False where it is missing or refuses the text."""
-    if not yaml.__with_libyaml__:
-        return None, False
+def compose_fast(text: str) -> yaml.Node | None:
+    """Parse YAML with libyaml, which is several times faster than PyYAML itself.
+
+    Returns:
+        The top-level node; None if libyaml is missing, refuses the text, or might read it in
+        another way than PyYAML. Marks may differ from PyYAML's in rare places, so that messages
+        are made from what `compose` returns.
+
+    """
+    if not yaml.__with_libyaml__ or "\t" in text or "\ufeff" in text:
+        return None
     loader = _fast_loader()(text)
     try:
-        return loader.get_single_node(), True
+        node: yaml.Node | None = loader.get_single_node()
     except (yaml.YAMLError, ValueError, OverflowError):
-        return None, False
+        return None
     finally:
         loader.dispose()
+    return node
 
 
 @functools.cache
 def _fast_loader() -> Any:
-    from yaml.cyaml import CParser
+    from yaml._yaml import CParser
     from yaml.resolver import Resolver
 
     # libyaml's events only: its own composer recurses in C, without a limit.
@@ -151,7 +150,13 @@ def _fast_loader() -> Any:
     return FastLoader
 
 
-def _compose(path: Path, text: str) -> yaml.Node | None:
+def compose(path: Path, text: str) -> yaml.Node | None:
+    """Parse YAML; None if there is no document.
+
+    Raises:
+        ManifestError: If the text is not one YAML document, or nested too deeply.
+
+    """
     try:
         loader = _Loader(text)
     except yaml.reader.ReaderError as error:

@@ -15,7 +15,7 @@ import yaml
 
 from nvgemm_runtime.errors import ManifestError
 
-from .yaml_nodes import MAX_DEPTH, Mistake, fail, place, read_nodes
+from .yaml_nodes import MAX_DEPTH, Mistake, fail, place
 
 MAX_VALUES = 1_000_000
 """Most values after aliases are expanded: a few nested aliases can stand for billions."""
@@ -36,16 +36,24 @@ _FOREIGN_KINDS = {
     "int": "not a plain decimal integer",
     "float": "a number with a fraction",
     "timestamp": "a date",
-    "str": "text with unprintable characters",
 }
+_REMOVE_TAG = "remove the tag"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Foreign:
-    """A value of a YAML type that has no use here; ``text`` is how the file spells it."""
+    """A value of a YAML type that has no use here.
+
+    Attributes:
+        kind: What it is.
+        text: How the file spells it.
+        advice: What to do about it, whatever should stand there; possibly empty.
+
+    """
 
     kind: str
     text: str
+    advice: str = ""
 
     @property
     def shown(self) -> str:
@@ -95,6 +103,13 @@ class Source:
         shown = location[:-1] if at_key else tuple(known)
         return place(mark, f"{render_location(shown)}: {text}")
 
+    def rename(self, old: str, new: str) -> Source:
+        """Read what stands under a top-level key as if it stood under another, unused one."""
+        data = {new if key == old else key: value for key, value in self.data.items()}
+        nodes = self.entries[id(self.root)]
+        renamed = {new if key == old else key: found for key, found in nodes.items()}
+        return replace(self, data=data, entries={**self.entries, id(self.root): renamed})
+
     def _child(self, node: yaml.Node, step: str | int) -> tuple[yaml.Node, yaml.Node] | None:
         """Find the node at a key or an index, after the node that names it."""
         if isinstance(step, str):
@@ -110,35 +125,33 @@ def render_location(location: Location) -> str:
     return "".join(parts).removeprefix(".") or "top level"
 
 
-def read_source(path: Path) -> Source:
-    """Read and parse a YAML file whose top level is a mapping.
+def make_source(path: Path, root: yaml.Node | None) -> Source:
+    """Turn the nodes of a YAML file, whose top level must be a mapping, into data.
 
     Raises:
-        ManifestError: If the file cannot be read, is empty, too long, not UTF-8, not one YAML
-            document, nested too deeply or endlessly, or has another top level.
+        ManifestError: If there is nothing, another top level, or too much through aliases.
 
     """
-    root = read_nodes(path)
     if root is None or (isinstance(root, yaml.ScalarNode) and root.value == ""):
         raise ManifestError(
             f"{path}: the file is empty; allowed: a mapping that starts with 'version: 1'"
         )
     if not isinstance(root, yaml.MappingNode):
-        kind = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
-        fail(
-            path,
-            root.start_mark,
-            f"top level: found {kind}; allowed: a mapping that starts with 'version: 1'",
+        found = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
+    elif root.tag != f"{_TAG_PREFIX}map":
+        found = f"{_tag(root)} (a tagged value)"
+    else:
+        converter = _Converter(path)
+        data = converter.convert(root, (), 0)
+        return Source(
+            path=path,
+            root=root,
+            data=data,
+            entries=converter.entries,
+            mistakes=tuple(converter.mistakes),
         )
-    converter = _Converter(path)
-    data = converter.convert(root, (), 0)
-    return Source(
-        path=path,
-        root=root,
-        data=data,
-        entries=converter.entries,
-        mistakes=tuple(converter.mistakes),
-    )
+    text = f"top level: found {found}; allowed: a mapping that starts with 'version: 1'"
+    fail(path, root.start_mark, text)
 
 
 class _Converter:
@@ -171,7 +184,7 @@ class _Converter:
         if isinstance(node, yaml.ScalarNode):
             return _scalar(node)
         if node.tag not in (f"{_TAG_PREFIX}map", f"{_TAG_PREFIX}seq"):
-            return Foreign(kind="a tagged value", text=_tag(node))
+            return Foreign(kind="a tagged value", text=_tag(node), advice=_REMOVE_TAG)
         if isinstance(node, yaml.SequenceNode):
             return [
                 self.convert(item, (*location, index), depth + 1)
@@ -185,7 +198,8 @@ class _Converter:
         for key_node, value_node in node.value:
             key = self.key(key_node)
             if isinstance(key, Foreign):
-                text = f"found key {key.shown}; allowed: a plain word"
+                advice = f"; {key.advice}" if key.advice else ""
+                text = f"found key {key.shown}; allowed: a plain word{advice}"
                 self.add(key_node, location, text)
             elif key in nodes:
                 text = f"found key {key!r} again (first on line {_line(nodes[key][0])})"
@@ -225,8 +239,18 @@ def _tag(node: yaml.Node) -> str:
 def _scalar(node: yaml.ScalarNode) -> str | int | Foreign:
     text = str(node.value)
     tag = str(node.tag).removeprefix(_TAG_PREFIX)
-    if tag == "str" and all(part.isprintable() for part in text.split()):
-        return text
+    if tag == "str":
+        return _printable(text)
     if tag == "int" and _DECIMAL.fullmatch(text):
         return int(text) if len(text) <= MAX_DIGITS else Foreign(kind="too long", text=text)
-    return Foreign(kind=_FOREIGN_KINDS.get(tag, f"tag {_tag(node)}"), text=text)
+    if tag in _FOREIGN_KINDS:
+        return Foreign(kind=_FOREIGN_KINDS[tag], text=text)
+    return Foreign(kind=f"tag {_tag(node)}", text=text, advice=_REMOVE_TAG)
+
+
+def _printable(text: str) -> str | Foreign:
+    for character in text:
+        if not (character.isprintable() or character.isspace()):
+            kind = f"text with the unprintable character U+{ord(character):04X}"
+            return Foreign(kind=kind, text=text, advice="remove that character")
+    return text
