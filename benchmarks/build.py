@@ -113,7 +113,7 @@ def large(directory: Path, kernels: int, jobs: int) -> dict[str, object]:
     for candidates in (8, 16, 24, 32, 48, 64):
         (directory / "benchmark.yaml").write_text(
             MANIFEST.format(
-                candidates=candidates, dtypes=dtypes, layouts=layouts, ms="[1, 64, 256, 4096]"
+                candidates=candidates, dtypes=dtypes, layouts=layouts, ms="[8, 64, 256, 4096]"
             )
         )
         if plan_size(directory) >= kernels:

@@ -19,10 +19,8 @@ from pathlib import Path
 import click
 import zstandard
 
-from nvgemm_aot.compression import LEVEL, compress, cover
+from nvgemm_aot.compression import LEVEL, WORD_BYTES, compress, cover
 from nvgemm_runtime.bundle import Bundle
-
-WORD_BYTES = 16
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 from nvgemm_aot.heuristics import BlockShape
@@ -59,7 +61,8 @@ class FakeProvider:
     """Offers the operators that the environment variable FAKE_OPERATORS names.
 
     An operator called ``fail...`` does not compile; ``crash...`` kills the compiler process;
-    ``same...`` gives the same code as every other of its kind.
+    ``slow...`` takes a minute; ``nospace...`` finds the disk full; ``same...`` gives the same code
+    as every other of its kind.
     """
 
     name = "fake_provider:FakeProvider"
@@ -68,6 +71,9 @@ class FakeProvider:
 
     def toolchain(self) -> dict[str, str]:
         return {"fake": os.environ.get("FAKE_VERSION", "1")}
+
+    def prepare(self) -> None:
+        pass
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
         names = os.environ.get("FAKE_OPERATORS", "one two three").split()
@@ -85,6 +91,10 @@ class FakeProvider:
                 file.write(candidate.operator + "\n")
         if candidate.operator.startswith("crash"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if candidate.operator.startswith("slow"):
+            time.sleep(60)
+        if candidate.operator.startswith("nospace"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if candidate.operator.startswith("fail"):
             raise CompileError(f"{candidate.operator}: told to fail")
         text = "same" if candidate.operator.startswith("same") else candidate.operator

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +27,7 @@ from nvgemm_runtime.format import (
     sha256_hex,
 )
 from nvgemm_runtime.header_decoder import decode_header
+from nvgemm_runtime.problem import Signature
 from synthetic_content import synthetic_content
 
 
@@ -121,16 +123,17 @@ def test_equal_payloads_are_stored_once(content: BundleContent) -> None:
     assert encode_bundle(doubled)[0] == encode_bundle(content)[0]
 
 
-def test_every_changed_bit_is_noticed(tmp_path: Path) -> None:
+def test_every_changed_bit_is_noticed() -> None:
     data = bytearray(encode_bundle(synthetic_content(kernels=2, problems=1))[0])
-    damaged = tmp_path / "damaged.nvgemm"
-    for position in range(len(data)):
-        bit = 1 << (position % 8)
-        data[position] ^= bit
-        damaged.write_bytes(data)
+    descriptor = os.memfd_create("damaged")
+    os.write(descriptor, data)
+    for position, byte in enumerate(data):
+        os.pwrite(descriptor, bytes([byte ^ 1 << (position % 8)]), position)
         with pytest.raises(BundleFormatError):
-            read(damaged)
-        data[position] ^= bit
+            read(Path(f"/proc/self/fd/{descriptor}"))
+        os.pwrite(descriptor, bytes([byte]), position)
+    read(Path(f"/proc/self/fd/{descriptor}"))
+    os.close(descriptor)
 
 
 def test_every_truncation_is_noticed(path: Path, tmp_path: Path) -> None:
@@ -160,6 +163,14 @@ def set_(*keys: Any, to: Any) -> Edit:
     return edit
 
 
+def reverse_kernels(kernels: list[Any]) -> None:
+    """Other order of ids, same order of spans."""
+    spans = [kernel["span"] for kernel in kernels]
+    kernels.reverse()
+    for kernel, span in zip(kernels, spans):
+        kernel["span"] = span
+
+
 @pytest.mark.parametrize(
     ("rule", "edit"),
     [
@@ -173,6 +184,9 @@ def set_(*keys: Any, to: Any) -> Edit:
         ("header-field", set_("build_key", to="G" * 64)),
         ("header-field", set_("toolchain", to={})),
         ("header-field", set_("toolchain", "dsl", to=4)),
+        ("header-field", set_("toolchain", "", to="1")),
+        ("header-field", set_("toolchain", "\x1b[2J", to="1")),
+        ("header-field", set_("toolchain", "\ud800", to="1")),
         ("header-field", set_("kernels", to={})),
         ("header-field", set_("kernels", 0, to=None)),
         ("header-field", set_("kernels", 0, "span", to=[0, 1])),
@@ -193,7 +207,7 @@ def set_(*keys: Any, to: Any) -> Edit:
         ("header-field", set_("rankings", 0, "kernels", 0, 1, to=0)),
         ("spans-tile", set_("kernels", 0, "span", 0, to=1)),
         ("spans-tile", set_("kernels", 0, "span", 1, to=2**62)),
-        ("kernel-order", lambda h: h["kernels"].reverse()),
+        ("kernel-order", lambda h: reverse_kernels(h["kernels"])),
         ("kernel-order", lambda h: set_("kernels", 1, "id", to=h["kernels"][0]["id"])(h)),
         ("ranking-order", lambda h: h["rankings"].reverse()),
         ("ranking-order", lambda h: h["rankings"].insert(0, h["rankings"][0])),
@@ -280,10 +294,132 @@ def test_rejects_a_frame_that_would_grow_past_its_entry(path: Path) -> None:
         read(path)
 
 
+def replace_span(document: Any, index: int, body: bytes, frame: bytes, offset: int) -> bytes:
+    """The body with one kernel's frame replaced, and the header told of it, digest included."""
+    span = document["kernels"][index]["span"]
+    start = span[0] - offset
+    changed = body[:start] + frame + body[start + span[1] :]
+    grown = len(frame) - span[1]
+    span[1] = len(frame)
+    for kernel in document["kernels"][index + 1 :]:
+        kernel["span"][0] += grown
+    document["body_sha256"] = sha256_hex(changed)
+    return changed
+
+
+def parts(path: Path) -> tuple[Any, bytes, int]:
+    """Header, body and where the body starts."""
+    data = path.read_bytes()
+    offset = PREFIX.size + PREFIX.unpack(data[: PREFIX.size])[2]
+    return header_of(data), data[offset:], offset
+
+
+def test_rejects_a_payload_that_is_not_what_its_id_says(path: Path) -> None:
+    document, body, offset = parts(path)
+    second = document["kernels"][1]["span"]
+    frame = body[second[0] - offset : second[0] - offset + second[1]]
+    body = replace_span(document, 0, body, frame, offset)
+    path.write_bytes(assemble(document, body, offset))
+    with Bundle(path) as bundle:
+        bundle.check_body()
+        bundle.payload(bundle.header.kernels[1])
+        with pytest.raises(BundleFormatError, match=r"\[payload-digest\]"):
+            bundle.payload(bundle.header.kernels[0])
+
+
+def test_rejects_a_dictionary_that_is_not_what_the_header_says(path: Path) -> None:
+    document, body, offset = parts(path)
+    document["dictionary"]["sha256"] = "0" * 64
+    path.write_bytes(assemble(document, body, offset))
+    with Bundle(path) as bundle, pytest.raises(BundleFormatError, match=r"\[dictionary-digest\]"):
+        bundle.payload(bundle.header.kernels[0])
+
+
+def test_rejects_junk_behind_a_frame_in_its_span(path: Path) -> None:
+    document, body, offset = parts(path)
+    start, size, _ = document["kernels"][0]["span"]
+    frame = body[start - offset : start - offset + size] + b"junk"
+    body = replace_span(document, 0, body, frame, offset)
+    path.write_bytes(assemble(document, body, offset))
+    with Bundle(path) as bundle, pytest.raises(BundleFormatError, match=r"\[frame\]"):
+        bundle.payload(bundle.header.kernels[0])
+
+
+def test_rejects_a_changed_body_even_where_no_other_rule_sees_it(path: Path) -> None:
+    document, body, offset = parts(path)
+    document["body_sha256"] = "0" * 64
+    path.write_bytes(assemble(document, body, offset))
+    with Bundle(path) as bundle, pytest.raises(BundleFormatError, match=r"\[body-digest\]"):
+        bundle.check_body()
+
+
+def test_rejects_a_header_that_its_digest_does_not_fit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[PREFIX.size + 5] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BundleFormatError, match=r"\[header-digest\]"):
+        Bundle(path)
+
+
+@pytest.mark.parametrize("size", [0, 7, PREFIX.size - 1])
+def test_rejects_a_file_without_a_whole_prefix(path: Path, size: int) -> None:
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(BundleFormatError, match=rf"\[truncated\] {size} bytes"):
+        Bundle(path)
+
+
+def test_rejects_a_body_that_shrinks_while_it_is_open(path: Path) -> None:
+    with Bundle(path) as bundle:
+        os.truncate(path, bundle.file_bytes - 1)
+        with pytest.raises(BundleFormatError, match=r"\[truncated\]"):
+            bundle.check_body()
+
+
+def test_refuses_a_named_pipe_instead_of_waiting_for_it(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StorageError, match="not a regular file"):
+        Bundle(tmp_path / "pipe")
+
+
+def test_gives_the_whole_content_it_was_opened_with(path: Path) -> None:
+    data = path.read_bytes()
+    with Bundle(path) as bundle:
+        path.unlink()
+        assert bundle.content() == data
+
+
+def test_writer_refuses_rankings_of_unknown_kernels(content: BundleContent) -> None:
+    ranking = replace(content.rankings[0], kernels=(("0" * 64, 1),))
+    with pytest.raises(ValueError, match="kernels that are not there"):
+        encode_bundle(replace(content, rankings=(ranking,)))
+
+
+def test_writer_refuses_two_rankings_of_one_problem(content: BundleContent) -> None:
+    with pytest.raises(ValueError, match="ranked more than once"):
+        encode_bundle(replace(content, rankings=content.rankings[:1] * 2))
+
+
+def test_of_operators_with_equal_code_the_first_by_name_stands(content: BundleContent) -> None:
+    twin = replace(content.kernels[0], operator="a first name")
+    both = (
+        encode_bundle(replace(content, kernels=(twin, *content.kernels))),
+        encode_bundle(replace(content, kernels=(*content.kernels, twin))),
+    )
+    assert both[0] == both[1]
+    assert "a first name" in {kernel.operator for kernel in both[0][1].kernels}
+
+
+def test_writer_refuses_equal_code_for_different_signatures(content: BundleContent) -> None:
+    other = Signature.parse("mm/nn/bf16xbf16/fp32/bf16")
+    twin = replace(content.kernels[0], signature=other)
+    with pytest.raises(ValueError, match="equal code but compute"):
+        encode_bundle(replace(content, kernels=(twin, *content.kernels)))
+
+
 def test_missing_file_and_directory_are_storage_errors(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="No such file"):
         Bundle(tmp_path / "absent.nvgemm")
-    with pytest.raises(StorageError, match="directory"):
+    with pytest.raises(StorageError, match="not a regular file"):
         Bundle(tmp_path)
 
 

@@ -112,6 +112,32 @@ def test_bad_manifests_have_an_exit_code_and_leave_nothing(
     assert not (directory / "dist").exists()
 
 
+def test_a_bad_wheel_version_is_found_before_anything_is_compiled(directory: Path) -> None:
+    result = run("build", "some.yaml", "--wheel", "--wheel-version", "not a version")
+    assert result.exit_code == errors.PackagingError.exit_code
+    assert not (directory / "dist").exists()
+    assert run("build", "some.yaml", "--wheel-version", "1.0").exit_code == 2
+
+
+def test_a_shipped_manifest_is_found_by_its_name(directory: Path) -> None:
+    result = run("build", "quickstart", "--dry-run", "--json")
+    assert result.exit_code == 0, result.output
+    planned = json.loads(result.stdout)["targets"]
+    assert [target["target"][:6] for target in planned] == ["sm_100", "sm_90a"]
+    (directory / "quickstart").write_text(MANIFEST)
+    mine = json.loads(run("build", "quickstart", "--dry-run", "--json").stdout)["targets"]
+    assert len(mine) == 1, "a file of that name comes first"
+
+
+def test_verify_goes_on_after_a_file_that_is_no_bundle(directory: Path) -> None:
+    write_synthetic_bundle(directory / "x.nvgemm", "sm_90a")
+    result = run("verify", "some.yaml", "x.nvgemm", "--no-disassemble", "--json")
+    documents = json.loads(result.stdout)
+    assert "[magic]" in documents[0]["error"]
+    assert documents[1]["kernels"]
+    assert result.exit_code == errors.VerificationError.exit_code
+
+
 def test_missing_manifest(directory: Path) -> None:
     result = run("build", "other.yaml")
     assert result.exit_code == errors.ManifestError.exit_code
@@ -132,7 +158,7 @@ def test_unwritable_cache(directory: Path) -> None:
     result = run("build", "some.yaml")
     assert result.exit_code == errors.StorageError.exit_code
     assert "NVGEMM_AOT_CACHE" in result.stderr
-    assert not (directory / "dist").exists()
+    assert not list((directory / "dist").iterdir())
 
 
 def test_interrupt_is_reported_as_shells_do(

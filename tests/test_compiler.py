@@ -45,10 +45,10 @@ def test_compiles_each_kernel_once_and_never_again(tmp_path: Path, log: Path) ->
         [*wanted, wanted[0]],
         cache,
         jobs=2,
-        progress=lambda done, total, _: seen.append((done, total)),
+        progress=lambda done, total: seen.append((done, total)),
     )
     assert first == Compilation(compiled=3, failures=())
-    assert seen == [(1, 3), (2, 3), (3, 3)]
+    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
     payloads = [cache.get(task.key) for task in wanted]
     assert all(payload and payload.startswith(b"\x7fELF") for payload in payloads)
     assert len(set(payloads)) == 3
@@ -61,7 +61,7 @@ def test_a_failing_kernel_is_reported_and_the_others_go_on(tmp_path: Path) -> No
     wanted = tasks("one", "fails", "two")
     result = compile_all(wanted, cache, jobs=1)
     assert result.compiled == 2
-    assert [(f.candidate.operator, f.reason) for f in result.failures] == [
+    assert [(f.task.candidate.operator, f.reason) for f in result.failures] == [
         ("fails", "fails: told to fail")
     ]
     assert [cache.has(task.key) for task in wanted] == [True, False, True]
@@ -72,7 +72,7 @@ def test_a_dying_compiler_is_named_and_the_others_go_on(tmp_path: Path, log: Pat
     wanted = tasks("one", "crash", "two", "three")
     result = compile_all(wanted, cache, jobs=2)
     assert result.compiled == 3
-    assert [f.candidate.operator for f in result.failures] == ["crash"]
+    assert [f.task.candidate.operator for f in result.failures] == ["crash"]
     assert "process died" in result.failures[0].reason
     assert all(cache.has(task.key) for task in wanted if task.candidate.operator != "crash")
     assert Counter(log.read_text().split())["crash"] == 2
@@ -114,6 +114,9 @@ def test_keys_change_with_what_shapes_the_code(monkeypatch: pytest.MonkeyPatch) 
             assert key() != base
     monkeypatch.setenv("FAKE_VERSION", "2")
     assert key() != base
+    monkeypatch.setenv("FAKE_VERSION", "1")
+    monkeypatch.setattr(linker, "compiler", lambda: ("gcc", "-Wl,-z,nodelete"))
+    assert key() != base
 
 
 def test_keys_depend_on_the_device_only_through_compiled_in_numbers() -> None:
@@ -124,6 +127,25 @@ def test_keys_depend_on_the_device_only_through_compiled_in_numbers() -> None:
     assert keys(())[0] == keys(())[1]
     assert keys((2,))[0] != keys((2,))[1]  # 74 and 76 clusters
     assert keys((8,))[0] == keys((8,))[1]  # 15 and 15
+
+
+def test_container_limits_count_but_page_cache_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gigabyte = 10**9
+    for name, text in (
+        ("memory.max", str(8 * gigabyte)),
+        ("memory.current", str(7 * gigabyte)),
+        ("memory.stat", f"anon 1\ninactive_file {6 * gigabyte}\n"),
+    ):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(
+        compiler, "_CGROUPS", ((tmp_path / "memory.max", tmp_path / "memory.current"),)
+    )
+    monkeypatch.setattr(compiler, "_meminfo_available_bytes", lambda: 100 * gigabyte)
+    assert compiler._free_memory_bytes() == 7 * gigabyte
+    (tmp_path / "memory.max").write_text("max")
+    assert compiler._free_memory_bytes() == 100 * gigabyte
 
 
 def test_default_jobs_respects_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -14,7 +15,7 @@ from nvgemm_aot.compiler import compile_all, make_tasks
 from nvgemm_aot.disassembler import find_disassembler
 from nvgemm_aot.manifest import load_manifest
 from nvgemm_aot.pipeline import BuildResult, build, plan_build
-from nvgemm_aot.providers import load_provider
+from nvgemm_aot.providers import cutlass_operators, load_provider
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators
 from nvgemm_aot.targets import build_target
 from nvgemm_aot.verify import verify_bundle
@@ -207,3 +208,16 @@ def test_builds_for_int8_only_where_there_is_int8(tmp_path: Path, kernel_cache: 
     report = verify_bundle(result.bundles[0].path, disassemble=True)
     assert report.ok, report.findings
     assert any(name.startswith("UTCIMMA") for name in report.kernels[0].instructions)
+
+
+def test_the_compilers_variables_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are dropped before the compiler is imported, for the cache knows nothing of them."""
+    monkeypatch.setattr(cutlass_operators, "_import_operators", lambda: None)
+    monkeypatch.setattr(cutlass_operators, "_warm_up", lambda: None)
+    monkeypatch.setenv("CUTE_DSL_LINEINFO", "1")
+    monkeypatch.setenv("CUTLASS_OPERATORS_USE_TVM_FFI", "0")
+    CutlassOperators().prepare()
+    assert not [name for name in os.environ if name.startswith(("CUTE_DSL_", "CUTLASS_"))]
+    assert "CUTE_DSL_LINEINFO=1 is ignored" in caplog.text

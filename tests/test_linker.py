@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ CONVENTION = "tvm_ffi:gemm(a,b,out)"
 
 @pytest.fixture(autouse=True)
 def forget_the_compiler() -> Iterator[None]:
+    """Have each test find the compiler anew; kept here, for tests replace some of the functions."""
     caches = (linker.compiler, linker.linker_version, linker.library_directories)
     for cached in caches:
         cached.cache_clear()
@@ -86,6 +88,54 @@ def test_refuses_what_is_no_object() -> None:
         linker.link(b"not an object", CONVENTION)
 
 
+def test_the_environment_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    relocatable = compiled(tmp_path, "int __tvm_ffi_gemm(void) { return 1; }")
+    first = linker.link(relocatable, CONVENTION)
+    for name in ("LD_RUN_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH", "LDFLAGS"):
+        monkeypatch.setenv(name, "/somewhere")
+    assert linker.link(relocatable, CONVENTION) == first
+
+
+def test_no_space_is_not_a_link_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = tmp_path / "full-disk"
+    stub.write_text(
+        "#!/bin/sh\necho 'ld: final link failed: No space left on device' >&2; exit 1\n"
+    )
+    stub.chmod(0o755)
+    relocatable = compiled(tmp_path, "int __tvm_ffi_gemm(void) { return 1; }")
+    linker.compiler.cache_clear()
+    monkeypatch.setenv("CC", str(stub))
+    with pytest.raises(OSError, match="No space left"):
+        linker.link(relocatable, CONVENTION)
+
+
+def test_a_compiler_named_by_a_relative_path_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mycc").symlink_to(linker.compiler()[0])
+    relocatable = compiled(tmp_path, "int __tvm_ffi_gemm(void) { return 1; }")
+    linker.compiler.cache_clear()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CC", "./mycc")
+    assert linker.link(relocatable, CONVENTION).startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize(
+    ("line", "identity"),
+    [
+        ("GNU ld (GNU Binutils for Debian) 2.40", ("GNU ld", "2.40")),
+        ("LLD 17.0.6 (compatible with GNU linkers)", ("LLD", "17.0.6")),
+        ("mold 2.30.0 (compatible with GNU ld)", ("mold", "2.30.0")),
+        ("some linker", ("some linker", "unknown")),
+    ],
+)
+def test_tells_name_and_version_of_the_linker(
+    line: str, identity: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linker, "linker_version", lambda: line)
+    assert linker.linker_identity() == identity
+
+
 @pytest.mark.parametrize("convention", ["", "c:gemm(a)", "tvm_ffi:", "tvm_ffi:a b(c)"])
 def test_refuses_unknown_calling_conventions(convention: str) -> None:
     with pytest.raises(LinkError, match="calling convention"):
@@ -101,11 +151,13 @@ def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_honours_cc_and_reports_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", "gcc -m64")
-    assert linker.compiler() == ("gcc", "-m64")
+    assert linker.compiler() == (shutil.which("gcc"), "-m64")
     linker.compiler.cache_clear()
-    monkeypatch.setenv("CC", "no-such-compiler")
-    with pytest.raises(ToolchainError, match="CC=no-such-compiler: no such program"):
-        linker.compiler()
+    for wrong, reason in (("no-such-compiler", "no such program"), ("gcc '", "No closing quot")):
+        linker.compiler.cache_clear()
+        monkeypatch.setenv("CC", wrong)
+        with pytest.raises(ToolchainError, match=f"CC={wrong}: {reason}"):
+            linker.compiler()
 
 
 def test_a_compiler_without_linker_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,18 +11,20 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.utils import canonicalize_name
 from pydantic import ValidationError
 
 from nvgemm_aot import manifest as manifest_module
-from nvgemm_aot import yaml_source
+from nvgemm_aot import manifest_rules, yaml_nodes, yaml_source
 from nvgemm_aot.manifest import Manifest, json_schema, load_manifest
-from nvgemm_aot.manifest_schema import ManifestEntry, allowed_keys
+from nvgemm_aot.manifest_schema import NAME_PATTERN, ManifestEntry, allowed_keys
 from nvgemm_runtime.errors import ManifestError
-from nvgemm_runtime.problem import MAX_EXTENT, DType
+from nvgemm_runtime.problem import MAX_EXTENT
 
 HEAD = "version: 1\nname: a\ntargets: [sm_90a]\n"
-DTYPES = "fp16, bf16, fp8_e4m3, fp8_e5m2, int8, uint8"
-OUTS = "fp32, fp16, bf16, fp8_e4m3, fp8_e5m2, int32, int8, uint8"
+DTYPES = "fp16, bf16, fp8_e4m3, fp8_e5m2, int8"
+OUTS = "fp32, fp16, bf16, fp8_e4m3, fp8_e5m2, int32, int8"
+FLOAT_OUTS = "fp32, fp16, bf16, fp8_e4m3, fp8_e5m2"
 GEMM_KEYS = "op, dtype, out, layout, candidates, comment, m, n, k, nk, mnk, batch"
 TOP_KEYS = "version, name, description, targets, candidates, defaults, gemms"
 EXTENT = "an integer in 1..2147483647"
@@ -75,7 +77,6 @@ def test_loads_one_gemm_with_every_default(tmp_path: Path) -> None:
         ("fp8_e4m3", "fp8_e4m3xfp8_e4m3/fp32/bf16"),
         ("fp8_e5m2", "fp8_e5m2xfp8_e5m2/fp32/bf16"),
         ("int8", "int8xint8/int32/int32"),
-        ("uint8", "uint8xuint8/int32/int32"),
     ],
 )
 def test_accumulator_and_usual_output_follow_the_input(
@@ -240,7 +241,7 @@ MISTAKES = {
     ),
     "text as integer": (
         "dtype: bf16, m: [1, '16'], n: 1, k: 1",
-        f"4:31: gemms[0].m[1]: found '16'; allowed: {EXTENT}; did you mean 16?",
+        f"4:31: gemms[0].m[1]: found '16'; allowed: {EXTENT}; did you mean 16, without quotes?",
     ),
     "fraction": (
         "dtype: bf16, m: 16.0, n: 1, k: 1",
@@ -259,7 +260,8 @@ MISTAKES = {
     ),
     "sexagesimal": (
         "dtype: bf16, m: 1:30, n: 1, k: 1",
-        f"4:27: gemms[0].m: found 1:30 (not a plain decimal integer); allowed: {EXTENT}",
+        f"4:27: gemms[0].m: found 1:30 (not a plain decimal integer); allowed: {EXTENT}; "
+        "list the values, as in [1, 2, 4]",
     ),
     "zero": (
         "dtype: bf16, m: 0, n: 1, k: 1",
@@ -303,7 +305,7 @@ MISTAKES = {
     ),
     "flat nk": (
         "dtype: bf16, m: 1, nk: 5",
-        "4:34: gemms[0].nk: found 5; allowed: a list; did you mean [5]?",
+        "4:34: gemms[0].nk: found 5; allowed: a list [[n, k], ...]",
     ),
     "triple in nk": (
         "dtype: bf16, m: 1, nk: [[1, 2], [1, 2, 3]]",
@@ -319,7 +321,24 @@ MISTAKES = {
     ),
     "number in mnk": (
         "dtype: bf16, mnk: [1]",
-        "4:30: gemms[0].mnk[0]: found 1; allowed: a triple [m, n, k]",
+        "4:29: gemms[0].mnk: found a list of 1; allowed: a list [[m, n, k], ...]",
+    ),
+    "pair without its brackets": (
+        "dtype: bf16, m: 1, nk: [4096, 512]",
+        "4:34: gemms[0].nk: found a list of 2; allowed: a list [[n, k], ...]; "
+        "did you mean [[4096, 512]]?",
+    ),
+    "pair as a mapping": (
+        "dtype: bf16, m: 1, nk: {n: 1, k: 2}",
+        "4:34: gemms[0].nk: found a mapping; allowed: a list [[n, k], ...]",
+    ),
+    "number as triples": (
+        "dtype: bf16, mnk: 4096",
+        "4:29: gemms[0].mnk: found 4096; allowed: a list [[m, n, k], ...]",
+    ),
+    "number beside a triple": (
+        "dtype: bf16, mnk: [[1, 2, 3], 4]",
+        "4:41: gemms[0].mnk[1]: found 4; allowed: a triple [m, n, k]",
     ),
     "no sizes": (
         "dtype: bf16",
@@ -360,7 +379,111 @@ MISTAKES = {
     ),
     "misspelt size": (
         "dtype: bf16, m: 1, shapes: [[1, 2]]",
-        f"4:30: gemms[0]: found key 'shapes'; allowed: {GEMM_KEYS}; did you mean 'mnk'?",
+        f"4:30: gemms[0]: found key 'shapes'; allowed: {GEMM_KEYS}; did you mean 'nk'?",
+    ),
+    "size of triples": (
+        "dtype: bf16, size: [[1, 2, 3]]",
+        f"4:24: gemms[0]: found key 'size'; allowed: {GEMM_KEYS}; did you mean 'mnk'?",
+    ),
+    "shape of neither": (
+        "dtype: bf16, shape: 1x2x3",
+        f"4:24: gemms[0]: found key 'shape'; allowed: {GEMM_KEYS}; did you mean 'mnk' or 'nk'?",
+    ),
+    "accumulator": (
+        "dtype: bf16, m: 1, n: 2, k: 3, accumulator: fp32",
+        f"4:42: gemms[0]: found key 'accumulator'; allowed: {GEMM_KEYS}; there is no such key: "
+        "sums are fp32 for floating inputs and int32 for int8",
+    ),
+    "hexadecimal": (
+        "dtype: bf16, m: 0x10, n: 1, k: 1",
+        f"4:27: gemms[0].m: found 0x10 (not a plain decimal integer); allowed: {EXTENT}; "
+        "did you mean 16?",
+    ),
+    "exponent": (
+        "dtype: bf16, m: 1e3, n: 1, k: 1",
+        f"4:27: gemms[0].m: found '1e3'; allowed: {EXTENT}; did you mean 1000?",
+    ),
+    "exponent past the limit": (
+        "dtype: bf16, m: 1e99, n: 1, k: 1",
+        f"4:27: gemms[0].m: found '1e99'; allowed: {EXTENT}",
+    ),
+    "plus sign": (
+        "dtype: bf16, m: +16, n: 1, k: 1",
+        f"4:27: gemms[0].m: found +16 (not a plain decimal integer); allowed: {EXTENT}; "
+        "did you mean 16?",
+    ),
+    "thousands separator": (
+        "dtype: bf16, m: '1,024', n: 1, k: 1",
+        f"4:27: gemms[0].m: found '1,024'; allowed: {EXTENT}; did you mean 1024?",
+    ),
+    "list in quotes": (
+        "dtype: bf16, m: '1, 2, 4', n: 1, k: 1",
+        f"4:27: gemms[0].m: found '1, 2, 4'; allowed: {EXTENT}; list the values, as in [1, 2, 4]",
+    ),
+    "number that another key would allow": (
+        "dtype: bf16, m: 1, n: 1, k: 1, candidates: '65'",
+        "4:54: gemms[0].candidates: found '65'; allowed: an integer in 1..64",
+    ),
+    "range": (
+        "dtype: bf16, m: 1..8, n: 1, k: 1",
+        f"4:27: gemms[0].m: found '1..8'; allowed: {EXTENT}; list the values, as in [1, 2, 4]",
+    ),
+    "range as a mapping": (
+        "dtype: bf16, m: {from: 1, to: 8}, n: 1, k: 1",
+        f"4:27: gemms[0].m: found a mapping; allowed: {EXTENT}; list the values, as in [1, 2, 4]",
+    ),
+    "major as layout": (
+        "dtype: bf16, layout: row, m: 1, n: 1, k: 1",
+        "4:32: gemms[0].layout: found 'row'; allowed: tn, tt, nn, nt; "
+        "a letter for A and one for B: t row-major, n column-major",
+    ),
+    "column-major layout": (
+        "dtype: bf16, layout: [col], m: 1, n: 1, k: 1",
+        "4:33: gemms[0].layout[0]: found 'col'; allowed: tn, tt, nn, nt; "
+        "a letter for A and one for B: t row-major, n column-major",
+    ),
+    "uint8": (
+        "dtype: uint8, m: 1, n: 1, k: 1",
+        f"4:18: gemms[0].dtype: found 'uint8'; allowed: {DTYPES}; uint8 kernels of "
+        "cutlass.operators compute signed products; use int8",
+    ),
+    "uint8 by torch's name": (
+        "dtype: [bf16, torch.uint8], m: 1, n: 1, k: 1",
+        f"4:25: gemms[0].dtype[1]: found 'torch.uint8'; allowed: {DTYPES}; uint8 kernels of "
+        "cutlass.operators compute signed products; use int8",
+    ),
+    "uint8 result": (
+        "dtype: int8, out: uint8, m: 1, n: 1, k: 1",
+        f"4:29: gemms[0].out: found 'uint8'; allowed: {OUTS}; did you mean 'int8'?",
+    ),
+    "integer result of floats": (
+        "dtype: bf16, out: [fp32, int32], m: 1, n: 1, k: 1",
+        f"4:36: gemms[0].out[1]: found 'int32' with dtype 'bf16'; allowed with it: {FLOAT_OUTS}",
+    ),
+    "float16 result of integers": (
+        "dtype: int8, out: bf16, m: 1, n: 1, k: 1",
+        "4:29: gemms[0].out: found 'bf16' with dtype 'int8'; allowed with it: int32, fp32, int8",
+    ),
+    "python object": (
+        "dtype: bf16, m: !!python/object:os.x {a: 1}, n: 1, k: 1",
+        "4:27: gemms[0].m: found !!python/object:os.x (a tagged value); "
+        f"allowed: {EXTENT}; remove the tag",
+    ),
+    "tag on a scalar": (
+        "dtype: !dtype bf16, m: 1, n: 1, k: 1",
+        f"4:18: gemms[0].dtype: found bf16 (tag !dtype); allowed: {DTYPES}; remove the tag",
+    ),
+    "empty comment": (
+        "dtype: bf16, m: 1, n: 2, k: 3, comment: ",
+        "4:50: gemms[0].comment: found nothing; allowed: text; remove the key or give a text",
+    ),
+    "comment of no characters": (
+        "dtype: bf16, m: 1, n: 2, k: 3, comment: ''",
+        "4:51: gemms[0].comment: found ''; allowed: text; remove the key or give a text",
+    ),
+    "number as comment": (
+        "dtype: bf16, m: 1, n: 2, k: 3, comment: 8",
+        "4:51: gemms[0].comment: found 8; allowed: text; put text in quotes",
     ),
     "misspelt dtype key": (
         "dtypes: bf16, m: 1, n: 2, k: 3",
@@ -390,7 +513,7 @@ MISTAKES = {
     ),
     "foreign tag": (
         "dtype: bf16, m: !!set {a}, n: 2, k: 3",
-        f"4:27: gemms[0].m: found !!set (a tagged value); allowed: {EXTENT}",
+        f"4:27: gemms[0].m: found !!set (a tagged value); allowed: {EXTENT}; remove the tag",
     ),
     "date": (
         "dtype: bf16, m: 2020-01-01, n: 2, k: 3",
@@ -417,7 +540,7 @@ TOP_MISTAKES = {
     ),
     "version as text": (
         f"version: '1'\nname: a\ntargets: [sm_90a]\n{TAIL}",
-        "1:10: version: found '1'; allowed: 1; did you mean 1?",
+        "1:10: version: found '1'; allowed: 1; did you mean 1, without quotes?",
     ),
     "no name": (
         f"version: 1\ntargets: [sm_90a]\n{TAIL}",
@@ -474,13 +597,9 @@ TOP_MISTAKES = {
         f"{HEAD}gemms: []\n",
         "4:8: gemms: found an empty list; allowed: at least one entry",
     ),
-    "gemms called shapes": (
-        f"{HEAD}shapes: []\n",
-        f"4:1: top level: found key 'shapes'; allowed: {TOP_KEYS}; did you mean 'gemms'?",
-    ),
     "gemms that is a mapping": (
         f"{HEAD}gemms: {{m: 1}}\n",
-        "4:8: gemms: found a mapping; allowed: a list",
+        '4:8: gemms: found a mapping; allowed: a list; start each entry with "- "',
     ),
     "gemm that is text": (
         f"{HEAD}gemms: [foo]\n",
@@ -505,10 +624,28 @@ TOP_MISTAKES = {
         "4:11: defaults: found a list of 1; allowed: a mapping with keys out of op, dtype, out, "
         "layout, candidates, comment",
     ),
+    "number as name": (
+        f"version: 1\nname: 8\ntargets: [sm_90a]\n{TAIL}",
+        "2:7: name: found 8; allowed: lower-case letters, digits, '-' and '.', at most 64, a "
+        "letter or digit at each end; put text in quotes",
+    ),
+    "tagged top level": (
+        f"!x\n{HEAD}{TAIL}",
+        "1:1: top level: found !x (a tagged value); allowed: a mapping that starts with "
+        "'version: 1'",
+    ),
+    "tagged key": (
+        f"{HEAD}{TAIL}!x comment: 1\n",
+        "5:1: top level: found key comment (tag !x); allowed: a plain word; remove the tag",
+    ),
+    "empty description": (
+        f"{HEAD}{TAIL}description:\n",
+        "5:13: description: found nothing; allowed: text; remove the key or give a text",
+    ),
     "unprintable description": (
         f'{HEAD}description: "a\\0b"\n{TAIL}',
-        "4:14: description: found a\\x00b (text with unprintable characters); allowed: text; "
-        "put text in quotes",
+        "4:14: description: found a\\x00b (text with the unprintable character U+0000); "
+        "allowed: text; remove that character",
     ),
 }
 
@@ -517,6 +654,85 @@ TOP_MISTAKES = {
 def test_names_mistakes_of_the_top_level(tmp_path: Path, case: str) -> None:
     text, expected = TOP_MISTAKES[case]
     assert mistakes(tmp_path, text) == [f"x.yaml:{expected}"]
+
+
+@pytest.mark.parametrize("wrong", ["gems", "Gemms", "problems"])
+def test_checks_what_stands_under_a_misspelt_key(tmp_path: Path, wrong: str) -> None:
+    text = f"{HEAD}{wrong}:\n- {{dtype: int4, m: 1}}\n"
+    first, second, third = mistakes(tmp_path, text)
+    assert first == (
+        f"x.yaml:4:1: top level: found key {wrong!r}; allowed: {TOP_KEYS}; did you mean 'gemms'?"
+    )
+    assert second == f"x.yaml:5:3: gemms[0]: found sizes m; allowed: {WAYS}; add n and k or nk"
+    assert third.startswith("x.yaml:5:11: gemms[0].dtype: found 'int4'; ")
+
+
+def test_checks_several_misspelt_keys_at_once(tmp_path: Path) -> None:
+    text = (
+        "version: 1\nnames: A\ntarget: [sm_90b]\ndefault: {dtype: bf17}\n"
+        "gems:\n- {m: 0, n: 2, k: 3}\n"
+    )
+    places = [line.split(": ")[0].removeprefix("x.yaml:") for line in mistakes(tmp_path, text)]
+    assert places == ["2:1", "2:8", "3:1", "3:10", "4:1", "4:18", "5:1", "6:7"]
+
+
+def test_misspelt_version_is_still_another_version(tmp_path: Path) -> None:
+    lines = mistakes(tmp_path, "Version: 2\nnom: a\n")
+    assert [line.split(";")[0] for line in lines] == [
+        "x.yaml:1:1: top level: found key 'Version'",
+        "x.yaml:1:10: version: found 2",
+    ]
+
+
+def test_misspelling_beside_the_key_itself_is_only_a_wrong_key(tmp_path: Path) -> None:
+    (line,) = mistakes(tmp_path, f"{HEAD}{TAIL}gems: [1]\n")
+    assert line.startswith("x.yaml:5:1: top level: found key 'gems'; ")
+
+
+def test_key_that_may_mean_anything_is_not_checked_further(tmp_path: Path) -> None:
+    (line,) = mistakes(tmp_path, f"{HEAD}{TAIL}widgets: [1]\n")
+    assert line.startswith("x.yaml:5:1: top level: found key 'widgets'; ")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "outs"),
+    [
+        *((dtype, FLOAT_OUTS) for dtype in ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")),
+        ("int8", "int32, fp32, int8"),
+    ],
+)
+def test_allows_the_results_that_operators_have_for_the_input(
+    tmp_path: Path, dtype: str, outs: str
+) -> None:
+    for out in OUTS.split(", "):
+        text = gemm(f"dtype: {dtype}, out: {out}, mnk: [[1, 2, 3]]")
+        if out in outs.split(", "):
+            assert load(tmp_path, text).declared[0].problem.signature.out.value == out
+        else:
+            (line,) = mistakes(tmp_path, text)
+            assert line.endswith(f"found {out!r} with dtype {dtype!r}; allowed with it: {outs}")
+
+
+def test_long_lists_of_wrong_results_are_a_line_each(tmp_path: Path) -> None:
+    text = gemm(f"dtype: [{'bf16, ' * 3000}], out: [{'int32, ' * 3000}], m: 1, n: 1, k: 1")
+    wrong = [line for line in mistakes(tmp_path, text) if "found 'int32'" in line]
+    assert len(wrong) == 3000
+
+
+def test_wrong_result_of_the_defaults_is_reported_once(tmp_path: Path) -> None:
+    text = f"""{HEAD}defaults: {{dtype: int8, out: bf16}}
+gemms:
+- {{mnk: [[1, 1, 1]]}}
+- {{mnk: [[2, 2, 2]]}}
+- {{mnk: [[2, 2, 2]], out: int32}}
+- {{mnk: [[2, 2, 2]], dtype: [bf16, int8]}}
+"""
+    assert mistakes(tmp_path, text) == [
+        "x.yaml:4:30: defaults.out: found 'bf16' with dtype 'int8'; "
+        "allowed with it: int32, fp32, int8",
+        "x.yaml:9:36: gemms[3].dtype[1]: found 'int8' with out 'bf16' of 'defaults'; allowed out "
+        "with int8: int32, fp32, int8; give this gemm an 'out' of its own",
+    ]
 
 
 def test_bmm_in_defaults_requires_batch(tmp_path: Path) -> None:
@@ -593,7 +809,7 @@ def test_refuses_empty_file(tmp_path: Path, text: str) -> None:
 
 def test_refuses_file_that_is_too_long(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="over 4194304 bytes"):
-        load(tmp_path, b"#" * (yaml_source.MAX_FILE_BYTES + 1))
+        load(tmp_path, b"#" * (yaml_nodes.MAX_FILE_BYTES + 1))
 
 
 @pytest.mark.parametrize(
@@ -681,10 +897,53 @@ gemms:
 def test_allows_as_many_problems_as_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(manifest_module, "MAX_PROBLEMS", 6)
+    monkeypatch.setattr(manifest_rules, "MAX_PROBLEMS", 6)
     assert len(load(tmp_path, gemm("dtype: bf16, m: [1, 2, 3], n: [1, 2], k: 1")).declared) == 6
     with pytest.raises(ManifestError, match="found 8 problems"):
         load(tmp_path, gemm("dtype: bf16, m: [1, 2, 3, 4], n: [1, 2], k: 1"))
+
+
+# libyaml and PyYAML's own parser.
+
+
+def test_libyaml_only_ever_decides_that_a_file_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = gemm("dtype: bf16, mnk: [[1, 1, 1]]"), gemm("dtype: bf16, m: , n: 1, k: 1")
+    own = yaml_nodes.compose
+    calls: list[str] = []
+    monkeypatch.setattr(
+        manifest_module, "compose", lambda path, text: calls.append(text) or own(path, text)
+    )
+    load(tmp_path, good)
+    assert calls == ([] if yaml.__with_libyaml__ else [good])
+    # libyaml has another column for a value of nothing.
+    assert mistakes(tmp_path, bad)[0].startswith("x.yaml:4:26: ")
+    assert calls[-1] == bad
+
+
+def test_works_without_libyaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = gemm("dtype: bf16, m: [1, 2], nk: [[3, 4]], comment: 'é'")
+    fast = load(tmp_path, text)
+    monkeypatch.setattr(yaml, "__with_libyaml__", False)
+    assert load(tmp_path, text) == fast
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML was built without libyaml")
+@pytest.mark.parametrize("text", ["a: [", "a: *b", "a: 1\n---\nb: 1", "[" * 9999, "a:\t1"])
+def test_libyaml_leaves_what_it_refuses_to_the_other_parser(text: str) -> None:
+    assert yaml_nodes.compose_fast(text) is None
+
+
+def test_file_that_can_be_read_once_only_is_read_once(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as pipe:
+        pipe.write(gemm("dtype: bf16, m: 0, n: 1, k: 1"))
+    try:
+        with pytest.raises(ManifestError, match="found 0; allowed: an integer"):
+            load_manifest(Path(f"/dev/fd/{read}"))
+    finally:
+        os.close(read)
 
 
 # The JSON Schema.
@@ -714,12 +973,28 @@ def test_json_schema_allows_a_scalar_or_a_list() -> None:
         scalar, listed = gemm_schema[key]["anyOf"]
         assert listed["items"] == scalar
     assert "anyOf" not in gemm_schema["nk"]
+    assert gemm_schema["nk"]["items"]["type"] == "array"
+    assert gemm_schema["dtype"]["anyOf"][0]["enum"] == DTYPES.split(", ")
+    assert gemm_schema["out"]["anyOf"][0]["enum"] == OUTS.split(", ")
     assert json_schema()["properties"]["targets"]["items"]["anyOf"][0]["enum"]
 
 
 def test_json_schema_asks_for_exactly_one_way_of_sizes() -> None:
     ways = json_schema()["$defs"]["GemmEntry"]["oneOf"]
     assert [way["required"] for way in ways] == [["m", "n", "k"], ["m", "nk"], ["mnk"]]
+
+
+@settings(max_examples=200)
+@given(name=st.from_regex(NAME_PATTERN, fullmatch=True))
+def test_every_name_is_fit_for_a_wheel(name: str) -> None:
+    assert canonicalize_name(f"nvgemm-kernels-{name}", validate=True)
+    assert canonicalize_name(name, validate=True)
+
+
+@pytest.mark.parametrize("name", ["-a", "a-", ".a", "a.", "a_b", "a b", "A", "é", "a/b", "a" * 65])
+def test_refuses_a_name_unfit_for_a_wheel(tmp_path: Path, name: str) -> None:
+    (line,) = mistakes(tmp_path, f"version: 1\nname: {name}\ntargets: [sm_90a]\n{TAIL}")
+    assert line.startswith(f"x.yaml:2:7: name: found {name[:57]!r}")
 
 
 def test_models_are_strict() -> None:
@@ -745,7 +1020,7 @@ def test_importing_loads_neither_torch_nor_a_compiler() -> None:
 
 # Anything at all.
 
-_dtypes = st.sampled_from([d.value for d in DType if d not in (DType.FP32, DType.INT32)])
+_dtypes = st.sampled_from(DTYPES.split(", "))
 _sizes = st.integers(1, MAX_EXTENT)
 
 

@@ -7,17 +7,24 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fake_provider import FakeProvider
+from nvgemm_aot import pipeline
 from nvgemm_aot.cache import Cache
+from nvgemm_aot.compiler import Compilation, Task, compile_all
 from nvgemm_aot.manifest import Manifest, load_manifest
 from nvgemm_aot.pipeline import BuildResult, build, plan_build
+from nvgemm_aot.providers import Enumeration
+from nvgemm_aot.targets import BuildTarget
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError
 from nvgemm_runtime.format import sha256_hex
+from nvgemm_runtime.problem import Signature
 
 TEXT = """
 version: 1
@@ -112,7 +119,7 @@ def test_a_kernel_that_fails_is_left_out_and_said(
 ) -> None:
     monkeypatch.setenv("FAKE_OPERATORS", "one fails two")
     bundle = run(tmp_path, cache).bundles[0]
-    assert [failure.candidate.operator for failure in bundle.failures] == ["fails"]
+    assert [failure.task.candidate.operator for failure in bundle.failures] == ["fails"]
     assert {kernel.operator for kernel in bundle.header.kernels} == {"one", "two"}
     again = run(tmp_path, cache).bundles[0]
     assert not again.up_to_date, "a failed kernel is tried again"
@@ -124,7 +131,7 @@ def test_strict_makes_one_failure_fatal_and_writes_nothing(
     monkeypatch.setenv("FAKE_OPERATORS", "one fails two")
     with pytest.raises(CompileError, match=r"1 kernels failed \(--strict\)\n  fails: fails: told"):
         run(tmp_path, cache, strict=True)
-    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_a_problem_without_any_kernel_fails_the_build(
@@ -133,7 +140,7 @@ def test_a_problem_without_any_kernel_fails_the_build(
     monkeypatch.setenv("FAKE_OPERATORS", "fail1 fail2")
     with pytest.raises(CompileError, match=r"no kernel compiled for 2 problems: .*m1n512k256"):
         run(tmp_path, cache)
-    assert not (tmp_path / "out").exists()
+    assert not list((tmp_path / "out").iterdir())
 
 
 def test_a_problem_no_operator_supports_is_found_before_compiling(
@@ -155,12 +162,15 @@ def test_operators_with_equal_code_become_one_kernel(
     assert all(len(ranking.kernels) == 2 for ranking in header.rankings)
 
 
-def test_unwritable_output_loses_no_compiled_kernel(tmp_path: Path, cache: Cache) -> None:
+def test_unwritable_output_is_found_before_anything_is_compiled(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setenv("FAKE_LOG", str(log))
     (tmp_path / "out").write_bytes(b"a file in the way")
     with pytest.raises(StorageError, match="out"):
         run(tmp_path, cache)
-    (tmp_path / "out").unlink()
-    assert run(tmp_path, cache).compiled == 0
+    assert not log.exists()
 
 
 def test_plan_tells_every_rejection(tmp_path: Path, cache: Cache) -> None:
@@ -192,10 +202,70 @@ def test_planning_again_needs_no_compiler(
         plan_build(manifest(tmp_path), cache, provider=FakeProvider())
 
 
+def test_a_kernel_that_vanishes_is_an_error_not_a_smaller_bundle(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compile_and_lose(tasks: list[Task], *arguments: Any, **options: Any) -> Compilation:
+        result = compile_all(tasks, *arguments, **options)
+        cache.path(tasks[0].key).unlink()
+        return result
+
+    monkeypatch.setattr(pipeline, "compile_all", compile_and_lose)
+    with pytest.raises(StorageError, match="gone or damaged"):
+        run(tmp_path, cache)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_full_disk_while_compiling_is_a_storage_error(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "one nospace two")
+    with pytest.raises(StorageError, match=r"No space left on device.*temporary files"):
+        run(tmp_path, cache)
+
+
+def test_each_target_reports_its_own_failures_once(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "one fails")
+    result = run(tmp_path, cache, targets="sm_100f, sm_100a")
+    assert [len(bundle.failures) for bundle in result.bundles] == [1, 1]
+
+
+def test_build_key_changes_with_the_provenance_of_device_numbers(
+    tmp_path: Path, cache: Cache
+) -> None:
+    (item,) = plan_build(manifest(tmp_path), cache, provider=FakeProvider())
+    sized = replace(item.tasks[0].candidate, cluster_sizes=(2,))
+    tasks = [replace(item.tasks[0], candidate=sized)]
+    plan = replace(item.plan, candidates=(sized,))
+    fact = item.target.device.max_active_clusters[2]
+    guessed = {**item.target.device.max_active_clusters, 2: replace(fact, basis="measured")}
+    device = replace(item.target.device, max_active_clusters=guessed)
+    other = [replace(tasks[0], target=replace(item.target, device=device))]
+    item = replace(item, plan=replace(plan, problems=()))
+    keys = {pipeline._build_key(item, chosen, {"x": "1"}) for chosen in (tasks, other)}
+    assert len(keys) == 2
+
+
+def test_another_provider_never_gets_this_ones_plan(tmp_path: Path, cache: Cache) -> None:
+    plan_build(manifest(tmp_path), cache, provider=FakeProvider())
+
+    class Other(FakeProvider):
+        name = "other"
+
+        def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
+            raise LookupError("asked")
+
+    with pytest.raises(LookupError, match="asked"):
+        plan_build(manifest(tmp_path), cache, provider=Other())
+
+
 KILLED_BUILD = """
 import sys
 from pathlib import Path
 from fake_provider import FakeProvider
+from nvgemm_aot import pipeline
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.manifest import load_manifest
 from nvgemm_aot.pipeline import build
@@ -214,12 +284,7 @@ def test_killed_at_any_point_the_next_build_is_right(
     manifest(tmp_path)
     script = tmp_path / "killed.py"
     script.write_text(KILLED_BUILD)
-    mark = f"BUILD_MARK={tmp_path}"
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(sys.path),
-        **dict([mark.split("=")]),
-    }
+    environment = _marked_environment(tmp_path)
     bundle = tmp_path / "out" / "some-sm_100f-linux_x86_64-cu13.nvgemm"
     for attempt in range(40):
         process = subprocess.Popen([sys.executable, script, tmp_path], env=environment)
@@ -233,7 +298,40 @@ def test_killed_at_any_point_the_next_build_is_right(
             assert bundle.read_bytes() == reference
     assert process.returncode == 0
     assert bundle.read_bytes() == reference
-    _wait_until_no_process_has(mark.encode())
+    _wait_until_no_process_has(f"BUILD_MARK={tmp_path}".encode())
+
+
+def test_two_interrupts_stop_a_build_at_once_and_leave_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "slow1 slow2 slow3")
+    manifest(tmp_path)
+    script = tmp_path / "interrupted.py"
+    script.write_text(KILLED_BUILD)
+    environment = _marked_environment(tmp_path)
+    log = tmp_path / "log"
+    process = subprocess.Popen(
+        [sys.executable, script, tmp_path],
+        env={**environment, "FAKE_LOG": str(log)},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    while not log.exists():
+        time.sleep(0.05)
+    for _ in range(2):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.02)
+    process.communicate(timeout=30)  # the kernels would take a minute
+    assert process.returncode != 0
+    _wait_until_no_process_has(f"BUILD_MARK={tmp_path}".encode())
+
+
+def _marked_environment(tmp_path: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "BUILD_MARK": str(tmp_path),
+    }
 
 
 def _wait_until_no_process_has(mark: bytes) -> None:

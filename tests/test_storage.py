@@ -100,3 +100,10 @@ def test_default_directory_follows_environment(monkeypatch: pytest.MonkeyPatch) 
     assert default_directory() == Path("/xdg/nvgemm-aot")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert default_directory() == Path.home() / ".cache" / "nvgemm-aot"
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(StorageError, match="set NVGEMM_AOT_CACHE"):
+        default_directory()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,7 +76,8 @@ def write_bundle(path: Path, content: BundleContent) -> Header:
         The header that was written.
 
     Raises:
-        ValueError: If a ranking names a kernel that is not among the kernels.
+        ValueError: If a ranking names a kernel that is not among the kernels, a problem is ranked
+            twice, or kernels of different signatures have equal payloads.
         StorageError: If the file cannot be written; nothing is left half-written.
     """
     data, header = encode_bundle(content)
@@ -85,7 +87,7 @@ def write_bundle(path: Path, content: BundleContent) -> Header:
 
 def encode_bundle(content: BundleContent) -> tuple[bytes, Header]:
     """Lay out a bundle in memory; see `write_bundle`."""
-    kernels = {sha256_hex(kernel.payload): kernel for kernel in content.kernels}
+    kernels = _by_id(content.kernels)
     ids = sorted(kernels)
     packed = compress([kernels[id_].payload for id_ in ids])
     dictionary_bytes = len(packed.dictionary_frame)
@@ -111,6 +113,20 @@ def encode_bundle(content: BundleContent) -> tuple[bytes, Header]:
         rankings=_rankings(content.rankings, ids, sources),
     )
     return _with_final_offsets(header, body)
+
+
+def _by_id(kernels: tuple[BuiltKernel, ...]) -> dict[str, BuiltKernel]:
+    """Kernels by id. Of operators with equal code, the first by name stands for all."""
+    found: dict[str, BuiltKernel] = {}
+    for kernel in sorted(kernels, key=lambda kernel: (kernel.signature.key, kernel.operator)):
+        id_ = sha256_hex(kernel.payload)
+        first = found.setdefault(id_, kernel)
+        if first.signature != kernel.signature:
+            raise ValueError(
+                f"{first.operator} and {kernel.operator} have equal code but compute "
+                f"{first.signature.key} and {kernel.signature.key}"
+            )
+    return found
 
 
 def _source_order(source: RankingSource) -> tuple[str, str, str]:
@@ -144,6 +160,11 @@ def _rankings(
     rankings: tuple[ProblemRanking, ...], ids: list[str], sources: list[RankingSource]
 ) -> tuple[Ranking, ...]:
     position = {id_: index for index, id_ in enumerate(ids)}
+    declared = Counter(ranking.problem for ranking in rankings)
+    if twice := [problem.key for problem, count in declared.items() if count > 1]:
+        raise ValueError(f"problems ranked more than once: {', '.join(twice)}")
+    if missing := {id_ for r in rankings for id_, _ in r.kernels} - position.keys():
+        raise ValueError(f"rankings name kernels that are not there: {', '.join(sorted(missing))}")
     return tuple(
         Ranking(
             problem=ranking.problem,

@@ -9,24 +9,31 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import time
 from pathlib import Path
 
 from nvgemm_runtime.errors import StorageError
 from nvgemm_runtime.format import canonical_json
 
-from .storage import TEMPORARY_SUFFIX, write_atomic
+from .storage import require_writable, sweep_partials, write_atomic
 
 _DIGEST_BYTES = hashlib.sha256().digest_size
-_STALE_SECONDS = 24 * 3600
 
 
 def default_directory() -> Path:
-    """``$NVGEMM_AOT_CACHE``, else ``nvgemm-aot`` in the user's cache directory (XDG)."""
+    """``$NVGEMM_AOT_CACHE``, else ``nvgemm-aot`` in the user's cache directory (XDG).
+
+    Raises:
+        StorageError: If the user has no home directory and nothing names another place.
+    """
     if named := os.environ.get("NVGEMM_AOT_CACHE"):
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "nvgemm-aot"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "nvgemm-aot"
+    except RuntimeError as error:
+        raise StorageError(
+            f"no place for the build cache: {error}; set NVGEMM_AOT_CACHE or use --cache-dir"
+        ) from error
 
 
 def cache_key(kind: str, inputs: object) -> str:
@@ -86,20 +93,12 @@ class Cache:
         Raises:
             StorageError: If the directory cannot be written, with how to name another.
         """
-        probe = self.directory / "entries" / "probe"
         try:
-            write_atomic(probe, b"")
-            probe.unlink(missing_ok=True)
-        except (StorageError, OSError) as error:
+            require_writable(self.directory / "entries")
+        except StorageError as error:
             raise StorageError(
                 f"the build cache is not writable: {error}; "
                 "set NVGEMM_AOT_CACHE or --cache-dir to a directory that is"
             ) from error
-        self._sweep()
-
-    def _sweep(self) -> None:
-        oldest = time.time() - _STALE_SECONDS
-        for partial in self.directory.glob(f"entries/*/.*{TEMPORARY_SUFFIX}"):
-            with contextlib.suppress(OSError):
-                if partial.stat().st_mtime < oldest:
-                    partial.unlink()
+        for directory in self.directory.glob("entries/*"):
+            sweep_partials(directory)

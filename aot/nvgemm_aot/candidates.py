@@ -2,7 +2,7 @@
 
 A candidate that can run a problem is ranked by its estimated runtime. Estimates tie often, and
 designs that differ only in scheduling always tie, so the list is thinned to stay diverse; a small m
-always gets a kernel made for it. Every candidate left out keeps its reason.
+gets a kernel made for it wherever there is room for two. Every candidate left out keeps its reason.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ MAX_PER_SHAPE = 2
 or pairing. It gives them one estimate, so more would crowd out other shapes on no evidence."""
 
 SMALL_M = 64
-"""Up to this m a kernel whose tile is transposed, as TGV's, gets a place whatever its estimate: it
-was written for such m (its documentation says m <= 64) and the model was not made for it."""
+"""Up to this m, and where two or more are kept, a kernel whose tile is transposed, as TGV's, gets
+a place whatever its estimate: it was written for such m (its documentation says m <= 64) and the
+model was not made for it."""
 
-_SAME_NS_PERCENT = 1
-"""Estimates this close are taken as equal: the model's own resolution is coarser."""
+_SIGNIFICANT_DIGITS = 3
+"""Estimates that agree in these are taken as equal: the model's own resolution is coarser."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,9 +123,7 @@ def _order(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, int
 
 
 def _round_ns(time_ns: int) -> int:
-    step = max(1, time_ns * _SAME_NS_PERCENT // 100)
-    magnitude: int = 10 ** (len(str(step)) - 1)
-    return round(time_ns / magnitude) * magnitude
+    return round(time_ns, _SIGNIFICANT_DIGITS - len(str(time_ns)))
 
 
 def _made_for_small_m(candidate: Candidate) -> bool:

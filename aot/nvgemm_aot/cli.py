@@ -12,7 +12,12 @@ from typing import Any, TypeVar
 import click
 
 from nvgemm_runtime import __version__
-from nvgemm_runtime.errors import NvgemmError, VerificationError
+from nvgemm_runtime.errors import (
+    BundleFormatError,
+    NvgemmError,
+    StorageError,
+    VerificationError,
+)
 
 from . import render, render_bundle
 from .progress import report_progress
@@ -20,7 +25,8 @@ from .rejection_log import open_rejection_log
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-EXISTING = click.Path(path_type=Path)
+ANY_PATH = click.Path(path_type=Path)
+"""Whether a path is there is for the command to say, with its own error."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells report it: 128 + SIGINT."""
 
@@ -63,7 +69,7 @@ def _json_option(command: Command) -> Command:
 
 
 @main.command()
-@click.argument("manifest", type=EXISTING)
+@click.argument("manifest", type=ANY_PATH)
 @click.option(
     "-o",
     "--out",
@@ -96,26 +102,34 @@ def build(
     cache_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Compile the kernels that MANIFEST declares, into one bundle a target."""
+    """Compile the kernels that MANIFEST declares, into one bundle a target.
+
+    MANIFEST is a file, or the name of a manifest that comes with nvgemm-aot, such as llama-3.1-8b.
+    """
     from . import pipeline
     from .cache import Cache, default_directory
     from .manifest import load_manifest
+    from .shipped import find_manifest
 
     if rejections and not dry_run:
         raise click.UsageError("--rejections goes with --dry-run")
-    declared = load_manifest(manifest)
+    if wheel_version and not wheel:
+        raise click.UsageError("--wheel-version goes with --wheel")
+    declared = load_manifest(find_manifest(manifest))
     cache = Cache(cache_dir or default_directory())
     if dry_run:
         with open_rejection_log(rejections) as on_rejection:
             planned = pipeline.plan_build(declared, cache, on_rejection=on_rejection)
         _print(render.plan_document(planned, jobs), render.plan_text, as_json)
         return
-    with report_progress() as report:
+    if wheel:
+        from .wheel import check_identity, write_wheel
+
+        check_identity(declared.name, wheel_version or __version__)
+    with report_progress("Compiling") as report:
         result = pipeline.build(declared, out, cache, jobs=jobs, strict=strict, progress=report)
     document = render.build_document(result)
     if wheel:
-        from .wheel import write_wheel
-
         document["wheel"] = render.file_document(
             write_wheel(
                 [bundle.path for bundle in result.bundles],
@@ -129,7 +143,7 @@ def build(
 
 
 @main.command()
-@click.argument("bundles", type=EXISTING, nargs=-1, required=True)
+@click.argument("bundles", type=ANY_PATH, nargs=-1, required=True)
 @click.option(
     "-o",
     "--out",
@@ -152,7 +166,7 @@ def wheel(
 
 
 @main.command()
-@click.argument("bundle", type=EXISTING)
+@click.argument("bundle", type=ANY_PATH)
 @_json_option
 def inspect(bundle: Path, as_json: bool) -> None:
     """Show what BUNDLE holds: target, kernels, rankings, sizes, toolchain."""
@@ -163,7 +177,7 @@ def inspect(bundle: Path, as_json: bool) -> None:
 
 
 @main.command()
-@click.argument("bundles", type=EXISTING, nargs=-1, required=True)
+@click.argument("bundles", type=ANY_PATH, nargs=-1, required=True)
 @click.option(
     "--disassemble/--no-disassemble",
     default=None,
@@ -178,19 +192,30 @@ def verify(
     from .compiler import default_jobs
     from .verify import verify_bundle
 
-    reports = [
-        verify_bundle(path, disassemble=disassemble, jobs=jobs or default_jobs())
-        for path in bundles
-    ]
-    _print(
-        [report.to_json() for report in reports],
-        lambda _: "\n\n".join(render_bundle.verification_text(report) for report in reports),
-        as_json,
-    )
-    failed = [str(report.path) for report in reports if not report.ok]
+    documents: list[Any] = []
+    texts: list[str] = []
+    failed: list[NvgemmError] = []
+    for path in bundles:
+        try:
+            with report_progress("Verifying") as progress:
+                report = verify_bundle(
+                    path, disassemble=disassemble, jobs=jobs or default_jobs(), progress=progress
+                )
+        except (BundleFormatError, StorageError) as error:
+            documents.append({"path": str(path), "ok": False, "error": str(error)})
+            texts.append(f"{path}: FAILED\n{error}")
+            failed.append(error)
+            continue
+        documents.append(report.to_json())
+        texts.append(render_bundle.verification_text(report))
+        if not report.ok:
+            failed.append(VerificationError(f"{path}: {len(report.findings)} findings"))
+    _print(documents, lambda _: "\n\n".join(texts), as_json)
+    if len(failed) == 1:
+        raise failed[0]
     if failed:
         raise VerificationError(
-            f"{len(failed)} of {len(reports)} bundles fail: {', '.join(failed)}"
+            f"{len(failed)} of {len(bundles)} bundles fail:\n" + "\n".join(map(str, failed))
         )
 
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
+import contextlib
+import functools
+import logging
 import os
-import signal
-import threading
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvgemm_runtime.errors import CompileError, LinkError
+from nvgemm_runtime.errors import CompileError, LinkError, StorageError
 
 from . import linker
 from .cache import Cache, cache_key
 from .providers import Candidate, Provider, load_provider
 from .targets import BuildTarget
+from .workers import WorkerDied, Workers
 
-Progress = Callable[[int, int, str], None]
-"""Called as (done, total, name of the kernel just done)."""
+_log = logging.getLogger("nvgemm.compiler")
+
+Progress = Callable[[int, int], None]
+"""Called as (kernels done, kernels to do)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +43,12 @@ class Task:
 class Failure:
     """A kernel that could not be built, and why."""
 
-    candidate: Candidate
+    task: Task
     reason: str
+
+
+KernelWorkers = Workers[Task, "str | None"]
+"""Compiler processes: they take tasks and say why one failed, or None."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +83,7 @@ def make_tasks(
         "toolchain": provider.toolchain(),
         "calling_convention": provider.calling_convention,
         "linker": linker.linker_version(),
-        "linker_flags": linker.FLAGS,
+        "linker_flags": [*linker.compiler()[1:], *linker.FLAGS],
     }
 
     def key(candidate: Candidate) -> str:
@@ -113,21 +118,33 @@ _WORKER_BYTES = 1_500_000_000
 """Memory to allow a worker: a compiler process was seen to take about 1 GB."""
 
 
+_CGROUPS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
+"""Limit and use of memory in a container, by either version of cgroups."""
+
+
 def _free_memory_bytes() -> int:
     free = _meminfo_available_bytes()
-    # In a container the limit is the cgroup's, not the machine's.
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
-    ):
+    for limit, used in _CGROUPS:
         try:
-            free = min(free, int(Path(limit).read_text()) - int(Path(used).read_text()))
+            taken = int(used.read_text()) - _page_cache_bytes(used.parent)
+            free = min(free, int(limit.read_text()) - taken)
         except (OSError, ValueError):
             continue
     return max(0, free)
+
+
+def _page_cache_bytes(cgroup: Path) -> int:
+    """Memory that counts as used and is given back on demand: file contents kept around."""
+    for line in (cgroup / "memory.stat").read_text().splitlines():
+        if line.startswith(("inactive_file ", "total_inactive_file ")):
+            return int(line.split()[1])
+    return 0
 
 
 def _meminfo_available_bytes() -> int:
@@ -137,8 +154,22 @@ def _meminfo_available_bytes() -> int:
     return _WORKER_BYTES
 
 
+def start_workers(cache: Cache, jobs: int, provider: str) -> KernelWorkers:
+    """Start compiler processes, which import the compiler at once; a context manager."""
+    return Workers(
+        jobs,
+        functools.partial(_compile_one, directory=cache.directory),
+        functools.partial(_prepare, provider),
+    )
+
+
 def compile_all(
-    tasks: Sequence[Task], cache: Cache, *, jobs: int, progress: Progress | None = None
+    tasks: Sequence[Task],
+    cache: Cache,
+    *,
+    jobs: int,
+    progress: Progress | None = None,
+    workers: KernelWorkers | None = None,
 ) -> Compilation:
     """Make sure that every task's kernel is in the cache.
 
@@ -148,10 +179,11 @@ def compile_all(
         tasks: What to compile; several may share a key.
         cache: Where kernels are looked up and stored.
         jobs: Worker processes.
-        progress: Told of each finished kernel.
+        progress: Told that it begins (with 0) and of each kernel that is done.
+        workers: Processes that were started before; by default they are started here.
 
     Raises:
-        StorageError: If the cache cannot be read or written.
+        StorageError: If the cache or the directory for temporary files cannot be written.
         ToolchainError: If the compiler side is incomplete.
     """
     unique = {task.key: task for task in tasks}
@@ -160,91 +192,55 @@ def compile_all(
         return Compilation(compiled=0, failures=())
     cache.require_writable()
     linker.library_directories()
-    reasons: dict[str, str] = {}
-    done = 0
-
-    def finished(task: Task, reason: str | None) -> None:
-        nonlocal done
-        done += 1
-        if reason is not None:
-            reasons[task.key] = reason
-        if progress is not None:
-            progress(done, len(missing), task.candidate.operator)
-
-    suspects = _run(missing, cache.directory, min(jobs, len(missing)), finished)
-    # A worker that dies takes the whole pool with it. Whoever was in flight is tried again alone:
-    # then a death names its culprit.
-    for task in suspects:
-        for culprit in _run([task], cache.directory, 1, finished):
-            finished(culprit, "the compiler process died (crash, or out of memory)")
-    failures = tuple(
-        Failure(candidate=task.candidate, reason=reasons[task.key])
-        for task in unique.values()
-        if task.key in reasons
-    )
-    return Compilation(compiled=len(missing) - len(failures), failures=failures)
+    report = progress or (lambda done, total: None)
+    report(0, len(missing))
+    failures = []
+    with contextlib.ExitStack() as stack:
+        if workers is None:
+            count = min(jobs, len(missing))
+            started = start_workers(cache, count, missing[0].candidate.provider)
+            workers = stack.enter_context(started)
+        for done, (task, outcome) in enumerate(workers.run(missing), start=1):
+            if isinstance(outcome, WorkerDied):
+                outcome = "the compiler process died (crash, or out of memory)"
+            if outcome is not None:
+                _log.info("%s failed: %s", task.candidate.operator, outcome)
+                failures.append(Failure(task=task, reason=outcome))
+            report(done, len(missing))
+    order = {key: place for place, key in enumerate(unique)}
+    failures.sort(key=lambda failure: order[failure.task.key])
+    return Compilation(compiled=len(missing) - len(failures), failures=tuple(failures))
 
 
-def _run(
-    tasks: Iterable[Task], directory: Path, jobs: int, finished: Callable[[Task, str | None], None]
-) -> list[Task]:
-    """Run tasks in a pool of workers; start a new pool when one dies.
-
-    Returns:
-        The tasks that were in flight when a worker died.
-    """
-    waiting = list(reversed(list(tasks)))
-    suspects: list[Task] = []
-    while waiting:
-        in_flight: dict[Future[str | None], Task] = {}
-        pool = ProcessPoolExecutor(
-            jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker
-        )
-        try:
-            while waiting or in_flight:
-                # No queue inside the pool: what is in flight is what a worker really has.
-                while waiting and len(in_flight) < jobs:
-                    future = pool.submit(_compile_one, waiting[-1], directory)
-                    in_flight[future] = waiting.pop()
-                for future in wait(in_flight, return_when=FIRST_COMPLETED).done:
-                    reason = future.result()
-                    finished(in_flight.pop(future), reason)
-        except BrokenProcessPool:
-            for future, task in in_flight.items():
-                if future.done() and future.exception() is None:
-                    finished(task, future.result())
-                else:
-                    suspects.append(task)
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-    return suspects
+def _prepare(provider: str) -> None:
+    _provider(provider).prepare()
 
 
-def _start_worker() -> None:
-    # Ctrl-C goes to the whole process group; the parent alone decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-
-
-def _die_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)
-
-
-_provider: dict[str, Provider] = {}
+@functools.cache
+def _provider(name: str) -> Provider:
+    """The provider of a worker process, which keeps it for all its tasks."""
+    return load_provider(name)
 
 
 def _compile_one(task: Task, directory: Path) -> str | None:
-    """Compile, link and store one kernel, in a worker; returns why it failed, or None."""
-    name = task.candidate.provider
-    if name not in _provider:
-        _provider[name] = load_provider(name)
+    """Compile, link and store one kernel, in a worker.
+
+    Returns:
+        Why it failed, or None.
+
+    Raises:
+        StorageError: If a file cannot be written.
+        ToolchainError: If the compiler side is incomplete.
+    """
     try:
-        relocatable = _provider[name].compile(task.candidate, task.target)
+        relocatable = _provider(task.candidate.provider).compile(task.candidate, task.target)
         payload = linker.link(relocatable, task.calling_convention)
     except (CompileError, LinkError) as error:
         return str(error)
+    except OSError as error:
+        raise StorageError(
+            f"cannot compile {task.candidate.operator}: {error}; "
+            f"is there space in the directory for temporary files ({tempfile.gettempdir()})?"
+        ) from error
     Cache(directory).put(task.key, payload)
     return None

@@ -8,7 +8,6 @@ dictionary took 4.7 kB and none 12.9 kB; benchmarks/compression.py compares thes
 from __future__ import annotations
 
 import heapq
-import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ dictionary in memory: about 4 MB with 64."""
 SCHEME = f"cover-{MAX_MEMBERS}-zstd-{LEVEL}"
 """Names the way of compressing; part of what determines a bundle's bytes."""
 
-_WORD = struct.Struct("16s")
+WORD_BYTES = 16
 """Unit of what payloads share: an instruction of the GPU is 16 bytes long and aligned."""
 
 
@@ -95,8 +94,8 @@ def _member_count(payloads: int) -> int:
 
 
 def _words(payload: bytes) -> list[bytes]:
-    whole = len(payload) // _WORD.size * _WORD.size
-    return [word for (word,) in _WORD.iter_unpack(payload[:whole])]
+    last = len(payload) - WORD_BYTES
+    return [payload[start : start + WORD_BYTES] for start in range(0, last + 1, WORD_BYTES)]
 
 
 def _frames(payloads: Sequence[bytes], shared: zstandard.ZstdCompressionDict | None) -> list[bytes]:

@@ -38,6 +38,10 @@ _ACCELERATOR_TARGET = 0x09
 sm_100f and plain sm_100, which nothing but the compiler's arguments in .note.nv.tkinfo tells
 apart (both run on the same GPUs)."""
 
+_TCGEN05_1CTA_USED, _TCGEN05_2CTA_USED, _CLUSTER_LAUNCH_CONTROL_USED = 0x51, 0x52, 0x62
+"""EIATTR_TCGEN05_1CTA_USED, EIATTR_TCGEN05_2CTA_USED and EIATTR_CLUSTER_LAUNCH_CONTROL_USED (in
+.nv.info.<kernel>, without a value): ptxas writes them where the code has such instructions."""
+
 _REQNTID, _FRAME_SIZE, _MIN_STACK_SIZE, _REGCOUNT = 0x10, 0x11, 0x12, 0x2F
 """EIATTR_REQNTID (in .nv.info.<kernel>: threads along x, y, z) and, in .nv.info,
 EIATTR_FRAME_SIZE, EIATTR_MIN_STACK_SIZE and EIATTR_REGCOUNT (symbol index, value)."""
@@ -63,6 +67,9 @@ class DeviceKernel:
         threads: Threads of a block that it was compiled for; None if any number.
         shared_bytes: Static shared memory with the part that CUDA reserves, per thread block.
         local_bytes: Local memory of a thread: its own, and the stack with all it calls.
+        ctas_per_tile: Thread blocks that issue a tcgen05 instruction together: 1 or 2; None if it
+            has none, or both kinds.
+        cluster_launch_control: Whether it asks for its work by cluster launch control (CLC).
     """
 
     name: str
@@ -70,6 +77,8 @@ class DeviceKernel:
     threads: int | None
     shared_bytes: int
     local_bytes: int
+    ctas_per_tile: int | None
+    cluster_launch_control: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,7 +126,8 @@ def check_cubin(
         cubin: The device code.
         target: What it must be compiled for.
         profile: Limits of the GPU; None to check none.
-        launch_bytes: Dynamic shared memory of the launch, if known, per thread block.
+        launch_bytes: Dynamic shared memory of the launch per thread block; None, which is a gap,
+            if the launcher does not show it.
 
     Yields:
         What does not hold.
@@ -133,6 +143,11 @@ def check_cubin(
         yield Gap(
             check=Check.ARCHITECTURE,
             message=f"device code was compiled for {cubin.compiled_for}, must be {target.arch}",
+        )
+    if launch_bytes is None:
+        yield Gap(
+            check=Check.SHARED_MEMORY,
+            message="the launcher does not show its dynamic shared memory",
         )
     for kernel in cubin.kernels:
         if kernel.local_bytes:
@@ -228,7 +243,10 @@ def _kernels(sections: dict[str, Any], names: list[str]) -> Iterator[DeviceKerne
         prefix, _, name = section.partition(".nv.info.")
         if prefix or not name:
             continue
-        threads = dict(_attributes(sections[section].data())).get(_REQNTID)
+        attributes = dict(_attributes(sections[section].data()))
+        threads = attributes.get(_REQNTID)
+        pairs = {_TCGEN05_1CTA_USED: 1, _TCGEN05_2CTA_USED: 2}
+        ctas = [count for kind, count in pairs.items() if kind in attributes]
         x, y, z = struct.unpack("<III", threads) if threads else (0, 0, 0)
         yield DeviceKernel(
             name=name,
@@ -236,6 +254,8 @@ def _kernels(sections: dict[str, Any], names: list[str]) -> Iterator[DeviceKerne
             threads=x * y * z or None,
             shared_bytes=_size(sections, f".nv.shared.{name}"),
             local_bytes=_size(sections, f".nv.local.{name}") + stack_bytes,
+            ctas_per_tile=ctas[0] if len(ctas) == 1 else None,
+            cluster_launch_control=_CLUSTER_LAUNCH_CONTROL_USED in attributes,
         )
 
 

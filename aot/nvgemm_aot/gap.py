@@ -10,11 +10,16 @@ class Check(str, enum.Enum):
     """One thing that is checked; the name stands in reports and stays the same across releases."""
 
     DEVICE_PROFILE = "device-profile"
+    OPERATOR_NAME = "operator-name"
     CALLING_CONVENTION = "calling-convention"
+    WORKSPACE = "workspace"
+    OPERANDS = "operands"
+    ALIGNMENT = "alignment"
     HOST_FORMAT = "host-format"
     HOST_EXPORTS = "host-exports"
     HOST_SYMBOLS = "host-symbols"
     HOST_LIBRARIES = "host-libraries"
+    HOST_CONSTRUCTORS = "host-constructors"
     HOST_RELOCATIONS = "host-relocations"
     HOST_SEGMENTS = "host-segments"
     HOST_PROCESSOR = "host-processor"
@@ -27,7 +32,12 @@ class Check(str, enum.Enum):
     DISASSEMBLY = "disassembly"
     TENSOR_CORE = "tensor-core"
     OPERAND_TYPES = "operand-types"
+    OPERAND_LAYOUT = "operand-layout"
     INSTRUCTION_TILE = "instruction-tile"
+    CTAS_PER_TILE = "ctas-per-tile"
+    CLUSTER = "cluster"
+    SCHEDULER = "scheduler"
+    CLUSTER_LIMITS = "cluster-limits"
 
 
 @dataclass(frozen=True, kw_only=True)

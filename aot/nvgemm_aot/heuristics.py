@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from nvgemm_runtime.errors import ToolchainError
@@ -58,12 +58,9 @@ class RuntimeModel:
     """
 
     def __init__(self, gpu: str, shared_memory_bytes: int) -> None:
-        try:
-            import nvMatmulHeuristics as model  # noqa: N813
-        except ImportError as error:
-            raise ToolchainError(
-                f"cannot rank kernels: {error}; run: pip install 'nvgemm-aot[build]'"
-            ) from error
+        self.version()
+        import nvMatmulHeuristics as model  # noqa: N813
+
         if gpu not in model.NvMatmulHeuristicsNvidiaGpu.__members__:
             raise ToolchainError(f"{_DISTRIBUTION} {self.version()} does not model {gpu!r}")
         self._gpu = gpu
@@ -79,8 +76,18 @@ class RuntimeModel:
 
     @staticmethod
     def version() -> str:
-        """Version of the installed model."""
-        return version(_DISTRIBUTION)
+        """Version of the installed model.
+
+        Raises:
+            ToolchainError: If it is not installed.
+        """
+        try:
+            return version(_DISTRIBUTION)
+        except PackageNotFoundError as error:
+            raise ToolchainError(
+                f"cannot rank kernels: {_DISTRIBUTION} is not installed; "
+                "run: pip install 'nvgemm-aot[build]'"
+            ) from error
 
     def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
         """Estimate the runtime of ``problem``: nanoseconds, or None where there is no answer."""

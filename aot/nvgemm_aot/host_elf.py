@@ -7,13 +7,12 @@ not be loaded for a reason known at build time.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 from nvgemm_runtime.errors import LinkError
 
-from .elf_reading import MAX_SYMBOLS, MalformedElfError, open_elf, reading
+from .elf_reading import MalformedElfError
 from .gap import Check, Gap
+from .host_elf_reading import HostElf, read_host_elf
 from .launcher import vector_extension
 
 ALLOWED_SYMBOLS = frozenset(
@@ -46,7 +45,16 @@ SM80) all use exactly these; each was found among the exported symbols of libcut
 """
 
 NEEDED_LIBRARIES = frozenset({"libcute_dsl_runtime.so", "libtvm_ffi.so"})
-"""Libraries a kernel may name as needed: the SONAMEs of the two that export `ALLOWED_SYMBOLS`."""
+"""Libraries a kernel names as needed: the SONAMEs of the two that export `ALLOWED_SYMBOLS`."""
+
+_CONSTRUCTORS = frozenset({"DT_INIT", "DT_INIT_ARRAY", "DT_PREINIT_ARRAY"})
+"""Dynamic tags by which a loader runs code before anybody calls the kernel.
+
+None of 90 kernels has one; what cutlass-dsl 4.8.1 does need is DT_FINI_ARRAY, which unloads the
+device code."""
+
+_OTHER_OBJECTS = frozenset({"DT_AUDIT", "DT_DEPAUDIT", "DT_AUXILIARY", "DT_FILTER"})
+"""Dynamic tags by which a loader maps objects that are not among the needed ones (ld.so(8))."""
 
 _MACHINE = {"linux_x86_64": "EM_X86_64"}
 """By host platform: the machine that an ELF header must name."""
@@ -59,38 +67,6 @@ Others would copy data or run code while loading, and no kernel seen has any.
 
 _DF_TEXTREL = 0x4
 _PF_X, _PF_W = 0x1, 0x2
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Segment:
-    kind: str
-    flags: int
-    address: int
-    memory: int
-
-    def holds(self, address: int) -> bool:
-        return self.kind == "PT_LOAD" and self.address <= address < self.address + self.memory
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Symbol:
-    name: str
-    defined: bool
-    local: bool
-    function: bool
-    address: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class _HostElf:
-    machine: str
-    kind: str
-    system: str
-    segments: tuple[_Segment, ...]
-    tags: tuple[tuple[str, Any], ...]
-    symbols: tuple[_Symbol, ...]
-    relocations: tuple[tuple[int, int, int], ...]
-    """Type, address, index of the symbol."""
 
 
 def check_host_elf(data: bytes, exported: str, *, platform: str = "linux_x86_64") -> None:
@@ -118,13 +94,14 @@ def find_host_gaps(data: bytes, exported: str, *, platform: str) -> tuple[Gap, .
         What is wrong; empty if nothing is. Malformed input is one of the gaps.
     """
     try:
-        elf = _read(data)
+        elf = read_host_elf(data)
     except MalformedElfError as error:
         return (Gap(check=Check.HOST_FORMAT, message=str(error)),)
     return (
         *_check_format(elf, platform),
         *_check_exports(elf, exported),
         *_check_imports(elf),
+        *_check_constructors(elf),
         *_check_segments(elf),
         *_check_relocations(elf),
         *_check_processor(data, platform),
@@ -139,70 +116,7 @@ def _check_processor(data: bytes, platform: str) -> list[Gap]:
     return [Gap(check=Check.HOST_PROCESSOR, message=message)]
 
 
-def _read(data: bytes) -> _HostElf:
-    elf = open_elf(data, sections=False)
-    with reading("the shared object"):
-        dynamic = [part for part in elf.iter_segments() if part["p_type"] == "PT_DYNAMIC"]
-        if len(dynamic) != 1:
-            raise MalformedElfError(f"{len(dynamic)} dynamic segments, a shared object has 1")
-        count = dynamic[0].num_symbols()
-        if count > MAX_SYMBOLS:
-            raise MalformedElfError(f"{count} dynamic symbols, at most {MAX_SYMBOLS}")
-        return _HostElf(
-            machine=str(elf["e_machine"]),
-            kind=str(elf["e_type"]),
-            system=str(elf["e_ident"]["EI_OSABI"]),
-            segments=tuple(_segment(part, len(data)) for part in elf.iter_segments()),
-            tags=tuple(_tags(dynamic[0])),
-            symbols=tuple(_symbol(dynamic[0].get_symbol(index)) for index in range(count)),
-            relocations=tuple(_relocations(dynamic[0])),
-        )
-
-
-def _segment(part: Any, image_bytes: int) -> _Segment:
-    if part["p_offset"] + part["p_filesz"] > image_bytes:
-        raise MalformedElfError(
-            f"a segment ends at byte {part['p_offset'] + part['p_filesz']}, the image at "
-            f"{image_bytes}"
-        )
-    return _Segment(
-        kind=str(part["p_type"]),
-        flags=int(part["p_flags"]),
-        address=int(part["p_vaddr"]),
-        memory=int(part["p_memsz"]),
-    )
-
-
-def _tags(dynamic: Any) -> Iterator[tuple[str, Any]]:
-    names = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
-    for tag in dynamic.iter_tags():
-        kind = str(tag.entry.d_tag)
-        yield kind, getattr(tag, names[kind]) if kind in names else int(tag.entry.d_val)
-
-
-def _symbol(symbol: Any) -> _Symbol:
-    return _Symbol(
-        name=str(symbol.name),
-        defined=symbol["st_shndx"] != "SHN_UNDEF",
-        local=symbol["st_info"]["bind"] == "STB_LOCAL",
-        function=symbol["st_info"]["type"] == "STT_FUNC",
-        address=int(symbol["st_value"]),
-    )
-
-
-def _relocations(dynamic: Any) -> Iterator[tuple[int, int, int]]:
-    for name, table in dynamic.get_relocation_tables().items():
-        if name == "RELR":  # has no types; _check_relocations refuses its tag
-            continue
-        for relocation in table.iter_relocations():
-            yield (
-                int(relocation["r_info_type"]),
-                int(relocation["r_offset"]),
-                int(relocation["r_info_sym"]),
-            )
-
-
-def _check_format(elf: _HostElf, platform: str) -> Iterator[Gap]:
+def _check_format(elf: HostElf, platform: str) -> Iterator[Gap]:
     wanted = _MACHINE.get(platform)
     observed = (elf.machine, elf.kind, elf.system)
     if wanted is None:
@@ -218,7 +132,7 @@ def _check_format(elf: _HostElf, platform: str) -> Iterator[Gap]:
         )
 
 
-def _check_exports(elf: _HostElf, exported: str) -> Iterator[Gap]:
+def _check_exports(elf: HostElf, exported: str) -> Iterator[Gap]:
     defined = [symbol for symbol in elf.symbols if symbol.defined and not symbol.local]
     names = sorted(symbol.name for symbol in defined)
     if names != [exported]:
@@ -236,7 +150,7 @@ def _check_exports(elf: _HostElf, exported: str) -> Iterator[Gap]:
         )
 
 
-def _check_imports(elf: _HostElf) -> Iterator[Gap]:
+def _check_imports(elf: HostElf) -> Iterator[Gap]:
     undefined = {symbol.name for symbol in elf.symbols if not symbol.defined and symbol.name}
     for name in sorted(undefined - ALLOWED_SYMBOLS):
         yield Gap(
@@ -244,12 +158,18 @@ def _check_imports(elf: _HostElf) -> Iterator[Gap]:
             message=f"needs the symbol {name}, which is not among the {len(ALLOWED_SYMBOLS)} that "
             "the runtime libraries are known to export",
         )
+    needed = sorted(str(value) for kind, value in elf.tags if kind == "DT_NEEDED")
+    if needed != sorted(NEEDED_LIBRARIES):
+        yield Gap(
+            check=Check.HOST_LIBRARIES,
+            message=f"needs the libraries {', '.join(needed) or '(none)'}; must need exactly "
+            f"{', '.join(sorted(NEEDED_LIBRARIES))}",
+        )
     for kind, value in elf.tags:
-        if kind == "DT_NEEDED" and value not in NEEDED_LIBRARIES:
+        if kind in _OTHER_OBJECTS:
             yield Gap(
                 check=Check.HOST_LIBRARIES,
-                message=f"needs the library {value}; allowed are "
-                f"{', '.join(sorted(NEEDED_LIBRARIES))}",
+                message=f"{kind[3:]} makes the loader map another object; none is allowed",
             )
         if kind in ("DT_RPATH", "DT_RUNPATH"):
             yield Gap(
@@ -258,7 +178,15 @@ def _check_imports(elf: _HostElf) -> Iterator[Gap]:
             )
 
 
-def _check_segments(elf: _HostElf) -> Iterator[Gap]:
+def _check_constructors(elf: HostElf) -> Iterator[Gap]:
+    for kind in sorted({kind for kind, _ in elf.tags} & _CONSTRUCTORS):
+        yield Gap(
+            check=Check.HOST_CONSTRUCTORS,
+            message=f"{kind[3:]} runs code while the kernel is loaded; none is allowed",
+        )
+
+
+def _check_segments(elf: HostElf) -> Iterator[Gap]:
     for part in elf.segments:
         if part.kind == "PT_LOAD" and part.flags & _PF_W and part.flags & _PF_X:
             yield Gap(
@@ -274,7 +202,7 @@ def _check_segments(elf: _HostElf) -> Iterator[Gap]:
         )
 
 
-def _check_relocations(elf: _HostElf) -> Iterator[Gap]:
+def _check_relocations(elf: HostElf) -> Iterator[Gap]:
     flags = {kind: value for kind, value in elf.tags if kind in ("DT_TEXTREL", "DT_FLAGS")}
     if "DT_TEXTREL" in flags or flags.get("DT_FLAGS", 0) & _DF_TEXTREL:
         yield Gap(check=Check.HOST_RELOCATIONS, message="has text relocations; none are allowed")

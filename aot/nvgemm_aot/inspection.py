@@ -9,14 +9,17 @@ from nvgemm_runtime.errors import LinkError
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.target import Target
 
+from .design import check_design
 from .device import DeviceProfile
 from .device_elf import RESERVED_SHARED_BYTES, Cubin, check_cubin, read_cubins
 from .disassembler import Disassembler, DisassemblyError
 from .elf_reading import MalformedElfError
 from .gap import Check, Gap
 from .host_elf import find_host_gaps
-from .launcher import launch_shared_bytes
+from .launcher import Launch, read_launch
+from .launcher_text import LauncherText, check_interface, read_launcher_text
 from .linker import entry_symbol
+from .operator_name import check_operator_name
 from .sass import Disassembly, check_disassembly, read_disassembly
 
 NOT_DISASSEMBLED = "not disassembled"
@@ -39,7 +42,10 @@ class KernelEvidence:
         dynamic_shared_bytes: Dynamic shared memory of a block that the launcher asks for.
         local_bytes: Local memory of a thread: stack and spills.
         instructions: Tensor-core and local-memory instructions with their number in the code.
-        multiplies: Extents and element types that the tensor-core instructions show.
+        operands: The operands that the launcher says it takes.
+        alignment_bytes: Alignments that the launcher demands of their data.
+        clusters: Cluster dimensions (m, n) that the launcher asks for, in thread blocks.
+        multiplies: Extents, majors and element types that the tensor-core instructions show.
         disassembled_by: The program and its version, or ``not disassembled``.
     """
 
@@ -53,6 +59,9 @@ class KernelEvidence:
     static_shared_bytes: int | None
     dynamic_shared_bytes: int | None
     local_bytes: int | None
+    operands: str | None
+    alignment_bytes: tuple[int, ...]
+    clusters: tuple[tuple[int, int], ...]
     instructions: dict[str, int]
     multiplies: tuple[str, ...]
     disassembled_by: str
@@ -78,21 +87,24 @@ def inspect_kernel(
     Returns:
         What was seen, and what does not hold. A malformed payload is a gap, never an error.
     """
-    gaps: list[Gap] = []
+    text = read_launcher_text(payload)
+    gaps = [*check_interface(kernel, text)]
     try:
         exported = entry_symbol(kernel.calling_convention)
         gaps += find_host_gaps(payload, exported, platform=target.platform)
     except LinkError as error:
         gaps.append(Gap(check=Check.CALLING_CONVENTION, message=str(error)))
-    launch_bytes = launch_shared_bytes(payload)
+    launch = read_launch(payload)
     cubins: tuple[Cubin, ...] = ()
     try:
         cubins = read_cubins(payload)
     except MalformedElfError as error:
         gaps.append(Gap(check=Check.DEVICE_FORMAT, message=str(error)))
+    gaps += check_operator_name(kernel, cubins)
+    gaps += check_design(kernel.design, cubins, profile=profile, clusters=launch.clusters)
     codes: list[Disassembly] = []
     for cubin in cubins:
-        gaps += check_cubin(cubin, target=target, profile=profile, launch_bytes=launch_bytes)
+        gaps += check_cubin(cubin, target=target, profile=profile, launch_bytes=launch.shared_bytes)
         if disassembler is None:
             continue
         try:
@@ -104,16 +116,17 @@ def inspect_kernel(
         gaps += check_disassembly(
             code, target=target, signature=kernel.signature, design=kernel.design
         )
-    evidence = _evidence(kernel, cubins, codes, launch_bytes, disassembler if codes else None)
-    return evidence, gaps
+    by = str(disassembler) if codes else NOT_DISASSEMBLED
+    return _evidence(kernel, launch, text, cubins, codes, by), gaps
 
 
 def _evidence(
     kernel: Kernel,
+    launch: Launch,
+    text: LauncherText,
     cubins: tuple[Cubin, ...],
     codes: list[Disassembly],
-    launch_bytes: int | None,
-    disassembler: Disassembler | None,
+    disassembled_by: str,
 ) -> KernelEvidence:
     functions = [function for cubin in cubins for function in cubin.kernels]
     instructions: Counter[str] = Counter()
@@ -130,9 +143,12 @@ def _evidence(
         registers=max((function.registers for function in functions), default=None),
         threads=max((function.threads or 0 for function in functions), default=0) or None,
         static_shared_bytes=None if shared is None else max(shared - RESERVED_SHARED_BYTES, 0),
-        dynamic_shared_bytes=launch_bytes,
+        dynamic_shared_bytes=launch.shared_bytes,
         local_bytes=max((function.local_bytes for function in functions), default=None),
+        operands=text.operands or None,
+        alignment_bytes=tuple(sorted(text.alignment_bytes)),
+        clusters=tuple(sorted(launch.clusters)),
         instructions=dict(sorted(instructions.items())),
         multiplies=tuple(sorted({str(item) for code in codes for item in code.multiplies})),
-        disassembled_by=str(disassembler) if disassembler else NOT_DISASSEMBLED,
+        disassembled_by=disassembled_by,
     )

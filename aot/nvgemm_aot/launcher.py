@@ -1,13 +1,18 @@
-"""What the host code of a kernel, its launcher, shows: the launch, and the processor it needs."""
+"""What the host code of a kernel, its launcher, shows: the launch, and the processor it needs.
+
+What it says about its operands is in `launcher_text`.
+"""
 
 from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from .elf_reading import MalformedElfError, open_elf, reading
 
-_PF_X = 0x1
+_PF_X, _PF_W = 0x1, 0x2
 
 # mov qword ptr [base (+ index) + displacement], imm32: how the launcher stores the 64-bit field
 # dynamicSmemBytes of cudaLaunchConfig_t. Base registers rsp and r12 need an index byte.
@@ -16,6 +21,13 @@ _STORE_64 = re.compile(
     re.DOTALL,
 )
 
+# movabs r64, imm64: how the launcher builds the first two extents, each 32 bits, of a cluster
+# dimension attribute (cudaLaunchAttributeValue.clusterDim.x and .y in driver_types.h).
+_MOVE_64 = re.compile(rb"[\x48\x49][\xb8-\xbf](.{4})(.{4})", re.DOTALL)
+
+MAX_CLUSTER_EXTENT = 16
+"""Most thread blocks of a cluster, where a kernel opts in to more than 8 (CUDA C++ Programming
+Guide, thread block clusters)."""
 
 # A move of a vector register: EVEX prefix (any registers, map 1), then its opcode.
 _AVX512 = re.compile(
@@ -24,6 +36,24 @@ _AVX512 = re.compile(
 )
 _VZEROUPPER = b"\xc5\xf8\x77"
 """What compilers write before a call from code that uses 256-bit registers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How the launcher starts the device code.
+
+    Attributes:
+        shared_bytes: Dynamic shared memory of a thread block; None if the code does not show it.
+        clusters: Cluster dimensions (m, n) in thread blocks.
+    """
+
+    shared_bytes: int | None
+    clusters: frozenset[tuple[int, int]]
+
+
+def read_launch(payload: bytes) -> Launch:
+    """Read the launch from the code of a payload; a malformed payload shows nothing."""
+    return Launch(shared_bytes=launch_shared_bytes(payload), clusters=launch_clusters(payload))
 
 
 def launch_shared_bytes(payload: bytes) -> int | None:
@@ -43,11 +73,34 @@ def launch_shared_bytes(payload: bytes) -> int | None:
     return plausible.pop() if len(plausible) == 1 else None
 
 
+def launch_clusters(payload: bytes) -> frozenset[tuple[int, int]]:
+    """Cluster dimensions (m, n) that the launcher asks for, in thread blocks.
+
+    Every launch sets its cluster dimension, 1 x 1 too; kernels with a fallback set both. In 89
+    kernels (cutlass-dsl 4.8.1, all operator families) the 64-bit constants whose halves are both
+    from 1 to `MAX_CLUSTER_EXTENT` are exactly these.
+    """
+    constants = (
+        (int.from_bytes(low, "little"), int.from_bytes(high, "little"))
+        for low, high in _MOVE_64.findall(_code(payload))
+    )
+    return frozenset(
+        (m, n)
+        for m, n in constants
+        if 1 <= m <= MAX_CLUSTER_EXTENT and 1 <= n <= MAX_CLUSTER_EXTENT
+    )
+
+
 def vector_extension(payload: bytes) -> str | None:
-    """Extension beyond what every x86-64 processor has that the launcher uses.
+    """Extension beyond what every x86-64 processor has that the launcher shows signs of.
 
     cutlass-dsl 4.8.1 compiles host code for the processor of the build machine. Functions that
     carry the attributes ``target_cpu`` and ``target_features`` are compiled for those instead.
+
+    What is found proves that the code needs more than every processor has. Nothing found is no
+    proof of the opposite: this looks for what compilers leave behind (moves of EVEX-encoded
+    registers; VZEROUPPER after 256-bit code), not at each instruction, which needs a disassembler
+    for the host. Code with 128-bit VEX instructions alone, BMI, FMA or AMX passes unseen.
 
     Returns:
         ``AVX-512``, ``AVX``, or None where the code shows no sign of either.
@@ -58,15 +111,23 @@ def vector_extension(payload: bytes) -> str | None:
     return "AVX" if code.count(_VZEROUPPER) > 1 else None
 
 
+def read_only_bytes(payload: bytes) -> bytes:
+    """All that is loaded and cannot be written; nothing where the payload cannot be read."""
+    return _loaded(payload, lambda flags: not flags & _PF_W)
+
+
 def _code(payload: bytes) -> bytes:
-    """All executable segments, or nothing where the payload cannot be read."""
+    return _loaded(payload, lambda flags: bool(flags & _PF_X))
+
+
+def _loaded(payload: bytes, wanted: Callable[[int], bool]) -> bytes:
     try:
         elf = open_elf(payload, sections=False)
         with reading("the host code"):
             return b"".join(
                 payload[part["p_offset"] : part["p_offset"] + part["p_filesz"]]
                 for part in elf.iter_segments()
-                if part["p_type"] == "PT_LOAD" and part["p_flags"] & _PF_X
+                if part["p_type"] == "PT_LOAD" and wanted(part["p_flags"])
             )
     except MalformedElfError:
         return b""

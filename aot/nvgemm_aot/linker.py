@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib.util
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from nvgemm_runtime.errors import LinkError, ToolchainError
@@ -17,6 +20,7 @@ from .host_elf import check_host_elf
 
 FLAGS = (
     "-shared",
+    "-Wl,--no-as-needed",  # every payload names both libraries; some distributions' cc drops them
     "-nostdlib",  # the object needs no C start-up code: output depends on the linker alone
     "-Wl,-Bsymbolic",
     "-Wl,--build-id=none",
@@ -32,33 +36,49 @@ FLAGS = (
 may be visible, and nothing in the output may depend on when or where it was made. Page size and
 hash style are defaults that distributions change."""
 
+_KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")
+"""All that a compiler driver sees of the environment. Others, such as LD_RUN_PATH, change its
+output, and the cache knows nothing of them."""
+
+_VERSION = re.compile(r"\d+(?:\.\d+)+")
+
 _COMPILERS = ("cc", "gcc", "clang")
+
+_CALLING_CONVENTION = re.compile(r"tvm_ffi:([A-Za-z_][A-Za-z0-9_]*)\(a,b,out\)")
 
 
 def entry_symbol(calling_convention: str) -> str:
-    """Symbol that a calling convention such as ``tvm_ffi:gemm(a,b,out)`` exports."""
-    abi, _, rest = calling_convention.partition(":")
-    function = rest.partition("(")[0]
-    if abi != "tvm_ffi" or not function.isidentifier():
-        raise LinkError(f"calling convention {calling_convention!r} is not tvm_ffi:name(...)")
-    return f"__tvm_ffi_{function}"
+    """Symbol that a calling convention such as ``tvm_ffi:gemm(a,b,out)`` exports.
+
+    Raises:
+        LinkError: If the text is not ``tvm_ffi:NAME(a,b,out)``, the one form there is.
+    """
+    match = _CALLING_CONVENTION.fullmatch(calling_convention)
+    if match is None:
+        raise LinkError(f"calling convention {calling_convention!r} is not tvm_ffi:NAME(a,b,out)")
+    return f"__tvm_ffi_{match[1]}"
 
 
 @functools.cache
 def compiler() -> tuple[str, ...]:
-    """The system's C compiler driver: ``$CC``, else the first of cc, gcc and clang.
+    """The system's C compiler driver with its arguments: ``$CC``, else the first of cc, gcc, clang.
 
     Raises:
         ToolchainError: If there is none.
     """
     if named := os.environ.get("CC"):
-        command = tuple(shlex.split(named))
-        if not command or shutil.which(command[0]) is None:
+        try:
+            words = shlex.split(named)
+        except ValueError as error:
+            raise ToolchainError(f"CC={named}: {error}; unset CC or name a C compiler") from None
+        program = shutil.which(words[0]) if words else None
+        if program is None:
             raise ToolchainError(f"CC={named}: no such program; unset CC or name a C compiler")
-        return command
+        return (os.path.abspath(program), *words[1:])  # noqa: PTH100
     for name in _COMPILERS:
-        if shutil.which(name):
-            return (name,)
+        program = shutil.which(name)
+        if program is not None:
+            return (os.path.abspath(program),)  # noqa: PTH100
     raise ToolchainError(
         f"no C compiler: none of {', '.join(_COMPILERS)} is on PATH and CC is not set; "
         "install one (Debian: apt-get install gcc) or set CC"
@@ -73,7 +93,7 @@ def linker_version() -> str:
         ToolchainError: If there is no working linker.
     """
     command = [*compiler(), "-Wl,--version"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    result = _run(command)
     lines = result.stdout.splitlines()
     if result.returncode or not lines:
         raise ToolchainError(
@@ -81,6 +101,32 @@ def linker_version() -> str:
             "install the linker (Debian: apt-get install binutils) or set CC"
         )
     return lines[0]
+
+
+def _run(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command in an environment in which nothing changes what a linker writes."""
+    kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={**kept, "LC_ALL": "C"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def linker_identity() -> tuple[str, str]:
+    """Name and version of the linker, e.g. ``("GNU ld", "2.40")``.
+
+    Raises:
+        ToolchainError: If there is no working linker.
+    """
+    line = linker_version()
+    number = _VERSION.search(line)
+    if number is None:
+        return line, "unknown"
+    return re.split(r"\(|\d", line, maxsplit=1)[0].strip() or "linker", number[0]
 
 
 @functools.cache
@@ -121,6 +167,7 @@ def link(relocatable: bytes, calling_convention: str) -> bytes:
     Raises:
         LinkError: If the linker fails, or its output needs what the runtime does not have.
         ToolchainError: If there is no C compiler or a library is missing.
+        OSError: If there is no space for temporary files.
     """
     symbol = entry_symbol(calling_convention)
     with tempfile.TemporaryDirectory() as directory:
@@ -137,7 +184,9 @@ def link(relocatable: bytes, calling_convention: str) -> bytes:
         ]
         for place, name in zip(library_directories(), ("cute_dsl_runtime", "tvm_ffi")):
             command += [f"-L{place}", f"-l{name}"]
-        result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        result = _run(command, folder)
+        if os.strerror(errno.ENOSPC) in result.stderr:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
         if result.returncode:
             raise LinkError(f"{shlex.join(command)} fails: {result.stderr.strip()[:500]}")
         linked = (folder / "kernel.so").read_bytes()

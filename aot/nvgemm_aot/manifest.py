@@ -5,34 +5,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
-from nvgemm_runtime.errors import TargetError
+from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
 
-from .device import profile_names
-from .manifest_schema import (
-    ARCHITECTURES,
-    INPUT_DTYPES,
-    SIZE_KEYS,
-    SIZE_WAYS,
-    VERSION,
-    GemmEntry,
-    ManifestEntry,
-    SharedEntry,
-    allowed_keys,
-    json_schema,
-)
-from .manifest_wording import explain_error, meant_keys
+from .manifest_rules import MAX_PROBLEMS, find_gemm_mistakes, find_target_mistakes
+from .manifest_schema import VERSION, GemmEntry, ManifestEntry, SharedEntry, json_schema
+from .manifest_wording import clear_meaning, explain_error, explain_key, meant_keys
 from .targets import BuildTarget, build_target
-from .yaml_source import Location, Mistake, Source, read_source, report_mistakes
+from .yaml_nodes import Mistake, compose, compose_fast, read_text, report_mistakes
+from .yaml_source import Source, make_source
 
 __all__ = [
     "DEFAULT_CANDIDATES",
@@ -45,9 +34,6 @@ __all__ = [
 
 DEFAULT_CANDIDATES = 8
 """Kernels built for each problem where a manifest does not say."""
-
-MAX_PROBLEMS = 100_000
-"""Most problems of one manifest, counted before duplicates merge."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +77,7 @@ def load_manifest(path: Path) -> Manifest:
             position, and ends in their count.
 
     """
-    source = read_source(path)
-    entry, mistakes = _validate(source)
-    if entry is None or mistakes:
-        report_mistakes(path, mistakes)
+    entry = _read_entry(path)
     # One entry an architecture: entries that agree merge, and others were refused.
     devices = {target.arch: target.device or None for target in entry.targets}
     return Manifest(
@@ -105,13 +88,42 @@ def load_manifest(path: Path) -> Manifest:
     )
 
 
+def _read_entry(path: Path) -> ManifestEntry:
+    text = read_text(path)
+    root = compose_fast(text)
+    if root is not None:
+        # Only PyYAML's own parser places and words mistakes: they are looked for again.
+        with contextlib.suppress(ManifestError):
+            return _check_source(make_source(path, root))
+    return _check_source(make_source(path, compose(path, text)))
+
+
+def _check_source(source: Source) -> ManifestEntry:
+    corrected, misspelt = _correct_keys(source)
+    entry, mistakes = _validate(corrected)
+    if entry is None or misspelt or mistakes:
+        report_mistakes(source.path, [*misspelt, *mistakes])
+    return entry
+
+
+def _correct_keys(source: Source) -> tuple[Source, list[Mistake]]:
+    """Read what stands under misspelt top-level keys as meant, so that it is checked as well."""
+    mistakes = []
+    for key in tuple(source.data):
+        meant = clear_meaning(key)
+        if meant is not None and meant not in source.data:
+            mistakes.append(source.mistake((key,), explain_key(key, ()), at_key=True))
+            source = source.rename(key, meant)
+    return source, mistakes
+
+
 def _validate(source: Source) -> tuple[ManifestEntry | None, list[Mistake]]:
     version = source.data.get("version")
     if type(version) is int and version != VERSION:
         # Under another version's rules the rest may well be right.
         text = f"found {version}; allowed: {VERSION}; this nvgemm-aot reads no other version"
         return None, [*source.mistakes, source.mistake(("version",), text)]
-    mistakes = [*source.mistakes, *_target_mistakes(source), *_gemm_mistakes(source)]
+    mistakes = [*source.mistakes, *find_target_mistakes(source), *find_gemm_mistakes(source)]
     try:
         return ManifestEntry.model_validate(source.data), mistakes
     except ValidationError as error:
@@ -134,89 +146,6 @@ def _entry_mistakes(source: Source, error: ValidationError) -> Iterator[Mistake]
             yield source.mistake(location, text)
         elif location not in misspelt:
             yield source.mistake(location[:-1], text)
-
-
-def _target_mistakes(source: Source) -> Iterator[Mistake]:
-    """Find a device that does not fit its architecture, and two devices for one."""
-    first: dict[str, tuple[int, str]] = {}
-    targets = source.data.get("targets")
-    for index, entry in enumerate(targets if isinstance(targets, list) else []):
-        fields = entry if isinstance(entry, dict) else {"arch": entry}
-        arch, device = fields.get("arch"), fields.get("device")
-        if arch not in ARCHITECTURES or device not in (None, *profile_names()):
-            continue
-        location: Location = ("targets", index, "device")
-        try:
-            name = build_target(arch, device).device.name
-        except TargetError as error:
-            yield source.mistake(location, f"found {device!r}; {error}")
-            continue
-        earlier, other = first.setdefault(arch, (index, name))
-        if name != other:
-            yield source.mistake(
-                location,
-                f"found device {name!r} for {arch}, which targets[{earlier}] builds for {other!r}; "
-                "allowed: one device an architecture; build the other into a bundle of its own",
-            )
-
-
-def _gemm_mistakes(source: Source) -> Iterator[Mistake]:
-    """Find what single values do not show: what must come together, and how much it makes."""
-    gemms = source.data.get("gemms")
-    defaults = source.data.get("defaults")
-    defaults = defaults if isinstance(defaults, dict) else {}
-    misspelt_defaults = _misspelt(defaults, ("defaults",))
-    total = 0
-    for index, gemm in enumerate(gemms if isinstance(gemms, list) else []):
-        if not isinstance(gemm, dict):
-            continue
-        location: Location = ("gemms", index)
-        # A misspelt key already has its line: what it stands for is not also missing.
-        misspelt = _misspelt(gemm, location) | misspelt_defaults
-        if "dtype" not in gemm.keys() | defaults.keys() | misspelt:
-            text = "found no key 'dtype', which is required here or under 'defaults'"
-            yield source.mistake(location, f"{text}; allowed: {', '.join(INPUT_DTYPES)}")
-        if misspelt.isdisjoint(SIZE_KEYS) and (problem := _size_problem(gemm)):
-            yield source.mistake(location, problem)
-        op = gemm.get("op", defaults.get("op", Op.MM.value))
-        if op == Op.BMM.value and "batch" not in gemm.keys() | misspelt:
-            text = "found no key 'batch', which bmm requires; add the number of matrices"
-            yield source.mistake(location, text)
-        if op == Op.MM.value and "batch" in gemm:
-            text = "found key 'batch' with op mm; allowed: with op bmm only; add 'op: bmm'?"
-            yield source.mistake((*location, "batch"), text, at_key=True)
-        here = _count_problems({**defaults, **gemm})
-        if total <= MAX_PROBLEMS < total + here:
-            yield source.mistake(
-                location,
-                f"found {total + here} problems up to here, {here} of them in this entry; allowed: "
-                f"at most {MAX_PROBLEMS} in a manifest; shorten its lists or split the manifest",
-            )
-        total += here
-
-
-def _misspelt(fields: dict[str, Any], location: Location) -> set[str]:
-    unknown = fields.keys() - set(allowed_keys(location))
-    return {meant for key in unknown for meant in meant_keys(key, location)}
-
-
-def _size_problem(gemm: dict[str, Any]) -> str | None:
-    given = tuple(key for key in SIZE_KEYS if key in gemm)
-    if given in SIZE_WAYS:
-        return None
-    found = f"found sizes {', '.join(given)}" if given else "found no sizes"
-    allowed = " or ".join(f"'{', '.join(way)}'" for way in SIZE_WAYS)
-    add = [[key for key in way if key not in given] for way in SIZE_WAYS if {*way} > {*given}]
-    drop = [[key for key in given if key not in way] for way in SIZE_WAYS if {*way} < {*given}]
-    verb, options = ("add", add) if add else ("leave out", drop)
-    advice = " or ".join(" and ".join(option) for option in options)
-    return f"{found}; allowed: {allowed}" + (f"; {verb} {advice}" if advice else "")
-
-
-def _count_problems(fields: dict[str, Any]) -> int:
-    factors = ("dtype", "out", "layout", "batch", *SIZE_KEYS)
-    given = [fields[key] for key in factors if key in fields]
-    return math.prod(len(value) for value in given if isinstance(value, list))
 
 
 def _declare(entry: ManifestEntry) -> tuple[Declared, ...]:

@@ -26,39 +26,54 @@ VERSION = 1
 MAX_CANDIDATES = 64
 
 ARCHITECTURES = tuple(sorted(DEFAULT_DEVICE))
-INPUT_DTYPES = tuple(d.value for d in DType if d not in (DType.FP32, DType.INT32))
+
+_FLOAT_OUTS = (DType.FP32, DType.FP16, DType.BF16, DType.FP8_E4M3, DType.FP8_E5M2)
+OUTS = {
+    DType.FP16: _FLOAT_OUTS,
+    DType.BF16: _FLOAT_OUTS,
+    DType.FP8_E4M3: _FLOAT_OUTS,
+    DType.FP8_E5M2: _FLOAT_OUTS,
+    DType.INT8: (DType.INT32, DType.FP32, DType.INT8),
+}
+"""By dtype of A and B: the dtypes that the result may have.
+
+uint8 is not there: kernels that cutlass.operators lists for it compute signed products.
+"""
+
+INPUT_DTYPES = tuple(dtype.value for dtype in OUTS)
+OUT_DTYPES = tuple(d.value for d in DType if any(d in outs for outs in OUTS.values()))
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Rule:
+class Rule:
     """A check of one scalar, as pydantic metadata.
 
     Attributes:
         allowed: What is allowed, for messages.
-        choices: All allowed texts, where they can be listed.
         accepts: Whether a value keeps the rule.
+        choices: All allowed texts, where they can be listed.
+        help: What to write, for a value that is like nothing allowed; possibly empty.
         schema: The same as JSON Schema.
 
     """
 
     allowed: str
-    choices: tuple[str, ...] = ()
     accepts: Callable[[object], bool]
+    choices: tuple[str, ...] = ()
+    help: str = ""
     schema: dict[str, Any]
 
-    def check(self, value: object) -> object:
+    def _check(self, value: object) -> object:
         if not self.accepts(value):
-            raise PydanticCustomError(
-                "rule", "{allowed}", {"allowed": self.allowed, "choices": self.choices}
-            )
+            raise PydanticCustomError("rule", "breaks a rule", {"rule": self})
         return value
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self.check)
+        return core_schema.no_info_plain_validator_function(self._check)
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
@@ -66,28 +81,31 @@ class _Rule:
         return dict(self.schema)
 
 
-def _one_of(choices: Iterable[str]) -> _Rule:
+def _one_of(choices: Iterable[str], help: str = "") -> Rule:
     listed = tuple(choices)
-    return _Rule(
+    return Rule(
         allowed=", ".join(listed),
         choices=listed,
+        help=help,
         accepts=lambda value: isinstance(value, str) and value in listed,
         schema={"type": "string", "enum": list(listed)},
     )
 
 
-def _integer(least: int, most: int) -> _Rule:
-    return _Rule(
+def _integer(least: int, most: int, help: str = "") -> Rule:
+    return Rule(
         allowed=f"an integer in {least}..{most}" if least < most else str(least),
         accepts=lambda value: type(value) is int and least <= value <= most,
+        help=help,
         schema={"type": "integer", "minimum": least, "maximum": most},
     )
 
 
-def _text(allowed: str, pattern: str = r"[\s\S]+") -> _Rule:
-    return _Rule(
+def _text(allowed: str, pattern: str = r"[\s\S]+", help: str = "") -> Rule:
+    return Rule(
         allowed=allowed,
         accepts=lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None,
+        help=help,
         schema={"type": "string", "pattern": f"^{pattern}$"},
     )
 
@@ -109,6 +127,22 @@ class _ScalarOrList:
         return {"anyOf": [listed["items"], listed]}
 
 
+class _ListOfLists:
+    """Makes a list without its inner brackets one mistake, not one for each number."""
+
+    @staticmethod
+    def check(value: object) -> object:
+        items = value if isinstance(value, list) else [value]
+        if items and not any(isinstance(item, list) for item in items):
+            raise PydanticCustomError("flat", "is no list of lists")
+        return value
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.check, handler(source))
+
+
 class _ArchitectureOrMapping:
     """Lets an architecture stand for a target that names nothing else."""
 
@@ -127,12 +161,16 @@ class _ArchitectureOrMapping:
 
 NAME_PATTERN = r"[a-z0-9]([a-z0-9.\-]{0,62}[a-z0-9])?"
 
-Extent = Annotated[int, _integer(1, MAX_EXTENT)]
+Number = Annotated[int, _integer(1, MAX_EXTENT)]
+Extent = Annotated[int, _integer(1, MAX_EXTENT, help="list the values, as in [1, 2, 4]")]
 Candidates = Annotated[int, _integer(1, MAX_CANDIDATES)]
 OneOrMore = Annotated[list[T], Field(min_length=1), _ScalarOrList()]
-Pair = Annotated[list[Extent], Field(min_length=2, max_length=2)]
-Triple = Annotated[list[Extent], Field(min_length=3, max_length=3)]
-Comment = Annotated[str, _text("text")]
+Pair = Annotated[list[Number], Field(min_length=2, max_length=2)]
+Triple = Annotated[list[Number], Field(min_length=3, max_length=3)]
+Comment = Annotated[str, _text("text", help="remove the key or give a text")]
+
+LAYOUTS = tuple(layout.value for layout in Layout)
+_LAYOUT_HELP = "a letter for A and one for B: t row-major, n column-major"
 
 
 class _Entry(BaseModel):
@@ -158,12 +196,12 @@ class SharedEntry(_Entry):
     dtype: OneOrMore[Annotated[str, _one_of(INPUT_DTYPES)]] = Field(
         default_factory=list, description="Element type of A and B, or several."
     )
-    out: OneOrMore[Annotated[str, _one_of(d.value for d in DType)]] = Field(
+    out: OneOrMore[Annotated[str, _one_of(OUT_DTYPES)]] = Field(
         default_factory=list,
         description="Element type of the result, or several. Left out: the inputs' for fp16 and "
-        "bf16, bf16 for fp8, int32 for integers.",
+        "bf16, bf16 for fp8, int32 for int8.",
     )
-    layout: OneOrMore[Annotated[str, _one_of(layout.value for layout in Layout)]] = Field(
+    layout: OneOrMore[Annotated[str, _one_of(LAYOUTS, _LAYOUT_HELP)]] = Field(
         default_factory=list,
         description="Majors of A and B, or several: t is row-major, n column-major. tn, the layout "
         "of torch.nn.Linear, if left out.",
@@ -191,10 +229,10 @@ class GemmEntry(SharedEntry):
     m: OneOrMore[Extent] = Field(default_factory=list, description="Rows of A and of the result.")
     n: OneOrMore[Extent] = Field(default_factory=list, description="Columns of B and the result.")
     k: OneOrMore[Extent] = Field(default_factory=list, description="Columns of A, rows of B.")
-    nk: Annotated[list[Pair], Field(min_length=1)] = Field(
+    nk: Annotated[list[Pair], Field(min_length=1), _ListOfLists()] = Field(
         default_factory=list, description="Pairs [n, k]: a Linear's [out, in] features."
     )
-    mnk: Annotated[list[Triple], Field(min_length=1)] = Field(
+    mnk: Annotated[list[Triple], Field(min_length=1), _ListOfLists()] = Field(
         default_factory=list, description="Triples [m, n, k]."
     )
     batch: OneOrMore[Extent] = Field(

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import zstandard
 
 from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.errors import BundleFormatError, CompileError, StorageError
+from nvgemm_runtime.errors import (
+    BundleFormatError,
+    CompileError,
+    NoCandidateError,
+    StorageError,
+)
 from nvgemm_runtime.format import (
+    FORMAT_VERSION,
     ClusterLimit,
     Header,
     KernelDesign,
@@ -21,11 +29,21 @@ from nvgemm_runtime.format import (
 from . import linker
 from .bundle import BuiltKernel, BundleContent, ProblemRanking, write_bundle
 from .cache import Cache
-from .compiler import Failure, Progress, Task, compile_all, default_jobs, make_tasks
+from .compiler import (
+    Failure,
+    KernelWorkers,
+    Progress,
+    Task,
+    compile_all,
+    default_jobs,
+    make_tasks,
+    start_workers,
+)
 from .compression import SCHEME
 from .manifest import Manifest
-from .plan import Plan, RejectionSink, make_plan
+from .plan import Plan, RejectionSink, is_planned, make_plan
 from .providers import Candidate, Provider, load_provider
+from .storage import require_writable
 from .targets import BuildTarget
 
 DEFAULT_PROVIDER = "cutlass_operators"
@@ -85,18 +103,34 @@ def plan_build(
     """Plan every target of a manifest; see `plan.make_plan`.
 
     Raises:
-        NoCandidateError: If a problem has no candidate on one of the targets.
+        NoCandidateError: Naming every problem that has no candidate on a target, and why.
         ToolchainError: If the compiler side is incomplete.
     """
     source = provider or load_provider(DEFAULT_PROVIDER)
+    plans = [
+        make_plan(manifest.declared, target, source, cache, on_rejection=on_rejection)
+        for target in manifest.targets
+    ]
+    _require_all_served(manifest, plans)
     planned = []
-    for target in manifest.targets:
-        plan = make_plan(manifest.declared, target, source, cache, on_rejection=on_rejection)
-        plan.require_all_served(target.target.arch)
+    for target, plan in zip(manifest.targets, plans):
         tasks = make_tasks(plan.candidates, target, source)
         missing = sum(not cache.has(task.key) for task in tasks)
         planned.append(PlannedTarget(target=target, plan=plan, tasks=tasks, missing=missing))
     return tuple(planned)
+
+
+def _require_all_served(manifest: Manifest, plans: Sequence[Plan]) -> None:
+    lines = [
+        f"  {target.target.arch}: {problem.key}: {reason}"
+        for target, plan in zip(manifest.targets, plans)
+        for problem, reason in plan.unserved
+    ]
+    if lines:
+        raise NoCandidateError(
+            f"no operator supports {len(lines)} problems; change or remove them:\n"
+            + "\n".join(lines)
+        )
 
 
 def build(
@@ -130,22 +164,30 @@ def build(
         ToolchainError: If the compiler side is incomplete.
     """
     source = provider or load_provider(DEFAULT_PROVIDER)
-    planned = plan_build(manifest, cache, provider=source)
-    toolchain = _toolchain(source)
-    paths = [out_dir / f"{manifest.name}-{p.target.target.key}.nvgemm" for p in planned]
-    done: dict[Path, BuiltBundle] = {}
-    for path, item in zip(paths, planned):
-        current = _up_to_date(path, _build_key(item, item.tasks, toolchain))
-        if current is not None:
-            done[path] = current
-    tasks = [t for path, item in zip(paths, planned) if path not in done for t in item.tasks]
-    compilation = compile_all(tasks, cache, jobs=jobs or default_jobs(), progress=progress)
-    contents = {
-        path: _content(item, toolchain, cache, source, compilation.failures, strict)
-        for path, item in zip(paths, planned)
-        if path not in done
-    }
-    for path, (content, failures) in contents.items():
+    count = jobs or default_jobs()
+    with contextlib.ExitStack() as stack:
+        workers: KernelWorkers | None = None
+        if not all(is_planned(manifest.declared, t, source, cache) for t in manifest.targets):
+            # Planning takes as long as compilers take to start: let both happen at once.
+            workers = stack.enter_context(start_workers(cache, count, source.name))
+        planned = plan_build(manifest, cache, provider=source)
+        toolchain = _toolchain(source)
+        paths = [out_dir / f"{manifest.name}-{p.target.target.key}.nvgemm" for p in planned]
+        done = {
+            path: current
+            for path, item in zip(paths, planned)
+            if (current := _up_to_date(path, _build_key(item, item.tasks, toolchain))) is not None
+        }
+        todo = [(path, item) for path, item in zip(paths, planned) if path not in done]
+        if todo:
+            require_writable(out_dir)
+        tasks = [task for _, item in todo for task in item.tasks]
+        compilation = compile_all(tasks, cache, jobs=count, progress=progress, workers=workers)
+    contents = [
+        (path, *_content(item, toolchain, cache, compilation.failures, strict))
+        for path, item in todo
+    ]
+    for path, content, failures in contents:
         header = write_bundle(path, content)
         done[path] = BuiltBundle(
             path=path,
@@ -159,10 +201,11 @@ def build(
 
 def _toolchain(provider: Provider) -> dict[str, str]:
     """Versions of everything that shapes a bundle's bytes."""
+    linker_name, linker_version = linker.linker_identity()
     return {
         **provider.toolchain(),
-        "linker": linker.linker_version(),
-        "zstandard": version("zstandard"),
+        linker_name: linker_version,
+        "zstd": ".".join(map(str, zstandard.ZSTD_VERSION)),
     }
 
 
@@ -174,19 +217,25 @@ def _build_key(item: PlannedTarget, tasks: Sequence[Task], toolchain: dict[str, 
         tasks: Those of its tasks whose kernels the bundle holds.
         toolchain: See `_toolchain`.
     """
-    present = {task.candidate: task.key for task in tasks}
-    keys = [present.get(candidate) for candidate in item.plan.candidates]
+    kernels = {
+        task.candidate: [
+            task.key,
+            task.candidate.workspace_bytes,
+            task.candidate.alignment_bytes,
+            asdict(_final_design(task)),
+        ]
+        for task in tasks
+    }
     document = {
+        "format": FORMAT_VERSION,
         "generator": GENERATOR,
         "target": item.target.target.key,
         "device": item.target.device.name,
         "toolchain": toolchain,
         "compression": SCHEME,
-        "source": [item.plan.source.kind, item.plan.source.by, item.plan.source.gpu],
-        "rankings": [
-            [planned.problem.key, [[keys[index], time] for index, time in planned.choices]]
-            for planned in item.plan.problems
-        ],
+        "source": asdict(item.plan.source),
+        "kernels": [kernels.get(candidate) for candidate in item.plan.candidates],
+        "rankings": [[planned.problem.key, planned.choices] for planned in item.plan.problems],
     }
     return sha256_hex(canonical_json(document))
 
@@ -213,45 +262,55 @@ def _content(
     item: PlannedTarget,
     toolchain: dict[str, str],
     cache: Cache,
-    provider: Provider,
-    failures: tuple[Failure, ...],
+    failures: Sequence[Failure],
     strict: bool,
 ) -> tuple[BundleContent, tuple[Failure, ...]]:
     """Assemble one bundle from the cache, without the kernels that failed."""
     arch = item.target.target.arch
-    payloads = {task.candidate: cache.get(task.key) for task in item.tasks}
-    own = tuple(f for f in failures if f.candidate in payloads and payloads[f.candidate] is None)
+    keys = {task.key for task in item.tasks}
+    own = tuple(failure for failure in failures if failure.task.key in keys)
     if own and strict:
         raise CompileError(_failure_text(f"{arch}: {len(own)} kernels failed (--strict)", own))
-    present = {c: p for c, p in payloads.items() if p is not None}
-    ids = {candidate: sha256_hex(payload) for candidate, payload in present.items()}
-    rankings = _rankings(item, ids, own)
+    failed = {failure.task.key for failure in own}
+    present = [task for task in item.tasks if task.key not in failed]
+    payloads = {task.candidate: _payload(task, cache) for task in present}
+    ids = {candidate: sha256_hex(payload) for candidate, payload in payloads.items()}
     content = BundleContent(
         target=item.target.target,
         device=item.target.device.name,
         generator=GENERATOR,
-        build_key=_build_key(item, [t for t in item.tasks if t.candidate in present], toolchain),
+        build_key=_build_key(item, present, toolchain),
         toolchain=toolchain,
         kernels=tuple(
             BuiltKernel(
-                payload=payload,
-                signature=candidate.signature,
-                provider=candidate.provider,
-                operator=candidate.operator,
-                design=_final_design(candidate, item.target),
-                alignment_bytes=candidate.alignment_bytes,
-                workspace_bytes=candidate.workspace_bytes,
-                calling_convention=provider.calling_convention,
+                payload=payloads[task.candidate],
+                signature=task.candidate.signature,
+                provider=task.candidate.provider,
+                operator=task.candidate.operator,
+                design=_final_design(task),
+                alignment_bytes=task.candidate.alignment_bytes,
+                workspace_bytes=task.candidate.workspace_bytes,
+                calling_convention=task.calling_convention,
             )
-            for candidate, payload in present.items()
+            for task in present
         ),
-        rankings=rankings,
+        rankings=_rankings(item, ids, own),
     )
     return content, own
 
 
+def _payload(task: Task, cache: Cache) -> bytes:
+    payload = cache.get(task.key)
+    if payload is None:
+        raise StorageError(
+            f"{cache.path(task.key)}: the kernel that was just compiled is gone or damaged; "
+            "does something else clean this directory? Build again"
+        )
+    return payload
+
+
 def _rankings(
-    item: PlannedTarget, ids: dict[Candidate, str], failures: tuple[Failure, ...]
+    item: PlannedTarget, ids: dict[Candidate, str], failures: Sequence[Failure]
 ) -> tuple[ProblemRanking, ...]:
     rankings, bare = [], []
     for planned in item.plan.problems:
@@ -275,15 +334,15 @@ def _rankings(
     return tuple(rankings)
 
 
-def _failure_text(head: str, failures: tuple[Failure, ...]) -> str:
-    return "\n".join([head, *(f"  {f.candidate.operator}: {f.reason}" for f in failures)])
+def _failure_text(head: str, failures: Sequence[Failure]) -> str:
+    return "\n".join([head, *(f"  {f.task.candidate.operator}: {f.reason}" for f in failures)])
 
 
-def _final_design(candidate: Candidate, target: BuildTarget) -> KernelDesign:
-    """The design with the numbers of the device profile that were compiled in."""
-    facts = {size: target.device.cluster_capacity(size) for size in candidate.cluster_sizes}
+def _final_design(task: Task) -> KernelDesign:
+    """The design with the numbers of the device profile that are compiled in."""
+    facts = {s: task.target.device.cluster_capacity(s) for s in task.candidate.cluster_sizes}
     return replace(
-        candidate.design,
+        task.candidate.design,
         cluster_limits=tuple(
             ClusterLimit(cluster_size=size, max_active=fact.value, basis=fact.basis)
             for size, fact in sorted(facts.items())

@@ -7,13 +7,13 @@ under everything that shapes them, the source of the modules that make them incl
 from __future__ import annotations
 
 import hashlib
+import importlib
+import inspect
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from typing import Any
 
-from nvgemm_runtime.errors import NoCandidateError
 from nvgemm_runtime.format import KernelDesign, RankingSource, canonical_json
 from nvgemm_runtime.problem import Problem, Signature
 
@@ -24,7 +24,8 @@ from .manifest import Declared
 from .providers import Candidate, Enumeration, Provider, Rejection
 from .targets import BuildTarget
 
-_MAKERS = ("plan.py", "candidates.py", "heuristics.py", "providers/cutlass_operators.py")
+_MAKERS = ("plan", "candidates", "heuristics", "device", "providers.base")
+"""Modules whose source shapes a plan, with the provider's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,20 +55,6 @@ class Plan:
     problems: tuple[PlannedProblem, ...]
     unserved: tuple[tuple[Problem, str], ...]
     source: RankingSource
-
-    def require_all_served(self, arch: str) -> None:
-        """Fail if a problem has no candidate.
-
-        Raises:
-            NoCandidateError: Naming every such problem and why.
-        """
-        if self.unserved:
-            lines = [f"  {problem.key}: {reason}" for problem, reason in self.unserved]
-            raise NoCandidateError(
-                f"{arch}: no operator supports {len(lines)} of "
-                f"{len(lines) + len(self.problems)} problems; change or remove them:\n"
-                + "\n".join(lines)
-            )
 
 
 RejectionSink = Callable[[Problem, Rejection], None]
@@ -103,8 +90,15 @@ def make_plan(
     return plan
 
 
+def is_planned(
+    declared: tuple[Declared, ...], target: BuildTarget, provider: Provider, cache: Cache
+) -> bool:
+    """Whether `make_plan` would find its plan in the cache, and so be quick."""
+    return cache.has(_plan_key(declared, target, provider))
+
+
 def _plan_key(declared: tuple[Declared, ...], target: BuildTarget, provider: Provider) -> str:
-    package = files(__package__)
+    makers = [*(f"{__package__}.{name}" for name in _MAKERS), type(provider).__module__]
     return cache_key(
         "plan",
         {
@@ -112,16 +106,20 @@ def _plan_key(declared: tuple[Declared, ...], target: BuildTarget, provider: Pro
             "target": target.target.key,
             "device": [
                 target.device.name,
+                target.device.driver_name,
                 target.device.heuristics_gpu,
                 target.device.shared_memory_per_block_bytes.value,
             ],
+            "provider": [provider.name, provider.recipe],
             "toolchain": provider.toolchain(),
             "model": RuntimeModel.version(),
-            "makers": [
-                hashlib.sha256((package / name).read_bytes()).hexdigest() for name in _MAKERS
-            ],
+            "makers": [_source_digest(name) for name in makers],
         },
     )
+
+
+def _source_digest(module: str) -> str:
+    return hashlib.sha256(inspect.getsource(importlib.import_module(module)).encode()).hexdigest()
 
 
 def _plan(

@@ -18,32 +18,40 @@ _PLAIN_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def report_progress() -> Iterator[Progress]:
-    """Report compiled kernels on stderr: a bar with the time left, or plain lines."""
-    if sys.stderr.isatty():
-        with contextlib.ExitStack() as stack:
-            bar: Any = None
+def report_progress(verb: str) -> Iterator[Progress]:
+    """Report how many kernels are done, with the time left.
 
-            def advance(done: int, total: int, name: str) -> None:
-                nonlocal bar
-                if bar is None:
-                    bar = stack.enter_context(
-                        click.progressbar(
-                            length=total, label="Compiling", show_pos=True, file=sys.stderr
-                        )
-                    )
-                bar.update(1)
+    Args:
+        verb: What is done with them, e.g. ``Compiling``.
+    """
+    with contextlib.ExitStack() as stack:
+        yield _bar(verb, stack) if sys.stderr.isatty() else _lines(verb)
 
-            yield advance
-        return
+
+def _bar(verb: str, stack: contextlib.ExitStack) -> Progress:
+    bar: Any = None
+
+    def report(done: int, total: int) -> None:
+        nonlocal bar
+        if bar is None:
+            shown = click.progressbar(length=total, label=verb, show_pos=True, file=sys.stderr)
+            bar = stack.enter_context(shown)
+        bar.update(done - bar.pos)
+
+    return report
+
+
+def _lines(verb: str) -> Progress:
     started = last = time.monotonic()
 
-    def report(done: int, total: int, name: str) -> None:
+    def report(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        if done == total or now - last >= _PLAIN_SECONDS:
+        if done == 0:
+            click.echo(f"{verb} {total} kernels", err=True)
+        elif done == total or now - last >= _PLAIN_SECONDS:
             last = now
             left = (now - started) / done * (total - done)
-            click.echo(f"compiled {done} of {total} kernels, about {left:.0f} s left", err=True)
+            click.echo(f"{verb} {done} of {total} done, about {left:.0f} s left", err=True)
 
-    yield report
+    return report

@@ -27,16 +27,20 @@ def open_rejection_log(path: Path | None) -> Iterator[RejectionSink | None]:
         yield None
         return
     try:
-        with path.open("w", encoding="utf-8") as file:
-
-            def write(problem: Problem, rejection: Rejection) -> None:
-                line = {
-                    "problem": problem.key,
-                    "operator": rejection.operator,
-                    "reason": rejection.reason,
-                }
-                file.write(json.dumps(line) + "\n")
-
-            yield write
+        file = path.open("w", encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{path}: cannot write: {error.strerror}") from error
+
+    def write(problem: Problem, rejection: Rejection) -> None:
+        line = {
+            "problem": problem.key,
+            "operator": rejection.operator,
+            "reason": rejection.reason,
+        }
+        try:
+            file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise StorageError(f"{path}: cannot write: {error.strerror}") from error
+
+    with file:
+        yield write

@@ -32,7 +32,8 @@ def plan_document(planned: Sequence[PlannedTarget], jobs: int | None) -> Documen
     """Describe a plan and estimate its cost."""
     from .compiler import default_jobs
 
-    processes = jobs or default_jobs()
+    missing = sum(item.missing for item in planned)
+    processes = max(1, min(jobs or default_jobs(), missing))
     targets = [
         {
             "target": item.target.target.key,
@@ -53,7 +54,6 @@ def plan_document(planned: Sequence[PlannedTarget], jobs: int | None) -> Documen
         }
         for item in planned
     ]
-    missing = sum(item.missing for item in planned)
     return {
         "targets": targets,
         "jobs": processes,
@@ -101,7 +101,8 @@ def build_document(result: BuildResult) -> Document:
                 "problems": len(bundle.header.rankings),
                 "up_to_date": bundle.up_to_date,
                 "failures": [
-                    {"operator": f.candidate.operator, "reason": f.reason} for f in bundle.failures
+                    {"operator": f.task.candidate.operator, "reason": f.reason}
+                    for f in bundle.failures
                 ],
             }
             for bundle in result.bundles

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.format import Kernel
+from nvgemm_runtime.format import Kernel, RankingSource
 
 from .tables import size_text, table
 
@@ -44,7 +44,7 @@ def bundle_document(bundle: Bundle) -> Document:
     }
 
 
-def _source_text(source: Any) -> str:
+def _source_text(source: RankingSource) -> str:
     return f"{source.kind} by {source.by} for {source.gpu}"
 
 

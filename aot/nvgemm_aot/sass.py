@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nvgemm_runtime.format import KernelDesign
-from nvgemm_runtime.problem import DType, Signature
+from nvgemm_runtime.problem import DType, Layout, Signature
 from nvgemm_runtime.target import Target
 
+from .design import ONE_TILE
 from .gap import Check, Gap
 
 _FP8 = (DType.FP8_E4M3, DType.FP8_E5M2)
@@ -75,18 +76,34 @@ class Multiply:
     Attributes:
         m, n: Extents of the result. On SM100 they are the tile's; on SM90 several warp groups,
             each with 64 rows, may share a tile.
+        layout: Majors of its operands as it reads them: ``t`` for A along k and for B along n.
         a, b, accumulator: Element types.
     """
 
     m: int
     n: int
+    layout: Layout
     a: DType
     b: DType
     accumulator: DType
 
     def __str__(self) -> str:
         types = f"{self.a.value}x{self.b.value}/{self.accumulator.value}"
-        return f"m{self.m}n{self.n} {types}"
+        return f"m{self.m}n{self.n} {self.layout.value} {types}"
+
+    @property
+    def transposed(self) -> Multiply:
+        """The multiplication whose result is this one's transposed: C.T = B.T @ A.T."""
+        return Multiply(
+            m=self.n,
+            n=self.m,
+            layout=_layout(
+                a_row_major=not self.layout.b_row_major, b_row_major=not self.layout.a_row_major
+            ),
+            a=self.b,
+            b=self.a,
+            accumulator=self.accumulator,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +125,13 @@ def read_disassembly(text: str) -> Disassembly:
     """Read what ``nvdisasm -c`` prints for one cubin."""
     tensor_core: Counter[str] = Counter()
     local_memory: Counter[str] = Counter()
+    warp_group: set[tuple[str, bool, bool]] = set()
     immediates: set[int] = set()
     for opcode, operands in _INSTRUCTION.findall(text):
         name = opcode.partition(".")[0]
         if _TENSOR_CORE.fullmatch(name):
             tensor_core[opcode] += 1
+            warp_group.add((opcode, ".tnspA" in operands, ".tnspB" in operands))
         elif name in LOCAL_MEMORY_INSTRUCTIONS:
             local_memory[opcode] += 1
         immediates |= {int(digits, 16) for digits in _IMMEDIATE.findall(operands)}
@@ -120,9 +139,7 @@ def read_disassembly(text: str) -> Disassembly:
     return Disassembly(
         tensor_core=dict(sorted(tensor_core.items())),
         local_memory=dict(sorted(local_memory.items())),
-        multiplies=frozenset(
-            [*_from_modifiers(tensor_core), *_from_descriptors(names, immediates)]
-        ),
+        multiplies=frozenset([*_from_modifiers(warp_group), *_from_descriptors(names, immediates)]),
     )
 
 
@@ -156,31 +173,50 @@ def check_disassembly(
             f"{wanted}",
         )
         return
+    yield from _check_pairs(code, major, design)
     yield from _check_multiplies(code, major, signature, design)
+
+
+def _check_pairs(code: Disassembly, major: int, design: KernelDesign) -> Iterator[Gap]:
+    """Check the modifier of tcgen05 instructions that pairs of thread blocks issue."""
+    ctas = {2 if "2CTA" in opcode.split(".") else 1 for opcode in code.tensor_core}
+    if ctas != {design.ctas_per_tile}:
+        wanted = "every" if design.ctas_per_tile == 2 else "no"
+        yield Gap(
+            check=Check.CTAS_PER_TILE,
+            message=f"multiplies with {', '.join(code.tensor_core)}; its entry says "
+            f"{design.ctas_per_tile} thread blocks a tile, so {wanted} instruction is 2CTA",
+        )
 
 
 def _check_multiplies(
     code: Disassembly, major: int, signature: Signature, design: KernelDesign
 ) -> Iterator[Gap]:
     tile_m, tile_n, _ = design.tile
-    # A and B in either order: an SM100 kernel may compute the transposed problem, as TGV does.
-    types = ({signature.a, signature.b}, signature.accumulator)
+    types = (signature.a, signature.b, signature.accumulator)
     if not code.multiplies:
         yield Gap(
             check=Check.OPERAND_TYPES,
             message=f"{', '.join(code.tensor_core)} show no operand types to compare with "
             f"{signature.key}",
         )
-    for multiply in sorted(code.multiplies):
-        if ({multiply.a, multiply.b}, multiply.accumulator) != types:
+    for observed in sorted(code.multiplies):
+        # What it is of the problem that the signature names, and not of the transposed one.
+        multiply = observed.transposed if design.scheduler == ONE_TILE else observed
+        if (multiply.a, multiply.b, multiply.accumulator) != types:
             yield Gap(
                 check=Check.OPERAND_TYPES,
+                message=f"multiplies {multiply}, its signature is {signature.key}",
+            )
+        if multiply.layout is not signature.layout:
+            yield Gap(
+                check=Check.OPERAND_LAYOUT,
                 message=f"multiplies {multiply}, its signature is {signature.key}",
             )
         if major == 9:
             fits = multiply.n == tile_n and tile_m % multiply.m == 0
         else:
-            fits = (multiply.m, multiply.n) in ((tile_m, tile_n), (tile_n, tile_m))
+            fits = (multiply.m, multiply.n) == (tile_m, tile_n)
         if not fits:
             yield Gap(
                 check=Check.INSTRUCTION_TILE,
@@ -188,9 +224,17 @@ def _check_multiplies(
             )
 
 
-def _from_modifiers(opcodes: Counter[str]) -> Iterator[Multiply]:
-    """Read ``HGMMA.64x64x16.F32.BF16`` and its like; SM90 shows all in the opcode."""
-    for opcode in opcodes:
+def _layout(*, a_row_major: bool, b_row_major: bool) -> Layout:
+    return Layout(("t" if a_row_major else "n") + ("t" if b_row_major else "n"))
+
+
+def _from_modifiers(instructions: set[tuple[str, bool, bool]]) -> Iterator[Multiply]:
+    """Read ``HGMMA.64x64x16.F32.BF16`` and its like; SM90 shows all in the instruction.
+
+    An operand that is not contiguous along k has the suffix ``.tnspA`` or ``.tnspB``; 8-bit ones
+    have no such form.
+    """
+    for opcode, a_transposed, b_transposed in instructions:
         name, *modifiers = opcode.split(".")
         shape = re.fullmatch(r"([0-9]+)x([0-9]+)x[0-9]+", modifiers[0]) if modifiers else None
         if shape is None or name not in ("HGMMA", "QGMMA", "IGMMA"):
@@ -200,7 +244,12 @@ def _from_modifiers(opcodes: Counter[str]) -> Iterator[Multiply]:
         if not types:
             types = [DType.FP16]
         yield Multiply(
-            m=int(shape[1]), n=int(shape[2]), a=types[0], b=types[-1], accumulator=accumulator
+            m=int(shape[1]),
+            n=int(shape[2]),
+            layout=_layout(a_row_major=not a_transposed, b_row_major=b_transposed),
+            a=types[0],
+            b=types[-1],
+            accumulator=accumulator,
         )
 
 
@@ -208,8 +257,8 @@ def _from_descriptors(names: set[str], immediates: set[int]) -> Iterator[Multipl
     """Find tcgen05 instruction descriptors among the constants of the code.
 
     On SM100 an instruction takes types and extents from a descriptor in a register, which the code
-    builds from a constant. Few constants fit the format: each of 48 kernels shows its own type and
-    tile, and nothing else.
+    builds from a constant. Few constants fit the format: each of 63 kernels shows its own types,
+    majors and tile, and nothing else. Bits 15 and 16 say that A and B are not contiguous along k.
     """
     for name in names & _DESCRIPTOR_TYPES.keys():
         for value in immediates:
@@ -221,4 +270,5 @@ def _from_descriptors(names: set[str], immediates: set[int]) -> Iterator[Multipl
             if reserved or not n or m not in (64, 128, 256):
                 continue
             if a is not None and b is not None and accumulator is not None:
-                yield Multiply(m=m, n=n, a=a, b=b, accumulator=accumulator)
+                layout = _layout(a_row_major=not value >> 15 & 1, b_row_major=bool(value >> 16 & 1))
+                yield Multiply(m=m, n=n, layout=layout, a=a, b=b, accumulator=accumulator)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import requires
+from importlib.metadata import PackageNotFoundError, requires
 from typing import Any
 from urllib.parse import quote
 
@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from nvgemm_runtime import __version__
+from nvgemm_runtime.errors import PackagingError
 from nvgemm_runtime.format import Header
 
 RUNTIME = "nvgemm-aot"
@@ -138,7 +139,11 @@ def _purl(name: str, version: str) -> str:
     A distribution is this project, a kernel wheel, or what this project's metadata depends on: the
     same on every machine, whatever is installed there.
     """
-    known = {canonicalize_name(Requirement(line).name) for line in requires(RUNTIME) or ()}
+    try:
+        requirements = requires(RUNTIME) or ()
+    except PackageNotFoundError as error:
+        raise PackagingError(f"{RUNTIME} has no metadata here: install it") from error
+    known = {canonicalize_name(Requirement(line).name) for line in requirements}
     canonical = canonicalize_name(name)
     is_ours = canonical == RUNTIME or canonical.startswith("nvgemm-kernels-")
     if is_ours or canonical in known:

@@ -21,6 +21,7 @@ from .disassembler import (
 )
 from .gap import Check, Gap
 from .inspection import KernelEvidence, inspect_kernel
+from .operator_name import NAMING_PROVIDERS
 
 Progress = Callable[[int, int], None]
 """Called after each kernel, in the caller's thread: how many are done, how many there are."""
@@ -136,20 +137,38 @@ def verify_bundle(
         target=header.target.key,
         device=header.device,
         disassembler=str(disassembler) if disassembler else None,
-        notes=_notes(disassemble, disassembler),
+        notes=_notes(header, disassemble, disassembler),
         kernels=tuple(evidence for evidence, _ in results),
         findings=tuple(findings),
     )
 
 
-def _notes(wanted: bool | None, disassembler: Disassembler | None) -> tuple[str, ...]:
-    if disassembler is not None:
-        return ()
-    why = "not asked for" if wanted is False else f"no nvdisasm found; run: {INSTALL_COMMAND}"
-    return (
-        "device code was not disassembled: tensor-core instructions, operand types and spill "
-        f"instructions are unchecked ({why})",
-    )
+UNPROVED = (
+    "not proved by any payload: k of its tile (compared with the operator's name), cluster limits "
+    "compiled in (compared with the device profile), that host code runs on every processor (only "
+    "signs of AVX are looked for); versions and rankings are the builder's word, and whether "
+    "results are right only a GPU shows"
+)
+"""What stays open where every check holds: part of each report."""
+
+
+def _notes(
+    header: Header, wanted: bool | None, disassembler: Disassembler | None
+) -> tuple[str, ...]:
+    notes = [UNPROVED]
+    others = {kernel.provider for kernel in header.kernels} - NAMING_PROVIDERS
+    if others:
+        notes.append(
+            f"operator names of {', '.join(sorted(others))} are not read: nothing tells the "
+            "schedulers static_persistent and one_tile apart, nor any k of a tile from another"
+        )
+    if disassembler is None:
+        why = "not asked for" if wanted is False else f"no nvdisasm found; run: {INSTALL_COMMAND}"
+        notes.append(
+            "device code was not disassembled: tensor-core instructions, operand types and "
+            f"layouts, tile and spill instructions are unchecked ({why})"
+        )
+    return tuple(notes)
 
 
 def _load_device(header: Header) -> tuple[DeviceProfile | None, list[Finding]]:

@@ -7,10 +7,12 @@ are compressed already, and DEFLATE's output depends on the zlib that a machine 
 
 from __future__ import annotations
 
+import contextlib
 import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
 from importlib.metadata import files as distribution_files
 from pathlib import Path
 from zipfile import ZIP_STORED, ZipInfo
@@ -127,6 +129,15 @@ def write_wheel(
     return out_dir / filename
 
 
+def check_identity(name: str, version: str) -> None:
+    """Refuse a name or version that no wheel can have, before time is spent on its content.
+
+    Raises:
+        PackagingError: Saying what is allowed.
+    """
+    _identify(name, version)
+
+
 def _identify(name: str, version: str) -> _Identity:
     try:
         distribution = DISTRIBUTION_PREFIX + canonicalize_name(name, validate=True)
@@ -165,10 +176,9 @@ def _read_bundles(bundles: Sequence[Path], identity: _Identity) -> dict[str, tup
             size_bytes += bundle.file_bytes
             _check_size(size_bytes, len(bundles))
             bundle.check_body()
-            try:
-                contents[inner] = (bundle.header, path.read_bytes())
-            except OSError as error:
-                raise StorageError(f"{path}: cannot read: {error.strerror}") from error
+            for kernel in bundle.header.kernels:
+                bundle.payload(kernel)
+            contents[inner] = (bundle.header, bundle.content())
             sources[inner] = path
     return dict(sorted(contents.items()))
 
@@ -307,7 +317,8 @@ def runtime_requirement(builder_version: str) -> str:
 
 def _own_licence() -> bytes:
     """Read the Apache-2.0 text from this distribution's own metadata."""
-    for file in distribution_files(RUNTIME) or ():
-        if file.match("*.dist-info/licenses/LICENSE"):
-            return file.read_binary()
+    with contextlib.suppress(PackageNotFoundError):
+        for file in distribution_files(RUNTIME) or ():
+            if file.match("*.dist-info/licenses/LICENSE"):
+                return file.read_binary()
     raise PackagingError(f"{RUNTIME}'s metadata holds no licence text: reinstall {RUNTIME}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import stat
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -23,6 +26,8 @@ from .format import (
     sha256_hex,
 )
 from .header_decoder import decode_header
+
+_CHUNK_BYTES = 1 << 20
 
 
 class Bundle:
@@ -50,12 +55,16 @@ class Bundle:
         self._lock = threading.Lock()
         self._dictionary: zstandard.ZstdCompressionDict | None = None
         try:
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            self.file_bytes = os.fstat(self._descriptor).st_size
+            # Non-blocking, for opening a named pipe would wait for a writer.
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            self._descriptor = os.open(self.path, flags)
+            status = os.fstat(self._descriptor)
         except OSError as error:
             raise StorageError(f"{self.path}: cannot open the bundle: {error.strerror}") from error
-        self.header = self._read_header()
-        self.body_offset = self._body_offset
+        if not stat.S_ISREG(status.st_mode):
+            raise StorageError(f"{self.path}: not a regular file; name a bundle")
+        self.file_bytes = status.st_size
+        self.header, self._body_offset = self._read_header()
 
     def __enter__(self) -> Bundle:
         return self
@@ -98,11 +107,22 @@ class Bundle:
         Raises:
             BundleFormatError: If a byte of the body was changed.
         """
-        observed = sha256_hex(self._read(self.body_offset, self.file_bytes - self.body_offset))
+        digest = hashlib.sha256()
+        for chunk in self._chunks(self._body_offset):
+            digest.update(chunk)
+        observed = digest.hexdigest()
         if observed != self.header.body_sha256:
             self._fail(
                 "body-digest", f"the body's sha256 is {observed}, must be {self.header.body_sha256}"
             )
+
+    def content(self) -> bytes:
+        """The whole file, as it was opened."""
+        return b"".join(self._chunks(0))
+
+    def _chunks(self, offset: int) -> Iterator[bytes]:
+        for start in range(offset, self.file_bytes, _CHUNK_BYTES):
+            yield self._read(start, min(_CHUNK_BYTES, self.file_bytes - start))
 
     def _fail(self, rule: str, message: str) -> NoReturn:
         raise BundleFormatError(str(self.path), rule, message)
@@ -118,7 +138,8 @@ class Bundle:
             self._fail("truncated", f"{len(data)} bytes at byte {offset}, {size_bytes} expected")
         return data
 
-    def _read_header(self) -> Header:
+    def _read_header(self) -> tuple[Header, int]:
+        """Read the header, and where the body starts."""
         if self.file_bytes < PREFIX.size:
             self._fail("truncated", f"{self.file_bytes} bytes, a bundle has at least {PREFIX.size}")
         magic, version, header_bytes, digest = PREFIX.unpack(self._read(0, PREFIX.size))
@@ -130,8 +151,8 @@ class Bundle:
                 f"format version {version}, this release reads {FORMAT_VERSION}: "
                 "install the nvgemm-aot release that wrote it, or build it again",
             )
-        self._body_offset = PREFIX.size + header_bytes
-        if header_bytes > MAX_HEADER_BYTES or self._body_offset > self.file_bytes:
+        body_offset = PREFIX.size + header_bytes
+        if header_bytes > MAX_HEADER_BYTES or body_offset > self.file_bytes:
             self._fail(
                 "header-size",
                 f"a header of {header_bytes} bytes in a file of {self.file_bytes} "
@@ -140,12 +161,10 @@ class Bundle:
         data = self._read(PREFIX.size, header_bytes)
         if sha256_hex(data) != digest.hex():
             self._fail("header-digest", "the header's sha256 is not the one before it")
-        return decode_header(
-            data,
-            where=str(self.path),
-            body_offset=self._body_offset,
-            file_bytes=self.file_bytes,
+        header = decode_header(
+            data, where=str(self.path), body_offset=body_offset, file_bytes=self.file_bytes
         )
+        return header, body_offset
 
     def _decompressor(self) -> zstandard.ZstdDecompressor:
         # One a thread: a ZstdDecompressor must not be used by two threads at once.

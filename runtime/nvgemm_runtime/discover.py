@@ -180,7 +180,7 @@ def _bundle_files(distribution: Distribution, packages: tuple[str, ...]) -> Iter
     """Yield the absolute paths of the bundles directly inside ``packages``.
 
     Raises:
-        ValueError: If the distribution has no RECORD, or no bundle, or one that is missing.
+        ValueError: If the distribution has no RECORD, or no bundle.
     """
     # Read here, because `Distribution.files` silently drops missing files from Python 3.12 on.
     record = distribution.read_text("RECORD")
@@ -198,9 +198,10 @@ def _bundle_files(distribution: Distribution, packages: tuple[str, ...]) -> Iter
         if not isinstance(located, os.PathLike):
             raise ValueError("it is installed in an archive, bundles must be plain files")
         path = Path(os.path.abspath(located))  # noqa: PTH100
-        if not path.is_file():
-            raise ValueError(f"{path} is missing")
-        yield path
+        if path.is_file():
+            yield path
+        else:
+            _log.warning("%s: %s is missing; reinstall it", _describe(distribution), path)
 
 
 def _describe(distribution: Distribution) -> str:

@@ -145,7 +145,10 @@ class _Decoder:
     def toolchain(self, value: Any) -> dict[str, str]:
         if not isinstance(value, dict) or not value:
             self.fail("header-field", "toolchain must be an object with at least one version")
-        return {name: self.text(version, f"toolchain.{name}") for name, version in value.items()}
+        return {
+            self.text(name, "a name in toolchain"): self.text(version, f"toolchain.{name}")
+            for name, version in value.items()
+        }
 
     def span(self, value: Any, path: str, max_content_bytes: int) -> Span:
         offset, stored, content = self.items(value, path, length=3)
@@ -262,12 +265,11 @@ class _Decoder:
     def check_spans(self, header: Header, body_offset: int, file_bytes: int) -> None:
         spans = [(f"kernels[{i}]", kernel.span) for i, kernel in enumerate(header.kernels)]
         if header.dictionary is not None:
-            spans.append(("dictionary", header.dictionary.span))
-        spans.sort(key=lambda named: (named[1].offset, named[1].end))
+            spans.insert(0, ("dictionary", header.dictionary.span))
         position = body_offset
         for name, span in spans:
             if span.offset != position:
-                relation = "leaves a hole" if span.offset > position else "overlaps"
+                relation = "leaves a hole" if span.offset > position else "overlaps or is misplaced"
                 self.fail(
                     "spans-tile",
                     f"{name} starts at byte {span.offset}, must be {position}: {relation}",

@@ -76,6 +76,13 @@ class Provider(Protocol):
             ToolchainError: If a package is missing, with the command that installs it.
         """
 
+    def prepare(self) -> None:
+        """Do what is slow and needed once a process, such as importing a compiler.
+
+        Raises:
+            ToolchainError: If a part of the compiler side is missing.
+        """
+
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
         """List the operators for ``signature`` that can run on ``target``, and those left out."""
 

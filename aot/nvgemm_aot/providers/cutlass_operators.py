@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
+import os
 import tempfile
 import warnings
 from collections.abc import Iterator
@@ -23,13 +25,20 @@ from ..heuristics import BlockShape
 from ..targets import BuildTarget
 from .base import Candidate, Enumeration, Rejection
 
+_log = logging.getLogger("nvgemm.cutlass_operators")
+
 _DISTRIBUTIONS = (
     "nvidia-cutlass-dsl",
+    "nvidia-cutlass-dsl-libs-base",
+    "nvidia-cutlass-dsl-libs-core",
     "nvidia-cutlass-dsl-libs-cu13",
     "nvidia-cutlass-operators",
     "apache-tvm-ffi",
 )
 """Distributions whose versions shape the code."""
+
+_COMPILER_VARIABLES = ("CUTE_DSL_", "CUTLASS_")
+"""What the names of the environment variables begin with that the compiler reads."""
 
 _FUNCTION_NAME = "gemm"
 
@@ -80,6 +89,17 @@ class CutlassOperators:
                 "run: pip install 'nvgemm-aot[build]'"
             ) from error
 
+    def prepare(self) -> None:
+        """Import the compiler and compile nothing once; see `Provider.prepare`.
+
+        Drops the compiler's variables from this process's environment: they change the code that
+        comes out, and the cache knows nothing of them.
+        """
+        for name in [name for name in os.environ if name.startswith(_COMPILER_VARIABLES)]:
+            _log.warning("%s=%s is ignored by builds", name, os.environ.pop(name))
+        _import_operators()
+        _warm_up()
+
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
         """List operators by their metadata; see `Provider.enumerate`."""
         candidates, rejections = [], []
@@ -108,6 +128,8 @@ class CutlassOperators:
                 artifact.compiled_obj.export_to_c(
                     object_file_path=str(path), function_name=_FUNCTION_NAME
                 )
+            except OSError:
+                raise
             except Exception as error:  # the compiler raises whatever its passes raise
                 raise CompileError(
                     f"{candidate.operator} for {arch}: {_first_line(error)}"
@@ -289,9 +311,6 @@ def _hardware_facts(device: DeviceProfile) -> Iterator[set[int]]:
         def get_max_active_clusters(self, cluster_size: int, *_: Any, **__: Any) -> int:
             asked.add(cluster_size)
             return device.cluster_capacity(cluster_size).value
-
-        def get_device_multiprocessor_count(self) -> int:
-            return device.sm_count.value
 
     original = cutlass.utils.HardwareInfo
     cutlass.utils.HardwareInfo = ProfileHardwareInfo

@@ -1,0 +1,123 @@
+"""Reading the host part of a kernel: what a loader sees of a shared object, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .elf_reading import MAX_SYMBOLS, MalformedElfError, open_elf, reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A program header: its type, PF_* flags, and the addresses it takes."""
+
+    kind: str
+    flags: int
+    address: int
+    memory: int
+
+    def holds(self, address: int) -> bool:
+        """Whether an address is among those that it takes when loaded."""
+        return self.kind == "PT_LOAD" and self.address <= address < self.address + self.memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Symbol:
+    """A dynamic symbol."""
+
+    name: str
+    defined: bool
+    local: bool
+    function: bool
+    address: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostElf:
+    """A shared object; values are named as in the System V ABI, e.g. ``EM_X86_64``.
+
+    Attributes:
+        machine, kind, system: From its header.
+        segments: Its program headers.
+        tags: Entries of its dynamic segment, a name with a text or a number.
+        symbols: Its dynamic symbols.
+        relocations: Type, address and index of the symbol.
+    """
+
+    machine: str
+    kind: str
+    system: str
+    segments: tuple[Segment, ...]
+    tags: tuple[tuple[str, Any], ...]
+    symbols: tuple[Symbol, ...]
+    relocations: tuple[tuple[int, int, int], ...]
+
+
+def read_host_elf(data: bytes) -> HostElf:
+    """Read a shared object by its program headers and dynamic segment.
+
+    Raises:
+        MalformedElfError: If it cannot be read, or a table is too long or outside it.
+    """
+    elf = open_elf(data, sections=False)
+    with reading("the shared object"):
+        dynamic = [part for part in elf.iter_segments() if part["p_type"] == "PT_DYNAMIC"]
+        if len(dynamic) != 1:
+            raise MalformedElfError(f"{len(dynamic)} dynamic segments, a shared object has 1")
+        count = dynamic[0].num_symbols()
+        if count > MAX_SYMBOLS:
+            raise MalformedElfError(f"{count} dynamic symbols, at most {MAX_SYMBOLS}")
+        return HostElf(
+            machine=str(elf["e_machine"]),
+            kind=str(elf["e_type"]),
+            system=str(elf["e_ident"]["EI_OSABI"]),
+            segments=tuple(_segment(part, len(data)) for part in elf.iter_segments()),
+            tags=tuple(_tags(dynamic[0])),
+            symbols=tuple(_symbol(dynamic[0].get_symbol(index)) for index in range(count)),
+            relocations=tuple(_relocations(dynamic[0])),
+        )
+
+
+def _segment(part: Any, image_bytes: int) -> Segment:
+    if part["p_offset"] + part["p_filesz"] > image_bytes:
+        raise MalformedElfError(
+            f"a segment ends at byte {part['p_offset'] + part['p_filesz']}, the image at "
+            f"{image_bytes}"
+        )
+    return Segment(
+        kind=str(part["p_type"]),
+        flags=int(part["p_flags"]),
+        address=int(part["p_vaddr"]),
+        memory=int(part["p_memsz"]),
+    )
+
+
+def _tags(dynamic: Any) -> Iterator[tuple[str, Any]]:
+    names = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
+    for tag in dynamic.iter_tags():
+        kind = str(tag.entry.d_tag)
+        yield kind, getattr(tag, names[kind]) if kind in names else int(tag.entry.d_val)
+
+
+def _symbol(symbol: Any) -> Symbol:
+    return Symbol(
+        name=str(symbol.name),
+        defined=symbol["st_shndx"] != "SHN_UNDEF",
+        local=symbol["st_info"]["bind"] == "STB_LOCAL",
+        function=symbol["st_info"]["type"] == "STT_FUNC",
+        address=int(symbol["st_value"]),
+    )
+
+
+def _relocations(dynamic: Any) -> Iterator[tuple[int, int, int]]:
+    for name, table in dynamic.get_relocation_tables().items():
+        if name == "RELR":  # has no types; _check_relocations refuses its tag
+            continue
+        for relocation in table.iter_relocations():
+            yield (
+                int(relocation["r_info_type"]),
+                int(relocation["r_offset"]),
+                int(relocation["r_info_sym"]),
+            )
