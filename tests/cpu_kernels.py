@@ -9,11 +9,20 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import torch
+
+import fake_driver
 from nvgemm_aot.linker import compiler
 from nvgemm_runtime.problem import DType, Layout, Op, Signature
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Register = Callable[..., tuple[str, int]]
+"""What the fixture ``register`` gives: see conftest.py."""
 
 _SOURCE = r"""
 #include <stdint.h>
@@ -28,7 +37,11 @@ typedef struct {
   int64_t *shape, *strides;
   uint64_t byte_offset;
 } tensor_t;
-typedef struct { int32_t type_index; uint32_t padding; union { int64_t i; tensor_t *tensor; } v; } any_t;
+typedef struct {
+  int32_t type_index;
+  uint32_t padding;
+  union { int64_t i; tensor_t *tensor; } v;
+} any_t;
 
 void TVMFFIErrorSetRaisedFromCStr(const char *kind, const char *message);
 
@@ -146,6 +159,27 @@ def load(served: Signature, directory: Path, behaviour: str = "") -> LoadedKerne
     assert tvm_ffi
     ctypes.CDLL(find_libtvm_ffi(), ctypes.RTLD_GLOBAL)  # where the kernel finds TVMFFIError*
     library = ctypes.CDLL(str(path))
-    address = ctypes.cast(getattr(library, "__tvm_ffi_gemm"), ctypes.c_void_p).value  # noqa: B009
+    address = ctypes.cast(getattr(library, "__tvm_ffi_gemm"), ctypes.c_void_p).value
     assert address is not None
     return LoadedKernel(id=name, address=address, library=library)
+
+
+def operands(m: int = 8, n: int = 8, k: int = 8, batch: int | None = None) -> Tensors:
+    """Row-major A and B with random values, and an output full of NaN."""
+    lead = () if batch is None else (batch,)
+    a, b = torch.randn(*lead, m, k), torch.randn(*lead, k, n)
+    return a, b, torch.full((*lead, m, n), float("nan"))
+
+
+def foreign(tensor: torch.Tensor, shape: Any, strides: Any) -> Any:
+    """A tensor of TVM-FFI over memory of torch, with strides that torch refuses."""
+    import tvm_ffi
+
+    wrapped = fake_driver.OnDevice(tensor)
+    sizes = ctypes.c_int64 * len(shape)
+    wrapped._shape, wrapped._strides = sizes(*shape), sizes(*strides)
+    managed = wrapped._managed
+    managed.rank, managed.device[0] = len(shape), 1
+    managed.shape = ctypes.addressof(wrapped._shape)
+    managed.strides = ctypes.addressof(wrapped._strides)
+    return tvm_ffi.from_dlpack(wrapped)

@@ -22,7 +22,9 @@ _SOURCE = r"""
 static __thread void *current;
 EXPORT int memsets; EXPORT void *last_stream; EXPORT int context_sets;
 EXPORT int cuInit(unsigned flags) { return flags; }
-EXPORT int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal < 2 ? 0 : 101; }
+EXPORT int cuDeviceGet(int *device, int ordinal) {
+  *device = ordinal; return ordinal < 2 ? 0 : 101;
+}
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
   int capability = atoi(getenv("FAKE_CAPABILITY"));
   *value = attribute == 75 ? capability / 10 : capability % 10;

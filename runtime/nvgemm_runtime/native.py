@@ -195,17 +195,17 @@ def _register_fakes(native: Native) -> None:
         dtype = getattr(torch, str(native.out_dtype(kernel)))
         return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=dtype)
 
-    @torch.library.register_fake("nvgemm_aot::mm")
-    def _mm(a: torch.Tensor, b: torch.Tensor, kernel: str) -> torch.Tensor:
+    def mm(a: torch.Tensor, b: torch.Tensor, kernel: str) -> torch.Tensor:
         return result(a, b, kernel, 2)
 
-    @torch.library.register_fake("nvgemm_aot::bmm")
-    def _bmm(a: torch.Tensor, b: torch.Tensor, kernel: str) -> torch.Tensor:
+    def bmm(a: torch.Tensor, b: torch.Tensor, kernel: str) -> torch.Tensor:
         return result(a, b, kernel, 3)
 
     def out_form(a: torch.Tensor, b: torch.Tensor, kernel: str, *, out: torch.Tensor) -> None:
         refuse_gradient(a, b, out)
 
+    torch.library.register_fake("nvgemm_aot::mm", mm)
+    torch.library.register_fake("nvgemm_aot::bmm", bmm)
     torch.library.register_fake("nvgemm_aot::mm.out", out_form)
     torch.library.register_fake("nvgemm_aot::bmm.out", out_form)
 
