@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import pytest
@@ -173,10 +174,11 @@ OVERLAPS: dict[str, tuple[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Ten
     "every second row": (lambda x: (x[:16:2, :8], x[1:17:2, :8]), False),
     "every second row, all columns": (lambda x: (x[:16:2, :8], x[:16, 4:12][::2]), True),
     "corner in the middle": (lambda x: (x[:8, :8], x[4:12, 4:12]), True),
-    "other pitch": (lambda x: (x[:4, :8], _rows_from(x, 8, 48)[:4]), True),
+    "twice the pitch": (lambda x: (x[:4, :8], _rows_from(x, 8, 48)[:4]), False),
+    "other pitch": (lambda x: (x[:4, :8], _rows_from(x, 8, 28)[:4]), True),
 }
 """By name: A and out in one buffer of 24 x 24, and whether it is refused. Rows of another pitch may
-be apart, as they are here, and are refused all the same."""
+be apart, as the last ones are, and are refused all the same."""
 
 
 def _rows_from(buffer: torch.Tensor, first: int, pitch: int) -> torch.Tensor:
@@ -197,6 +199,40 @@ def test_overlap_of_views_of_one_buffer(
         expected = a @ b
         lib.launch(aligned[1], a, b, out)
         torch.testing.assert_close(out, expected)
+
+
+def test_what_overlaps_is_always_refused(lib: native.Native, aligned: tuple[str, int]) -> None:
+    buffer = torch.arange(1024, dtype=torch.float32)
+    random = Random(0)
+    accepted = 0
+    for _ in range(2000):
+        (m, k, n), views = (random.choice((1, 2, 3, 5)), 4, random.choice((4, 8))), []
+        pitch = random.choice((4, 8, 12, 16, 20))
+        for columns in (k, n):
+            stride = random.choice((pitch, pitch, 2 * pitch, 24))
+            first = 4 * random.randrange(40)
+            views.append(buffer[first:].as_strided((m, columns), (max(stride, columns), 1)))
+        a, out = views
+        overlaps = not set(a.flatten().tolist()).isdisjoint(out.flatten().tolist())
+        try:
+            lib.launch(aligned[1], a, torch.ones(k, n), out)
+        except ValueError as error:
+            assert "out overlaps a" in str(error)
+        else:
+            assert not overlaps, (a, out)
+            accepted += 1
+        buffer.copy_(torch.arange(1024))
+    assert accepted > 500
+
+
+def test_single_rows_of_a_batch_may_lie_side_by_side(
+    lib: native.Native, batched: tuple[str, int]
+) -> None:
+    buffer, b = torch.randn(3, 1, 24), torch.randn(3, 8, 8)
+    a, out = buffer[..., :8], buffer[..., 8:16]
+    expected = a @ b
+    lib.launch(batched[1], a, b, out)
+    torch.testing.assert_close(out, expected)
 
 
 def test_refuses_arguments_of_other_types(lib: native.Native, plain: tuple[str, int]) -> None:

@@ -5,8 +5,14 @@ from __future__ import annotations
 import importlib.resources
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 from elftools.elf.elffile import ELFFile
+
+from nvgemm_aot.linker import compiler
+from nvgemm_runtime import native
+from nvgemm_runtime.errors import ToolchainError
 
 
 def _library() -> ELFFile:
@@ -55,3 +61,33 @@ def test_importing_the_module_loads_nothing() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout == "False\n"
+
+
+def _load_from(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.resources, "files", lambda package: directory)
+    native._load()
+
+
+def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ToolchainError, match=r"_native.so is missing.*pip install"):
+        _load_from(tmp_path, monkeypatch)
+
+
+def test_a_damaged_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "_native.so").write_bytes(b"not a library")
+    with pytest.raises(ToolchainError, match=r"_native.so does not load with torch .*2\.11 to"):
+        _load_from(tmp_path, monkeypatch)
+
+
+def test_a_library_of_another_version_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "old.c"
+    source.write_text(
+        "int __tvm_ffi_abi(void *self, void *arguments, int count, int *result)"
+        "{ result[0] = 1; result[2] = 99; result[3] = 0; return 0; }"
+    )
+    command = [*compiler(), "-shared", "-fPIC", "-o", tmp_path / "_native.so", source]
+    subprocess.run(command, check=True)
+    with pytest.raises(ToolchainError, match=r"operators of version 99, this package needs 1"):
+        _load_from(tmp_path, monkeypatch)

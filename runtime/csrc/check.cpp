@@ -235,14 +235,16 @@ class Checker {
 
 bool MayOverlap(const MemorySpan& x, const MemorySpan& y) {
   if (x.end <= y.begin || y.end <= x.begin) return false;
-  // Slices of one buffer by columns interleave without meeting: modulo the common pitch, the rows
-  // of each fill one interval, and the intervals must be apart.
-  const uintptr_t pitch = x.row_pitch != 0 ? x.row_pitch : y.row_pitch;
-  if (pitch == 0 || (x.row_pitch != 0 && x.row_pitch != pitch) ||
-      (y.row_pitch != 0 && y.row_pitch != pitch) || x.batch_pitch % pitch != 0 ||
-      y.batch_pitch % pitch != 0) {
-    return true;
+  // Slices of one buffer by columns interleave without meeting: where every distance of rows and of
+  // matrices is a multiple of one pitch, each view fills one interval modulo that pitch, and the
+  // two intervals must be apart.
+  const uintptr_t pitches[] = {x.row_pitch, y.row_pitch, x.batch_pitch, y.batch_pitch};
+  uintptr_t pitch = 0;
+  for (const uintptr_t candidate : pitches) {
+    if (pitch == 0) pitch = candidate;
+    if (pitch != 0 && candidate % pitch != 0) return true;
   }
+  if (pitch == 0) return true;
   const uintptr_t apart = y.begin >= x.begin ? (y.begin - x.begin) % pitch
                                              : (pitch - (x.begin - y.begin) % pitch) % pitch;
   return apart < x.row_bytes || apart + y.row_bytes > pitch;

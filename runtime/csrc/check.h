@@ -52,7 +52,7 @@ struct MemorySpan {
 };
 
 // Whether two views may share a byte. Exact for spans that do not meet, and for column slices of
-// one buffer; otherwise spans that meet count as overlapping.
+// one buffer; otherwise spans that meet count as overlapping. Spans are those of CheckOperands.
 bool MayOverlap(const MemorySpan& x, const MemorySpan& y);
 
 }  // namespace nvgemm

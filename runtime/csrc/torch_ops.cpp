@@ -21,8 +21,19 @@ namespace {
 
 namespace shim = torch_shim;
 
+// A function of a library that is loaded already; null if there is no such library or function.
+template <typename Function>
+Function FindLoaded(const char* library_name, const char* function_name) {
+  void* library = dlopen(library_name, RTLD_LAZY | RTLD_NOLOAD);
+  if (library == nullptr) return nullptr;
+  return reinterpret_cast<Function>(dlsym(library, function_name));
+}
+
 void Check(shim::Error error, const char* function) {
-  if (error != 0) throw Failure(kRuntimeError, Text("torch's ", function, " failed"));
+  if (error == 0) return;
+  const auto text = FindLoaded<shim::GetExceptionText>("libtorch_cpu.so", shim::kGetExceptionText);
+  throw Failure(kRuntimeError, Text("torch's ", function, " failed: ",
+                                    text != nullptr ? text() : "see torch's message on stderr"));
 }
 
 // An owning handle of torch.
@@ -161,11 +172,8 @@ class StreamScope {
     static std::atomic<shim::GetCurrentCudaStream> found{nullptr};
     auto function = found.load(std::memory_order_acquire);
     if (function != nullptr) return function;
-    void* library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
-    if (library != nullptr) {
-      function = reinterpret_cast<shim::GetCurrentCudaStream>(
-          dlsym(library, shim::kGetCurrentCudaStream));
-    }
+    function =
+        FindLoaded<shim::GetCurrentCudaStream>("libtorch_cuda.so", shim::kGetCurrentCudaStream);
     if (function == nullptr) {
       throw Failure(kDriverError, Text("this torch has no ", shim::kGetCurrentCudaStream,
                                        " in libtorch_cuda.so; install a torch with CUDA"));

@@ -104,6 +104,10 @@ NVGEMM_TORCH_API Error torch_delete_string(String string);
 using GetCurrentCudaStream = Error (*)(int32_t device_index, void** stream);
 inline constexpr char kGetCurrentCudaStream[] = "aoti_torch_get_current_cuda_stream";
 
+// stable/shim.h, 2.13: the message of the last exception in this thread. Looked up with dlsym.
+using GetExceptionText = const char* (*)();
+inline constexpr char kGetExceptionText[] = "torch_exception_get_what_without_backtrace";
+
 }  // namespace nvgemm::torch_shim
 
 #endif  // NVGEMM_RUNTIME_CSRC_TORCH_SHIM_H_

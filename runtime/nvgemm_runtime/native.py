@@ -146,11 +146,18 @@ def _load() -> Native:
     try:
         with importlib.resources.as_file(library) as path:
             module = tvm_ffi.load_module(path)
-    except (OSError, RuntimeError) as error:
+        found = module["abi"]()
+        if found != ABI:
+            raise ToolchainError(
+                f"{library} has operators of version {found}, this package needs {ABI}: files of "
+                "two versions are mixed; run: pip install --force-reinstall --no-deps nvgemm-aot"
+            )
+        module["register_torch_ops"]()
+    except (AttributeError, OSError, RuntimeError) as error:
         raise ToolchainError(
             f"{library} does not load with torch {torch.__version__} and apache-tvm-ffi "
-            f"{tvm_ffi.__version__} (supported: torch 2.11 to 2.15, apache-tvm-ffi 0.1.15 and "
-            f"newer 0.1): {error}"
+            f"{tvm_ffi.__version__} (supported: torch 2.11 to 2.15, apache-tvm-ffi 0.1 from "
+            f"0.1.15): {error}"
         ) from error
     for kind in (NoKernelError, DriverError):
         tvm_ffi.error.register_error(kind)
@@ -161,12 +168,6 @@ def _load() -> Native:
         set_loader=module["set_loader"],
         _register_kernel=module["register_kernel"],
     )
-    if (found := module["abi"]()) != ABI:
-        raise ToolchainError(
-            f"{library} has operators of version {found}, this package needs {ABI}: files of two "
-            "versions are mixed; run: pip install --force-reinstall --no-deps nvgemm-aot"
-        )
-    module["register_torch_ops"]()
     _register_fakes(native)
     return native
 
