@@ -1,4 +1,4 @@
-"""What several test files share: real kernels, compiled once a session."""
+"""What several test files share: real kernels, compiled once a session, and the launcher."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+import cpu_kernels
+from cpu_kernels import Register
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.manifest import load_manifest
 from nvgemm_aot.pipeline import BuildResult, build
+from nvgemm_runtime import native
+from nvgemm_runtime.problem import Signature
 
 REAL_MANIFEST = """
 version: 1
@@ -40,3 +44,34 @@ def real_build(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) ->
 def real_bundles(real_build: BuildResult) -> dict[str, Path]:
     """The bundle of each architecture."""
     return {bundle.header.target.arch: bundle.path for bundle in real_build.bundles}
+
+
+@pytest.fixture(scope="session")
+def lib() -> native.Native:
+    """The native launcher."""
+    return native.load()
+
+
+@pytest.fixture(scope="session")
+def register(lib: native.Native, tmp_path_factory: pytest.TempPathFactory) -> Register:
+    """Compiles, loads and registers a kernel; returns its id and its handle."""
+    directory = tmp_path_factory.mktemp("kernels")
+    count = 0
+
+    def register(
+        served: Signature | None = None, behaviour: str = "", alignment: int = 4
+    ) -> tuple[str, int]:
+        nonlocal count
+        count += 1  # an id of its own for each, whatever the source
+        served = served or cpu_kernels.signature()
+        kernel = cpu_kernels.load(served, directory, f"/* {count} */ {behaviour}")
+        handle = lib.register_kernel(
+            id=kernel.id,
+            function_address=kernel.address,
+            signature=served,
+            alignment_bytes=alignment,
+            target=None,
+        )
+        return kernel.id, handle
+
+    return register

@@ -1,0 +1,60 @@
+// Whether a kernel may be called with three tensors, and what it is then called with.
+
+#ifndef NVGEMM_RUNTIME_CSRC_CHECK_H_
+#define NVGEMM_RUNTIME_CSRC_CHECK_H_
+
+#include <tvm/ffi/c_api.h>
+
+#include <cstdint>
+
+#include "kernel_table.h"
+
+namespace nvgemm {
+
+inline constexpr int kMaxRank = 3;
+
+// A tensor that owns its shape and strides. Refers to itself, so it stays where it was made.
+struct TensorView {
+  DLTensor tensor;
+  int64_t shape[kMaxRank];
+  int64_t strides[kMaxRank];
+
+  TensorView() = default;
+  TensorView(const TensorView&) = delete;
+  TensorView& operator=(const TensorView&) = delete;
+
+  char* data() const { return static_cast<char*>(tensor.data) + tensor.byte_offset; }
+};
+
+// A call that passed every check.
+struct CheckedCall {
+  // The operands with canonical strides: 1 along the contiguous dimension, and along every other
+  // dimension of extent 1 a stride that a kernel may encode, whatever the caller's tensor says.
+  TensorView a;
+  TensorView b;
+  TensorView out;
+  bool out_is_empty;  // nothing is to be computed
+  bool k_is_zero;     // out is to be filled with zeros
+};
+
+// Checks the operands of one launch in full and fills `call`. Throws Failure that names the
+// operand, what was observed and what is allowed.
+void CheckOperands(const KernelSpec& spec, const DLTensor& a, const DLTensor& b,
+                   const DLTensor& out, CheckedCall* call);
+
+// Where the matrices of a view lie in memory, in bytes.
+struct MemorySpan {
+  uintptr_t begin;
+  uintptr_t end;        // first byte behind the last element
+  uintptr_t row_bytes;  // contiguous bytes of a row (or column)
+  uintptr_t row_pitch;  // distance of rows; 0 if the view has one row
+  uintptr_t batch_pitch;  // distance of matrices; 0 if the view has one matrix
+};
+
+// Whether two views may share a byte. Exact for spans that do not meet, and for column slices of
+// one buffer; otherwise spans that meet count as overlapping. Spans are those of CheckOperands.
+bool MayOverlap(const MemorySpan& x, const MemorySpan& y);
+
+}  // namespace nvgemm
+
+#endif  // NVGEMM_RUNTIME_CSRC_CHECK_H_

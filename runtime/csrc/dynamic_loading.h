@@ -1,0 +1,15 @@
+// dlopen and its kin, bound to the symbol versions that every glibc has: glibc 2.34 moved them and
+// gave them new versions, which would keep a library that was built there from loading elsewhere.
+
+#ifndef NVGEMM_RUNTIME_CSRC_DYNAMIC_LOADING_H_
+#define NVGEMM_RUNTIME_CSRC_DYNAMIC_LOADING_H_
+
+#include <dlfcn.h>
+
+#if defined(__x86_64__) && defined(__GLIBC__)
+__asm__(".symver dlopen, dlopen@GLIBC_2.2.5");
+__asm__(".symver dlsym, dlsym@GLIBC_2.2.5");
+__asm__(".symver dlerror, dlerror@GLIBC_2.2.5");
+#endif
+
+#endif  // NVGEMM_RUNTIME_CSRC_DYNAMIC_LOADING_H_

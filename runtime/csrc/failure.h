@@ -1,0 +1,55 @@
+// How this library fails inside: an exception that each boundary (TVM-FFI, torch) translates.
+
+#ifndef NVGEMM_RUNTIME_CSRC_FAILURE_H_
+#define NVGEMM_RUNTIME_CSRC_FAILURE_H_
+
+#include <exception>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+namespace nvgemm {
+
+// Names of Python's exception classes; native.py tells TVM-FFI of those that are ours.
+inline constexpr char kValueError[] = "ValueError";
+inline constexpr char kTypeError[] = "TypeError";
+inline constexpr char kRuntimeError[] = "RuntimeError";
+inline constexpr char kNoKernelError[] = "NoKernelError";
+inline constexpr char kDriverError[] = "DriverError";
+
+class Failure : public std::exception {
+ public:
+  Failure(std::string kind, std::string message)
+      : kind_(std::move(kind)), message_(std::move(message)) {}
+
+  const char* kind() const noexcept { return kind_.c_str(); }
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  std::string kind_;
+  std::string message_;
+};
+
+namespace internal {
+template <typename Part>
+void Append(std::string* text, const Part& part) {
+  if constexpr (std::is_integral_v<Part>) {
+    text->append(std::to_string(part));
+  } else {
+    text->append(std::string_view(part));
+  }
+}
+}  // namespace internal
+
+// The parts, texts and integers, one after the other.
+template <typename... Parts>
+std::string Text(const Parts&... parts) {
+  std::string text;
+  (internal::Append(&text, parts), ...);
+  return text;
+}
+
+}  // namespace nvgemm
+
+#endif  // NVGEMM_RUNTIME_CSRC_FAILURE_H_

@@ -1,0 +1,37 @@
+// Errors and results of TVM-FFI functions that this library calls.
+
+#ifndef NVGEMM_RUNTIME_CSRC_FFI_ERROR_H_
+#define NVGEMM_RUNTIME_CSRC_FFI_ERROR_H_
+
+#include <tvm/ffi/c_api.h>
+
+#include <string_view>
+
+#include "failure.h"
+
+namespace nvgemm {
+
+// The error that a function which just failed left in this thread, as one of ours that names the
+// kernel. A function may also fail without leaving one.
+inline Failure TakeRaisedError(std::string_view kernel_id) {
+  TVMFFIObjectHandle error = nullptr;
+  TVMFFIErrorMoveFromRaised(&error);
+  if (error == nullptr) {
+    return Failure(kRuntimeError, Text("kernel ", kernel_id, " failed without saying why"));
+  }
+  const TVMFFIErrorCell* cell = TVMFFIErrorGetCellPtr(error);
+  Failure failure(std::string(cell->kind.data, cell->kind.size),
+                  Text("kernel ", kernel_id, ": ",
+                       std::string_view(cell->message.data, cell->message.size)));
+  TVMFFIObjectDecRef(error);
+  return failure;
+}
+
+// Drops what a function returned.
+inline void ReleaseResult(const TVMFFIAny& result) {
+  if (result.type_index >= kTVMFFIStaticObjectBegin) TVMFFIObjectDecRef(result.v_obj);
+}
+
+}  // namespace nvgemm
+
+#endif  // NVGEMM_RUNTIME_CSRC_FFI_ERROR_H_

@@ -1,0 +1,160 @@
+#include "kernel_table.h"
+
+#include <pthread.h>
+
+#include <functional>
+#include <memory>
+#include <new>
+#include <utility>
+
+#include "failure.h"
+#include "ffi_error.h"
+
+namespace nvgemm {
+namespace {
+
+// Handles count up from 0. Blocks never move, so a reader needs no lock; two levels keep an empty
+// table at 8 KiB and a full one at a million kernels.
+constexpr int64_t kBlockSize = 1024;
+constexpr int64_t kBlockCount = 1024;
+
+using Slot = std::atomic<Kernel*>;
+
+// Open addressing, at most half full. Replaced by one twice as large when it fills; the old one is
+// left to readers that still hold it, which costs as much memory again as the newest at most.
+struct Index {
+  explicit Index(size_t capacity_in)
+      : capacity(capacity_in), slots(new Slot[capacity_in]()) {}
+
+  const size_t capacity;  // a power of two
+  const std::unique_ptr<Slot[]> slots;
+
+  Kernel* Find(std::string_view id) const {
+    for (size_t at = std::hash<std::string_view>()(id);; ++at) {
+      Kernel* kernel = slots[at & (capacity - 1)].load(std::memory_order_acquire);
+      if (kernel == nullptr || kernel->spec.id == id) return kernel;
+    }
+  }
+
+  void Insert(Kernel* kernel) {
+    size_t at = std::hash<std::string_view>()(kernel->spec.id);
+    while (slots[at & (capacity - 1)].load(std::memory_order_relaxed) != nullptr) ++at;
+    slots[at & (capacity - 1)].store(kernel, std::memory_order_release);
+  }
+};
+
+class Table {
+ public:
+  Table() : index_(new Index(1024)) {
+    // The mutexes of a forked child may be held by threads that it does not have.
+    pthread_atfork(nullptr, nullptr, [] { Instance()->ResetLocks(); });
+  }
+
+  // Never destroyed: torch or Python may launch while the process exits.
+  static Table* Instance() {
+    static Table* const table = new Table();
+    return table;
+  }
+
+  Kernel* Find(std::string_view id) const {
+    return index_.load(std::memory_order_acquire)->Find(id);
+  }
+
+  Kernel* At(int64_t handle) const {
+    if (handle < 0 || handle >= kBlockSize * kBlockCount) return nullptr;
+    const Slot* block = blocks_[handle / kBlockSize].load(std::memory_order_acquire);
+    if (block == nullptr) return nullptr;
+    return block[handle % kBlockSize].load(std::memory_order_acquire);
+  }
+
+  Kernel* Add(KernelSpec spec) {
+    const std::lock_guard<std::mutex> lock(writing_);
+    if (Kernel* known = Find(spec.id)) return known;
+    const int64_t handle = count_;
+    if (handle == kBlockSize * kBlockCount) {
+      throw Failure(kRuntimeError, Text("cannot register kernel ", spec.id, ": ", handle,
+                                        " kernels are registered, the most a process can have"));
+    }
+    auto kernel = std::make_unique<Kernel>(std::move(spec));
+    kernel->handle = handle;
+    Slot* block = blocks_[handle / kBlockSize].load(std::memory_order_relaxed);
+    if (block == nullptr) {
+      block = new Slot[kBlockSize]();
+      blocks_[handle / kBlockSize].store(block, std::memory_order_release);
+    }
+    GrowIndex(handle + 1);
+    // In this order, a child forked in between sees the kernel entirely or can add it again.
+    Kernel* added = kernel.release();
+    block[handle % kBlockSize].store(added, std::memory_order_release);
+    count_ = handle + 1;
+    index_.load(std::memory_order_relaxed)->Insert(added);
+    return added;
+  }
+
+ private:
+  void GrowIndex(int64_t count) {
+    const Index* old = index_.load(std::memory_order_relaxed);
+    if (static_cast<size_t>(count) * 2 <= old->capacity) return;
+    auto grown = std::make_unique<Index>(old->capacity * 2);
+    for (int64_t handle = 0; handle < count_; ++handle) grown->Insert(At(handle));
+    index_.store(grown.release(), std::memory_order_release);
+  }
+
+  void ResetLocks() {
+    new (&writing_) std::mutex();
+    for (int64_t handle = 0; Kernel* kernel = At(handle); ++handle) {
+      new (&kernel->first_use) std::mutex();
+    }
+  }
+
+  std::mutex writing_;  // held while adding
+  int64_t count_ = 0;   // guarded by writing_
+  std::atomic<Index*> index_;
+  std::atomic<Slot*> blocks_[kBlockCount] = {};
+};
+
+std::atomic<TVMFFIObjectHandle> loader{nullptr};
+
+void CallLoader(TVMFFIObjectHandle function, std::string_view id) {
+  const std::string text(id);
+  TVMFFIAny argument{};
+  argument.type_index = kTVMFFIRawStr;
+  argument.v_c_str = text.c_str();
+  TVMFFIAny result{};
+  result.type_index = kTVMFFINone;
+  if (TVMFFIFunctionCall(function, &argument, 1, &result) != 0) throw TakeRaisedError(text);
+  ReleaseResult(result);
+}
+
+}  // namespace
+
+Kernel* RegisterKernel(KernelSpec spec) { return Table::Instance()->Add(std::move(spec)); }
+
+Kernel* FindKernel(std::string_view id) { return Table::Instance()->Find(id); }
+
+Kernel* KernelOfHandle(int64_t handle) {
+  Kernel* kernel = Table::Instance()->At(handle);
+  if (kernel == nullptr) {
+    throw Failure(kNoKernelError, Text("no kernel has the handle ", handle,
+                                       "; use one that register_kernel returned in this process"));
+  }
+  return kernel;
+}
+
+Kernel* FindOrLoadKernel(std::string_view id) {
+  if (Kernel* kernel = FindKernel(id)) return kernel;
+  TVMFFIObjectHandle function = loader.load(std::memory_order_acquire);
+  if (function != nullptr) CallLoader(function, id);
+  if (Kernel* kernel = FindKernel(id)) return kernel;
+  throw Failure(
+      kNoKernelError,
+      Text("no kernel ", id, " is loaded",
+           function == nullptr ? ", and nothing is set to load kernels by id; register it first"
+                               : "; no installed bundle has it: install the wheel that does"));
+}
+
+void SetLoader(TVMFFIObjectHandle function) {
+  loader.store(function, std::memory_order_release);
+}
+
+}  // namespace nvgemm

@@ -1,0 +1,70 @@
+// The kernels of this process: appended once, found by handle or by id without a lock.
+
+#ifndef NVGEMM_RUNTIME_CSRC_KERNEL_TABLE_H_
+#define NVGEMM_RUNTIME_CSRC_KERNEL_TABLE_H_
+
+#include <tvm/ffi/c_api.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+namespace nvgemm {
+
+// Which GPUs may run a kernel: 'a' compute capability (major, minor) only, 'f' the same major and
+// at least this minor, '\0' this capability and everything newer.
+struct ArchitectureRule {
+  int major;
+  int minor;
+  char suffix;
+};
+
+// What a kernel was compiled for.
+struct KernelSpec {
+  std::string id;  // sha256 of the content, in lower-case hex
+  TVMFFISafeCallType function;
+  int rank;  // 2: mm, 3: bmm
+  DLDataType a_dtype;
+  DLDataType b_dtype;
+  DLDataType out_dtype;
+  bool a_row_major;
+  bool b_row_major;
+  int alignment_bytes;  // of pointers, of contiguous extents and of strides other than 1
+  DLDeviceType device_type;
+  ArchitectureRule architecture;
+};
+
+// A kernel and which devices have run it. Never destroyed, so a pointer to one stays valid.
+struct Kernel {
+  explicit Kernel(KernelSpec spec_in) : spec(std::move(spec_in)) {}
+
+  const KernelSpec spec;
+  int64_t handle = -1;
+  // Bit d: device d (below 64) may run the kernel and has launched it once. What a kernel does on
+  // its first call, loading its module, is not thread-safe, so `first_use` is held for it.
+  std::atomic<uint64_t> ready_devices{0};
+  std::mutex first_use;
+};
+
+// Adds a kernel. The same id again gives the kernel that is already there.
+Kernel* RegisterKernel(KernelSpec spec);
+
+// The kernel of a handle. Throws Failure if there is none.
+Kernel* KernelOfHandle(int64_t handle);
+
+// The kernel of an id; null if it is not registered.
+Kernel* FindKernel(std::string_view id);
+
+// The kernel of an id, asking the loader for it if it is not registered yet. Throws Failure if
+// there is none.
+Kernel* FindOrLoadKernel(std::string_view id);
+
+// Sets the function that is called with an id that is not registered and is expected to register
+// it; null for none. Takes over the reference, and never drops it: another thread may be calling.
+void SetLoader(TVMFFIObjectHandle function);
+
+}  // namespace nvgemm
+
+#endif  // NVGEMM_RUNTIME_CSRC_KERNEL_TABLE_H_

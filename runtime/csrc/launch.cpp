@@ -1,0 +1,73 @@
+#include "launch.h"
+
+#include <tvm/ffi/extra/c_env_api.h>
+
+#include <cstring>
+#include <mutex>
+
+#include "check.h"
+#include "cuda_driver.h"
+#include "failure.h"
+#include "ffi_error.h"
+
+namespace nvgemm {
+namespace {
+
+void Call(const KernelSpec& spec, CheckedCall* call) {
+  TVMFFIAny arguments[3] = {};
+  DLTensor* const tensors[3] = {&call->a.tensor, &call->b.tensor, &call->out.tensor};
+  for (int i = 0; i < 3; ++i) {
+    arguments[i].type_index = kTVMFFIDLTensorPtr;
+    arguments[i].v_ptr = tensors[i];
+  }
+  TVMFFIAny result{};
+  result.type_index = kTVMFFINone;
+  if (spec.function(nullptr, arguments, 3, &result) != 0) throw TakeRaisedError(spec.id);
+  ReleaseResult(result);
+}
+
+void Run(Kernel* kernel, CheckedCall* call) {
+  const int device = call->a.tensor.device.device_id;
+  const uint64_t bit = device >= 0 && device < 64 ? uint64_t{1} << device : 0;
+  if ((kernel->ready_devices.load(std::memory_order_acquire) & bit) != 0) {
+    return Call(kernel->spec, call);
+  }
+  const std::lock_guard<std::mutex> lock(kernel->first_use);
+  if (kernel->spec.device_type == kDLCUDA) cuda::CheckArchitecture(kernel->spec, device);
+  Call(kernel->spec, call);
+  kernel->ready_devices.fetch_or(bit, std::memory_order_release);
+}
+
+void FillWithZerosOnCpu(const TensorView& view) {
+  const int rank = view.tensor.ndim;
+  const int64_t element_bytes = view.tensor.dtype.bits / 8;
+  const int64_t batch = rank == 3 ? view.shape[0] : 1;
+  for (int64_t i = 0; i < batch; ++i) {
+    char* const matrix = view.data() + (rank == 3 ? i * view.strides[0] * element_bytes : 0);
+    for (int64_t row = 0; row < view.shape[rank - 2]; ++row) {
+      std::memset(matrix + row * view.strides[rank - 2] * element_bytes, 0,
+                  static_cast<size_t>(view.shape[rank - 1] * element_bytes));
+    }
+  }
+}
+
+}  // namespace
+
+void Launch(Kernel* kernel, const DLTensor& a, const DLTensor& b, const DLTensor& out) {
+  CheckedCall call;
+  CheckOperands(kernel->spec, a, b, out, &call);
+  if (call.out_is_empty) return;
+  if (kernel->spec.device_type == kDLCPU) {
+    if (call.k_is_zero) return FillWithZerosOnCpu(call.out);
+    return Run(kernel, &call);
+  }
+  cuda::RefuseForkedChild();
+  const int device = call.out.tensor.device.device_id;
+  const cuda::DeviceGuard guard(device);
+  if (call.k_is_zero) {
+    return cuda::FillWithZeros(call.out, TVMFFIEnvGetStream(kDLCUDA, device));
+  }
+  Run(kernel, &call);
+}
+
+}  // namespace nvgemm

@@ -1,0 +1,19 @@
+// The operators torch.ops.nvgemm_aot.*, over torch's stable C ABI.
+
+#ifndef NVGEMM_RUNTIME_CSRC_TORCH_OPS_H_
+#define NVGEMM_RUNTIME_CSRC_TORCH_OPS_H_
+
+#include <cstdint>
+
+namespace nvgemm {
+
+// What nvgemm_aot::abi() answers: compiled graphs ask before they call the other operators. Changes
+// with the operators' schemas.
+inline constexpr int64_t kAbi = 1;
+
+// Defines and registers the operators; later calls do nothing. Throws Failure.
+void RegisterTorchOps();
+
+}  // namespace nvgemm
+
+#endif  // NVGEMM_RUNTIME_CSRC_TORCH_OPS_H_

@@ -1,0 +1,113 @@
+// The part of torch's stable C ABI that this library calls, written out so that torch need not be
+// installed to build it.
+//
+// Each declaration names the header of torch that has it and the version of torch that introduced
+// it. "< 2.10" means that the header declares it without a version guard; guards begin with 2.10.
+// Nothing newer than 2.11, the oldest supported torch, may be added, except through dlsym.
+//
+// aoti/shim.h is torch/csrc/inductor/aoti_torch/c/shim.h and stable/shim.h is
+// torch/csrc/stable/c/shim.h.
+
+#ifndef NVGEMM_RUNTIME_CSRC_TORCH_SHIM_H_
+#define NVGEMM_RUNTIME_CSRC_TORCH_SHIM_H_
+
+#include <cstddef>
+#include <cstdint>
+
+// The stub library defines these functions so that the linker finds them, hence "default".
+#define NVGEMM_TORCH_API __attribute__((visibility("default")))
+
+namespace nvgemm::torch_shim {
+
+// Version whose value conversions this library expects, as torch encodes it: major in the top
+// byte, minor in the next (torch/headeronly/version.h).
+inline constexpr uint64_t kBuildVersion = (uint64_t{2} << 56) | (uint64_t{11} << 48);
+
+// 0 is success (AOTI_TORCH_SUCCESS of torch/csrc/inductor/aoti_torch/c/macros.h).
+using Error = int32_t;
+
+struct TensorOpaque;
+using Tensor = TensorOpaque*;
+
+struct LibraryOpaque;
+using Library = LibraryOpaque*;
+
+struct StringOpaque;
+using String = StringOpaque*;
+
+// An argument or result of an operator: an owning Tensor or String, or an int, in 64 bits
+// (aoti/shim.h, < 2.10; strings in stable/stableivalue_conversions.h, 2.10).
+using Value = uint64_t;
+
+// An operator's implementation: takes ownership of `argument_count` values and leaves
+// `result_count` owning ones (stable/library.h, < 2.10). It fails by letting an exception pass.
+using BoxedKernel = void (*)(Value* stack, uint64_t argument_count, uint64_t result_count);
+
+extern "C" {
+
+// aoti/shim.h, < 2.10. Numbers of device types and dtypes; the values themselves are not stable.
+NVGEMM_TORCH_API int32_t aoti_torch_device_type_cpu();
+NVGEMM_TORCH_API int32_t aoti_torch_device_type_cuda();
+NVGEMM_TORCH_API int32_t aoti_torch_dtype_float8_e5m2();
+NVGEMM_TORCH_API int32_t aoti_torch_dtype_float8_e4m3fn();
+NVGEMM_TORCH_API int32_t aoti_torch_dtype_bfloat16();
+NVGEMM_TORCH_API int32_t aoti_torch_dtype_float16();
+NVGEMM_TORCH_API int32_t aoti_torch_dtype_float32();
+NVGEMM_TORCH_API int32_t aoti_torch_dtype_uint8();
+NVGEMM_TORCH_API int32_t aoti_torch_dtype_int8();
+NVGEMM_TORCH_API int32_t aoti_torch_dtype_int32();
+
+// aoti/shim.h, < 2.10. Sizes and strides are borrowed from the tensor.
+NVGEMM_TORCH_API Error aoti_torch_get_data_ptr(Tensor tensor, void** data);
+NVGEMM_TORCH_API Error aoti_torch_get_dim(Tensor tensor, int64_t* rank);
+NVGEMM_TORCH_API Error aoti_torch_get_sizes(Tensor tensor, int64_t** sizes);
+NVGEMM_TORCH_API Error aoti_torch_get_strides(Tensor tensor, int64_t** strides);
+NVGEMM_TORCH_API Error aoti_torch_get_dtype(Tensor tensor, int32_t* dtype);
+NVGEMM_TORCH_API Error aoti_torch_get_device_type(Tensor tensor, int32_t* device_type);
+NVGEMM_TORCH_API Error aoti_torch_get_device_index(Tensor tensor, int32_t* device_index);
+
+// aoti/shim.h, < 2.10. The new tensor and the new handle are owned by the caller.
+NVGEMM_TORCH_API Error aoti_torch_empty_strided(int64_t rank, const int64_t* sizes,
+                                                const int64_t* strides, int32_t dtype,
+                                                int32_t device_type, int32_t device_index,
+                                                Tensor* tensor);
+NVGEMM_TORCH_API Error aoti_torch_new_tensor_handle(Tensor tensor, Tensor* handle);
+NVGEMM_TORCH_API Error aoti_torch_delete_tensor_object(Tensor tensor);
+
+// aoti/shim.h, < 2.10.
+NVGEMM_TORCH_API bool aoti_torch_grad_mode_is_enabled();
+
+// aoti/shim.h, < 2.10. Throws torch's exception, with `message`, if `condition` is false.
+NVGEMM_TORCH_API void aoti_torch_check(bool condition, const char* function, const char* file,
+                                       uint32_t line, const char* message);
+
+// aoti/shim.h, < 2.10. Registrations last until the library object is deleted.
+NVGEMM_TORCH_API Error aoti_torch_library_init_fragment(const char* name_space, const char* file,
+                                                        uint32_t line, Library* library);
+NVGEMM_TORCH_API Error aoti_torch_library_init_impl(const char* name_space,
+                                                    const char* dispatch_key, const char* file,
+                                                    uint32_t line, Library* library);
+NVGEMM_TORCH_API Error aoti_torch_library_def(Library library, const char* schema);
+
+// stable/shim.h, 2.10.
+NVGEMM_TORCH_API Error torch_library_impl(Library library, const char* name, BoxedKernel kernel,
+                                          uint64_t build_version);
+NVGEMM_TORCH_API Error torch_call_dispatcher(const char* name, const char* overload, Value* stack,
+                                             uint64_t build_version);
+NVGEMM_TORCH_API Error torch_string_length(String string, size_t* length);
+NVGEMM_TORCH_API Error torch_string_c_str(String string, const char** text);
+NVGEMM_TORCH_API Error torch_delete_string(String string);
+
+}  // extern "C"
+
+// aoti/shim.h, < 2.10, in libtorch_cuda: looked up with dlsym, for a torch without CUDA lacks it.
+using GetCurrentCudaStream = Error (*)(int32_t device_index, void** stream);
+inline constexpr char kGetCurrentCudaStream[] = "aoti_torch_get_current_cuda_stream";
+
+// stable/shim.h, 2.13: the message of the last exception in this thread. Looked up with dlsym.
+using GetExceptionText = const char* (*)();
+inline constexpr char kGetExceptionText[] = "torch_exception_get_what_without_backtrace";
+
+}  // namespace nvgemm::torch_shim
+
+#endif  // NVGEMM_RUNTIME_CSRC_TORCH_SHIM_H_

@@ -1,0 +1,219 @@
+"""The native launcher: registers kernels, launches them, and gives torch the operators.
+
+Importing this module loads nothing. `load` imports torch and TVM-FFI and then the library, which
+binds to both; the operators ``torch.ops.nvgemm_aot.mm``, ``bmm`` (with ``out`` forms) and ``abi``
+exist from then on.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import DriverError, NoKernelError, ToolchainError
+from .problem import DType, Op, Signature
+from .target import Target
+
+ABI = 1
+"""What ``torch.ops.nvgemm_aot.abi()`` answers: the version of the operators' schemas."""
+
+DEVICE_TYPE_CPU = 1
+DEVICE_TYPE_CUDA = 2
+"""Device types as DLPack numbers them (``kDLCPU``, ``kDLCUDA`` of dlpack.h)."""
+
+_DTYPES = {
+    DType.FP32: "float32",
+    DType.FP16: "float16",
+    DType.BF16: "bfloat16",
+    DType.FP8_E4M3: "float8_e4m3fn",
+    DType.FP8_E5M2: "float8_e5m2",
+    DType.INT32: "int32",
+    DType.INT8: "int8",
+    DType.UINT8: "uint8",
+}
+"""Names that both TVM-FFI and torch know the dtypes by."""
+
+_LIBRARY = "_native.so"
+_lock = threading.Lock()
+_loaded: Native | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Native:
+    """The loaded library's functions.
+
+    Attributes:
+        launch: ``launch(handle, a, b, out)`` checks everything and enqueues out = a @ b on the
+            current stream of the tensors' device. It raises ValueError or TypeError for operands
+            that the kernel cannot take, NoKernelError for an unknown handle, DriverError where the
+            driver fails, and what the kernel itself raises. It neither sees ``requires_grad`` nor
+            a negative bit (``torch.Tensor.is_neg``): callers that may meet either look first.
+        find_kernel: ``find_kernel(id)`` is the handle of a registered kernel, or None.
+        out_dtype: ``out_dtype(id)`` is the dtype (of TVM-FFI) of a kernel's result; it asks the
+            loader for a kernel that is not registered.
+        set_loader: ``set_loader(function)`` sets what is called with the id of a kernel that an
+            operator names and that is not registered; it is expected to register it. None for
+            nothing. May be called from any thread.
+    """
+
+    launch: Callable[[int, Any, Any, Any], None]
+    find_kernel: Callable[[str], int | None]
+    out_dtype: Callable[[str], Any]
+    set_loader: Callable[[Callable[[str], object] | None], None]
+    _register_kernel: Callable[..., int]
+
+    def register_kernel(
+        self,
+        *,
+        id: str,
+        function_address: int,
+        signature: Signature,
+        alignment_bytes: int,
+        target: Target | None,
+        workspace_bytes: int = 0,
+    ) -> int:
+        """Make a loaded kernel launchable; the same id again gives the same handle.
+
+        Args:
+            id: sha256 of the kernel's content in hex, by which operators name it.
+            function_address: Address of its TVM-FFI function (a, b, out). The library that holds
+                the function must stay loaded as long as the process lives.
+            signature: What it computes.
+            alignment_bytes: Alignment of pointers, contiguous extents and strides other than 1.
+            target: Which GPUs it runs on; None for a kernel that runs on the CPU.
+            workspace_bytes: Device memory it needs besides its operands.
+
+        Returns:
+            The handle that `launch` takes, valid in this process.
+
+        Raises:
+            ValueError: If a value is out of range, or the kernel needs a workspace.
+        """
+        from tvm_ffi import dtype
+
+        major, minor = (0, 0) if target is None else target.capability
+        return self._register_kernel(
+            id,
+            function_address,
+            {Op.MM: 2, Op.BMM: 3}[signature.op],
+            dtype(_DTYPES[signature.a]),
+            dtype(_DTYPES[signature.b]),
+            dtype(_DTYPES[signature.out]),
+            signature.layout.a_row_major,
+            signature.layout.b_row_major,
+            alignment_bytes,
+            DEVICE_TYPE_CPU if target is None else DEVICE_TYPE_CUDA,
+            major,
+            minor,
+            "" if target is None else target.suffix,
+            workspace_bytes,
+        )
+
+
+def load() -> Native:
+    """Load the library and register its operators; later calls return the same object.
+
+    Raises:
+        ToolchainError: If the library, torch or TVM-FFI is missing or does not fit.
+    """
+    global _loaded
+    if _loaded is None:
+        with _lock:
+            if _loaded is None:
+                _loaded = _load()
+    return _loaded
+
+
+def _load() -> Native:
+    library = importlib.resources.files(__package__).joinpath(_LIBRARY)
+    if not library.is_file():
+        raise ToolchainError(
+            f"{library} is missing: nvgemm-aot was installed without its native part; "
+            "run: pip install --force-reinstall --no-deps nvgemm-aot"
+        )
+    try:
+        # The library needs libtorch_cpu.so and libtvm_ffi.so by name only; these imports load them.
+        import torch
+        import tvm_ffi
+    except ImportError as error:
+        raise ToolchainError(
+            f"the native launcher needs torch and apache-tvm-ffi: {error}; "
+            "run: pip install 'torch>=2.11,<2.16' 'apache-tvm-ffi>=0.1.15,<0.2'"
+        ) from error
+    try:
+        with importlib.resources.as_file(library) as path:
+            module = tvm_ffi.load_module(path)
+        found = module["abi"]()
+        if found != ABI:
+            raise ToolchainError(
+                f"{library} has operators of version {found}, this package needs {ABI}: files of "
+                "two versions are mixed; run: pip install --force-reinstall --no-deps nvgemm-aot"
+            )
+        module["register_torch_ops"]()
+    except (AttributeError, OSError, RuntimeError) as error:
+        raise ToolchainError(
+            f"{library} does not load with torch {torch.__version__} and apache-tvm-ffi "
+            f"{tvm_ffi.__version__} (supported: torch 2.11 to 2.15, apache-tvm-ffi 0.1 from "
+            f"0.1.15): {error}"
+        ) from error
+    for kind in (NoKernelError, DriverError):
+        tvm_ffi.error.register_error(kind)
+    native = Native(
+        launch=module["launch"],
+        find_kernel=module["find_kernel"],
+        out_dtype=module["out_dtype"],
+        set_loader=module["set_loader"],
+        _register_kernel=module["register_kernel"],
+    )
+    _register_fakes(native)
+    return native
+
+
+def _register_fakes(native: Native) -> None:
+    """Tell torch the shape and dtype of each operator's result, for tracing."""
+    import torch
+
+    def refuse_gradient(*operands: torch.Tensor) -> None:
+        if torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
+            raise RuntimeError(
+                "nvgemm_aot operators have no derivative, and an operand requires grad; call them "
+                "under torch.no_grad() or detach the operand"
+            )
+
+    def result(a: torch.Tensor, b: torch.Tensor, kernel: str, rank: int) -> torch.Tensor:
+        refuse_gradient(a, b)
+        torch._check(
+            a.dim() == rank and b.dim() == rank,
+            lambda: f"a and b have {a.dim()} and {b.dim()} dimensions; must have {rank}",
+        )
+        torch._check(
+            a.shape[-1] == b.shape[-2],
+            lambda: f"a is {tuple(a.shape)} and b is {tuple(b.shape)}; k must agree",
+        )
+        dtype = getattr(torch, str(native.out_dtype(kernel)))
+        return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=dtype)
+
+    def mm(a: torch.Tensor, b: torch.Tensor, kernel: str) -> torch.Tensor:
+        return result(a, b, kernel, 2)
+
+    def bmm(a: torch.Tensor, b: torch.Tensor, kernel: str) -> torch.Tensor:
+        return result(a, b, kernel, 3)
+
+    def out_form(a: torch.Tensor, b: torch.Tensor, kernel: str, *, out: torch.Tensor) -> None:
+        refuse_gradient(a, b, out)
+
+    torch.library.register_fake("nvgemm_aot::mm", mm)
+    torch.library.register_fake("nvgemm_aot::bmm", bmm)
+    torch.library.register_fake("nvgemm_aot::mm.out", out_form)
+    torch.library.register_fake("nvgemm_aot::bmm.out", out_form)
+
+
+def abi() -> int:
+    """Version of the operators' schemas, by way of the loaded library."""
+    import torch
+
+    load()
+    return int(torch.ops.nvgemm_aot.abi())

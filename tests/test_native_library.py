@@ -1,0 +1,93 @@
+"""The file of the native launcher: what it needs and what it shows."""
+
+from __future__ import annotations
+
+import importlib.resources
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from elftools.elf.elffile import ELFFile
+
+from nvgemm_aot.linker import compiler
+from nvgemm_runtime import native
+from nvgemm_runtime.errors import ToolchainError
+
+
+def _library() -> ELFFile:
+    resource = importlib.resources.files("nvgemm_runtime").joinpath("_native.so")
+    return ELFFile(resource.open("rb"))
+
+
+def test_the_library_needs_only_what_every_process_has() -> None:
+    tags = list(_library().get_section_by_name(".dynamic").iter_tags())
+    needed = {tag.needed for tag in tags if tag.entry.d_tag == "DT_NEEDED"}
+    assert needed <= {
+        "libtorch_cpu.so",
+        "libtvm_ffi.so",
+        "libstdc++.so.6",
+        "libgcc_s.so.1",
+        "libc.so.6",
+        "libm.so.6",
+        "libdl.so.2",
+        "libpthread.so.0",
+    }
+    assert {"libtorch_cpu.so", "libtvm_ffi.so"} <= needed
+    assert not {tag.entry.d_tag for tag in tags} & {"DT_RPATH", "DT_RUNPATH"}
+
+
+def test_the_library_exports_only_functions_of_tvm_ffi() -> None:
+    symbols = _library().get_section_by_name(".dynsym").iter_symbols()
+    exported = {symbol.name for symbol in symbols if symbol["st_shndx"] != "SHN_UNDEF"}
+    assert exported
+    assert all(name.startswith("__tvm_ffi_") for name in exported)
+
+
+def test_the_library_loads_with_old_systems() -> None:
+    """Of manylinux_2_28: glibc 2.28, and the C++ library of GCC 8."""
+    newest = {"GLIBC": (2, 28), "GLIBCXX": (3, 4, 25), "CXXABI": (1, 3, 11)}
+    section = _library().get_section_by_name(".gnu.version_r")
+    for _, versions in section.iter_versions():
+        for version in versions:
+            family, _, number = version.name.partition("_")
+            wanted = tuple(int(part) for part in number.split("."))
+            assert wanted <= newest.get(family, wanted), version.name
+
+
+def test_importing_the_module_loads_nothing() -> None:
+    script = "import nvgemm_runtime.native, sys; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "False\n"
+
+
+def _load_from(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.resources, "files", lambda package: directory)
+    native._load()
+
+
+def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ToolchainError, match=r"_native.so is missing.*pip install"):
+        _load_from(tmp_path, monkeypatch)
+
+
+def test_a_damaged_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "_native.so").write_bytes(b"not a library")
+    with pytest.raises(ToolchainError, match=r"_native.so does not load with torch .*2\.11 to"):
+        _load_from(tmp_path, monkeypatch)
+
+
+def test_a_library_of_another_version_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "old.c"
+    source.write_text(
+        "int __tvm_ffi_abi(void *self, void *arguments, int count, int *result)"
+        "{ result[0] = 1; result[2] = 99; result[3] = 0; return 0; }"
+    )
+    command = [*compiler(), "-shared", "-fPIC", "-o", tmp_path / "_native.so", source]
+    subprocess.run(command, check=True)
+    with pytest.raises(ToolchainError, match=r"operators of version 99, this package needs 1"):
+        _load_from(tmp_path, monkeypatch)
