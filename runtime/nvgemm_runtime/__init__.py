@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from ._version import __version__
+from .api import Explanation, bmm, bundles, choose, explain, mm
 
-__all__ = ["__version__"]
+__all__ = ["Explanation", "__version__", "bmm", "bundles", "choose", "explain", "mm"]

@@ -1,7 +1,9 @@
-"""The public functions: which bundles there are, which kernel serves a GEMM and why, and running it."""
+"""The public functions: what bundles there are, which kernel serves a GEMM and why, running it."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -57,7 +59,8 @@ def explain(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = No
     """Say which kernels serve ``a @ b``, or every reason why none does.
 
     Args:
-        a, b: Matrices (mm) or batches of them (bmm).
+        a: Matrix [m, k], or a batch of them.
+        b: Matrix [k, n], or a batch of them.
         out_dtype: Type of the result; by default as ``a``.
     """
     facts = _facts(a)
@@ -82,7 +85,8 @@ def mm(
     """Multiply two matrices with a prebuilt kernel.
 
     Args:
-        a, b: Matrices of shape [m, k] and [k, n], each contiguous along one dimension.
+        a: Matrix of shape [m, k], contiguous along one dimension.
+        b: Matrix of shape [k, n], likewise.
         out: Where the result goes, [m, n] row-major; made if None.
         kernel: The kernel: its id, or what `choose` gave (the quickest way); the best-ranked if
             None.
@@ -93,6 +97,7 @@ def mm(
     Raises:
         NoKernelError: If no bundled kernel serves this, with every reason why.
         ValueError: If the operands are not what the kernel takes.
+        RuntimeError: If an operand requires grad while gradients are recorded.
     """
     return _run(Op.MM, a, b, out, kernel)
 
@@ -126,24 +131,21 @@ def choose(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> LoadedKernel:
     return LIBRARY.load(opened[best.bundle], best.kernel)
 
 
-def load_kernel(kernel_id: str, facts: DeviceFacts) -> LoadedKernel:
-    """Load a kernel by its id, from any bundle that the device can use.
+def load_kernel(kernel_id: str) -> LoadedKernel:
+    """Load a kernel by its id, from whichever bundle holds it.
 
     Raises:
-        NoKernelError: If no usable bundle holds it.
+        NoKernelError: If no bundle holds it.
     """
     loaded = LIBRARY.get(kernel_id)
     if loaded is not None:
         return loaded
-    index, opened = INSTALLATION.index(facts)
-    for bundle in opened:
-        for kernel in bundle.header.kernels:
-            if kernel.id == kernel_id:
-                return LIBRARY.load(bundle, kernel)
-    raise NoKernelError(
-        f"no installed bundle holds kernel {kernel_id}; install the kernel wheel it came from",
-        index.refusals,
-    )
+    place = INSTALLATION.kernels().get(kernel_id)
+    if place is None:
+        raise NoKernelError(
+            f"no installed bundle holds kernel {kernel_id}; install the kernel wheel it came from"
+        )
+    return LIBRARY.load(*place)
 
 
 def _run(
@@ -153,30 +155,49 @@ def _run(
     out: torch.Tensor | None,
     kernel: str | LoadedKernel | None,
 ) -> torch.Tensor:
+    if isinstance(kernel, str):
+        kernel = load_kernel(kernel)
     if out is None:
         out = _empty_out(op, a, b, kernel)
     if kernel is None:
         if out.numel() == 0 or a.numel() == 0:
             return out.zero_()  # as ATen: a sum of nothing is zero
-        loaded = choose(a, b, out)
-    elif isinstance(kernel, str):
-        loaded = LIBRARY.get(kernel) or load_kernel(kernel, _facts(a))
-    else:
-        loaded = kernel
-    native.launch(loaded.handle, a, b, out)
+        kernel = choose(a, b, out)
+    _require_plain(a, b, out)
+    native.load().launch(kernel.handle, a, b, out)
     return out
 
 
+def _require_plain(*operands: torch.Tensor) -> None:
+    """Refuse what the launcher cannot see and would get wrong."""
+    for operand in operands:
+        if operand.requires_grad and _grad_enabled():
+            raise RuntimeError(
+                "kernels have no derivative, and an operand requires grad; call under "
+                "torch.no_grad() or detach it"
+            )
+        if operand.is_neg():
+            raise ValueError("an operand is a lazily negated view; call .resolve_neg() on it")
+
+
+@functools.cache
+def _grad_enabled_function() -> Callable[[], bool]:
+    import torch
+
+    return torch.is_grad_enabled
+
+
+def _grad_enabled() -> bool:
+    return _grad_enabled_function()()
+
+
 def _empty_out(
-    op: Op, a: torch.Tensor, b: torch.Tensor, kernel: str | LoadedKernel | None
+    op: Op, a: torch.Tensor, b: torch.Tensor, kernel: LoadedKernel | None
 ) -> torch.Tensor:
     """A result of the kernel's type, or of ``a``'s where the kernel is yet to be found."""
-    if isinstance(kernel, str):
-        kernel = load_kernel(kernel, _facts(a))
     dtype = a.dtype if kernel is None else torch_dtype(kernel.kernel.signature.out)
-    if op is Op.MM:
-        return a.new_empty((a.shape[0], b.shape[1]), dtype=dtype)
-    return a.new_empty((a.shape[0], a.shape[1], b.shape[2]), dtype=dtype)
+    shape = (a.shape[0], b.shape[1]) if op is Op.MM else (*a.shape[:2], b.shape[2])
+    return a.new_empty(shape, dtype=dtype)
 
 
 def _facts(tensor: torch.Tensor) -> DeviceFacts:

@@ -1,4 +1,4 @@
-"""Finds bundles: those of installed kernel wheels, without importing any, and those named by hand."""
+"""Finds bundles: of installed kernel wheels, without importing any, and those named by hand."""
 
 from __future__ import annotations
 

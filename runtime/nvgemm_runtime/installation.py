@@ -11,6 +11,7 @@ from .bundle import Bundle
 from .discover import find_bundles
 from .errors import NvgemmError
 from .facts import DeviceFacts
+from .format import Kernel
 from .match import BundleView, Index, preferred, refusal
 
 _log = logging.getLogger("nvgemm.installation")
@@ -43,6 +44,7 @@ class Installation:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._found: tuple[FoundBundle, ...] | None = None
+        self._kernels: dict[str, tuple[Bundle, Kernel]] | None = None
         self._indexes: dict[DeviceFacts, tuple[Index, tuple[Bundle, ...]]] = {}
 
     def bundles(self) -> tuple[FoundBundle, ...]:
@@ -70,6 +72,17 @@ class Installation:
             known = Index(views, facts), tuple(opened[view.name] for view in views)
             self._indexes[facts] = known
         return known
+
+    def kernels(self) -> dict[str, tuple[Bundle, Kernel]]:
+        """Every kernel of every usable bundle, by id, with a bundle that holds it."""
+        if self._kernels is None:
+            self._kernels = {
+                kernel.id: (found.bundle, kernel)
+                for found in reversed(self.bundles())
+                if found.bundle is not None
+                for kernel in found.bundle.header.kernels
+            }
+        return self._kernels
 
 
 def _open(path: Path, origin: str, problem: str | None) -> FoundBundle:

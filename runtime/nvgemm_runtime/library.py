@@ -82,7 +82,14 @@ class Library:
             ) from None
         address = ctypes.cast(function, ctypes.c_void_p).value
         assert address is not None  # dlsym gave a function
-        handle = native.register_kernel(kernel, target, address)
+        handle = native.load().register_kernel(
+            id=kernel.id,
+            function_address=address,
+            signature=kernel.signature,
+            alignment_bytes=kernel.alignment_bytes,
+            target=None if target.arch == CPU else target,
+            workspace_bytes=kernel.workspace_bytes,
+        )
         self._keep.append(library)
         return LoadedKernel(kernel=kernel, handle=handle)
 
