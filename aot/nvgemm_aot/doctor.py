@@ -47,7 +47,7 @@ class Diagnosis:
         versions: Installed distributions that kernels need; None where one is missing.
         build_versions: Likewise of the compiler side, which running kernels does not need.
         driver: CUDA version that the driver supports, e.g. ``13.0``; None without a driver.
-        torch_cuda: CUDA major version that torch was built for, e.g. ``cu13``; None for a CPU build.
+        torch_cuda: CUDA major version of torch, e.g. ``cu13``; None for a CPU build.
         runtime_library: Where the library that kernels call was found, or None.
         gpus: Name and compute capability of each GPU.
         bundles: Every bundle that is installed or named.

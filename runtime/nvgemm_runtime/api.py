@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -180,15 +178,10 @@ def _require_plain(*operands: torch.Tensor) -> None:
             raise ValueError("an operand is a lazily negated view; call .resolve_neg() on it")
 
 
-@functools.cache
-def _grad_enabled_function() -> Callable[[], bool]:
+def _grad_enabled() -> bool:
     import torch
 
-    return torch.is_grad_enabled
-
-
-def _grad_enabled() -> bool:
-    return _grad_enabled_function()()
+    return bool(torch.is_grad_enabled())
 
 
 def _empty_out(
