@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import cpu_kernels
+import cpu_provider
 from cpu_kernels import Register
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.manifest import load_manifest
-from nvgemm_aot.pipeline import BuildResult, build
+from nvgemm_aot.pipeline import BuildResult, BuiltBundle, build
 from nvgemm_runtime import native
 from nvgemm_runtime.problem import Signature
 
@@ -44,6 +45,16 @@ def real_build(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) ->
 def real_bundles(real_build: BuildResult) -> dict[str, Path]:
     """The bundle of each architecture."""
     return {bundle.header.target.arch: bundle.path for bundle in real_build.bundles}
+
+
+@pytest.fixture(scope="session")
+def cpu_bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> BuiltBundle:
+    """A bundle of kernels for the CPU: three for one problem of each signature."""
+    problems = [
+        cpu_provider.problem(served.layout.value, op=served.op, operand=served.a)
+        for served in cpu_provider.SIGNATURES
+    ]
+    return cpu_provider.build_bundle(problems, tmp_path_factory.mktemp("cpu"), kernel_cache)
 
 
 @pytest.fixture(scope="session")

@@ -56,6 +56,29 @@ static void store_bf16(void *p, float x) { /* rounds to nearest even; no NaN in,
   memcpy(&bits, &x, 4); bits += 0x7fff + ((bits >> 16) & 1); h = (uint16_t)(bits >> 16);
   memcpy(p, &h, 2);
 }
+static float load_fp16(const void *p) {
+  uint16_t h; uint32_t bits, exponent; float x;
+  memcpy(&h, p, 2);
+  exponent = (h >> 10) & 31;
+  if (exponent == 0) x = (float)(h & 0x3ff) / 16777216.0f;
+  else {
+    bits = (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | (uint32_t)(h & 0x3ff) << 13;
+    memcpy(&x, &bits, 4);
+  }
+  return h & 0x8000 ? -x : x;
+}
+static void store_fp16(void *p, float x) { /* rounds to nearest even; no NaN in, none out */
+  uint32_t bits, sign; uint16_t h; float tiny;
+  memcpy(&bits, &x, 4); sign = bits >> 16 & 0x8000; bits &= 0x7fffffff;
+  if (bits >= 0x47800000) h = 0x7c00;
+  else if (bits >= 0x38800000) h = (uint16_t)((bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13);
+  else {  /* a sum of that size has its last bit where a subnormal result has its own */
+    memcpy(&tiny, &bits, 4); tiny += 0.5f; memcpy(&bits, &tiny, 4); h = (uint16_t)bits;
+  }
+  h |= (uint16_t)sign; memcpy(p, &h, 2);
+}
+static int32_t load_int8(const void *p) { int8_t x; memcpy(&x, p, 1); return x; }
+static void store_int32(void *p, int32_t x) { memcpy(p, &x, 4); }
 static int calls;
 static char *at(const tensor_t *t, int64_t batch, int64_t i, int64_t j, int64_t bytes) {
   int r = RANK - 2;
@@ -73,9 +96,11 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
   if (count != 3) { TVMFFIErrorSetRaisedFromCStr("TypeError", "expects 3 arguments"); return -1; }
   BEHAVIOUR
   for (int64_t batch = 0; batch < batches; ++batch)
-    for (int64_t i = 0; i < out->shape[RANK - 2]; ++i)
-      for (int64_t j = 0; j < out->shape[RANK - 1]; ++j) {
-        float sum = 0;
+   for (int64_t i0 = 0; i0 < out->shape[RANK - 2]; i0 += TILE_M)
+   for (int64_t j0 = 0; j0 < out->shape[RANK - 1]; j0 += TILE_N)
+    for (int64_t i = i0; i < i0 + TILE_M && i < out->shape[RANK - 2]; ++i)
+      for (int64_t j = j0; j < j0 + TILE_N && j < out->shape[RANK - 1]; ++j) {
+        SUM sum = 0;
         for (int64_t k = 0; k < a->shape[RANK - 1]; ++k)
           sum += LOAD(at(a, batch, i, k, IN_BYTES)) * LOAD(at(b, batch, k, j, IN_BYTES));
         STORE(at(out, batch, i, j, OUT_BYTES), sum);
@@ -109,18 +134,19 @@ RACES_ON_FIRST_CALL = """
 def signature(
     layout: str = "tt", *, op: Op = Op.MM, operand: DType = DType.FP32, out: DType | None = None
 ) -> Signature:
-    """A signature that these kernels can serve: fp32 or bf16 operands and results."""
+    """A signature that these kernels can serve: operands of fp32, fp16, bf16 or int8."""
+    whole = operand.is_integer
     return Signature(
         op=op,
         layout=Layout(layout),
         a=operand,
         b=operand,
-        accumulator=DType.FP32,
-        out=out or operand,
+        accumulator=DType.INT32 if whole else DType.FP32,
+        out=out or (DType.INT32 if whole else operand),
     )
 
 
-def source(served: Signature, behaviour: str = "") -> str:
+def source(served: Signature, behaviour: str = "", tile: tuple[int, int] = (1, 1)) -> str:
     """C source of a kernel; ``behaviour`` is run first and may return."""
     operand, out = served.a.value, served.out.value
     definitions = {
@@ -129,6 +155,9 @@ def source(served: Signature, behaviour: str = "") -> str:
         "STORE": f"store_{out}",
         "IN_BYTES": served.a.size_bytes,
         "OUT_BYTES": served.out.size_bytes,
+        "SUM": {DType.FP32: "float", DType.INT32: "int32_t"}[served.accumulator],
+        "TILE_M": tile[0],
+        "TILE_N": tile[1],
     }
     lines = [f"#define {name} {value}" for name, value in definitions.items()]
     head = "#define _POSIX_C_SOURCE 199309L\n#include <time.h>\n" + "\n".join(lines)

@@ -10,9 +10,10 @@ import tempfile
 import time
 from pathlib import Path
 
-from nvgemm_aot.heuristics import BlockShape
+from nvgemm_aot.heuristics import MatmulHeuristics
 from nvgemm_aot.linker import compiler
 from nvgemm_aot.providers import Candidate, Enumeration, Rejection
+from nvgemm_aot.runtime_model import BlockShape, RuntimeModel
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_runtime.errors import CompileError
 from nvgemm_runtime.format import KernelDesign
@@ -84,6 +85,10 @@ class FakeProvider:
             ),
             rejections=(Rejection(operator="old", reason="it is old"),),
         )
+
+    def runtime_model(self, target: BuildTarget) -> RuntimeModel:
+        device = target.device
+        return MatmulHeuristics(device.heuristics_gpu, device.shared_memory_per_block_bytes.value)
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         if log := os.environ.get("FAKE_LOG"):

@@ -6,8 +6,8 @@ import pytest
 
 from fake_provider import candidate
 from nvgemm_aot.candidates import MAX_PER_SHAPE, Estimate, misalignment, select
-from nvgemm_aot.heuristics import BlockShape
 from nvgemm_aot.providers import Candidate
+from nvgemm_aot.runtime_model import BlockShape
 from nvgemm_runtime.problem import Problem, Signature
 
 BF16 = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from nvgemm_runtime.problem import Problem
 
-from .heuristics import BlockShape
 from .providers.base import Candidate, Rejection
+from .runtime_model import BlockShape
 
 Estimate = Callable[[Problem, BlockShape], "int | None"]
 """Estimated runtime in nanoseconds, or None; `RuntimeModel.estimate_ns`."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime.errors import CompileError, LinkError, StorageError
+from nvgemm_runtime.target import CPU
 
 from . import linker
 from .cache import Cache, cache_key
@@ -234,7 +235,8 @@ def _compile_one(task: Task, directory: Path) -> str | None:
     """
     try:
         relocatable = _provider(task.candidate.provider).compile(task.candidate, task.target)
-        payload = linker.link(relocatable, task.calling_convention)
+        on_cpu = task.target.target.arch == CPU
+        payload = linker.link(relocatable, task.calling_convention, on_cpu=on_cpu)
     except (CompileError, LinkError) as error:
         return str(error)
     except OSError as error:

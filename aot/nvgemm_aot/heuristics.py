@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.problem import DType, Problem
+
+from .runtime_model import BlockShape
 
 _DISTRIBUTION = "nvidia-matmul-heuristics"
 
@@ -31,39 +32,47 @@ _MIN_TILE_K_BYTES = 128
 """Shortest tile along k that the model answers for: one row of 128-byte swizzled shared memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlockShape:
-    """What the model needs to know of a kernel: what one thread block computes and loads.
-
-    Attributes:
-        tile: Extents (m, n, k) of one thread block's tile.
-        cluster: Thread blocks of a cluster along (m, n).
-        swapped: Whether the kernel computes the transposed problem (its m is the problem's n).
-    """
-
-    tile: tuple[int, int, int]
-    cluster: tuple[int, int]
-    swapped: bool = False
-
-
-class RuntimeModel:
+class MatmulHeuristics:
     """nvMatmulHeuristics' model of one GPU product.
 
     Args:
         gpu: The product's name in nvMatmulHeuristics, e.g. ``H200_SXM``.
         shared_memory_bytes: Shared memory of a thread block, which bounds the pipeline stages.
 
-    Raises:
-        ToolchainError: If the package is missing or does not know the product.
+    It is loaded by the first estimate.
     """
 
     def __init__(self, gpu: str, shared_memory_bytes: int) -> None:
-        self.version()
+        self._gpu = gpu
+        self._shared_memory_bytes = shared_memory_bytes
+        self._loaded: _Loaded | None = None
+
+    @property
+    def name(self) -> str:
+        """Name and version; see `RuntimeModel.name`."""
+        try:
+            return f"{_DISTRIBUTION} {version(_DISTRIBUTION)}"
+        except PackageNotFoundError as error:
+            raise ToolchainError(
+                f"cannot rank kernels: {_DISTRIBUTION} is not installed; "
+                "run: pip install 'nvgemm-aot[build]'"
+            ) from error
+
+    def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
+        """Estimate a runtime; see `RuntimeModel.estimate_ns`."""
+        if self._loaded is None:
+            self._loaded = _Loaded(self.name, self._gpu, self._shared_memory_bytes)
+        return self._loaded.estimate_ns(problem, shape)
+
+
+class _Loaded:
+    """The model with its package imported and its calibration at hand."""
+
+    def __init__(self, name: str, gpu: str, shared_memory_bytes: int) -> None:
         import nvMatmulHeuristics as model  # noqa: N813
 
         if gpu not in model.NvMatmulHeuristicsNvidiaGpu.__members__:
-            raise ToolchainError(f"{_DISTRIBUTION} {self.version()} does not model {gpu!r}")
-        self._gpu = gpu
+            raise ToolchainError(f"{name} does not model {gpu!r}")
         self._shared_memory_bytes = shared_memory_bytes
         self._layouts = model.NvMatmulHeuristicsMatmulLayout
         # CUTLASS3 is the back end whose kernels are built like CuTe-DSL ones: TMA, clusters.
@@ -74,23 +83,7 @@ class RuntimeModel:
         )
         self._warm = functools.lru_cache(maxsize=None)(self._load_discovery)
 
-    @staticmethod
-    def version() -> str:
-        """Version of the installed model.
-
-        Raises:
-            ToolchainError: If it is not installed.
-        """
-        try:
-            return version(_DISTRIBUTION)
-        except PackageNotFoundError as error:
-            raise ToolchainError(
-                f"cannot rank kernels: {_DISTRIBUTION} is not installed; "
-                "run: pip install 'nvgemm-aot[build]'"
-            ) from error
-
     def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
-        """Estimate the runtime of ``problem``: nanoseconds, or None where there is no answer."""
         precision = self._precision(problem)
         layout = self._layout(problem, shape.swapped)
         self._warm(precision, layout)

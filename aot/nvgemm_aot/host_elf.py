@@ -15,13 +15,18 @@ from .gap import Check, Gap
 from .host_elf_reading import HostElf, read_host_elf
 from .launcher import vector_extension
 
-ALLOWED_SYMBOLS = frozenset(
+FFI_LIBRARY, DEVICE_LIBRARY = "libtvm_ffi.so", "libcute_dsl_runtime.so"
+
+_FFI_SYMBOLS = frozenset(
     {
-        # Exported by libtvm_ffi.so.
         "TVMFFIEnvGetStream",
         "TVMFFIErrorSetRaisedFromCStr",
         "TVMFFIErrorSetRaisedFromCStrParts",
-        # Exported by libcute_dsl_runtime.so.
+    }
+)
+
+_DEVICE_SYMBOLS = frozenset(
+    {
         "CuteDSLRT_TVMFFISetRaisedCudaError",
         "_cuKernelGetAttribute",
         "_cudaDeviceGetAttribute",
@@ -36,6 +41,8 @@ ALLOWED_SYMBOLS = frozenset(
         "cuda_dialect_unload_library_once",
     }
 )
+
+ALLOWED_SYMBOLS = _FFI_SYMBOLS | _DEVICE_SYMBOLS
 """Symbols a kernel may leave undefined.
 
 Source: the objects of 96 kernels that cutlass-dsl 4.8.1 compiled for sm_90a, sm_100a, sm_100f and
@@ -44,8 +51,9 @@ SM80) all use exactly these; each was found among the exported symbols of libcut
 4.8.1 (cu13) or libtvm_ffi.so 0.1.15.
 """
 
-NEEDED_LIBRARIES = frozenset({"libcute_dsl_runtime.so", "libtvm_ffi.so"})
-"""Libraries a kernel names as needed: the SONAMEs of the two that export `ALLOWED_SYMBOLS`."""
+NEEDED_LIBRARIES = frozenset({DEVICE_LIBRARY, FFI_LIBRARY})
+"""Libraries a kernel names as needed: the SONAMEs of the two that export `ALLOWED_SYMBOLS`. A
+kernel for the CPU calls, and may name, but the one of TVM-FFI."""
 
 _CONSTRUCTORS = frozenset({"DT_INIT", "DT_INIT_ARRAY", "DT_PREINIT_ARRAY"})
 """Dynamic tags by which a loader runs code before anybody calls the kernel.
@@ -69,25 +77,30 @@ _DF_TEXTREL = 0x4
 _PF_X, _PF_W = 0x1, 0x2
 
 
-def check_host_elf(data: bytes, exported: str, *, platform: str = "linux_x86_64") -> None:
+def check_host_elf(
+    data: bytes, exported: str, *, platform: str = "linux_x86_64", on_cpu: bool = False
+) -> None:
     """Refuse a payload that a process with the two runtime libraries could not load.
 
     Args:
         data: The shared object.
         exported: Name of the one function it must export, e.g. ``__tvm_ffi_gemm``.
         platform: Host platform of the target.
+        on_cpu: Whether the kernel runs on the host itself.
 
     Raises:
         LinkError: Naming everything that is wrong, each with what is allowed.
     """
-    gaps = find_host_gaps(data, exported, platform=platform)
+    gaps = find_host_gaps(data, exported, platform=platform, on_cpu=on_cpu)
     if gaps:
         raise LinkError(
             f"the linked kernel could not be loaded: {'; '.join(gap.message for gap in gaps)}"
         )
 
 
-def find_host_gaps(data: bytes, exported: str, *, platform: str) -> tuple[Gap, ...]:
+def find_host_gaps(
+    data: bytes, exported: str, *, platform: str, on_cpu: bool = False
+) -> tuple[Gap, ...]:
     """Find what keeps a payload from being loaded; arguments as in `check_host_elf`.
 
     Returns:
@@ -100,7 +113,7 @@ def find_host_gaps(data: bytes, exported: str, *, platform: str) -> tuple[Gap, .
     return (
         *_check_format(elf, platform),
         *_check_exports(elf, exported),
-        *_check_imports(elf),
+        *_check_imports(elf, on_cpu),
         *_check_constructors(elf),
         *_check_segments(elf),
         *_check_relocations(elf),
@@ -150,20 +163,22 @@ def _check_exports(elf: HostElf, exported: str) -> Iterator[Gap]:
         )
 
 
-def _check_imports(elf: HostElf) -> Iterator[Gap]:
+def _check_imports(elf: HostElf, on_cpu: bool) -> Iterator[Gap]:
+    allowed = _FFI_SYMBOLS if on_cpu else ALLOWED_SYMBOLS
+    libraries = {FFI_LIBRARY} if on_cpu else NEEDED_LIBRARIES
     undefined = {symbol.name for symbol in elf.symbols if not symbol.defined and symbol.name}
-    for name in sorted(undefined - ALLOWED_SYMBOLS):
+    for name in sorted(undefined - allowed):
         yield Gap(
             check=Check.HOST_SYMBOLS,
-            message=f"needs the symbol {name}, which is not among the {len(ALLOWED_SYMBOLS)} that "
+            message=f"needs the symbol {name}, which is not among the {len(allowed)} that "
             "the runtime libraries are known to export",
         )
     needed = sorted(str(value) for kind, value in elf.tags if kind == "DT_NEEDED")
-    if needed != sorted(NEEDED_LIBRARIES):
+    if needed != sorted(libraries):
         yield Gap(
             check=Check.HOST_LIBRARIES,
             message=f"needs the libraries {', '.join(needed) or '(none)'}; must need exactly "
-            f"{', '.join(sorted(NEEDED_LIBRARIES))}",
+            f"{', '.join(sorted(libraries))}",
         )
     for kind, value in elf.tags:
         if kind in _OTHER_OBJECTS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nvgemm_runtime.errors import LinkError
 from nvgemm_runtime.format import Kernel
-from nvgemm_runtime.target import Target
+from nvgemm_runtime.target import CPU, Target
 
 from .design import check_design
 from .device import DeviceProfile
@@ -17,12 +17,13 @@ from .elf_reading import MalformedElfError
 from .gap import Check, Gap
 from .host_elf import find_host_gaps
 from .launcher import Launch, read_launch
-from .launcher_text import LauncherText, check_interface, read_launcher_text
+from .launcher_text import LauncherText, check_call, check_interface, read_launcher_text
 from .linker import entry_symbol
 from .operator_name import check_operator_name
 from .sass import Disassembly, check_disassembly, read_disassembly
 
 NOT_DISASSEMBLED = "not disassembled"
+NO_DEVICE_CODE = "no device code"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class KernelEvidence:
         alignment_bytes: Alignments that the launcher demands of their data.
         clusters: Cluster dimensions (m, n) that the launcher asks for, in thread blocks.
         multiplies: Extents, majors and element types that the tensor-core instructions show.
-        disassembled_by: The program and its version, or ``not disassembled``.
+        disassembled_by: The program and its version; else ``not disassembled`` or ``no device code``.
     """
 
     id: str
@@ -87,13 +88,10 @@ def inspect_kernel(
     Returns:
         What was seen, and what does not hold. A malformed payload is a gap, never an error.
     """
+    if target.arch == CPU:
+        return _inspect_cpu_kernel(kernel, payload, target)
     text = read_launcher_text(payload)
-    gaps = [*check_interface(kernel, text)]
-    try:
-        exported = entry_symbol(kernel.calling_convention)
-        gaps += find_host_gaps(payload, exported, platform=target.platform)
-    except LinkError as error:
-        gaps.append(Gap(check=Check.CALLING_CONVENTION, message=str(error)))
+    gaps = [*check_interface(kernel, text), *_check_host(kernel, payload, target)]
     launch = read_launch(payload)
     cubins: tuple[Cubin, ...] = ()
     try:
@@ -118,6 +116,25 @@ def inspect_kernel(
         )
     by = str(disassembler) if codes else NOT_DISASSEMBLED
     return _evidence(kernel, launch, text, cubins, codes, by), gaps
+
+
+def _inspect_cpu_kernel(
+    kernel: Kernel, payload: bytes, target: Target
+) -> tuple[KernelEvidence, list[Gap]]:
+    """Look at a kernel that is host code alone: what is shown of launchers it does not have."""
+    gaps = [*check_call(kernel), *_check_host(kernel, payload, target)]
+    nothing = Launch(shared_bytes=None, clusters=frozenset())
+    silent = LauncherText(operands="", alignment_bytes=frozenset())
+    return _evidence(kernel, nothing, silent, (), [], NO_DEVICE_CODE), gaps
+
+
+def _check_host(kernel: Kernel, payload: bytes, target: Target) -> list[Gap]:
+    try:
+        exported = entry_symbol(kernel.calling_convention)
+    except LinkError as error:
+        return [Gap(check=Check.CALLING_CONVENTION, message=str(error))]
+    on_cpu = target.arch == CPU
+    return [*find_host_gaps(payload, exported, platform=target.platform, on_cpu=on_cpu)]
 
 
 def _evidence(

@@ -71,8 +71,8 @@ def read_launcher_text(payload: bytes) -> LauncherText:
     )
 
 
-def check_interface(kernel: Kernel, text: LauncherText) -> Iterator[Gap]:
-    """Check how a kernel's entry says it is called against what its launcher says.
+def check_call(kernel: Kernel) -> Iterator[Gap]:
+    """Check that a kernel is called in the way that this release knows.
 
     Yields:
         What does not hold.
@@ -89,6 +89,15 @@ def check_interface(kernel: Kernel, text: LauncherText) -> Iterator[Gap]:
             message=f"{kernel.workspace_bytes} bytes of workspace, must be 0: {CALLING_CONVENTION} "
             "passes none",
         )
+
+
+def check_interface(kernel: Kernel, text: LauncherText) -> Iterator[Gap]:
+    """Check how a kernel's entry says it is called against what its launcher says.
+
+    Yields:
+        What does not hold.
+    """
+    yield from check_call(kernel)
     yield from _check_operands(kernel, text)
     if text.alignment_bytes != {kernel.alignment_bytes}:
         observed = ", ".join(map(str, sorted(text.alignment_bytes))) or "no number of"

@@ -14,9 +14,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from nvgemm_runtime.calling_convention import KNOWN_FORM, exported_symbol
 from nvgemm_runtime.errors import LinkError, ToolchainError
 
-from .host_elf import check_host_elf
+from .host_elf import DEVICE_LIBRARY, FFI_LIBRARY, check_host_elf
 
 FLAGS = (
     "-shared",
@@ -44,8 +45,6 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
 _COMPILERS = ("cc", "gcc", "clang")
 
-_CALLING_CONVENTION = re.compile(r"tvm_ffi:([A-Za-z_][A-Za-z0-9_]*)\(a,b,out\)")
-
 
 def entry_symbol(calling_convention: str) -> str:
     """Symbol that a calling convention such as ``tvm_ffi:gemm(a,b,out)`` exports.
@@ -53,10 +52,10 @@ def entry_symbol(calling_convention: str) -> str:
     Raises:
         LinkError: If the text is not ``tvm_ffi:NAME(a,b,out)``, the one form there is.
     """
-    match = _CALLING_CONVENTION.fullmatch(calling_convention)
-    if match is None:
-        raise LinkError(f"calling convention {calling_convention!r} is not tvm_ffi:NAME(a,b,out)")
-    return f"__tvm_ffi_{match[1]}"
+    symbol = exported_symbol(calling_convention)
+    if symbol is None:
+        raise LinkError(f"calling convention {calling_convention!r} is not {KNOWN_FORM}")
+    return symbol
 
 
 @functools.cache
@@ -154,12 +153,13 @@ def library_directories() -> tuple[Path, Path]:
     return found[0], found[1]
 
 
-def link(relocatable: bytes, calling_convention: str) -> bytes:
+def link(relocatable: bytes, calling_convention: str, *, on_cpu: bool = False) -> bytes:
     """Link one object and check that the result can be loaded.
 
     Args:
         relocatable: An object for the host platform.
         calling_convention: Names the one function that stays visible.
+        on_cpu: Whether the kernel runs on the host, and so needs no library for device code.
 
     Returns:
         The shared object; equal inputs give equal bytes.
@@ -182,13 +182,14 @@ def link(relocatable: bytes, calling_convention: str) -> bytes:
             "kernel.so",
             "kernel.o",
         ]
-        for place, name in zip(library_directories(), ("cute_dsl_runtime", "tvm_ffi")):
-            command += [f"-L{place}", f"-l{name}"]
+        for place, library in zip(library_directories(), (DEVICE_LIBRARY, FFI_LIBRARY)):
+            if not (on_cpu and library == DEVICE_LIBRARY):
+                command += [f"-L{place}", f"-l{library[3:-3]}"]
         result = _run(command, folder)
         if os.strerror(errno.ENOSPC) in result.stderr:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
         if result.returncode:
             raise LinkError(f"{shlex.join(command)} fails: {result.stderr.strip()[:500]}")
         linked = (folder / "kernel.so").read_bytes()
-    check_host_elf(linked, symbol)
+    check_host_elf(linked, symbol, on_cpu=on_cpu)
     return linked

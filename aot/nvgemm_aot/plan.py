@@ -1,6 +1,6 @@
 """The plan of one target's build: which kernels to compile, and each problem's ranking of them.
 
-Making a plan asks the provider and the runtime model; both are slow to import, so plans are cached
+Making a plan asks the provider and its runtime model; both are slow to import, so plans are cached
 under everything that shapes them, the source of the modules that make them included.
 """
 
@@ -19,13 +19,13 @@ from nvgemm_runtime.problem import Problem, Signature
 
 from .cache import Cache, cache_key
 from .candidates import Estimate, Selection, select
-from .heuristics import BlockShape, RuntimeModel
 from .manifest import Declared
 from .providers import Candidate, Enumeration, Provider, Rejection
+from .runtime_model import BlockShape, RuntimeModel
 from .targets import BuildTarget
 
-_MAKERS = ("plan", "candidates", "heuristics", "device", "providers.base")
-"""Modules whose source shapes a plan, with the provider's own."""
+_MAKERS = ("plan", "candidates", "runtime_model", "device", "providers.base")
+"""Modules whose source shapes a plan, with the provider's and the runtime model's own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +81,12 @@ def make_plan(
     Raises:
         ToolchainError: If the compiler side is incomplete.
     """
-    key = _plan_key(declared, target, provider)
+    model = provider.runtime_model(target)
+    key = _plan_key(declared, target, provider, model)
     stored = cache.get(key) if on_rejection is None else None
     if stored is not None:
         return _decode(json.loads(stored))
-    plan = _plan(declared, target, provider, on_rejection)
+    plan = _plan(declared, target, provider, model, on_rejection)
     cache.put_if_possible(key, canonical_json(_encode(plan)))
     return plan
 
@@ -94,11 +95,15 @@ def is_planned(
     declared: tuple[Declared, ...], target: BuildTarget, provider: Provider, cache: Cache
 ) -> bool:
     """Whether `make_plan` would find its plan in the cache, and so be quick."""
-    return cache.has(_plan_key(declared, target, provider))
+    model = provider.runtime_model(target)
+    return cache.has(_plan_key(declared, target, provider, model))
 
 
-def _plan_key(declared: tuple[Declared, ...], target: BuildTarget, provider: Provider) -> str:
-    makers = [*(f"{__package__}.{name}" for name in _MAKERS), type(provider).__module__]
+def _plan_key(
+    declared: tuple[Declared, ...], target: BuildTarget, provider: Provider, model: RuntimeModel
+) -> str:
+    own = {type(provider).__module__, type(model).__module__}
+    makers = [*(f"{__package__}.{name}" for name in _MAKERS), *sorted(own)]
     return cache_key(
         "plan",
         {
@@ -112,7 +117,7 @@ def _plan_key(declared: tuple[Declared, ...], target: BuildTarget, provider: Pro
             ],
             "provider": [provider.name, provider.recipe],
             "toolchain": provider.toolchain(),
-            "model": RuntimeModel.version(),
+            "model": model.name,
             "makers": [_source_digest(name) for name in makers],
         },
     )
@@ -126,10 +131,9 @@ def _plan(
     declared: tuple[Declared, ...],
     target: BuildTarget,
     provider: Provider,
+    model: RuntimeModel,
     on_rejection: RejectionSink | None,
 ) -> Plan:
-    device = target.device
-    model = RuntimeModel(device.heuristics_gpu, device.shared_memory_per_block_bytes.value)
     served: list[Selection] = []
     unserved = []
     for selection, enumeration in _selections(declared, target, provider, model.estimate_ns):
@@ -155,8 +159,8 @@ def _plan(
         unserved=tuple(unserved),
         source=RankingSource(
             kind="estimate",
-            by=f"nvidia-matmul-heuristics {RuntimeModel.version()}",
-            gpu=device.driver_name,
+            by=model.name,
+            gpu=target.device.driver_name,
         ),
     )
 

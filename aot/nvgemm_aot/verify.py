@@ -11,6 +11,7 @@ from typing import Any
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import TargetError
 from nvgemm_runtime.format import Header, Kernel
+from nvgemm_runtime.target import CPU
 
 from .device import DeviceProfile, load_profile
 from .disassembler import (
@@ -108,6 +109,8 @@ def verify_bundle(
         bundle.check_body()
         header = bundle.header
         profile, findings = _load_device(header)
+        if header.target.arch == CPU:
+            disassembler = None
 
         def inspect(kernel: Kernel) -> tuple[KernelEvidence, list[Gap]]:
             return inspect_kernel(
@@ -152,9 +155,19 @@ UNPROVED = (
 """What stays open where every check holds: part of each report."""
 
 
+HOST_ONLY = (
+    "kernels for the CPU have no device code: digests, calling convention and host code were "
+    "checked, checks of device code do not apply; signature, alignment and design are the "
+    "builder's word"
+)
+"""The same for target ``cpu``, of which payloads show less."""
+
+
 def _notes(
     header: Header, wanted: bool | None, disassembler: Disassembler | None
 ) -> tuple[str, ...]:
+    if header.target.arch == CPU:
+        return (HOST_ONLY,)
     notes = [UNPROVED]
     others = {kernel.provider for kernel in header.kernels} - NAMING_PROVIDERS
     if others:
@@ -172,6 +185,8 @@ def _notes(
 
 
 def _load_device(header: Header) -> tuple[DeviceProfile | None, list[Finding]]:
+    if header.target.arch == CPU:
+        return None, []
     try:
         profile = load_profile(header.device)
     except TargetError as error:

@@ -9,9 +9,18 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._version import __version__
-    from .api import Explanation, bmm, bundles, choose, explain, mm
+    from .api import Explanation, bmm, bundles, choose, explain, load_operators, mm
 
-__all__ = ["Explanation", "__version__", "bmm", "bundles", "choose", "explain", "mm"]
+__all__ = [
+    "Explanation",
+    "__version__",
+    "bmm",
+    "bundles",
+    "choose",
+    "explain",
+    "load_operators",
+    "mm",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,7 @@ from .facts import DeviceFacts, device_facts
 from .installation import INSTALLATION, FoundBundle
 from .library import LIBRARY, LoadedKernel
 from .match import Match, Miss
-from .operands import Request, request, torch_dtype
+from .operands import Request, check_shapes, requests, torch_dtype, usual_out_dtype
 from .problem import Op
 
 if TYPE_CHECKING:
@@ -59,19 +60,19 @@ def explain(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = No
     Args:
         a: Matrix [m, k], or a batch of them.
         b: Matrix [k, n], or a batch of them.
-        out_dtype: Type of the result; by default as ``a``.
+        out_dtype: Type of the result; by default as ``a``, but int32 for integers and bfloat16 for
+            fp8.
     """
     facts = _facts(a)
-    op = Op.MM if a.dim() == 2 else Op.BMM
+    op = Op.BMM if a.dim() == 3 else Op.MM
     try:
-        asked = request(op, a, b, out_dtype)
-    except NoKernelError as error:
+        asked = requests(op, a, b, out_dtype)
+    except (NoKernelError, ValueError) as error:
         return Explanation(request=None, facts=facts, match=None, reasons=(str(error),))
-    index, _ = INSTALLATION.index(facts)
-    found = index.match(asked.problem, asked.alignment_bytes)
+    request, found = _find(asked, facts)
     if isinstance(found, Miss):
-        return Explanation(request=asked, facts=facts, match=None, reasons=found.reasons)
-    return Explanation(request=asked, facts=facts, match=found, reasons=())
+        return Explanation(request=request, facts=facts, match=None, reasons=found.reasons)
+    return Explanation(request=request, facts=facts, match=found, reasons=())
 
 
 def mm(
@@ -90,11 +91,13 @@ def mm(
             None.
 
     Returns:
-        ``out``.
+        ``out``. Where it was None: of the kernel's type, or, where the kernel is None too, of type
+        ``a``, but int32 for integers and bfloat16 for fp8.
 
     Raises:
-        NoKernelError: If no bundled kernel serves this, with every reason why.
-        ValueError: If the operands are not what the kernel takes.
+        NoKernelError: If no bundled kernel serves this, with every reason why, or none has this id.
+        ValueError: If shapes, strides or devices are not what the kernel takes.
+        TypeError: If types are not.
         RuntimeError: If an operand requires grad while gradients are recorded.
     """
     return _run(Op.MM, a, b, out, kernel)
@@ -111,22 +114,13 @@ def bmm(
 
 
 def choose(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> LoadedKernel:
-    """Load the best-ranked kernel for ``out = a @ b``.
+    """Load the best-ranked kernel for ``out = a @ b``: `mm` of matrices, `bmm` of batches.
 
     Raises:
         NoKernelError: If no bundled kernel serves this, with every reason why.
+        ValueError: If the operands cannot be multiplied.
     """
-    op = Op.MM if a.dim() == 2 else Op.BMM
-    asked = request(op, a, b, out=out)
-    index, opened = INSTALLATION.index(_facts(a))
-    found = index.match(asked.problem, asked.alignment_bytes)
-    if isinstance(found, Miss):
-        raise NoKernelError(
-            f"no kernel for {asked.problem.key}:\n" + "\n".join(f"  {r}" for r in found.reasons),
-            found.reasons,
-        )
-    best = found.kernels[0]
-    return LIBRARY.load(opened[best.bundle], best.kernel)
+    return _choose(Op.BMM if a.dim() == 3 else Op.MM, a, b, out)
 
 
 def load_kernel(kernel_id: str) -> LoadedKernel:
@@ -134,6 +128,7 @@ def load_kernel(kernel_id: str) -> LoadedKernel:
 
     Raises:
         NoKernelError: If no bundle holds it.
+        NvgemmError: If it cannot be loaded; see `Library.load`.
     """
     loaded = LIBRARY.get(kernel_id)
     if loaded is not None:
@@ -146,6 +141,28 @@ def load_kernel(kernel_id: str) -> LoadedKernel:
     return LIBRARY.load(*place)
 
 
+def load_operators() -> None:
+    """Give torch the operators ``torch.ops.nvgemm_aot.mm`` and ``bmm``.
+
+    They take a kernel by its id, and load it from the installed bundles where it is not yet loaded.
+
+    Raises:
+        ToolchainError: If the native launcher, torch or TVM-FFI is missing or does not fit.
+    """
+    _launcher()
+
+
+@functools.cache
+def _launcher() -> native.Native:
+    launcher = native.load()
+    launcher.set_loader(_load_for_operator)
+    return launcher
+
+
+def _load_for_operator(kernel_id: str) -> None:
+    load_kernel(str(kernel_id))
+
+
 def _run(
     op: Op,
     a: torch.Tensor,
@@ -155,42 +172,64 @@ def _run(
 ) -> torch.Tensor:
     if isinstance(kernel, str):
         kernel = load_kernel(kernel)
-    if out is None:
-        out = _empty_out(op, a, b, kernel)
+    if out is None or kernel is None:
+        shape = check_shapes(op, a, b, out)
+        if out is None:
+            # Of the kernel's type, or of the usual one where the kernel is yet to be found.
+            signature = None if kernel is None else kernel.kernel.signature
+            dtype = usual_out_dtype(a.dtype) if signature is None else torch_dtype(signature.out)
+            out = a.new_empty(shape, dtype=dtype)
+    elif kernel.kernel.signature.op is not op:
+        raise ValueError(f"kernel {kernel.kernel.id[:12]} computes {kernel.kernel.signature.key}")
+    _require_plain(a, b, out)
     if kernel is None:
         if out.numel() == 0 or a.numel() == 0:
             return out.zero_()  # as ATen: a sum of nothing is zero
-        kernel = choose(a, b, out)
-    _require_plain(a, b, out)
-    native.load().launch(kernel.handle, a, b, out)
+        kernel = _choose(op, a, b, out)
+    _launcher().launch(kernel.handle, a, b, out)
     return out
 
 
-def _require_plain(*operands: torch.Tensor) -> None:
+def _choose(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> LoadedKernel:
+    facts = _facts(a)
+    request, found = _find(requests(op, a, b, out=out), facts)
+    if isinstance(found, Miss):
+        raise NoKernelError(
+            f"no kernel for {request.problem.key}:\n" + "\n".join(f"  {r}" for r in found.reasons),
+            found.reasons,
+        )
+    best = found.kernels[0]
+    _, opened = INSTALLATION.index(facts)
+    return LIBRARY.load(opened[best.bundle], best.kernel)
+
+
+def _find(asked: tuple[Request, ...], facts: DeviceFacts) -> tuple[Request, Match | Miss]:
+    """The first reading of the operands that a kernel serves, or why none serves any."""
+    index, _ = INSTALLATION.index(facts)
+    reasons: dict[str, None] = {}  # in order, each once
+    for request in asked:
+        found = index.match(request.problem, request.alignment_bytes)
+        if isinstance(found, Match):
+            return request, found
+        reasons.update(dict.fromkeys(found.reasons))
+    return asked[0], Miss(reasons=tuple(reasons))
+
+
+def _require_plain(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     """Refuse what the launcher cannot see and would get wrong."""
-    for operand in operands:
-        if operand.requires_grad and _grad_enabled():
-            raise RuntimeError(
-                "kernels have no derivative, and an operand requires grad; call under "
-                "torch.no_grad() or detach it"
-            )
-        if operand.is_neg():
-            raise ValueError("an operand is a lazily negated view; call .resolve_neg() on it")
+    if (a.requires_grad or b.requires_grad or out.requires_grad) and _grad_enabled():
+        raise RuntimeError(
+            "kernels have no derivative, and an operand requires grad; call under "
+            "torch.no_grad() or detach it"
+        )
+    if a.is_neg() or b.is_neg() or out.is_neg():
+        raise ValueError("an operand is a lazily negated view; call .resolve_neg() on it")
 
 
 def _grad_enabled() -> bool:
     import torch
 
     return bool(torch.is_grad_enabled())
-
-
-def _empty_out(
-    op: Op, a: torch.Tensor, b: torch.Tensor, kernel: LoadedKernel | None
-) -> torch.Tensor:
-    """A result of the kernel's type, or of ``a``'s where the kernel is yet to be found."""
-    dtype = a.dtype if kernel is None else torch_dtype(kernel.kernel.signature.out)
-    shape = (a.shape[0], b.shape[1]) if op is Op.MM else (*a.shape[:2], b.shape[2])
-    return a.new_empty(shape, dtype=dtype)
 
 
 def _facts(tensor: torch.Tensor) -> DeviceFacts:

@@ -49,8 +49,8 @@ class Bundle:
             StorageError: If the file cannot be read.
             BundleFormatError: If it breaks a rule of the format.
         """
+        self._descriptor = -1  # first, for __del__ runs whatever fails here
         self.path = Path(path)
-        self._descriptor = -1
         self._local = threading.local()
         self._lock = threading.Lock()
         self._dictionary: zstandard.ZstdCompressionDict | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import logging
 import os
 import re
@@ -97,29 +98,45 @@ class Candidate:
 def find_bundles() -> tuple[Candidate, ...]:
     """Find every bundle that is named in NVGEMM_AOT_BUNDLES or installed, in this order.
 
-    A file that someone else could have written is named with that as its problem: loading a bundle
-    runs its code.
+    Each file comes once, whatever leads to it. One that is named and that someone else could have
+    written has that as its problem, for loading a bundle runs its code; those of installed wheels
+    lie among code that is run anyway.
     """
     installed = (
         Candidate(path=bundle.path, origin=f"{bundle.distribution} {bundle.version}", problem=None)
         for bundle in installed_bundles()
     )
-    return (*_named_bundles(os.environ.get(BUNDLES_VARIABLE, "")), *installed)
+    first: dict[str, Candidate] = {}
+    for candidate in (*_named_bundles(os.environ.get(BUNDLES_VARIABLE, "")), *installed):
+        first.setdefault(os.path.realpath(candidate.path), candidate)
+    return tuple(first.values())
 
 
 def _named_bundles(value: str) -> Iterator[Candidate]:
     for name in filter(None, value.split(os.pathsep)):
         path = Path(os.path.abspath(name))  # noqa: PTH100
         try:
-            files = sorted(path.glob(f"*{BUNDLE_SUFFIX}")) if path.is_dir() else [path]
-            problem = None if files else f"{path} holds no {BUNDLE_SUFFIX} file"
-            for file in files or [path]:
-                yield Candidate(
-                    path=file, origin=BUNDLES_VARIABLE, problem=problem or _writable_by_others(file)
-                )
+            for file in _files_at(path):
+                problem = _writable_by_others(file)
+                yield Candidate(path=file, origin=BUNDLES_VARIABLE, problem=problem)
         except OSError as error:
             reason = f"{path}: {error.strerror}"
             yield Candidate(path=path, origin=BUNDLES_VARIABLE, problem=reason)
+
+
+def _files_at(path: Path) -> list[Path]:
+    """The bundles that a name in the variable means.
+
+    Raises:
+        OSError: If there are none, or they cannot be listed.
+    """
+    if not path.is_dir():
+        return [path]
+    # Not by glob, which passes over directories that it may not read.
+    names = sorted(name for name in os.listdir(path) if name.endswith(BUNDLE_SUFFIX))  # noqa: PTH208
+    if not names:
+        raise FileNotFoundError(errno.ENOENT, f"holds no {BUNDLE_SUFFIX} file")
+    return [path / name for name in names]
 
 
 def _writable_by_others(file: Path) -> str | None:
@@ -128,19 +145,51 @@ def _writable_by_others(file: Path) -> str | None:
     Raises:
         OSError: If the file is not there.
     """
-    real = file.resolve(strict=True)
-    for place in (real, *real.parents):
-        status = place.stat()
+    for place in _places(file):
+        status = place.lstat()
         if status.st_uid not in (0, os.geteuid()):
             return f"{place} belongs to another user (uid {status.st_uid}), who could change it"
-        # In a sticky directory others can add files, but not replace this one.
-        sticky = place != real and status.st_mode & stat.S_ISVTX
-        others = status.st_mode & stat.S_IWOTH
-        group = status.st_mode & stat.S_IWGRP and status.st_gid not in (0, os.getegid())
-        if (others or group) and not sticky:
+        if stat.S_ISLNK(status.st_mode):
+            continue  # its mode says nothing; whoever can replace it can write its directory
+        # In a sticky directory others can add files, but not replace those of this user.
+        sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
             mode = stat.filemode(status.st_mode)
             return f"{place} can be written by others ({mode}); run: chmod go-w {place}"
     return None
+
+
+_MAX_LINKS = 40
+"""Symbolic links that a path may lead through, as for Linux (path_resolution(7))."""
+
+
+def _places(path: Path) -> Iterator[Path]:
+    """Every directory, link and file that decides what an absolute path leads to.
+
+    Raises:
+        OSError: If it leads nowhere.
+    """
+    at = Path("/")
+    yield at
+    links = 0
+    rest = list(reversed(path.parts[1:]))
+    while rest:
+        part = rest.pop()
+        if part == "..":
+            at = at.parent
+            continue
+        place = at / part
+        yield place
+        if not place.is_symlink():
+            at = place
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = place.readlink()
+        if target.is_absolute():
+            at = Path("/")
+        rest += [part for part in reversed(target.parts) if part != "/"]
 
 
 def _declared_packages(distribution: Distribution) -> tuple[str, ...]:

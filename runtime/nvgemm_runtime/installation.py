@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from .bundle import Bundle
-from .discover import find_bundles
+from .discover import Candidate, find_bundles
 from .errors import NvgemmError
 from .facts import DeviceFacts
 from .format import Kernel
@@ -24,7 +25,7 @@ class FoundBundle:
     Attributes:
         path: The file.
         origin: The distribution and version that brought it, or the variable that names it.
-        bundle: It, opened; None where it cannot be used.
+        bundle: It, opened, and open as long as the process lives; None where it cannot be used.
         problem: Why it cannot be used, or None.
     """
 
@@ -33,67 +34,86 @@ class FoundBundle:
     bundle: Bundle | None
     problem: str | None
 
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return f"{self.origin}: {self.path}"
+
     def refusal(self, facts: DeviceFacts) -> str | None:
         """Why a device cannot run its kernels, or None."""
         return self.problem if self.bundle is None else refusal(self.bundle.header, facts)
 
 
 class Installation:
-    """All bundles that are installed or named, and an index of them for each kind of device."""
+    """All bundles that are installed or named, and an index of them for each kind of device.
+
+    What was found stays as it was: bundles that are installed later are seen by later processes.
+    Safe to use from several threads.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._found: tuple[FoundBundle, ...] | None = None
         self._kernels: dict[str, tuple[Bundle, Kernel]] | None = None
         self._indexes: dict[DeviceFacts, tuple[Index, tuple[Bundle, ...]]] = {}
+
+    def renew_lock(self) -> None:
+        """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
+        self._lock = threading.RLock()
 
     def bundles(self) -> tuple[FoundBundle, ...]:
         """Every bundle, usable or not, in a fixed order. Reads their headers the first time."""
         with self._lock:
             if self._found is None:
-                self._found = tuple(
-                    _open(candidate.path, candidate.origin, candidate.problem)
-                    for candidate in find_bundles()
-                )
+                self._found = tuple(_open(candidate) for candidate in find_bundles())
             return self._found
 
     def index(self, facts: DeviceFacts) -> tuple[Index, tuple[Bundle, ...]]:
         """The kernels that a device can run, and the bundle of each position in the index."""
         known = self._indexes.get(facts)
-        if known is None:
-            opened = {
-                f"{found.origin}: {found.path}": found.bundle
-                for found in self.bundles()
-                if found.bundle is not None
-            }
-            views = preferred(
-                BundleView(name=name, header=bundle.header) for name, bundle in opened.items()
-            )
-            known = Index(views, facts), tuple(opened[view.name] for view in views)
-            self._indexes[facts] = known
-        return known
+        if known is not None:
+            return known
+        with self._lock:
+            if facts not in self._indexes:
+                self._indexes[facts] = self._make_index(facts)
+            return self._indexes[facts]
+
+    def _make_index(self, facts: DeviceFacts) -> tuple[Index, tuple[Bundle, ...]]:
+        found = self.bundles()
+        opened = {one.name: one.bundle for one in found if one.bundle is not None}
+        views = preferred(
+            BundleView(name=name, header=bundle.header) for name, bundle in opened.items()
+        )
+        unusable = [f"{one.name}: {one.problem}" for one in found if one.bundle is None]
+        return Index(views, facts, unusable), tuple(opened[view.name] for view in views)
 
     def kernels(self) -> dict[str, tuple[Bundle, Kernel]]:
-        """Every kernel of every usable bundle, by id, with a bundle that holds it."""
-        if self._kernels is None:
-            self._kernels = {
-                kernel.id: (found.bundle, kernel)
-                for found in reversed(self.bundles())
-                if found.bundle is not None
-                for kernel in found.bundle.header.kernels
-            }
-        return self._kernels
+        """Every kernel of every usable bundle, by id, with the first bundle that holds it."""
+        with self._lock:
+            if self._kernels is None:
+                self._kernels = {
+                    kernel.id: (found.bundle, kernel)
+                    for found in reversed(self.bundles())
+                    if found.bundle is not None
+                    for kernel in found.bundle.header.kernels
+                }
+            return self._kernels
 
 
-def _open(path: Path, origin: str, problem: str | None) -> FoundBundle:
+def _open(found: Candidate) -> FoundBundle:
+    problem = found.problem
+    bundle = None
     if problem is None:
         try:
-            return FoundBundle(path=path, origin=origin, bundle=Bundle(path), problem=None)
+            bundle = Bundle(found.path)
         except NvgemmError as error:
             problem = str(error)
-    _log.warning("bundle left out: %s", problem)
-    return FoundBundle(path=path, origin=origin, bundle=None, problem=problem)
+    if problem is not None:
+        _log.warning("bundle left out (%s): %s", found.origin, problem)
+    return FoundBundle(path=found.path, origin=found.origin, bundle=bundle, problem=problem)
 
 
 INSTALLATION = Installation()
 """What this process found; made when first asked."""
+
+os.register_at_fork(after_in_child=INSTALLATION.renew_lock)

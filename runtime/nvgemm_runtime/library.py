@@ -9,19 +9,23 @@ from __future__ import annotations
 import ctypes
 import itertools
 import os
+import struct
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import native
 from .bundle import Bundle
+from .calling_convention import exported_symbol
 from .errors import DriverError, NoKernelError
-from .facts import RUNTIME_LIBRARY, find_runtime_library
-from .format import Kernel
-from .target import CPU, Target
+from .facts import find_runtime_library
+from .format import Header, Kernel
+from .match import library_refusal, unlaunchable
+from .target import CPU
 
-_ABI = "tvm_ffi"
-_ARGUMENTS = "(a,b,out)"
+_numbers = itertools.count()
+"""Numbers the images that this process opened. Every `Library` counts on, for all of them share one
+loader; guarded by the interpreter, whose ``next`` of a counter is atomic."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +47,26 @@ class Library:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loaded: dict[str, LoadedKernel] = {}
-        self._keep: list[ctypes.CDLL] = []
-        self._numbers = itertools.count()
+        self._keep: list[ctypes.CDLL] = []  # what is registered must never be unloaded
 
     def get(self, kernel_id: str) -> LoadedKernel | None:
         """A kernel that was loaded before, by its id."""
         return self._loaded.get(kernel_id)
+
+    def renew_lock(self) -> None:
+        """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
+        self._lock = threading.Lock()
 
     def load(self, bundle: Bundle, kernel: Kernel) -> LoadedKernel:
         """Load a kernel, or return it as loaded before.
 
         Raises:
             BundleFormatError: If the payload is damaged.
-            NoKernelError: If the payload cannot be loaded, or lacks the function it must export.
-            DriverError: If a library that kernels need is missing.
+            NoKernelError: If this release cannot launch such a kernel, the payload cannot be
+                loaded, or it lacks the function it must export.
+            DriverError: If a library that kernels need is missing or does not fit.
+            ToolchainError: If the native launcher is missing.
+            StorageError: If the bundle cannot be read.
         """
         loaded = self._loaded.get(kernel.id)
         if loaded is not None:
@@ -69,11 +79,15 @@ class Library:
         return loaded
 
     def _load(self, bundle: Bundle, kernel: Kernel) -> LoadedKernel:
-        target = bundle.header.target
-        self._require_libraries(target)
         name = f"kernel {kernel.id[:12]} of {bundle.path}"
-        symbol = _symbol(kernel.calling_convention, name)
-        library = self._open_from_memory(bundle.payload(kernel), name)
+        reason = unlaunchable(kernel)
+        if reason is not None:
+            raise NoKernelError(f"{name}: {reason}", (reason,))
+        symbol = exported_symbol(kernel.calling_convention)
+        assert symbol is not None  # or it were unlaunchable
+        target = bundle.header.target
+        _require_libraries(bundle.header)
+        library = _open_from_memory(bundle.payload(kernel), name)
         try:
             function = getattr(library, symbol)
         except AttributeError:
@@ -93,30 +107,32 @@ class Library:
         self._keep.append(library)
         return LoadedKernel(kernel=kernel, handle=handle)
 
-    def _require_libraries(self, target: Target) -> None:
-        """Have the two libraries in the process whose names payloads need."""
-        native.load()  # brings libtvm_ffi.so
-        if target.arch == CPU:
-            return
-        found = find_runtime_library(target.cuda)
-        if found is None:
-            raise DriverError(
-                f"{RUNTIME_LIBRARY} for {target.cuda} is not installed; "
-                f"run: pip install nvidia-cutlass-dsl-libs-{target.cuda}"
-            )
-        _open_library(found.path)
 
-    def _open_from_memory(self, payload: bytes, name: str) -> ctypes.CDLL:
+def _require_libraries(header: Header) -> None:
+    """Have the two libraries in the process whose names payloads need."""
+    native.load()  # brings libtvm_ffi.so
+    if header.target.arch == CPU:
+        return
+    found = find_runtime_library(header.target.cuda)
+    reason = library_refusal(header, found)
+    if found is None or reason is not None:
+        raise DriverError(reason)
+    _open_library(found.path)
+
+
+def _open_from_memory(payload: bytes, name: str) -> ctypes.CDLL:
+    _check_segments(payload, name)
+    try:
         descriptor = os.memfd_create("nvgemm-kernel", os.MFD_CLOEXEC)
         try:
             with open(descriptor, "wb", closefd=False) as file:
                 file.write(payload)
-            path = f"/proc/self/{_spelling(next(self._numbers))}fd/{descriptor}"
+            path = f"/proc/self/{_spelling(next(_numbers))}fd/{descriptor}"
             return ctypes.CDLL(path, mode=os.RTLD_NOW)
-        except OSError as error:
-            raise NoKernelError(f"{name} cannot be loaded: {error}") from error
         finally:
             os.close(descriptor)
+    except OSError as error:
+        raise NoKernelError(f"{name} cannot be loaded from memory: {error}") from error
 
 
 def _spelling(number: int) -> str:
@@ -128,15 +144,30 @@ def _spelling(number: int) -> str:
     return "".join("./" if bit == "0" else ".//" for bit in f"{number:032b}")
 
 
-def _symbol(calling_convention: str, name: str) -> str:
-    abi, _, rest = calling_convention.partition(":")
-    function, opening, arguments = rest.partition("(")
-    if abi != _ABI or opening + arguments != _ARGUMENTS or not function.isidentifier():
-        raise NoKernelError(
-            f"{name} has calling convention {calling_convention!r}, this release calls "
-            f"{_ABI}:NAME{_ARGUMENTS}; install the nvgemm-aot release that built it"
-        )
-    return f"__tvm_ffi_{function}"
+_ELF = struct.Struct("<16sHHIQQQIHHH")
+"""Elf64_Ehdr up to e_phnum (System V ABI)."""
+
+_SEGMENT = struct.Struct("<IIQQQQQQ")
+"""Elf64_Phdr (System V ABI)."""
+
+_ELF_64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
+
+
+def _check_segments(payload: bytes, name: str) -> None:
+    """Refuse an image whose segments reach behind its end: touching those would kill the process.
+
+    The loader itself notices other damage.
+    """
+    if len(payload) < _ELF.size or not payload.startswith(_ELF_64_LITTLE_ENDIAN):
+        raise NoKernelError(f"{name} is no 64-bit ELF image ({len(payload)} bytes)")
+    table, size_bytes, count = (_ELF.unpack_from(payload)[field] for field in (5, 9, 10))
+    end = table + count * _SEGMENT.size
+    if size_bytes == _SEGMENT.size and end <= len(payload):
+        for at in range(table, end, _SEGMENT.size):
+            _, _, offset, _, _, file_bytes, _, _ = _SEGMENT.unpack_from(payload, at)
+            end = max(end, offset + file_bytes)
+    if end > len(payload):
+        raise NoKernelError(f"{name} is cut off: {len(payload)} bytes, its segments need {end}")
 
 
 _open: dict[Path, ctypes.CDLL] = {}
@@ -153,3 +184,5 @@ def _open_library(path: Path) -> None:
 
 LIBRARY = Library()
 """The kernels of this process."""
+
+os.register_at_fork(after_in_child=LIBRARY.renew_lock)

@@ -8,13 +8,15 @@ sizes of their signature, so only the order is a guess.
 from __future__ import annotations
 
 import enum
-import math
-from bisect import bisect_left
+import functools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .facts import DeviceFacts
+from .calling_convention import KNOWN_FORM, exported_symbol
+from .facts import RUNTIME_LIBRARY, DeviceFacts, RuntimeLibrary
 from .format import Header, Kernel, Ranking, RankingSource
+from .nearest import NearestSizes
 from .problem import Problem, Signature
 
 
@@ -77,48 +79,19 @@ class Miss:
     reasons: tuple[str, ...]
 
 
-@dataclass(frozen=True)
 class _Place:
-    """A declared problem: which bundle's ranking it is."""
+    """A declared problem: which bundle ranks it, and what can be launched of its ranking."""
 
-    bundle: int
-    ranking: Ranking
+    __slots__ = ("bundle", "ranking", "served")
 
+    def __init__(self, bundle: int, ranking: Ranking, served: tuple[Served, ...]) -> None:
+        self.bundle = bundle
+        self.ranking = ranking
+        self.served = served
 
-class _Sizes:
-    """The declared problems of one signature, for finding the nearest."""
-
-    def __init__(self) -> None:
-        self._rows: dict[tuple[int, int, int], list[tuple[int, _Place]]] = {}
-        self._logs: list[tuple[float, float, float, tuple[int, int, int]]] = []
-
-    def add(self, place: _Place) -> None:
-        problem = place.ranking.problem
-        self._rows.setdefault((problem.n, problem.k, problem.batch), []).append((problem.m, place))
-
-    def finish(self) -> None:
-        for row in self._rows.values():
-            row.sort(key=lambda entry: entry[0])
-        self._logs = [
-            (math.log2(n), math.log2(k), math.log2(batch), (n, k, batch))
-            for n, k, batch in sorted(self._rows)
-        ]
-
-    def nearest(self, problem: Problem) -> _Place:
-        """The declared problem of closest sizes: by n, k and batch first, then by m.
-
-        Closeness is the ratio of sizes. m comes last because it varies at run time, while n and k
-        are a model's weights.
-        """
-        n, k, batch = math.log2(problem.n), math.log2(problem.k), math.log2(problem.batch)
-        best = min(
-            self._logs,
-            key=lambda row: abs(row[0] - n) + abs(row[1] - k) + abs(row[2] - batch),
-        )
-        row = self._rows[best[3]]
-        at = bisect_left(row, problem.m, key=lambda entry: entry[0])
-        around = row[max(0, at - 1) : at + 1]
-        return min(around, key=lambda entry: abs(math.log2(entry[0] / problem.m)))[1]
+    @property
+    def least_alignment(self) -> int:
+        return min(served.kernel.alignment_bytes for served in self.served)
 
 
 class Index:
@@ -127,81 +100,135 @@ class Index:
     Args:
         bundles: In order of preference: the first that declares a problem ranks it.
         facts: The device.
+        unusable: Why other bundles that were found could not even be opened.
+
+    Attributes:
+        refusals: Why bundles, or kernels of them, cannot serve this device.
     """
 
-    def __init__(self, bundles: Sequence[BundleView], facts: DeviceFacts) -> None:
+    def __init__(
+        self, bundles: Sequence[BundleView], facts: DeviceFacts, unusable: Sequence[str] = ()
+    ) -> None:
         self.bundles = tuple(bundles)
         self.facts = facts
-        self.refusals = tuple(
-            f"{bundle.name}: {reason}"
-            for bundle in bundles
-            if (reason := refusal(bundle.header, facts)) is not None
-        )
-        self._declared: dict[Problem, _Place] = {}
-        self._sizes: dict[Signature, _Sizes] = {}
-        for position, bundle in enumerate(bundles):
-            if refusal(bundle.header, facts) is None:
-                for ranking in bundle.header.rankings:
-                    self._add(_Place(position, ranking))
-        for sizes in self._sizes.values():
-            sizes.finish()
+        self._declared: dict[Problem, list[_Place]] = {}
+        refusals: list[str] = []
+        for position, bundle in enumerate(self.bundles):
+            reason = refusal(bundle.header, facts)
+            if reason is not None:
+                refusals.append(f"{bundle.name}: {reason}")
+            else:
+                refusals += (f"{bundle.name}: {why}" for why in self._add(position, bundle.header))
+        self.refusals = (*refusals, *unusable)
+        self._sizes = _by_alignment(self._declared)
 
-    def _add(self, place: _Place) -> None:
-        problem = place.ranking.problem
-        if problem not in self._declared:
-            self._declared[problem] = place
-            self._sizes.setdefault(problem.signature, _Sizes()).add(place)
+    def _add(self, position: int, header: Header) -> list[str]:
+        """Take in a bundle's rankings; returns why some of its kernels are left out."""
+        reasons = [unlaunchable(kernel) for kernel in header.kernels]
+        for ranking in header.rankings:
+            served = tuple(
+                Served(bundle=position, kernel=header.kernels[place.kernel], time_ns=place.time_ns)
+                for place in ranking.kernels
+                if reasons[place.kernel] is None
+            )
+            if served:
+                places = self._declared.setdefault(ranking.problem, [])
+                places.append(_Place(position, ranking, served))
+        counts = Counter(reason for reason in reasons if reason is not None)
+        return [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
 
     def match(self, problem: Problem, alignment_bytes: int) -> Match | Miss:
         """Find the kernels for a problem.
 
         Args:
             problem: What is to be computed.
-            alignment_bytes: Largest power of two that divides every pointer, and every stride but
-                the one that is 1 times its element size, of the operands at hand.
+            alignment_bytes: Largest power of two that divides every pointer, and in bytes every
+                contiguous extent and every stride other than that of 1, of the operands at hand.
         """
-        place = self._declared.get(problem)
-        basis = Basis.DECLARED
-        if place is None:
-            basis = Basis.SIGNATURE
-            sizes = self._sizes.get(problem.signature)
-            if sizes is None:
-                return Miss(reasons=(self._why_no_signature(problem.signature), *self.refusals))
-            place = sizes.nearest(problem)
-        header = self.bundles[place.bundle].header
-        kernels = tuple(
-            Served(
-                bundle=place.bundle,
-                kernel=header.kernels[ranked.kernel],
-                time_ns=ranked.time_ns,
-            )
-            for ranked in place.ranking.kernels
-            if header.kernels[ranked.kernel].alignment_bytes <= alignment_bytes
+        for place in self._declared.get(problem, ()):
+            kernels = _aligned(place, alignment_bytes)
+            if kernels:
+                return self._found(Basis.DECLARED, place, kernels)
+        by_alignment = self._sizes.get(problem.signature)
+        if by_alignment is None:
+            return Miss(reasons=(self._why_no_signature(problem.signature), *self.refusals))
+        for needed, sizes in by_alignment:
+            if needed <= alignment_bytes:
+                place = sizes.find(problem)
+                kernels = _aligned(place, alignment_bytes)
+                return self._found(Basis.SIGNATURE, place, kernels)
+        reason = (
+            f"operands are aligned to {alignment_bytes} bytes (pointers, contiguous extents and "
+            f"strides), the kernels for {problem.signature.key} need {by_alignment[-1][0]}"
         )
-        if not kernels:
-            needed = min(header.kernels[r.kernel].alignment_bytes for r in place.ranking.kernels)
-            reason = (
-                f"operands are aligned to {alignment_bytes} bytes (pointers and strides), "
-                f"the kernels for {problem.signature.key} need {needed}"
-            )
-            return Miss(reasons=(reason,))
+        return Miss(reasons=(reason, *self.refusals))
+
+    def _found(self, basis: Basis, place: _Place, kernels: tuple[Served, ...]) -> Match:
         return Match(
             basis=basis,
             ranked_as=place.ranking.problem,
-            source=header.sources[place.ranking.source],
+            source=self.bundles[place.bundle].header.sources[place.ranking.source],
             kernels=kernels,
         )
 
     def _why_no_signature(self, wanted: Signature) -> str:
-        if not self.bundles:
-            return (
-                "no bundle is installed: pip install a kernel wheel, or name bundles in "
-                "NVGEMM_AOT_BUNDLES"
-            )
-        if not self._sizes:
+        if self._sizes:
+            return f"no bundled kernel computes {wanted.key} (bundled: {self._bundled})"
+        if self.refusals or self.bundles:
             return f"no bundle serves this device ({describe(self.facts)})"
-        bundled = ", ".join(sorted(signature.key for signature in self._sizes))
-        return f"no bundled kernel computes {wanted.key} (bundled: {bundled})"
+        return (
+            "no bundle is installed: pip install a kernel wheel, or name bundles in "
+            "NVGEMM_AOT_BUNDLES"
+        )
+
+    @functools.cached_property
+    def _bundled(self) -> str:
+        return ", ".join(sorted(signature.key for signature in self._sizes))
+
+
+_SizesByAlignment = list[tuple[int, NearestSizes[_Place]]]
+"""Alignments in bytes, the largest first, and for each the problems with a kernel that needs no
+more. Kernels of a signature mostly agree, so that there is one."""
+
+
+def _by_alignment(declared: dict[Problem, list[_Place]]) -> dict[Signature, _SizesByAlignment]:
+    of_signature: dict[Signature, list[tuple[Problem, list[_Place]]]] = {}
+    for problem, places in declared.items():
+        of_signature.setdefault(problem.signature, []).append((problem, places))
+    indexed: dict[Signature, _SizesByAlignment] = {}
+    for signature, problems in of_signature.items():
+        needs = {place.least_alignment for _, places in problems for place in places}
+        indexed[signature] = [
+            (
+                needed,
+                NearestSizes(
+                    (problem, able[0])
+                    for problem, places in problems
+                    if (able := [place for place in places if place.least_alignment <= needed])
+                ),
+            )
+            for needed in sorted(needs, reverse=True)
+        ]
+    return indexed
+
+
+def _aligned(place: _Place, alignment_bytes: int) -> tuple[Served, ...]:
+    served = place.served
+    if all(one.kernel.alignment_bytes <= alignment_bytes for one in served):
+        return served
+    return tuple(one for one in served if one.kernel.alignment_bytes <= alignment_bytes)
+
+
+def unlaunchable(kernel: Kernel) -> str | None:
+    """Why this release cannot launch a kernel, whatever the device, or None."""
+    if exported_symbol(kernel.calling_convention) is None:
+        return (
+            f"calling convention {kernel.calling_convention!r}, this release calls {KNOWN_FORM}; "
+            "install the nvgemm-aot release that built it"
+        )
+    if kernel.workspace_bytes:
+        return "they need a workspace, which this release does not provide"
+    return None
 
 
 def refusal(header: Header, facts: DeviceFacts) -> str | None:
@@ -217,18 +244,23 @@ def refusal(header: Header, facts: DeviceFacts) -> str | None:
         return f"{target.arch} kernels do not run on {describe(facts)}"
     if target.cuda != facts.cuda:
         return f"built for {target.cuda}, torch uses {facts.cuda or 'no CUDA'}"
-    library = facts.runtime_library
+    return library_refusal(header, facts.runtime_library)
+
+
+def library_refusal(header: Header, library: RuntimeLibrary | None) -> str | None:
+    """Why a bundle's kernels cannot use the installed library that they call, or None."""
+    distribution = f"nvidia-cutlass-dsl-libs-{header.target.cuda}"
     if library is None:
         return (
-            "the library that kernels call is not installed; "
-            f"run: pip install nvidia-cutlass-dsl-libs-{target.cuda}"
+            f"{RUNTIME_LIBRARY} for {header.target.cuda}, which kernels call, is not installed; "
+            f"run: pip install {distribution}"
         )
-    built_with = header.toolchain.get(f"nvidia-cutlass-dsl-libs-{target.cuda}")
+    built_with = header.toolchain.get(distribution)
     if built_with is not None and not _compatible(built_with, library.version):
         return (
-            f"built with nvidia-cutlass-dsl-libs-{target.cuda} {built_with}, "
-            f"{library.version} is installed: versions must agree in major and minor, and the "
-            "installed one must not be older"
+            f"built with {distribution} {built_with}, {library.version} is installed: versions "
+            "must agree in major and minor, and the installed one must not be older; "
+            f"run: pip install '{distribution}>={built_with}'"
         )
     return None
 
@@ -256,9 +288,9 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def preferred(bundles: Iterable[BundleView]) -> list[BundleView]:
     """Order bundles: newest compiler first, then by name."""
+    by_name = sorted(bundles, key=lambda bundle: (bundle.name, bundle.header.build_key))
+    return sorted(by_name, key=_compiler_version, reverse=True)  # stable: equals stay as they are
 
-    def newest_first(bundle: BundleView) -> tuple[list[int], str, str]:
-        version = bundle.header.toolchain.get("nvidia-cutlass-dsl", "0")
-        return [-number for number in _numbers(version)], bundle.name, bundle.header.build_key
 
-    return sorted(bundles, key=newest_first)
+def _compiler_version(bundle: BundleView) -> tuple[int, ...]:
+    return _numbers(bundle.header.toolchain.get("nvidia-cutlass-dsl", ""))

@@ -22,8 +22,8 @@ class Request:
 
     Attributes:
         problem: What is to be computed.
-        alignment_bytes: Largest power of two, up to 256, that divides every pointer, and every
-            stride but the one that is 1 times its element size.
+        alignment_bytes: Largest power of two, up to 256, that divides every pointer, and in bytes
+            every contiguous extent and every stride other than that of 1.
     """
 
     problem: Problem
@@ -46,65 +46,116 @@ def _dtypes() -> dict[torch.dtype, DType]:
     }
 
 
+@functools.cache
 def torch_dtype(dtype: DType) -> torch.dtype:
     """Torch's name for an element type."""
     return next(theirs for theirs, ours in _dtypes().items() if ours is dtype)
 
 
-def request(
+def usual_out_dtype(operand: torch.dtype) -> torch.dtype:
+    """Type of a result where none is named: as A's, but int32 for integers and bf16 for fp8."""
+    import torch
+
+    if operand in (torch.int8, torch.uint8):
+        return torch.int32
+    if operand in (torch.float8_e4m3fn, torch.float8_e5m2):
+        return torch.bfloat16
+    return operand
+
+
+def check_shapes(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None
+) -> tuple[int, ...]:
+    """Check that operands can be multiplied, whatever the kernel.
+
+    Args:
+        op: ``mm`` or ``bmm``; it fixes the rank of the operands.
+        a: Operand of shape [m, k], with a leading batch for ``bmm``.
+        b: Operand of shape [k, n], likewise.
+        out: The tensor to be written, if there is one already.
+
+    Returns:
+        The shape of the result.
+
+    Raises:
+        ValueError: If ranks, shapes or devices do not fit.
+    """
+    rank = 2 if op is Op.MM else 3
+    if a.dim() != rank or b.dim() != rank:
+        raise ValueError(f"{op.value} takes tensors of rank {rank} (got {a.dim()} and {b.dim()})")
+    if a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+        raise ValueError(f"{op.value}: shapes {list(a.shape)} and {list(b.shape)} do not multiply")
+    if a.device != b.device:
+        raise ValueError(f"{op.value}: operands are on two devices ({a.device} and {b.device})")
+    shape = (*a.shape[:-1], b.shape[-1])
+    if out is not None and out.shape != shape:
+        raise ValueError(f"{op.value}: out has shape {list(out.shape)}, must have {list(shape)}")
+    if out is not None and out.device != a.device:
+        raise ValueError(f"{op.value}: out is on {out.device}, the operands on {a.device}")
+    return shape
+
+
+def requests(
     op: Op,
     a: torch.Tensor,
     b: torch.Tensor,
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
-) -> Request:
+) -> tuple[Request, ...]:
     """Describe ``out = a @ b``.
 
     Args:
         op: ``mm`` or ``bmm``; it fixes the rank of the operands.
         a: Operand of shape [m, k], with a leading batch for ``bmm``.
         b: Operand of shape [k, n], likewise.
-        out_dtype: Type of the result; by default as ``a``.
+        out_dtype: Type of the result; by default what `usual_out_dtype` says.
         out: The tensor to be written, if there is one already; its type counts.
 
+    Returns:
+        Every way to read the operands, best aligned first: one, but for a matrix of one row or
+        column, which is in both layouts.
+
     Raises:
-        NoKernelError: If ranks, shapes, types or strides are such that no kernel can exist.
+        ValueError: If ranks, shapes or devices do not fit.
+        NoKernelError: If types, strides or extents are such that no kernel can exist.
     """
-    rank = 2 if op is Op.MM else 3
-    if a.dim() != rank or b.dim() != rank:
-        raise NoKernelError(
-            f"{op.value} takes tensors of rank {rank} (got {a.dim()} and {b.dim()})"
-        )
-    if a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
-        raise NoKernelError(
-            f"{op.value}: shapes {list(a.shape)} and {list(b.shape)} do not multiply"
-        )
-    if a.device != b.device:
-        raise NoKernelError(f"{op.value}: operands are on two devices ({a.device} and {b.device})")
-    result = out.dtype if out is not None else out_dtype or a.dtype
-    signature = Signature(
-        op=op,
-        layout=Layout(_major("a", a) + _major("b", b)),
-        a=_dtype(a.dtype),
-        b=_dtype(b.dtype),
-        accumulator=DType.INT32 if _dtype(a.dtype).is_integer else DType.FP32,
-        out=_dtype(result),
-    )
+    check_shapes(op, a, b, out)
+    if out is not None:
+        out_dtype = out.dtype
+    # Types before layouts: theirs is the reason that helps most.
+    a_dtype, b_dtype = _dtype(a.dtype), _dtype(b.dtype)
+    result = _dtype(out_dtype or usual_out_dtype(a.dtype))
+    if out is None:
+        out_alignment = _power_of_two(b.shape[-1] * result.size_bytes)
+    else:
+        out_alignment = next((align for major, align in _readings("out", out) if major == "t"), 0)
+        if not out_alignment:
+            raise NoKernelError(f"out is not row-major (strides {list(out.stride())})")
+    found = []
+    for a_major, a_alignment in _readings("a", a):
+        for b_major, b_alignment in _readings("b", b):
+            signature = Signature(
+                op=op,
+                layout=Layout(a_major + b_major),
+                a=a_dtype,
+                b=b_dtype,
+                accumulator=DType.INT32 if a_dtype.is_integer else DType.FP32,
+                out=result,
+            )
+            alignment = min(a_alignment, b_alignment, out_alignment)
+            found.append(Request(problem=_problem(signature, a, b), alignment_bytes=alignment))
+    found.sort(key=lambda request: -request.alignment_bytes)  # stable: row-major first
+    return tuple(found)
+
+
+def _problem(signature: Signature, a: torch.Tensor, b: torch.Tensor) -> Problem:
+    batch = a.shape[0] if signature.op is Op.BMM else 1
     try:
-        problem = Problem(
-            signature=signature,
-            m=a.shape[-2],
-            n=b.shape[-1],
-            k=a.shape[-1],
-            batch=a.shape[0] if op is Op.BMM else 1,
+        return Problem(
+            signature=signature, m=a.shape[-2], n=b.shape[-1], k=a.shape[-1], batch=batch
         )
     except ValueError as error:
-        raise NoKernelError(f"{op.value}: {error}") from None
-    tensors = [a, b] if out is None else [a, b, out]
-    alignment = min(_alignment_bytes(tensor) for tensor in tensors)
-    if out is None:
-        alignment = min(alignment, _power_of_two(problem.n * signature.out.size_bytes))
-    return Request(problem=problem, alignment_bytes=alignment)
+        raise NoKernelError(f"{signature.op.value}: {error}") from None
 
 
 def _dtype(dtype: torch.dtype) -> DType:
@@ -115,30 +166,44 @@ def _dtype(dtype: torch.dtype) -> DType:
         raise NoKernelError(f"no kernel takes {dtype} (known: {known})") from None
 
 
-def _major(name: str, tensor: torch.Tensor) -> str:
-    """``t`` where the last dimension is contiguous, ``n`` where the one before is.
+def _readings(name: str, tensor: torch.Tensor) -> list[tuple[str, int]]:
+    """The majors that a tensor has, each with its alignment in bytes.
 
-    A dimension of extent 1 has no stride that matters: then either may hold, and ``t`` is said.
+    ``t`` is contiguous along the last dimension, ``n`` along the one before. The stride of a
+    dimension of extent 1 says nothing, so a single row or column is in both.
+
+    Raises:
+        NoKernelError: If it has neither.
     """
-    rows, columns = tensor.shape[-2:]
-    row_stride, column_stride = tensor.stride()[-2:]
-    if column_stride == 1 or columns == 1:
-        return "t"
-    if row_stride == 1 or rows == 1:
-        return "n"
-    raise NoKernelError(
-        f"{name} is contiguous along neither dimension (strides {list(tensor.stride())}); "
-        "call .contiguous() on it"
-    )
+    found = [
+        (major, alignment)
+        for major, inner, outer in (("t", -1, -2), ("n", -2, -1))
+        if (alignment := _alignment_bytes(tensor, inner, outer)) is not None
+    ]
+    if not found:
+        raise NoKernelError(
+            f"{name} is contiguous along neither dimension, or its elements share memory (shape "
+            f"{list(tensor.shape)}, strides {list(tensor.stride())}); call .contiguous() on it"
+        )
+    return found
 
 
-def _alignment_bytes(tensor: torch.Tensor) -> int:
-    size = tensor.element_size()
-    value = tensor.data_ptr()
-    for extent, stride in zip(tensor.shape, tensor.stride()):
-        if stride != 1 and extent != 1:
-            value |= stride * size
-    return _power_of_two(value)
+def _alignment_bytes(tensor: torch.Tensor, inner: int, outer: int) -> int | None:
+    """Alignment of a tensor that is contiguous along ``inner``; None if it is not."""
+    shape, strides = tensor.shape, tensor.stride()
+    extent = shape[inner]
+    if extent > 1 and strides[inner] != 1:
+        return None
+    elements = extent
+    if shape[outer] > 1:
+        if strides[outer] < extent:
+            return None
+        elements |= strides[outer]
+    if len(shape) == 3 and shape[0] > 1:
+        if strides[0] < extent:
+            return None
+        elements |= strides[0]
+    return _power_of_two(tensor.data_ptr() | elements * tensor.element_size())
 
 
 def _power_of_two(value: int) -> int:

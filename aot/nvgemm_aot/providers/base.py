@@ -8,7 +8,7 @@ from typing import Protocol
 from nvgemm_runtime.format import KernelDesign
 from nvgemm_runtime.problem import Signature
 
-from ..heuristics import BlockShape
+from ..runtime_model import BlockShape, RuntimeModel
 from ..targets import BuildTarget
 
 
@@ -85,6 +85,9 @@ class Provider(Protocol):
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
         """List the operators for ``signature`` that can run on ``target``, and those left out."""
+
+    def runtime_model(self, target: BuildTarget) -> RuntimeModel:
+        """The model of ``target``'s device by which its operators are ranked."""
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         """Compile one candidate.

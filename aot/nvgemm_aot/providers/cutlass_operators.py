@@ -21,7 +21,8 @@ from nvgemm_runtime.format import KernelDesign
 from nvgemm_runtime.problem import DType, Op, Signature
 
 from ..device import DeviceProfile
-from ..heuristics import BlockShape
+from ..heuristics import MatmulHeuristics
+from ..runtime_model import BlockShape, RuntimeModel
 from ..targets import BuildTarget
 from .base import Candidate, Enumeration, Rejection
 
@@ -112,6 +113,11 @@ class CutlassOperators:
                     Rejection(operator=operator.metadata.operator_name, reason=reason)
                 )
         return Enumeration(candidates=tuple(candidates), rejections=tuple(rejections))
+
+    def runtime_model(self, target: BuildTarget) -> RuntimeModel:
+        """NvMatmulHeuristics' model of the device; see `Provider.runtime_model`."""
+        device = target.device
+        return MatmulHeuristics(device.heuristics_gpu, device.shared_memory_per_block_bytes.value)
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         """Compile one operator to an object; see `Provider.compile`."""
