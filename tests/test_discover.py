@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from nvgemm_runtime.discover import installed_bundles
+from nvgemm_runtime.discover import Candidate, find_bundles, installed_bundles
 
 METADATA = "Metadata-Version: 2.4\nName: {name}\nVersion: 1.0\n"
 
@@ -176,3 +177,135 @@ def test_importing_loads_neither_the_builder_nor_torch() -> None:
         "assert not {'torch', 'cutlass', 'nvgemm_aot', 'zstandard'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.fixture
+def named(tmp_path: Path, site: Path) -> Path:
+    """A directory with two files that are called bundles."""
+    directory = tmp_path / "named"
+    directory.mkdir(mode=0o755)
+    for name in ("b.nvgemm", "a.nvgemm", "notes.txt"):
+        (directory / name).touch(mode=0o644)
+    return directory
+
+
+def candidates(monkeypatch: pytest.MonkeyPatch, *places: Path | str) -> tuple[Candidate, ...]:
+    monkeypatch.setenv("NVGEMM_AOT_BUNDLES", os.pathsep.join(map(str, places)))
+    return find_bundles()
+
+
+def problem_of(monkeypatch: pytest.MonkeyPatch, place: Path) -> str | None:
+    (candidate,) = candidates(monkeypatch, place)
+    return candidate.problem
+
+
+def test_named_files_and_directories_come_in_order_and_before_wheels(
+    named: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(site)
+    other = named.parent / "other.anything"
+    other.touch(mode=0o644)
+    found = candidates(monkeypatch, other, named)
+    assert [(c.origin, c.path.name) for c in found] == [
+        ("NVGEMM_AOT_BUNDLES", "other.anything"),
+        ("NVGEMM_AOT_BUNDLES", "a.nvgemm"),
+        ("NVGEMM_AOT_BUNDLES", "b.nvgemm"),
+        ("nvgemm-kernels-x 1.0", "sm_90a.nvgemm"),
+    ]
+    assert not any(c.problem for c in found)
+
+
+def test_relative_names_and_empty_parts_are_understood(
+    named: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(named)
+    found = candidates(monkeypatch, "", "a.nvgemm", "")
+    assert [c.path for c in found] == [named / "a.nvgemm"]
+
+
+def test_a_file_that_is_named_twice_comes_once(
+    named: Path, site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(site)
+    (named / "link.nvgemm").symlink_to(named / "a.nvgemm")
+    wheel = site / "nvgemm_kernels_x" / "sm_90a.nvgemm"
+    found = candidates(monkeypatch, named / "a.nvgemm", named, wheel)
+    assert [c.path.name for c in found] == ["a.nvgemm", "b.nvgemm", "sm_90a.nvgemm"]
+    assert found[2].origin == "NVGEMM_AOT_BUNDLES"
+
+
+def test_names_that_lead_nowhere_say_so(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = named / "empty"
+    empty.mkdir()
+    (named / "dangling").symlink_to(named / "gone")
+    (named / "loop").symlink_to(named / "loop")
+    for name, reason in {
+        "missing.nvgemm": "No such file",
+        "empty": "holds no .nvgemm file",
+        "dangling": "No such file",
+        "loop": "Too many levels of symbolic links",
+    }.items():
+        problem = problem_of(monkeypatch, named / name)
+        assert problem is not None
+        assert reason in problem
+        assert name in problem
+
+
+@pytest.mark.parametrize("mode", [0o020, 0o002, 0o022])
+@pytest.mark.parametrize("place", ["a.nvgemm", ".", ".."])
+def test_refuses_what_others_can_write(
+    named: Path, monkeypatch: pytest.MonkeyPatch, mode: int, place: str
+) -> None:
+    assert problem_of(monkeypatch, named / "a.nvgemm") is None
+    writable = (named / place).resolve()
+    before = writable.stat().st_mode
+    writable.chmod(before | mode)
+    problem = problem_of(monkeypatch, named / "a.nvgemm")
+    writable.chmod(before)
+    assert problem is not None
+    assert f"{writable} can be written by others" in problem
+    assert f"run: chmod go-w {writable}" in problem
+
+
+def test_a_sticky_directory_is_no_danger_to_our_files(
+    named: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named.chmod(0o1777)
+    assert not any(c.problem for c in candidates(monkeypatch, named))
+    (named / "a.nvgemm").chmod(0o666)
+    assert "a.nvgemm can be written by others" in str(candidates(monkeypatch, named)[0].problem)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+@pytest.mark.parametrize("place", ["a.nvgemm", "."])
+def test_refuses_what_belongs_to_another_user(
+    named: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    os.chown(named / place, 12345, -1)
+    named.chmod(0o1777)
+    problem = problem_of(monkeypatch, named / "a.nvgemm")
+    assert problem is not None
+    assert "belongs to another user (uid 12345)" in problem
+
+
+def test_follows_links_through_every_directory_that_could_redirect_them(
+    named: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = named.parent / "shared"
+    shared.mkdir()
+    (shared / "link").symlink_to(Path("..") / "named" / "a.nvgemm")
+    (named / "chain").symlink_to(shared / "link")
+    assert problem_of(monkeypatch, named / "chain") is None
+    shared.chmod(0o777)
+    assert f"{shared} can be written" in str(problem_of(monkeypatch, named / "chain"))
+
+
+def test_a_refused_file_does_not_hide_the_others(
+    named: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (named / "a.nvgemm").chmod(0o666)
+    found = candidates(monkeypatch, named)
+    assert [(c.path.name, c.problem is None) for c in found] == [
+        ("a.nvgemm", False),
+        ("b.nvgemm", True),
+    ]

@@ -47,7 +47,8 @@ class KernelEvidence:
         alignment_bytes: Alignments that the launcher demands of their data.
         clusters: Cluster dimensions (m, n) that the launcher asks for, in thread blocks.
         multiplies: Extents, majors and element types that the tensor-core instructions show.
-        disassembled_by: The program and its version; else ``not disassembled`` or ``no device code``.
+        disassembled_by: The program and its version, or why there is none: ``not disassembled``,
+            ``no device code``.
     """
 
     id: str

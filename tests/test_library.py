@@ -1,0 +1,292 @@
+"""Loading kernels into the process: what is checked, and that nothing is mixed up."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from nvgemm_aot.bundle import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from nvgemm_aot.pipeline import BuiltBundle
+from nvgemm_runtime import library as library_module
+from nvgemm_runtime import native
+from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.errors import BundleFormatError, DriverError, NoKernelError
+from nvgemm_runtime.facts import RuntimeLibrary
+from nvgemm_runtime.format import Kernel
+from nvgemm_runtime.library import Library
+from nvgemm_runtime.target import CPU, Target
+from synthetic_content import synthetic_content
+
+
+@pytest.fixture
+def bundle(cpu_bundle: BuiltBundle) -> Iterator[Bundle]:
+    with Bundle(cpu_bundle.path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def addresses(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """By kernel: the address that the loader registered, in place of registering it."""
+    seen: dict[str, int] = {}
+
+    class Recorder:
+        def register_kernel(self, *, id: str, function_address: int, **other: Any) -> int:
+            seen[id] = function_address
+            return len(seen)
+
+    native.load()
+    monkeypatch.setattr(native, "load", Recorder)
+    return seen
+
+
+def kernel_of(bundle: Bundle, signature: str = "mm/tt/fp32xfp32/fp32/fp32") -> Kernel:
+    return next(k for k in bundle.header.kernels if k.signature.key == signature)
+
+
+def bundle_with(
+    path: Path, payload: bytes, *, arch: str = CPU, signature: str | None = None
+) -> Bundle:
+    """A bundle whose one payload has the right digest, whatever it is."""
+    content = synthetic_content(kernels=1, problems=0)
+    kernel: BuiltKernel = replace(content.kernels[0], payload=payload)
+    rankings: tuple[ProblemRanking, ...] = ()
+    changed: BundleContent = replace(
+        content, target=Target(arch=arch), kernels=(kernel,), rankings=rankings
+    )
+    write_bundle(path, changed)
+    return Bundle(path)
+
+
+def test_a_loaded_kernel_computes(bundle: Bundle, lib: native.Native) -> None:
+    loaded = Library().load(bundle, kernel_of(bundle))
+    a, b, out = torch.randn(16, 64), torch.randn(64, 32), torch.full((16, 32), float("nan"))
+    lib.launch(loaded.handle, a, b, out)
+    torch.testing.assert_close(out, a @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_the_same_kernel_is_loaded_once(bundle: Bundle) -> None:
+    library, kernel = Library(), kernel_of(bundle)
+    assert library.get(kernel.id) is None
+    loaded = library.load(bundle, kernel)
+    assert library.load(bundle, kernel) is loaded
+    assert library.get(kernel.id) is loaded
+
+
+def test_every_kernel_has_a_function_of_its_own(bundle: Bundle, addresses: dict[str, int]) -> None:
+    library = Library()
+    for kernel in bundle.header.kernels:
+        library.load(bundle, kernel)
+    assert len(set(addresses.values())) == len(bundle.header.kernels) > 50
+
+
+def test_libraries_do_not_mix_up_their_kernels(bundle: Bundle, addresses: dict[str, int]) -> None:
+    first, second = bundle.header.kernels[:2]
+    keep = Library(), Library()
+    keep[0].load(bundle, first)
+    keep[1].load(bundle, second)
+    assert addresses[first.id] != addresses[second.id]
+
+
+def test_no_descriptor_is_left_open(bundle: Bundle, addresses: dict[str, int]) -> None:
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    library = Library()
+    before = descriptors()
+    for kernel in bundle.header.kernels[:10]:
+        library.load(bundle, kernel)
+    assert descriptors() == before
+
+
+def test_a_corrupted_entry_is_refused_and_the_others_load(
+    cpu_bundle: BuiltBundle, tmp_path: Path, addresses: dict[str, int]
+) -> None:
+    path = tmp_path / "damaged.nvgemm"
+    shutil.copy(cpu_bundle.path, path)
+    bad, good = cpu_bundle.header.kernels[:2]
+    with path.open("r+b") as file:
+        file.seek(bad.span.offset + bad.span.stored_bytes // 2)
+        byte = file.read(1)[0]
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    library = Library()
+    with Bundle(path) as bundle:
+        for _ in range(2):
+            with pytest.raises(BundleFormatError, match=r"\[(payload-digest|frame|frame-size)\]"):
+                library.load(bundle, bad)
+        library.load(bundle, good)
+    assert set(addresses) == {good.id}
+
+
+def test_a_missing_symbol_is_named(bundle: Bundle) -> None:
+    kernel = replace(kernel_of(bundle), calling_convention="tvm_ffi:other(a,b,out)")
+    with pytest.raises(NoKernelError, match=rf"{kernel.id[:12]} .* not export __tvm_ffi_other"):
+        Library().load(bundle, kernel)
+
+
+@pytest.mark.parametrize(
+    "convention", ["cuda:gemm(a,b,out)", "tvm_ffi:gemm(a,b,out,workspace)", "tvm_ffi:a-b(a,b,out)"]
+)
+def test_an_unknown_calling_convention_is_refused(bundle: Bundle, convention: str) -> None:
+    kernel = replace(kernel_of(bundle), calling_convention=convention)
+    with pytest.raises(NoKernelError, match=r"this release calls tvm_ffi:NAME\(a,b,out\)") as error:
+        Library().load(bundle, kernel)
+    assert convention in str(error.value)
+
+
+def test_a_kernel_that_needs_a_workspace_is_refused(bundle: Bundle) -> None:
+    kernel = replace(kernel_of(bundle), workspace_bytes=1024)
+    with pytest.raises(NoKernelError, match="need a workspace"):
+        Library().load(bundle, kernel)
+
+
+@pytest.mark.parametrize("size", [0, 1, 40, 64, 200, 2000])
+def test_a_payload_that_is_cut_off_is_refused(bundle: Bundle, tmp_path: Path, size: int) -> None:
+    """Touching what is behind the end of a mapped file would kill the process."""
+    payload = bundle.payload(kernel_of(bundle))
+    cut = payload[:size] or b"\0"
+    with (
+        bundle_with(tmp_path / "cut.nvgemm", cut) as other,
+        pytest.raises(NoKernelError, match="no 64-bit ELF image|is cut off"),
+    ):
+        Library().load(other, other.header.kernels[0])
+
+
+@pytest.mark.parametrize("damage", ["text", "machine", "type", "tables"])
+def test_a_damaged_image_is_refused(bundle: Bundle, tmp_path: Path, damage: str) -> None:
+    image = bytearray(bundle.payload(kernel_of(bundle)))
+    if damage == "text":
+        image[:] = b"not a kernel".ljust(4096)
+    elif damage == "machine":
+        image[18] = 0xBE
+    elif damage == "type":
+        image[16] = 1
+    else:
+        image[54] = 7
+    with (
+        bundle_with(tmp_path / "damaged.nvgemm", bytes(image)) as other,
+        pytest.raises(NoKernelError, match="no 64-bit ELF image|cannot be loaded from memory"),
+    ):
+        Library().load(other, other.header.kernels[0])
+
+
+def test_threads_that_race_load_a_kernel_once(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = []
+    payload = Bundle.payload
+
+    def counted(self: Bundle, kernel: Kernel) -> bytes:
+        reads.append(kernel.id)
+        return payload(self, kernel)
+
+    monkeypatch.setattr(Bundle, "payload", counted)
+    library, kernels = Library(), bundle.header.kernels[:5]
+    barrier = threading.Barrier(8)
+    handles: list[list[int]] = [[] for _ in range(8)]
+
+    def load(place: int) -> None:
+        barrier.wait()
+        handles[place] = [library.load(bundle, kernel).handle for kernel in kernels]
+
+    threads = [threading.Thread(target=load, args=(place,)) for place in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(reads) == sorted(kernel.id for kernel in kernels)
+    assert all(row == handles[0] for row in handles)
+    assert len(set(handles[0])) == len(kernels)
+
+
+def test_a_missing_runtime_library_is_one_clear_message(
+    real_bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library_module, "find_runtime_library", lambda cuda: None)
+    with (
+        Bundle(real_bundles["sm_90a"]) as bundle,
+        pytest.raises(
+            DriverError,
+            match=r"libcute_dsl_runtime.so for cu13.* pip install nvidia-cutlass-dsl-libs-cu13",
+        ),
+    ):
+        Library().load(bundle, bundle.header.kernels[0])
+
+
+def test_an_older_runtime_library_is_refused_with_both_versions(
+    real_bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = RuntimeLibrary(path=Path("/nowhere.so"), cuda="cu13", version="4.7.9")
+    monkeypatch.setattr(library_module, "find_runtime_library", lambda cuda: old)
+    with (
+        Bundle(real_bundles["sm_90a"]) as bundle,
+        pytest.raises(DriverError, match=r"built with .* 4\.8\.\d+, 4\.7\.9 is installed"),
+    ):
+        Library().load(bundle, bundle.header.kernels[0])
+
+
+def test_a_runtime_library_that_does_not_load_is_named(
+    real_bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = tmp_path / "libcute_dsl_runtime.so"
+    broken.write_bytes(b"broken")
+    with Bundle(real_bundles["sm_90a"]) as bundle:
+        built_with = bundle.header.toolchain["nvidia-cutlass-dsl-libs-cu13"]
+        found = RuntimeLibrary(path=broken, cuda="cu13", version=built_with)
+        monkeypatch.setattr(library_module, "find_runtime_library", lambda cuda: found)
+        with pytest.raises(DriverError, match=rf"{broken} cannot be loaded"):
+            Library().load(bundle, bundle.header.kernels[0])
+
+
+def test_gpu_kernels_load_where_no_gpu_is(
+    real_bundles: dict[str, Path], addresses: dict[str, int]
+) -> None:
+    with Bundle(real_bundles["sm_90a"]) as bundle:
+        library = Library()
+        for kernel in bundle.header.kernels:
+            library.load(bundle, kernel)
+    assert len(set(addresses.values())) == len(addresses) == len(bundle.header.kernels)
+
+
+FORK = """
+import os, sys, threading
+from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.installation import INSTALLATION
+from nvgemm_runtime.library import LIBRARY
+
+bundle = Bundle(sys.argv[1])
+first, second = bundle.header.kernels[:2]
+loaded = LIBRARY.load(bundle, first)
+held, done = threading.Event(), threading.Event()
+
+def hold():
+    with LIBRARY._lock, INSTALLATION._lock:
+        held.set()
+        done.wait()
+
+threading.Thread(target=hold).start()
+held.wait()
+child = os.fork()
+if child == 0:
+    assert LIBRARY.load(bundle, first) is loaded
+    assert LIBRARY.load(bundle, second).handle != loaded.handle
+    INSTALLATION.bundles()
+    os._exit(7)
+done.set()
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+"""
+
+
+def test_a_forked_child_loads_though_a_thread_of_its_parent_held_the_locks(
+    cpu_bundle: BuiltBundle,
+) -> None:
+    subprocess.run([sys.executable, "-c", FORK, cpu_bundle.path], check=True, timeout=60)
