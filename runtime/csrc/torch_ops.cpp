@@ -149,6 +149,16 @@ void RefuseGradient(const char* name, const OwnedTensor& tensor) {
                                           "it under torch.no_grad() or detach ", name));
 }
 
+// Tells autograd that the operator wrote to `tensor`, so that backward() refuses to use a value that
+// was saved before. The ABI cannot count a version up, but zeroing an empty view does.
+void MarkWritten(const OwnedTensor& tensor) {
+  constexpr int64_t kNone[3] = {0, 0, 0};
+  shim::Tensor view = nullptr;
+  Check(shim::aoti_torch_as_strided(tensor.get(), kNone, kNone, &view), "aoti_torch_as_strided");
+  const OwnedTensor empty(view);
+  Check(shim::aoti_torch_zero_(empty.get()), "aoti_torch_zero_");
+}
+
 // torch's current stream as the one of TVM-FFI's environment, from which kernels take theirs.
 class StreamScope {
  public:
@@ -258,7 +268,8 @@ void Out(shim::Value* stack, uint64_t, uint64_t) {
     const OwnedTensor b(stack[1]);
     const OwnedString id(stack[2]);
     const OwnedTensor out(stack[3]);
-    if (shim::aoti_torch_grad_mode_is_enabled()) {
+    const bool records_gradients = shim::aoti_torch_grad_mode_is_enabled();
+    if (records_gradients) {
       RefuseGradient("a", a);
       RefuseGradient("b", b);
       RefuseGradient("out", out);
@@ -266,6 +277,7 @@ void Out(shim::Value* stack, uint64_t, uint64_t) {
     const DLTensor a_view = ViewOf(a);
     const StreamScope scope(a_view.device);
     Launch(KernelFor<kRank>(id), a_view, ViewOf(b), ViewOf(out));
+    if (records_gradients) MarkWritten(out);
   });
 }
 
