@@ -89,6 +89,12 @@ def test_backward_refuses_a_saved_value_that_an_operator_overwrote(plain: tuple[
         loss.backward()
 
 
+def test_refuses_dtypes_that_no_kernel_has(plain: tuple[str, int]) -> None:
+    a, b, _ = operands()
+    with pytest.raises(RuntimeError, match="a is of a dtype that no kernel takes; must be float32"):
+        torch.ops.nvgemm_aot.mm(a.double(), b, plain[0])
+
+
 def test_operators_resolve_negative_views(plain: tuple[str, int]) -> None:
     a, b, _ = operands()
     negative = torch._neg_view(a)
