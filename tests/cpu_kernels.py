@@ -93,7 +93,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
   const tensor_t *out = arguments[2].v.tensor;
   int64_t batches = RANK == 3 ? out->shape[0] : 1;
   (void)self; (void)result; (void)calls;
-  if (count != 3) { TVMFFIErrorSetRaisedFromCStr("TypeError", "expects 3 arguments"); return -1; }
+  if (count != 4) { TVMFFIErrorSetRaisedFromCStr("TypeError", "expects 4 arguments"); return -1; }
   BEHAVIOUR
   for (int64_t batch = 0; batch < batches; ++batch)
    for (int64_t i0 = 0; i0 < out->shape[RANK - 2]; i0 += TILE_M)

@@ -27,7 +27,7 @@ def loader(lib: native.Native) -> Iterator[Callable[[Any], None]]:
     lib.set_loader(None)
 
 
-def test_abi_needs_no_tensor() -> None:
+def test_abi_needs_no_tensor(lib: native.Native) -> None:
     assert torch.ops.nvgemm_aot.abi() == native.abi() == native.ABI
 
 
@@ -79,6 +79,20 @@ def test_refuses_operands_that_require_grad(plain: tuple[str, int], which: int) 
         with torch.no_grad():
             result = torch.ops.nvgemm_aot.mm(*tensors[:2], plain[0])
         torch.testing.assert_close(result, (a @ b).detach())
+
+
+def test_backward_refuses_a_saved_value_that_an_operator_overwrote(plain: tuple[str, int]) -> None:
+    a, b, saved = operands()
+    loss = (torch.ones(8, 8, requires_grad=True) * saved).sum()
+    torch.ops.nvgemm_aot.mm.out(a, b, plain[0], out=saved)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_refuses_dtypes_that_no_kernel_has(plain: tuple[str, int]) -> None:
+    a, b, _ = operands()
+    with pytest.raises(RuntimeError, match="a is of a dtype that no kernel takes; must be float32"):
+        torch.ops.nvgemm_aot.mm(a.double(), b, plain[0])
 
 
 def test_operators_resolve_negative_views(plain: tuple[str, int]) -> None:

@@ -20,6 +20,7 @@ std::string DTypeText(DLDataType dtype) {
     case kDLBfloat: name = "bfloat"; break;
     case kDLComplex: name = "complex"; break;
     case kDLBool: return "bool";
+    case kDLOpaqueHandle: return "of a dtype that no kernel takes";  // ViewOf(OwnedTensor)
     case kDLFloat8_e4m3fn: return "float8_e4m3fn";
     case kDLFloat8_e5m2: return "float8_e5m2";
     default: return Text("dtype(code ", dtype.code, ", bits ", dtype.bits, ", lanes ",
@@ -158,7 +159,8 @@ class Checker {
     // Matrices lie one behind the other, or each row of one lies between the rows of the others.
     if ((view->shape[outer] > 1 && view->strides[outer] < inner_extent) ||
         (several && batch_stride < matrix &&
-         !(batch_stride >= inner_extent && view->strides[outer] >= Reach(*view, 0) + inner_extent))) {
+         (batch_stride < inner_extent ||
+          view->strides[outer] < Reach(*view, 0) + inner_extent))) {
       Refuse(kValueError, name, " has shape ", ShapeText(view->tensor), " and strides ",
              StridesText(*view), ", so that elements share memory; make a copy with .contiguous()");
     }
@@ -186,7 +188,8 @@ class Checker {
     if (stride <= 0 || stride > kMaxExtent || stride % step != 0) {
       Refuse(kValueError, name, " has stride ", stride, " along dimension ", dimension,
              "; must be a multiple of ", step, " elements (", spec_.alignment_bytes,
-             " bytes) in 1..", kMaxExtent, "; make a copy with .contiguous() or use another kernel");
+             " bytes) in 1..", kMaxExtent,
+             "; make a copy with .contiguous() or use another kernel");
     }
   }
 

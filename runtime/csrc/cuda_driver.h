@@ -27,8 +27,8 @@ class DeviceGuard {
   void* previous_ = nullptr;
 };
 
-// Fills a view that passed CheckOperands with zero bytes, in order on `stream`. Only enqueues, so it
-// can be captured in a CUDA graph.
+// Fills a view that passed CheckOperands with zero bytes, in order on `stream`. Only enqueues, so
+// that a CUDA graph can capture it.
 void FillWithZeros(const TensorView& view, void* stream);
 
 }  // namespace nvgemm::cuda

@@ -3,7 +3,7 @@
 
 #include <tvm/ffi/c_api.h>
 
-#include <climits>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -73,7 +73,9 @@ class Arguments {
   std::string_view String(int at, const char* name) const {
     const TVMFFIAny& value = values_[at];
     if (value.type_index == kTVMFFIRawStr) return value.v_c_str;
-    if (value.type_index == kTVMFFISmallStr) return View(TVMFFISmallBytesGetContentByteArray(&value));
+    if (value.type_index == kTVMFFISmallStr) {
+      return View(TVMFFISmallBytesGetContentByteArray(&value));
+    }
     if (value.type_index == kTVMFFIStr) return View(*TVMFFIBytesGetByteArrayPtr(value.v_obj));
     Refuse(name, "a str");
   }

@@ -13,28 +13,33 @@
 namespace nvgemm {
 namespace {
 
-void Call(const KernelSpec& spec, CheckedCall* call) {
-  TVMFFIAny arguments[3] = {};
+// The kernel's parameters are the three operands and the CUDA stream to run on.
+constexpr int kParameters = 4;
+
+void Call(const KernelSpec& spec, CheckedCall* call, TVMFFIStreamHandle stream) {
+  TVMFFIAny arguments[kParameters] = {};
   DLTensor* const tensors[3] = {&call->a.tensor, &call->b.tensor, &call->out.tensor};
   for (int i = 0; i < 3; ++i) {
     arguments[i].type_index = kTVMFFIDLTensorPtr;
     arguments[i].v_ptr = tensors[i];
   }
+  arguments[3].type_index = kTVMFFIOpaquePtr;
+  arguments[3].v_ptr = stream;
   TVMFFIAny result{};
   result.type_index = kTVMFFINone;
-  if (spec.function(nullptr, arguments, 3, &result) != 0) throw TakeRaisedError(spec.id);
+  if (spec.function(nullptr, arguments, kParameters, &result) != 0) throw TakeRaisedError(spec.id);
   ReleaseResult(result);
 }
 
-void Run(Kernel* kernel, CheckedCall* call) {
+void Run(Kernel* kernel, CheckedCall* call, TVMFFIStreamHandle stream) {
   const int device = call->a.tensor.device.device_id;
   const uint64_t bit = device >= 0 && device < 64 ? uint64_t{1} << device : 0;
   if ((kernel->ready_devices.load(std::memory_order_acquire) & bit) != 0) {
-    return Call(kernel->spec, call);
+    return Call(kernel->spec, call, stream);
   }
   const std::lock_guard<std::mutex> lock(kernel->first_use);
   if (kernel->spec.device_type == kDLCUDA) cuda::CheckArchitecture(kernel->spec, device);
-  Call(kernel->spec, call);
+  Call(kernel->spec, call, stream);
   kernel->ready_devices.fetch_or(bit, std::memory_order_release);
 }
 
@@ -59,15 +64,14 @@ void Launch(Kernel* kernel, const DLTensor& a, const DLTensor& b, const DLTensor
   if (call.out_is_empty) return;
   if (kernel->spec.device_type == kDLCPU) {
     if (call.k_is_zero) return FillWithZerosOnCpu(call.out);
-    return Run(kernel, &call);
+    return Run(kernel, &call, nullptr);
   }
   cuda::RefuseForkedChild();
   const int device = call.out.tensor.device.device_id;
   const cuda::DeviceGuard guard(device);
-  if (call.k_is_zero) {
-    return cuda::FillWithZeros(call.out, TVMFFIEnvGetStream(kDLCUDA, device));
-  }
-  Run(kernel, &call);
+  const TVMFFIStreamHandle stream = TVMFFIEnvGetStream(kDLCUDA, device);
+  if (call.k_is_zero) return cuda::FillWithZeros(call.out, stream);
+  Run(kernel, &call, stream);
 }
 
 }  // namespace nvgemm

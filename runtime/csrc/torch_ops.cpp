@@ -3,159 +3,26 @@
 #include <tvm/ffi/c_api.h>
 #include <tvm/ffi/extra/c_env_api.h>
 
-#include <atomic>
-#include <mutex>
 #include <string>
-#include <string_view>
-#include <utility>
 
-#include "dynamic_loading.h"
 #include "failure.h"
 #include "ffi_error.h"
 #include "kernel_table.h"
 #include "launch.h"
 #include "torch_shim.h"
+#include "torch_values.h"
 
 namespace nvgemm {
 namespace {
 
 namespace shim = torch_shim;
 
-// A function of a library that is loaded already; null if there is no such library or function.
-template <typename Function>
-Function FindLoaded(const char* library_name, const char* function_name) {
-  void* library = dlopen(library_name, RTLD_LAZY | RTLD_NOLOAD);
-  if (library == nullptr) return nullptr;
-  return reinterpret_cast<Function>(dlsym(library, function_name));
-}
-
-void Check(shim::Error error, const char* function) {
-  if (error == 0) return;
-  const auto text = FindLoaded<shim::GetExceptionText>("libtorch_cpu.so", shim::kGetExceptionText);
-  throw Failure(kRuntimeError, Text("torch's ", function, " failed: ",
-                                    text != nullptr ? text() : "see torch's message on stderr"));
-}
-
-// An owning handle of torch.
-template <typename Handle, shim::Error (*Delete)(Handle)>
-class Owned {
- public:
-  explicit Owned(Handle handle) : handle_(handle) {}
-  explicit Owned(shim::Value value) : handle_(reinterpret_cast<Handle>(value)) {}
-  Owned(Owned&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
-  Owned& operator=(Owned&&) = delete;
-  ~Owned() {
-    if (handle_ != nullptr) Delete(handle_);
-  }
-
-  Handle get() const { return handle_; }
-  shim::Value Release() { return reinterpret_cast<shim::Value>(std::exchange(handle_, nullptr)); }
-
- private:
-  Handle handle_;
-};
-
-using OwnedTensor = Owned<shim::Tensor, shim::aoti_torch_delete_tensor_object>;
-using OwnedString = Owned<shim::String, shim::torch_delete_string>;
-
-std::string_view ViewOf(const OwnedString& string) {
-  const char* text = nullptr;
-  size_t length = 0;
-  Check(shim::torch_string_c_str(string.get(), &text), "torch_string_c_str");
-  Check(shim::torch_string_length(string.get(), &length), "torch_string_length");
-  return {text, length};
-}
-
-// torch's numbers of device types and dtypes, which are not part of its ABI.
-struct Numbers {
-  struct DType {
-    int32_t torch;
-    DLDataType dlpack;
-  };
-
-  const int32_t cpu = shim::aoti_torch_device_type_cpu();
-  const int32_t cuda = shim::aoti_torch_device_type_cuda();
-  const DType dtypes[8] = {
-      {shim::aoti_torch_dtype_bfloat16(), {kDLBfloat, 16, 1}},
-      {shim::aoti_torch_dtype_float16(), {kDLFloat, 16, 1}},
-      {shim::aoti_torch_dtype_float32(), {kDLFloat, 32, 1}},
-      {shim::aoti_torch_dtype_float8_e4m3fn(), {kDLFloat8_e4m3fn, 8, 1}},
-      {shim::aoti_torch_dtype_float8_e5m2(), {kDLFloat8_e5m2, 8, 1}},
-      {shim::aoti_torch_dtype_int8(), {kDLInt, 8, 1}},
-      {shim::aoti_torch_dtype_uint8(), {kDLUInt, 8, 1}},
-      {shim::aoti_torch_dtype_int32(), {kDLInt, 32, 1}},
-  };
-
-  static const Numbers& Get() {
-    static const Numbers numbers;
-    return numbers;
-  }
-
-  DLDataType DLPackDType(int32_t torch) const {
-    for (const DType& dtype : dtypes) {
-      if (dtype.torch == torch) return dtype.dlpack;
-    }
-    return {static_cast<uint8_t>(kDLOpaqueHandle), 0, 0};  // equals no kernel's dtype
-  }
-
-  int32_t TorchDType(DLDataType dlpack) const {
-    for (const DType& dtype : dtypes) {
-      if (dtype.dlpack.code == dlpack.code && dtype.dlpack.bits == dlpack.bits) return dtype.torch;
-    }
-    throw Failure(kTypeError, Text("torch has no dtype for DLPack code ", dlpack.code, ", ",
-                                   dlpack.bits, " bits"));
-  }
-};
-
-// A view of a tensor; its shape and strides are the tensor's own.
-DLTensor ViewOf(const OwnedTensor& tensor) {
-  const Numbers& numbers = Numbers::Get();
-  DLTensor view{};
-  int64_t rank = 0;
-  int32_t dtype = 0;
-  int32_t device_type = 0;
-  int32_t device_index = 0;
-  Check(shim::aoti_torch_get_data_ptr(tensor.get(), &view.data), "aoti_torch_get_data_ptr");
-  Check(shim::aoti_torch_get_dim(tensor.get(), &rank), "aoti_torch_get_dim");
-  Check(shim::aoti_torch_get_sizes(tensor.get(), &view.shape), "aoti_torch_get_sizes");
-  Check(shim::aoti_torch_get_strides(tensor.get(), &view.strides), "aoti_torch_get_strides");
-  Check(shim::aoti_torch_get_dtype(tensor.get(), &dtype), "aoti_torch_get_dtype");
-  Check(shim::aoti_torch_get_device_type(tensor.get(), &device_type),
-        "aoti_torch_get_device_type");
-  Check(shim::aoti_torch_get_device_index(tensor.get(), &device_index),
-        "aoti_torch_get_device_index");
-  view.ndim = static_cast<int32_t>(rank);
-  view.dtype = numbers.DLPackDType(dtype);
-  if (device_type == numbers.cpu) {
-    view.device = {kDLCPU, 0};
-  } else {
-    view.device = {device_type == numbers.cuda ? kDLCUDA : kDLExtDev, device_index};
-  }
-  return view;
-}
-
-// The operators have no derivative. torch would warn only when backward() runs, and leave the
-// gradients out; the ABI has no getter of requires_grad, but an alias of such a tensor, made while
-// gradients are recorded, is not a leaf.
-void RefuseGradient(const char* name, const OwnedTensor& tensor) {
-  shim::Tensor alias = nullptr;
-  Check(shim::aoti_torch_new_tensor_handle(tensor.get(), &alias), "aoti_torch_new_tensor_handle");
-  shim::Value stack[1] = {reinterpret_cast<shim::Value>(alias)};
-  for (const char* op : {"aten::alias", "aten::is_leaf"}) {
-    Check(shim::torch_call_dispatcher(op, "", stack, shim::kBuildVersion), op);
-  }
-  if ((stack[0] & 0xff) != 0) return;  // is_leaf: a bool in the lowest byte
-  throw Failure(kRuntimeError, Text(name, " requires grad, and the operator has no derivative; call "
-                                          "it under torch.no_grad() or detach ", name));
-}
-
 // torch's current stream as the one of TVM-FFI's environment, from which kernels take theirs.
 class StreamScope {
  public:
   explicit StreamScope(DLDevice device) : device_(device) {
     if (device.device_type != kDLCUDA) return;
-    void* stream = nullptr;
-    Check(GetCurrentStream()(device.device_id, &stream), shim::kGetCurrentCudaStream);
+    void* const stream = CurrentCudaStream(device.device_id);
     if (TVMFFIEnvSetStream(kDLCUDA, device.device_id, stream, &previous_) != 0) {
       throw TakeRaisedError("launch");
     }
@@ -168,44 +35,9 @@ class StreamScope {
   StreamScope& operator=(const StreamScope&) = delete;
 
  private:
-  static shim::GetCurrentCudaStream GetCurrentStream() {
-    static std::atomic<shim::GetCurrentCudaStream> found{nullptr};
-    auto function = found.load(std::memory_order_acquire);
-    if (function != nullptr) return function;
-    function =
-        FindLoaded<shim::GetCurrentCudaStream>("libtorch_cuda.so", shim::kGetCurrentCudaStream);
-    if (function == nullptr) {
-      throw Failure(kDriverError, Text("this torch has no ", shim::kGetCurrentCudaStream,
-                                       " in libtorch_cuda.so; install a torch with CUDA"));
-    }
-    found.store(function, std::memory_order_release);
-    return function;
-  }
-
   const DLDevice device_;
   TVMFFIStreamHandle previous_ = nullptr;
 };
-
-// A row-major tensor for the result, on the device of `a`.
-OwnedTensor Allocate(const KernelSpec& spec, const DLTensor& a, const DLTensor& b) {
-  if (a.ndim != spec.rank || b.ndim != spec.rank) {
-    throw Failure(kValueError, Text("a and b have ", a.ndim, " and ", b.ndim,
-                                    " dimensions; kernel ", spec.id, " takes ", spec.rank));
-  }
-  const Numbers& numbers = Numbers::Get();
-  const int last = spec.rank - 1;
-  int64_t sizes[3] = {a.shape[0], a.shape[last - 1], b.shape[last]};
-  int64_t strides[3] = {sizes[1] * sizes[2], sizes[2], 1};
-  const int skip = 3 - spec.rank;  // mm has no batch
-  const bool cuda = a.device.device_type == kDLCUDA;
-  shim::Tensor out = nullptr;
-  Check(shim::aoti_torch_empty_strided(spec.rank, sizes + skip, strides + skip,
-                                       numbers.TorchDType(spec.out_dtype),
-                                       cuda ? numbers.cuda : numbers.cpu,
-                                       cuda ? a.device.device_id : 0, &out),
-        "aoti_torch_empty_strided");
-  return OwnedTensor(out);
-}
 
 template <int kRank>
 Kernel* KernelFor(const OwnedString& id) {
@@ -244,7 +76,7 @@ void Functional(shim::Value* stack, uint64_t, uint64_t) {
     Kernel* kernel = KernelFor<kRank>(id);
     const DLTensor a_view = ViewOf(a);
     const DLTensor b_view = ViewOf(b);
-    OwnedTensor out = Allocate(kernel->spec, a_view, b_view);
+    OwnedTensor out = AllocateResult(kernel->spec, a_view, b_view);
     const StreamScope scope(a_view.device);
     Launch(kernel, a_view, b_view, ViewOf(out));
     stack[0] = out.Release();
@@ -258,7 +90,8 @@ void Out(shim::Value* stack, uint64_t, uint64_t) {
     const OwnedTensor b(stack[1]);
     const OwnedString id(stack[2]);
     const OwnedTensor out(stack[3]);
-    if (shim::aoti_torch_grad_mode_is_enabled()) {
+    const bool records_gradients = shim::aoti_torch_grad_mode_is_enabled();
+    if (records_gradients) {
       RefuseGradient("a", a);
       RefuseGradient("b", b);
       RefuseGradient("out", out);
@@ -266,6 +99,7 @@ void Out(shim::Value* stack, uint64_t, uint64_t) {
     const DLTensor a_view = ViewOf(a);
     const StreamScope scope(a_view.device);
     Launch(KernelFor<kRank>(id), a_view, ViewOf(b), ViewOf(out));
+    if (records_gradients) MarkWritten(out);
   });
 }
 

@@ -74,6 +74,11 @@ NVGEMM_TORCH_API Error aoti_torch_empty_strided(int64_t rank, const int64_t* siz
 NVGEMM_TORCH_API Error aoti_torch_new_tensor_handle(Tensor tensor, Tensor* handle);
 NVGEMM_TORCH_API Error aoti_torch_delete_tensor_object(Tensor tensor);
 
+// aoti/shim.h, < 2.10. The view has as many dimensions as the tensor and is owned by the caller.
+NVGEMM_TORCH_API Error aoti_torch_as_strided(Tensor tensor, const int64_t* sizes,
+                                             const int64_t* strides, Tensor* view);
+NVGEMM_TORCH_API Error aoti_torch_zero_(Tensor tensor);
+
 // aoti/shim.h, < 2.10.
 NVGEMM_TORCH_API bool aoti_torch_grad_mode_is_enabled();
 

@@ -1,0 +1,67 @@
+// Tensors and strings of torch, by way of its stable C ABI.
+
+#ifndef NVGEMM_RUNTIME_CSRC_TORCH_VALUES_H_
+#define NVGEMM_RUNTIME_CSRC_TORCH_VALUES_H_
+
+#include <tvm/ffi/c_api.h>
+
+#include <cstdint>
+#include <string_view>
+#include <utility>
+
+#include "kernel_table.h"
+#include "torch_shim.h"
+
+namespace nvgemm {
+
+// An owning handle of torch.
+template <typename Handle, torch_shim::Error (*Delete)(Handle)>
+class Owned {
+ public:
+  explicit Owned(Handle handle) : handle_(handle) {}
+  explicit Owned(torch_shim::Value value) : handle_(reinterpret_cast<Handle>(value)) {}
+  Owned(Owned&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Owned& operator=(Owned&&) = delete;
+  ~Owned() {
+    if (handle_ != nullptr) Delete(handle_);
+  }
+
+  Handle get() const { return handle_; }
+  torch_shim::Value Release() {
+    return reinterpret_cast<torch_shim::Value>(std::exchange(handle_, nullptr));
+  }
+
+ private:
+  Handle handle_;
+};
+
+using OwnedTensor = Owned<torch_shim::Tensor, torch_shim::aoti_torch_delete_tensor_object>;
+using OwnedString = Owned<torch_shim::String, torch_shim::torch_delete_string>;
+
+// Throws Failure with torch's message if a function of torch reports an error.
+void Check(torch_shim::Error error, const char* function);
+
+// Text of a string; valid as long as the string is.
+std::string_view ViewOf(const OwnedString& string);
+
+// A view of a tensor; its shape and strides are the tensor's own. A dtype or device that no kernel
+// has is given as one that equals none.
+DLTensor ViewOf(const OwnedTensor& tensor);
+
+// A row-major tensor for the result of a @ b, on the device of `a`.
+OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTensor& b);
+
+// Throws Failure if a tensor requires grad; for use while gradients are recorded. The operators
+// have no derivative, and torch would warn only when backward() runs, and leave gradients out.
+void RefuseGradient(const char* name, const OwnedTensor& tensor);
+
+// Tells autograd that the operator wrote to a tensor, so that backward() refuses to use a value
+// that was saved before.
+void MarkWritten(const OwnedTensor& tensor);
+
+// The stream that torch has made current for a CUDA device. Throws Failure if torch has no CUDA.
+void* CurrentCudaStream(int32_t device_index);
+
+}  // namespace nvgemm
+
+#endif  // NVGEMM_RUNTIME_CSRC_TORCH_VALUES_H_
