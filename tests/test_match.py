@@ -179,3 +179,81 @@ def test_cpu_bundles_are_for_the_cpu_alone() -> None:
     cpu = replace(B200, kind="cpu", capability=None, name="cpu", runtime_library=None, cuda=None)
     assert refusal(built, cpu) is None
     assert "built for cpu" in str(refusal(built, B200))
+
+
+def with_alignment(*alignments: int, seed: int = 0) -> Header:
+    """A bundle whose kernels, all ranked for one problem, need these alignments."""
+    base = synthetic_content(kernels=len(alignments), problems=1, seed=seed)
+    kernels = tuple(
+        replace(kernel, alignment_bytes=alignment)
+        for kernel, alignment in zip(base.kernels, alignments)
+    )
+    places = tuple((sha256_hex(kernel.payload), None) for kernel in kernels)
+    ranking = replace(base.rankings[0], problem=problem(16), kernels=places)
+    return encode_bundle(replace(base, kernels=kernels, rankings=(ranking,)))[1]
+
+
+def alignments_of(match: Match) -> list[int]:
+    return [served.kernel.alignment_bytes for served in match.kernels]
+
+
+def test_only_kernels_that_the_operands_are_aligned_for_are_served() -> None:
+    built = index(with_alignment(16, 4, 8))
+    assert alignments_of(found(built.match(problem(16), 16))) == [16, 4, 8]
+    assert alignments_of(found(built.match(problem(16), 8))) == [4, 8]
+    assert alignments_of(found(built.match(problem(5), 4))) == [4]
+    assert "need 4" in reasons(built.match(problem(16), 2))
+
+
+def test_another_bundle_serves_what_the_first_is_too_strictly_aligned_for() -> None:
+    built = index(with_alignment(16), with_alignment(2, seed=1))
+    match = found(built.match(problem(16), 8))
+    assert (match.basis, match.kernels[0].bundle) == (Basis.DECLARED, 1)
+    assert found(built.match(problem(17), 8)).kernels[0].bundle == 1
+    assert found(built.match(problem(17), 16)).kernels[0].bundle == 0
+
+
+def test_another_problem_of_the_signature_serves_where_alignment_rules_out_the_own() -> None:
+    loose = with_alignment(2, seed=1)
+    ranking = replace(loose.rankings[0], problem=problem(2048))
+    built = index(with_alignment(16), replace(loose, rankings=(ranking,)))
+    match = found(built.match(problem(16), 4))
+    assert (match.basis, match.ranked_as) == (Basis.SIGNATURE, problem(2048))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"calling_convention": "cuda:f(a,b)"}, "calling convention 'cuda:f(a,b)', this release"),
+        ({"workspace_bytes": 64}, "need a workspace"),
+    ],
+)
+def test_kernels_that_this_release_cannot_launch_are_left_out_with_the_reason(
+    change: dict[str, object], reason: str
+) -> None:
+    built = with_alignment(16, 16)
+    worst = built.rankings[0].kernels[1]
+    mixed = replace(built, kernels=tuple(
+        replace(kernel, **change) if place != worst.kernel else kernel
+        for place, kernel in enumerate(built.kernels)
+    ))  # fmt: skip
+    assert len(found(index(mixed).match(problem(16), 16)).kernels) == 1
+    none = replace(built, kernels=tuple(replace(k, **change) for k in built.kernels))
+    said = reasons(index(none).match(problem(16), 16))
+    assert f"b0: 2 kernels are left out: {said.split('left out: ')[1]}" in said
+    assert reason in said
+
+
+def test_an_alignment_miss_names_the_bundles_that_were_refused_too() -> None:
+    other = replace(with_alignment(2), target=Target(arch="sm_90a"))
+    said = reasons(index(with_alignment(16), other).match(problem(16), 8))
+    assert "need 16" in said
+    assert "b1: sm_90a kernels do not run on" in said
+
+
+def test_a_patch_release_is_newer_than_none() -> None:
+    def view(name: str, version: str) -> BundleView:
+        built = replace(content(problem(1)), toolchain={"nvidia-cutlass-dsl": version})
+        return BundleView(name=name, header=encode_bundle(built)[1])
+
+    assert [v.name for v in preferred([view("a", "4.8"), view("b", "4.8.1")])] == ["b", "a"]
