@@ -158,7 +158,7 @@ def test_a_payload_that_is_cut_off_is_refused(bundle: Bundle, tmp_path: Path, si
     cut = payload[:size] or b"\0"
     with (
         bundle_with(tmp_path / "cut.nvgemm", cut) as other,
-        pytest.raises(NoKernelError, match="no 64-bit ELF image|is cut off"),
+        pytest.raises(NoKernelError, match=r"no 64-bit ELF image|is cut off"),
     ):
         Library().load(other, other.header.kernels[0])
 
@@ -176,7 +176,7 @@ def test_a_damaged_image_is_refused(bundle: Bundle, tmp_path: Path, damage: str)
         image[54] = 7
     with (
         bundle_with(tmp_path / "damaged.nvgemm", bytes(image)) as other,
-        pytest.raises(NoKernelError, match="no 64-bit ELF image|cannot be loaded from memory"),
+        pytest.raises(NoKernelError, match=r"no 64-bit ELF image|cannot be loaded from memory"),
     ):
         Library().load(other, other.header.kernels[0])
 

@@ -16,10 +16,11 @@ from nvgemm_runtime.errors import (
     BundleFormatError,
     NvgemmError,
     StorageError,
+    UnhealthyError,
     VerificationError,
 )
 
-from . import render, render_bundle
+from . import render, render_bundle, render_doctor
 from .progress import report_progress
 from .rejection_log import open_rejection_log
 
@@ -226,6 +227,24 @@ def list_(as_json: bool) -> None:
     from nvgemm_runtime.discover import installed_bundles
 
     _print(render.installed_document(installed_bundles()), render.installed_text, as_json)
+
+
+@main.command()
+@_json_option
+def doctor(as_json: bool) -> None:
+    """Say whether this machine can run prebuilt kernels, and if not, what is missing.
+
+    The exit status is 0 where it can, and 32 where it cannot.
+    """
+    from .doctor import diagnose
+
+    # What is wrong with bundles is part of the answer; as warnings it would be said twice.
+    logging.getLogger("nvgemm.installation").setLevel(logging.ERROR)
+    diagnosis = diagnose()
+    _print(diagnosis.to_json(), render_doctor.diagnosis_text, as_json)
+    if not diagnosis.healthy:
+        count = len(diagnosis.problems)
+        raise UnhealthyError(f"{count} problem{'s' * (count > 1)}; see above")
 
 
 @main.command()

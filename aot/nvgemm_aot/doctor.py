@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
+from typing import TypeVar
 
+from nvgemm_runtime import native
+from nvgemm_runtime.errors import NvgemmError
 from nvgemm_runtime.facts import (
     RUNTIME_LIBRARY,
     DeviceFacts,
+    RuntimeLibrary,
     device_facts,
     find_runtime_library,
     torch_cuda,
 )
 from nvgemm_runtime.installation import INSTALLATION, FoundBundle
+from nvgemm_runtime.match import describe
 
 from .cache import default_directory
+
+T = TypeVar("T")
 
 _DISTRIBUTIONS = ("nvgemm-aot", "torch", "apache-tvm-ffi", "zstandard")
 _BUILD_DISTRIBUTIONS = (
@@ -30,13 +37,40 @@ _DRIVER_LIBRARY = "libcuda.so.1"
 
 @dataclass(frozen=True, kw_only=True)
 class BundleState:
-    """A bundle that was found, and for each GPU why it does not serve it (None: it does)."""
+    """A bundle that was found.
+
+    Attributes:
+        path: The file.
+        origin: The distribution that brought it, or the variable that names it.
+        target: Key of its target; None where it cannot be read.
+        kernels: How many it holds.
+        problem: Why it cannot be used on any device, or None.
+        refusals: By GPU, as this machine's are listed: why it does not serve that one, or None.
+    """
 
     path: str
     origin: str
     target: str | None
     kernels: int
-    refusals: dict[str, str | None]
+    problem: str | None
+    refusals: tuple[str | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheState:
+    """The build cache.
+
+    Attributes:
+        directory: Where it is; None where the user has no place for it.
+        writable: Whether it, or the directory that it would be made in, can be written.
+        entries: Kernels and plans in it.
+        size_bytes: Their size.
+    """
+
+    directory: str | None
+    writable: bool
+    entries: int
+    size_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,11 +82,13 @@ class Diagnosis:
         build_versions: Likewise of the compiler side, which running kernels does not need.
         driver: CUDA version that the driver supports, e.g. ``13.0``; None without a driver.
         torch_cuda: CUDA major version of torch, e.g. ``cu13``; None for a CPU build.
-        runtime_library: Where the library that kernels call was found, or None.
+        runtime_library: Where the library that kernels call was found, and its version, or None.
+        launcher: Whether the native launcher loads.
         gpus: Name and compute capability of each GPU.
         bundles: Every bundle that is installed or named.
-        cache: The build cache's directory, and whether it can be written.
-        problems: What keeps this machine from running prebuilt kernels; empty where nothing does.
+        cache: The build cache, which running kernels does not need.
+        problems: What keeps this machine from running prebuilt kernels, or one of its GPUs, or
+            something that is installed from being used; each with the next step.
     """
 
     versions: dict[str, str | None]
@@ -60,57 +96,74 @@ class Diagnosis:
     driver: str | None
     torch_cuda: str | None
     runtime_library: str | None
+    launcher: bool
     gpus: tuple[str, ...]
     bundles: tuple[BundleState, ...]
-    cache: tuple[str, bool]
+    cache: CacheState
     problems: tuple[str, ...]
 
     @property
     def healthy(self) -> bool:
-        """Whether this machine can run at least one prebuilt kernel."""
+        """Whether every GPU is served, and nothing that is installed is broken."""
         return not self.problems
 
     def to_json(self) -> dict[str, object]:
         """Everything as values that ``json.dumps`` takes."""
-        return asdict(self) | {"healthy": self.healthy}
+        return {"healthy": self.healthy} | asdict(self)
 
 
 def diagnose() -> Diagnosis:
     """Look at this machine. Works, and says what is missing, where there is no GPU."""
+    problems: list[str] = []
     versions = {name: _version(name) for name in _DISTRIBUTIONS}
-    problems = [f"{name} is not installed" for name, found in versions.items() if found is None]
+    problems += (
+        f"{name} is not installed; run: pip install nvgemm-aot"
+        for name, found in versions.items()
+        if found is None
+    )
+    launcher = _attempt(native.load, problems) is not None
     driver = _driver_version()
     if driver is None:
-        problems.append(f"no CUDA driver: {_DRIVER_LIBRARY} cannot be loaded")
-    cuda = torch_cuda() if versions["torch"] else None
+        problems.append(
+            f"no CUDA driver: {_DRIVER_LIBRARY} cannot be loaded or does not answer; install "
+            "NVIDIA's driver, or give the container its GPUs"
+        )
+    cuda = _attempt(torch_cuda, problems) if versions["torch"] else None
     if versions["torch"] and cuda is None:
-        problems.append("torch is a CPU build; install one with CUDA")
+        problems.append("torch is a CPU build, or broken; install one with CUDA")
     library = None if cuda is None else find_runtime_library(cuda)
     if cuda is not None and library is None:
         problems.append(
             f"{RUNTIME_LIBRARY} for {cuda} is missing; "
             f"run: pip install nvidia-cutlass-dsl-libs-{cuda}"
         )
-    devices = _gpus() if driver is not None and cuda is not None else ()
-    if driver is not None and cuda is not None and not devices:
-        problems.append("torch sees no GPU")
+    devices = (_attempt(_gpus, problems) or ()) if driver and cuda else ()
+    if driver and cuda and not devices:
+        problems.append("torch sees no GPU; is CUDA_VISIBLE_DEVICES empty?")
     states = tuple(_state(found, devices) for found in INSTALLATION.bundles())
     problems += _bundle_problems(states, devices)
-    cache = default_directory()
     return Diagnosis(
         versions=versions,
         build_versions={name: _version(name) for name in _BUILD_DISTRIBUTIONS},
         driver=driver,
         torch_cuda=cuda,
-        runtime_library=None if library is None else f"{library.path} ({library.version})",
-        gpus=tuple(
-            f"{facts.name}, compute capability {'.'.join(map(str, facts.capability or ()))}"
-            for facts in devices
-        ),
+        runtime_library=_library_text(library),
+        launcher=launcher,
+        gpus=tuple(describe(facts) for facts in devices),
         bundles=states,
-        cache=(str(cache), _writable(cache)),
+        cache=_cache_state(),
         problems=tuple(problems),
     )
+
+
+def _attempt(look: Callable[[], T], problems: list[str]) -> T | None:
+    """What ``look`` finds; what it raises becomes a problem, for a doctor must not fall ill."""
+    try:
+        return look()
+    except Exception as error:
+        name = "" if isinstance(error, NvgemmError) else f"{type(error).__name__}: "
+        problems.append(f"{name}{error}")
+        return None
 
 
 def _version(distribution: str) -> str | None:
@@ -131,6 +184,10 @@ def _driver_version() -> str | None:
     return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
 
+def _library_text(library: RuntimeLibrary | None) -> str | None:
+    return None if library is None else f"{library.path} ({library.version})"
+
+
 def _gpus() -> tuple[DeviceFacts, ...]:
     import torch
 
@@ -144,32 +201,45 @@ def _state(found: FoundBundle, devices: tuple[DeviceFacts, ...]) -> BundleState:
         origin=found.origin,
         target=header.target.key if header else None,
         kernels=len(header.kernels) if header else 0,
-        refusals={facts.name: found.refusal(facts) for facts in devices}
-        or {"any device": found.problem},
+        problem=found.problem,
+        refusals=tuple(found.refusal(facts) for facts in devices),
     )
 
 
 def _bundle_problems(
     states: tuple[BundleState, ...], devices: tuple[DeviceFacts, ...]
 ) -> list[str]:
-    problems = [
-        reason
-        for state in states
-        if state.target is None and (reason := next(iter(state.refusals.values()))) is not None
-    ]
     if not states:
-        problems.append(
+        return [
             "no bundle is installed; pip install a kernel wheel, or name bundles in "
             "NVGEMM_AOT_BUNDLES"
-        )
-    problems += [
-        f"no bundle serves {facts.name}"
-        for facts in devices
-        if states and all(state.refusals.get(facts.name) is not None for state in states)
-    ]
+        ]
+    problems = [state.problem for state in states if state.problem is not None]
+    for place, facts in enumerate(devices):
+        refusals = [state.refusals[place] for state in states]
+        if None not in refusals:
+            # GPUs of one kind have the same reasons, and need them said once.
+            reason = f"no bundle serves {describe(facts)}: {'; '.join(map(str, refusals))}"
+            problems += [reason] * (reason not in problems)
     return problems
 
 
-def _writable(directory: Path) -> bool:
+def _cache_state() -> CacheState:
+    try:
+        directory = default_directory()
+    except NvgemmError:
+        return CacheState(directory=None, writable=False, entries=0, size_bytes=0)
     existing = next(place for place in (directory, *directory.parents) if place.exists())
-    return os.access(existing, os.W_OK)
+    sizes = []
+    for folder, _, names in os.walk(directory / "entries"):
+        for name in names:
+            try:
+                sizes.append(os.stat(os.path.join(folder, name)).st_size)  # noqa: PTH116, PTH118
+            except OSError:  # A build may be sweeping.
+                continue
+    return CacheState(
+        directory=str(directory),
+        writable=os.access(existing, os.W_OK | os.X_OK),
+        entries=len(sizes),
+        size_bytes=sum(sizes),
+    )

@@ -186,7 +186,12 @@ def _run(
         if out.numel() == 0 or a.numel() == 0:
             return out.zero_()  # as ATen: a sum of nothing is zero
         kernel = _choose(op, a, b, out)
-    _launcher().launch(kernel.handle, a, b, out)
+    try:
+        _launcher().launch(kernel.handle, a, b, out)
+    except RuntimeError:
+        # Tensors on some devices do not even reach the launcher, and it is torch that complains.
+        check_shapes(op, a, b, out)
+        raise
     return out
 
 

@@ -111,6 +111,12 @@ class NoKernelError(NvgemmError):
 
 
 class DriverError(NvgemmError):
-    """The CUDA driver is missing or reports a failure."""
+    """The CUDA driver, or a library that kernels call, is missing or reports a failure."""
 
     exit_code = 31
+
+
+class UnhealthyError(NvgemmError):
+    """This machine lacks something that running prebuilt kernels needs."""
+
+    exit_code = 32

@@ -1,0 +1,60 @@
+"""What the command prints of a machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .tables import size_text, table
+
+MISSING = "missing"
+
+
+def diagnosis_text(document: dict[str, Any]) -> str:
+    """Print a diagnosis: what was found, each bundle for each GPU, then every problem."""
+    cache = document["cache"]
+    facts = [
+        *([name, found or MISSING] for name, found in document["versions"].items()),
+        *(
+            [name, found or f"{MISSING} (needed for building alone)"]
+            for name, found in document["build_versions"].items()
+        ),
+        ["native launcher", "loads" if document["launcher"] else "does not load"],
+        ["CUDA driver", document["driver"] or MISSING],
+        ["torch built for", document["torch_cuda"] or "no CUDA"],
+        ["runtime library", document["runtime_library"] or MISSING],
+        *([f"GPU {place}", gpu] for place, gpu in enumerate(document["gpus"])),
+        ["build cache", _cache_text(cache)],
+    ]
+    parts = [table(facts, ["part", "found"])]
+    if document["bundles"]:
+        parts.append("\n".join(_bundle_lines(document)))
+    if document["problems"]:
+        parts.append("\n".join(f"problem: {problem}" for problem in document["problems"]))
+    parts.append("healthy" if document["healthy"] else "not healthy")
+    return "\n\n".join(parts)
+
+
+def _cache_text(cache: dict[str, Any]) -> str:
+    if cache["directory"] is None:
+        return "no place for one; set NVGEMM_AOT_CACHE"
+    state = "" if cache["writable"] else ", not writable"
+    return (
+        f"{cache['directory']}: {cache['entries']} entries, {size_text(cache['size_bytes'])}{state}"
+    )
+
+
+def _bundle_lines(document: dict[str, Any]) -> list[str]:
+    lines = []
+    for bundle in document["bundles"]:
+        what = (
+            f"{bundle['target']}, {bundle['kernels']} kernels" if bundle["target"] else "unusable"
+        )
+        lines.append(f"{bundle['path']} ({bundle['origin']}): {what}")
+        if bundle["problem"]:
+            lines.append(f"  {bundle['problem']}")
+            continue
+        lines += [
+            f"  GPU {place}: {refusal or 'served'}"
+            for place, refusal in enumerate(bundle["refusals"])
+        ]
+    return lines

@@ -1,0 +1,398 @@
+"""The public functions, from tensors to results, with bundled kernels for the CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import cpu_provider
+import nvgemm_runtime
+from nvgemm_aot.cache import Cache
+from nvgemm_aot.pipeline import BuiltBundle
+from nvgemm_runtime import api
+from nvgemm_runtime.errors import NoKernelError
+from nvgemm_runtime.installation import Installation
+from nvgemm_runtime.match import Basis
+from nvgemm_runtime.operands import torch_dtype
+from nvgemm_runtime.problem import DType, Op, Signature
+
+Tensor = torch.Tensor
+
+
+def use(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
+    """Make this process find these bundles and no others."""
+    monkeypatch.setenv("NVGEMM_AOT_BUNDLES", os.pathsep.join(map(str, places)))
+    monkeypatch.setattr("nvgemm_runtime.discover.distributions", lambda: ())
+    monkeypatch.setattr(api, "INSTALLATION", Installation())
+
+
+@pytest.fixture
+def installed(cpu_bundle: BuiltBundle, monkeypatch: pytest.MonkeyPatch) -> BuiltBundle:
+    use(monkeypatch, cpu_bundle.path)
+    return cpu_bundle
+
+
+@pytest.fixture
+def strict(kernel_cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuiltBundle:
+    """A bundle of one kernel, which demands 16 bytes."""
+    declared = [cpu_provider.problem(sizes=(64, 64, 64))]
+    bundle = cpu_provider.build_bundle(declared, tmp_path, kernel_cache, candidates=1)
+    use(monkeypatch, bundle.path)
+    return bundle
+
+
+def operands(
+    served: Signature, m: int, n: int, k: int, batch: int = 3
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A and B in a signature's types and layouts, and the product in its type."""
+    lead = (batch,) if served.op is Op.BMM else ()
+
+    def some(row_major: bool, *shape: int) -> Tensor:
+        values = torch.randint(-8, 9, shape) if served.a.is_integer else torch.randn(shape)
+        tensor = values.to(torch_dtype(served.a))
+        return tensor if row_major else tensor.mT.contiguous().mT
+
+    a = some(served.layout.a_row_major, *lead, m, k)
+    b = some(served.layout.b_row_major, *lead, k, n)
+    wide = torch.int32 if served.a.is_integer else torch.float32
+    return a, b, (a.to(wide) @ b.to(wide)).to(torch_dtype(served.out))
+
+
+def function(served: Signature) -> Callable[..., Tensor]:
+    return {Op.MM: nvgemm_runtime.mm, Op.BMM: nvgemm_runtime.bmm}[served.op]
+
+
+def assert_same(got: Tensor, expected: Tensor) -> None:
+    if expected.dtype is torch.int32:
+        assert torch.equal(got, expected)
+    else:
+        torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("served", cpu_provider.SIGNATURES, ids=lambda served: served.key)
+@pytest.mark.parametrize(
+    ("sizes", "basis"),
+    [((16, 32, 64), Basis.DECLARED), ((37, 16, 48), Basis.SIGNATURE), ((3, 5, 7), Basis.SIGNATURE)],
+)
+def test_computes_declared_and_other_sizes_of_every_signature(
+    installed: BuiltBundle, served: Signature, sizes: tuple[int, int, int], basis: Basis
+) -> None:
+    a, b, expected = operands(served, *sizes)
+    explanation = nvgemm_runtime.explain(a, b)
+    assert explanation.match is not None, explanation
+    assert explanation.match.basis is basis
+    assert explanation.reasons == ()
+    result = function(served)(a, b)
+    assert result.dtype is expected.dtype
+    assert_same(result, expected)
+    out = torch.full_like(expected, 77)
+    assert function(served)(a, b, out=out) is out
+    assert_same(out, expected)
+
+
+@pytest.mark.parametrize("operand", [DType.FP16, DType.BF16])
+def test_small_whole_numbers_are_exact(installed: BuiltBundle, operand: DType) -> None:
+    a = torch.randint(0, 2, (37, 100)).to(torch_dtype(operand))
+    b = torch.randint(0, 2, (100, 24)).to(torch_dtype(operand))
+    assert torch.equal(nvgemm_runtime.mm(a, b).float(), a.float() @ b.float())
+
+
+def test_every_kernel_can_be_named_by_id_and_as_loaded(installed: BuiltBundle) -> None:
+    for kernel in installed.header.kernels:
+        a, b, expected = operands(kernel.signature, 16, 16, 32)
+        out = torch.empty_like(expected)
+        assert_same(function(kernel.signature)(a, b, kernel=kernel.id), expected)
+        loaded = api.load_kernel(kernel.id)
+        assert loaded.kernel.id == kernel.id
+        assert_same(function(kernel.signature)(a, b, out, loaded), expected)
+
+
+def test_choose_gives_the_best_ranked_kernel(installed: BuiltBundle) -> None:
+    a, b, expected = operands(cpu_provider.SIGNATURES[0], 16, 32, 64)
+    out = torch.empty_like(expected)
+    match = nvgemm_runtime.explain(a, b).match
+    assert match is not None
+    chosen = nvgemm_runtime.choose(a, b, out)
+    assert chosen.kernel == match.kernels[0].kernel
+    nvgemm_runtime.mm(a, b, out=out, kernel=chosen)
+    assert_same(out, expected)
+
+
+def test_explanations_can_be_read(installed: BuiltBundle) -> None:
+    a, b = torch.zeros(16, 64), torch.zeros(64, 32)
+    lines = str(nvgemm_runtime.explain(a, b)).splitlines()
+    assert lines[0] == "mm/tt/fp32xfp32/fp32/fp32/m16n32k64: declared"
+    assert lines[1].startswith("  1. ")
+    assert "Cpu_" in lines[1]
+    other = str(nvgemm_runtime.explain(a[:4], b))
+    assert "m4n32k64: signature, ranked as mm/tt/fp32xfp32/fp32/fp32/m16n32k64" in other
+    assert "no kernel\n  " in str(nvgemm_runtime.explain(a.double(), b.double()))
+
+
+def test_bundles_says_what_was_found(installed: BuiltBundle) -> None:
+    (found,) = nvgemm_runtime.bundles()
+    assert (found.path, found.origin) == (installed.path, "NVGEMM_AOT_BUNDLES")
+    assert found.problem is None
+
+
+@pytest.mark.parametrize(
+    ("a", "b"), [((0, 8), (8, 4)), ((4, 8), (8, 0)), ((4, 0), (0, 8)), ((0, 0), (0, 0))]
+)
+@pytest.mark.parametrize("by_id", [False, True])
+def test_sizes_of_zero_give_what_torch_gives(
+    installed: BuiltBundle, a: tuple[int, int], b: tuple[int, int], by_id: bool
+) -> None:
+    kernel = next(k for k in installed.header.kernels if k.signature.key.startswith("mm/tt/fp32"))
+    left, right = torch.ones(a), torch.ones(b)
+    result = nvgemm_runtime.mm(left, right, kernel=kernel.id if by_id else None)
+    assert torch.equal(result, left @ right)
+    out = torch.full((a[0], b[1]), float("nan"))
+    nvgemm_runtime.mm(left, right, out=out, kernel=kernel.id if by_id else None)
+    assert torch.equal(out, left @ right)
+
+
+def test_sizes_of_zero_need_shapes_that_fit_too(installed: BuiltBundle) -> None:
+    with pytest.raises(ValueError, match="do not multiply"):
+        nvgemm_runtime.mm(torch.ones(0, 5), torch.ones(7, 3))
+    with pytest.raises(ValueError, match=r"must have \[0, 3\]"):
+        nvgemm_runtime.mm(torch.ones(0, 5), torch.ones(5, 3), out=torch.ones(1, 3))
+    with pytest.raises(NoKernelError, match="m must be in"):
+        nvgemm_runtime.choose(torch.ones(0, 5), torch.ones(5, 3), torch.ones(0, 3))
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_refuses_to_lose_a_gradient(installed: BuiltBundle, which: int) -> None:
+    tensors = [torch.ones(16, 16) for _ in range(3)]
+    tensors[which].requires_grad_()
+    a, b, out = tensors
+    with pytest.raises(RuntimeError, match="requires grad"):
+        nvgemm_runtime.mm(a, b, out=out)
+    with torch.no_grad():
+        assert torch.equal(nvgemm_runtime.mm(a, b), (a @ b).detach())
+
+
+def test_refuses_negative_views(installed: BuiltBundle) -> None:
+    a, b = torch.ones(16, 16), torch.ones(16, 16)
+    with pytest.raises(ValueError, match="resolve_neg"):
+        nvgemm_runtime.mm(torch._neg_view(a), b)
+    with pytest.raises(ValueError, match="resolve_neg"):
+        nvgemm_runtime.mm(a, b, out=torch._neg_view(torch.empty(16, 16)))
+
+
+@pytest.mark.parametrize("kernel", ["none", "id", "loaded"])
+@pytest.mark.parametrize(
+    ("a", "b", "error"),
+    [
+        (torch.ones(4), torch.ones(4, 4), ValueError),
+        (torch.ones(2, 4, 4), torch.ones(2, 4, 4), ValueError),
+        (torch.ones(4, 4), torch.ones(5, 4), ValueError),
+        (torch.ones(4, 4).double(), torch.ones(4, 4).double(), (NoKernelError, TypeError)),
+        (torch.ones(4, 4), torch.ones(4, 4).half(), (NoKernelError, TypeError)),
+        (torch.ones(4, 4), torch.ones(4, 4, device="meta"), ValueError),
+    ],
+)
+def test_wrong_operands_are_refused_however_the_kernel_is_named(
+    installed: BuiltBundle, kernel: str, a: Tensor, b: Tensor, error: Any
+) -> None:
+    id_ = next(k.id for k in installed.header.kernels if k.signature.key.startswith("mm/tt/fp32"))
+    named: Any = {"none": None, "id": id_, "loaded": api.load_kernel(id_)}[kernel]
+    with pytest.raises(error):
+        nvgemm_runtime.mm(a, b, kernel=named)
+    with pytest.raises(error):
+        nvgemm_runtime.mm(a, b, out=torch.empty(4, 4), kernel=named)
+
+
+def test_a_kernel_of_the_other_operation_is_refused(installed: BuiltBundle) -> None:
+    id_ = next(k.id for k in installed.header.kernels if k.signature.op is Op.BMM)
+    with pytest.raises(ValueError, match=r"computes bmm/|dimensions"):
+        nvgemm_runtime.mm(torch.ones(4, 4), torch.ones(4, 4), torch.ones(4, 4), id_)
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (torch.empty(16, 31), "out has shape"),
+        (torch.empty(32, 16).T, "out is not row-major"),
+        (torch.empty(16, 32).double(), "no kernel takes torch.float64"),
+        (torch.empty(16, 32).bfloat16(), r"no bundled kernel computes mm/tt/fp32xfp32/fp32/bf16"),
+    ],
+)
+def test_wrong_outs_are_refused(installed: BuiltBundle, out: Tensor, message: str) -> None:
+    with pytest.raises((ValueError, NoKernelError), match=message):
+        nvgemm_runtime.mm(torch.ones(16, 64), torch.ones(64, 32), out=out)
+
+
+def test_an_out_that_overlaps_an_operand_is_refused(installed: BuiltBundle) -> None:
+    a = torch.ones(16, 16)
+    with pytest.raises(ValueError, match="out overlaps a"):
+        nvgemm_runtime.mm(a, torch.ones(16, 16), out=a)
+
+
+def test_unknown_ids_are_refused(installed: BuiltBundle) -> None:
+    with pytest.raises(NoKernelError, match="no installed bundle holds kernel feed"):
+        nvgemm_runtime.mm(torch.ones(4, 4), torch.ones(4, 4), kernel="feed")
+
+
+def test_operands_are_refused_before_the_launch_where_alignment_rules_every_kernel_out(
+    strict: BuiltBundle,
+) -> None:
+    assert torch.equal(
+        nvgemm_runtime.mm(torch.ones(3, 64), torch.ones(64, 4)), 64 * torch.ones(3, 4)
+    )
+    for a, b in (
+        (torch.ones(3, 62), torch.ones(62, 4)),
+        (torch.ones(3, 64), torch.ones(64, 5)),
+        (torch.ones(3, 66)[:, 1:65], torch.ones(64, 4)),
+        (torch.ones(3, 128)[:, :62], torch.ones(62, 4)),
+    ):
+        explanation = nvgemm_runtime.explain(a, b)
+        assert explanation.match is None
+        assert "need 16" in explanation.reasons[0]
+        with pytest.raises(NoKernelError, match="aligned to") as error:
+            nvgemm_runtime.mm(a, b)
+        assert error.value.reasons == explanation.reasons
+
+
+def test_a_row_is_served_in_whichever_layout_is_bundled(
+    kernel_cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declared = [cpu_provider.problem("nt", sizes=(16, 16, 16))]
+    use(monkeypatch, cpu_provider.build_bundle(declared, tmp_path, kernel_cache).path)
+    a, b = torch.randn(1, 16), torch.randn(16, 16)
+    assert "mm/nt/" in str(nvgemm_runtime.explain(a, b))
+    torch.testing.assert_close(nvgemm_runtime.mm(a, b), a @ b)
+
+
+def test_a_miss_lists_every_reason(
+    strict: BuiltBundle, real_bundles: dict[str, Path], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    broken, open_ = tmp_path / "broken.nvgemm", tmp_path / "open.nvgemm"
+    broken.write_bytes(b"broken")
+    open_.touch()
+    open_.chmod(0o666)
+    use(monkeypatch, strict.path, broken, open_, *real_bundles.values())
+    explanation = nvgemm_runtime.explain(torch.ones(4, 4).half(), torch.ones(4, 4).half())
+    said = "\n".join(explanation.reasons)
+    assert explanation.match is None
+    assert "no bundled kernel computes mm/tt/fp16xfp16/fp32/fp16" in explanation.reasons[0]
+    assert "(bundled: mm/tt/fp32xfp32/fp32/fp32)" in explanation.reasons[0]
+    for part in (
+        "built for sm_90a, this device is cpu",
+        "built for sm_100f, this device is cpu",
+        "broken.nvgemm: [truncated]",
+        "open.nvgemm can be written by others",
+    ):
+        assert part in said, said
+    with pytest.raises(NoKernelError) as error:
+        nvgemm_runtime.mm(torch.ones(4, 4).half(), torch.ones(4, 4).half())
+    assert error.value.reasons == explanation.reasons
+    assert all(reason in str(error.value) for reason in error.value.reasons)
+
+
+def test_without_bundles_says_how_to_get_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch)
+    with pytest.raises(NoKernelError, match="pip install a kernel wheel"):
+        nvgemm_runtime.mm(torch.ones(4, 4), torch.ones(4, 4))
+
+
+def in_a_new_process(script: str, bundle: BuiltBundle, *arguments: str) -> str:
+    environment = {**os.environ, "NVGEMM_AOT_BUNDLES": str(bundle.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, *arguments],
+        env=environment, capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+OPERATORS = """
+import sys, torch, nvgemm_runtime
+from nvgemm_runtime.library import LIBRARY
+nvgemm_runtime.load_operators()
+kernel = sys.argv[1]
+assert LIBRARY.get(kernel) is None
+a, b = torch.randn(16, 64), torch.randn(64, 32)
+for _ in range(2):
+    torch.testing.assert_close(torch.ops.nvgemm_aot.mm(a, b, kernel), a @ b)
+assert LIBRARY.get(kernel) is not None
+try:
+    torch.ops.nvgemm_aot.mm(a, b, "feed")
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_operators_load_kernels_that_they_name(cpu_bundle: BuiltBundle) -> None:
+    id_ = next(k.id for k in cpu_bundle.header.kernels if k.signature.key.startswith("mm/tt/fp32"))
+    said = in_a_new_process(OPERATORS, cpu_bundle, id_)
+    assert "no installed bundle holds kernel feed" in said
+
+
+RACE = """
+import threading, torch, nvgemm_runtime
+a, b = torch.randn(16, 64), torch.randn(64, 32)
+barrier, results = threading.Barrier(8), []
+def run():
+    barrier.wait()
+    results.append(nvgemm_runtime.mm(a, b))
+threads = [threading.Thread(target=run) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert len(results) == 8
+for result in results: torch.testing.assert_close(result, a @ b)
+"""
+
+
+def test_threads_may_race_on_everything_at_once(cpu_bundle: BuiltBundle) -> None:
+    in_a_new_process(RACE, cpu_bundle)
+
+
+FORK = """
+import os, torch, nvgemm_runtime
+a, b = torch.ones(16, 64), torch.ones(64, 32)
+if os.environ.get("BEFORE"): nvgemm_runtime.mm(a, b)
+child = os.fork()
+if child == 0:
+    small = torch.ones(3, 5), torch.ones(5, 7)
+    assert torch.equal(nvgemm_runtime.mm(a, b), torch.full((16, 32), 64.0))
+    assert torch.equal(nvgemm_runtime.mm(*small), torch.full((3, 7), 5.0))
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert torch.equal(nvgemm_runtime.mm(a, b), torch.full((16, 32), 64.0))
+"""
+
+
+@pytest.mark.parametrize("used_before", ["", "1"])
+def test_works_on_both_sides_of_a_fork(
+    cpu_bundle: BuiltBundle, monkeypatch: pytest.MonkeyPatch, used_before: str
+) -> None:
+    monkeypatch.setenv("BEFORE", used_before)
+    in_a_new_process(FORK, cpu_bundle)
+
+
+START = """
+import torch, nvgemm_runtime
+print(int(nvgemm_runtime.mm(torch.ones(16, 64), torch.ones(64, 32)).sum()))
+"""
+
+
+def test_the_interpreter_starts_and_ends_cleanly(cpu_bundle: BuiltBundle) -> None:
+    assert [in_a_new_process(START, cpu_bundle) for _ in range(5)] == ["32768\n"] * 5
+
+
+def test_running_a_kernel_imports_no_builder_and_writes_nothing(
+    cpu_bundle: BuiltBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("HOME", "TMPDIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    script = START + "import sys; print({'nvgemm_aot', 'cutlass'} & set(sys.modules))"
+    assert in_a_new_process(script, cpu_bundle) == "32768\nset()\n"
+    assert list(tmp_path.iterdir()) == []
