@@ -6,6 +6,7 @@ this module reads a file.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable
@@ -98,7 +99,7 @@ class _Decoder:
     def fields(self, value: Any, path: str, shape: type) -> dict[str, Any]:
         if not isinstance(value, dict):
             self.fail("header-field", f"{path} must be an object (got {type(value).__name__})")
-        allowed = {field.name for field in dataclass_fields(shape)}
+        allowed = _field_names(shape)
         if value.keys() != allowed:
             missing, unknown = sorted(allowed - value.keys()), sorted(value.keys() - allowed)
             self.fail("header-field", f"{path}: missing fields {missing}, unknown fields {unknown}")
@@ -311,6 +312,11 @@ class _Decoder:
                         "ranking-signature",
                         f"{key} ranks kernel {place}, whose signature is {signature.key}",
                     )
+
+
+@functools.cache
+def _field_names(shape: type) -> frozenset[str]:
+    return frozenset(field.name for field in dataclass_fields(shape))
 
 
 def _canonical_or_none(value: Any) -> bytes | None:

@@ -7,6 +7,7 @@ are frozen, hashable, ordered by their text key, and their keys parse back to eq
 from __future__ import annotations
 
 import enum
+import functools
 import re
 from dataclasses import dataclass
 
@@ -104,6 +105,7 @@ class Signature:
         )
 
     @classmethod
+    @functools.lru_cache(maxsize=1024)  # a bundle names few signatures, thousands of times
     def parse(cls, key: str) -> Signature:
         """Read a signature from its canonical text.
 
