@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +16,17 @@ from nvgemm_aot import plan
 from nvgemm_aot.bundle import write_bundle
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.gap import Check
+from nvgemm_aot.heuristics import MatmulHeuristics
 from nvgemm_aot.inspection import inspect_kernel
 from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_aot.plan import make_plan
+from nvgemm_aot.runtime_model import BlockShape
 from nvgemm_aot.verify import HOST_ONLY, verify_bundle
 from nvgemm_aot.wheel import write_wheel
 from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.target import Target
+from synthetic_content import synthetic_content
 
 
 def test_builds_every_signature_with_several_kernels(cpu_bundle: BuiltBundle) -> None:
@@ -86,8 +92,6 @@ def test_verify_finds_entries_that_host_code_contradicts(
 def test_verify_finds_gpu_kernels_in_a_cpu_bundle(
     real_bundles: dict[str, Path], tmp_path: Path
 ) -> None:
-    from synthetic_content import synthetic_content
-
     with Bundle(real_bundles["sm_90a"]) as bundle:
         payload = bundle.payload(bundle.header.kernels[0])
     content = synthetic_content(kernels=1, problems=0)
@@ -112,3 +116,19 @@ def test_the_wheel_is_for_the_platform(cpu_bundle: BuiltBundle, tmp_path: Path) 
     with zipfile.ZipFile(wheel) as archive:
         inner = "nvgemm_kernels_cpu/cpu-linux_x86_64-cu13.nvgemm"
         assert archive.read(inner) == cpu_bundle.path.read_bytes()
+
+
+def test_naming_a_runtime_model_loads_nothing() -> None:
+    """Plans are looked up by the model's name, and a plan that is found must be quick."""
+    script = (
+        "import sys; from nvgemm_aot.heuristics import MatmulHeuristics\n"
+        "assert MatmulHeuristics('H200_SXM', 1).name.startswith('nvidia-matmul-heuristics ')\n"
+        "assert 'nvMatmulHeuristics' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_device_that_the_model_does_not_know_is_named() -> None:
+    model = MatmulHeuristics("GTX_1", 1)
+    with pytest.raises(ToolchainError, match=r"nvidia-matmul-heuristics .* not model 'GTX_1'"):
+        model.estimate_ns(problem(), BlockShape(tile=(64, 64, 64), cluster=(1, 1)))

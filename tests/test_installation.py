@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 import threading
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +15,12 @@ import pytest
 
 from nvgemm_aot.bundle import write_bundle
 from nvgemm_aot.pipeline import BuiltBundle
+from nvgemm_aot.wheel import write_wheel
 from nvgemm_runtime import installation as installation_module
 from nvgemm_runtime.facts import DeviceFacts, RuntimeLibrary
 from nvgemm_runtime.installation import Installation
 from nvgemm_runtime.match import Match, Miss
+from nvgemm_runtime.problem import DType, Problem
 from synthetic_content import SIGNATURE, synthetic_content
 
 GPU = DeviceFacts(
@@ -37,6 +41,10 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("NVGEMM_AOT_BUNDLES", str(named))
     monkeypatch.setattr("nvgemm_runtime.discover.distributions", lambda: ())
     return named
+
+
+def not_bundled() -> Problem:
+    return Problem(signature=replace(SIGNATURE, out=DType.FP32), m=1, n=16, k=16)
 
 
 def add(directory: Path, name: str, *, dsl: str = "4.8.1", seed: int = 0) -> Path:
@@ -84,21 +92,15 @@ def test_a_broken_bundle_beside_a_good_one_is_left_out_and_said(
     assert by_name["good.nvgemm"].refusal(GPU) is None
     index, opened = installation.index(GPU)
     assert [bundle.path for bundle in opened] == [good]
-    miss = index.match(replace_signature(), 256)
+    miss = index.match(not_bundled(), 256)
     assert isinstance(miss, Miss)
     assert any("[header-size]" in reason for reason in miss.reasons), miss.reasons
-
-
-def replace_signature():  # type: ignore[no-untyped-def]
-    from nvgemm_runtime.problem import DType, Problem
-
-    return Problem(signature=replace(SIGNATURE, out=DType.FP32), m=1, n=16, k=16)
 
 
 def test_a_miss_names_a_bundle_that_could_not_be_opened(directory: Path) -> None:
     (directory / "broken.nvgemm").write_bytes(b"broken")
     index, opened = Installation().index(GPU)
-    miss = index.match(replace_signature(), 256)
+    miss = index.match(not_bundled(), 256)
     assert opened == ()
     assert isinstance(miss, Miss)
     assert miss.reasons[0].startswith("no bundle serves this device (NVIDIA B200")
@@ -157,7 +159,7 @@ def test_threads_that_race_open_each_bundle_once(
 def test_an_empty_variable_names_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVGEMM_AOT_BUNDLES", os.pathsep)
     index, _ = Installation().index(GPU)
-    miss = index.match(replace_signature(), 256)
+    miss = index.match(not_bundled(), 256)
     assert isinstance(miss, Miss)
     assert "pip install a kernel wheel" in miss.reasons[0]
 
@@ -165,11 +167,6 @@ def test_an_empty_variable_names_nothing(directory: Path, monkeypatch: pytest.Mo
 def test_installed_wheels_are_found_without_being_imported(
     cpu_bundle: BuiltBundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-    import zipfile
-
-    from nvgemm_aot.wheel import write_wheel
-
     wheel = write_wheel([cpu_bundle.path], name="cpu", version="1.0", out_dir=tmp_path)
     site = tmp_path / "site"
     zipfile.ZipFile(wheel).extractall(site)
