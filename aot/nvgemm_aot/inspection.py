@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from nvgemm_runtime.errors import LinkError
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.target import Target
 
@@ -17,7 +16,7 @@ from .elf_reading import MalformedElfError
 from .gap import Check, Gap
 from .host_elf import find_host_gaps
 from .launcher import Launch, read_launch
-from .launcher_text import LauncherText, check_interface, read_launcher_text
+from .launcher_text import CALLING_CONVENTION, LauncherText, check_interface, read_launcher_text
 from .linker import entry_symbol
 from .operator_name import check_operator_name
 from .sass import Disassembly, check_disassembly, read_disassembly
@@ -89,11 +88,8 @@ def inspect_kernel(
     """
     text = read_launcher_text(payload)
     gaps = [*check_interface(kernel, text)]
-    try:
-        exported = entry_symbol(kernel.calling_convention)
-        gaps += find_host_gaps(payload, exported, platform=target.platform)
-    except LinkError as error:
-        gaps.append(Gap(check=Check.CALLING_CONVENTION, message=str(error)))
+    exported = entry_symbol(CALLING_CONVENTION)
+    gaps += find_host_gaps(payload, exported, platform=target.platform)
     launch = read_launch(payload)
     cubins: tuple[Cubin, ...] = ()
     try:
