@@ -11,7 +11,7 @@ import pytest
 from nvgemm_aot import linker
 from nvgemm_runtime.errors import LinkError, ToolchainError
 
-CONVENTION = "tvm_ffi:gemm(a,b,out)"
+CONVENTION = "tvm_ffi:gemm(a,b,out,stream)"
 
 
 @pytest.fixture(autouse=True)
@@ -157,8 +157,8 @@ def test_names_both_libraries_where_the_compiler_drops_unused_ones(
         "tvm_ffi:gemm",
         "tvm_ffi:gemm((((",
         "tvm_ffi:gemm(b,a,out)",
-        "tvm_ffi:gemm(a,b,out) ",
-        "tvm_ffi:1gemm(a,b,out)",
+        "tvm_ffi:gemm(a,b,out,stream) ",
+        "tvm_ffi:1gemm(a,b,out,stream)",
     ],
 )
 def test_refuses_unknown_calling_conventions(convention: str) -> None:

@@ -32,7 +32,7 @@ from nvgemm_runtime.target import Target
 from synthetic_cubin import CLUSTER_LAUNCH_CONTROL_USED, TCGEN05_1CTA_USED, synthetic_cubin
 from synthetic_payload import CALL, host_payload
 
-CONVENTION = "tvm_ffi:gemm(a,b,out)"
+CONVENTION = "tvm_ffi:gemm(a,b,out,stream)"
 SIGNATURE = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
 LIMIT = ClusterLimit(cluster_size=1, max_active=132, basis="measured")
 DEVICES = {"sm_100f": "B200", "sm_100a": "B200", "sm_90a": "H200"}
@@ -276,7 +276,7 @@ LIES: list[tuple[str, dict[str, Any], set[Check], str]] = [
             "tvm_ffi:gemm(b,a,out)",
             "tvm_ffi:gemm",
             "tvm_ffi:gemm((((",
-            "tvm_ffi:other(a,b,out)",
+            "tvm_ffi:other(a,b,out,stream)",
         )
     ),
 ]

@@ -19,7 +19,7 @@ from nvgemm_runtime.problem import DType, Op
 from .gap import Check, Gap
 from .launcher import read_only_bytes
 
-CALLING_CONVENTION = "tvm_ffi:gemm(a,b,out)"
+CALLING_CONVENTION = "tvm_ffi:gemm(a,b,out,stream)"
 """The one calling convention that this release can check; FORMAT.md says what it means."""
 
 _CALL = re.compile(

@@ -44,18 +44,20 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
 _COMPILERS = ("cc", "gcc", "clang")
 
-_CALLING_CONVENTION = re.compile(r"tvm_ffi:([A-Za-z_][A-Za-z0-9_]*)\(a,b,out\)")
+_CALLING_CONVENTION = re.compile(r"tvm_ffi:([A-Za-z_][A-Za-z0-9_]*)\(a,b,out,stream\)")
 
 
 def entry_symbol(calling_convention: str) -> str:
-    """Symbol that a calling convention such as ``tvm_ffi:gemm(a,b,out)`` exports.
+    """Symbol that a calling convention such as ``tvm_ffi:gemm(a,b,out,stream)`` exports.
 
     Raises:
-        LinkError: If the text is not ``tvm_ffi:NAME(a,b,out)``, the one form there is.
+        LinkError: If the text is not ``tvm_ffi:NAME(a,b,out,stream)``, the one form there is.
     """
     match = _CALLING_CONVENTION.fullmatch(calling_convention)
     if match is None:
-        raise LinkError(f"calling convention {calling_convention!r} is not tvm_ffi:NAME(a,b,out)")
+        raise LinkError(
+            f"calling convention {calling_convention!r} is not tvm_ffi:NAME(a,b,out,stream)"
+        )
     return f"__tvm_ffi_{match[1]}"
 
 
