@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -87,7 +88,7 @@ def plan_size(directory: Path) -> int:
 def overhead(directory: Path, rounds: int) -> dict[str, object]:
     """Time the bare compiler against the build, in turn."""
     (directory / "benchmark.yaml").write_text(
-        MANIFEST.format(candidates=8, dtypes="bf16", layouts="tn", ms="[1024]")
+        MANIFEST.format(candidates=8, dtypes="[bf16, fp16]", layouts="tn", ms="[64, 1024]")
     )
     kernels = plan_size(directory)
     bare, built = [], []
@@ -135,10 +136,11 @@ def large(directory: Path, kernels: int, jobs: int) -> dict[str, object]:
 
 @click.command()
 @click.option("--kernels", default=500, show_default=True, help="Kernels of the large build.")
-@click.option("--rounds", default=3, show_default=True, help="Rounds of the overhead comparison.")
+@click.option("--rounds", default=2, show_default=True, help="Rounds of the overhead comparison.")
 @click.option("--jobs", default=len(os.sched_getaffinity(0)), show_default=True)
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
-def main(kernels: int, rounds: int, jobs: int, json_path: Path | None) -> None:
+@click.option("--keep", type=click.Path(path_type=Path), help="Copy the large bundle here.")
+def main(kernels: int, rounds: int, jobs: int, json_path: Path | None, keep: Path | None) -> None:
     """Measure the build and print a table."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -156,6 +158,8 @@ def main(kernels: int, rounds: int, jobs: int, json_path: Path | None) -> None:
             "overhead": (small := overhead(directory, rounds)),
             "large": (big := large(directory, kernels, jobs)),
         }
+        if keep is not None:
+            shutil.copy(next((directory / "out-large").glob("*.nvgemm")), keep)
     rows = [
         ("kernels of the overhead comparison", f"{small['kernels']}"),
         ("bare compile + export, a kernel", f"{small['seconds_per_kernel_bare']:.2f} s"),

@@ -74,7 +74,7 @@ class CpuProvider:
     """Offers `TILES` for every signature of `SIGNATURES`."""
 
     name = "cpu_provider:CpuProvider"
-    calling_convention = "tvm_ffi:gemm(a,b,out)"
+    calling_convention = "tvm_ffi:gemm(a,b,out,stream)"
     recipe = "1"
 
     def toolchain(self) -> dict[str, str]:

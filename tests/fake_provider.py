@@ -67,7 +67,7 @@ class FakeProvider:
     """
 
     name = "fake_provider:FakeProvider"
-    calling_convention = "tvm_ffi:gemm(a,b,out)"
+    calling_convention = "tvm_ffi:gemm(a,b,out,stream)"
     recipe = "1"
 
     def toolchain(self) -> dict[str, str]:

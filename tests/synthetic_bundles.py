@@ -30,7 +30,7 @@ def write_synthetic_bundle(
         ),
         alignment_bytes=16,
         workspace_bytes=0,
-        calling_convention="tvm_ffi:gemm(a,b,out)",
+        calling_convention="tvm_ffi:gemm(a,b,out,stream)",
     )
     source = RankingSource(kind="estimate", by="a | model 1.0", gpu="H200")
     rankings = tuple(

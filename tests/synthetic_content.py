@@ -60,5 +60,5 @@ def _kernel(source: random.Random, shared: bytes, number: int) -> BuiltKernel:
         ),
         alignment_bytes=16,
         workspace_bytes=0,
-        calling_convention="tvm_ffi:gemm(a,b,out)",
+        calling_convention="tvm_ffi:gemm(a,b,out,stream)",
     )

@@ -6,6 +6,8 @@ import struct
 
 KERNEL = "kernel_gemm"
 
+TCGEN05_1CTA_USED, TCGEN05_2CTA_USED, CLUSTER_LAUNCH_CONTROL_USED = 0x51, 0x52, 0x62
+
 
 def attribute(form: int, kind: int, value: int | bytes) -> bytes:
     if isinstance(value, bytes):
@@ -24,6 +26,8 @@ def synthetic_cubin(
     local_bytes: int = 0,
     shared_bytes: int = 1024,
     threads: tuple[int, int, int] = (192, 1, 1),
+    uses: tuple[int, ...] = (TCGEN05_1CTA_USED, CLUSTER_LAUNCH_CONTROL_USED),
+    cuda_version: int = 134,
     left_out: str = "",
 ) -> bytes:
     """A cubin with one kernel; ``left_out`` names a section that is not written."""
@@ -45,7 +49,10 @@ def synthetic_cubin(
         ".nv.compat": (0x70000086, attribute(2, 9, accelerator) + attribute(3, 0x0D, 257), 0),
         f".nv.info.{KERNEL}": (
             0x70000000,
-            attribute(1, 0x4C, 0) + attribute(4, 0x10, struct.pack("<III", *threads)),
+            attribute(1, 0x4C, 0)
+            + attribute(4, 0x10, struct.pack("<III", *threads))
+            + attribute(4, 0x37, struct.pack("<I", cuda_version))
+            + b"".join(attribute(1, kind, 0) for kind in uses),
             0,
         ),
         f".nv.shared.{KERNEL}": (8, bytes(shared_bytes), 0),

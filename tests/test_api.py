@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import cpu_provider
 import nvgemm_runtime
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.pipeline import BuiltBundle
-from nvgemm_runtime import api
+from nvgemm_runtime import api, native
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.installation import Installation
 from nvgemm_runtime.match import Basis
@@ -31,6 +31,14 @@ def use(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
     monkeypatch.setenv("NVGEMM_AOT_BUNDLES", os.pathsep.join(map(str, places)))
     monkeypatch.setattr("nvgemm_runtime.discover.distributions", lambda: ())
     monkeypatch.setattr(api, "INSTALLATION", Installation())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_loader() -> Iterator[None]:
+    """Take back what the product sets once a process: other tests set their own."""
+    yield
+    native.load().set_loader(None)
+    api._launcher.cache_clear()
 
 
 @pytest.fixture

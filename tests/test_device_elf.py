@@ -14,13 +14,19 @@ from nvgemm_aot.device_elf import check_cubin, read_cubins
 from nvgemm_aot.elf_reading import MAGIC, MalformedElfError
 from nvgemm_aot.gap import Check, Gap
 from nvgemm_runtime.target import Target
-from synthetic_cubin import KERNEL, synthetic_cubin
+from synthetic_cubin import (
+    CLUSTER_LAUNCH_CONTROL_USED,
+    KERNEL,
+    TCGEN05_1CTA_USED,
+    TCGEN05_2CTA_USED,
+    synthetic_cubin,
+)
 
 PREFIX = b"host code"
 
 
 def gaps_of(
-    arch: str = "sm_100f", device: str = "B200", launch_bytes: int | None = None, **fields: Any
+    arch: str = "sm_100f", device: str = "B200", launch_bytes: int | None = 0, **fields: Any
 ) -> list[Gap]:
     (cubin,) = read_cubins(PREFIX + synthetic_cubin(**fields))
     return list(
@@ -42,6 +48,37 @@ def test_reads_architecture_and_resources() -> None:
     assert kernel.name == KERNEL
     assert (kernel.registers, kernel.threads) == (168, 384)
     assert (kernel.shared_bytes, kernel.local_bytes) == (1024, 0)
+    assert (kernel.ctas_per_tile, kernel.cluster_launch_control) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("uses", "ctas_per_tile", "cluster_launch_control"),
+    [
+        ((TCGEN05_2CTA_USED,), 2, False),
+        ((TCGEN05_1CTA_USED, CLUSTER_LAUNCH_CONTROL_USED), 1, True),
+        ((TCGEN05_1CTA_USED, TCGEN05_2CTA_USED), None, False),
+        ((), None, False),
+    ],
+)
+def test_reads_instructions_that_the_code_uses(
+    uses: tuple[int, ...], ctas_per_tile: int | None, cluster_launch_control: bool
+) -> None:
+    (cubin,) = read_cubins(PREFIX + synthetic_cubin(uses=uses))
+    (kernel,) = cubin.kernels
+    assert kernel.ctas_per_tile == ctas_per_tile
+    assert kernel.cluster_launch_control is cluster_launch_control
+
+
+def test_finds_unknown_shared_memory_of_the_launch() -> None:
+    (gap,) = gaps_of(launch_bytes=None)
+    assert gap.check is Check.SHARED_MEMORY
+    assert gap.message == "the launcher does not show its dynamic shared memory"
+
+
+def test_finds_other_cuda_version() -> None:
+    (gap,) = gaps_of(cuda_version=128)
+    assert gap.check is Check.CUDA_VERSION
+    assert "CUDA 12.8" in gap.message
 
 
 def test_finds_every_cubin() -> None:

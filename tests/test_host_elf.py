@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from nvgemm_aot.gap import Check, Gap
 from nvgemm_aot.host_elf import ALLOWED_SYMBOLS, check_host_elf, find_host_gaps
-from nvgemm_aot.launcher import launch_shared_bytes
-from nvgemm_aot.linker import compiler
+from nvgemm_aot.launcher import launch_clusters, launch_shared_bytes
 from nvgemm_runtime.errors import LinkError
+from synthetic_payload import host_payload, shared_object
 
 ENTRY = "__tvm_ffi_gemm"
 SOURCE = """
@@ -24,18 +24,9 @@ int __tvm_ffi_gemm(void) { return table(); }
 """
 
 
-def shared_object(folder: Path, source: str = SOURCE, *flags: str) -> bytes:
-    (folder / "payload.c").write_text(source)
-    output = folder / "payload.so"
-    base = ["-shared", "-nostdlib", "-fPIC", "-O1", "-Wl,--build-id=none", "-Wl,-s"]
-    command = [*compiler(), *base, *flags, "-o", str(output), str(folder / "payload.c")]
-    subprocess.run(command, check=True)
-    return output.read_bytes()
-
-
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    return shared_object(tmp_path_factory.mktemp("host"))
+    return shared_object(tmp_path_factory.mktemp("host"), SOURCE)
 
 
 def gaps_of(payload: bytes, exported: str = ENTRY, platform: str = "linux_x86_64") -> list[Gap]:
@@ -86,7 +77,53 @@ def test_finds_weak_undefined_symbol(tmp_path: Path) -> None:
 
 def test_finds_other_library(tmp_path: Path) -> None:
     payload = shared_object(tmp_path, SOURCE, "-Wl,--no-as-needed", "-lm")
-    assert_only(gaps_of(payload), Check.HOST_LIBRARIES, "needs the library libm.so")
+    message = "needs the libraries libcute_dsl_runtime.so, libm.so.6, libtvm_ffi.so; must need"
+    assert_only(gaps_of(payload), Check.HOST_LIBRARIES, message)
+
+
+@pytest.mark.parametrize(
+    ("libraries", "message"),
+    [
+        (frozenset(), "needs the libraries (none); must need exactly"),
+        (frozenset({"libtvm_ffi.so"}), "needs the libraries libtvm_ffi.so; must need exactly"),
+    ],
+)
+def test_finds_missing_library(tmp_path: Path, libraries: frozenset[str], message: str) -> None:
+    payload = shared_object(tmp_path, SOURCE, libraries=libraries)
+    assert_only(gaps_of(payload), Check.HOST_LIBRARIES, message)
+
+
+@pytest.mark.parametrize(("flag", "tag"), [("-F", "FILTER"), ("-f", "AUXILIARY")])
+def test_finds_filter_of_another_object(tmp_path: Path, flag: str, tag: str) -> None:
+    payload = shared_object(tmp_path, SOURCE, f"-Wl,{flag},libother.so")
+    assert_only(gaps_of(payload), Check.HOST_LIBRARIES, f"{tag} makes the loader map another")
+
+
+@pytest.mark.parametrize(
+    ("addition", "flags", "tag"),
+    [
+        ("__attribute__((constructor)) static void before(void) { table = 0; }", (), "INIT_ARRAY"),
+        ("static void before(void) {}", ("-Wl,-init,__tvm_ffi_gemm",), "INIT"),
+    ],
+)
+def test_finds_code_that_runs_while_loading(
+    tmp_path: Path, addition: str, flags: tuple[str, ...], tag: str
+) -> None:
+    payload = shared_object(tmp_path, SOURCE + addition, *flags)
+    assert_only(gaps_of(payload), Check.HOST_CONSTRUCTORS, f"{tag} runs code while the kernel is")
+
+
+def test_finds_code_that_runs_before_constructors(good: bytes) -> None:
+    # No linker writes this tag into a shared object, but a loader may be given one.
+    hash_tag = struct.pack("<Q", 0x6FFFFEF5)
+    assert good.count(hash_tag) == 1
+    payload = good.replace(hash_tag, struct.pack("<Q", 32))
+    assert Check.HOST_CONSTRUCTORS in {gap.check for gap in gaps_of(payload)}
+
+
+def test_accepts_code_that_runs_while_unloading(tmp_path: Path) -> None:
+    addition = "__attribute__((destructor)) static void after(void) { table = 0; }"
+    assert not gaps_of(shared_object(tmp_path, SOURCE + addition))
 
 
 @pytest.mark.parametrize(("flag", "tag"), [("--enable", "RUNPATH"), ("--disable", "RPATH")])
@@ -208,6 +245,17 @@ def test_reads_shared_memory_of_the_launch(tmp_path: Path) -> None:
 def test_does_not_guess_shared_memory_of_the_launch(tmp_path: Path) -> None:
     source = "void __tvm_ffi_gemm(long *fields) { fields[3] = 231936; fields[5] = 65536; }"
     assert launch_shared_bytes(shared_object(tmp_path, source)) is None
+
+
+def test_reads_clusters_of_the_launch(tmp_path: Path) -> None:
+    clusters = ((2, 1), (16, 1), (4, 4))
+    assert launch_clusters(host_payload(tmp_path, clusters=clusters)) == frozenset(clusters)
+
+
+@pytest.mark.parametrize("constant", [(0, 1), (1, 0), (17, 1), (1, 17)])
+def test_takes_no_other_constant_for_a_cluster(tmp_path: Path, constant: tuple[int, int]) -> None:
+    payload = host_payload(tmp_path, clusters=((2, 1), constant))
+    assert launch_clusters(payload) == {(2, 1)}
 
 
 def test_allowed_symbols_are_exported_by_the_installed_runtime_libraries() -> None:

@@ -130,13 +130,18 @@ def test_a_corrupted_entry_is_refused_and_the_others_load(
 
 
 def test_a_missing_symbol_is_named(bundle: Bundle) -> None:
-    kernel = replace(kernel_of(bundle), calling_convention="tvm_ffi:other(a,b,out)")
+    kernel = replace(kernel_of(bundle), calling_convention="tvm_ffi:other(a,b,out,stream)")
     with pytest.raises(NoKernelError, match=rf"{kernel.id[:12]} .* not export __tvm_ffi_other"):
         Library().load(bundle, kernel)
 
 
 @pytest.mark.parametrize(
-    "convention", ["cuda:gemm(a,b,out)", "tvm_ffi:gemm(a,b,out,workspace)", "tvm_ffi:a-b(a,b,out)"]
+    "convention",
+    [
+        "cuda:gemm(a,b,out,stream)",
+        "tvm_ffi:gemm(a,b,out,stream,workspace)",
+        "tvm_ffi:a-b(a,b,out,stream)",
+    ],
 )
 def test_an_unknown_calling_convention_is_refused(bundle: Bundle, convention: str) -> None:
     kernel = replace(kernel_of(bundle), calling_convention=convention)

@@ -11,7 +11,7 @@ import pytest
 from nvgemm_aot import linker
 from nvgemm_runtime.errors import LinkError, ToolchainError
 
-CONVENTION = "tvm_ffi:gemm(a,b,out)"
+CONVENTION = "tvm_ffi:gemm(a,b,out,stream)"
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +136,31 @@ def test_tells_name_and_version_of_the_linker(
     assert linker.linker_identity() == identity
 
 
-@pytest.mark.parametrize("convention", ["", "c:gemm(a)", "tvm_ffi:", "tvm_ffi:a b(c)"])
+def test_names_both_libraries_where_the_compiler_drops_unused_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relocatable = compiled(tmp_path, "int __tvm_ffi_gemm(void) { return 1; }")
+    first = linker.link(relocatable, CONVENTION)
+    as_needed = f"{linker.compiler()[0]} -Wl,--as-needed"  # Ubuntu's default
+    linker.compiler.cache_clear()
+    monkeypatch.setenv("CC", as_needed)
+    assert linker.link(relocatable, CONVENTION) == first
+
+
+@pytest.mark.parametrize(
+    "convention",
+    [
+        "",
+        "c:gemm(a)",
+        "tvm_ffi:",
+        "tvm_ffi:a b(c)",
+        "tvm_ffi:gemm",
+        "tvm_ffi:gemm((((",
+        "tvm_ffi:gemm(b,a,out)",
+        "tvm_ffi:gemm(a,b,out,stream) ",
+        "tvm_ffi:1gemm(a,b,out,stream)",
+    ],
+)
 def test_refuses_unknown_calling_conventions(convention: str) -> None:
     with pytest.raises(LinkError, match="calling convention"):
         linker.entry_symbol(convention)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,21 @@ def sass(name: str) -> str:
     return (DATA / f"{name}.sass").read_text(encoding="utf-8")
 
 
-def gaps_of(text: str, arch: str, signature: str, tile: tuple[int, int]) -> list[Gap]:
+def gaps_of(
+    text: str,
+    arch: str,
+    signature: str,
+    tile: tuple[int, int],
+    *,
+    ctas: int | None = None,
+    scheduler: str = "clc",
+) -> list[Gap]:
     design = KernelDesign(
-        tile=(*tile, 64), ctas_per_tile=1, cluster=(1, 1), fallback_cluster=None, scheduler="clc"
+        tile=(*tile, 64),
+        ctas_per_tile=ctas or (2 if "2CTA" in text else 1),
+        cluster=(1, 1),
+        fallback_cluster=None,
+        scheduler=scheduler,
     )
     return list(
         check_disassembly(
@@ -31,6 +44,16 @@ def gaps_of(text: str, arch: str, signature: str, tile: tuple[int, int]) -> list
             signature=Signature.parse(signature),
             design=design,
         )
+    )
+
+
+def with_descriptor_bits(text: str, bits: int) -> str:
+    """The same code with other majors of A (bit 0) and B (bit 1) in its descriptors."""
+    assert "0x8082490" in text
+    return re.sub(
+        r"0x808(?=[02]490\b)(.)490",
+        lambda found: hex(int(found[0], 16) | bits << 15),
+        text,
     )
 
 
@@ -68,8 +91,62 @@ def test_accepts_the_instruction_that_dtype_and_architecture_call_for(
     assert not gaps_of(sass(name), arch, signature, tile)
 
 
-def test_accepts_tile_of_transposed_problem() -> None:
-    assert not gaps_of(sass("sm_100f_bf16_2cta"), "sm_100f", BF16, (32, 128))
+def test_accepts_transposed_tile_of_the_transposed_problem_alone() -> None:
+    text = sass("sm_100f_bf16_2cta")
+    assert not gaps_of(text, "sm_100f", BF16, (32, 128), scheduler="one_tile")
+    for tile, scheduler in (((32, 128), "clc"), ((128, 32), "one_tile")):
+        (gap,) = gaps_of(text, "sm_100f", BF16, tile, scheduler=scheduler)
+        assert gap.check is Check.INSTRUCTION_TILE
+
+
+@pytest.mark.parametrize(("bits", "layout"), [(0, "tn"), (1, "nn"), (2, "tt"), (3, "nt")])
+def test_reads_layout_from_the_instruction_descriptor(bits: int, layout: str) -> None:
+    text = with_descriptor_bits(sass("sm_100f_bf16_2cta"), bits)
+    assert {multiply.layout.value for multiply in read_disassembly(text).multiplies} == {layout}
+    assert not gaps_of(text, "sm_100f", BF16.replace("tn", layout), (128, 32))
+    for other in {"tn", "nn", "tt", "nt"} - {layout}:
+        (gap,) = gaps_of(text, "sm_100f", BF16.replace("tn", other), (128, 32))
+        assert gap.check is Check.OPERAND_LAYOUT
+        assert f" {layout} " in gap.message
+
+
+@pytest.mark.parametrize(("bits", "layout"), [(0, "tn"), (1, "tt"), (2, "nn"), (3, "nt")])
+def test_swaps_operands_of_the_transposed_problem(bits: int, layout: str) -> None:
+    text = with_descriptor_bits(sass("sm_100f_bf16_2cta"), bits)
+    signature = BF16.replace("tn", layout)
+    assert not gaps_of(text, "sm_100f", signature, (32, 128), scheduler="one_tile")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "layout"),
+    [("", "tn"), (".tnspA", "nn"), (".tnspB", "tt"), (".tnspA.tnspB", "nt")],
+)
+def test_reads_layout_from_the_suffixes_of_warp_group_instructions(
+    suffix: str, layout: str
+) -> None:
+    text = sass("sm_90a_bf16").replace("gdesc[UR16]", f"gdesc[UR16]{suffix}")
+    assert not gaps_of(text, "sm_90a", BF16.replace("tn", layout), (128, 256))
+    for other in {"tn", "nn", "tt", "nt"} - {layout}:
+        (gap,) = gaps_of(text, "sm_90a", BF16.replace("tn", other), (128, 256))
+        assert gap.check is Check.OPERAND_LAYOUT
+
+
+def test_finds_one_instruction_with_another_layout() -> None:
+    text = sass("sm_90a_bf16").replace("gdesc[UR16]", "gdesc[UR16].tnspB", 1)
+    (gap,) = gaps_of(text, "sm_90a", BF16, (128, 256))
+    assert gap.check is Check.OPERAND_LAYOUT
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "tile", "ctas"),
+    [("sm_100f_bf16_2cta", "sm_100f", (128, 32), 1), ("sm_90a_bf16", "sm_90a", (128, 256), 2)],
+)
+def test_finds_other_number_of_thread_blocks_a_tile(
+    name: str, arch: str, tile: tuple[int, int], ctas: int
+) -> None:
+    (gap,) = gaps_of(sass(name), arch, BF16, tile, ctas=ctas)
+    assert gap.check is Check.CTAS_PER_TILE
+    assert f"its entry says {ctas} thread blocks a tile" in gap.message
 
 
 @pytest.mark.parametrize(

@@ -21,19 +21,20 @@ from nvgemm_aot.compiler import compile_all, make_tasks
 from nvgemm_aot.device_elf import read_cubins
 from nvgemm_aot.gap import Check
 from nvgemm_aot.inspection import NOT_DISASSEMBLED, inspect_kernel
-from nvgemm_aot.linker import compiler
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators
 from nvgemm_aot.targets import build_target
-from nvgemm_aot.verify import Finding, Report, verify_bundle
+from nvgemm_aot.verify import UNPROVED, Finding, Report, verify_bundle
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import BundleFormatError, StorageError, ToolchainError
-from nvgemm_runtime.format import KernelDesign, sha256_hex
+from nvgemm_runtime.format import ClusterLimit, KernelDesign, sha256_hex
 from nvgemm_runtime.problem import Signature
 from nvgemm_runtime.target import Target
-from synthetic_cubin import synthetic_cubin
+from synthetic_cubin import CLUSTER_LAUNCH_CONTROL_USED, TCGEN05_1CTA_USED, synthetic_cubin
+from synthetic_payload import CALL, host_payload
 
-CONVENTION = "tvm_ffi:gemm(a,b,out)"
+CONVENTION = "tvm_ffi:gemm(a,b,out,stream)"
 SIGNATURE = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
+LIMIT = ClusterLimit(cluster_size=1, max_active=132, basis="measured")
 DEVICES = {"sm_100f": "B200", "sm_100a": "B200", "sm_90a": "H200"}
 
 
@@ -70,8 +71,18 @@ def kernels(kernel_cache: Cache) -> dict[str, BuiltKernel]:
         candidate = next(c for c in found if wanted in c.operator)
         (tasks[arch],) = make_tasks([candidate], target, provider)
     assert not compile_all(list(tasks.values()), kernel_cache, jobs=1).failures
+    limits = {"sm_100f": (), "sm_90a": (LIMIT,)}
     return {
-        arch: built(kernel_cache.get(task.key) or b"", task.candidate.design.tile)
+        arch: BuiltKernel(
+            payload=kernel_cache.get(task.key) or b"",
+            signature=SIGNATURE,
+            provider=provider.name,
+            operator=task.candidate.operator,
+            design=replace(task.candidate.design, cluster_limits=limits[arch]),
+            alignment_bytes=task.candidate.alignment_bytes,
+            workspace_bytes=task.candidate.workspace_bytes,
+            calling_convention=provider.calling_convention,
+        )
         for arch, task in tasks.items()
     }
 
@@ -116,8 +127,8 @@ def assert_only(report: Report, check: Check, message: str) -> Finding:
 @pytest.mark.parametrize(
     ("arch", "flags", "opcode", "multiplies"),
     [
-        ("sm_100f", "sm_100", "UTCHMMA", "m64n32 bf16xbf16/fp32"),
-        ("sm_90a", "sm_90a", "HGMMA.64x64x16.F32.BF16", "m64n64 bf16xbf16/fp32"),
+        ("sm_100f", "sm_100", "UTCHMMA", "m64n32 tn bf16xbf16/fp32"),
+        ("sm_90a", "sm_90a", "HGMMA.64x64x16.F32.BF16", "m64n64 tn bf16xbf16/fp32"),
     ],
 )
 def test_accepts_real_kernel_and_shows_the_evidence(
@@ -130,7 +141,7 @@ def test_accepts_real_kernel_and_shows_the_evidence(
 ) -> None:
     report = verify_bundle(bundle(tmp_path, kernels[arch], arch=arch), disassemble=True)
     assert report.ok, report.findings
-    assert not report.notes
+    assert report.notes == (UNPROVED,)
     (evidence,) = report.kernels
     assert evidence.id == sha256_hex(kernels[arch].payload)
     assert (evidence.architecture, evidence.compiled_for) == (flags, arch)
@@ -143,6 +154,9 @@ def test_accepts_real_kernel_and_shows_the_evidence(
     assert list(evidence.instructions) == [opcode]
     assert evidence.instructions[opcode] >= 4
     assert evidence.multiplies == (multiplies,)
+    assert evidence.operands == CALL.removeprefix("__call__(").removesuffix(")")
+    assert evidence.alignment_bytes == (16,)
+    assert evidence.clusters == ((1, 1),)
     assert evidence.disassembled_by.startswith("nvdisasm V")
     document = json.loads(json.dumps(report.to_json()))
     assert document["ok"] is True
@@ -192,7 +206,12 @@ def test_finds_kernel_of_another_target(
     arch: str,
     messages: list[str],
 ) -> None:
-    report = verify_bundle(bundle(tmp_path, kernels[kernel], arch=arch))
+    limits = tuple(
+        replace(limit, max_active=148, basis="estimated")  # the profile of B200
+        for limit in kernels[kernel].design.cluster_limits
+    )
+    design = replace(kernels[kernel].design, cluster_limits=limits)
+    report = verify_bundle(bundle(tmp_path, replace(kernels[kernel], design=design), arch=arch))
     assert {finding.check for finding in report.findings} == {Check.ARCHITECTURE}
     assert all(part in finding.message for part, finding in zip(messages, report.findings))
     assert all(finding.kernel == report.kernels[0].id for finding in report.findings)
@@ -210,22 +229,204 @@ def test_finds_device_code_replaced_by_another_architectures(
     kernel = replace(kernels["sm_100f"], payload=swapped)
     report = verify_bundle(bundle(tmp_path, kernel, arch="sm_100f"))
     checks = {finding.check for finding in report.findings}
-    assert checks == {Check.ARCHITECTURE, Check.TENSOR_CORE}
+    assert checks == {
+        Check.ARCHITECTURE,
+        Check.TENSOR_CORE,
+        Check.OPERATOR_NAME,
+        Check.SCHEDULER,
+    }
 
 
 @pytest.mark.usefixtures("tools")
 def test_finds_entry_with_another_type(tmp_path: Path, kernels: dict[str, BuiltKernel]) -> None:
-    kernel = replace(kernels["sm_100f"], signature=Signature.parse("mm/tn/fp16xfp16/fp32/fp16"))
+    signature = Signature.parse("mm/tn/fp16xfp16/fp32/fp16")
+    kernel = replace(kernels["sm_100f"], signature=signature, provider="test")
     report = verify_bundle(bundle(tmp_path, kernel, arch="sm_100f"))
-    assert_only(report, Check.OPERAND_TYPES, "its signature is mm/tn/fp16xfp16/fp32/fp16")
+    assert {finding.check for finding in report.findings} == {Check.OPERANDS, Check.OPERAND_TYPES}
+    assert all("is mm/tn/fp16xfp16/fp32/fp16" in finding.message for finding in report.findings)
 
 
 @pytest.mark.usefixtures("tools")
 def test_finds_entry_with_another_tile(tmp_path: Path, kernels: dict[str, BuiltKernel]) -> None:
     design = replace(kernels["sm_90a"].design, tile=(64, 128, 64))
-    kernel = replace(kernels["sm_90a"], design=design)
+    kernel = replace(kernels["sm_90a"], design=design, provider="test")
     report = verify_bundle(bundle(tmp_path, kernel, arch="sm_90a"))
     assert_only(report, Check.INSTRUCTION_TILE, "its entry says tile 64x128")
+
+
+LIES: list[tuple[str, dict[str, Any], set[Check], str]] = [
+    (
+        "sm_100f",
+        {"signature": Signature.parse("mm/tn/bf16xbf16/fp32/fp32")},
+        {Check.OPERANDS},
+        "c of rank 2, float32",
+    ),
+    (
+        "sm_90a",
+        {"signature": Signature.parse("bmm/tn/bf16xbf16/fp32/bf16")},
+        {Check.OPERANDS},
+        "a of rank 3, bfloat16",
+    ),
+    ("sm_100f", {"alignment_bytes": 1}, {Check.ALIGNMENT}, "to 16 bytes, its entry says 1"),
+    ("sm_90a", {"alignment_bytes": 32}, {Check.ALIGNMENT}, "to 16 bytes, its entry says 32"),
+    ("sm_100f", {"workspace_bytes": 1 << 62}, {Check.WORKSPACE}, "must be 0"),
+    *(
+        ("sm_100f", {"calling_convention": text}, {Check.CALLING_CONVENTION}, repr(text))
+        for text in (
+            "tvm_ffi:gemm(b,a,out)",
+            "tvm_ffi:gemm",
+            "tvm_ffi:gemm((((",
+            "tvm_ffi:other(a,b,out,stream)",
+        )
+    ),
+]
+"""What an entry says falsely, beside the truth: the architecture, the change, what finds it."""
+
+DESIGN_LIES: list[tuple[str, dict[str, Any], set[Check], str]] = [
+    ("sm_100f", {"ctas_per_tile": 2}, {Check.CTAS_PER_TILE}, "with 1 thread blocks a tile"),
+    ("sm_90a", {"ctas_per_tile": 2}, {Check.CTAS_PER_TILE}, "with 1 thread blocks a tile"),
+    ("sm_100f", {"cluster": (999, 7)}, {Check.CLUSTER}, "clusters of 1x1, its entry says 999x7"),
+    ("sm_100f", {"fallback_cluster": (2, 1)}, {Check.CLUSTER}, "its entry says 1x1 and 2x1"),
+    ("sm_100f", {"scheduler": "banana"}, {Check.SCHEDULER}, "'banana' is none of clc, one_tile"),
+    (
+        "sm_100f",
+        {"scheduler": "static_persistent"},
+        {Check.SCHEDULER, Check.CLUSTER_LIMITS},
+        "uses cluster launch control",
+    ),
+    (
+        "sm_90a",
+        {"scheduler": "clc", "cluster_limits": ()},
+        {Check.SCHEDULER},
+        "does not use cluster launch control",
+    ),
+    ("sm_90a", {"cluster_limits": ()}, {Check.CLUSTER_LIMITS}, "takes [1]"),
+    ("sm_100f", {"cluster_limits": (LIMIT,)}, {Check.CLUSTER_LIMITS}, "takes none"),
+    (
+        "sm_90a",
+        {"cluster_limits": (replace(LIMIT, max_active=131),)},
+        {Check.CLUSTER_LIMITS},
+        "H200 has 132 (measured)",
+    ),
+    (
+        "sm_90a",
+        {"cluster_limits": (replace(LIMIT, basis="estimated"),)},
+        {Check.CLUSTER_LIMITS},
+        "H200 has 132 (measured)",
+    ),
+    (
+        "sm_90a",
+        {"cluster_limits": (ClusterLimit(cluster_size=3, max_active=1, basis="measured"),)},
+        {Check.CLUSTER_LIMITS},
+        "no max active clusters for cluster size 3",
+    ),
+]
+
+
+def assert_finds(report: Report, checks: set[Check], message: str) -> None:
+    assert {finding.check for finding in report.findings} == checks, report.findings
+    assert any(message in finding.message for finding in report.findings), report.findings
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(("arch", "change", "checks", "message"), LIES)
+def test_finds_entry_that_its_payload_contradicts(
+    tmp_path: Path,
+    kernels: dict[str, BuiltKernel],
+    arch: str,
+    change: dict[str, Any],
+    checks: set[Check],
+    message: str,
+) -> None:
+    kernel = replace(kernels[arch], provider="test", **change)
+    assert_finds(verify_bundle(bundle(tmp_path, kernel, arch=arch)), checks, message)
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(("arch", "change", "checks", "message"), DESIGN_LIES)
+def test_finds_design_that_its_payload_contradicts(
+    tmp_path: Path,
+    kernels: dict[str, BuiltKernel],
+    arch: str,
+    change: dict[str, Any],
+    checks: set[Check],
+    message: str,
+) -> None:
+    design = replace(kernels[arch].design, **change)
+    kernel = replace(kernels[arch], provider="test", design=design)
+    report = verify_bundle(bundle(tmp_path, kernel, arch=arch, device=DEVICES[arch]))
+    assert_finds(report, checks, message)
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("layout", ["nn", "tt", "nt"])
+@pytest.mark.parametrize("arch", ["sm_100f", "sm_90a"])
+def test_finds_entry_with_another_layout(
+    tmp_path: Path, kernels: dict[str, BuiltKernel], arch: str, layout: str
+) -> None:
+    signature = Signature.parse(SIGNATURE.key.replace("tn", layout))
+    kernel = replace(kernels[arch], provider="test", signature=signature)
+    report = verify_bundle(bundle(tmp_path, kernel, arch=arch))
+    assert_only(report, Check.OPERAND_LAYOUT, f"its signature is mm/{layout}/")
+
+
+@pytest.mark.usefixtures("tools")
+def test_finds_transposed_tile(tmp_path: Path, kernels: dict[str, BuiltKernel]) -> None:
+    design = replace(kernels["sm_100f"].design, tile=(32, 64, 64))
+    kernel = replace(kernels["sm_100f"], provider="test", design=design)
+    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_100f"))
+    assert_only(report, Check.INSTRUCTION_TILE, "its entry says tile 32x64")
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(
+    ("arch", "change", "message"),
+    [
+        ("sm_100f", {"tile": (64, 32, 7)}, "states tile 64x32x64, its entry says 64x32x7"),
+        ("sm_90a", {"tile": (64, 128, 64)}, "states tile 64x64x64, its entry says 64x128x64"),
+    ],
+)
+def test_finds_design_that_the_operators_name_contradicts(
+    tmp_path: Path,
+    kernels: dict[str, BuiltKernel],
+    arch: str,
+    change: dict[str, Any],
+    message: str,
+) -> None:
+    kernel = replace(kernels[arch], design=replace(kernels[arch].design, **change))
+    assert_only(verify_bundle(bundle(tmp_path, kernel, arch=arch)), Check.OPERATOR_NAME, message)
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_operator_of_another_family(tmp_path: Path, kernels: dict[str, BuiltKernel]) -> None:
+    real = kernels["sm_90a"]
+    name = real.operator.replace("Sm90StaticPersistentGemm", "TgvGemm").replace(
+        "64x64x64", "64x64x9"
+    )
+    design = replace(real.design, scheduler="one_tile", tile=(64, 64, 9), cluster_limits=())
+    kernel = replace(real, operator=name, design=design)
+    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_90a"))
+    assert_only(report, Check.OPERATOR_NAME, "states TgvGemm, the device function is called")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_device_code_of_another_cuda_version(tmp_path: Path) -> None:
+    image = synthetic_cubin(cuda_version=128)
+    report = verify_payload(tmp_path, host_payload(tmp_path, cubin=image))
+    assert_only(report, Check.CUDA_VERSION, "CUDA 12.8, target")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_says_which_providers_operator_names_are_not_read(
+    tmp_path: Path, kernels: dict[str, BuiltKernel]
+) -> None:
+    kernel = replace(kernels["sm_90a"], provider="nobody", operator="rm -rf")
+    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_90a"))
+    assert report.ok, report.findings
+    assert "operator names of nobody are not read" in report.notes[1]
+    kernel = replace(kernel, provider="cutlass_operators")
+    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_90a"))
+    assert_only(report, Check.OPERATOR_NAME, "has no operator called 'rm -rf'")
 
 
 @pytest.mark.usefixtures("tools")
@@ -254,9 +455,9 @@ def test_finds_unknown_device_profile(tmp_path: Path, kernels: dict[str, BuiltKe
 def test_finds_device_that_cannot_run_the_target(
     tmp_path: Path, kernels: dict[str, BuiltKernel]
 ) -> None:
-    path = bundle(tmp_path, kernels["sm_90a"], arch="sm_90a", device="B200")
+    path = bundle(tmp_path, kernels["sm_100f"], arch="sm_100f", device="H200")
     report = verify_bundle(path)
-    assert_only(report, Check.DEVICE_PROFILE, "capability 10.0 and cannot run target sm_90a")
+    assert_only(report, Check.DEVICE_PROFILE, "capability 9.0 and cannot run target sm_100f")
 
 
 @pytest.mark.usefixtures("no_tools")
@@ -268,27 +469,15 @@ def test_says_plainly_that_device_code_was_not_disassembled(
     assert report.ok
     assert report.disassembler is None
     assert report.kernels[0].disassembled_by == NOT_DISASSEMBLED
-    assert "was not disassembled" in report.notes[0]
-    assert "pip install 'nvgemm-aot[build]'" in report.notes[0]
-    assert "not asked for" in verify_bundle(path, disassemble=False).notes[0]
+    assert report.notes[0] == UNPROVED
+    assert "was not disassembled" in report.notes[1]
+    assert "pip install 'nvgemm-aot[build]'" in report.notes[1]
+    assert "not asked for" in verify_bundle(path, disassemble=False).notes[1]
     with pytest.raises(ToolchainError, match=r"pip install 'nvgemm-aot\[build\]'"):
         verify_bundle(path, disassemble=True)
 
 
 # Without the compiler: payloads from the system's C compiler around synthetic device code.
-
-
-def host_payload(folder: Path, *flags: str, body: str = "return 0;", cubin: bytes = b"") -> bytes:
-    (folder / "device.bin").write_bytes(cubin)
-    (folder / "payload.c").write_text(
-        f'asm(".section .rodata; .incbin \\"{folder}/device.bin\\"; .text");'
-        f"int foreign(void); int TVMFFIEnvGetStream(void);"
-        f"int __tvm_ffi_gemm(void) {{ {body} }}"
-    )
-    base = ["-shared", "-nostdlib", "-fPIC", "-O1", "-Wl,--build-id=none", "-Wl,-s"]
-    command = [*compiler(), *base, *flags, "-o", "payload.so", "payload.c"]
-    subprocess.run(command, check=True, cwd=folder)
-    return (folder / "payload.so").read_bytes()
 
 
 @pytest.fixture
@@ -368,12 +557,67 @@ def test_finds_unknown_calling_convention(tmp_path: Path) -> None:
 def test_finds_shared_memory_of_the_launch_over_the_limit(tmp_path: Path) -> None:
     payload = host_payload(
         tmp_path,
-        body='long *p; asm volatile("" : "=r"(p)); p[3] = 300000; return 0;',
+        shared_bytes=300000,
         cubin=synthetic_cubin(),
     )
     report = verify_payload(tmp_path, payload)
     assert report.kernels[0].dynamic_shared_bytes == 300000
     assert_only(report, Check.SHARED_MEMORY, "301024 bytes of shared memory a block, B200 has")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_unknown_shared_memory_of_the_launch(tmp_path: Path) -> None:
+    report = verify_payload(
+        tmp_path, host_payload(tmp_path, shared_bytes=None, cubin=synthetic_cubin())
+    )
+    assert report.kernels[0].dynamic_shared_bytes is None
+    assert_only(report, Check.SHARED_MEMORY, "does not show its dynamic shared memory")
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (CALL.replace("a: ", "x: ").replace("b: ", "a: ").replace("x: ", "b: "), "takes (b: "),
+        (CALL.replace("[n2, n3], bfloat16", "[n2, n3], float16"), "takes (a: "),
+        (CALL.replace("[n2, n3]", "[n2]"), "takes (a: "),
+        (CALL.replace(", stream: Stream", ", scale: float, stream: Stream"), "takes (a: "),
+        (CALL.replace(", stream: Stream", ""), "takes (a: "),
+        (CALL.replace(", c: Tensor([n4, n5], bfloat16)", ""), "takes (a: "),
+        ("nothing of the kind", "does not show its operands"),
+        (CALL + "` when calling: `" + CALL.replace("bfloat16", "float16"), "does not show"),
+    ],
+)
+def test_finds_launcher_with_other_operands(tmp_path: Path, call: str, message: str) -> None:
+    payload = host_payload(tmp_path, call=call, cubin=synthetic_cubin())
+    assert_only(verify_payload(tmp_path, payload), Check.OPERANDS, message)
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_launcher_with_other_alignment(tmp_path: Path) -> None:
+    payload = host_payload(tmp_path, alignment_bytes=32, cubin=synthetic_cubin())
+    assert_only(verify_payload(tmp_path, payload), Check.ALIGNMENT, "aligned to 32 bytes")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_launcher_with_other_cluster(tmp_path: Path) -> None:
+    payload = host_payload(tmp_path, clusters=((1, 1), (2, 1)), cubin=synthetic_cubin())
+    assert_only(verify_payload(tmp_path, payload), Check.CLUSTER, "clusters of 1x1 and 2x1")
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(
+    ("uses", "check"),
+    [
+        ((TCGEN05_1CTA_USED,), Check.SCHEDULER),
+        ((CLUSTER_LAUNCH_CONTROL_USED,), Check.CTAS_PER_TILE),
+    ],
+)
+def test_finds_device_code_of_another_design(
+    tmp_path: Path, uses: tuple[int, ...], check: Check
+) -> None:
+    payload = host_payload(tmp_path, cubin=synthetic_cubin(uses=uses))
+    assert_only(verify_payload(tmp_path, payload), check, "device code")
 
 
 def test_finds_kernel_without_tensor_core_instructions(tmp_path: Path, fake_nvdisasm: Path) -> None:

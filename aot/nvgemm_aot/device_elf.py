@@ -42,6 +42,9 @@ _TCGEN05_1CTA_USED, _TCGEN05_2CTA_USED, _CLUSTER_LAUNCH_CONTROL_USED = 0x51, 0x5
 """EIATTR_TCGEN05_1CTA_USED, EIATTR_TCGEN05_2CTA_USED and EIATTR_CLUSTER_LAUNCH_CONTROL_USED (in
 .nv.info.<kernel>, without a value): ptxas writes them where the code has such instructions."""
 
+_CUDA_API_VERSION = 0x37
+"""EIATTR_CUDA_API_VERSION (in .nv.info.<kernel>): 134 in what the ptxas of CUDA 13.4 wrote."""
+
 _REQNTID, _FRAME_SIZE, _MIN_STACK_SIZE, _REGCOUNT = 0x10, 0x11, 0x12, 0x2F
 """EIATTR_REQNTID (in .nv.info.<kernel>: threads along x, y, z) and, in .nv.info,
 EIATTR_FRAME_SIZE, EIATTR_MIN_STACK_SIZE and EIATTR_REGCOUNT (symbol index, value)."""
@@ -70,6 +73,7 @@ class DeviceKernel:
         ctas_per_tile: Thread blocks that issue a tcgen05 instruction together: 1 or 2; None if it
             has none, or both kinds.
         cluster_launch_control: Whether it asks for its work by cluster launch control (CLC).
+        cuda_version: CUDA that it was compiled with, ten times: 134 is 13.4.
     """
 
     name: str
@@ -79,6 +83,7 @@ class DeviceKernel:
     local_bytes: int
     ctas_per_tile: int | None
     cluster_launch_control: bool
+    cuda_version: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +155,12 @@ def check_cubin(
             message="the launcher does not show its dynamic shared memory",
         )
     for kernel in cubin.kernels:
+        if f"cu{kernel.cuda_version // 10}" != target.cuda:
+            yield Gap(
+                check=Check.CUDA_VERSION,
+                message=f"device code was compiled with CUDA {kernel.cuda_version / 10}, target "
+                f"{target.key} needs {target.cuda}",
+            )
         if kernel.local_bytes:
             # No exception: none of 96 kernels has any, and where one has, registers spill.
             yield Gap(
@@ -256,6 +267,7 @@ def _kernels(sections: dict[str, Any], names: list[str]) -> Iterator[DeviceKerne
             local_bytes=_size(sections, f".nv.local.{name}") + stack_bytes,
             ctas_per_tile=ctas[0] if len(ctas) == 1 else None,
             cluster_launch_control=_CLUSTER_LAUNCH_CONTROL_USED in attributes,
+            cuda_version=struct.unpack("<I", attributes[_CUDA_API_VERSION])[0],
         )
 
 

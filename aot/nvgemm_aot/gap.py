@@ -25,6 +25,7 @@ class Check(str, enum.Enum):
     HOST_PROCESSOR = "host-processor"
     DEVICE_FORMAT = "device-format"
     ARCHITECTURE = "architecture"
+    CUDA_VERSION = "cuda-version"
     REGISTERS = "registers"
     THREADS = "threads"
     SHARED_MEMORY = "shared-memory"

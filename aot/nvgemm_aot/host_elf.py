@@ -58,7 +58,7 @@ kernel for the CPU calls, and may name, but the one of TVM-FFI."""
 _CONSTRUCTORS = frozenset({"DT_INIT", "DT_INIT_ARRAY", "DT_PREINIT_ARRAY"})
 """Dynamic tags by which a loader runs code before anybody calls the kernel.
 
-None of 90 kernels has one; what cutlass-dsl 4.8.1 does need is DT_FINI_ARRAY, which unloads the
+None of 124 kernels has one; what cutlass-dsl 4.8.1 does need is DT_FINI_ARRAY, which unloads the
 device code."""
 
 _OTHER_OBJECTS = frozenset({"DT_AUDIT", "DT_DEPAUDIT", "DT_AUXILIARY", "DT_FILTER"})

@@ -76,7 +76,7 @@ def launch_shared_bytes(payload: bytes) -> int | None:
 def launch_clusters(payload: bytes) -> frozenset[tuple[int, int]]:
     """Cluster dimensions (m, n) that the launcher asks for, in thread blocks.
 
-    Every launch sets its cluster dimension, 1 x 1 too; kernels with a fallback set both. In 89
+    Every launch sets its cluster dimension, 1 x 1 too; kernels with a fallback set both. In 124
     kernels (cutlass-dsl 4.8.1, all operator families) the 64-bit constants whose halves are both
     from 1 to `MAX_CLUSTER_EXTENT` are exactly these.
     """

@@ -3,7 +3,7 @@
 A TVM-FFI launcher checks its arguments and, where one does not fit, raises an error that shows the
 function as it must be called. The text is written from the same types as the checks:
 ``__call__(a: Tensor([n0, n1], bfloat16), b: Tensor(…), c: Tensor(…), stream: Stream)`` and
-``, expected data alignment=16 bytes``. Seen in each of 107 kernels (cutlass-dsl 4.8.1, all operator
+``, expected data alignment=16 bytes``. Seen in each of 124 kernels (cutlass-dsl 4.8.1, all operator
 families, every element type); the transposed family calls itself ``_tgv_bmm(a_api: …)``.
 """
 
@@ -19,7 +19,7 @@ from nvgemm_runtime.problem import DType, Op
 from .gap import Check, Gap
 from .launcher import read_only_bytes
 
-CALLING_CONVENTION = "tvm_ffi:gemm(a,b,out)"
+CALLING_CONVENTION = "tvm_ffi:gemm(a,b,out,stream)"
 """The one calling convention that this release can check; FORMAT.md says what it means."""
 
 _CALL = re.compile(

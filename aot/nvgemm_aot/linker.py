@@ -47,10 +47,10 @@ _COMPILERS = ("cc", "gcc", "clang")
 
 
 def entry_symbol(calling_convention: str) -> str:
-    """Symbol that a calling convention such as ``tvm_ffi:gemm(a,b,out)`` exports.
+    """Symbol that a calling convention such as ``tvm_ffi:gemm(a,b,out,stream)`` exports.
 
     Raises:
-        LinkError: If the text is not ``tvm_ffi:NAME(a,b,out)``, the one form there is.
+        LinkError: If the text is not ``tvm_ffi:NAME(a,b,out,stream)``, the one form there is.
     """
     symbol = exported_symbol(calling_convention)
     if symbol is None:

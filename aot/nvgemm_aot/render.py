@@ -124,7 +124,7 @@ def build_text(document: Document) -> str:
         lines += [f"  left out {f['operator']}: {f['reason']}" for f in bundle["failures"]]
     if "wheel" in document:
         lines.append(file_text(document["wheel"]))
-    lines.append(f"{document['compiled']} kernels compiled, the others were in the cache")
+    lines.append(f"{document['compiled']} kernels compiled now")
     return "\n".join(lines)
 
 

@@ -257,7 +257,7 @@ def _from_descriptors(names: set[str], immediates: set[int]) -> Iterator[Multipl
     """Find tcgen05 instruction descriptors among the constants of the code.
 
     On SM100 an instruction takes types and extents from a descriptor in a register, which the code
-    builds from a constant. Few constants fit the format: each of 63 kernels shows its own types,
+    builds from a constant. Few constants fit the format: each of 85 kernels shows its own types,
     majors and tile, and nothing else. Bits 15 and 16 say that A and B are not contiguous along k.
     """
     for name in names & _DESCRIPTOR_TYPES.keys():

@@ -109,9 +109,9 @@ class Kernel:
         design: How it works.
         alignment_bytes: Alignment that pointers, and strides other than 1, must have.
         workspace_bytes: Device memory that a launch needs besides its operands.
-        calling_convention: How to call it: ``tvm_ffi:gemm(a,b,out)`` is a TVM-FFI function
-            exported as ``__tvm_ffi_gemm`` that takes the operands in this order and runs on the
-            current stream.
+        calling_convention: How to call it: ``tvm_ffi:gemm(a,b,out,stream)`` is a TVM-FFI function
+            exported as ``__tvm_ffi_gemm`` that takes the operands in this order, then the CUDA
+            stream as an opaque pointer.
     """
 
     id: str

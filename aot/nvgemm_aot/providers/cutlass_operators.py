@@ -77,7 +77,7 @@ class CutlassOperators:
     """Lists and compiles the operators of ``cutlass.operators``."""
 
     name = "cutlass_operators"
-    calling_convention = f"tvm_ffi:{_FUNCTION_NAME}(a,b,out)"
+    calling_convention = f"tvm_ffi:{_FUNCTION_NAME}(a,b,out,stream)"
     recipe = f"1, host {_HOST_CPU} {_HOST_FEATURES}"
 
     def toolchain(self) -> dict[str, str]:

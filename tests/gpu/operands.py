@@ -1,0 +1,101 @@
+"""Operands for kernels under test, and what their results must be."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from nvgemm_runtime.format import Kernel
+from nvgemm_runtime.operands import torch_dtype
+from nvgemm_runtime.problem import DType, Op, Signature
+
+EXACT_LIMIT = {DType.BF16: 256, DType.FP16: 2048, DType.FP32: 2**24, DType.INT32: 2**31}
+"""By output type: whole numbers up to here have an exact value (2 to the mantissa's bits)."""
+
+RELATIVE_ERROR = {DType.BF16: 4e-3, DType.FP16: 6e-4, DType.FP32: 1e-5, DType.INT32: 0.0}
+"""By output type: bound on the norm of the error over the norm of the result. A rounding to the
+output type costs 2**-9 (bf16) or 2**-12 (fp16) on average; the rest is room for summation order."""
+
+Sizes = tuple[int, int, int, int]
+
+
+def alignment_elements(kernel: Kernel, dtype: DType) -> int:
+    return max(1, kernel.alignment_bytes // dtype.size_bytes)
+
+
+def sizes(kernel: Kernel) -> list[Sizes]:
+    """(batch, m, n, k): odd m where it is free, n and k at the edges of the alignment."""
+    signature = kernel.signature
+    step = alignment_elements(kernel, signature.a)
+    step_n = math.lcm(
+        alignment_elements(kernel, signature.out), alignment_elements(kernel, signature.b)
+    )
+    batch = 3 if signature.op is Op.BMM else 1
+    free_m = signature.layout.a_row_major
+    m = (lambda value: value) if free_m else (lambda value: -(-value // step) * step)
+    return [
+        (batch, m(1), step_n, step),
+        (batch, m(37), 3 * step_n, 5 * step),
+        (batch, m(1003), 128 + step_n, 256 - step),
+        (batch, m(128), 256, 512),
+        (1, m(300), 1024 + step_n, 192 + step),
+    ]
+
+
+def matrix(
+    rows: int, columns: int, batch: int, op: Op, row_major: bool, values: torch.Tensor
+) -> torch.Tensor:
+    lead = (batch,) if op is Op.BMM else ()
+    shape = (*lead, rows, columns) if row_major else (*lead, columns, rows)
+    tensor = values.view(shape)
+    return tensor if row_major else tensor.mT
+
+
+def binary(count: int, dtype: DType, density: float, device: str) -> torch.Tensor:
+    return (torch.rand(count, device=device) < density).to(torch_dtype(dtype))
+
+
+def normal(count: int, dtype: DType, device: str) -> torch.Tensor:
+    if dtype.is_integer:
+        return torch.randint(-20, 21, (count,), device=device).to(torch_dtype(dtype))
+    return torch.randn(count, device=device).to(torch_dtype(dtype))
+
+
+def operands(
+    signature: Signature, size: Sizes, *, exact: bool, device: str = "cuda"
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A, B and a poisoned output. Exact ones hold 0 and 1, few enough for every sum to be exact."""
+    batch, m, n, k = size
+    density = min(0.5, math.sqrt(EXACT_LIMIT[signature.out] / (4 * k)))
+
+    def fill(count: int, dtype: DType) -> torch.Tensor:
+        return binary(count, dtype, density, device) if exact else normal(count, dtype, device)
+
+    layout = signature.layout
+    a = matrix(m, k, batch, signature.op, layout.a_row_major, fill(batch * m * k, signature.a))
+    b = matrix(k, n, batch, signature.op, layout.b_row_major, fill(batch * k * n, signature.b))
+    lead = (batch,) if signature.op is Op.BMM else ()
+    return a, b, poisoned((*lead, m, n), signature.out, device)
+
+
+def poisoned(shape: tuple[int, ...], dtype: DType, device: str = "cuda") -> torch.Tensor:
+    """An output in which every byte is 0xFF: NaN, or -1."""
+    out = torch.empty(shape, dtype=torch_dtype(dtype), device=device)
+    out.view(torch.uint8).fill_(0xFF)
+    return out
+
+
+def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a.double() @ b.double()
+
+
+def assert_exact(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    wanted = reference(a, b)
+    assert torch.equal(out.double(), wanted), f"{(out.double() != wanted).sum()} elements differ"
+
+
+def assert_close(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, dtype: DType) -> None:
+    wanted = reference(a, b)
+    error = torch.linalg.vector_norm(out.double() - wanted) / torch.linalg.vector_norm(wanted)
+    assert float(error) <= RELATIVE_ERROR[dtype], f"relative error {float(error):.2e}"
