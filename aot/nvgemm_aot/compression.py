@@ -18,8 +18,8 @@ import zstandard
 LEVEL = 19
 
 MAX_MEMBERS = 64
-"""Most payloads in a dictionary. Twice as many took 1.4 kB a kernel of those 400, but a reader keeps
-the whole dictionary in memory: about 4 MB with 64."""
+"""Most payloads in a dictionary. Twice as many took 1.4 kB a kernel of those 400, but a reader
+keeps the whole dictionary in memory: about 4 MB with 64."""
 
 SCHEME = f"cover-{MAX_MEMBERS}-zstd-{LEVEL}"
 """Names the way of compressing; part of what determines a bundle's bytes."""
