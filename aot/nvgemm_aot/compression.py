@@ -1,8 +1,9 @@
 """How a bundle's payloads are compressed: one zstd frame each, against one shared dictionary.
 
 The dictionary is the plain content of a few payloads, chosen so that together they hold as much as
-possible of what the payloads share. On 400 SM100 kernels this took 2.7 kB a kernel where a trained
-dictionary took 4.7 kB and none 12.9 kB; benchmarks/compression.py compares these and others.
+possible of what the payloads share. On 400 SM100 kernels this took 1.7 kB a kernel where the best
+trained dictionary took 3.9 kB and none 12.6 kB: benchmarks/compression.py compares these and
+others, and benchmarks/results holds what it printed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import zstandard
 LEVEL = 19
 
 MAX_MEMBERS = 64
-"""Most payloads in a dictionary. 128 make 400 kernels 11 % smaller, but a reader keeps the whole
-dictionary in memory: about 4 MB with 64."""
+"""Most payloads in a dictionary. Twice as many took 1.4 kB a kernel of those 400, but a reader
+keeps the whole dictionary in memory: about 4 MB with 64."""
 
 SCHEME = f"cover-{MAX_MEMBERS}-zstd-{LEVEL}"
 """Names the way of compressing; part of what determines a bundle's bytes."""

@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-_SECONDS_PER_KERNEL = 0.9
-"""Time of one core for one kernel: the median that benchmarks/build.py printed for sm_100f."""
+_SECONDS_PER_KERNEL = 0.6
+"""Time of one core for one kernel: benchmarks/build.py printed 0.56 s for sm_100f, and 11 % more
+with everything around the compiler."""
 
-_BYTES_PER_KERNEL = 5_000
-"""Size of a kernel in a bundle: what benchmarks/build.py printed, rounded up."""
+_MAX_BYTES_PER_KERNEL = 4_700
+"""Size of a kernel in a small bundle: quickstart's for sm_100f took 4,674 bytes each. Larger
+bundles take less: the 854 kernels of benchmarks/build.py took 2,219 bytes each."""
 
 
 def plan_document(planned: Sequence[PlannedTarget], jobs: int | None) -> Document:
@@ -50,7 +52,7 @@ def plan_document(planned: Sequence[PlannedTarget], jobs: int | None) -> Documen
             ],
             "kernels": len(item.tasks),
             "to_compile": item.missing,
-            "estimated_bytes": len(item.tasks) * _BYTES_PER_KERNEL,
+            "estimated_most_bytes": len(item.tasks) * _MAX_BYTES_PER_KERNEL,
         }
         for item in planned
     ]
@@ -81,7 +83,7 @@ def plan_text(document: Document) -> str:
         parts.append(
             f"{target['target']}: {len(target['problems'])} problems, {target['kernels']} unique "
             f"kernels ({target['to_compile']} to compile), "
-            f"about {size_text(target['estimated_bytes'])}"
+            f"at most about {size_text(target['estimated_most_bytes'])}"
         )
     parts.append(
         f"about {document['estimated_seconds']} s of compiling in {document['jobs']} processes"
