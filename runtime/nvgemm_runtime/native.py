@@ -79,8 +79,8 @@ class Native:
 
         Args:
             id: sha256 of the kernel's content in hex, by which operators name it.
-            function_address: Address of its TVM-FFI function (a, b, out, stream). The library that holds
-                the function must stay loaded as long as the process lives.
+            function_address: Address of its TVM-FFI function (a, b, out, stream). The library that
+                holds the function must stay loaded as long as the process lives.
             signature: What it computes.
             alignment_bytes: Alignment of pointers, contiguous extents and strides other than 1.
             target: Which GPUs it runs on; None for a kernel that runs on the CPU.

@@ -8,35 +8,19 @@ there is no GPU they are skipped. Run them alone, so that the other tests' needs
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-
-from nvgemm_runtime import bundles
-from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.facts import device_facts
-from nvgemm_runtime.format import Kernel
-
-
-def installed_kernels() -> list[tuple[Bundle, Kernel]]:
-    """Every kernel of the installed bundles that this GPU can run."""
-    if not torch.cuda.is_available():
-        return []
-    facts = device_facts("cuda", 0)
-    usable = [found.bundle for found in bundles() if found.refusal(facts) is None]
-    kernels = {
-        kernel.id: (bundle, kernel)
-        for bundle in usable
-        if bundle is not None
-        for kernel in bundle.header.kernels
-    }
-    return [kernels[key] for key in sorted(kernels)]
+from installed import installed_kernels
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        item.add_marker(pytest.mark.gpu)
-        if not torch.cuda.is_available():
-            item.add_marker(pytest.mark.skip(reason="no GPU"))
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+            if not torch.cuda.is_available():
+                item.add_marker(pytest.mark.skip(reason="no GPU"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -9,9 +9,9 @@ import threading
 
 import pytest
 import torch
+from installed import installed_kernels
 from operands import assert_exact, operands, poisoned
 
-from conftest import installed_kernels
 from nvgemm_runtime.api import choose, explain, load_kernel, mm
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.format import Kernel

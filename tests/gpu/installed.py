@@ -1,0 +1,25 @@
+"""The kernels of installed wheels that this machine's GPU can run."""
+
+from __future__ import annotations
+
+import torch
+
+from nvgemm_runtime import bundles
+from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.facts import device_facts
+from nvgemm_runtime.format import Kernel
+
+
+def installed_kernels() -> list[tuple[Bundle, Kernel]]:
+    """Every kernel of the installed bundles that this GPU can run, each once, by id."""
+    if not torch.cuda.is_available():
+        return []
+    facts = device_facts("cuda", 0)
+    usable = [found.bundle for found in bundles() if found.refusal(facts) is None]
+    kernels = {
+        kernel.id: (bundle, kernel)
+        for bundle in usable
+        if bundle is not None
+        for kernel in bundle.header.kernels
+    }
+    return [kernels[key] for key in sorted(kernels)]
