@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from nvgemm_runtime.errors import LinkError
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.target import CPU, Target
 
@@ -17,7 +16,13 @@ from .elf_reading import MalformedElfError
 from .gap import Check, Gap
 from .host_elf import find_host_gaps
 from .launcher import Launch, read_launch
-from .launcher_text import LauncherText, check_call, check_interface, read_launcher_text
+from .launcher_text import (
+    CALLING_CONVENTION,
+    LauncherText,
+    check_call,
+    check_interface,
+    read_launcher_text,
+)
 from .linker import entry_symbol
 from .operator_name import check_operator_name
 from .sass import Disassembly, check_disassembly, read_disassembly
@@ -92,7 +97,7 @@ def inspect_kernel(
     if target.arch == CPU:
         return _inspect_cpu_kernel(kernel, payload, target)
     text = read_launcher_text(payload)
-    gaps = [*check_interface(kernel, text), *_check_host(kernel, payload, target)]
+    gaps = [*check_interface(kernel, text), *_check_host(payload, target)]
     launch = read_launch(payload)
     cubins: tuple[Cubin, ...] = ()
     try:
@@ -123,17 +128,14 @@ def _inspect_cpu_kernel(
     kernel: Kernel, payload: bytes, target: Target
 ) -> tuple[KernelEvidence, list[Gap]]:
     """Look at a kernel that is host code alone: what is shown of launchers it does not have."""
-    gaps = [*check_call(kernel), *_check_host(kernel, payload, target)]
+    gaps = [*check_call(kernel), *_check_host(payload, target)]
     nothing = Launch(shared_bytes=None, clusters=frozenset())
     silent = LauncherText(operands="", alignment_bytes=frozenset())
     return _evidence(kernel, nothing, silent, (), [], NO_DEVICE_CODE), gaps
 
 
-def _check_host(kernel: Kernel, payload: bytes, target: Target) -> list[Gap]:
-    try:
-        exported = entry_symbol(kernel.calling_convention)
-    except LinkError as error:
-        return [Gap(check=Check.CALLING_CONVENTION, message=str(error))]
+def _check_host(payload: bytes, target: Target) -> list[Gap]:
+    exported = entry_symbol(CALLING_CONVENTION)
     on_cpu = target.arch == CPU
     return [*find_host_gaps(payload, exported, platform=target.platform, on_cpu=on_cpu)]
 

@@ -100,6 +100,9 @@ def mm(
         TypeError: If types are not.
         RuntimeError: If an operand requires grad while gradients are recorded.
     """
+    # The quickest way first: a call costs little more than what it checks and launches.
+    if type(kernel) is LoadedKernel and kernel.op is Op.MM and out is not None:
+        return _launch(a, b, out, kernel)
     return _run(Op.MM, a, b, out, kernel)
 
 
@@ -110,6 +113,8 @@ def bmm(
     kernel: str | LoadedKernel | None = None,
 ) -> torch.Tensor:
     """Multiply two batches of matrices with a prebuilt kernel; as `mm` with a leading batch."""
+    if type(kernel) is LoadedKernel and kernel.op is Op.BMM and out is not None:
+        return _launch(a, b, out, kernel)
     return _run(Op.BMM, a, b, out, kernel)
 
 
@@ -179,18 +184,25 @@ def _run(
             signature = None if kernel is None else kernel.kernel.signature
             dtype = usual_out_dtype(a.dtype) if signature is None else torch_dtype(signature.out)
             out = a.new_empty(shape, dtype=dtype)
-    elif kernel.kernel.signature.op is not op:
+    elif kernel.op is not op:
         raise ValueError(f"kernel {kernel.kernel.id[:12]} computes {kernel.kernel.signature.key}")
-    _require_plain(a, b, out)
     if kernel is None:
         if out.numel() == 0 or a.numel() == 0:
+            _require_plain(a, b, out)
             return out.zero_()  # as ATen: a sum of nothing is zero
         kernel = _choose(op, a, b, out)
+    return _launch(a, b, out, kernel)
+
+
+def _launch(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, kernel: LoadedKernel
+) -> torch.Tensor:
+    _require_plain(a, b, out)
     try:
-        _launcher().launch(kernel.handle, a, b, out)
+        kernel.launch(a, b, out)
     except RuntimeError:
         # Tensors on some devices do not even reach the launcher, and it is torch that complains.
-        check_shapes(op, a, b, out)
+        check_shapes(kernel.op, a, b, out)
         raise
     return out
 

@@ -7,12 +7,16 @@ disk and no compiler is imported.
 from __future__ import annotations
 
 import ctypes
+import errno
+import functools
 import itertools
 import os
 import struct
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from . import native
 from .bundle import Bundle
@@ -21,6 +25,7 @@ from .errors import DriverError, NoKernelError
 from .facts import find_runtime_library
 from .format import Header, Kernel
 from .match import library_refusal, unlaunchable
+from .problem import Op
 from .target import CPU
 
 _numbers = itertools.count()
@@ -34,11 +39,15 @@ class LoadedKernel:
 
     Attributes:
         kernel: Its entry.
-        handle: Its number in the native kernel table: the first argument of a launch.
+        op: The operation it computes.
+        handle: Its number in the native kernel table.
+        launch: ``launch(a, b, out)``: `nvgemm_runtime.native.Native.launch` of this kernel.
     """
 
     kernel: Kernel
+    op: Op
     handle: int
+    launch: Callable[[Any, Any, Any], None]
 
 
 class Library:
@@ -105,7 +114,8 @@ class Library:
             workspace_bytes=kernel.workspace_bytes,
         )
         self._keep.append(library)
-        return LoadedKernel(kernel=kernel, handle=handle)
+        launch = functools.partial(native.load().launch, handle)
+        return LoadedKernel(kernel=kernel, op=kernel.signature.op, handle=handle, launch=launch)
 
 
 def _require_libraries(header: Header) -> None:
@@ -125,8 +135,8 @@ def _open_from_memory(payload: bytes, name: str) -> ctypes.CDLL:
     try:
         descriptor = os.memfd_create("nvgemm-kernel", os.MFD_CLOEXEC)
         try:
-            with open(descriptor, "wb", closefd=False) as file:
-                file.write(payload)
+            if os.write(descriptor, payload) != len(payload):
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
             path = f"/proc/self/{_spelling(next(_numbers))}fd/{descriptor}"
             return ctypes.CDLL(path, mode=os.RTLD_NOW)
         finally:
@@ -141,7 +151,7 @@ def _spelling(number: int) -> str:
     The loader takes equal paths for the same library, and descriptors are reused: without a path of
     its own, a kernel would silently be one that was loaded before.
     """
-    return "".join("./" if bit == "0" else ".//" for bit in f"{number:032b}")
+    return "".join("./" if bit == "0" else ".//" for bit in f"{number:b}")
 
 
 _ELF = struct.Struct("<16sHHIQQQIHHH")

@@ -66,7 +66,7 @@ def operands(
     signature: Signature, size: Sizes, *, exact: bool, device: str = "cuda"
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A, B and a poisoned output. Exact ones hold 0 and 1, few enough for every sum to be exact."""
-    batch, m, n, k = size
+    batch, m, n, k = size if signature.op is Op.BMM else (1, *size[1:])
     density = min(0.5, math.sqrt(EXACT_LIMIT[signature.out] / (4 * k)))
 
     def fill(count: int, dtype: DType) -> torch.Tensor:
