@@ -290,7 +290,9 @@ sys.path[:0] = {sys.path!r}
 import cpu_kernels
 from pathlib import Path
 from nvgemm_runtime import native
-kernel = cpu_kernels.load(cpu_kernels.signature(), Path({str(tmp_path)!r}))
+own = Path({str(tmp_path)!r}, str(os.getpid()))
+own.mkdir()
+kernel = cpu_kernels.load(cpu_kernels.signature(), own)
 lib = native.load()
 handle = lib.register_kernel(id=kernel.id, function_address=kernel.address,
     signature=cpu_kernels.signature(), alignment_bytes=4, target=None)

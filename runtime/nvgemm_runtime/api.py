@@ -100,9 +100,6 @@ def mm(
         TypeError: If types are not.
         RuntimeError: If an operand requires grad while gradients are recorded.
     """
-    # The quickest way first: a call costs little more than what it checks and launches.
-    if type(kernel) is LoadedKernel and kernel.op is Op.MM and out is not None:
-        return _launch(a, b, out, kernel)
     return _run(Op.MM, a, b, out, kernel)
 
 
@@ -113,8 +110,6 @@ def bmm(
     kernel: str | LoadedKernel | None = None,
 ) -> torch.Tensor:
     """Multiply two batches of matrices with a prebuilt kernel; as `mm` with a leading batch."""
-    if type(kernel) is LoadedKernel and kernel.op is Op.BMM and out is not None:
-        return _launch(a, b, out, kernel)
     return _run(Op.BMM, a, b, out, kernel)
 
 
@@ -175,6 +170,9 @@ def _run(
     out: torch.Tensor | None,
     kernel: str | LoadedKernel | None,
 ) -> torch.Tensor:
+    if type(kernel) is LoadedKernel and kernel.op is op and out is not None:
+        # The common case, in which a call should cost little more than the launch itself.
+        return _launch(a, b, out, kernel)
     if isinstance(kernel, str):
         kernel = load_kernel(kernel)
     if out is None or kernel is None:
@@ -197,7 +195,8 @@ def _run(
 def _launch(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, kernel: LoadedKernel
 ) -> torch.Tensor:
-    _require_plain(a, b, out)
+    if kernel.sees_negation or a.requires_grad or b.requires_grad or out.requires_grad:
+        _require_plain(a, b, out)
     try:
         kernel.launch(a, b, out)
     except RuntimeError:

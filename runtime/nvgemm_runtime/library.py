@@ -13,6 +13,7 @@ import itertools
 import os
 import struct
 import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,10 @@ from .errors import DriverError, NoKernelError
 from .facts import find_runtime_library
 from .format import Header, Kernel
 from .match import library_refusal, unlaunchable
-from .problem import Op
+from .problem import DType, Op
 from .target import CPU
+
+_PARTS_OF_COMPLEX = frozenset({DType.FP32, DType.FP16})
 
 _numbers = itertools.count()
 """Numbers the images that this process opened. Every `Library` counts on, for all of them share one
@@ -42,12 +45,15 @@ class LoadedKernel:
         op: The operation it computes.
         handle: Its number in the native kernel table.
         launch: ``launch(a, b, out)``: `nvgemm_runtime.native.Native.launch` of this kernel.
+        sees_negation: Whether an operand can be a lazily negated view, which the launcher does not
+            see: only types that are the parts of a complex type can.
     """
 
     kernel: Kernel
     op: Op
     handle: int
     launch: Callable[[Any, Any, Any], None]
+    sees_negation: bool
 
 
 class Library:
@@ -56,6 +62,7 @@ class Library:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._loaded: dict[str, LoadedKernel] = {}
+        self._provided: weakref.WeakSet[Bundle] = weakref.WeakSet()
         self._keep: list[ctypes.CDLL] = []  # what is registered must never be unloaded
 
     def get(self, kernel_id: str) -> LoadedKernel | None:
@@ -95,7 +102,9 @@ class Library:
         symbol = exported_symbol(kernel.calling_convention)
         assert symbol is not None  # or it were unlaunchable
         target = bundle.header.target
-        _require_libraries(bundle.header)
+        if bundle not in self._provided:
+            _require_libraries(bundle.header)
+            self._provided.add(bundle)
         library = _open_from_memory(bundle.payload(kernel), name)
         try:
             function = getattr(library, symbol)
@@ -115,7 +124,15 @@ class Library:
         )
         self._keep.append(library)
         launch = functools.partial(native.load().launch, handle)
-        return LoadedKernel(kernel=kernel, op=kernel.signature.op, handle=handle, launch=launch)
+        signature = kernel.signature
+        types = (signature.a, signature.b, signature.out)
+        return LoadedKernel(
+            kernel=kernel,
+            op=signature.op,
+            handle=handle,
+            launch=launch,
+            sees_negation=not _PARTS_OF_COMPLEX.isdisjoint(types),
+        )
 
 
 def _require_libraries(header: Header) -> None:

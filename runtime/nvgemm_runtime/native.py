@@ -7,6 +7,7 @@ exist from then on.
 
 from __future__ import annotations
 
+import functools
 import importlib.resources
 import threading
 from collections.abc import Callable
@@ -92,16 +93,14 @@ class Native:
         Raises:
             ValueError: If a value is out of range, or the kernel needs a workspace.
         """
-        from tvm_ffi import dtype
-
         major, minor = (0, 0) if target is None else target.capability
         return self._register_kernel(
             id,
             function_address,
             {Op.MM: 2, Op.BMM: 3}[signature.op],
-            dtype(_DTYPES[signature.a]),
-            dtype(_DTYPES[signature.b]),
-            dtype(_DTYPES[signature.out]),
+            _tvm_dtype(signature.a),
+            _tvm_dtype(signature.b),
+            _tvm_dtype(signature.out),
             signature.layout.a_row_major,
             signature.layout.b_row_major,
             alignment_bytes,
@@ -111,6 +110,13 @@ class Native:
             "" if target is None else target.suffix,
             workspace_bytes,
         )
+
+
+@functools.cache
+def _tvm_dtype(dtype: DType) -> Any:
+    import tvm_ffi
+
+    return tvm_ffi.dtype(_DTYPES[dtype])
 
 
 def load() -> Native:
