@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nvgemm_runtime.format import Kernel
-from nvgemm_runtime.problem import DType, Op
+from nvgemm_runtime.problem import Op
 
 from .gap import Check, Gap
 from .launcher import read_only_bytes
@@ -31,18 +31,6 @@ _ALIGNMENT = re.compile(rb", expected data alignment=([0-9]{1,9}) bytes")
 
 _NAMES = ("a", "b", "c")
 """Of the operands in the launcher's text, in the order of `CALLING_CONVENTION`."""
-
-_DTYPES = {
-    DType.FP32: "float32",
-    DType.FP16: "float16",
-    DType.BF16: "bfloat16",
-    DType.FP8_E4M3: "float8_e4m3fn",
-    DType.FP8_E5M2: "float8_e5m2",
-    DType.INT32: "int32",
-    DType.INT8: "int8",
-    DType.UINT8: "uint8",
-}
-"""Names of element types in the launcher's text; uint8, which no kernel has, by analogy."""
 
 _RANKS = {Op.MM: 2, Op.BMM: 3}
 
@@ -112,7 +100,7 @@ def _check_operands(kernel: Kernel, text: LauncherText) -> Iterator[Gap]:
     signature = kernel.signature
     rank = _RANKS[signature.op]
     wanted = [
-        (name, rank, _DTYPES[dtype])
+        (name, rank, dtype.torch_name)
         for name, dtype in zip(_NAMES, (signature.a, signature.b, signature.out))
     ]
     if not text.operands:

@@ -25,18 +25,6 @@ DEVICE_TYPE_CPU = 1
 DEVICE_TYPE_CUDA = 2
 """Device types as DLPack numbers them (``kDLCPU``, ``kDLCUDA`` of dlpack.h)."""
 
-_DTYPES = {
-    DType.FP32: "float32",
-    DType.FP16: "float16",
-    DType.BF16: "bfloat16",
-    DType.FP8_E4M3: "float8_e4m3fn",
-    DType.FP8_E5M2: "float8_e5m2",
-    DType.INT32: "int32",
-    DType.INT8: "int8",
-    DType.UINT8: "uint8",
-}
-"""Names that both TVM-FFI and torch know the dtypes by."""
-
 _LIBRARY = "_native.so"
 _lock = threading.Lock()
 _loaded: Native | None = None
@@ -116,7 +104,7 @@ class Native:
 def _tvm_dtype(dtype: DType) -> Any:
     import tvm_ffi
 
-    return tvm_ffi.dtype(_DTYPES[dtype])
+    return tvm_ffi.dtype(dtype.torch_name)
 
 
 def load() -> Native:

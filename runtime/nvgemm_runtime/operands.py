@@ -34,16 +34,7 @@ class Request:
 def _dtypes() -> dict[torch.dtype, DType]:
     import torch
 
-    return {
-        torch.float32: DType.FP32,
-        torch.float16: DType.FP16,
-        torch.bfloat16: DType.BF16,
-        torch.float8_e4m3fn: DType.FP8_E4M3,
-        torch.float8_e5m2: DType.FP8_E5M2,
-        torch.int32: DType.INT32,
-        torch.int8: DType.INT8,
-        torch.uint8: DType.UINT8,
-    }
+    return {getattr(torch, dtype.torch_name): dtype for dtype in DType}
 
 
 @functools.cache

@@ -34,7 +34,12 @@ class DType(str, enum.Enum):
     @property
     def size_bytes(self) -> int:
         """Bytes of one element."""
-        return _SIZE_BYTES[self]
+        return _FACTS[self][0]
+
+    @property
+    def torch_name(self) -> str:
+        """Name by which torch, TVM-FFI and the launchers of CuTe-DSL kernels know it."""
+        return _FACTS[self][1]
 
     @property
     def is_integer(self) -> bool:
@@ -42,16 +47,17 @@ class DType(str, enum.Enum):
         return self in (DType.INT32, DType.INT8, DType.UINT8)
 
 
-_SIZE_BYTES = {
-    DType.FP32: 4,
-    DType.FP16: 2,
-    DType.BF16: 2,
-    DType.FP8_E4M3: 1,
-    DType.FP8_E5M2: 1,
-    DType.INT32: 4,
-    DType.INT8: 1,
-    DType.UINT8: 1,
+_FACTS = {
+    DType.FP32: (4, "float32"),
+    DType.FP16: (2, "float16"),
+    DType.BF16: (2, "bfloat16"),
+    DType.FP8_E4M3: (1, "float8_e4m3fn"),
+    DType.FP8_E5M2: (1, "float8_e5m2"),
+    DType.INT32: (4, "int32"),
+    DType.INT8: (1, "int8"),
+    DType.UINT8: (1, "uint8"),
 }
+"""By element type: bytes, and torch's name."""
 
 
 class Layout(str, enum.Enum):

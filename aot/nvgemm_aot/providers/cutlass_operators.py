@@ -48,17 +48,6 @@ _HOST_FEATURES = "+sse2"
 """What every processor of the platform has. Left alone, the compiler writes host code for the
 processor it runs on: kernels built where AVX-512 is would crash elsewhere."""
 
-_TORCH_DTYPES = {
-    DType.FP32: "float32",
-    DType.FP16: "float16",
-    DType.BF16: "bfloat16",
-    DType.FP8_E4M3: "float8_e4m3fn",
-    DType.FP8_E5M2: "float8_e5m2",
-    DType.INT32: "int32",
-    DType.INT8: "int8",
-    DType.UINT8: "uint8",
-}
-
 _SAMPLE_EXTENTS = {"batch": 2, "m": 256, "n": 512, "k": 1024}
 """Sizes of the arguments that operators are listed and compiled with. Kernels keep sizes symbolic,
 so that any sizes give the same code; these only must be aligned and unlike each other."""
@@ -282,7 +271,7 @@ def _sample_arguments(signature: Signature) -> Any:
     batch = (extents["batch"],) if signature.op is Op.BMM else ()
 
     def operand(rows: int, columns: int, dtype: DType, row_major: bool) -> Any:
-        kind = getattr(torch, _TORCH_DTYPES[dtype])
+        kind = getattr(torch, dtype.torch_name)
         if row_major:
             return torch.empty((*batch, rows, columns), dtype=kind, device="cuda")
         return torch.empty((*batch, columns, rows), dtype=kind, device="cuda").mT
@@ -293,7 +282,7 @@ def _sample_arguments(signature: Signature) -> Any:
             A=operand(m, k, signature.a, signature.layout.a_row_major),
             B=operand(k, n, signature.b, signature.layout.b_row_major),
             out=operand(m, n, signature.out, row_major=True),
-            accumulator_type=getattr(torch, _TORCH_DTYPES[signature.accumulator]),
+            accumulator_type=getattr(torch, signature.accumulator.torch_name),
         )
 
 
