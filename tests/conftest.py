@@ -13,7 +13,7 @@ from nvgemm_aot.cache import Cache
 from nvgemm_aot.manifest import load_manifest
 from nvgemm_aot.pipeline import BuildResult, BuiltBundle, build
 from nvgemm_runtime import native
-from nvgemm_runtime.problem import Signature
+from nvgemm_runtime.problem import Op, Signature
 
 REAL_MANIFEST = """
 version: 1
@@ -86,3 +86,21 @@ def register(lib: native.Native, tmp_path_factory: pytest.TempPathFactory) -> Re
         return kernel.id, handle
 
     return register
+
+
+@pytest.fixture(scope="module")
+def plain(register: Register) -> tuple[str, int]:
+    """A kernel for row-major fp32 matrices that wants no more than their elements' alignment."""
+    return register()
+
+
+@pytest.fixture(scope="module")
+def aligned(register: Register) -> tuple[str, int]:
+    """A kernel for row-major fp32 that wants 16 bytes: multiples of 4 elements."""
+    return register(alignment=16)
+
+
+@pytest.fixture(scope="module")
+def batched(register: Register) -> tuple[str, int]:
+    """As ``aligned``, for batches."""
+    return register(cpu_kernels.signature(op=Op.BMM), alignment=16)

@@ -21,22 +21,6 @@ from nvgemm_runtime.problem import DType, Op
 TORCH = {DType.FP32: torch.float32, DType.BF16: torch.bfloat16}
 
 
-@pytest.fixture(scope="module")
-def plain(register: Register) -> tuple[str, int]:
-    return register()
-
-
-@pytest.fixture(scope="module")
-def aligned(register: Register) -> tuple[str, int]:
-    """A kernel for row-major fp32 that wants 16 bytes: multiples of 4 elements."""
-    return register(alignment=16)
-
-
-@pytest.fixture(scope="module")
-def batched(register: Register) -> tuple[str, int]:
-    return register(signature(op=Op.BMM), alignment=16)
-
-
 def of_layout(tensor: torch.Tensor, *, row_major: bool) -> torch.Tensor:
     return tensor if row_major else tensor.mT.contiguous().mT
 

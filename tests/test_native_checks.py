@@ -9,26 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from cpu_kernels import Register, Tensors, foreign, operands, signature
+from cpu_kernels import Tensors, foreign, operands
 from nvgemm_runtime import native
 from nvgemm_runtime.errors import NoKernelError
-from nvgemm_runtime.problem import Op
-
-
-@pytest.fixture(scope="module")
-def plain(register: Register) -> tuple[str, int]:
-    return register()
-
-
-@pytest.fixture(scope="module")
-def aligned(register: Register) -> tuple[str, int]:
-    """A kernel for row-major fp32 that wants 16 bytes: multiples of 4 elements."""
-    return register(alignment=16)
-
-
-@pytest.fixture(scope="module")
-def batched(register: Register) -> tuple[str, int]:
-    return register(signature(op=Op.BMM), alignment=16)
 
 
 def _slice_of_columns(t: Tensors) -> Tensors:

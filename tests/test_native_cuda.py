@@ -7,14 +7,9 @@ from pathlib import Path
 import pytest
 
 import fake_driver
-from cpu_kernels import Register, operands, signature
+from cpu_kernels import operands, signature
 from nvgemm_runtime import native
 from nvgemm_runtime.target import Target
-
-
-@pytest.fixture(scope="module")
-def plain(register: Register) -> tuple[str, int]:
-    return register()
 
 
 @pytest.fixture(scope="module")

@@ -16,11 +16,6 @@ from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.problem import DType, Op
 
 
-@pytest.fixture(scope="module")
-def plain(register: Register) -> tuple[str, int]:
-    return register()
-
-
 @pytest.fixture
 def loader(lib: native.Native) -> Iterator[Callable[[Any], None]]:
     yield lib.set_loader

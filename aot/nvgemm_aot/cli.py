@@ -65,20 +65,24 @@ def _cache_option(command: Command) -> Command:
     )(command)
 
 
+def _out_option(text: str) -> Callable[[Command], Command]:
+    return click.option(
+        "-o",
+        "--out",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=Path("dist"),
+        show_default=True,
+        help=text,
+    )
+
+
 def _json_option(command: Command) -> Command:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(command)
 
 
 @main.command()
 @click.argument("manifest", type=ANY_PATH)
-@click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("dist"),
-    show_default=True,
-    help="Directory for the bundles (and the wheel).",
-)
+@_out_option("Directory for the bundles (and the wheel).")
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Compiler processes.")
 @click.option("--strict", is_flag=True, help="Fail if any kernel does not compile.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and compile nothing.")
@@ -145,14 +149,7 @@ def build(
 
 @main.command()
 @click.argument("bundles", type=ANY_PATH, nargs=-1, required=True)
-@click.option(
-    "-o",
-    "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("dist"),
-    show_default=True,
-    help="Directory for the wheel.",
-)
+@_out_option("Directory for the wheel.")
 @click.option("--name", required=True, help="The wheel is called nvgemm-kernels-NAME.")
 @click.option("--version", "wheel_version", default=__version__, show_default=True)
 @click.option("--summary", help="One line on what the kernels are for.")

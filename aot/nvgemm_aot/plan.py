@@ -6,6 +6,7 @@ under everything that shapes them, the source of the modules that make them incl
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import inspect
@@ -123,6 +124,7 @@ def _plan_key(
     )
 
 
+@functools.cache
 def _source_digest(module: str) -> str:
     return hashlib.sha256(inspect.getsource(importlib.import_module(module)).encode()).hexdigest()
 
