@@ -46,6 +46,7 @@ FACTS = DeviceFacts(
     kind="cuda",
     name="NVIDIA H200",
     capability=(9, 0),
+    multiprocessors=132,
     platform="linux_x86_64",
     cuda="cu13",
     runtime_library=RuntimeLibrary(

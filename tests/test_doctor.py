@@ -26,6 +26,7 @@ H200 = DeviceFacts(
     kind="cuda",
     name="NVIDIA H200",
     capability=(9, 0),
+    multiprocessors=148,
     platform="linux_x86_64",
     cuda="cu13",
     runtime_library=LIBRARY,

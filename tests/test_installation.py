@@ -27,6 +27,7 @@ GPU = DeviceFacts(
     kind="cuda",
     name="NVIDIA B200",
     capability=(10, 0),
+    multiprocessors=148,
     platform="linux_x86_64",
     cuda="cu13",
     runtime_library=RuntimeLibrary(path=Path("/lib.so"), cuda="cu13", version="4.8.1"),
@@ -125,6 +126,17 @@ def test_kernels_are_found_by_id_in_the_first_bundle_that_holds_them(directory: 
     assert len(kernels) == 2
     assert {bundle.path for bundle, _ in kernels.values()} == {first}
     assert all(id_ == kernel.id for id_, (_, kernel) in kernels.items())
+
+
+def test_an_entry_that_can_be_launched_comes_before_one_that_cannot(directory: Path) -> None:
+    """An older release may have built the same payload under another calling convention."""
+    base = synthetic_content(kernels=1, problems=1)
+    old = replace(base.kernels[0], calling_convention="tvm_ffi:gemm(a,b,out)")
+    for name, content in (("a", replace(base, kernels=(old,))), ("b", base)):
+        write_bundle(directory / f"{name}.nvgemm", content)
+    [(bundle, kernel)] = Installation().kernels().values()
+    assert bundle.path.name == "b.nvgemm"
+    assert kernel.calling_convention == base.kernels[0].calling_convention
 
 
 def test_threads_that_race_open_each_bundle_once(

@@ -18,6 +18,7 @@ B200 = DeviceFacts(
     kind="cuda",
     name="NVIDIA B200",
     capability=(10, 0),
+    multiprocessors=148,
     platform="linux_x86_64",
     cuda="cu13",
     runtime_library=LIBRARY,
@@ -176,7 +177,8 @@ def test_family_kernels_serve_the_family(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_cpu_bundles_are_for_the_cpu_alone() -> None:
     built = replace(header(problem(1)), target=Target(arch="cpu"))
-    cpu = replace(B200, kind="cpu", capability=None, name="cpu", runtime_library=None, cuda=None)
+    cpu = replace(B200, kind="cpu", capability=None, multiprocessors=None)
+    cpu = replace(cpu, name="cpu", runtime_library=None, cuda=None)
     assert refusal(built, cpu) is None
     assert "built for cpu" in str(refusal(built, B200))
 
@@ -257,3 +259,43 @@ def test_a_patch_release_is_newer_than_none() -> None:
         return BundleView(name=name, header=encode_bundle(built)[1])
 
     assert [v.name for v in preferred([view("a", "4.8"), view("b", "4.8.1")])] == ["b", "a"]
+
+
+def with_tiles(*tiles: tuple[int, int], times_ns: tuple[int | None, ...]) -> Header:
+    """A bundle with one kernel a tile, all ranked for m 128, n 128 * 100."""
+    base = synthetic_content(kernels=len(tiles), problems=1)
+    kernels = tuple(
+        replace(
+            kernel,
+            design=replace(kernel.design, tile=(*tile, 64), cluster=(1, 1), ctas_per_tile=1),
+        )
+        for kernel, tile in zip(base.kernels, tiles)
+    )
+    places = tuple((sha256_hex(kernel.payload), time) for kernel, time in zip(kernels, times_ns))
+    ranking = replace(base.rankings[0], problem=problem(128, n=12800), kernels=places)
+    return encode_bundle(replace(base, kernels=kernels, rankings=(ranking,)))[1]
+
+
+def tiles_of(match: Match) -> list[tuple[int, int]]:
+    return [served.kernel.design.tile[:2] for served in match.kernels]
+
+
+def test_other_sizes_order_kernels_by_the_waves_they_need() -> None:
+    """On 100 multiprocessors m 192 costs tiles of 128 rows a second wave, and those of 192 none."""
+    facts = replace(B200, multiprocessors=100)
+    short, tall = (128, 128), (192, 128)
+    built = index(with_tiles(short, tall, times_ns=(1000, 1400)), facts=facts)
+    assert tiles_of(found(built.match(problem(128, n=12800), 16))) == [short, tall]
+    match = found(built.match(problem(192, n=12800), 16))
+    assert tiles_of(match) == [tall, short]
+    assert [served.time_ns for served in match.kernels] == [1400, 1000], "as ranked, not scaled"
+
+
+def test_equal_guesses_and_unknown_times_keep_the_shipped_order() -> None:
+    facts = replace(B200, multiprocessors=100)
+    first, second = (128, 128), (128, 64)
+    asked = problem(192, n=12800)
+    equal = index(with_tiles(first, second, times_ns=(1000, 1000)), facts=facts)
+    assert tiles_of(found(equal.match(problem(64, n=12800), 16))) == [first, second]
+    unknown = index(with_tiles(first, (192, 128), times_ns=(1000, None)), facts=facts)
+    assert tiles_of(found(unknown.match(asked, 16))) == [first, (192, 128)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -315,6 +316,8 @@ def test_two_interrupts_stop_a_build_at_once_and_leave_nothing_running(
         env={**environment, "FAKE_LOG": str(log)},
         stderr=subprocess.PIPE,
         start_new_session=True,
+        # A run in the background may have been told to ignore it.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     while not log.exists():
         time.sleep(0.05)

@@ -12,7 +12,14 @@ from .facts import DeviceFacts, device_facts
 from .installation import INSTALLATION, FoundBundle
 from .library import LIBRARY, LoadedKernel
 from .match import Match, Miss
-from .operands import Request, check_shapes, requests, torch_dtype, usual_out_dtype
+from .operands import (
+    MAX_ALIGNMENT_BYTES,
+    Request,
+    check_shapes,
+    requests,
+    torch_dtype,
+    usual_out_dtype,
+)
 from .problem import Op
 
 if TYPE_CHECKING:
@@ -206,7 +213,30 @@ def _launch(
     return out
 
 
+_chosen: dict[tuple[object, ...], LoadedKernel] = {}
+"""The kernel that was chosen for operands like these: what is installed stays as it was found."""
+
+_MAX_CHOSEN = 4096
+
+
 def _choose(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> LoadedKernel:
+    key = (op, *_all_that_counts(a), *_all_that_counts(b), *_all_that_counts(out))
+    kernel = _chosen.get(key)
+    if kernel is None:
+        kernel = _match_and_load(op, a, b, out)
+        if len(_chosen) >= _MAX_CHOSEN:
+            _chosen.clear()
+        _chosen[key] = kernel
+    return kernel
+
+
+def _all_that_counts(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What of a tensor can decide which kernel serves it."""
+    place = tensor.data_ptr() % MAX_ALIGNMENT_BYTES
+    return tensor.device, tensor.dtype, tensor.shape, tensor.stride(), place
+
+
+def _match_and_load(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> LoadedKernel:
     facts = _facts(a)
     request, found = _find(requests(op, a, b, out=out), facts)
     if isinstance(found, Miss):

@@ -40,6 +40,7 @@ class DeviceFacts:
         kind: ``cuda`` or ``cpu``.
         name: Name that the driver gives, e.g. ``NVIDIA H200``.
         capability: Compute capability (major, minor); None for a CPU.
+        multiprocessors: Number of streaming multiprocessors; None for a CPU.
         platform: Host platform, e.g. ``linux_x86_64``.
         cuda: CUDA major version that torch was built for, e.g. ``cu13``; None without CUDA.
         runtime_library: The library for that CUDA version; None where it is not installed.
@@ -48,6 +49,7 @@ class DeviceFacts:
     kind: str
     name: str
     capability: tuple[int, int] | None
+    multiprocessors: int | None
     platform: str
     cuda: str | None
     runtime_library: RuntimeLibrary | None
@@ -99,6 +101,7 @@ def device_facts(kind: str, index: int) -> DeviceFacts:
             kind=kind,
             name=kind,
             capability=None,
+            multiprocessors=None,
             platform=host_platform(),
             cuda=cuda,
             runtime_library=None,
@@ -109,6 +112,7 @@ def device_facts(kind: str, index: int) -> DeviceFacts:
         kind=kind,
         name=torch.cuda.get_device_name(index),
         capability=torch.cuda.get_device_capability(index),
+        multiprocessors=torch.cuda.get_device_properties(index).multi_processor_count,
         platform=host_platform(),
         cuda=cuda,
         runtime_library=None if cuda is None else find_runtime_library(cuda),

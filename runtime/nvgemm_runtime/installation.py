@@ -13,7 +13,7 @@ from .discover import Candidate, find_bundles
 from .errors import NvgemmError
 from .facts import DeviceFacts
 from .format import Kernel
-from .match import BundleView, Index, preferred, refusal
+from .match import BundleView, Index, preferred, refusal, unlaunchable
 
 _log = logging.getLogger("nvgemm.installation")
 
@@ -88,15 +88,20 @@ class Installation:
         return Index(views, facts, unusable), tuple(opened[view.name] for view in views)
 
     def kernels(self) -> dict[str, tuple[Bundle, Kernel]]:
-        """Every kernel of every usable bundle, by id, with the first bundle that holds it."""
+        """Every kernel of every usable bundle, by id, with the first bundle that holds it.
+
+        An entry that this release can launch comes before one that it cannot.
+        """
         with self._lock:
             if self._kernels is None:
-                self._kernels = {
-                    kernel.id: (found.bundle, kernel)
-                    for found in reversed(self.bundles())
+                places = [
+                    (found.bundle, kernel)
+                    for found in self.bundles()
                     if found.bundle is not None
                     for kernel in found.bundle.header.kernels
-                }
+                ]
+                places.sort(key=lambda place: unlaunchable(place[1]) is not None)
+                self._kernels = {kernel.id: (bundle, kernel) for bundle, kernel in reversed(places)}
             return self._kernels
 
 

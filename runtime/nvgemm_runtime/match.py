@@ -1,8 +1,8 @@
 """Matching: which kernels of which bundles serve a problem, or every reason why none does.
 
 A pure function of explicit facts. A declared problem gets the ranking that was shipped for it. Any
-other problem of a bundled signature gets the ranking of the nearest declared one: kernels serve all
-sizes of their signature, so only the order is a guess.
+other problem of a bundled signature gets the kernels of the nearest declared one, ordered by their
+times scaled to its sizes: kernels serve all sizes of their signature, so only the order is a guess.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from .facts import RUNTIME_LIBRARY, DeviceFacts, RuntimeLibrary
 from .format import Header, Kernel, Ranking, RankingSource
 from .nearest import NearestSizes
 from .problem import Problem, Signature
+from .waves import waves
 
 
 class Basis(str, enum.Enum):
@@ -47,7 +48,7 @@ class Served:
     Attributes:
         bundle: Position of its bundle in the index.
         kernel: Its entry.
-        time_ns: Time that the ranking gives it for the ranked problem, if any.
+        time_ns: Time that the ranking gives it for the problem it is ranked as, if any.
     """
 
     bundle: int
@@ -155,13 +156,30 @@ class Index:
         for needed, sizes in by_alignment:
             if needed <= alignment_bytes:
                 place = sizes.find(problem)
-                kernels = _aligned(place, alignment_bytes)
+                kernels = self._scaled(_aligned(place, alignment_bytes), place, problem)
                 return self._found(Basis.SIGNATURE, place, kernels)
         reason = (
             f"operands are aligned to {alignment_bytes} bytes (pointers, contiguous extents and "
             f"strides), the kernels for {problem.signature.key} need {by_alignment[-1][0]}"
         )
         return Miss(reasons=(reason, *self.refusals))
+
+    def _scaled(
+        self, kernels: tuple[Served, ...], place: _Place, problem: Problem
+    ) -> tuple[Served, ...]:
+        """The kernels of a near problem in the order that this one's sizes suggest."""
+        multiprocessors = self.facts.multiprocessors
+        if multiprocessors is None or any(served.time_ns is None for served in kernels):
+            return kernels
+        near = place.ranking.problem
+
+        def scaled_time(served: Served) -> float:
+            assert served.time_ns is not None
+            design = served.kernel.design
+            here, there = (waves(design, sizes, multiprocessors) for sizes in (problem, near))
+            return served.time_ns * here / there
+
+        return tuple(sorted(kernels, key=scaled_time))  # stable: of equals, the one ranked first
 
     def _found(self, basis: Basis, place: _Place, kernels: tuple[Served, ...]) -> Match:
         return Match(

@@ -10,12 +10,29 @@ from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.operands import torch_dtype
 from nvgemm_runtime.problem import DType, Op, Signature
 
-EXACT_LIMIT = {DType.BF16: 256, DType.FP16: 2048, DType.FP32: 2**24, DType.INT32: 2**31}
+EXACT_LIMIT = {
+    DType.FP32: 2**24,
+    DType.FP16: 2048,
+    DType.BF16: 256,
+    DType.FP8_E4M3: 16,
+    DType.FP8_E5M2: 8,
+    DType.INT32: 2**31,
+    DType.INT8: 128,
+}
 """By output type: whole numbers up to here have an exact value (2 to the mantissa's bits)."""
 
-RELATIVE_ERROR = {DType.BF16: 4e-3, DType.FP16: 6e-4, DType.FP32: 1e-5, DType.INT32: 0.0}
+RELATIVE_ERROR = {
+    DType.FP32: 1e-5,
+    DType.FP16: 6e-4,
+    DType.BF16: 4e-3,
+    DType.FP8_E4M3: 0.04,
+    DType.FP8_E5M2: 0.08,
+    DType.INT32: 0.0,
+    DType.INT8: 0.0,
+}
 """By output type: bound on the norm of the error over the norm of the result. A rounding to the
-output type costs 2**-9 (bf16) or 2**-12 (fp16) on average; the rest is room for summation order."""
+output type costs 2**-9 (bf16), 2**-12 (fp16), 2**-5 (e4m3) or 2**-4 (e5m2) on average; the rest is
+room for summation order, and for values of fp8 that are nearly zero."""
 
 Sizes = tuple[int, int, int, int]
 
@@ -56,9 +73,11 @@ def binary(count: int, dtype: DType, density: float, device: str) -> torch.Tenso
     return (torch.rand(count, device=device) < density).to(torch_dtype(dtype))
 
 
-def normal(count: int, dtype: DType, device: str) -> torch.Tensor:
+def spread(count: int, dtype: DType, density: float, device: str) -> torch.Tensor:
+    """Values of both signs; whole numbers are as sparse as ``density``, so that sums stay small."""
     if dtype.is_integer:
-        return torch.randint(-20, 21, (count,), device=device).to(torch_dtype(dtype))
+        signs = torch.randint(0, 2, (count,), device=device) * 2 - 1
+        return binary(count, dtype, density, device) * signs.to(torch_dtype(dtype))
     return torch.randn(count, device=device).to(torch_dtype(dtype))
 
 
@@ -70,7 +89,8 @@ def operands(
     density = min(0.5, math.sqrt(EXACT_LIMIT[signature.out] / (4 * k)))
 
     def fill(count: int, dtype: DType) -> torch.Tensor:
-        return binary(count, dtype, density, device) if exact else normal(count, dtype, device)
+        values = binary if exact else spread
+        return values(count, dtype, density, device)
 
     layout = signature.layout
     a = matrix(m, k, batch, signature.op, layout.a_row_major, fill(batch * m * k, signature.a))
@@ -91,7 +111,8 @@ def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def assert_exact(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    wanted = reference(a, b)
+    """Equal to the reference; the few sums beyond the exact values round as torch rounds."""
+    wanted = reference(a, b).to(out.dtype).double()
     assert torch.equal(out.double(), wanted), f"{(out.double() != wanted).sum()} elements differ"
 
 

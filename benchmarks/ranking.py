@@ -1,0 +1,247 @@
+"""How well kernels are ranked for sizes that nobody declared.
+
+    python benchmarks/ranking.py measure BUNDLE times.json  # on a GPU
+    python benchmarks/ranking.py compare BUNDLE times.json  # anywhere
+
+``compare`` holds a problem back from the bundle's rankings, has each way rank the kernels from what
+is left, and prints how much slower than the bundle's best kernel its choice is: its first kernel,
+and the best of its first four, which is what autotuning picks among. Held back are either the one
+problem ("m": other m of the same n and k stay declared) or all problems of its n and k ("n, k").
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.facts import RUNTIME_LIBRARY, DeviceFacts, RuntimeLibrary
+from nvgemm_runtime.format import Header, Ranked, Ranking
+from nvgemm_runtime.match import BundleView, Index, Miss
+from nvgemm_runtime.nearest import NearestSizes
+from nvgemm_runtime.operands import MAX_ALIGNMENT_BYTES
+from nvgemm_runtime.problem import Problem
+
+OFFERED = 4
+BUFFER_BYTES = 200_000_000
+"""Operands take turns until they are this large, so that none is found in an L2 cache of 50 MB."""
+GRAPH_NS = 2_000_000
+"""Launches are repeated in one CUDA graph until it runs about this long."""
+
+Order = list[int]
+"""Positions of kernels in the bundle, the one that should be best first."""
+Times = dict[str, list[float]]
+"""By problem: nanoseconds of each kernel of the bundle."""
+Way = Callable[[Problem, "list[Ranking]"], Order]
+"""How to rank kernels for a problem from the rankings of declared ones."""
+
+
+def by_runtime(header: Header, facts: DeviceFacts) -> Way:
+    """What the runtime does."""
+
+    def rank(problem: Problem, declared: list[Ranking]) -> Order:
+        index = Index(
+            [BundleView(name="", header=replace(header, rankings=tuple(declared)))], facts
+        )
+        found = index.match(problem, MAX_ALIGNMENT_BYTES)
+        if isinstance(found, Miss):
+            raise click.ClickException("\n".join(found.reasons))
+        return [numbers[served.kernel.id] for served in found.kernels]
+
+    numbers = {kernel.id: number for number, kernel in enumerate(header.kernels)}
+    return rank
+
+
+def by_nearest(problem: Problem, declared: list[Ranking]) -> Order:
+    """The nearest n and k, then the nearest m, in the order as shipped."""
+    nearest = NearestSizes((ranking.problem, ranking) for ranking in declared).find(problem)
+    return [place.kernel for place in nearest.kernels]
+
+
+def distance(one: Problem, other: Problem) -> float:
+    return sum(
+        abs(math.log2(getattr(one, extent) / getattr(other, extent)))
+        for extent in ("m", "n", "k", "batch")
+    )
+
+
+def by_joint_distance(problem: Problem, declared: list[Ranking]) -> Order:
+    """Nearest with m counted as much as n and k."""
+    nearest = min(declared, key=lambda ranking: distance(problem, ranking.problem))
+    return [place.kernel for place in nearest.kernels]
+
+
+def by_neighbours(problem: Problem, declared: list[Ranking]) -> Order:
+    """Mean of the logarithmic slow-down over the eight nearest, the nearer the heavier."""
+    near = sorted(declared, key=lambda ranking: distance(problem, ranking.problem))[:8]
+    scores: dict[int, float] = {}
+    kernels = {place.kernel for ranking in near for place in ranking.kernels}
+    for ranking in near:
+        times = {place.kernel: float(place.time_ns or 0) for place in ranking.kernels}
+        best, worst = min(times.values()), max(times.values())
+        weight = 1 / (0.25 + distance(problem, ranking.problem))
+        for kernel in kernels:
+            slow_down = math.log(times.get(kernel, worst * 1.1) / best)
+            scores[kernel] = scores.get(kernel, 0.0) + weight * slow_down
+    return sorted(kernels, key=lambda kernel: scores[kernel])
+
+
+def with_measured_times(header: Header, times: Times) -> Header:
+    """The header that a measurement of every kernel would give."""
+    rankings = []
+    for ranking in header.rankings:
+        row = times[ranking.problem.key]
+        order = sorted(range(len(row)), key=row.__getitem__)
+        places = tuple(Ranked(kernel=kernel, time_ns=round(row[kernel])) for kernel in order)
+        rankings.append(replace(ranking, kernels=places))
+    return replace(header, rankings=tuple(rankings))
+
+
+def held_back(header: Header, mode: str) -> Iterable[tuple[Ranking, list[Ranking]]]:
+    for ranking in header.rankings:
+        problem = ranking.problem
+        if mode == "m":
+            left = [other for other in header.rankings if other is not ranking]
+        else:
+            size = (problem.n, problem.k)
+            left = [o for o in header.rankings if (o.problem.n, o.problem.k) != size]
+        yield ranking, left
+
+
+@click.group()
+def main() -> None:
+    """Measure kernels, and compare ways to rank them."""
+
+
+@main.command()
+@click.argument("bundle_path", type=click.Path(path_type=Path, exists=True))
+@click.argument("times_path", type=click.Path(path_type=Path, exists=True))
+def compare(bundle_path: Path, times_path: Path) -> None:
+    """Print how much each way to rank loses."""
+    header = Bundle(bundle_path).header
+    record = json.loads(times_path.read_text())
+    times: Times = record["times_ns"]
+    if record["kernels"] != [kernel.id for kernel in header.kernels]:
+        raise click.ClickException(f"{times_path} was measured over another bundle; measure again")
+    facts = h200()
+    measured = with_measured_times(header, times)
+    ways: list[tuple[str, Header, Way]] = [
+        ("the runtime", header, by_runtime(header, facts)),
+        ("nearest n and k, then m, as shipped", header, by_nearest),
+        ("nearest m, n and k, as shipped", header, by_joint_distance),
+        ("mean of 8 neighbours", header, by_neighbours),
+        ("the runtime, ranking measured", measured, by_runtime(measured, facts)),
+    ]
+    click.echo(f"{record['gpu']}: {len(header.kernels)} kernels, {len(times)} problems")
+    click.echo("time over that of the bundle's best kernel, geometric mean (worst)")
+    click.echo(f"{'':<50} {'first':>15} {f'best of {OFFERED}':>15}")
+    own = [[place.kernel for place in ranking.kernels] for ranking in header.rankings]
+    report("declared: own estimate", header, own, times)
+    for mode, (name, shipped, way) in itertools.product(("m", "n, k"), ways):
+        orders = [way(ranking.problem, left) for ranking, left in held_back(shipped, mode)]
+        report(f"{mode} held back: {name}", header, orders, times)
+
+
+def h200() -> DeviceFacts:
+    """The GPU of the measurement, as matching wants it."""
+    library = RuntimeLibrary(path=Path(RUNTIME_LIBRARY), cuda="cu13", version="4.8.1")
+    return DeviceFacts(
+        kind="cuda",
+        name="NVIDIA H200",
+        capability=(9, 0),
+        multiprocessors=132,
+        platform="linux_x86_64",
+        cuda="cu13",
+        runtime_library=library,
+    )
+
+
+def report(label: str, header: Header, orders: list[Order], times: Times) -> None:
+    first, offered = [], []
+    for ranking, order in zip(header.rankings, orders):
+        row = times[ranking.problem.key]
+        first.append(row[order[0]] / min(row))
+        offered.append(min(row[kernel] for kernel in order[:OFFERED]) / min(row))
+    cells = [
+        f"{statistics.geometric_mean(ratios):.3f} ({max(ratios):.2f})"
+        for ratios in (first, offered)
+    ]
+    click.echo(f"{label:<50} {cells[0]:>15} {cells[1]:>15}")
+
+
+@main.command()
+@click.argument("bundle_path", type=click.Path(path_type=Path, exists=True))
+@click.argument("times_path", type=click.Path(path_type=Path))
+def measure(bundle_path: Path, times_path: Path) -> None:
+    """Time every kernel of a bundle of mm/tn/bf16 kernels at every problem it declares."""
+    import torch
+
+    from nvgemm_runtime.library import LIBRARY
+
+    bundle = Bundle(bundle_path)
+    header = bundle.header
+    launches = [LIBRARY.load(bundle, kernel).launch for kernel in header.kernels]
+    times: Times = {}
+    for ranking in header.rankings:
+        problem = ranking.problem
+        copies = max(2, BUFFER_BYTES // (2 * (problem.m + problem.n) * problem.k))
+        sets = [operands(problem) for _ in range(min(copies, 64))]
+        expected = torch.mm(*sets[0][:2]).float()
+        times[problem.key] = []
+        for launch in launches:
+            sets[0][2].fill_(float("nan"))
+            launch(*sets[0])
+            error = (sets[0][2].float() - expected).norm() / expected.norm()
+            if not float(error) < 1e-2:
+                raise click.ClickException(f"{problem.key}: wrong by {float(error):.2e}")
+            times[problem.key].append(time_ns(launch, sets))
+        click.echo(f"{problem.key}: {min(times[problem.key]) / 1e3:.1f} us", err=True)
+    record: dict[str, Any] = {
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "kernels": [kernel.id for kernel in header.kernels],
+        "times_ns": times,
+    }
+    times_path.write_text(json.dumps(record) + "\n")
+
+
+def operands(problem: Problem) -> tuple[Any, Any, Any]:
+    import torch
+
+    a = torch.randn(problem.m, problem.k, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(problem.n, problem.k, device="cuda", dtype=torch.bfloat16).T
+    return a, b, torch.empty(problem.m, problem.n, device="cuda", dtype=torch.bfloat16)
+
+
+def time_ns(launch: Callable[..., object], sets: list[tuple[Any, Any, Any]]) -> float:
+    """Median over replays of a CUDA graph of launches, in nanoseconds a launch."""
+    import torch
+
+    def elapsed(run: Callable[[], object]) -> float:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        run()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e6
+
+    once = min(elapsed(lambda: launch(*sets[-1])) for _ in range(2))
+    count = max(2, min(256, int(GRAPH_NS / once)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number in range(count):
+            launch(*sets[number % len(sets)])
+    graph.replay()
+    return statistics.median(elapsed(graph.replay) for _ in range(5)) / count
+
+
+if __name__ == "__main__":
+    main()
