@@ -94,7 +94,7 @@ def made_up_content(kernels: int, source: random.Random) -> BundleContent:
             design=DESIGN,
             alignment_bytes=16,
             workspace_bytes=0,
-            calling_convention="tvm_ffi:gemm(a,b,out)",
+            calling_convention="tvm_ffi:gemm(a,b,out,stream)",
         )
         built[signature].append(kernel)
     estimate = RankingSource(kind="estimate", by="model 1.0", gpu="NVIDIA H200")

@@ -27,6 +27,8 @@ from nvgemm_runtime import __version__, bundles, mm, native
 from nvgemm_runtime.api import choose
 from nvgemm_runtime.facts import device_facts
 from nvgemm_runtime.library import Library
+from nvgemm_runtime.operands import torch_dtype
+from nvgemm_runtime.problem import Op
 
 WINDOW_CALLS = 200
 WINDOWS = 30
@@ -48,13 +50,16 @@ def usable_kernels() -> list[tuple[Any, Any]]:
 
 
 def operands_for(kernel: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Small operands of a 16-bit kernel's signature."""
-    dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}[kernel.signature.a.value]
-    lead = (2,) if kernel.signature.op.value == "bmm" else ()
-    a, b = (torch.randn(*lead, 256, 256, device="cuda", dtype=dtype) for _ in range(2))
-    a = a if kernel.signature.layout.a_row_major else a.mT
-    b = b if kernel.signature.layout.b_row_major else b.mT
-    return a, b, torch.empty(*lead, 256, 256, device="cuda", dtype=dtype)
+    """Small operands of a kernel's signature."""
+    signature = kernel.signature
+    lead = (2,) if signature.op is Op.BMM else ()
+    a, b, out = (
+        torch.randn(*lead, 256, 256, device="cuda").to(torch_dtype(dtype))
+        for dtype in (signature.a, signature.b, signature.out)
+    )
+    a = a if signature.layout.a_row_major else a.mT
+    b = b if signature.layout.b_row_major else b.mT
+    return a, b, out
 
 
 def loading(kernels: list[tuple[Any, Any]]) -> dict[str, Any]:

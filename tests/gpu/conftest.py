@@ -8,6 +8,7 @@ there is no GPU they are skipped. Run them alone, so that the other tests' needs
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         kernels = installed_kernels()
         ids = [f"{kernel.id[:12]}-{kernel.signature.key}" for _, kernel in kernels]
         metafunc.parametrize("installed", kernels, ids=ids)
+
+
+def pytest_report_header() -> list[str]:
+    """Which signatures are tested: only those of the wheels that happen to be installed."""
+    kernels = Counter(kernel.signature.key for _, kernel in installed_kernels())
+    return [f"{count} kernels for {key}" for key, count in sorted(kernels.items())]
 
 
 @pytest.fixture(scope="session", autouse=True)
