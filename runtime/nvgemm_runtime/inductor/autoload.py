@@ -1,0 +1,115 @@
+"""What torch calls at its import: it only waits for the parts of Inductor that matter.
+
+Torch finds `activate` by the entry point group ``torch.backends``. An exception there would fail
+``import torch``, in compile workers too, so nothing may escape, and nothing heavy may be imported:
+Inductor itself takes seconds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from types import ModuleType
+
+SUPPORTED = (2, 11), (2, 15)
+"""First and last release of torch that the plug-in was run with."""
+
+_WAITED_FOR = {
+    "torch._inductor.codegen.common": "cache_key",
+    "torch._inductor.select_algorithm": "hook",
+}
+"""Modules of torch, and which module here is installed when one was imported."""
+
+_log = logging.getLogger(__name__)
+
+
+def activate() -> None:
+    """Wait for Inductor, unless the user or torch's version forbids it. Never raises."""
+    try:
+        _activate()
+    except Exception as error:
+        _log.warning("nvgemm-aot stays out of torch.compile: %r", error)
+
+
+def _activate() -> None:
+    from .settings import is_off
+
+    if is_off():
+        return
+    version = sys.modules["torch"].__version__
+    release = tuple(int(part) for part in version.split(".")[:2])
+    first, last = SUPPORTED
+    if not first <= release <= last:
+        _log.warning(
+            "nvgemm-aot stays out of torch.compile: torch is %s, supported is %d.%d to %d.%d",
+            version,
+            *first,
+            *last,
+        )
+        return
+    for name, module in _WAITED_FOR.items():
+        after_import(name, lambda module=module: _install(module))
+
+
+def _install(module: str) -> None:
+    try:
+        importlib.import_module(f"{__package__}.{module}").install()
+    except Exception as error:
+        _log.warning(
+            "nvgemm-aot stays out of torch.compile: %s cannot be installed: %r",
+            module,
+            error,
+            exc_info=_log.isEnabledFor(logging.DEBUG),
+        )
+
+
+def after_import(name: str, function: Callable[[], None]) -> None:
+    """Call a function once a module has been imported: at once where it has been already."""
+    if name in sys.modules:
+        function()
+    else:
+        sys.meta_path.insert(0, _After(name, function))
+
+
+class _After(MetaPathFinder):
+    """Finds one module as the other finders would, and calls a function behind its execution."""
+
+    def __init__(self, name: str, function: Callable[[], None]) -> None:
+        self._name = name
+        self._function = function
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Then(spec.loader, self._function)
+        return spec
+
+
+class _Then(Loader):
+    """A loader that calls a function when it has executed its module."""
+
+    def __init__(self, loader: Loader, function: Callable[[], None]) -> None:
+        self._loader = loader
+        self._function = function
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        # What is imported must look as it would without us.
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        self._function()

@@ -1,0 +1,64 @@
+"""Ties torch's compile caches to what is installed.
+
+Torch hashes the ``uuid`` of every custom backend pass into the keys of its FX-graph and AOTAutograd
+caches. The pass here is never run; its ``uuid`` names the installed bundles, so that a graph that
+was compiled with other bundles is compiled again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+
+from torch._inductor import config
+from torch._inductor.codegen.common import custom_backend_passes
+from torch._inductor.custom_graph_pass import CustomGraphModulePass
+
+from .. import __version__
+from ..discover import find_bundles
+from ..format import PREFIX
+from .settings import max_choices
+
+_KEY = "nvgemm_aot"
+"""Where torch looks for a device's name: the pass is never run, for no device has this one."""
+
+_log = logging.getLogger(__name__)
+
+
+class InstalledBundles(CustomGraphModulePass):
+    """A pass that is never run; its ``uuid`` says which choices this process offers."""
+
+    def __call__(self, gm: object) -> None:
+        """Do nothing."""
+
+    def uuid(self) -> str:
+        """A digest of the installed bundles and the settings; the same for graphs without us."""
+        if not (config.max_autotune or config.max_autotune_gemm):
+            return _KEY
+        return f"{_KEY} {__version__} {max_choices()} {installed_digest()}"
+
+
+@functools.cache
+def installed_digest() -> str:
+    """Digest over the headers of all bundles, as they are when it is first asked for."""
+    digest = hashlib.sha256()
+    for found in find_bundles():
+        if found.problem is None:
+            digest.update(_header_identity(found.path))
+    return digest.hexdigest()
+
+
+def _header_identity(path: object) -> bytes:
+    """A bundle's first bytes: they hold a digest of its header, which holds one of the rest."""
+    try:
+        with open(str(path), "rb") as file:  # noqa: PTH123
+            return file.read(PREFIX.size)
+    except OSError as error:
+        _log.debug("%s is not part of the cache key: %s", path, error)
+        return b""
+
+
+def install() -> None:
+    """Register the pass."""
+    custom_backend_passes[_KEY] = InstalledBundles()

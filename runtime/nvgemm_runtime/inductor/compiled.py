@@ -1,0 +1,117 @@
+"""What generated code calls: a GEMM by a kernel's id, and by ATen where that cannot be.
+
+Generated modules outlive what made them, in torch's caches and in packages. The kernel wheel may be
+gone, another release of it installed, or the GPU another one; then ATen computes the same, and one
+warning says which wheel is missed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from ..api import load_kernel
+from ..errors import NvgemmError
+from ..facts import device_facts
+from ..library import LoadedKernel
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger(__name__)
+
+_TryLaunch = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], bool]
+
+
+class Gemm(Protocol):
+    """A call in generated code: ``out = a @ b``."""
+
+    def __call__(
+        self,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out_dtype: torch.dtype | None = None,
+        *,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        """Write into ``out`` and return it."""
+
+
+def gemm(function: str, kernel_id: str, origin: str) -> Gemm:
+    """Make a function for generated code to call; the kernel is loaded at its first call.
+
+    Args:
+        function: Name in ``torch`` of the function that computes the same: ``mm``, ``bmm``.
+        kernel_id: The kernel.
+        origin: What brought it, for the warning: ``distribution version`` or a variable's name.
+    """
+    import torch
+
+    aten = getattr(torch, function)
+    lock = threading.Lock()
+    launch: _TryLaunch | None = None
+
+    def call(
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out_dtype: torch.dtype | None = None,
+        *,
+        out: torch.Tensor,
+    ) -> torch.Tensor:
+        nonlocal launch
+        if launch is None:
+            with lock:
+                if launch is None:
+                    launch = _prepare(kernel_id, origin, a.device)
+        if not launch(a, b, out):
+            if out_dtype is None:
+                aten(a, b, out=out)
+            else:
+                aten(a, b, out_dtype=out_dtype, out=out)
+        return out
+
+    return call
+
+
+def _prepare(kernel_id: str, origin: str, device: torch.device) -> _TryLaunch:
+    """Load a kernel, or say once that it cannot be."""
+    try:
+        return _trying(load_kernel(kernel_id))
+    except NvgemmError as error:
+        facts = device_facts(device.type, device.index or 0)
+        _warn(origin, f"kernel {kernel_id[:12]} cannot run on {facts.name}: {error}")
+        return _refuse
+
+
+def _trying(kernel: LoadedKernel) -> _TryLaunch:
+    launch = kernel.launch
+
+    def try_launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> bool:
+        try:
+            launch(a, b, out)
+        except (ValueError, TypeError):
+            return False
+        return True
+
+    return try_launch
+
+
+def _refuse(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> bool:
+    return False
+
+
+_warned: set[str] = set()
+
+
+def _warn(origin: str, reason: str) -> None:
+    """One warning a wheel: where one of its kernels is missing, the others mostly are too."""
+    if origin not in _warned:
+        _warned.add(origin)
+        _log.warning(
+            "a compiled graph runs GEMMs on ATen instead of the kernels of %s: %s; "
+            "install that kernel wheel again, or compile again",
+            origin,
+            reason,
+        )

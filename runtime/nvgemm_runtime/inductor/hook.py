@@ -1,0 +1,241 @@
+"""Bundled kernels join the choices of Inductor's autotuning. The one module that knows its insides.
+
+Inductor calls a preprocessing function with the choices for every GEMM. Ours finds the ATen choice
+among them, reads the GEMM off its operands, and adds a choice for each kernel that bundles offer. A
+choice that wins writes a call into the generated module, together with a header that finds the
+kernel again, or ATen in its place, in whatever process the module is run.
+
+The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from typing import Any
+
+import torch
+from torch._inductor import config, ir
+from torch._inductor import select_algorithm as autotuning
+from torch._inductor.virtualized import V
+
+from ..api import load_kernel
+from ..errors import NoKernelError
+from ..match import Miss
+from ..operands import requests
+from ..problem import Op
+from .operand import Operand
+from .offers import Offer, find_offers
+from .settings import max_choices
+
+_log = logging.getLogger(__name__)
+
+_ATEN_CHOICES = {
+    "mm": (Op.MM, "mm"),
+    "mm_dtype": (Op.MM, "mm"),
+    "bmm": (Op.BMM, "bmm"),
+    "bmm_dtype": (Op.BMM, "bmm"),
+}
+"""By name of Inductor's ATen choice: the operation, and the function of torch that computes it."""
+
+_BASE_ALIGNMENT_BYTES = 16
+"""Alignment of buffers that Inductor allocates, and of inputs that it did not find unaligned."""
+
+_HEADER = """
+try:
+    from nvgemm_runtime.inductor.compiled import gemm as nvgemm_aot_gemm
+except Exception:
+    def nvgemm_aot_gemm(function, kernel_id, origin):
+        import warnings
+        warnings.warn(f"nvgemm-aot is not installed: GEMMs compiled for {origin} run on ATen")
+        return getattr(torch, function)
+"""
+"""What a generated module starts with: the kernels by their ids, or ATen where we are gone."""
+
+
+def install() -> None:
+    """Make Inductor ask us for choices."""
+    cache = autotuning.get_algorithm_selector_cache()
+    # First, so that a user's own functions see our choices too, and may filter them.
+    cache.preprocessing_fns.insert(0, join)
+
+
+def join(choices: list[Any]) -> list[Any]:
+    """Inductor's preprocessing function: the choices, with ours behind them."""
+    try:
+        return [*choices, *_our_choices(choices)]
+    except Exception as error:
+        _log_failure(type(error), str(error))
+        return choices
+
+
+@functools.cache
+def _log_failure(kind: type[Exception], message: str) -> None:
+    """Once for each failure: what went wrong with one GEMM mostly does with all."""
+    _log.warning(
+        "bundled kernels stay out of the choices: %s: %s; this is a mistake of nvgemm-aot, please "
+        "report it",
+        kind.__name__,
+        message,
+        exc_info=True,
+    )
+
+
+def _our_choices(choices: list[Any]) -> list[GemmChoice]:
+    if not (config.max_autotune or config.max_autotune_gemm):
+        return []
+    aten = next((choice for choice in choices if _is_aten_gemm(choice)), None)
+    if aten is None or not isinstance(aten.layout, ir.FixedLayout):
+        return []
+    op, _ = _ATEN_CHOICES[aten.choice.name]
+    try:
+        asked = requests(op, *map(_operand, aten.input_nodes), out=_operand_of(aten.layout, 0))
+    except (NoKernelError, ValueError) as error:
+        _log.debug("no kernel can exist: %s", error)
+        return []
+    device = aten.layout.device
+    request, found, offers = find_offers(asked, device.type, device.index or 0, max_choices())
+    if isinstance(found, Miss):
+        _log.debug("%s: no bundled kernel: %s", request.problem.key, "; ".join(found.reasons))
+        return []
+    if not all(_settle(node) for node in aten.input_nodes):
+        _log.debug("%s: an operand's layout is not settled", request.problem.key)
+        return []
+    _log.debug(
+        "%s: %d bundled kernels join (%s)", request.problem.key, len(offers), found.basis.value
+    )
+    return [GemmChoice(aten, offer) for offer in offers]
+
+
+def _is_aten_gemm(choice: Any) -> bool:
+    return (
+        type(choice) is autotuning.ExternKernelCaller
+        and choice.choice.name in _ATEN_CHOICES
+        and len(choice.input_nodes) == 2
+    )
+
+
+def _operand(node: Any) -> Operand:
+    """An operand as Inductor knows it; sizes that are symbols count as their hints."""
+    layout = node.get_layout()
+    # Inductor asks for the alignment of inputs on GPUs only, and calls all others unaligned.
+    known = layout.device.type == "cpu" or node.get_name() not in V.graph.unaligned_buffers
+    return _operand_of(layout, _BASE_ALIGNMENT_BYTES if known else layout.dtype.itemsize)
+
+
+def _operand_of(layout: Any, base_address: int) -> Operand:
+    hint = V.graph.sizevars.optimization_hint
+    return Operand(
+        dtype=layout.dtype,
+        device=layout.device,
+        shape=tuple(int(hint(extent)) for extent in layout.size),
+        strides=tuple(int(hint(stride)) for stride in layout.stride),
+        address=base_address + int(hint(layout.offset)) * layout.dtype.itemsize,
+    )
+
+
+def _settle(node: Any) -> bool:
+    """Fix an operand's strides, which our choice was made for; False where something else must.
+
+    Inductor leaves the strides of what it computes open for as long as it can. Two extern choices
+    for a buffer whose strides change afterwards end in a KeyError on torch 2.13 to 2.15.
+    """
+    if isinstance(getattr(node, "data", node), ir.ReinterpretView):
+        return True
+    if isinstance(node.get_layout(), ir.FlexibleLayout):
+        node.freeze_layout()
+    wanted = V.graph.buffer_layout_constraints.get(node.get_name())
+    return wanted is None or wanted == node.get_layout()
+
+
+def _benchmarked(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    *,
+    kernel: str,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """What Inductor times: the kernel, and never ATen in its place."""
+    load_kernel(kernel).launch(a, b, out)
+    return out
+
+
+_CHOICE = autotuning.ExternKernelChoice(_benchmarked, name="nvgemm_aot")
+"""Inductor finds the function by this name, in processes that autotune for this one too."""
+
+
+class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
+    """A bundled kernel as one of Inductor's choices.
+
+    Args:
+        aten: The ATen choice for the same GEMM.
+        offer: The kernel.
+    """
+
+    def __init__(self, aten: Any, offer: Offer) -> None:
+        kwargs = {**aten.kwargs, "kernel": offer.kernel.id}  # results are cached by these
+        super().__init__(_CHOICE, aten.input_nodes, aten.layout, kwargs)
+        self.aten = aten
+        self.offer = offer
+        self.name = _name_of(offer)
+        self.description = offer.kernel.operator
+
+    def benchmark(self, *args: torch.Tensor, out: torch.Tensor) -> float:
+        """Milliseconds of a launch; infinite where the kernel cannot be launched."""
+        try:
+            return float(super().benchmark(*args, out=out))
+        except Exception as error:
+            _log.warning("%s of %s is not offered: %s", self.name, self.offer.origin, error)
+            return math.inf
+
+    def output_node(self) -> Any:
+        """The node that Inductor schedules when this choice has won."""
+        return ir.TensorBox.create(_GemmNode(self))
+
+    def __str__(self) -> str:
+        return f"GemmChoice({self.name}, {self.offer.kernel.operator})"
+
+
+def _name_of(offer: Offer) -> str:
+    """Name of a kernel in generated code and in Inductor's tables."""
+    return f"nvgemm_{offer.kernel.signature.op.value}_{offer.kernel.id[:12]}"
+
+
+class _GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
+    """A call of a bundled kernel in the graph that Inductor generates code from."""
+
+    def __init__(self, choice: GemmChoice) -> None:
+        aten = choice.aten
+        self.offer = choice.offer
+        self.function = _ATEN_CHOICES[aten.choice.name][1]
+        super().__init__(
+            layout=choice.layout,
+            inputs=choice.input_nodes,
+            python_kernel_name=_name_of(choice.offer),
+            cpp_kernel_name=aten.choice.cpp_kernel_name,
+            op_overload=aten.choice.op_overload,
+            kwargs=aten.kwargs,
+        )
+
+    def codegen(self, wrapper: Any) -> None:
+        """Write the call, and what it needs at the start of the module."""
+        if not V.graph.cpp_wrapper:
+            _declare(wrapper, self.python_kernel_name, self.function, self.offer)
+        super().codegen(wrapper)
+
+
+def _declare(wrapper: Any, name: str, function: str, offer: Offer) -> None:
+    """Have the generated module define a function, once."""
+    while hasattr(wrapper, "parent_wrapper"):
+        wrapper = wrapper.parent_wrapper
+    declared: set[str] | None = getattr(wrapper, "nvgemm_aot_declared", None)
+    if declared is None:
+        declared = wrapper.nvgemm_aot_declared = set()
+        wrapper.imports.splice(_HEADER)
+    if name not in declared:
+        declared.add(name)
+        wrapper.imports.writeline(
+            f"{name} = nvgemm_aot_gemm({function!r}, {offer.kernel.id!r}, {offer.origin!r})"
+        )
