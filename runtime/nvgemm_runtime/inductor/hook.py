@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._inductor import config, ir
 from torch._inductor import select_algorithm as autotuning
+from torch._inductor.codegen import wrapper as code_lines
 from torch._inductor.virtualized import V
 
 from ..api import load_kernel
@@ -25,8 +26,9 @@ from ..errors import NoKernelError
 from ..match import Miss
 from ..operands import requests
 from ..problem import Op
-from .operand import Operand
+from . import cpp
 from .offers import Offer, find_offers
+from .operand import Operand
 from .settings import max_choices
 
 _log = logging.getLogger(__name__)
@@ -210,10 +212,11 @@ class _GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
         aten = choice.aten
         self.offer = choice.offer
         self.function = _ATEN_CHOICES[aten.choice.name][1]
+        self.name_in_code = _name_of(choice.offer)
         super().__init__(
             layout=choice.layout,
             inputs=choice.input_nodes,
-            python_kernel_name=_name_of(choice.offer),
+            python_kernel_name=self.name_in_code,
             cpp_kernel_name=aten.choice.cpp_kernel_name,
             op_overload=aten.choice.op_overload,
             kwargs=aten.kwargs,
@@ -222,20 +225,70 @@ class _GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
     def codegen(self, wrapper: Any) -> None:
         """Write the call, and what it needs at the start of the module."""
         if not V.graph.cpp_wrapper:
-            _declare(wrapper, self.python_kernel_name, self.function, self.offer)
-        super().codegen(wrapper)
+            _declare(wrapper, self)
+            super().codegen(wrapper)
+        elif type(wrapper).__name__ in _CPP_WRAPPERS and self.output_view is None:
+            _declare_cpp(wrapper, self)
+            self.codegen_comment(wrapper)
+            wrapper.writeline(_CppGemmLine(wrapper, self))
+        else:
+            # A way of generating C++ that was not tried: it gets the stock call.
+            super().codegen(wrapper)
 
 
-def _declare(wrapper: Any, name: str, function: str, offer: Offer) -> None:
-    """Have the generated module define a function, once."""
+_CPP_WRAPPERS = ("CppWrapperCpu", "CppWrapperGpu")
+
+
+class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]
+    """The stock ATen call, under the condition that the kernel did not do it."""
+
+    def codegen(self, code: Any) -> None:
+        node = self.node
+        a, b = node.codegen_args()
+        condition = cpp.condition(
+            name=node.name_in_code,
+            kernel_id=node.offer.kernel.id,
+            origin=node.offer.origin,
+            a=a,
+            b=b,
+            out=node.codegen_reference(),
+        )
+        self.wrapper.writeline(f"if (!{condition}) {{")
+        super().codegen(code)
+        self.wrapper.writeline("}")
+
+
+def _declare(wrapper: Any, node: _GemmNode) -> None:
+    """Have the generated module define the kernel's function, once."""
+    root = _root(wrapper)
+    name, offer = node.name_in_code, node.offer
+    if _is_first(root, ""):
+        root.imports.splice(_HEADER)
+    if _is_first(root, name):
+        arguments = f"{node.function!r}, {offer.kernel.id!r}, {offer.origin!r}"
+        root.imports.writeline(f"{name} = nvgemm_aot_gemm({arguments})")
+
+
+def _declare_cpp(wrapper: Any, node: _GemmNode) -> None:
+    """Have the generated file define the kernel's variable, once."""
+    root = _root(wrapper)
+    if _is_first(root, ""):
+        root.header.splice(cpp.HEADER)
+    if _is_first(root, node.name_in_code):
+        root.header.writeline(cpp.declaration(node.name_in_code))
+
+
+def _root(wrapper: Any) -> Any:
+    """The wrapper of the whole module, of which subgraphs have wrappers of their own."""
     while hasattr(wrapper, "parent_wrapper"):
         wrapper = wrapper.parent_wrapper
-    declared: set[str] | None = getattr(wrapper, "nvgemm_aot_declared", None)
-    if declared is None:
-        declared = wrapper.nvgemm_aot_declared = set()
-        wrapper.imports.splice(_HEADER)
-    if name not in declared:
-        declared.add(name)
-        wrapper.imports.writeline(
-            f"{name} = nvgemm_aot_gemm({function!r}, {offer.kernel.id!r}, {offer.origin!r})"
-        )
+    return wrapper
+
+
+def _is_first(root: Any, name: str) -> bool:
+    """Whether a module does not define a name yet; from now on it does."""
+    defined: set[str] = root.__dict__.setdefault("nvgemm_aot_names", set())
+    if name in defined:
+        return False
+    defined.add(name)
+    return True
