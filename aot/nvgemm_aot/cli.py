@@ -20,7 +20,7 @@ from nvgemm_runtime.errors import (
     VerificationError,
 )
 
-from . import render, render_bundle, render_doctor
+from . import render, render_bundle, render_doctor, render_explain
 from .progress import report_progress
 from .rejection_log import open_rejection_log
 
@@ -242,6 +242,27 @@ def doctor(as_json: bool) -> None:
     if not diagnosis.healthy:
         count = len(diagnosis.problems)
         raise UnhealthyError(f"{count} problem{'s' * (count > 1)}; see above")
+
+
+@main.command(context_settings={"allow_interspersed_args": False})
+@_json_option
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
+    """Run COMMAND and show what torch.compile did with each of its GEMMs.
+
+    For example: nvgemm-aot explain -- python model.py. Torch's compile caches are off in it. The
+    exit status is the command's.
+    """
+    from .explain import explain as run_and_collect
+
+    try:
+        status, gemms = run_and_collect(command)
+    except OSError as error:
+        raise click.UsageError(f"cannot run {command[0]}: {error.strerror}") from None
+    document = {"status": status, "gemms": [gemm.to_json() for gemm in gemms]}
+    _print(document, render_explain.explain_text, as_json)
+    ctx.exit(status)
 
 
 @main.command()

@@ -83,7 +83,9 @@ def condition(name: str, kernel_id: str, origin: str, a: str, b: str, out: str) 
         name: The kernel's variable.
         kernel_id: The kernel.
         origin: The distribution that brought it, for the warning where it is missing.
-        a, b, out: C++ expressions for the operands.
+        a: C++ expression for the first operand.
+        b: For the second.
+        out: For the result.
     """
     quoted = origin.replace("\\", "\\\\").replace('"', '\\"')
     return f'nvgemm_aot::gemm({a}, {b}, {out}, "{kernel_id}", "{quoted}", {name})'

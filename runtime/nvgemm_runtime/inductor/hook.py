@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from ..errors import NoKernelError
 from ..match import Miss
 from ..operands import requests
 from ..problem import Op
-from . import cpp
+from . import cpp, report
 from .offers import Offer, find_offers
 from .operand import Operand
 from .settings import max_choices
@@ -61,6 +62,7 @@ def install() -> None:
     cache = autotuning.get_algorithm_selector_cache()
     # First, so that a user's own functions see our choices too, and may filter them.
     cache.preprocessing_fns.insert(0, join)
+    cache.feedback_saver_fns.append(_report_times)
 
 
 def join(choices: list[Any]) -> list[Any]:
@@ -91,23 +93,40 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
     if aten is None or not isinstance(aten.layout, ir.FixedLayout):
         return []
     op, _ = _ATEN_CHOICES[aten.choice.name]
+    a, b = map(_operand, aten.input_nodes)
     try:
-        asked = requests(op, *map(_operand, aten.input_nodes), out=_operand_of(aten.layout, 0))
+        asked = requests(op, a, b, out=_operand_of(aten.layout, 0))
     except (NoKernelError, ValueError) as error:
-        _log.debug("no kernel can exist: %s", error)
-        return []
+        return _miss(aten, f"{op.value} of {a} and {b}", [str(error)])
     device = aten.layout.device
     request, found, offers = find_offers(asked, device.type, device.index or 0, max_choices())
+    key = request.problem.key
     if isinstance(found, Miss):
-        _log.debug("%s: no bundled kernel: %s", request.problem.key, "; ".join(found.reasons))
-        return []
+        return _miss(aten, key, found.reasons)
     if not all(_settle(node) for node in aten.input_nodes):
-        _log.debug("%s: an operand's layout is not settled", request.problem.key)
-        return []
-    _log.debug(
-        "%s: %d bundled kernels join (%s)", request.problem.key, len(offers), found.basis.value
+        return _miss(aten, key, ["an operand's strides are still open, or must become others"])
+    aten.nvgemm_aot_gemm = key
+    _log.debug("%s: %d bundled kernels join (%s)", key, len(offers), found.basis.value)
+    ours = [GemmChoice(aten, offer) for offer in offers]
+    offered = {choice.name: choice.offer.kernel.operator for choice in ours}
+    report.met(key, basis=found.basis.value, offered=offered)
+    return ours
+
+
+def _miss(aten: Any, gemm: str, reasons: Sequence[str]) -> list[GemmChoice]:
+    aten.nvgemm_aot_gemm = gemm
+    _log.debug("%s: no bundled kernel: %s", gemm, "; ".join(reasons))
+    report.met(gemm, basis="miss", reasons=reasons)
+    return []
+
+
+def _report_times(timings: dict[Any, float], *_: object) -> None:
+    """Inductor's feedback function: what each choice took, in milliseconds."""
+    gemm = next(
+        (met for choice in timings if (met := getattr(choice, "nvgemm_aot_gemm", None))), None
     )
-    return [GemmChoice(aten, offer) for offer in offers]
+    if gemm is not None:
+        report.timed(gemm, {choice.name: float(time) for choice, time in timings.items()})
 
 
 def _is_aten_gemm(choice: Any) -> bool:
@@ -211,6 +230,7 @@ class _GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
     def __init__(self, choice: GemmChoice) -> None:
         aten = choice.aten
         self.offer = choice.offer
+        self.gemm: str = aten.nvgemm_aot_gemm
         self.function = _ATEN_CHOICES[aten.choice.name][1]
         self.name_in_code = _name_of(choice.offer)
         super().__init__(
@@ -224,6 +244,7 @@ class _GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
 
     def codegen(self, wrapper: Any) -> None:
         """Write the call, and what it needs at the start of the module."""
+        report.used(self.gemm, self.name_in_code)
         if not V.graph.cpp_wrapper:
             _declare(wrapper, self)
             super().codegen(wrapper)

@@ -27,14 +27,21 @@ class Operand:
     strides: tuple[int, ...]
     address: int
 
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}, strides {list(self.strides)}"
+
     def dim(self) -> int:
+        """Number of dimensions."""
         return len(self.shape)
 
     def stride(self) -> tuple[int, ...]:
+        """Its strides, in elements."""
         return self.strides
 
     def data_ptr(self) -> int:
+        """Its address, as far as alignment goes."""
         return self.address
 
     def element_size(self) -> int:
+        """Bytes of one element."""
         return self.dtype.itemsize
