@@ -7,6 +7,7 @@ Inductor itself takes seconds.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.machinery
 import importlib.util
@@ -53,7 +54,7 @@ def _activate() -> None:
         )
         return
     for name, module in _WAITED_FOR.items():
-        after_import(name, lambda module=module: _install(module))
+        after_import(name, functools.partial(_install, module))
 
 
 def _install(module: str) -> None:

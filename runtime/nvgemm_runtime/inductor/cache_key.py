@@ -26,7 +26,7 @@ _KEY = "nvgemm_aot"
 _log = logging.getLogger(__name__)
 
 
-class InstalledBundles(CustomGraphModulePass):
+class InstalledBundles(CustomGraphModulePass):  # type: ignore[misc]
     """A pass that is never run; its ``uuid`` says which choices this process offers."""
 
     def __call__(self, gm: object) -> None:

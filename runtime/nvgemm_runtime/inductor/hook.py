@@ -70,18 +70,17 @@ def join(choices: list[Any]) -> list[Any]:
     try:
         return [*choices, *_our_choices(choices)]
     except Exception as error:
-        _log_failure(type(error), str(error))
+        _log_failure(f"{type(error).__name__}: {error}")
         return choices
 
 
 @functools.cache
-def _log_failure(kind: type[Exception], message: str) -> None:
+def _log_failure(failure: str) -> None:
     """Once for each failure: what went wrong with one GEMM mostly does with all."""
     _log.warning(
-        "bundled kernels stay out of the choices: %s: %s; this is a mistake of nvgemm-aot, please "
+        "bundled kernels stay out of the choices: %s; this is a mistake of nvgemm-aot, please "
         "report it",
-        kind.__name__,
-        message,
+        failure,
         exc_info=True,
     )
 

@@ -44,4 +44,4 @@ class Operand:
 
     def element_size(self) -> int:
         """Bytes of one element."""
-        return self.dtype.itemsize
+        return int(self.dtype.itemsize)
