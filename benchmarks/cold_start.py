@@ -1,0 +1,348 @@
+"""What bundled kernels cost and bring at torch.compile's cold start, on a GPU, from kernel wheels.
+
+    python benchmarks/cold_start.py [--modes aten,aten+bundle] [--choices 1,2,4] [--json out.json]
+
+Each measurement is a fresh process with empty caches that compiles the same bf16 model: a decoder
+layer of Llama-3.1-8B for a prefill and a decode, with part of the head; ten distinct GEMMs, of
+which the kernel wheels of manifests/quickstart.yaml and manifests/llama-3.1-8b.yaml declare eight,
+and serve the other two by their signatures. Modes take turns, ``--repeat`` times.
+
+- import: of ``import torch``, with the plug-in where it is on.
+- first result: from before ``torch.compile`` until the first result is there; the model and its
+  inputs are on the GPU already.
+- call: of the compiled model without CUDA graphs, over windows of calls.
+- graph: of the same calls as replays of one CUDA graph.
+
+Every result is checked against eager fp32. The modes: ``default`` does not autotune; ``aten`` and
+``aten+triton`` autotune over these backends with the plug-in off, ``aten+bundle`` with it on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from compiling import (
+    Worker,
+    answering,
+    check_results,
+    count_gemms,
+    fresh_environment,
+    generated_gemms,
+    read_from_disk,
+    versions,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+WINDOWS = 30
+WINDOW_CALLS = 10
+
+BACKENDS = {"default": None, "aten": "ATEN", "aten+triton": "ATEN,TRITON", "aten+bundle": "ATEN"}
+"""Modes, and the backends that each autotunes over."""
+
+BUNDLE_MODE = "aten+bundle"
+REFERENCE = "aten"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What is measured: a mode, and how many kernels may join for a GEMM, if that is set."""
+
+    mode: str
+    choices: int | None = None
+
+    @property
+    def label(self) -> str:
+        """What the tables call it."""
+        return self.mode if self.choices is None else f"{self.mode}, at most {self.choices}"
+
+    def variables(self) -> dict[str, str | None]:
+        """Environment variables for its process; None where one must not be set."""
+        return {
+            "NVGEMM_AOT": None if self.mode == BUNDLE_MODE else "off",
+            "NVGEMM_AOT_MAX_CHOICES": None if self.choices is None else str(self.choices),
+        }
+
+
+def build_model(device: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
+    """The model and its inputs; on a CPU a small one of the same form."""
+    import torch
+    from torch.nn import functional
+
+    heads, kv_heads, head = (32, 8, 128) if device == "cuda" else (4, 2, 16)
+    hidden, intermediate = (4096, 14336) if device == "cuda" else (64, 128)
+    vocabulary, tokens = (16384, 512) if device == "cuda" else (256, 32)
+    qkv = (heads + 2 * kv_heads) * head
+
+    class Decoder(torch.nn.Module):
+        """A layer for 4 sequences of 512 tokens and 64 of one, and logits of the latter."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv = torch.nn.Linear(hidden, qkv, bias=False)
+            self.o = torch.nn.Linear(hidden, hidden, bias=False)
+            self.gate_up = torch.nn.Linear(hidden, 2 * intermediate, bias=False)
+            self.down = torch.nn.Linear(intermediate, hidden, bias=False)
+            self.head = torch.nn.Linear(hidden, vocabulary, bias=False)
+
+        def norm(self, x: torch.Tensor) -> torch.Tensor:
+            exact = x.float()
+            scale = torch.rsqrt(exact.square().mean(-1, keepdim=True) + 1e-5)
+            return (exact * scale).to(x.dtype)
+
+        def mlp(self, x: torch.Tensor) -> torch.Tensor:
+            gate, up = self.gate_up(self.norm(x)).chunk(2, dim=-1)
+            return x + self.down(functional.silu(gate) * up)
+
+        def attend(self, qkv: torch.Tensor) -> torch.Tensor:
+            """Of one sequence, without mask; values are kept transposed, as a cache may."""
+            q, k, v = qkv.split((hidden, kv_heads * head, kv_heads * head), dim=-1)
+            q = q.view(tokens, heads, head).transpose(0, 1)
+            groups = heads // kv_heads
+            k = k.view(tokens, kv_heads, head).transpose(0, 1).repeat_interleave(groups, 0)
+            v = v.view(tokens, kv_heads, head).permute(1, 2, 0).repeat_interleave(groups, 0)
+            weights = torch.softmax(torch.bmm(q, k.transpose(1, 2)).float() * head**-0.5, -1)
+            mixed = torch.bmm(weights.to(q.dtype), v.contiguous().transpose(1, 2))
+            return mixed.transpose(0, 1).reshape(tokens, hidden)
+
+        def forward(self, prefill: torch.Tensor, decode: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            qkv = self.qkv(self.norm(prefill))
+            mixed = torch.cat([self.attend(qkv[0])[None], qkv[1:, :, :hidden]])
+            prefill = self.mlp(prefill + self.o(mixed))
+            decode = self.mlp(decode + self.qkv(self.norm(decode))[..., :hidden])
+            return prefill, self.head(self.norm(decode))
+
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = Decoder().to(torch.bfloat16)
+        inputs = (torch.randn(4, tokens, hidden), torch.randn(64, 1, hidden))
+    return model.eval(), tuple(one.to(torch.bfloat16) for one in inputs)
+
+
+def synchronize(device: str) -> None:
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def times_us(call: Callable[[], object], device: str) -> list[float]:
+    """Microseconds a call, window by window."""
+    for _ in range(2 * WINDOW_CALLS):
+        call()
+    times = []
+    for _ in range(WINDOWS):
+        synchronize(device)
+        begin = time.perf_counter()
+        for _ in range(WINDOW_CALLS):
+            call()
+        synchronize(device)
+        times.append((time.perf_counter() - begin) / WINDOW_CALLS * 1e6)
+    return times
+
+
+def replayed(call: Callable[[], object]) -> Callable[[], object]:
+    """The same call as the replay of a CUDA graph; it must have been made before."""
+    import torch
+
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def work(mode: str, device: str, directory: Path) -> None:
+    """Measure one mode in this process."""
+    send = answering()
+    begin = time.perf_counter()
+    import torch
+
+    import_s = time.perf_counter() - begin
+    model, inputs = build_model(device)
+    synchronize(device)
+    backends = BACKENDS[mode]
+    options: dict[str, Any] = {}
+    if backends is not None:
+        options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": backends}
+    with torch.no_grad():
+        begin = time.perf_counter()
+        compiled = torch.compile(model, options=options)
+        results = compiled(*inputs)
+        synchronize(device)
+        first_s = time.perf_counter() - begin
+        call_us = times_us(lambda: compiled(*inputs), device)
+        graph_us = []
+        if device == "cuda":
+            graph_us = times_us(replayed(lambda: compiled(*inputs)), device)
+        eager = model(*inputs)
+        exact = model.float()(*(one.float() for one in inputs))
+    calls = generated_gemms(directory)
+    send(
+        {
+            "mode": mode,
+            "import_s": import_s,
+            "first_result_s": first_s,
+            "call_us": call_us,
+            "graph_us": graph_us,
+            "gemms": calls,
+            "count": count_gemms(calls),
+            "error": check_results(results, eager, exact),
+            "versions": versions(),
+        }
+    )
+
+
+def measure(variant: Variant, device: str) -> dict[str, Any]:
+    """One measurement in a process of its own."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        environment = fresh_environment(directory, **variant.variables())
+        arguments = [__file__, "--worker", variant.mode, "--device", device, "--directory", name]
+        with Worker(arguments, directory, environment) as worker:
+            run: dict[str, Any] = worker.answer()
+    if variant.mode == BUNDLE_MODE and not run["versions"]["bundles"]:
+        raise click.ClickException(
+            "no usable bundle was found: install a kernel wheel, or name bundles in "
+            "NVGEMM_AOT_BUNDLES"
+        )
+    return {**run, "label": variant.label, "choices": variant.choices}
+
+
+def spread(values: list[float], digits: int) -> str:
+    """Median, and the least and the most."""
+    if not values:
+        return "-"
+    middle, least, most = statistics.median(values), min(values), max(values)
+    return f"{middle:.{digits}f} ({least:.{digits}f}-{most:.{digits}f})"
+
+
+def print_table(runs: list[dict[str, Any]]) -> None:
+    """A row a variant: over its repetitions, and over those of ATEN alone."""
+    by_label: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        by_label.setdefault(run["label"], []).append(run)
+
+    def values(label: str, key: str) -> list[float]:
+        of_run = [run[key] for run in by_label.get(label, [])]
+        # Of windows, each repetition counts by its median.
+        medians = [
+            statistics.median(one) if isinstance(one, list) and one else one for one in of_run
+        ]
+        return [one for one in medians if isinstance(one, float)]
+
+    def ratio(label: str, key: str) -> str:
+        own, reference = values(label, key), values(REFERENCE, key)
+        if not own or not reference:
+            return "-"
+        return f"{statistics.median(own) / statistics.median(reference):.3f}"
+
+    columns = (("first_result_s", "first result, s", 2), ("call_us", "call, us", 1))
+    columns += (("graph_us", "graph, us", 1),)
+    head = "".join(f" {title:>26} {'ratio':>6}" for _, title, _ in columns)
+    click.echo(f"{'':<24} {'import, s':>9}{head} {'ours / ATen / Triton':>21}")
+    for label, of_label in by_label.items():
+        row = f"{label:<24} {statistics.median(values(label, 'import_s')):9.2f}"
+        for key, _, digits in columns:
+            row += f" {spread(values(label, key), digits):>26} {ratio(label, key):>6}"
+        counts = [
+            " / ".join(str(run["count"][who]) for who in ("nvgemm", "aten", "triton"))
+            for run in of_label
+        ]
+        click.echo(f"{row} {', '.join(dict.fromkeys(counts)):>21}")
+    click.echo(f"medians over repetitions (least-most); ratios to {REFERENCE}")
+
+
+def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    parts = value.split(",")
+    if not all(part.isdecimal() for part in parts):
+        raise click.BadParameter(f"must be numbers, with commas between (got {value!r})")
+    return tuple(map(int, parts))
+
+
+def modes(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
+    parts = tuple(value.split(","))
+    unknown = [part for part in parts if part not in BACKENDS]
+    if unknown:
+        raise click.BadParameter(f"must be of {', '.join(BACKENDS)} (got {unknown[0]!r})")
+    return parts
+
+
+@click.command()
+@click.option(
+    "--modes",
+    "modes_",
+    default=",".join(BACKENDS),
+    show_default=True,
+    callback=modes,
+    help="What to measure.",
+)
+@click.option(
+    "--choices",
+    callback=numbers,
+    help=f"Values of NVGEMM_AOT_MAX_CHOICES for {BUNDLE_MODE}, e.g. 1,2,4.",
+)
+@click.option("--repeat", default=3, show_default=True, type=click.IntRange(min=1))
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", hidden=True)
+@click.option("--worker", type=click.Choice(list(BACKENDS)), hidden=True)
+@click.option("--directory", type=click.Path(path_type=Path), hidden=True)
+def main(
+    modes_: tuple[str, ...],
+    choices: tuple[int, ...],
+    repeat: int,
+    json_path: Path | None,
+    device: str,
+    worker: str | None,
+    directory: Path | None,
+) -> None:
+    """Measure and print a table."""
+    if worker is not None:
+        assert directory is not None
+        work(worker, device, directory)
+        # What Inductor leaves running must not keep the parent waiting.
+        sys.stderr.flush()
+        os._exit(0)
+    variants = [
+        Variant(mode=mode, choices=number)
+        for mode in modes_
+        for number in (choices if mode == BUNDLE_MODE and choices else (None,))
+    ]
+    read_from_disk()
+    runs: list[dict[str, Any]] = []
+    for turn in range(repeat):
+        first = turn % len(variants)
+        for variant in variants[first:] + variants[:first]:
+            run = measure(variant, device)
+            runs.append(run)
+            click.echo(
+                f"{turn + 1}/{repeat} {variant.label}: first result {run['first_result_s']:.2f} s, "
+                f"call {statistics.median(run['call_us']):.1f} us, "
+                f"{run['count']['nvgemm']} of {sum(run['count'].values())} GEMMs ours",
+                err=True,
+            )
+            if json_path is not None:  # as far as it came, should the time run out
+                json_path.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
+    found = runs[0]["versions"]
+    click.echo(f"{found['device']}, torch {found['torch']}, nvgemm-aot {found['nvgemm-aot']}")
+    for bundle in next((r["versions"]["bundles"] for r in runs if r["mode"] == BUNDLE_MODE), []):
+        click.echo(f"  {bundle}")
+    order = {variant.label: place for place, variant in enumerate(variants)}
+    print_table(sorted(runs, key=lambda run: order[run["label"]]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""Fresh processes that compile a model, and what came of it: for the benchmarks of torch.compile.
+
+A worker is a script that starts itself again. It answers in JSON, a line an answer; what torch
+prints goes to a log in the worker's directory, which also holds Inductor's and Triton's caches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+_GEMM_CALLS = {
+    "nvgemm": re.compile(r"\bnvgemm_(?:mm|bmm|addmm|baddbmm)_[0-9a-f]{12}\("),
+    "aten": re.compile(r"\bextern_kernels\.\w*mm\w*\("),
+    "triton": re.compile(r"\btriton_tem_\w+\.run\("),
+}
+"""Calls of GEMMs in generated code, by who computes them."""
+
+_ERROR_FACTOR = 1.5
+"""A compiled model may be this much further from fp32 than eager: another order of summation."""
+
+
+def fresh_environment(directory: Path, **variables: str | None) -> dict[str, str]:
+    """Environment of a process with empty caches.
+
+    Args:
+        directory: Where the caches go.
+        variables: More to set, or to take out where None.
+    """
+    changed = {
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
+        "TRITON_CACHE_DIR": str(directory / "triton"),
+        "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": None,
+        "NVGEMM_AOT": None,
+        "NVGEMM_AOT_MAX_CHOICES": None,
+        **variables,
+    }
+    environment = {name: value for name, value in os.environ.items() if name not in changed}
+    return environment | {name: value for name, value in changed.items() if value is not None}
+
+
+class Worker:
+    """A process that runs a script with a hidden ``--worker`` option.
+
+    Args:
+        arguments: Script and arguments.
+        directory: Empty; for its log, and for caches.
+        environment: Its environment.
+    """
+
+    def __init__(
+        self, arguments: Iterable[str], directory: Path, environment: dict[str, str]
+    ) -> None:
+        self._log = directory / "log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, *arguments],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def ask(self, question: Any) -> Any:
+        """Send a line, read a line.
+
+        Raises:
+            click.ClickException: If the worker ended instead of answering.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended: its log says why
+        return self.answer()
+
+    def answer(self) -> Any:
+        """Read a line; see `ask`."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-30:])
+            command = " ".join(map(str, self._process.args))  # type: ignore[arg-type]
+            raise click.ClickException(f"{command} ended with status {code}:\n{tail}")
+        return json.loads(line)
+
+    def close(self) -> None:
+        """Let the worker end; it is killed where it does not."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def answering() -> Callable[[Any], None]:
+    """In a worker: a function that sends an answer. What is printed henceforth goes to stderr."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+
+    def send(answer: Any) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    return send
+
+
+def read_from_disk() -> None:
+    """Import what workers import, so that the first of them finds it in the page cache."""
+    modules = "torch._dynamo, torch._inductor.compile_fx, torch._inductor.select_algorithm"
+    subprocess.run([sys.executable, "-c", f"import {modules}"], check=False, capture_output=True)
+
+
+def generated_gemms(directory: Path) -> dict[str, int]:
+    """Count the GEMMs that generated code calls.
+
+    Args:
+        directory: What `fresh_environment` was given.
+
+    Returns:
+        Calls by name, e.g. ``nvgemm_mm_0123456789ab``, ``extern_kernels.mm``.
+    """
+    calls: Counter[str] = Counter()
+    for path in sorted(directory.glob("inductor/**/*.py")):
+        text = path.read_text(errors="replace")
+        if "AsyncCompile()" in text:  # a module that calls kernels, rather than one of them
+            for pattern in _GEMM_CALLS.values():
+                calls.update(call.rstrip("(") for call in pattern.findall(text))
+    return dict(calls)
+
+
+def count_gemms(calls: dict[str, int]) -> dict[str, int]:
+    """Sum what `generated_gemms` counted by who computes it: nvgemm, aten, triton."""
+    return {
+        who: sum(count for call, count in calls.items() if pattern.match(f"{call}("))
+        for who, pattern in _GEMM_CALLS.items()
+    }
+
+
+def check_results(results: Any, eager: Any, exact: Any) -> dict[str, float]:
+    """Hold compiled results against eager ones; both are bf16.
+
+    Args:
+        results: What the compiled model computed: tensors.
+        eager: What the model computes without torch.compile.
+        exact: What it computes in fp32.
+
+    Returns:
+        The largest relative error of each, as the norm of the difference over the norm.
+
+    Raises:
+        click.ClickException: If a compiled result is further off than eager ones are.
+    """
+
+    def error(result: Any, reference: Any) -> float:
+        return float((result.float() - reference).norm() / reference.norm())
+
+    errors = [
+        (error(result, reference), error(usual, reference))
+        for result, usual, reference in zip(results, eager, exact)
+    ]
+    for compiled, usual in errors:
+        if not compiled <= usual * _ERROR_FACTOR + 1e-4:  # not a number fails, too
+            raise click.ClickException(
+                f"a compiled result is wrong: relative error to fp32 {compiled:.2e}, "
+                f"eager bf16 {usual:.2e}"
+            )
+    return {"compiled": max(one for one, _ in errors), "eager": max(one for _, one in errors)}
+
+
+def versions() -> dict[str, Any]:
+    """What is measured with, and the bundles that serve it; opens them: call it afterwards."""
+    import torch
+
+    import nvgemm_runtime
+    from nvgemm_runtime.facts import device_facts
+
+    facts = device_facts("cuda" if torch.cuda.is_available() else "cpu", 0)
+    return {
+        "device": facts.name,
+        "torch": torch.__version__,
+        "nvgemm-aot": nvgemm_runtime.__version__,
+        "bundles": sorted(
+            f"{found.origin}: {found.path.name}"
+            for found in nvgemm_runtime.bundles()
+            if found.refusal(facts) is None
+        ),
+    }
