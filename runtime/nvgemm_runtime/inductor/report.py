@@ -1,0 +1,58 @@
+"""Writes down what happens to each GEMM that is compiled, where NVGEMM_AOT_EXPLAIN names a file.
+
+One line of JSON an event, appended, so that several processes can share the file. `nvgemm-aot
+explain` sets the variable and makes a table of it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping, Sequence
+
+EXPLAIN_VARIABLE = "NVGEMM_AOT_EXPLAIN"
+"""Names the file that events are appended to; nothing is written where it is not set."""
+
+_log = logging.getLogger(__name__)
+
+
+def met(
+    gemm: str, *, basis: str, reasons: Sequence[str] = (), offered: Mapping[str, str] | None = None
+) -> None:
+    """A GEMM came up for autotuning.
+
+    Args:
+        gemm: Its problem's key, or the ATen operator where no problem describes it.
+        basis: ``declared``, ``signature`` or ``miss``.
+        reasons: Why it is a miss.
+        offered: By name in generated code, the operators that join the choices.
+    """
+    _write({"event": "met", "gemm": gemm, "basis": basis, "reasons": list(reasons),
+            "offered": dict(offered or {})})  # fmt: skip
+
+
+def timed(gemm: str, times_ms: Mapping[str, float]) -> None:
+    """Its choices were timed.
+
+    Args:
+        gemm: As `met` was told.
+        times_ms: By choice, milliseconds; not finite where one failed.
+    """
+    _write({"event": "timed", "gemm": gemm, "times_ms": dict(times_ms)})
+
+
+def used(gemm: str, name: str) -> None:
+    """A call of a bundled kernel, by its name in generated code, was written into the code."""
+    _write({"event": "used", "gemm": gemm, "name": name})
+
+
+def _write(event: dict[str, object]) -> None:
+    path = os.environ.get(EXPLAIN_VARIABLE)
+    if not path:
+        return
+    try:
+        with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123
+            file.write(json.dumps(event) + "\n")
+    except OSError as error:
+        _log.warning("%s=%s: %s; nothing is written down", EXPLAIN_VARIABLE, path, error)
