@@ -15,9 +15,6 @@ from torch._inductor import config
 from torch._inductor.codegen.common import custom_backend_passes
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
-from .. import __version__
-from ..discover import find_bundles
-from ..format import PREFIX
 from .settings import max_choices
 
 _KEY = "nvgemm_aot"
@@ -36,12 +33,16 @@ class InstalledBundles(CustomGraphModulePass):  # type: ignore[misc]
         """A digest of the installed bundles and the settings; the same for graphs without us."""
         if not (config.max_autotune or config.max_autotune_gemm):
             return _KEY
+        from .. import __version__
+
         return f"{_KEY} {__version__} {max_choices()} {installed_digest()}"
 
 
 @functools.cache
 def installed_digest() -> str:
     """Digest over the headers of all bundles, as they are when it is first asked for."""
+    from ..discover import find_bundles
+
     digest = hashlib.sha256()
     for found in find_bundles():
         if found.problem is None:
@@ -51,6 +52,8 @@ def installed_digest() -> str:
 
 def _header_identity(path: object) -> bytes:
     """A bundle's first bytes: they hold a digest of its header, which holds one of the rest."""
+    from ..format import PREFIX
+
     try:
         with open(str(path), "rb") as file:  # noqa: PTH123
             return file.read(PREFIX.size)

@@ -14,7 +14,7 @@ import functools
 import logging
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._inductor import config, ir
@@ -22,25 +22,17 @@ from torch._inductor import select_algorithm as autotuning
 from torch._inductor.codegen import wrapper as code_lines
 from torch._inductor.virtualized import V
 
-from ..api import load_kernel
-from ..errors import NoKernelError
-from ..match import Miss
-from ..operands import requests
-from ..problem import Op
 from . import cpp, report
-from .offers import Offer, find_offers
 from .operand import Operand
 from .settings import max_choices
 
+if TYPE_CHECKING:
+    from .offers import Offer
+
 _log = logging.getLogger(__name__)
 
-_ATEN_CHOICES = {
-    "mm": (Op.MM, "mm"),
-    "mm_dtype": (Op.MM, "mm"),
-    "bmm": (Op.BMM, "bmm"),
-    "bmm_dtype": (Op.BMM, "bmm"),
-}
-"""By name of Inductor's ATen choice: the operation, and the function of torch that computes it."""
+_ATEN_CHOICES = {"mm": "mm", "mm_dtype": "mm", "bmm": "bmm", "bmm_dtype": "bmm"}
+"""By name of Inductor's ATen choice: the operation, which is the name of torch's function too."""
 
 _BASE_ALIGNMENT_BYTES = 16
 """Alignment of buffers that Inductor allocates, and of inputs that it did not find unaligned."""
@@ -91,24 +83,25 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
     aten = next((choice for choice in choices if _is_aten_gemm(choice)), None)
     if aten is None or not isinstance(aten.layout, ir.FixedLayout):
         return []
-    op, _ = _ATEN_CHOICES[aten.choice.name]
-    a, b = map(_operand, aten.input_nodes)
-    try:
-        asked = requests(op, a, b, out=_operand_of(aten.layout, 0))
-    except (NoKernelError, ValueError) as error:
-        return _miss(aten, f"{op.value} of {a} and {b}", [str(error)])
-    device = aten.layout.device
-    request, found, offers = find_offers(asked, device.type, device.index or 0, max_choices())
-    key = request.problem.key
-    if isinstance(found, Miss):
-        return _miss(aten, key, found.reasons)
+    # Imported here, so that compiling without max-autotune pays nothing for us.
+    from .offers import GemmOnDevice, find_offers
+
+    gemm = GemmOnDevice(
+        op=_ATEN_CHOICES[aten.choice.name],
+        a=_operand(aten.input_nodes[0]),
+        b=_operand(aten.input_nodes[1]),
+        out=_operand_of(aten.layout, 0),
+    )
+    found = find_offers(gemm, max_choices())
+    if not found.offers:
+        return _miss(aten, found.gemm, found.reasons)
     if not all(_settle(node) for node in aten.input_nodes):
-        return _miss(aten, key, ["an operand's strides are still open, or must become others"])
-    aten.nvgemm_aot_gemm = key
-    _log.debug("%s: %d bundled kernels join (%s)", key, len(offers), found.basis.value)
-    ours = [GemmChoice(aten, offer) for offer in offers]
+        return _miss(aten, found.gemm, ["an operand's strides are open, or must become others"])
+    aten.nvgemm_aot_gemm = found.gemm
+    _log.debug("%s: %d bundled kernels join (%s)", found.gemm, len(found.offers), found.basis)
+    ours = [GemmChoice(aten, offer) for offer in found.offers]
     offered = {choice.name: choice.offer.kernel.operator for choice in ours}
-    report.met(key, basis=found.basis.value, offered=offered)
+    report.met(found.gemm, basis=found.basis, offered=offered)
     return ours
 
 
@@ -178,6 +171,8 @@ def _benchmarked(
     out: torch.Tensor,
 ) -> torch.Tensor:
     """What Inductor times: the kernel, and never ATen in its place."""
+    from ..api import load_kernel
+
     load_kernel(kernel).launch(a, b, out)
     return out
 
@@ -230,7 +225,7 @@ class _GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
         aten = choice.aten
         self.offer = choice.offer
         self.gemm: str = aten.nvgemm_aot_gemm
-        self.function = _ATEN_CHOICES[aten.choice.name][1]
+        self.function = _ATEN_CHOICES[aten.choice.name]
         self.name_in_code = _name_of(choice.offer)
         super().__init__(
             layout=choice.layout,

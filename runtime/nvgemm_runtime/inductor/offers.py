@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..errors import NoKernelError
 from ..facts import device_facts
 from ..format import Kernel
 from ..installation import INSTALLATION
-from ..match import Match, Miss
-from ..operands import Request
+from ..match import Match
+from ..operands import requests
+from ..problem import Op
+from .operand import Operand
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmOnDevice:
+    """A GEMM as Inductor compiles it.
+
+    Attributes:
+        op: ``mm`` or ``bmm``.
+        a: Operand of shape [m, k], with a leading batch for ``bmm``.
+        b: Operand of shape [k, n], likewise.
+        out: Result of shape [m, n], likewise.
+    """
+
+    op: str
+    a: Operand
+    b: Operand
+    out: Operand
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,32 +45,49 @@ class Offer:
     origin: str
 
 
-def find_offers(
-    requests: tuple[Request, ...], device_type: str, device_index: int, limit: int
-) -> tuple[Request, Match | Miss, tuple[Offer, ...]]:
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What there is for a GEMM.
+
+    Attributes:
+        gemm: Its problem's key, or in words where no problem describes it.
+        basis: ``declared``, ``signature`` or ``miss``.
+        offers: The kernels, best-ranked first; empty for a miss.
+        reasons: Why it is a miss.
+    """
+
+    gemm: str
+    basis: str
+    offers: Sequence[Offer] = ()
+    reasons: Sequence[str] = ()
+
+
+def find_offers(gemm: GemmOnDevice, limit: int) -> Found:
     """Find the kernels to offer.
 
     Args:
-        requests: Every way to read the operands, best first.
-        device_type: ``cuda`` or ``cpu``.
-        device_index: Which one, as torch counts.
-        limit: Most kernels to offer.
-
-    Returns:
-        The reading that is served (the first where none is), what matching says of it, and the
-        kernels, best-ranked first.
+        gemm: The GEMM.
+        limit: Most kernels to offer; 0 makes every GEMM a miss.
     """
-    facts = device_facts(device_type, device_index)
-    index, bundles = INSTALLATION.index(facts)
+    try:
+        asked = requests(Op(gemm.op), gemm.a, gemm.b, out=gemm.out)
+    except (NoKernelError, ValueError) as error:
+        return Found(gemm=f"{gemm.op} of {gemm.a} and {gemm.b}", basis="miss", reasons=[str(error)])
+    device = gemm.out.device
+    index, bundles = INSTALLATION.index(device_facts(device.type, device.index or 0))
     reasons: dict[str, None] = {}  # in order, each once
-    for request in requests:
+    for request in asked if limit else ():
         found = index.match(request.problem, request.alignment_bytes)
         if isinstance(found, Match):
             origins = {id(one.bundle): one.origin for one in INSTALLATION.bundles()}
-            offers = tuple(
+            offers = [
                 Offer(kernel=served.kernel, origin=origins[id(bundles[served.bundle])])
                 for served in found.kernels[:limit]
-            )
-            return request, found, offers
+            ]
+            return Found(gemm=request.problem.key, basis=found.basis.value, offers=offers)
         reasons.update(dict.fromkeys(found.reasons))
-    return requests[0], Miss(reasons=tuple(reasons)), ()
+    return Found(
+        gemm=asked[0].problem.key,
+        basis="miss",
+        reasons=tuple(reasons) if limit else ["at most 0 kernels are to be offered"],
+    )
