@@ -309,3 +309,17 @@ def test_a_refused_file_does_not_hide_the_others(
         ("a.nvgemm", False),
         ("b.nvgemm", True),
     ]
+
+
+def test_a_file_that_cannot_be_looked_at_does_not_hide_the_others(
+    named: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dangling link, or a file that is deleted while its directory is listed."""
+    (named / "0.nvgemm").symlink_to(named / "gone")
+    found = candidates(monkeypatch, named)
+    assert [c.path.name for c in found] == ["0.nvgemm", "a.nvgemm", "b.nvgemm"]
+    assert [c.problem for c in found] == [
+        f"{named / '0.nvgemm'}: No such file or directory",
+        None,
+        None,
+    ]

@@ -116,12 +116,18 @@ def _named_bundles(value: str) -> Iterator[Candidate]:
     for name in filter(None, value.split(os.pathsep)):
         path = Path(os.path.abspath(name))  # noqa: PTH100
         try:
-            for file in _files_at(path):
-                problem = _writable_by_others(file)
-                yield Candidate(path=file, origin=BUNDLES_VARIABLE, problem=problem)
+            files = _files_at(path)
         except OSError as error:
             reason = f"{path}: {error.strerror}"
             yield Candidate(path=path, origin=BUNDLES_VARIABLE, problem=reason)
+            continue
+        for file in files:
+            # Each with a problem of its own: a dangling link says nothing about its neighbours.
+            try:
+                problem = _writable_by_others(file)
+            except OSError as error:
+                problem = f"{file}: {error.strerror}"
+            yield Candidate(path=file, origin=BUNDLES_VARIABLE, problem=problem)
 
 
 def _files_at(path: Path) -> list[Path]:
