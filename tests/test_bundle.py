@@ -197,6 +197,8 @@ def reverse_kernels(kernels: list[Any]) -> None:
         ("header-field", set_("kernels", 0, "span", 2, to=1.5)),
         ("header-field", set_("kernels", 0, "signature", to="mm/tn")),
         ("header-field", set_("kernels", 0, "alignment_bytes", to=12)),
+        ("header-field", set_("kernels", 0, "alignment_bytes", to=0)),
+        ("header-field", set_("kernels", 0, "alignment_bytes", to=8192)),
         ("header-field", set_("kernels", 0, "design", "tile", to=[1, 2])),
         ("header-field", set_("kernels", 0, "design", "tile", to=[1, 2, 0])),
         ("header-field", set_("kernels", 0, "design", "ctas_per_tile", to=3)),

@@ -26,6 +26,7 @@ PREFIX = struct.Struct("<8sII32s")
 MAX_HEADER_BYTES = 256 << 20
 MAX_PAYLOAD_BYTES = 64 << 20
 MAX_DICTIONARY_BYTES = 64 << 20
+MAX_KERNEL_ALIGNMENT_BYTES = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,8 @@ class Kernel:
         signature: What it computes.
         provider, operator: Where it came from.
         design: How it works.
-        alignment_bytes: Alignment that pointers, and strides other than 1, must have.
+        alignment_bytes: Alignment that pointers, and in bytes contiguous extents and strides other
+            than 1, must have; at most 4096.
         workspace_bytes: Device memory that a launch needs besides its operands.
         calling_convention: How to call it: ``tvm_ffi:gemm(a,b,out,stream)`` is a TVM-FFI function
             exported as ``__tvm_ffi_gemm`` that takes the operands in this order, then the CUDA

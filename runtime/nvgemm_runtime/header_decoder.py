@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from .errors import BundleFormatError
 from .format import (
     MAX_DICTIONARY_BYTES,
+    MAX_KERNEL_ALIGNMENT_BYTES,
     MAX_PAYLOAD_BYTES,
     ClusterLimit,
     Dictionary,
@@ -173,7 +174,12 @@ class _Decoder:
     def kernel(self, value: Any, path: str) -> Kernel:
         fields = self.fields(value, path, Kernel)
         signature = self.text(fields["signature"], f"{path}.signature")
-        alignment = self.number(fields["alignment_bytes"], f"{path}.alignment_bytes", least=1)
+        alignment = self.number(
+            fields["alignment_bytes"],
+            f"{path}.alignment_bytes",
+            least=1,
+            most=MAX_KERNEL_ALIGNMENT_BYTES,
+        )
         if alignment & (alignment - 1):
             self.fail(
                 "header-field", f"{path}.alignment_bytes must be a power of two (got {alignment})"
