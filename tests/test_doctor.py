@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,9 +16,9 @@ from click.testing import CliRunner, Result
 
 from nvgemm_aot import doctor
 from nvgemm_aot.cli import main
-from nvgemm_runtime import native
+from nvgemm_runtime import calling_convention, native
 from nvgemm_runtime.errors import ToolchainError, UnhealthyError
-from nvgemm_runtime.facts import DeviceFacts, RuntimeLibrary
+from nvgemm_runtime.facts import UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 from nvgemm_runtime.installation import Installation
 from synthetic_bundles import write_synthetic_bundle
 
@@ -147,6 +148,53 @@ def test_a_broken_or_forbidden_bundle_is_a_problem_beside_a_good_one(
     assert "broken.nvgemm: [truncated]" in said
     assert "open.nvgemm can be written by others" in said
     assert "no bundle serves" not in said
+
+
+def test_a_bundle_without_a_kernel_that_can_be_launched_is_a_problem(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calling_convention, "_PATTERN", re.compile("never"))
+    calling_convention.exported_symbol.cache_clear()
+    try:
+        said = problems()
+    finally:
+        calling_convention.exported_symbol.cache_clear()
+    assert said.startswith("no bundle serves NVIDIA H200, compute capability 9.0: none of its 1")
+    assert "calling convention 'tvm_ffi:gemm(a,b,out,stream)'" in said
+
+
+def test_a_runtime_library_of_unknown_version_is_shown_as_such(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = replace(LIBRARY, version=UNKNOWN_VERSION)
+    monkeypatch.setattr(doctor, "find_runtime_library", lambda cuda: unknown)
+    assert problems() == ""
+    assert f"{LIBRARY.path} (unknown version)" in run().stdout
+
+
+def test_what_may_not_be_looked_at_is_a_problem_and_no_crash(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/site/nvidia")
+
+    monkeypatch.setattr(doctor, "find_runtime_library", refused)
+    monkeypatch.setattr(doctor.INSTALLATION, "bundles", refused)
+    said = problems()
+    assert said.count("PermissionError: [Errno 13] Permission denied: '/site/nvidia'") == 2
+    assert "is missing" not in said
+    assert "no bundle" not in said
+
+
+def test_a_cache_that_may_not_be_looked_at_is_no_problem(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "exists", refused)
+    assert problems() == ""
+    assert ", not writable" in run().stdout
 
 
 def test_no_bundle_at_all_is_a_problem(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -139,6 +139,30 @@ def test_an_entry_that_can_be_launched_comes_before_one_that_cannot(directory: P
     assert kernel.calling_convention == base.kernels[0].calling_convention
 
 
+@pytest.mark.parametrize("other", [{"platform": "linux_aarch64"}, {"cuda": "cu12"}])
+def test_a_bundle_for_this_process_comes_before_one_for_another(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, str]
+) -> None:
+    monkeypatch.setattr(installation_module, "torch_cuda", lambda: "cu13")
+    base = synthetic_content(kernels=1, problems=1)
+    foreign = replace(base, target=replace(base.target, **other))
+    for name, content in (("a", foreign), ("b", base)):
+        write_bundle(directory / f"{name}.nvgemm", content)
+    [(bundle, _)] = Installation().kernels().values()
+    assert bundle.path.name == "b.nvgemm"
+
+
+def test_a_bundle_without_a_kernel_that_can_be_launched_is_refused(directory: Path) -> None:
+    base = synthetic_content(kernels=2, problems=2)
+    old = [replace(kernel, calling_convention="old:gemm(a,b,out)") for kernel in base.kernels]
+    write_bundle(directory / "mixed.nvgemm", replace(base, kernels=(old[0], base.kernels[1])))
+    write_bundle(directory / "old.nvgemm", replace(base, kernels=tuple(old)))
+    mixed, useless = Installation().bundles()
+    assert mixed.refusal(GPU) is None
+    refusal = str(useless.refusal(GPU))
+    assert refusal.startswith("none of its 2 kernels can be launched: calling convention 'old:gemm")
+
+
 def test_threads_that_race_open_each_bundle_once(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

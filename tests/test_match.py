@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nvgemm_aot.bundle import BundleContent, ProblemRanking, encode_bundle
-from nvgemm_runtime.facts import DeviceFacts, RuntimeLibrary
+from nvgemm_runtime.facts import UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 from nvgemm_runtime.format import Header, sha256_hex
 from nvgemm_runtime.match import Basis, BundleView, Index, Match, Miss, preferred, refusal
 from nvgemm_runtime.problem import Problem, Signature
@@ -153,7 +153,7 @@ def test_a_bundle_that_does_not_fit_the_device_says_why(facts: DeviceFacts, reas
         ("4.8.2", "4.8.1", False),
         ("4.8.1", "4.9.0", False),
         ("4.8.1", "5.8.1", False),
-        ("4.8.1", "unknown", False),
+        ("4.8.1", UNKNOWN_VERSION, True),
     ],
 )
 def test_runtime_library_must_be_the_builds_or_a_later_patch(

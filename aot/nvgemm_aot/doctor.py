@@ -13,6 +13,7 @@ from nvgemm_runtime import native
 from nvgemm_runtime.errors import NvgemmError
 from nvgemm_runtime.facts import (
     RUNTIME_LIBRARY,
+    UNKNOWN_VERSION,
     DeviceFacts,
     RuntimeLibrary,
     device_facts,
@@ -131,8 +132,9 @@ def diagnose() -> Diagnosis:
     cuda = _attempt(torch_cuda, problems) if versions["torch"] else None
     if versions["torch"] and cuda is None:
         problems.append("torch is a CPU build, or broken; install one with CUDA")
-    library = None if cuda is None else find_runtime_library(cuda)
-    if cuda is not None and library is None:
+    so_far = len(problems)
+    library = None if cuda is None else _attempt(lambda: find_runtime_library(cuda), problems)
+    if cuda is not None and library is None and len(problems) == so_far:
         problems.append(
             f"{RUNTIME_LIBRARY} for {cuda} is missing; "
             f"run: pip install nvidia-cutlass-dsl-libs-{cuda}"
@@ -140,8 +142,10 @@ def diagnose() -> Diagnosis:
     devices = (_attempt(_gpus, problems) or ()) if driver and cuda else ()
     if driver and cuda and not devices:
         problems.append("torch sees no GPU; is CUDA_VISIBLE_DEVICES empty?")
-    states = tuple(_state(found, devices) for found in INSTALLATION.bundles())
-    problems += _bundle_problems(states, devices)
+    found_bundles = _attempt(INSTALLATION.bundles, problems)
+    states = tuple(_state(found, devices) for found in found_bundles or ())
+    if found_bundles is not None:
+        problems += _bundle_problems(states, devices)
     return Diagnosis(
         versions=versions,
         build_versions={name: _version(name) for name in _BUILD_DISTRIBUTIONS},
@@ -185,7 +189,10 @@ def _driver_version() -> str | None:
 
 
 def _library_text(library: RuntimeLibrary | None) -> str | None:
-    return None if library is None else f"{library.path} ({library.version})"
+    if library is None:
+        return None
+    unknown = library.version == UNKNOWN_VERSION
+    return f"{library.path} ({'unknown version' if unknown else library.version})"
 
 
 def _gpus() -> tuple[DeviceFacts, ...]:
@@ -229,7 +236,10 @@ def _cache_state() -> CacheState:
         directory = default_directory()
     except NvgemmError:
         return CacheState(directory=None, writable=False, entries=0, size_bytes=0)
-    existing = next(place for place in (directory, *directory.parents) if place.exists())
+    try:
+        existing = next(place for place in (directory, *directory.parents) if place.exists())
+    except OSError:  # A directory on the way may not be searched.
+        return CacheState(directory=str(directory), writable=False, entries=0, size_bytes=0)
     sizes = []
     for folder, _, names in os.walk(directory / "entries"):
         for name in names:

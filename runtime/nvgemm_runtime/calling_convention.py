@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 KNOWN_FORM = "tvm_ffi:NAME(a,b,out,stream)"
@@ -10,6 +11,7 @@ KNOWN_FORM = "tvm_ffi:NAME(a,b,out,stream)"
 _PATTERN = re.compile(r"tvm_ffi:([A-Za-z_][A-Za-z0-9_]*)\(a,b,out,stream\)")
 
 
+@functools.lru_cache(maxsize=64)  # bundles name few, thousands of times
 def exported_symbol(calling_convention: str) -> str | None:
     """Symbol that a kernel called this way exports; None for a form that is not known."""
     match = _PATTERN.fullmatch(calling_convention)

@@ -17,6 +17,10 @@ RUNTIME_LIBRARY = "libcute_dsl_runtime.so"
 """The library that kernels call to load and launch device code."""
 
 
+UNKNOWN_VERSION = "unknown"
+"""In place of a version where the library is there and its distribution's metadata is not."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RuntimeLibrary:
     """An installed copy of the library that kernels call.
@@ -24,7 +28,7 @@ class RuntimeLibrary:
     Attributes:
         path: The file.
         cuda: CUDA major version it is for, e.g. ``cu13``.
-        version: Version of the distribution it belongs to, e.g. ``4.8.1``.
+        version: Version of the distribution it belongs to, e.g. ``4.8.1``, or `UNKNOWN_VERSION`.
     """
 
     path: Path
@@ -75,7 +79,7 @@ def _version_of(cuda: str) -> str:
     try:
         return version(f"nvidia-cutlass-dsl-libs-{cuda}")
     except PackageNotFoundError:
-        return "unknown"
+        return UNKNOWN_VERSION
 
 
 @functools.cache

@@ -11,9 +11,9 @@ from pathlib import Path
 from .bundle import Bundle
 from .discover import Candidate, find_bundles
 from .errors import NvgemmError
-from .facts import DeviceFacts
+from .facts import DeviceFacts, host_platform, torch_cuda
 from .format import Kernel
-from .match import BundleView, Index, preferred, refusal, unlaunchable
+from .match import BundleView, Index, preferred, process_refusal, refusal, unlaunchable
 
 _log = logging.getLogger("nvgemm.installation")
 
@@ -41,7 +41,16 @@ class FoundBundle:
 
     def refusal(self, facts: DeviceFacts) -> str | None:
         """Why a device cannot run its kernels, or None."""
-        return self.problem if self.bundle is None else refusal(self.bundle.header, facts)
+        if self.bundle is None:
+            return self.problem
+        header = self.bundle.header
+        reason = refusal(header, facts)
+        if reason is None:
+            reasons = {unlaunchable(kernel): None for kernel in header.kernels}  # each once
+            if None not in reasons:
+                said = "; ".join(map(str, reasons))
+                reason = f"none of its {len(header.kernels)} kernels can be launched: {said}"
+        return reason
 
 
 class Installation:
@@ -90,7 +99,8 @@ class Installation:
     def kernels(self) -> dict[str, tuple[Bundle, Kernel]]:
         """Every kernel of every usable bundle, by id, with the first bundle that holds it.
 
-        An entry that this release can launch comes before one that it cannot.
+        An entry that this release can launch comes before one that it cannot, and a bundle for this
+        process before one for another platform or CUDA version.
         """
         with self._lock:
             if self._kernels is None:
@@ -100,7 +110,13 @@ class Installation:
                     if found.bundle is not None
                     for kernel in found.bundle.header.kernels
                 ]
-                places.sort(key=lambda place: unlaunchable(place[1]) is not None)
+                platform, cuda = host_platform(), torch_cuda()
+                places.sort(
+                    key=lambda place: (
+                        unlaunchable(place[1]) is not None,
+                        process_refusal(place[0].header.target, platform, cuda) is not None,
+                    )
+                )
                 self._kernels = {kernel.id: (bundle, kernel) for bundle, kernel in reversed(places)}
             return self._kernels
 

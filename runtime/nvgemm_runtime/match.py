@@ -14,10 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from .calling_convention import KNOWN_FORM, exported_symbol
-from .facts import RUNTIME_LIBRARY, DeviceFacts, RuntimeLibrary
+from .facts import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 from .format import Header, Kernel, Ranking, RankingSource
 from .nearest import NearestSizes
 from .problem import Problem, Signature
+from .target import CPU, Target
 from .waves import waves
 
 
@@ -252,35 +253,84 @@ def unlaunchable(kernel: Kernel) -> str | None:
 def refusal(header: Header, facts: DeviceFacts) -> str | None:
     """Why a device cannot run a bundle's kernels, or None."""
     target = header.target
-    if target.platform != facts.platform:
-        return f"built for platform {target.platform}, this is {facts.platform}"
-    if (target.arch == "cpu") != (facts.kind == "cpu"):
+    reason = _platform_refusal(target, facts.platform)
+    if reason is not None:
+        return reason
+    if (target.arch == CPU) != (facts.kind == "cpu"):
         return f"built for {target.arch}, this device is {describe(facts)}"
     if facts.capability is None:
         return None
     if not target.runs_on(facts.capability):
         return f"{target.arch} kernels do not run on {describe(facts)}"
-    if target.cuda != facts.cuda:
-        return f"built for {target.cuda}, torch uses {facts.cuda or 'no CUDA'}"
-    return library_refusal(header, facts.runtime_library)
+    reason = _cuda_refusal(target, facts.cuda)
+    return library_refusal(header, facts.runtime_library) if reason is None else reason
+
+
+def process_refusal(target: Target, platform: str, cuda: str | None) -> str | None:
+    """Why no device of a process can run a target's kernels, or None.
+
+    Args:
+        target: What the kernels were built for.
+        platform: Of the process, e.g. ``linux_x86_64``.
+        cuda: CUDA major version that torch was built for; None for a CPU build, which shows no GPU
+            that could be refused.
+    """
+    reason = _platform_refusal(target, platform)
+    if reason is None and target.arch != CPU and cuda is not None:
+        return _cuda_refusal(target, cuda)
+    return reason
+
+
+def _platform_refusal(target: Target, platform: str) -> str | None:
+    if target.platform == platform:
+        return None
+    return f"built for platform {target.platform}, this is {platform}"
+
+
+def _cuda_refusal(target: Target, cuda: str | None) -> str | None:
+    if target.cuda == cuda:
+        return None
+    return f"built for {target.cuda}, torch uses {cuda or 'no CUDA'}"
 
 
 def library_refusal(header: Header, library: RuntimeLibrary | None) -> str | None:
-    """Why a bundle's kernels cannot use the installed library that they call, or None."""
-    distribution = f"nvidia-cutlass-dsl-libs-{header.target.cuda}"
+    """Why a bundle's kernels cannot use the installed library that they call, or None.
+
+    A library of unknown version is none: see `unknown_version_warning`.
+    """
+    distribution = _library_distribution(header)
     if library is None:
         return (
             f"{RUNTIME_LIBRARY} for {header.target.cuda}, which kernels call, is not installed; "
             f"run: pip install {distribution}"
         )
     built_with = header.toolchain.get(distribution)
-    if built_with is not None and not _compatible(built_with, library.version):
+    if built_with is None or library.version == UNKNOWN_VERSION:
+        return None
+    if not _compatible(built_with, library.version):
         return (
             f"built with {distribution} {built_with}, {library.version} is installed: versions "
             "must agree in major and minor, and the installed one must not be older; "
             f"run: pip install '{distribution}>={built_with}'"
         )
     return None
+
+
+def unknown_version_warning(header: Header, library: RuntimeLibrary) -> str | None:
+    """What to say of a library that is used though nothing tells its version, or None."""
+    distribution = _library_distribution(header)
+    built_with = header.toolchain.get(distribution)
+    if built_with is None or library.version != UNKNOWN_VERSION:
+        return None
+    return (
+        f"{library.path} is of unknown version, for {distribution} has no metadata here; kernels "
+        f"were built with {built_with}, and another minor or an older version may crash; "
+        f"run: pip install '{distribution}>={built_with}'"
+    )
+
+
+def _library_distribution(header: Header) -> str:
+    return f"nvidia-cutlass-dsl-libs-{header.target.cuda}"
 
 
 def describe(facts: DeviceFacts) -> str:
