@@ -142,6 +142,24 @@ launch(handle)
     assert "was forked from one that had launched on CUDA" in second
 
 
+def test_cuda_says_why_it_cannot_start_in_a_child_of_a_process_that_used_it_by_others(
+    driver: Path,
+) -> None:
+    script = f"""{CUDA}
+from nvgemm_runtime.errors import DriverError
+os.environ["FAKE_INIT"] = "3"
+try:
+    launch(register())
+except DriverError as error:
+    print(error)
+os.environ["FAKE_INIT"] = "0"
+launch(register())  # a failure is not for ever
+"""
+    (said,) = fake_driver.run(driver, script).splitlines()
+    assert "cuInit failed: CUDA_ERROR_NOT_INITIALIZED (3)" in said
+    assert "forked from one that had used CUDA; start it with the 'spawn' start method" in said
+
+
 def test_refuses_tensors_of_the_cpu_for_cuda(lib: native.Native, plain: tuple[str, int]) -> None:
     handle = lib.register_kernel(
         id="for cuda",

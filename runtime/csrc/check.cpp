@@ -75,7 +75,7 @@ class Checker {
  private:
   template <typename... Parts>
   [[noreturn]] void Refuse(const char* kind, const Parts&... parts) const {
-    throw Failure(kind, Text("kernel ", std::string_view(spec_.id).substr(0, 12), " (",
+    throw Failure(kind, Text("kernel ", ShortId(spec_.id), " (",
                              spec_.rank == 2 ? "mm" : "bmm", "): ", parts...));
   }
 
@@ -198,7 +198,7 @@ class Checker {
     const uintptr_t begin = reinterpret_cast<uintptr_t>(view.data());
     if (begin == 0 || begin % static_cast<uintptr_t>(spec_.alignment_bytes) != 0) {
       Refuse(kValueError, name, " begins ",
-             begin == 0 ? std::string("at a null pointer")
+             begin == 0 ? std::string("at a null pointer, as fake and functional tensors do")
                         : Text(begin % static_cast<uintptr_t>(spec_.alignment_bytes),
                                " bytes behind an aligned address"),
              "; must begin at a multiple of ", spec_.alignment_bytes,

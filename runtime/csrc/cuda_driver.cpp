@@ -3,6 +3,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <cstring>
 #include <string>
 
 #include "dynamic_loading.h"
@@ -18,6 +19,8 @@ using Address = unsigned long long;  // NOLINT(runtime/int): as cuda.h has it
 constexpr int kCapabilityMajor = 75;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
 constexpr int kCapabilityMinor = 76;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR
 constexpr int64_t kMaxPitchBytes = (int64_t{1} << 31) - 1;  // CU_DEVICE_ATTRIBUTE_MAX_PITCH
+
+constexpr Result kNotInitialized = 3;  // CUDA_ERROR_NOT_INITIALIZED
 
 constexpr int kMaxDevices = 64;
 
@@ -67,7 +70,14 @@ Driver Open() {
   Find(library, "cuGetErrorName", &driver.get_error_name);
   Find(library, "cuMemsetD8Async", &driver.fill_async);
   Find(library, "cuMemsetD2D8Async", &driver.fill_2d_async);
-  Check(driver, driver.init(0), "cuInit");
+  const Result result = driver.init(0);
+  if (result == kNotInitialized) {
+    throw Failure(kDriverError,
+                  "cuInit failed: CUDA_ERROR_NOT_INITIALIZED (3), as it does in a process that was "
+                  "forked from one that had used CUDA; start it with the 'spawn' start method of "
+                  "multiprocessing");
+  }
+  Check(driver, result, "cuInit");
   return driver;
 }
 
@@ -117,10 +127,17 @@ void RefuseForkedChild() {
                   "cannot launch on CUDA in this process: it was forked from one that had launched "
                   "on CUDA; start it with the 'spawn' start method of multiprocessing");
   }
-  ForkState expected = ForkState::kUnused;
-  if (fork_state.compare_exchange_strong(expected, ForkState::kUsed)) {
-    pthread_atfork(nullptr, nullptr, [] { fork_state.store(ForkState::kForked); });
+  // Registered before CUDA counts as used, so that no fork slips in between; perhaps by two threads
+  // at once, which does no harm.
+  const int error = pthread_atfork(nullptr, nullptr, [] {
+    ForkState used = ForkState::kUsed;
+    fork_state.compare_exchange_strong(used, ForkState::kForked);
+  });
+  if (error != 0) {
+    throw Failure(kRuntimeError, Text("pthread_atfork failed: ", std::strerror(error)));
   }
+  ForkState unused = ForkState::kUnused;
+  fork_state.compare_exchange_strong(unused, ForkState::kUsed);
 }
 
 void CheckArchitecture(const KernelSpec& spec, int ordinal) {
@@ -136,7 +153,7 @@ void CheckArchitecture(const KernelSpec& spec, int ordinal) {
   if (Allows(rule, major, minor)) return;
   const char suffix[2] = {rule.suffix, '\0'};
   throw Failure(kValueError,
-                Text("kernel ", std::string_view(spec.id).substr(0, 12), ": cuda:", ordinal,
+                Text("kernel ", ShortId(spec.id), ": cuda:", ordinal,
                      " has compute capability ", major, ".", minor, "; a kernel for sm_",
                      rule.major, rule.minor, suffix, " runs on ",
                      rule.suffix == 'a'   ? "exactly "

@@ -11,18 +11,17 @@
 
 namespace nvgemm {
 
-// The error that a function which just failed left in this thread, as one of ours that names the
-// kernel. A function may also fail without leaving one.
-inline Failure TakeRaisedError(std::string_view kernel_id) {
+// The error that a function which just failed left in this thread, as one of ours that says what
+// failed. A function may also fail without leaving one.
+inline Failure TakeRaisedError(std::string_view what) {
   TVMFFIObjectHandle error = nullptr;
   TVMFFIErrorMoveFromRaised(&error);
   if (error == nullptr) {
-    return Failure(kRuntimeError, Text("kernel ", kernel_id, " failed without saying why"));
+    return Failure(kRuntimeError, Text(what, " failed without saying why"));
   }
   const TVMFFIErrorCell* cell = TVMFFIErrorGetCellPtr(error);
   Failure failure(std::string(cell->kind.data, cell->kind.size),
-                  Text("kernel ", kernel_id, ": ",
-                       std::string_view(cell->message.data, cell->message.size)));
+                  Text(what, ": ", std::string_view(cell->message.data, cell->message.size)));
   TVMFFIObjectDecRef(error);
   return failure;
 }

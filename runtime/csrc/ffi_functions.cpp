@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "failure.h"
+#include "kernel_image.h"
 #include "kernel_table.h"
 #include "launch.h"
 #include "torch_ops.h"
@@ -80,6 +81,19 @@ class Arguments {
     Refuse(name, "a str");
   }
 
+  // Valid as long as the arguments are.
+  std::string_view Bytes(int at, const char* name) const {
+    const TVMFFIAny& value = values_[at];
+    if (value.type_index == kTVMFFIByteArrayPtr) {
+      return View(*static_cast<TVMFFIByteArray*>(value.v_ptr));
+    }
+    if (value.type_index == kTVMFFISmallBytes) {
+      return View(TVMFFISmallBytesGetContentByteArray(&value));
+    }
+    if (value.type_index == kTVMFFIBytes) return View(*TVMFFIBytesGetByteArrayPtr(value.v_obj));
+    Refuse(name, "bytes");
+  }
+
   const DLTensor& Tensor(int at, const char* name) const {
     const TVMFFIAny& value = values_[at];
     if (value.type_index == kTVMFFIDLTensorPtr) return *static_cast<DLTensor*>(value.v_ptr);
@@ -113,23 +127,23 @@ void Return(TVMFFIAny* result, int64_t value) {
 }
 
 KernelSpec SpecOf(const Arguments& arguments) {
-  const int64_t alignment = arguments.IntegerIn(8, "alignment_bytes", 1, 4096);
+  const int64_t alignment = arguments.IntegerIn(2, "alignment_bytes", 1, 4096);
   if ((alignment & (alignment - 1)) != 0) {
     throw Failure(kValueError, Text("register_kernel: alignment_bytes is ", alignment,
                                     "; must be a power of two"));
   }
-  const std::string_view suffix = arguments.String(12, "suffix");
+  const std::string_view suffix = arguments.String(13, "suffix");
   if (suffix != "" && suffix != "a" && suffix != "f") {
     throw Failure(kValueError,
                   Text("register_kernel: suffix is '", suffix, "'; must be '', 'a' or 'f'"));
   }
-  const int64_t device_type = arguments.Integer(9, "device_type");
+  const int64_t device_type = arguments.Integer(10, "device_type");
   if (device_type != kDLCPU && device_type != kDLCUDA) {
     throw Failure(kValueError, Text("register_kernel: device_type is ", device_type, "; must be ",
                                     static_cast<int>(kDLCPU), " (cpu) or ",
                                     static_cast<int>(kDLCUDA), " (cuda)"));
   }
-  const int64_t workspace = arguments.Integer(13, "workspace_bytes");
+  const int64_t workspace = arguments.Integer(3, "workspace_bytes");
   if (workspace != 0) {
     throw Failure(kValueError, Text("register_kernel: the kernel needs a workspace of ", workspace,
                                     " bytes; this version launches only kernels that need none"));
@@ -137,16 +151,16 @@ KernelSpec SpecOf(const Arguments& arguments) {
   const int64_t address = arguments.IntegerIn(1, "function_address", 1, INT64_MAX);
   return KernelSpec{std::string(arguments.String(0, "id")),
                     reinterpret_cast<TVMFFISafeCallType>(address),
-                    static_cast<int>(arguments.IntegerIn(2, "rank", 2, 3)),
-                    arguments.DType(3, "a"),
-                    arguments.DType(4, "b"),
-                    arguments.DType(5, "out"),
-                    arguments.Bool(6, "a_row_major"),
-                    arguments.Bool(7, "b_row_major"),
+                    static_cast<int>(arguments.IntegerIn(4, "rank", 2, 3)),
+                    arguments.DType(5, "a"),
+                    arguments.DType(6, "b"),
+                    arguments.DType(7, "out"),
+                    arguments.Bool(8, "a_row_major"),
+                    arguments.Bool(9, "b_row_major"),
                     static_cast<int>(alignment),
                     static_cast<DLDeviceType>(device_type),
-                    {static_cast<int>(arguments.IntegerIn(10, "major", 0, 99)),
-                     static_cast<int>(arguments.IntegerIn(11, "minor", 0, 9)),
+                    {static_cast<int>(arguments.IntegerIn(11, "major", 0, 99)),
+                     static_cast<int>(arguments.IntegerIn(12, "minor", 0, 9)),
                      suffix.empty() ? '\0' : suffix.front()}};
 }
 
@@ -161,6 +175,17 @@ NVGEMM_EXPORT int __tvm_ffi_launch(void*, const TVMFFIAny* values, int32_t count
     const Arguments arguments("launch", values, count, 4);
     nvgemm::Launch(nvgemm::KernelOfHandle(arguments.Integer(0, "handle")),
                    arguments.Tensor(1, "a"), arguments.Tensor(2, "b"), arguments.Tensor(3, "out"));
+  });
+}
+
+NVGEMM_EXPORT int __tvm_ffi_open_kernel(void*, const TVMFFIAny* values, int32_t count,
+                                        TVMFFIAny* result) {
+  return Guarded([&] {
+    const Arguments arguments("open_kernel", values, count, 3);
+    const uintptr_t address = nvgemm::OpenKernelImage(arguments.Bytes(0, "image"),
+                                                      std::string(arguments.String(1, "symbol")),
+                                                      arguments.String(2, "name"));
+    nvgemm::Return(result, static_cast<int64_t>(address));
   });
 }
 

@@ -72,7 +72,7 @@ class Table {
     if (Kernel* known = Find(spec.id)) return known;
     const int64_t handle = count_;
     if (handle == kBlockSize * kBlockCount) {
-      throw Failure(kRuntimeError, Text("cannot register kernel ", spec.id, ": ", handle,
+      throw Failure(kRuntimeError, Text("cannot register kernel ", ShortId(spec.id), ": ", handle,
                                         " kernels are registered, the most a process can have"));
     }
     auto kernel = std::make_unique<Kernel>(std::move(spec));
@@ -122,7 +122,9 @@ void CallLoader(TVMFFIObjectHandle function, std::string_view id) {
   argument.v_c_str = text.c_str();
   TVMFFIAny result{};
   result.type_index = kTVMFFINone;
-  if (TVMFFIFunctionCall(function, &argument, 1, &result) != 0) throw TakeRaisedError(text);
+  if (TVMFFIFunctionCall(function, &argument, 1, &result) != 0) {
+    throw TakeRaisedError(Text("kernel ", ShortId(id)));
+  }
   ReleaseResult(result);
 }
 
@@ -148,7 +150,7 @@ Kernel* FindOrLoadKernel(std::string_view id) {
   if (Kernel* kernel = FindKernel(id)) return kernel;
   throw Failure(
       kNoKernelError,
-      Text("no kernel ", id, " is loaded",
+      Text("no kernel ", ShortId(id), " is loaded",
            function == nullptr ? ", and nothing is set to load kernels by id; register it first"
                                : "; no installed bundle has it: install the wheel that does"));
 }

@@ -37,6 +37,9 @@ struct KernelSpec {
   ArchitectureRule architecture;
 };
 
+// What messages call a kernel: the beginning of its id.
+inline std::string_view ShortId(std::string_view id) { return id.substr(0, 12); }
+
 // A kernel and which devices have run it. Never destroyed, so a pointer to one stays valid.
 struct Kernel {
   explicit Kernel(KernelSpec spec_in) : spec(std::move(spec_in)) {}

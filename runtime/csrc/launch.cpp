@@ -27,7 +27,9 @@ void Call(const KernelSpec& spec, CheckedCall* call, TVMFFIStreamHandle stream) 
   arguments[3].v_ptr = stream;
   TVMFFIAny result{};
   result.type_index = kTVMFFINone;
-  if (spec.function(nullptr, arguments, kParameters, &result) != 0) throw TakeRaisedError(spec.id);
+  if (spec.function(nullptr, arguments, kParameters, &result) != 0) {
+    throw TakeRaisedError(Text("kernel ", ShortId(spec.id)));
+  }
   ReleaseResult(result);
 }
 

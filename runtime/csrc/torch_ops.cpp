@@ -24,7 +24,7 @@ class StreamScope {
     if (device.device_type != kDLCUDA) return;
     void* const stream = CurrentCudaStream(device.device_id);
     if (TVMFFIEnvSetStream(kDLCUDA, device.device_id, stream, &previous_) != 0) {
-      throw TakeRaisedError("launch");
+      throw TakeRaisedError("setting the stream of the launch");
     }
   }
   ~StreamScope() {
@@ -43,7 +43,7 @@ template <int kRank>
 Kernel* KernelFor(const OwnedString& id) {
   Kernel* kernel = FindOrLoadKernel(ViewOf(id));
   if (kernel->spec.rank != kRank) {
-    throw Failure(kValueError, Text("kernel ", kernel->spec.id, " is for ",
+    throw Failure(kValueError, Text("kernel ", ShortId(kernel->spec.id), " is for ",
                                     kernel->spec.rank == 2 ? "mm" : "bmm", ", not for ",
                                     kRank == 2 ? "mm" : "bmm"));
   }
@@ -69,10 +69,6 @@ void Functional(shim::Value* stack, uint64_t, uint64_t) {
     const OwnedTensor a(stack[0]);
     const OwnedTensor b(stack[1]);
     const OwnedString id(stack[2]);
-    if (shim::aoti_torch_grad_mode_is_enabled()) {
-      RefuseGradient("a", a);
-      RefuseGradient("b", b);
-    }
     Kernel* kernel = KernelFor<kRank>(id);
     const DLTensor a_view = ViewOf(a);
     const DLTensor b_view = ViewOf(b);
@@ -90,16 +86,11 @@ void Out(shim::Value* stack, uint64_t, uint64_t) {
     const OwnedTensor b(stack[1]);
     const OwnedString id(stack[2]);
     const OwnedTensor out(stack[3]);
-    const bool records_gradients = shim::aoti_torch_grad_mode_is_enabled();
-    if (records_gradients) {
-      RefuseGradient("a", a);
-      RefuseGradient("b", b);
-      RefuseGradient("out", out);
-    }
     const DLTensor a_view = ViewOf(a);
     const StreamScope scope(a_view.device);
-    Launch(KernelFor<kRank>(id), a_view, ViewOf(b), ViewOf(out));
-    if (records_gradients) MarkWritten(out);
+    Kernel* kernel = KernelFor<kRank>(id);
+    MarkWritten(out);  // first, for torch may refuse it
+    Launch(kernel, a_view, ViewOf(b), ViewOf(out));
   });
 }
 

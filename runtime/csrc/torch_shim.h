@@ -79,9 +79,6 @@ NVGEMM_TORCH_API Error aoti_torch_as_strided(Tensor tensor, const int64_t* sizes
                                              const int64_t* strides, Tensor* view);
 NVGEMM_TORCH_API Error aoti_torch_zero_(Tensor tensor);
 
-// aoti/shim.h, < 2.10.
-NVGEMM_TORCH_API bool aoti_torch_grad_mode_is_enabled();
-
 // aoti/shim.h, < 2.10. Throws torch's exception, with `message`, if `condition` is false.
 NVGEMM_TORCH_API void aoti_torch_check(bool condition, const char* function, const char* file,
                                        uint32_t line, const char* message);

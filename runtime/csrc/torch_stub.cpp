@@ -34,7 +34,6 @@ NVGEMM_STUB(Error, aoti_torch_new_tensor_handle, Tensor, Tensor*)
 NVGEMM_STUB(Error, aoti_torch_delete_tensor_object, Tensor)
 NVGEMM_STUB(Error, aoti_torch_as_strided, Tensor, const int64_t*, const int64_t*, Tensor*)
 NVGEMM_STUB(Error, aoti_torch_zero_, Tensor)
-NVGEMM_STUB(bool, aoti_torch_grad_mode_is_enabled)
 NVGEMM_STUB(void, aoti_torch_check, bool, const char*, const char*, uint32_t, const char*)
 NVGEMM_STUB(Error, aoti_torch_library_init_fragment, const char*, const char*, uint32_t, Library*)
 NVGEMM_STUB(Error, aoti_torch_library_init_impl, const char*, const char*, const char*, uint32_t,

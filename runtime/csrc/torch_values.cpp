@@ -106,12 +106,14 @@ DLTensor ViewOf(const OwnedTensor& tensor) {
 OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTensor& b) {
   if (a.ndim != spec.rank || b.ndim != spec.rank) {
     throw Failure(kValueError, Text("a and b have ", a.ndim, " and ", b.ndim,
-                                    " dimensions; kernel ", spec.id, " takes ", spec.rank));
+                                    " dimensions; kernel ", ShortId(spec.id), " takes ", spec.rank));
   }
   const Numbers& numbers = Numbers::Get();
   const int last = spec.rank - 1;
   int64_t sizes[3] = {a.shape[0], a.shape[last - 1], b.shape[last]};
-  int64_t strides[3] = {sizes[1] * sizes[2], sizes[2], 1};
+  // As torch has them for a tensor without elements too.
+  const auto extent = [&](int at) { return sizes[at] > 0 ? sizes[at] : 1; };
+  int64_t strides[3] = {extent(1) * extent(2), extent(2), 1};
   const int skip = 3 - spec.rank;  // mm has no batch
   const bool cuda = a.device.device_type == kDLCUDA;
   shim::Tensor out = nullptr;
@@ -123,28 +125,14 @@ OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTe
   return OwnedTensor(out);
 }
 
-void RefuseGradient(const char* name, const OwnedTensor& tensor) {
-  // The ABI has no getter of requires_grad, but an alias of such a tensor, made while gradients are
-  // recorded, is not a leaf.
-  shim::Tensor alias = nullptr;
-  Check(shim::aoti_torch_new_tensor_handle(tensor.get(), &alias), "aoti_torch_new_tensor_handle");
-  shim::Value stack[1] = {reinterpret_cast<shim::Value>(alias)};
-  for (const char* op : {"aten::alias", "aten::is_leaf"}) {
-    Check(shim::torch_call_dispatcher(op, "", stack, shim::kBuildVersion), op);
-  }
-  if ((stack[0] & 0xff) != 0) return;  // is_leaf: a bool in the lowest byte
-  throw Failure(kRuntimeError,
-                Text(name, " requires grad, and the operator has no derivative; call it under "
-                           "torch.no_grad() or detach ", name));
-}
-
 void MarkWritten(const OwnedTensor& tensor) {
-  // The ABI cannot count a version up, but zeroing an empty view does.
-  constexpr int64_t kNone[3] = {0, 0, 0};
-  shim::Tensor view = nullptr;
-  Check(shim::aoti_torch_as_strided(tensor.get(), kNone, kNone, &view), "aoti_torch_as_strided");
-  const OwnedTensor empty(view);
-  Check(shim::aoti_torch_zero_(empty.get()), "aoti_torch_zero_");
+  // The ABI cannot count a version up, but swapping a dimension with itself does.
+  shim::Tensor handle = nullptr;
+  Check(shim::aoti_torch_new_tensor_handle(tensor.get(), &handle), "aoti_torch_new_tensor_handle");
+  shim::Value stack[3] = {reinterpret_cast<shim::Value>(handle), 0, 0};
+  Check(shim::torch_call_dispatcher("aten::transpose_", "", stack, shim::kBuildVersion),
+        "check that out may be written to (an inference tensor may only in inference mode)");
+  const OwnedTensor same(stack[0]);
 }
 
 void* CurrentCudaStream(int32_t device_index) {

@@ -51,12 +51,8 @@ DLTensor ViewOf(const OwnedTensor& tensor);
 // A row-major tensor for the result of a @ b, on the device of `a`.
 OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTensor& b);
 
-// Throws Failure if a tensor requires grad; for use while gradients are recorded. The operators
-// have no derivative, and torch would warn only when backward() runs, and leave gradients out.
-void RefuseGradient(const char* name, const OwnedTensor& tensor);
-
-// Tells autograd that the operator wrote to a tensor, so that backward() refuses to use a value
-// that was saved before.
+// Tells autograd that the operator writes to a tensor, so that backward() refuses to use a value
+// that was saved before. Throws Failure if torch does not let it be written to.
 void MarkWritten(const OwnedTensor& tensor);
 
 // The stream that torch has made current for a CUDA device. Throws Failure if torch has no CUDA.

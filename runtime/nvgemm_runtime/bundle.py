@@ -29,6 +29,18 @@ from .header_decoder import decode_header
 
 _CHUNK_BYTES = 1 << 20
 
+_dictionary_lock = threading.Lock()
+"""Held while a bundle's dictionary is read: once a bundle, so that one lock is enough for all."""
+
+
+def _renew_lock() -> None:
+    """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
+    global _dictionary_lock
+    _dictionary_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
 
 class Bundle:
     """An open bundle whose header keeps every rule of FORMAT.md.
@@ -52,7 +64,6 @@ class Bundle:
         self._descriptor = -1  # first, for __del__ runs whatever fails here
         self.path = Path(path)
         self._local = threading.local()
-        self._lock = threading.Lock()
         self._dictionary: zstandard.ZstdCompressionDict | None = None
         try:
             # Non-blocking, for opening a named pipe would wait for a writer.
@@ -176,7 +187,7 @@ class Bundle:
     def _make_decompressor(self) -> zstandard.ZstdDecompressor:
         if self.header.dictionary is None:
             return zstandard.ZstdDecompressor()
-        with self._lock:
+        with _dictionary_lock:
             if self._dictionary is None:
                 self._dictionary = self._load_dictionary(self.header.dictionary)
         return zstandard.ZstdDecompressor(dict_data=self._dictionary)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .autograd_refusal import register_refusals
 from .errors import DriverError, NoKernelError, ToolchainError
-from .problem import DType, Op, Signature
+from .problem import Op, Signature
 from .target import Target
 
 ABI = 1
@@ -30,6 +32,15 @@ _lock = threading.Lock()
 _loaded: Native | None = None
 
 
+def _renew_lock() -> None:
+    """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Native:
     """The loaded library's functions.
@@ -38,8 +49,13 @@ class Native:
         launch: ``launch(handle, a, b, out)`` checks everything and enqueues out = a @ b on the
             current stream of the tensors' device. It raises ValueError or TypeError for operands
             that the kernel cannot take, NoKernelError for an unknown handle, DriverError where the
-            driver fails, and what the kernel itself raises. It neither sees ``requires_grad`` nor
-            a negative bit (``torch.Tensor.is_neg``): callers that may meet either look first.
+            driver fails, and what the kernel itself raises. Torch does not see the call:
+            derivatives, negative bits (``torch.Tensor.is_neg``), versions and tracing are the
+            caller's to look after, see `nvgemm_runtime.eager`.
+        open_kernel: ``open_kernel(image, symbol, name)`` loads a payload for as long as the process
+            lives and gives the address of the function it exports as ``symbol``. It raises
+            NoKernelError, which calls the payload ``name``, for an image that is damaged or lacks
+            the function.
         find_kernel: ``find_kernel(id)`` is the handle of a registered kernel, or None.
         out_dtype: ``out_dtype(id)`` is the dtype (of TVM-FFI) of a kernel's result; it asks the
             loader for a kernel that is not registered.
@@ -49,6 +65,7 @@ class Native:
     """
 
     launch: Callable[[int, Any, Any, Any], None]
+    open_kernel: Callable[[bytes, str, str], int]
     find_kernel: Callable[[str], int | None]
     out_dtype: Callable[[str], Any]
     set_loader: Callable[[Callable[[str], object] | None], None]
@@ -81,30 +98,27 @@ class Native:
         Raises:
             ValueError: If a value is out of range, or the kernel needs a workspace.
         """
-        major, minor = (0, 0) if target is None else target.capability
         return self._register_kernel(
-            id,
-            function_address,
-            {Op.MM: 2, Op.BMM: 3}[signature.op],
-            _tvm_dtype(signature.a),
-            _tvm_dtype(signature.b),
-            _tvm_dtype(signature.out),
-            signature.layout.a_row_major,
-            signature.layout.b_row_major,
-            alignment_bytes,
-            DEVICE_TYPE_CPU if target is None else DEVICE_TYPE_CUDA,
-            major,
-            minor,
-            "" if target is None else target.suffix,
-            workspace_bytes,
+            id, function_address, alignment_bytes, workspace_bytes, *_built_for(signature, target)
         )
 
 
-@functools.cache
-def _tvm_dtype(dtype: DType) -> Any:
+@functools.lru_cache(maxsize=256)  # a bundle has one target and few signatures
+def _built_for(signature: Signature, target: Target | None) -> tuple[Any, ...]:
+    """What a kernel is specialised on, as the library takes it."""
     import tvm_ffi
 
-    return tvm_ffi.dtype(dtype.torch_name)
+    major, minor = (0, 0) if target is None else target.capability
+    return (
+        {Op.MM: 2, Op.BMM: 3}[signature.op],
+        *(tvm_ffi.dtype(dtype.torch_name) for dtype in (signature.a, signature.b, signature.out)),
+        signature.layout.a_row_major,
+        signature.layout.b_row_major,
+        DEVICE_TYPE_CPU if target is None else DEVICE_TYPE_CUDA,
+        major,
+        minor,
+        "" if target is None else target.suffix,
+    )
 
 
 def load() -> Native:
@@ -157,12 +171,14 @@ def _load() -> Native:
         tvm_ffi.error.register_error(kind)
     native = Native(
         launch=module["launch"],
+        open_kernel=module["open_kernel"],
         find_kernel=module["find_kernel"],
         out_dtype=module["out_dtype"],
         set_loader=module["set_loader"],
         _register_kernel=module["register_kernel"],
     )
     _register_fakes(native)
+    register_refusals()
     return native
 
 
@@ -170,15 +186,7 @@ def _register_fakes(native: Native) -> None:
     """Tell torch the shape and dtype of each operator's result, for tracing."""
     import torch
 
-    def refuse_gradient(*operands: torch.Tensor) -> None:
-        if torch.is_grad_enabled() and any(operand.requires_grad for operand in operands):
-            raise RuntimeError(
-                "nvgemm_aot operators have no derivative, and an operand requires grad; call them "
-                "under torch.no_grad() or detach the operand"
-            )
-
     def result(a: torch.Tensor, b: torch.Tensor, kernel: str, rank: int) -> torch.Tensor:
-        refuse_gradient(a, b)
         torch._check(
             a.dim() == rank and b.dim() == rank,
             lambda: f"a and b have {a.dim()} and {b.dim()} dimensions; must have {rank}",
@@ -197,7 +205,7 @@ def _register_fakes(native: Native) -> None:
         return result(a, b, kernel, 3)
 
     def out_form(a: torch.Tensor, b: torch.Tensor, kernel: str, *, out: torch.Tensor) -> None:
-        refuse_gradient(a, b, out)
+        pass  # it changes values alone
 
     torch.library.register_fake("nvgemm_aot::mm", mm)
     torch.library.register_fake("nvgemm_aot::bmm", bmm)

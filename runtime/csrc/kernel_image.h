@@ -1,0 +1,20 @@
+// Opens a kernel's payload, an ELF shared object in memory, without a file.
+
+#ifndef NVGEMM_RUNTIME_CSRC_KERNEL_IMAGE_H_
+#define NVGEMM_RUNTIME_CSRC_KERNEL_IMAGE_H_
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace nvgemm {
+
+// Loads the image for as long as the process lives, whatever was loaded before, and returns the
+// address of the function that it exports as `symbol`. `name` is what messages call it. Thread-safe.
+// Throws Failure if the image is damaged, cannot be loaded, or does not export the function.
+uintptr_t OpenKernelImage(std::string_view image, const std::string& symbol,
+                          std::string_view name);
+
+}  // namespace nvgemm
+
+#endif  // NVGEMM_RUNTIME_CSRC_KERNEL_IMAGE_H_

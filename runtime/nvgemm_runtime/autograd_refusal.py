@@ -1,0 +1,114 @@
+"""Kernels have no derivative: refuses calls that would silently lose one.
+
+The operators refuse at torch's Autograd key. Above it are the transforms of ``torch.func``, which
+reach it once a level; below it nothing of a derivative is left to be seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_libraries: list[torch.library.Library] = []
+"""Held as long as the process lives: torch takes back what a library registered when it goes."""
+
+
+def refuse_lost_derivative(where: str, **operands: torch.Tensor) -> None:
+    """Refuse operands through which a derivative is recorded.
+
+    Args:
+        where: What the message calls the function.
+        operands: The tensors, by the names that the message calls them.
+
+    Raises:
+        RuntimeError: If gradients are recorded and an operand requires one, or an operand carries
+            a tangent of forward mode.
+    """
+    import torch
+    from torch.autograd import forward_ad
+
+    if torch.is_grad_enabled():
+        for name, operand in operands.items():
+            if operand.requires_grad:
+                raise RuntimeError(
+                    f"{where}: {name} requires grad, and the operator has no derivative; call it "
+                    f"under torch.no_grad() or detach {name}"
+                )
+    if forward_ad._current_level >= 0:
+        for name, operand in operands.items():
+            if forward_ad.unpack_dual(operand).tangent is not None:
+                raise RuntimeError(
+                    f"{where}: {name} carries a tangent of forward mode, and the operator has no "
+                    f"derivative; pass torch.autograd.forward_ad.unpack_dual({name}).primal"
+                )
+
+
+def register_refusals() -> None:
+    """Have the operators refuse at the Autograd key, and go on below it where they do not."""
+    import torch
+
+    library = torch.library.Library("nvgemm_aot", "IMPL")
+    for name in ("mm", "bmm"):
+        packet = getattr(torch.ops.nvgemm_aot, name)
+        for overload, make in ((packet.default, _functional), (packet.out, _out_form)):
+            library.impl(overload, make(overload), "Autograd", with_keyset=True)
+    _libraries.append(library)
+
+
+def _functional(overload: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
+    import torch
+    from torch.autograd import forward_ad
+
+    # Names of this function's own: every eager call outside inference mode comes through here.
+    grad_enabled, redispatch = torch.is_grad_enabled, overload.redispatch
+    below = torch._C._after_autograd_keyset
+    where = _name(overload)
+
+    def run(
+        keys: torch._C.DispatchKeySet, a: torch.Tensor, b: torch.Tensor, kernel: str
+    ) -> torch.Tensor:
+        if (grad_enabled() and (a.requires_grad or b.requires_grad)) or (
+            forward_ad._current_level >= 0
+        ):
+            refuse_lost_derivative(where, a=a, b=b)
+        return redispatch(keys & below, a, b, kernel)
+
+    return run
+
+
+def _out_form(overload: torch._ops.OpOverload) -> Callable[..., None]:
+    import torch
+    from torch.autograd import forward_ad
+
+    grad_enabled, redispatch = torch.is_grad_enabled, overload.redispatch
+    below = torch._C._after_autograd_keyset
+    where = _name(overload)
+
+    def run(
+        keys: torch._C.DispatchKeySet,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        kernel: str,
+        *,
+        out: torch.Tensor,
+    ) -> None:
+        if (grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad)) or (
+            forward_ad._current_level >= 0
+        ):
+            refuse_lost_derivative(where, a=a, b=b, out=out)
+        if out.is_neg():
+            # Below, torch would write to a copy and fail on its way back for want of a result.
+            raise RuntimeError(
+                f"{where}: out is a lazily negated view; pass a tensor with values of its own"
+            )
+        redispatch(keys & below, a, b, kernel, out=out)
+
+    return run
+
+
+def _name(overload: torch._ops.OpOverload) -> str:
+    """As the native part calls it: ``nvgemm_aot::mm``, ``nvgemm_aot::mm.out``."""
+    return str(overload.name())
