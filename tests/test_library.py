@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -20,7 +22,7 @@ from nvgemm_runtime import library as library_module
 from nvgemm_runtime import native
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import BundleFormatError, DriverError, NoKernelError
-from nvgemm_runtime.facts import RuntimeLibrary
+from nvgemm_runtime.facts import UNKNOWN_VERSION, RuntimeLibrary, find_runtime_library
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.library import Library
 from nvgemm_runtime.target import CPU, Target
@@ -39,6 +41,8 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     seen: dict[str, int] = {}
 
     class Recorder:
+        open_kernel = staticmethod(native.load().open_kernel)
+
         def register_kernel(self, *, id: str, function_address: int, **other: Any) -> int:
             seen[id] = function_address
             return len(seen)
@@ -46,7 +50,6 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         def launch(self, *_: Any) -> None:
             raise AssertionError("nothing is launched here")
 
-    native.load()
     monkeypatch.setattr(native, "load", Recorder)
     return seen
 
@@ -173,6 +176,22 @@ def test_a_payload_that_is_cut_off_is_refused(bundle: Bundle, tmp_path: Path, si
         Library().load(other, other.header.kernels[0])
 
 
+@pytest.mark.parametrize("field", ["table", "segment"])
+def test_offsets_that_wrap_around_are_refused(
+    lib: native.Native, bundle: Bundle, field: str
+) -> None:
+    image = bytearray(bundle.payload(kernel_of(bundle)))
+    (table,) = struct.unpack_from("<Q", image, 32)  # e_phoff
+    struct.pack_into("<Q", image, 32 if field == "table" else table + 8, 2**64 - 8)
+    with pytest.raises(NoKernelError, match=r"it is cut off: .* its segments need 18446744073709"):
+        lib.open_kernel(bytes(image), "__tvm_ffi_gemm", "it")
+
+
+def test_an_image_must_be_bytes(lib: native.Native) -> None:
+    with pytest.raises(TypeError, match="image must be bytes"):
+        lib.open_kernel("text", "__tvm_ffi_gemm", "it")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("damage", ["text", "machine", "type", "tables"])
 def test_a_damaged_image_is_refused(bundle: Bundle, tmp_path: Path, damage: str) -> None:
     image = bytearray(bundle.payload(kernel_of(bundle)))
@@ -246,6 +265,29 @@ def test_an_older_runtime_library_is_refused_with_both_versions(
         Library().load(bundle, bundle.header.kernels[0])
 
 
+def test_a_runtime_library_of_unknown_version_is_used_with_one_warning(
+    real_bundles: dict[str, Path],
+    addresses: dict[str, int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    real = find_runtime_library("cu13")
+    assert real is not None
+    unknown = replace(real, version=UNKNOWN_VERSION)
+    monkeypatch.setattr(library_module, "find_runtime_library", lambda cuda: unknown)
+    monkeypatch.setattr(library_module, "_warned", set())
+    with caplog.at_level(logging.WARNING, "nvgemm"):
+        for arch in ("sm_90a", "sm_100f"):
+            with Bundle(real_bundles[arch]) as bundle:
+                Library().load(bundle, bundle.header.kernels[0])
+                built_with = bundle.header.toolchain["nvidia-cutlass-dsl-libs-cu13"]
+    assert len(addresses) == 2
+    (record,) = caplog.records
+    assert f"{real.path} is of unknown version" in record.getMessage()
+    assert f"built with {built_with}" in record.getMessage()
+    assert f"pip install 'nvidia-cutlass-dsl-libs-cu13>={built_with}'" in record.getMessage()
+
+
 def test_a_runtime_library_that_does_not_load_is_named(
     real_bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +313,7 @@ def test_gpu_kernels_load_where_no_gpu_is(
 
 FORK = """
 import os, sys, threading
+from nvgemm_runtime import bundle as bundle_module
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.installation import INSTALLATION
 from nvgemm_runtime.library import LIBRARY
@@ -278,10 +321,11 @@ from nvgemm_runtime.library import LIBRARY
 bundle = Bundle(sys.argv[1])
 first, second = bundle.header.kernels[:2]
 loaded = LIBRARY.load(bundle, first)
+unread = Bundle(sys.argv[1])
 held, done = threading.Event(), threading.Event()
 
 def hold():
-    with LIBRARY._lock, INSTALLATION._lock:
+    with LIBRARY._lock, INSTALLATION._lock, bundle_module._dictionary_lock:
         held.set()
         done.wait()
 
@@ -290,6 +334,8 @@ held.wait()
 child = os.fork()
 if child == 0:
     assert LIBRARY.load(bundle, first) is loaded
+    assert bundle.header.dictionary is not None and unread._dictionary is None
+    unread.payload(first)
     assert LIBRARY.load(bundle, second).handle != loaded.handle
     INSTALLATION.bundles()
     os._exit(7)

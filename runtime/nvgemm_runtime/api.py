@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import native
+from .autograd_refusal import refuse_lost_derivative
+from .eager import refuse_negation, refuse_tracing
 from .errors import NoKernelError
-from .facts import DeviceFacts, device_facts
+from .facts import DeviceFacts, device_facts, host_platform, torch_cuda
 from .installation import INSTALLATION, FoundBundle
 from .library import LIBRARY, LoadedKernel
-from .match import Match, Miss
+from .match import Match, Miss, process_refusal
 from .operands import (
     MAX_ALIGNMENT_BYTES,
     Request,
+    check_empty,
+    check_kinds,
     check_shapes,
     requests,
     torch_dtype,
@@ -24,6 +28,10 @@ from .problem import Op
 
 if TYPE_CHECKING:
     import torch
+
+
+_MM, _BMM = Op.MM, Op.BMM
+"""Looked up at every call, for which an attribute of an enum is slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +81,7 @@ def explain(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = No
     facts = _facts(a)
     op = Op.BMM if a.dim() == 3 else Op.MM
     try:
+        check_kinds(op, a, b)
         asked = requests(op, a, b, out_dtype)
     except (NoKernelError, ValueError) as error:
         return Explanation(request=None, facts=facts, match=None, reasons=(str(error),))
@@ -90,6 +99,9 @@ def mm(
 ) -> torch.Tensor:
     """Multiply two matrices with a prebuilt kernel.
 
+    Torch does not see the call. Only the operators that `load_operators` gives may be traced,
+    compiled into a graph, or used under the transforms of ``torch.func``.
+
     Args:
         a: Matrix of shape [m, k], contiguous along one dimension.
         b: Matrix of shape [k, n], likewise.
@@ -105,9 +117,13 @@ def mm(
         NoKernelError: If no bundled kernel serves this, with every reason why, or none has this id.
         ValueError: If shapes, strides or devices are not what the kernel takes.
         TypeError: If types are not.
-        RuntimeError: If an operand requires grad while gradients are recorded.
+        RuntimeError: If an operand requires grad while gradients are recorded or carries a tangent
+            of forward mode, or torch records operations (``torch.jit.trace``, a dispatch mode).
     """
-    return _run(Op.MM, a, b, out, kernel)
+    if type(kernel) is LoadedKernel and kernel.op is _MM and out is not None:
+        # The common case, in which a call should cost little more than the launch itself.
+        return kernel.call(a, b, out)
+    return _run(_MM, a, b, out, kernel)
 
 
 def bmm(
@@ -117,7 +133,9 @@ def bmm(
     kernel: str | LoadedKernel | None = None,
 ) -> torch.Tensor:
     """Multiply two batches of matrices with a prebuilt kernel; as `mm` with a leading batch."""
-    return _run(Op.BMM, a, b, out, kernel)
+    if type(kernel) is LoadedKernel and kernel.op is _BMM and out is not None:
+        return kernel.call(a, b, out)
+    return _run(_BMM, a, b, out, kernel)
 
 
 def choose(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> LoadedKernel:
@@ -127,14 +145,16 @@ def choose(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> LoadedKernel:
         NoKernelError: If no bundled kernel serves this, with every reason why.
         ValueError: If the operands cannot be multiplied.
     """
-    return _choose(Op.BMM if a.dim() == 3 else Op.MM, a, b, out)
+    op = Op.BMM if a.dim() == 3 else Op.MM
+    check_kinds(op, a, b, out)
+    return _choose(op, a, b, out)
 
 
 def load_kernel(kernel_id: str) -> LoadedKernel:
     """Load a kernel by its id, from whichever bundle holds it.
 
     Raises:
-        NoKernelError: If no bundle holds it.
+        NoKernelError: If no bundle holds it, or only one for another platform or CUDA version.
         NvgemmError: If it cannot be loaded; see `Library.load`.
     """
     loaded = LIBRARY.get(kernel_id)
@@ -143,15 +163,21 @@ def load_kernel(kernel_id: str) -> LoadedKernel:
     place = INSTALLATION.kernels().get(kernel_id)
     if place is None:
         raise NoKernelError(
-            f"no installed bundle holds kernel {kernel_id}; install the kernel wheel it came from"
+            f"no installed bundle holds kernel {kernel_id[:12]}; install the kernel wheel it came "
+            "from"
         )
-    return LIBRARY.load(*place)
+    bundle, kernel = place
+    reason = process_refusal(bundle.header.target, host_platform(), torch_cuda())
+    if reason is not None:
+        raise NoKernelError(f"kernel {kernel_id[:12]} of {bundle.path}: {reason}", (reason,))
+    return LIBRARY.load(bundle, kernel)
 
 
 def load_operators() -> None:
     """Give torch the operators ``torch.ops.nvgemm_aot.mm`` and ``bmm``.
 
     They take a kernel by its id, and load it from the installed bundles where it is not yet loaded.
+    Other than `mm` and `bmm` they may be traced and compiled.
 
     Raises:
         ToolchainError: If the native launcher, torch or TVM-FFI is missing or does not fit.
@@ -177,40 +203,34 @@ def _run(
     out: torch.Tensor | None,
     kernel: str | LoadedKernel | None,
 ) -> torch.Tensor:
-    if type(kernel) is LoadedKernel and kernel.op is op and out is not None:
-        # The common case, in which a call should cost little more than the launch itself.
-        return _launch(a, b, out, kernel)
+    refuse_tracing(op)
     if isinstance(kernel, str):
         kernel = load_kernel(kernel)
+    elif kernel is not None and not isinstance(kernel, LoadedKernel):
+        raise TypeError(
+            f"{op.value}: kernel must be an id, what choose() gave, or None (got "
+            f"{type(kernel).__name__})"
+        )
+    if kernel is not None and kernel.op is not op:
+        raise ValueError(
+            f"{op.value}: kernel {kernel.kernel.id[:12]} computes {kernel.kernel.signature.key}"
+        )
     if out is None or kernel is None:
+        refuse_lost_derivative(op.value, a=a, b=b, **({} if out is None else {"out": out}))
+        check_kinds(op, a, b, out)
         shape = check_shapes(op, a, b, out)
         if out is None:
             # Of the kernel's type, or of the usual one where the kernel is yet to be found.
             signature = None if kernel is None else kernel.kernel.signature
             dtype = usual_out_dtype(a.dtype) if signature is None else torch_dtype(signature.out)
             out = a.new_empty(shape, dtype=dtype)
-    elif kernel.op is not op:
-        raise ValueError(f"kernel {kernel.kernel.id[:12]} computes {kernel.kernel.signature.key}")
+    refuse_negation(op, a, b, out)
     if kernel is None:
         if out.numel() == 0 or a.numel() == 0:
-            _require_plain(a, b, out)
+            check_empty(op, a, b, out)
             return out.zero_()  # as ATen: a sum of nothing is zero
         kernel = _choose(op, a, b, out)
-    return _launch(a, b, out, kernel)
-
-
-def _launch(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, kernel: LoadedKernel
-) -> torch.Tensor:
-    if kernel.sees_negation or a.requires_grad or b.requires_grad or out.requires_grad:
-        _require_plain(a, b, out)
-    try:
-        kernel.launch(a, b, out)
-    except RuntimeError:
-        # Tensors on some devices do not even reach the launcher, and it is torch that complains.
-        check_shapes(kernel.op, a, b, out)
-        raise
-    return out
+    return kernel.call(a, b, out)
 
 
 _chosen: dict[tuple[object, ...], LoadedKernel] = {}
@@ -259,23 +279,6 @@ def _find(asked: tuple[Request, ...], facts: DeviceFacts) -> tuple[Request, Matc
             return request, found
         reasons.update(dict.fromkeys(found.reasons))
     return asked[0], Miss(reasons=tuple(reasons))
-
-
-def _require_plain(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """Refuse what the launcher cannot see and would get wrong."""
-    if (a.requires_grad or b.requires_grad or out.requires_grad) and _grad_enabled():
-        raise RuntimeError(
-            "kernels have no derivative, and an operand requires grad; call under "
-            "torch.no_grad() or detach it"
-        )
-    if a.is_neg() or b.is_neg() or out.is_neg():
-        raise ValueError("an operand is a lazily negated view; call .resolve_neg() on it")
-
-
-def _grad_enabled() -> bool:
-    import torch
-
-    return bool(torch.is_grad_enabled())
 
 
 def _facts(tensor: torch.Tensor) -> DeviceFacts:

@@ -7,11 +7,9 @@ disk and no compiler is imported.
 from __future__ import annotations
 
 import ctypes
-import errno
 import functools
-import itertools
+import logging
 import os
-import struct
 import threading
 import weakref
 from collections.abc import Callable
@@ -22,18 +20,18 @@ from typing import Any
 from . import native
 from .bundle import Bundle
 from .calling_convention import exported_symbol
+from .eager import eager_call
 from .errors import DriverError, NoKernelError
-from .facts import find_runtime_library
+from .facts import RuntimeLibrary, find_runtime_library
 from .format import Header, Kernel
-from .match import library_refusal, unlaunchable
+from .match import library_refusal, unknown_version_warning, unlaunchable
 from .problem import DType, Op
 from .target import CPU
 
-_PARTS_OF_COMPLEX = frozenset({DType.FP32, DType.FP16})
+_PARTS_OF_COMPLEX = (DType.FP32, DType.FP16)
+"""Types that a lazily negated view mostly has: what ``.imag`` of a conjugate gives."""
 
-_numbers = itertools.count()
-"""Numbers the images that this process opened. Every `Library` counts on, for all of them share one
-loader; guarded by the interpreter, whose ``next`` of a counter is atomic."""
+_log = logging.getLogger("nvgemm.library")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,15 +43,15 @@ class LoadedKernel:
         op: The operation it computes.
         handle: Its number in the native kernel table.
         launch: ``launch(a, b, out)``: `nvgemm_runtime.native.Native.launch` of this kernel.
-        sees_negation: Whether an operand can be a lazily negated view, which the launcher does not
-            see: only types that are the parts of a complex type can.
+        call: ``call(a, b, out)``: likewise, with everything that torch would look after; gives
+            ``out``. See `nvgemm_runtime.eager`.
     """
 
     kernel: Kernel
     op: Op
     handle: int
     launch: Callable[[Any, Any, Any], None]
-    sees_negation: bool
+    call: Callable[[Any, Any, Any], Any]
 
 
 class Library:
@@ -63,7 +61,6 @@ class Library:
         self._lock = threading.Lock()
         self._loaded: dict[str, LoadedKernel] = {}
         self._provided: weakref.WeakSet[Bundle] = weakref.WeakSet()
-        self._keep: list[ctypes.CDLL] = []  # what is registered must never be unloaded
 
     def get(self, kernel_id: str) -> LoadedKernel | None:
         """A kernel that was loaded before, by its id."""
@@ -105,33 +102,27 @@ class Library:
         if bundle not in self._provided:
             _require_libraries(bundle.header)
             self._provided.add(bundle)
-        library = _open_from_memory(bundle.payload(kernel), name)
-        try:
-            function = getattr(library, symbol)
-        except AttributeError:
-            raise NoKernelError(
-                f"{name} does not export {symbol}; build the bundle again"
-            ) from None
-        address = ctypes.cast(function, ctypes.c_void_p).value
-        assert address is not None  # dlsym gave a function
-        handle = native.load().register_kernel(
+        launcher = native.load()
+        handle = launcher.register_kernel(
             id=kernel.id,
-            function_address=address,
+            function_address=launcher.open_kernel(bundle.payload(kernel), symbol, name),
             signature=kernel.signature,
             alignment_bytes=kernel.alignment_bytes,
             target=None if target.arch == CPU else target,
             workspace_bytes=kernel.workspace_bytes,
         )
-        self._keep.append(library)
-        launch = functools.partial(native.load().launch, handle)
         signature = kernel.signature
-        types = (signature.a, signature.b, signature.out)
+        sees_negation = (
+            signature.a in _PARTS_OF_COMPLEX
+            or signature.b in _PARTS_OF_COMPLEX
+            or signature.out in _PARTS_OF_COMPLEX
+        )
         return LoadedKernel(
             kernel=kernel,
             op=signature.op,
             handle=handle,
-            launch=launch,
-            sees_negation=not _PARTS_OF_COMPLEX.isdisjoint(types),
+            launch=functools.partial(launcher.launch, handle),
+            call=eager_call(signature.op, launcher.launch, handle, sees_negation=sees_negation),
         )
 
 
@@ -144,57 +135,19 @@ def _require_libraries(header: Header) -> None:
     reason = library_refusal(header, found)
     if found is None or reason is not None:
         raise DriverError(reason)
+    warning = unknown_version_warning(header, found)
+    if warning is not None:
+        _warn_once(found, warning)
     _open_library(found.path)
 
 
-def _open_from_memory(payload: bytes, name: str) -> ctypes.CDLL:
-    _check_segments(payload, name)
-    try:
-        descriptor = os.memfd_create("nvgemm-kernel", os.MFD_CLOEXEC)
-        try:
-            if os.write(descriptor, payload) != len(payload):
-                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-            path = f"/proc/self/{_spelling(next(_numbers))}fd/{descriptor}"
-            return ctypes.CDLL(path, mode=os.RTLD_NOW)
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        raise NoKernelError(f"{name} cannot be loaded from memory: {error}") from error
+_warned: set[RuntimeLibrary] = set()
 
 
-def _spelling(number: int) -> str:
-    """A way to spell the same directory that no other number has.
-
-    The loader takes equal paths for the same library, and descriptors are reused: without a path of
-    its own, a kernel would silently be one that was loaded before.
-    """
-    return "".join("./" if bit == "0" else ".//" for bit in f"{number:b}")
-
-
-_ELF = struct.Struct("<16sHHIQQQIHHH")
-"""Elf64_Ehdr up to e_phnum (System V ABI)."""
-
-_SEGMENT = struct.Struct("<IIQQQQQQ")
-"""Elf64_Phdr (System V ABI)."""
-
-_ELF_64_LITTLE_ENDIAN = b"\x7fELF\x02\x01"
-
-
-def _check_segments(payload: bytes, name: str) -> None:
-    """Refuse an image whose segments reach behind its end: touching those would kill the process.
-
-    The loader itself notices other damage.
-    """
-    if len(payload) < _ELF.size or not payload.startswith(_ELF_64_LITTLE_ENDIAN):
-        raise NoKernelError(f"{name} is no 64-bit ELF image ({len(payload)} bytes)")
-    table, size_bytes, count = (_ELF.unpack_from(payload)[field] for field in (5, 9, 10))
-    end = table + count * _SEGMENT.size
-    if size_bytes == _SEGMENT.size and end <= len(payload):
-        for at in range(table, end, _SEGMENT.size):
-            _, _, offset, _, _, file_bytes, _, _ = _SEGMENT.unpack_from(payload, at)
-            end = max(end, offset + file_bytes)
-    if end > len(payload):
-        raise NoKernelError(f"{name} is cut off: {len(payload)} bytes, its segments need {end}")
+def _warn_once(library: RuntimeLibrary, warning: str) -> None:
+    if library not in _warned:
+        _warned.add(library)
+        _log.warning("%s", warning)
 
 
 _open: dict[Path, ctypes.CDLL] = {}

@@ -86,6 +86,71 @@ def check_shapes(
     return shape
 
 
+def check_kinds(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
+    """Check that operands are what they look like: numbers in memory, whatever their shapes.
+
+    Raises:
+        ValueError: If one is sparse, of another library's layout, quantized, fake, or inside a
+            transform of ``torch.func``.
+    """
+    import torch
+
+    for name, tensor in (("a", a), ("b", b), ("out", out)):
+        if tensor is None:
+            continue
+        if tensor.layout is not torch.strided:
+            raise ValueError(
+                f"{op.value}: {name} has layout {tensor.layout}, must have torch.strided; "
+                "call .to_dense() on it"
+            )
+        if tensor.is_quantized:
+            raise ValueError(
+                f"{op.value}: {name} is quantized ({tensor.dtype}); call .int_repr() on it"
+            )
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            kind = "inside a transform of torch.func"
+        elif isinstance(tensor, _fake_tensor()) or torch._is_functional_tensor(tensor):
+            kind = "a fake or functional tensor"
+        else:
+            continue
+        raise ValueError(
+            f"{op.value}: {name} is {kind}, which this function cannot see into; call "
+            f"torch.ops.nvgemm_aot.{op.value} (nvgemm_runtime.load_operators() gives it)"
+        )
+
+
+@functools.cache
+def _fake_tensor() -> type:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    kind: type = FakeTensor
+    return kind
+
+
+_MIXED = (
+    frozenset({DType.FP8_E4M3, DType.FP8_E5M2}),
+    frozenset({DType.INT8, DType.UINT8}),
+)
+"""Types that may differ between A and B."""
+
+
+def check_empty(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """Check a GEMM without products as one that has some: its types, and where it is written.
+
+    Raises:
+        NoKernelError: If types or the output's strides are such that no kernel can exist.
+    """
+    a_dtype, b_dtype, out_dtype = (_dtype(tensor.dtype) for tensor in (a, b, out))
+    mixed = any({a_dtype, b_dtype} <= types for types in _MIXED)
+    if (a_dtype is not b_dtype and not mixed) or (out_dtype.is_integer and not a_dtype.is_integer):
+        raise NoKernelError(
+            f"{op.value}: no kernel computes {a_dtype.value} x {b_dtype.value} to "
+            f"{out_dtype.value}; give a and b one type"
+        )
+    if out.numel():
+        _out_alignment_bytes(out)
+
+
 def requests(
     op: Op,
     a: torch.Tensor,
@@ -119,9 +184,7 @@ def requests(
     if out is None:
         out_alignment = _power_of_two(b.shape[-1] * result.size_bytes)
     else:
-        out_alignment = next((align for major, align in _readings("out", out) if major == "t"), 0)
-        if not out_alignment:
-            raise NoKernelError(f"out is not row-major (strides {list(out.stride())})")
+        out_alignment = _out_alignment_bytes(out)
     found = []
     for a_major, a_alignment in _readings("a", a):
         for b_major, b_alignment in _readings("b", b):
@@ -139,12 +202,29 @@ def requests(
     return tuple(found)
 
 
+def _out_alignment_bytes(out: torch.Tensor) -> int:
+    """Alignment of an output.
+
+    Raises:
+        NoKernelError: If it is not row-major, or elements share memory.
+    """
+    for major, alignment in _readings("out", out):
+        if major == "t":
+            return alignment
+    raise NoKernelError(f"out is not row-major (strides {list(out.stride())})")
+
+
 def _problem(signature: Signature, a: torch.Tensor, b: torch.Tensor) -> Problem:
     batch = a.shape[0] if signature.op is Op.BMM else 1
+    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
+    for name, extent in (("m", m), ("n", n), ("k", k), ("batch", batch)):
+        if extent == 0:
+            raise NoKernelError(
+                f"{signature.op.value}: nothing to compute, for {name} is 0; it needs no kernel: "
+                f"nvgemm_runtime.{signature.op.value}(a, b) fills its result with zeros"
+            )
     try:
-        return Problem(
-            signature=signature, m=a.shape[-2], n=b.shape[-1], k=a.shape[-1], batch=batch
-        )
+        return Problem(signature=signature, m=m, n=n, k=k, batch=batch)
     except ValueError as error:
         raise NoKernelError(f"{signature.op.value}: {error}") from None
 
@@ -186,12 +266,17 @@ def _alignment_bytes(tensor: torch.Tensor, inner: int, outer: int) -> int | None
     if extent > 1 and strides[inner] != 1:
         return None
     elements = extent
+    reach = extent  # of one matrix
     if shape[outer] > 1:
         if strides[outer] < extent:
             return None
         elements |= strides[outer]
+        reach += (shape[outer] - 1) * strides[outer]
     if len(shape) == 3 and shape[0] > 1:
-        if strides[0] < extent:
+        # Matrices lie one behind the other, or each row of one between the rows of the others.
+        between = extent + (shape[0] - 1) * strides[0]
+        apart = strides[0] >= reach or strides[outer] >= between
+        if strides[0] < extent or not apart:
             return None
         elements |= strides[0]
     return _power_of_two(tensor.data_ptr() | elements * tensor.element_size())

@@ -1,0 +1,116 @@
+"""A call of a loaded kernel from Python: everything that must be looked at each time.
+
+Torch does not see such a call, so what torch would do for one of its own operators is done here:
+refuse to lose a derivative or a traced operation, and count up the version of what is written.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from .autograd_refusal import refuse_lost_derivative
+from .operands import check_kinds, check_shapes
+from .problem import Op
+
+if TYPE_CHECKING:
+    import torch
+
+
+def eager_call(
+    op: Op, launch: Callable[..., None], handle: int, *, sees_negation: bool
+) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Make the function that runs a kernel: ``call(a, b, out)`` gives ``out``.
+
+    Args:
+        op: What the kernel computes.
+        launch: `nvgemm_runtime.native.Native.launch`.
+        handle: The kernel's number there.
+        sees_negation: Whether a negated view can be among the operands of well-meant calls.
+    """
+    # Names of this function's own: looked up at every call, they would cost as much as the checks.
+    grad_enabled, forward_ad, modes, traced, count_up = _of_torch()
+
+    def call(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        if (
+            (grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad))
+            or forward_ad._current_level >= 0
+            or modes()
+            or traced()
+            or out.is_inference()
+        ):
+            _look_closer(op, a, b, out)
+        if sees_negation:
+            refuse_negation(op, a, b, out)
+        count_up((out,))  # before the launch: what was saved of out is lost from then on
+        try:
+            launch(handle, a, b, out)
+        except (RuntimeError, ValueError):
+            # Some tensors do not even reach the launcher, and it is torch that complains.
+            check_kinds(op, a, b, out)
+            check_shapes(op, a, b, out)
+            raise
+        return out
+
+    return call
+
+
+@functools.cache
+def _of_torch() -> tuple[Any, ...]:
+    import torch
+    from torch.autograd import forward_ad
+
+    return (
+        torch.is_grad_enabled,
+        forward_ad,
+        torch._C._len_torch_dispatch_stack,
+        torch._C._get_tracing_state,
+        torch._C._increment_version,
+    )
+
+
+def _look_closer(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    import torch
+
+    refuse_lost_derivative(op.value, a=a, b=b, out=out)
+    refuse_tracing(op)
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            f"{op.value}: out is an inference tensor, which can be written to only under "
+            "torch.inference_mode(); pass a clone"
+        )
+
+
+def refuse_tracing(op: Op) -> None:
+    """Refuse a call while torch records operations, for it would be missing among them.
+
+    Raises:
+        RuntimeError: If ``torch.jit.trace`` runs or a dispatch mode is active.
+    """
+    import torch
+
+    if torch._C._get_tracing_state() is not None:
+        recorder = "torch.jit.trace"
+    elif torch._C._len_torch_dispatch_stack():
+        from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+        recorder = type(_get_current_dispatch_mode()).__name__
+    else:
+        return
+    raise RuntimeError(
+        f"nvgemm_runtime.{op.value} cannot be seen by {recorder}, which is active; call "
+        f"torch.ops.nvgemm_aot.{op.value}, which can (nvgemm_runtime.load_operators() gives it)"
+    )
+
+
+def refuse_negation(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    """Refuse lazily negated views: the launcher would read and write their values negated.
+
+    Raises:
+        ValueError: If an operand is one.
+    """
+    if a.is_neg() or b.is_neg() or out.is_neg():
+        raise ValueError(
+            f"{op.value}: an operand is a lazily negated view; call .resolve_neg() on it"
+        )
