@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import cpu_kernels
 import cpu_provider
+import recording_kernels
 from cpu_kernels import Register
+from inductor_session import InductorSession
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.manifest import load_manifest
 from nvgemm_aot.pipeline import BuildResult, BuiltBundle, build
 from nvgemm_runtime import native
-from nvgemm_runtime.problem import Op, Signature
+from nvgemm_runtime.problem import DType, Op, Signature
+from recording_kernels import Record
 
 REAL_MANIFEST = """
 version: 1
@@ -55,6 +59,39 @@ def cpu_bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) ->
         for served in cpu_provider.SIGNATURES
     ]
     return cpu_provider.build_bundle(problems, tmp_path_factory.mktemp("cpu"), kernel_cache)
+
+
+@pytest.fixture(scope="session")
+def recording_bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> BuiltBundle:
+    """A bundle of one recording kernel a signature, each of which demands 16 bytes."""
+    problems = [
+        cpu_provider.problem(layout, op=op, operand=operand)
+        for op, operand in ((Op.MM, DType.FP32), (Op.BMM, DType.FP32), (Op.MM, DType.BF16))
+        for layout in ("tt", "tn", "nt")
+    ]
+    return recording_kernels.build_recording(
+        problems, tmp_path_factory.mktemp("recording"), kernel_cache
+    )
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Iterator[Record]:
+    """What recording kernels of this process write."""
+    record = Record(tmp_path / "record")
+    record.open_here()
+    yield record
+    record.close_here()
+
+
+@pytest.fixture
+def inductor(
+    recording_bundle: BuiltBundle, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[InductorSession]:
+    """``torch.compile`` with caches of its own, ATen alone beside us, and the recording bundle."""
+    session = InductorSession(record, monkeypatch)
+    session.use(recording_bundle.path)
+    with session.caches():
+        yield session
 
 
 @pytest.fixture(scope="session")
