@@ -178,6 +178,17 @@ NVGEMM_EXPORT int __tvm_ffi_launch(void*, const TVMFFIAny* values, int32_t count
   });
 }
 
+NVGEMM_EXPORT int __tvm_ffi_try_launch(void*, const TVMFFIAny* values, int32_t count,
+                                       TVMFFIAny* result) {
+  return Guarded([&] {
+    const Arguments arguments("try_launch", values, count, 4);
+    result->type_index = kTVMFFIBool;
+    result->v_int64 = nvgemm::TryLaunch(
+        nvgemm::KernelOfHandle(arguments.Integer(0, "handle")), arguments.Tensor(1, "a"),
+        arguments.Tensor(2, "b"), arguments.Tensor(3, "out"));
+  });
+}
+
 NVGEMM_EXPORT int __tvm_ffi_open_kernel(void*, const TVMFFIAny* values, int32_t count,
                                         TVMFFIAny* result) {
   return Guarded([&] {

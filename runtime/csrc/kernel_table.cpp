@@ -3,9 +3,12 @@
 #include <pthread.h>
 
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <new>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "failure.h"
 #include "ffi_error.h"
@@ -115,15 +118,19 @@ class Table {
 
 std::atomic<TVMFFIObjectHandle> loader{nullptr};
 
-void CallLoader(TVMFFIObjectHandle function, std::string_view id) {
-  const std::string text(id);
-  TVMFFIAny argument{};
-  argument.type_index = kTVMFFIRawStr;
-  argument.v_c_str = text.c_str();
+void CallLoader(TVMFFIObjectHandle function, std::initializer_list<std::string_view> texts) {
+  std::vector<std::string> owned(texts.begin(), texts.end());
+  std::vector<TVMFFIAny> arguments(owned.size());
+  for (size_t i = 0; i < owned.size(); ++i) {
+    arguments[i] = TVMFFIAny{};
+    arguments[i].type_index = kTVMFFIRawStr;
+    arguments[i].v_c_str = owned[i].c_str();
+  }
   TVMFFIAny result{};
   result.type_index = kTVMFFINone;
-  if (TVMFFIFunctionCall(function, &argument, 1, &result) != 0) {
-    throw TakeRaisedError(Text("kernel ", ShortId(id)));
+  if (TVMFFIFunctionCall(function, arguments.data(), static_cast<int32_t>(arguments.size()),
+                         &result) != 0) {
+    throw TakeRaisedError(Text("kernel ", ShortId(owned.front())));
   }
   ReleaseResult(result);
 }
@@ -146,13 +153,20 @@ Kernel* KernelOfHandle(int64_t handle) {
 Kernel* FindOrLoadKernel(std::string_view id) {
   if (Kernel* kernel = FindKernel(id)) return kernel;
   TVMFFIObjectHandle function = loader.load(std::memory_order_acquire);
-  if (function != nullptr) CallLoader(function, id);
+  if (function != nullptr) CallLoader(function, {id});
   if (Kernel* kernel = FindKernel(id)) return kernel;
   throw Failure(
       kNoKernelError,
       Text("no kernel ", ShortId(id), " is loaded",
            function == nullptr ? ", and nothing is set to load kernels by id; register it first"
                                : "; no installed bundle has it: install the wheel that does"));
+}
+
+Kernel* FindOrPrepareKernel(std::string_view id, std::string_view origin) {
+  if (Kernel* kernel = FindKernel(id)) return kernel;
+  TVMFFIObjectHandle function = loader.load(std::memory_order_acquire);
+  if (function != nullptr) CallLoader(function, {id, origin});
+  return FindKernel(id);
 }
 
 void SetLoader(TVMFFIObjectHandle function) {

@@ -65,8 +65,12 @@ Kernel* FindKernel(std::string_view id);
 // there is none.
 Kernel* FindOrLoadKernel(std::string_view id);
 
-// Sets the function that is called with an id that is not registered and is expected to register
-// it; null for none. Takes over the reference, and never drops it: another thread may be calling.
+// As FindOrLoadKernel, for code that was compiled for a kernel of `origin`, the distribution that
+// brought it: null if there is none. The loader is told the origin, and says what is missing.
+Kernel* FindOrPrepareKernel(std::string_view id, std::string_view origin);
+
+// Sets the function that is called with an id that is not registered, and with its origin where one
+// is known, and is expected to register it; null for none. Takes over the reference, and never drops it: another thread may be calling.
 void SetLoader(TVMFFIObjectHandle function);
 
 }  // namespace nvgemm

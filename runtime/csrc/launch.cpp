@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <mutex>
+#include <string_view>
 
 #include "check.h"
 #include "cuda_driver.h"
@@ -74,6 +75,17 @@ void Launch(Kernel* kernel, const DLTensor& a, const DLTensor& b, const DLTensor
   const TVMFFIStreamHandle stream = TVMFFIEnvGetStream(kDLCUDA, device);
   if (call.k_is_zero) return cuda::FillWithZeros(call.out, stream);
   Run(kernel, &call, stream);
+}
+
+bool TryLaunch(Kernel* kernel, const DLTensor& a, const DLTensor& b, const DLTensor& out) {
+  try {
+    Launch(kernel, a, b, out);
+  } catch (const Failure& failure) {
+    const std::string_view kind = failure.kind();
+    if (kind != kValueError && kind != kTypeError) throw;
+    return false;
+  }
+  return true;
 }
 
 }  // namespace nvgemm

@@ -13,6 +13,10 @@ namespace nvgemm {
 // environment holds for the tensors' device. Thread-safe. Throws Failure.
 void Launch(Kernel* kernel, const DLTensor& a, const DLTensor& b, const DLTensor& out);
 
+// As Launch, but false, with nothing launched, where the kernel cannot take the operands or does
+// not run on their device. Thread-safe. Throws Failure where anything else goes wrong.
+bool TryLaunch(Kernel* kernel, const DLTensor& a, const DLTensor& b, const DLTensor& out);
+
 }  // namespace nvgemm
 
 #endif  // NVGEMM_RUNTIME_CSRC_LAUNCH_H_

@@ -94,6 +94,31 @@ void Out(shim::Value* stack, uint64_t, uint64_t) {
   });
 }
 
+constexpr int64_t kMissing = -1;
+
+// The handle of a kernel that code was compiled for, or kMissing.
+void Prepare(shim::Value* stack, uint64_t, uint64_t) {
+  Guarded("nvgemm_aot::prepare", [stack] {
+    const OwnedString id(stack[0]);
+    const OwnedString origin(stack[1]);
+    const Kernel* kernel = FindOrPrepareKernel(ViewOf(id), ViewOf(origin));
+    stack[0] = static_cast<shim::Value>(kernel == nullptr ? kMissing : kernel->handle);
+  });
+}
+
+// Whether out = a @ b could be computed by the kernel of a handle; nothing was done if not.
+void TryGemm(shim::Value* stack, uint64_t, uint64_t) {
+  Guarded("nvgemm_aot::try_gemm", [stack] {
+    const OwnedTensor a(stack[0]);
+    const OwnedTensor b(stack[1]);
+    const OwnedTensor out(stack[3]);
+    Kernel* kernel = KernelOfHandle(static_cast<int64_t>(stack[2]));
+    const DLTensor a_view = ViewOf(a);
+    const StreamScope scope(a_view.device);
+    stack[0] = TryLaunch(kernel, a_view, ViewOf(b), ViewOf(out));
+  });
+}
+
 void Abi(shim::Value* stack, uint64_t, uint64_t) { stack[0] = static_cast<shim::Value>(kAbi); }
 
 constexpr char kNamespace[] = "nvgemm_aot";
@@ -105,6 +130,8 @@ constexpr const char* kSchemas[] = {
     "mm.out(Tensor a, Tensor b, str kernel, *, Tensor(a!) out) -> ()",
     "bmm(Tensor a, Tensor b, str kernel) -> Tensor",
     "bmm.out(Tensor a, Tensor b, str kernel, *, Tensor(a!) out) -> ()",
+    "prepare(str kernel, str origin) -> int",
+    "try_gemm(Tensor a, Tensor b, int kernel, *, Tensor(a!) out) -> bool",
     "abi() -> int",
 };
 
@@ -118,9 +145,11 @@ constexpr Implementation kDeviceImplementations[] = {
     {"mm.out", Out<2>},
     {"bmm", Functional<3>},
     {"bmm.out", Out<3>},
+    {"try_gemm", TryGemm},
 };
 
-constexpr Implementation kAbiImplementation = {"abi", Abi};
+// Without tensors there is no device to dispatch on.
+constexpr Implementation kOtherImplementations[] = {{"prepare", Prepare}, {"abi", Abi}};
 
 void Implement(shim::Library library, const Implementation& implementation) {
   Check(shim::torch_library_impl(library, implementation.name, implementation.kernel,
@@ -149,8 +178,10 @@ void Register() {
       Implement(library, implementation);
     }
   }
-  // Serves calls without tensors, which have no device to dispatch on.
-  Implement(ImplementationLibrary("CompositeExplicitAutograd"), kAbiImplementation);
+  const shim::Library library = ImplementationLibrary("CompositeExplicitAutograd");
+  for (const Implementation& implementation : kOtherImplementations) {
+    Implement(library, implementation);
+  }
 }
 
 }  // namespace

@@ -192,8 +192,13 @@ def _launcher() -> native.Native:
     return launcher
 
 
-def _load_for_operator(kernel_id: str) -> None:
-    load_kernel(str(kernel_id))
+def _load_for_operator(kernel_id: str, origin: str | None = None) -> None:
+    if origin is None:
+        load_kernel(str(kernel_id))
+    else:
+        from .inductor.compiled import prepare
+
+        prepare(str(kernel_id), str(origin))
 
 
 def _run(

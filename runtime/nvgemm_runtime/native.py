@@ -20,7 +20,7 @@ from .errors import DriverError, NoKernelError, ToolchainError
 from .problem import Op, Signature
 from .target import Target
 
-ABI = 1
+ABI = 2
 """What ``torch.ops.nvgemm_aot.abi()`` answers: the version of the operators' schemas."""
 
 DEVICE_TYPE_CPU = 1
@@ -52,6 +52,8 @@ class Native:
             driver fails, and what the kernel itself raises. Torch does not see the call:
             derivatives, negative bits (``torch.Tensor.is_neg``), versions and tracing are the
             caller's to look after, see `nvgemm_runtime.eager`.
+        try_launch: ``try_launch(handle, a, b, out)`` is as ``launch``, but False, with nothing
+            launched, where that raises ValueError or TypeError, and True otherwise.
         open_kernel: ``open_kernel(image, symbol, name)`` loads a payload for as long as the process
             lives and gives the address of the function it exports as ``symbol``. It raises
             NoKernelError, which calls the payload ``name``, for an image that is damaged or lacks
@@ -60,15 +62,17 @@ class Native:
         out_dtype: ``out_dtype(id)`` is the dtype (of TVM-FFI) of a kernel's result; it asks the
             loader for a kernel that is not registered.
         set_loader: ``set_loader(function)`` sets what is called with the id of a kernel that an
-            operator names and that is not registered; it is expected to register it. None for
-            nothing. May be called from any thread.
+            operator names and that is not registered; it is expected to register it. Compiled code
+            adds what brought the kernel, and can do without it. None for nothing. May be called
+            from any thread.
     """
 
     launch: Callable[[int, Any, Any, Any], None]
+    try_launch: Callable[[int, Any, Any, Any], bool]
     open_kernel: Callable[[bytes, str, str], int]
     find_kernel: Callable[[str], int | None]
     out_dtype: Callable[[str], Any]
-    set_loader: Callable[[Callable[[str], object] | None], None]
+    set_loader: Callable[[Callable[..., object] | None], None]
     _register_kernel: Callable[..., int]
 
     def register_kernel(
@@ -171,6 +175,7 @@ def _load() -> Native:
         tvm_ffi.error.register_error(kind)
     native = Native(
         launch=module["launch"],
+        try_launch=module["try_launch"],
         open_kernel=module["open_kernel"],
         find_kernel=module["find_kernel"],
         out_dtype=module["out_dtype"],

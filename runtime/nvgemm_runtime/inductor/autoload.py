@@ -23,6 +23,7 @@ SUPPORTED = (2, 11), (2, 15)
 _WAITED_FOR = {
     "torch._inductor.codegen.common": "cache_key",
     "torch._inductor.select_algorithm": "hook",
+    "torch._inductor.package.package": "packages",
 }
 """Modules of torch, and which module here is installed when one was imported."""
 

@@ -15,6 +15,7 @@ from torch._inductor import config
 from torch._inductor.codegen.common import custom_backend_passes
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
+from . import packages
 from .settings import max_choices
 
 _KEY = "nvgemm_aot"
@@ -33,6 +34,9 @@ class InstalledBundles(CustomGraphModulePass):  # type: ignore[misc]
         """A digest of the installed bundles and the settings; the same for graphs without us."""
         if not (config.max_autotune or config.max_autotune_gemm):
             return _KEY
+        if config.cpp_wrapper:
+            # Torch asks before it runs a graph from its cache, too, whose code needs these.
+            packages.load_operators()
         from .. import __version__
 
         return f"{_KEY} {__version__} {max_choices()} {installed_digest()}"

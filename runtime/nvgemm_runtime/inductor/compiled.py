@@ -7,15 +7,19 @@ warning says which wheel is missed.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
+from .. import native
 from ..api import load_kernel
 from ..errors import NvgemmError
-from ..facts import device_facts
+from ..facts import DeviceFacts, device_facts
+from ..installation import INSTALLATION
 from ..library import LoadedKernel
+from ..match import refusal
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +68,7 @@ def gemm(function: str, kernel_id: str, origin: str) -> Gemm:
         if launch is None:
             with lock:
                 if launch is None:
-                    launch = _prepare(kernel_id, origin, a.device)
+                    launch = _launcher(kernel_id, origin, a.device)
         if not launch(a, b, out):
             if out_dtype is None:
                 aten(a, b, out=out)
@@ -75,27 +79,41 @@ def gemm(function: str, kernel_id: str, origin: str) -> Gemm:
     return call
 
 
-def _prepare(kernel_id: str, origin: str, device: torch.device) -> _TryLaunch:
-    """Load a kernel, or say once that it cannot be."""
+def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> LoadedKernel | None:
+    """Load a kernel that code was compiled for; None, with one warning a wheel, if that cannot be.
+
+    Args:
+        kernel_id: The kernel.
+        origin: What brought it.
+        device: Where it is to run; by default where CUDA would.
+    """
     try:
-        return _trying(load_kernel(kernel_id))
+        facts = _facts(device)
+        place = INSTALLATION.kernels().get(kernel_id)
+        reason = None if place is None else refusal(place[0].header, facts)
+        if reason is None:
+            return load_kernel(kernel_id)
     except NvgemmError as error:
-        facts = device_facts(device.type, device.index or 0)
-        _warn(origin, f"kernel {kernel_id[:12]} cannot run on {facts.name}: {error}")
+        reason = str(error)
+    _warn(origin, f"kernel {kernel_id[:12]}: {reason}")
+    return None
+
+
+def _facts(device: torch.device | None) -> DeviceFacts:
+    import torch
+
+    if device is not None:
+        return device_facts(device.type, device.index or 0)
+    if torch.cuda.is_available():
+        return device_facts("cuda", torch.cuda.current_device())
+    return device_facts("cpu", 0)
+
+
+def _launcher(kernel_id: str, origin: str, device: torch.device) -> _TryLaunch:
+    kernel = prepare(kernel_id, origin, device)
+    if kernel is None:
         return _refuse
-
-
-def _trying(kernel: LoadedKernel) -> _TryLaunch:
-    launch = kernel.launch
-
-    def try_launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> bool:
-        try:
-            launch(a, b, out)
-        except (ValueError, TypeError):
-            return False
-        return True
-
-    return try_launch
+    return functools.partial(native.load().try_launch, kernel.handle)
 
 
 def _refuse(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> bool:

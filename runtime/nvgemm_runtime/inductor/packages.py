@@ -1,0 +1,30 @@
+"""Gives torch our operators where a package of AOTInductor is about to be loaded.
+
+A package's code finds the operators by name and runs on ATen without them. Loading the library
+takes some tens of milliseconds, so it is only done where kernels are installed.
+"""
+
+from __future__ import annotations
+
+import logging
+
+_log = logging.getLogger(__name__)
+
+
+def install() -> None:
+    """Load the operators, if any bundle is installed."""
+    from ..discover import find_bundles
+
+    if any(found.problem is None for found in find_bundles()):
+        load_operators()
+
+
+def load_operators() -> None:
+    """Load the operators; where that fails, say so once, and ATen does the work."""
+    from ..api import load_operators as load
+    from ..errors import NvgemmError
+
+    try:
+        load()
+    except NvgemmError as error:
+        _log.warning("compiled code runs GEMMs on ATen: %s", error)
