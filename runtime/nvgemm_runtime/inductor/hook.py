@@ -42,8 +42,12 @@ try:
     from nvgemm_runtime.inductor.compiled import gemm as nvgemm_aot_gemm
 except Exception:
     def nvgemm_aot_gemm(function, kernel_id, origin):
-        import warnings
-        warnings.warn(f"nvgemm-aot is not installed: GEMMs compiled for {origin} run on ATen")
+        import logging
+        log = logging.getLogger("nvgemm_runtime.inductor.compiled")
+        said = log.__dict__.setdefault("nvgemm_aot_said", set())
+        if origin not in said:
+            said.add(origin)
+            log.warning("nvgemm-aot is not installed: GEMMs compiled for %s run on ATen", origin)
         return getattr(torch, function)
 """
 """What a generated module starts with: the kernels by their ids, or ATen where we are gone."""
