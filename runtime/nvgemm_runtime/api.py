@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -123,7 +125,7 @@ def mm(
     if type(kernel) is LoadedKernel and kernel.op is _MM and out is not None:
         # The common case, in which a call should cost little more than the launch itself.
         return kernel.call(a, b, out)
-    return _run(_MM, a, b, out, kernel)
+    return _unseen_by_dynamo()(_MM, a, b, out, kernel)
 
 
 def bmm(
@@ -135,7 +137,7 @@ def bmm(
     """Multiply two batches of matrices with a prebuilt kernel; as `mm` with a leading batch."""
     if type(kernel) is LoadedKernel and kernel.op is _BMM and out is not None:
         return kernel.call(a, b, out)
-    return _run(_BMM, a, b, out, kernel)
+    return _unseen_by_dynamo()(_BMM, a, b, out, kernel)
 
 
 def choose(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> LoadedKernel:
@@ -199,6 +201,19 @@ def _load_for_operator(kernel_id: str, origin: str | None = None) -> None:
         from .inductor.compiled import prepare
 
         prepare(str(kernel_id), str(origin))
+
+
+def _unseen_by_dynamo() -> Callable[..., torch.Tensor]:
+    """`_run`, into which ``torch.compile`` must not look: Dynamo fails on parts of the search."""
+    dynamo = sys.modules.get("torch._dynamo")  # not loaded for its own sake: that takes seconds
+    if dynamo is None:
+        return _run
+    if not _disabled:
+        _disabled.append(dynamo.disable(_run))
+    return _disabled[0]
+
+
+_disabled: list[Callable[..., torch.Tensor]] = []
 
 
 def _run(
