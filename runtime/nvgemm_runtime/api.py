@@ -120,7 +120,8 @@ def mm(
         ValueError: If shapes, strides or devices are not what the kernel takes.
         TypeError: If types are not.
         RuntimeError: If an operand requires grad while gradients are recorded or carries a tangent
-            of forward mode, or torch records operations (``torch.jit.trace``, a dispatch mode).
+            of forward mode, or torch records operations: a dispatch mode is active, or
+            ``torch.jit.trace`` (not looked for where ``out`` and a loaded kernel are given).
     """
     if type(kernel) is LoadedKernel and kernel.op is _MM and out is not None:
         # The common case, in which a call should cost little more than the launch itself.

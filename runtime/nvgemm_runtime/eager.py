@@ -30,14 +30,14 @@ def eager_call(
         sees_negation: Whether a negated view can be among the operands of well-meant calls.
     """
     # Names of this function's own: looked up at every call, they would cost as much as the checks.
-    grad_enabled, forward_ad, modes, traced, count_up = _of_torch()
+    # For their sake ``torch.jit.trace`` is looked for on the other ways in alone.
+    grad_enabled, forward_ad, modes, count_up = _of_torch()
 
     def call(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
         if (
             (grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad))
             or forward_ad._current_level >= 0
             or modes()
-            or traced()
             or out.is_inference()
         ):
             _look_closer(op, a, b, out)
@@ -65,7 +65,6 @@ def _of_torch() -> tuple[Any, ...]:
         torch.is_grad_enabled,
         forward_ad,
         torch._C._len_torch_dispatch_stack,
-        torch._C._get_tracing_state,
         torch._C._increment_version,
     )
 
