@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import statistics
 import sys
 import tempfile
@@ -140,7 +139,9 @@ def compare(name: str, mode: str, device: str, rounds: int, window_ms: float) ->
         reports: dict[str, Any] = {}
         turn = list(MODELS).index(name) % len(SIDES)
         for side in [*SIDES, *SIDES][turn : turn + len(SIDES)]:  # none is always the first
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            directory = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+            )
             environment = fresh_environment(
                 directory,
                 NVGEMM_AOT=SIDES[side],
@@ -271,9 +272,7 @@ def main(
     if worker is not None:
         assert directory is not None
         work(worker, mode, device, directory)
-        # What Inductor leaves running must not keep the parent waiting.
-        sys.stderr.flush()
-        os._exit(0)
+        return
     read_from_disk()
     compared: list[dict[str, Any]] = []
     for name in models:

@@ -51,6 +51,8 @@ def main() -> None:
     right = gradients(exact, x.bfloat16().float(), grad.bfloat16().float())
     usual = gradients(eager, x.bfloat16(), grad.bfloat16())
     with tempfile.TemporaryDirectory() as directory:
+        if args.device == "cuda":
+            torch.cuda.set_device(0)
         distributed.init_process_group(
             "nccl" if args.device == "cuda" else "gloo",
             init_method=f"file://{directory}/group",

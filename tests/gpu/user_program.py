@@ -42,7 +42,7 @@ def slow_down_aten(device: str) -> None:
             if device == "cuda":
                 torch.cuda._sleep(4_000_000)  # cycles: 2 ms
             else:
-                time.sleep(0.02)
+                time.sleep(0.1)
             return function(*args, **kwargs)
 
         return call
