@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.machinery
-import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -90,12 +89,20 @@ class _After(MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != self._name:
             return None
+        for finder in sys.meta_path:
+            if finder is not self and (find := getattr(finder, "find_spec", None)) is not None:
+                spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target)
+                if spec is not None:
+                    if spec.loader is not None:
+                        spec.loader = _Then(spec.loader, self._executed)
+                    return spec
+        return None
+
+    def _executed(self) -> None:
+        # Not before: what finds a module need not go on to import it.
         if self in sys.meta_path:
             sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Then(spec.loader, self._function)
-        return spec
+        self._function()
 
 
 class _Then(Loader):
@@ -104,6 +111,9 @@ class _Then(Loader):
     def __init__(self, loader: Loader, function: Callable[[], None]) -> None:
         self._loader = loader
         self._function = function
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)

@@ -34,12 +34,27 @@ class InstalledBundles(CustomGraphModulePass):  # type: ignore[misc]
         """A digest of the installed bundles and the settings; the same for graphs without us."""
         if not (config.max_autotune or config.max_autotune_gemm):
             return _KEY
-        if config.cpp_wrapper:
-            # Torch asks before it runs a graph from its cache, too, whose code needs these.
-            packages.load_operators()
-        from .. import __version__
+        try:
+            return _key_with_choices()
+        except Exception as error:
+            # Torch would fail to compile. Without a digest the choices are not found either.
+            _log_failure(f"{type(error).__name__}: {error}")
+            return f"{_KEY} unknown"
 
-        return f"{_KEY} {__version__} {max_choices()} {installed_digest()}"
+
+def _key_with_choices() -> str:
+    if config.cpp_wrapper:
+        # Torch asks before it runs a graph from its cache, too, whose code needs these.
+        packages.load_operators()
+    from .. import __version__
+
+    return f"{_KEY} {__version__} {max_choices()} {installed_digest()}"
+
+
+@functools.cache
+def _log_failure(failure: str) -> None:
+    """Once for each failure, for torch asks at every graph."""
+    _log.warning("torch's compile caches do not know the installed bundles: %s", failure)
 
 
 @functools.cache
