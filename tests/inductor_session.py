@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import os
 import tempfile
@@ -48,6 +49,8 @@ class InductorSession:
 
     def use(self, *places: Path) -> None:
         """Make this process find these bundles and no others, as if it had just started."""
+        # It has our modules imported, which come in the wrong order without.
+        importlib.import_module("torch._inductor.select_algorithm")
         from nvgemm_runtime.inductor import cache_key, compiled
         from nvgemm_runtime.installation import INSTALLATION, Installation
         from nvgemm_runtime.library import LIBRARY, Library

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 import pytest
+import torch
 
 from fresh_processes import Home, Ran
 from nvgemm_aot.pipeline import BuiltBundle
+from nvgemm_runtime.inductor import autoload
 
 AT_IMPORT = {
     "nvgemm_runtime",
@@ -83,3 +89,71 @@ def test_importing_torch_imports_no_inductor_and_opens_no_bundle(
     assert set(run.at_import) == AT_IMPORT
     assert run.opened_at_import == []
     assert run.count("nvgemm") == 0
+
+
+@pytest.mark.parametrize("version", ["2.10.1", "2.16.0a0+git1234567", "3.0.0"])
+def test_a_torch_that_was_never_run_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, version: str
+) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(autoload, "after_import", lambda name, _: waited.append(name))
+    autoload.activate()
+    assert waited == []
+    (said,) = caplog.messages
+    assert version in said
+    assert "supported is 2.11 to 2.15" in said
+
+
+def test_a_torch_in_the_supported_range_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    waited: list[str] = []
+    monkeypatch.setattr(autoload, "after_import", lambda name, _: waited.append(name))
+    for version in ("2.11.0", "2.13.0+cpu", "2.15.1a0+git1234567"):
+        monkeypatch.setattr(torch, "__version__", version)
+        autoload.activate()
+    assert waited.count("torch._inductor.codegen.common") == 3
+    assert waited.count("torch._inductor.select_algorithm") == 3
+    assert caplog.messages == []
+
+
+def test_a_module_that_is_looked_for_before_it_is_imported_is_waited_for_still(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = "nvgemm_test_looked_for"
+    (tmp_path / f"{name}.py").write_text("VALUE = 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before, calls = list(sys.meta_path), []
+    autoload.after_import(name, lambda: calls.append(sys.modules[name].VALUE))
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    assert spec.loader.get_source(name) == "VALUE = 7\n"
+    assert calls == []
+    module = importlib.import_module(name)
+    assert calls == [7]
+    assert sys.meta_path == before
+    assert isinstance(module.__loader__, SourceFileLoader)
+    assert module.__spec__.loader is module.__loader__
+    autoload.after_import(name, lambda: calls.append(8))
+    assert calls == [7, 8]
+    monkeypatch.delitem(sys.modules, name)
+
+
+def test_a_failed_import_is_waited_for_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = "nvgemm_test_fails_first"
+    (tmp_path / f"{name}.py").write_text("raise OSError('on purpose')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    calls: list[int] = []
+    autoload.after_import(name, lambda: calls.append(1))
+    with pytest.raises(OSError, match="on purpose"):
+        importlib.import_module(name)
+    assert calls == []
+    (tmp_path / f"{name}.py").write_text("mended_and_longer = True\n")
+    importlib.invalidate_caches()
+    importlib.import_module(name)
+    assert calls == [1]
+    monkeypatch.delitem(sys.modules, name)

@@ -99,7 +99,7 @@ def test_the_mode_and_the_backends_of_torch_decide_nothing_else(
     from torch._inductor import config
 
     inductor.slow_down_aten()
-    usual = {"max_autotune_gemm": False, "max_autotune_gemm_backends": "ATEN,TRITON,CPP"}
+    usual = {"max_autotune_gemm": False, "max_autotune_gemm_backends": "ATEN,TRITON"}
     with config.patch(usual):
         compiled = inductor.compile(gemm, *operands, mode="max-autotune")
     torch.testing.assert_close(compiled.result, gemm(*operands))

@@ -76,3 +76,18 @@ def test_column_major_a_leaves_sizes_that_are_not_aligned_to_aten(
         x = torch.randn(64, m)
         torch.testing.assert_close(compiled.function(x, b), x.t() @ b)
         assert len(inductor.launched(compiled.function, x, b)) == launches, m
+
+
+def test_a_number_of_rows_that_only_the_data_says(inductor: InductorSession) -> None:
+    def model(mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return a[mask] @ b
+
+    a, b = torch.randn(16, 64), torch.randn(64, 32)
+    first = torch.arange(16) % 3 == 0
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = inductor.compile(model, first, a, b, fullgraph=True)
+        torch.testing.assert_close(compiled.result, model(first, a, b))
+        assert len(compiled.launched) == 1
+        for rows in (0, 1, 16):
+            mask = torch.arange(16) < rows
+            torch.testing.assert_close(compiled.function(mask, a, b), model(mask, a, b))

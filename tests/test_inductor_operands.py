@@ -76,6 +76,17 @@ def test_an_input_that_turns_out_unaligned_goes_to_aten(inductor: InductorSessio
     assert len(inductor.launched(compiled.function, aligned, b)) == 1
 
 
+def test_operands_that_share_memory(inductor: InductorSession) -> None:
+    def model(x: Tensor, w: Tensor) -> Any:
+        square = x[0]
+        return square @ square.t(), square.t() @ square, torch.bmm(x, w.expand(3, 64, 32))
+
+    arguments = torch.randn(3, 16, 64), torch.randn(64, 32)
+    compiled = inductor.compile(model, *arguments)
+    torch.testing.assert_close(compiled.result, model(*arguments))
+    assert len(compiled.launched) == 2, "no kernel reads one matrix for a whole batch"
+
+
 def test_both_branches_of_a_condition(inductor: InductorSession) -> None:
     def model(choice: Tensor, a: Tensor, b: Tensor) -> Any:
         chosen = torch.cond(choice, lambda a, b: a[8:] @ b, lambda a, b: a[:8] @ b, (a, b))

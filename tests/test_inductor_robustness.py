@@ -17,7 +17,6 @@ from nvgemm_aot.cache import Cache
 from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_aot.wheel import write_wheel
 from nvgemm_runtime import native
-from nvgemm_runtime.inductor import autoload
 from nvgemm_runtime.installation import INSTALLATION
 from synthetic_bundles import write_synthetic_bundle
 
@@ -66,6 +65,24 @@ def test_a_mistake_of_ours_is_said_once_and_compiling_goes_on(
     (message,) = ours(caplog)
     assert "RuntimeError: wrong on purpose" in message
     hook._log_failure.cache_clear()
+
+
+def test_a_cache_key_that_cannot_be_made_is_no_reason_to_fail(
+    inductor: InductorSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    from nvgemm_runtime.inductor import cache_key
+
+    def fail() -> None:
+        raise OSError("no such luck")
+
+    inductor.monkeypatch.setattr("nvgemm_runtime.discover.find_bundles", fail)
+    cache_key._log_failure.cache_clear()
+    compile_gemms(inductor)
+    compile_gemms(inductor)
+    assert [message for message in ours(caplog) if "no such luck" in message] == [
+        "torch's compile caches do not know the installed bundles: OSError: no such luck"
+    ]
+    cache_key._log_failure.cache_clear()
 
 
 def test_a_kernel_that_fails_when_it_is_timed_is_not_chosen(
@@ -199,29 +216,3 @@ def test_threads_compile_and_call_at_once(inductor: InductorSession) -> None:
         torch.testing.assert_close(got, [right] * 20)
     for a in operands:
         assert len(inductor.launched(shared, a, b)) == 1
-
-
-@pytest.mark.parametrize("version", ["2.10.1", "2.16.0a0+git1234567", "3.0.0"])
-def test_a_torch_that_was_never_run_is_left_alone(
-    inductor: InductorSession, caplog: pytest.LogCaptureFixture, version: str
-) -> None:
-    waited: list[str] = []
-    inductor.monkeypatch.setattr(torch, "__version__", version)
-    inductor.monkeypatch.setattr(autoload, "after_import", lambda name, _: waited.append(name))
-    autoload.activate()
-    assert waited == []
-    (message,) = ours(caplog)
-    assert version in message
-    assert "supported is 2.11 to 2.15" in message
-
-
-def test_a_torch_in_the_supported_range_is_waited_for(
-    inductor: InductorSession, caplog: pytest.LogCaptureFixture
-) -> None:
-    waited: list[str] = []
-    inductor.monkeypatch.setattr(autoload, "after_import", lambda name, _: waited.append(name))
-    for version in ("2.11.0", "2.13.0+cpu", "2.15.1a0+git1234567"):
-        inductor.monkeypatch.setattr(torch, "__version__", version)
-        autoload.activate()
-    assert len(waited) == 6
-    assert ours(caplog) == []
