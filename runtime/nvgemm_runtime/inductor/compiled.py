@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from .. import native
 from ..api import load_kernel
-from ..errors import NvgemmError
 from ..facts import DeviceFacts, device_facts
 from ..installation import INSTALLATION
 from ..library import LoadedKernel
@@ -93,7 +92,7 @@ def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> 
         reason = None if place is None else refusal(place[0].header, facts)
         if reason is None:
             return load_kernel(kernel_id)
-    except NvgemmError as error:
+    except Exception as error:  # ATen can always compute it.
         reason = str(error)
     _warn(origin, f"kernel {kernel_id[:12]}: {reason}")
     return None
