@@ -56,9 +56,16 @@ def upgraded_site(
 
 
 @pytest.fixture(scope="module")
-def cold(home: Home, site: Path) -> Ran:
+def artifacts(home: Home) -> Path:
+    """What the first process saves of its caches, for other machines."""
+    return home.directory / "artifacts"
+
+
+@pytest.fixture(scope="module")
+def cold(home: Home, site: Path, artifacts: Path) -> Ran:
     """The first process, in which kernels win."""
-    return home.run(site, slow_aten=True)
+    save = f"open({str(artifacts)!r}, 'wb').write(torch.compiler.save_cache_artifacts()[0])"
+    return home.run(site, slow_aten=True, after=save)
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +112,19 @@ def test_a_warm_start_runs_the_kernels_from_the_cache(
     assert (warm.hits, warm.misses) == (1, 0)
     assert warm.launched == KERNELS
     assert warm.count("nvgemm") == 0
+
+
+def test_saved_caches_run_kernels_on_another_machine(
+    site: Path, cold: Ran, artifacts: Path, tmp_path: Path
+) -> None:
+    load = (
+        f"import torch; torch.compiler.load_cache_artifacts(open({str(artifacts)!r}, 'rb').read())"
+    )
+    run = Home(tmp_path / "other").run(site, before=load)
+    assert run.right == [True, True]
+    assert (run.hits, run.misses) == (1, 0)
+    assert run.launched == KERNELS
+    assert run.count("nvgemm") == 0
 
 
 RUN_CACHED = """
