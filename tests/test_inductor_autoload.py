@@ -15,7 +15,7 @@ import torch
 
 from fresh_processes import Home, Ran
 from nvgemm_aot.pipeline import BuiltBundle
-from nvgemm_runtime.inductor import autoload
+from nvgemm_runtime.inductor import autoload, settings
 
 AT_IMPORT = {
     "nvgemm_runtime",
@@ -157,3 +157,19 @@ def test_a_failed_import_is_waited_for_again(
     importlib.import_module(name)
     assert calls == [1]
     monkeypatch.delitem(sys.modules, name)
+
+
+@pytest.mark.parametrize(("mode", "off"), [("off", True), ("auto", False), ("on", False)])
+def test_the_variable_says_off_or_auto(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mode: str, off: bool
+) -> None:
+    settings._warn_once.cache_clear()
+    monkeypatch.setenv("NVGEMM_AOT", mode)
+    waited: list[str] = []
+    monkeypatch.setattr(autoload, "after_import", lambda name, _: waited.append(name))
+    for _ in range(2):
+        autoload.activate()
+    assert (not waited) is off
+    expected = [f"NVGEMM_AOT={mode}: allowed are auto and off; taken as auto"] * (mode == "on")
+    assert caplog.messages == expected
+    settings._warn_once.cache_clear()

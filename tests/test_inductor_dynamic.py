@@ -91,3 +91,16 @@ def test_a_number_of_rows_that_only_the_data_says(inductor: InductorSession) -> 
         for rows in (0, 1, 16):
             mask = torch.arange(16) < rows
             torch.testing.assert_close(compiled.function(mask, a, b), model(mask, a, b))
+
+
+def test_a_size_that_torch_finds_to_be_dynamic(inductor: InductorSession) -> None:
+    """Torch compiles for the first size and once more for all; there is nothing of ours to add."""
+    b = torch.randn(64, 32)
+    function = torch.compile(lambda a, b: a @ b)
+    torch._dynamo.utils.counters.clear()
+    with torch._dynamo.config.patch(error_on_recompile=False):
+        for m in (16, 33, 48, 7, 64):
+            a = torch.randn(m, 64)
+            torch.testing.assert_close(function(a, b), a @ b)
+            assert len(inductor.launched(function, a, b)) == 1, m
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2

@@ -87,6 +87,19 @@ def test_operands_that_share_memory(inductor: InductorSession) -> None:
     assert len(compiled.launched) == 2, "no kernel reads one matrix for a whole batch"
 
 
+def test_results_that_go_into_parts_of_others(inductor: InductorSession) -> None:
+    def model(a: Tensor, b: Tensor) -> Any:
+        whole = torch.zeros(32, 32)
+        whole[:16] = a @ b
+        whole[16:].copy_(a @ b)
+        return whole, torch.cat([a @ b, b[:16]], 1) @ b
+
+    arguments = torch.randn(16, 64), torch.randn(64, 32)
+    compiled = inductor.compile(model, *arguments)
+    torch.testing.assert_close(compiled.result, model(*arguments), rtol=1e-4, atol=1e-3)
+    assert len(compiled.launched) >= 2
+
+
 def test_both_branches_of_a_condition(inductor: InductorSession) -> None:
     def model(choice: Tensor, a: Tensor, b: Tensor) -> Any:
         chosen = torch.cond(choice, lambda a, b: a[8:] @ b, lambda a, b: a[:8] @ b, (a, b))
