@@ -40,13 +40,15 @@ def resident_bytes() -> int:
 
 
 def usable_kernels() -> list[tuple[Any, Any]]:
+    """Every kernel that the GPU can run, once, however many bundles hold it."""
     facts = device_facts("cuda", 0)
-    return [
-        (found.bundle, kernel)
+    kernels = {
+        kernel.id: (found.bundle, kernel)
         for found in bundles()
         if found.bundle is not None and found.refusal(facts) is None
         for kernel in found.bundle.header.kernels
-    ]
+    }
+    return list(kernels.values())
 
 
 def operands_for(kernel: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -38,7 +38,6 @@ def eager_call(
             (grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad))
             or forward_ad._current_level >= 0
             or modes()
-            or out.is_inference()
         ):
             _look_closer(op, a, b, out)
         if sees_negation:
@@ -70,15 +69,8 @@ def _of_torch() -> tuple[Any, ...]:
 
 
 def _look_closer(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    import torch
-
     refuse_lost_derivative(op.value, a=a, b=b, out=out)
     refuse_tracing(op)
-    if out.is_inference() and not torch.is_inference_mode_enabled():
-        raise RuntimeError(
-            f"{op.value}: out is an inference tensor, which can be written to only under "
-            "torch.inference_mode(); pass a clone"
-        )
 
 
 def refuse_tracing(op: Op) -> None:
