@@ -11,6 +11,7 @@ import torch
 from fresh_processes import Home, Ran
 from inductor_session import InductorSession
 from nvgemm_aot.pipeline import BuiltBundle
+from nvgemm_runtime import native
 from nvgemm_runtime.inductor import cpp
 
 Tensor = torch.Tensor
@@ -74,11 +75,13 @@ for m in (16, 5, 48):
 
 
 @pytest.fixture(scope="module")
-def package(
-    recording_bundle: BuiltBundle, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Ran]:
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return Home(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def package(recording_bundle: BuiltBundle, home: Home) -> dict[str, Ran]:
     """A package with a dynamic m, made in one process and loaded in others."""
-    home = Home(tmp_path_factory.mktemp("home"))
     path = str(home.directory / "model.pt2")
     bundles = {"NVGEMM_AOT_BUNDLES": str(recording_bundle.path)}
     make = f"""
@@ -131,3 +134,51 @@ def test_a_package_says_once_which_wheel_is_missing(package: dict[str, Ran]) -> 
     assert ran.right == [True, True, True]
     assert ran.launched == []
     assert ran.count("a compiled graph runs GEMMs on ATen instead of the kernels of") == 1
+
+
+def test_generated_code_asks_for_the_operators_that_there_are() -> None:
+    assert native.ABI == cpp.ABI
+
+
+def test_what_torch_puts_together_from_parts_is_defined_once(
+    inductor: InductorSession, tmp_path: Path
+) -> None:
+    """Constant folding compiles a part of its own, whose text torch adds to the rest."""
+
+    class Folded(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Parameter(torch.arange(64 * 64.0).view(64, 64) % 3)
+            self.second = torch.nn.Parameter(torch.arange(64 * 64.0).view(64, 64) % 2)
+
+        def forward(self, a: Tensor) -> tuple[Tensor, Tensor]:
+            return (self.first @ self.second).relu(), a @ self.first
+
+    inductor.slow_down_aten()
+    model, a = Folded(), torch.arange(16 * 64.0).view(16, 64) % 5
+    with torch.no_grad():
+        path = torch._inductor.aoti_compile_and_package(
+            torch.export.export(model, (a,)),
+            package_path=str(tmp_path / "model.pt2"),
+            inductor_configs={"aot_inductor.use_runtime_constant_folding": True},
+        )
+        loaded = torch._inductor.aoti_load_package(path)
+        for got, wanted in zip(loaded(a), model(a)):
+            assert torch.equal(got, wanted)
+    assert len(inductor.launched(loaded, a)) >= 1
+
+
+HALF_LOADED = """
+import importlib.resources, tvm_ffi
+with importlib.resources.as_file(
+    importlib.resources.files("nvgemm_runtime").joinpath("_native.so")
+) as path:
+    tvm_ffi.load_module(path)  # the library is there, its operators are not
+"""
+
+
+def test_a_library_without_operators_counts_as_none(package: dict[str, Ran], home: Home) -> None:
+    load = LOAD.format(path=str(home.directory / "model.pt2"))
+    ran = home.run(compiles=False, after=HALF_LOADED + load, variables={"NVGEMM_AOT": "off"})
+    assert ran.right == [True, True, True]
+    assert ran.launched == []

@@ -58,13 +58,13 @@ def test_a_mistake_of_ours_is_said_once_and_compiling_goes_on(
         raise RuntimeError("wrong on purpose")
 
     inductor.monkeypatch.setattr(INSTALLATION, "index", fail)
-    hook._log_failure.cache_clear()
+    hook._failures.clear()
     launched, code = compile_gemms(inductor)
     assert launched == 0
     assert "nvgemm" not in code
     (message,) = ours(caplog)
     assert "RuntimeError: wrong on purpose" in message
-    hook._log_failure.cache_clear()
+    hook._failures.clear()
 
 
 def test_a_cache_key_that_cannot_be_made_is_no_reason_to_fail(

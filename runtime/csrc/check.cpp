@@ -44,12 +44,15 @@ std::string ShapeText(const DLTensor& tensor) {
   return text + ")";
 }
 
+// How a check fails where nobody asks why: without the cost of a message.
+struct Refused {};
+
 // Checks one operand after the other. Dimensions are counted from the end, since a batch is in
 // front: `rows` is rank - 2 and `columns` is rank - 1.
 class Checker {
  public:
-  Checker(const KernelSpec& spec, CheckedCall* call)
-      : spec_(spec), call_(call), rows_(spec.rank - 2), columns_(spec.rank - 1) {}
+  Checker(const KernelSpec& spec, CheckedCall* call, bool quiet)
+      : spec_(spec), call_(call), quiet_(quiet), rows_(spec.rank - 2), columns_(spec.rank - 1) {}
 
   void CheckAll(const DLTensor& a, const DLTensor& b, const DLTensor& out) const {
     Copy("a", a, spec_.a_dtype, &call_->a);
@@ -75,6 +78,7 @@ class Checker {
  private:
   template <typename... Parts>
   [[noreturn]] void Refuse(const char* kind, const Parts&... parts) const {
+    if (quiet_) throw Refused();
     throw Failure(kind, Text("kernel ", ShortId(spec_.id), " (",
                              spec_.rank == 2 ? "mm" : "bmm", "): ", parts...));
   }
@@ -230,6 +234,7 @@ class Checker {
 
   const KernelSpec& spec_;
   CheckedCall* const call_;
+  const bool quiet_;
   const int rows_;
   const int columns_;
 };
@@ -255,7 +260,17 @@ bool MayOverlap(const MemorySpan& x, const MemorySpan& y) {
 
 void CheckOperands(const KernelSpec& spec, const DLTensor& a, const DLTensor& b,
                    const DLTensor& out, CheckedCall* call) {
-  Checker(spec, call).CheckAll(a, b, out);
+  Checker(spec, call, /*quiet=*/false).CheckAll(a, b, out);
+}
+
+bool OperandsPass(const KernelSpec& spec, const DLTensor& a, const DLTensor& b,
+                  const DLTensor& out, CheckedCall* call) {
+  try {
+    Checker(spec, call, /*quiet=*/true).CheckAll(a, b, out);
+  } catch (const Refused&) {
+    return false;
+  }
+  return true;
 }
 
 }  // namespace nvgemm

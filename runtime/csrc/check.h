@@ -42,6 +42,10 @@ struct CheckedCall {
 void CheckOperands(const KernelSpec& spec, const DLTensor& a, const DLTensor& b,
                    const DLTensor& out, CheckedCall* call);
 
+// As CheckOperands, but says no more than whether they passed, which takes less time.
+bool OperandsPass(const KernelSpec& spec, const DLTensor& a, const DLTensor& b,
+                  const DLTensor& out, CheckedCall* call);
+
 // Where the matrices of a view lie in memory, in bytes.
 struct MemorySpan {
   uintptr_t begin;

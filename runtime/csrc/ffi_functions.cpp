@@ -242,6 +242,9 @@ NVGEMM_EXPORT int __tvm_ffi_register_torch_ops(void*, const TVMFFIAny* values, i
   });
 }
 
+// Looked up by code that torch generated: cpp.py writes it.
+NVGEMM_EXPORT int64_t nvgemm_aot_operators_abi() { return nvgemm::RegisteredAbi(); }
+
 NVGEMM_EXPORT int __tvm_ffi_abi(void*, const TVMFFIAny*, int32_t, TVMFFIAny* result) {
   nvgemm::Return(result, nvgemm::kAbi);
   return 0;

@@ -59,28 +59,35 @@ void FillWithZerosOnCpu(const TensorView& view) {
   }
 }
 
+void LaunchChecked(Kernel* kernel, CheckedCall* call) {
+  if (call->out_is_empty) return;
+  if (kernel->spec.device_type == kDLCPU) {
+    if (call->k_is_zero) return FillWithZerosOnCpu(call->out);
+    return Run(kernel, call, nullptr);
+  }
+  cuda::RefuseForkedChild();
+  const int device = call->out.tensor.device.device_id;
+  const cuda::DeviceGuard guard(device);
+  const TVMFFIStreamHandle stream = TVMFFIEnvGetStream(kDLCUDA, device);
+  if (call->k_is_zero) return cuda::FillWithZeros(call->out, stream);
+  Run(kernel, call, stream);
+}
+
 }  // namespace
 
 void Launch(Kernel* kernel, const DLTensor& a, const DLTensor& b, const DLTensor& out) {
   CheckedCall call;
   CheckOperands(kernel->spec, a, b, out, &call);
-  if (call.out_is_empty) return;
-  if (kernel->spec.device_type == kDLCPU) {
-    if (call.k_is_zero) return FillWithZerosOnCpu(call.out);
-    return Run(kernel, &call, nullptr);
-  }
-  cuda::RefuseForkedChild();
-  const int device = call.out.tensor.device.device_id;
-  const cuda::DeviceGuard guard(device);
-  const TVMFFIStreamHandle stream = TVMFFIEnvGetStream(kDLCUDA, device);
-  if (call.k_is_zero) return cuda::FillWithZeros(call.out, stream);
-  Run(kernel, &call, stream);
+  LaunchChecked(kernel, &call);
 }
 
 bool TryLaunch(Kernel* kernel, const DLTensor& a, const DLTensor& b, const DLTensor& out) {
+  CheckedCall call;
+  if (!OperandsPass(kernel->spec, a, b, out, &call)) return false;
   try {
-    Launch(kernel, a, b, out);
+    LaunchChecked(kernel, &call);
   } catch (const Failure& failure) {
+    // So says a kernel that does not run on this device, or that itself refuses an operand.
     const std::string_view kind = failure.kind();
     if (kind != kValueError && kind != kTypeError) throw;
     return false;

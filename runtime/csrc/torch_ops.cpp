@@ -3,6 +3,7 @@
 #include <tvm/ffi/c_api.h>
 #include <tvm/ffi/extra/c_env_api.h>
 
+#include <atomic>
 #include <string>
 
 #include "failure.h"
@@ -165,6 +166,8 @@ shim::Library ImplementationLibrary(const char* dispatch_key) {
   return library;
 }
 
+std::atomic<int64_t> registered_abi{0};
+
 void Register() {
   shim::Library definitions = nullptr;
   Check(shim::aoti_torch_library_init_fragment(kNamespace, __FILE__, __LINE__, &definitions),
@@ -189,9 +192,12 @@ void Register() {
 void RegisterTorchOps() {
   static const bool registered = [] {
     Register();
+    registered_abi.store(kAbi, std::memory_order_release);
     return true;
   }();
   static_cast<void>(registered);
 }
+
+int64_t RegisteredAbi() { return registered_abi.load(std::memory_order_acquire); }
 
 }  // namespace nvgemm

@@ -14,6 +14,9 @@ inline constexpr int64_t kAbi = 2;
 // Defines and registers the operators; later calls do nothing. Throws Failure.
 void RegisterTorchOps();
 
+// Version of the operators that torch has of this library; 0 before they are registered.
+int64_t RegisteredAbi();
+
 }  // namespace nvgemm
 
 #endif  // NVGEMM_RUNTIME_CSRC_TORCH_OPS_H_

@@ -23,6 +23,7 @@ _WAITED_FOR = {
     "torch._inductor.codegen.common": "cache_key",
     "torch._inductor.select_algorithm": "hook",
     "torch._inductor.package.package": "packages",
+    "torch.export.pt2_archive._package": "packages",
 }
 """Modules of torch, and which module here is installed when one was imported."""
 
@@ -46,12 +47,12 @@ def _activate() -> None:
     release = tuple(int(part) for part in version.split(".")[:2])
     first, last = SUPPORTED
     if not first <= release <= last:
-        _log.warning(
-            "nvgemm-aot stays out of torch.compile: torch is %s, supported is %d.%d to %d.%d",
-            version,
-            *first,
-            *last,
+        # Said where it matters, not in every process that imports torch.
+        message = (
+            f"nvgemm-aot stays out of torch.compile: torch is {version}, supported is "
+            f"{first[0]}.{first[1]} to {last[0]}.{last[1]}"
         )
+        after_import("torch._inductor.select_algorithm", lambda: _log.warning(message))
         return
     for name, module in _WAITED_FOR.items():
         after_import(name, functools.partial(_install, module))

@@ -19,6 +19,7 @@ from ..facts import DeviceFacts, device_facts
 from ..installation import INSTALLATION
 from ..library import LoadedKernel
 from ..match import refusal
+from .settings import is_off
 
 if TYPE_CHECKING:
     import torch
@@ -54,7 +55,22 @@ def gemm(function: str, kernel_id: str, origin: str) -> Gemm:
 
     aten = getattr(torch, function)
     lock = threading.Lock()
-    launch: _TryLaunch | None = None
+    loaded: _TryLaunch | None = None
+    proven: _TryLaunch | None = None  # once the kernel has run, or is known never to
+
+    def first_launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> bool:
+        nonlocal loaded, proven
+        with lock:
+            loaded = loaded or _launcher(kernel_id, origin, a.device)
+            try:
+                done = loaded(a, b, out)
+            except Exception as error:
+                # A kernel that never ran here, say because the driver cannot load it.
+                _warn(origin, f"kernel {kernel_id[:12]}: {error}")
+                loaded, done = _refuse, False
+            if done or loaded is _refuse:
+                proven = loaded
+            return done
 
     def call(
         a: torch.Tensor,
@@ -63,17 +79,11 @@ def gemm(function: str, kernel_id: str, origin: str) -> Gemm:
         *,
         out: torch.Tensor,
     ) -> torch.Tensor:
-        nonlocal launch
-        if launch is None:
-            with lock:
-                if launch is None:
-                    launch = _launcher(kernel_id, origin, a.device)
-        if not launch(a, b, out):
-            if out_dtype is None:
-                aten(a, b, out=out)
-            else:
-                aten(a, b, out_dtype=out_dtype, out=out)
-        return out
+        if (proven or first_launch)(a, b, out):
+            return out
+        if out_dtype is None:
+            return aten(a, b, out=out)
+        return aten(a, b, out_dtype=out_dtype, out=out)
 
     return call
 
@@ -81,11 +91,15 @@ def gemm(function: str, kernel_id: str, origin: str) -> Gemm:
 def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> LoadedKernel | None:
     """Load a kernel that code was compiled for; None, with one warning a wheel, if that cannot be.
 
+    Under ``NVGEMM_AOT=off`` it is None, and nothing is said.
+
     Args:
         kernel_id: The kernel.
         origin: What brought it.
         device: Where it is to run; by default where CUDA would.
     """
+    if is_off():
+        return None
     try:
         facts = _facts(device)
         place = INSTALLATION.kernels().get(kernel_id)

@@ -7,10 +7,15 @@ behind it runs. So a package needs nothing of ours to be loaded, and to be right
 
 from __future__ import annotations
 
+ABI = 2
+"""Version of the operators that the code here calls: kAbi of runtime/csrc/torch_ops.h."""
+
 LIBRARY_SONAME = "libnvgemm_aot.so"
 """By what the loader knows the native launcher (runtime/csrc/CMakeLists.txt sets it)."""
 
 HEADER = f"""
+#ifndef NVGEMM_AOT_IN_THIS_FILE
+#define NVGEMM_AOT_IN_THIS_FILE
 #include <dlfcn.h>
 #include <atomic>
 #include <cstring>
@@ -21,12 +26,20 @@ namespace nvgemm_aot {{
 // A kernel as this process knows it: not asked for yet, missing, or a number that try_gemm takes.
 constexpr int64_t kNotAsked = -2;
 constexpr int64_t kMissing = -1;
-using Handle = std::atomic<int64_t>;
+struct Kernel {{
+    std::atomic<int64_t> handle{{kNotAsked}};
+    std::atomic<bool> has_run{{false}};
+}};
 
-// Whether nvgemm-aot's library is loaded. Asking torch for its operators would log an error.
-inline bool library_is_loaded() {{
-    static const bool loaded = dlopen("{LIBRARY_SONAME}", RTLD_NOLOAD | RTLD_LAZY) != nullptr;
-    return loaded;
+// Whether torch has the operators that this code was written for. Asking torch would log an error.
+inline bool operators_are_there() {{
+    static const bool there = [] {{
+        void* library = dlopen("{LIBRARY_SONAME}", RTLD_NOLOAD | RTLD_LAZY);
+        if (library == nullptr) return false;
+        void* abi = dlsym(library, "nvgemm_aot_operators_abi");
+        return abi != nullptr && reinterpret_cast<int64_t (*)()>(abi)() == {ABI};
+    }}();
+    return there;
 }}
 
 inline StableIValue string_value(const char* text) {{
@@ -42,38 +55,49 @@ inline StableIValue tensor_value(AtenTensorHandle tensor) {{
 }}
 
 // No lock is held: preparing calls Python, and waits for its lock.
-inline int64_t prepare(const char* kernel, const char* origin, Handle& handle) {{
-    int64_t known = handle.load(std::memory_order_acquire);
-    if (known == kNotAsked) {{
-        StableIValue stack[2] = {{string_value(kernel), string_value(origin)}};
+inline int64_t prepare(const char* id, const char* origin, Kernel& kernel) {{
+    int64_t handle = kernel.handle.load(std::memory_order_acquire);
+    if (handle == kNotAsked) {{
+        StableIValue stack[2] = {{string_value(id), string_value(origin)}};
         AOTI_TORCH_ERROR_CODE_CHECK(
             torch_call_dispatcher("nvgemm_aot::prepare", "", stack, TORCH_ABI_VERSION));
-        known = static_cast<int64_t>(stack[0]);
-        handle.store(known, std::memory_order_release);
+        handle = static_cast<int64_t>(stack[0]);
+        kernel.handle.store(handle, std::memory_order_release);
     }}
-    return known;
+    return handle;
 }}
 
 // out = a @ b by a kernel; false, and nothing done, where that cannot be.
-inline bool gemm(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out,
-                 const char* kernel, const char* origin, Handle& handle) {{
-    if (!library_is_loaded()) return false;
-    const int64_t known = prepare(kernel, origin, handle);
-    if (known == kMissing) return false;
-    StableIValue stack[4] = {{tensor_value(a), tensor_value(b), static_cast<StableIValue>(known),
+inline bool gemm(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out, const char* id,
+                 const char* origin, Kernel& kernel) {{
+    if (!operators_are_there()) return false;
+    const int64_t handle = prepare(id, origin, kernel);
+    if (handle == kMissing) return false;
+    StableIValue stack[4] = {{tensor_value(a), tensor_value(b), static_cast<StableIValue>(handle),
                              tensor_value(out)}};
-    AOTI_TORCH_ERROR_CODE_CHECK(
-        torch_call_dispatcher("nvgemm_aot::try_gemm", "", stack, TORCH_ABI_VERSION));
-    return static_cast<bool>(stack[0]);
+    const AOTITorchError error =
+        torch_call_dispatcher("nvgemm_aot::try_gemm", "", stack, TORCH_ABI_VERSION);
+    if (error != AOTI_TORCH_SUCCESS && !kernel.has_run.load(std::memory_order_relaxed)) {{
+        // It never ran here, say because the driver cannot load it; torch has logged the reason.
+        kernel.handle.store(kMissing, std::memory_order_release);
+        return false;
+    }}
+    AOTI_TORCH_ERROR_CODE_CHECK(error);
+    const bool done = static_cast<bool>(stack[0]);
+    if (done) kernel.has_run.store(true, std::memory_order_relaxed);
+    return done;
 }}
 }}  // namespace nvgemm_aot
+#endif
 """
-"""Goes into a generated file once, before anything that calls a kernel."""
+"""Goes into a generated file before anything that calls a kernel. Torch puts files together from
+parts, so it may come twice."""
 
 
 def declaration(name: str) -> str:
-    """A kernel's variable, once a file."""
-    return f"static nvgemm_aot::Handle {name}{{nvgemm_aot::kNotAsked}};"
+    """A kernel's variable; like the header it may come twice."""
+    guard = f"NVGEMM_AOT_HAS_{name}"
+    return f"#ifndef {guard}\n#define {guard}\nstatic nvgemm_aot::Kernel {name};\n#endif\n"
 
 
 def condition(name: str, kernel_id: str, origin: str, a: str, b: str, out: str) -> str:

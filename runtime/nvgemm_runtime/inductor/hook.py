@@ -10,7 +10,6 @@ The names of torch that are used here are private, and were read and run on torc
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from torch._inductor import select_algorithm as autotuning
 from torch._inductor.codegen import wrapper as code_lines
 from torch._inductor.virtualized import V
 
-from . import cpp, report
+from . import cpp, packages, report
 from .operand import Operand
 from .settings import max_choices
 
@@ -33,6 +32,17 @@ _log = logging.getLogger(__name__)
 
 _ATEN_CHOICES = {"mm": "mm", "mm_dtype": "mm", "bmm": "bmm", "bmm_dtype": "bmm"}
 """By name of Inductor's ATen choice: the operation, which is the name of torch's function too."""
+
+_UNSERVED = {
+    "addmm": "no bundled kernel adds a bias",
+    "bias_addmm": "no bundled kernel adds a bias",
+    "baddbmm": "no bundled kernel adds a bias",
+    "_int_mm": "no bundled kernel is offered for _int_mm",
+    "_scaled_mm": "no bundled kernel takes scales",
+    "mm_plus_mm": "no bundled kernel adds two products",
+    "_mm_plus_mm": "no bundled kernel adds two products",
+}
+"""By name of Inductor's ATen choice: why a GEMM is not served."""
 
 _BASE_ALIGNMENT_BYTES = 16
 """Alignment of buffers that Inductor allocates, and of inputs that it did not find unaligned."""
@@ -66,13 +76,19 @@ def join(choices: list[Any]) -> list[Any]:
     try:
         return [*choices, *_our_choices(choices)]
     except Exception as error:
-        _log_failure(f"{type(error).__name__}: {error}")
+        _log_failure(error)
         return choices
 
 
-@functools.cache
-def _log_failure(failure: str) -> None:
+_failures: set[str] = set()
+
+
+def _log_failure(error: Exception) -> None:
     """Once for each failure: what went wrong with one GEMM mostly does with all."""
+    failure = f"{type(error).__name__}: {error}"
+    if failure in _failures:
+        return
+    _failures.add(failure)
     _log.warning(
         "bundled kernels stay out of the choices: %s; this is a mistake of nvgemm-aot, please "
         "report it",
@@ -84,8 +100,12 @@ def _log_failure(failure: str) -> None:
 def _our_choices(choices: list[Any]) -> list[GemmChoice]:
     if not (config.max_autotune or config.max_autotune_gemm):
         return []
+    if getattr(config, "distributed_max_autotune_gemm", False):
+        return []  # it can pass no other extern choices than ATen's between its processes
     aten = next((choice for choice in choices if _is_aten_gemm(choice)), None)
-    if aten is None or not isinstance(aten.layout, ir.FixedLayout):
+    if aten is None:
+        return _report_unserved(choices)
+    if not isinstance(aten.layout, ir.FixedLayout):
         return []
     # Imported here, so that compiling without max-autotune pays nothing for us.
     from .offers import GemmOnDevice, find_offers
@@ -99,8 +119,10 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
     found = find_offers(gemm, max_choices())
     if not found.offers:
         return _miss(aten, found.gemm, found.reasons)
-    if not all(_settle(node) for node in aten.input_nodes):
-        return _miss(aten, found.gemm, ["an operand's strides are open, or must become others"])
+    if not all(_can_settle(node) for node in aten.input_nodes):
+        return _miss(aten, found.gemm, ["an operand's strides must become others"])
+    for node in aten.input_nodes:
+        _settle(node)
     aten.nvgemm_aot_gemm = found.gemm
     _log.debug("%s: %d bundled kernels join (%s)", found.gemm, len(found.offers), found.basis)
     ours = [GemmChoice(aten, offer) for offer in found.offers]
@@ -116,21 +138,42 @@ def _miss(aten: Any, gemm: str, reasons: Sequence[str]) -> list[GemmChoice]:
     return []
 
 
+def _report_unserved(choices: list[Any]) -> list[GemmChoice]:
+    """Say of a GEMM that is neither mm nor bmm, or that ATen may not compute, why it is a miss."""
+    extern = next((choice for choice in choices if _name_in_aten(choice) in _UNSERVED), None)
+    if extern is not None:
+        name = extern.choice.name
+        return _miss(extern, f"{name} into {_text_of(extern.layout)}", [_UNSERVED[name]])
+    target = V.graph.current_node.target
+    if choices and target in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
+        reason = "ATEN is not among max_autotune_gemm_backends, and is needed beside our kernels"
+        return _miss(choices[0], f"{target} into {_text_of(choices[0].layout)}", [reason])
+    return []
+
+
+def _text_of(layout: Any) -> str:
+    return f"{layout.dtype}{[str(extent) for extent in layout.size]}".replace("'", "")
+
+
 def _report_times(timings: dict[Any, float], *_: object) -> None:
     """Inductor's feedback function: what each choice took, in milliseconds."""
-    gemm = next(
-        (met for choice in timings if (met := getattr(choice, "nvgemm_aot_gemm", None))), None
-    )
-    if gemm is not None:
-        report.timed(gemm, {choice.name: float(time) for choice, time in timings.items()})
+    try:
+        gemm = next(
+            (met for choice in timings if (met := getattr(choice, "nvgemm_aot_gemm", None))), None
+        )
+        if gemm is not None:
+            report.timed(gemm, {choice.name: float(time) for choice, time in timings.items()})
+    except Exception as error:
+        _log_failure(error)
 
 
 def _is_aten_gemm(choice: Any) -> bool:
-    return (
-        type(choice) is autotuning.ExternKernelCaller
-        and choice.choice.name in _ATEN_CHOICES
-        and len(choice.input_nodes) == 2
-    )
+    return _name_in_aten(choice) in _ATEN_CHOICES and len(choice.input_nodes) == 2
+
+
+def _name_in_aten(choice: Any) -> str | None:
+    is_extern = type(choice) is autotuning.ExternKernelCaller
+    return str(choice.choice.name) if is_extern else None
 
 
 def _operand(node: Any) -> Operand:
@@ -152,18 +195,26 @@ def _operand_of(layout: Any, base_address: int) -> Operand:
     )
 
 
-def _settle(node: Any) -> bool:
-    """Fix an operand's strides, which our choice was made for; False where something else must.
+def _can_settle(node: Any) -> bool:
+    """Whether an operand may keep the strides that our choice is made for.
 
     Inductor leaves the strides of what it computes open for as long as it can. Two extern choices
     for a buffer whose strides change afterwards end in a KeyError on torch 2.13 to 2.15.
     """
     if isinstance(getattr(node, "data", node), ir.ReinterpretView):
         return True
-    if isinstance(node.get_layout(), ir.FlexibleLayout):
-        node.freeze_layout()
     wanted = V.graph.buffer_layout_constraints.get(node.get_name())
-    return wanted is None or wanted == node.get_layout()
+    layout = node.get_layout()
+    return wanted is None or (
+        list(wanted.size) == list(layout.size) and list(wanted.stride) == list(layout.stride)
+    )
+
+
+def _settle(node: Any) -> None:
+    """Fix an operand's strides as they are."""
+    is_view = isinstance(getattr(node, "data", node), ir.ReinterpretView)
+    if not is_view and isinstance(node.get_layout(), ir.FlexibleLayout):
+        node.freeze_layout()
 
 
 def _benchmarked(
@@ -206,7 +257,8 @@ class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
         try:
             return float(super().benchmark(*args, out=out))
         except Exception as error:
-            _log.warning("%s of %s is not offered: %s", self.name, self.offer.origin, error)
+            level = logging.DEBUG if _is_known(self.offer.origin, type(error)) else logging.WARNING
+            _log.log(level, "%s of %s is not offered: %s", self.name, self.offer.origin, error)
             return math.inf
 
     def output_node(self) -> Any:
@@ -215,6 +267,16 @@ class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
 
     def __str__(self) -> str:
         return f"GemmChoice({self.name}, {self.offer.kernel.operator})"
+
+
+_known_failures: set[tuple[str, type[Exception]]] = set()
+
+
+def _is_known(origin: str, kind: type[Exception]) -> bool:
+    """Whether kernels of a wheel have failed like this before; from now on they have."""
+    known = (origin, kind) in _known_failures
+    _known_failures.add((origin, kind))
+    return known
 
 
 def _name_of(offer: Offer) -> str:
@@ -246,7 +308,8 @@ class _GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
         if not V.graph.cpp_wrapper:
             _declare(wrapper, self)
             super().codegen(wrapper)
-        elif type(wrapper).__name__ in _CPP_WRAPPERS and self.output_view is None:
+        elif self.output_view is None and _is_known_cpp(wrapper):
+            packages.load_operators()  # so that the code finds them when it runs here
             _declare_cpp(wrapper, self)
             self.codegen_comment(wrapper)
             wrapper.writeline(_CppGemmLine(wrapper, self))
@@ -256,6 +319,14 @@ class _GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
 
 
 _CPP_WRAPPERS = ("CppWrapperCpu", "CppWrapperGpu")
+
+
+def _is_known_cpp(wrapper: Any) -> bool:
+    """Whether generated C++ is of a kind that was tried: for this platform, linked with torch."""
+    aoti = config.aot_inductor
+    elsewhere = getattr(aoti, "cross_target_platform", None)
+    alone = getattr(getattr(config, "aot_inductor_mode", None), "compile_standalone", False)
+    return type(wrapper).__name__ in _CPP_WRAPPERS and not elsewhere and not alone
 
 
 class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]
@@ -294,7 +365,7 @@ def _declare_cpp(wrapper: Any, node: _GemmNode) -> None:
     if _is_first(root, ""):
         root.header.splice(cpp.HEADER)
     if _is_first(root, node.name_in_code):
-        root.header.writeline(cpp.declaration(node.name_in_code))
+        root.header.splice(cpp.declaration(node.name_in_code))
 
 
 def _root(wrapper: Any) -> Any:

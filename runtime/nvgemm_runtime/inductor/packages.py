@@ -6,11 +6,13 @@ takes some tens of milliseconds, so it is only done where kernels are installed.
 
 from __future__ import annotations
 
+import functools
 import logging
 
 _log = logging.getLogger(__name__)
 
 
+@functools.cache
 def install() -> None:
     """Load the operators, if any bundle is installed."""
     from ..discover import find_bundles

@@ -20,7 +20,11 @@ _log = logging.getLogger(__name__)
 def is_off() -> bool:
     """Whether the user has turned the plug-in off."""
     mode = os.environ.get(MODE_VARIABLE, "auto")
-    if mode not in ("auto", "off"):
+    if mode == "required":
+        _warn_once(
+            f"{MODE_VARIABLE}=required: not there yet; taken as auto, which requires nothing"
+        )
+    elif mode not in ("auto", "off"):
         _warn_once(f"{MODE_VARIABLE}={mode}: allowed are auto and off; taken as auto")
     return mode == "off"
 
