@@ -51,7 +51,8 @@ class InductorSession:
         """Make this process find these bundles and no others, as if it had just started."""
         # It has our modules imported, which come in the wrong order without.
         importlib.import_module("torch._inductor.select_algorithm")
-        from nvgemm_runtime.inductor import cache_key, compiled
+
+        from nvgemm_runtime.inductor import cache_key, compiled, hook
         from nvgemm_runtime.installation import INSTALLATION, Installation
         from nvgemm_runtime.library import LIBRARY, Library
 
@@ -61,6 +62,7 @@ class InductorSession:
             for name, value in vars(fresh).items():
                 self.monkeypatch.setattr(kept, name, value)
         self.monkeypatch.setattr(compiled, "_warned", set())
+        self.monkeypatch.setattr(hook, "_known_failures", set())
         cache_key.installed_digest.cache_clear()
 
     def use_wheels(self, *wheels: Path) -> None:

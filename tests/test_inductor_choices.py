@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._inductor import config
+from torch._inductor.select_algorithm import get_algorithm_selector_cache
 
 import cpu_provider
 import recording_kernels
 from inductor_session import HEADER, InductorSession
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.pipeline import BuiltBundle
+from nvgemm_runtime.inductor import hook
 
 Tensor = torch.Tensor
 
@@ -196,3 +202,65 @@ def test_the_kernel_that_takes_any_alignment_joins_for_an_unaligned_view(
     compiled = inductor.compile(model, flat, b)
     torch.testing.assert_close(compiled.result, model(flat, b))
     assert compiled.launched == ("Cpu_1x1",)
+
+
+def test_distributed_autotuning_is_left_alone(
+    inductor: InductorSession, operands: tuple[Tensor, Tensor]
+) -> None:
+    """It passes choices between processes, and knows ATen's alone. Here it is on for us only."""
+
+    def switch(on: bool) -> Callable[[list[Any]], list[Any]]:
+        def set_it(choices: list[Any]) -> list[Any]:
+            config.distributed_max_autotune_gemm = on
+            return choices
+
+        return set_it
+
+    functions = get_algorithm_selector_cache().preprocessing_fns
+    inductor.monkeypatch.setattr(
+        get_algorithm_selector_cache(),
+        "preprocessing_fns",
+        [switch(True), functions[0], switch(False), *functions[1:]],
+    )
+    inductor.slow_down_aten()
+    compiled = inductor.compile(gemm, *operands)
+    assert compiled.launched == ()
+
+
+@pytest.mark.parametrize(
+    ("gemm_of", "named", "reason"),
+    [
+        (lambda a, b: torch.addmm(b[0], a, b), "addmm", "adds a bias"),
+        (lambda a, b: a.double() @ b.double(), "mm of", "takes torch.float64"),
+    ],
+    ids=["bias", "dtype"],
+)
+def test_a_gemm_that_is_not_served_is_reported_with_the_reason(
+    inductor: InductorSession,
+    operands: tuple[Tensor, Tensor],
+    tmp_path: Path,
+    gemm_of: Callable[..., Tensor],
+    named: str,
+    reason: str,
+) -> None:
+    events = tmp_path / "events"
+    inductor.monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", str(events))
+    compiled = inductor.compile(gemm_of, *operands)
+    torch.testing.assert_close(compiled.result, gemm_of(*operands))
+    met = [event for event in map(json.loads, events.open()) if event["event"] == "met"]
+    (event,) = met
+    assert event["basis"] == "miss"
+    assert named in event["gemm"]
+    assert reason in " ".join(event["reasons"])
+
+
+def test_a_gemm_without_an_aten_choice_is_reported(
+    inductor: InductorSession, operands: tuple[Tensor, Tensor], tmp_path: Path
+) -> None:
+    events = tmp_path / "events"
+    inductor.monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", str(events))
+    inductor.monkeypatch.setattr(hook, "_name_in_aten", lambda choice: None)
+    assert inductor.compile(gemm, *operands).launched == ()
+    (event,) = [event for event in map(json.loads, events.open()) if event["event"] == "met"]
+    assert event["gemm"].startswith("aten.mm.default")
+    assert "ATEN is not among" in event["reasons"][0]

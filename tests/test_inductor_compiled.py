@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+import cpu_provider
+import recording_kernels
 from inductor_session import InductorSession
+from nvgemm_aot.cache import Cache
 from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_runtime.format import PREFIX
 from nvgemm_runtime.inductor import compiled
@@ -166,3 +169,35 @@ def test_threads_that_race_for_the_first_call(inductor: InductorSession, kernel_
         thread.join()
     torch.testing.assert_close(outs, [a @ b] * len(outs))
     assert len(inductor.record.lines()) == len(outs)
+
+
+def test_a_kernel_that_fails_when_first_launched_leaves_aten(
+    inductor: InductorSession,
+    kernel_cache: Cache,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As one does that the driver cannot load: nothing of it was ever run here."""
+    problem = cpu_provider.problem("tt")
+    raising = recording_kernels.build_recording(
+        [problem], tmp_path / "raising", kernel_cache, recording_kernels.Raising()
+    )
+    inductor.use(raising.path)
+    gemm = compiled.gemm("mm", raising.header.kernels[0].id, WHEEL)
+    for _ in range(3):
+        assert_computes(gemm, torch.randn(16, 64), torch.randn(64, 32))
+    assert len(inductor.record.lines()) == 1, "it is not tried again"
+    (said,) = warnings_of(caplog)
+    assert WHEEL in said
+
+
+def test_switched_off_means_aten_and_no_word(
+    inductor: InductorSession,
+    kernel_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("NVGEMM_AOT", "off")
+    assert_computes(compiled.gemm("mm", kernel_id, WHEEL), torch.randn(16, 64), torch.randn(64, 32))
+    assert inductor.record.lines() == []
+    assert warnings_of(caplog) == []
