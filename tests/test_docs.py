@@ -7,6 +7,7 @@ from pathlib import Path
 
 from nvgemm_runtime import errors
 from nvgemm_runtime.errors import NvgemmError
+from nvgemm_runtime.inductor.autoload import SUPPORTED
 
 ROOT = Path(__file__).parent.parent
 
@@ -61,9 +62,42 @@ def test_contributing_gives_a_reason_for_every_dependency() -> None:
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    for document in ("README.md", "CONTRIBUTING.md", "FORMAT.md", "manifests/README.md"):
-        for link in re.findall(r"\]\(([^)#:]+)\)", read(document)):
-            assert (ROOT / document).parent.joinpath(link).exists(), (document, link)
+    documents = [
+        *ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "manifests/README.md"
+    ]  # fmt: skip
+    for document in documents:
+        for link in re.findall(r"\]\(([^)#:]*(?:#[^)]+)?)\)", document.read_text("utf-8")):
+            path, _, section = link.partition("#")
+            target = document.parent / path if path else document
+            assert target.exists(), (document.name, link)
+            if section:
+                headings = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.MULTILINE)
+                assert section in map(anchor, headings), (document.name, link)
+
+
+def anchor(heading: str) -> str:
+    """What a heading is linked by."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def test_every_variable_that_is_read_is_documented() -> None:
+    sources = [*ROOT.glob("runtime/nvgemm_runtime/**/*.py"), *ROOT.glob("aot/nvgemm_aot/**/*.py")]
+    variables = {
+        name
+        for source in sources
+        for name in re.findall(r'"(NVGEMM_[A-Z_]+)"', source.read_text("utf-8"))
+    }
+    assert "NVGEMM_AOT_EXPLAIN" in variables
+    documents = read("README.md") + read("docs/torch-compile.md")
+    assert {name for name in variables if not re.search(rf"`{name}[`=]", documents)} == set()
+
+
+def test_one_range_of_torch_is_said_everywhere() -> None:
+    (first_major, first), (last_major, last) = SUPPORTED
+    assert f'"torch>={first_major}.{first},<{last_major}.{last + 1}"' in read("pyproject.toml")
+    said = f"{first_major}.{first}\N{EN DASH}{last_major}.{last}"
+    for document in ("README.md", "CONTRIBUTING.md", "docs/torch-compile.md"):
+        assert said in read(document), document
 
 
 def test_changelog_names_the_current_format_version() -> None:
