@@ -8,8 +8,9 @@ import pytest
 from nvgemm_aot.bundle import BundleContent, ProblemRanking, encode_bundle
 from nvgemm_runtime.facts import UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 from nvgemm_runtime.format import Header, sha256_hex
-from nvgemm_runtime.match import Basis, BundleView, Index, Match, Miss, preferred, refusal
+from nvgemm_runtime.match import Basis, BundleView, Index, Match, Miss, preferred
 from nvgemm_runtime.problem import Problem, Signature
+from nvgemm_runtime.refusals import refusal
 from nvgemm_runtime.target import Target
 from synthetic_content import SIGNATURE, synthetic_content
 

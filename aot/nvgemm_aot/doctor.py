@@ -21,7 +21,7 @@ from nvgemm_runtime.facts import (
     torch_cuda,
 )
 from nvgemm_runtime.installation import INSTALLATION, FoundBundle
-from nvgemm_runtime.match import describe
+from nvgemm_runtime.refusals import describe
 
 from .cache import default_directory
 

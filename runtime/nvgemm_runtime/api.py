@@ -15,7 +15,7 @@ from .errors import NoKernelError
 from .facts import DeviceFacts, device_facts, host_platform, torch_cuda
 from .installation import INSTALLATION, FoundBundle
 from .library import LIBRARY, LoadedKernel
-from .match import Match, Miss, process_refusal
+from .match import Match, Miss
 from .operands import (
     MAX_ALIGNMENT_BYTES,
     Request,
@@ -27,6 +27,7 @@ from .operands import (
     usual_out_dtype,
 )
 from .problem import Op
+from .refusals import process_refusal
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,8 @@ from .discover import Candidate, find_bundles
 from .errors import NvgemmError
 from .facts import DeviceFacts, host_platform, torch_cuda
 from .format import Kernel
-from .match import BundleView, Index, preferred, process_refusal, refusal, unlaunchable
+from .match import BundleView, Index, preferred
+from .refusals import process_refusal, refusal, unlaunchable
 
 _log = logging.getLogger("nvgemm.installation")
 

@@ -24,8 +24,8 @@ from .eager import eager_call
 from .errors import DriverError, NoKernelError
 from .facts import RuntimeLibrary, find_runtime_library
 from .format import Header, Kernel
-from .match import library_refusal, unknown_version_warning, unlaunchable
 from .problem import DType, Op
+from .refusals import library_refusal, unknown_version_warning, unlaunchable
 from .target import CPU
 
 _PARTS_OF_COMPLEX = (DType.FP32, DType.FP16)

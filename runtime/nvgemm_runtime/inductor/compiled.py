@@ -18,7 +18,7 @@ from ..api import load_kernel
 from ..facts import DeviceFacts, device_facts
 from ..installation import INSTALLATION
 from ..library import LoadedKernel
-from ..match import refusal
+from ..refusals import refusal
 from .settings import is_off
 
 if TYPE_CHECKING:

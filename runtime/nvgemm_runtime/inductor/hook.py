@@ -1,4 +1,4 @@
-"""Bundled kernels join the choices of Inductor's autotuning. The one module that knows its insides.
+"""Bundled kernels join the choices of Inductor's autotuning. With `nodes` it knows torch's insides.
 
 Inductor calls a preprocessing function with the choices for every GEMM. Ours finds the ATen choice
 among them, reads the GEMM off its operands, and adds a choice for each kernel that bundles offer. A
@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch._inductor import config, ir
 from torch._inductor import select_algorithm as autotuning
-from torch._inductor.codegen import wrapper as code_lines
 from torch._inductor.virtualized import V
 
-from . import cpp, packages, report
+from . import report
+from .nodes import GemmNode, name_of
 from .operand import Operand
 from .settings import max_choices
 
@@ -46,21 +46,6 @@ _UNSERVED = {
 
 _BASE_ALIGNMENT_BYTES = 16
 """Alignment of buffers that Inductor allocates, and of inputs that it did not find unaligned."""
-
-_HEADER = """
-try:
-    from nvgemm_runtime.inductor.compiled import gemm as nvgemm_aot_gemm
-except Exception:
-    def nvgemm_aot_gemm(function, kernel_id, origin):
-        import logging
-        log = logging.getLogger("nvgemm_runtime.inductor.compiled")
-        said = log.__dict__.setdefault("nvgemm_aot_said", set())
-        if origin not in said:
-            said.add(origin)
-            log.warning("nvgemm-aot is not installed: GEMMs compiled for %s run on ATen", origin)
-        return getattr(torch, function)
-"""
-"""What a generated module starts with: the kernels by their ids, or ATen where we are gone."""
 
 
 def install() -> None:
@@ -249,7 +234,7 @@ class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
         super().__init__(_CHOICE, aten.input_nodes, aten.layout, kwargs)
         self.aten = aten
         self.offer = offer
-        self.name = _name_of(offer)
+        self.name = name_of(offer)
         self.description = offer.kernel.operator
 
     def benchmark(self, *args: torch.Tensor, out: torch.Tensor) -> float:
@@ -263,7 +248,7 @@ class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
 
     def output_node(self) -> Any:
         """The node that Inductor schedules when this choice has won."""
-        return ir.TensorBox.create(_GemmNode(self))
+        return ir.TensorBox.create(GemmNode(self.aten, self.offer))
 
     def __str__(self) -> str:
         return f"GemmChoice({self.name}, {self.offer.kernel.operator})"
@@ -277,108 +262,3 @@ def _is_known(origin: str, kind: type[Exception]) -> bool:
     known = (origin, kind) in _known_failures
     _known_failures.add((origin, kind))
     return known
-
-
-def _name_of(offer: Offer) -> str:
-    """Name of a kernel in generated code and in Inductor's tables."""
-    return f"nvgemm_{offer.kernel.signature.op.value}_{offer.kernel.id[:12]}"
-
-
-class _GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
-    """A call of a bundled kernel in the graph that Inductor generates code from."""
-
-    def __init__(self, choice: GemmChoice) -> None:
-        aten = choice.aten
-        self.offer = choice.offer
-        self.gemm: str = aten.nvgemm_aot_gemm
-        self.function = _ATEN_CHOICES[aten.choice.name]
-        self.name_in_code = _name_of(choice.offer)
-        super().__init__(
-            layout=choice.layout,
-            inputs=choice.input_nodes,
-            python_kernel_name=self.name_in_code,
-            cpp_kernel_name=aten.choice.cpp_kernel_name,
-            op_overload=aten.choice.op_overload,
-            kwargs=aten.kwargs,
-        )
-
-    def codegen(self, wrapper: Any) -> None:
-        """Write the call, and what it needs at the start of the module."""
-        report.used(self.gemm, self.name_in_code)
-        if not V.graph.cpp_wrapper:
-            _declare(wrapper, self)
-            super().codegen(wrapper)
-        elif self.output_view is None and _is_known_cpp(wrapper):
-            packages.load_operators()  # so that the code finds them when it runs here
-            _declare_cpp(wrapper, self)
-            self.codegen_comment(wrapper)
-            wrapper.writeline(_CppGemmLine(wrapper, self))
-        else:
-            # A way of generating C++ that was not tried: it gets the stock call.
-            super().codegen(wrapper)
-
-
-_CPP_WRAPPERS = ("CppWrapperCpu", "CppWrapperGpu")
-
-
-def _is_known_cpp(wrapper: Any) -> bool:
-    """Whether generated C++ is of a kind that was tried: for this platform, linked with torch."""
-    aoti = config.aot_inductor
-    elsewhere = getattr(aoti, "cross_target_platform", None)
-    alone = getattr(getattr(config, "aot_inductor_mode", None), "compile_standalone", False)
-    return type(wrapper).__name__ in _CPP_WRAPPERS and not elsewhere and not alone
-
-
-class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]
-    """The stock ATen call, under the condition that the kernel did not do it."""
-
-    def codegen(self, code: Any) -> None:
-        node = self.node
-        a, b = node.codegen_args()
-        condition = cpp.condition(
-            name=node.name_in_code,
-            kernel_id=node.offer.kernel.id,
-            origin=node.offer.origin,
-            a=a,
-            b=b,
-            out=node.codegen_reference(),
-        )
-        self.wrapper.writeline(f"if (!{condition}) {{")
-        super().codegen(code)
-        self.wrapper.writeline("}")
-
-
-def _declare(wrapper: Any, node: _GemmNode) -> None:
-    """Have the generated module define the kernel's function, once."""
-    root = _root(wrapper)
-    name, offer = node.name_in_code, node.offer
-    if _is_first(root, ""):
-        root.imports.splice(_HEADER)
-    if _is_first(root, name):
-        arguments = f"{node.function!r}, {offer.kernel.id!r}, {offer.origin!r}"
-        root.imports.writeline(f"{name} = nvgemm_aot_gemm({arguments})")
-
-
-def _declare_cpp(wrapper: Any, node: _GemmNode) -> None:
-    """Have the generated file define the kernel's variable, once."""
-    root = _root(wrapper)
-    if _is_first(root, ""):
-        root.header.splice(cpp.HEADER)
-    if _is_first(root, node.name_in_code):
-        root.header.splice(cpp.declaration(node.name_in_code))
-
-
-def _root(wrapper: Any) -> Any:
-    """The wrapper of the whole module, of which subgraphs have wrappers of their own."""
-    while hasattr(wrapper, "parent_wrapper"):
-        wrapper = wrapper.parent_wrapper
-    return wrapper
-
-
-def _is_first(root: Any, name: str) -> bool:
-    """Whether a module does not define a name yet; from now on it does."""
-    defined: set[str] = root.__dict__.setdefault("nvgemm_aot_names", set())
-    if name in defined:
-        return False
-    defined.add(name)
-    return True

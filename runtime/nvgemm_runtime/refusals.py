@@ -1,0 +1,125 @@
+"""Why kernels cannot be used: by this release, in this process, or on one of its devices."""
+
+from __future__ import annotations
+
+from .calling_convention import KNOWN_FORM, exported_symbol
+from .facts import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
+from .format import Header, Kernel
+from .target import CPU, Target
+
+
+def unlaunchable(kernel: Kernel) -> str | None:
+    """Why this release cannot launch a kernel, whatever the device, or None."""
+    if exported_symbol(kernel.calling_convention) is None:
+        return (
+            f"calling convention {kernel.calling_convention!r}, this release calls {KNOWN_FORM}; "
+            "install the nvgemm-aot release that built it"
+        )
+    if kernel.workspace_bytes:
+        return "they need a workspace, which this release does not provide"
+    return None
+
+
+def refusal(header: Header, facts: DeviceFacts) -> str | None:
+    """Why a device cannot run a bundle's kernels, or None."""
+    target = header.target
+    reason = _platform_refusal(target, facts.platform)
+    if reason is not None:
+        return reason
+    if (target.arch == CPU) != (facts.kind == "cpu"):
+        return f"built for {target.arch}, this device is {describe(facts)}"
+    if facts.capability is None:
+        return None
+    if not target.runs_on(facts.capability):
+        return f"{target.arch} kernels do not run on {describe(facts)}"
+    reason = _cuda_refusal(target, facts.cuda)
+    return library_refusal(header, facts.runtime_library) if reason is None else reason
+
+
+def process_refusal(target: Target, platform: str, cuda: str | None) -> str | None:
+    """Why no device of a process can run a target's kernels, or None.
+
+    Args:
+        target: What the kernels were built for.
+        platform: Of the process, e.g. ``linux_x86_64``.
+        cuda: CUDA major version that torch was built for; None for a CPU build, which shows no GPU
+            that could be refused.
+    """
+    reason = _platform_refusal(target, platform)
+    if reason is None and target.arch != CPU and cuda is not None:
+        return _cuda_refusal(target, cuda)
+    return reason
+
+
+def _platform_refusal(target: Target, platform: str) -> str | None:
+    if target.platform == platform:
+        return None
+    return f"built for platform {target.platform}, this is {platform}"
+
+
+def _cuda_refusal(target: Target, cuda: str | None) -> str | None:
+    if target.cuda == cuda:
+        return None
+    return f"built for {target.cuda}, torch uses {cuda or 'no CUDA'}"
+
+
+def library_refusal(header: Header, library: RuntimeLibrary | None) -> str | None:
+    """Why a bundle's kernels cannot use the installed library that they call, or None.
+
+    A library of unknown version is none: see `unknown_version_warning`.
+    """
+    distribution = _library_distribution(header)
+    if library is None:
+        return (
+            f"{RUNTIME_LIBRARY} for {header.target.cuda}, which kernels call, is not installed; "
+            f"run: pip install {distribution}"
+        )
+    built_with = header.toolchain.get(distribution)
+    if built_with is None or library.version == UNKNOWN_VERSION:
+        return None
+    if not _compatible(built_with, library.version):
+        return (
+            f"built with {distribution} {built_with}, {library.version} is installed: versions "
+            "must agree in major and minor, and the installed one must not be older; "
+            f"run: pip install '{distribution}>={built_with}'"
+        )
+    return None
+
+
+def unknown_version_warning(header: Header, library: RuntimeLibrary) -> str | None:
+    """What to say of a library that is used though nothing tells its version, or None."""
+    distribution = _library_distribution(header)
+    built_with = header.toolchain.get(distribution)
+    if built_with is None or library.version != UNKNOWN_VERSION:
+        return None
+    return (
+        f"{library.path} is of unknown version, for {distribution} has no metadata here; kernels "
+        f"were built with {built_with}, and another minor or an older version may crash; "
+        f"run: pip install '{distribution}>={built_with}'"
+    )
+
+
+def _library_distribution(header: Header) -> str:
+    return f"nvidia-cutlass-dsl-libs-{header.target.cuda}"
+
+
+def describe(facts: DeviceFacts) -> str:
+    """A device in words."""
+    if facts.capability is None:
+        return facts.name
+    return f"{facts.name}, compute capability {facts.capability[0]}.{facts.capability[1]}"
+
+
+def _compatible(built_with: str, installed: str) -> bool:
+    built, found = version_numbers(built_with), version_numbers(installed)
+    return built[:2] == found[:2] and found >= built
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version, for comparing: ``4.8.1.dev0`` gives (4, 8, 1)."""
+    leading: list[int] = []
+    for part in version.split("."):
+        if not part.isdigit():
+            break
+        leading.append(int(part))
+    return tuple(leading)
