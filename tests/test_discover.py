@@ -47,7 +47,9 @@ def install(
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.name == "nvgemm.discover"]
+    return [
+        record.getMessage() for record in caplog.records if record.name == "nvgemm_runtime.discover"
+    ]
 
 
 def test_finds_nothing_where_nothing_is_installed(site: Path) -> None:

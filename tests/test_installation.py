@@ -82,7 +82,7 @@ def test_a_broken_bundle_beside_a_good_one_is_left_out_and_said(
     broken = directory / "broken.nvgemm"
     broken.write_bytes(good.read_bytes()[:100])
     installation = Installation()
-    with caplog.at_level(logging.WARNING, "nvgemm.installation"):
+    with caplog.at_level(logging.WARNING, "nvgemm_runtime.installation"):
         installation.bundles()
         installation.bundles()
     assert len(caplog.records) == 1

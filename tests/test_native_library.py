@@ -37,9 +37,10 @@ def test_the_library_needs_only_what_every_process_has() -> None:
     assert not {tag.entry.d_tag for tag in tags} & {"DT_RPATH", "DT_RUNPATH"}
 
 
-def test_the_library_exports_only_functions_of_tvm_ffi() -> None:
+def test_the_library_exports_only_what_is_looked_up() -> None:
     symbols = _library().get_section_by_name(".dynsym").iter_symbols()
     exported = {symbol.name for symbol in symbols if symbol["st_shndx"] != "SHN_UNDEF"}
+    exported.remove("nvgemm_aot_operators_abi")  # by generated code
     assert exported
     assert all(name.startswith("__tvm_ffi_") for name in exported)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -235,9 +236,8 @@ def doctor(as_json: bool) -> None:
     """
     from .doctor import diagnose
 
-    # What is wrong with bundles is part of the answer; as warnings it would be said twice.
-    logging.getLogger("nvgemm.installation").setLevel(logging.ERROR)
-    diagnosis = diagnose()
+    with _without_warnings("nvgemm_runtime.installation"):
+        diagnosis = diagnose()  # what is wrong with bundles is part of the answer
     _print(diagnosis.to_json(), render_doctor.diagnosis_text, as_json)
     if not diagnosis.healthy:
         count = len(diagnosis.problems)
@@ -271,6 +271,18 @@ def schema() -> None:
     from .manifest import json_schema
 
     click.echo(json.dumps(json_schema(), indent=2))
+
+
+@contextlib.contextmanager
+def _without_warnings(name: str) -> Iterator[None]:
+    """Keep a logger from saying what is printed anyway."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _print(document: Any, as_text: Callable[[Any], str], as_json: bool) -> None:

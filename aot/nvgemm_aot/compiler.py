@@ -20,7 +20,7 @@ from .providers import Candidate, Provider, load_provider
 from .targets import BuildTarget
 from .workers import WorkerDied, Workers
 
-_log = logging.getLogger("nvgemm.compiler")
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
 """Called as (kernels done, kernels to do)."""

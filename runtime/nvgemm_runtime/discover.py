@@ -24,7 +24,7 @@ BUNDLES_VARIABLE = "NVGEMM_AOT_BUNDLES"
 
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 
-_log = logging.getLogger("nvgemm.discover")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

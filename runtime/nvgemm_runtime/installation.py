@@ -16,7 +16,7 @@ from .format import Kernel
 from .match import BundleView, Index, preferred
 from .refusals import process_refusal, refusal, unlaunchable
 
-_log = logging.getLogger("nvgemm.installation")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,7 @@ from .target import CPU
 _PARTS_OF_COMPLEX = (DType.FP32, DType.FP16)
 """Types that a lazily negated view mostly has: what ``.imag`` of a conjugate gives."""
 
-_log = logging.getLogger("nvgemm.library")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from ..runtime_model import BlockShape, RuntimeModel
 from ..targets import BuildTarget
 from .base import Candidate, Enumeration, Rejection
 
-_log = logging.getLogger("nvgemm.cutlass_operators")
+_log = logging.getLogger(__name__)
 
 _DISTRIBUTIONS = (
     "nvidia-cutlass-dsl",
