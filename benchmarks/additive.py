@@ -40,6 +40,7 @@ from compiling import (
     count_gemms,
     fresh_environment,
     generated_gemms,
+    names_of,
     read_from_disk,
     versions,
 )
@@ -230,20 +231,12 @@ def print_table(compared: list[dict[str, Any]]) -> None:
     )
 
 
-def names(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
-    parts = tuple(value.split(","))
-    unknown = [part for part in parts if part not in MODELS]
-    if unknown:
-        raise click.BadParameter(f"must be of {', '.join(MODELS)} (got {unknown[0]!r})")
-    return parts
-
-
 @click.command()
 @click.option(
     "--models",
     default=",".join(MODELS),
     show_default=True,
-    callback=names,
+    callback=names_of(MODELS),
     help="What to compile.",
 )
 @click.option(

@@ -36,6 +36,7 @@ from compiling import (
     count_gemms,
     fresh_environment,
     generated_gemms,
+    names_of,
     read_from_disk,
     versions,
 )
@@ -271,21 +272,13 @@ def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[i
     return tuple(map(int, parts))
 
 
-def modes(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
-    parts = tuple(value.split(","))
-    unknown = [part for part in parts if part not in BACKENDS]
-    if unknown:
-        raise click.BadParameter(f"must be of {', '.join(BACKENDS)} (got {unknown[0]!r})")
-    return parts
-
-
 @click.command()
 @click.option(
     "--modes",
     "modes_",
     default=",".join(BACKENDS),
     show_default=True,
-    callback=modes,
+    callback=names_of(BACKENDS),
     help="What to measure.",
 )
 @click.option(

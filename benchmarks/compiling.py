@@ -13,7 +13,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -209,3 +209,16 @@ def versions() -> dict[str, Any]:
             if found.refusal(facts) is None
         ),
     }
+
+
+def names_of(allowed: Collection[str]) -> Callable[[click.Context, click.Parameter, str], Any]:
+    """What reads an option's value: some of these names, with commas between."""
+
+    def read(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
+        parts = tuple(value.split(","))
+        unknown = [part for part in parts if part not in allowed]
+        if unknown:
+            raise click.BadParameter(f"must be of {', '.join(allowed)} (got {unknown[0]!r})")
+        return parts
+
+    return read
