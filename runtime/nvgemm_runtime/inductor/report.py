@@ -6,6 +6,7 @@ explain` sets the variable and makes a table of it.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import os
@@ -51,8 +52,18 @@ def _write(event: dict[str, object]) -> None:
     path = os.environ.get(EXPLAIN_VARIABLE)
     if not path:
         return
+    line = json.dumps(event) + "\n"
     try:
-        with open(path, "a", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(json.dumps(event) + "\n")
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            # One call: lines of several processes must not end up within each other.
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        _log.warning("%s=%s: %s; nothing is written down", EXPLAIN_VARIABLE, path, error)
+        _warn_once(f"{EXPLAIN_VARIABLE}={path}: {error}; events are not written down")
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    _log.warning("%s", message)
