@@ -245,24 +245,36 @@ def doctor(as_json: bool) -> None:
 
 
 @main.command(context_settings={"allow_interspersed_args": False})
-@_json_option
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON alone: what COMMAND prints goes to standard error.",
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
     """Run COMMAND and show what torch.compile did with each of its GEMMs.
 
-    For example: nvgemm-aot explain -- python model.py. Torch's compile caches are off in it. The
-    exit status is the command's.
+    For example: nvgemm-aot explain -- python model.py. Torch's compile caches are off in it.
+
+    The exit status is the command's, 128 + N where signal N ended it, and 2 where it cannot be
+    started.
     """
     from .explain import explain as run_and_collect
 
     try:
-        status, gemms = run_and_collect(command)
+        explanation = run_and_collect(command, quiet=as_json)
     except OSError as error:
         raise click.UsageError(f"cannot run {command[0]}: {error.strerror}") from None
-    document = {"status": status, "gemms": [gemm.to_json() for gemm in gemms]}
-    _print(document, render_explain.explain_text, as_json)
-    ctx.exit(status)
+    _print(explanation.to_json(), render_explain.explain_text, as_json)
+    if explanation.unreadable_lines:
+        click.echo(
+            f"nvgemm-aot: {explanation.unreadable_lines} events are left out: their lines could "
+            "not be read, as when a process is killed while it writes one",
+            err=True,
+        )
+    ctx.exit(explanation.status)
 
 
 @main.command()

@@ -18,15 +18,28 @@ from nvgemm_runtime.inductor.report import EXPLAIN_VARIABLE
 NO_CACHES_VARIABLE = "TORCHINDUCTOR_FORCE_DISABLE_CACHES"
 """Torch's own: what comes from its caches is not compiled, and so not met."""
 
+_STANDARD_ERROR = 2
+
+_KILLED = 128
+"""What shells add to the number of the signal that ended a command."""
+
+_FIELDS: dict[str, dict[str, type]] = {
+    "met": {"basis": str, "reasons": list, "offered": dict},
+    "timed": {"times_ms": dict},
+    "used": {"name": str},
+}
+"""By event of `nvgemm_runtime.inductor.report`: what it holds beside the GEMM."""
+
 
 @dataclass(kw_only=True)
 class MetGemm:
     """What happened to one GEMM, over all graphs and processes of a run.
 
     Attributes:
-        gemm: Its problem's key.
-        basis: ``declared``, ``signature`` or ``miss``.
-        reasons: Why it is a miss.
+        gemm: Its problem's key, or a text where no problem describes it.
+        basis: ``declared`` or ``signature`` where it was offered kernels, however often it was not;
+            otherwise ``miss``.
+        reasons: Why it was a miss, whenever it was one.
         offered: By name in generated code, the operators that joined the choices.
         graphs: How often it was met.
         times_ms: By choice, milliseconds, of the last time it was timed.
@@ -47,6 +60,19 @@ class MetGemm:
         finite = {name: time for name, time in self.times_ms.items() if math.isfinite(time)}
         return min(finite, key=finite.__getitem__, default=None)
 
+    def add(self, event: dict[str, Any]) -> None:
+        """Take in one event."""
+        if event["event"] == "met":
+            self.graphs += 1
+            if event["basis"] != "miss":
+                self.basis = event["basis"]
+            self.offered |= event["offered"]
+            self.reasons += [reason for reason in event["reasons"] if reason not in self.reasons]
+        elif event["event"] == "timed":
+            self.times_ms = event["times_ms"]
+        elif event["event"] == "used":
+            self.used[event["name"]] += 1
+
     def to_json(self) -> dict[str, Any]:
         """As one object of JSON; times that are not finite are null."""
         return {
@@ -63,11 +89,35 @@ class MetGemm:
         }
 
 
-def explain(command: Sequence[str]) -> tuple[int, list[MetGemm]]:
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """What came of a command.
+
+    Attributes:
+        status: Its exit status, as shells give it: 128 + N where signal N ended it.
+        gemms: What it met, in the order in which they came up.
+        unreadable_lines: How many events are left out because their lines could not be read.
+    """
+
+    status: int
+    gemms: Sequence[MetGemm]
+    unreadable_lines: int
+
+    def to_json(self) -> dict[str, Any]:
+        """As one object of JSON."""
+        return {
+            "status": self.status,
+            "unreadable_lines": self.unreadable_lines,
+            "gemms": [gemm.to_json() for gemm in self.gemms],
+        }
+
+
+def explain(command: Sequence[str], *, quiet: bool = False) -> Explanation:
     """Run a command without torch's compile caches and collect the GEMMs that it met.
 
-    Returns:
-        The command's exit status, and the GEMMs in the order in which they came up.
+    Args:
+        command: The program and its arguments.
+        quiet: Whether what the command prints goes to standard error.
 
     Raises:
         OSError: If the command cannot be started.
@@ -75,22 +125,42 @@ def explain(command: Sequence[str]) -> tuple[int, list[MetGemm]]:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "events.jsonl"
         environment = {**os.environ, EXPLAIN_VARIABLE: str(path), NO_CACHES_VARIABLE: "1"}
-        status = subprocess.run(command, env=environment, check=False).returncode
-        lines = path.read_text("utf-8").splitlines() if path.exists() else []
-    return status, collect(json.loads(line) for line in lines)
+        output = _STANDARD_ERROR if quiet else None
+        with subprocess.Popen(command, env=environment, stdout=output) as process:
+            status = _wait(process)
+        text = path.read_bytes() if path.exists() else b""
+    events = [_event(line) for line in text.splitlines()]
+    return Explanation(
+        status=status if status >= 0 else _KILLED - status,
+        gemms=collect(event for event in events if event is not None),
+        unreadable_lines=events.count(None),
+    )
+
+
+def _wait(process: subprocess.Popen[bytes]) -> int:
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            # The terminal interrupts the command too, which ends or goes on as it likes: what it
+            # met is worth as much, and a server has no other end.
+            continue
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    """The event of a line; None where it is none, as when its process was killed meanwhile."""
+    try:
+        event = json.loads(line)
+        fields = {"gemm": str, **_FIELDS[event["event"]]}
+        is_whole = all(isinstance(event[name], kind) for name, kind in fields.items())
+    except (ValueError, TypeError, KeyError):
+        return None
+    return event if is_whole else None
 
 
 def collect(events: Iterable[dict[str, Any]]) -> list[MetGemm]:
     """Gather the events of `nvgemm_runtime.inductor.report` by GEMM."""
     gemms: dict[str, MetGemm] = {}
     for event in events:
-        gemm = gemms.setdefault(event["gemm"], MetGemm(gemm=event["gemm"]))
-        if event["event"] == "met":
-            gemm.graphs += 1
-            gemm.basis, gemm.reasons = event["basis"], event["reasons"]
-            gemm.offered = event["offered"]
-        elif event["event"] == "timed":
-            gemm.times_ms = event["times_ms"]
-        elif event["event"] == "used":
-            gemm.used[event["name"]] += 1
+        gemms.setdefault(event["gemm"], MetGemm(gemm=event["gemm"])).add(event)
     return list(gemms.values())

@@ -2,66 +2,131 @@
 
 from __future__ import annotations
 
-import math
+import textwrap
+from collections.abc import Iterable
 from typing import Any
 
 from .tables import table
 
 Document = dict[str, Any]
 
+_WIDTH = 100
 _MOST_REASONS = 3
+_MOST_CHARACTERS = 60
+"""Of a GEMM's name; a longer one would make every line of the table long."""
+
+_NO_GEMM = """\
+no GEMM came up for autotuning. It may be that
+  - nothing was compiled under max-autotune: torch.compile(model, mode="max-autotune");
+  - what was compiled has no GEMM, or Inductor made something else of it;
+  - the plug-in is off (NVGEMM_AOT=off), not installed in the command's Python, or does not
+    support its torch.
+`nvgemm-aot doctor`, run where the command runs, says whether kernels can be used there."""
+
+
+_NO_EVENT_READ = "nothing is known: no event of the run could be read"
 
 
 def explain_text(document: Document) -> str:
-    """A table of the GEMMs, and below it why some have no bundled kernel."""
+    """A table of the GEMMs, and below it the kernels in use and why some have none."""
     gemms = document["gemms"]
     if not gemms:
-        return (
-            "no GEMM came up for autotuning: nothing was compiled under max-autotune "
-            '(torch.compile(model, mode="max-autotune")), or NVGEMM_AOT=off'
-        )
+        return _NO_EVENT_READ if document["unreadable_lines"] else _NO_GEMM
+    header = ("GEMM", "met", "found as", "offered", "ours, us", "other, us", "in the code")
+    ours = _aligned([_least_time(gemm, bundled=True) for gemm in gemms], header[4])
+    others = _aligned([_least_time(gemm, bundled=False) for gemm in gemms], header[5])
     rows = [
         (
-            gemm["gemm"],
+            _name(gemm),
             gemm["graphs"],
             gemm["basis"],
             len(gemm["offered"]),
-            _time(gemm, bundled=True),
-            _time(gemm, bundled=False),
+            our_time,
+            other_time,
             _in_code(gemm),
         )
-        for gemm in gemms
+        for gemm, our_time, other_time in zip(gemms, ours, others)
     ]
-    header = (
-        "problem", "met", "found as", "offered", "best of ours, us", "best other, us", "in the code"
-    )  # fmt: skip
-    return "\n".join([table(rows, header), *_misses(gemms)])
+    return "\n".join([table(rows, header), "", _summary(gemms), *_kernels(gemms), *_misses(gemms)])
 
 
-def _time(gemm: Document, *, bundled: bool) -> str:
-    times = {
-        name: time
+def _name(gemm: Document) -> str:
+    name: str = gemm["gemm"]
+    return name if len(name) <= _MOST_CHARACTERS else f"{name[: _MOST_CHARACTERS - 1]}…"
+
+
+def _aligned(times: list[str], title: str) -> list[str]:
+    return [time.rjust(len(title)) for time in times]
+
+
+def _least_time(gemm: Document, *, bundled: bool) -> str:
+    times = [
+        time
         for name, time in gemm["times_ms"].items()
-        if time is not None and math.isfinite(time) and (name in gemm["offered"]) == bundled
-    }
-    if not times:
-        return "-"
-    best = min(times, key=times.__getitem__)
-    return f"{times[best] * 1e3:.1f} {best}"
+        if time is not None and (name in gemm["offered"]) == bundled
+    ]
+    return f"{min(times) * 1e3:.1f}" if times else "-"
 
 
 def _in_code(gemm: Document) -> str:
+    """What computes it: what is known for sure is only which calls of ours were generated."""
     if gemm["used"]:
-        return ", ".join(f"{name} {gemm['offered'].get(name, '')}".strip() for name in gemm["used"])
-    return gemm["fastest"] or "-"
+        calls = sum(gemm["used"].values())
+        text = ", ".join(gemm["used"])
+        return text if calls >= gemm["graphs"] else f"{text} ({calls} of {gemm['graphs']})"
+    if gemm["fastest"] in gemm["offered"]:
+        return "not ours"
+    if gemm["fastest"] is not None:
+        return str(gemm["fastest"])
+    return "not timed" if gemm["offered"] else "the only choice"
 
 
-def _misses(gemms: list[Document]) -> list[str]:
-    lines = []
+def _summary(gemms: list[Document]) -> str:
+    used = sum(bool(gemm["used"]) for gemm in gemms)
+    missed = sum(gemm["basis"] == "miss" for gemm in gemms)
+    return (
+        f"{len(gemms)} GEMM{'s' * (len(gemms) > 1)}: {used} on bundled kernels, "
+        f"{len(gemms) - used - missed} on others though bundled kernels were offered, "
+        f"{missed} without a bundled kernel"
+    )
+
+
+def _kernels(gemms: list[Document]) -> Iterable[str]:
+    operators = {name: gemm["offered"].get(name, "") for gemm in gemms for name in gemm["used"]}
+    if operators:
+        yield "\nbundled kernels in the code:"
+    for name, operator in operators.items():
+        yield f"  {name}  {operator}".rstrip()
+
+
+def _misses(gemms: list[Document]) -> Iterable[str]:
+    """GEMMs by why they are misses: the reasons of a model's layers are mostly the same."""
+    missed: dict[tuple[str, ...], list[str]] = {}
     for gemm in gemms:
-        if gemm["basis"] == "miss":
-            lines += ["", f"{gemm['gemm']}: no bundled kernel"]
-            lines += [f"  {reason}" for reason in gemm["reasons"][:_MOST_REASONS]]
-            if len(gemm["reasons"]) > _MOST_REASONS:
-                lines.append(f"  … and {len(gemm['reasons']) - _MOST_REASONS} more reasons")
-    return lines
+        if gemm["reasons"] or gemm["basis"] == "miss":
+            missed.setdefault(tuple(gemm["reasons"]), []).append(gemm["gemm"])
+    for reasons, names in missed.items():
+        yield f"\nno bundled kernel for {_count(names)}:"
+        yield from _wrapped(names)
+        yield "because" if reasons else "no reason was given"
+        yield from (f"  {reason}" for reason in reasons[:_MOST_REASONS])
+        if len(reasons) > _MOST_REASONS:
+            yield f"  … and {len(reasons) - _MOST_REASONS} more reasons (--json has them all)"
+
+
+def _count(names: list[str]) -> str:
+    return f"{len(names)} GEMM{'s' * (len(names) > 1)}"
+
+
+def _wrapped(names: list[str]) -> list[str]:
+    """As many names a line as there is room for; none is broken, as people search for them."""
+    unbreakable = "; ".join(name.replace(" ", "\0") for name in names)
+    lines = textwrap.wrap(
+        unbreakable,
+        _WIDTH,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\0", " ") for line in lines]
