@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from h200 import H200
 
 from nvgemm_aot.bundle import BuiltKernel, BundleContent, ProblemRanking, write_bundle
 from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.facts import DeviceFacts, RuntimeLibrary
 from nvgemm_runtime.format import KernelDesign, RankingSource, sha256_hex
 from nvgemm_runtime.match import Basis, BundleView, Index, Match, Miss
 from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
@@ -42,17 +42,6 @@ RANKED = 8
 SIZES = range(8, 32_769, 8)
 BATCHES = (1, 8, 32, 128)
 
-FACTS = DeviceFacts(
-    kind="cuda",
-    name="NVIDIA H200",
-    capability=(9, 0),
-    multiprocessors=132,
-    platform="linux_x86_64",
-    cuda="cu13",
-    runtime_library=RuntimeLibrary(
-        path=Path("libcute_dsl_runtime.so"), cuda="cu13", version="4.8.1"
-    ),
-)
 SIGNATURES = [
     Signature(op=op, layout=layout, a=dtype, b=dtype, accumulator=DType.FP32, out=dtype)
     for op in Op
@@ -158,7 +147,7 @@ def main(kernels: int, lookups: int, rounds: int, json_path: Path | None) -> Non
         with Bundle(path) as bundle:
             header, header_bytes = bundle.header, bundle.header.kernels[0].span.offset
     begin = time.perf_counter()
-    index = Index([BundleView(name="made up", header=header)], FACTS)
+    index = Index([BundleView(name="made up", header=header)], H200)
     index_ms = (time.perf_counter() - begin) * 1e3
 
     declared = [source.choice(header.rankings).problem for _ in range(lookups)]

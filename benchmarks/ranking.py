@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from h200 import H200
 
 from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.facts import RUNTIME_LIBRARY, DeviceFacts, RuntimeLibrary
+from nvgemm_runtime.facts import DeviceFacts
 from nvgemm_runtime.format import Header, Ranked, Ranking
 from nvgemm_runtime.match import BundleView, Index, Miss
 from nvgemm_runtime.nearest import NearestSizes
@@ -131,14 +132,13 @@ def compare(bundle_path: Path, times_path: Path) -> None:
     times: Times = record["times_ns"]
     if record["kernels"] != [kernel.id for kernel in header.kernels]:
         raise click.ClickException(f"{times_path} was measured over another bundle; measure again")
-    facts = h200()
     measured = with_measured_times(header, times)
     ways: list[tuple[str, Header, Way]] = [
-        ("the runtime", header, by_runtime(header, facts)),
+        ("the runtime", header, by_runtime(header, H200)),
         ("nearest n and k, then m, as shipped", header, by_nearest),
         ("nearest m, n and k, as shipped", header, by_joint_distance),
         ("mean of 8 neighbours", header, by_neighbours),
-        ("the runtime, ranking measured", measured, by_runtime(measured, facts)),
+        ("the runtime, ranking measured", measured, by_runtime(measured, H200)),
     ]
     click.echo(f"{record['gpu']}: {len(header.kernels)} kernels, {len(times)} problems")
     click.echo("time over that of the bundle's best kernel, geometric mean (worst)")
@@ -148,20 +148,6 @@ def compare(bundle_path: Path, times_path: Path) -> None:
     for mode, (name, shipped, way) in itertools.product(("m", "n, k"), ways):
         orders = [way(ranking.problem, left) for ranking, left in held_back(shipped, mode)]
         report(f"{mode} held back: {name}", header, orders, times)
-
-
-def h200() -> DeviceFacts:
-    """The GPU of the measurement, as matching wants it."""
-    library = RuntimeLibrary(path=Path(RUNTIME_LIBRARY), cuda="cu13", version="4.8.1")
-    return DeviceFacts(
-        kind="cuda",
-        name="NVIDIA H200",
-        capability=(9, 0),
-        multiprocessors=132,
-        platform="linux_x86_64",
-        cuda="cu13",
-        runtime_library=library,
-    )
 
 
 def report(label: str, header: Header, orders: list[Order], times: Times) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
+import logging
 import os
 import tempfile
 import time
@@ -148,3 +149,12 @@ class InductorSession:
         self.record.forget()
         function(*arguments)
         return tuple(self.record.lines())
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What we said at level warning or above."""
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("nvgemm") and record.levelno >= logging.WARNING
+    ]

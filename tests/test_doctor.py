@@ -18,20 +18,10 @@ from nvgemm_aot import doctor
 from nvgemm_aot.cli import main
 from nvgemm_runtime import calling_convention, native
 from nvgemm_runtime.errors import ToolchainError, UnhealthyError
-from nvgemm_runtime.facts import UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
+from nvgemm_runtime.facts import UNKNOWN_VERSION
 from nvgemm_runtime.installation import Installation
 from synthetic_bundles import write_synthetic_bundle
-
-LIBRARY = RuntimeLibrary(path=Path("/site/libcute_dsl_runtime.so"), cuda="cu13", version="4.8.1")
-H200 = DeviceFacts(
-    kind="cuda",
-    name="NVIDIA H200",
-    capability=(9, 0),
-    multiprocessors=148,
-    platform="linux_x86_64",
-    cuda="cu13",
-    runtime_library=LIBRARY,
-)
+from synthetic_facts import H200, LIBRARY
 
 
 def run(*arguments: str) -> Result:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import torch
 
 import cpu_provider
 import recording_kernels
-from inductor_session import InductorSession
+from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_runtime.format import PREFIX
@@ -37,14 +36,6 @@ def assert_computes(gemm: compiled.Gemm, a: Tensor, b: Tensor) -> None:
     out = torch.full((a.shape[0], b.shape[1]), float("nan"))
     assert gemm(a, b, out=out) is out
     torch.testing.assert_close(out, a @ b)
-
-
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.name.startswith("nvgemm") and record.levelno >= logging.WARNING
-    ]
 
 
 def test_calls_the_kernel_and_says_nothing(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 
 import cpu_provider
 import recording_kernels
-from inductor_session import InductorSession
+from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_aot.wheel import write_wheel
@@ -40,15 +39,6 @@ def compile_gemms(inductor: InductorSession) -> tuple[int, str]:
     return len(compiled.launched), compiled.code[0]
 
 
-def ours(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What we said at level warning or above."""
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.name.startswith("nvgemm") and record.levelno >= logging.WARNING
-    ]
-
-
 def test_a_mistake_of_ours_is_said_once_and_compiling_goes_on(
     inductor: InductorSession, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -62,7 +52,7 @@ def test_a_mistake_of_ours_is_said_once_and_compiling_goes_on(
     launched, code = compile_gemms(inductor)
     assert launched == 0
     assert "nvgemm" not in code
-    (message,) = ours(caplog)
+    (message,) = warnings_of(caplog)
     assert "RuntimeError: wrong on purpose" in message
     hook._failures.clear()
 
@@ -79,7 +69,7 @@ def test_a_cache_key_that_cannot_be_made_is_no_reason_to_fail(
     cache_key._log_failure.cache_clear()
     compile_gemms(inductor)
     compile_gemms(inductor)
-    assert [message for message in ours(caplog) if "no such luck" in message] == [
+    assert [message for message in warnings_of(caplog) if "no such luck" in message] == [
         "torch's compile caches do not know the installed bundles: OSError: no such luck"
     ]
     cache_key._log_failure.cache_clear()
@@ -98,7 +88,7 @@ def test_a_kernel_that_fails_when_it_is_timed_is_not_chosen(
     launched, code = compile_gemms(inductor)
     assert launched == 0
     assert "nvgemm" not in code
-    assert any("out of patience" in message for message in ours(caplog))
+    assert any("out of patience" in message for message in warnings_of(caplog))
 
 
 def test_without_the_native_library_aten_computes(
@@ -109,7 +99,7 @@ def test_without_the_native_library_aten_computes(
     launched, code = compile_gemms(inductor)
     assert launched == 0
     assert "nvgemm" not in code
-    (said,) = ours(caplog)
+    (said,) = warnings_of(caplog)
     assert "missing.so is missing" in said, "once, however many kernels and GEMMs there are"
 
 
@@ -120,7 +110,7 @@ def test_no_bundle_is_nothing_to_speak_of(
     launched, code = compile_gemms(inductor)
     assert launched == 0
     assert "nvgemm" not in code
-    assert ours(caplog) == []
+    assert warnings_of(caplog) == []
 
 
 def test_a_bundle_for_a_gpu_is_nothing_to_a_cpu(
@@ -130,7 +120,7 @@ def test_a_bundle_for_a_gpu_is_nothing_to_a_cpu(
     launched, code = compile_gemms(inductor)
     assert launched == 0
     assert "nvgemm" not in code
-    assert ours(caplog) == []
+    assert warnings_of(caplog) == []
 
 
 def test_broken_and_foreign_bundles_do_not_hide_a_good_one(
@@ -148,7 +138,7 @@ def test_broken_and_foreign_bundles_do_not_hide_a_good_one(
     inductor.use(broken, noise, missing, foreign, good)
     launched, _ = compile_gemms(inductor)
     assert launched == 2
-    said = ours(caplog)
+    said = warnings_of(caplog)
     assert [sum(path.name in message for message in said) for path in (broken, noise, missing)] == [
         1,
         1,

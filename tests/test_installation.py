@@ -17,21 +17,11 @@ from nvgemm_aot.bundle import write_bundle
 from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_aot.wheel import write_wheel
 from nvgemm_runtime import installation as installation_module
-from nvgemm_runtime.facts import DeviceFacts, RuntimeLibrary
 from nvgemm_runtime.installation import Installation
 from nvgemm_runtime.match import Match, Miss
 from nvgemm_runtime.problem import DType, Problem
 from synthetic_content import SIGNATURE, synthetic_content
-
-GPU = DeviceFacts(
-    kind="cuda",
-    name="NVIDIA B200",
-    capability=(10, 0),
-    multiprocessors=148,
-    platform="linux_x86_64",
-    cuda="cu13",
-    runtime_library=RuntimeLibrary(path=Path("/lib.so"), cuda="cu13", version="4.8.1"),
-)
+from synthetic_facts import B200
 
 
 @pytest.fixture
@@ -70,8 +60,8 @@ def test_bundles_are_opened_once_and_stay_open(directory: Path) -> None:
     assert installation.bundles() == (found,)
     assert found.bundle is not None
     found.bundle.check_body()
-    index, opened = installation.index(GPU)
-    assert installation.index(GPU) == (index, opened)
+    index, opened = installation.index(B200)
+    assert installation.index(B200) == (index, opened)
     assert opened == (found.bundle,)
 
 
@@ -89,9 +79,9 @@ def test_a_broken_bundle_beside_a_good_one_is_left_out_and_said(
     assert "broken.nvgemm: [header-size]" in caplog.text
     by_name = {found.path.name: found for found in installation.bundles()}
     assert by_name["broken.nvgemm"].bundle is None
-    assert "[header-size]" in str(by_name["broken.nvgemm"].refusal(GPU))
-    assert by_name["good.nvgemm"].refusal(GPU) is None
-    index, opened = installation.index(GPU)
+    assert "[header-size]" in str(by_name["broken.nvgemm"].refusal(B200))
+    assert by_name["good.nvgemm"].refusal(B200) is None
+    index, opened = installation.index(B200)
     assert [bundle.path for bundle in opened] == [good]
     miss = index.match(not_bundled(), 256)
     assert isinstance(miss, Miss)
@@ -100,7 +90,7 @@ def test_a_broken_bundle_beside_a_good_one_is_left_out_and_said(
 
 def test_a_miss_names_a_bundle_that_could_not_be_opened(directory: Path) -> None:
     (directory / "broken.nvgemm").write_bytes(b"broken")
-    index, opened = Installation().index(GPU)
+    index, opened = Installation().index(B200)
     miss = index.match(not_bundled(), 256)
     assert opened == ()
     assert isinstance(miss, Miss)
@@ -111,7 +101,7 @@ def test_a_miss_names_a_bundle_that_could_not_be_opened(directory: Path) -> None
 def test_the_newest_toolchain_comes_first_whatever_the_names(directory: Path) -> None:
     for name, dsl in (("a", "4.8.1"), ("b", "4.10.0"), ("c", "4.8"), ("d", "4.9.2")):
         add(directory, name, dsl=dsl, seed=ord(name))
-    index, opened = Installation().index(GPU)
+    index, opened = Installation().index(B200)
     assert [bundle.path.stem for bundle in opened] == ["b", "d", "a", "c"]
     problem = opened[0].header.rankings[0].problem
     match = index.match(problem, 256)
@@ -158,8 +148,8 @@ def test_a_bundle_without_a_kernel_that_can_be_launched_is_refused(directory: Pa
     write_bundle(directory / "mixed.nvgemm", replace(base, kernels=(old[0], base.kernels[1])))
     write_bundle(directory / "old.nvgemm", replace(base, kernels=tuple(old)))
     mixed, useless = Installation().bundles()
-    assert mixed.refusal(GPU) is None
-    refusal = str(useless.refusal(GPU))
+    assert mixed.refusal(B200) is None
+    refusal = str(useless.refusal(B200))
     assert refusal.startswith("none of its 2 kernels can be launched: calling convention 'old:gemm")
 
 
@@ -181,7 +171,7 @@ def test_threads_that_race_open_each_bundle_once(
 
     def ask(place: int) -> None:
         barrier.wait()
-        answers.append(installation.index(GPU)[0] if place % 2 else installation.kernels())
+        answers.append(installation.index(B200)[0] if place % 2 else installation.kernels())
 
     threads = [threading.Thread(target=ask, args=(place,)) for place in range(6)]
     for thread in threads:
@@ -194,7 +184,7 @@ def test_threads_that_race_open_each_bundle_once(
 
 def test_an_empty_variable_names_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVGEMM_AOT_BUNDLES", os.pathsep)
-    index, _ = Installation().index(GPU)
+    index, _ = Installation().index(B200)
     miss = index.match(not_bundled(), 256)
     assert isinstance(miss, Miss)
     assert "pip install a kernel wheel" in miss.reasons[0]

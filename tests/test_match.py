@@ -1,29 +1,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from nvgemm_aot.bundle import BundleContent, ProblemRanking, encode_bundle
-from nvgemm_runtime.facts import UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
+from nvgemm_runtime.facts import UNKNOWN_VERSION, DeviceFacts
 from nvgemm_runtime.format import Header, sha256_hex
 from nvgemm_runtime.match import Basis, BundleView, Index, Match, Miss, preferred
 from nvgemm_runtime.problem import Problem, Signature
 from nvgemm_runtime.refusals import refusal
 from nvgemm_runtime.target import Target
 from synthetic_content import SIGNATURE, synthetic_content
-
-LIBRARY = RuntimeLibrary(path=Path("/lib.so"), cuda="cu13", version="4.8.1")
-B200 = DeviceFacts(
-    kind="cuda",
-    name="NVIDIA B200",
-    capability=(10, 0),
-    multiprocessors=148,
-    platform="linux_x86_64",
-    cuda="cu13",
-    runtime_library=LIBRARY,
-)
+from synthetic_facts import B200, LIBRARY
 
 
 def problem(m: int, n: int = 4096, k: int = 4096, signature: Signature = SIGNATURE) -> Problem:
