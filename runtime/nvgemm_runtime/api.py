@@ -14,6 +14,7 @@ from .eager import refuse_negation, refuse_tracing
 from .errors import NoKernelError
 from .facts import DeviceFacts, device_facts, host_platform, torch_cuda
 from .installation import INSTALLATION, FoundBundle
+from .jit_cache import mark_used
 from .library import LIBRARY, LoadedKernel
 from .match import Match, Miss
 from .operands import (
@@ -68,7 +69,7 @@ class Explanation:
 
 
 def bundles() -> tuple[FoundBundle, ...]:
-    """Every bundle that is installed or named in NVGEMM_AOT_BUNDLES, usable or not."""
+    """Every bundle that is installed, named in NVGEMM_AOT_BUNDLES or kept, usable or not."""
     return INSTALLATION.bundles()
 
 
@@ -298,6 +299,8 @@ def _find(asked: tuple[Request, ...], facts: DeviceFacts) -> tuple[Request, Matc
     for request in asked:
         found = index.match(request.problem, request.alignment_bytes)
         if isinstance(found, Match):
+            if found.from_jit:
+                mark_used(found.ranked_as)
             return request, found
         reasons.update(dict.fromkeys(found.reasons))
     return asked[0], Miss(reasons=tuple(reasons))
