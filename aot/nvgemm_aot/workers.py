@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -130,12 +132,21 @@ class Workers(Generic[Item, Result]):
         self._idle.append(_Worker(self._work, self._prepare))
 
 
+def _die_with_parent() -> None:
+    """End this process when the one that made it has ended, whatever it is busy with."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this is a worker
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _serve(
     connection: Connection, work: Callable[[Item], Result], prepare: Callable[[], object]
 ) -> None:
     """Answer items with results until the other end is gone; in the worker process."""
     # Ctrl-C goes to the whole process group; the parent alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
     prepared: Exception | None = None
     try:
         prepare()
