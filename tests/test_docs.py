@@ -88,7 +88,8 @@ def test_every_variable_that_is_read_is_documented() -> None:
         for name in re.findall(r'"(NVGEMM_[A-Z_]+)"', source.read_text("utf-8"))
     }
     assert "NVGEMM_AOT_EXPLAIN" in variables
-    documents = read("README.md") + read("docs/torch-compile.md")
+    documents = "".join(path.read_text("utf-8") for path in ROOT.glob("docs/*.md"))
+    documents += read("README.md")
     assert {name for name in variables if not re.search(rf"`{name}[`=]", documents)} == set()
 
 

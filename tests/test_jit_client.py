@@ -167,9 +167,7 @@ def test_a_forked_child_starts_its_own(machine: JitMachine, fallback: Fallback) 
     assert not open_request.done()
 
 
-def test_closing_ends_the_server_though_it_is_busy(
-    machine: JitMachine, fallback: Fallback
-) -> None:
+def test_closing_ends_the_server_though_it_is_busy(machine: JitMachine, fallback: Fallback) -> None:
     machine.set(FAKE_OPERATORS="slow")
     pending = fallback.request(problem(), H200)
     wait_until(machine.compiled, "nothing was compiled")

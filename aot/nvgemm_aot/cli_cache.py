@@ -79,7 +79,7 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: int | None)
         raise click.UsageError(str(error)) from None
     store = Cache(_directory(cache_dir))
     before = look_at(store)
-    used_before = None if older_than is None else time.time() - older_than
+    used_before = None if older_than is None else _now() - older_than
     evict(store, select(before, problems=problems, used_before=used_before))
     after = look_at(store)
     kept = sum(len(bundle.problems) for bundle in after.bundles)
@@ -92,6 +92,10 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: int | None)
     missing = problems - {k.problem for bundle in before.bundles for k in bundle.problems}
     for problem in sorted(missing):
         click.echo(f"no user bundle has {problem.key}", err=True)
+
+
+def _now() -> float:
+    return time.time()
 
 
 def _directory(named: Path | None) -> Path:

@@ -54,16 +54,16 @@ class JitCompiler:
         cache: The cache directory.
         provider: Where kernels come from.
         jobs: Most compiler processes.
-        warn: Told what the user should know, in words.
+        note: Told in words that a damaged user bundle was moved aside.
     """
 
     def __init__(
-        self, cache: Cache, provider: Provider, jobs: int, warn: Callable[[str], None]
+        self, cache: Cache, provider: Provider, jobs: int, note: Callable[[str], None]
     ) -> None:
         self._cache = cache
         self._provider = provider
         self._jobs = jobs
-        self._warn = warn
+        self._note = note
         self._planning = threading.Lock()  # operators are listed by one thread at a time
         self._workers = SharedWorkers(cache, provider.name, jobs)
 
@@ -83,7 +83,7 @@ class JitCompiler:
         self._require_private()
         versions = toolchain(self._provider)
         places = [
-            (target, UserBundle(self._cache, target, versions, GENERATOR, self._warn))
+            (target, UserBundle(self._cache, target, versions, GENERATOR, self._note))
             for target in targets_for(device)
         ]
         identity = [problem.key, *(bundle.path.name for _, bundle in places)]

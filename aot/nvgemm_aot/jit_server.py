@@ -13,10 +13,8 @@ import json
 import logging
 import os
 import select
-import shutil
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -27,6 +25,7 @@ from typing import Any
 from nvgemm_runtime.errors import NvgemmError, StorageError
 from nvgemm_runtime.problem import Problem
 
+from . import temporary_directory
 from .cache import Cache
 from .compiler import default_jobs
 from .driver_profile import Device
@@ -65,6 +64,7 @@ class Server:
         self._compilers: dict[Path, JitCompiler] = {}
         self._temporary: Path | None = None
         self._warnings: list[str] = []
+        self._notes: list[str] = []
         self._threads = ThreadPoolExecutor(max_workers=_MOST_REQUESTS)
         self._working = 0
         self._last_work = time.monotonic()
@@ -86,7 +86,7 @@ class Server:
             for compiler in self._compilers.values():
                 compiler.close()
             if self._temporary is not None:
-                shutil.rmtree(self._temporary, ignore_errors=True)
+                temporary_directory.remove(self._temporary)
 
     def _work(self, request: dict[str, Any]) -> None:
         began = time.monotonic()
@@ -98,7 +98,8 @@ class Server:
             _log.exception("%s", request.get("problem"))
             outcome = Compiled(bundle=None, reason=f"{type(error).__name__}: {error}")
         with self._writing:
-            said, self._warnings = self._warnings, []
+            warnings, self._warnings = self._warnings, []
+            notes, self._notes = self._notes, []
             answer = {
                 "id": request["id"],
                 "bundle": None if outcome.bundle is None else str(outcome.bundle),
@@ -106,7 +107,8 @@ class Server:
                 "reason": outcome.reason,
                 "failures": outcome.failures,
                 "seconds": time.monotonic() - began,
-                "warnings": said,
+                "warnings": warnings,
+                "notes": notes,
             }
             _write_all(self._answers, json.dumps(answer).encode() + b"\n")
             self._working -= 1
@@ -131,7 +133,7 @@ class Server:
             if directory not in self._compilers:
                 provider = load_provider(os.environ.get(PROVIDER_VARIABLE) or DEFAULT_PROVIDER)
                 self._compilers[directory] = JitCompiler(
-                    Cache(directory), provider, _jobs(), self._warn
+                    Cache(directory), provider, _jobs(), self._notes.append
                 )
             return self._compilers[directory]
 
@@ -139,23 +141,11 @@ class Server:
         """Keep kernels for this user process alone, from now on; said once."""
         with self._setup:
             if self._temporary is None:
-                self._temporary = _temporary_directory()
-                self._warn(
+                self._temporary = temporary_directory.make()
+                self._warnings.append(
                     f"kernels that are compiled now are kept for this process alone: {error}"
                 )
             return self._temporary
-
-    def _warn(self, text: str) -> None:
-        with self._writing:
-            if text not in self._warnings:
-                self._warnings.append(text)
-
-
-def _temporary_directory() -> Path:
-    """A directory of this process, in memory where there is such a place."""
-    shared_memory = Path("/dev/shm")
-    parent = shared_memory if os.access(shared_memory, os.W_OK | os.X_OK) else None
-    return Path(tempfile.mkdtemp(prefix="nvgemm-aot-jit-", dir=parent))
 
 
 def _jobs() -> int:

@@ -143,20 +143,24 @@ class Installation:
         return tuple(
             known
             if (known := opened.get(candidate.path)) is not None and _is_unchanged(known)
-            else self._open(candidate, check_body=True)
+            else self._open(candidate, is_kept=True)
             for candidate in (*find_kept_bundles(), *temporary)
         )
 
-    def _open(self, found: Candidate, *, check_body: bool = False) -> FoundBundle:
+    def _open(self, found: Candidate, *, is_kept: bool = False) -> FoundBundle:
         problem = found.problem
         bundle = None
         if problem is None:
             try:
                 bundle = Bundle(found.path)
-                if check_body:
+                if is_kept:
+                    # Others are checked a kernel at a time; damage here must be seen as a miss,
+                    # for what misses is compiled, and the file made anew.
                     bundle.check_body()
             except NvgemmError as error:
                 problem, bundle = str(error), None
+                if is_kept:
+                    problem += "; it is made anew when kernels are next compiled"
         if problem is not None and problem not in self._said:
             self._said.add(problem)
             _log.warning("bundle left out (%s): %s", found.origin, problem)
@@ -227,11 +231,13 @@ def _kernels_of(found: Iterable[FoundBundle]) -> dict[str, tuple[Bundle, Kernel]
 
 
 def _is_unchanged(found: FoundBundle) -> bool:
-    """Whether a file is the one that was opened."""
+    """Whether a file is the one that was opened, or gone, which leaves that one to be read."""
+    if found.bundle is None:
+        return False
     try:
-        return found.bundle is not None and found.bundle.identity == file_identity(
-            found.path.stat()
-        )
+        return found.bundle.identity == file_identity(found.path.stat())
+    except FileNotFoundError:
+        return True
     except OSError:
         return False
 

@@ -245,6 +245,8 @@ class Fallback:
     def _answered(self, process: JitProcess, answer: dict[str, Any]) -> None:
         for warning in answer["warnings"]:
             _log.warning("%s", warning)
+        for note in answer["notes"]:
+            _log.info("%s", note)
         with self._lock:
             _, pending = self._open.pop(answer["id"], (None, None))
         if pending is None:
