@@ -62,8 +62,8 @@ class FakeProvider:
     """Offers the operators that the environment variable FAKE_OPERATORS names.
 
     An operator called ``fail...`` does not compile; ``crash...`` kills the compiler process;
-    ``slow...`` takes a minute, ``hangs...`` only the first time; ``nospace...`` finds the disk full; ``same...`` gives the same code
-    as every other of its kind.
+    ``slow...`` takes a minute, ``hangs...`` only the first time; ``nospace...`` finds the disk
+    full; ``same...`` gives the same code as every other of its kind.
     """
 
     name = "fake_provider:FakeProvider"

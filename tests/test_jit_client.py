@@ -13,6 +13,7 @@ import pytest
 from jit_programs import JitMachine, kill, problem, wait_until
 from nvgemm_runtime import jit_client
 from nvgemm_runtime.jit_client import Fallback
+from nvgemm_runtime.problem import Problem
 from synthetic_facts import H200
 
 
@@ -132,6 +133,15 @@ def test_killed_at_any_point_the_bundle_is_whole(machine: JitMachine) -> None:
     assert answer["reasons"] == [None] * 6
     assert not machine.partial_files()
     assert not list((machine.cache / "jit").glob("*.damaged*"))
+
+
+def test_a_problem_need_not_wait_for_another(machine: JitMachine, fallback: Fallback) -> None:
+    machine.set(FAKE_OPERATORS="hangs")
+    first = fallback.request(problem(), H200)
+    wait_until(machine.compiled, "nothing was compiled")
+    other = Problem.parse("mm/tn/fp16xfp16/fp32/fp16/m16n512k256")
+    assert fallback.request(other, H200).result(60).reason is None
+    assert not first.done()
 
 
 def test_an_idle_server_ends_and_is_started_again(machine: JitMachine) -> None:

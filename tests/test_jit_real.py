@@ -1,4 +1,4 @@
-"""From a request to a launch with kernels for the CPU, and real kernels for a GPU up to the bundle."""
+"""From a request to a launch, with kernels for the CPU; real kernels as far as the bundle."""
 
 from __future__ import annotations
 

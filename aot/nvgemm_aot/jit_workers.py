@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from .cache import Cache
 from .compiler import Outcome, Task, start_workers
 from .locks import FileLock, acquire
-from .workers import WorkerDied, Workers
+from .workers import WorkerDied, Workers, WorkersKilled
 
 _Process = Workers[Task, Outcome]
 """A pool of one process."""
@@ -37,6 +37,7 @@ class SharedWorkers:
         self._changed = threading.Condition()
         self._idle: list[_Process] = []
         self._held: dict[_Process, FileLock | None] = {}
+        self._closed = False
         self._threads = ThreadPoolExecutor(max_workers=most)
 
     def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
@@ -59,11 +60,12 @@ class SharedWorkers:
                     return
 
     def close(self) -> None:
-        """Stop every process, busy or not."""
+        """Stop every process, busy or not; threads that wait for one get WorkersKilled."""
         with self._changed:
+            self._closed = True
             self._threads.shutdown(wait=False, cancel_futures=True)
             for process, slot in self._held.items():
-                process.__exit__(None, None, None)
+                process.kill()
                 if slot is not None:
                     slot.release()
             self._held = {}
@@ -87,6 +89,8 @@ class SharedWorkers:
 
     def _start_one(self) -> bool:
         """Start one process if the machine has room, or if there is none yet."""
+        if self._closed:
+            raise WorkersKilled
         slot = self._free_slot()
         if slot is None and self._held:
             return False

@@ -28,6 +28,10 @@ class WorkerDied(Exception):
     """The process that had a task died on it, more than once."""
 
 
+class WorkersKilled(Exception):
+    """The processes were killed from another thread while they had work."""
+
+
 class _Worker(Generic[Item, Result]):
     """One process and the pipe to it."""
 
@@ -73,6 +77,8 @@ class Workers(Generic[Item, Result]):
         self._prepare = prepare
         self._idle = [_Worker(work, prepare) for _ in range(count)]
         self._busy: dict[Connection, _Worker[Item, Result]] = {}
+        self._all = set(self._idle)
+        self._killed = False
 
     def __enter__(self) -> Workers[Item, Result]:
         return self
@@ -83,10 +89,19 @@ class Workers(Generic[Item, Result]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        everyone = [*self._idle, *self._busy.values()]
+        everyone, self._all = self._all, set()
         self._idle, self._busy = [], {}
         for worker in everyone:
             worker.stop()
+        for worker in everyone:
+            worker.process.join()
+
+    def kill(self) -> None:
+        """Stop every process for good, from any thread; one that is in `run` gets WorkersKilled."""
+        self._killed = True
+        everyone = list(self._all)
+        for worker in everyone:
+            worker.process.kill()
         for worker in everyone:
             worker.process.join()
 
@@ -94,6 +109,7 @@ class Workers(Generic[Item, Result]):
         """Work on all items and yield each when it is done, in no fixed order.
 
         Raises:
+            WorkersKilled: If `kill` was called.
             Exception: What ``work`` raised.
         """
         waiting = list(reversed(items))
@@ -127,9 +143,14 @@ class Workers(Generic[Item, Result]):
                 yield item, outcome
 
     def _replace(self, worker: _Worker[Item, Result]) -> None:
+        if self._killed:
+            raise WorkersKilled
         worker.stop()
         worker.process.join()
-        self._idle.append(_Worker(self._work, self._prepare))
+        self._all.remove(worker)
+        fresh = _Worker(self._work, self._prepare)
+        self._all.add(fresh)
+        self._idle.append(fresh)
 
 
 def _die_with_parent() -> None:
