@@ -6,6 +6,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,13 +17,15 @@ import pytest
 from fake_provider import FakeProvider
 from inductor_session import warnings_of
 from jit_programs import JitMachine, problem, wait_until
+from nvgemm_aot import pipeline
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.compiler import Outcome, compile_all
 from nvgemm_aot.driver_profile import Device
 from nvgemm_aot.jit import Compiled, JitCompiler
 from nvgemm_aot.jit_server import Server
-from nvgemm_aot.manifest import Manifest
+from nvgemm_aot.manifest import Declared, Manifest
 from nvgemm_aot.pipeline import build
+from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import StorageError, TargetError
 from nvgemm_runtime.installation import Installation
@@ -31,6 +34,7 @@ from nvgemm_runtime.jit_client import Fallback
 from nvgemm_runtime.match import Basis, Match
 from nvgemm_runtime.problem import Problem
 from synthetic_facts import H200
+from test_compiler import tasks
 
 DEVICE = Device(
     kind="cuda",
@@ -97,9 +101,6 @@ def test_a_user_bundle_holds_what_a_build_would_make(
 
 
 def manifest_of(wanted: Problem, candidates: int) -> Manifest:
-    from nvgemm_aot.manifest import Declared
-    from nvgemm_aot.targets import build_target
-
     return Manifest(
         name="some",
         description="",
@@ -229,8 +230,6 @@ def test_what_another_process_compiled_meanwhile_is_not_counted(machine: JitMach
             for item in items:
                 yield item, Outcome(was_there=True)
 
-    from test_compiler import tasks
-
     wanted = tasks("one", "two")
     assert compile_all(wanted, Cache(machine.cache), jobs=1, workers=Late()).compiled == 0
 
@@ -315,6 +314,22 @@ def test_a_disk_that_becomes_full_leaves_nothing_half_written(
     assert served.ask(problem(128))["warnings"] == []
     assert bundle.read_bytes() == good
     assert not machine.partial_files()
+
+
+def test_a_cache_that_is_cleared_meanwhile_is_filled_again(
+    machine: JitMachine, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compile_and_lose(*arguments: Any, **options: Any) -> Any:
+        made = compile_all(*arguments, **options)
+        monkeypatch.setattr(pipeline, "compile_all", compile_all)
+        shutil.rmtree(machine.cache / "entries")
+        return made
+
+    monkeypatch.setattr(pipeline, "compile_all", compile_and_lose)
+    answer = served.ask(problem())
+    assert (answer["reason"], answer["warnings"]) == (None, [])
+    assert machine.compiled() == ["one", "one", "three", "three", "two", "two"]
+    assert answer["bundle"] == str(machine.bundles()[0])
 
 
 def test_no_space_anywhere_is_a_reason(machine: JitMachine, served: Served) -> None:

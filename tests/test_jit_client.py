@@ -118,9 +118,9 @@ def test_a_killed_program_takes_everything_with_it_and_the_next_goes_on(
     program.kill()
     wait_until(lambda: not machine.others(), "the server or a compiler outlives the program")
     assert not machine.bundles()
-    assert not machine.partial_files()
     assert machine.run(problem())["reasons"] == [None]
     assert machine.compiled().count("hangs") == 2
+    assert not machine.partial_files(), "what compilers that were killed had begun is swept"
 
 
 def test_killed_at_any_point_the_bundle_is_whole(machine: JitMachine) -> None:
@@ -204,6 +204,21 @@ def test_no_python_to_start_is_a_reason(
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     outcome = fallback.request(problem(), H200).result(0)
     assert "cannot be started: [Errno 2] No such file or directory" in str(outcome.reason)
+
+
+def test_a_user_without_a_place_for_a_cache_is_a_reason_each_time(
+    machine: JitMachine, fallback: Fallback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("NVGEMM_AOT_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    for _ in range(2):
+        reason = str(fallback.request(problem(), H200).result(0).reason)
+        assert reason.startswith("StorageError: no place for the build cache")
+    assert fallback._process is None
 
 
 def test_an_unknown_provider_is_a_reason(machine: JitMachine, fallback: Fallback) -> None:

@@ -118,6 +118,17 @@ def test_readers_go_on_with_what_they_opened(bundle: UserBundle) -> None:
         assert sha256_hex(opened.payload(opened.header.kernels[0])) == IDS[0]
 
 
+def test_what_a_killed_writer_left_is_swept_by_the_next(bundle: UserBundle) -> None:
+    bundle.append(content({1: [0]}))
+    left = bundle.path.with_name(f".{bundle.path.name}.0123456789ab.partial")
+    of_another = bundle.path.with_name(".other.nvgemm.0123456789ab.partial")
+    left.touch()
+    of_another.touch()
+    bundle.append(content({2: [0]}))
+    assert not left.exists()
+    assert of_another.exists(), "it may be being written"
+
+
 def test_taking_out_what_is_not_there_changes_nothing(bundle: UserBundle) -> None:
     cache = Cache(bundle.path.parent.parent)
     remove_problems(cache, bundle.path, {problem(1)})

@@ -19,6 +19,7 @@ from . import linker
 from .cache import Cache, cache_key
 from .locks import locked
 from .providers import Candidate, Provider, load_provider
+from .storage import sweep_partials_of
 from .targets import BuildTarget
 from .workers import WorkerDied, Workers
 
@@ -255,6 +256,7 @@ def _compile_one(task: Task, directory: Path) -> Outcome:
     with locked(cache.lock_path(f"kernel-{task.key}")):
         if cache.get(task.key) is not None:
             return Outcome(was_there=True)
+        sweep_partials_of(cache.path(task.key))
         return Outcome(failure=_compile_and_store(task, cache))
 
 

@@ -32,6 +32,7 @@ from .driver_profile import Device
 from .jit import Compiled, JitCompiler
 from .pipeline import DEFAULT_PROVIDER
 from .providers import load_provider
+from .storage import finish_writing
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,9 @@ IDLE_SECONDS = 60
 
 _MOST_REQUESTS = 256
 """Requests that are worked on at once; most of them wait for compilers or for other servers."""
+
+_ATTEMPTS = 2
+"""So often a cache directory is tried: once it may be a person who clears it meanwhile."""
 
 _POLL_SECONDS = 0.5
 
@@ -118,14 +122,13 @@ class Server:
         problem = Problem.parse(request["problem"])
         device = Device.from_json(request["device"])
         candidates = int(request["candidates"])
-        named = Path(request["cache"])
-        directory = self._temporary or named
-        try:
-            return self._compiler(directory).compile(problem, candidates, device)
-        except StorageError as error:
-            if directory != named:
-                raise
-            directory = self._give_up(error)
+        for _ in range(_ATTEMPTS if self._temporary is None else 0):
+            try:
+                compiler = self._compiler(Path(request["cache"]))
+                return compiler.compile(problem, candidates, device)
+            except StorageError as error:
+                refusal = error
+        directory = self._temporary or self._give_up(refusal)
         return self._compiler(directory).compile(problem, candidates, device)
 
     def _compiler(self, directory: Path) -> JitCompiler:
@@ -203,6 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
     serve(requests, answers, options.parent, options.idle_seconds)
     # Threads may be waiting for locks or compilers, which must not keep this process.
+    finish_writing()
     sys.stderr.flush()
     os._exit(0)
 

@@ -91,6 +91,8 @@ class SharedWorkers:
         """Start one process if the machine has room, or if there is none yet."""
         if self._closed:
             raise WorkersKilled
+        if len(self._held) >= self._most:
+            return False
         slot = self._free_slot()
         if slot is None and self._held:
             return False

@@ -24,7 +24,7 @@ from .bundle import BuiltKernel, BundleContent, ProblemRanking, write_bundle
 from .cache import Cache
 from .compression import compress_quickly
 from .locks import locked
-from .storage import sweep_partials
+from .storage import sweep_partials_of
 from .targets import BuildTarget
 
 _log = logging.getLogger(__name__)
@@ -93,9 +93,9 @@ class UserBundle:
             StorageError: If the file cannot be written; it is then as before.
         """
         with locked(bundle_lock(self._cache, self.path)):
+            sweep_partials_of(self.path)
             old = self._read_or_move_aside()
             write_user_bundle(self.path, content if old is None else merge(old, content))
-        sweep_partials(self.path.parent)
 
     def _read_or_move_aside(self) -> BundleContent | None:
         """What the file holds; None where there is none, or none any more. Under its lock."""

@@ -134,7 +134,7 @@ def _missing(module: str) -> str:
 def _first_missing() -> str | None:
     missing = (module for module in _BUILDER_MODULES if not _is_installed(module))
     # A part of the compiler's package, which may lie elsewhere; asking for it would import that.
-    places = [os.path.join(place, "cutlass") for place in sys.path]  # noqa: PTH118
+    places = [f"{place}/cutlass" for place in sys.path]
     operators = PathFinder.find_spec("cutlass.operators", places)
     return next(missing, None if operators else "cutlass.operators")
 
@@ -175,19 +175,19 @@ class Fallback:
             problem: What is to be computed.
             facts: The device that it is computed on.
         """
+        pending = Pending(problem)
         try:
             reason = unavailable(facts)
             if reason is not None:
-                return Pending(problem).fail(reason)
+                return pending.fail(reason)
             with self._lock:
-                known = self._asked.get((problem, facts))
-                if known is None:
-                    known = self._asked[problem, facts] = Pending(problem)
-                    self._ask(problem, facts, known)
+                known = self._asked.setdefault((problem, facts), pending)
+                if known is pending:
+                    self._ask(pending, facts)
                 return known
         except Exception as error:  # Compiling goes on without our kernels.
             _log.debug("%s: cannot ask for kernels", problem.key, exc_info=True)
-            return Pending(problem).fail(f"{type(error).__name__}: {error}")
+            return pending.fail(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Have the other process end; what it has compiled is kept. Waits for a moment at most."""
@@ -207,14 +207,14 @@ class Fallback:
         if process is not None:
             process.abandon()
 
-    def _ask(self, problem: Problem, facts: DeviceFacts, pending: Pending) -> None:
+    def _ask(self, pending: Pending, facts: DeviceFacts) -> None:
         if self._closed is not None:
             pending.fail(self._closed)
             return
         number = next(self._numbers)
         request = {
             "id": number,
-            "problem": problem.key,
+            "problem": pending.problem.key,
             "candidates": candidates(),
             "cache": str(default_directory().absolute()),
             "device": {

@@ -141,7 +141,7 @@ def _status_text(status: int) -> str:
 def _environment() -> dict[str, str]:
     """This process's environment, so that what it can import, the other can as well."""
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
-    places = (os.path.abspath(place) for place in sys.path if os.pathsep not in place)  # noqa: PTH100
+    places = (os.path.abspath(place) for place in map(str, sys.path) if os.pathsep not in place)  # noqa: PTH100
     return {
         **kept,
         "PYTHONPATH": os.pathsep.join(places),
