@@ -158,6 +158,14 @@ def test_a_damaged_one_is_left_out_and_said_once(
     assert serves(installation, declared(path)[0])
 
 
+def test_one_that_is_found_anyway_comes_once(directory: Path) -> None:
+    path = write(directory)
+    installation = Installation()
+    installation.refresh_kept_bundles(path)
+    installation.refresh_kept_bundles(path)
+    assert [found.path for found in installation.bundles()] == [path]
+
+
 def test_a_temporary_one_comes_in_as_well(directory: Path, tmp_path: Path) -> None:
     write(directory)
     elsewhere = tmp_path / "elsewhere"
