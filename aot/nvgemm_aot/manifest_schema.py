@@ -226,6 +226,11 @@ class GemmEntry(SharedEntry):
     batch: OneOrMore[Extent] = Field(
         default_factory=list, description="Matrices of a batch; bmm needs it, mm has none."
     )
+    count: Number = Field(
+        default_factory=int,
+        description="How often each GEMM stands in the graphs that were recorded; 1 if left out. "
+        "What is built does not depend on it.",
+    )
 
 
 class ManifestEntry(_Entry):
