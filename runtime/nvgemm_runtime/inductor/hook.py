@@ -21,6 +21,8 @@ from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
 from ..declarable import UNSERVED
+from ..errors import NvgemmError
+from ..recorder import recorder
 from . import report
 from .nodes import GemmNode, name_of
 from .operand import Operand
@@ -49,10 +51,24 @@ def install() -> None:
 def join(choices: list[Any]) -> list[Any]:
     """Inductor's preprocessing function: the choices, with ours behind them."""
     try:
+        _record(choices)
         return [*choices, *_our_choices(choices)]
     except Exception as error:
+        if isinstance(error, NvgemmError) and error.stops_compilation:
+            raise
         _log_failure(error)
         return choices
+
+
+def _record(choices: list[Any]) -> None:
+    """Keep the GEMM where the user asked for that, whether or not choices are timed."""
+    kept_by = recorder()
+    if kept_by is not None:
+        from .met import what_was_met
+
+        found = what_was_met(choices)
+        if found is not None:
+            kept_by.add(*found)
 
 
 _failures: set[str] = set()
