@@ -61,11 +61,12 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
             return func(*args, **kwargs) if result is NotImplemented else result
         result = func(*args, **kwargs)
         operands = args[1:] if name in _ADDENDS else args
-        self._count(name, operands[0], operands[1], result)
+        a, b = map(_operand, operands[:2])
+        self.count(declarable(name, a, b, _operand(result)))
         return result
 
-    def _count(self, name: str, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        met = declarable(name, _operand(a), _operand(b), _operand(out))
+    def count(self, met: Problem | str) -> None:
+        """Count a GEMM that was called: its problem, or what it is in words."""
         if isinstance(met, Problem):
             self.problems[met] += 1
         else:

@@ -11,7 +11,7 @@ import fcntl
 import functools
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from .errors import RecordError
@@ -27,16 +27,19 @@ _NAME_ANOTHER = f"name another file, by {RECORD_VARIABLE} or --out"
 _TARGET_OF_CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100f", (10, 3): "sm_103a"}
 
 
-def chosen_target(capability: tuple[int, int] | None) -> str:
+def chosen_target(
+    capability: tuple[int, int] | None, variables: Mapping[str, str] = os.environ
+) -> str:
     """What to build for.
 
     Args:
         capability: Compute capability of the device that a GEMM was met on; None for a CPU.
+        variables: Of the environment.
 
     Raises:
         RecordError: If the variable names nothing that can be built for.
     """
-    chosen = os.environ.get(TARGET_VARIABLE)
+    chosen = variables.get(TARGET_VARIABLE)
     if not chosen:
         return _TARGET_OF_CAPABILITY.get(capability or (0, 0), DEFAULT_TARGET)
     if chosen not in TARGETS:
