@@ -105,9 +105,11 @@ def _with_fake_tensors(command: Sequence[str]) -> list[str]:
         if arguments[place] in ("-m", "-c"):
             break
         place += 2 if arguments[place] in _OPTIONS_WITH_VALUE else 1
-    if not _PYTHON.fullmatch(Path(python).name) or place >= len(arguments):
+    program = arguments[place:]
+    is_whole = len(program) > (program[:1] in (["-m"], ["-c"]))
+    if not _PYTHON.fullmatch(Path(python).name) or not is_whole:
         raise RecordError(
             f"--fake runs Python programs: the command is {' '.join(command)!r}, must be of the "
             "form python script.py …, python -m package … or python -c code …"
         )
-    return [python, *arguments[:place], "-m", "nvgemm_aot.fake_run", *arguments[place:]]
+    return [python, *arguments[:place], "-m", "nvgemm_aot.fake_run", *program]

@@ -6,7 +6,7 @@ written. What no manifest can declare stands behind it, as comments.
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,6 +19,8 @@ TARGETS = ("sm_90a", "sm_100a", "sm_100f", "sm_103a")
 _FIRST_LINE = "# Recorded by nvgemm-aot, form 1. Later runs merge into this file: edit a copy."
 _OTHERS_LINE = "# Met as well, with no kernel to build for it: how often, what, and why."
 _VERSION_LINE = "version: 1"
+
+_FIXED_LINES = (_FIRST_LINE, _VERSION_LINE, "gemms:", "gemms: []", _OTHERS_LINE)
 
 _NAME = re.compile(r'name: "([a-z0-9.\-]+)"')
 _TARGETS = re.compile(r"targets: \[([a-z0-9_]+(?:, [a-z0-9_]+)*)\]")
@@ -73,41 +75,54 @@ def parse(text: str) -> Recording:
 
     Raises:
         ValueError: If it is not, to the letter, what `Recording.render` would write; the message
-            names the first line that differs.
+            names the line.
     """
     recording = Recording(name="")
-    for line in text.splitlines():
-        _read_line(line, recording)
-    for number, (found, expected) in enumerate(
-        zip(text.split("\n"), recording.render().split("\n")), start=1
-    ):
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not _read_line(line, recording):
+            raise ValueError(f"line {number} is {line[:80]!r}")
+    lines = itertools.zip_longest(text.split("\n"), recording.render().split("\n"), fillvalue="")
+    for number, (found, expected) in enumerate(lines, start=1):
         if found != expected:
             raise ValueError(f"line {number} is {found[:80]!r}, must be {expected[:80]!r}")
+    if not text.endswith("\n"):
+        raise ValueError("the last line is cut off")
     return recording
 
 
-def _read_line(line: str, recording: Recording) -> None:
-    """Take in what a line says; one that says nothing is missing when the text is made again."""
+def _read_line(line: str, recording: Recording) -> bool:
+    """Take in what a line says; False if it can be in no recording."""
     if match := _GEMM.fullmatch(line):
-        op, dtype, out, layout, batch, m, n, k, count = match.groups()
-        with contextlib.suppress(ValueError):
-            operand = DType(dtype)
-            signature = Signature(
-                op=Op(op),
-                layout=Layout(layout),
-                a=operand,
-                b=operand,
-                accumulator=DType.INT32 if operand.is_integer else DType.FP32,
-                out=DType(out),
-            )
-            sizes = {"m": int(m), "n": int(n), "k": int(k), "batch": int(batch or 1)}
-            recording.problems[Problem(signature=signature, **sizes)] += int(count)
+        try:
+            problem = _problem(*match.groups()[:-1])
+        except ValueError:
+            return False
+        recording.problems[problem] += int(match[9])
     elif match := _OTHER.fullmatch(line):
         recording.others[match[2]] += int(match[1])
     elif match := _NAME.fullmatch(line):
         recording.name = match[1]
     elif match := _TARGETS.fullmatch(line):
-        recording.targets = set(match[1].split(", ")) & {*TARGETS}
+        recording.targets = {*match[1].split(", ")}
+        return recording.targets <= {*TARGETS}
+    else:
+        return line in _FIXED_LINES
+    return True
+
+
+def _problem(
+    op: str, dtype: str, out: str, layout: str, batch: str | None, m: str, n: str, k: str
+) -> Problem:
+    operand = DType(dtype)
+    signature = Signature(
+        op=Op(op),
+        layout=Layout(layout),
+        a=operand,
+        b=operand,
+        accumulator=DType.INT32 if operand.is_integer else DType.FP32,
+        out=DType(out),
+    )
+    return Problem(signature=signature, m=int(m), n=int(n), k=int(k), batch=int(batch or 1))
 
 
 def _gemm_line(problem: Problem, count: int) -> str:
