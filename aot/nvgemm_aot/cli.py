@@ -22,6 +22,7 @@ from nvgemm_runtime.errors import (
 )
 
 from . import render, render_bundle, render_doctor, render_explain
+from .cli_record import record
 from .progress import report_progress
 from .rejection_log import open_rejection_log
 
@@ -275,6 +276,9 @@ def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None
             err=True,
         )
     ctx.exit(explanation.status)
+
+
+main.add_command(record)
 
 
 @main.command()

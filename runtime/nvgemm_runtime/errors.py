@@ -15,9 +15,12 @@ class NvgemmError(Exception):
     Attributes:
         exit_code: Process exit status that the command line maps this class to. 0, 1 and 2 are
             left to success, unexpected failures and usage errors.
+        stops_compilation: Whether it ends a compilation of torch.compile, for it says that what
+            the user asked for cannot be had. All others cost no more than our choices.
     """
 
     exit_code: ClassVar[int] = 3
+    stops_compilation: ClassVar[bool] = False
 
 
 class ManifestError(NvgemmError):
@@ -60,6 +63,13 @@ class StorageError(NvgemmError):
     """A file cannot be read or written: no space, no permission, missing."""
 
     exit_code = 16
+
+
+class RecordError(NvgemmError):
+    """GEMMs cannot be recorded where the user asked for it."""
+
+    exit_code = 17
+    stops_compilation = True
 
 
 class BundleFormatError(NvgemmError):

@@ -27,6 +27,12 @@ MAX_CHOICES_VARIABLE = "NVGEMM_AOT_MAX_CHOICES"
 
 DEFAULT_MAX_CHOICES = 4
 
+RECORD_VARIABLE = "NVGEMM_AOT_RECORD"
+"""Names the file in which every GEMM is kept that torch.compile meets; see `recorder`."""
+
+TARGET_VARIABLE = "NVGEMM_AOT_RECORD_TARGET"
+"""What that file is to be built for, whatever device GEMMs are met on."""
+
 _log = logging.getLogger(__name__)
 
 
