@@ -137,3 +137,13 @@ COUNTERS = Counters()
 """The counts of this process."""
 
 os.register_at_fork(after_in_child=COUNTERS.renew_lock)
+
+
+def stats() -> Stats:
+    """What became of the GEMMs that this process has compiled."""
+    return COUNTERS.stats()
+
+
+def reset_stats() -> None:
+    """Count from zero again."""
+    COUNTERS.reset()

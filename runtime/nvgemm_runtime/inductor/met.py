@@ -1,11 +1,7 @@
-"""Which GEMM Inductor asks choices for, read off the choices: for recordings.
-
-As `hook`, whose reading of operands it shares, it knows torch's insides.
-"""
+"""Which GEMM Inductor asks choices for, read off the choices: for recordings."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from torch._inductor.virtualized import V
@@ -14,16 +10,12 @@ from ..declarable import UNSERVED, declarable
 from ..facts import device_facts
 from ..problem import Op, Problem
 from ..recorder import chosen_target
-from .hook import _name_in_aten, _operand, _operand_of
+from .reading import is_alternative, name_in_aten, operand, operand_of
 
 _GEMMS = {*(op.value for op in Op), *UNSERVED}
 
 _WITH_ADDEND = ("addmm", "bias_addmm", "baddbmm")
 """Operators whose first operand is not multiplied."""
-
-_ALTERNATIVE = re.compile(r"(benchmark_)?(decompose_k|contiguous_(add)?mm)_.*")
-"""Names of the graphs that Inductor's subgraph templates make: other ways to compute a GEMM that
-came up already."""
 
 
 def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
@@ -36,18 +28,17 @@ def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
     Raises:
         RecordError: If the user wants what nothing can be built for.
     """
-    name = getattr(V.graph, "name", None)
-    if not choices or (isinstance(name, str) and _ALTERNATIVE.fullmatch(name)):
+    if not choices or is_alternative():
         return None
     op = _operator(choices)
     if op is None:
         return None
     choice = choices[0]
     nodes = choice.input_nodes[1:] if op in _WITH_ADDEND else choice.input_nodes
-    a, b = map(_operand, nodes[:2])
+    a, b = map(operand, nodes[:2])
     device = a.device
     return (
-        declarable(op, a, b, _operand_of(choice.layout, 0)),
+        declarable(op, a, b, operand_of(choice.layout, 0)),
         chosen_target(device_facts(device.type, device.index or 0).capability),
     )
 
@@ -55,7 +46,7 @@ def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
 def _operator(choices: list[Any]) -> str | None:
     """ATen's name of the operator, by Inductor's ATen choice or by the graph; None if no GEMM."""
     packet = getattr(V.graph.current_node.target, "overloadpacket", None)
-    names = [_name_in_aten(choice) for choice in choices]
+    names = [name_in_aten(choice) for choice in choices]
     for name in (*names, getattr(packet, "__name__", None)):
         if name is not None and name.removesuffix("_dtype") in _GEMMS:
             return name.removesuffix("_dtype")

@@ -47,8 +47,8 @@ def mode(name: str) -> Iterator[None]:
             return
         raise SettingError(
             f"mode is {name!r}, but nvgemm-aot is not in torch.compile in this process: "
-            f"{MODE_VARIABLE} was off when torch was imported, or torch's release is not supported; "
-            "see nvgemm-aot doctor"
+            f"{MODE_VARIABLE} was off when torch was imported, or torch's release is not "
+            "supported; see nvgemm-aot doctor"
         )
     with config.patch({OPTION: wanted.value}):
         yield

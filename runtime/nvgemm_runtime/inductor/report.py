@@ -15,10 +15,8 @@ from collections.abc import Mapping, Sequence
 
 from torch._logging import trace_structured
 
-from ..counters import COUNTERS
-
-EXPLAIN_VARIABLE = "NVGEMM_AOT_EXPLAIN"
-"""Names the file that events are appended to; nothing is written where it is not set."""
+from ..counters import COUNTERS, Stats
+from .settings import EXPLAIN_VARIABLE
 
 _log = logging.getLogger(__name__)
 
@@ -62,6 +60,19 @@ def used(gemm: str, name: str, kernel_id: str) -> None:
     """A call of a bundled kernel, by its name in generated code, was written into the code."""
     COUNTERS.win(kernel_id)
     _tell({"event": "used", "gemm": gemm, "name": name})
+
+
+def summarize(_: object) -> None:
+    """Log in one line what was added to the counters since this was last called, if anything."""
+    global _summarized
+    stats = COUNTERS.stats()
+    added = stats.since(_summarized)
+    _summarized = stats
+    if added.met:
+        _log.info("compiled %s", added)
+
+
+_summarized = Stats()
 
 
 def _tell(event: dict[str, object]) -> None:

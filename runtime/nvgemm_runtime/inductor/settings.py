@@ -33,6 +33,9 @@ RECORD_VARIABLE = "NVGEMM_AOT_RECORD"
 TARGET_VARIABLE = "NVGEMM_AOT_RECORD_TARGET"
 """What that file is to be built for, whatever device GEMMs are met on."""
 
+EXPLAIN_VARIABLE = "NVGEMM_AOT_EXPLAIN"
+"""Names the file that `report` appends events to; nothing is written where it is not set."""
+
 _log = logging.getLogger(__name__)
 
 
