@@ -18,7 +18,15 @@ from .hook import _name_in_aten, _operand, _operand_of
 
 _GEMMS = {*(op.value for op in Op), *UNSERVED}
 
-_WITH_ADDEND = ("addmm", "bias_addmm", "baddbmm")
+_OPERATORS = {
+    "mm_dtype": "mm",
+    "bmm_dtype": "bmm",
+    "bias_addmm": "addmm",
+    "_mm_plus_mm": "mm_plus_mm",
+}
+"""By name of Inductor's choice, where it is another one: ATen's of the operator."""
+
+_WITH_ADDEND = ("addmm", "baddbmm")
 """Operators whose first operand is not multiplied."""
 
 _ALTERNATIVE = re.compile(r"(benchmark_)?(decompose_k|contiguous_(add)?mm)_.*")
@@ -55,8 +63,8 @@ def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
 def _operator(choices: list[Any]) -> str | None:
     """ATen's name of the operator, by Inductor's ATen choice or by the graph; None if no GEMM."""
     packet = getattr(V.graph.current_node.target, "overloadpacket", None)
-    names = [_name_in_aten(choice) for choice in choices]
-    for name in (*names, getattr(packet, "__name__", None)):
-        if name is not None and name.removesuffix("_dtype") in _GEMMS:
-            return name.removesuffix("_dtype")
+    for name in (*map(_name_in_aten, choices), getattr(packet, "__name__", None)):
+        operator = _OPERATORS.get(name or "", name)
+        if operator in _GEMMS:
+            return operator
     return None
