@@ -47,10 +47,10 @@ def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
     name = getattr(V.graph, "name", None)
     if not choices or (isinstance(name, str) and _ALTERNATIVE.fullmatch(name)):
         return None
-    op = _operator(choices)
-    if op is None:
+    found = _find_operator(choices)
+    if found is None:
         return None
-    choice = choices[0]
+    op, choice = found
     nodes = choice.input_nodes[1:] if op in _WITH_ADDEND else choice.input_nodes
     a, b = map(_operand, nodes[:2])
     device = a.device
@@ -60,11 +60,12 @@ def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
     )
 
 
-def _operator(choices: list[Any]) -> str | None:
-    """ATen's name of the operator, by Inductor's ATen choice or by the graph; None if no GEMM."""
+def _find_operator(choices: list[Any]) -> tuple[str, Any] | None:
+    """ATen's name of the operator, and a choice that takes its operands; None if it is no GEMM."""
     packet = getattr(V.graph.current_node.target, "overloadpacket", None)
-    for name in (*map(_name_in_aten, choices), getattr(packet, "__name__", None)):
+    named = [(_name_in_aten(choice), choice) for choice in choices]
+    for name, choice in (*named, (getattr(packet, "__name__", None), choices[0])):
         operator = _OPERATORS.get(name or "", name)
         if operator in _GEMMS:
-            return operator
+            return operator, choice
     return None
