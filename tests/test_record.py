@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from nvgemm_aot.cli import main
 from nvgemm_aot.record import _with_fake_tensors
 from nvgemm_runtime.errors import RecordError
+from nvgemm_runtime.problem import Problem
 from nvgemm_runtime.recorder import Recorder
 
 _START = [sys.executable, "-c", "from nvgemm_aot.cli import main; main()", "record"]
@@ -59,7 +60,7 @@ raise SystemExit(5)
 """
 
 
-def test_commands_at_once_and_one_after_the_other_share_a_file(
+def test_commands_at_once_share_a_file_that_is_built_from_unchanged(
     start: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "model.py").write_text(_COMPILING)
@@ -67,18 +68,34 @@ def test_commands_at_once_and_one_after_the_other_share_a_file(
     for process in [start(*command), start(*command)]:
         output, said = process.communicate()
         assert (process.returncode, output) == (5, "the program's own words\n"), said
-    problem = "mm/tt/bf16xbf16/fp32/bf16/m16n32k64"
-    assert counts(tmp_path) == {problem: 4}
-    output, said = start(*command).communicate()
-    assert counts(tmp_path) == {problem: 6}
-    assert said.splitlines()[-1] == (
-        f"nvgemm-aot: {tmp_path}/out.yaml: 2 GEMMs met, 1 distinct, 0 new in the file; besides 1 "
-        "(1 distinct) with no kernel to build for them, which its last lines list"
-    )
+        assert f"nvgemm-aot: {tmp_path}/out.yaml: " in said
+    assert counts(tmp_path) == {"mm/tt/bf16xbf16/fp32/bf16/m16n32k64": 4}
     arguments = ["build", str(tmp_path / "out.yaml"), "--dry-run", "--cache-dir", str(tmp_path)]
     planned = CliRunner().invoke(main, arguments)
     assert planned.exit_code == 0, planned.output
     assert "1 problems" in planned.output
+
+
+_ADDING = """
+import os
+from pathlib import Path
+from nvgemm_runtime.problem import Problem
+from nvgemm_runtime.recorder import Recorder
+recorder = Recorder(Path(os.environ["NVGEMM_AOT_RECORD"]))
+for m in (16, 16, 32):
+    recorder.add(Problem.parse(f"mm/tn/bf16xbf16/fp32/bf16/m{m}n64k64"), "sm_90a")
+recorder.add("an odd one", "sm_90a")
+"""
+
+
+def test_the_summary_is_of_this_run(tmp_path: Path) -> None:
+    path = tmp_path / "out.yaml"
+    Recorder(path).add(Problem.parse("mm/tn/bf16xbf16/fp32/bf16/m16n64k64"), "sm_90a")
+    arguments = ["record", "-o", str(path), "--", sys.executable, "-c", _ADDING]
+    assert CliRunner().invoke(main, arguments).stderr == (
+        f"nvgemm-aot: {path}: 3 GEMMs met, 2 distinct, 1 new in the file; besides 1 (1 distinct) "
+        "with no kernel to build for them, which its last lines list\n"
+    )
 
 
 _FAKE = """
@@ -111,17 +128,12 @@ raise SystemExit(7)
 """Its weights are 8 GB."""
 
 
-@pytest.mark.parametrize("way", ["script", "module"])
-def test_under_fake_tensors(start: Start, tmp_path: Path, way: str) -> None:
+def test_under_fake_tensors(start: Start, tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text(_FAKE)
-    program, name = {
-        "script": (["large.py"], "large.py"),
-        "module": (["-m", "large"], str(tmp_path / "large.py")),
-    }[way]
-    process = start("--fake", "--", sys.executable, "-W", "ignore", *program, "--one", "two")
+    process = start("--fake", "--", sys.executable, "-W", "ignore", "large.py", "--one", "two")
     output, said = process.communicate()
     assert process.returncode == 7, said
-    assert output == f"{[name, '--one', 'two']} False\n"
+    assert output == "['large.py', '--one', 'two'] False\n"
     assert counts(tmp_path) == {
         "mm/tn/bf16xbf16/fp32/bf16/m32n65536k16384": 2,
         "mm/tn/bf16xbf16/fp32/bf16/m32n16384k65536": 1,
@@ -152,10 +164,9 @@ def test_under_fake_tensors_an_end_from_outside_loses_no_gemm(
     tmp_path: Path, number: signal.Signals, status: int, calls: int
 ) -> None:
     """A killed program loses how often at most, and only what came after the last write."""
-    (tmp_path / "long.py").write_text(_LONG)
     environment = {**os.environ, "NVGEMM_AOT_RECORD": str(tmp_path / "out.yaml")}
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-m", "nvgemm_aot.fake_run", "long.py"],
+        [sys.executable, "-W", "ignore", "-m", "nvgemm_aot.fake_run", "-c", _LONG],
         env=environment,
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -174,9 +185,15 @@ def test_under_fake_tensors_an_end_from_outside_loses_no_gemm(
 def test_under_fake_tensors_a_look_at_numbers_is_explained_and_what_was_met_is_kept(
     start: Start, tmp_path: Path
 ) -> None:
-    program = "import torch; a = torch.ones(64, 64).half(); print((a @ a).sum().item())"
-    process = start("--fake", "--", sys.executable, "-W", "ignore", "-c", program)
-    _, said = process.communicate()
+    (tmp_path / "looking.py").write_text(
+        "import sys, torch\n"
+        "print(sys.argv[1:], __name__)\n"
+        "a = torch.ones(64, 64).half()\n"
+        "print((a @ a).sum().item())\n"
+    )
+    process = start("--fake", "--", sys.executable, "-W", "ignore", "-m", "looking", "-m", "two")
+    output, said = process.communicate()
+    assert output == "['-m', 'two'] __main__\n"
     assert process.returncode == 1
     assert "nvgemm-aot: the program looked at numbers, and fake tensors have none" in said
     assert counts(tmp_path) == {"mm/tt/fp16xfp16/fp32/fp16/m64n64k64": 1}

@@ -67,8 +67,9 @@ def test_merging_adds_counts_and_joins_targets() -> None:
 
 def test_words_of_others_cannot_break_the_file(tmp_path: Path) -> None:
     kept = recording()
-    kept.merge(Recording(name="", others=Counter({"two\n- lines\x07 of: {it": 1})))
-    assert "# 1 x two - lines? of: {it\n" in kept.render()
+    odd = {"two\n- lines\x07 of: {it": 1, "two - lines\x08 of: {it": 2}
+    kept.merge(Recording(name="", others=Counter(odd)))
+    assert "# 3 x two - lines? of: {it\n" in kept.render()
     assert parse(kept.render()) == kept
     (tmp_path / "some.yaml").write_text(kept.render())
     load_manifest(tmp_path / "some.yaml")

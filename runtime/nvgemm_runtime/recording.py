@@ -51,7 +51,8 @@ class Recording:
         """Take in what another recording has."""
         self.targets |= other.targets
         self.problems.update(other.problems)
-        self.others.update({_line(text): count for text, count in other.others.items()})
+        for text, count in other.others.items():
+            self.others[_line(text)] += count
 
     def render(self) -> str:
         """The file's text."""

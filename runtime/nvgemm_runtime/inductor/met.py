@@ -14,7 +14,15 @@ from .reading import is_alternative, name_in_aten, operand, operand_of
 
 _GEMMS = {*(op.value for op in Op), *UNSERVED}
 
-_WITH_ADDEND = ("addmm", "bias_addmm", "baddbmm")
+_OPERATORS = {
+    "mm_dtype": "mm",
+    "bmm_dtype": "bmm",
+    "bias_addmm": "addmm",
+    "_mm_plus_mm": "mm_plus_mm",
+}
+"""By name of Inductor's choice, where it is another one: ATen's of the operator."""
+
+_WITH_ADDEND = ("addmm", "baddbmm")
 """Operators whose first operand is not multiplied."""
 
 
@@ -30,10 +38,10 @@ def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
     """
     if not choices or is_alternative():
         return None
-    op = _operator(choices)
-    if op is None:
+    found = _find_operator(choices)
+    if found is None:
         return None
-    choice = choices[0]
+    op, choice = found
     nodes = choice.input_nodes[1:] if op in _WITH_ADDEND else choice.input_nodes
     a, b = map(operand, nodes[:2])
     device = a.device
@@ -43,11 +51,12 @@ def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
     )
 
 
-def _operator(choices: list[Any]) -> str | None:
-    """ATen's name of the operator, by Inductor's ATen choice or by the graph; None if no GEMM."""
+def _find_operator(choices: list[Any]) -> tuple[str, Any] | None:
+    """ATen's name of the operator, and a choice that takes its operands; None if it is no GEMM."""
     packet = getattr(V.graph.current_node.target, "overloadpacket", None)
-    names = [name_in_aten(choice) for choice in choices]
-    for name in (*names, getattr(packet, "__name__", None)):
-        if name is not None and name.removesuffix("_dtype") in _GEMMS:
-            return name.removesuffix("_dtype")
+    named = [(name_in_aten(choice), choice) for choice in choices]
+    for name, choice in (*named, (getattr(packet, "__name__", None), choices[0])):
+        operator = _OPERATORS.get(name or "", name)
+        if operator in _GEMMS:
+            return operator, choice
     return None
