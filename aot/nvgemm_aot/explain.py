@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nvgemm_runtime.inductor.report import EXPLAIN_VARIABLE
+from nvgemm_runtime.inductor.settings import EXPLAIN_VARIABLE
 
 from .child import run_to_end
 
@@ -33,8 +33,8 @@ class MetGemm:
 
     Attributes:
         gemm: Its problem's key, or a text where no problem describes it.
-        basis: ``declared`` or ``signature`` where it was offered kernels, however often it was not;
-            otherwise ``miss``.
+        basis: ``declared``, ``signature`` or ``jit`` where it was offered kernels, however often it
+            was not; otherwise ``miss``.
         reasons: Why it was a miss, whenever it was one.
         offered: By name in generated code, the operators that joined the choices.
         graphs: How often it was met.

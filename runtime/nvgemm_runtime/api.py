@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from . import native
 from .autograd_refusal import refuse_lost_derivative
-from .eager import refuse_negation, refuse_tracing
+from .eager import quick_with_kernel, refuse_negation, refuse_tracing
 from .errors import NoKernelError
 from .facts import DeviceFacts, device_facts, host_platform, torch_cuda
 from .installation import INSTALLATION, FoundBundle
@@ -31,10 +31,6 @@ from .refusals import process_refusal
 
 if TYPE_CHECKING:
     import torch
-
-
-_MM, _BMM = Op.MM, Op.BMM
-"""Looked up at every call, for which an attribute of an enum is slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +90,7 @@ def explain(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = No
     return Explanation(request=request, facts=facts, match=found, reasons=())
 
 
+@quick_with_kernel(Op.MM)
 def mm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -124,12 +121,10 @@ def mm(
             of forward mode, or torch records operations: a dispatch mode is active, or
             ``torch.jit.trace`` (not looked for where ``out`` and a loaded kernel are given).
     """
-    if type(kernel) is LoadedKernel and kernel.op is _MM and out is not None:
-        # The common case, in which a call should cost little more than the launch itself.
-        return kernel.call(a, b, out)
-    return _unseen_by_dynamo()(_MM, a, b, out, kernel)
+    return _unseen_by_dynamo()(Op.MM, a, b, out, kernel)
 
 
+@quick_with_kernel(Op.BMM)
 def bmm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -137,9 +132,7 @@ def bmm(
     kernel: str | LoadedKernel | None = None,
 ) -> torch.Tensor:
     """Multiply two batches of matrices with a prebuilt kernel; as `mm` with a leading batch."""
-    if type(kernel) is LoadedKernel and kernel.op is _BMM and out is not None:
-        return kernel.call(a, b, out)
-    return _unseen_by_dynamo()(_BMM, a, b, out, kernel)
+    return _unseen_by_dynamo()(Op.BMM, a, b, out, kernel)
 
 
 def choose(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> LoadedKernel:
@@ -252,7 +245,7 @@ def _run(
             check_empty(op, a, b, out)
             return out.zero_()  # as ATen: a sum of nothing is zero
         kernel = _choose(op, a, b, out)
-    return kernel.call(a, b, out)
+    return (mm if op is Op.MM else bmm)(a, b, out, kernel)
 
 
 _chosen: dict[tuple[object, ...], LoadedKernel] = {}

@@ -120,6 +120,20 @@ class NoKernelError(NvgemmError):
         return type(self), (str(self), self.reasons)
 
 
+class RequiredError(NoKernelError):
+    """Mode ``required``: torch.compile met a GEMM that no prebuilt kernel serves."""
+
+    exit_code = 33
+    stops_compilation = True
+
+
+class SettingError(NvgemmError):
+    """An option or a variable of the plug-in has a value that is not allowed."""
+
+    exit_code = 34
+    stops_compilation = True
+
+
 class DriverError(NvgemmError):
     """The CUDA driver, or a library that kernels call, is missing or reports a failure."""
 

@@ -64,7 +64,7 @@ class Recording:
             "gemms:" if self.problems else "gemms: []",
         ]
         ordered = sorted(self.problems.items(), key=lambda met: _order(met[0]))
-        lines += [_gemm_line(problem, count) for problem, count in ordered]
+        lines += [gemm_line(problem, count) for problem, count in ordered]
         if self.others:
             lines.append(_OTHERS_LINE)
             lines += [f"# {count} x {text}" for text, count in sorted(self.others.items())]
@@ -126,13 +126,20 @@ def _problem(
     return Problem(signature=signature, m=int(m), n=int(n), k=int(k), batch=int(batch or 1))
 
 
-def _gemm_line(problem: Problem, count: int) -> str:
+def gemm_line(problem: Problem, count: int | None = None) -> str:
+    """The entry under ``gemms`` that declares a problem, on one line.
+
+    Args:
+        problem: What it declares.
+        count: How often it was met; left out if None.
+    """
     signature = problem.signature
     batch = f" batch: {problem.batch}," if signature.op is Op.BMM else ""
+    counted = "" if count is None else f", count: {count}"
     return (
         f"- {{op: {signature.op.value}, dtype: {signature.a.value}, out: {signature.out.value}, "
         f"layout: {signature.layout.value},{batch} m: {problem.m}, n: {problem.n}, "
-        f"k: {problem.k}, count: {count}}}"
+        f"k: {problem.k}{counted}}}"
     )
 
 

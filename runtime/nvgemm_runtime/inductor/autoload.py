@@ -21,6 +21,7 @@ SUPPORTED = (2, 11), (2, 15)
 """First and last release of torch that the plug-in was run with."""
 
 _WAITED_FOR = {
+    "torch._inductor.config": "options",
     "torch._inductor.codegen.common": "cache_key",
     "torch._inductor.select_algorithm": "hook",
     "torch._inductor.package.package": "packages",

@@ -1,11 +1,7 @@
-"""Which GEMM Inductor asks choices for, read off the choices: for recordings.
-
-As `hook`, whose reading of operands it shares, it knows torch's insides.
-"""
+"""Which GEMM Inductor asks choices for, read off the choices: for recordings."""
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from torch._inductor.virtualized import V
@@ -14,7 +10,7 @@ from ..declarable import UNSERVED, declarable
 from ..facts import device_facts
 from ..problem import Op, Problem
 from ..recorder import chosen_target
-from .hook import _name_in_aten, _operand, _operand_of
+from .reading import is_alternative, name_in_aten, operand, operand_of
 
 _GEMMS = {*(op.value for op in Op), *UNSERVED}
 
@@ -29,10 +25,6 @@ _OPERATORS = {
 _WITH_ADDEND = ("addmm", "baddbmm")
 """Operators whose first operand is not multiplied."""
 
-_ALTERNATIVE = re.compile(r"(benchmark_)?(decompose_k|contiguous_(add)?mm)_.*")
-"""Names of the graphs that Inductor's subgraph templates make: other ways to compute a GEMM that
-came up already."""
-
 
 def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
     """The GEMM that choices are for.
@@ -44,18 +36,17 @@ def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
     Raises:
         RecordError: If the user wants what nothing can be built for.
     """
-    name = getattr(V.graph, "name", None)
-    if not choices or (isinstance(name, str) and _ALTERNATIVE.fullmatch(name)):
+    if not choices or is_alternative():
         return None
     found = _find_operator(choices)
     if found is None:
         return None
     op, choice = found
     nodes = choice.input_nodes[1:] if op in _WITH_ADDEND else choice.input_nodes
-    a, b = map(_operand, nodes[:2])
+    a, b = map(operand, nodes[:2])
     device = a.device
     return (
-        declarable(op, a, b, _operand_of(choice.layout, 0)),
+        declarable(op, a, b, operand_of(choice.layout, 0)),
         chosen_target(device_facts(device.type, device.index or 0).capability),
     )
 
@@ -63,7 +54,7 @@ def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
 def _find_operator(choices: list[Any]) -> tuple[str, Any] | None:
     """ATen's name of the operator, and a choice that takes its operands; None if it is no GEMM."""
     packet = getattr(V.graph.current_node.target, "overloadpacket", None)
-    named = [(_name_in_aten(choice), choice) for choice in choices]
+    named = [(name_in_aten(choice), choice) for choice in choices]
     for name, choice in (*named, (getattr(packet, "__name__", None), choices[0])):
         operator = _OPERATORS.get(name or "", name)
         if operator in _GEMMS:

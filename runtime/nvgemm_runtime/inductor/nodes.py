@@ -1,6 +1,6 @@
 """Calls of bundled kernels in the code that Inductor generates, in Python and in C++.
 
-With `hook` and `met` alone knows torch's insides; the names used here are private, and were
+With `hook` the only module that knows torch's insides; the names used here are private, and were
 read and run on torch 2.11 to 2.15.
 """
 
@@ -56,7 +56,7 @@ class GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
 
     def codegen(self, wrapper: Any) -> None:
         """Write the call, and what it needs at the start of the module."""
-        report.used(self.gemm, self.name_in_code)
+        report.used(self.gemm, self.name_in_code, self.offer.kernel.id)
         if not V.graph.cpp_wrapper:
             _declare(wrapper, self)
             super().codegen(wrapper)

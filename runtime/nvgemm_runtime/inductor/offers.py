@@ -11,7 +11,7 @@ from ..format import Kernel
 from ..installation import INSTALLATION
 from ..match import Match
 from ..operands import requests
-from ..problem import Op
+from ..problem import Op, Problem
 from .operand import Operand
 
 
@@ -51,12 +51,14 @@ class Found:
 
     Attributes:
         gemm: Its problem's key, or in words where no problem describes it.
+        problem: The problem, if one describes it.
         basis: ``declared``, ``signature`` or ``miss``.
         offers: The kernels, best-ranked first; empty for a miss.
         reasons: Why it is a miss.
     """
 
     gemm: str
+    problem: Problem | None
     basis: str
     offers: Sequence[Offer] = ()
     reasons: Sequence[str] = ()
@@ -72,7 +74,8 @@ def find_offers(gemm: GemmOnDevice, limit: int) -> Found:
     try:
         asked = requests(Op(gemm.op), gemm.a, gemm.b, out=gemm.out)
     except (NoKernelError, ValueError) as error:
-        return Found(gemm=f"{gemm.op} of {gemm.a} and {gemm.b}", basis="miss", reasons=[str(error)])
+        words = f"{gemm.op} of {gemm.a} and {gemm.b}"
+        return Found(gemm=words, problem=None, basis="miss", reasons=[str(error)])
     device = gemm.out.device
     index, bundles = INSTALLATION.index(device_facts(device.type, device.index or 0))
     reasons: dict[str, None] = {}  # in order, each once
@@ -84,10 +87,16 @@ def find_offers(gemm: GemmOnDevice, limit: int) -> Found:
                 Offer(kernel=served.kernel, origin=origins[id(bundles[served.bundle])])
                 for served in found.kernels[:limit]
             ]
-            return Found(gemm=request.problem.key, basis=found.basis.value, offers=offers)
+            return Found(
+                gemm=request.problem.key,
+                problem=request.problem,
+                basis=found.basis.value,
+                offers=offers,
+            )
         reasons.update(dict.fromkeys(found.reasons))
     return Found(
         gemm=asked[0].problem.key,
+        problem=asked[0].problem,
         basis="miss",
         reasons=tuple(reasons) if limit else ["at most 0 kernels are to be offered"],
     )
