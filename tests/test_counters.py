@@ -77,6 +77,16 @@ def test_a_difference_has_what_was_added(counters: Counters) -> None:
     )
 
 
+def test_news_are_told_once(counters: Counters) -> None:
+    counters.miss("a type")
+    assert counters.news() == Stats(misses={"a type": 1})
+    assert counters.news() == Stats()
+    counters.miss("a type")
+    counters.reset()
+    counters.miss("a type")
+    assert counters.news() == Stats(misses={"a type": 1})
+
+
 def test_many_threads_lose_nothing(counters: Counters) -> None:
     def count() -> None:
         for _ in range(500):

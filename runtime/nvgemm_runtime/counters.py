@@ -85,6 +85,7 @@ class Counters:
             self._misses: Counter[str] = Counter()
             self._won: Counter[str] = Counter()
             self._milliseconds: dict[str, float] = {}
+            self._told = Stats()
 
     def renew_lock(self) -> None:
         """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
@@ -125,12 +126,21 @@ class Counters:
     def stats(self) -> Stats:
         """The counts as they are now."""
         with self._lock:
-            return Stats(
-                **self._counts,
-                misses=dict(self._misses),
-                won=dict(self._won),
-                milliseconds=dict(self._milliseconds),
-            )
+            return self._now()
+
+    def news(self) -> Stats:
+        """What was counted since this was last called."""
+        with self._lock:
+            told, self._told = self._told, self._now()
+            return self._told.since(told)
+
+    def _now(self) -> Stats:
+        return Stats(
+            **self._counts,
+            misses=dict(self._misses),
+            won=dict(self._won),
+            milliseconds=dict(self._milliseconds),
+        )
 
 
 COUNTERS = Counters()

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from torch._logging import trace_structured
 
-from ..counters import COUNTERS, Stats
+from ..counters import COUNTERS
 from .settings import EXPLAIN_VARIABLE
 
 _log = logging.getLogger(__name__)
@@ -63,16 +63,10 @@ def used(gemm: str, name: str, kernel_id: str) -> None:
 
 
 def summarize(_: object) -> None:
-    """Log in one line what was added to the counters since this was last called, if anything."""
-    global _summarized
-    stats = COUNTERS.stats()
-    added = stats.since(_summarized)
-    _summarized = stats
-    if added.met:
-        _log.info("compiled %s", added)
-
-
-_summarized = Stats()
+    """Log in one line what was counted since the last such line, if anything was met."""
+    news = COUNTERS.news()
+    if news.met:
+        _log.info("compiled %s", news)
 
 
 def _tell(event: dict[str, object]) -> None:
