@@ -83,7 +83,7 @@ def test_a_missing_kernel_is_named_with_the_lines_that_declare_it(
     assert "no bundle is installed" in message
     manifest = tmp_path / "missing.yaml"
     head = "version: 1\nname: missing\ntargets: [sm_90a]\ngemms:\n"
-    (line,) = (line for line in message.splitlines() if line.strip().startswith("- {op"))
+    line = next(line for line in message.splitlines() if line.strip().startswith("- {op"))
     manifest.write_text(head + line)
     (declared,) = load_manifest(manifest).declared
     assert declared.problem == Problem.parse("mm/tn/bf16xbf16/fp32/bf16/m16n32k64")
