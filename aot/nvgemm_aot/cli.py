@@ -22,6 +22,7 @@ from nvgemm_runtime.errors import (
 )
 
 from . import render, render_bundle, render_doctor, render_explain
+from .cli_coverage import coverage
 from .cli_record import record
 from .progress import report_progress
 from .rejection_log import open_rejection_log
@@ -57,6 +58,9 @@ def main(verbose: int) -> None:
     logging.basicConfig(
         level=levels.get(verbose, logging.DEBUG), format="%(name)s: %(message)s", stream=sys.stderr
     )
+
+
+main.add_command(coverage)
 
 
 def _cache_option(command: Command) -> Command:

@@ -12,6 +12,7 @@ import functools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .facts import DeviceFacts
 from .format import Header, Kernel, Ranking, RankingSource
@@ -19,6 +20,9 @@ from .nearest import NearestSizes
 from .problem import Problem, Signature
 from .refusals import describe, refusal, unlaunchable, version_numbers
 from .waves import waves
+
+if TYPE_CHECKING:
+    from .operands import Request
 
 
 class Basis(str, enum.Enum):
@@ -163,6 +167,23 @@ class Index:
             f"strides), the kernels for {problem.signature.key} need {by_alignment[-1][0]}"
         )
         return Miss(reasons=(reason, *self.refusals))
+
+    def match_any(self, asked: Sequence[Request]) -> tuple[Request, Match | Miss]:
+        """Find the kernels for operands that can be read in several ways.
+
+        Args:
+            asked: Every reading, as `operands.requests` gives them; at least one.
+
+        Returns:
+            The first reading that a kernel serves; or the first of all, and why none is served.
+        """
+        reasons: dict[str, None] = {}  # in order, each once
+        for request in asked:
+            found = self.match(request.problem, request.alignment_bytes)
+            if isinstance(found, Match):
+                return request, found
+            reasons.update(dict.fromkeys(found.reasons))
+        return asked[0], Miss(reasons=tuple(reasons))
 
     def _scaled(
         self, kernels: tuple[Served, ...], place: _Place, problem: Problem
