@@ -11,13 +11,13 @@ from xml.etree.ElementTree import Element, SubElement
 from .coverage import GemmCoverage, Status, Weight
 
 _WIDTH, _HEIGHT = 900, 520
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 884, 16, 468
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 872, 16, 468
 """Edges of the plot within the picture; labels stand outside of them."""
 
 _LEAST_RADIUS, _USUAL_RADIUS, _MOST_RADIUS = 3.5, 5.0, 14.0
 """Of a circle: for the rarest problems, where all come up equally often, and for the commonest."""
 
-_MOST_TICKS = 14
+_MOST_TICKS = 16
 
 _SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -31,7 +31,13 @@ class _Axis:
     start: float
     end: float
 
+    @property
+    def octave(self) -> float:
+        """Distance between a size and its double."""
+        return abs(self.end - self.start) / (self.most - self.least)
+
     def place(self, size: int) -> float:
+        """Coordinate of a size."""
         return self._at(math.log2(size))
 
     def ticks(self) -> Iterator[tuple[float, str]]:
@@ -73,7 +79,7 @@ def draw_chart(gemms: Iterable[GemmCoverage], label: str) -> Element:
         places.setdefault((problem.m, problem.n * problem.k), []).append((radius, gemm))
     markers = []
     for (m, nk), at in places.items():
-        across = _side_by_side([radius for radius, _ in at])
+        across = _side_by_side([radius for radius, _ in at], ms.octave)
         for (radius, gemm), shift in zip(at, across):
             markers.append((radius, ms.place(m) + shift, nks.place(nk), gemm))
     # The small ones last, so that none is hidden under a large one.
@@ -91,10 +97,11 @@ def draw_key(status: Status) -> Element:
 
 def describe(gemm: GemmCoverage) -> str:
     """What becomes of a GEMM, in lines."""
-    lines = [gemm.gemm, f"recorded {gemm.count} times, {gemm.weight(Weight.FLOPS):.3g} FLOPs"]
+    times = f"{gemm.count} time{'s' * (gemm.count > 1)}"
+    lines = [gemm.gemm, f"recorded {times}, {gemm.weight(Weight.FLOPS):.3g} FLOPs"]
     if gemm.ranked_as is None:
         return "\n".join([*lines, "missed", *gemm.reasons])
-    served = f"{gemm.status.value}, {gemm.kernels} kernels"
+    served = f"{gemm.status.value}, {gemm.kernels} kernel{'s' * (gemm.kernels > 1)}"
     if gemm.ranked_as != gemm.problem:
         served += f" ranked as for {gemm.ranked_as.key}"
     return "\n".join([*lines, served])
@@ -131,12 +138,14 @@ def _radii(counts: Sequence[int]) -> list[float]:
     return [max(_LEAST_RADIUS, _MOST_RADIUS * math.sqrt(count / most)) for count in counts]
 
 
-def _side_by_side(radii: Sequence[float]) -> Iterator[float]:
-    """Shifts by which markers of one place overlap no more than by half."""
-    steps = [0.0, *((left + right) / 2 for left, right in pairwise(radii))]
-    shift = -sum(steps) / 2
+def _side_by_side(radii: Sequence[float], most_width: float) -> Iterator[float]:
+    """Shifts by which markers of one place stand in a row around it, within some width."""
+    steps = [0.0, *((left + right) for left, right in pairwise(radii))]
+    width = sum(steps)
+    scale = min(1.0, most_width / width) if width else 1.0
+    shift = -width * scale / 2
     for step in steps:
-        shift += step
+        shift += step * scale
         yield shift
 
 

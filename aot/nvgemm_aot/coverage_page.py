@@ -18,14 +18,15 @@ _STYLE = """
 @media (prefers-color-scheme: dark) { :root {
   --paper: #14171b; --ink: #e8eaed; --faint: #9aa4af; --grid: #2b3138;
   --declared: #2f95d8; --signature: #8fd0f7; --missed: #ff7a33; } }
-body { margin: 2rem auto; max-width: 62rem; padding: 0 1rem;
+body { margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
   background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.2rem; margin: 2.5rem 0 0.5rem; }
 p { margin: 0.25rem 0; } .faint { color: var(--faint); }
-table { border-collapse: collapse; margin: 0.75rem 0; font-size: 14px; }
+table { display: block; overflow-x: auto; border-collapse: collapse; margin: 0.75rem 0;
+  font-size: 14px; }
 th, td { padding: 0.2rem 0.9rem 0.2rem 0; text-align: left; vertical-align: top;
-  border-bottom: 1px solid var(--grid); overflow-wrap: anywhere; }
-th { white-space: nowrap; } .number { text-align: right; white-space: nowrap; }
+  white-space: nowrap; border-bottom: 1px solid var(--grid); }
+.number { text-align: right; } .why { white-space: normal; overflow-wrap: anywhere; }
 .chart { display: block; width: 100%; height: auto; font-size: 13px; }
 .chart text { fill: var(--faint); } .grid { stroke: var(--grid); stroke-width: 1; }
 .legend span { margin-right: 1.5rem; white-space: nowrap; }
@@ -123,13 +124,16 @@ def _add_gemms(section: Element, target: TargetCoverage, by: Weight) -> None:
         for weight in (Weight.COUNT, Weight.FLOPS):
             share = 100 * gemm.weight(weight) / target.weight(weight)
             _add(row, "td", percent_text(share), "number")
-        _add(row, "td", _explanation(gemm))
+        _add(row, "td", _explanation(gemm), "why")
 
 
 def _explanation(gemm: GemmCoverage) -> str:
     if gemm.ranked_as is None:
-        return "; ".join(gemm.reasons)
-    return "" if gemm.ranked_as == gemm.problem else gemm.ranked_as.key
+        return gemm.reasons[0]
+    if gemm.problem is None or gemm.ranked_as == gemm.problem:
+        return ""
+    signature, _, sizes = gemm.ranked_as.key.rpartition("/")
+    return sizes if signature == gemm.problem.signature.key else gemm.ranked_as.key
 
 
 def _add_bundles(section: Element, target: TargetCoverage) -> None:
