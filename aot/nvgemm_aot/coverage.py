@@ -15,7 +15,7 @@ from pathlib import Path
 from nvgemm_runtime.declarable import ALIGNMENT_BYTES
 from nvgemm_runtime.facts import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 from nvgemm_runtime.inductor.operand import Operand
-from nvgemm_runtime.match import Basis, BundleView, Index, Match, preferred
+from nvgemm_runtime.match import Basis, BundleView, Index, Match, first_served, preferred
 from nvgemm_runtime.operands import Request, requests, torch_dtype
 from nvgemm_runtime.problem import DType, Op, Problem
 from nvgemm_runtime.refusals import library_distribution, refusal, unlaunchable, version_numbers
@@ -205,7 +205,7 @@ def _serves(bundle: BundleView, facts: DeviceFacts) -> bool:
 
 
 def _match(index: Index, declared: Declared, readings: tuple[Request, ...]) -> GemmCoverage:
-    _, found = index.match_any(readings)
+    _, found = first_served(index.match, readings)
     if isinstance(found, Match):
         return GemmCoverage(
             gemm=declared.problem.key,
