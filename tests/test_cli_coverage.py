@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from nvgemm_aot.manifest import load_manifest
 from nvgemm_aot.wheel import write_wheel
 from nvgemm_runtime import errors
 from nvgemm_runtime.installation import Installation
+from nvgemm_runtime.recording import Recording
 from recorded_gemms import OTHER_TYPE, RECORDING, RECORDING_TEXT, content, write
 
 
@@ -200,6 +202,35 @@ def test_a_bundle_that_is_named_must_be_one(
     assert says in result.stderr
     assert result.stderr.startswith(f"nvgemm-aot: error: {name}")
     assert result.stdout == ""
+
+
+def test_what_a_recording_could_not_declare_is_missed(directory: Path) -> None:
+    words = "addmm of fp32[16, 64] and fp32[64, 32] into fp32[16, 32]"
+    recorded = Recording(
+        name="recorded",
+        targets={"sm_100f"},
+        problems=Counter({one.problem: one.count for one in RECORDING.declared}),
+        others=Counter({f"{words}: no bundled kernel adds a bias: really": 2}),
+    )
+    path = directory / "recorded.yaml"
+    path.write_text(recorded.render())
+    assert covered("dist") == {"sm_100f": 40.0}
+    path.write_text(path.read_text() + "# edited by hand\n")
+    [target] = json.loads(run("dist", "--json").stdout)["targets"]
+    assert [gemm for gemm in target["gemms"] if gemm["gemm"] == words] == [
+        {
+            "gemm": words,
+            "status": "missed",
+            "count": 2,
+            "flops": 0,
+            "ranked_as": None,
+            "kernels": 0,
+            "bundle": None,
+            "reasons": ["no bundled kernel adds a bias: really"],
+        }
+    ]
+    path.write_text("# 9 x faster: a comment like theirs\n" + RECORDING_TEXT)
+    assert covered("dist") == {"sm_100f": 50.0}
 
 
 def test_a_bad_manifest(directory: Path) -> None:

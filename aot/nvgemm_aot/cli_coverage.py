@@ -13,6 +13,7 @@ import click
 from .targets import DEFAULT_DEVICE
 
 if TYPE_CHECKING:
+    from .coverage import Undeclarable
     from .manifest import Manifest
 
 _ANY_PATH = click.Path(path_type=Path)
@@ -82,10 +83,10 @@ def coverage(
 
     if declared_only and fail_under is None:
         raise click.UsageError("--declared-only goes with --fail-under")
-    recorded = _load(manifest, archs)
+    recorded, undeclarable = _load(manifest, archs)
     found = read_bundles(bundles) if bundles else installed_bundles()
     weight = Weight(by)
-    targets = cover(recorded, found.views, unusable=found.unusable)
+    targets = cover(recorded, found.views, unusable=found.unusable, undeclarable=undeclarable)
     if html is not None:
         from .coverage_page import coverage_page
         from .storage import write_atomic
@@ -97,12 +98,19 @@ def coverage(
         require_coverage(targets, fail_under, by=weight, declared_only=declared_only)
 
 
-def _load(manifest: Path, archs: tuple[str, ...]) -> Manifest:
+def _load(manifest: Path, archs: tuple[str, ...]) -> tuple[Manifest, list[Undeclarable]]:
+    """Read a manifest, and what a recording met beside it."""
+    from nvgemm_runtime.recording import read_others
+
+    from .coverage import Undeclarable
     from .manifest import load_manifest
     from .shipped import find_manifest
     from .targets import build_target
+    from .yaml_nodes import read_text
 
-    recorded = load_manifest(find_manifest(manifest))
-    if not archs:
-        return recorded
-    return replace(recorded, targets=tuple(map(build_target, sorted(set(archs)))))
+    path = find_manifest(manifest)
+    recorded = load_manifest(path)
+    if archs:
+        recorded = replace(recorded, targets=tuple(map(build_target, sorted(set(archs)))))
+    others = read_others(read_text(path))
+    return recorded, [Undeclarable.parse(text, count) for text, count in others.items()]

@@ -58,6 +58,12 @@ class Undeclarable:
     count: int
     reason: str
 
+    @classmethod
+    def parse(cls, text: str, count: int) -> Undeclarable:
+        """Read one as recordings have it: words, colon, reason."""
+        gemm, _, reason = text.partition(": ")
+        return cls(gemm=gemm, count=count, reason=reason or "no manifest can declare it")
+
 
 @dataclass(frozen=True, kw_only=True)
 class GemmCoverage:
