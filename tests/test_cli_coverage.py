@@ -222,7 +222,7 @@ def test_what_a_recording_could_not_declare_is_missed(directory: Path) -> None:
             "gemm": words,
             "status": "missed",
             "count": 2,
-            "flops": 0,
+            "flops": 2 * 2 * 16 * 64 * 32,
             "ranked_as": None,
             "kernels": 0,
             "bundle": None,

@@ -14,7 +14,6 @@ from nvgemm_aot.coverage import (
     GemmCoverage,
     Status,
     TargetCoverage,
-    Undeclarable,
     Weight,
     cover,
     gpu_facts,
@@ -25,6 +24,7 @@ from nvgemm_aot.manifest import load_manifest
 from nvgemm_aot.render_coverage import coverage_document, coverage_text
 from nvgemm_aot.tables import percent_text
 from nvgemm_aot.targets import build_target
+from nvgemm_aot.undeclarable import Sizes, Undeclarable
 from nvgemm_runtime.errors import CoverageError
 from nvgemm_runtime.facts import UNKNOWN_VERSION
 from nvgemm_runtime.problem import Layout, Problem, Signature
@@ -41,7 +41,12 @@ from recorded_gemms import (
     view,
 )
 
-BIAS = Undeclarable(gemm="addmm of fp32", count=2, reason="no bundled kernel adds a bias")
+BIAS = Undeclarable(
+    gemm="addmm of fp32[16, 64] and fp32[64, 64] into fp32[16, 64]",
+    sizes=Sizes(16, 64, 64),
+    count=2,
+    reason="no bundled kernel adds a bias",
+)
 
 
 def only(targets: tuple[TargetCoverage, ...]) -> TargetCoverage:
@@ -196,14 +201,14 @@ def test_without_bundles_everything_is_missed() -> None:
     assert target.refusals == ("x: [magic] broken",)
 
 
-def test_gemms_that_no_manifest_declares_are_missed_but_have_no_flops() -> None:
+def test_gemms_that_no_manifest_declares_are_missed() -> None:
     target = only(cover(RECORDING, [view(content())], undeclarable=[BIAS]))
     missed = target.gemms[-1]
     assert (missed.gemm, missed.problem, missed.count) == (BIAS.gemm, None, 2)
-    assert (missed.status, missed.reasons) == (Status.MISSED, (BIAS.reason,))
+    assert (missed.status, missed.reasons) == (Status.MISSED, ("no bundled kernel adds a bias",))
     assert target.percent(Weight.PROBLEMS, SERVED) == 50
     assert target.percent(Weight.COUNT, SERVED) == 40
-    assert target.percent(Weight.FLOPS, SERVED) == Fraction(500, 9)
+    assert target.percent(Weight.FLOPS, SERVED) == Fraction(500, 11)  # as large as DECLARED
 
 
 def test_the_heaviest_come_first_and_of_equals_those_with_more_flops() -> None:
@@ -251,7 +256,7 @@ def test_the_gate_says_what_is_missing_and_how_to_cover_it() -> None:
         "the heaviest of 2 missing:",
         f"  {OTHER_TYPE.key}: no bundled kernel computes {FP16.key} "
         f"(bundled: {DECLARED.signature.key})",
-        "  addmm of fp32: no bundled kernel adds a bias",
+        f"  {BIAS.gemm}: no bundled kernel adds a bias",
         "to cover them, build a bundle of a manifest with",
         "  targets: [sm_100f]",
         "  gemms:",

@@ -8,10 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from nvgemm_aot.coverage import TargetCoverage, Undeclarable, Weight, cover
+from nvgemm_aot.coverage import TargetCoverage, Weight, cover
 from nvgemm_aot.coverage_chart import draw_chart
 from nvgemm_aot.coverage_page import coverage_page
 from nvgemm_aot.manifest import Manifest
+from nvgemm_aot.undeclarable import Sizes, Undeclarable
 from nvgemm_runtime.problem import MAX_EXTENT
 from recorded_gemms import (
     DECLARED,
@@ -107,7 +108,7 @@ def test_each_target_has_a_picture() -> None:
 def test_everything_is_escaped() -> None:
     evil = "</title></style><script>alert('1')</script>&amp;\""
     manifest = recording([(DECLARED, 1), (OTHER_TYPE, 1)], description=evil)
-    bias = Undeclarable(gemm=evil, count=1, reason=evil)
+    bias = Undeclarable(gemm=evil, sizes=None, count=1, reason=evil)
     targets = cover(
         manifest, [view(content(), evil)], unusable=[f"{evil}\udcff"], undeclarable=[bias]
     )
@@ -117,7 +118,14 @@ def test_everything_is_escaped() -> None:
     assert shown.said("td").count(evil) == 2, "the GEMM and the reason"
     assert shown.said("li") == [evil, f"{evil}?"]
     assert len(shown.markers) == 2, "what has no sizes is in the table alone"
-    assert any("1 that no manifest can declare" in text for text in shown.said("p"))
+    assert any("1 of unknown sizes" in text for text in shown.said("p"))
+
+
+def test_gemms_that_no_manifest_declares_are_in_the_picture() -> None:
+    bias = Undeclarable(gemm="addmm", sizes=Sizes(8, 8, 64), count=1, reason="a bias")
+    shown = page(RECORDING, cover(RECORDING, [view(content())], undeclarable=[bias]))
+    assert sorted(shown.markers) == ["declared", "missed", "missed", "signature"]
+    assert not any("unknown sizes" in text for text in shown.said("p"))
 
 
 def test_the_page_needs_nothing_else() -> None:

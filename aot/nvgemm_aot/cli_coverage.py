@@ -13,8 +13,8 @@ import click
 from .targets import DEFAULT_DEVICE
 
 if TYPE_CHECKING:
-    from .coverage import Undeclarable
     from .manifest import Manifest
+    from .undeclarable import Undeclarable
 
 _ANY_PATH = click.Path(path_type=Path)
 _WEIGHTS = ("problems", "count", "flops")
@@ -98,19 +98,16 @@ def coverage(
         require_coverage(targets, fail_under, by=weight, declared_only=declared_only)
 
 
-def _load(manifest: Path, archs: tuple[str, ...]) -> tuple[Manifest, list[Undeclarable]]:
+def _load(manifest: Path, archs: tuple[str, ...]) -> tuple[Manifest, tuple[Undeclarable, ...]]:
     """Read a manifest, and what a recording met beside it."""
-    from nvgemm_runtime.recording import read_others
-
-    from .coverage import Undeclarable
     from .manifest import load_manifest
     from .shipped import find_manifest
     from .targets import build_target
+    from .undeclarable import read_undeclarable
     from .yaml_nodes import read_text
 
     path = find_manifest(manifest)
     recorded = load_manifest(path)
     if archs:
         recorded = replace(recorded, targets=tuple(map(build_target, sorted(set(archs)))))
-    others = read_others(read_text(path))
-    return recorded, [Undeclarable.parse(text, count) for text, count in others.items()]
+    return recorded, read_undeclarable(read_text(path))

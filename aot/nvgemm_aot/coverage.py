@@ -22,6 +22,7 @@ from nvgemm_runtime.refusals import library_distribution, refusal, unlaunchable,
 
 from .manifest import Declared, Manifest
 from .targets import BuildTarget
+from .undeclarable import Sizes, Undeclarable
 
 
 class Status(str, enum.Enum):
@@ -45,33 +46,13 @@ class Weight(str, enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Undeclarable:
-    """A recorded GEMM that no manifest can declare, and so no bundle serve.
-
-    Attributes:
-        gemm: It, in words.
-        count: How often it was recorded.
-        reason: Why no manifest can declare it.
-    """
-
-    gemm: str
-    count: int
-    reason: str
-
-    @classmethod
-    def parse(cls, text: str, count: int) -> Undeclarable:
-        """Read one as recordings have it: words, colon, reason."""
-        gemm, _, reason = text.partition(": ")
-        return cls(gemm=gemm, count=count, reason=reason or "no manifest can declare it")
-
-
-@dataclass(frozen=True, kw_only=True)
 class GemmCoverage:
     """A recorded GEMM, and what becomes of it on one target.
 
     Attributes:
         gemm: Its problem's key, or a text where no problem describes it.
         problem: Its problem; None where no manifest can declare it.
+        sizes: Its sizes; None where they are not known.
         count: How often it was recorded.
         status: Whether it is served, and how.
         ranked_as: The declared problem whose ranking is used; None for a miss.
@@ -82,20 +63,21 @@ class GemmCoverage:
 
     gemm: str
     problem: Problem | None
+    sizes: Sizes | None
     count: int
     status: Status
-    ranked_as: Problem | None
-    kernels: int
-    bundle: str | None
-    reasons: tuple[str, ...]
+    ranked_as: Problem | None = None
+    kernels: int = 0
+    bundle: str | None = None
+    reasons: tuple[str, ...] = ()
 
     def weight(self, by: Weight) -> int:
-        """Its part of a total, in the unit that ``by`` names; without a problem it has 0 FLOPs."""
+        """Its part of a total, in the unit that ``by`` names; without sizes it has 0 FLOPs."""
         if by is Weight.PROBLEMS:
             return 1
         if by is Weight.COUNT:
             return self.count
-        return 0 if self.problem is None else self.count * self.problem.flops
+        return 0 if self.sizes is None else self.count * self.sizes.flops
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,11 +134,9 @@ def cover(
         GemmCoverage(
             gemm=gemm.gemm,
             problem=None,
+            sizes=gemm.sizes,
             count=gemm.count,
             status=Status.MISSED,
-            ranked_as=None,
-            kernels=0,
-            bundle=None,
             reasons=(gemm.reason,),
         )
         for gemm in undeclarable
@@ -210,28 +190,25 @@ def _serves(bundle: BundleView, facts: DeviceFacts) -> bool:
     return usable and refusal(bundle.header, facts) is None
 
 
-def _match(index: Index, declared: Declared, readings: tuple[Request, ...]) -> GemmCoverage:
-    _, found = first_served(index.match, readings)
-    if isinstance(found, Match):
-        return GemmCoverage(
-            gemm=declared.problem.key,
-            problem=declared.problem,
-            count=declared.count,
-            status=Status.DECLARED if found.basis is Basis.DECLARED else Status.SIGNATURE,
-            ranked_as=found.ranked_as,
-            kernels=len(found.kernels),
-            bundle=index.bundles[found.kernels[0].bundle].name,
-            reasons=(),
-        )
-    return GemmCoverage(
-        gemm=declared.problem.key,
-        problem=declared.problem,
+def _match(index: Index, declared: Declared, asked: tuple[Request, ...]) -> GemmCoverage:
+    problem = declared.problem
+    missed = GemmCoverage(
+        gemm=problem.key,
+        problem=problem,
+        sizes=Sizes(problem.m, problem.n, problem.k, problem.batch),
         count=declared.count,
         status=Status.MISSED,
-        ranked_as=None,
-        kernels=0,
-        bundle=None,
-        reasons=tuple(reason for reason in found.reasons if reason not in index.refusals),
+    )
+    _, found = first_served(index.match, asked)
+    if not isinstance(found, Match):
+        reasons = tuple(reason for reason in found.reasons if reason not in index.refusals)
+        return replace(missed, reasons=reasons)
+    return replace(
+        missed,
+        status=Status.DECLARED if found.basis is Basis.DECLARED else Status.SIGNATURE,
+        ranked_as=found.ranked_as,
+        kernels=len(found.kernels),
+        bundle=index.bundles[found.kernels[0].bundle].name,
     )
 
 

@@ -1,4 +1,4 @@
-"""The shape space as a picture: each problem at its m and n·k, marked by what becomes of it."""
+"""The shape space as a picture: each GEMM at its m and n·k, marked by what becomes of it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def draw_chart(gemms: Iterable[GemmCoverage], label: str) -> Element:
     The colours are those of the classes ``declared``, ``signature`` and ``missed``.
 
     Args:
-        gemms: In any order; at least one with a problem.
+        gemms: In any order; at least one with sizes.
         label: What the picture shows, for those who cannot see it.
     """
     chart = Element(
@@ -69,14 +69,14 @@ def draw_chart(gemms: Iterable[GemmCoverage], label: str) -> Element:
             "aria-label": label,
         },
     )
-    sized = [(gemm, gemm.problem) for gemm in gemms if gemm.problem is not None]
-    ms = _axis([problem.m for _, problem in sized], _LEFT, _RIGHT)
-    nks = _axis([problem.n * problem.k for _, problem in sized], _BOTTOM, _TOP)
+    sized = [(gemm, gemm.sizes) for gemm in gemms if gemm.sizes is not None]
+    ms = _axis([sizes.m for _, sizes in sized], _LEFT, _RIGHT)
+    nks = _axis([sizes.n * sizes.k for _, sizes in sized], _BOTTOM, _TOP)
     _draw_axes(chart, ms, nks)
     radii = _radii([gemm.count for gemm, _ in sized])
     places: dict[tuple[int, int], list[tuple[float, GemmCoverage]]] = {}
-    for radius, (gemm, problem) in zip(radii, sized):
-        places.setdefault((problem.m, problem.n * problem.k), []).append((radius, gemm))
+    for radius, (gemm, sizes) in zip(radii, sized):
+        places.setdefault((sizes.m, sizes.n * sizes.k), []).append((radius, gemm))
     markers = []
     for (m, nk), at in places.items():
         across = _side_by_side([radius for radius, _ in at], ms.octave)

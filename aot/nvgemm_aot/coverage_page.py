@@ -104,15 +104,16 @@ def _add_caption(section: Element, target: TargetCoverage) -> None:
         "Each marker is a GEMM, its area in proportion to how often it was recorded (but for the "
         "smallest). GEMMs of equal m and n · k stand side by side. Point at one to see what it is."
     )
-    unsized = sum(gemm.problem is None for gemm in target.gemms)
+    unsized = sum(gemm.sizes is None for gemm in target.gemms)
     if unsized:
-        caption += f" {unsized} that no manifest can declare are in the table alone."
+        caption += f" {unsized} of unknown sizes are in the table alone, with 0 FLOPs."
     _add(section, "p", caption, "faint")
 
 
 def _add_gemms(section: Element, target: TargetCoverage, by: Weight) -> None:
     header = ["GEMM", "found as", "count", "% of count", "% of FLOPs", "ranked as, or why not"]
     rows = _add_table(section, header)
+    totals = {weight: target.weight(weight) for weight in (Weight.COUNT, Weight.FLOPS)}
     for gemm in target.heaviest(by, _ALL):
         row = SubElement(rows, "tr", {"class": gemm.status.value})
         _add(row, "td", gemm.gemm)
@@ -121,9 +122,8 @@ def _add_gemms(section: Element, target: TargetCoverage, by: Weight) -> None:
         key.tail = gemm.status.value
         found.append(key)
         _add(row, "td", str(gemm.count), "number")
-        for weight in (Weight.COUNT, Weight.FLOPS):
-            share = 100 * gemm.weight(weight) / target.weight(weight)
-            _add(row, "td", percent_text(share), "number")
+        for weight, total in totals.items():
+            _add(row, "td", percent_text(100 * gemm.weight(weight) / total), "number")
         _add(row, "td", _explanation(gemm), "why")
 
 
