@@ -58,18 +58,25 @@ gemms:
 def content(
     *declared: Problem, arch: str = "sm_100f", library: str | None = "4.8.1", alignment: int = 16
 ) -> BundleContent:
-    """A bundle of one kernel, ranked for problems of one signature: `DECLARED` by default."""
+    """A bundle of one kernel a signature, ranked for some problems: `DECLARED` by default."""
     problems = declared or (DECLARED,)
-    base = synthetic_content(kernels=1, problems=1)
-    kernel = replace(base.kernels[0], signature=problems[0].signature, alignment_bytes=alignment)
-    ranked = ((sha256_hex(kernel.payload), 1000),)
+    signatures = sorted({one.signature for one in problems})
+    base = synthetic_content(kernels=len(signatures), problems=1)
+    kernels = {
+        signature: replace(kernel, signature=signature, alignment_bytes=alignment)
+        for signature, kernel in zip(signatures, base.kernels)
+    }
     return replace(
         base,
         target=Target(arch=arch),
-        kernels=(kernel,),
+        kernels=tuple(kernels.values()),
         toolchain={"dsl": "4.8.1"} | ({LIBRARY: library} if library else {}),
         rankings=tuple(
-            ProblemRanking(problem=one, source=base.rankings[0].source, kernels=ranked)
+            ProblemRanking(
+                problem=one,
+                source=base.rankings[0].source,
+                kernels=((sha256_hex(kernels[one.signature].payload), 1000),),
+            )
             for one in problems
         ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 from nvgemm_aot import bundle_arguments
 from nvgemm_aot.cli import main
 from nvgemm_aot.manifest import load_manifest
+from nvgemm_aot.shipped import find_manifest
 from nvgemm_aot.wheel import write_wheel
 from nvgemm_runtime import errors
 from nvgemm_runtime.installation import Installation
@@ -236,3 +238,17 @@ def test_what_a_recording_could_not_declare_is_missed(directory: Path) -> None:
 def test_a_bad_manifest(directory: Path) -> None:
     (directory / "recorded.yaml").write_text("version: 1\nname: x\n")
     assert run("dist").exit_code == errors.ManifestError.exit_code
+
+
+def test_the_example_of_the_documentation_is_what_is_printed(directory: Path) -> None:
+    document = (Path(__file__).parent.parent / "docs/coverage.md").read_text(encoding="utf-8")
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", document, re.DOTALL | re.MULTILINE)
+    yaml, printed, complaint = (block for kind, block in fenced if kind != "sh")
+    [command] = re.findall(r"`nvgemm-aot coverage (recorded\.yaml dist/.*)` prints", document)
+    (directory / "recorded.yaml").write_text(yaml)
+    quickstart = load_manifest(find_manifest(Path("quickstart"))).declared
+    bundle = content(*(one.problem for one in quickstart), arch="sm_90a")
+    write(directory / command.split()[1], bundle)
+    result = run(*command.split()[1:])
+    assert result.stdout == printed
+    assert result.stderr == complaint

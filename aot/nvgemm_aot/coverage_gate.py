@@ -63,7 +63,7 @@ def _say_short(
     ]
     if problems:
         lines += [
-            "to cover them, build a bundle of a manifest with",
+            "a bundle built from these lines covers those that a manifest can declare:",
             f"  targets: [{target.target.target.arch}]",
             "  gemms:",
             *(f"    - {manifest_entry(problem)}" for problem in problems),

@@ -134,6 +134,8 @@ def _misses(target: Document, reasons: dict[str, int]) -> Iterator[str]:
     for reason, number in reasons.items():
         yield f"[{number}] {reason}"
     refusals = target["refusals"]
-    yield from (f"    {refusal}" for refusal in refusals[:_MOST_REFUSALS])
+    if refusals:
+        yield "left out:"
+    yield from (f"  {refusal}" for refusal in refusals[:_MOST_REFUSALS])
     if len(refusals) > _MOST_REFUSALS:
-        yield f"    … and {len(refusals) - _MOST_REFUSALS} more (--json has them all)"
+        yield f"  … and {len(refusals) - _MOST_REFUSALS} more (--json has them all)"
