@@ -104,10 +104,12 @@ def test_shipped_manifests_are_found_by_name(directory: Path) -> None:
 def test_fail_under_decides_the_exit_status(directory: Path) -> None:
     assert run("dist", "--fail-under", "50").exit_code == 0
     assert run("dist", "--fail-under", "55.5", "--by", "flops").exit_code == 0
+    assert run("dist", "--fail-under", "66.6", "--by", "problems").exit_code == 0
     assert run("dist", "--fail-under", "37.5", "--declared-only").exit_code == 0
     for arguments in (
         ["--fail-under", "50.1"],
         ["--fail-under", "55.6", "--by", "flops"],
+        ["--fail-under", "66.7", "--by", "problems"],
         ["--fail-under", "37.6", "--declared-only"],
     ):
         result = run("dist", *arguments)

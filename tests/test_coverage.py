@@ -284,6 +284,12 @@ def test_the_gate_names_every_target_that_falls_short_and_no_other() -> None:
     assert "sm_103a-linux" not in str(raised.value), "the bundle serves its GPU too"
 
 
+def test_the_gate_proposes_the_gpu_that_was_asked_for() -> None:
+    on_h100 = replace(recording([(DECLARED, 1)]), targets=(build_target("sm_90a", "H100"),))
+    with pytest.raises(CoverageError, match=r"targets: \[\{arch: sm_90a, device: H100\}\]"):
+        require_coverage(cover(on_h100, []), Decimal(1), by=Weight.COUNT)
+
+
 def test_the_gate_proposes_nothing_that_cannot_be_built() -> None:
     unaligned = recording([(problem(16, n=1001), 1)])
     with pytest.raises(CoverageError) as raised:

@@ -26,7 +26,7 @@ from .undeclarable import Sizes, Undeclarable
 
 
 class Status(str, enum.Enum):
-    """What becomes of a problem."""
+    """What becomes of a GEMM."""
 
     DECLARED = "declared"
     SIGNATURE = "signature"
@@ -34,11 +34,11 @@ class Status(str, enum.Enum):
 
 
 SERVED = frozenset({Status.DECLARED, Status.SIGNATURE})
-"""What counts as covered where only declared problems are not asked for."""
+"""What counts as covered, unless declared problems alone are asked for."""
 
 
 class Weight(str, enum.Enum):
-    """What percentages are of: problems, each once; how often they came up; or their FLOPs."""
+    """What percentages are of: GEMMs, each once; how often they came up; or their FLOPs."""
 
     PROBLEMS = "problems"
     COUNT = "count"
@@ -146,7 +146,7 @@ def cover(
         facts = gpu_facts(target, views)
         assert facts.runtime_library is not None
         index = Index(views, facts, unusable)
-        matched = (_match(index, declared, readings) for declared, readings in asked)
+        matched = (_match(index, declared, posed) for declared, posed in asked)
         covered.append(
             TargetCoverage(
                 target=target,

@@ -12,6 +12,7 @@ from nvgemm_runtime.problem import Op, Problem
 
 from .coverage import SERVED, GemmCoverage, Status, TargetCoverage, Weight, readings
 from .tables import percent_text
+from .targets import DEFAULT_DEVICE, BuildTarget
 
 _MOST_SHOWN = 5
 """Missed GEMMs that a message names, for each target."""
@@ -64,7 +65,7 @@ def _say_short(
     if problems:
         lines += [
             "a bundle built from these lines covers those that a manifest can declare:",
-            f"  targets: [{target.target.target.arch}]",
+            f"  targets: [{_target_entry(target.target)}]",
             "  gemms:",
             *(f"    - {manifest_entry(problem)}" for problem in problems),
         ]
@@ -79,6 +80,11 @@ def _say_why(gemm: GemmCoverage) -> str:
     if gemm.status is Status.SIGNATURE:
         return f"{gemm.gemm}: served by signature only"
     return f"{gemm.gemm}: {gemm.reasons[0]}"
+
+
+def _target_entry(target: BuildTarget) -> str:
+    arch, device = target.target.arch, target.device.name
+    return arch if DEFAULT_DEVICE[arch] == device else f"{{arch: {arch}, device: {device}}}"
 
 
 def manifest_entry(problem: Problem) -> str:
