@@ -60,9 +60,6 @@ def main(verbose: int) -> None:
     )
 
 
-main.add_command(coverage)
-
-
 def _cache_option(command: Command) -> Command:
     return click.option(
         "--cache-dir",
@@ -283,6 +280,7 @@ def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None
 
 
 main.add_command(record)
+main.add_command(coverage)
 
 
 @main.command()
