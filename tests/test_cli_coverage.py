@@ -219,6 +219,7 @@ def test_what_a_recording_could_not_declare_is_missed(directory: Path) -> None:
     path = directory / "recorded.yaml"
     path.write_text(recorded.render())
     assert covered("dist") == {"sm_100f": 40.0}
+    assert covered("dist", "--ignore-undeclarable") == {"sm_100f": 50.0}
     path.write_text(path.read_text() + "# edited by hand\n")
     [target] = json.loads(run("dist", "--json").stdout)["targets"]
     assert [gemm for gemm in target["gemms"] if gemm["gemm"] == words] == [

@@ -58,6 +58,11 @@ class _Percent(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--declared-only", is_flag=True, help="For --fail-under: what is served by signature is missed."
 )
+@click.option(
+    "--ignore-undeclarable",
+    is_flag=True,
+    help="Leave out what a recording met and no manifest can declare, such as a GEMM with a bias.",
+)
 @click.option("--html", type=_ANY_PATH, help="Also write a page with a picture of the shapes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def coverage(
@@ -67,6 +72,7 @@ def coverage(
     by: str,
     fail_under: Decimal | None,
     declared_only: bool,
+    ignore_undeclarable: bool,
     html: Path | None,
     as_json: bool,
 ) -> None:
@@ -86,7 +92,12 @@ def coverage(
     recorded, undeclarable = _load(manifest, archs)
     found = read_bundles(bundles) if bundles else installed_bundles()
     weight = Weight(by)
-    targets = cover(recorded, found.views, unusable=found.unusable, undeclarable=undeclarable)
+    targets = cover(
+        recorded,
+        found.views,
+        unusable=found.unusable,
+        undeclarable=() if ignore_undeclarable else undeclarable,
+    )
     if html is not None:
         from .coverage_page import coverage_page
         from .storage import write_atomic
