@@ -22,6 +22,7 @@ from nvgemm_runtime.errors import (
 )
 
 from . import render, render_bundle, render_doctor, render_explain
+from .cli_coverage import coverage
 from .cli_record import record
 from .progress import report_progress
 from .rejection_log import open_rejection_log
@@ -279,6 +280,7 @@ def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None
 
 
 main.add_command(record)
+main.add_command(coverage)
 
 
 @main.command()

@@ -15,7 +15,7 @@ from .errors import NoKernelError
 from .facts import DeviceFacts, device_facts, host_platform, torch_cuda
 from .installation import INSTALLATION, FoundBundle
 from .library import LIBRARY, LoadedKernel
-from .match import Match, Miss
+from .match import Match, Miss, first_served
 from .operands import (
     MAX_ALIGNMENT_BYTES,
     Request,
@@ -287,13 +287,7 @@ def _match_and_load(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor)
 def _find(asked: tuple[Request, ...], facts: DeviceFacts) -> tuple[Request, Match | Miss]:
     """The first reading of the operands that a kernel serves, or why none serves any."""
     index, _ = INSTALLATION.index(facts)
-    reasons: dict[str, None] = {}  # in order, each once
-    for request in asked:
-        found = index.match(request.problem, request.alignment_bytes)
-        if isinstance(found, Match):
-            return request, found
-        reasons.update(dict.fromkeys(found.reasons))
-    return asked[0], Miss(reasons=tuple(reasons))
+    return first_served(index.match, asked)
 
 
 def _facts(tensor: torch.Tensor) -> DeviceFacts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -90,6 +91,20 @@ def declarable(op: str, a: Operand, b: Operand, out: Operand) -> Problem | str:
 def in_words(op: str, a: Operand, b: Operand, out: Operand) -> str:
     """A GEMM in words, e.g. ``addmm of bf16[16, 64] and bf16[64, 32] into bf16[16, 32]``."""
     return f"{op} of {_word(a)} and {_word(b)} into {_word(out)}"
+
+
+_IN_WORDS = re.compile(r"\w+ of \w+\[([0-9, ]+)\] and \w+\[([0-9, ]+)\] into \w+\[[0-9, ]+\]")
+
+
+def sizes_in_words(words: str) -> tuple[int, int, int, int] | None:
+    """m, n, k and batch of a GEMM that `in_words` describes; None where that is not to be read."""
+    match = _IN_WORDS.fullmatch(words)
+    if match is None:
+        return None
+    a, b = ([int(extent) for extent in shape.split(", ")] for shape in match.groups())
+    if not (2 <= len(a) <= 3 and 2 <= len(b) <= 3 and all(a + b)):
+        return None
+    return a[-2], b[-1], a[-1], a[0] if len(a) == 3 else 1
 
 
 def _word(operand: Operand) -> str:

@@ -103,6 +103,12 @@ class PackagingError(NvgemmError):
     exit_code = 22
 
 
+class CoverageError(NvgemmError):
+    """Bundles cover less of the recorded problems than was asked for."""
+
+    exit_code = 23
+
+
 class NoKernelError(NvgemmError):
     """No installed kernel serves a problem.
 

@@ -91,6 +91,19 @@ def parse(text: str) -> Recording:
     return recording
 
 
+def read_others(text: str) -> Counter[str]:
+    """What a recording has in `Recording.others`, even where it was edited since.
+
+    Any other manifest has none.
+    """
+    others: Counter[str] = Counter()
+    _, _, comments = text.partition(f"\n{_OTHERS_LINE}\n")
+    for line in comments.splitlines():
+        if match := _OTHER.fullmatch(line):
+            others[match[2]] += int(match[1])
+    return others
+
+
 def _read_line(line: str, recording: Recording) -> bool:
     """Take in what a line says; False if it can be in no recording."""
     if match := _GEMM.fullmatch(line):
