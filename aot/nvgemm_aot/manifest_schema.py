@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from nvgemm_runtime.declarable import OUTS
 from nvgemm_runtime.problem import MAX_EXTENT, DType, Layout, Op
 
 from .device import profile_names
@@ -26,19 +27,6 @@ VERSION = 1
 MAX_CANDIDATES = 64
 
 ARCHITECTURES = tuple(sorted(DEFAULT_DEVICE))
-
-_FLOAT_OUTS = (DType.FP32, DType.FP16, DType.BF16, DType.FP8_E4M3, DType.FP8_E5M2)
-OUTS = {
-    DType.FP16: _FLOAT_OUTS,
-    DType.BF16: _FLOAT_OUTS,
-    DType.FP8_E4M3: _FLOAT_OUTS,
-    DType.FP8_E5M2: _FLOAT_OUTS,
-    DType.INT8: (DType.INT32, DType.FP32, DType.INT8),
-}
-"""By dtype of A and B: the dtypes that the result may have.
-
-uint8 is not there: kernels that cutlass.operators lists for it compute signed products.
-"""
 
 INPUT_DTYPES = tuple(dtype.value for dtype in OUTS)
 OUT_DTYPES = tuple(d.value for d in DType if any(d in outs for outs in OUTS.values()))

@@ -20,6 +20,7 @@ from torch._inductor import config, ir
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
+from ..declarable import UNSERVED
 from . import report
 from .nodes import GemmNode, name_of
 from .operand import Operand
@@ -32,17 +33,6 @@ _log = logging.getLogger(__name__)
 
 _ATEN_CHOICES = {"mm": "mm", "mm_dtype": "mm", "bmm": "bmm", "bmm_dtype": "bmm"}
 """By name of Inductor's ATen choice: the operation, which is the name of torch's function too."""
-
-_UNSERVED = {
-    "addmm": "no bundled kernel adds a bias",
-    "bias_addmm": "no bundled kernel adds a bias",
-    "baddbmm": "no bundled kernel adds a bias",
-    "_int_mm": "no bundled kernel is offered for _int_mm",
-    "_scaled_mm": "no bundled kernel takes scales",
-    "mm_plus_mm": "no bundled kernel adds two products",
-    "_mm_plus_mm": "no bundled kernel adds two products",
-}
-"""By name of Inductor's ATen choice: why a GEMM is not served."""
 
 _BASE_ALIGNMENT_BYTES = 16
 """Alignment of buffers that Inductor allocates, and of inputs that it did not find unaligned."""
@@ -125,10 +115,10 @@ def _miss(aten: Any, gemm: str, reasons: Sequence[str]) -> list[GemmChoice]:
 
 def _report_unserved(choices: list[Any]) -> list[GemmChoice]:
     """Say of a GEMM that is neither mm nor bmm, or that ATen may not compute, why it is a miss."""
-    extern = next((choice for choice in choices if _name_in_aten(choice) in _UNSERVED), None)
+    extern = next((choice for choice in choices if _name_in_aten(choice) in UNSERVED), None)
     if extern is not None:
         name = extern.choice.name
-        return _miss(extern, f"{name} into {_text_of(extern.layout)}", [_UNSERVED[name]])
+        return _miss(extern, f"{name} into {_text_of(extern.layout)}", [UNSERVED[name]])
     target = V.graph.current_node.target
     if choices and target in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
         reason = "ATEN is not among max_autotune_gemm_backends, and is needed beside our kernels"
