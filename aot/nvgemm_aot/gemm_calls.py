@@ -52,7 +52,9 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
             return NotImplemented  # the tensors within, a shard's say, come by again
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        if func.namespace != "aten" or name not in _GEMMS:
+        if func.namespace != "aten":
+            return func(*args, **kwargs)
+        if name not in _GEMMS:
             # Inference mode lets composite operators through, such as linear.
             with self:
                 result = func.decompose(*args, **kwargs)
