@@ -1,4 +1,4 @@
-"""What `GemmCalls` sees of a program: each matrix product, its layout, and what none can declare."""
+"""What `GemmCalls` sees of a program: each matrix product with its layout, and the others."""
 
 from __future__ import annotations
 
