@@ -114,5 +114,6 @@ def from_config(
         click.echo(text, nl=False)
         return
     write_atomic(out, text.encode())
-    left_out = f", {len(made.left_out)} GEMMs left out: see its end" if made.left_out else ""
+    count = len(made.left_out)
+    left_out = f"; {count} GEMM{'s' * (count > 1)} left out, see its end" if count else ""
     click.echo(f"{out}: written, {made.problems} problems{left_out}")

@@ -147,8 +147,8 @@ def make_manifest(given: Path, wanted: Wanted, *, name: str | None = None) -> Co
 
 def _check_heads(path: Path, projections: Sequence[Projection], ranks: Iterable[int]) -> None:
     mistakes = [
-        f"{path}: {heads.key}: found {heads.count}; allowed with tp {count}: a multiple of it"
-        + (", or a divisor" if heads.copied else "")
+        f"{path}: {heads.key}: found {heads.count}; allowed with tp {count}: "
+        f"a multiple{' or a divisor' if heads.copied else ''} of {count}"
         for count in ranks
         for heads in undivided_heads(projections, count)
     ]

@@ -41,8 +41,8 @@ def _head(made: ConfigManifest) -> Iterator[str]:
         )
     if any(entry.routing for entry in made.entries):
         yield from _comment(
-            "An expert's GEMMs are those of a loop over the experts; a grouped GEMM, which no "
-            "kernel serves yet, computes all of them at once."
+            "Experts are those of a loop over them, counted as where each is hit; where a grouped "
+            "GEMM computes all at once, no kernel serves it yet."
         )
     yield f"version: {VERSION}"
     yield f"name: {_scalar(made.name)}"
@@ -58,7 +58,9 @@ def _head(made: ConfigManifest) -> Iterator[str]:
 
 
 def _entries(entries: Iterable[Entry]) -> Iterator[str]:
-    for entry in entries:
+    for position, entry in enumerate(entries):
+        if position:
+            yield ""
         yield f"  - comment: {_seen(entry.routing)}"
         yield f"    layout: {entry.layout.value}"
         yield f"    m: {list(entry.m)}"

@@ -10,22 +10,20 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from nvgemm_runtime.errors import ManifestError
-from nvgemm_runtime.problem import MAX_EXTENT
 
-from ..manifest_wording import show, similar, suggest
+from ..manifest_wording import show
 from . import FAMILIES
 from .layers import DecoderConfig
 
 MAX_FILE_BYTES = 4 << 20
 """Longest file that is read; published configs have a few kilobytes."""
 
-_INTEGER = f"an integer in 1..{MAX_EXTENT}"
 _ALLOWED = {
-    "int_type": _INTEGER,
-    "greater_than_equal": _INTEGER,
-    "less_than_equal": _INTEGER,
+    "int_type": "an integer",
+    "greater_than_equal": "an integer of at least {ge}",
+    "less_than_equal": "an integer of at most {le}",
     "bool_type": "true or false",
-    "list_type": "a list of layer numbers, from 0",
+    "list_type": "a list",
 }
 """By pydantic's name of an error: what is allowed."""
 
@@ -51,11 +49,10 @@ def read_config(path: Path) -> tuple[str, DecoderConfig]:
     known = ", ".join(sorted(FAMILIES))
     model_type = data.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        found = show(model_type) if "model_type" in data else "no such key"
-        hint = suggest(_meant(model_type))
+        found = _show(model_type) if "model_type" in data else "no such key"
         raise ManifestError(
-            f"{path}: model_type: found {found}; allowed: {known}{hint}; "
-            "other models can be recorded, or their manifest written by hand"
+            f"{path}: model_type: found {found}; allowed: {known}; "
+            "record another model with nvgemm-aot record, or write its manifest by hand"
         )
     try:
         return model_type, FAMILIES[model_type].model_validate(data)
@@ -97,12 +94,8 @@ def _parse(path: Path, data: bytes) -> dict[str, Any]:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ManifestError(f"{path}: not JSON: {reason}; {allowed}") from None
     if not isinstance(parsed, dict):
-        raise ManifestError(f"{path}: found {show(parsed)}; {allowed}")
+        raise ManifestError(f"{path}: found {_show(parsed)}; {allowed}")
     return parsed
-
-
-def _meant(model_type: object) -> list[str]:
-    return similar(model_type, FAMILIES, {}) if isinstance(model_type, str) else []
 
 
 def _explain(error: ErrorDetails, model_type: str) -> str:
@@ -111,5 +104,9 @@ def _explain(error: ErrorDetails, model_type: str) -> str:
         return str(error["ctx"]["error"])
     if error["type"] == "missing":
         return f"{key}: found no such key, which {model_type} requires"
-    allowed = _ALLOWED.get(error["type"], error["msg"])
-    return f"{key}: found {show(error['input'])}; allowed: {allowed}"
+    allowed = _ALLOWED.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
+    return f"{key}: found {_show(error['input'])}; allowed: {allowed}"
+
+
+def _show(value: object) -> str:
+    return show(value) if isinstance(value, (str, list, dict)) else json.dumps(value)

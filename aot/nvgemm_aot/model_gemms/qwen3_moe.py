@@ -25,10 +25,9 @@ class Qwen3MoeConfig(GroupedQueryConfig, SparseConfig):
     def projections(self) -> Iterator[Projection]:
         """Dense and sparse layers, and the head."""
         layers = self.num_hidden_layers
-        sparse = sum(
-            layer % self.decoder_sparse_step == 0 and layer - 1 not in (self.mlp_only_layers or [])
-            for layer in range(1, layers + 1)
-        )
+        step = self.decoder_sparse_step
+        listed = {layer for layer in self.mlp_only_layers or [] if layer < layers}
+        sparse = layers // step - sum((layer + 1) % step == 0 for layer in listed)
         yield from repeat(layers, self.attention(biased=self.attention_bias))
         mlp = gated_mlp("mlp", hidden=self.hidden_size, intermediate=self.intermediate_size)
         yield from repeat(layers - sparse, mlp)
