@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -468,6 +470,19 @@ def test_places_that_cannot_be_read_or_written(tmp_path: Path) -> None:
     shut = run(CONFIGS / "qwen3-8b.json", "--tokens", 1, "-o", tmp_path / "file" / "x.yaml")
     assert shut.exit_code == StorageError.exit_code
     assert not shut.stdout
+
+
+def test_neither_torch_nor_a_compiler_is_needed() -> None:
+    script = (
+        "import sys; from nvgemm_aot.cli import main\n"
+        "try: main()\n"
+        "finally: print({'torch', 'cutlass', 'nvMatmulHeuristics', 'cuda'} & {*sys.modules})"
+    )
+    arguments = ["manifest", "from-config", str(CONFIGS / "qwen3-8b.json"), "--tokens", "1"]
+    result = subprocess.run(
+        [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines()[-1] == "set()"
 
 
 def test_names_without_a_letter_are_asked_for(tmp_path: Path) -> None:

@@ -104,10 +104,10 @@ def expected_calls(gemms: list[Gemm], tokens: int, *, grouped: bool) -> Counter[
             m = gemm.routing.tokens_of_one(tokens)
         if gemm.biased:
             calls[f"addmm of bf16[{m}, {k}] and bf16[{k}, {n}] into bf16[{m}, {n}]"] += count
-        elif gemm.role == "router" and gemm.unserved == "it is computed in fp32":
+        elif gemm.unserved:
+            assert gemm.unserved == "it is computed in fp32"
             calls[f"mm of fp32[{m}, {k}] and fp32[{k}, {n}] into fp32[{m}, {n}]"] += count
         else:
-            assert not gemm.unserved
             calls[f"mm/{gemm.layout.value}/bf16xbf16/fp32/bf16/m{m}n{n}k{k}"] += count
     return calls
 
