@@ -185,7 +185,7 @@ EXAMPLE = """\
 # all at once, no kernel serves it yet.
 version: 1
 name: model
-description: GEMMs of a gpt_oss model for 1, 32 tokens, tp 1, 16.
+description: GEMMs of a gpt_oss model, tokens 1 to 32, tp 1, 16.
 targets: [sm_100f]
 
 defaults:

@@ -202,8 +202,11 @@ def _check_number(path: Path, made: ConfigManifest) -> None:
             for use, reason in made.left_out
         )
         raise ManifestError(f"{path}: none of its GEMMs can be declared:\n{reasons}")
-    if made.problems > MAX_PROBLEMS:
+    # As `load_manifest` counts them: what two entries have is two.
+    count = sum(len(entry.m) * len(entry.uses) for entry in made.entries)
+    count *= len(made.wanted.dtypes)
+    if count > MAX_PROBLEMS:
         raise ManifestError(
-            f"{path}: found {made.problems} problems; allowed: at most {MAX_PROBLEMS} in a "
-            "manifest; give fewer numbers of tokens or ranks"
+            f"{path}: found {count} problems; allowed: at most {MAX_PROBLEMS} in a manifest; "
+            "give fewer numbers of tokens or ranks"
         )

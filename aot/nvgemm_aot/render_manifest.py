@@ -46,8 +46,10 @@ def _head(made: ConfigManifest) -> Iterator[str]:
         )
     yield f"version: {VERSION}"
     yield f"name: {_scalar(made.name)}"
+    least, most = wanted.tokens[0], wanted.tokens[-1]
+    tokens = f"{least} to {most}" if least < most else str(most)
     yield (
-        f"description: GEMMs of a {made.model_type} model for {_listed(wanted.tokens)} tokens, "
+        f"description: GEMMs of a {made.model_type} model, tokens {tokens}, "
         f"tp {_listed(wanted.ranks)}."
     )
     yield f"targets: [{', '.join(wanted.targets)}]"
