@@ -59,7 +59,7 @@ SMALL: dict[str, dict[str, Any]] = {
         "num_experts": 8,
         "num_hidden_layers": 6,
         "decoder_sparse_step": 2,
-        "mlp_only_layers": [0, 3, 9],
+        "mlp_only_layers": [0, 1, 3, 9],
     },
     "mixtral": {"num_experts_per_tok": 3, "num_local_experts": 8},
     "deepseek_v3": {**_EXPERTS, **_LATENT, "q_lora_rank": 40, "first_k_dense_replace": 1},
