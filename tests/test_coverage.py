@@ -19,7 +19,7 @@ from nvgemm_aot.coverage import (
     gpu_facts,
     readings,
 )
-from nvgemm_aot.coverage_gate import manifest_entry, require_coverage
+from nvgemm_aot.coverage_gate import require_coverage
 from nvgemm_aot.manifest import load_manifest
 from nvgemm_aot.render_coverage import coverage_document, coverage_text
 from nvgemm_aot.tables import percent_text
@@ -28,6 +28,7 @@ from nvgemm_aot.undeclarable import Sizes, Undeclarable
 from nvgemm_runtime.errors import CoverageError
 from nvgemm_runtime.facts import UNKNOWN_VERSION
 from nvgemm_runtime.problem import Layout, Problem, Signature
+from nvgemm_runtime.recording import gemm_line
 from recorded_gemms import (
     DECLARED,
     FP16,
@@ -308,8 +309,8 @@ def test_proposed_lines_declare_exactly_the_problem(tmp_path: Path) -> None:
     ]
     for key in keys:
         path = tmp_path / "proposed.yaml"
-        entry = manifest_entry(Problem.parse(key))
-        path.write_text(f"version: 1\nname: x\ntargets: [sm_90a]\ngemms:\n  - {entry}\n")
+        line = gemm_line(Problem.parse(key))
+        path.write_text(f"version: 1\nname: x\ntargets: [sm_90a]\ngemms:\n  {line}\n")
         [declared] = load_manifest(path).declared
         assert declared.problem.key == key
 

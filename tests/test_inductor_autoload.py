@@ -162,7 +162,9 @@ def test_a_failed_import_is_waited_for_again(
     monkeypatch.delitem(sys.modules, name)
 
 
-@pytest.mark.parametrize(("mode", "off"), [("off", True), ("auto", False), ("required", False), ("on", False)])
+@pytest.mark.parametrize(
+    ("mode", "off"), [("off", True), ("auto", False), ("required", False), ("on", False)]
+)
 def test_the_variable_says_whether_to_wait(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mode: str, off: bool
 ) -> None:

@@ -23,6 +23,7 @@ from nvgemm_runtime.errors import (
 
 from . import render, render_bundle, render_doctor, render_explain
 from .cli_coverage import coverage
+from .cli_manifest import manifest as manifest_commands
 from .cli_record import record
 from .progress import report_progress
 from .rejection_log import open_rejection_log
@@ -58,6 +59,9 @@ def main(verbose: int) -> None:
     logging.basicConfig(
         level=levels.get(verbose, logging.DEBUG), format="%(name)s: %(message)s", stream=sys.stderr
     )
+
+
+main.add_command(manifest_commands)
 
 
 def _cache_option(command: Command) -> Command:

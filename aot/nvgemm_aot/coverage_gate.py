@@ -8,7 +8,8 @@ from fractions import Fraction
 
 from nvgemm_runtime.declarable import ALIGNMENT_BYTES
 from nvgemm_runtime.errors import CoverageError
-from nvgemm_runtime.problem import Op, Problem
+from nvgemm_runtime.problem import Problem
+from nvgemm_runtime.recording import gemm_line
 
 from .coverage import SERVED, GemmCoverage, Status, TargetCoverage, Weight, readings
 from .tables import percent_text
@@ -67,7 +68,7 @@ def _say_short(
             "a bundle built from these lines covers those that a manifest can declare:",
             f"  targets: [{_target_entry(target.target)}]",
             "  gemms:",
-            *(f"    - {manifest_entry(problem)}" for problem in problems),
+            *(f"    {gemm_line(problem)}" for problem in problems),
         ]
     return "\n".join(lines)
 
@@ -85,13 +86,3 @@ def _say_why(gemm: GemmCoverage) -> str:
 def _target_entry(target: BuildTarget) -> str:
     arch, device = target.target.arch, target.device.name
     return arch if DEFAULT_DEVICE[arch] == device else f"{{arch: {arch}, device: {device}}}"
-
-
-def manifest_entry(problem: Problem) -> str:
-    """The entry of a manifest's ``gemms`` that declares one problem."""
-    served = problem.signature
-    batch = f", batch: {problem.batch}" if served.op is Op.BMM else ""
-    return (
-        f"{{op: {served.op.value}, dtype: {served.a.value}, out: {served.out.value}, layout: "
-        f"{served.layout.value}{batch}, mnk: [[{problem.m}, {problem.n}, {problem.k}]]}}"
-    )

@@ -148,6 +148,7 @@ class _ArchitectureOrMapping:
 
 
 NAME_PATTERN = r"[a-z0-9]([a-z0-9.\-]{0,62}[a-z0-9])?"
+NAME_ALLOWED = "lower-case letters, digits, '-' and '.', at most 64, a letter or digit at each end"
 
 Number = Annotated[int, _integer(1, MAX_EXTENT)]
 Extent = Annotated[int, _integer(1, MAX_EXTENT, help="list the values, as in [1, 2, 4]")]
@@ -243,10 +244,7 @@ class ManifestEntry(_Entry):
     )
     name: Annotated[
         str,
-        _text(
-            "lower-case letters, digits, '-' and '.', at most 64, a letter or digit at each end",
-            NAME_PATTERN,
-        ),
+        _text(NAME_ALLOWED, NAME_PATTERN),
     ] = Field(description="Name of what is built; it becomes part of the wheel's name.")
     description: Comment = Field(default_factory=str, description="One sentence on what it is for.")
     targets: Annotated[
