@@ -261,7 +261,7 @@ def test_the_gate_says_what_is_missing_and_how_to_cover_it() -> None:
         "a bundle built from these lines covers those that a manifest can declare:",
         "  targets: [sm_100f]",
         "  gemms:",
-        "    - {op: mm, dtype: fp16, out: fp16, layout: tn, mnk: [[16, 64, 64]]}",
+        "    - {op: mm, dtype: fp16, out: fp16, layout: tn, m: 16, n: 64, k: 64}",
     ]  # fmt: skip
 
 
@@ -272,7 +272,7 @@ def test_the_gate_can_ask_for_declared_problems_alone() -> None:
         require_coverage(targets, Decimal(50), by=Weight.COUNT, declared_only=True)
     assert "37.5 % declared by count" in str(raised.value)
     assert f"{OTHER_SIZE.key}: served by signature only" in str(raised.value)
-    assert "mnk: [[32, 64, 64]]" in str(raised.value)
+    assert "m: 32, n: 64, k: 64}" in str(raised.value)
 
 
 def test_the_gate_names_every_target_that_falls_short_and_no_other() -> None:

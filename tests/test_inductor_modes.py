@@ -135,11 +135,11 @@ def test_a_block_requires_and_then_no_more(
 def test_a_mode_that_is_none_is_an_error_wherever_it_is_given(
     inductor: InductorSession, operands: tuple[Tensor, Tensor]
 ) -> None:
-    with pytest.raises(SettingError, match="'requird'; allowed are auto, required, off"):
-        with nvgemm_runtime.mode("requird"):
-            pass
+    allowed = "'requird'; allowed are auto, required, off"
+    with pytest.raises(SettingError, match=allowed), nvgemm_runtime.mode("requird"):
+        pass
     message = refusal(inductor, gemm, *operands, options={"nvgemm_aot_mode": "requird"})
-    assert "SettingError: nvgemm_aot_mode is 'requird'; allowed are auto, required, off" in message
+    assert f"SettingError: nvgemm_aot_mode is {allowed}" in message
 
 
 PROGRAM = """

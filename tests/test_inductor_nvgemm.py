@@ -73,33 +73,24 @@ def test_the_backend_of_this_torch_is_as_it_was_read() -> None:
 def test_its_doubles_leave_the_choices_of_a_covered_gemm(
     inductor: InductorSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole way: a function before ours adds such choices, one behind ours sees what is left."""
+    """The whole way: a function before ours adds such choices, one behind sees what is left."""
     from torch._inductor.select_algorithm import get_algorithm_selector_cache
 
+    a, b = torch.randn(16, 64), torch.randn(64, 32)
+    inductor.slow_down_aten()
+    (operator,) = inductor.compile(lambda a, b: (a @ b) + 1, a, b).launched
     seen: list[list[str]] = []
 
     def add(choices: list[Any]) -> list[Any]:
-        return [*choices, NVUniversalGemmCaller("other"), *doubles]
+        return [*choices, *map(NVUniversalGemmCaller, ("other", operator))]
 
     def watch(choices: list[Any]) -> list[Any]:
-        imitated = [c for c in choices if isinstance(c, NVUniversalGemmCaller)]
+        imitated = [choice for choice in choices if isinstance(choice, NVUniversalGemmCaller)]
         seen.append([choice.kernel.metadata.operator_name for choice in imitated])
         return [choice for choice in choices if choice not in imitated]
 
-    a, b = torch.randn(16, 64), torch.randn(64, 32)
-    with inductor.watch_choices():
-        compiled = inductor.compile(lambda a, b: a @ b, a, b)
-    assert compiled.result.shape == (16, 32)
-    kernel = inductor.record  # what a launch writes down is the operator's name
-    inductor.slow_down_aten()
-    torch._dynamo.reset()
-    (operator,) = set(inductor.compile(lambda a, b: (a @ b) + 1, a, b).launched)
-    assert kernel is inductor.record
-    doubles = [NVUniversalGemmCaller(operator)]
-    functions = get_algorithm_selector_cache().preprocessing_fns
-    monkeypatch.setattr(
-        get_algorithm_selector_cache(), "preprocessing_fns", [add, *functions, watch]
-    )
+    cache = get_algorithm_selector_cache()
+    monkeypatch.setattr(cache, "preprocessing_fns", [add, *cache.preprocessing_fns, watch])
     torch._dynamo.reset()
     inductor.compile(lambda a, b: (a @ b) + 2, a, b)
     assert seen == [["other"]]
