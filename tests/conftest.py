@@ -31,6 +31,14 @@ gemms:
 """Two kernels for each bf16 problem (TGV and a narrow tile on sm_100f) and one for each fp16."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whatever this user has had compiled must not be found by tests, nor theirs by the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NVGEMM_AOT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     """The build cache of the session: what one test compiled, no other compiles again."""

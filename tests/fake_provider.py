@@ -62,8 +62,8 @@ class FakeProvider:
     """Offers the operators that the environment variable FAKE_OPERATORS names.
 
     An operator called ``fail...`` does not compile; ``crash...`` kills the compiler process;
-    ``slow...`` takes a minute; ``nospace...`` finds the disk full; ``same...`` gives the same code
-    as every other of its kind.
+    ``slow...`` takes a minute, ``hangs...`` only the first time; ``nospace...`` finds the disk
+    full; ``same...`` gives the same code as every other of its kind.
     """
 
     name = "fake_provider:FakeProvider"
@@ -98,6 +98,9 @@ class FakeProvider:
             os.kill(os.getpid(), signal.SIGKILL)
         if candidate.operator.startswith("slow"):
             time.sleep(60)
+        if candidate.operator.startswith("hangs"):
+            names = Path(os.environ["FAKE_LOG"]).read_text().split()
+            time.sleep(60 if names.count(candidate.operator) == 1 else 0)
         if candidate.operator.startswith("nospace"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if candidate.operator.startswith("fail"):

@@ -89,6 +89,17 @@ def test_a_damaged_entry_is_compiled_again(tmp_path: Path) -> None:
     assert cache.get(wanted[0].key) == good
 
 
+def test_what_a_killed_compiler_had_begun_is_swept(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    [wanted] = tasks("one")
+    path = cache.path(wanted.key)
+    path.parent.mkdir(parents=True)
+    left = path.with_name(f".{path.name}.0123456789ab.partial")
+    left.touch()
+    compile_all([wanted], cache, jobs=1)
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+
+
 def test_unwritable_cache_fails_before_anything_is_compiled(tmp_path: Path, log: Path) -> None:
     (tmp_path / "cache").write_bytes(b"a file in the way")
     with pytest.raises(StorageError, match="NVGEMM_AOT_CACHE"):

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,32 @@ def test_sweeps_what_killed_builds_left_but_not_what_others_write(tmp_path: Path
     assert not old.exists()
     assert young.exists()
     assert cache.get("aa") == b"x"
+
+
+def test_a_process_that_ends_finishes_what_another_of_its_threads_writes(tmp_path: Path) -> None:
+    script = """
+import os, sys, threading, time
+from pathlib import Path
+from nvgemm_aot.storage import finish_writing, write_atomic
+fsync, begun = os.fsync, threading.Event()
+
+def slow(descriptor):
+    begun.set()
+    time.sleep(0.2)
+    fsync(descriptor)
+
+def write_on():
+    for count in range(100):
+        write_atomic(Path(sys.argv[1]) / f"{count}", b"content")
+
+os.fsync = slow
+threading.Thread(target=write_on).start()
+begun.wait()
+finish_writing()
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", script, tmp_path], check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
 def test_default_directory_follows_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from nvgemm_aot import workers
-from nvgemm_aot.workers import WorkerDied, Workers
+from nvgemm_aot.workers import WorkerDied, Workers, WorkersKilled
 
 
 def nothing() -> None:
@@ -102,3 +105,38 @@ def test_leaving_stops_processes_that_are_busy() -> None:
         processes = [worker.process for worker in pool._busy.values()]
         assert len(processes) == 2
     assert not any(process.is_alive() for process in processes)
+
+
+def test_killing_from_another_thread_stops_those_that_are_busy() -> None:
+    pool = Workers(2, sleep, nothing)
+    running = [worker.process for worker in pool._all]
+    threading.Timer(0.5, pool.kill).start()
+    with pytest.raises(WorkersKilled):
+        list(pool.run([600, 600, 600]))
+    pool.kill()
+    assert not any(process.is_alive() for process in running)
+    assert len(pool._all) == 2, "none was started in their place"
+
+
+def test_a_worker_that_is_busy_does_not_outlive_its_parent(tmp_path: Path) -> None:
+    script = (
+        "import os, sys, threading\n"
+        "from test_workers import nothing, sleep\n"
+        "from nvgemm_aot.workers import Workers\n"
+        "pool = Workers(1, sleep, nothing)\n"
+        "print([worker.process.pid for worker in pool._all][0], flush=True)\n"
+        "list(pool.run([600]))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        worker = Path("/proc") / parent.stdout.readline().strip()
+        time.sleep(0.5)
+        assert worker.exists()
+        parent.kill()
+    deadline = time.monotonic() + 20
+    while worker.exists() and "State:\tZ" not in (worker / "status").read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from nvgemm_runtime.format import (
 from nvgemm_runtime.problem import Problem, Signature
 from nvgemm_runtime.target import Target
 
-from .compression import compress
+from .compression import Packed, compress
 from .storage import write_atomic
 
 
@@ -69,7 +70,11 @@ class BundleContent:
     rankings: tuple[ProblemRanking, ...]
 
 
-def write_bundle(path: Path, content: BundleContent) -> Header:
+Pack = Callable[[Sequence[bytes]], Packed]
+"""How payloads are compressed: a function of `compression`."""
+
+
+def write_bundle(path: Path, content: BundleContent, pack: Pack = compress) -> Header:
     """Write a bundle; the same content gives the same bytes wherever and whenever it is written.
 
     Returns:
@@ -80,16 +85,16 @@ def write_bundle(path: Path, content: BundleContent) -> Header:
             twice, or kernels of different signatures have equal payloads.
         StorageError: If the file cannot be written; nothing is left half-written.
     """
-    data, header = encode_bundle(content)
+    data, header = encode_bundle(content, pack)
     write_atomic(path, data)
     return header
 
 
-def encode_bundle(content: BundleContent) -> tuple[bytes, Header]:
+def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes, Header]:
     """Lay out a bundle in memory; see `write_bundle`."""
     kernels = _by_id(content.kernels)
     ids = sorted(kernels)
-    packed = compress([kernels[id_].payload for id_ in ids])
+    packed = pack([kernels[id_].payload for id_ in ids])
     dictionary_bytes = len(packed.dictionary_frame)
     sources = sorted({ranking.source for ranking in content.rankings}, key=_source_order)
     body = packed.dictionary_frame + b"".join(packed.frames)

@@ -13,27 +13,13 @@ from pathlib import Path
 
 from nvgemm_runtime.errors import StorageError
 from nvgemm_runtime.format import canonical_json
+from nvgemm_runtime.jit_cache import default_directory
 
 from .storage import require_writable, sweep_partials, write_atomic
 
+__all__ = ["Cache", "cache_key", "default_directory"]
+
 _DIGEST_BYTES = hashlib.sha256().digest_size
-
-
-def default_directory() -> Path:
-    """``$NVGEMM_AOT_CACHE``, else ``nvgemm-aot`` in the user's cache directory (XDG).
-
-    Raises:
-        StorageError: If the user has no home directory and nothing names another place.
-    """
-    if named := os.environ.get("NVGEMM_AOT_CACHE"):
-        return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(base) if base else Path.home() / ".cache") / "nvgemm-aot"
-    except RuntimeError as error:
-        raise StorageError(
-            f"no place for the build cache: {error}; set NVGEMM_AOT_CACHE or use --cache-dir"
-        ) from error
 
 
 def cache_key(kind: str, inputs: object) -> str:
@@ -55,6 +41,10 @@ class Cache:
         """Where the entry called ``key`` is or would be."""
         return self.directory / "entries" / key[:2] / key
 
+    def lock_path(self, name: str) -> Path:
+        """The lock file of this name; see `locks`."""
+        return self.directory / "locks" / name
+
     def get(self, key: str) -> bytes | None:
         """Payload of an entry, or None where it is absent or damaged.
 
@@ -68,7 +58,11 @@ class Cache:
         except OSError as error:
             raise StorageError(f"{self.path(key)}: cannot read: {error.strerror}") from error
         digest, payload = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
-        return payload if hashlib.sha256(payload).digest() == digest else None
+        if hashlib.sha256(payload).digest() != digest:
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(self.path(key))  # what was not used for longest is evicted first
+        return payload
 
     def has(self, key: str) -> bool:
         """Whether an entry exists; it may yet be damaged."""

@@ -22,6 +22,7 @@ from nvgemm_runtime.errors import (
 )
 
 from . import render, render_bundle, render_doctor, render_explain
+from .cli_cache import cache as cache_commands
 from .cli_coverage import coverage
 from .cli_manifest import manifest as manifest_commands
 from .cli_record import record
@@ -61,6 +62,7 @@ def main(verbose: int) -> None:
     )
 
 
+main.add_command(cache_commands)
 main.add_command(manifest_commands)
 
 

@@ -7,16 +7,19 @@ import functools
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from nvgemm_runtime.errors import CompileError, LinkError, StorageError
 from nvgemm_runtime.target import CPU
 
 from . import linker
 from .cache import Cache, cache_key
+from .locks import locked
 from .providers import Candidate, Provider, load_provider
+from .storage import sweep_partials_of
 from .targets import BuildTarget
 from .workers import WorkerDied, Workers
 
@@ -48,8 +51,24 @@ class Failure:
     reason: str
 
 
-KernelWorkers = Workers[Task, "str | None"]
-"""Compiler processes: they take tasks and say why one failed, or None."""
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a task.
+
+    Attributes:
+        failure: Why there is no kernel, or None.
+        was_there: Whether another process compiled the kernel meanwhile.
+    """
+
+    failure: str | None = None
+    was_there: bool = False
+
+
+class KernelWorkers(Protocol):
+    """Compiler processes."""
+
+    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
+        """Work on all tasks; see `Workers.run`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +174,7 @@ def _meminfo_available_bytes() -> int:
     return _WORKER_BYTES
 
 
-def start_workers(cache: Cache, jobs: int, provider: str) -> KernelWorkers:
+def start_workers(cache: Cache, jobs: int, provider: str) -> Workers[Task, Outcome]:
     """Start compiler processes, which import the compiler at once; a context manager."""
     return Workers(
         jobs,
@@ -196,6 +215,7 @@ def compile_all(
     report = progress or (lambda done, total: None)
     report(0, len(missing))
     failures = []
+    compiled = 0
     with contextlib.ExitStack() as stack:
         if workers is None:
             count = min(jobs, len(missing))
@@ -203,14 +223,16 @@ def compile_all(
             workers = stack.enter_context(started)
         for done, (task, outcome) in enumerate(workers.run(missing), start=1):
             if isinstance(outcome, WorkerDied):
-                outcome = "the compiler process died (crash, or out of memory)"
-            if outcome is not None:
-                _log.info("%s failed: %s", task.candidate.operator, outcome)
-                failures.append(Failure(task=task, reason=outcome))
+                outcome = Outcome(failure="the compiler process died (crash, or out of memory)")
+            if outcome.failure is not None:
+                _log.info("%s failed: %s", task.candidate.operator, outcome.failure)
+                failures.append(Failure(task=task, reason=outcome.failure))
+            elif not outcome.was_there:
+                compiled += 1
             report(done, len(missing))
     order = {key: place for place, key in enumerate(unique)}
     failures.sort(key=lambda failure: order[failure.task.key])
-    return Compilation(compiled=len(missing) - len(failures), failures=tuple(failures))
+    return Compilation(compiled=compiled, failures=tuple(failures))
 
 
 def _prepare(provider: str) -> None:
@@ -223,16 +245,23 @@ def _provider(name: str) -> Provider:
     return load_provider(name)
 
 
-def _compile_one(task: Task, directory: Path) -> str | None:
-    """Compile, link and store one kernel, in a worker.
-
-    Returns:
-        Why it failed, or None.
+def _compile_one(task: Task, directory: Path) -> Outcome:
+    """Compile, link and store one kernel, in a worker; each once, however many processes want it.
 
     Raises:
         StorageError: If a file cannot be written.
         ToolchainError: If the compiler side is incomplete.
     """
+    cache = Cache(directory)
+    with locked(cache.lock_path(f"kernel-{task.key}")):
+        if cache.get(task.key) is not None:
+            return Outcome(was_there=True)
+        sweep_partials_of(cache.path(task.key))
+        return Outcome(failure=_compile_and_store(task, cache))
+
+
+def _compile_and_store(task: Task, cache: Cache) -> str | None:
+    """Why it failed, or None."""
     try:
         relocatable = _provider(task.candidate.provider).compile(task.candidate, task.target)
         on_cpu = task.target.target.arch == CPU
@@ -244,5 +273,5 @@ def _compile_one(task: Task, directory: Path) -> str | None:
             f"cannot compile {task.candidate.operator}: {error}; "
             f"is there space in the directory for temporary files ({tempfile.gettempdir()})?"
         ) from error
-    Cache(directory).put(task.key, payload)
+    cache.put(task.key, payload)
     return None

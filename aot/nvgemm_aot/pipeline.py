@@ -171,23 +171,26 @@ def build(
             # Planning takes as long as compilers take to start: let both happen at once.
             workers = stack.enter_context(start_workers(cache, count, source.name))
         planned = plan_build(manifest, cache, provider=source)
-        toolchain = _toolchain(source)
+        versions = toolchain(source)
         paths = [out_dir / f"{manifest.name}-{p.target.target.key}.nvgemm" for p in planned]
         done = {
             path: current
             for path, item in zip(paths, planned)
-            if (current := _up_to_date(path, _build_key(item, item.tasks, toolchain))) is not None
+            if (current := _up_to_date(path, _build_key(item, item.tasks, versions))) is not None
         }
         todo = [(path, item) for path, item in zip(paths, planned) if path not in done]
         if todo:
             require_writable(out_dir)
-        tasks = [task for _, item in todo for task in item.tasks]
-        compilation = compile_all(tasks, cache, jobs=count, progress=progress, workers=workers)
-    contents = [
-        (path, *_content(item, toolchain, cache, compilation.failures, strict))
-        for path, item in todo
-    ]
-    for path, content, failures in contents:
+        made = make_contents(
+            [item for _, item in todo],
+            cache,
+            provider=source,
+            jobs=count,
+            strict=strict,
+            progress=progress,
+            workers=workers,
+        )
+    for (path, _), (content, failures) in zip(todo, made.contents):
         header = write_bundle(path, content)
         done[path] = BuiltBundle(
             path=path,
@@ -196,10 +199,56 @@ def build(
             up_to_date=False,
             failures=failures,
         )
-    return BuildResult(bundles=tuple(done[path] for path in paths), compiled=compilation.compiled)
+    return BuildResult(bundles=tuple(done[path] for path in paths), compiled=made.compiled)
 
 
-def _toolchain(provider: Provider) -> dict[str, str]:
+@dataclass(frozen=True, kw_only=True)
+class MadeContents:
+    """What bundles are written from.
+
+    Attributes:
+        contents: For each target, what its bundle holds, and the kernels that did not compile.
+        compiled: Kernels compiled now; all others came from the cache.
+    """
+
+    contents: tuple[tuple[BundleContent, tuple[Failure, ...]], ...]
+    compiled: int
+
+
+def make_contents(
+    planned: Sequence[PlannedTarget],
+    cache: Cache,
+    *,
+    provider: Provider,
+    jobs: int,
+    strict: bool = False,
+    progress: Progress | None = None,
+    workers: KernelWorkers | None = None,
+) -> MadeContents:
+    """Compile what was planned, and put together what goes into each target's bundle.
+
+    Args:
+        planned: The targets.
+        cache: Build cache.
+        provider: Where kernels come from.
+        jobs: Compiler processes, if none run yet.
+        strict: Whether one kernel that does not compile is an error.
+        progress: Told of each compiled kernel.
+        workers: Compiler processes that run already.
+
+    Raises:
+        CompileError: If a problem is left without a kernel, or ``strict`` and one fails.
+        StorageError: If the cache cannot be written.
+        ToolchainError: If the compiler side is incomplete.
+    """
+    tasks = [task for item in planned for task in item.tasks]
+    compilation = compile_all(tasks, cache, jobs=jobs, progress=progress, workers=workers)
+    versions = toolchain(provider)
+    contents = [_content(item, versions, cache, compilation.failures, strict) for item in planned]
+    return MadeContents(contents=tuple(contents), compiled=compilation.compiled)
+
+
+def toolchain(provider: Provider) -> dict[str, str]:
     """Versions of everything that shapes a bundle's bytes."""
     linker_name, linker_version = linker.linker_identity()
     return {
@@ -209,13 +258,13 @@ def _toolchain(provider: Provider) -> dict[str, str]:
     }
 
 
-def _build_key(item: PlannedTarget, tasks: Sequence[Task], toolchain: dict[str, str]) -> str:
+def _build_key(item: PlannedTarget, tasks: Sequence[Task], versions: dict[str, str]) -> str:
     """Digest of all that determines a bundle: equal keys, equal bytes.
 
     Args:
         item: The planned target.
         tasks: Those of its tasks whose kernels the bundle holds.
-        toolchain: See `_toolchain`.
+        versions: See `toolchain`.
     """
     kernels = {
         task.candidate: [
@@ -231,7 +280,7 @@ def _build_key(item: PlannedTarget, tasks: Sequence[Task], toolchain: dict[str, 
         "generator": GENERATOR,
         "target": item.target.target.key,
         "device": item.target.device.name,
-        "toolchain": toolchain,
+        "toolchain": versions,
         "compression": SCHEME,
         "source": asdict(item.plan.source),
         "kernels": [kernels.get(candidate) for candidate in item.plan.candidates],
@@ -260,7 +309,7 @@ def _up_to_date(path: Path, build_key: str) -> BuiltBundle | None:
 
 def _content(
     item: PlannedTarget,
-    toolchain: dict[str, str],
+    versions: dict[str, str],
     cache: Cache,
     failures: Sequence[Failure],
     strict: bool,
@@ -279,8 +328,8 @@ def _content(
         target=item.target.target,
         device=item.target.device.name,
         generator=GENERATOR,
-        build_key=_build_key(item, present, toolchain),
-        toolchain=toolchain,
+        build_key=_build_key(item, present, versions),
+        toolchain=versions,
         kernels=tuple(
             BuiltKernel(
                 payload=payloads[task.candidate],

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
+import math
 import os
 import secrets
+import threading
 import time
 from pathlib import Path
 
@@ -18,6 +21,17 @@ _STALE_SECONDS = 24 * 3600
 """Partial files older than this are nobody's: their writer was killed."""
 
 
+_writing = threading.Lock()
+
+
+def finish_writing() -> None:
+    """Let a file that another thread writes be finished, and none be begun any more.
+
+    For a process that is about to end though threads of it are at work.
+    """
+    _writing.acquire()
+
+
 def write_atomic(path: Path, data: bytes) -> None:
     """Put ``data`` at ``path`` whole or not at all, creating parent directories.
 
@@ -27,6 +41,11 @@ def write_atomic(path: Path, data: bytes) -> None:
     Raises:
         StorageError: If the directory cannot be written or the disk is full; ``path`` is as before.
     """
+    with _writing:
+        _write_atomic(path, data)
+
+
+def _write_atomic(path: Path, data: bytes) -> None:
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}{_PARTIAL_SUFFIX}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,8 +79,16 @@ def require_writable(directory: Path) -> None:
 
 def sweep_partials(directory: Path) -> None:
     """Remove the partial files that killed writers left in a directory."""
-    oldest = time.time() - _STALE_SECONDS
-    for partial in directory.glob(f".*{_PARTIAL_SUFFIX}"):
+    _sweep(directory, "*", written_before=time.time() - _STALE_SECONDS)
+
+
+def sweep_partials_of(path: Path) -> None:
+    """Remove those of one file, however young: the caller sees to it that nobody writes it now."""
+    _sweep(path.parent, glob.escape(path.name) + ".*", written_before=math.inf)
+
+
+def _sweep(directory: Path, names: str, *, written_before: float) -> None:
+    for partial in directory.glob(f".{names}{_PARTIAL_SUFFIX}"):
         with contextlib.suppress(OSError):
-            if partial.stat().st_mtime < oldest:
+            if partial.stat().st_mtime < written_before:
                 partial.unlink()

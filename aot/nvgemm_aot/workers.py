@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import os
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -24,6 +26,10 @@ TASKS_PER_WORKER = 200
 
 class WorkerDied(Exception):
     """The process that had a task died on it, more than once."""
+
+
+class WorkersKilled(Exception):
+    """The processes were killed from another thread while they had work."""
 
 
 class _Worker(Generic[Item, Result]):
@@ -71,6 +77,8 @@ class Workers(Generic[Item, Result]):
         self._prepare = prepare
         self._idle = [_Worker(work, prepare) for _ in range(count)]
         self._busy: dict[Connection, _Worker[Item, Result]] = {}
+        self._all = set(self._idle)
+        self._killed = False
 
     def __enter__(self) -> Workers[Item, Result]:
         return self
@@ -81,10 +89,19 @@ class Workers(Generic[Item, Result]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        everyone = [*self._idle, *self._busy.values()]
+        everyone, self._all = self._all, set()
         self._idle, self._busy = [], {}
         for worker in everyone:
             worker.stop()
+        for worker in everyone:
+            worker.process.join()
+
+    def kill(self) -> None:
+        """Stop every process for good, from any thread; one that is in `run` gets WorkersKilled."""
+        self._killed = True
+        everyone = list(self._all)
+        for worker in everyone:
+            worker.process.kill()
         for worker in everyone:
             worker.process.join()
 
@@ -92,6 +109,7 @@ class Workers(Generic[Item, Result]):
         """Work on all items and yield each when it is done, in no fixed order.
 
         Raises:
+            WorkersKilled: If `kill` was called.
             Exception: What ``work`` raised.
         """
         waiting = list(reversed(items))
@@ -125,9 +143,22 @@ class Workers(Generic[Item, Result]):
                 yield item, outcome
 
     def _replace(self, worker: _Worker[Item, Result]) -> None:
+        if self._killed:
+            raise WorkersKilled
         worker.stop()
         worker.process.join()
-        self._idle.append(_Worker(self._work, self._prepare))
+        self._all.remove(worker)
+        fresh = _Worker(self._work, self._prepare)
+        self._all.add(fresh)
+        self._idle.append(fresh)
+
+
+def _die_with_parent() -> None:
+    """End this process when the one that made it has ended, whatever it is busy with."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None  # this is a worker
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _serve(
@@ -136,6 +167,7 @@ def _serve(
     """Answer items with results until the other end is gone; in the worker process."""
     # Ctrl-C goes to the whole process group; the parent alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
     prepared: Exception | None = None
     try:
         prepare()

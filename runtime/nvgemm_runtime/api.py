@@ -14,6 +14,7 @@ from .eager import quick_with_kernel, refuse_negation, refuse_tracing
 from .errors import NoKernelError
 from .facts import DeviceFacts, device_facts, host_platform, torch_cuda
 from .installation import INSTALLATION, FoundBundle
+from .jit_cache import mark_used
 from .library import LIBRARY, LoadedKernel
 from .match import Match, Miss, first_served
 from .operands import (
@@ -64,7 +65,7 @@ class Explanation:
 
 
 def bundles() -> tuple[FoundBundle, ...]:
-    """Every bundle that is installed or named in NVGEMM_AOT_BUNDLES, usable or not."""
+    """Every bundle that is installed, named in NVGEMM_AOT_BUNDLES or kept, usable or not."""
     return INSTALLATION.bundles()
 
 
@@ -287,7 +288,10 @@ def _match_and_load(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor)
 def _find(asked: tuple[Request, ...], facts: DeviceFacts) -> tuple[Request, Match | Miss]:
     """The first reading of the operands that a kernel serves, or why none serves any."""
     index, _ = INSTALLATION.index(facts)
-    return first_served(index.match, asked)
+    request, found = first_served(index.match, asked)
+    if isinstance(found, Match) and found.from_jit:
+        mark_used(found.ranked_as)
+    return request, found
 
 
 def _facts(tensor: torch.Tensor) -> DeviceFacts:

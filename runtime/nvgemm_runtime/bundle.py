@@ -42,6 +42,11 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
+def file_identity(status: os.stat_result) -> tuple[int, int, int]:
+    """What tells a file from one that replaced it: device, inode, time of change."""
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
 class Bundle:
     """An open bundle whose header keeps every rule of FORMAT.md.
 
@@ -52,6 +57,7 @@ class Bundle:
         path: Where it was opened.
         header: The validated header.
         file_bytes: Length of the file.
+        identity: Device, inode and time of change of the file that was opened.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -75,6 +81,7 @@ class Bundle:
         if not stat.S_ISREG(status.st_mode):
             raise StorageError(f"{self.path}: not a regular file; name a bundle")
         self.file_bytes = status.st_size
+        self.identity = file_identity(status)
         self.header, self._body_offset = self._read_header()
 
     def __enter__(self) -> Bundle:

@@ -7,11 +7,12 @@ import errno
 import logging
 import os
 import re
-import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePosixPath
+
+from .ownership import writable_by_others
 
 ENTRY_POINT_GROUP = "nvgemm_aot.bundles"
 """Entry point group of kernel wheels. Each value is the package whose directory holds bundles."""
@@ -86,7 +87,8 @@ class Candidate:
 
     Attributes:
         path: The file.
-        origin: The distribution and version that brought it, or the variable that names it.
+        origin: The distribution and version that brought it, the variable that names it, or the
+            JIT cache.
         problem: Why it must not be opened, or None.
     """
 
@@ -124,7 +126,7 @@ def _named_bundles(value: str) -> Iterator[Candidate]:
         for file in files:
             # Each with a problem of its own: a dangling link says nothing about its neighbours.
             try:
-                problem = _writable_by_others(file)
+                problem = writable_by_others(file)
             except OSError as error:
                 problem = f"{file}: {error.strerror}"
             yield Candidate(path=file, origin=BUNDLES_VARIABLE, problem=problem)
@@ -143,59 +145,6 @@ def _files_at(path: Path) -> list[Path]:
     if not names:
         raise FileNotFoundError(errno.ENOENT, f"holds no {BUNDLE_SUFFIX} file")
     return [path / name for name in names]
-
-
-def _writable_by_others(file: Path) -> str | None:
-    """Why a file is not under the control of this user and root alone, or None.
-
-    Raises:
-        OSError: If the file is not there.
-    """
-    for place in _places(file):
-        status = place.lstat()
-        if status.st_uid not in (0, os.geteuid()):
-            return f"{place} belongs to another user (uid {status.st_uid}), who could change it"
-        if stat.S_ISLNK(status.st_mode):
-            continue  # its mode says nothing; whoever can replace it can write its directory
-        # In a sticky directory others can add files, but not replace those of this user.
-        sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
-            mode = stat.filemode(status.st_mode)
-            return f"{place} can be written by others ({mode}); run: chmod go-w {place}"
-    return None
-
-
-_MAX_LINKS = 40
-"""Symbolic links that a path may lead through, as for Linux (path_resolution(7))."""
-
-
-def _places(path: Path) -> Iterator[Path]:
-    """Every directory, link and file that decides what an absolute path leads to.
-
-    Raises:
-        OSError: If it leads nowhere.
-    """
-    at = Path("/")
-    yield at
-    links = 0
-    rest = list(reversed(path.parts[1:]))
-    while rest:
-        part = rest.pop()
-        if part == "..":
-            at = at.parent
-            continue
-        place = at / part
-        yield place
-        if not place.is_symlink():
-            at = place
-            continue
-        links += 1
-        if links > _MAX_LINKS:
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-        target = place.readlink()
-        if target.is_absolute():
-            at = Path("/")
-        rest += [part for part in reversed(target.parts) if part != "/"]
 
 
 def _declared_packages(distribution: Distribution) -> tuple[str, ...]:

@@ -48,6 +48,8 @@ class DeviceFacts:
         platform: Host platform, e.g. ``linux_x86_64``.
         cuda: CUDA major version that torch was built for, e.g. ``cu13``; None without CUDA.
         runtime_library: The library for that CUDA version; None where it is not installed.
+        shared_memory_bytes: Most shared memory that one thread block can opt in to; None for a CPU,
+            or where torch does not tell.
     """
 
     kind: str
@@ -57,6 +59,7 @@ class DeviceFacts:
     platform: str
     cuda: str | None
     runtime_library: RuntimeLibrary | None
+    shared_memory_bytes: int | None = None
 
 
 def host_platform() -> str:
@@ -112,12 +115,14 @@ def device_facts(kind: str, index: int) -> DeviceFacts:
         )
     import torch
 
+    properties = torch.cuda.get_device_properties(index)
     return DeviceFacts(
         kind=kind,
         name=torch.cuda.get_device_name(index),
         capability=torch.cuda.get_device_capability(index),
-        multiprocessors=torch.cuda.get_device_properties(index).multi_processor_count,
+        multiprocessors=properties.multi_processor_count,
         platform=host_platform(),
         cuda=cuda,
         runtime_library=None if cuda is None else find_runtime_library(cuda),
+        shared_memory_bytes=getattr(properties, "shared_memory_per_block_optin", None),
     )

@@ -1,18 +1,26 @@
-"""The bundles of this process: found, opened and indexed once, when first asked for."""
+"""The bundles of this process: found, opened and indexed once, when first asked for.
+
+What is installed or named stays as it was found. User bundles of the JIT cache grow while processes
+run, and are looked at again when `Installation.refresh_kept_bundles` says so.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import threading
+import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .bundle import Bundle
+from .bundle import Bundle, file_identity
 from .discover import Candidate, find_bundles
 from .errors import NvgemmError
 from .facts import DeviceFacts, host_platform, torch_cuda
 from .format import Kernel
+from .jit_cache import find_kept_bundles, origin_of
+from .layers import LayeredIndex
 from .match import BundleView, Index, preferred
 from .refusals import process_refusal, refusal, unlaunchable
 
@@ -25,8 +33,9 @@ class FoundBundle:
 
     Attributes:
         path: The file.
-        origin: The distribution and version that brought it, or the variable that names it.
-        bundle: It, opened, and open as long as the process lives; None where it cannot be used.
+        origin: The distribution and version that brought it, the variable that names it, or the
+            JIT cache.
+        bundle: It, opened, and open as long as it is needed; None where it cannot be used.
         problem: Why it cannot be used, or None.
     """
 
@@ -54,18 +63,27 @@ class FoundBundle:
         return reason
 
 
-class Installation:
-    """All bundles that are installed or named, and an index of them for each kind of device.
+_Indexed = tuple[Index, tuple[Bundle, ...]]
+"""An index, and the bundle of each of its positions."""
 
-    What was found stays as it was: bundles that are installed later are seen by later processes.
-    Safe to use from several threads.
+
+class Installation:
+    """All bundles that are installed, named or kept, and an index of them for each kind of device.
+
+    Bundles that are installed later are seen by later processes. Safe to use from several threads.
     """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._found: tuple[FoundBundle, ...] | None = None
+        self._shipped: tuple[FoundBundle, ...] | None = None
+        self._kept: tuple[FoundBundle, ...] = ()
+        self._temporary: tuple[Path, ...] = ()
+        self._origins: weakref.WeakKeyDictionary[Bundle, str] = weakref.WeakKeyDictionary()
+        self._said: set[str] = set()
+        self._replaced: dict[str, tuple[Bundle, Kernel]] = {}
         self._kernels: dict[str, tuple[Bundle, Kernel]] | None = None
-        self._indexes: dict[DeviceFacts, tuple[Index, tuple[Bundle, ...]]] = {}
+        self._shipped_indexes: dict[DeviceFacts, _Indexed] = {}
+        self._indexes: dict[DeviceFacts, tuple[Index | LayeredIndex, tuple[Bundle, ...]]] = {}
 
     def renew_lock(self) -> None:
         """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
@@ -74,11 +92,12 @@ class Installation:
     def bundles(self) -> tuple[FoundBundle, ...]:
         """Every bundle, usable or not, in a fixed order. Reads their headers the first time."""
         with self._lock:
-            if self._found is None:
-                self._found = tuple(_open(candidate) for candidate in find_bundles())
-            return self._found
+            if self._shipped is None:
+                self._shipped = tuple(self._open(candidate) for candidate in find_bundles())
+                self._kept = self._open_kept()
+            return self._shipped + self._kept
 
-    def index(self, facts: DeviceFacts) -> tuple[Index, tuple[Bundle, ...]]:
+    def index(self, facts: DeviceFacts) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
         """The kernels that a device can run, and the bundle of each position in the index."""
         known = self._indexes.get(facts)
         if known is not None:
@@ -88,14 +107,81 @@ class Installation:
                 self._indexes[facts] = self._make_index(facts)
             return self._indexes[facts]
 
-    def _make_index(self, facts: DeviceFacts) -> tuple[Index, tuple[Bundle, ...]]:
-        found = self.bundles()
-        opened = {one.name: one.bundle for one in found if one.bundle is not None}
-        views = preferred(
-            BundleView(name=name, header=bundle.header) for name, bundle in opened.items()
+    def refresh_kept_bundles(self, temporary: Path | None = None) -> None:
+        """Look at the user bundles again, so that what was compiled meanwhile is found from now on.
+
+        Kernels that are loaded, indexes that were handed out, and kernels of a former user bundle
+        stay as they were.
+
+        Args:
+            temporary: A bundle to take in as well, which may lie outside the cache directory where
+                that cannot be written.
+        """
+        with self._lock:
+            if temporary is not None and temporary not in self._temporary:
+                self._temporary += (temporary,)
+            if self._shipped is None:
+                return  # they are yet to be looked at for the first time
+            before, self._kept = self._kept, self._open_kept()
+            self._indexes = {}
+            self._kernels = None
+            # What was evicted meanwhile may yet be wanted by code that was offered it.
+            known = self._replaced | _kernels_of(before)
+            current = _kernels_of(self._kept)
+            self._replaced = {id_: place for id_, place in known.items() if id_ not in current}
+
+    def origin(self, bundle: Bundle) -> str:
+        """What brought a bundle that `index` has given, whether or not it has been replaced."""
+        return self._origins[bundle]
+
+    def _open_kept(self) -> tuple[FoundBundle, ...]:
+        """The user bundles; those whose files are as they were stay open."""
+        kept = find_kept_bundles()
+        known_paths = {candidate.path for candidate in kept}
+        temporary = (
+            Candidate(path=path, origin=origin_of(path), problem=None)
+            for path in self._temporary
+            if path not in known_paths
         )
-        unusable = [f"{one.name}: {one.problem}" for one in found if one.bundle is None]
-        return Index(views, facts, unusable), tuple(opened[view.name] for view in views)
+        opened = {one.path: one for one in self._kept}
+        return tuple(
+            known
+            if (known := opened.get(candidate.path)) is not None and _is_unchanged(known)
+            else self._open(candidate, is_kept=True)
+            for candidate in (*kept, *temporary)
+        )
+
+    def _open(self, found: Candidate, *, is_kept: bool = False) -> FoundBundle:
+        problem = found.problem
+        bundle = None
+        if problem is None:
+            try:
+                bundle = Bundle(found.path)
+                if is_kept:
+                    # Others are checked a kernel at a time; damage here must be seen as a miss,
+                    # for what misses is compiled, and the file made anew.
+                    bundle.check_body()
+            except NvgemmError as error:
+                problem, bundle = str(error), None
+                if is_kept:
+                    problem += "; it is made anew when kernels are next compiled"
+        if problem is not None and problem not in self._said:
+            self._said.add(problem)
+            _log.warning("bundle left out (%s): %s", found.origin, problem)
+        if bundle is not None:
+            self._origins[bundle] = found.origin
+        return FoundBundle(path=found.path, origin=found.origin, bundle=bundle, problem=problem)
+
+    def _make_index(self, facts: DeviceFacts) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
+        self.bundles()
+        assert self._shipped is not None
+        if facts not in self._shipped_indexes:
+            self._shipped_indexes[facts] = _index(self._shipped, facts)
+        shipped, bundles = self._shipped_indexes[facts]
+        if not self._kept:
+            return shipped, bundles
+        kept, behind = _index(self._kept, facts, first_position=len(bundles), from_jit=True)
+        return LayeredIndex(shipped, kept), bundles + behind
 
     def kernels(self) -> dict[str, tuple[Bundle, Kernel]]:
         """Every kernel of every usable bundle, by id, with the first bundle that holds it.
@@ -118,21 +204,46 @@ class Installation:
                         process_refusal(place[0].header.target, platform, cuda) is not None,
                     )
                 )
-                self._kernels = {kernel.id: (bundle, kernel) for bundle, kernel in reversed(places)}
+                found = {kernel.id: (bundle, kernel) for bundle, kernel in reversed(places)}
+                self._kernels = {**self._replaced, **found}
             return self._kernels
 
 
-def _open(found: Candidate) -> FoundBundle:
-    problem = found.problem
-    bundle = None
-    if problem is None:
-        try:
-            bundle = Bundle(found.path)
-        except NvgemmError as error:
-            problem = str(error)
-    if problem is not None:
-        _log.warning("bundle left out (%s): %s", found.origin, problem)
-    return FoundBundle(path=found.path, origin=found.origin, bundle=bundle, problem=problem)
+def _index(
+    found: Iterable[FoundBundle],
+    facts: DeviceFacts,
+    *,
+    first_position: int = 0,
+    from_jit: bool = False,
+) -> _Indexed:
+    opened = {one.name: one.bundle for one in found if one.bundle is not None}
+    views = preferred(
+        BundleView(name=name, header=bundle.header) for name, bundle in opened.items()
+    )
+    unusable = [f"{one.name}: {one.problem}" for one in found if one.bundle is None]
+    index = Index(views, facts, unusable, first_position=first_position, from_jit=from_jit)
+    return index, tuple(opened[view.name] for view in views)
+
+
+def _kernels_of(found: Iterable[FoundBundle]) -> dict[str, tuple[Bundle, Kernel]]:
+    return {
+        kernel.id: (one.bundle, kernel)
+        for one in found
+        if one.bundle is not None
+        for kernel in one.bundle.header.kernels
+    }
+
+
+def _is_unchanged(found: FoundBundle) -> bool:
+    """Whether a file is the one that was opened, or gone, which leaves that one to be read."""
+    if found.bundle is None:
+        return False
+    try:
+        return found.bundle.identity == file_identity(found.path.stat())
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
 
 
 INSTALLATION = Installation()

@@ -69,12 +69,14 @@ class Match:
         ranked_as: The declared problem whose ranking is used.
         source: Where that ranking comes from.
         kernels: Best first; at least one.
+        from_jit: Whether they come from the JIT cache, and no wheel serves the problem as well.
     """
 
     basis: Basis
     ranked_as: Problem
     source: RankingSource
     kernels: tuple[Served, ...]
+    from_jit: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,19 +108,29 @@ class Index:
         bundles: In order of preference: the first that declares a problem ranks it.
         facts: The device.
         unusable: Why other bundles that were found could not even be opened.
+        first_position: Position of the first bundle, as `Served.bundle` gives it.
+        from_jit: Whether the bundles are those of the JIT cache.
 
     Attributes:
         refusals: Why bundles, or kernels of them, cannot serve this device.
     """
 
     def __init__(
-        self, bundles: Sequence[BundleView], facts: DeviceFacts, unusable: Sequence[str] = ()
+        self,
+        bundles: Sequence[BundleView],
+        facts: DeviceFacts,
+        unusable: Sequence[str] = (),
+        *,
+        first_position: int = 0,
+        from_jit: bool = False,
     ) -> None:
         self.bundles = tuple(bundles)
         self.facts = facts
+        self._first_position = first_position
+        self._from_jit = from_jit
         self._declared: dict[Problem, list[_Place]] = {}
         refusals: list[str] = []
-        for position, bundle in enumerate(self.bundles):
+        for position, bundle in enumerate(self.bundles, start=first_position):
             reason = refusal(bundle.header, facts)
             if reason is not None:
                 refusals.append(f"{bundle.name}: {reason}")
@@ -150,10 +162,19 @@ class Index:
             alignment_bytes: Largest power of two that divides every pointer, and in bytes every
                 contiguous extent and every stride other than that of 1, of the operands at hand.
         """
+        declared = self.match_declared(problem, alignment_bytes)
+        return declared or self.match_signature(problem, alignment_bytes)
+
+    def match_declared(self, problem: Problem, alignment_bytes: int) -> Match | None:
+        """The ranking that was shipped for a problem; None where there is none."""
         for place in self._declared.get(problem, ()):
             kernels = _aligned(place, alignment_bytes)
             if kernels:
                 return self._found(Basis.DECLARED, place, kernels)
+        return None
+
+    def match_signature(self, problem: Problem, alignment_bytes: int) -> Match | Miss:
+        """Kernels of a problem's signature, as ranked for its nearest declared problem."""
         by_alignment = self._sizes.get(problem.signature)
         if by_alignment is None:
             return Miss(reasons=(self._why_no_signature(problem.signature), *self.refusals))
@@ -189,9 +210,13 @@ class Index:
         return Match(
             basis=basis,
             ranked_as=place.ranking.problem,
-            source=self.bundles[place.bundle].header.sources[place.ranking.source],
+            source=self._header(place).sources[place.ranking.source],
             kernels=kernels,
+            from_jit=self._from_jit,
         )
+
+    def _header(self, place: _Place) -> Header:
+        return self.bundles[place.bundle - self._first_position].header
 
     def _why_no_signature(self, wanted: Signature) -> str:
         if self._sizes:

@@ -50,9 +50,11 @@ def _key_with_choices() -> str:
     if config.cpp_wrapper:
         # Torch asks before it runs a graph from its cache, too, whose code needs these.
         packages.load_operators()
-    from .. import __version__
+    from .. import __version__, jit_client
 
-    return f"{_KEY} {__version__} {max_choices()} {installed_digest()}"
+    # Not what the JIT cache holds: it grows by what is compiled, and graphs stay right.
+    compiles = jit_client.candidates() if jit_client.missing_module() is None else 0
+    return f"{_KEY} {__version__} {max_choices()} {compiles} {installed_digest()}"
 
 
 @functools.cache

@@ -21,7 +21,6 @@ from torch._inductor import config, ir
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
-from ..counters import COUNTERS
 from ..declarable import UNSERVED
 from ..errors import NvgemmError, RequiredError
 from ..recorder import recorder
@@ -29,7 +28,7 @@ from ..recording import gemm_line
 from . import nvgemm_backend, report
 from .choice import GemmChoice, can_settle, settle
 from .modes import OPTION, current_mode
-from .reading import is_alternative, name_in_aten, operand, operand_of
+from .reading import gemms_of_graph, is_alternative, name_in_aten, operand, operand_of
 from .settings import MODE_VARIABLE, Mode, max_choices
 
 if TYPE_CHECKING:
@@ -99,8 +98,7 @@ def _with_ours(choices: list[Any]) -> list[Any]:
     if not (config.max_autotune or config.max_autotune_gemm) or current_mode() is Mode.OFF:
         return choices
     _summarize_at_the_end()
-    with COUNTERS.spending("matching"):
-        ours = _our_choices(choices)
+    ours = _our_choices(choices)
     if not ours:
         return choices
     operators = {choice.offer.kernel.operator for choice in ours}
@@ -112,7 +110,7 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
     if aten is None:
         return _report_unserved(choices)
     # Imported here, so that compiling without max-autotune pays nothing for us.
-    from .offers import GemmOnDevice, find_offers
+    from .offers import GemmOnDevice, find_offers, start_compiling
 
     gemm = GemmOnDevice(
         op=_ATEN_CHOICES[aten.choice.name],
@@ -120,9 +118,18 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
         b=operand(aten.input_nodes[1]),
         out=operand_of(aten.layout, 0),
     )
-    found = find_offers(gemm, max_choices())
+    obstacles = _why_not_here(aten)
+    may_compile = (
+        current_mode() is Mode.AUTO
+        and not obstacles
+        and not is_alternative()
+        and not nvgemm_backend.compiles_itself(choices)
+    )
+    if may_compile and _is_first_of_graph():
+        start_compiling(GemmOnDevice(**known) for known in gemms_of_graph())
+    found = find_offers(gemm, max_choices(), may_compile=may_compile)
     aten.nvgemm_aot_gemm = found.gemm
-    reasons = found.reasons if not found.offers else _why_not_here(aten)
+    reasons = obstacles if found.offers else found.reasons
     if reasons:
         return _miss(found.gemm, reasons, found.problem)
     for node in aten.input_nodes:
@@ -130,8 +137,15 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
     _log.debug("%s: %d bundled kernels join (%s)", found.gemm, len(found.offers), found.basis)
     ours = [GemmChoice(aten, offer) for offer in found.offers]
     offered = {choice.name: choice.offer.kernel.operator for choice in ours}
-    report.met(found.gemm, basis=found.basis, offered=offered)
+    report.met(found.gemm, basis=found.basis, offered=offered, compiled=found.compiled)
     return ours
+
+
+def _is_first_of_graph() -> bool:
+    """Whether no GEMM of Inductor's graph came up yet; from now on one has."""
+    known = V.graph.__dict__.setdefault("nvgemm_aot_known", False)
+    V.graph.nvgemm_aot_known = True
+    return not known
 
 
 def _is_aten_gemm(choice: Any) -> bool:

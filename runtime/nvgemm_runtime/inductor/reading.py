@@ -7,8 +7,10 @@ here are private, and were read and run on torch 2.11 to 2.15.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
@@ -52,4 +54,39 @@ def operand_of(layout: Any, base_address: int) -> Operand:
         shape=tuple(int(hint(extent)) for extent in layout.size),
         strides=tuple(int(hint(stride)) for stride in layout.stride),
         address=base_address + int(hint(layout.offset)) * layout.dtype.itemsize,
+    )
+
+
+_GRAPH_GEMMS = {torch.ops.aten.mm.default: "mm", torch.ops.aten.bmm.default: "bmm"}
+
+
+def gemms_of_graph() -> Iterator[dict[str, Any]]:
+    """The plain GEMMs of the graph that Inductor is lowering, as far as can be told beforehand.
+
+    Yields:
+        ``op``, ``a``, ``b`` and ``out``: fields of `offers.GemmOnDevice`. Inductor may yet choose
+        other strides for what it computes.
+    """
+    for node in V.graph.graph.nodes:
+        op = _GRAPH_GEMMS.get(node.target)
+        if op is None:
+            continue
+        tensors = [one.meta.get("val") for one in (*node.args[:2], node)]
+        if all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            a, b, out = (_operand_of_tensor(tensor) for tensor in tensors)
+            yield {"op": op, "a": a, "b": b, "out": out}
+
+
+def _operand_of_tensor(tensor: torch.Tensor) -> Operand:
+    def hint(extent: Any) -> int:
+        if isinstance(extent, torch.SymInt):
+            extent = V.graph.sizevars.optimization_hint(extent.node.expr)
+        return int(extent)
+
+    return Operand(
+        dtype=tensor.dtype,
+        device=tensor.device,
+        shape=tuple(map(hint, tensor.shape)),
+        strides=tuple(map(hint, tensor.stride())),
+        address=_BASE_ALIGNMENT_BYTES + hint(tensor.storage_offset()) * tensor.dtype.itemsize,
     )

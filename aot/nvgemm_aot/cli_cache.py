@@ -1,0 +1,104 @@
+"""``nvgemm-aot cache``: what is in the cache directory, and how to be rid of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+
+import click
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """A time span such as 30d."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+)([smhdw])", value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is not a number followed by s, m, h, d or w, e.g. 30d")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+_directory_option = click.option(
+    "--cache-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Cache directory; default $NVGEMM_AOT_CACHE or the user's cache directory.",
+)
+
+
+@click.group()
+def cache() -> None:
+    """Show or clear the cache: compiled kernels, plans, and what torch.compile had compiled."""
+
+
+@cache.command()
+@_directory_option
+def path(cache_dir: Path | None) -> None:
+    """Print the cache directory."""
+    click.echo(_directory(cache_dir))
+
+
+@cache.command(name="list")
+@_directory_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def list_(cache_dir: Path | None, as_json: bool) -> None:
+    """Show what is kept: user bundles with their problems, compiled kernels, sizes, last use."""
+    from .cache import Cache
+    from .cache_limit import limit_bytes
+    from .cache_usage import look_at
+    from .render_cache import usage_document, usage_text
+
+    document = usage_document(look_at(Cache(_directory(cache_dir))), limit_bytes())
+    click.echo(json.dumps(document, indent=2) if as_json else usage_text(document))
+
+
+@cache.command()
+@_directory_option
+@click.option("--problem", "keys", multiple=True, help="Only this problem; may be repeated.")
+@click.option(
+    "--older-than",
+    callback=_seconds,
+    metavar="AGE",
+    help="Only what was not used for so long, e.g. 30d (s, m, h, d, w).",
+)
+def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: int | None) -> None:
+    """Remove what is kept: everything, or what the options say; with both, what both say."""
+    from nvgemm_runtime.problem import Problem
+
+    from .cache import Cache
+    from .cache_limit import evict, select
+    from .cache_usage import look_at
+    from .tables import size_text
+
+    try:
+        problems = frozenset(map(Problem.parse, keys))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    store = Cache(_directory(cache_dir))
+    before = look_at(store)
+    used_before = None if older_than is None else _now() - older_than
+    evict(store, select(before, problems=problems, used_before=used_before))
+    after = look_at(store)
+    kept = sum(len(bundle.problems) for bundle in after.bundles)
+    click.echo(
+        f"{store.directory}: {size_text(before.size_bytes - after.size_bytes)} freed, "
+        f"{sum(len(bundle.problems) for bundle in before.bundles) - kept} problems and "
+        f"{len(before.entries) - len(after.entries)} compiled kernels and plans removed; "
+        f"{size_text(after.size_bytes)} left"
+    )
+    missing = problems - {k.problem for bundle in before.bundles for k in bundle.problems}
+    for problem in sorted(missing):
+        click.echo(f"no user bundle has {problem.key}", err=True)
+
+
+def _now() -> float:
+    return time.time()
+
+
+def _directory(named: Path | None) -> Path:
+    from nvgemm_runtime.jit_cache import default_directory
+
+    return (named or default_directory()).absolute()

@@ -1,0 +1,161 @@
+"""Compiling single problems for the device at hand, and keeping the kernels in user bundles.
+
+The pipeline of builds does it, over a manifest of one problem.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError
+from nvgemm_runtime.format import canonical_json, sha256_hex
+from nvgemm_runtime.jit_cache import jit_directory, stamp_path
+from nvgemm_runtime.ownership import writable_by_others
+from nvgemm_runtime.problem import Problem
+
+from . import cache_limit
+from .cache import Cache
+from .driver_profile import Device, targets_for
+from .jit_workers import SharedWorkers
+from .locks import locked
+from .manifest import Declared, Manifest
+from .pipeline import GENERATOR, PlannedTarget, make_contents, plan_build, toolchain
+from .plan import is_planned
+from .providers import Provider
+from .targets import BuildTarget
+from .user_bundle import UserBundle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What came of a problem.
+
+    Attributes:
+        bundle: The user bundle that has kernels for it; None where there is none.
+        compiled: Kernels compiled now, and not by another process meanwhile or before.
+        reason: Why there is no kernel, or None.
+        failures: Why candidates did not compile, each with its operator.
+    """
+
+    bundle: Path | None
+    compiled: int = 0
+    reason: str | None = None
+    failures: tuple[str, ...] = ()
+
+
+class JitCompiler:
+    """Compiles problems into the user bundles of one cache directory. Several threads may ask.
+
+    Args:
+        cache: The cache directory.
+        provider: Where kernels come from.
+        jobs: Most compiler processes.
+        note: Told in words that a damaged user bundle was moved aside.
+    """
+
+    def __init__(
+        self, cache: Cache, provider: Provider, jobs: int, note: Callable[[str], None]
+    ) -> None:
+        self._cache = cache
+        self._provider = provider
+        self._jobs = jobs
+        self._note = note
+        self._planning = threading.Lock()  # operators are listed by one thread at a time
+        self._workers = SharedWorkers(cache, provider.name, jobs)
+
+    def compile(self, problem: Problem, candidates: int, device: Device) -> Compiled:
+        """Compile a problem, or find that it has been; one process at a time does either.
+
+        Args:
+            problem: What is to be computed.
+            candidates: Most kernels to compile.
+            device: What they are to run on.
+
+        Raises:
+            TargetError: If nothing can be compiled for the device.
+            ToolchainError: If the compiler side is incomplete.
+            StorageError: If the cache directory cannot be written.
+        """
+        self._require_private()
+        versions = toolchain(self._provider)
+        places = [
+            (target, UserBundle(self._cache, target, versions, GENERATOR, self._note))
+            for target in targets_for(device)
+        ]
+        identity = [problem.key, *(bundle.path.name for _, bundle in places)]
+        name = f"problem-{sha256_hex(canonical_json(identity))}"
+        with locked(self._cache.lock_path(name)):
+            for _, bundle in places:
+                if bundle.holds(problem):
+                    return Compiled(bundle=bundle.path)
+            return self._compile(problem, candidates, places)
+
+    def close(self) -> None:
+        """Stop the compiler processes."""
+        self._workers.close()
+
+    def _require_private(self) -> None:
+        """Refuse a directory whose bundles the runtime would refuse."""
+        directory = jit_directory(self._cache.directory)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            reason = writable_by_others(directory)
+        except OSError as error:
+            raise StorageError(
+                f"{directory}: {error.strerror}; set NVGEMM_AOT_CACHE to a directory of yours"
+            ) from error
+        if reason is not None:
+            raise StorageError(f"{directory}: kernels there could not be trusted: {reason}")
+
+    def _compile(
+        self, problem: Problem, candidates: int, places: list[tuple[BuildTarget, UserBundle]]
+    ) -> Compiled:
+        reasons = []
+        for target, bundle in places:
+            try:
+                planned = self._plan(problem, candidates, target)
+                made = make_contents(
+                    planned,
+                    self._cache,
+                    provider=self._provider,
+                    jobs=self._jobs,
+                    workers=self._workers,
+                )
+            except (NoCandidateError, CompileError) as error:
+                reasons.append(str(error))
+                continue
+            [(content, failures)] = made.contents
+            bundle.append(content)
+            self._stamp(problem)
+            cache_limit.enforce(self._cache)
+            return Compiled(
+                bundle=bundle.path,
+                compiled=made.compiled,
+                failures=tuple(f"{f.task.candidate.operator}: {f.reason}" for f in failures),
+            )
+        return Compiled(bundle=None, reason="\n".join(reasons))
+
+    def _plan(
+        self, problem: Problem, candidates: int, target: BuildTarget
+    ) -> tuple[PlannedTarget, ...]:
+        manifest = Manifest(
+            name="jit",
+            description="",
+            targets=(target,),
+            declared=(Declared(problem=problem, candidates=candidates),),
+        )
+        if not is_planned(manifest.declared, target, self._provider, self._cache):
+            # Planning takes as long as compilers take to start: let both happen at once.
+            self._workers.prepare(candidates)
+        with self._planning:
+            return plan_build(manifest, self._cache, provider=self._provider)
+
+    def _stamp(self, problem: Problem) -> None:
+        stamp = stamp_path(self._cache.directory, problem)
+        with contextlib.suppress(OSError):  # without one the bundle's own time counts
+            stamp.parent.mkdir(exist_ok=True)
+            stamp.touch()

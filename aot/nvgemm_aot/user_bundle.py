@@ -1,0 +1,250 @@
+"""User bundles: what was compiled at run time, one file a device, target and toolchain.
+
+A file is replaced whole by a larger one, under a lock, so that many processes may add to it; those
+that have the old one open go on reading it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.discover import BUNDLE_SUFFIX
+from nvgemm_runtime.errors import BundleFormatError, StorageError
+from nvgemm_runtime.format import FORMAT_VERSION, canonical_json, sha256_hex
+from nvgemm_runtime.jit_cache import jit_directory
+from nvgemm_runtime.problem import Problem
+
+from .bundle import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from .cache import Cache
+from .compression import compress_quickly
+from .locks import locked
+from .storage import sweep_partials_of
+from .targets import BuildTarget
+
+_log = logging.getLogger(__name__)
+
+DAMAGED = ".damaged-"
+"""Between a user bundle's name and the time at which it was found damaged and moved aside."""
+
+MAX_DAMAGED = 2
+"""Damaged files that are kept for a look; older ones are removed."""
+
+_DIGEST_LETTERS = 12
+
+
+class UserBundle:
+    """One user bundle, which need not exist yet. Safe to use from several threads and processes.
+
+    Args:
+        cache: The cache directory that it belongs to.
+        target: What its kernels run on, and the device that they are chosen for.
+        toolchain: Versions of everything that shapes its kernels.
+        generator: Program and version that writes it.
+        on_damage: Told, in words, that a damaged file was moved aside.
+
+    Attributes:
+        path: The file.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        target: BuildTarget,
+        toolchain: dict[str, str],
+        generator: str,
+        on_damage: Callable[[str], None],
+    ) -> None:
+        identity = [FORMAT_VERSION, generator, toolchain, target.device.name]
+        digest = sha256_hex(canonical_json(identity))[:_DIGEST_LETTERS]
+        name = f"{target.target.key}-{digest}{BUNDLE_SUFFIX}"
+        self.path = jit_directory(cache.directory) / name
+        self._cache = cache
+        self._on_damage = on_damage
+
+    def holds(self, problem: Problem) -> bool:
+        """Whether there are kernels for a problem. A damaged file is moved aside first.
+
+        Raises:
+            StorageError: If the file cannot be read.
+        """
+        try:
+            with Bundle(self.path) as bundle:
+                bundle.check_body()
+                return any(ranking.problem == problem for ranking in bundle.header.rankings)
+        except BundleFormatError:
+            with locked(bundle_lock(self._cache, self.path)):
+                self._read_or_move_aside()
+            return False
+        except StorageError:
+            if self.path.exists():
+                raise
+            return False
+
+    def append(self, content: BundleContent) -> None:
+        """Add kernels and rankings. A ranking takes the place of an older one of its problem.
+
+        Raises:
+            StorageError: If the file cannot be written; it is then as before.
+        """
+        with locked(bundle_lock(self._cache, self.path)):
+            sweep_partials_of(self.path)
+            old = self._read_or_move_aside()
+            write_user_bundle(self.path, content if old is None else merge(old, content))
+
+    def _read_or_move_aside(self) -> BundleContent | None:
+        """What the file holds; None where there is none, or none any more. Under its lock."""
+        try:
+            return read_user_bundle(self.path)
+        except BundleFormatError as error:
+            aside = self.path.with_name(f"{self.path.name}{DAMAGED}{time.time_ns()}")
+            try:
+                self.path.rename(aside)
+            except OSError as cause:
+                raise StorageError(
+                    f"{self.path}: damaged, and cannot be moved aside: {cause.strerror}; remove it"
+                ) from cause
+            self._on_damage(f"{error}; moved to {aside.name}, and made anew")
+            for one in damaged_files(self.path.parent)[:-MAX_DAMAGED]:
+                with contextlib.suppress(OSError):
+                    one.unlink()
+            return None
+
+
+def bundle_lock(cache: Cache, path: Path) -> Path:
+    """The lock file under which a user bundle is replaced."""
+    return cache.lock_path(f"bundle-{path.name}")
+
+
+def damaged_files(directory: Path) -> list[Path]:
+    """Damaged user bundles that were moved aside, oldest first."""
+    return sorted(
+        directory.glob(f"*{BUNDLE_SUFFIX}{DAMAGED}*"),
+        key=lambda path: path.name.rpartition(DAMAGED)[2],
+    )
+
+
+def read_user_bundle(path: Path) -> BundleContent | None:
+    """Everything a bundle holds, as it is written; None where there is no file.
+
+    Raises:
+        BundleFormatError: If it is damaged.
+        StorageError: If it cannot be read.
+    """
+    if not path.exists():
+        return None
+    with Bundle(path) as bundle:
+        bundle.check_body()
+        header = bundle.header
+        return BundleContent(
+            target=header.target,
+            device=header.device,
+            generator=header.generator,
+            build_key=header.build_key,
+            toolchain=header.toolchain,
+            kernels=tuple(
+                BuiltKernel(
+                    payload=bundle.payload(kernel),
+                    signature=kernel.signature,
+                    provider=kernel.provider,
+                    operator=kernel.operator,
+                    design=kernel.design,
+                    alignment_bytes=kernel.alignment_bytes,
+                    workspace_bytes=kernel.workspace_bytes,
+                    calling_convention=kernel.calling_convention,
+                )
+                for kernel in header.kernels
+            ),
+            rankings=tuple(
+                ProblemRanking(
+                    problem=ranking.problem,
+                    source=header.sources[ranking.source],
+                    kernels=tuple(
+                        (header.kernels[place.kernel].id, place.time_ns)
+                        for place in ranking.kernels
+                    ),
+                )
+                for ranking in header.rankings
+            ),
+        )
+
+
+def write_user_bundle(path: Path, content: BundleContent) -> None:
+    """Write a user bundle; equal kernels and rankings give equal bytes.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    write_bundle(path, _with_build_key(content), pack=compress_quickly)
+
+
+def merge(old: BundleContent, new: BundleContent) -> BundleContent:
+    """What two contents for one target hold together; rankings of ``new`` come before the old."""
+    problems = {ranking.problem for ranking in new.rankings}
+    kept = tuple(ranking for ranking in old.rankings if ranking.problem not in problems)
+    kernels = {sha256_hex(kernel.payload): kernel for kernel in (*new.kernels, *old.kernels)}
+    return _of(new, kernels, (*kept, *new.rankings))
+
+
+def without(content: BundleContent, problems: Collection[Problem]) -> BundleContent:
+    """A content without some problems, and without the kernels that no other problem ranks."""
+    kernels = {sha256_hex(kernel.payload): kernel for kernel in content.kernels}
+    return _of(content, kernels, [r for r in content.rankings if r.problem not in problems])
+
+
+def _of(
+    base: BundleContent, kernels: dict[str, BuiltKernel], rankings: Iterable[ProblemRanking]
+) -> BundleContent:
+    """A content with these rankings, and the kernels that they name."""
+    rankings = tuple(rankings)
+    ranked = {id_ for ranking in rankings for id_, _ in ranking.kernels}
+    return replace(
+        base,
+        kernels=tuple(kernel for id_, kernel in kernels.items() if id_ in ranked),
+        rankings=rankings,
+    )
+
+
+def _with_build_key(content: BundleContent) -> BundleContent:
+    """The content under a key of its own: it has grown out of several builds."""
+    document = {
+        "user bundle": FORMAT_VERSION,
+        "generator": content.generator,
+        "target": content.target.key,
+        "device": content.device,
+        "toolchain": content.toolchain,
+        "kernels": sorted(
+            [sha256_hex(kernel.payload), kernel.operator] for kernel in content.kernels
+        ),
+        "rankings": sorted(
+            [ranking.problem.key, asdict(ranking.source), ranking.kernels]
+            for ranking in content.rankings
+        ),
+    }
+    return replace(content, build_key=sha256_hex(canonical_json(document)))
+
+
+def remove_problems(cache: Cache, path: Path, problems: Collection[Problem]) -> None:
+    """Take problems out of a user bundle, which is removed with its last one.
+
+    Raises:
+        BundleFormatError: If the file is damaged.
+        StorageError: If it cannot be replaced.
+    """
+    with locked(bundle_lock(cache, path)):
+        content = read_user_bundle(path)
+        if content is None:
+            return
+        rest = without(content, problems)
+        if rest.rankings:
+            write_user_bundle(path, rest)
+            return
+        try:
+            path.unlink()
+        except OSError as error:
+            raise StorageError(f"{path}: cannot remove: {error.strerror}") from error

@@ -1,0 +1,64 @@
+"""Who can change a file: loading a bundle runs its code, so others must not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+_MAX_LINKS = 40
+"""Symbolic links that a path may lead through, as for Linux (path_resolution(7))."""
+
+
+def writable_by_others(file: Path) -> str | None:
+    """Why a file or directory is not under the control of this user and root alone, or None.
+
+    Args:
+        file: An absolute path.
+
+    Raises:
+        OSError: If it is not there.
+    """
+    for place in _places(file):
+        status = place.lstat()
+        if status.st_uid not in (0, os.geteuid()):
+            return f"{place} belongs to another user (uid {status.st_uid}), who could change it"
+        if stat.S_ISLNK(status.st_mode):
+            continue  # its mode says nothing; whoever can replace it can write its directory
+        # In a sticky directory others can add files, but not replace those of this user.
+        sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
+            mode = stat.filemode(status.st_mode)
+            return f"{place} can be written by others ({mode}); run: chmod go-w {place}"
+    return None
+
+
+def _places(path: Path) -> Iterator[Path]:
+    """Every directory, link and file that decides what an absolute path leads to.
+
+    Raises:
+        OSError: If it leads nowhere.
+    """
+    at = Path("/")
+    yield at
+    links = 0
+    rest = list(reversed(path.parts[1:]))
+    while rest:
+        part = rest.pop()
+        if part == "..":
+            at = at.parent
+            continue
+        place = at / part
+        yield place
+        if not place.is_symlink():
+            at = place
+            continue
+        links += 1
+        if links > _MAX_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+        target = place.readlink()
+        if target.is_absolute():
+            at = Path("/")
+        rest += [part for part in reversed(target.parts) if part != "/"]
