@@ -5,28 +5,31 @@
 
 An extern kernel cannot absorb an epilogue as a Triton template can, so a choice that wins alone
 could lose the fusion that was worth more. Each small bf16 model is compiled with max-autotune over
-ATen and Triton in three fresh processes with empty caches: with bundles, without (NVGEMM_AOT=off),
-and without again. All three stay alive and take turns, a window of calls each, so that clocks and
+ATen and Triton in fresh processes with empty caches, several with bundles and as many without
+(NVGEMM_AOT=off): autotuning picks other kernels at every draw, for softmaxes too, which moves a
+model by a few per cent. All stay alive and take turns, a window of calls each, so that clocks and
 drift hit them equally; idle ones have no work on the GPU.
 
-- cold: seconds from before ``torch.compile`` until the first result is there.
-- call: microseconds a call, median over windows, and half their interquartile range.
-- ratio: with over without in the same round, median over rounds.
-- noise: without again over without, in the same way, for each sixth of the rounds: the medians
-  furthest down and up. Both chose for themselves, so this holds what choosing anew changes.
+- cold: seconds from before ``torch.compile`` until the first result is there, median over draws.
+- call: microseconds a call: the median over windows of each process, fastest to slowest.
+- ratio: geometric mean over the processes with bundles, over that of those without.
+- noise: how much of that ratio drawing anew explains, one-sided at 95 %, by Student's t from the
+  spread between processes of a side.
 
-A model is slower if its ratio is over 1.01 by more than noise is off 1. Every result is checked
-against eager fp32.
+A model is slower if its ratio is over 1.01 by more than noise. Every result is checked against
+eager fp32.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,14 +51,14 @@ from compiling import (
 if TYPE_CHECKING:
     import torch
 
-SIDES: dict[str, str | None] = {"with": None, "without": "off", "again": "off"}
-"""Processes of a model, and NVGEMM_AOT in each."""
+SIDES: dict[str, str | None] = {"with": None, "without": "off"}
+"""What is compared, and NVGEMM_AOT in each."""
 
 ALLOWED = 0.01
 """A model may be slower by this share, beyond noise."""
 
-GROUPS = 6
-"""Parts of the rounds that noise is told from."""
+T_95 = {2: 2.920, 4: 2.132, 6: 1.943, 8: 1.860}
+"""Student's t at 95 %, one-sided, by degrees of freedom; from any table of it."""
 
 Results = list["torch.Tensor"]
 
@@ -133,96 +136,95 @@ def work(name: str, mode: str, device: str, directory: Path) -> None:
         send(time_us(lambda: run(compiled, module, inputs, training), windows, device))
 
 
-def compare(name: str, mode: str, device: str, rounds: int, window_ms: float) -> dict[str, Any]:
-    """Compile a model in three processes, one behind the other, and let them take turns."""
+def compare(
+    name: str, mode: str, device: str, draws: int, rounds: int, window_ms: float
+) -> dict[str, Any]:
+    """Compile a model in all processes, one behind the other, and let them take turns."""
     with contextlib.ExitStack() as stack:
-        workers: dict[str, Worker] = {}
-        reports: dict[str, Any] = {}
-        turn = list(MODELS).index(name) % len(SIDES)
-        for side in [*SIDES, *SIDES][turn : turn + len(SIDES)]:  # none is always the first
-            directory = Path(
-                stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
-            )
-            environment = fresh_environment(
-                directory,
-                NVGEMM_AOT=SIDES[side],
-                TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS="ATEN,TRITON",
-            )
-            arguments = [__file__, "--worker", name, "--mode", mode, "--device", device]
-            worker = Worker([*arguments, "--directory", str(directory)], directory, environment)
-            workers[side] = stack.enter_context(worker)
-            reports[side] = worker.answer()
+        workers: dict[str, list[Worker]] = {side: [] for side in SIDES}
+        reports: dict[str, list[Any]] = {side: [] for side in SIDES}
+        for draw in range(draws):
+            for side in list(SIDES) if draw % 2 else list(reversed(SIDES)):
+                directory = Path(
+                    stack.enter_context(tempfile.TemporaryDirectory(ignore_cleanup_errors=True))
+                )
+                environment = fresh_environment(
+                    directory,
+                    NVGEMM_AOT=SIDES[side],
+                    TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS="ATEN,TRITON",
+                )
+                arguments = [__file__, "--worker", name, "--mode", mode, "--device", device]
+                worker = Worker([*arguments, "--directory", str(directory)], directory, environment)
+                workers[side].append(stack.enter_context(worker))
+                reports[side].append(worker.answer())
         calls = {"calls": 10}
-        calls["calls"] = max(3, round(window_ms * 1e3 / workers["without"].ask(calls)))
-        times: dict[str, list[float]] = {side: [] for side in SIDES}
+        calls["calls"] = max(3, round(window_ms * 1e3 / workers["without"][0].ask(calls)))
+        times: dict[str, list[list[float]]] = {side: [[] for _ in range(draws)] for side in SIDES}
+        turns = [(side, draw) for draw in range(draws) for side in SIDES]
         for number in range(rounds):
-            order = list(SIDES) if number % 2 else list(reversed(SIDES))
-            for side in order:
-                times[side].append(workers[side].ask(calls))
-    if not reports["with"]["versions"]["bundles"]:
+            for side, draw in turns if number % 2 else reversed(turns):
+                times[side][draw].append(workers[side][draw].ask(calls))
+    if not reports["with"][0]["versions"]["bundles"]:
         raise click.ClickException(
             "no usable bundle was found: install a kernel wheel, or name bundles in "
             "NVGEMM_AOT_BUNDLES"
         )
-    return {"model": name, **calls, "times_us": times, "reports": reports, **judge(times)}
-
-
-def judge(times: dict[str, list[float]]) -> dict[str, Any]:
-    """Ratio and noise of a model's times, and whether it is slower."""
-
-    def ratios(side: str) -> list[float]:
-        return [own / other for own, other in zip(times[side], times["without"])]
-
-    again = ratios("again")
-    size = max(1, len(again) // GROUPS)
-    groups = [statistics.median(again[at : at + size]) for at in range(0, len(again), size)]
-    noise = (min(groups), max(groups))
-    ratio = statistics.median(ratios("with"))
+    medians = {side: [statistics.median(one) for one in times[side]] for side in SIDES}
     return {
-        "ratio": ratio,
-        "noise": noise,
-        "slower": ratio > 1 + ALLOWED + max(abs(one - 1) for one in noise),
+        "model": name,
+        **calls,
+        "times_us": times,
+        "medians_us": medians,
+        "reports": reports,
+        **judge(medians),
     }
 
 
-def call_cell(times: list[float]) -> str:
-    lower, middle, upper = statistics.quantiles(times, n=4)
-    return f"{middle:.1f} ±{(upper - lower) / 2:.1f}"
+def judge(medians_us: dict[str, list[float]]) -> dict[str, Any]:
+    """Ratio and noise of a model's times by process, and whether it is slower."""
+    logs = {side: [math.log(time) for time in medians_us[side]] for side in SIDES}
+    draws = len(logs["with"])
+    ratio = math.exp(statistics.fmean(logs["with"]) - statistics.fmean(logs["without"]))
+    variance = statistics.fmean(statistics.variance(logs[side]) for side in SIDES)
+    noise = T_95[2 * draws - 2] * math.sqrt(2 * variance / draws)
+    return {"ratio": ratio, "noise": noise, "slower": ratio > 1 + ALLOWED + noise}
 
 
 def row(compared: dict[str, Any]) -> str:
-    reports, times = compared["reports"], compared["times_us"]
-    low, high = compared["noise"]
+    reports, medians = compared["reports"], compared["medians_us"]
 
     def counts(side: str) -> str:
-        count = reports[side]["count"]
+        count = reports[side][0]["count"]
         return "/".join(str(count[who]) for who in ("nvgemm", "aten", "triton"))
 
-    cold = " ".join(f"{reports[side]['cold_s']:6.1f}" for side in SIDES)
-    calls = " ".join(f"{call_cell(times[side]):>15}" for side in ("with", "without"))
+    colds = {side: statistics.median(one["cold_s"] for one in reports[side]) for side in SIDES}
+    cold = " ".join(f"{colds[side]:6.1f}" for side in SIDES)
+    calls = " ".join(f"{min(one):6.1f}-{max(one):<6.1f}" for one in medians.values())
     said = "SLOWER" if compared["slower"] else "no"
     return (
-        f"{compared['model']:<16} {cold} {calls} {compared['ratio']:7.4f} {low:7.4f}-{high:<7.4f}"
+        f"{compared['model']:<16} {cold} {calls} {compared['ratio']:7.4f} ±{compared['noise']:.4f}"
         f" {said:>6}  {counts('with'):>7} {counts('without'):>7}"
     )
 
 
 def print_table(compared: list[dict[str, Any]]) -> None:
-    cold = " ".join(f"{side:>6}" for side in ("with", "w/o", "again"))
     click.echo(
-        f"{'cold, s:':<16} {cold} {'with, us':>15} {'without, us':>15} {'ratio':>7} "
-        f"{'noise':^15} {'slower':>6}  {'with':>7} {'without':>7}"
+        f"{'cold, s:':<16} {'with':>6} {'w/o':>6} {'with, us':^13} {'without, us':^13} "
+        f"{'ratio':>7} {'noise':>7} {'slower':>6}  {'with':>7} {'without':>7}"
     )
     for one in compared:
         click.echo(row(one))
-    click.echo("last columns: GEMMs that bundled kernels / ATen / Triton compute")
+    click.echo(
+        "last columns: GEMMs that bundled kernels / ATen / Triton compute, in the first draw"
+    )
     for one in compared:
-        ours = {
-            call: count
-            for call, count in one["reports"]["with"]["gemms"].items()
+        ours = Counter(
+            call
+            for report in one["reports"]["with"]
+            for call in report["gemms"]
             if call.startswith("nvgemm")
-        }
-        won = ", ".join(f"{count} x {call}" for call, count in ours.items()) or "none"
+        )
+        won = ", ".join(f"{call} in {count}" for call, count in ours.items()) or "none"
         click.echo(f"{one['model']}: {won}")
     slower = [one["model"] for one in compared if one["slower"]]
     click.echo(
@@ -245,7 +247,14 @@ def print_table(compared: list[dict[str, Any]]) -> None:
     show_default=True,
     type=click.Choice(["max-autotune", "max-autotune-no-cudagraphs"]),
 )
-@click.option("--rounds", default=60, show_default=True, type=click.IntRange(min=2))
+@click.option(
+    "--draws",
+    default=3,
+    show_default=True,
+    type=click.IntRange(min=2, max=5),
+    help="Processes that compile, of each side.",
+)
+@click.option("--rounds", default=30, show_default=True, type=click.IntRange(min=2))
 @click.option("--window-ms", default=20.0, show_default=True, help="Milliseconds of a turn.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", hidden=True)
@@ -254,6 +263,7 @@ def print_table(compared: list[dict[str, Any]]) -> None:
 def main(
     models: tuple[str, ...],
     mode: str,
+    draws: int,
     rounds: int,
     window_ms: float,
     json_path: Path | None,
@@ -269,11 +279,11 @@ def main(
     read_from_disk()
     compared: list[dict[str, Any]] = []
     for name in models:
-        compared.append(compare(name, mode, device, rounds, window_ms))
+        compared.append(compare(name, mode, device, draws, rounds, window_ms))
         click.echo(row(compared[-1]), err=True)
         if json_path is not None:  # as far as it came, should the time run out
             json_path.write_text(json.dumps({"mode": mode, "models": compared}, indent=1) + "\n")
-    found = compared[0]["reports"]["with"]["versions"]
+    found = compared[0]["reports"]["with"][0]["versions"]
     click.echo(f"{found['device']}, torch {found['torch']}, nvgemm-aot {found['nvgemm-aot']}")
     for bundle in found["bundles"]:
         click.echo(f"  {bundle}")

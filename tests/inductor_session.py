@@ -53,7 +53,7 @@ class InductorSession:
         # It has our modules imported, which come in the wrong order without.
         importlib.import_module("torch._inductor.select_algorithm")
 
-        from nvgemm_runtime.inductor import cache_key, compiled, hook
+        from nvgemm_runtime.inductor import cache_key, choice, compiled
         from nvgemm_runtime.installation import INSTALLATION, Installation
         from nvgemm_runtime.library import LIBRARY, Library
 
@@ -63,7 +63,7 @@ class InductorSession:
             for name, value in vars(fresh).items():
                 self.monkeypatch.setattr(kept, name, value)
         self.monkeypatch.setattr(compiled, "_warned", set())
-        self.monkeypatch.setattr(hook, "_known_failures", set())
+        self.monkeypatch.setattr(choice, "_known_failures", set())
         cache_key.installed_digest.cache_clear()
 
     def use_wheels(self, *wheels: Path) -> None:

@@ -21,6 +21,7 @@ from nvgemm_aot.explain import Explanation, MetGemm, collect, explain
 from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_aot.render_explain import explain_text
 from nvgemm_runtime.inductor import report
+from nvgemm_runtime.inductor.settings import EXPLAIN_VARIABLE
 from nvgemm_runtime.problem import DType
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -174,7 +175,7 @@ def test_lines_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> N
     ]
     events = tmp_path / "events"
     events.write_text("\n".join(lines))
-    explanation = explain(["sh", "-c", f'cat "{events}" >"${report.EXPLAIN_VARIABLE}"'])
+    explanation = explain(["sh", "-c", f'cat "{events}" >"${EXPLAIN_VARIABLE}"'])
     assert [gemm.gemm for gemm in explanation.gemms] == ["a"]
     assert explanation.unreadable_lines == 6
 
@@ -185,7 +186,7 @@ def test_events_of_several_processes_do_not_mix(tmp_path: Path) -> None:
         "import sys; from nvgemm_runtime.inductor import report\n"
         "for turn in range(50): report.met(sys.argv[1], basis='miss', reasons=['why' * 50_000])"
     )
-    environment = {**os.environ, report.EXPLAIN_VARIABLE: str(events)}
+    environment = {**os.environ, EXPLAIN_VARIABLE: str(events)}
     processes = [
         subprocess.Popen([sys.executable, "-c", program, name], env=environment) for name in "abc"
     ]
@@ -197,26 +198,26 @@ def test_events_of_several_processes_do_not_mix(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_said_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(report.EXPLAIN_VARIABLE, str(tmp_path))
-    report.used("a", "nvgemm_mm_1")
-    report.used("b", "nvgemm_mm_1")
-    assert len(caplog.records) == 1
-    assert str(tmp_path) in caplog.text
+    monkeypatch.setenv(EXPLAIN_VARIABLE, str(tmp_path))
+    report.used("a", "nvgemm_mm_1", "1" * 64)
+    report.used("b", "nvgemm_mm_1", "1" * 64)
+    (record,) = (one for one in caplog.records if one.name.startswith("nvgemm"))
+    assert str(tmp_path) in record.getMessage()
 
 
 def test_nothing_is_written_where_nobody_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(report.EXPLAIN_VARIABLE, raising=False)
+    monkeypatch.delenv(EXPLAIN_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
-    report.used("a", "nvgemm_mm_1")
+    report.used("a", "nvgemm_mm_1", "1" * 64)
     assert not list(tmp_path.iterdir())
 
 
 def test_neither_torch_nor_the_compiler_is_imported() -> None:
     program = (
         "import sys, nvgemm_aot.explain, nvgemm_aot.render_explain\n"
-        "import nvgemm_runtime.inductor.report\n"
+        "import nvgemm_runtime.inductor.settings\n"
         "print({'torch', 'cutlass'} & {name.split('.')[0] for name in sys.modules})"
     )
     done = subprocess.run(
@@ -285,7 +286,7 @@ def test_a_command_that_a_signal_ends(command: Command) -> None:
 
 
 def test_events_that_were_cut_off_are_said_on_standard_error(command: Command) -> None:
-    write = f'printf "{{" >>"${report.EXPLAIN_VARIABLE}"; kill -KILL $$'
+    write = f'printf "{{" >>"${EXPLAIN_VARIABLE}"; kill -KILL $$'
     done = command("--json", "--", "sh", "-c", write)
     assert json.loads(done.stdout)["unreadable_lines"] == 1
     assert "1 events are left out" in done.stderr

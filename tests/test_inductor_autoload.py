@@ -162,8 +162,10 @@ def test_a_failed_import_is_waited_for_again(
     monkeypatch.delitem(sys.modules, name)
 
 
-@pytest.mark.parametrize(("mode", "off"), [("off", True), ("auto", False), ("on", False)])
-def test_the_variable_says_off_or_auto(
+@pytest.mark.parametrize(
+    ("mode", "off"), [("off", True), ("auto", False), ("required", False), ("on", False)]
+)
+def test_the_variable_says_whether_to_wait(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, mode: str, off: bool
 ) -> None:
     settings._warn_once.cache_clear()
@@ -173,6 +175,6 @@ def test_the_variable_says_off_or_auto(
     for _ in range(2):
         autoload.activate()
     assert (not waited) is off
-    expected = [f"NVGEMM_AOT={mode}: allowed are auto and off; taken as auto"] * (mode == "on")
-    assert caplog.messages == expected
+    said = f"NVGEMM_AOT={mode}: allowed are auto, required, off; taken as auto"
+    assert caplog.messages == [said] * (mode == "on")
     settings._warn_once.cache_clear()

@@ -25,7 +25,7 @@ HEAD = "version: 1\nname: a\ntargets: [sm_90a]\n"
 DTYPES = "fp16, bf16, fp8_e4m3, fp8_e5m2, int8"
 OUTS = "fp32, fp16, bf16, fp8_e4m3, fp8_e5m2, int32, int8"
 FLOAT_OUTS = "fp32, fp16, bf16, fp8_e4m3, fp8_e5m2"
-GEMM_KEYS = "op, dtype, out, layout, candidates, comment, m, n, k, nk, mnk, batch"
+GEMM_KEYS = "op, dtype, out, layout, candidates, comment, m, n, k, nk, mnk, batch, count"
 TOP_KEYS = "version, name, description, targets, candidates, defaults, gemms"
 EXTENT = "an integer in 1..2147483647"
 WAYS = "'m, n, k' or 'm, nk' or 'mnk'"
@@ -120,6 +120,18 @@ gemms:
 """
     declared = load(tmp_path, text).declared
     assert [(d.problem.m, d.candidates) for d in declared] == [(1, 9), (4, 4)]
+
+
+def test_counts_of_duplicates_add_up_and_one_is_taken_where_none_stands(tmp_path: Path) -> None:
+    text = f"""{HEAD}
+defaults: {{dtype: bf16}}
+gemms:
+- {{m: [1, 2], n: 8, k: 8, count: 5}}
+- {{mnk: [[2, 8, 8]], count: 100}}
+- {{mnk: [[2, 8, 8], [3, 8, 8]]}}
+"""
+    declared = load(tmp_path, text).declared
+    assert [(d.problem.m, d.count) for d in declared] == [(1, 5), (2, 106), (3, 1)]
 
 
 def test_gemm_overrides_defaults_and_defaults_override_top_level(tmp_path: Path) -> None:
@@ -368,6 +380,10 @@ MISTAKES = {
     "too many candidates": (
         "dtype: bf16, m: 1, n: 2, k: 3, candidates: 65",
         "4:54: gemms[0].candidates: found 65; allowed: an integer in 1..64",
+    ),
+    "count of nothing": (
+        "dtype: bf16, m: 1, n: 2, k: 3, count: 0",
+        "4:49: gemms[0].count: found 0; allowed: an integer in 1..2147483647",
     ),
     "comment that is no text": (
         "dtype: bf16, m: 1, n: 2, k: 3, comment: yes",

@@ -98,6 +98,18 @@ def test_second_build_leaves_the_bundle_alone(tmp_path: Path, cache: Cache) -> N
     assert first.path.stat().st_mtime_ns == stamp
 
 
+def test_how_often_gemms_were_met_changes_nothing_that_is_built(
+    tmp_path: Path, cache: Cache
+) -> None:
+    run(tmp_path, cache)
+    path = tmp_path / "some.yaml"
+    path.write_text(path.read_text().replace("256]]}", "256]], count: 7}"))
+    counted = load_manifest(path)
+    assert {declared.count for declared in counted.declared} == {7}
+    again = build(counted, tmp_path / "out", cache, provider=FakeProvider())
+    assert (again.compiled, again.bundles[0].up_to_date) == (0, True)
+
+
 def test_a_damaged_bundle_is_made_again_from_the_cache(tmp_path: Path, cache: Cache) -> None:
     path = run(tmp_path, cache).bundles[0].path
     good = path.read_bytes()

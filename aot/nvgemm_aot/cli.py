@@ -23,6 +23,9 @@ from nvgemm_runtime.errors import (
 
 from . import render, render_bundle, render_doctor, render_explain
 from .cli_cache import cache as cache_commands
+from .cli_coverage import coverage
+from .cli_manifest import manifest as manifest_commands
+from .cli_record import record
 from .progress import report_progress
 from .rejection_log import open_rejection_log
 
@@ -60,6 +63,7 @@ def main(verbose: int) -> None:
 
 
 main.add_command(cache_commands)
+main.add_command(manifest_commands)
 
 
 def _cache_option(command: Command) -> Command:
@@ -279,6 +283,10 @@ def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None
             err=True,
         )
     ctx.exit(explanation.status)
+
+
+main.add_command(record)
+main.add_command(coverage)
 
 
 @main.command()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,15 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nvgemm_runtime.inductor.report import EXPLAIN_VARIABLE
+from nvgemm_runtime.inductor.settings import EXPLAIN_VARIABLE
+
+from .child import run_to_end
 
 NO_CACHES_VARIABLE = "TORCHINDUCTOR_FORCE_DISABLE_CACHES"
 """Torch's own: what comes from its caches is not compiled, and so not met."""
-
-_STANDARD_ERROR = 2
-
-_KILLED = 128
-"""What shells add to the number of the signal that ended a command."""
 
 _FIELDS: dict[str, dict[str, type]] = {
     "met": {"basis": str, "reasons": list, "offered": dict},
@@ -37,8 +33,8 @@ class MetGemm:
 
     Attributes:
         gemm: Its problem's key, or a text where no problem describes it.
-        basis: ``declared`` or ``signature`` where it was offered kernels, however often it was not;
-            otherwise ``miss``.
+        basis: ``declared``, ``signature`` or ``jit`` where it was offered kernels, however often it
+            was not; otherwise ``miss``.
         reasons: Why it was a miss, whenever it was one.
         offered: By name in generated code, the operators that joined the choices.
         graphs: How often it was met.
@@ -125,26 +121,14 @@ def explain(command: Sequence[str], *, quiet: bool = False) -> Explanation:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "events.jsonl"
         environment = {**os.environ, EXPLAIN_VARIABLE: str(path), NO_CACHES_VARIABLE: "1"}
-        output = _STANDARD_ERROR if quiet else None
-        with subprocess.Popen(command, env=environment, stdout=output) as process:
-            status = _wait(process)
+        status = run_to_end(command, environment, quiet=quiet)
         text = path.read_bytes() if path.exists() else b""
     events = [_event(line) for line in text.splitlines()]
     return Explanation(
-        status=status if status >= 0 else _KILLED - status,
+        status=status,
         gemms=collect(event for event in events if event is not None),
         unreadable_lines=events.count(None),
     )
-
-
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            # The terminal interrupts the command too, which ends or goes on as it likes: what it
-            # met is worth as much, and a server has no other end.
-            continue
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

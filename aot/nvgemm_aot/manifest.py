@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,11 +44,14 @@ class Declared:
     Attributes:
         problem: The GEMM.
         candidates: How many kernels to build for it, at most.
+        count: How often it stands in the graphs that were recorded, all entries that
+            declare it added up; what is built does not depend on it.
 
     """
 
     problem: Problem
     candidates: int
+    count: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,15 +154,20 @@ def _entry_mistakes(source: Source, error: ValidationError) -> Iterator[Mistake]
 
 def _declare(entry: ManifestEntry) -> tuple[Declared, ...]:
     most: dict[Problem, int] = {}
+    counts: Counter[Problem] = Counter()
     for gemm in entry.gemms:
         candidates = (
             gemm.candidates or entry.defaults.candidates or entry.candidates or DEFAULT_CANDIDATES
         )
         for problem in _expand(gemm, entry.defaults):
             most[problem] = max(candidates, most.get(problem, 0))
+            counts[problem] += gemm.count or 1
     # Problem's own order, with its key made once a problem instead of once a comparison.
     ordered = sorted(most, key=lambda p: (p.signature.key, p.n, p.k, p.batch, p.m))
-    return tuple(Declared(problem=problem, candidates=most[problem]) for problem in ordered)
+    return tuple(
+        Declared(problem=problem, candidates=most[problem], count=counts[problem])
+        for problem in ordered
+    )
 
 
 def _expand(gemm: GemmEntry, defaults: SharedEntry) -> Iterator[Problem]:

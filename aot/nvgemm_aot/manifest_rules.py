@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from nvgemm_runtime.declarable import OUTS
 from nvgemm_runtime.errors import TargetError
 from nvgemm_runtime.problem import DType, Op
 
@@ -14,7 +15,6 @@ from .manifest_schema import (
     ARCHITECTURES,
     INPUT_DTYPES,
     OUT_DTYPES,
-    OUTS,
     SIZE_KEYS,
     SIZE_WAYS,
     allowed_keys,

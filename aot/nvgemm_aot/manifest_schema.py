@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from nvgemm_runtime.declarable import OUTS
 from nvgemm_runtime.problem import MAX_EXTENT, DType, Layout, Op
 
 from .device import profile_names
@@ -26,19 +27,6 @@ VERSION = 1
 MAX_CANDIDATES = 64
 
 ARCHITECTURES = tuple(sorted(DEFAULT_DEVICE))
-
-_FLOAT_OUTS = (DType.FP32, DType.FP16, DType.BF16, DType.FP8_E4M3, DType.FP8_E5M2)
-OUTS = {
-    DType.FP16: _FLOAT_OUTS,
-    DType.BF16: _FLOAT_OUTS,
-    DType.FP8_E4M3: _FLOAT_OUTS,
-    DType.FP8_E5M2: _FLOAT_OUTS,
-    DType.INT8: (DType.INT32, DType.FP32, DType.INT8),
-}
-"""By dtype of A and B: the dtypes that the result may have.
-
-uint8 is not there: kernels that cutlass.operators lists for it compute signed products.
-"""
 
 INPUT_DTYPES = tuple(dtype.value for dtype in OUTS)
 OUT_DTYPES = tuple(d.value for d in DType if any(d in outs for outs in OUTS.values()))
@@ -160,6 +148,7 @@ class _ArchitectureOrMapping:
 
 
 NAME_PATTERN = r"[a-z0-9]([a-z0-9.\-]{0,62}[a-z0-9])?"
+NAME_ALLOWED = "lower-case letters, digits, '-' and '.', at most 64, a letter or digit at each end"
 
 Number = Annotated[int, _integer(1, MAX_EXTENT)]
 Extent = Annotated[int, _integer(1, MAX_EXTENT, help="list the values, as in [1, 2, 4]")]
@@ -238,6 +227,11 @@ class GemmEntry(SharedEntry):
     batch: OneOrMore[Extent] = Field(
         default_factory=list, description="Matrices of a batch; bmm needs it, mm has none."
     )
+    count: Number = Field(
+        default_factory=int,
+        description="How often each GEMM stands in the graphs that were recorded; 1 if left out. "
+        "What is built does not depend on it.",
+    )
 
 
 class ManifestEntry(_Entry):
@@ -250,10 +244,7 @@ class ManifestEntry(_Entry):
     )
     name: Annotated[
         str,
-        _text(
-            "lower-case letters, digits, '-' and '.', at most 64, a letter or digit at each end",
-            NAME_PATTERN,
-        ),
+        _text(NAME_ALLOWED, NAME_PATTERN),
     ] = Field(description="Name of what is built; it becomes part of the wheel's name.")
     description: Comment = Field(default_factory=str, description="One sentence on what it is for.")
     targets: Annotated[

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from fractions import Fraction
 
 
 def table(rows: Sequence[Sequence[object]], header: Sequence[str]) -> str:
@@ -28,3 +30,8 @@ def size_text(size_bytes: int) -> str:
     if size_bytes < 10_000_000:
         return f"{size_bytes / 1e3:.1f} kB"
     return f"{size_bytes / 1e6:.1f} MB"
+
+
+def percent_text(percent: Fraction | float) -> str:
+    """A percentage as people read it; rounded down, so that 100.0 % means all."""
+    return f"{math.floor(percent * 10) / 10:.1f} %"

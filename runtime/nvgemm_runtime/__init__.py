@@ -5,14 +5,18 @@ Its functions are imported when first used, so that importing the package costs 
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._version import __version__
     from .api import Explanation, bmm, bundles, choose, explain, load_operators, mm
+    from .counters import Stats, reset_stats, stats
+    from .inductor.modes import mode
 
 __all__ = [
     "Explanation",
+    "Stats",
     "__version__",
     "bmm",
     "bundles",
@@ -20,15 +24,26 @@ __all__ = [
     "explain",
     "load_operators",
     "mm",
+    "mode",
+    "reset_stats",
+    "stats",
 ]
+
+_ELSEWHERE = {
+    "Stats": "counters",
+    "__version__": "_version",
+    "mode": "inductor.modes",
+    "reset_stats": "counters",
+    "stats": "counters",
+}
+"""By name: the module that it is in, where that is not `api`."""
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import _version, api
-
-    return getattr(_version if name == "__version__" else api, name)
+    module = importlib.import_module(f".{_ELSEWHERE.get(name, 'api')}", __name__)
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

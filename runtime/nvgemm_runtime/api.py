@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 from . import native
 from .autograd_refusal import refuse_lost_derivative
-from .eager import refuse_negation, refuse_tracing
+from .eager import quick_with_kernel, refuse_negation, refuse_tracing
 from .errors import NoKernelError
 from .facts import DeviceFacts, device_facts, host_platform, torch_cuda
 from .installation import INSTALLATION, FoundBundle
 from .jit_cache import mark_used
 from .library import LIBRARY, LoadedKernel
-from .match import Match, Miss
+from .match import Match, Miss, first_served
 from .operands import (
     MAX_ALIGNMENT_BYTES,
     Request,
@@ -32,10 +32,6 @@ from .refusals import process_refusal
 
 if TYPE_CHECKING:
     import torch
-
-
-_MM, _BMM = Op.MM, Op.BMM
-"""Looked up at every call, for which an attribute of an enum is slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +91,7 @@ def explain(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = No
     return Explanation(request=request, facts=facts, match=found, reasons=())
 
 
+@quick_with_kernel(Op.MM)
 def mm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -125,12 +122,10 @@ def mm(
             of forward mode, or torch records operations: a dispatch mode is active, or
             ``torch.jit.trace`` (not looked for where ``out`` and a loaded kernel are given).
     """
-    if type(kernel) is LoadedKernel and kernel.op is _MM and out is not None:
-        # The common case, in which a call should cost little more than the launch itself.
-        return kernel.call(a, b, out)
-    return _unseen_by_dynamo()(_MM, a, b, out, kernel)
+    return _unseen_by_dynamo()(Op.MM, a, b, out, kernel)
 
 
+@quick_with_kernel(Op.BMM)
 def bmm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -138,9 +133,7 @@ def bmm(
     kernel: str | LoadedKernel | None = None,
 ) -> torch.Tensor:
     """Multiply two batches of matrices with a prebuilt kernel; as `mm` with a leading batch."""
-    if type(kernel) is LoadedKernel and kernel.op is _BMM and out is not None:
-        return kernel.call(a, b, out)
-    return _unseen_by_dynamo()(_BMM, a, b, out, kernel)
+    return _unseen_by_dynamo()(Op.BMM, a, b, out, kernel)
 
 
 def choose(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> LoadedKernel:
@@ -253,7 +246,7 @@ def _run(
             check_empty(op, a, b, out)
             return out.zero_()  # as ATen: a sum of nothing is zero
         kernel = _choose(op, a, b, out)
-    return kernel.call(a, b, out)
+    return (mm if op is Op.MM else bmm)(a, b, out, kernel)
 
 
 _chosen: dict[tuple[object, ...], LoadedKernel] = {}
@@ -295,15 +288,10 @@ def _match_and_load(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor)
 def _find(asked: tuple[Request, ...], facts: DeviceFacts) -> tuple[Request, Match | Miss]:
     """The first reading of the operands that a kernel serves, or why none serves any."""
     index, _ = INSTALLATION.index(facts)
-    reasons: dict[str, None] = {}  # in order, each once
-    for request in asked:
-        found = index.match(request.problem, request.alignment_bytes)
-        if isinstance(found, Match):
-            if found.from_jit:
-                mark_used(found.ranked_as)
-            return request, found
-        reasons.update(dict.fromkeys(found.reasons))
-    return asked[0], Miss(reasons=tuple(reasons))
+    request, found = first_served(index.match, asked)
+    if isinstance(found, Match) and found.from_jit:
+        mark_used(found.ranked_as)
+    return request, found
 
 
 def _facts(tensor: torch.Tensor) -> DeviceFacts:

@@ -10,7 +10,9 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from . import native
 from .autograd_refusal import refuse_lost_derivative
+from .library import LoadedKernel
 from .operands import check_kinds, check_shapes
 from .problem import Op
 
@@ -18,41 +20,61 @@ if TYPE_CHECKING:
     import torch
 
 
-def eager_call(
-    op: Op, launch: Callable[..., None], handle: int, *, sees_negation: bool
-) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Make the function that runs a kernel: ``call(a, b, out)`` gives ``out``.
+Gemm = Callable[..., "torch.Tensor"]
+"""``gemm(a, b, out=None, kernel=None)``"""
+
+
+def quick_with_kernel(op: Op) -> Callable[[Gemm], Gemm]:
+    """Decorate a function of ``(a, b, out, kernel)``: a loaded kernel and an ``out`` skip its body.
+
+    Such a call should cost little more than the launch, so it is one frame of Python, and all that
+    it looks up is a name of its own. For the same reason ``torch.jit.trace`` is not looked for.
 
     Args:
-        op: What the kernel computes.
-        launch: `nvgemm_runtime.native.Native.launch`.
-        handle: The kernel's number there.
-        sees_negation: Whether a negated view can be among the operands of well-meant calls.
+        op: What the function computes.
     """
-    # Names of this function's own: looked up at every call, they would cost as much as the checks.
-    # For their sake ``torch.jit.trace`` is looked for on the other ways in alone.
-    grad_enabled, forward_ad, modes, count_up = _of_torch()
 
-    def call(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        if (
-            (grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad))
-            or forward_ad._current_level >= 0
-            or modes()
-        ):
-            _look_closer(op, a, b, out)
-        if sees_negation:
-            refuse_negation(op, a, b, out)
-        count_up((out,))  # before the launch: what was saved of out is lost from then on
-        try:
-            launch(handle, a, b, out)
-        except (RuntimeError, ValueError):
-            # Some tensors do not even reach the launcher, and it is torch that complains.
-            check_kinds(op, a, b, out)
-            check_shapes(op, a, b, out)
-            raise
-        return out
+    def decorate(function: Gemm) -> Gemm:
+        grad_enabled: Any = None
+        forward_ad: Any = None
+        modes: Any = None
+        count_up: Any = None
+        launch: Any = None
 
-    return call
+        @functools.wraps(function)
+        def call(
+            a: torch.Tensor,
+            b: torch.Tensor,
+            out: torch.Tensor | None = None,
+            kernel: str | LoadedKernel | None = None,
+        ) -> torch.Tensor:
+            nonlocal grad_enabled, forward_ad, modes, count_up, launch
+            if type(kernel) is not LoadedKernel or kernel.op is not op or out is None:
+                return function(a, b, out, kernel)
+            if launch is None:
+                grad_enabled, forward_ad, modes, count_up = _of_torch()
+                launch = native.load().launch
+            if (
+                (grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad))
+                or forward_ad._current_level >= 0
+                or modes()
+            ):
+                _look_closer(op, a, b, out)
+            if kernel.sees_negation:
+                refuse_negation(op, a, b, out)
+            count_up((out,))  # before the launch: what was saved of out is lost from then on
+            try:
+                launch(kernel.handle, a, b, out)
+            except (RuntimeError, ValueError):
+                # Some tensors do not even reach the launcher, and it is torch that complains.
+                check_kinds(op, a, b, out)
+                check_shapes(op, a, b, out)
+                raise
+            return out
+
+        return call
+
+    return decorate
 
 
 @functools.cache

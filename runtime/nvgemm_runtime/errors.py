@@ -15,9 +15,12 @@ class NvgemmError(Exception):
     Attributes:
         exit_code: Process exit status that the command line maps this class to. 0, 1 and 2 are
             left to success, unexpected failures and usage errors.
+        stops_compilation: Whether it ends a compilation of torch.compile, for it says that what
+            the user asked for cannot be had. All others cost no more than our choices.
     """
 
     exit_code: ClassVar[int] = 3
+    stops_compilation: ClassVar[bool] = False
 
 
 class ManifestError(NvgemmError):
@@ -62,6 +65,13 @@ class StorageError(NvgemmError):
     exit_code = 16
 
 
+class RecordError(NvgemmError):
+    """GEMMs cannot be recorded where the user asked for it."""
+
+    exit_code = 17
+    stops_compilation = True
+
+
 class BundleFormatError(NvgemmError):
     """A bundle breaks a rule of FORMAT.md.
 
@@ -93,6 +103,12 @@ class PackagingError(NvgemmError):
     exit_code = 22
 
 
+class CoverageError(NvgemmError):
+    """Bundles cover less of the recorded problems than was asked for."""
+
+    exit_code = 23
+
+
 class NoKernelError(NvgemmError):
     """No installed kernel serves a problem.
 
@@ -108,6 +124,20 @@ class NoKernelError(NvgemmError):
 
     def __reduce__(self) -> tuple[type[NoKernelError], tuple[str, tuple[str, ...]]]:
         return type(self), (str(self), self.reasons)
+
+
+class RequiredError(NoKernelError):
+    """Mode ``required``: torch.compile met a GEMM that no prebuilt kernel serves."""
+
+    exit_code = 33
+    stops_compilation = True
+
+
+class SettingError(NvgemmError):
+    """An option or a variable of the plug-in has a value that is not allowed."""
+
+    exit_code = 34
+    stops_compilation = True
 
 
 class DriverError(NvgemmError):

@@ -77,7 +77,7 @@ class Installation:
         self._lock = threading.RLock()
         self._shipped: tuple[FoundBundle, ...] | None = None
         self._kept: tuple[FoundBundle, ...] = ()
-        self._named: tuple[Path, ...] = ()
+        self._temporary: tuple[Path, ...] = ()
         self._origins: weakref.WeakKeyDictionary[Bundle, str] = weakref.WeakKeyDictionary()
         self._said: set[str] = set()
         self._replaced: dict[str, tuple[Bundle, Kernel]] = {}
@@ -107,19 +107,19 @@ class Installation:
                 self._indexes[facts] = self._make_index(facts)
             return self._indexes[facts]
 
-    def refresh_kept_bundles(self, bundle: Path | None = None) -> None:
+    def refresh_kept_bundles(self, temporary: Path | None = None) -> None:
         """Look at the user bundles again, so that what was compiled meanwhile is found from now on.
 
         Kernels that are loaded, indexes that were handed out, and kernels of a former user bundle
         stay as they were.
 
         Args:
-            bundle: One to take in wherever it lies: outside the cache directory, if that cannot be
-                written.
+            temporary: A bundle to take in as well, which may lie outside the cache directory where
+                that cannot be written.
         """
         with self._lock:
-            if bundle is not None and bundle not in self._named:
-                self._named += (bundle,)
+            if temporary is not None and temporary not in self._temporary:
+                self._temporary += (temporary,)
             if self._shipped is None:
                 return  # they are yet to be looked at for the first time
             before, self._kept = self._kept, self._open_kept()
@@ -136,15 +136,19 @@ class Installation:
 
     def _open_kept(self) -> tuple[FoundBundle, ...]:
         """The user bundles; those whose files are as they were stay open."""
-        found = {candidate.path: candidate for candidate in find_kept_bundles()}
-        for path in self._named:
-            found.setdefault(path, Candidate(path=path, origin=origin_of(path), problem=None))
+        kept = find_kept_bundles()
+        known_paths = {candidate.path for candidate in kept}
+        temporary = (
+            Candidate(path=path, origin=origin_of(path), problem=None)
+            for path in self._temporary
+            if path not in known_paths
+        )
         opened = {one.path: one for one in self._kept}
         return tuple(
             known
-            if (known := opened.get(path)) is not None and _is_unchanged(known)
+            if (known := opened.get(candidate.path)) is not None and _is_unchanged(known)
             else self._open(candidate, is_kept=True)
-            for path, candidate in found.items()
+            for candidate in (*kept, *temporary)
         )
 
     def _open(self, found: Candidate, *, is_kept: bool = False) -> FoundBundle:

@@ -122,7 +122,7 @@ def unavailable(facts: DeviceFacts) -> str | None:
         return None if _is_installed("nvgemm_aot") else _missing("nvgemm_aot")
     if facts.kind == CPU:
         return "nothing compiles kernels for the CPU"
-    missing = _first_missing()
+    missing = missing_module()
     return None if missing is None else _missing(missing)
 
 
@@ -131,7 +131,8 @@ def _missing(module: str) -> str:
 
 
 @functools.cache
-def _first_missing() -> str | None:
+def missing_module() -> str | None:
+    """A module of the builder side that is not installed, or None. Imports nothing."""
     missing = (module for module in _BUILDER_MODULES if not _is_installed(module))
     # A part of the compiler's package, which may lie elsewhere; asking for it would import that.
     places = [f"{place}/cutlass" for place in sys.path]

@@ -20,7 +20,6 @@ from typing import Any
 from . import native
 from .bundle import Bundle
 from .calling_convention import exported_symbol
-from .eager import eager_call
 from .errors import DriverError, NoKernelError
 from .facts import RuntimeLibrary, find_runtime_library
 from .format import Header, Kernel
@@ -28,7 +27,7 @@ from .problem import DType, Op
 from .refusals import library_refusal, unknown_version_warning, unlaunchable
 from .target import CPU
 
-_PARTS_OF_COMPLEX = (DType.FP32, DType.FP16)
+_PARTS_OF_COMPLEX = frozenset({DType.FP32, DType.FP16})
 """Types that a lazily negated view mostly has: what ``.imag`` of a conjugate gives."""
 
 _log = logging.getLogger(__name__)
@@ -43,15 +42,14 @@ class LoadedKernel:
         op: The operation it computes.
         handle: Its number in the native kernel table.
         launch: ``launch(a, b, out)``: `nvgemm_runtime.native.Native.launch` of this kernel.
-        call: ``call(a, b, out)``: likewise, with everything that torch would look after; gives
-            ``out``. See `nvgemm_runtime.eager`.
+        sees_negation: Whether a lazily negated view can be among the operands of well-meant calls.
     """
 
     kernel: Kernel
     op: Op
     handle: int
     launch: Callable[[Any, Any, Any], None]
-    call: Callable[[Any, Any, Any], Any]
+    sees_negation: bool
 
 
 class Library:
@@ -112,17 +110,14 @@ class Library:
             workspace_bytes=kernel.workspace_bytes,
         )
         signature = kernel.signature
-        sees_negation = (
-            signature.a in _PARTS_OF_COMPLEX
-            or signature.b in _PARTS_OF_COMPLEX
-            or signature.out in _PARTS_OF_COMPLEX
-        )
         return LoadedKernel(
             kernel=kernel,
             op=signature.op,
             handle=handle,
             launch=functools.partial(launcher.launch, handle),
-            call=eager_call(signature.op, launcher.launch, handle, sees_negation=sees_negation),
+            sees_negation=not _PARTS_OF_COMPLEX.isdisjoint(
+                (signature.a, signature.b, signature.out)
+            ),
         )
 
 

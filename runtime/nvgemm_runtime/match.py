@@ -10,8 +10,9 @@ from __future__ import annotations
 import enum
 import functools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from .facts import DeviceFacts
 from .format import Header, Kernel, Ranking, RankingSource
@@ -19,6 +20,9 @@ from .nearest import NearestSizes
 from .problem import Problem, Signature
 from .refusals import describe, refusal, unlaunchable, version_numbers
 from .waves import waves
+
+if TYPE_CHECKING:
+    from .operands import Request
 
 
 class Basis(str, enum.Enum):
@@ -260,6 +264,27 @@ def _aligned(place: _Place, alignment_bytes: int) -> tuple[Served, ...]:
     if all(one.kernel.alignment_bytes <= alignment_bytes for one in served):
         return served
     return tuple(one for one in served if one.kernel.alignment_bytes <= alignment_bytes)
+
+
+def first_served(
+    match: Callable[[Problem, int], Match | Miss], asked: Sequence[Request]
+) -> tuple[Request, Match | Miss]:
+    """Find the kernels for operands that can be read in several ways.
+
+    Args:
+        match: `Index.match`.
+        asked: Every reading, as `operands.requests` gives them; at least one.
+
+    Returns:
+        The first reading that a kernel serves; or the first of all, and why none is served.
+    """
+    reasons: dict[str, None] = {}  # in order, each once
+    for request in asked:
+        found = match(request.problem, request.alignment_bytes)
+        if isinstance(found, Match):
+            return request, found
+        reasons.update(dict.fromkeys(found.reasons))
+    return asked[0], Miss(reasons=tuple(reasons))
 
 
 def preferred(bundles: Iterable[BundleView]) -> list[BundleView]:

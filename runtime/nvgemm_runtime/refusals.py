@@ -68,7 +68,7 @@ def library_refusal(header: Header, library: RuntimeLibrary | None) -> str | Non
 
     A library of unknown version is none: see `unknown_version_warning`.
     """
-    distribution = _library_distribution(header)
+    distribution = library_distribution(header)
     if library is None:
         return (
             f"{RUNTIME_LIBRARY} for {header.target.cuda}, which kernels call, is not installed; "
@@ -88,7 +88,7 @@ def library_refusal(header: Header, library: RuntimeLibrary | None) -> str | Non
 
 def unknown_version_warning(header: Header, library: RuntimeLibrary) -> str | None:
     """What to say of a library that is used though nothing tells its version, or None."""
-    distribution = _library_distribution(header)
+    distribution = library_distribution(header)
     built_with = header.toolchain.get(distribution)
     if built_with is None or library.version != UNKNOWN_VERSION:
         return None
@@ -99,7 +99,8 @@ def unknown_version_warning(header: Header, library: RuntimeLibrary) -> str | No
     )
 
 
-def _library_distribution(header: Header) -> str:
+def library_distribution(header: Header) -> str:
+    """Distribution of the library that a bundle's kernels call; its toolchain names its version."""
     return f"nvidia-cutlass-dsl-libs-{header.target.cuda}"
 
 

@@ -25,7 +25,7 @@ from installed import installed_kernels
 from torch import nn
 from torch._inductor import config
 from torch._inductor.utils import fresh_cache
-from user_program import GatedMlp, relative_error, slow_down_aten
+from user_program import ATEN_GEMMS, GatedMlp, relative_error, slow_down_aten
 
 from nvgemm_runtime.discover import installed_bundles
 from nvgemm_runtime.format import Kernel
@@ -72,9 +72,10 @@ def cache(tmp_path: Path, kernels: dict[str, Kernel]) -> Iterator[Path]:
 @pytest.fixture
 def slow_aten() -> Iterator[None]:
     """Bundled kernels win wherever they are offered."""
+    from torch._inductor.kernel import bmm, mm  # noqa: F401  they name ATen's functions
     from torch._inductor.select_algorithm import extern_kernels
 
-    before = {name: getattr(extern_kernels, name) for name in ("mm", "bmm")}
+    before = {name: getattr(extern_kernels, name) for name in ATEN_GEMMS}
     slow_down_aten(DEVICE)
     yield
     for name, function in before.items():
@@ -315,6 +316,24 @@ def test_views_and_layouts(name: str, cache: Path, kernels: dict[str, Kernel]) -
 def unaligned(rows: int, columns: int) -> torch.Tensor:
     """A matrix that starts 2 bytes behind an aligned address."""
     return random(rows * columns + 8)[1 : rows * columns + 1].view(rows, columns)
+
+
+@pytest.mark.usefixtures("slow_aten")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_result_wider_than_its_operands(
+    dtype: torch.dtype, cache: Path, kernels: dict[str, Kernel]
+) -> None:
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    key = f"mm/tn/{name}x{name}/fp32/fp32"
+    if all(kernel.signature.key != key for kernel in kernels.values()):
+        pytest.skip(f"no installed kernel for {key}; install the wheel of every_kind.yaml")
+    x, weight = random(96, 512, dtype=dtype), random(512, 512, dtype=dtype)
+    with torch.no_grad():
+        result = compiled(lambda x, w: torch.mm(x, w.T, out_dtype=torch.float32))(x, weight)
+    assert result.dtype == torch.float32
+    assert relative_error(result, x.float() @ weight.float().T) < 1e-4
+    assert [kernels[call].signature.key for call in our_calls(cache)] == [key]
+    assert not aten_calls(cache)
 
 
 @pytest.mark.usefixtures("slow_aten")

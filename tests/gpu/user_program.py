@@ -33,8 +33,13 @@ class GatedMlp(nn.Module):
         return self.down(nn.functional.silu(gate) * up)
 
 
+ATEN_GEMMS = ("mm", "bmm", "mm_dtype", "bmm_dtype")
+"""Inductor's names of ATen's functions for them."""
+
+
 def slow_down_aten(device: str) -> None:
     """Make ATen's GEMMs take milliseconds where Inductor calls them, so that any other wins."""
+    from torch._inductor.kernel import bmm, mm  # noqa: F401  they name the functions
     from torch._inductor.select_algorithm import extern_kernels
 
     def slow(function: Any) -> Any:
@@ -47,8 +52,8 @@ def slow_down_aten(device: str) -> None:
 
         return call
 
-    for name in ("mm", "bmm"):
-        setattr(extern_kernels, name, slow(getattr(torch, name)))
+    for name in ATEN_GEMMS:
+        setattr(extern_kernels, name, slow(getattr(torch, name.removesuffix("_dtype"))))
 
 
 def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:

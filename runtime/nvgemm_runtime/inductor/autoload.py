@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.machinery
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
@@ -20,6 +21,7 @@ SUPPORTED = (2, 11), (2, 15)
 """First and last release of torch that the plug-in was run with."""
 
 _WAITED_FOR = {
+    "torch._inductor.config": "options",
     "torch._inductor.codegen.common": "cache_key",
     "torch._inductor.select_algorithm": "hook",
     "torch._inductor.package.package": "packages",
@@ -39,10 +41,15 @@ def activate() -> None:
 
 
 def _activate() -> None:
-    from .settings import is_off
+    from .settings import RECORD_VARIABLE, is_off
 
+    recording = os.environ.get(RECORD_VARIABLE)
     if is_off():
+        if recording:
+            _log.warning("NVGEMM_AOT=off: nothing is recorded in %s", recording)
         return
+    if recording:
+        _prepare_recording()
     version = sys.modules["torch"].__version__
     release = tuple(int(part) for part in version.split(".")[:2])
     first, last = SUPPORTED
@@ -56,6 +63,24 @@ def _activate() -> None:
         return
     for name, module in _WAITED_FOR.items():
         after_import(name, functools.partial(_install, module))
+
+
+def _prepare_recording() -> None:
+    """Say now if GEMMs cannot be recorded. The first one that is compiled raises the same."""
+    from ..errors import RecordError
+    from ..recorder import chosen_target, recorder
+    from .settings import RECORD_VARIABLE
+
+    kept_by = recorder()
+    if kept_by is None:
+        return
+    # Processes that this one starts elsewhere shall write the same file.
+    os.environ[RECORD_VARIABLE] = str(kept_by.path)
+    try:
+        chosen_target(None)
+        kept_by.check()
+    except RecordError as error:
+        _log.error("%s", error)
 
 
 def _install(module: str) -> None:

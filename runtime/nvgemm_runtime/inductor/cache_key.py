@@ -10,13 +10,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import os
+import secrets
 
 from torch._inductor import config
 from torch._inductor.codegen.common import custom_backend_passes
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
 from . import packages
-from .settings import max_choices
+from .settings import RECORD_VARIABLE, max_choices
 
 _KEY = "nvgemm_aot"
 """Where torch looks for a device's name: the pass is never run, for no device has this one."""
@@ -32,6 +34,8 @@ class InstalledBundles(CustomGraphModulePass):  # type: ignore[misc]
 
     def uuid(self) -> str:
         """A digest of the installed bundles and the settings; the same for graphs without us."""
+        if os.environ.get(RECORD_VARIABLE):
+            return f"{_KEY} {secrets.token_hex()}"  # what came from a cache would not be met
         if not (config.max_autotune or config.max_autotune_gemm):
             return _KEY
         try:
@@ -46,9 +50,11 @@ def _key_with_choices() -> str:
     if config.cpp_wrapper:
         # Torch asks before it runs a graph from its cache, too, whose code needs these.
         packages.load_operators()
-    from .. import __version__
+    from .. import __version__, jit_client
 
-    return f"{_KEY} {__version__} {max_choices()} {installed_digest()}"
+    # Not what the JIT cache holds: it grows by what is compiled, and graphs stay right.
+    compiles = jit_client.candidates() if jit_client.missing_module() is None else 0
+    return f"{_KEY} {__version__} {max_choices()} {compiles} {installed_digest()}"
 
 
 @functools.cache

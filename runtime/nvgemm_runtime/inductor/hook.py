@@ -1,51 +1,43 @@
-"""Bundled kernels join the choices of Inductor's autotuning. With `nodes` it knows torch's insides.
+"""Bundled kernels join the choices of Inductor's autotuning.
 
 Inductor calls a preprocessing function with the choices for every GEMM. Ours finds the ATen choice
 among them, reads the GEMM off its operands, and adds a choice for each kernel that bundles offer. A
 choice that wins writes a call into the generated module, together with a header that finds the
 kernel again, or ATen in its place, in whatever process the module is run.
 
-The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+With `reading`, `choice`, `nodes`, `options` and `cache_key` it knows torch's insides. The names
+that are used here are private, and were read and run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._dynamo.callback import callback_handler
 from torch._inductor import config, ir
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
-from . import report
-from .nodes import GemmNode, name_of
-from .operand import Operand
-from .settings import max_choices
+from ..declarable import UNSERVED
+from ..errors import NvgemmError, RequiredError
+from ..recorder import recorder
+from ..recording import gemm_line
+from . import nvgemm_backend, report
+from .choice import GemmChoice, can_settle, settle
+from .modes import OPTION, current_mode
+from .reading import gemms_of_graph, is_alternative, name_in_aten, operand, operand_of
+from .settings import MODE_VARIABLE, Mode, max_choices
 
 if TYPE_CHECKING:
-    from .offers import Offer
+    from ..problem import Problem
 
 _log = logging.getLogger(__name__)
 
 _ATEN_CHOICES = {"mm": "mm", "mm_dtype": "mm", "bmm": "bmm", "bmm_dtype": "bmm"}
 """By name of Inductor's ATen choice: the operation, which is the name of torch's function too."""
-
-_UNSERVED = {
-    "addmm": "no bundled kernel adds a bias",
-    "bias_addmm": "no bundled kernel adds a bias",
-    "baddbmm": "no bundled kernel adds a bias",
-    "_int_mm": "no bundled kernel is offered for _int_mm",
-    "_scaled_mm": "no bundled kernel takes scales",
-    "mm_plus_mm": "no bundled kernel adds two products",
-    "_mm_plus_mm": "no bundled kernel adds two products",
-}
-"""By name of Inductor's ATen choice: why a GEMM is not served."""
-
-_BASE_ALIGNMENT_BYTES = 16
-"""Alignment of buffers that Inductor allocates, and of inputs that it did not find unaligned."""
 
 
 def install() -> None:
@@ -57,12 +49,32 @@ def install() -> None:
 
 
 def join(choices: list[Any]) -> list[Any]:
-    """Inductor's preprocessing function: the choices, with ours behind them."""
+    """Inductor's preprocessing function: the choices, with ours behind them.
+
+    Raises:
+        RequiredError: If prebuilt kernels are required and none serves the GEMM.
+        RecordError: If GEMMs are to be recorded and cannot be.
+        SettingError: If the mode is none.
+    """
     try:
-        return [*choices, *_our_choices(choices)]
+        _record(choices)
+        return _with_ours(choices)
     except Exception as error:
+        if isinstance(error, NvgemmError) and error.stops_compilation:
+            raise
         _log_failure(error)
         return choices
+
+
+def _record(choices: list[Any]) -> None:
+    """Keep the GEMM where the user asked for that, whether or not choices are timed."""
+    kept_by = recorder()
+    if kept_by is not None:
+        from .met import what_was_met
+
+        found = what_was_met(choices)
+        if found is not None:
+            kept_by.add(*found)
 
 
 _failures: set[str] = set()
@@ -82,62 +94,118 @@ def _log_failure(error: Exception) -> None:
     )
 
 
+def _with_ours(choices: list[Any]) -> list[Any]:
+    if not (config.max_autotune or config.max_autotune_gemm) or current_mode() is Mode.OFF:
+        return choices
+    _summarize_at_the_end()
+    ours = _our_choices(choices)
+    if not ours:
+        return choices
+    operators = {choice.offer.kernel.operator for choice in ours}
+    return [*nvgemm_backend.without_doubles(choices, operators), *ours]
+
+
 def _our_choices(choices: list[Any]) -> list[GemmChoice]:
-    if not (config.max_autotune or config.max_autotune_gemm):
-        return []
-    if getattr(config, "distributed_max_autotune_gemm", False):
-        return []  # it can pass no other extern choices than ATen's between its processes
     aten = next((choice for choice in choices if _is_aten_gemm(choice)), None)
     if aten is None:
         return _report_unserved(choices)
-    if not isinstance(aten.layout, ir.FixedLayout):
-        return []
     # Imported here, so that compiling without max-autotune pays nothing for us.
-    from .offers import GemmOnDevice, find_offers
+    from .offers import GemmOnDevice, find_offers, start_compiling
 
     gemm = GemmOnDevice(
         op=_ATEN_CHOICES[aten.choice.name],
-        a=_operand(aten.input_nodes[0]),
-        b=_operand(aten.input_nodes[1]),
-        out=_operand_of(aten.layout, 0),
+        a=operand(aten.input_nodes[0]),
+        b=operand(aten.input_nodes[1]),
+        out=operand_of(aten.layout, 0),
     )
-    found = find_offers(gemm, max_choices())
-    if not found.offers:
-        return _miss(aten, found.gemm, found.reasons)
-    if not all(_can_settle(node) for node in aten.input_nodes):
-        return _miss(aten, found.gemm, ["an operand's strides must become others"])
-    for node in aten.input_nodes:
-        _settle(node)
+    obstacles = _why_not_here(aten)
+    may_compile = (
+        current_mode() is Mode.AUTO
+        and not obstacles
+        and not is_alternative()
+        and not nvgemm_backend.compiles_itself(choices)
+    )
+    if may_compile and _is_first_of_graph():
+        start_compiling(GemmOnDevice(**known) for known in gemms_of_graph())
+    found = find_offers(gemm, max_choices(), may_compile=may_compile)
     aten.nvgemm_aot_gemm = found.gemm
+    reasons = obstacles if found.offers else found.reasons
+    if reasons:
+        return _miss(found.gemm, reasons, found.problem)
+    for node in aten.input_nodes:
+        settle(node)
     _log.debug("%s: %d bundled kernels join (%s)", found.gemm, len(found.offers), found.basis)
     ours = [GemmChoice(aten, offer) for offer in found.offers]
     offered = {choice.name: choice.offer.kernel.operator for choice in ours}
-    report.met(found.gemm, basis=found.basis, offered=offered)
+    report.met(found.gemm, basis=found.basis, offered=offered, compiled=found.compiled)
     return ours
 
 
-def _miss(aten: Any, gemm: str, reasons: Sequence[str]) -> list[GemmChoice]:
-    aten.nvgemm_aot_gemm = gemm
-    _log.debug("%s: no bundled kernel: %s", gemm, "; ".join(reasons))
-    report.met(gemm, basis="miss", reasons=reasons)
+def _is_first_of_graph() -> bool:
+    """Whether no GEMM of Inductor's graph came up yet; from now on one has."""
+    known = V.graph.__dict__.setdefault("nvgemm_aot_known", False)
+    V.graph.nvgemm_aot_known = True
+    return not known
+
+
+def _is_aten_gemm(choice: Any) -> bool:
+    return name_in_aten(choice) in _ATEN_CHOICES and len(choice.input_nodes) == 2
+
+
+def _why_not_here(aten: Any) -> list[str]:
+    """Why kernels that there are cannot join the choices."""
+    if getattr(config, "distributed_max_autotune_gemm", False):
+        return ["distributed_max_autotune_gemm passes no extern choices but ATen's on"]
+    if not isinstance(aten.layout, ir.FixedLayout):
+        return ["the strides of the result are still open"]
+    if not all(can_settle(node) for node in aten.input_nodes):
+        return ["an operand's strides must become others"]
     return []
 
 
 def _report_unserved(choices: list[Any]) -> list[GemmChoice]:
     """Say of a GEMM that is neither mm nor bmm, or that ATen may not compute, why it is a miss."""
-    extern = next((choice for choice in choices if _name_in_aten(choice) in _UNSERVED), None)
+    extern = next((choice for choice in choices if name_in_aten(choice) in UNSERVED), None)
     if extern is not None:
         name = extern.choice.name
-        return _miss(extern, f"{name} into {_text_of(extern.layout)}", [_UNSERVED[name]])
+        extern.nvgemm_aot_gemm = f"{name} into {_text_of(extern.layout)}"
+        return _miss(extern.nvgemm_aot_gemm, [UNSERVED[name]])
     target = V.graph.current_node.target
     if choices and target in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
         reason = "ATEN is not among max_autotune_gemm_backends, and is needed beside our kernels"
-        return _miss(choices[0], f"{target} into {_text_of(choices[0].layout)}", [reason])
+        choices[0].nvgemm_aot_gemm = f"{target} into {_text_of(choices[0].layout)}"
+        return _miss(choices[0].nvgemm_aot_gemm, [reason])
     return []
 
 
 def _text_of(layout: Any) -> str:
     return f"{layout.dtype}{[str(extent) for extent in layout.size]}".replace("'", "")
+
+
+def _miss(gemm: str, reasons: Sequence[str], problem: Problem | None = None) -> list[GemmChoice]:
+    _log.debug("%s: no bundled kernel: %s", gemm, "; ".join(reasons))
+    if is_alternative():
+        return []  # the GEMM came up itself as well
+    report.met(gemm, basis="miss", reasons=reasons)
+    if current_mode() is Mode.REQUIRED:
+        raise RequiredError(_required_text(gemm, reasons, problem), tuple(reasons))
+    return []
+
+
+def _required_text(gemm: str, reasons: Sequence[str], problem: Problem | None) -> str:
+    lines = [
+        f"{gemm}: no prebuilt kernel, and {MODE_VARIABLE}=required (or {OPTION}) allows nothing "
+        "else:",
+        *(f"  {reason}" for reason in reasons),
+    ]
+    if problem is None:
+        lines.append("no manifest can declare it; compile this model in mode auto")
+    else:
+        lines += [
+            "these lines under gemms: of a manifest declare it; build its wheel and install that:",
+            f"  {gemm_line(problem)}",
+        ]
+    return "\n".join(lines)
 
 
 def _report_times(timings: dict[Any, float], *_: object) -> None:
@@ -152,113 +220,7 @@ def _report_times(timings: dict[Any, float], *_: object) -> None:
         _log_failure(error)
 
 
-def _is_aten_gemm(choice: Any) -> bool:
-    return _name_in_aten(choice) in _ATEN_CHOICES and len(choice.input_nodes) == 2
-
-
-def _name_in_aten(choice: Any) -> str | None:
-    is_extern = type(choice) is autotuning.ExternKernelCaller
-    return str(choice.choice.name) if is_extern else None
-
-
-def _operand(node: Any) -> Operand:
-    """An operand as Inductor knows it; sizes that are symbols count as their hints."""
-    layout = node.get_layout()
-    # Inductor asks for the alignment of inputs on GPUs only, and calls all others unaligned.
-    known = layout.device.type == "cpu" or node.get_name() not in V.graph.unaligned_buffers
-    return _operand_of(layout, _BASE_ALIGNMENT_BYTES if known else layout.dtype.itemsize)
-
-
-def _operand_of(layout: Any, base_address: int) -> Operand:
-    hint = V.graph.sizevars.optimization_hint
-    return Operand(
-        dtype=layout.dtype,
-        device=layout.device,
-        shape=tuple(int(hint(extent)) for extent in layout.size),
-        strides=tuple(int(hint(stride)) for stride in layout.stride),
-        address=base_address + int(hint(layout.offset)) * layout.dtype.itemsize,
-    )
-
-
-def _can_settle(node: Any) -> bool:
-    """Whether an operand may keep the strides that our choice is made for.
-
-    Inductor leaves the strides of what it computes open for as long as it can. Two extern choices
-    for a buffer whose strides change afterwards end in a KeyError on torch 2.13 to 2.15.
-    """
-    if isinstance(getattr(node, "data", node), ir.ReinterpretView):
-        return True
-    wanted = V.graph.buffer_layout_constraints.get(node.get_name())
-    layout = node.get_layout()
-    return wanted is None or (
-        list(wanted.size) == list(layout.size) and list(wanted.stride) == list(layout.stride)
-    )
-
-
-def _settle(node: Any) -> None:
-    """Fix an operand's strides as they are."""
-    is_view = isinstance(getattr(node, "data", node), ir.ReinterpretView)
-    if not is_view and isinstance(node.get_layout(), ir.FlexibleLayout):
-        node.freeze_layout()
-
-
-def _benchmarked(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out_dtype: torch.dtype | None = None,
-    *,
-    kernel: str,
-    out: torch.Tensor,
-) -> torch.Tensor:
-    """What Inductor times: the kernel, and never ATen in its place."""
-    from ..api import load_kernel
-
-    load_kernel(kernel).launch(a, b, out)
-    return out
-
-
-_CHOICE = autotuning.ExternKernelChoice(_benchmarked, name="nvgemm_aot")
-"""Inductor finds the function by this name, in processes that autotune for this one too."""
-
-
-class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
-    """A bundled kernel as one of Inductor's choices.
-
-    Args:
-        aten: The ATen choice for the same GEMM.
-        offer: The kernel.
-    """
-
-    def __init__(self, aten: Any, offer: Offer) -> None:
-        kwargs = {**aten.kwargs, "kernel": offer.kernel.id}  # results are cached by these
-        super().__init__(_CHOICE, aten.input_nodes, aten.layout, kwargs)
-        self.aten = aten
-        self.offer = offer
-        self.name = name_of(offer)
-        self.description = offer.kernel.operator
-
-    def benchmark(self, *args: torch.Tensor, out: torch.Tensor) -> float:
-        """Milliseconds of a launch; infinite where the kernel cannot be launched."""
-        try:
-            return float(super().benchmark(*args, out=out))
-        except Exception as error:
-            level = logging.DEBUG if _is_known(self.offer.origin, type(error)) else logging.WARNING
-            _log.log(level, "%s of %s is not offered: %s", self.name, self.offer.origin, error)
-            return math.inf
-
-    def output_node(self) -> Any:
-        """The node that Inductor schedules when this choice has won."""
-        return ir.TensorBox.create(GemmNode(self.aten, self.offer))
-
-    def __str__(self) -> str:
-        return f"GemmChoice({self.name}, {self.offer.kernel.operator})"
-
-
-_known_failures: set[tuple[str, type[Exception]]] = set()
-
-
-def _is_known(origin: str, kind: type[Exception]) -> bool:
-    """Whether kernels of a wheel have failed like this before; from now on they have."""
-    known = (origin, kind) in _known_failures
-    _known_failures.add((origin, kind))
-    return known
+def _summarize_at_the_end() -> None:
+    """Have a line logged when the compilation is over. Resetting Dynamo forgets who wants that."""
+    if report.summarize not in callback_handler.end_callbacks:
+        callback_handler.register_end_callback(report.summarize)

@@ -56,7 +56,7 @@ class GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
 
     def codegen(self, wrapper: Any) -> None:
         """Write the call, and what it needs at the start of the module."""
-        report.used(self.gemm, self.name_in_code)
+        report.used(self.gemm, self.name_in_code, self.offer.kernel.id)
         if not V.graph.cpp_wrapper:
             _declare(wrapper, self)
             super().codegen(wrapper)

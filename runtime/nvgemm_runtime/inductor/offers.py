@@ -1,18 +1,26 @@
-"""Which bundled kernels to offer for a GEMM that Inductor compiles."""
+"""Which kernels to offer for a GEMM that Inductor compiles: bundled ones, or compiled now."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from .. import jit_client
+from ..bundle import Bundle
+from ..counters import COUNTERS
+from ..declarable import declarable
 from ..errors import NoKernelError
-from ..facts import device_facts
+from ..facts import DeviceFacts, device_facts
 from ..format import Kernel
 from ..installation import INSTALLATION
-from ..match import Match
-from ..operands import requests
-from ..problem import Op
+from ..jit_cache import mark_used
+from ..match import Basis, Match, Miss, first_served
+from ..operands import Request, requests
+from ..problem import Op, Problem
 from .operand import Operand
+
+LONGEST_WAIT_S = 600.0
+"""For the kernels of one problem: what takes longer to compile serves later processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +39,11 @@ class GemmOnDevice:
     b: Operand
     out: Operand
 
+    @property
+    def facts(self) -> DeviceFacts:
+        """The device that it is computed on."""
+        return device_facts(self.out.device.type, self.out.device.index or 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
@@ -38,7 +51,7 @@ class Offer:
 
     Attributes:
         kernel: Its entry.
-        origin: The distribution and version that brought it, or the variable that names its bundle.
+        origin: The distribution and version that brought it, or what else names its bundle.
     """
 
     kernel: Kernel
@@ -51,43 +64,113 @@ class Found:
 
     Attributes:
         gemm: Its problem's key, or in words where no problem describes it.
-        basis: ``declared``, ``signature`` or ``miss``.
+        problem: The problem, if one describes it.
+        basis: ``declared``, ``signature``, ``jit`` or ``miss``.
         offers: The kernels, best-ranked first; empty for a miss.
         reasons: Why it is a miss.
+        compiled: How many kernels were compiled for it now.
     """
 
     gemm: str
+    problem: Problem | None
     basis: str
     offers: Sequence[Offer] = ()
     reasons: Sequence[str] = ()
+    compiled: int = 0
 
 
-def find_offers(gemm: GemmOnDevice, limit: int) -> Found:
+def find_offers(gemm: GemmOnDevice, limit: int, *, may_compile: bool) -> Found:
     """Find the kernels to offer.
 
     Args:
         gemm: The GEMM.
         limit: Most kernels to offer; 0 makes every GEMM a miss.
+        may_compile: Whether to compile, and wait for, what no bundle covers.
     """
     try:
         asked = requests(Op(gemm.op), gemm.a, gemm.b, out=gemm.out)
     except (NoKernelError, ValueError) as error:
-        return Found(gemm=f"{gemm.op} of {gemm.a} and {gemm.b}", basis="miss", reasons=[str(error)])
-    device = gemm.out.device
-    index, bundles = INSTALLATION.index(device_facts(device.type, device.index or 0))
-    reasons: dict[str, None] = {}  # in order, each once
-    for request in asked if limit else ():
-        found = index.match(request.problem, request.alignment_bytes)
-        if isinstance(found, Match):
-            origins = {id(one.bundle): one.origin for one in INSTALLATION.bundles()}
-            offers = [
-                Offer(kernel=served.kernel, origin=origins[id(bundles[served.bundle])])
+        words = f"{gemm.op} of {gemm.a} and {gemm.b}"
+        return Found(gemm=words, problem=None, basis="miss", reasons=[str(error)])
+    if not limit:
+        return _miss(asked[0], ["at most 0 kernels are to be offered"])
+    known = _ask(asked, gemm.facts)
+    wanted = declarable(gemm.op, gemm.a, gemm.b, gemm.out)
+    if not may_compile or not known.is_uncovered or isinstance(wanted, str):
+        return known.offer(limit)
+    with COUNTERS.spending("jit"):
+        outcome = jit_client.request(wanted, gemm.facts).result(LONGEST_WAIT_S)
+    if outcome.bundle is None:
+        # Kernels that the JIT cache has for other sizes still serve this one.
+        return known.offer(limit, reasons=[f"nothing was compiled: {outcome.reason}"])
+    INSTALLATION.refresh_kept_bundles(outcome.bundle)
+    return _ask(asked, gemm.facts).offer(limit, basis="jit", compiled=outcome.compiled)
+
+
+def start_compiling(gemms: Iterable[GemmOnDevice]) -> None:
+    """Have kernels compiled, beside this process, for those of several GEMMs that need it."""
+    for gemm in gemms:
+        wanted = declarable(gemm.op, gemm.a, gemm.b, gemm.out)
+        if isinstance(wanted, Problem):
+            asked = requests(Op(gemm.op), gemm.a, gemm.b, out=gemm.out)
+            if _ask(asked, gemm.facts).is_uncovered:
+                jit_client.request(wanted, gemm.facts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """What matching says of a GEMM.
+
+    Attributes:
+        request: The reading of its operands that is served, or the first of all.
+        found: The kernels, or why there are none.
+        bundles: By position, those that the kernels are in.
+    """
+
+    request: Request
+    found: Match | Miss
+    bundles: tuple[Bundle, ...]
+
+    @property
+    def is_uncovered(self) -> bool:
+        """Whether kernels are worth compiling: none declared for it, nor shipped for its like."""
+        found = self.found
+        return isinstance(found, Miss) or (found.from_jit and found.basis is not Basis.DECLARED)
+
+    def offer(
+        self,
+        limit: int,
+        *,
+        reasons: Sequence[str] = (),
+        basis: str | None = None,
+        compiled: int = 0,
+    ) -> Found:
+        """What to offer: so many kernels at most; for a miss, with these reasons behind others."""
+        found = self.found
+        if isinstance(found, Miss):
+            return _miss(self.request, [*found.reasons, *reasons])
+        if found.from_jit:
+            mark_used(found.ranked_as)
+        return Found(
+            gemm=self.request.problem.key,
+            problem=self.request.problem,
+            basis=basis or found.basis.value,
+            offers=[
+                Offer(kernel=served.kernel, origin=INSTALLATION.origin(self.bundles[served.bundle]))
                 for served in found.kernels[:limit]
-            ]
-            return Found(gemm=request.problem.key, basis=found.basis.value, offers=offers)
-        reasons.update(dict.fromkeys(found.reasons))
+            ],
+            compiled=compiled,
+        )
+
+
+def _ask(asked: tuple[Request, ...], facts: DeviceFacts) -> _Answer:
+    with COUNTERS.spending("matching"):
+        index, bundles = INSTALLATION.index(facts)
+        request, found = first_served(index.match, asked)
+        return _Answer(request=request, found=found, bundles=bundles)
+
+
+def _miss(request: Request, reasons: Sequence[str]) -> Found:
     return Found(
-        gemm=asked[0].problem.key,
-        basis="miss",
-        reasons=tuple(reasons) if limit else ["at most 0 kernels are to be offered"],
+        gemm=request.problem.key, problem=request.problem, basis="miss", reasons=tuple(reasons)
     )

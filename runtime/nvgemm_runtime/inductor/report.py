@@ -1,7 +1,8 @@
-"""Writes down what happens to each GEMM that is compiled, where NVGEMM_AOT_EXPLAIN names a file.
+"""Tells what happens to each GEMM that is compiled, to all who want to know.
 
-One line of JSON an event, appended, so that several processes can share the file. `nvgemm-aot
-explain` sets the variable and makes a table of it.
+That is the process' counters; torch's own trace log (``TORCH_TRACE``), as artifacts named
+``nvgemm_aot``; and a file, where NVGEMM_AOT_EXPLAIN names one: a line of JSON an event, appended,
+so that several processes can share it. `nvgemm-aot explain` makes a table of that.
 """
 
 from __future__ import annotations
@@ -12,24 +13,36 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 
-EXPLAIN_VARIABLE = "NVGEMM_AOT_EXPLAIN"
-"""Names the file that events are appended to; nothing is written where it is not set."""
+from torch._logging import trace_structured
+
+from ..counters import COUNTERS
+from .settings import EXPLAIN_VARIABLE
 
 _log = logging.getLogger(__name__)
 
 
 def met(
-    gemm: str, *, basis: str, reasons: Sequence[str] = (), offered: Mapping[str, str] | None = None
+    gemm: str,
+    *,
+    basis: str,
+    reasons: Sequence[str] = (),
+    offered: Mapping[str, str] | None = None,
+    compiled: int = 0,
 ) -> None:
     """A GEMM came up for autotuning.
 
     Args:
         gemm: Its problem's key, or the ATen operator where no problem describes it.
-        basis: ``declared``, ``signature`` or ``miss``.
-        reasons: Why it is a miss.
+        basis: ``declared``, ``signature``, ``jit`` or ``miss``.
+        reasons: Why it is a miss; the first is the one that counts.
         offered: By name in generated code, the operators that join the choices.
+        compiled: How many kernels were compiled for it.
     """
-    _write({"event": "met", "gemm": gemm, "basis": basis, "reasons": list(reasons),
+    if basis == "miss":
+        COUNTERS.miss(reasons[0])
+    else:
+        COUNTERS.hit(basis, compiled)
+    _tell({"event": "met", "gemm": gemm, "basis": basis, "reasons": list(reasons),
             "offered": dict(offered or {})})  # fmt: skip
 
 
@@ -40,12 +53,30 @@ def timed(gemm: str, times_ms: Mapping[str, float]) -> None:
         gemm: As `met` was told.
         times_ms: By choice, milliseconds; not finite where one failed.
     """
-    _write({"event": "timed", "gemm": gemm, "times_ms": dict(times_ms)})
+    _tell({"event": "timed", "gemm": gemm, "times_ms": dict(times_ms)})
 
 
-def used(gemm: str, name: str) -> None:
+def used(gemm: str, name: str, kernel_id: str) -> None:
     """A call of a bundled kernel, by its name in generated code, was written into the code."""
-    _write({"event": "used", "gemm": gemm, "name": name})
+    COUNTERS.win(kernel_id)
+    _tell({"event": "used", "gemm": gemm, "name": name})
+
+
+def summarize(_: object) -> None:
+    """Log in one line what was counted since the last such line, if anything was met."""
+    news = COUNTERS.news()
+    if news.met:
+        _log.info("compiled %s", news)
+
+
+def _tell(event: dict[str, object]) -> None:
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": "nvgemm_aot", "encoding": "json"},
+        payload_fn=lambda: json.dumps(event),
+        expect_trace_id=False,  # packages are compiled outside of any frame
+    )
+    _write(event)
 
 
 def _write(event: dict[str, object]) -> None:

@@ -2,31 +2,57 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import logging
 import os
 
+
+class Mode(str, enum.Enum):
+    """What torch.compile may do with us."""
+
+    AUTO = "auto"
+    """Bundled kernels join the choices; what none covers may be compiled, or is left alone."""
+    REQUIRED = "required"
+    """A GEMM that no bundled kernel covers is an error, and nothing is compiled."""
+    OFF = "off"
+    """Nothing of us."""
+
+
 MODE_VARIABLE = "NVGEMM_AOT"
-"""``auto``, the default, offers bundled kernels to torch.compile; ``off`` leaves torch alone."""
+"""The `Mode` of a process; ``auto`` if not set."""
 
 MAX_CHOICES_VARIABLE = "NVGEMM_AOT_MAX_CHOICES"
 """Most kernels that join the choices for one GEMM."""
 
 DEFAULT_MAX_CHOICES = 4
 
+RECORD_VARIABLE = "NVGEMM_AOT_RECORD"
+"""Names the file in which every GEMM is kept that torch.compile meets; see `recorder`."""
+
+TARGET_VARIABLE = "NVGEMM_AOT_RECORD_TARGET"
+"""What that file is to be built for, whatever device GEMMs are met on."""
+
+EXPLAIN_VARIABLE = "NVGEMM_AOT_EXPLAIN"
+"""Names the file that `report` appends events to; nothing is written where it is not set."""
+
 _log = logging.getLogger(__name__)
 
 
+def default_mode() -> Mode:
+    """The mode that the environment asks for; a value that is none counts as not set."""
+    text = os.environ.get(MODE_VARIABLE) or Mode.AUTO.value
+    try:
+        return Mode(text)
+    except ValueError:
+        allowed = ", ".join(mode.value for mode in Mode)
+        _warn_once(f"{MODE_VARIABLE}={text}: allowed are {allowed}; taken as {Mode.AUTO.value}")
+        return Mode.AUTO
+
+
 def is_off() -> bool:
-    """Whether the user has turned the plug-in off."""
-    mode = os.environ.get(MODE_VARIABLE, "auto")
-    if mode == "required":
-        _warn_once(
-            f"{MODE_VARIABLE}=required: not there yet; taken as auto, which requires nothing"
-        )
-    elif mode not in ("auto", "off"):
-        _warn_once(f"{MODE_VARIABLE}={mode}: allowed are auto and off; taken as auto")
-    return mode == "off"
+    """Whether the user has turned the plug-in off for the whole process."""
+    return default_mode() is Mode.OFF
 
 
 def max_choices() -> int:

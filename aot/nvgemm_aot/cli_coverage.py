@@ -1,0 +1,124 @@
+"""``nvgemm-aot coverage``."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .targets import DEFAULT_DEVICE
+
+if TYPE_CHECKING:
+    from .manifest import Manifest
+    from .undeclarable import Undeclarable
+
+_ANY_PATH = click.Path(path_type=Path)
+_WEIGHTS = ("problems", "count", "flops")
+
+
+class _Percent(click.ParamType):  # type: ignore[type-arg]
+    """An exact percentage: 99.9 is not the binary fraction beside it."""
+
+    name = "percent"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Decimal:
+        try:
+            percent = Decimal(value)
+        except InvalidOperation:
+            self.fail(f"{value!r} is not a number", param, ctx)
+        if not (percent.is_finite() and 0 <= percent <= 100):
+            self.fail(f"{value} is not in 0..100", param, ctx)
+        return percent
+
+
+@click.command()
+@click.argument("manifest", type=_ANY_PATH)
+@click.argument("bundles", type=_ANY_PATH, nargs=-1)
+@click.option(
+    "--target",
+    "archs",
+    type=click.Choice(sorted(DEFAULT_DEVICE)),
+    multiple=True,
+    help="Look at this architecture, on its usual GPU, and not at the manifest's targets.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(_WEIGHTS),
+    default="count",
+    show_default=True,
+    help="What to sort by, and what --fail-under is a percentage of.",
+)
+@click.option("--fail-under", type=_Percent(), help="Exit with 23 where less is covered.")
+@click.option(
+    "--declared-only", is_flag=True, help="For --fail-under: what is served by signature is missed."
+)
+@click.option(
+    "--ignore-undeclarable",
+    is_flag=True,
+    help="Leave out what a recording met and no manifest can declare, such as a GEMM with a bias.",
+)
+@click.option("--html", type=_ANY_PATH, help="Also write a page with a picture of the shapes.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def coverage(
+    manifest: Path,
+    bundles: tuple[Path, ...],
+    archs: tuple[str, ...],
+    by: str,
+    fail_under: Decimal | None,
+    declared_only: bool,
+    ignore_undeclarable: bool,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Say which GEMMs of MANIFEST, recorded or written by hand, BUNDLES serve.
+
+    MANIFEST is a file, or the name of a manifest that comes with nvgemm-aot. BUNDLES are bundle
+    files, directories of them, or kernel wheels; without any, those that are installed or named in
+    NVGEMM_AOT_BUNDLES count.
+    """
+    from .bundle_arguments import installed_bundles, read_bundles
+    from .coverage import Weight, cover
+    from .coverage_gate import require_coverage
+    from .render_coverage import coverage_document, coverage_text
+
+    if declared_only and fail_under is None:
+        raise click.UsageError("--declared-only goes with --fail-under")
+    recorded, undeclarable = _load(manifest, archs)
+    found = read_bundles(bundles) if bundles else installed_bundles()
+    weight = Weight(by)
+    targets = cover(
+        recorded,
+        found.views,
+        unusable=found.unusable,
+        undeclarable=() if ignore_undeclarable else undeclarable,
+    )
+    if html is not None:
+        from .coverage_page import coverage_page
+        from .storage import write_atomic
+
+        write_atomic(html, coverage_page(recorded, targets, weight))
+    document = coverage_document(recorded, targets, weight)
+    click.echo(json.dumps(document, indent=2) if as_json else coverage_text(document))
+    if fail_under is not None:
+        require_coverage(targets, fail_under, by=weight, declared_only=declared_only)
+
+
+def _load(manifest: Path, archs: tuple[str, ...]) -> tuple[Manifest, tuple[Undeclarable, ...]]:
+    """Read a manifest, and what a recording met beside it."""
+    from .manifest import load_manifest
+    from .shipped import find_manifest
+    from .targets import build_target
+    from .undeclarable import read_undeclarable
+    from .yaml_nodes import read_text
+
+    path = find_manifest(manifest)
+    recorded = load_manifest(path)
+    if archs:
+        recorded = replace(recorded, targets=tuple(map(build_target, sorted(set(archs)))))
+    return recorded, read_undeclarable(read_text(path))

@@ -1,0 +1,88 @@
+"""The gate for CI: fails where bundles cover less than was asked for, and says what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
+
+from nvgemm_runtime.declarable import ALIGNMENT_BYTES
+from nvgemm_runtime.errors import CoverageError
+from nvgemm_runtime.problem import Problem
+from nvgemm_runtime.recording import gemm_line
+
+from .coverage import SERVED, GemmCoverage, Status, TargetCoverage, Weight, readings
+from .tables import percent_text
+from .targets import DEFAULT_DEVICE, BuildTarget
+
+_MOST_SHOWN = 5
+"""Missed GEMMs that a message names, for each target."""
+
+
+def require_coverage(
+    targets: Sequence[TargetCoverage],
+    least_percent: Decimal,
+    *,
+    by: Weight,
+    declared_only: bool = False,
+) -> None:
+    """Check that every target is covered well enough.
+
+    Args:
+        targets: What is covered.
+        least_percent: The percentage that each must reach, 0 to 100.
+        by: What the percentage is of.
+        declared_only: Whether problems that are served by signature alone do not count.
+
+    Raises:
+        CoverageError: If one is not: which, its percentage, the heaviest GEMMs that are missing,
+            and the manifest lines that would cover them.
+    """
+    enough = frozenset({Status.DECLARED}) if declared_only else SERVED
+    short = [
+        _say_short(target, least_percent, by, enough)
+        for target in targets
+        if target.percent(by, enough) < Fraction(least_percent)
+    ]
+    if short:
+        raise CoverageError("\n".join(short))
+
+
+def _say_short(
+    target: TargetCoverage, least_percent: Decimal, by: Weight, enough: frozenset[Status]
+) -> str:
+    percent = percent_text(target.percent(by, enough))
+    kind = "covered" if enough == SERVED else "declared"
+    missing = target.heaviest(by, frozenset(Status) - enough)
+    shown = missing[:_MOST_SHOWN]
+    lines = [
+        f"{target.target.target.key} on {target.target.device.name}: {percent} {kind} by "
+        f"{by.value}, must be at least {least_percent} %; the heaviest of {len(missing)} missing:",
+        *(f"  {_say_why(gemm)}" for gemm in shown),
+    ]
+    problems = [
+        gemm.problem for gemm in shown if gemm.problem is not None and _can_be_built(gemm.problem)
+    ]
+    if problems:
+        lines += [
+            "a bundle built from these lines covers those that a manifest can declare:",
+            f"  targets: [{_target_entry(target.target)}]",
+            "  gemms:",
+            *(f"    {gemm_line(problem)}" for problem in problems),
+        ]
+    return "\n".join(lines)
+
+
+def _can_be_built(problem: Problem) -> bool:
+    return readings(problem)[0].alignment_bytes >= ALIGNMENT_BYTES
+
+
+def _say_why(gemm: GemmCoverage) -> str:
+    if gemm.status is Status.SIGNATURE:
+        return f"{gemm.gemm}: served by signature only"
+    return f"{gemm.gemm}: {gemm.reasons[0]}"
+
+
+def _target_entry(target: BuildTarget) -> str:
+    arch, device = target.target.arch, target.device.name
+    return arch if DEFAULT_DEVICE[arch] == device else f"{{arch: {arch}, device: {device}}}"

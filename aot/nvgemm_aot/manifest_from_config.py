@@ -1,0 +1,212 @@
+"""A manifest of every GEMM that a model computes, from its Hugging Face config.json."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvgemm_runtime.declarable import ALIGNMENT_BYTES
+from nvgemm_runtime.errors import ManifestError
+from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
+
+from .candidates import misalignment
+from .manifest_rules import MAX_PROBLEMS
+from .manifest_schema import NAME_ALLOWED, NAME_PATTERN
+from .model_gemms.config_file import find_config, read_config
+from .model_gemms.gemm import Gemm, Projection, Routing
+from .model_gemms.layers import DecoderConfig
+from .model_gemms.ranks import share, undivided_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What a manifest shall be for; each list is sorted and has each value once.
+
+    Attributes:
+        tokens: Tokens of a forward pass, at least one number.
+        ranks: Numbers of GPUs that tensor parallelism divides the model over, at least one.
+        dtypes: Element types, of 2 bytes each, at least one.
+        targets: Architectures to build for, at least one.
+        separate: Whether to declare projections apart that can be fused.
+        fused: Whether to declare them fused.
+
+    """
+
+    tokens: tuple[int, ...]
+    ranks: tuple[int, ...]
+    dtypes: tuple[DType, ...] = (DType.BF16,)
+    targets: tuple[str, ...] = ("sm_100f",)
+    separate: bool = True
+    fused: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """A GEMM as one of ``ranks`` ranks computes it."""
+
+    ranks: int
+    gemm: Gemm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """GEMMs that see the same numbers of tokens, of one layout.
+
+    Attributes:
+        routing: How tokens reach the experts; None for what sees all of them.
+        layout: Majors of the operands.
+        m: Numbers of tokens: sorted, each once.
+        uses: By n and k, each pair once: where a model has it.
+
+    """
+
+    routing: Routing | None
+    layout: Layout
+    m: tuple[int, ...]
+    uses: dict[tuple[int, int], list[Use]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigManifest:
+    """A manifest made from a config.
+
+    Attributes:
+        name: Its name.
+        config: What it was made from.
+        model_type: The model's family.
+        wanted: What it is for.
+        entries: What it declares, at least one.
+        left_out: What it cannot declare, each with the reason.
+
+    """
+
+    name: str
+    config: DecoderConfig
+    model_type: str
+    wanted: Wanted
+    entries: tuple[Entry, ...]
+    left_out: tuple[tuple[Use, str], ...]
+
+    @property
+    def problems(self) -> int:
+        """Number of problems that it declares."""
+        declared = {
+            (entry.layout, m, nk) for entry in self.entries for m in entry.m for nk in entry.uses
+        }
+        return len(declared) * len(self.wanted.dtypes)
+
+
+def make_manifest(given: Path, wanted: Wanted, *, name: str | None = None) -> ConfigManifest:
+    """Make a manifest from a model's config.
+
+    Args:
+        given: A config.json, or a model's directory with one.
+        wanted: What the manifest shall be for.
+        name: The manifest's name; None for the model's directory's, or the file's.
+
+    Raises:
+        ManifestError: If the config is wrong, ``wanted`` has ranks that cannot share its heads,
+            the name is not allowed, no GEMM can be declared, or there are too many.
+
+    """
+    path = find_config(given)
+    model_type, config = read_config(path)
+    projections = tuple(config.projections())
+    _check_heads(path, projections, wanted.ranks)
+    entries: dict[tuple[Routing | None, Layout], Entry] = {}
+    left_out = []
+    for use in _uses(projections, wanted):
+        gemm = use.gemm
+        reason = gemm.unserved or _refusal(gemm, wanted.dtypes[0])
+        if reason:
+            left_out.append((use, reason))
+            continue
+        entry = entries.setdefault(
+            (gemm.routing, gemm.layout),
+            Entry(
+                routing=gemm.routing,
+                layout=gemm.layout,
+                m=_tokens_seen(gemm.routing, wanted.tokens),
+                uses={},
+            ),
+        )
+        entry.uses.setdefault((gemm.n, gemm.k), []).append(use)
+    made = ConfigManifest(
+        name=_check_name(path, name),
+        config=config,
+        model_type=model_type,
+        wanted=wanted,
+        entries=tuple(entries.values()),
+        left_out=tuple(left_out),
+    )
+    _check_number(path, made)
+    return made
+
+
+def _check_heads(path: Path, projections: Sequence[Projection], ranks: Iterable[int]) -> None:
+    mistakes = [
+        f"{path}: {heads.key}: found {heads.count}; allowed with tp {count}: "
+        f"a multiple{' or a divisor' if heads.copied else ''} of {count}"
+        for count in ranks
+        for heads in undivided_heads(projections, count)
+    ]
+    if mistakes:
+        raise ManifestError("\n".join(mistakes))
+
+
+def _uses(projections: Sequence[Projection], wanted: Wanted) -> Iterator[Use]:
+    forms = [form for form in (False, True) if (wanted.fused if form else wanted.separate)]
+    uses = (
+        Use(ranks=ranks, gemm=gemm)
+        for ranks in wanted.ranks
+        for fused in forms
+        for gemm in share(projections, ranks, fused=fused)
+    )
+    yield from dict.fromkeys(uses)  # what cannot be fused is in both forms
+
+
+def _refusal(gemm: Gemm, dtype: DType) -> str:
+    signature = Signature(
+        op=Op.MM, layout=gemm.layout, a=dtype, b=dtype, accumulator=DType.FP32, out=dtype
+    )
+    try:
+        problem = Problem(signature=signature, m=1, n=gemm.n, k=gemm.k)
+    except ValueError as error:
+        return str(error)
+    return misalignment(problem, ALIGNMENT_BYTES) or ""
+
+
+def _tokens_seen(routing: Routing | None, tokens: Iterable[int]) -> tuple[int, ...]:
+    if routing is None:
+        return tuple(tokens)
+    return tuple(sorted({routing.tokens_of_one(count) for count in tokens}))
+
+
+def _check_name(path: Path, given: str | None) -> str:
+    name = given
+    if name is None:
+        stem = path.resolve().parent.name if path.name == "config.json" else path.stem
+        name = re.sub(r"[^a-z0-9.]+", "-", stem.lower())[:64].strip("-.")
+    if not re.fullmatch(NAME_PATTERN, name):
+        advice = "" if given is not None else "; give one with --name"
+        raise ManifestError(f"{path}: name: found {name!r}; allowed: {NAME_ALLOWED}{advice}")
+    return name
+
+
+def _check_number(path: Path, made: ConfigManifest) -> None:
+    if not made.entries:
+        reasons = "\n".join(
+            f"  {use.gemm.role} [{use.gemm.n}, {use.gemm.k}], tp {use.ranks}: {reason}"
+            for use, reason in made.left_out
+        )
+        raise ManifestError(f"{path}: none of its GEMMs can be declared:\n{reasons}")
+    # As `load_manifest` counts them: what two entries have is two.
+    count = sum(len(entry.m) * len(entry.uses) for entry in made.entries)
+    count *= len(made.wanted.dtypes)
+    if count > MAX_PROBLEMS:
+        raise ManifestError(
+            f"{path}: found {count} problems; allowed: at most {MAX_PROBLEMS} in a manifest; "
+            "give fewer numbers of tokens or ranks"
+        )

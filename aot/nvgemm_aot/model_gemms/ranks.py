@@ -1,0 +1,70 @@
+"""What one of several tensor-parallel ranks computes of a model's GEMMs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from .gemm import Columns, Fusible, Gemm, Heads, Projection
+
+
+def undivided_heads(projections: Iterable[Projection], ranks: int) -> list[Heads]:
+    """Find the heads that cannot be shared out, neither so many a rank nor as copies of one."""
+    heads = {
+        gemm.split.heads: None
+        for projection in projections
+        for gemm in _parts(projection)
+        if gemm.split is not None and gemm.split.heads is not None
+    }
+    return [
+        found
+        for found in heads
+        if found.count % ranks and not (found.copied and ranks % found.count == 0)
+    ]
+
+
+def share(projections: Iterable[Projection], ranks: int, *, fused: bool) -> Iterator[Gemm]:
+    """List the GEMMs of one rank, with its n and k.
+
+    A GEMM that ranks cannot share evenly keeps the model's sizes, and is `unserved`.
+
+    Args:
+        projections: The model's, whose heads can be shared out.
+        ranks: Number of GPUs that tensor parallelism divides the model over.
+        fused: Whether GEMMs that can be fused are one.
+
+    """
+    for projection in projections:
+        parts = [_share_one(gemm, ranks) for gemm in _parts(projection)]
+        if fused and isinstance(projection, Fusible):
+            yield _fuse(projection.role, parts)
+        else:
+            yield from parts
+
+
+def _parts(projection: Projection) -> tuple[Gemm, ...]:
+    return projection.parts if isinstance(projection, Fusible) else (projection,)
+
+
+def _share_one(gemm: Gemm, ranks: int) -> Gemm:
+    if gemm.split is None:
+        return gemm
+    heads = gemm.split.heads
+    shares = min(ranks, heads.count) if heads is not None and heads.copied else ranks
+    name = "n" if isinstance(gemm.split, Columns) else "k"
+    extent = gemm.n if name == "n" else gemm.k
+    if extent % shares:
+        return replace(gemm, unserved=f"{name} = {extent} cannot be divided by {ranks} ranks")
+    if name == "n":
+        return replace(gemm, n=extent // shares)
+    return replace(gemm, k=extent // shares)
+
+
+def _fuse(role: str, parts: Sequence[Gemm]) -> Gemm:
+    return replace(
+        parts[0],
+        role=role,
+        n=sum(part.n for part in parts),
+        biased=any(part.biased for part in parts),
+        unserved=next((part.unserved for part in parts if part.unserved), ""),
+    )

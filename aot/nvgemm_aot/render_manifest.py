@@ -1,0 +1,126 @@
+"""A manifest that was made from a model's config, as YAML for people to read and edit."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+
+import yaml
+from pydantic import AliasChoices
+
+from .manifest_from_config import ConfigManifest, Entry, Use
+from .manifest_schema import VERSION
+from .model_gemms.gemm import Routing
+from .model_gemms.layers import DecoderConfig
+
+_WIDTH = 98
+
+
+def manifest_yaml(made: ConfigManifest) -> str:
+    """Write a manifest that `load_manifest` reads."""
+    return "\n".join([*_head(made), "gemms:", *_entries(made.entries), *_left_out(made), ""])
+
+
+def _head(made: ConfigManifest) -> Iterator[str]:
+    wanted = made.wanted
+    yield from _comment(
+        f"Every GEMM of the layers and the head of a {made.model_type} model, by nvgemm-aot "
+        f"manifest from-config. Attention itself is not a GEMM of this kind. Sizes from its "
+        f"config: {', '.join(_sizes(made.config))}."
+    )
+    yield from _comment(
+        "Pairs are [out features, in features] of one of tp GPUs; x2 means that one forward pass "
+        "computes it twice."
+    )
+    uses = [use for entry in made.entries for pair in entry.uses.values() for use in pair]
+    if any(use.gemm.biased for use in uses):
+        yield from _comment(
+            "+bias: the model adds a bias, and torch.compile computes both as addmm, which no "
+            "kernel serves yet; this is the product alone."
+        )
+    if any(entry.routing for entry in made.entries):
+        yield from _comment(
+            "Experts are those of a loop over them, counted as where each is hit; where a grouped "
+            "GEMM computes all at once, no kernel serves it yet."
+        )
+    yield f"version: {VERSION}"
+    yield f"name: {_scalar(made.name)}"
+    least, most = wanted.tokens[0], wanted.tokens[-1]
+    tokens = f"{least} to {most}" if least < most else str(most)
+    yield (
+        f"description: GEMMs of a {made.model_type} model, tokens {tokens}, "
+        f"tp {_listed(wanted.ranks)}."
+    )
+    yield f"targets: [{', '.join(wanted.targets)}]"
+    yield ""
+    yield "defaults:"
+    yield f"  dtype: [{', '.join(dtype.value for dtype in wanted.dtypes)}]"
+    yield ""
+
+
+def _entries(entries: Iterable[Entry]) -> Iterator[str]:
+    for position, entry in enumerate(entries):
+        if position:
+            yield ""
+        yield f"  - comment: {_seen(entry.routing)}"
+        yield f"    layout: {entry.layout.value}"
+        yield f"    m: {list(entry.m)}"
+        yield "    nk:"
+        yield from (f"      - {list(nk)} # {_roles(uses)}" for nk, uses in entry.uses.items())
+
+
+def _seen(routing: Routing | None) -> str:
+    if routing is None:
+        return "what every token passes through"
+    return (
+        f"each of {routing.experts} experts, {routing.chosen} a token, tokens spread evenly "
+        f"(m = tokens * {routing.chosen} / {routing.experts}, rounded up)"
+    )
+
+
+def _roles(uses: Sequence[Use]) -> str:
+    """What a pair is, e.g. ``tp 1, 2: router x32; tp 4: attention k_proj x32``."""
+    by_ranks: dict[int, list[str]] = {}
+    for use in uses:
+        role = f"{use.gemm.role} x{use.gemm.calls}{' +bias' if use.gemm.biased else ''}"
+        by_ranks.setdefault(use.ranks, []).append(role)
+    ranks_of: dict[str, list[int]] = {}
+    for ranks, roles in by_ranks.items():
+        ranks_of.setdefault(", ".join(roles), []).append(ranks)
+    return "; ".join(f"tp {_listed(ranks)}: {roles}" for roles, ranks in ranks_of.items())
+
+
+def _left_out(made: ConfigManifest) -> Iterator[str]:
+    ranks_of: dict[str, list[int]] = {}
+    for use, reason in made.left_out:
+        gemm = use.gemm
+        text = f"{gemm.role} x{gemm.calls} [{gemm.n}, {gemm.k}]: {reason}"
+        ranks_of.setdefault(text, []).append(use.ranks)
+    if ranks_of:
+        yield ""
+        yield "# Left out, for no kernel can serve it:"
+        for text, ranks in ranks_of.items():
+            yield f"#   tp {_listed(ranks)}: {text}"
+
+
+def _sizes(config: DecoderConfig) -> Iterator[str]:
+    """What was read of a config, by its keys."""
+    for name, field in type(config).model_fields.items():
+        alias, value = field.validation_alias, getattr(config, name)
+        key = alias.choices[0] if isinstance(alias, AliasChoices) else alias or name
+        if value is not None:
+            yield f"{key} {json.dumps(value)}"
+
+
+def _comment(text: str) -> Iterator[str]:
+    return (f"# {line}" for line in textwrap.wrap(text, _WIDTH))
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _scalar(name: str) -> str:
+    """Write a name so that YAML reads it as text, which ``1.5`` alone is not."""
+    return name if yaml.safe_load(name) == name else json.dumps(name)

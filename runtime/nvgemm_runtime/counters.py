@@ -1,0 +1,159 @@
+"""What became of the GEMMs that torch.compile met in this process, in numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """Counts since the process began, or since `reset_stats`.
+
+    A GEMM counts each time that it stands in a graph for which Inductor asks for choices; what
+    torch takes from its caches is not compiled, and not counted.
+
+    Attributes:
+        declared: GEMMs that a bundle declares.
+        signature: GEMMs of other sizes that bundled kernels serve.
+        jit: GEMMs for which kernels were compiled, or found compiled by another process meanwhile.
+        jit_kernels: Kernels that this process had compiled.
+        misses: By reason, GEMMs that got no kernel.
+        won: By kernel id, how often a call of it was written into generated code.
+        milliseconds: By what it was spent on: ``matching`` kernels, ``timing`` them with all that
+            loading takes, ``jit``, the waiting for a compiler.
+    """
+
+    declared: int = 0
+    signature: int = 0
+    jit: int = 0
+    jit_kernels: int = 0
+    misses: Mapping[str, int] = field(default_factory=dict)
+    won: Mapping[str, int] = field(default_factory=dict)
+    milliseconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def missed(self) -> int:
+        """GEMMs that got no kernel."""
+        return sum(self.misses.values())
+
+    @property
+    def met(self) -> int:
+        """GEMMs in all."""
+        return self.declared + self.signature + self.jit + self.missed
+
+    def since(self, earlier: Stats) -> Stats:
+        """What was added to earlier counts."""
+        return Stats(
+            declared=self.declared - earlier.declared,
+            signature=self.signature - earlier.signature,
+            jit=self.jit - earlier.jit,
+            jit_kernels=self.jit_kernels - earlier.jit_kernels,
+            misses=dict(Counter(self.misses) - Counter(earlier.misses)),
+            won=dict(Counter(self.won) - Counter(earlier.won)),
+            milliseconds={
+                name: spent - earlier.milliseconds.get(name, 0.0)
+                for name, spent in self.milliseconds.items()
+            },
+        )
+
+    def __str__(self) -> str:
+        spent = ", ".join(f"{ms:.0f} ms {name}" for name, ms in sorted(self.milliseconds.items()))
+        return (
+            f"{self.met} GEMMs: {self.declared} declared, {self.signature} by signature, "
+            f"{self.jit} by JIT ({self.jit_kernels} kernels compiled), {self.missed} missed; "
+            f"bundled kernels won {sum(self.won.values())}; {spent or '0 ms'}"
+        )
+
+
+class Counters:
+    """The counts of a process. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin anew."""
+        with self._lock:
+            self._counts: Counter[str] = Counter()
+            self._misses: Counter[str] = Counter()
+            self._won: Counter[str] = Counter()
+            self._milliseconds: dict[str, float] = {}
+            self._told = Stats()
+
+    def renew_lock(self) -> None:
+        """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
+        self._lock = threading.Lock()
+
+    def hit(self, basis: str, kernels_compiled: int = 0) -> None:
+        """Count a GEMM that got kernels.
+
+        Args:
+            basis: ``declared``, ``signature`` or ``jit``.
+            kernels_compiled: How many were compiled for it by this process.
+        """
+        with self._lock:
+            self._counts[basis] += 1
+            self._counts["jit_kernels"] += kernels_compiled
+
+    def miss(self, reason: str) -> None:
+        """Count a GEMM that got none."""
+        with self._lock:
+            self._misses[reason] += 1
+
+    def win(self, kernel_id: str) -> None:
+        """Count a call of a kernel in generated code."""
+        with self._lock:
+            self._won[kernel_id] += 1
+
+    @contextlib.contextmanager
+    def spending(self, name: str) -> Iterator[None]:
+        """Count the time that the block takes."""
+        begin = time.perf_counter()
+        try:
+            yield
+        finally:
+            spent = (time.perf_counter() - begin) * 1e3
+            with self._lock:
+                self._milliseconds[name] = self._milliseconds.get(name, 0.0) + spent
+
+    def stats(self) -> Stats:
+        """The counts as they are now."""
+        with self._lock:
+            return self._now()
+
+    def news(self) -> Stats:
+        """What was counted since this was last called."""
+        with self._lock:
+            told, self._told = self._told, self._now()
+            return self._told.since(told)
+
+    def _now(self) -> Stats:
+        return Stats(
+            **self._counts,
+            misses=dict(self._misses),
+            won=dict(self._won),
+            milliseconds=dict(self._milliseconds),
+        )
+
+
+COUNTERS = Counters()
+"""The counts of this process."""
+
+os.register_at_fork(after_in_child=COUNTERS.renew_lock)
+
+
+def stats() -> Stats:
+    """What became of the GEMMs that this process has compiled."""
+    return COUNTERS.stats()
+
+
+def reset_stats() -> None:
+    """Count from zero again."""
+    COUNTERS.reset()

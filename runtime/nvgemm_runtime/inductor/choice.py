@@ -1,0 +1,108 @@
+"""A bundled kernel as one of Inductor's choices: how it is timed, and what it writes if it wins.
+
+The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._inductor import ir
+from torch._inductor import select_algorithm as autotuning
+from torch._inductor.virtualized import V
+
+from ..counters import COUNTERS
+from .nodes import GemmNode, name_of
+
+if TYPE_CHECKING:
+    from .offers import Offer
+
+_log = logging.getLogger(__name__)
+
+
+def can_settle(node: Any) -> bool:
+    """Whether an operand may keep the strides that our choice is made for.
+
+    Inductor leaves the strides of what it computes open for as long as it can. Two extern choices
+    for a buffer whose strides change afterwards end in a KeyError on torch 2.13 to 2.15.
+    """
+    if isinstance(getattr(node, "data", node), ir.ReinterpretView):
+        return True
+    wanted = V.graph.buffer_layout_constraints.get(node.get_name())
+    layout = node.get_layout()
+    return wanted is None or (
+        list(wanted.size) == list(layout.size) and list(wanted.stride) == list(layout.stride)
+    )
+
+
+def settle(node: Any) -> None:
+    """Fix an operand's strides as they are."""
+    is_view = isinstance(getattr(node, "data", node), ir.ReinterpretView)
+    if not is_view and isinstance(node.get_layout(), ir.FlexibleLayout):
+        node.freeze_layout()
+
+
+def _benchmarked(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    *,
+    kernel: str,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """What Inductor times: the kernel, and never ATen in its place."""
+    from ..api import load_kernel
+
+    load_kernel(kernel).launch(a, b, out)
+    return out
+
+
+_CHOICE = autotuning.ExternKernelChoice(_benchmarked, name="nvgemm_aot")
+"""Inductor finds the function by this name, in processes that autotune for this one too."""
+
+
+class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
+    """A bundled kernel as one of Inductor's choices.
+
+    Args:
+        aten: The ATen choice for the same GEMM.
+        offer: The kernel.
+    """
+
+    def __init__(self, aten: Any, offer: Offer) -> None:
+        kwargs = {**aten.kwargs, "kernel": offer.kernel.id}  # results are cached by these
+        super().__init__(_CHOICE, aten.input_nodes, aten.layout, kwargs)
+        self.aten = aten
+        self.offer = offer
+        self.name = name_of(offer)
+        self.description = offer.kernel.operator
+
+    def benchmark(self, *args: torch.Tensor, out: torch.Tensor) -> float:
+        """Milliseconds of a launch; infinite where the kernel cannot be launched."""
+        try:
+            with COUNTERS.spending("timing"):
+                return float(super().benchmark(*args, out=out))
+        except Exception as error:
+            level = logging.DEBUG if _is_known(self.offer.origin, type(error)) else logging.WARNING
+            _log.log(level, "%s of %s is not offered: %s", self.name, self.offer.origin, error)
+            return math.inf
+
+    def output_node(self) -> Any:
+        """The node that Inductor schedules when this choice has won."""
+        return ir.TensorBox.create(GemmNode(self.aten, self.offer))
+
+    def __str__(self) -> str:
+        return f"GemmChoice({self.name}, {self.offer.kernel.operator})"
+
+
+_known_failures: set[tuple[str, type[Exception]]] = set()
+
+
+def _is_known(origin: str, kind: type[Exception]) -> bool:
+    """Whether kernels of a wheel have failed like this before; from now on they have."""
+    known = (origin, kind) in _known_failures
+    _known_failures.add((origin, kind))
+    return known

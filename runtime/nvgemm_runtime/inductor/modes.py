@@ -1,0 +1,62 @@
+"""The mode in which a GEMM is compiled: of the process, of a block, or of one ``torch.compile``."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from ..errors import SettingError
+from .settings import MODE_VARIABLE, Mode
+
+OPTION = "nvgemm_aot_mode"
+"""Among Inductor's options; see `options`."""
+
+
+def current_mode() -> Mode:
+    """The mode that holds for what is compiled now.
+
+    Raises:
+        SettingError: If the option has a value that is no mode.
+    """
+    from torch._inductor import config
+
+    return _mode(getattr(config, OPTION))
+
+
+@contextlib.contextmanager
+def mode(name: str) -> Iterator[None]:
+    """Compile in another mode for as long as a block runs.
+
+    It speaks of compiling, which ``torch.compile`` puts off until the first call: what was compiled
+    before is run as it is. ``torch.compile(model, options={"nvgemm_aot_mode": name})`` sets it for
+    one model wherever that is called.
+
+    Args:
+        name: ``auto``, ``required`` or ``off``; see `nvgemm_runtime.inductor.settings.Mode`.
+
+    Raises:
+        SettingError: If the name is none of them, or ``NVGEMM_AOT=off`` kept the plug-in out when
+            torch was imported, or torch's release is not supported.
+    """
+    wanted = _mode(name)
+    from torch._inductor import config
+
+    if OPTION not in config.get_config_copy():
+        if wanted is Mode.OFF:
+            yield
+            return
+        raise SettingError(
+            f"mode is {name!r}, but nvgemm-aot is not in torch.compile in this process: "
+            f"{MODE_VARIABLE} was off when torch was imported, or torch's release is not "
+            "supported; see nvgemm-aot doctor"
+        )
+    with config.patch({OPTION: wanted.value}):
+        yield
+
+
+def _mode(name: object) -> Mode:
+    try:
+        return Mode(name)
+    except ValueError:
+        allowed = ", ".join(one.value for one in Mode)
+        raise SettingError(f"{OPTION} is {name!r}; allowed are {allowed}") from None

@@ -1,0 +1,92 @@
+"""The GEMM that Inductor asks choices for, read off them and its graph.
+
+With `hook`, `choice`, `nodes` and `cache_key` it knows torch's insides. The names that are used
+here are private, and were read and run on torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch._inductor import select_algorithm as autotuning
+from torch._inductor.virtualized import V
+
+from .operand import Operand
+
+_BASE_ALIGNMENT_BYTES = 16
+"""Alignment of buffers that Inductor allocates, and of inputs that it did not find unaligned."""
+
+
+_ALTERNATIVE = re.compile(r"(benchmark_)?(decompose_k|contiguous_(add)?mm)_.*")
+"""Names of the graphs that Inductor's subgraph templates make: other ways to compute a GEMM that
+came up already."""
+
+
+def is_alternative() -> bool:
+    """Whether Inductor is lowering another way to compute a GEMM that came up already."""
+    name = getattr(V.graph, "name", None)
+    return isinstance(name, str) and _ALTERNATIVE.fullmatch(name) is not None
+
+
+def name_in_aten(choice: Any) -> str | None:
+    """Inductor's name of a choice that is an ATen operator; None for any other choice."""
+    is_extern = type(choice) is autotuning.ExternKernelCaller
+    return str(choice.choice.name) if is_extern else None
+
+
+def operand(node: Any) -> Operand:
+    """An operand as Inductor knows it; sizes that are symbols count as their hints."""
+    layout = node.get_layout()
+    # Inductor asks for the alignment of inputs on GPUs only, and calls all others unaligned.
+    known = layout.device.type == "cpu" or node.get_name() not in V.graph.unaligned_buffers
+    return operand_of(layout, _BASE_ALIGNMENT_BYTES if known else layout.dtype.itemsize)
+
+
+def operand_of(layout: Any, base_address: int) -> Operand:
+    """A tensor of Inductor's layout, in a buffer that begins at an address."""
+    hint = V.graph.sizevars.optimization_hint
+    return Operand(
+        dtype=layout.dtype,
+        device=layout.device,
+        shape=tuple(int(hint(extent)) for extent in layout.size),
+        strides=tuple(int(hint(stride)) for stride in layout.stride),
+        address=base_address + int(hint(layout.offset)) * layout.dtype.itemsize,
+    )
+
+
+_GRAPH_GEMMS = {torch.ops.aten.mm.default: "mm", torch.ops.aten.bmm.default: "bmm"}
+
+
+def gemms_of_graph() -> Iterator[dict[str, Any]]:
+    """The plain GEMMs of the graph that Inductor is lowering, as far as can be told beforehand.
+
+    Yields:
+        ``op``, ``a``, ``b`` and ``out``: fields of `offers.GemmOnDevice`. Inductor may yet choose
+        other strides for what it computes.
+    """
+    for node in V.graph.graph.nodes:
+        op = _GRAPH_GEMMS.get(node.target)
+        if op is None:
+            continue
+        tensors = [one.meta.get("val") for one in (*node.args[:2], node)]
+        if all(isinstance(tensor, torch.Tensor) for tensor in tensors):
+            a, b, out = (_operand_of_tensor(tensor) for tensor in tensors)
+            yield {"op": op, "a": a, "b": b, "out": out}
+
+
+def _operand_of_tensor(tensor: torch.Tensor) -> Operand:
+    def hint(extent: Any) -> int:
+        if isinstance(extent, torch.SymInt):
+            extent = V.graph.sizevars.optimization_hint(extent.node.expr)
+        return int(extent)
+
+    return Operand(
+        dtype=tensor.dtype,
+        device=tensor.device,
+        shape=tuple(map(hint, tensor.shape)),
+        strides=tuple(map(hint, tensor.stride())),
+        address=_BASE_ALIGNMENT_BYTES + hint(tensor.storage_offset()) * tensor.dtype.itemsize,
+    )

@@ -1,0 +1,127 @@
+"""Counting what becomes of GEMMs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import nvgemm_runtime
+from nvgemm_runtime.counters import COUNTERS, Counters, Stats
+
+
+@pytest.fixture
+def counters() -> Counters:
+    return Counters()
+
+
+def test_each_basis_each_reason_and_each_winner_is_counted(counters: Counters) -> None:
+    for basis in ("declared", "declared", "signature"):
+        counters.hit(basis)
+    counters.hit("jit", kernels_compiled=3)
+    counters.hit("jit")
+    counters.miss("a bias")
+    counters.miss("a bias")
+    counters.miss("a type")
+    counters.win("k1")
+    counters.win("k1")
+    stats = counters.stats()
+    assert (stats.declared, stats.signature, stats.jit, stats.jit_kernels) == (2, 1, 2, 3)
+    assert stats.misses == {"a bias": 2, "a type": 1}
+    assert stats.won == {"k1": 2}
+    assert (stats.missed, stats.met) == (3, 8)
+    counters.reset()
+    assert counters.stats() == Stats()
+
+
+def test_time_adds_up_by_name_also_where_the_work_fails(counters: Counters) -> None:
+    for _ in range(2):
+        with counters.spending("matching"):
+            pass
+    once = counters.stats().milliseconds["matching"]
+    with pytest.raises(KeyError), counters.spending("matching"):
+        raise KeyError
+    stats = counters.stats()
+    assert stats.milliseconds.keys() == {"matching"}
+    assert 0 < once < stats.milliseconds["matching"]
+
+
+def test_what_was_given_out_does_not_change(counters: Counters) -> None:
+    counters.miss("a type")
+    before = counters.stats()
+    counters.miss("a type")
+    counters.hit("declared")
+    assert (before.met, before.misses) == (1, {"a type": 1})
+
+
+def test_a_difference_has_what_was_added(counters: Counters) -> None:
+    counters.hit("declared")
+    counters.miss("a type")
+    counters.win("k1")
+    with counters.spending("timing"):
+        pass
+    before = counters.stats()
+    assert counters.stats().since(before) == Stats(milliseconds={"timing": 0.0})
+    counters.hit("jit", kernels_compiled=2)
+    counters.miss("a type")
+    counters.miss("a bias")
+    counters.win("k2")
+    added = counters.stats().since(before)
+    assert added == Stats(
+        jit=1,
+        jit_kernels=2,
+        misses={"a type": 1, "a bias": 1},
+        won={"k2": 1},
+        milliseconds={"timing": 0.0},
+    )
+
+
+def test_news_are_told_once(counters: Counters) -> None:
+    counters.miss("a type")
+    assert counters.news() == Stats(misses={"a type": 1})
+    assert counters.news() == Stats()
+    counters.miss("a type")
+    counters.reset()
+    counters.miss("a type")
+    assert counters.news() == Stats(misses={"a type": 1})
+
+
+def test_many_threads_lose_nothing(counters: Counters) -> None:
+    def count() -> None:
+        for _ in range(500):
+            counters.hit("signature")
+            counters.miss("a type")
+
+    threads = [threading.Thread(target=count) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stats = counters.stats()
+    assert (stats.signature, stats.misses) == (4000, {"a type": 4000})
+
+
+def test_one_line_says_it() -> None:
+    stats = Stats(
+        declared=8, signature=2, misses={"a bias": 3}, won={"k": 7}, milliseconds={"matching": 4.4}
+    )
+    assert str(stats) == (
+        "13 GEMMs: 8 declared, 2 by signature, 0 by JIT (0 kernels compiled), 3 missed; "
+        "bundled kernels won 7; 4 ms matching"
+    )
+
+
+@pytest.fixture
+def clean() -> Iterator[None]:
+    nvgemm_runtime.reset_stats()
+    yield
+    nvgemm_runtime.reset_stats()
+
+
+@pytest.mark.usefixtures("clean")
+def test_the_public_functions_are_of_this_process() -> None:
+    COUNTERS.hit("declared")
+    assert nvgemm_runtime.stats() == Stats(declared=1)
+    nvgemm_runtime.reset_stats()
+    assert nvgemm_runtime.stats() == Stats()

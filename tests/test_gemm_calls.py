@@ -1,0 +1,191 @@
+"""What `GemmCalls` sees of a program: each matrix product with its layout, and the others."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.testing._internal.two_tensor import TwoTensor
+
+from nvgemm_aot.gemm_calls import GemmCalls
+
+Tensor = torch.Tensor
+
+_KINDS: dict[str, Callable[[], Any]] = {
+    "real": contextlib.nullcontext,
+    "meta": lambda: torch.device("meta"),
+    "fake": FakeTensorMode,
+}
+
+
+@pytest.fixture(params=_KINDS)
+def kind(request: pytest.FixtureRequest) -> Any:
+    """Makes tensors of one kind within it."""
+    with _KINDS[request.param]():
+        yield request.param
+
+
+def matrix(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+def count(program: Callable[[], object]) -> tuple[dict[str, int], dict[str, int]]:
+    with GemmCalls() as calls:
+        program()
+    return {problem.key: n for problem, n in calls.problems.items()}, dict(calls.others)
+
+
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize(
+    ("layout", "a", "b"),
+    [
+        ("tt", lambda: matrix(16, 64), lambda: matrix(64, 32)),
+        ("tn", lambda: matrix(16, 64), lambda: matrix(32, 64).t()),
+        ("nt", lambda: matrix(64, 16).t(), lambda: matrix(64, 32)),
+        ("nn", lambda: matrix(64, 16).t(), lambda: matrix(32, 64).t()),
+        ("tt", lambda: matrix(16, 128)[:, 64:], lambda: matrix(64, 96)[:, 32:64]),
+    ],
+)
+def test_views_and_transposed_operands_have_their_layout(
+    layout: str, a: Callable[[], Tensor], b: Callable[[], Tensor]
+) -> None:
+    problems, others = count(lambda: torch.mm(a(), b()))
+    assert problems == {f"mm/{layout}/bf16xbf16/fp32/bf16/m16n32k64": 1}
+    assert not others
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_linear_layer_forwards_and_backwards() -> None:
+    layer = torch.nn.Linear(64, 32, bias=False, dtype=torch.bfloat16)
+    x = matrix(2, 8, 64).requires_grad_()
+    problems, others = count(lambda: layer(x).backward(matrix(2, 8, 32)))
+    assert problems == {
+        "mm/tn/bf16xbf16/fp32/bf16/m16n32k64": 1,
+        "mm/tt/bf16xbf16/fp32/bf16/m16n64k32": 1,
+        "mm/nt/bf16xbf16/fp32/bf16/m32n64k16": 1,
+    }
+    assert not others
+
+
+@pytest.mark.usefixtures("kind")
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_composite_operators_come_down_to_products_in_every_mode(mode: Callable[[], Any]) -> None:
+    layer = torch.nn.Linear(64, 32, bias=False, dtype=torch.bfloat16)
+    x = matrix(2, 16, 64)
+
+    def program() -> None:
+        with mode():
+            functional.linear(x, layer.weight)
+            torch.matmul(x, x.mT)
+            torch.einsum("bik,bjk->bij", x, x)
+
+    problems, others = count(program)
+    assert problems == {
+        "mm/tn/bf16xbf16/fp32/bf16/m32n32k64": 1,
+        "bmm/tn/bf16xbf16/fp32/bf16/b2m16n16k64": 2,
+    }
+    assert not others
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_row_counts_as_row_major_and_a_wider_result_is_told_apart() -> None:
+    a, b = matrix(1, 64), matrix(32, 64).t()
+    problems, _ = count(lambda: torch.mm(a, b, out=matrix(1, 32)))
+    assert problems == {"mm/tn/bf16xbf16/fp32/bf16/m1n32k64": 1}
+
+
+@pytest.mark.parametrize("kind", ["meta", "fake"], indirect=True)
+def test_a_result_of_another_type(kind: str) -> None:
+    def program() -> None:
+        torch.mm(matrix(16, 64), matrix(64, 32), out_dtype=torch.float32)
+        torch.bmm(matrix(2, 16, 64), matrix(2, 64, 32), out_dtype=torch.float32)
+
+    problems, _ = count(program)
+    assert set(problems) == {
+        "mm/tt/bf16xbf16/fp32/fp32/m16n32k64",
+        "bmm/tt/bf16xbf16/fp32/fp32/b2m16n32k64",
+    }
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (
+            lambda: torch.addmm(matrix(32), matrix(16, 64), matrix(64, 32)),
+            "addmm of bf16[16, 64] and bf16[64, 32] into bf16[16, 32]: "
+            "no bundled kernel adds a bias",
+        ),
+        (
+            lambda: torch.mm(*(matrix(64, 64, dtype=torch.float32) for _ in range(2))),
+            "mm of fp32[64, 64] and fp32[64, 64] into fp32[64, 64]: "
+            "no manifest declares these types",
+        ),
+        (
+            lambda: torch.mm(*(matrix(64, 64, dtype=torch.float64) for _ in range(2))),
+            "mm of float64[64, 64] and float64[64, 64] into float64[64, 64]: "
+            "no kernel takes torch.float64",
+        ),
+        (
+            lambda: torch.mm(matrix(16, 36), matrix(36, 32)),
+            "mm of bf16[16, 36] and bf16[36, 32] into bf16[16, 32]: rows or columns are aligned "
+            "to 8 bytes, kernels need 16",
+        ),
+        (
+            lambda: torch.mm(matrix(16, 65)[:, 1:], matrix(64, 32)),
+            "mm of bf16[16, 64] and bf16[64, 32] into bf16[16, 32]: rows or columns are aligned "
+            "to 2 bytes, kernels need 16",
+        ),
+        (
+            lambda: torch.mm(matrix(16, 1).expand(16, 64), matrix(64, 32)),
+            "mm of bf16[16, 64] and bf16[64, 32] into bf16[16, 32]: "
+            "a is contiguous along neither dimension",
+        ),
+        (
+            lambda: torch.mm(matrix(0, 64), matrix(64, 32)),
+            "mm of bf16[0, 64] and bf16[64, 32] into bf16[0, 32]: mm: nothing to compute",
+        ),
+        (
+            lambda: torch.baddbmm(matrix(1, 16, 32), matrix(1, 16, 64), matrix(1, 64, 32)),
+            "baddbmm of bf16[1, 16, 64] and bf16[1, 64, 32] into bf16[1, 16, 32]: "
+            "no bundled kernel adds a bias",
+        ),
+        (
+            lambda: functional.grouped_mm(
+                matrix(16, 64), matrix(2, 64, 32), offs=torch.tensor([8, 16], dtype=torch.int32)
+            ),
+            "_grouped_mm of bf16[16, 64] and bf16[2, 64, 32] into bf16[16, 32]: "
+            "no bundled kernel is grouped",
+        ),
+    ],
+)
+def test_what_no_manifest_declares_is_kept_in_words(
+    program: Callable[[], object], said: str
+) -> None:
+    with FakeTensorMode():
+        problems, others = count(program)
+    assert not problems
+    ((text, times),) = others.items()
+    assert text.startswith(said)
+    assert times == 1
+
+
+def test_calls_add_up_and_others_are_no_gemms() -> None:
+    a, b = matrix(16, 64), matrix(64, 32)
+
+    def program() -> None:
+        for _ in range(3):
+            torch.mm(a, b).relu().sum()
+        a @ b[:, 0]
+
+    assert count(program) == ({"mm/tt/bf16xbf16/fp32/bf16/m16n32k64": 3}, {})
+
+
+def test_what_a_tensor_is_made_of_counts_and_not_the_whole() -> None:
+    parts = TwoTensor(matrix(16, 64), matrix(16, 64))
+    problems, _ = count(lambda: torch.mm(parts, parts.t()))
+    assert problems == {"mm/tn/bf16xbf16/fp32/bf16/m16n16k64": 2}
