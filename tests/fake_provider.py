@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -58,12 +59,18 @@ def candidate(
     )
 
 
+def _make_noise() -> None:
+    sys.stdout.write(os.environ.get("FAKE_NOISE", ""))
+    sys.stdout.flush()
+
+
 class FakeProvider:
     """Offers the operators that the environment variable FAKE_OPERATORS names.
 
     An operator called ``fail...`` does not compile; ``crash...`` kills the compiler process;
     ``slow...`` takes a minute, ``hangs...`` only the first time; ``nospace...`` finds the disk
-    full; ``same...`` gives the same code as every other of its kind.
+    full; ``same...`` gives the same code as every other of its kind. What FAKE_NOISE says is
+    printed, as compilers do.
     """
 
     name = "fake_provider:FakeProvider"
@@ -78,6 +85,7 @@ class FakeProvider:
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
         names = os.environ.get("FAKE_OPERATORS", "one two three").split()
+        _make_noise()
         return Enumeration(
             candidates=tuple(
                 candidate(name, signature, tile=(64, 64, 64 + 64 * place))
@@ -94,6 +102,7 @@ class FakeProvider:
         if log := os.environ.get("FAKE_LOG"):
             with Path(log).open("a") as file:
                 file.write(candidate.operator + "\n")
+        _make_noise()
         if candidate.operator.startswith("crash"):
             os.kill(os.getpid(), signal.SIGKILL)
         if candidate.operator.startswith("slow"):

@@ -17,7 +17,7 @@ import pytest
 from fake_provider import FakeProvider
 from inductor_session import warnings_of
 from jit_programs import JitMachine, problem, wait_until
-from nvgemm_aot import pipeline
+from nvgemm_aot import jit_server, pipeline
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.compiler import Outcome, compile_all
 from nvgemm_aot.driver_profile import Device
@@ -346,6 +346,19 @@ def test_a_mistake_of_ours_is_a_reason(served: Served, monkeypatch: pytest.Monke
     monkeypatch.setattr(JitCompiler, "compile", broken)
     answer = served.ask(problem())
     assert (answer["bundle"], answer["reason"]) == (None, "LookupError: a mistake")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("3", 3), ("0", 7), ("many", 7), ("", 7), (None, 7)]
+)
+def test_compiler_processes_are_as_many_as_the_user_says_or_the_machine_carries(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, expected: int
+) -> None:
+    monkeypatch.setattr(jit_server, "default_jobs", lambda: 7)
+    monkeypatch.delenv("NVGEMM_AOT_JIT_JOBS", raising=False)
+    if value is not None:
+        monkeypatch.setenv("NVGEMM_AOT_JIT_JOBS", value)
+    assert jit_server._jobs() == expected
 
 
 def test_the_runtime_finds_what_was_compiled_behind_what_was_shipped(

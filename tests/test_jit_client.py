@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -185,6 +186,37 @@ def test_closing_ends_the_server_though_it_is_busy(machine: JitMachine, fallback
     assert pending.result(0).reason == "this process is ending"
     wait_until(lambda: not machine.others(), "the server does not end")
     assert fallback.request(problem(64), H200).result(0).reason == "this process is ending"
+
+
+def test_what_compilers_print_is_no_answer_and_not_seen(machine: JitMachine) -> None:
+    machine.set(FAKE_NOISE='{"id": 0}\n')
+    answer = machine.run(problem())
+    assert answer["reasons"] == [None]
+    assert answer["said"] == ""
+
+
+def test_the_server_has_no_gpu_and_writes_nothing_beside_the_program(
+    machine: JitMachine, fallback: Fallback, tmp_path: Path
+) -> None:
+    machine.set(TORCH_TRACE=str(tmp_path / "trace"), CUDA_VISIBLE_DEVICES="0,1")
+    assert fallback.request(problem(), H200).result(60).reason is None
+    variables = Path(f"/proc/{running(fallback)}/environ").read_bytes().split(b"\0")
+    assert b"CUDA_VISIBLE_DEVICES=" in variables
+    assert not [name for name in variables if name.startswith(b"TORCH_TRACE")]
+    assert Path(f"/proc/{running(fallback)}/cwd").readlink() == Path("/")
+
+
+def test_a_server_that_does_not_answer_holds_nobody_up(
+    machine: JitMachine, fallback: Fallback
+) -> None:
+    machine.set(FAKE_OPERATORS="slow")
+    fallback.request(problem(), H200)
+    os.kill(running(fallback), signal.SIGSTOP)
+    # More than a pipe takes by default.
+    pending = [fallback.request(problem(m), H200) for m in range(17, 400)]
+    assert pending[-1].result(0).reason == "not compiled within 0 s"
+    fallback.close()
+    assert pending[-1].result(0).reason == "this process is ending"
 
 
 def test_a_server_that_cannot_start_says_why(
