@@ -253,7 +253,7 @@ def test_what_is_missing_is_named_and_nothing_started(
 ) -> None:
     monkeypatch.delenv("NVGEMM_AOT_JIT_PROVIDER", raising=False)
     monkeypatch.setattr(jit_client, "_is_installed", lambda module: module != "pydantic")
-    monkeypatch.setattr(jit_client, "_first_missing", jit_client._first_missing.__wrapped__)
+    monkeypatch.setattr(jit_client, "missing_module", jit_client.missing_module.__wrapped__)
     fallback = Fallback()
     reason = fallback.request(problem(), H200).result(0).reason
     assert reason == (
