@@ -206,6 +206,7 @@ class Asked:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     asked = Asked()
     monkeypatch.setattr(jit_client, "request", asked.request)
+    monkeypatch.setattr(jit_client, "asked", lambda *_: None)
     return asked
 
 

@@ -190,6 +190,10 @@ class Fallback:
             _log.debug("%s: cannot ask for kernels", problem.key, exc_info=True)
             return pending.fail(f"{type(error).__name__}: {error}")
 
+    def asked(self, problem: Problem, facts: DeviceFacts) -> Pending | None:
+        """The request for a problem, if there was one."""
+        return self._asked.get((problem, facts))
+
     def close(self) -> None:
         """Have the other process end; what it has compiled is kept. Waits for a moment at most."""
         with self._lock:
@@ -296,6 +300,11 @@ FALLBACK = Fallback()
 def request(problem: Problem, facts: DeviceFacts) -> Pending:
     """Ask for kernels of a problem; see `Fallback.request`."""
     return FALLBACK.request(problem, facts)
+
+
+def asked(problem: Problem, facts: DeviceFacts) -> Pending | None:
+    """The request for a problem, if there was one; see `Fallback.asked`."""
+    return FALLBACK.asked(problem, facts)
 
 
 atexit.register(FALLBACK.close)

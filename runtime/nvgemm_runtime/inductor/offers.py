@@ -96,15 +96,26 @@ def find_offers(gemm: GemmOnDevice, limit: int, *, may_compile: bool) -> Found:
         return _miss(asked[0], ["at most 0 kernels are to be offered"])
     known = _ask(asked, gemm.facts)
     wanted = declarable(gemm.op, gemm.a, gemm.b, gemm.out)
-    if not may_compile or not known.is_uncovered or isinstance(wanted, str):
+    if not may_compile or isinstance(wanted, str):
+        return known.offer(limit)
+    # What `start_compiling` asked for may be there by now, as if it had been declared.
+    pending = jit_client.asked(wanted, gemm.facts)
+    if pending is None and known.is_uncovered:
+        pending = jit_client.request(wanted, gemm.facts)
+    if pending is None or (pending in _offered and not known.is_uncovered):
         return known.offer(limit)
     with COUNTERS.spending("jit"):
-        outcome = jit_client.request(wanted, gemm.facts).result(LONGEST_WAIT_S)
+        outcome = pending.result(LONGEST_WAIT_S)
     if outcome.bundle is None:
         # Kernels that the JIT cache has for other sizes still serve this one.
         return known.offer(limit, reasons=[f"nothing was compiled: {outcome.reason}"])
+    _offered.add(pending)
     INSTALLATION.refresh_kept_bundles(outcome.bundle)
     return _ask(asked, gemm.facts).offer(limit, basis="jit", compiled=outcome.compiled)
+
+
+_offered: set[jit_client.Pending] = set()
+"""Requests whose kernels have joined choices: from then on they are declared as any others."""
 
 
 def start_compiling(gemms: Iterable[GemmOnDevice]) -> None:
