@@ -114,6 +114,8 @@ def test_killing_from_another_thread_stops_those_that_are_busy() -> None:
     with pytest.raises(WorkersKilled):
         list(pool.run([600, 600, 600]))
     pool.kill()
+    for process in running:
+        process.join(20)
     assert not any(process.is_alive() for process in running)
     assert len(pool._all) == 2, "none was started in their place"
 
