@@ -208,7 +208,7 @@ def test_a_bundle_that_is_named_must_be_one(
     assert result.stdout == ""
 
 
-def test_what_a_recording_could_not_declare_is_missed(directory: Path) -> None:
+def test_what_a_recording_could_not_declare_is_said_or_missed(directory: Path) -> None:
     words = "addmm of fp32[16, 64] and fp32[64, 32] into fp32[16, 32]"
     recorded = Recording(
         name="recorded",
@@ -218,10 +218,13 @@ def test_what_a_recording_could_not_declare_is_missed(directory: Path) -> None:
     )
     path = directory / "recorded.yaml"
     path.write_text(recorded.render())
-    assert covered("dist") == {"sm_100f": 40.0}
-    assert covered("dist", "--ignore-undeclarable") == {"sm_100f": 50.0}
+    assert covered("dist") == {"sm_100f": 50.0}
+    assert (
+        f"not counted: 2 GEMMs that no manifest can declare, such as {words}" in run("dist").stderr
+    )
+    assert covered("dist", "--count-undeclarable") == {"sm_100f": 40.0}
     path.write_text(path.read_text() + "# edited by hand\n")
-    [target] = json.loads(run("dist", "--json").stdout)["targets"]
+    [target] = json.loads(run("dist", "--json", "--count-undeclarable").stdout)["targets"]
     assert [gemm for gemm in target["gemms"] if gemm["gemm"] == words] == [
         {
             "gemm": words,

@@ -18,8 +18,8 @@ from nvgemm_aot.cli import main
 from nvgemm_aot.manifest import Manifest, load_manifest
 from nvgemm_aot.manifest_from_config import MAX_PROBLEMS, Wanted, make_manifest
 from nvgemm_aot.model_gemms import FAMILIES
-from nvgemm_aot.model_gemms.config_file import MAX_FILE_BYTES
 from nvgemm_aot.render_manifest import manifest_yaml
+from nvgemm_aot.yaml_nodes import MAX_FILE_BYTES
 from nvgemm_runtime.errors import ManifestError, StorageError
 from nvgemm_runtime.problem import DType
 

@@ -49,8 +49,8 @@ def read_bundles(paths: Sequence[Path]) -> Bundles:
 
 
 def installed_bundles() -> Bundles:
-    """The bundles that a process here would have: of installed wheels and NVGEMM_AOT_BUNDLES."""
-    found = INSTALLATION.bundles()
+    """The bundles of installed wheels and NVGEMM_AOT_BUNDLES; not what was compiled here by JIT."""
+    found = INSTALLATION.shipped_bundles()
     return Bundles(
         views=tuple(
             BundleView(name=one.name, header=one.bundle.header)

@@ -59,9 +59,9 @@ class _Percent(click.ParamType):  # type: ignore[type-arg]
     "--declared-only", is_flag=True, help="For --fail-under: what is served by signature is missed."
 )
 @click.option(
-    "--ignore-undeclarable",
+    "--count-undeclarable",
     is_flag=True,
-    help="Leave out what a recording met and no manifest can declare, such as a GEMM with a bias.",
+    help="Count as missed, too, what a recording met and no manifest can declare, such as a bias.",
 )
 @click.option("--html", type=_ANY_PATH, help="Also write a page with a picture of the shapes.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -72,7 +72,7 @@ def coverage(
     by: str,
     fail_under: Decimal | None,
     declared_only: bool,
-    ignore_undeclarable: bool,
+    count_undeclarable: bool,
     html: Path | None,
     as_json: bool,
 ) -> None:
@@ -96,7 +96,7 @@ def coverage(
         recorded,
         found.views,
         unusable=found.unusable,
-        undeclarable=() if ignore_undeclarable else undeclarable,
+        undeclarable=undeclarable if count_undeclarable else (),
     )
     if html is not None:
         from .coverage_page import coverage_page
@@ -105,6 +105,13 @@ def coverage(
         write_atomic(html, coverage_page(recorded, targets, weight))
     document = coverage_document(recorded, targets, weight)
     click.echo(json.dumps(document, indent=2) if as_json else coverage_text(document))
+    if undeclarable and not count_undeclarable:
+        met = sum(gemm.count for gemm in undeclarable)
+        click.echo(
+            f"nvgemm-aot: not counted: {met} GEMMs that no manifest can declare, such as "
+            f"{undeclarable[0].gemm}; --count-undeclarable counts them as missed",
+            err=True,
+        )
     if fail_under is not None:
         require_coverage(targets, fail_under, by=weight, declared_only=declared_only)
 

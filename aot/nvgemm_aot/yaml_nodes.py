@@ -57,6 +57,35 @@ def fail(path: Path, mark: yaml.Mark, text: str) -> NoReturn:
     report_mistakes(path, [place(mark, text)])
 
 
+def read_bytes(path: Path, *, if_absent: str, if_too_long: str) -> bytes:
+    """Read a file of at most `MAX_FILE_BYTES`.
+
+    Args:
+        path: The file.
+        if_absent: What to do where there is none.
+        if_too_long: What to do where it is longer.
+
+    Raises:
+        ManifestError: If it cannot be read or is too long.
+
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except FileNotFoundError:
+        raise ManifestError(f"{path}: there is no such file; {if_absent}") from None
+    except IsADirectoryError:
+        raise ManifestError(f"{path}: this is a directory; name a file in it") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ManifestError(f"{path}: cannot read it: {reason}; check the path") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ManifestError(
+            f"{path}: the file is over {MAX_FILE_BYTES} bytes; allowed: at most that; {if_too_long}"
+        )
+    return data
+
+
 def read_text(path: Path) -> str:
     """Read a file.
 
@@ -64,21 +93,9 @@ def read_text(path: Path) -> str:
         ManifestError: If it cannot be read, is too long or not UTF-8.
 
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
-        raise ManifestError(f"{path}: there is no such file; check the path") from None
-    except IsADirectoryError:
-        raise ManifestError(f"{path}: this is a directory; name a manifest file in it") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ManifestError(f"{path}: cannot read it: {reason}; check the path") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise ManifestError(
-            f"{path}: the file is over {MAX_FILE_BYTES} bytes; allowed: at most that; "
-            "split it into several manifests"
-        )
+    data = read_bytes(
+        path, if_absent="check the path", if_too_long="split it into several manifests"
+    )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

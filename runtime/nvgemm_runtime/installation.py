@@ -92,10 +92,15 @@ class Installation:
     def bundles(self) -> tuple[FoundBundle, ...]:
         """Every bundle, usable or not, in a fixed order. Reads their headers the first time."""
         with self._lock:
+            return self.shipped_bundles() + self._kept
+
+    def shipped_bundles(self) -> tuple[FoundBundle, ...]:
+        """Those of `bundles` that are installed or named, and not kept from a JIT."""
+        with self._lock:
             if self._shipped is None:
                 self._shipped = tuple(self._open(candidate) for candidate in find_bundles())
                 self._kept = self._open_kept()
-            return self._shipped + self._kept
+            return self._shipped
 
     def index(self, facts: DeviceFacts) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
         """The kernels that a device can run, and the bundle of each position in the index."""
@@ -173,10 +178,8 @@ class Installation:
         return FoundBundle(path=found.path, origin=found.origin, bundle=bundle, problem=problem)
 
     def _make_index(self, facts: DeviceFacts) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
-        self.bundles()
-        assert self._shipped is not None
         if facts not in self._shipped_indexes:
-            self._shipped_indexes[facts] = _index(self._shipped, facts)
+            self._shipped_indexes[facts] = _index(self.shipped_bundles(), facts)
         shipped, bundles = self._shipped_indexes[facts]
         if not self._kept:
             return shipped, bundles

@@ -12,11 +12,9 @@ from pydantic_core import ErrorDetails
 from nvgemm_runtime.errors import ManifestError
 
 from ..manifest_wording import show
+from ..yaml_nodes import read_bytes
 from . import FAMILIES
 from .layers import DecoderConfig
-
-MAX_FILE_BYTES = 4 << 20
-"""Longest file that is read; published configs have a few kilobytes."""
 
 _ALLOWED = {
     "int_type": "an integer",
@@ -45,7 +43,12 @@ def read_config(path: Path) -> tuple[str, DecoderConfig]:
             ``file: key: found; allowed``.
 
     """
-    data = _parse(path, _read(path))
+    text = read_bytes(
+        path,
+        if_absent="name a model's config.json or its directory",
+        if_too_long="name a model's config.json",
+    )
+    data = _parse(path, text)
     known = ", ".join(sorted(FAMILIES))
     model_type = data.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
@@ -61,25 +64,6 @@ def read_config(path: Path) -> tuple[str, DecoderConfig]:
             f"{path}: {_explain(detail, model_type)}" for detail in error.errors(include_url=False)
         ]
         raise ManifestError("\n".join(lines)) from None
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except FileNotFoundError:
-        raise ManifestError(
-            f"{path}: there is no such file; name a model's config.json or its directory"
-        ) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ManifestError(f"{path}: cannot read it: {reason}; check the path") from error
-    if len(data) > MAX_FILE_BYTES:
-        raise ManifestError(
-            f"{path}: the file is over {MAX_FILE_BYTES} bytes; allowed: at most that; "
-            "name a model's config.json"
-        )
-    return data
 
 
 def _parse(path: Path, data: bytes) -> dict[str, Any]:
