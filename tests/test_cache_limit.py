@@ -23,13 +23,13 @@ from nvgemm_runtime.errors import StorageError
 from nvgemm_runtime.jit_cache import mark_used, stamp_path
 from test_user_bundle import content, problem, summary
 
-HOUR = 3600
+DAY = 86400
 NOW = 1_700_000_000.0
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
-    """Three problems of one bundle, used 3, 2 and 1 hours ago, and four entries, 4 to 1 hours."""
+    """Three problems of one bundle, used 3, 2 and 1 days ago, and four entries, 4 to 1 days."""
     directory = tmp_path / "cache"
     monkeypatch.setenv("NVGEMM_AOT_CACHE", str(directory))
     cache = Cache(directory)
@@ -50,8 +50,8 @@ def user_bundle(cache: Cache) -> UserBundle:
     return UserBundle(cache, build_target("sm_90a"), {"dsl": "1"}, "test", print)
 
 
-def used(path: Path, hours_ago: float) -> None:
-    os.utime(path, (NOW - hours_ago * HOUR,) * 2)
+def used(path: Path, days_ago: float) -> None:
+    os.utime(path, (NOW - days_ago * DAY,) * 2)
 
 
 def held(cache: Cache) -> list[int]:
@@ -158,7 +158,7 @@ def test_use_is_marked_once_a_process_and_never_where_nothing_is_kept(
     monkeypatch.setattr(jit_cache, "_marked", set())
     stamp = stamp_path(cache.directory, problem(1))
     mark_used(problem(1))
-    assert stamp.stat().st_mtime > time.time() - HOUR
+    assert stamp.stat().st_mtime > time.time() - DAY
     used(stamp, 3)
     mark_used(problem(1))
     assert stamp.stat().st_mtime < NOW
@@ -168,7 +168,7 @@ def test_use_is_marked_once_a_process_and_never_where_nothing_is_kept(
 
 def test_reading_an_entry_is_using_it(cache: Cache) -> None:
     assert cache.get("0" * 64) is not None
-    assert cache.path("0" * 64).stat().st_mtime > time.time() - HOUR
+    assert cache.path("0" * 64).stat().st_mtime > time.time() - DAY
 
 
 def test_path_prints_the_directory(cache: Cache, tmp_path: Path) -> None:
@@ -192,11 +192,11 @@ def test_list_shows_what_is_kept(cache: Cache) -> None:
         (problem(2).key, 2),
         (problem(3).key, 1),
     ]
-    assert bundle["problems"][2]["last_used"] == "2023-11-14T21:13:20+00:00"
+    assert bundle["problems"][2]["last_used"] == "2023-11-13T22:13:20+00:00"
     assert document["damaged"][0]["bytes"] == 10
     assert document["size_bytes"] == 4000 + bundle["bytes"] + 16
     text = run("list").output
-    for expected in (problem(2).key, "2023-11-14T20:13:20", "4 kernels for 3 problems", "damaged"):
+    for expected in (problem(2).key, "2023-11-12T22:13:20", "4 kernels for 3 problems", "damaged"):
         assert expected in text
     assert "4 compiled kernels and plans with 4000 B" in text
 
@@ -227,17 +227,41 @@ def test_clear_of_one_problem_keeps_the_rest(cache: Cache) -> None:
 
 def test_clear_by_age(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli_cache, "_now", lambda: NOW)
-    run("clear", "--older-than", "150m", "--problem", problem(2).key)
+    run("clear", "--older-than", "60h", "--problem", problem(2).key)
     assert held(cache) == [1, 2, 3]
-    run("clear", "--older-than", "150m")
+    run("clear", "--older-than", "60h")
     assert held(cache) == [2, 3]
     assert entries(cache) == "23"
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--older-than", "soon"], ["--older-than", "3"], ["--problem", "mm"]]
+    "arguments",
+    [
+        ["--older-than", "soon"],
+        ["--older-than", "3"],
+        ["--older-than", f"{10**12}d"],
+        ["--problem", "mm"],
+    ],
 )
 def test_clear_refuses_what_it_does_not_understand(cache: Cache, arguments: list[str]) -> None:
     result = CliRunner().invoke(main, ["cache", "clear", *arguments])
     assert result.exit_code == 2
     assert held(cache) == [1, 2, 3]
+
+
+def test_a_cache_directory_that_is_a_file_is_no_empty_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("NVGEMM_AOT_CACHE", str(tmp_path / "file"))
+    for command in ("list", "clear"):
+        result = CliRunner().invoke(main, ["cache", command])
+        assert result.exit_code == StorageError.exit_code
+        assert "is no directory" in result.output
+
+
+def test_what_a_build_may_read_again_is_not_evicted(cache: Cache) -> None:
+    used(cache.path("0" * 64), 0.2)  # longest ago of those that were used today
+    used(cache.path("1" * 64), 0.1)
+    chosen = choose(look_at(cache), 0, NOW)
+    assert sorted(path.name[0] for path in chosen.files) == ["2", "3"]

@@ -31,6 +31,9 @@ DEFAULT_LIMIT_BYTES = 1 << 30
 _IN_USE_SECONDS = 60
 """What was used so lately is not evicted: a process may be about to read it."""
 
+_BUILD_SECONDS = 6 * 3600
+"""Compiled kernels so young are not evicted: a build that is still running may read them again."""
+
 _FREED_SHARE = 0.1
 """Of the limit, what is freed beyond it, so that not every new kernel evicts another."""
 
@@ -102,6 +105,8 @@ def choose(usage: CacheUsage, limit: int, now: float) -> Eviction:
         if excess <= 0 or now - item.used_at < _IN_USE_SECONDS:
             break
         if isinstance(item, StoredFile):
+            if now - item.used_at < _BUILD_SECONDS:
+                continue
             files.append(item.path)
             excess -= item.size_bytes
             continue

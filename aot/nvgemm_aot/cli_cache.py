@@ -9,6 +9,8 @@ from pathlib import Path
 
 import click
 
+from nvgemm_runtime.errors import StorageError
+
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
@@ -16,9 +18,12 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str | No
     """A time span such as 30d."""
     if value is None:
         return None
-    match = re.fullmatch(r"(\d+)([smhdw])", value)
+    match = re.fullmatch(r"(\d{1,9})([smhdw])", value)
     if match is None:
-        raise click.BadParameter(f"{value!r} is not a number followed by s, m, h, d or w, e.g. 30d")
+        raise click.BadParameter(
+            f"{value[:20]!r} is not a number of at most 9 digits followed by s, m, h, d or w, "
+            "e.g. 30d"
+        )
     return int(match[1]) * _UNITS[match[2]]
 
 
@@ -76,11 +81,19 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: int | None)
     try:
         problems = frozenset(map(Problem.parse, keys))
     except ValueError as error:
-        raise click.UsageError(str(error)) from None
+        raise click.UsageError(
+            f"--problem {', '.join(keys)}: {error}; nvgemm-aot cache list shows the keys"
+        ) from None
     store = Cache(_directory(cache_dir))
     before = look_at(store)
     used_before = None if older_than is None else _now() - older_than
-    evict(store, select(before, problems=problems, used_before=used_before))
+    chosen = select(before, problems=problems, used_before=used_before)
+    evict(store, chosen)
+    left = [file for file in chosen.files if file.exists()]
+    if left:
+        raise StorageError(
+            f"{left[0]}: cannot be removed, nor {len(left) - 1} other files; are they yours?"
+        )
     after = look_at(store)
     kept = sum(len(bundle.problems) for bundle in after.bundles)
     click.echo(
@@ -101,4 +114,9 @@ def _now() -> float:
 def _directory(named: Path | None) -> Path:
     from nvgemm_runtime.jit_cache import default_directory
 
-    return (named or default_directory()).absolute()
+    directory = (named or default_directory()).absolute()
+    if directory.exists() and not directory.is_dir():
+        raise StorageError(
+            f"{directory}: this is no directory; set NVGEMM_AOT_CACHE to the cache directory"
+        )
+    return directory

@@ -68,6 +68,7 @@ class Server:
         self._compilers: dict[Path, JitCompiler] = {}
         self._temporary: Path | None = None
         self._warnings: list[str] = []
+        self._said: set[str] = set()
         self._notes: list[str] = []
         self._threads = ThreadPoolExecutor(max_workers=_MOST_REQUESTS)
         self._working = 0
@@ -83,6 +84,12 @@ class Server:
         with self._writing:
             self._working += 1
         self._threads.submit(self._work, request)
+
+    def warn(self, text: str) -> None:
+        """Have something said with the next answer, if it was not said before."""
+        if text not in self._said:
+            self._said.add(text)
+            self._warnings.append(text)
 
     def close(self) -> None:
         """Stop compiling, and remove what is kept nowhere else."""
@@ -152,8 +159,27 @@ class Server:
 
 
 def _jobs() -> int:
-    named = os.environ.get(JOBS_VARIABLE, "")
-    return int(named) if named.isdecimal() and int(named) else default_jobs()
+    named = os.environ.get(JOBS_VARIABLE)
+    if not named:
+        return default_jobs()
+    if not (named.isdecimal() and int(named)):
+        _log.warning(
+            "%s=%s: must be a number, 1 or more; taken as %d", JOBS_VARIABLE, named, default_jobs()
+        )
+        return default_jobs()
+    return int(named)
+
+
+class _ToUser(logging.Handler):
+    """Has warnings of this process said by the one that asked, each once."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(logging.WARNING)
+        self._server = server
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info is None:  # what has a traceback is part of an answer
+            self._server.warn(record.getMessage())
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -172,6 +198,7 @@ def serve(requests: int, answers: int, parent: int, idle_seconds: float) -> None
         idle_seconds: How long to wait for more to do.
     """
     server = Server(answers)
+    logging.getLogger("nvgemm_aot").addHandler(_ToUser(server))
     poll = select.poll()
     poll.register(requests, select.POLLIN)
     rest = b""

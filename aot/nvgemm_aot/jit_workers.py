@@ -96,7 +96,12 @@ class SharedWorkers:
         slot = self._free_slot()
         if slot is None and self._held:
             return False
-        process = self._start()
+        try:
+            process = self._start()
+        except BaseException:
+            if slot is not None:
+                slot.release()
+            raise
         self._held[process] = slot
         self._idle.append(process)
         return True

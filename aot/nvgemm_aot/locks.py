@@ -51,7 +51,7 @@ def acquire(path: Path, *, wait: bool = True) -> FileLock | None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         while True:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = _open(path)
             try:
                 if not _flock(descriptor, wait=wait):
                     os.close(descriptor)
@@ -77,6 +77,13 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    except PermissionError:  # another user's, which can be locked all the same
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _flock(descriptor: int, *, wait: bool) -> bool:
