@@ -19,7 +19,8 @@ def counters() -> Counters:
 def test_each_basis_each_reason_and_each_winner_is_counted(counters: Counters) -> None:
     for basis in ("declared", "declared", "signature"):
         counters.hit(basis)
-    counters.hit("jit", kernels_compiled=3)
+    counters.hit("jit")
+    counters.compiled(3)
     counters.hit("jit")
     counters.miss("a bias")
     counters.miss("a bias")
@@ -63,7 +64,8 @@ def test_a_difference_has_what_was_added(counters: Counters) -> None:
         pass
     before = counters.stats()
     assert counters.stats().since(before) == Stats(milliseconds={"timing": 0.0})
-    counters.hit("jit", kernels_compiled=2)
+    counters.hit("jit")
+    counters.compiled(2)
     counters.miss("a type")
     counters.miss("a bias")
     counters.win("k2")

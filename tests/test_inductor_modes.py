@@ -121,6 +121,34 @@ def test_off_for_one_compilation(
     assert len(inductor.compile(gemm, *operands).launched) == 1, "its cache entry is its own"
 
 
+def test_a_mistake_of_ours_is_no_way_around_it(
+    inductor: InductorSession, operands: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nvgemm_runtime.inductor import offers
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError("on purpose")
+
+    monkeypatch.setattr(offers, "find_offers", fail)
+    message = refusal(inductor, gemm, *operands, **REQUIRED)
+    assert "RequiredError: mm into torch.float32[16, 32]" in message
+    assert "a mistake of nvgemm-aot: OSError: on purpose" in message
+    torch._dynamo.reset()
+    nvgemm_runtime.reset_stats()
+    inductor.compile(gemm, *operands)
+    assert nvgemm_runtime.stats().misses == {"a mistake of nvgemm-aot: OSError: on purpose": 1}
+
+
+def test_a_kernel_that_cannot_join_is_no_reason_for_a_manifest(
+    inductor: InductorSession, operands: tuple[Tensor, Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVGEMM_AOT_MAX_CHOICES", "0")
+    message = refusal(inductor, gemm, *operands, **REQUIRED)
+    assert "at most 0 kernels are to be offered" in message
+    assert "no manifest line helps here" in message
+    assert "- {op" not in message
+
+
 def test_a_block_requires_and_then_no_more(
     inductor: InductorSession, uncovered: tuple[Tensor, Tensor]
 ) -> None:
@@ -151,7 +179,7 @@ try:
     print("compiled")
 except Exception as error:
     print("RequiredError" in str(error))
-print(sorted({"cutlass", "nvgemm_aot"} & {name.split(".")[0] for name in sys.modules}))
+print(sorted({"nvgemm_aot", "nvMatmulHeuristics"} & {name.split(".")[0] for name in sys.modules}))
 try:
     import nvgemm_runtime
     with nvgemm_runtime.mode("auto"):

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import re
+import secrets
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -13,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime.errors import BundleFormatError, StorageError
-from nvgemm_runtime.jit_cache import stamp_path
+from nvgemm_runtime.jit_cache import generation_path, stamp_path
 from nvgemm_runtime.problem import Problem
 
 from .cache import Cache
 from .cache_usage import CacheUsage, KeptBundle, KeptProblem, StoredFile, look_at
 from .locks import acquire
+from .storage import write_atomic
 from .user_bundle import remove_problems
 
 _log = logging.getLogger(__name__)
@@ -176,6 +178,9 @@ def evict(cache: Cache, eviction: Eviction) -> None:
     for path, problems in eviction.problems.items():
         with contextlib.suppress(BundleFormatError):
             remove_problems(cache, path, problems)
+    if eviction.problems:
+        # Graphs that call what is gone must not come from torch's caches any more.
+        write_atomic(generation_path(cache.directory), secrets.token_hex(8).encode())
     _remove_stamps(cache, {p for problems in eviction.problems.values() for p in problems})
 
 

@@ -76,8 +76,12 @@ class Server:
 
     @property
     def idle_seconds(self) -> float:
-        """How long there has been nothing to do."""
-        return 0.0 if self._working else time.monotonic() - self._last_work
+        """How long there has been nothing to do, nor anything to keep."""
+        return (
+            0.0
+            if self._working or self._temporary is not None
+            else time.monotonic() - self._last_work
+        )
 
     def take(self, request: dict[str, Any]) -> None:
         """Begin with a request; the answer is written when it is done."""

@@ -91,16 +91,15 @@ class Counters:
         """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
         self._lock = threading.Lock()
 
-    def hit(self, basis: str, kernels_compiled: int = 0) -> None:
-        """Count a GEMM that got kernels.
-
-        Args:
-            basis: ``declared``, ``signature`` or ``jit``.
-            kernels_compiled: How many were compiled for it by this process.
-        """
+    def hit(self, basis: str) -> None:
+        """Count a GEMM that got kernels: ``declared``, ``signature`` or ``jit``."""
         with self._lock:
             self._counts[basis] += 1
-            self._counts["jit_kernels"] += kernels_compiled
+
+    def compiled(self, kernels: int) -> None:
+        """Count kernels that this process had compiled."""
+        with self._lock:
+            self._counts["jit_kernels"] += kernels
 
     def miss(self, reason: str) -> None:
         """Count a GEMM that got none."""

@@ -22,6 +22,7 @@ from .format import Kernel
 from .jit_cache import find_kept_bundles, origin_of
 from .layers import LayeredIndex
 from .match import BundleView, Index, preferred
+from .problem import Problem
 from .refusals import process_refusal, refusal, unlaunchable
 
 _log = logging.getLogger(__name__)
@@ -98,8 +99,9 @@ class Installation:
         """Those of `bundles` that are installed or named, and not kept from a JIT."""
         with self._lock:
             if self._shipped is None:
-                self._shipped = tuple(self._open(candidate) for candidate in find_bundles())
+                shipped = tuple(self._open(candidate) for candidate in find_bundles())
                 self._kept = self._open_kept()
+                self._shipped = shipped  # last, for it says that all have been looked at
             return self._shipped
 
     def index(self, facts: DeviceFacts) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
@@ -134,6 +136,20 @@ class Installation:
             known = self._replaced | _kernels_of(before)
             current = _kernels_of(self._kept)
             self._replaced = {id_: place for id_, place in known.items() if id_ not in current}
+
+    def kept_problems(self, kernel_id: str) -> tuple[Problem, ...]:
+        """Problems of user bundles that a kernel is ranked for."""
+        with self._lock:
+            return tuple(
+                ranking.problem
+                for one in self._kept
+                if one.bundle is not None
+                for ranking in one.bundle.header.rankings
+                if any(
+                    one.bundle.header.kernels[place.kernel].id == kernel_id
+                    for place in ranking.kernels
+                )
+            )
 
     def origin(self, bundle: Bundle) -> str:
         """What brought a bundle that `index` has given, whether or not it has been replaced."""

@@ -15,6 +15,9 @@ from .errors import StorageError
 from .ownership import writable_by_others
 from .problem import Problem
 
+JIT_ORIGIN = "the JIT cache"
+"""What the origins of kernels begin with that were compiled at run time."""
+
 CACHE_VARIABLE = "NVGEMM_AOT_CACHE"
 """Environment variable that names the cache directory."""
 
@@ -73,7 +76,20 @@ def _candidates(directory: Path, names: list[str]) -> Iterator[Candidate]:
 
 def origin_of(path: Path) -> str:
     """What messages call the place of a user bundle."""
-    return f"the JIT cache {path.parent}"
+    return f"{JIT_ORIGIN} {path.parent}"
+
+
+def generation(cache: Path | None = None) -> str:
+    """A text that changes when kernels are removed from user bundles; empty until they are."""
+    try:
+        return generation_path(cache or default_directory()).read_text("utf-8")
+    except (StorageError, OSError, ValueError):
+        return ""
+
+
+def generation_path(cache: Path) -> Path:
+    """The file that holds `generation`."""
+    return jit_directory(cache) / "generation"
 
 
 _marked: set[Problem] = set()

@@ -15,12 +15,14 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
+from .counters import COUNTERS
 from .facts import DeviceFacts
 from .jit_cache import default_directory
 from .jit_process import JitProcess
@@ -73,6 +75,7 @@ class Pending:
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
+        self._asked_at = time.monotonic()
         self._outcome: Outcome | None = None
         self._done = threading.Event()
 
@@ -84,9 +87,13 @@ class Pending:
         """Wait for what comes of it. Never raises: a failure is an outcome with its reason.
 
         Args:
-            timeout: Seconds to wait at most. Work goes on behind it, and may be asked for again.
+            timeout: Seconds since it was asked for after which not to wait any longer. Work goes
+                on behind it, and may be asked for again.
         """
-        self._done.wait(timeout)
+        if timeout is None:
+            self._done.wait()
+        else:
+            self._done.wait(max(0.0, self._asked_at + timeout - time.monotonic()))
         return self._outcome or Outcome(
             problem=self.problem, reason=f"not compiled within {timeout} s"
         )
@@ -241,7 +248,7 @@ class Fallback:
     def _start(self, requests: Sequence[dict[str, Any]]) -> None:
         try:
             self._process = JitProcess(self._arguments, self._answered, self._ended)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
             self._give_up(f"the builder side cannot be started: {error}")
             return
         for request in requests:
@@ -256,6 +263,7 @@ class Fallback:
             _, pending = self._open.pop(answer["id"], (None, None))
         if pending is None:
             return
+        COUNTERS.compiled(answer["compiled"])
         bundle = answer["bundle"]
         pending.settle(
             Outcome(

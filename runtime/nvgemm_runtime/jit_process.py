@@ -22,8 +22,11 @@ _LAST_WORDS_BYTES = 2000
 
 _END_SECONDS = 2.0
 
-_NOT_INHERITED = ("TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_TRACE")
-"""Variables with which torch would write beside what it writes for this process."""
+_NOT_INHERITED = (
+    *("TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_TRACE"),
+    *("NVGEMM_AOT_RECORD", "NVGEMM_AOT_EXPLAIN"),
+)
+"""Variables with which torch or we would write beside what is written for this process."""
 
 
 class JitProcess:

@@ -51,10 +51,12 @@ def _key_with_choices() -> str:
         # Torch asks before it runs a graph from its cache, too, whose code needs these.
         packages.load_operators()
     from .. import __version__, jit_client
+    from ..jit_cache import generation
 
-    # Not what the JIT cache holds: it grows by what is compiled, and graphs stay right.
+    # Not what the JIT cache holds: it grows by what is compiled, and graphs stay right until
+    # something is removed.
     compiles = jit_client.candidates() if jit_client.missing_module() is None else 0
-    return f"{_KEY} {__version__} {max_choices()} {compiles} {installed_digest()}"
+    return f"{_KEY} {__version__} {max_choices()} {compiles} {generation()} {installed_digest()}"
 
 
 @functools.cache

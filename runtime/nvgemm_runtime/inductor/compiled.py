@@ -17,6 +17,7 @@ from .. import native
 from ..api import load_kernel
 from ..facts import DeviceFacts, device_facts
 from ..installation import INSTALLATION
+from ..jit_cache import JIT_ORIGIN, mark_used
 from ..library import LoadedKernel
 from ..refusals import refusal
 from .settings import is_off
@@ -103,6 +104,12 @@ def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> 
     try:
         facts = _facts(device)
         place = INSTALLATION.kernels().get(kernel_id)
+        if place is None:
+            # Perhaps another process compiled it since, and torch's cache gave us its graph.
+            INSTALLATION.refresh_kept_bundles()
+            place = INSTALLATION.kernels().get(kernel_id)
+        for problem in INSTALLATION.kept_problems(kernel_id):
+            mark_used(problem)
         reason = None if place is None else refusal(place[0].header, facts)
         if reason is None:
             return load_kernel(kernel_id)
@@ -140,9 +147,10 @@ def _warn(origin: str, reason: str) -> None:
     """One warning a wheel: where one of its kernels is missing, the others mostly are too."""
     if origin not in _warned:
         _warned.add(origin)
+        is_wheel = not origin.startswith(JIT_ORIGIN)
         _log.warning(
-            "a compiled graph runs GEMMs on ATen instead of the kernels of %s: %s; "
-            "install that kernel wheel again, or compile again",
+            "a compiled graph runs GEMMs on ATen instead of the kernels of %s: %s; %s",
             origin,
             reason,
+            "install that kernel wheel again, or compile again" if is_wheel else "compile again",
         )

@@ -5,8 +5,8 @@ among them, reads the GEMM off its operands, and adds a choice for each kernel t
 choice that wins writes a call into the generated module, together with a header that finds the
 kernel again, or ATen in its place, in whatever process the module is run.
 
-With `reading`, `choice`, `nodes`, `options` and `cache_key` it knows torch's insides. The names
-that are used here are private, and were read and run on torch 2.11 to 2.15.
+With `reading`, `choice`, `nodes`, `modes`, `options`, `report` and `cache_key` it knows torch's
+insides. The names that are used here are private, and were read and run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch._dynamo.callback import callback_handler
 from torch._inductor import config, ir
 from torch._inductor import select_algorithm as autotuning
@@ -28,7 +27,14 @@ from ..recording import gemm_line
 from . import nvgemm_backend, report
 from .choice import GemmChoice, can_settle, settle
 from .modes import OPTION, current_mode
-from .reading import gemms_of_graph, is_alternative, name_in_aten, operand, operand_of
+from .reading import (
+    find_operator,
+    gemms_of_graph,
+    is_alternative,
+    name_in_aten,
+    operand,
+    operand_of,
+)
 from .settings import MODE_VARIABLE, Mode, max_choices
 
 if TYPE_CHECKING:
@@ -56,25 +62,43 @@ def join(choices: list[Any]) -> list[Any]:
         RecordError: If GEMMs are to be recorded and cannot be.
         SettingError: If the mode is none.
     """
+    _record(choices)
     try:
-        _record(choices)
         return _with_ours(choices)
     except Exception as error:
         if isinstance(error, NvgemmError) and error.stops_compilation:
             raise
         _log_failure(error)
-        return choices
+        return _after_failure(choices, error)
 
 
 def _record(choices: list[Any]) -> None:
     """Keep the GEMM where the user asked for that, whether or not choices are timed."""
-    kept_by = recorder()
-    if kept_by is not None:
-        from .met import what_was_met
+    try:
+        kept_by = recorder()
+        if kept_by is not None:
+            from .met import what_was_met
 
-        found = what_was_met(choices)
-        if found is not None:
-            kept_by.add(*found)
+            found = what_was_met(choices)
+            if found is not None:
+                kept_by.add(*found)
+    except Exception as error:
+        if isinstance(error, NvgemmError) and error.stops_compilation:
+            raise
+        _log_failure(error)
+
+
+def _after_failure(choices: list[Any], failure: Exception) -> list[Any]:
+    """The choices as they came; what is no more than a miss, unless kernels are required."""
+    try:
+        found = find_operator(choices)
+    except Exception:  # whatever has broken the one may have broken the other
+        found = None
+    if found is not None:
+        op, _ = found
+        reason = f"a mistake of nvgemm-aot: {type(failure).__name__}: {failure}"
+        _miss(f"{op} into {_text_of(choices[0].layout)}", [reason])
+    return choices
 
 
 _failures: set[str] = set()
@@ -101,6 +125,8 @@ def _with_ours(choices: list[Any]) -> list[Any]:
     ours = _our_choices(choices)
     if not ours:
         return choices
+    if current_mode() is Mode.REQUIRED:
+        return [*nvgemm_backend.without_any(choices), *ours]
     operators = {choice.offer.kernel.operator for choice in ours}
     return [*nvgemm_backend.without_doubles(choices, operators), *ours]
 
@@ -125,19 +151,20 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
         and not is_alternative()
         and not nvgemm_backend.compiles_itself(choices)
     )
-    if may_compile and _is_first_of_graph():
+    if may_compile and not nvgemm_backend.is_on() and _is_first_of_graph():
         start_compiling(GemmOnDevice(**known) for known in gemms_of_graph())
     found = find_offers(gemm, max_choices(), may_compile=may_compile)
     aten.nvgemm_aot_gemm = found.gemm
-    reasons = obstacles if found.offers else found.reasons
-    if reasons:
-        return _miss(found.gemm, reasons, found.problem)
+    if not found.offers:
+        return _miss(found.gemm, found.reasons, found.problem)
+    if obstacles:
+        return _miss(found.gemm, obstacles)
     for node in aten.input_nodes:
         settle(node)
     _log.debug("%s: %d bundled kernels join (%s)", found.gemm, len(found.offers), found.basis)
     ours = [GemmChoice(aten, offer) for offer in found.offers]
     offered = {choice.name: choice.offer.kernel.operator for choice in ours}
-    report.met(found.gemm, basis=found.basis, offered=offered, compiled=found.compiled)
+    report.met(found.gemm, basis=found.basis, offered=offered)
     return ours
 
 
@@ -165,17 +192,13 @@ def _why_not_here(aten: Any) -> list[str]:
 
 def _report_unserved(choices: list[Any]) -> list[GemmChoice]:
     """Say of a GEMM that is neither mm nor bmm, or that ATen may not compute, why it is a miss."""
-    extern = next((choice for choice in choices if name_in_aten(choice) in UNSERVED), None)
-    if extern is not None:
-        name = extern.choice.name
-        extern.nvgemm_aot_gemm = f"{name} into {_text_of(extern.layout)}"
-        return _miss(extern.nvgemm_aot_gemm, [UNSERVED[name]])
-    target = V.graph.current_node.target
-    if choices and target in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
-        reason = "ATEN is not among max_autotune_gemm_backends, and is needed beside our kernels"
-        choices[0].nvgemm_aot_gemm = f"{target} into {_text_of(choices[0].layout)}"
-        return _miss(choices[0].nvgemm_aot_gemm, [reason])
-    return []
+    found = find_operator(choices)
+    if found is None:
+        return []  # something else is being chosen
+    op, choice = found
+    no_aten = "ATEN is not among max_autotune_gemm_backends, and is needed beside our kernels"
+    choice.nvgemm_aot_gemm = f"{op} into {_text_of(choice.layout)}"
+    return _miss(choice.nvgemm_aot_gemm, [UNSERVED.get(op, no_aten)])
 
 
 def _text_of(layout: Any) -> str:
@@ -199,10 +222,10 @@ def _required_text(gemm: str, reasons: Sequence[str], problem: Problem | None) -
         *(f"  {reason}" for reason in reasons),
     ]
     if problem is None:
-        lines.append("no manifest can declare it; compile this model in mode auto")
+        lines.append("no manifest line helps here; compile this model in mode auto")
     else:
         lines += [
-            "these lines under gemms: of a manifest declare it; build its wheel and install that:",
+            "this line under gemms: of a manifest declares it; build its wheel and install that:",
             f"  {gemm_line(problem)}",
         ]
     return "\n".join(lines)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from ..errors import SettingError
-from .settings import MODE_VARIABLE, Mode
+from .settings import MODE_VARIABLE, Mode, default_mode
 
 OPTION = "nvgemm_aot_mode"
 """Among Inductor's options; see `options`."""
@@ -20,16 +20,17 @@ def current_mode() -> Mode:
     """
     from torch._inductor import config
 
-    return _mode(getattr(config, OPTION))
+    return _mode(getattr(config, OPTION, default_mode().value))
 
 
 @contextlib.contextmanager
 def mode(name: str) -> Iterator[None]:
     """Compile in another mode for as long as a block runs.
 
-    It speaks of compiling, which ``torch.compile`` puts off until the first call: what was compiled
-    before is run as it is. ``torch.compile(model, options={"nvgemm_aot_mode": name})`` sets it for
-    one model wherever that is called.
+    It speaks of compiling, which ``torch.compile`` puts off until the first call, and until the
+    first ``backward()`` for gradients: what was compiled before is run as it is. The option
+    ``options={"nvgemm_aot_mode": name}`` of ``torch.compile`` sets it for one model wherever that
+    is called.
 
     Args:
         name: ``auto``, ``required`` or ``off``; see `nvgemm_runtime.inductor.settings.Mode`.

@@ -1,7 +1,6 @@
 """Calls of bundled kernels in the code that Inductor generates, in Python and in C++.
 
-With `hook` the only module that knows torch's insides; the names used here are private, and were
-read and run on torch 2.11 to 2.15.
+The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations

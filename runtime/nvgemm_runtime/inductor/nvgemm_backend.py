@@ -11,6 +11,8 @@ import os
 from collections.abc import Collection
 from typing import Any
 
+from torch._inductor import config
+
 KEEP_VARIABLE = "NVGEMM_AOT_KEEP_NVGEMM"
 """``1`` keeps that backend's choices beside bundled kernels of the same operators."""
 
@@ -23,6 +25,16 @@ _log = logging.getLogger(__name__)
 def compiles_itself(choices: list[Any]) -> bool:
     """Whether the backend has choices for a GEMM, and so compiles kernels for it."""
     return any(type(choice).__name__ == _CALLER for choice in choices)
+
+
+def is_on() -> bool:
+    """Whether the backend may have choices for some GEMM of a graph."""
+    return "NVGEMM" in config.max_autotune_gemm_backends.upper().split(",")
+
+
+def without_any(choices: list[Any]) -> list[Any]:
+    """The choices without that backend's, which are compiled before they can be timed."""
+    return [choice for choice in choices if type(choice).__name__ != _CALLER]
 
 
 def without_doubles(choices: list[Any], operators: Collection[str]) -> list[Any]:

@@ -20,7 +20,7 @@ from ..problem import Op, Problem
 from .operand import Operand
 
 LONGEST_WAIT_S = 600.0
-"""For the kernels of one problem: what takes longer to compile serves later processes."""
+"""From asking for a problem's kernels: what takes longer is there for other graphs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,11 +64,10 @@ class Found:
 
     Attributes:
         gemm: Its problem's key, or in words where no problem describes it.
-        problem: The problem, if one describes it.
+        problem: The problem, if a manifest can declare it.
         basis: ``declared``, ``signature``, ``jit`` or ``miss``.
         offers: The kernels, best-ranked first; empty for a miss.
         reasons: Why it is a miss.
-        compiled: How many kernels were compiled for it now.
     """
 
     gemm: str
@@ -76,7 +75,6 @@ class Found:
     basis: str
     offers: Sequence[Offer] = ()
     reasons: Sequence[str] = ()
-    compiled: int = 0
 
 
 def find_offers(gemm: GemmOnDevice, limit: int, *, may_compile: bool) -> Found:
@@ -93,25 +91,27 @@ def find_offers(gemm: GemmOnDevice, limit: int, *, may_compile: bool) -> Found:
         words = f"{gemm.op} of {gemm.a} and {gemm.b}"
         return Found(gemm=words, problem=None, basis="miss", reasons=[str(error)])
     if not limit:
-        return _miss(asked[0], ["at most 0 kernels are to be offered"])
-    known = _ask(asked, gemm.facts)
+        return _miss(asked[0].problem.key, None, ["at most 0 kernels are to be offered"])
     wanted = declarable(gemm.op, gemm.a, gemm.b, gemm.out)
-    if not may_compile or isinstance(wanted, str):
-        return known.offer(limit)
+    known = _ask(asked, gemm.facts)
+    if isinstance(wanted, str):
+        return known.offer(limit, None)
+    if not may_compile:
+        return known.offer(limit, wanted)
     # What `start_compiling` asked for may be there by now, as if it had been declared.
     pending = jit_client.asked(wanted, gemm.facts)
     if pending is None and known.is_uncovered:
         pending = jit_client.request(wanted, gemm.facts)
     if pending is None or (pending in _offered and not known.is_uncovered):
-        return known.offer(limit)
+        return known.offer(limit, wanted)
     with COUNTERS.spending("jit"):
         outcome = pending.result(LONGEST_WAIT_S)
     if outcome.bundle is None:
         # Kernels that the JIT cache has for other sizes still serve this one.
-        return known.offer(limit, reasons=[f"nothing was compiled: {outcome.reason}"])
+        return known.offer(limit, wanted, reasons=[f"nothing was compiled: {outcome.reason}"])
     _offered.add(pending)
     INSTALLATION.refresh_kept_bundles(outcome.bundle)
-    return _ask(asked, gemm.facts).offer(limit, basis="jit", compiled=outcome.compiled)
+    return _ask(asked, gemm.facts).offer(limit, wanted, basis="jit")
 
 
 _offered: set[jit_client.Pending] = set()
@@ -151,26 +151,25 @@ class _Answer:
     def offer(
         self,
         limit: int,
+        wanted: Problem | None,
         *,
         reasons: Sequence[str] = (),
         basis: str | None = None,
-        compiled: int = 0,
     ) -> Found:
-        """What to offer: so many kernels at most; for a miss, with these reasons behind others."""
+        """What to offer: so many kernels at most; for a miss, with these reasons before others."""
         found = self.found
         if isinstance(found, Miss):
-            return _miss(self.request, [*found.reasons, *reasons])
+            return _miss(self.request.problem.key, wanted, [*reasons, *found.reasons])
         if found.from_jit:
             mark_used(found.ranked_as)
         return Found(
             gemm=self.request.problem.key,
-            problem=self.request.problem,
+            problem=wanted,
             basis=basis or found.basis.value,
             offers=[
                 Offer(kernel=served.kernel, origin=INSTALLATION.origin(self.bundles[served.bundle]))
                 for served in found.kernels[:limit]
             ],
-            compiled=compiled,
         )
 
 
@@ -181,7 +180,5 @@ def _ask(asked: tuple[Request, ...], facts: DeviceFacts) -> _Answer:
         return _Answer(request=request, found=found, bundles=bundles)
 
 
-def _miss(request: Request, reasons: Sequence[str]) -> Found:
-    return Found(
-        gemm=request.problem.key, problem=request.problem, basis="miss", reasons=tuple(reasons)
-    )
+def _miss(gemm: str, wanted: Problem | None, reasons: Sequence[str]) -> Found:
+    return Found(gemm=gemm, problem=wanted, basis="miss", reasons=tuple(reasons))

@@ -1,7 +1,6 @@
 """The GEMM that Inductor asks choices for, read off them and its graph.
 
-With `hook`, `choice`, `nodes` and `cache_key` it knows torch's insides. The names that are used
-here are private, and were read and run on torch 2.11 to 2.15.
+The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ import torch
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
+from ..declarable import UNSERVED
+from ..problem import Op
 from .operand import Operand
 
 _BASE_ALIGNMENT_BYTES = 16
@@ -25,10 +26,32 @@ _ALTERNATIVE = re.compile(r"(benchmark_)?(decompose_k|contiguous_(add)?mm)_.*")
 came up already."""
 
 
+_GEMMS = {*(op.value for op in Op), *UNSERVED}
+
+_OPERATORS = {
+    "mm_dtype": "mm",
+    "bmm_dtype": "bmm",
+    "bias_addmm": "addmm",
+    "_mm_plus_mm": "mm_plus_mm",
+}
+"""By name of Inductor's choice, where it is another one: ATen's of the operator."""
+
+
 def is_alternative() -> bool:
     """Whether Inductor is lowering another way to compute a GEMM that came up already."""
     name = getattr(V.graph, "name", None)
     return isinstance(name, str) and _ALTERNATIVE.fullmatch(name) is not None
+
+
+def find_operator(choices: list[Any]) -> tuple[str, Any] | None:
+    """ATen's name of the operator, and a choice that takes its operands; None if it is no GEMM."""
+    packet = getattr(V.graph.current_node.target, "overloadpacket", None)
+    named = [(name_in_aten(choice), choice) for choice in choices]
+    for name, choice in (*named, (getattr(packet, "__name__", None), choices[0])):
+        operator = _OPERATORS.get(name or "", name)
+        if operator in _GEMMS:
+            return operator, choice
+    return None
 
 
 def name_in_aten(choice: Any) -> str | None:

@@ -27,7 +27,6 @@ def met(
     basis: str,
     reasons: Sequence[str] = (),
     offered: Mapping[str, str] | None = None,
-    compiled: int = 0,
 ) -> None:
     """A GEMM came up for autotuning.
 
@@ -36,12 +35,11 @@ def met(
         basis: ``declared``, ``signature``, ``jit`` or ``miss``.
         reasons: Why it is a miss; the first is the one that counts.
         offered: By name in generated code, the operators that join the choices.
-        compiled: How many kernels were compiled for it.
     """
     if basis == "miss":
         COUNTERS.miss(reasons[0])
     else:
-        COUNTERS.hit(basis, compiled)
+        COUNTERS.hit(basis)
     _tell({"event": "met", "gemm": gemm, "basis": basis, "reasons": list(reasons),
             "offered": dict(offered or {})})  # fmt: skip
 
