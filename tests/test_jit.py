@@ -130,6 +130,16 @@ def test_a_problem_whose_candidates_all_fail_says_why(
     assert not machine.bundles()
 
 
+def test_what_failed_is_not_tried_again_by_the_same_toolchain(
+    machine: JitMachine, compiler: JitCompiler
+) -> None:
+    machine.set(FAKE_OPERATORS="fail1 fail2")
+    first = compiler.compile(problem(), 4, DEVICE)
+    machine.set(FAKE_OPERATORS="one two")
+    assert compiler.compile(problem(), 4, DEVICE) == first
+    assert compiler.compile(problem(), 3, DEVICE).compiled == 2, "another request"
+
+
 def test_a_problem_that_no_operator_takes_says_why(
     machine: JitMachine, compiler: JitCompiler
 ) -> None:

@@ -25,6 +25,9 @@ from .workers import WorkerDied, Workers
 
 _log = logging.getLogger(__name__)
 
+PROCESS_DIED = "the compiler process died (crash, or out of memory)"
+"""The one reason for a failure that may be none the next time."""
+
 Progress = Callable[[int, int], None]
 """Called as (kernels done, kernels to do)."""
 
@@ -223,7 +226,7 @@ def compile_all(
             workers = stack.enter_context(started)
         for done, (task, outcome) in enumerate(workers.run(missing), start=1):
             if isinstance(outcome, WorkerDied):
-                outcome = Outcome(failure="the compiler process died (crash, or out of memory)")
+                outcome = Outcome(failure=PROCESS_DIED)
             if outcome.failure is not None:
                 _log.info("%s failed: %s", task.candidate.operator, outcome.failure)
                 failures.append(Failure(task=task, reason=outcome.failure))

@@ -18,7 +18,8 @@ from nvgemm_runtime.ownership import writable_by_others
 from nvgemm_runtime.problem import Problem
 
 from . import cache_limit
-from .cache import Cache
+from .cache import Cache, cache_key
+from .compiler import PROCESS_DIED
 from .driver_profile import Device, targets_for
 from .jit_workers import SharedWorkers
 from .locks import locked
@@ -88,11 +89,20 @@ class JitCompiler:
         ]
         identity = [problem.key, *(bundle.path.name for _, bundle in places)]
         name = f"problem-{sha256_hex(canonical_json(identity))}"
+        failure = cache_key(
+            "jit failure", [*identity, candidates, self._provider.recipe, GENERATOR]
+        )
         with locked(self._cache.lock_path(name)):
             for _, bundle in places:
                 if bundle.holds(problem):
                     return Compiled(bundle=bundle.path)
-            return self._compile(problem, candidates, places)
+            known = self._cache.get(failure)
+            if known is not None:
+                return Compiled(bundle=None, reason=known.decode())
+            made = self._compile(problem, candidates, places)
+            if made.reason is not None and PROCESS_DIED not in made.reason:
+                self._cache.put_if_possible(failure, made.reason.encode())
+            return made
 
     def close(self) -> None:
         """Stop the compiler processes."""
