@@ -12,10 +12,12 @@ import cpu_provider
 import recording_kernels
 from cpu_kernels import Register
 from inductor_session import InductorSession
+from jit_programs import JitMachine
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.manifest import load_manifest
 from nvgemm_aot.pipeline import BuildResult, BuiltBundle, build
 from nvgemm_runtime import native
+from nvgemm_runtime.jit_client import Fallback
 from nvgemm_runtime.problem import DType, Op, Signature
 from recording_kernels import Record
 
@@ -149,3 +151,19 @@ def aligned(register: Register) -> tuple[str, int]:
 def batched(register: Register) -> tuple[str, int]:
     """As ``aligned``, for batches."""
     return register(cpu_kernels.signature(op=Op.BMM), alignment=16)
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JitMachine]:
+    """A machine whose programs have kernels compiled, and leave no process behind."""
+    machine = JitMachine(tmp_path, monkeypatch)
+    with machine.ending_quietly():
+        yield machine
+
+
+@pytest.fixture
+def fallback(machine: JitMachine) -> Iterator[Fallback]:
+    """The requests of this process, as if it had just started."""
+    fallback = Fallback()
+    yield fallback
+    fallback.close()

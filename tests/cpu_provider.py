@@ -14,7 +14,7 @@ from pathlib import Path
 
 import cpu_kernels
 from nvgemm_aot.cache import Cache
-from nvgemm_aot.device import DeviceProfile, Fact
+from nvgemm_aot.driver_profile import CPU_PROFILE
 from nvgemm_aot.linker import compiler
 from nvgemm_aot.manifest import Declared, Manifest
 from nvgemm_aot.pipeline import BuiltBundle, build
@@ -34,21 +34,7 @@ TILES = {"Cpu_16x16": (16, 16), "Cpu_8x32": (8, 32), "Cpu_1x1": (1, 1)}
 
 _FLAGS = ("-std=c99", "-O1", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-Wall")
 
-_NONE = Fact(value=1, basis="estimated", source="a CPU has none; nothing is computed from it")
-
-TARGET = BuildTarget(
-    target=Target(arch="cpu"),
-    device=DeviceProfile(
-        name="cpu",
-        driver_name="cpu",
-        capability=(0, 0),
-        heuristics_gpu="none",
-        sm_count=_NONE,
-        shared_memory_per_block_bytes=_NONE,
-        registers_per_thread=_NONE,
-        max_active_clusters={},
-    ),
-)
+TARGET = BuildTarget(target=Target(arch="cpu"), device=CPU_PROFILE)
 
 SIGNATURES = tuple(
     cpu_kernels.signature(layout.value, op=op, operand=operand)

@@ -259,7 +259,7 @@ def test_a_gemm_without_an_aten_choice_is_reported(
 ) -> None:
     events = tmp_path / "events"
     inductor.monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", str(events))
-    inductor.monkeypatch.setattr(hook, "name_in_aten", lambda choice: None)
+    inductor.monkeypatch.setattr(hook, "aten_operator", lambda choice: None)
     assert inductor.compile(gemm, *operands).launched == ()
     (event,) = [event for event in map(json.loads, events.open()) if event["event"] == "met"]
     assert event["gemm"].startswith("mm into")

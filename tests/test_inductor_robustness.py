@@ -57,6 +57,15 @@ def test_a_mistake_of_ours_is_said_once_and_compiling_goes_on(
     hook._failures.clear()
 
 
+def test_without_any_choice_there_is_nothing_to_say(
+    inductor: InductorSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    from nvgemm_runtime.inductor import hook
+
+    assert hook.join([]) == []
+    assert warnings_of(caplog) == []
+
+
 def test_a_cache_key_that_cannot_be_made_is_no_reason_to_fail(
     inductor: InductorSession, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -48,13 +48,6 @@ DEVICE = Device(
 
 
 @pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JitMachine]:
-    machine = JitMachine(tmp_path, monkeypatch)
-    with machine.ending_quietly():
-        yield machine
-
-
-@pytest.fixture
 def warned() -> list[str]:
     """What the compiler tells the user."""
     return []
@@ -65,13 +58,6 @@ def compiler(machine: JitMachine, warned: list[str]) -> Iterator[JitCompiler]:
     compiler = JitCompiler(Cache(machine.cache), FakeProvider(), 2, warned.append)
     yield compiler
     compiler.close()
-
-
-@pytest.fixture
-def fallback(machine: JitMachine) -> Iterator[Fallback]:
-    fallback = Fallback()
-    yield fallback
-    fallback.close()
 
 
 def problems_of(bundle: Path | None) -> list[Problem]:

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,21 +15,6 @@ from nvgemm_runtime import jit_client
 from nvgemm_runtime.jit_client import Fallback
 from nvgemm_runtime.problem import Problem
 from synthetic_facts import H200
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JitMachine]:
-    machine = JitMachine(tmp_path, monkeypatch)
-    with machine.ending_quietly():
-        yield machine
-
-
-@pytest.fixture
-def fallback(machine: JitMachine) -> Iterator[Fallback]:
-    """The requests of this process, as if it had just started."""
-    fallback = Fallback()
-    yield fallback
-    fallback.close()
 
 
 def running(fallback: Fallback) -> int:

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,20 +37,6 @@ print(json.dumps({
     "client": "nvgemm_runtime.jit_client" in sys.modules,
 }))
 """
-
-
-@pytest.fixture
-def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JitMachine]:
-    machine = JitMachine(tmp_path, monkeypatch)
-    with machine.ending_quietly():
-        yield machine
-
-
-@pytest.fixture
-def fallback(machine: JitMachine) -> Iterator[Fallback]:
-    fallback = Fallback()
-    yield fallback
-    fallback.close()
 
 
 def launch() -> dict[str, Any]:

@@ -77,11 +77,9 @@ class Server:
     @property
     def idle_seconds(self) -> float:
         """How long there has been nothing to do, nor anything to keep."""
-        return (
-            0.0
-            if self._working or self._temporary is not None
-            else time.monotonic() - self._last_work
-        )
+        if self._working or self._temporary is not None:
+            return 0.0
+        return time.monotonic() - self._last_work
 
     def take(self, request: dict[str, Any]) -> None:
         """Begin with a request; the answer is written when it is done."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch._dynamo.callback import callback_handler
 from torch._inductor import config, ir
@@ -22,28 +22,26 @@ from torch._inductor.virtualized import V
 
 from ..declarable import UNSERVED
 from ..errors import NvgemmError, RequiredError
+from ..problem import Op, Problem
 from ..recorder import recorder
 from ..recording import gemm_line
 from . import nvgemm_backend, report
 from .choice import GemmChoice, can_settle, settle
 from .modes import OPTION, current_mode
 from .reading import (
+    aten_operator,
     find_operator,
     gemms_of_graph,
     is_alternative,
-    name_in_aten,
     operand,
     operand_of,
 )
 from .settings import MODE_VARIABLE, Mode, max_choices
 
-if TYPE_CHECKING:
-    from ..problem import Problem
-
 _log = logging.getLogger(__name__)
 
-_ATEN_CHOICES = {"mm": "mm", "mm_dtype": "mm", "bmm": "bmm", "bmm_dtype": "bmm"}
-"""By name of Inductor's ATen choice: the operation, which is the name of torch's function too."""
+_SERVED = {op.value for op in Op}
+"""Operators of ATen that kernels may compute, which are the names of torch's functions too."""
 
 
 def install() -> None:
@@ -66,9 +64,7 @@ def join(choices: list[Any]) -> list[Any]:
     try:
         return _with_ours(choices)
     except Exception as error:
-        if isinstance(error, NvgemmError) and error.stops_compilation:
-            raise
-        _log_failure(error)
+        _survive(error)
         return _after_failure(choices, error)
 
 
@@ -83,9 +79,14 @@ def _record(choices: list[Any]) -> None:
             if found is not None:
                 kept_by.add(*found)
     except Exception as error:
-        if isinstance(error, NvgemmError) and error.stops_compilation:
-            raise
-        _log_failure(error)
+        _survive(error)
+
+
+def _survive(error: Exception) -> None:
+    """Raise what the user is to see instead of a compiled graph; log any other error."""
+    if isinstance(error, NvgemmError) and error.stops_compilation:
+        raise error
+    _log_failure(error)
 
 
 def _after_failure(choices: list[Any], failure: Exception) -> list[Any]:
@@ -138,8 +139,10 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
     # Imported here, so that compiling without max-autotune pays nothing for us.
     from .offers import GemmOnDevice, find_offers, start_compiling
 
+    op = aten_operator(aten)
+    assert op is not None  # or it were none of ATen's
     gemm = GemmOnDevice(
-        op=_ATEN_CHOICES[aten.choice.name],
+        op=op,
         a=operand(aten.input_nodes[0]),
         b=operand(aten.input_nodes[1]),
         out=operand_of(aten.layout, 0),
@@ -176,7 +179,7 @@ def _is_first_of_graph() -> bool:
 
 
 def _is_aten_gemm(choice: Any) -> bool:
-    return name_in_aten(choice) in _ATEN_CHOICES and len(choice.input_nodes) == 2
+    return aten_operator(choice) in _SERVED and len(choice.input_nodes) == 2
 
 
 def _why_not_here(aten: Any) -> list[str]:

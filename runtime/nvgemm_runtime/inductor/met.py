@@ -24,7 +24,7 @@ def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
     Raises:
         RecordError: If the user wants what nothing can be built for.
     """
-    if not choices or is_alternative():
+    if is_alternative():
         return None
     found = find_operator(choices)
     if found is None:

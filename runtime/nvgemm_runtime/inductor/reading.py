@@ -45,19 +45,22 @@ def is_alternative() -> bool:
 
 def find_operator(choices: list[Any]) -> tuple[str, Any] | None:
     """ATen's name of the operator, and a choice that takes its operands; None if it is no GEMM."""
+    if not choices:
+        return None
     packet = getattr(V.graph.current_node.target, "overloadpacket", None)
-    named = [(name_in_aten(choice), choice) for choice in choices]
-    for name, choice in (*named, (getattr(packet, "__name__", None), choices[0])):
-        operator = _OPERATORS.get(name or "", name)
+    named = [(aten_operator(choice), choice) for choice in choices]
+    for operator, choice in (*named, (getattr(packet, "__name__", None), choices[0])):
         if operator in _GEMMS:
             return operator, choice
     return None
 
 
-def name_in_aten(choice: Any) -> str | None:
-    """Inductor's name of a choice that is an ATen operator; None for any other choice."""
-    is_extern = type(choice) is autotuning.ExternKernelCaller
-    return str(choice.choice.name) if is_extern else None
+def aten_operator(choice: Any) -> str | None:
+    """ATen's name of the operator that a choice is; None for a choice that is none of ATen's."""
+    if type(choice) is not autotuning.ExternKernelCaller:
+        return None
+    name = str(choice.choice.name)
+    return _OPERATORS.get(name, name)
 
 
 def operand(node: Any) -> Operand:
