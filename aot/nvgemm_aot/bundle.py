@@ -15,12 +15,15 @@ from nvgemm_runtime.format import (
     Header,
     Kernel,
     KernelDesign,
+    Measured,
     Ranked,
     Ranking,
     RankingSource,
     Span,
+    canonical_json,
     encode_header,
     sha256_hex,
+    source_json,
 )
 from nvgemm_runtime.problem import Problem, Signature
 from nvgemm_runtime.target import Target
@@ -50,11 +53,13 @@ class ProblemRanking:
     Attributes:
         kernels: Pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds, or
             None where the source has no number.
+        measured: What was measured besides; its spreads are in the order of ``kernels``.
     """
 
     problem: Problem
     source: RankingSource
     kernels: tuple[tuple[str, int | None], ...]
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +139,8 @@ def _by_id(kernels: tuple[BuiltKernel, ...]) -> dict[str, BuiltKernel]:
     return found
 
 
-def _source_order(source: RankingSource) -> tuple[str, str, str]:
-    return (source.kind, source.by, source.gpu)
+def _source_order(source: RankingSource) -> tuple[str, str, str, bytes]:
+    return (source.kind, source.by, source.gpu, canonical_json(source_json(source)))
 
 
 def _entries(
@@ -177,6 +182,7 @@ def _rankings(
             kernels=tuple(
                 Ranked(kernel=position[id_], time_ns=time_ns) for id_, time_ns in ranking.kernels
             ),
+            measured=ranking.measured,
         )
         for ranking in sorted(rankings, key=lambda ranking: ranking.problem)
     )

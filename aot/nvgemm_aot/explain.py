@@ -37,6 +37,7 @@ class MetGemm:
             was not; otherwise ``miss``.
         reasons: Why it was a miss, whenever it was one.
         offered: By name in generated code, the operators that joined the choices.
+        measured: What a measured ranking says of it; empty where there is none.
         graphs: How often it was met.
         times_ms: By choice, milliseconds, of the last time it was timed.
         used: By name in generated code, how often a bundled kernel is called there.
@@ -46,6 +47,7 @@ class MetGemm:
     basis: str = "miss"
     reasons: list[str] = field(default_factory=list)
     offered: dict[str, str] = field(default_factory=dict)
+    measured: str = ""
     graphs: int = 0
     times_ms: dict[str, float] = field(default_factory=dict)
     used: Counter[str] = field(default_factory=Counter)
@@ -63,6 +65,7 @@ class MetGemm:
             if event["basis"] != "miss":
                 self.basis = event["basis"]
             self.offered |= event["offered"]
+            self.measured = event.get("measured") or self.measured
             self.reasons += [reason for reason in event["reasons"] if reason not in self.reasons]
         elif event["event"] == "timed":
             self.times_ms = event["times_ms"]
@@ -76,6 +79,7 @@ class MetGemm:
             "basis": self.basis,
             "reasons": self.reasons,
             "offered": self.offered,
+            "measured": self.measured,
             "graphs": self.graphs,
             "times_ms": {
                 name: time if math.isfinite(time) else None for name, time in self.times_ms.items()

@@ -24,6 +24,7 @@ from nvgemm_runtime.format import (
     KernelDesign,
     canonical_json,
     sha256_hex,
+    source_json,
 )
 
 from . import linker
@@ -282,7 +283,7 @@ def _build_key(item: PlannedTarget, tasks: Sequence[Task], versions: dict[str, s
         "device": item.target.device.name,
         "toolchain": versions,
         "compression": SCHEME,
-        "source": asdict(item.plan.source),
+        "source": source_json(item.plan.source),
         "kernels": [kernels.get(candidate) for candidate in item.plan.candidates],
         "rankings": [[planned.problem.key, planned.choices] for planned in item.plan.problems],
     }

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from nvgemm_runtime.format import KernelDesign, RankingSource, canonical_json
+from nvgemm_runtime.format import KernelDesign, RankingSource, canonical_json, source_json
 from nvgemm_runtime.problem import Problem, Signature
 
 from .cache import Cache, cache_key
@@ -201,7 +201,7 @@ def _encode(plan: Plan) -> dict[str, Any]:
         ],
         "problems": [[planned.problem.key, planned.choices] for planned in plan.problems],
         "unserved": [[problem.key, reason] for problem, reason in plan.unserved],
-        "source": asdict(plan.source),
+        "source": source_json(plan.source),
     }
 
 

@@ -47,7 +47,8 @@ def explain_text(document: Document) -> str:
         )
         for gemm, our_time, other_time in zip(gemms, ours, others)
     ]
-    return "\n".join([table(rows, header), "", _summary(gemms), *_kernels(gemms), *_misses(gemms)])
+    below = [_summary(gemms), *_kernels(gemms), *_measured(gemms), *_misses(gemms)]
+    return "\n".join([table(rows, header), "", *below])
 
 
 def _name(gemm: Document) -> str:
@@ -78,6 +79,8 @@ def _in_code(gemm: Document) -> str:
         return "not ours"
     if gemm["fastest"] is not None:
         return str(gemm["fastest"])
+    if gemm["measured"] and gemm["basis"] != "miss" and not gemm["offered"]:
+        return "not ours, as measured"
     return "not timed" if gemm["offered"] else "the only choice"
 
 
@@ -97,6 +100,14 @@ def _kernels(gemms: list[Document]) -> Iterable[str]:
         yield "\nbundled kernels in the code:"
     for name, operator in operators.items():
         yield f"  {name}  {operator}".rstrip()
+
+
+def _measured(gemms: list[Document]) -> Iterable[str]:
+    told = {gemm["gemm"]: gemm["measured"] for gemm in gemms if gemm["measured"]}
+    if told:
+        yield "\nmeasured rankings:"
+    for name, text in told.items():
+        yield f"  {name}\n    {text}"
 
 
 def _misses(gemms: list[Document]) -> Iterable[str]:

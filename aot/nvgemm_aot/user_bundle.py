@@ -10,17 +10,18 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.discover import BUNDLE_SUFFIX
 from nvgemm_runtime.errors import BundleFormatError, StorageError
-from nvgemm_runtime.format import FORMAT_VERSION, canonical_json, sha256_hex
+from nvgemm_runtime.format import FORMAT_VERSION, canonical_json, sha256_hex, source_json
 from nvgemm_runtime.jit_cache import jit_directory
 from nvgemm_runtime.problem import Problem
 
 from .bundle import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from .bundle_content import read_content
 from .cache import Cache
 from .compression import compress_quickly
 from .locks import locked
@@ -140,38 +141,7 @@ def read_user_bundle(path: Path) -> BundleContent | None:
         return None
     with Bundle(path) as bundle:
         bundle.check_body()
-        header = bundle.header
-        return BundleContent(
-            target=header.target,
-            device=header.device,
-            generator=header.generator,
-            build_key=header.build_key,
-            toolchain=header.toolchain,
-            kernels=tuple(
-                BuiltKernel(
-                    payload=bundle.payload(kernel),
-                    signature=kernel.signature,
-                    provider=kernel.provider,
-                    operator=kernel.operator,
-                    design=kernel.design,
-                    alignment_bytes=kernel.alignment_bytes,
-                    workspace_bytes=kernel.workspace_bytes,
-                    calling_convention=kernel.calling_convention,
-                )
-                for kernel in header.kernels
-            ),
-            rankings=tuple(
-                ProblemRanking(
-                    problem=ranking.problem,
-                    source=header.sources[ranking.source],
-                    kernels=tuple(
-                        (header.kernels[place.kernel].id, place.time_ns)
-                        for place in ranking.kernels
-                    ),
-                )
-                for ranking in header.rankings
-            ),
-        )
+        return read_content(bundle)
 
 
 def write_user_bundle(path: Path, content: BundleContent) -> None:
@@ -222,7 +192,7 @@ def _with_build_key(content: BundleContent) -> BundleContent:
             [sha256_hex(kernel.payload), kernel.operator] for kernel in content.kernels
         ),
         "rankings": sorted(
-            [ranking.problem.key, asdict(ranking.source), ranking.kernels]
+            [ranking.problem.key, source_json(ranking.source), ranking.kernels]
             for ranking in content.rankings
         ),
     }

@@ -62,6 +62,23 @@ class DeviceFacts:
     shared_memory_bytes: int | None = None
 
 
+NO_CUDA = "none"
+"""In place of a CUDA version where torch was built without CUDA."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchVersions:
+    """The torch of this process, which ATen's speed depends on.
+
+    Attributes:
+        torch: Its version, e.g. ``2.11.0+cu130``.
+        cuda: CUDA version that it was built for, e.g. ``13.0``, or `NO_CUDA`.
+    """
+
+    torch: str
+    cuda: str
+
+
 def host_platform() -> str:
     """Platform of this process, as bundles name it, e.g. ``linux_x86_64``."""
     return f"{sys.platform}_{platform.machine().lower()}"
@@ -92,6 +109,14 @@ def torch_cuda() -> str | None:
 
     built_for: str | None = torch.version.cuda
     return None if built_for is None else f"cu{built_for.split('.')[0]}"
+
+
+@functools.cache
+def torch_versions() -> TorchVersions:
+    """Versions of the torch of this process."""
+    import torch
+
+    return TorchVersions(torch=str(torch.__version__), cuda=torch.version.cuda or NO_CUDA)
 
 
 @functools.cache

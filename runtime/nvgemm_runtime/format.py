@@ -128,18 +128,37 @@ class Kernel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What a measurement depends on besides the GPU product.
+
+    Attributes:
+        driver: Version of the GPU's driver, e.g. ``580.95.05``.
+        torch: Version of torch, whose ATen was measured beside, e.g. ``2.11.0+cu130``.
+        cuda: CUDA version that torch was built for, which names its cuBLAS, e.g. ``13.0``.
+        date: Day of the measurement in UTC, e.g. ``2026-11-21``.
+    """
+
+    driver: str
+    torch: str
+    cuda: str
+    date: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankingSource:
     """Where the order of a ranking comes from.
 
     Attributes:
         kind: ``estimate`` or ``measurement``.
         by: The model and its version, or the measuring program.
-        gpu: The GPU that was modelled or measured.
+        gpu: The GPU that was modelled or measured, as its driver names it.
+        conditions: Of a measurement, where they were written down.
     """
 
     kind: str
     by: str
     gpu: str
+    conditions: Conditions | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +175,50 @@ class Ranked:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Timing:
+    """A measured runtime.
+
+    Attributes:
+        time_ns: Median, in nanoseconds.
+        spread_ns: The true median lies within ``time_ns`` ± this, with a confidence of 95 %.
+    """
+
+    time_ns: int
+    spread_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What was measured of a problem besides its kernels' times.
+
+    Attributes:
+        spreads_ns: Of each place of the ranking; see `Timing`.
+        aten: ATen's time for the problem; None where it has no operator that computes the same.
+        triton: Time of the best Triton kernel that Inductor found; None where it was not asked.
+        doubts: Why the order is not to be relied on; empty where it is.
+    """
+
+    spreads_ns: tuple[int, ...]
+    aten: Timing | None
+    triton: Timing | None
+    doubts: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """The kernels of one declared problem, best first, and which source says so."""
+    """The kernels of one declared problem, best first, and which source says so.
+
+    Attributes:
+        problem: The problem.
+        source: Position in ``Header.sources``.
+        kernels: Best first.
+        measured: What was measured besides; None where the order is an estimate.
+    """
 
     problem: Problem
     source: int
     kernels: tuple[Ranked, ...]
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,17 +276,44 @@ def encode_header(header: Header) -> bytes:
             if header.dictionary is None
             else {"span": _span_json(header.dictionary.span), "sha256": header.dictionary.sha256},
             "kernels": [_kernel_json(kernel) for kernel in header.kernels],
-            "sources": [asdict(source) for source in header.sources],
-            "rankings": [
-                {
-                    "problem": ranking.problem.key,
-                    "source": ranking.source,
-                    "kernels": [[place.kernel, place.time_ns] for place in ranking.kernels],
-                }
-                for ranking in header.rankings
-            ],
+            "sources": [source_json(source) for source in header.sources],
+            "rankings": [_ranking_json(ranking) for ranking in header.rankings],
         }
     )
+
+
+def source_json(source: RankingSource) -> dict[str, Any]:
+    """A source as the header holds it: without what is not known."""
+    return _without_none(asdict(source))
+
+
+def measured_json(measured: Measured) -> dict[str, Any]:
+    """What was measured, as the header holds it."""
+    return {
+        "spreads_ns": list(measured.spreads_ns),
+        "aten": _timing_json(measured.aten),
+        "triton": _timing_json(measured.triton),
+        "doubts": list(measured.doubts),
+    }
+
+
+def _ranking_json(ranking: Ranking) -> dict[str, Any]:
+    return _without_none(
+        {
+            "problem": ranking.problem.key,
+            "source": ranking.source,
+            "kernels": [[place.kernel, place.time_ns] for place in ranking.kernels],
+            "measured": None if ranking.measured is None else measured_json(ranking.measured),
+        }
+    )
+
+
+def _timing_json(timing: Timing | None) -> list[int] | None:
+    return None if timing is None else [timing.time_ns, timing.spread_ns]
+
+
+def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _span_json(span: Span) -> list[int]:

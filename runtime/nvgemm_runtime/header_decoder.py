@@ -19,14 +19,17 @@ from .format import (
     MAX_KERNEL_ALIGNMENT_BYTES,
     MAX_PAYLOAD_BYTES,
     ClusterLimit,
+    Conditions,
     Dictionary,
     Header,
     Kernel,
     KernelDesign,
+    Measured,
     Ranked,
     Ranking,
     RankingSource,
     Span,
+    Timing,
     canonical_json,
 )
 from .problem import Problem, Signature
@@ -100,9 +103,9 @@ class _Decoder:
     def fields(self, value: Any, path: str, shape: type) -> dict[str, Any]:
         if not isinstance(value, dict):
             self.fail("header-field", f"{path} must be an object (got {type(value).__name__})")
-        allowed = _field_names(shape)
-        if value.keys() != allowed:
-            missing, unknown = sorted(allowed - value.keys()), sorted(value.keys() - allowed)
+        required, allowed = _field_names(shape)
+        if not required <= value.keys() <= allowed:
+            missing, unknown = sorted(required - value.keys()), sorted(value.keys() - allowed)
             self.fail("header-field", f"{path}: missing fields {missing}, unknown fields {unknown}")
         return value
 
@@ -243,9 +246,17 @@ class _Decoder:
         return str(value)
 
     def source(self, value: Any, path: str) -> RankingSource:
-        texts = self.texts(value, path, RankingSource)
-        kind = self.choice(texts["kind"], f"{path}.kind", ("estimate", "measurement"))
-        return RankingSource(kind=kind, by=texts["by"], gpu=texts["gpu"])
+        fields = self.fields(value, path, RankingSource)
+        conditions = None
+        if "conditions" in fields:
+            where = f"{path}.conditions"
+            conditions = Conditions(**self.texts(fields["conditions"], where, Conditions))
+        return RankingSource(
+            kind=self.choice(fields["kind"], f"{path}.kind", ("estimate", "measurement")),
+            by=self.text(fields["by"], f"{path}.by"),
+            gpu=self.text(fields["gpu"], f"{path}.gpu"),
+            conditions=conditions,
+        )
 
     def ranking(self, value: Any, path: str) -> Ranking:
         fields = self.fields(value, path, Ranking)
@@ -265,6 +276,31 @@ class _Decoder:
             problem=self.value(f"{path}.problem", lambda: Problem.parse(key)),
             source=self.number(fields["source"], f"{path}.source"),
             kernels=tuple(places),
+            measured=self.measured(fields["measured"], f"{path}.measured")
+            if "measured" in fields
+            else None,
+        )
+
+    def measured(self, value: Any, path: str) -> Measured:
+        fields = self.fields(value, path, Measured)
+        spreads = self.items(fields["spreads_ns"], f"{path}.spreads_ns")
+        doubts = self.items(fields["doubts"], f"{path}.doubts")
+        return Measured(
+            spreads_ns=tuple(
+                self.number(item, f"{path}.spreads_ns[{i}]") for i, item in enumerate(spreads)
+            ),
+            aten=self.timing(fields["aten"], f"{path}.aten"),
+            triton=self.timing(fields["triton"], f"{path}.triton"),
+            doubts=tuple(self.text(item, f"{path}.doubts[{i}]") for i, item in enumerate(doubts)),
+        )
+
+    def timing(self, value: Any, path: str) -> Timing | None:
+        if value is None:
+            return None
+        time_ns, spread_ns = self.items(value, path, length=2)
+        return Timing(
+            time_ns=self.number(time_ns, f"{path}.time_ns", least=1),
+            spread_ns=self.number(spread_ns, f"{path}.spread_ns"),
         )
 
     # Rules over the whole header.
@@ -318,11 +354,37 @@ class _Decoder:
                         "ranking-signature",
                         f"{key} ranks kernel {place}, whose signature is {signature.key}",
                     )
+            if ranking.measured is not None:
+                self.check_measured(ranking, ranking.measured, header.sources[ranking.source])
+
+    def check_measured(self, ranking: Ranking, measured: Measured, source: RankingSource) -> None:
+        key = ranking.problem.key
+        if source.kind != "measurement" or source.conditions is None:
+            self.fail(
+                "ranking-measured",
+                f"{key} has measured times, and names source {ranking.source}, which must be a "
+                "measurement with its conditions",
+            )
+        times = [place.time_ns for place in ranking.kernels]
+        known = [time_ns for time_ns in times if time_ns is not None]
+        if len(known) != len(times) or known != sorted(known):
+            self.fail(
+                "ranking-measured",
+                f"{key} must give every kernel's time, the shortest first (got {times})",
+            )
+        if len(measured.spreads_ns) != len(times):
+            self.fail(
+                "ranking-measured",
+                f"{key} has {len(measured.spreads_ns)} spreads for {len(times)} kernels",
+            )
 
 
 @functools.cache
-def _field_names(shape: type) -> frozenset[str]:
-    return frozenset(field.name for field in dataclass_fields(shape))
+def _field_names(shape: type) -> tuple[frozenset[str], frozenset[str]]:
+    """The fields that an object must have, and all that it may: those that may be None besides."""
+    fields = dataclass_fields(shape)
+    required = frozenset(field.name for field in fields if field.default is not None)
+    return required, frozenset(field.name for field in fields)
 
 
 def _canonical_or_none(value: Any) -> bytes | None:

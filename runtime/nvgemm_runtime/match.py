@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .facts import DeviceFacts
-from .format import Header, Kernel, Ranking, RankingSource
+from .format import Header, Kernel, Measured, Ranking, RankingSource
 from .nearest import NearestSizes
 from .problem import Problem, Signature
 from .refusals import describe, refusal, unlaunchable, version_numbers
@@ -70,6 +70,8 @@ class Match:
         source: Where that ranking comes from.
         kernels: Best first; at least one.
         from_jit: Whether they come from the JIT cache, and no wheel serves the problem as well.
+        measured: What was measured of this very problem; None where it is not declared, or only
+            estimated.
     """
 
     basis: Basis
@@ -77,6 +79,7 @@ class Match:
     source: RankingSource
     kernels: tuple[Served, ...]
     from_jit: bool = False
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +216,7 @@ class Index:
             source=self._header(place).sources[place.ranking.source],
             kernels=kernels,
             from_jit=self._from_jit,
+            measured=place.ranking.measured if basis is Basis.DECLARED else None,
         )
 
     def _header(self, place: _Place) -> Header:

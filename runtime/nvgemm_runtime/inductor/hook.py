@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch._dynamo.callback import callback_handler
 from torch._inductor import config, ir
@@ -36,7 +36,10 @@ from .reading import (
     operand,
     operand_of,
 )
-from .settings import MODE_VARIABLE, Mode, max_choices
+from .settings import MODE_VARIABLE, Mode, max_choices, trusts_rankings
+
+if TYPE_CHECKING:
+    from .offers import Found
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +126,13 @@ def _with_ours(choices: list[Any]) -> list[Any]:
     if not (config.max_autotune or config.max_autotune_gemm) or current_mode() is Mode.OFF:
         return choices
     _summarize_at_the_end()
-    ours = _our_choices(choices)
+    served = _find_served(choices)
+    if served is None:
+        return choices
+    aten, found = served
+    ours = _choices_for(aten, found)
+    if found.is_final:
+        return ours or [aten]  # of one choice Inductor times nothing
     if not ours:
         return choices
     if current_mode() is Mode.REQUIRED:
@@ -132,10 +141,12 @@ def _with_ours(choices: list[Any]) -> list[Any]:
     return [*nvgemm_backend.without_doubles(choices, operators), *ours]
 
 
-def _our_choices(choices: list[Any]) -> list[GemmChoice]:
+def _find_served(choices: list[Any]) -> tuple[Any, Found] | None:
+    """The ATen choice and what bundles have for its GEMM; None for a miss, which is reported."""
     aten = next((choice for choice in choices if _is_aten_gemm(choice)), None)
     if aten is None:
-        return _report_unserved(choices)
+        _report_unserved(choices)
+        return None
     # Imported here, so that compiling without max-autotune pays nothing for us.
     from .offers import GemmOnDevice, find_offers, start_compiling
 
@@ -156,18 +167,32 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
     )
     if may_compile and not nvgemm_backend.is_on() and _is_first_of_graph():
         start_compiling(GemmOnDevice(**known) for known in gemms_of_graph())
-    found = find_offers(gemm, max_choices(), may_compile=may_compile)
+    found = find_offers(
+        gemm,
+        max_choices(),
+        may_compile=may_compile,
+        trusts=trusts_rankings(),
+        needs_kernel=current_mode() is Mode.REQUIRED,
+    )
     aten.nvgemm_aot_gemm = found.gemm
-    if not found.offers:
-        return _miss(found.gemm, found.reasons, found.problem)
+    if found.basis == "miss":
+        _miss(found.gemm, found.reasons, found.problem)
+        return None
     if obstacles:
-        return _miss(found.gemm, obstacles)
-    for node in aten.input_nodes:
-        settle(node)
+        _miss(found.gemm, obstacles)
+        return None
+    return aten, found
+
+
+def _choices_for(aten: Any, found: Found) -> list[GemmChoice]:
+    """Our choices for a GEMM; none where ATen was measured to be faster."""
     _log.debug("%s: %d bundled kernels join (%s)", found.gemm, len(found.offers), found.basis)
     ours = [GemmChoice(aten, offer) for offer in found.offers]
+    if ours:
+        for node in aten.input_nodes:
+            settle(node)
     offered = {choice.name: choice.offer.kernel.operator for choice in ours}
-    report.met(found.gemm, basis=found.basis, offered=offered)
+    report.met(found.gemm, basis=found.basis, offered=offered, measured=found.measured)
     return ours
 
 
@@ -193,29 +218,28 @@ def _why_not_here(aten: Any) -> list[str]:
     return []
 
 
-def _report_unserved(choices: list[Any]) -> list[GemmChoice]:
+def _report_unserved(choices: list[Any]) -> None:
     """Say of a GEMM that is neither mm nor bmm, or that ATen may not compute, why it is a miss."""
     found = find_operator(choices)
     if found is None:
-        return []  # something else is being chosen
+        return  # something else is being chosen
     op, choice = found
     no_aten = "ATEN is not among max_autotune_gemm_backends, and is needed beside our kernels"
     choice.nvgemm_aot_gemm = f"{op} into {_text_of(choice.layout)}"
-    return _miss(choice.nvgemm_aot_gemm, [UNSERVED.get(op, no_aten)])
+    _miss(choice.nvgemm_aot_gemm, [UNSERVED.get(op, no_aten)])
 
 
 def _text_of(layout: Any) -> str:
     return f"{layout.dtype}{[str(extent) for extent in layout.size]}".replace("'", "")
 
 
-def _miss(gemm: str, reasons: Sequence[str], problem: Problem | None = None) -> list[GemmChoice]:
+def _miss(gemm: str, reasons: Sequence[str], problem: Problem | None = None) -> None:
     _log.debug("%s: no bundled kernel: %s", gemm, "; ".join(reasons))
     if is_alternative():
-        return []  # the GEMM came up itself as well
+        return  # the GEMM came up itself as well
     report.met(gemm, basis="miss", reasons=reasons)
     if current_mode() is Mode.REQUIRED:
         raise RequiredError(_required_text(gemm, reasons, problem), tuple(reasons))
-    return []
 
 
 def _required_text(gemm: str, reasons: Sequence[str], problem: Problem | None) -> str:

@@ -10,13 +10,14 @@ from ..bundle import Bundle
 from ..counters import COUNTERS
 from ..declarable import declarable
 from ..errors import NoKernelError
-from ..facts import DeviceFacts, device_facts
+from ..facts import DeviceFacts, device_facts, torch_versions
 from ..format import Kernel
 from ..installation import INSTALLATION
 from ..jit_cache import mark_used
 from ..match import Basis, Match, Miss, first_served
 from ..operands import Request, requests
 from ..problem import Op, Problem
+from ..trust import decide
 from .operand import Operand
 
 LONGEST_WAIT_S = 600.0
@@ -66,8 +67,11 @@ class Found:
         gemm: Its problem's key, or in words where no problem describes it.
         problem: The problem, if a manifest can declare it.
         basis: ``declared``, ``signature``, ``jit`` or ``miss``.
-        offers: The kernels, best-ranked first; empty for a miss.
+        offers: The kernels, best-ranked first; empty for a miss, and where ATen was measured to be
+            faster.
         reasons: Why it is a miss.
+        is_final: Whether nothing is to be timed: the first kernel wins, or ATen without one.
+        measured: What a measured ranking says of it, in words; empty where there is none.
     """
 
     gemm: str
@@ -75,15 +79,26 @@ class Found:
     basis: str
     offers: Sequence[Offer] = ()
     reasons: Sequence[str] = ()
+    is_final: bool = False
+    measured: str = ""
 
 
-def find_offers(gemm: GemmOnDevice, limit: int, *, may_compile: bool) -> Found:
+def find_offers(
+    gemm: GemmOnDevice,
+    limit: int,
+    *,
+    may_compile: bool,
+    trusts: bool = False,
+    needs_kernel: bool = False,
+) -> Found:
     """Find the kernels to offer.
 
     Args:
         gemm: The GEMM.
         limit: Most kernels to offer; 0 makes every GEMM a miss.
         may_compile: Whether to compile, and wait for, what no bundle covers.
+        trusts: Whether what was measured need not be timed again; see `trust.decide`.
+        needs_kernel: Whether to offer a kernel even where ATen was measured to be faster.
     """
     try:
         asked = requests(Op(gemm.op), gemm.a, gemm.b, out=gemm.out)
@@ -92,26 +107,27 @@ def find_offers(gemm: GemmOnDevice, limit: int, *, may_compile: bool) -> Found:
         return Found(gemm=words, problem=None, basis="miss", reasons=[str(error)])
     if not limit:
         return _miss(asked[0].problem.key, None, ["at most 0 kernels are to be offered"])
+    how = _How(limit=limit, trusts=trusts, needs_kernel=needs_kernel)
     wanted = declarable(gemm.op, gemm.a, gemm.b, gemm.out)
     known = _ask(asked, gemm.facts)
     if isinstance(wanted, str):
-        return known.offer(limit, None)
+        return known.offer(how, None)
     if not may_compile:
-        return known.offer(limit, wanted)
+        return known.offer(how, wanted)
     # What `start_compiling` asked for may be there by now, as if it had been declared.
     pending = jit_client.asked(wanted, gemm.facts)
     if pending is None and known.is_uncovered:
         pending = jit_client.request(wanted, gemm.facts)
     if pending is None or (pending in _offered and not known.is_uncovered):
-        return known.offer(limit, wanted)
+        return known.offer(how, wanted)
     with COUNTERS.spending("jit"):
         outcome = pending.result(LONGEST_WAIT_S)
     if outcome.bundle is None:
         # Kernels that the JIT cache has for other sizes still serve this one.
-        return known.offer(limit, wanted, reasons=[f"nothing was compiled: {outcome.reason}"])
+        return known.offer(how, wanted, reasons=[f"nothing was compiled: {outcome.reason}"])
     _offered.add(pending)
     INSTALLATION.refresh_kept_bundles(outcome.bundle)
-    return _ask(asked, gemm.facts).offer(limit, wanted, basis="jit")
+    return _ask(asked, gemm.facts).offer(how, wanted, basis="jit")
 
 
 _offered: set[jit_client.Pending] = set()
@@ -129,15 +145,26 @@ def start_compiling(gemms: Iterable[GemmOnDevice]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _How:
+    """How kernels are to be offered; see `find_offers`."""
+
+    limit: int
+    trusts: bool
+    needs_kernel: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Answer:
     """What matching says of a GEMM.
 
     Attributes:
+        facts: The device that it is computed on.
         request: The reading of its operands that is served, or the first of all.
         found: The kernels, or why there are none.
         bundles: By position, those that the kernels are in.
     """
 
+    facts: DeviceFacts
     request: Request
     found: Match | Miss
     bundles: tuple[Bundle, ...]
@@ -150,26 +177,36 @@ class _Answer:
 
     def offer(
         self,
-        limit: int,
+        how: _How,
         wanted: Problem | None,
         *,
         reasons: Sequence[str] = (),
         basis: str | None = None,
     ) -> Found:
-        """What to offer: so many kernels at most; for a miss, with these reasons before others."""
+        """What to offer; for a miss, with these reasons before others."""
         found = self.found
         if isinstance(found, Miss):
             return _miss(self.request.problem.key, wanted, [*reasons, *found.reasons])
         if found.from_jit:
             mark_used(found.ranked_as)
+        decision = decide(
+            found,
+            self.facts,
+            torch_versions(),
+            limit=how.limit,
+            trusts=how.trusts,
+            needs_kernel=how.needs_kernel,
+        )
         return Found(
             gemm=self.request.problem.key,
             problem=wanted,
             basis=basis or found.basis.value,
             offers=[
                 Offer(kernel=served.kernel, origin=INSTALLATION.origin(self.bundles[served.bundle]))
-                for served in found.kernels[:limit]
+                for served in decision.kernels
             ],
+            is_final=decision.is_final,
+            measured=decision.why,
         )
 
 
@@ -177,7 +214,7 @@ def _ask(asked: tuple[Request, ...], facts: DeviceFacts) -> _Answer:
     with COUNTERS.spending("matching"):
         index, bundles = INSTALLATION.index(facts)
         request, found = first_served(index.match, asked)
-        return _Answer(request=request, found=found, bundles=bundles)
+        return _Answer(facts=facts, request=request, found=found, bundles=bundles)
 
 
 def _miss(gemm: str, wanted: Problem | None, reasons: Sequence[str]) -> Found:

@@ -27,6 +27,7 @@ def met(
     basis: str,
     reasons: Sequence[str] = (),
     offered: Mapping[str, str] | None = None,
+    measured: str = "",
 ) -> None:
     """A GEMM came up for autotuning.
 
@@ -35,13 +36,14 @@ def met(
         basis: ``declared``, ``signature``, ``jit`` or ``miss``.
         reasons: Why it is a miss; the first is the one that counts.
         offered: By name in generated code, the operators that join the choices.
+        measured: What a measured ranking says of it.
     """
     if basis == "miss":
         COUNTERS.miss(reasons[0])
     else:
         COUNTERS.hit(basis)
     _tell({"event": "met", "gemm": gemm, "basis": basis, "reasons": list(reasons),
-            "offered": dict(offered or {})})  # fmt: skip
+            "offered": dict(offered or {}), "measured": measured})  # fmt: skip
 
 
 def timed(gemm: str, times_ms: Mapping[str, float]) -> None:

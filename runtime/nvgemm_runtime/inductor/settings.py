@@ -27,6 +27,9 @@ MAX_CHOICES_VARIABLE = "NVGEMM_AOT_MAX_CHOICES"
 
 DEFAULT_MAX_CHOICES = 4
 
+TRUST_VARIABLE = "NVGEMM_AOT_TRUST_RANKING"
+"""1: what was measured on this product of GPU is not timed again; see `trust`."""
+
 RECORD_VARIABLE = "NVGEMM_AOT_RECORD"
 """Names the file in which every GEMM is kept that torch.compile meets; see `recorder`."""
 
@@ -67,6 +70,14 @@ def max_choices() -> int:
         )
         return DEFAULT_MAX_CHOICES
     return int(text)
+
+
+def trusts_rankings() -> bool:
+    """Whether measured rankings decide alone; a value that is neither 0 nor 1 counts as 0."""
+    text = os.environ.get(TRUST_VARIABLE, "0")
+    if text not in ("0", "1"):
+        _warn_once(f"{TRUST_VARIABLE}={text}: allowed are 0, 1; taken as 0")
+    return text == "1"
 
 
 @functools.cache

@@ -1,0 +1,48 @@
+"""What an open bundle holds, as the bundle writer takes it."""
+
+from __future__ import annotations
+
+from nvgemm_runtime.bundle import Bundle
+
+from .bundle import BuiltKernel, BundleContent, ProblemRanking
+
+
+def read_content(bundle: Bundle) -> BundleContent:
+    """Everything a bundle holds; written again, it has the same kernels and rankings.
+
+    Raises:
+        BundleFormatError: If a payload is damaged.
+        StorageError: If the file cannot be read.
+    """
+    header = bundle.header
+    return BundleContent(
+        target=header.target,
+        device=header.device,
+        generator=header.generator,
+        build_key=header.build_key,
+        toolchain=header.toolchain,
+        kernels=tuple(
+            BuiltKernel(
+                payload=bundle.payload(kernel),
+                signature=kernel.signature,
+                provider=kernel.provider,
+                operator=kernel.operator,
+                design=kernel.design,
+                alignment_bytes=kernel.alignment_bytes,
+                workspace_bytes=kernel.workspace_bytes,
+                calling_convention=kernel.calling_convention,
+            )
+            for kernel in header.kernels
+        ),
+        rankings=tuple(
+            ProblemRanking(
+                problem=ranking.problem,
+                source=header.sources[ranking.source],
+                kernels=tuple(
+                    (header.kernels[place.kernel].id, place.time_ns) for place in ranking.kernels
+                ),
+                measured=ranking.measured,
+            )
+            for ranking in header.rankings
+        ),
+    )
