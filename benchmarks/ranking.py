@@ -5,8 +5,10 @@
 
 ``compare`` holds a problem back from the bundle's rankings, has each way rank the kernels from what
 is left, and prints how much slower than the bundle's best kernel its choice is: its first kernel,
-and the best of its first four, which is what autotuning picks among. Held back are either the one
-problem ("m": other m of the same n and k stay declared) or all problems of its n and k ("n, k").
+and the best of its first few, which is what autotuning picks among. Held back are either the one
+problem ("m": other m of the same n and k stay declared), every second m ("2nd m"), or all problems
+of its n and k ("n, k"). Rankings that are left are either as shipped, estimates for a few kernels,
+or measured: of the same kernels, or of all that the bundle has.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import itertools
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,14 @@ from h200 import H200
 
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.facts import DeviceFacts
-from nvgemm_runtime.format import Header, Ranked, Ranking
+from nvgemm_runtime.format import Header, Measured, Ranked, Ranking
 from nvgemm_runtime.match import BundleView, Index, Miss
 from nvgemm_runtime.nearest import NearestSizes
 from nvgemm_runtime.operands import MAX_ALIGNMENT_BYTES
 from nvgemm_runtime.problem import Problem
 
-OFFERED = 4
+OFFERED = (1, 2, 3, 4)
+"""Kernels that autotuning picks among."""
 BUFFER_BYTES = 200_000_000
 """Operands take turns until they are this large, so that none is found in an L2 cache of 50 MB."""
 GRAPH_NS = 2_000_000
@@ -95,22 +98,35 @@ def by_neighbours(problem: Problem, declared: list[Ranking]) -> Order:
     return sorted(kernels, key=lambda kernel: scores[kernel])
 
 
-def with_measured_times(header: Header, times: Times) -> Header:
-    """The header that a measurement of every kernel would give."""
+def with_measured_times(header: Header, times: Times, *, all_kernels: bool) -> Header:
+    """The header that `nvgemm-aot tune` would write, of the ranked kernels or of all."""
     rankings = []
     for ranking in header.rankings:
         row = times[ranking.problem.key]
-        order = sorted(range(len(row)), key=row.__getitem__)
+        ranked = range(len(row)) if all_kernels else [place.kernel for place in ranking.kernels]
+        order = sorted(ranked, key=row.__getitem__)
         places = tuple(Ranked(kernel=kernel, time_ns=round(row[kernel])) for kernel in order)
-        rankings.append(replace(ranking, kernels=places))
+        measured = Measured(spreads_ns=(0,) * len(order), aten=None, triton=None, doubts=())
+        rankings.append(replace(ranking, kernels=places, measured=measured))
+    return replace(header, rankings=tuple(rankings))
+
+
+def without_interpolation(header: Header) -> Header:
+    """The same times, as if they were estimates: the nearer m is scaled by waves."""
+    rankings = (replace(ranking, measured=None) for ranking in header.rankings)
     return replace(header, rankings=tuple(rankings))
 
 
 def held_back(header: Header, mode: str) -> Iterable[tuple[Ranking, list[Ranking]]]:
+    kept = sorted({ranking.problem.m for ranking in header.rankings})[::2]
     for ranking in header.rankings:
         problem = ranking.problem
         if mode == "m":
             left = [other for other in header.rankings if other is not ranking]
+        elif mode == "2nd m":
+            if problem.m in kept:
+                continue
+            left = [other for other in header.rankings if other.problem.m in kept]
         else:
             size = (problem.n, problem.k)
             left = [o for o in header.rankings if (o.problem.n, o.problem.k) != size]
@@ -132,35 +148,40 @@ def compare(bundle_path: Path, times_path: Path) -> None:
     times: Times = record["times_ns"]
     if record["kernels"] != [kernel.id for kernel in header.kernels]:
         raise click.ClickException(f"{times_path} was measured over another bundle; measure again")
-    measured = with_measured_times(header, times)
+    few = with_measured_times(header, times, all_kernels=False)
+    measured = with_measured_times(header, times, all_kernels=True)
+    scaled = without_interpolation(measured)
     ways: list[tuple[str, Header, Way]] = [
-        ("the runtime", header, by_runtime(header, H200)),
+        ("the runtime, as shipped", header, by_runtime(header, H200)),
         ("nearest n and k, then m, as shipped", header, by_nearest),
         ("nearest m, n and k, as shipped", header, by_joint_distance),
         ("mean of 8 neighbours", header, by_neighbours),
-        ("the runtime, ranking measured", measured, by_runtime(measured, H200)),
+        ("nearer m scaled, all measured", scaled, by_runtime(scaled, H200)),
+        ("the runtime, ranked measured", few, by_runtime(few, H200)),
+        ("the runtime, all measured", measured, by_runtime(measured, H200)),
     ]
     click.echo(f"{record['gpu']}: {len(header.kernels)} kernels, {len(times)} problems")
     click.echo("time over that of the bundle's best kernel, geometric mean (worst)")
-    click.echo(f"{'':<50} {'first':>15} {f'best of {OFFERED}':>15}")
-    own = [[place.kernel for place in ranking.kernels] for ranking in header.rankings]
-    report("declared: own estimate", header, own, times)
-    for mode, (name, shipped, way) in itertools.product(("m", "n, k"), ways):
-        orders = [way(ranking.problem, left) for ranking, left in held_back(shipped, mode)]
-        report(f"{mode} held back: {name}", header, orders, times)
+    heads = ["first", *(f"best of {count}" for count in OFFERED[1:])]
+    click.echo(f"{'':<54}" + "".join(f"{head:>14}" for head in heads))
+    for name, shipped in (("own estimate", header), ("those ranked, measured", few)):
+        orders = [[place.kernel for place in ranking.kernels] for ranking in shipped.rankings]
+        report(f"declared: {name}", header.rankings, orders, times)
+    for mode, (name, shipped, way) in itertools.product(("m", "2nd m", "n, k"), ways):
+        held = list(held_back(shipped, mode))
+        orders = [way(ranking.problem, left) for ranking, left in held]
+        report(f"{mode} held back: {name}", [ranking for ranking, _ in held], orders, times)
 
 
-def report(label: str, header: Header, orders: list[Order], times: Times) -> None:
-    first, offered = [], []
-    for ranking, order in zip(header.rankings, orders):
-        row = times[ranking.problem.key]
-        first.append(row[order[0]] / min(row))
-        offered.append(min(row[kernel] for kernel in order[:OFFERED]) / min(row))
-    cells = [
-        f"{statistics.geometric_mean(ratios):.3f} ({max(ratios):.2f})"
-        for ratios in (first, offered)
-    ]
-    click.echo(f"{label:<50} {cells[0]:>15} {cells[1]:>15}")
+def report(label: str, rankings: Sequence[Ranking], orders: list[Order], times: Times) -> None:
+    cells = []
+    for count in OFFERED:
+        ratios = []
+        for ranking, order in zip(rankings, orders):
+            row = times[ranking.problem.key]
+            ratios.append(min(row[kernel] for kernel in order[:count]) / min(row))
+        cells.append(f"{statistics.geometric_mean(ratios):.3f} ({max(ratios):.2f})")
+    click.echo(f"{label:<54}" + "".join(f"{cell:>14}" for cell in cells))
 
 
 @main.command()

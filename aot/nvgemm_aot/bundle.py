@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -44,6 +45,11 @@ class BuiltKernel:
     alignment_bytes: int
     workspace_bytes: int
     calling_convention: str
+
+    @functools.cached_property
+    def id(self) -> str:
+        """The kernel's name everywhere: sha256 of the payload, in hex."""
+        return sha256_hex(self.payload)
 
 
 @dataclass(frozen=True, kw_only=True)

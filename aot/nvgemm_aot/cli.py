@@ -26,6 +26,7 @@ from .cli_cache import cache as cache_commands
 from .cli_coverage import coverage
 from .cli_manifest import manifest as manifest_commands
 from .cli_record import record
+from .cli_tune import INTERRUPTED, tune
 from .progress import report_progress
 from .rejection_log import open_rejection_log
 
@@ -33,8 +34,6 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 ANY_PATH = click.Path(path_type=Path)
 """Whether a path is there is for the command to say, with its own error."""
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells report it: 128 + SIGINT."""
 
 
 class _Group(click.Group):
@@ -287,6 +286,7 @@ def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None
 
 main.add_command(record)
 main.add_command(coverage)
+main.add_command(tune)
 
 
 @main.command()

@@ -18,14 +18,15 @@ _PLAIN_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def report_progress(verb: str) -> Iterator[Progress]:
-    """Report how many kernels are done, with the time left.
+def report_progress(verb: str, of: str = "kernels") -> Iterator[Progress]:
+    """Report how many kernels, or other things, are done, with the time left.
 
     Args:
         verb: What is done with them, e.g. ``Compiling``.
+        of: What they are.
     """
     with contextlib.ExitStack() as stack:
-        yield _bar(verb, stack) if sys.stderr.isatty() else _lines(verb)
+        yield _bar(verb, stack) if sys.stderr.isatty() else _lines(verb, of)
 
 
 def _bar(verb: str, stack: contextlib.ExitStack) -> Progress:
@@ -41,14 +42,14 @@ def _bar(verb: str, stack: contextlib.ExitStack) -> Progress:
     return report
 
 
-def _lines(verb: str) -> Progress:
+def _lines(verb: str, of: str) -> Progress:
     started = last = time.monotonic()
 
     def report(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
         if done == 0:
-            click.echo(f"{verb} {total} kernels", err=True)
+            click.echo(f"{verb} {total} {of}", err=True)
         elif done == total or now - last >= _PLAIN_SECONDS:
             last = now
             left = (now - started) / done * (total - done)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.format import Kernel, RankingSource
+from nvgemm_runtime.format import Kernel, RankingSource, measured_json
 
 from .tables import size_text, table
 
@@ -38,6 +38,7 @@ def bundle_document(bundle: Bundle) -> Document:
                     {"id": header.kernels[place.kernel].id, "time_ns": place.time_ns}
                     for place in ranking.kernels
                 ],
+                "measured": ranking.measured and measured_json(ranking.measured),
             }
             for ranking in header.rankings
         ],
@@ -45,7 +46,14 @@ def bundle_document(bundle: Bundle) -> Document:
 
 
 def _source_text(source: RankingSource) -> str:
-    return f"{source.kind} by {source.by} for {source.gpu}"
+    text = f"{source.kind} by {source.by} for {source.gpu}"
+    if source.conditions is None:
+        return text
+    conditions = source.conditions
+    return (
+        f"{text}, driver {conditions.driver}, torch {conditions.torch}, CUDA {conditions.cuda}, "
+        f"{conditions.date}"
+    )
 
 
 def _kernel_document(kernel: Kernel) -> Document:
@@ -104,17 +112,7 @@ def bundle_text(document: Document) -> str:
         ]
         for kernel in kernels
     ]
-    problem_rows = [
-        [
-            problem["problem"],
-            place,
-            ranked["id"][:12],
-            "-" if ranked["time_ns"] is None else ranked["time_ns"] / 1e3,
-            problem["source"],
-        ]
-        for problem in document["problems"]
-        for place, ranked in enumerate(problem["kernels"], start=1)
-    ]
+    problem_rows = [row for problem in document["problems"] for row in _problem_rows(problem)]
     kernel_header = ["id", "signature", "tile", "ctas", "cluster", "scheduler", "stored", "payload"]
     return "\n\n".join(
         [
@@ -124,6 +122,27 @@ def bundle_text(document: Document) -> str:
             table(problem_rows, ["problem", "place", "kernel", "time, us", "source"]),
         ]
     )
+
+
+def _problem_rows(problem: Document) -> list[list[object]]:
+    """One row for each kernel; where it was measured, one for torch's own, and one for doubts."""
+    source, measured = problem["source"], problem["measured"]
+    rows: list[list[object]] = [
+        [
+            problem["problem"],
+            place,
+            ranked["id"][:12],
+            "-" if ranked["time_ns"] is None else ranked["time_ns"] / 1e3,
+            source,
+        ]
+        for place, ranked in enumerate(problem["kernels"], start=1)
+    ]
+    if measured is None:
+        return rows
+    others = [("ATen", measured["aten"]), ("Triton", measured["triton"])]
+    rows += [[problem["problem"], "-", name, t[0] / 1e3, source] for name, t in others if t]
+    rows += [[problem["problem"], "-", "uncertain", "-", doubt] for doubt in measured["doubts"]]
+    return rows
 
 
 def verification_text(report: Report) -> str:

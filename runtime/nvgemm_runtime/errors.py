@@ -109,6 +109,12 @@ class CoverageError(NvgemmError):
     exit_code = 23
 
 
+class TuningError(NvgemmError):
+    """Bundles cannot be measured here."""
+
+    exit_code = 24
+
+
 class NoKernelError(NvgemmError):
     """No installed kernel serves a problem.
 

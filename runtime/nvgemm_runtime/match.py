@@ -2,7 +2,8 @@
 
 A pure function of explicit facts. A declared problem gets the ranking that was shipped for it. Any
 other problem of a bundled signature gets the kernels of the nearest declared one, ordered by their
-times scaled to its sizes: kernels serve all sizes of their signature, so only the order is a guess.
+times scaled to its sizes, or those of two that were measured around it, by `interpolation`: kernels
+serve all sizes of their signature, so only the order is a guess.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from .facts import DeviceFacts
 from .format import Header, Kernel, Measured, Ranking, RankingSource
+from .interpolation import Row, interpolate
 from .nearest import NearestSizes
 from .problem import Problem, Signature
 from .refusals import describe, refusal, unlaunchable, version_numbers
@@ -52,7 +54,7 @@ class Served:
     Attributes:
         bundle: Position of its bundle in the index.
         kernel: Its entry.
-        time_ns: Time that the ranking gives it for the problem it is ranked as, if any.
+        time_ns: Time that a ranking gives it for the declared problem it was taken from, if any.
     """
 
     bundle: int
@@ -184,13 +186,49 @@ class Index:
         for needed, sizes in by_alignment:
             if needed <= alignment_bytes:
                 place = sizes.find(problem)
-                kernels = self._scaled(_aligned(place, alignment_bytes), place, problem)
+                around = sizes.around(problem)
+                if self._can_interpolate(around):
+                    kernels = self._interpolated(around, alignment_bytes, problem)
+                else:
+                    kernels = self._scaled(_aligned(place, alignment_bytes), place, problem)
                 return self._found(Basis.SIGNATURE, place, kernels)
         reason = (
             f"operands are aligned to {alignment_bytes} bytes (pointers, contiguous extents and "
             f"strides), the kernels for {problem.signature.key} need {by_alignment[-1][0]}"
         )
         return Miss(reasons=(reason, *self.refusals))
+
+    def _can_interpolate(self, around: tuple[_Place, _Place]) -> bool:
+        """Whether two places were measured on one product of GPU."""
+        return (
+            self.facts.multiprocessors is not None
+            and all(place.ranking.measured is not None for place in around)
+            and len({self._source(place).gpu for place in around}) == 1
+        )
+
+    def _interpolated(
+        self, around: tuple[_Place, _Place], alignment_bytes: int, problem: Problem
+    ) -> tuple[Served, ...]:
+        """The kernels of two measured places, in the order that their times suggest between."""
+        assert self.facts.multiprocessors is not None
+        below, above = (_row(place) for place in around)
+        kernels = {
+            served.kernel.id: served
+            for place in around
+            for served in _aligned(place, alignment_bytes)
+        }
+        times = {
+            kernel_id: interpolate(
+                problem,
+                served.kernel.design,
+                kernel_id,
+                below=below,
+                above=above,
+                multiprocessors=self.facts.multiprocessors,
+            )
+            for kernel_id, served in kernels.items()
+        }
+        return tuple(kernels[kernel_id] for kernel_id in sorted(times, key=times.__getitem__))
 
     def _scaled(
         self, kernels: tuple[Served, ...], place: _Place, problem: Problem
@@ -213,14 +251,15 @@ class Index:
         return Match(
             basis=basis,
             ranked_as=place.ranking.problem,
-            source=self._header(place).sources[place.ranking.source],
+            source=self._source(place),
             kernels=kernels,
             from_jit=self._from_jit,
             measured=place.ranking.measured if basis is Basis.DECLARED else None,
         )
 
-    def _header(self, place: _Place) -> Header:
-        return self.bundles[place.bundle - self._first_position].header
+    def _source(self, place: _Place) -> RankingSource:
+        header = self.bundles[place.bundle - self._first_position].header
+        return header.sources[place.ranking.source]
 
     def _why_no_signature(self, wanted: Signature) -> str:
         if self._sizes:
@@ -261,6 +300,14 @@ def _by_alignment(declared: dict[Problem, list[_Place]]) -> dict[Signature, _Siz
             for needed in sorted(needs, reverse=True)
         ]
     return indexed
+
+
+def _row(place: _Place) -> Row:
+    times = {served.kernel.id: served.time_ns for served in place.served}
+    return Row(
+        problem=place.ranking.problem,
+        times_ns={kernel_id: time for kernel_id, time in times.items() if time is not None},
+    )
 
 
 def _aligned(place: _Place, alignment_bytes: int) -> tuple[Served, ...]:

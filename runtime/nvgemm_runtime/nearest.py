@@ -46,15 +46,34 @@ class NearestSizes(Generic[T]):
 
     def find(self, problem: Problem) -> T:
         """What belongs to the declared problem nearest to this one."""
+        ms, items = self._row(problem)
+        below, above = _around(ms, problem.m)
+        # m / ms[below] against ms[above] / m, without rounding; of equal ratios the smaller m.
+        is_below = problem.m * problem.m <= ms[below] * ms[above]
+        return items[below if is_below else above]
+
+    def around(self, problem: Problem) -> tuple[T, T]:
+        """What belongs to the next smaller and the next larger m of the nearest n, k and batch.
+
+        Where m is declared, or beyond all that are, both are the same.
+        """
+        ms, items = self._row(problem)
+        below, above = _around(ms, problem.m)
+        return items[below], items[above]
+
+    def _row(self, problem: Problem) -> tuple[list[int], list[T]]:
         sizes = (problem.n, problem.k, problem.batch)
         if sizes not in self._ms:
             _, sizes = _nearest(self._tree, _point(sizes), (math.inf, sizes))
-        ms, m = self._ms[sizes], problem.m
-        at = bisect_left(ms, m)
-        # m / ms[at - 1] against ms[at] / m, without rounding; of equal ratios the smaller m.
-        if at == len(ms) or (at > 0 and m * m <= ms[at - 1] * ms[at]):
-            at -= 1
-        return self._items[sizes][at]
+        return self._ms[sizes], self._items[sizes]
+
+
+def _around(ms: list[int], m: int) -> tuple[int, int]:
+    """Positions of the values around m, which are sorted."""
+    above = bisect_left(ms, m)
+    if above == len(ms):
+        return above - 1, above - 1
+    return (above, above) if above == 0 or ms[above] == m else (above - 1, above)
 
 
 def _point(sizes: _Sizes) -> _Point:

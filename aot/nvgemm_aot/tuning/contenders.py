@@ -1,0 +1,109 @@
+"""What is timed for a problem: bundled kernels, and what torch has for the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.format import Kernel
+from nvgemm_runtime.operands import torch_dtype
+from nvgemm_runtime.problem import DType, Layout, Op, Signature
+
+Run = Callable[[Any, Any, Any], Any]
+"""``run(a, b, out)`` computes a GEMM and returns where the result is."""
+
+ATEN, TRITON = "aten", "triton"
+"""Names of contenders that are no kernels."""
+
+
+def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:
+    """A bundled kernel.
+
+    Raises:
+        NvgemmError: If it cannot be loaded; see `Library.load`.
+    """
+    from nvgemm_runtime.library import LIBRARY
+
+    launch = LIBRARY.load(bundle, kernel).launch
+
+    def run(a: Any, b: Any, out: Any) -> Any:
+        launch(a, b, out)
+        return out
+
+    return run
+
+
+def aten_run(signature: Signature) -> Run | None:
+    """ATen's operator that computes the same; None where there is none.
+
+    For fp8 that is ``_scaled_mm`` with scales of 1 and the fast accumulation, for the kernels'
+    sums are not promoted either.
+    """
+    import torch
+
+    if signature.a.is_integer:
+        if signature.op is Op.MM and signature.out is DType.INT32 and _are(signature, DType.INT8):
+            return lambda a, b, out: torch._int_mm(a, b, out=out)
+        return None
+    if DType.FP8_E4M3 in (signature.a, signature.b) or DType.FP8_E5M2 in (signature.a, signature.b):
+        return _scaled(signature)
+    product = torch.mm if signature.op is Op.MM else torch.bmm
+    if signature.a is signature.out:
+        return lambda a, b, out: product(a, b, out=out)
+    if signature.out is DType.FP32:
+        operator = getattr(torch.ops.aten, signature.op.value).dtype_out
+        return lambda a, b, out: operator(a, b, torch.float32, out=out)
+    return None
+
+
+def _are(signature: Signature, dtype: DType) -> bool:
+    return signature.a is dtype and signature.b is dtype
+
+
+def _scaled(signature: Signature) -> Run | None:
+    import torch
+
+    if signature.op is not Op.MM or signature.layout is not Layout.TN:
+        return None
+    dtype, one = torch_dtype(signature.out), None
+
+    def run(a: Any, b: Any, out: Any) -> Any:
+        nonlocal one
+        if one is None:
+            one = torch.ones((), device=a.device)
+        return torch._scaled_mm(
+            a, b, scale_a=one, scale_b=one, out_dtype=dtype, use_fast_accum=True, out=out
+        )
+
+    return run
+
+
+def triton_run(signature: Signature) -> Run | None:
+    """The best Triton kernel that Inductor finds; None where it has none for such a GEMM.
+
+    It is compiled, and its choices are timed by Inductor, at the first call with new sizes.
+    """
+    import torch
+
+    from nvgemm_runtime import mode
+
+    floats = (DType.BF16, DType.FP16, DType.FP32)
+    if signature.a is not signature.out or signature.out not in floats:
+        return None
+    product = torch.mm if signature.op is Op.MM else torch.bmm
+    options = {
+        "max_autotune_gemm": True,
+        "max_autotune_gemm_backends": "TRITON",
+        "triton.cudagraphs": False,
+    }
+    torch._dynamo.reset()  # or the limit of recompilations would count all problems together
+    compiled = torch.compile(
+        lambda a, b: product(a, b), dynamic=False, fullgraph=True, options=options
+    )
+
+    def run(a: Any, b: Any, out: Any) -> Any:
+        with mode("off"):
+            return compiled(a, b)
+
+    return run

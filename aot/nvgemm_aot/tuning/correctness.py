@@ -1,0 +1,77 @@
+"""Whether a kernel's result is right: every element, against sums in fp64 of the same operands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nvgemm_runtime.problem import DType, Signature
+
+if TYPE_CHECKING:
+    import torch
+
+UNIT_ROUNDOFF = {
+    DType.FP32: 2.0**-24,
+    DType.FP16: 2.0**-11,
+    DType.BF16: 2.0**-8,
+    DType.FP8_E4M3: 2.0**-4,
+    DType.FP8_E5M2: 2.0**-3,
+}
+"""By output type: the largest relative error of rounding to it, 2 to minus the mantissa's bits with
+the implicit one."""
+
+LEAST_STEP = {
+    DType.FP32: 0.0,
+    DType.FP16: 2.0**-25,
+    DType.BF16: 0.0,
+    DType.FP8_E4M3: 2.0**-10,
+    DType.FP8_E5M2: 2.0**-17,
+}
+"""By output type: the largest error of rounding a value near zero, half the least subnormal."""
+
+SUM_ERROR = 5e-4
+"""Error of a sum, over the root mean square of all results. On an H200 the norm of errors stayed
+below 1e-5 of it (`tests/gpu/operands.py`), and one product too few among 28672 is 6e-3 of it."""
+
+FP8_SUM_ERROR = 2.0**-8
+"""Likewise of products of fp8, which Hopper's tensor cores sum in about 14 bits (arXiv 2412.19437,
+section 3.3.2): eight times the bound of the norm in `tests/gpu/operands.py`."""
+
+LIKENESS = 0.05
+"""Norm of the difference, over that of the result, up to which torch's own result is taken: it may
+sum in parts that are rounded to the output's type, and is what a program gets without us."""
+
+_FP8 = (DType.FP8_E4M3, DType.FP8_E5M2)
+
+
+def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``a @ b`` in fp64, exact for whole numbers."""
+    return a.double() @ b.double()
+
+
+def find_fault(out: torch.Tensor, wanted: torch.Tensor, signature: Signature) -> str | None:
+    """What is wrong with a result, or None.
+
+    Args:
+        out: The result.
+        wanted: What `reference` says.
+        signature: What was to be computed.
+    """
+    found = out.double()
+    if signature.a.is_integer:
+        different = int((found != wanted).sum())
+        return f"{different} of {out.numel()} elements differ" if different else None
+    scale = wanted.square().mean().sqrt()
+    of_sums = FP8_SUM_ERROR if signature.a in _FP8 else SUM_ERROR
+    allowed = wanted.abs() * (UNIT_ROUNDOFF[signature.out] * 1.01)
+    allowed += of_sums * scale + LEAST_STEP[signature.out]
+    excess = (found - wanted).abs_().sub_(allowed)
+    wrong = int((~(excess <= 0)).sum())  # a NaN is not below anything
+    if not wrong:
+        return None
+    error = float((found - wanted).norm() / wanted.norm())
+    return f"{wrong} of {out.numel()} elements are off beyond rounding (relative error {error:.1e})"
+
+
+def is_like(out: torch.Tensor, wanted: torch.Tensor) -> bool:
+    """Whether a result of torch's own is the same computation."""
+    return bool((out.double() - wanted).norm() <= LIKENESS * wanted.norm())

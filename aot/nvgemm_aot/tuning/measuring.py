@@ -1,0 +1,198 @@
+"""Measuring one problem: operands, correctness, then the race."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from nvgemm_runtime.facts import DeviceFacts, TorchVersions
+from nvgemm_runtime.format import Conditions, sha256_hex
+from nvgemm_runtime.problem import Problem
+
+from .contenders import ATEN, TRITON, Run
+from .correctness import find_fault, is_like, reference
+from .gpu_state import Watch
+from .operands import Operands, make_sets, poison
+from .outcome import Outcome
+from .race import Result, Sample, Timer, race
+
+_log = logging.getLogger(__name__)
+
+ATTEMPTS = 3
+"""How often a problem is measured anew where something disturbed that."""
+
+PAUSE_S = 5.0
+"""Between attempts, for what disturbed to end and the GPU to cool down."""
+
+BUSY_PERCENT = 5
+"""Utilisation from which on a GPU that we leave alone counts as used by others."""
+
+IDLE_S = 1.5
+"""The driver's utilisation speaks of up to the last second: we keep still so long before a look."""
+
+
+UNDECIDED = "the fastest were not told apart, and their times vary"
+
+
+class BrokenDeviceError(Exception):
+    """A contender has left the device unusable for this process.
+
+    Attributes:
+        contender: Its name.
+        reason: What the device answers.
+    """
+
+    def __init__(self, contender: str, reason: str) -> None:
+        super().__init__(f"{contender}: {reason}")
+        self.contender = contender
+        self.reason = reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Where is measured, and by what; the only part that knows which device it is.
+
+    Attributes:
+        facts: The device.
+        device: It, as torch names it.
+        versions: Of torch.
+        timer: Times calls.
+        watch: Looks for what disturbs.
+        buffer_bytes: What operands must take together, so that no cache holds them.
+        sleep: Waits so many seconds.
+        today: The day in UTC, e.g. ``2026-11-21``.
+    """
+
+    facts: DeviceFacts
+    device: str
+    versions: TorchVersions
+    timer: Timer
+    watch: Watch
+    buffer_bytes: int
+    sleep: Callable[[float], None]
+    today: Callable[[], str]
+
+    @property
+    def conditions(self) -> Conditions:
+        """What a measurement made now depends on."""
+        return Conditions(
+            driver=self.watch.driver,
+            torch=self.versions.torch,
+            cuda=self.versions.cuda,
+            date=self.today(),
+        )
+
+
+def wait_until_idle(bench: Bench) -> str | None:
+    """Wait for other work on the GPU to end, some times; what to say if it does not."""
+    for _ in range(ATTEMPTS):
+        busy = look_for_others(bench)
+        if busy is None:
+            return None
+        _log.warning("%s; waiting for that to end", busy)
+        bench.sleep(PAUSE_S)
+    return look_for_others(bench)
+
+
+def look_for_others(bench: Bench) -> str | None:
+    """Keep still for a moment and say whether the GPU is busy nevertheless."""
+    bench.sleep(IDLE_S)
+    percent = bench.watch.look().utilization_percent
+    if percent is None or percent < BUSY_PERCENT:
+        return None
+    return f"the GPU was {percent} % busy with other work"
+
+
+def measure(problem: Problem, contenders: Mapping[str, Run], bench: Bench) -> Outcome:
+    """Time those contenders that compute a problem right.
+
+    Args:
+        problem: The problem.
+        contenders: Kernels by id, and `contenders.ATEN` and `contenders.TRITON`.
+        bench: Where, and by what.
+
+    Returns:
+        The times. Kernels that fail, or whose result is wrong, are not among them; where torch's
+        own does, it has no time.
+    """
+    seed = int(sha256_hex(problem.key.encode())[:8], 16)
+    sets = make_sets(problem, bench.device, seed=seed, total_bytes=bench.buffer_bytes)
+    faults = _find_faults(problem, contenders, sets[0], bench.timer)
+    for name, fault in faults.items():
+        _log.warning("%s: %s is thrown out: %s", problem.key, name, fault)
+    ready: dict[str, Sample] = {
+        name: bench.timer.prepare(_calls(run, sets))
+        for name, run in contenders.items()
+        if name not in faults
+    }
+    doubts: tuple[str, ...] = ()
+    result = Result(intervals={}, is_decided=True)
+    if ready:
+        result, doubts = _race_undisturbed(ready, bench, random.Random(seed))
+    timings = {name: interval.timing for name, interval in result.intervals.items()}
+    aten, triton = timings.pop(ATEN, None), timings.pop(TRITON, None)
+    ranked = sorted(timings, key=lambda id_: (timings[id_].time_ns, id_))
+    return Outcome(
+        kernels={id_: timings[id_] for id_ in ranked},
+        aten=aten,
+        triton=triton,
+        wrong={name: text for name, text in faults.items() if name not in (ATEN, TRITON)},
+        doubts=doubts,
+        conditions=bench.conditions,
+    )
+
+
+def _find_faults(
+    problem: Problem, contenders: Mapping[str, Run], operands: Operands, timer: Timer
+) -> dict[str, str]:
+    a, b, out = operands
+    wanted = reference(a, b)
+    timer.check()  # nothing of what came before is laid at a contender's door
+    faults = {}
+    for name, run in contenders.items():
+        poison(out)
+        try:
+            result = run(a, b, out)
+            if name in (ATEN, TRITON):
+                fault = None if is_like(result, wanted) else "it computes something else"
+            else:
+                fault = find_fault(result, wanted, problem.signature)
+        except Exception as error:  # of a kernel, of torch's operator, or of what compiles it
+            fault = _in_one_line(error)
+            try:
+                timer.check()
+            except Exception as broken:
+                raise BrokenDeviceError(name, _in_one_line(broken)) from error
+        if fault is not None:
+            faults[name] = fault
+    return faults
+
+
+def _in_one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _calls(run: Run, sets: Sequence[Operands]) -> list[Callable[[], object]]:
+    def call(operands: Operands) -> Callable[[], object]:
+        a, b, out = operands
+        return lambda: run(a, b, out)
+
+    return [call(operands) for operands in sets]
+
+
+def _race_undisturbed(
+    ready: Mapping[str, Sample], bench: Bench, source: random.Random
+) -> tuple[Result, tuple[str, ...]]:
+    """Race, anew where that was disturbed; the last result, and what disturbed even that."""
+    for attempt in range(1, ATTEMPTS + 1):
+        result = race(ready, source)
+        slowdowns = bench.watch.look().slowdowns
+        doubts = (*slowdowns, *(() if result.is_decided else (UNDECIDED,)))
+        if not doubts:
+            break
+        _log.info("attempt %d was disturbed: %s", attempt, "; ".join(doubts))
+        if slowdowns and attempt < ATTEMPTS:
+            bench.sleep(PAUSE_S)
+    return result, doubts

@@ -1,0 +1,79 @@
+"""What was measured of one problem, and whether two runs agree about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nvgemm_runtime.format import Conditions, Timing
+
+from .contenders import ATEN
+
+SLACK = 0.05
+"""Share of a time by which two runs may differ besides their spreads: GPUs of one product differ by
+a few per cent, and so do days."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What was measured of one problem.
+
+    Attributes:
+        kernels: Time of each kernel that is right, by id, the fastest first.
+        aten: ATen's; None where it has no operator that computes the same.
+        triton: That of the best Triton kernel; None where it was not asked, or there is none.
+        wrong: By id, what is wrong with kernels that are not.
+        doubts: Why the order is not to be relied on.
+        conditions: What it was measured with.
+    """
+
+    kernels: Mapping[str, Timing]
+    aten: Timing | None
+    triton: Timing | None
+    wrong: Mapping[str, str]
+    doubts: tuple[str, ...]
+    conditions: Conditions
+
+    @property
+    def times(self) -> dict[str, Timing]:
+        """Of the kernels, and of ATen where it has one."""
+        return {**self.kernels, **({} if self.aten is None else {ATEN: self.aten})}
+
+
+def disagreement(before: Outcome, now: Outcome) -> str | None:
+    """Why two runs cannot both be right about who is fastest, or None.
+
+    Compared is what both measured: whether one run has the other's fastest clearly behind, and
+    whether the time of either's fastest has changed beyond the spreads.
+    """
+    old, new = before.times, now.times
+    common = old.keys() & new.keys()
+    if not common:
+        return None
+    first_old, first_new = (
+        min(sorted(common), key=lambda name: times[name].time_ns) for times in (old, new)
+    )
+    date = before.conditions.date
+    if _is_behind(new, first_old, first_new) and _is_behind(old, first_new, first_old):
+        return (
+            f"{_name(first_new)} was fastest, and {_name(first_old)} in the run of {date}, each "
+            "beyond the spread"
+        )
+    for name in dict.fromkeys((first_new, first_old)):
+        apart = abs(new[name].time_ns - old[name].time_ns)
+        allowed = new[name].spread_ns + old[name].spread_ns + SLACK * old[name].time_ns
+        if apart > allowed:
+            return (
+                f"{_name(name)} took {new[name].time_ns} ns, and {old[name].time_ns} ns in the run "
+                f"of {date}: at most {allowed:.0f} ns apart is noise"
+            )
+    return None
+
+
+def _is_behind(times: Mapping[str, Timing], slower: str, faster: str) -> bool:
+    gap = times[slower].time_ns - times[faster].time_ns
+    return gap > times[slower].spread_ns + times[faster].spread_ns
+
+
+def _name(contender: str) -> str:
+    return "ATen" if contender == ATEN else f"kernel {contender[:12]}"
