@@ -6,6 +6,7 @@ import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from nvgemm_runtime.facts import DeviceFacts, TorchVersions
 from nvgemm_runtime.format import Conditions, sha256_hex
@@ -17,6 +18,9 @@ from .gpu_state import Watch
 from .operands import Operands, make_sets, poison
 from .outcome import Outcome
 from .race import Result, Sample, Timer, race
+
+if TYPE_CHECKING:
+    import torch
 
 _log = logging.getLogger(__name__)
 
@@ -119,14 +123,24 @@ def measure(problem: Problem, contenders: Mapping[str, Run], bench: Bench) -> Ou
     """
     seed = int(sha256_hex(problem.key.encode())[:8], 16)
     sets = make_sets(problem, bench.device, seed=seed, total_bytes=bench.buffer_bytes)
-    faults = _find_faults(problem, contenders, sets[0], bench.timer)
-    for name, fault in faults.items():
-        _log.warning("%s: %s is thrown out: %s", problem.key, name, fault)
-    ready: dict[str, Sample] = {
-        name: bench.timer.prepare(_calls(run, sets))
-        for name, run in contenders.items()
-        if name not in faults
-    }
+    wanted = reference(*sets[0][:2])
+    bench.timer.check()  # nothing of what came before is laid at a contender's door
+    ready: dict[str, Sample] = {}
+    faults: dict[str, str] = {}
+    for name, run in contenders.items():
+        try:
+            fault = _fault(name, run, sets[0], wanted, problem)
+            if fault is None:
+                ready[name] = bench.timer.prepare(_calls(run, sets))
+        except Exception as error:  # of a kernel, of torch's operator, or of what compiles it
+            fault = _in_one_line(error)
+            try:
+                bench.timer.check()
+            except Exception as broken:
+                raise BrokenDeviceError(name, _in_one_line(broken)) from error
+        if fault is not None:
+            _log.warning("%s: %s is thrown out: %s", problem.key, name, fault)
+            faults[name] = fault
     doubts: tuple[str, ...] = ()
     result = Result(intervals={}, is_decided=True)
     if ready:
@@ -144,30 +158,15 @@ def measure(problem: Problem, contenders: Mapping[str, Run], bench: Bench) -> Ou
     )
 
 
-def _find_faults(
-    problem: Problem, contenders: Mapping[str, Run], operands: Operands, timer: Timer
-) -> dict[str, str]:
+def _fault(
+    name: str, run: Run, operands: Operands, wanted: torch.Tensor, problem: Problem
+) -> str | None:
     a, b, out = operands
-    wanted = reference(a, b)
-    timer.check()  # nothing of what came before is laid at a contender's door
-    faults = {}
-    for name, run in contenders.items():
-        poison(out)
-        try:
-            result = run(a, b, out)
-            if name in (ATEN, TRITON):
-                fault = None if is_like(result, wanted) else "it computes something else"
-            else:
-                fault = find_fault(result, wanted, problem.signature)
-        except Exception as error:  # of a kernel, of torch's operator, or of what compiles it
-            fault = _in_one_line(error)
-            try:
-                timer.check()
-            except Exception as broken:
-                raise BrokenDeviceError(name, _in_one_line(broken)) from error
-        if fault is not None:
-            faults[name] = fault
-    return faults
+    poison(out)
+    result = run(a, b, out)
+    if name in (ATEN, TRITON):
+        return None if is_like(result, wanted) else "it computes something else"
+    return find_fault(result, wanted, problem.signature)
 
 
 def _in_one_line(error: Exception) -> str:

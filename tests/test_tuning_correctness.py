@@ -1,0 +1,134 @@
+"""Operands of tuning, and what counts as a wrong result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from nvgemm_aot.tuning.contenders import aten_run, triton_run
+from nvgemm_aot.tuning.correctness import find_fault, is_like, reference
+from nvgemm_aot.tuning.gpu_state import Blind, slowdowns, watch_gpu
+from nvgemm_aot.tuning.operands import MOST_SETS, make_sets, poison
+from nvgemm_runtime.operands import torch_dtype
+from nvgemm_runtime.problem import DType, Layout, Problem, Signature
+
+SIGNATURES = [
+    "mm/tn/bf16xbf16/fp32/bf16",
+    "bmm/nt/bf16xbf16/fp32/bf16",
+    "mm/nn/fp16xfp16/fp32/fp16",
+    "mm/tn/fp16xfp16/fp32/fp32",
+    "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16",
+    "mm/tn/fp8_e4m3xfp8_e5m2/fp32/fp8_e4m3",
+    "mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp8_e5m2",
+    "mm/tn/int8xint8/int32/int32",
+    "mm/tn/int8xint8/int32/fp32",
+    "mm/tn/int8xint8/int32/int8",
+]
+
+
+def problem(key: str, k: int = 4096) -> Problem:
+    signature = Signature.parse(key)
+    batch = 2 if key.startswith("bmm") else 1
+    return Problem(signature=signature, m=48, n=64, k=k, batch=batch)
+
+
+def operands(given: Problem) -> tuple[Any, Any, Any]:
+    return make_sets(given, "cpu", seed=1, total_bytes=1)[0]
+
+
+def rounded(wanted: torch.Tensor, out: DType) -> torch.Tensor:
+    return wanted.to(torch_dtype(out))
+
+
+@pytest.mark.parametrize("key", SIGNATURES)
+@pytest.mark.parametrize("k", [16, 4096, 30000])
+def test_a_correctly_rounded_result_is_right(key: str, k: int) -> None:
+    given = problem(key, k)
+    a, b, _ = operands(given)
+    wanted = reference(a, b)
+    result = rounded(wanted, given.signature.out)
+    assert torch.isfinite(result.float()).all(), "sums fit into the output's type"
+    assert find_fault(result, wanted, given.signature) is None
+    assert result.double().std() > 0.5 or given.signature.out is DType.INT8
+
+
+@pytest.mark.parametrize("key", SIGNATURES)
+def test_one_element_that_was_not_written_is_noticed(key: str) -> None:
+    given = problem(key)
+    a, b, out = operands(given)
+    wanted = reference(a, b)
+    wanted[..., 7, 9] = 5.0  # what 0xFF never means
+    result = rounded(wanted, given.signature.out)
+    poison(out)
+    result[..., 7, 9] = out[..., 7, 9]
+    fault = find_fault(result, wanted, given.signature)
+    assert fault is not None
+    assert f"{given.batch} of {result.numel()} elements" in fault
+
+
+@pytest.mark.parametrize("key", SIGNATURES)
+def test_a_sum_that_lacks_one_product_is_noticed(key: str) -> None:
+    given = problem(key, 4096)
+    a, b, _ = operands(given)
+    wanted = reference(a, b)
+    lacking = reference(a[..., :-1], b[..., :-1, :])
+    is_coarse = given.signature.out in (DType.FP8_E4M3, DType.FP8_E5M2)
+    fault = find_fault(rounded(lacking, given.signature.out), wanted, given.signature)
+    assert (fault is not None) or is_coarse
+
+
+@pytest.mark.parametrize("layout", [layout.value for layout in Layout])
+def test_operands_have_the_problems_layout(layout: str) -> None:
+    given = problem(f"mm/{layout}/bf16xbf16/fp32/bf16")
+    a, b, out = operands(given)
+    assert a.shape == (48, 4096)
+    assert b.shape == (4096, 64)
+    assert out.shape == (48, 64)
+    assert (a.stride()[1] == 1) == given.signature.layout.a_row_major
+    assert (b.stride()[1] == 1) == given.signature.layout.b_row_major
+
+
+def test_sets_fill_the_space_that_a_cache_needs_and_differ() -> None:
+    given = problem("mm/tn/bf16xbf16/fp32/bf16", 64)
+    one = 2 * (48 * 64 + 64 * 64 + 48 * 64)
+    sets = make_sets(given, "cpu", seed=1, total_bytes=5 * one)
+    assert len(sets) == 5
+    assert len({tensor.data_ptr() for each in sets for tensor in each}) == 15
+    assert not torch.equal(sets[0][0], sets[1][0])
+    assert len(make_sets(given, "cpu", seed=1, total_bytes=1)) == 2
+    assert len(make_sets(given, "cpu", seed=1, total_bytes=10**9)) == MOST_SETS
+
+
+def test_atens_operator_computes_the_same() -> None:
+    for key in ("mm/nt/fp32xfp32/fp32/fp32", "bmm/tn/bf16xbf16/fp32/bf16"):
+        given = problem(key)
+        a, b, out = operands(given)
+        run = aten_run(given.signature)
+        assert run is not None
+        assert is_like(run(a, b, out), reference(a, b))
+        assert not is_like(out * 1.2, reference(a, b))
+
+
+def test_aten_has_nothing_for_what_it_cannot_compute() -> None:
+    for key in (
+        "bmm/tn/int8xint8/int32/int32",
+        "mm/tn/int8xint8/int32/int8",
+        "bmm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16",
+        "mm/tn/bf16xbf16/fp32/fp16",
+    ):
+        assert aten_run(Signature.parse(key)) is None
+    assert triton_run(Signature.parse("mm/tn/int8xint8/int32/int32")) is None
+
+
+def test_a_cap_on_power_is_no_slowdown() -> None:
+    assert slowdowns(0x04 | 0x01) == ()
+    assert slowdowns(0x04 | 0x40 | 0x80) == ("hardware thermal slowdown", "hardware power brake")
+
+
+def test_a_machine_without_a_driver_is_measured_blindly() -> None:
+    watch = watch_gpu("GPU-00000000-0000-0000-0000-000000000000")
+    if not torch.cuda.is_available():
+        assert isinstance(watch, Blind)
+        assert watch.look().utilization_percent is None

@@ -1,0 +1,222 @@
+"""Benches for tests of tuning: the CPU with a real clock, and one whose times a test dictates.
+
+Kernels are run for real in both, from the product's bundles by its loader, so that correctness is
+checked as on a GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+import cpu_kernels
+import cpu_provider
+import recording_kernels
+from nvgemm_aot.cache import Cache
+from nvgemm_aot.tuning import tune as tune_module
+from nvgemm_aot.tuning.contenders import ATEN, Run
+from nvgemm_aot.tuning.gpu_state import GpuState
+from nvgemm_aot.tuning.measuring import Bench
+from nvgemm_aot.tuning.race import Sample
+from nvgemm_aot.tuning.tune import Options, Tuned, tune
+from nvgemm_runtime.facts import DeviceFacts, device_facts, torch_versions
+from nvgemm_runtime.problem import Problem
+from nvgemm_runtime.target import CPU
+
+IDLE = GpuState(utilization_percent=0, slowdowns=())
+
+
+class CpuTimer:
+    """Times calls on the CPU by its clock."""
+
+    def prepare(self, calls: Sequence[Callable[[], object]]) -> Sample:
+        def sample() -> float:
+            begin = time.perf_counter_ns()
+            for call in calls:
+                call()
+            return (time.perf_counter_ns() - begin) / len(calls)
+
+        return sample
+
+    def check(self) -> None:
+        pass
+
+
+@dataclass
+class DictatedTimer:
+    """Tells what a test wants: each contender's samples, in turn and then over again.
+
+    Attributes:
+        times: By contender's name, or the beginning of one, nanoseconds.
+        prepared: Names of those that were prepared, in order.
+        sampled: Names of those that were sampled, in order.
+        broken_by: Name of a contender that leaves the device unusable, if any.
+        unpreparable: Name of a contender that cannot be got ready, if any.
+        interrupt_at: The how-manieth preparation is interrupted by Ctrl-C, from 0.
+    """
+
+    times: Mapping[str, Sequence[float]]
+    prepared: list[str] = field(default_factory=list)
+    sampled: list[str] = field(default_factory=list)
+    broken_by: str | None = None
+    interrupt_at: int | None = None
+    unpreparable: str | None = None
+    last_run: str = ""
+
+    def prepare(self, calls: Sequence[Callable[[], object]]) -> Sample:
+        if self.interrupt_at == len(self.prepared):
+            raise KeyboardInterrupt
+        calls[0]()
+        name = self.last_run
+        if name == self.unpreparable:
+            raise RuntimeError("a launch may not be captured")
+        self.prepared.append(name)
+        source = self._samples(name)
+
+        def sample() -> float:
+            self.sampled.append(name)
+            return next(source)
+
+        return sample
+
+    def _samples(self, name: str) -> Iterator[float]:
+        while True:
+            yield from self.times[name] if name in self.times else self.times[""]
+
+    def check(self) -> None:
+        if self.last_run and self.last_run == self.broken_by:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def watch_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Learn from now on which contender runs."""
+
+        def noted(name: str, run: Run) -> Run:
+            def noting(a: Any, b: Any, out: Any) -> Any:
+                self.last_run = name
+                return run(a, b, out)
+
+            return noting
+
+        kernel_run, aten_run = tune_module.kernel_run, tune_module.aten_run
+
+        def kernel_run_noted(bundle: Any, kernel: Any) -> Run:
+            return noted(kernel.operator, kernel_run(bundle, kernel))
+
+        def aten_run_noted(signature: Any) -> Run | None:
+            run = aten_run(signature)
+            return None if run is None else noted(ATEN, run)
+
+        monkeypatch.setattr(tune_module, "kernel_run", kernel_run_noted)
+        monkeypatch.setattr(tune_module, "aten_run", aten_run_noted)
+
+
+@dataclass
+class DictatedWatch:
+    """A GPU in the states that a test wants, one after the other; the last one stays."""
+
+    states: list[GpuState] = field(default_factory=lambda: [IDLE])
+    driver: str = "580.95.05"
+
+    def look(self) -> GpuState:
+        return self.states.pop(0) if len(self.states) > 1 else self.states[0]
+
+
+@dataclass
+class Sleeper:
+    """Does not sleep, and knows for how long it did not."""
+
+    naps: list[float] = field(default_factory=list)
+
+    def __call__(self, seconds: float) -> None:
+        self.naps.append(seconds)
+
+
+def bench(
+    timer: Any = None,
+    watch: DictatedWatch | None = None,
+    sleep: Callable[[float], None] | None = None,
+    *,
+    today: str = "2026-11-21",
+    facts: DeviceFacts | None = None,
+) -> Bench:
+    """The CPU of this machine as a device to measure on."""
+    return Bench(
+        facts=facts or device_facts(CPU, 0),
+        device=CPU,
+        versions=torch_versions(),
+        timer=timer or CpuTimer(),
+        watch=watch or DictatedWatch(),
+        buffer_bytes=10_000,
+        sleep=sleep or Sleeper(),
+        today=lambda: today,
+    )
+
+
+class Behaving(recording_kernels.Recording):
+    """Kernels of which some do not behave."""
+
+    behaviours: ClassVar[Mapping[str, str]]
+    """By operator, C that is run first."""
+
+    def compile(self, candidate: Any, target: Any) -> bytes:
+        self.behaviour = self.behaviours.get(candidate.operator, "")
+        return super().compile(candidate, target)
+
+
+class Lazy(Behaving):
+    """One computes nothing."""
+
+    name = "tuning_bench:Lazy"
+    behaviours: ClassVar = {"Cpu_8x32": cpu_kernels.NOTHING}
+
+
+class LazyAtLargeSizes(Behaving):
+    """One computes nothing where m is more than 8."""
+
+    name = "tuning_bench:LazyAtLargeSizes"
+    behaviours: ClassVar = {"Cpu_8x32": "if (out->shape[RANK - 2] > 8) return 0;"}
+
+
+class Failing(Behaving):
+    """One raises."""
+
+    name = "tuning_bench:Failing"
+    behaviours: ClassVar = {"Cpu_8x32": cpu_kernels.RAISES}
+
+
+class AllLazy(Behaving):
+    """None computes anything."""
+
+    name = "tuning_bench:AllLazy"
+    behaviours: ClassVar = dict.fromkeys(cpu_provider.TILES, cpu_kernels.NOTHING)
+
+
+def build(
+    problems: Iterable[Problem],
+    directory: Path,
+    cache: Cache,
+    provider: Behaving | None = None,
+    *,
+    name: str = "cpu",
+) -> Path:
+    """A bundle of three kernels a problem: those of `cpu_provider.TILES`."""
+    return recording_kernels.build_recording(
+        problems,
+        directory,
+        cache,
+        provider,
+        name=name,
+        candidates=len(cpu_provider.TILES),
+    ).path
+
+
+def run(path: Path | Sequence[Path], output: Path, on: Bench, **options: Any) -> Tuned:
+    """Tune bundles; options are those of `Options`, and ``clock``."""
+    clock = {"clock": options.pop("clock")} if "clock" in options else {}
+    paths = [path] if isinstance(path, Path) else list(path)
+    return tune(paths, output, on, Options(**options), **clock)
