@@ -5,7 +5,15 @@ from __future__ import annotations
 import random
 
 from nvgemm_aot.bundle import BuiltKernel, BundleContent, ProblemRanking
-from nvgemm_runtime.format import ClusterLimit, KernelDesign, RankingSource, sha256_hex
+from nvgemm_runtime.format import (
+    ClusterLimit,
+    Conditions,
+    KernelDesign,
+    Measured,
+    RankingSource,
+    Timing,
+    sha256_hex,
+)
 from nvgemm_runtime.problem import Problem, Signature
 from nvgemm_runtime.target import Target
 
@@ -18,15 +26,19 @@ def synthetic_content(*, kernels: int, problems: int, seed: int = 0) -> BundleCo
     shared = source.randbytes(3000)
     built = tuple(_kernel(source, shared, number) for number in range(kernels))
     estimate = RankingSource(kind="estimate", by="model 1.0", gpu="NVIDIA B200")
-    measurement = RankingSource(kind="measurement", by="tuner 1.0", gpu="NVIDIA B200")
+    measurement = RankingSource(
+        kind="measurement",
+        by="tuner 1.0",
+        gpu="NVIDIA B200",
+        conditions=Conditions(
+            driver="580.95.05", torch="2.11.0+cu130", cuda="13.0", date="2026-11-21"
+        ),
+    )
     rankings = tuple(
-        ProblemRanking(
-            problem=Problem(signature=SIGNATURE, m=2**number, n=4096, k=4096),
-            source=measurement if number % 2 else estimate,
-            kernels=tuple(
-                (sha256_hex(kernel.payload), None if place == 2 else 1000 + place)
-                for place, kernel in enumerate(source.sample(built, min(3, kernels)))
-            ),
+        _ranking(
+            2**number,
+            source.sample(built, min(3, kernels)),
+            measurement if number % 2 else estimate,
         )
         for number in range(problems)
     )
@@ -38,6 +50,27 @@ def synthetic_content(*, kernels: int, problems: int, seed: int = 0) -> BundleCo
         toolchain={"dsl": "4.8.1", "linker": "GNU ld 2.40"},
         kernels=built,
         rankings=rankings,
+    )
+
+
+def _ranking(m: int, built: list[BuiltKernel], source: RankingSource) -> ProblemRanking:
+    """An estimate without a time for the third kernel, or a measurement that has all."""
+    is_measured = source.kind == "measurement"
+    return ProblemRanking(
+        problem=Problem(signature=SIGNATURE, m=m, n=4096, k=4096),
+        source=source,
+        kernels=tuple(
+            (kernel.id, None if place == 2 and not is_measured else 1000 + place)
+            for place, kernel in enumerate(built)
+        ),
+        measured=Measured(
+            spreads_ns=tuple(range(len(built))),
+            aten=Timing(time_ns=1100, spread_ns=7),
+            triton=None,
+            doubts=("the GPU was busy",),
+        )
+        if is_measured
+        else None,
     )
 
 

@@ -100,6 +100,7 @@ def test_reads_back_what_was_written(path: Path, content: BundleContent) -> None
             named = [(header.kernels[p.kernel].id, p.time_ns) for p in ranking.kernels]
             assert named == list(given_.kernels)
             assert header.sources[ranking.source] == given_.source
+            assert ranking.measured == given_.measured
 
 
 def test_header_encodes_to_the_bytes_it_was_decoded_from(path: Path) -> None:
@@ -204,6 +205,22 @@ def reverse_kernels(kernels: list[Any]) -> None:
         ("header-field", set_("kernels", 0, "design", "ctas_per_tile", to=3)),
         ("header-field", set_("kernels", 0, "design", "cluster_limits", 0, "basis", to="guess")),
         ("header-field", set_("sources", 0, "kind", to="guess")),
+        ("header-field", set_("sources", 0, "conditions", to=None)),
+        ("header-field", set_("sources", 1, "conditions", "date", to=20261121)),
+        ("header-field", lambda h: h["sources"][1]["conditions"].pop("driver")),
+        ("header-field", set_("rankings", 0, "measured", to=None)),
+        ("header-field", lambda h: h["rankings"][1]["measured"].pop("aten")),
+        ("header-field", set_("rankings", 1, "measured", "aten", to=[1000])),
+        ("header-field", set_("rankings", 1, "measured", "aten", to=[0, 5])),
+        ("header-field", set_("rankings", 1, "measured", "triton", to=[1000, -1])),
+        ("header-field", set_("rankings", 1, "measured", "spreads_ns", 0, to=-1)),
+        ("header-field", set_("rankings", 1, "measured", "doubts", to=[""])),
+        ("header-field", set_("rankings", 1, "measured", "extra", to=1)),
+        ("ranking-measured", set_("rankings", 1, "measured", "spreads_ns", to=[1])),
+        ("ranking-measured", set_("rankings", 1, "source", to=0)),
+        ("ranking-measured", lambda h: h["sources"][1].pop("conditions")),
+        ("ranking-measured", set_("rankings", 1, "kernels", 0, 1, to=5000)),
+        ("ranking-measured", set_("rankings", 1, "kernels", 2, 1, to=None)),
         ("header-field", set_("rankings", 0, "problem", to="mm/tn/bf16xbf16/fp32/bf16/m0n8k8")),
         ("header-field", set_("rankings", 0, "kernels", 0, to=[0])),
         ("header-field", set_("rankings", 0, "kernels", 0, 1, to=0)),

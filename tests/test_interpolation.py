@@ -1,0 +1,127 @@
+"""Ranking kernels between measured sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from nvgemm_aot.bundle import BundleContent, ProblemRanking, encode_bundle
+from nvgemm_runtime.format import Conditions, KernelDesign, Measured, RankingSource
+from nvgemm_runtime.interpolation import Row, interpolate
+from nvgemm_runtime.match import Basis, BundleView, Index, Match
+from nvgemm_runtime.nearest import NearestSizes
+from nvgemm_runtime.problem import Problem
+from synthetic_content import SIGNATURE, synthetic_content
+from synthetic_facts import B200
+
+DESIGN = KernelDesign(
+    tile=(128, 128, 64), ctas_per_tile=1, cluster=(1, 1), fallback_cluster=None, scheduler="s"
+)
+
+
+def problem(m: int, n: int = 4096, k: int = 4096) -> Problem:
+    return Problem(signature=SIGNATURE, m=m, n=n, k=k)
+
+
+def row(m: int, **times_ns: int) -> Row:
+    return Row(problem=problem(m), times_ns=times_ns)
+
+
+def between(m: int, below: Row, above: Row, multiprocessors: int = 32) -> float:
+    return interpolate(
+        problem(m), DESIGN, "a", below=below, above=above, multiprocessors=multiprocessors
+    )
+
+
+def test_the_time_of_a_wave_is_interpolated() -> None:
+    # 32 tiles a row of tiles: one wave for each 128 of m.
+    assert between(256, row(128, a=1000), row(512, a=4000)) == pytest.approx(2000)
+    assert between(257, row(128, a=1000), row(512, a=4000)) == pytest.approx(3000, rel=1e-2)
+    assert between(256, row(128, a=1000), row(512, a=8000)) == pytest.approx(2 * 1000 * 2**0.5)
+
+
+def test_the_ends_are_what_was_measured() -> None:
+    low, high = row(128, a=1000), row(512, a=5000)
+    assert between(128, low, high) == pytest.approx(1000)
+    assert between(512, low, high) == pytest.approx(5000)
+
+
+def test_beyond_what_was_measured_waves_alone_count() -> None:
+    only = row(128, a=1000)
+    assert between(1024, only, only) == pytest.approx(8000)
+
+
+def test_a_kernel_that_one_row_lacks_is_scaled_from_the_other() -> None:
+    assert between(256, row(128), row(512, a=4000)) == pytest.approx(2000)
+    assert between(256, row(128, a=700), row(512)) == pytest.approx(1400)
+
+
+def test_the_sizes_around_a_problem_are_found() -> None:
+    sizes = NearestSizes((problem(m, n), (m, n)) for m in (16, 64, 256) for n in (1024, 4096))
+    assert sizes.around(problem(100)) == ((64, 4096), (256, 4096))
+    assert sizes.around(problem(64)) == ((64, 4096), (64, 4096))
+    assert sizes.around(problem(1)) == ((16, 4096), (16, 4096))
+    assert sizes.around(problem(9999)) == ((256, 4096), (256, 4096))
+    assert sizes.around(problem(100, n=1100)) == ((64, 1024), (256, 1024))
+
+
+SOURCE = RankingSource(
+    kind="measurement",
+    by="tuner 1.0",
+    gpu=B200.name,
+    conditions=Conditions(driver="1", torch="2.11.0", cuda="13.0", date="2026-11-21"),
+)
+
+
+def content(*rows: tuple[int, dict[int, int]]) -> BundleContent:
+    """A bundle with measured rows: m, and by number of the kernel its nanoseconds."""
+    base = synthetic_content(kernels=3, problems=1)
+    rankings = []
+    for m, times in rows:
+        order = sorted(times, key=times.__getitem__)
+        rankings.append(
+            ProblemRanking(
+                problem=problem(m),
+                source=SOURCE,
+                kernels=tuple((base.kernels[number].id, times[number]) for number in order),
+                measured=Measured(spreads_ns=(0,) * len(order), aten=None, triton=None, doubts=()),
+            )
+        )
+    return replace(base, rankings=tuple(rankings))
+
+
+def ranked(given: BundleContent, m: int) -> list[int]:
+    header = encode_bundle(given)[1]
+    found = Index([BundleView(name="b", header=header)], B200).match(problem(m), 16)
+    assert isinstance(found, Match)
+    assert found.basis is Basis.SIGNATURE
+    assert found.measured is None, "nothing was measured at this very size"
+    numbers = {kernel.id: number for number, kernel in enumerate(given.kernels)}
+    return [numbers[served.kernel.id] for served in found.kernels]
+
+
+def test_between_two_measured_sizes_both_count() -> None:
+    given = content((16, {0: 1000, 1: 1500}), (1024, {0: 9000, 1: 2000, 2: 6000}))
+    assert ranked(given, 17)[0] == 0
+    assert ranked(given, 1000)[0] == 1
+    assert sorted(ranked(given, 100)) == [0, 1, 2], "kernels of either are offered"
+
+
+def test_where_one_is_an_estimate_the_nearer_alone_counts() -> None:
+    given = content((16, {0: 1000, 1: 1500}), (1024, {1: 2000, 2: 6000}))
+    estimate = replace(
+        given.rankings[1],
+        source=RankingSource(kind="estimate", by="model", gpu=B200.name),
+        measured=None,
+    )
+    given = replace(given, rankings=(given.rankings[0], estimate))
+    assert sorted(ranked(given, 20)) == [0, 1]
+    assert sorted(ranked(given, 1000)) == [1, 2]
+
+
+def test_times_of_two_products_of_gpu_are_not_mixed() -> None:
+    given = content((16, {0: 1000, 1: 1500}), (1024, {1: 2000, 2: 6000}))
+    other = replace(given.rankings[1], source=replace(SOURCE, gpu="NVIDIA GB200"))
+    given = replace(given, rankings=(given.rankings[0], other))
+    assert sorted(ranked(given, 20)) == [0, 1]
