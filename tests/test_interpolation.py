@@ -120,6 +120,24 @@ def test_where_one_is_an_estimate_the_nearer_alone_counts() -> None:
     assert sorted(ranked(given, 1000)) == [1, 2]
 
 
+def test_what_was_measured_here_comes_before_what_another_bundle_says() -> None:
+    measured = content((16, {0: 1000, 1: 1500}))
+    (ranking,) = measured.rankings
+    elsewhere = replace(ranking, source=replace(SOURCE, gpu="NVIDIA GB200"))
+    assert ranking.measured is not None
+    doubted = replace(ranking, measured=replace(ranking.measured, doubts=("it was busy",)))
+    for other in (elsewhere, doubted):
+        headers = [
+            encode_bundle(replace(measured, rankings=(each,)))[1] for each in (other, ranking)
+        ]
+        index = Index([BundleView(name=f"b{i}", header=h) for i, h in enumerate(headers)], B200)
+        found = index.match(problem(16), 16)
+        assert isinstance(found, Match)
+        assert found.source.gpu == B200.name
+        assert found.measured == ranking.measured
+        assert {served.bundle for served in found.kernels} == {1}
+
+
 def test_times_of_two_products_of_gpu_are_not_mixed() -> None:
     given = content((16, {0: 1000, 1: 1500}), (1024, {1: 2000, 2: 6000}))
     other = replace(given.rankings[1], source=replace(SOURCE, gpu="NVIDIA GB200"))

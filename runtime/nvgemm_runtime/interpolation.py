@@ -30,6 +30,37 @@ class Row:
     times_ns: Mapping[str, int]
 
 
+def order_between(
+    problem: Problem,
+    designs: Mapping[str, KernelDesign],
+    *,
+    below: Row,
+    above: Row,
+    multiprocessors: int,
+) -> list[str]:
+    """Ids of kernels, the one that should be fastest first.
+
+    Args:
+        problem: What is to be computed.
+        designs: Of the kernels, by id; at least one row has each.
+        below: Of a problem with the same n and k and no larger m.
+        above: Likewise, with no smaller m.
+        multiprocessors: Streaming multiprocessors of the GPU.
+    """
+
+    def time(kernel_id: str) -> float:
+        return interpolate(
+            problem,
+            designs[kernel_id],
+            kernel_id,
+            below=below,
+            above=above,
+            multiprocessors=multiprocessors,
+        )
+
+    return sorted(designs, key=time)
+
+
 def interpolate(
     problem: Problem,
     design: KernelDesign,
@@ -39,16 +70,7 @@ def interpolate(
     above: Row,
     multiprocessors: int,
 ) -> float:
-    """Nanoseconds that a kernel should take for a problem.
-
-    Args:
-        problem: What is to be computed.
-        design: The kernel's.
-        kernel_id: Its id; at least one row has it.
-        below: Of a problem with the same n and k and no larger m.
-        above: Likewise, with no smaller m.
-        multiprocessors: Streaming multiprocessors of the GPU.
-    """
+    """Nanoseconds that one kernel should take; arguments as those of `order_between`."""
 
     def of_wave(row: Row) -> float | None:
         time_ns = row.times_ns.get(kernel_id)

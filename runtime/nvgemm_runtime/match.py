@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from .facts import DeviceFacts
 from .format import Header, Kernel, Measured, Ranking, RankingSource
-from .interpolation import Row, interpolate
+from .interpolation import Row, order_between
 from .nearest import NearestSizes
 from .problem import Problem, Signature
 from .refusals import describe, refusal, unlaunchable, version_numbers
@@ -110,7 +110,8 @@ class Index:
     """The kernels that one device can run, ready to be asked.
 
     Args:
-        bundles: In order of preference: the first that declares a problem ranks it.
+        bundles: In order of preference: the first that declares a problem ranks it, but one that
+            has measured it on this product of GPU comes before.
         facts: The device.
         unusable: Why other bundles that were found could not even be opened.
         first_position: Position of the first bundle, as `Served.bundle` gives it.
@@ -141,6 +142,8 @@ class Index:
                 refusals.append(f"{bundle.name}: {reason}")
             else:
                 refusals += (f"{bundle.name}: {why}" for why in self._add(position, bundle.header))
+        for places in self._declared.values():
+            places.sort(key=self._is_unmeasured_here)  # stable: of equals, the one preferred
         self.refusals = (*refusals, *unusable)
         self._sizes = _by_alignment(self._declared)
 
@@ -198,6 +201,11 @@ class Index:
         )
         return Miss(reasons=(reason, *self.refusals))
 
+    def _is_unmeasured_here(self, place: _Place) -> bool:
+        measured = place.ranking.measured
+        is_certain = measured is not None and not measured.doubts
+        return not is_certain or self._source(place).gpu != self.facts.name
+
     def _can_interpolate(self, around: tuple[_Place, _Place]) -> bool:
         """Whether two places were measured on one product of GPU."""
         return (
@@ -217,18 +225,14 @@ class Index:
             for place in around
             for served in _aligned(place, alignment_bytes)
         }
-        times = {
-            kernel_id: interpolate(
-                problem,
-                served.kernel.design,
-                kernel_id,
-                below=below,
-                above=above,
-                multiprocessors=self.facts.multiprocessors,
-            )
-            for kernel_id, served in kernels.items()
-        }
-        return tuple(kernels[kernel_id] for kernel_id in sorted(times, key=times.__getitem__))
+        order = order_between(
+            problem,
+            {kernel_id: served.kernel.design for kernel_id, served in kernels.items()},
+            below=below,
+            above=above,
+            multiprocessors=self.facts.multiprocessors,
+        )
+        return tuple(kernels[kernel_id] for kernel_id in order)
 
     def _scaled(
         self, kernels: tuple[Served, ...], place: _Place, problem: Problem

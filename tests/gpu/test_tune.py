@@ -1,0 +1,229 @@
+"""Tuning on this machine's GPU, over two problems of an installed bundle.
+
+Which kernel is fastest is not asserted, nor how fast: a wrong kernel must never win, and what is
+written must be what torch.compile then goes by.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from installed import installed_kernels
+from operands import assert_close, assert_exact, operands
+
+from nvgemm_aot.bundle import write_bundle
+from nvgemm_aot.bundle_content import read_content
+from nvgemm_aot.tuning import tune as tune_module
+from nvgemm_aot.tuning.bench import gpu_bench
+from nvgemm_aot.tuning.gpu_state import UNKNOWN_DRIVER
+from nvgemm_aot.tuning.state import state_path
+from nvgemm_aot.tuning.tune import Options, Tuned, tune
+from nvgemm_runtime.api import load_kernel
+from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.format import Header
+from nvgemm_runtime.problem import Op, Problem
+
+SIGNATURE = "mm/tn/bf16xbf16/fp32/bf16"
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two problems, the smallest and the largest of an installed bundle, with their kernels."""
+    opened = {bundle.path: bundle for bundle, _ in installed_kernels()}
+    for bundle in opened.values():
+        content = read_content(bundle)
+        rankings = [r for r in content.rankings if r.problem.signature.key == SIGNATURE]
+        if len(rankings) >= 2:
+            break
+    else:
+        pytest.skip(f"no installed bundle declares two problems of {SIGNATURE}")
+    rankings.sort(key=lambda ranking: ranking.problem.flops)
+    chosen = (rankings[0], rankings[-1])
+    ranked = {id_ for ranking in chosen for id_, _ in ranking.kernels}
+    kernels = tuple(kernel for kernel in content.kernels if kernel.id in ranked)
+    path = tmp_path_factory.mktemp("small") / "small.nvgemm"
+    write_bundle(path, replace(content, kernels=kernels, rankings=chosen))
+    return path
+
+
+def tuned_bundle(small: Path, output: Path, **options: Any) -> tuple[Tuned, Header]:
+    tuned = tune([small], output, gpu_bench(), Options(**options))
+    with Bundle(output) as bundle:
+        bundle.check_body()
+        return tuned, bundle.header
+
+
+@pytest.fixture(scope="module")
+def tuned(small: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tuned, Header]:
+    directory = tmp_path_factory.mktemp("tuned")
+    directory.chmod(0o755)
+    return tuned_bundle(small, directory / "tuned.nvgemm")
+
+
+def test_every_kernel_and_aten_have_a_time(small: Path, tuned: tuple[Tuned, Header]) -> None:
+    result, header = tuned
+    assert not result.unmeasured
+    assert not result.broken
+    assert result.state is None
+    with Bundle(small) as bundle:
+        before = bundle.header
+    assert [kernel.id for kernel in header.kernels] == [kernel.id for kernel in before.kernels]
+    for ranking, former in zip(header.rankings, before.rankings):
+        assert not result.outcomes[ranking.problem.key].wrong
+        assert {place.kernel for place in ranking.kernels} == {
+            place.kernel for place in former.kernels
+        }
+        measured = ranking.measured
+        assert measured is not None
+        assert measured.aten is not None
+        assert measured.triton is None
+        times = [place.time_ns for place in ranking.kernels if place.time_ns is not None]
+        assert times == sorted(times)
+        assert len(times) == len(ranking.kernels)
+
+
+def test_the_source_names_this_gpu_and_its_software(tuned: tuple[Tuned, Header]) -> None:
+    _, header = tuned
+    for source in header.sources:
+        assert source.kind == "measurement"
+        assert source.gpu == torch.cuda.get_device_name()
+        assert source.conditions is not None
+        assert source.conditions.torch == torch.__version__
+        assert source.conditions.cuda == torch.version.cuda
+        assert source.conditions.driver != UNKNOWN_DRIVER
+
+
+def test_the_winner_is_right(tuned: tuple[Tuned, Header]) -> None:
+    _, header = tuned
+    for ranking in header.rankings:
+        kernel = header.kernels[ranking.kernels[0].kernel]
+        problem = ranking.problem
+        size = (1, problem.m, problem.n, problem.k)
+        for exact in (True, False):
+            a, b, out = operands(kernel.signature, size, exact=exact)
+            load_kernel(kernel.id).launch(a, b, out)
+            if exact:
+                assert_exact(out, a, b)
+            else:
+                assert_close(out, a, b, kernel.signature)
+
+
+def test_a_kernel_that_leaves_one_element_out_never_wins(
+    small: Path, tuned: tuple[Tuned, Header], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, header = tuned
+    fastest = {header.kernels[ranking.kernels[0].kernel].id for ranking in header.rankings}
+    kernel_run = tune_module.kernel_run
+
+    def spoiled(bundle: Any, kernel: Any) -> Any:
+        run = kernel_run(bundle, kernel)
+
+        def spoiling(a: Any, b: Any, out: Any) -> Any:
+            run(a, b, out)
+            out[-1, -1] += 1.0 + 0.1 * out[-1, -1].abs()
+            return out
+
+        return spoiling if kernel.id in fastest else run
+
+    monkeypatch.setattr(tune_module, "kernel_run", spoiled)
+    result, without = tuned_bundle(small, tmp_path / "tuned.nvgemm")
+    assert not fastest & {kernel.id for kernel in without.kernels}
+    named = {id_ for outcome in result.outcomes.values() for id_ in outcome.wrong}
+    assert named == fastest
+
+
+def test_a_budget_is_kept_and_the_rest_measured_later(small: Path, tmp_path: Path) -> None:
+    output = tmp_path / "tuned.nvgemm"
+    result, header = tuned_bundle(small, output, budget_s=0.0)
+    assert len(result.unmeasured) == 2
+    assert all(ranking.measured is None for ranking in header.rankings)
+    result, header = tuned_bundle(small, output)
+    assert all(ranking.measured is not None for ranking in header.rankings)
+    assert not state_path(output).exists()
+
+
+def test_pruning_keeps_the_fastest(small: Path, tmp_path: Path) -> None:
+    result, header = tuned_bundle(small, tmp_path / "tuned.nvgemm", prunes=True)
+    assert result.pruned is not None
+    assert result.pruned.declared_loss == 1.0
+    for ranking in header.rankings:
+        outcome = result.outcomes[ranking.problem.key]
+        assert header.kernels[ranking.kernels[0].kernel].id == next(iter(outcome.kernels))
+        assert 1 <= len(ranking.kernels) <= 4
+
+
+def test_triton_is_asked_through_inductor(small: Path, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    _, header = tuned_bundle(small, tmp_path / "tuned.nvgemm", triton=True)
+    for ranking in header.rankings:
+        assert ranking.measured is not None
+        assert ranking.measured.triton is not None
+
+
+PROGRAM = """
+import json, os, sys
+import torch
+from torch._inductor.select_algorithm import ExternKernelCaller
+m, n, k = map(int, sys.argv[1:])
+timed, benchmark = [], ExternKernelCaller.benchmark
+def noting(choice, *arguments, **options):
+    timed.append(choice.name)
+    return benchmark(choice, *arguments, **options)
+ExternKernelCaller.benchmark = noting
+a = torch.randn(m, k, device="cuda", dtype=torch.bfloat16)
+b = torch.randn(n, k, device="cuda", dtype=torch.bfloat16).T
+compiled = torch.compile(
+    lambda a, b: a @ b,
+    options={"max_autotune_gemm": True, "max_autotune_gemm_backends": "ATEN"},
+)
+result = compiled(a, b)
+import nvgemm_runtime
+error = float((result.double() - a.double() @ b.double()).norm() / (a.double() @ b.double()).norm())
+print(json.dumps({"timed": timed, "won": list(nvgemm_runtime.stats().won), "error": error}))
+"""
+
+
+def compiled_elsewhere(path: Path, problem: Problem, cache: Path, trust: str) -> dict[str, Any]:
+    environment = {
+        **os.environ,
+        "NVGEMM_AOT_BUNDLES": str(path),
+        "NVGEMM_AOT_TRUST_RANKING": trust,
+        "TORCHINDUCTOR_CACHE_DIR": str(cache),
+    }
+    command = [sys.executable, "-c", PROGRAM, *map(str, (problem.m, problem.n, problem.k))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.skipif(os.environ.get("NVGEMM_AOT") == "off", reason="the plug-in is off")
+def test_torch_compile_goes_by_what_was_measured(
+    tuned: tuple[Tuned, Header], tmp_path: Path
+) -> None:
+    result, header = tuned
+    for number, ranking in enumerate(header.rankings):
+        problem, measured = ranking.problem, ranking.measured
+        assert problem.signature.op is Op.MM
+        assert measured is not None
+        assert measured.aten is not None
+        if measured.doubts:
+            pytest.skip(f"the GPU was disturbed: {measured.doubts}")
+        winner = header.kernels[ranking.kernels[0].kernel].id
+        time_ns = ranking.kernels[0].time_ns
+        assert time_ns is not None
+        is_ours = time_ns < measured.aten.time_ns
+        usual = compiled_elsewhere(result.path, problem, tmp_path / f"usual{number}", "0")
+        assert len(usual["timed"]) == (2 if is_ours else 0), "ATen and the winner, or ATen alone"
+        trusted = compiled_elsewhere(result.path, problem, tmp_path / f"trusted{number}", "1")
+        assert trusted["timed"] == []
+        assert trusted["won"] == ([winner] if is_ours else [])
+        assert max(usual["error"], trusted["error"]) < 4e-3
