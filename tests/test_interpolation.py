@@ -59,11 +59,17 @@ def test_a_kernel_that_one_row_lacks_is_scaled_from_the_other() -> None:
 
 def test_the_sizes_around_a_problem_are_found() -> None:
     sizes = NearestSizes((problem(m, n), (m, n)) for m in (16, 64, 256) for n in (1024, 4096))
-    assert sizes.around(problem(100)) == ((64, 4096), (256, 4096))
-    assert sizes.around(problem(64)) == ((64, 4096), (64, 4096))
-    assert sizes.around(problem(1)) == ((16, 4096), (16, 4096))
-    assert sizes.around(problem(9999)) == ((256, 4096), (256, 4096))
-    assert sizes.around(problem(100, n=1100)) == ((64, 1024), (256, 1024))
+    for asked, below, above in (
+        (problem(100), (64, 4096), (256, 4096)),
+        (problem(64), (64, 4096), (64, 4096)),
+        (problem(1), (16, 4096), (16, 4096)),
+        (problem(9999), (256, 4096), (256, 4096)),
+        (problem(100, n=1100), (64, 1024), (256, 1024)),
+    ):
+        around = sizes.around(asked)
+        assert (around.below, around.above) == (below, above)
+        assert around.nearest in (below, above)
+        assert sizes.find(asked) == around.nearest
 
 
 SOURCE = RankingSource(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from .facts import DeviceFacts
 from .format import Header, Kernel, Measured, Ranking, RankingSource
 from .interpolation import Row, order_between
-from .nearest import NearestSizes
+from .nearest import Around, NearestSizes
 from .problem import Problem, Signature
 from .refusals import describe, refusal, unlaunchable, version_numbers
 from .waves import waves
@@ -188,13 +188,12 @@ class Index:
             return Miss(reasons=(self._why_no_signature(problem.signature), *self.refusals))
         for needed, sizes in by_alignment:
             if needed <= alignment_bytes:
-                place = sizes.find(problem)
                 around = sizes.around(problem)
                 if self._can_interpolate(around):
                     kernels = self._interpolated(around, alignment_bytes, problem)
                 else:
-                    kernels = self._scaled(_aligned(place, alignment_bytes), place, problem)
-                return self._found(Basis.SIGNATURE, place, kernels)
+                    kernels = self._scaled(around.nearest, alignment_bytes, problem)
+                return self._found(Basis.SIGNATURE, around.nearest, kernels)
         reason = (
             f"operands are aligned to {alignment_bytes} bytes (pointers, contiguous extents and "
             f"strides), the kernels for {problem.signature.key} need {by_alignment[-1][0]}"
@@ -206,38 +205,38 @@ class Index:
         is_certain = measured is not None and not measured.doubts
         return not is_certain or self._source(place).gpu != self.facts.name
 
-    def _can_interpolate(self, around: tuple[_Place, _Place]) -> bool:
-        """Whether two places were measured on one product of GPU."""
+    def _can_interpolate(self, around: Around[_Place]) -> bool:
+        """Whether the places around a problem were measured on one product of GPU."""
+        below, above = around.below, around.above
         return (
             self.facts.multiprocessors is not None
-            and all(place.ranking.measured is not None for place in around)
-            and len({self._source(place).gpu for place in around}) == 1
+            and below.ranking.measured is not None
+            and above.ranking.measured is not None
+            and self._source(below).gpu == self._source(above).gpu
         )
 
     def _interpolated(
-        self, around: tuple[_Place, _Place], alignment_bytes: int, problem: Problem
+        self, around: Around[_Place], alignment_bytes: int, problem: Problem
     ) -> tuple[Served, ...]:
         """The kernels of two measured places, in the order that their times suggest between."""
         assert self.facts.multiprocessors is not None
-        below, above = (_row(place) for place in around)
         kernels = {
             served.kernel.id: served
-            for place in around
+            for place in (around.below, around.above)
             for served in _aligned(place, alignment_bytes)
         }
         order = order_between(
             problem,
             {kernel_id: served.kernel.design for kernel_id, served in kernels.items()},
-            below=below,
-            above=above,
+            below=_row(around.below),
+            above=_row(around.above),
             multiprocessors=self.facts.multiprocessors,
         )
         return tuple(kernels[kernel_id] for kernel_id in order)
 
-    def _scaled(
-        self, kernels: tuple[Served, ...], place: _Place, problem: Problem
-    ) -> tuple[Served, ...]:
+    def _scaled(self, place: _Place, alignment_bytes: int, problem: Problem) -> tuple[Served, ...]:
         """The kernels of a near problem in the order that this one's sizes suggest."""
+        kernels = _aligned(place, alignment_bytes)
         multiprocessors = self.facts.multiprocessors
         if multiprocessors is None or any(served.time_ns is None for served in kernels):
             return kernels

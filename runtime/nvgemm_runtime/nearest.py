@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Generic, TypeVar, Union
 
 from .problem import Problem
@@ -19,6 +20,22 @@ _Node = Union[_Leaf, "tuple[int, float, _Node, _Node]"]
 
 _LEAF_POINTS = 8
 """Points that are compared one by one: about what a few levels of the tree would cost."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Around(Generic[T]):
+    """What belongs to declared problems around one.
+
+    Attributes:
+        nearest: That of the nearest m.
+        below: That of the next smaller m.
+        above: That of the next larger m. Where m is declared, or beyond all that are, all three
+            are the same.
+    """
+
+    nearest: T
+    below: T
+    above: T
 
 
 class NearestSizes(Generic[T]):
@@ -46,26 +63,20 @@ class NearestSizes(Generic[T]):
 
     def find(self, problem: Problem) -> T:
         """What belongs to the declared problem nearest to this one."""
-        ms, items = self._row(problem)
-        below, above = _around(ms, problem.m)
-        # m / ms[below] against ms[above] / m, without rounding; of equal ratios the smaller m.
-        is_below = problem.m * problem.m <= ms[below] * ms[above]
-        return items[below if is_below else above]
+        return self.around(problem).nearest
 
-    def around(self, problem: Problem) -> tuple[T, T]:
-        """What belongs to the next smaller and the next larger m of the nearest n, k and batch.
-
-        Where m is declared, or beyond all that are, both are the same.
-        """
-        ms, items = self._row(problem)
-        below, above = _around(ms, problem.m)
-        return items[below], items[above]
-
-    def _row(self, problem: Problem) -> tuple[list[int], list[T]]:
+    def around(self, problem: Problem) -> Around[T]:
+        """What belongs to the declared m around this one, of the nearest n, k and batch."""
         sizes = (problem.n, problem.k, problem.batch)
         if sizes not in self._ms:
             _, sizes = _nearest(self._tree, _point(sizes), (math.inf, sizes))
-        return self._ms[sizes], self._items[sizes]
+        ms, items = self._ms[sizes], self._items[sizes]
+        below, above = _around(ms, problem.m)
+        # m / ms[below] against ms[above] / m, without rounding; of equal ratios the smaller m.
+        is_below = problem.m * problem.m <= ms[below] * ms[above]
+        return Around(
+            nearest=items[below if is_below else above], below=items[below], above=items[above]
+        )
 
 
 def _around(ms: list[int], m: int) -> tuple[int, int]:
