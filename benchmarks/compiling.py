@@ -134,6 +134,14 @@ def read_from_disk() -> None:
     subprocess.run([sys.executable, "-c", f"import {modules}"], check=False, capture_output=True)
 
 
+def gemm_calls(code: str) -> Counter[str]:
+    """Count the GEMMs that a generated module calls, by the name of the call."""
+    calls: Counter[str] = Counter()
+    for pattern in _GEMM_CALLS.values():
+        calls.update(call.rstrip("(") for call in pattern.findall(code))
+    return calls
+
+
 def generated_gemms(directory: Path) -> dict[str, int]:
     """Count the GEMMs that generated code calls.
 
@@ -147,8 +155,7 @@ def generated_gemms(directory: Path) -> dict[str, int]:
     for path in sorted(directory.glob("inductor/**/*.py")):
         text = path.read_text(errors="replace")
         if "AsyncCompile()" in text:  # a module that calls kernels, rather than one of them
-            for pattern in _GEMM_CALLS.values():
-                calls.update(call.rstrip("(") for call in pattern.findall(text))
+            calls += gemm_calls(text)
     return dict(calls)
 
 
