@@ -40,6 +40,7 @@ def fresh_environment(directory: Path, **variables: str | None) -> dict[str, str
     changed = {
         "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
         "TRITON_CACHE_DIR": str(directory / "triton"),
+        "NVGEMM_AOT_CACHE": str(directory / "nvgemm-aot"),
         "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": None,
         "NVGEMM_AOT": None,
         "NVGEMM_AOT_MAX_CHOICES": None,

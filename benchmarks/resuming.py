@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -179,9 +180,15 @@ class Results:
         click.echo(text)
 
 
-def command_line() -> str:
-    """How this process was called, as the documents write it: from the project's root."""
-    return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+def command_line(arguments: Sequence[str] | None = None) -> str:
+    """How this process was called, from the project's root, with no directory of this machine.
+
+    Args:
+        arguments: Script and arguments; those of the process if None.
+    """
+    script, *rest = sys.argv if arguments is None else arguments
+    named = (re.sub(r"(^|[=:,])/(?:[^:,]*/)?", r"\1", argument) for argument in rest)
+    return shlex.join(["python", f"benchmarks/{Path(script).name}", *named])
 
 
 def gpu_state() -> str:
