@@ -27,6 +27,9 @@ CUBLAS_COMPUTE_32F = 68
 CUBLAS_GEMM_DEFAULT = -1
 CUDA_R_32F, CUDA_R_16F = 0, 2
 
+ONE, ZERO = ctypes.c_float(1), ctypes.c_float(0)
+"""What the product and the former result are scaled by."""
+
 WORKSPACE_BYTES = 32 << 20
 """What cuBLAS' documents recommend for Hopper, and torch gives it there."""
 
@@ -95,7 +98,6 @@ class Cublas:
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
         self._stream: int | None = None
         check(self._library.cublasCreate_v2(ctypes.byref(self._handle)), "cublasCreate_v2")
-        self._alpha, self._beta = ctypes.c_float(1), ctypes.c_float(0)
 
     def _use_current_stream(self) -> None:
         import torch
@@ -125,26 +127,38 @@ class Cublas:
             click.ClickException: If cuBLAS refuses.
         """
         self._use_current_stream()
-        (m, k), n = a.shape, b.shape[1]
-        status = self._library.cublasGemmEx(
-            self._handle,
-            layout.b_operation,
-            CUBLAS_OP_N,
-            n,
-            m,
-            k,
-            ctypes.byref(self._alpha),
-            pointer(b),
-            CUDA_R_16F,
-            layout.b_leading(n, k),
-            pointer(a),
-            CUDA_R_16F,
-            k,
-            ctypes.byref(self._beta),
-            pointer(out),
-            CUDA_R_16F,
-            n,
-            CUBLAS_COMPUTE_32F,
-            CUBLAS_GEMM_DEFAULT,
-        )
-        check(status, "cublasGemmEx")
+        check(gemm(self._library, self._handle, layout, a, b, out), "cublasGemmEx")
+
+
+def gemm(
+    library: ctypes.CDLL,
+    handle: ctypes.c_void_p,
+    layout: ProtocolLayout,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+) -> int:
+    """Call cublasGemmEx for ``out = a @ b``; returns its status."""
+    (m, k), n = a.shape, b.shape[1]
+    status: int = library.cublasGemmEx(
+        handle,
+        layout.b_operation,
+        CUBLAS_OP_N,
+        n,
+        m,
+        k,
+        ctypes.byref(ONE),
+        pointer(b),
+        CUDA_R_16F,
+        layout.b_leading(n, k),
+        pointer(a),
+        CUDA_R_16F,
+        k,
+        ctypes.byref(ZERO),
+        pointer(out),
+        CUDA_R_16F,
+        n,
+        CUBLAS_COMPUTE_32F,
+        CUBLAS_GEMM_DEFAULT,
+    )
+    return status

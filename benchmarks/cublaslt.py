@@ -18,7 +18,9 @@ from cublas import (
     CUBLAS_STATUS_SUCCESS,
     CUDA_R_16F,
     CUDA_R_32F,
+    ONE,
     WORKSPACE_BYTES,
+    ZERO,
     ProtocolLayout,
     check,
     loaded_library,
@@ -76,7 +78,6 @@ class CublasLt:
         self._handle = ctypes.c_void_p()
         self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
         check(self._library.cublasLtCreate(ctypes.byref(self._handle)), "cublasLtCreate")
-        self._alpha, self._beta = ctypes.c_float(1), ctypes.c_float(0)
 
     def version(self) -> int:
         """E.g. 130100 for 13.1.0."""
@@ -139,12 +140,12 @@ class CublasLt:
         status = self._library.cublasLtMatmul(
             self._handle,
             descriptors.operation,
-            ctypes.byref(self._alpha),
+            ctypes.byref(ONE),
             pointer(b),
             descriptors.b,
             pointer(a),
             descriptors.a,
-            ctypes.byref(self._beta),
+            ctypes.byref(ZERO),
             pointer(out),
             descriptors.out,
             pointer(out),

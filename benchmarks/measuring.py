@@ -21,8 +21,8 @@ from nvgemm_runtime.problem import Layout
 if TYPE_CHECKING:
     import torch
 
-    Operands = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-    """A [m, k], B [k, n] and the result [m, n], row-major."""
+Operands = tuple[Any, Any, Any]
+"""Tensors: A [m, k], B [k, n] and the result [m, n], row-major."""
 
 Launch = Callable[..., Any]
 """Takes A, B and the result; starts a GEMM on the current stream."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from compiling import count_gemms, gemm_calls
-from measuring import Launch
-
-if TYPE_CHECKING:
-    from measuring import Operands
+from measuring import Launch, Operands
 
 OPTIONS = {
     "max_autotune_gemm": True,
