@@ -254,7 +254,7 @@ def measure(
 
     if not torch.cuda.is_available():
         raise click.ClickException("no GPU: kernels are measured on the GPU they were built for")
-    kernels = declared(map(DType, dtypes))
+    kernels = declared([DType(dtype) for dtype in dtypes])
     if not kernels:
         raise click.ClickException(
             f"no usable bundle declares a matrix product in {', '.join(dtypes)}: install a kernel "
