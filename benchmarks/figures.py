@@ -66,8 +66,8 @@ def draw_kernels(record: Mapping[str, Any]) -> Figure:
     axes.yaxis.set_minor_locator(mpl.ticker.NullLocator())
     axes.set_xlabel("floating-point operations of the product")
     axes.set_ylabel("bundled kernel over\nthe best of ATen and Triton")
-    axes.set_title(f"{record['environment']['gpu']}: {len(entries)} products of Llama-like layers")
-    axes.legend(title="speed-up, geometric mean", fontsize="small")
+    axes.set_title(f"{record['environment']['gpu']}: {len(entries)} declared GEMMs")
+    figure.legend(loc="outside right upper", title="geometric mean", fontsize="small")
     return figure
 
 
@@ -75,7 +75,7 @@ def draw_hgemm(record: Mapping[str, Any]) -> Figure:
     """Mean speed-up over each strong baseline, by size, in both modes."""
     entries = [hgemm_table.Entry.from_json(key, one) for key, one in record["entries"].items()]
     groups = grouped(entries, hgemm_table.LOG2_BOUNDS, lambda one: one.size.log2)
-    figure = Figure(figsize=(9, 4), layout="constrained")
+    figure = Figure(figsize=(9, 5), layout="constrained")
     for axes, mode in zip(figure.subplots(1, 2, sharey=True), hgemm_table.MODES):
         for name, colour in zip(hgemm_table.STRONGEST, TOKEN_COLOURS):
             heights = [
@@ -92,7 +92,12 @@ def draw_hgemm(record: Mapping[str, Any]) -> Figure:
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_xlabel("log2(m n k)")
         axes.set_title(mode)
-        axes.legend(title="mean speed-up over", fontsize="small")
+        axes.legend(
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.18),
+            title="mean speed-up over",
+            fontsize="small",
+        )
     figure.axes[0].set_ylabel("t_ref / t - 1, %")
     figure.suptitle(f"{record['environment']['gpu']}: HGEMM-1000, {len(entries)} sizes")
     return figure

@@ -136,11 +136,11 @@ def table(record: Mapping[str, Any]) -> list[str]:
     for (label, group), mode in itertools.product(
         grouped(entries, LOG2_BOUNDS, lambda one: one.size.log2), MODES
     ):
-        cells = "".join(
-            f" {mean([one.speedup(mode, name) for one in group]):+10.1%}"
-            f" ({mean([one.best_of(mode, name) for one in group]):+9.1%})"
-            for name in STRONGEST
-        )
+        cells = ""
+        for name in STRONGEST:
+            speedup = mean([one.speedup(mode, name) for one in group])
+            either = mean([one.best_of(mode, name) for one in group])
+            cells += f" {f'{speedup:+.1%} ({either:+.1%})':>23}"
         lines.append(f"{label:<11} {mode:<8} {len(group):5d}{cells}")
     return [*lines, *_notes(record, entries)]
 

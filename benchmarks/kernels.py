@@ -17,7 +17,6 @@ the fastest are not those that are reported (`summaries`), so best-of can be bel
 
 from __future__ import annotations
 
-import importlib.metadata
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -302,13 +301,14 @@ def said(entry: Mapping[str, Any]) -> str:
 def environment() -> dict[str, Any]:
     """What is measured with."""
     import torch
+    import triton
 
     found = versions()
     return {
         "gpu": found["device"],
         "torch": found["torch"],
         "CUDA": torch.version.cuda,
-        "Triton": importlib.metadata.version("triton"),
+        "Triton": triton.__version__,
         "nvgemm-aot": found["nvgemm-aot"],
         "bundles": found["bundles"],
     }

@@ -124,12 +124,12 @@ class Exact:
             for size in (m * k, k * n)
         )
         a, b = shaped(*flat, m, n, k, layout)
-        allowed = torch.backends.cuda.matmul.allow_tf32
-        torch.backends.cuda.matmul.allow_tf32 = True  # exact for zeros and ones
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")  # TF32, which holds zeros and ones
         try:
             expected = (a.float() @ b.float()).to(dtype)
         finally:
-            torch.backends.cuda.matmul.allow_tf32 = allowed
+            torch.set_float32_matmul_precision(precision)
         return cls(a=a, b=b, expected=expected)
 
     def error(self, launch: Launch) -> float:

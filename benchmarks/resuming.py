@@ -192,10 +192,8 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
 
 
 def gpu_state() -> str:
-    """Driver, clock, temperature and what slows the GPU down, as nvidia-smi says; or nothing."""
-    asked = (
-        "driver_version,clocks.sm,temperature.gpu,utilization.gpu,clocks_throttle_reasons.active"
-    )
+    """Driver, clock, temperature and load of the GPU, as nvidia-smi says; or nothing."""
+    asked = "driver_version,clocks.sm,temperature.gpu,utilization.gpu"
     try:
         done = subprocess.run(
             ["nvidia-smi", "--id=0", f"--query-gpu={asked}", "--format=csv,noheader"],
@@ -206,7 +204,12 @@ def gpu_state() -> str:
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return f"driver {done.stdout.strip()}"
+    return ", ".join(
+        f"{name} {value}"
+        for name, value in zip(
+            ("driver", "clock", "temperature", "load"), done.stdout.strip().split(", ")
+        )
+    )
 
 
 def in_time(

@@ -13,6 +13,7 @@ OPTIONS = {
     "max_autotune_gemm": True,
     "max_autotune_gemm_backends": "TRITON",  # the plug-in joins where ATEN is named, too
     "fx_graph_cache": False,
+    "autotune_num_choices_displayed": 0,
 }
 """Of torch.compile: Triton's templates alone, compiled here and now."""
 
