@@ -67,10 +67,14 @@ def table(record: Mapping[str, Any]) -> list[str]:
         lines.append(f"$ {record['command']}    # {record['date']}")
     lines.append(f"{found['device']}, torch {found['torch']}, nvgemm-aot {found['nvgemm-aot']}")
     for mode in (BUNDLE_MODE, MEASURED_MODE):
-        bundles = next((run["versions"]["bundles"] for run in every if run["mode"] == mode), [])
-        lines += [f"  {mode}: {bundle}" for bundle in bundles]
-    columns = (("first_result_s", "first result, s", 2), ("call_us", "call, us", 1))
-    columns += (("graph_us", "graph, us", 1),)
+        first = next((run for run in every if run["mode"] == mode), None)
+        if first is not None:
+            lines += [f"  {mode}: {bundle}" for bundle in first["versions"]["bundles"]]
+    columns = (
+        ("first_result_s", "first result, s", 2),
+        ("call_us", "call, us", 1),
+        ("graph_us", "graph, us", 1),
+    )
     head = "".join(f" {title:>26} {'ratio':>6}" for _, title, _ in columns)
     title = f"{'':<24} {'runs':>4} {'import, s':>9}{head} {'of us, s':>9}  ours / ATen / Triton"
     lines.append(title)

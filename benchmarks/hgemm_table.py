@@ -139,8 +139,8 @@ def table(record: Mapping[str, Any]) -> list[str]:
         cells = ""
         for name in STRONGEST:
             speedup = mean([one.speedup(mode, name) for one in group])
-            either = mean([one.best_of(mode, name) for one in group])
-            cells += f" {f'{speedup:+.1%} ({either:+.1%})':>23}"
+            best = mean([one.best_of(mode, name) for one in group])
+            cells += f" {f'{speedup:+.1%} ({best:+.1%})':>23}"
         lines.append(f"{label:<11} {mode:<8} {len(group):5d}{cells}")
     return [*lines, *_notes(record, entries)]
 

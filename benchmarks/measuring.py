@@ -119,11 +119,11 @@ class Exact:
         """Draw operands."""
         import torch
 
-        flat = (
+        flat_a, flat_b = (
             torch.randint(0, 2, (size,), dtype=torch.int8, device=device).to(dtype)
             for size in (m * k, k * n)
         )
-        a, b = shaped(*flat, m, n, k, layout)
+        a, b = shaped(flat_a, flat_b, m, n, k, layout)
         precision = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision("high")  # TF32, which holds zeros and ones
         try:

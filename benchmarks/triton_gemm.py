@@ -62,9 +62,9 @@ def compile_triton(operands: Operands) -> TritonGemm:
     why = why_not_triton("\n".join(codes))
     if why is None:
         expected = torch.mm(a, b, out=out).float()
-        error = float((result.float() - expected).norm() / expected.norm())
-        if not error < _WRONG:  # not a number is wrong, too
-            why = f"wrong by {error:.2e}"
+        wrong_by = float((result.float() - expected).norm() / expected.norm())
+        if not wrong_by < _WRONG:  # not a number is wrong, too
+            why = f"wrong by {wrong_by:.2e}"
     if why is not None:
         return TritonGemm(launch=None, seconds=seconds, why_none=why)
     results: dict[int, Any] = {}

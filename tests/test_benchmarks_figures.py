@@ -56,7 +56,7 @@ def test_same_file_gives_the_same_figure(what: str, tmp_path: Path) -> None:
     assert drawn[0] == drawn[1]
     written = texts(tmp_path / "one" / f"{what}.svg")
     expected = {
-        "kernels": ("m 16-127: 1.00", "G: 4 products"),
+        "kernels": ("m 16-127: 1.00", "G: 4 declared GEMMs"),
         "hgemm": ("torch.matmul: +25.0%", "server"),
         "cold_start": ("8.5 s", "jit"),
     }
