@@ -56,6 +56,8 @@ from compiling import (
 )
 from resuming import command_line, in_time
 
+from nvgemm_aot.storage import write_atomic
+
 if TYPE_CHECKING:
     import torch
 
@@ -308,8 +310,11 @@ def main(
             err=True,
         )
         if json_path is not None:  # as far as it came, should the time run out
-            json_path.write_text(json.dumps(record, indent=1) + "\n")
-    click.echo("\n".join(table(record)))
+            write_atomic(json_path, f"{json.dumps(record, indent=1)}\n".encode())
+    text = "\n".join(table(record))
+    if json_path is not None:
+        write_atomic(json_path.with_suffix(".txt"), f"{text}\n".encode())
+    click.echo(text)
 
 
 if __name__ == "__main__":
