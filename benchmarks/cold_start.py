@@ -300,8 +300,16 @@ def main(
     if not found:
         raise click.UsageError("there is nothing to measure")
     order = turns(found, repeat, once)
+    failures: dict[str, str] = {}
     for number, variant in in_time(order, budget):
-        run = measure(variant, device)
+        if variant.label in failures:
+            continue
+        try:
+            run = measure(variant, device)
+        except click.ClickException as error:
+            failures[variant.label] = f"{variant.label} FAILED: {error.message}"
+            click.echo(failures[variant.label], err=True)
+            continue
         record["runs"].append(run)
         click.echo(
             f"{number + 1}/{len(order)} {variant.label}: first result "
@@ -311,10 +319,13 @@ def main(
         )
         if json_path is not None:  # as far as it came, should the time run out
             write_atomic(json_path, f"{json.dumps(record, indent=1)}\n".encode())
-    text = "\n".join(table(record))
-    if json_path is not None:
-        write_atomic(json_path.with_suffix(".txt"), f"{text}\n".encode())
-    click.echo(text)
+    if record["runs"]:
+        text = "\n".join(table(record))
+        if json_path is not None:
+            write_atomic(json_path.with_suffix(".txt"), f"{text}\n".encode())
+        click.echo(text)
+    if failures:
+        raise click.ClickException("\n".join(failures.values()))
 
 
 if __name__ == "__main__":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from benchmark_modules import load
 
-modes, table = load("cold_start_modes", "cold_start_table")
+cold_start, modes, table = load("cold_start", "cold_start_modes", "cold_start_table")
 
 ALL = tuple(modes.BACKENDS)
 
@@ -120,3 +123,28 @@ def test_table_has_a_row_for_each_variant() -> None:
     assert row.split()[:5] == ["default", "1", "2.00", "4.00", "(4.00-4.00)"]
     assert "9.00 (8.00-10.00)  1.000" in next(line for line in lines if line.startswith("aten"))
     assert row.split()[5] == "0.444"
+
+
+def test_what_fails_is_not_tried_again_and_the_others_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def measure(variant: Any, _: str) -> dict[str, Any]:
+        asked.append(variant.mode)
+        if variant.mode == "aten+bundle":
+            raise click.ClickException("no usable bundle")
+        return run(variant.mode, 8.0)
+
+    monkeypatch.setattr(cold_start, "measure", measure)
+    monkeypatch.setattr(cold_start, "read_from_disk", lambda: None)
+    path = tmp_path / "cold.json"
+    arguments = ["--modes", "aten,aten+bundle", "--repeat", "3", "--json", str(path)]
+    done = CliRunner().invoke(cold_start.main, arguments)
+    assert done.exit_code == 1
+    assert "Error: aten+bundle FAILED: no usable bundle" in done.output
+    assert asked == ["aten", "aten+bundle", "aten", "aten"]
+    assert len(json.loads(path.read_text())["runs"]) == 3
+    shown = CliRunner().invoke(cold_start.main, ["--show", str(path)])
+    assert shown.output == path.with_suffix(".txt").read_text()
+    assert "8.00 (8.00-8.00)" in shown.output
