@@ -17,6 +17,7 @@ the fastest are not those that are reported (`summaries`), so best-of can be bel
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -247,6 +248,7 @@ def measure(
     rounds: int,
 ) -> None:
     """Measure, keeping results in PATH, and print the table."""
+    os.environ["NVGEMM_AOT"] = "off"  # Triton is measured as it is without us
     import torch
 
     from nvgemm_runtime.operands import torch_dtype

@@ -9,6 +9,7 @@ order, and are timed by events on the GPU while the host is ahead.
 
 from __future__ import annotations
 
+import functools
 import random
 import statistics
 import time
@@ -161,8 +162,20 @@ class Way:
     sets: Sequence[Operands]
 
 
+@functools.cache
+def _flushing_memory() -> torch.Tensor:
+    import torch
+
+    return torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+
+
+def flush() -> None:
+    """Overwrite all of L2."""
+    _flushing_memory().zero_()
+
+
 def launch_ns(way: Way, count: int = 1, first: int = 0) -> float:
-    """Nanoseconds a launch, of so many one behind the other without a graph.
+    """Nanoseconds a launch, of so many one behind the other without a graph, and with L2 flushed.
 
     Args:
         way: What to launch.
@@ -172,6 +185,7 @@ def launch_ns(way: Way, count: int = 1, first: int = 0) -> float:
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    flush()
     torch.cuda._sleep(SPIN_CYCLES + count * SPIN_CYCLES_PER_LAUNCH)
     begin.record()
     for number in range(first, first + count):
@@ -208,7 +222,6 @@ def offline_ns(
     import torch
 
     graphs = {name: _captured(way, window_ns) for name, way in ways.items()}
-    flushed = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
     times: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
     for _ in range(rounds):
@@ -216,7 +229,7 @@ def offline_ns(
         events = {}
         for name in names:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            flushed.zero_()
+            flush()
             begin.record()
             graphs[name][0].replay()
             end.record()
@@ -232,8 +245,9 @@ def server_ns(
 ) -> dict[str, list[float]]:
     """Nanoseconds of single launches of each way, request by request, after random gaps.
 
-    Gaps are drawn from an exponential distribution. Before a launch, a kernel that only waits runs
-    on the GPU, so that what the host takes to send the launch is not counted either.
+    Gaps are drawn from an exponential distribution. After the gap, and before what is timed, L2 is
+    flushed, and a kernel runs that only waits, so that what the host takes to send the launch is
+    not counted either.
 
     Args:
         ways: What to measure, by name.

@@ -138,6 +138,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(kernels, "compile_triton", compile_triton)
     monkeypatch.setattr(kernels, "environment", lambda: {"gpu": "G", "bundles": ["one"]})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setenv("NVGEMM_AOT", "off")  # restored afterwards
     return compiled
 
 
@@ -170,6 +171,7 @@ def test_measures_what_is_left_and_triton_for_as_many_as_asked(
 
 def test_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = ["measure", str(tmp_path / "kernels.json")]
+    monkeypatch.setenv("NVGEMM_AOT", "off")  # restored afterwards
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert "no GPU" in CliRunner().invoke(kernels.main, run).output
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
