@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,13 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+import test_match
 from benchmark_modules import load
+from nvgemm_runtime.errors import NoKernelError
+from nvgemm_runtime.format import Header
 from nvgemm_runtime.problem import DType, Layout, Problem
+from synthetic_content import SIGNATURE
+from test_match import header
 
 kernels, bundled, measuring, triton_gemm = load("kernels", "bundled", "measuring", "triton_gemm")
 
@@ -179,3 +185,52 @@ def test_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     refused = CliRunner().invoke(kernels.main, [*run, "--dtypes", "fp16"])
     assert "no usable bundle declares a matrix product in fp16" in refused.output
     assert not list(tmp_path.iterdir())
+
+
+def found_bundle(header: Header, refusal: str | None = None) -> Any:
+    """A bundle that was found, as far as the benchmark looks at it."""
+    return SimpleNamespace(bundle=SimpleNamespace(header=header), refusal=lambda facts: refusal)
+
+
+def test_declared_are_plain_products_of_usable_bundles_with_all_their_kernels(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    wide = replace(SIGNATURE, out=DType.FP32)
+    one = header(test_match.problem(1), test_match.problem(16))
+    other = header(test_match.problem(16), test_match.problem(64, signature=wide), seed=1)
+    refused = header(test_match.problem(1024))
+    found = [found_bundle(one), found_bundle(other), found_bundle(refused, "another GPU")]
+    found.append(SimpleNamespace(bundle=None))
+    monkeypatch.setattr(bundled, "bundles", lambda: found)
+    monkeypatch.setattr(bundled, "device_facts", lambda *_: None)
+    declared = bundled.declared([SIGNATURE.a])
+    assert sorted(problem.m for problem in declared) == [1, 16]
+    ids = [
+        built.kernels[place.kernel].id
+        for built in (one, other)
+        for ranking in built.rankings
+        if ranking.problem.m == 16
+        for place in ranking.kernels
+    ]
+    assert declared[test_match.problem(16)] == list(dict.fromkeys(ids))
+    assert bundled.declared([DType.FP16]) == {}
+
+
+def test_kernels_that_are_wrong_or_cannot_be_launched_are_thrown_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exact = measuring.Exact.draw(8, 8, 16, Layout.TN, torch.bfloat16, device="cpu")
+
+    def load_kernel(id_: str) -> Any:
+        if id_ == "missing":
+            raise NoKernelError("no installed bundle holds it")
+        factor = {"right": 1, "wrong": 2}[id_]
+        return SimpleNamespace(launch=lambda a, b, out: out.copy_(a.float() @ b.float() * factor))
+
+    monkeypatch.setattr(bundled, "load_kernel", load_kernel)
+    checked = bundled.load_exact(["wrong", "right", "missing"], exact)
+    assert list(checked.launches) == ["right"]
+    assert checked.thrown_out == {
+        "wrong": "its sums of zeros and ones are wrong: relative error 1",
+        "missing": "NoKernelError: no installed bundle holds it",
+    }
