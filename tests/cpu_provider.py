@@ -38,7 +38,7 @@ TARGET = BuildTarget(target=Target(arch="cpu"), device=CPU_PROFILE)
 
 SIGNATURES = tuple(
     cpu_kernels.signature(layout.value, op=op, operand=operand)
-    for op in Op
+    for op in (Op.MM, Op.BMM)
     for operand in (DType.FP32, DType.FP16, DType.BF16, DType.INT8)
     for layout in Layout
 )

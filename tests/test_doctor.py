@@ -144,11 +144,11 @@ def test_a_bundle_without_a_kernel_that_can_be_launched_is_a_problem(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calling_convention, "_PATTERN", re.compile("never"))
-    calling_convention.exported_symbol.cache_clear()
+    calling_convention.parse_calling_convention.cache_clear()
     try:
         said = problems()
     finally:
-        calling_convention.exported_symbol.cache_clear()
+        calling_convention.parse_calling_convention.cache_clear()
     assert said.startswith("no bundle serves NVIDIA H200, compute capability 9.0: none of its 1")
     assert "calling convention 'tvm_ffi:gemm(a,b,out,stream)'" in said
 

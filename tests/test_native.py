@@ -32,7 +32,7 @@ def test_all_ways_in_compute_the_product(
     lib: native.Native, register: Register, layout: str, op: Op, operand: DType
 ) -> None:
     served = signature(layout, op=op, operand=operand, out=DType.FP32)
-    id, handle = register(served, alignment=operand.size_bytes)
+    id, handle = register(served, alignment=operand.bits // 8)
     a, b, out = operands(5, 6, 7, 3 if op is Op.BMM else None)
     a = of_layout(a.to(TORCH[operand]), row_major=served.layout.a_row_major)
     b = of_layout(b.to(TORCH[operand]), row_major=served.layout.b_row_major)

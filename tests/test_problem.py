@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.problem import MAX_EXTENT, DType, Layout, Op, Problem, Signature
+from nvgemm_runtime.scales import ScaleRecipe
 
 signatures = st.builds(
     Signature,
@@ -14,6 +16,8 @@ signatures = st.builds(
     b=st.sampled_from(DType),
     accumulator=st.sampled_from(DType),
     out=st.sampled_from(DType),
+    scales=st.none() | st.sampled_from(ScaleRecipe),
+    epilogue=st.none() | st.sampled_from(Epilogue),
 )
 extents = st.integers(1, MAX_EXTENT)
 
@@ -22,8 +26,11 @@ extents = st.integers(1, MAX_EXTENT)
 def problems(draw: st.DrawFn) -> Problem:
     signature = draw(signatures)
     batch = draw(extents) if signature.op is Op.BMM else 1
+    groups = draw(extents) if signature.op is Op.GROUPED_MM else 1
+    packed = max(signature.a.packed, signature.b.packed)
+    k = draw(st.integers(1, MAX_EXTENT // packed)) * packed
     return Problem(
-        signature=signature, m=draw(extents), n=draw(extents), k=draw(extents), batch=batch
+        signature=signature, m=draw(extents), n=draw(extents), k=k, batch=batch, groups=groups
     )
 
 
@@ -46,6 +53,15 @@ def test_keys_are_readable_text() -> None:
     assert problem.flops == 2 * 8 * 16 * 4096 * 128
 
 
+def test_keys_name_scales_epilogue_and_groups() -> None:
+    scaled = Problem.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/bias/m16n32k64")
+    assert scaled.signature.scales is ScaleRecipe.FP32_ROW
+    assert scaled.signature.epilogue is Epilogue.BIAS
+    grouped = Problem.parse("grouped_mm/tn/bf16xbf16/fp32/bf16/g8m64n32k16")
+    assert (grouped.groups, grouped.batch, grouped.m) == (8, 1, 64)
+    assert grouped.flops == 2 * 64 * 32 * 16  # each row meets the B of its own group alone
+
+
 @pytest.mark.parametrize(
     "key",
     [
@@ -61,6 +77,13 @@ def test_keys_are_readable_text() -> None:
         "mm/tn/bf16/fp32/bf16/m1n8k8",
         "mm/tn/bf16xbf17/fp32/bf16/m1n8k8",
         "mm/tn/bf16xbf16/fp32/bf16/m1n8k99999999999",
+        "mm/tn/bf16xbf16/fp32/bf16/g2m1n8k8",
+        "bmm/tn/bf16xbf16/fp32/bf16/g2m1n8k8",
+        "grouped_mm/tn/bf16xbf16/fp32/bf16/m1n8k8",
+        "mm/tn/bf16xbf16/fp32/bf16/bias/fp32_row/m1n8k8",
+        "mm/tn/bf16xbf16/fp32/bf16/bias/bias/m1n8k8",
+        "mm/tn/bf16xbf16/fp32/bf16/bias_tanh/m1n8k8",
+        "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16/m1n8k33",
     ],
 )
 def test_rejects_what_is_not_a_problem_key(key: str) -> None:

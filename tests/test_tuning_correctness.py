@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
-from nvgemm_aot.tuning.contenders import aten_run, triton_run
+from nvgemm_aot.bundle import encode_bundle
+from nvgemm_aot.tuning.contenders import aten_run, takes_operands_alone, triton_run
 from nvgemm_aot.tuning.correctness import find_fault, is_like, reference
 from nvgemm_aot.tuning.gpu_state import Blind, slowdowns, watch_gpu
 from nvgemm_aot.tuning.operands import MOST_SETS, make_sets, poison
 from nvgemm_runtime.operands import torch_dtype
 from nvgemm_runtime.problem import DType, Layout, Problem, Signature
+from synthetic_content import synthetic_content
 
 SIGNATURES = [
     "mm/tn/bf16xbf16/fp32/bf16",
@@ -120,6 +123,19 @@ def test_aten_has_nothing_for_what_it_cannot_compute() -> None:
     ):
         assert aten_run(Signature.parse(key)) is None
     assert triton_run(Signature.parse("mm/tn/int8xint8/int32/int32")) is None
+
+
+def test_kernels_that_take_more_than_operands_are_told_apart() -> None:
+    kernel = encode_bundle(synthetic_content(kernels=1, problems=1))[1].kernels[0]
+    assert takes_operands_alone(kernel)
+    for parameters in (
+        "a,b,scale_a,scale_b,out,stream",
+        "a,b,offsets,out,stream",
+        "b,a,out,stream",
+    ):
+        assert not takes_operands_alone(
+            replace(kernel, calling_convention=f"tvm_ffi:gemm({parameters})")
+        )
 
 
 def test_a_cap_on_power_is_no_slowdown() -> None:

@@ -94,8 +94,8 @@ def misalignment(problem: Problem, alignment_bytes: int) -> str | None:
     }
     for operand, (name, dtype) in contiguous.items():
         extent: int = getattr(problem, name)
-        if extent * dtype.size_bytes % alignment_bytes:
-            multiple = alignment_bytes // dtype.size_bytes
+        if extent * dtype.bits % (8 * alignment_bytes):
+            multiple = 8 * alignment_bytes // dtype.bits
             return (
                 f"{operand} is contiguous along {name} = {extent}, which must be a multiple of "
                 f"{multiple} ({alignment_bytes} bytes of {dtype.value})"

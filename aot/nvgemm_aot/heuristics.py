@@ -108,14 +108,14 @@ class _Loaded:
         self._interface.loadInternalDiscoverySet(layout, precision=precision)
 
     def _configuration(self, problem: Problem, shape: BlockShape) -> Any:
-        element_bytes = problem.signature.a.size_bytes
+        bits = problem.signature.a.bits
         tile_m, tile_n = shape.tile[0], max(shape.tile[1], _MIN_TILE_N)
-        tile_k = max(shape.tile[2], _MIN_TILE_K_BYTES // element_bytes)
-        stage_bytes = (tile_m + tile_n) * tile_k * element_bytes
+        tile_k = max(shape.tile[2], 8 * _MIN_TILE_K_BYTES // bits)
+        stage_bytes = (tile_m + tile_n) * tile_k * bits // 8
         config = self._interface.nvmmhKernelConfiguration()
         config.cta[:] = (tile_m, tile_n, tile_k)
         config.warp[:] = (min(tile_m, 64), tile_n, tile_k)
-        config.instr[:] = (min(tile_m, 64), tile_n, 32 // element_bytes)
+        config.instr[:] = (min(tile_m, 64), tile_n, 256 // bits)
         config.splitK = 1
         config.loadStages = max(2, min(8, self._shared_memory_bytes // stage_bytes))
         config.gridSwizzle = 1

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from nvgemm_runtime.calling_convention import KNOWN_FORM, exported_symbol
+from nvgemm_runtime.calling_convention import KNOWN_FORM, parse_calling_convention
 from nvgemm_runtime.errors import LinkError, ToolchainError
 
 from .host_elf import DEVICE_LIBRARY, FFI_LIBRARY, check_host_elf
@@ -50,12 +50,12 @@ def entry_symbol(calling_convention: str) -> str:
     """Symbol that a calling convention such as ``tvm_ffi:gemm(a,b,out,stream)`` exports.
 
     Raises:
-        LinkError: If the text is not ``tvm_ffi:NAME(a,b,out,stream)``, the one form there is.
+        LinkError: If the text is not ``tvm_ffi:NAME(PARAMETERS)``, the one form there is.
     """
-    symbol = exported_symbol(calling_convention)
-    if symbol is None:
+    convention = parse_calling_convention(calling_convention)
+    if convention is None:
         raise LinkError(f"calling convention {calling_convention!r} is not {KNOWN_FORM}")
-    return symbol
+    return convention.symbol
 
 
 @functools.cache

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from nvgemm_runtime.declarable import OUTS
 from nvgemm_runtime.errors import TargetError
 from nvgemm_runtime.problem import DType, Op
+from nvgemm_runtime.support import OUTS
 
 from .device import profile_names
 from .manifest_schema import (

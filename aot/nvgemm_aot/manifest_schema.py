@@ -14,8 +14,8 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from nvgemm_runtime.declarable import OUTS
 from nvgemm_runtime.problem import MAX_EXTENT, DType, Layout, Op
+from nvgemm_runtime.support import OUTS
 
 from .device import profile_names
 from .targets import DEFAULT_DEVICE

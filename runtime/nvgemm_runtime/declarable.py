@@ -9,23 +9,10 @@ from typing import TYPE_CHECKING
 from .errors import NoKernelError
 from .operands import requests
 from .problem import DType, Op, Problem
+from .support import unsupported
 
 if TYPE_CHECKING:
     from .inductor.operand import Operand
-
-_FLOAT_OUTS = (DType.FP32, DType.FP16, DType.BF16, DType.FP8_E4M3, DType.FP8_E5M2)
-
-OUTS = {
-    DType.FP16: _FLOAT_OUTS,
-    DType.BF16: _FLOAT_OUTS,
-    DType.FP8_E4M3: _FLOAT_OUTS,
-    DType.FP8_E5M2: _FLOAT_OUTS,
-    DType.INT8: (DType.INT32, DType.FP32, DType.INT8),
-}
-"""By dtype of A and B: the dtypes that the result may have.
-
-uint8 is not there: kernels that cutlass.operators lists for it compute signed products.
-"""
 
 ALIGNMENT_BYTES = 16
 """What every kernel of the builder's providers demands of pointers, contiguous extents and strides.
@@ -76,8 +63,9 @@ def declarable(op: str, a: Operand, b: Operand, out: Operand) -> Problem | str:
     except (NoKernelError, ValueError) as error:
         return f"{in_words(op, a, b, out)}: {error}"
     signature = request.problem.signature
-    if signature.a is not signature.b or signature.out not in OUTS.get(signature.a, ()):
-        reason = "no manifest declares these types"
+    reason = unsupported(signature)
+    if reason is not None:
+        pass
     elif request.alignment_bytes < ALIGNMENT_BYTES:
         reason = (
             f"rows or columns are aligned to {request.alignment_bytes} bytes, kernels need "

@@ -19,7 +19,7 @@ from typing import Any
 
 from . import native
 from .bundle import Bundle
-from .calling_convention import exported_symbol
+from .calling_convention import parse_calling_convention
 from .errors import DriverError, NoKernelError
 from .facts import RuntimeLibrary, find_runtime_library
 from .format import Header, Kernel
@@ -94,8 +94,8 @@ class Library:
         reason = unlaunchable(kernel)
         if reason is not None:
             raise NoKernelError(f"{name}: {reason}", (reason,))
-        symbol = exported_symbol(kernel.calling_convention)
-        assert symbol is not None  # or it were unlaunchable
+        convention = parse_calling_convention(kernel.calling_convention)
+        assert convention is not None  # or it were unlaunchable
         target = bundle.header.target
         if bundle not in self._provided:
             _require_libraries(bundle.header)
@@ -103,7 +103,7 @@ class Library:
         launcher = native.load()
         handle = launcher.register_kernel(
             id=kernel.id,
-            function_address=launcher.open_kernel(bundle.payload(kernel), symbol, name),
+            function_address=launcher.open_kernel(bundle.payload(kernel), convention.symbol, name),
             signature=kernel.signature,
             alignment_bytes=kernel.alignment_bytes,
             target=None if target.arch == CPU else target,

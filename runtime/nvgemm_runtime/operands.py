@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .errors import NoKernelError
+from .extras import NOTHING, Extras, check_offsets, read_epilogue, read_scales
 from .problem import DType, Layout, Op, Problem, Signature
 
 if TYPE_CHECKING:
@@ -22,12 +24,16 @@ class Request:
 
     Attributes:
         problem: What is to be computed.
-        alignment_bytes: Largest power of two, up to 256, that divides every pointer, and in bytes
-            every contiguous extent and every stride other than that of 1.
+        alignment_bytes: Largest power of two, up to 256, that divides every pointer (but those of
+            swizzled scales and of offsets, which have rules of their own), and in bytes every
+            contiguous extent and every stride other than that of 1.
+        is_compact: Whether A, B and the result lie without gaps, as kernels need them that are
+            given addresses and no strides.
     """
 
     problem: Problem
     alignment_bytes: int
+    is_compact: bool = True
 
 
 @functools.cache
@@ -44,14 +50,19 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 
 def usual_out_dtype(operand: torch.dtype) -> torch.dtype:
-    """Type of a result where none is named: as A's, but int32 for integers and bf16 for fp8."""
+    """Type of a result where none is named: A's, but int32 for integers, bf16 for fp8 and fp4."""
     import torch
 
-    if operand in (torch.int8, torch.uint8):
+    dtype = _dtypes().get(operand)
+    if dtype is None:
+        return operand
+    if dtype.is_integer:
         return torch.int32
-    if operand in (torch.float8_e4m3fn, torch.float8_e5m2):
-        return torch.bfloat16
-    return operand
+    return torch.bfloat16 if dtype.bits <= 8 else operand
+
+
+RANKS = {Op.MM: (2, 2), Op.BMM: (3, 3), Op.GROUPED_MM: (2, 3)}
+"""Ranks of A and B; the result has that of A."""
 
 
 def check_shapes(
@@ -60,9 +71,9 @@ def check_shapes(
     """Check that operands can be multiplied, whatever the kernel.
 
     Args:
-        op: ``mm`` or ``bmm``; it fixes the rank of the operands.
+        op: The operation; it fixes the ranks of the operands.
         a: Operand of shape [m, k], with a leading batch for ``bmm``.
-        b: Operand of shape [k, n], likewise.
+        b: Operand of shape [k, n], with a leading batch for ``bmm``, or groups for ``grouped_mm``.
         out: The tensor to be written, if there is one already.
 
     Returns:
@@ -71,10 +82,11 @@ def check_shapes(
     Raises:
         ValueError: If ranks, shapes or devices do not fit.
     """
-    rank = 2 if op is Op.MM else 3
-    if a.dim() != rank or b.dim() != rank:
-        raise ValueError(f"{op.value} takes tensors of rank {rank} (got {a.dim()} and {b.dim()})")
-    if a.shape[-1] != b.shape[-2] or a.shape[:-2] != b.shape[:-2]:
+    ranks = RANKS[op]
+    if (a.dim(), b.dim()) != ranks:
+        wanted = f"rank {ranks[0]}" if ranks[0] == ranks[1] else f"ranks {ranks[0]} and {ranks[1]}"
+        raise ValueError(f"{op.value} takes tensors of {wanted} (got {a.dim()} and {b.dim()})")
+    if a.shape[-1] != b.shape[-2] or (op is Op.BMM and a.shape[0] != b.shape[0]):
         raise ValueError(f"{op.value}: shapes {list(a.shape)} and {list(b.shape)} do not multiply")
     if a.device != b.device:
         raise ValueError(f"{op.value}: operands are on two devices ({a.device} and {b.device})")
@@ -157,15 +169,18 @@ def requests(
     b: torch.Tensor,
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
+    *,
+    extras: Extras = NOTHING,
 ) -> tuple[Request, ...]:
-    """Describe ``out = a @ b``.
+    """Describe ``out = a @ b``, with what else it takes.
 
     Args:
-        op: ``mm`` or ``bmm``; it fixes the rank of the operands.
+        op: The operation; it fixes the ranks of the operands.
         a: Operand of shape [m, k], with a leading batch for ``bmm``.
-        b: Operand of shape [k, n], likewise.
+        b: Operand of shape [k, n], with a leading batch for ``bmm``, or groups for ``grouped_mm``.
         out_dtype: Type of the result; by default what `usual_out_dtype` says.
         out: The tensor to be written, if there is one already; its type counts.
+        extras: Scales, offsets and addend.
 
     Returns:
         Every way to read the operands, best aligned first: one, but for a matrix of one row or
@@ -175,19 +190,31 @@ def requests(
         ValueError: If ranks, shapes or devices do not fit.
         NoKernelError: If types, strides or extents are such that no kernel can exist.
     """
-    check_shapes(op, a, b, out)
+    shape = check_shapes(op, a, b, out)
+    for tensor in extras.tensors():
+        if tensor.device != a.device:
+            raise ValueError(
+                f"{op.value}: tensors are on two devices ({a.device} and {tensor.device})"
+            )
     if out is not None:
         out_dtype = out.dtype
     # Types before layouts: theirs is the reason that helps most.
     a_dtype, b_dtype = _dtype(a.dtype), _dtype(b.dtype)
     result = _dtype(out_dtype or usual_out_dtype(a.dtype))
+    m, n, k = shape[-2], shape[-1], a.shape[-1] * a_dtype.packed
+    if op is Op.GROUPED_MM:
+        check_offsets(extras, b.shape[0])
+    scales = read_scales(extras, a_dtype, m, n, k)
+    epilogue = read_epilogue(extras, result, shape)
+    readings = {"a": _readings("a", a), "b": _readings("b", b)}
     if out is None:
-        out_alignment = _power_of_two(b.shape[-1] * result.size_bytes)
+        alignment, is_compact = _power_of_two(result.bytes_of(n)), True
     else:
-        out_alignment = _out_alignment_bytes(out)
+        alignment, is_compact = _out_alignment_bytes(out), _lies_compact(out, -1, -2)
+    alignment = min(alignment, *(_extra_alignment_bytes(extras)))
     found = []
-    for a_major, a_alignment in _readings("a", a):
-        for b_major, b_alignment in _readings("b", b):
+    for a_major, a_alignment in readings["a"]:
+        for b_major, b_alignment in readings["b"]:
             signature = Signature(
                 op=op,
                 layout=Layout(a_major + b_major),
@@ -195,11 +222,46 @@ def requests(
                 b=b_dtype,
                 accumulator=DType.INT32 if a_dtype.is_integer else DType.FP32,
                 out=result,
+                scales=scales,
+                epilogue=epilogue,
             )
-            alignment = min(a_alignment, b_alignment, out_alignment)
-            found.append(Request(problem=_problem(signature, a, b), alignment_bytes=alignment))
+            found.append(
+                Request(
+                    problem=_problem(signature, a, b),
+                    alignment_bytes=min(a_alignment, b_alignment, alignment),
+                    is_compact=is_compact
+                    and _lies_compact(a, *_DIMENSIONS[a_major])
+                    and _lies_compact(b, *_DIMENSIONS[b_major]),
+                )
+            )
     found.sort(key=lambda request: -request.alignment_bytes)  # stable: row-major first
     return tuple(found)
+
+
+_DIMENSIONS = {"t": (-1, -2), "n": (-2, -1)}
+"""By major: the dimension along which a tensor is contiguous, and the other of its matrices."""
+
+
+def _lies_compact(tensor: torch.Tensor, inner: int, outer: int) -> bool:
+    """Whether matrices lie without gaps, and one behind the other."""
+    shape, strides = tensor.shape, tensor.stride()
+    if shape[outer] > 1 and strides[outer] != shape[inner]:
+        return False
+    return len(shape) < 3 or shape[0] == 1 or strides[0] == shape[-1] * shape[-2]
+
+
+def _extra_alignment_bytes(extras: Extras) -> Iterator[int]:
+    """Alignments of addend and row-wise scales, which kernels hold to the rule of operands."""
+    yield MAX_ALIGNMENT_BYTES
+    for scale in (extras.scale_a, extras.scale_b):
+        if scale is not None and scale.element_size() > 1:
+            yield _power_of_two(scale.data_ptr())
+    addend = extras.addend
+    if addend is not None:
+        yield _power_of_two(addend.data_ptr())
+        for extent, stride in zip(addend.shape[:-1], addend.stride()[:-1]):
+            if extent > 1:
+                yield _power_of_two(stride * addend.element_size())
 
 
 def _out_alignment_bytes(out: torch.Tensor) -> int:
@@ -216,15 +278,16 @@ def _out_alignment_bytes(out: torch.Tensor) -> int:
 
 def _problem(signature: Signature, a: torch.Tensor, b: torch.Tensor) -> Problem:
     batch = a.shape[0] if signature.op is Op.BMM else 1
-    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1]
-    for name, extent in (("m", m), ("n", n), ("k", k), ("batch", batch)):
+    groups = b.shape[0] if signature.op is Op.GROUPED_MM else 1
+    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1] * signature.a.packed
+    for name, extent in (("m", m), ("n", n), ("k", k), ("batch", batch), ("groups", groups)):
         if extent == 0:
             raise NoKernelError(
                 f"{signature.op.value}: nothing to compute, for {name} is 0; it needs no kernel: "
                 f"nvgemm_runtime.{signature.op.value}(a, b) fills its result with zeros"
             )
     try:
-        return Problem(signature=signature, m=m, n=n, k=k, batch=batch)
+        return Problem(signature=signature, m=m, n=n, k=k, batch=batch, groups=groups)
     except ValueError as error:
         raise NoKernelError(f"{signature.op.value}: {error}") from None
 
@@ -248,7 +311,7 @@ def _readings(name: str, tensor: torch.Tensor) -> list[tuple[str, int]]:
     """
     found = [
         (major, alignment)
-        for major, inner, outer in (("t", -1, -2), ("n", -2, -1))
+        for major, (inner, outer) in _DIMENSIONS.items()
         if (alignment := _alignment_bytes(tensor, inner, outer)) is not None
     ]
     if not found:

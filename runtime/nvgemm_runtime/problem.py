@@ -11,53 +11,23 @@ import functools
 import re
 from dataclasses import dataclass
 
+from .element_types import DType
+from .epilogue import Epilogue
+from .scales import ScaleRecipe
+
+__all__ = ["MAX_EXTENT", "DType", "Layout", "Op", "Problem", "Signature"]
+
 
 class Op(str, enum.Enum):
-    """The operation, by torch's name: ``mm`` takes matrices, ``bmm`` a batch of them."""
+    """The operation, by torch's name.
+
+    ``mm`` takes matrices and ``bmm`` a batch of them. ``grouped_mm`` multiplies the rows of one A,
+    group by group, with a B for each group: the experts of a mixture.
+    """
 
     MM = "mm"
     BMM = "bmm"
-
-
-class DType(str, enum.Enum):
-    """Element type of an operand."""
-
-    FP32 = "fp32"
-    FP16 = "fp16"
-    BF16 = "bf16"
-    FP8_E4M3 = "fp8_e4m3"
-    FP8_E5M2 = "fp8_e5m2"
-    INT32 = "int32"
-    INT8 = "int8"
-    UINT8 = "uint8"
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of one element."""
-        return _FACTS[self][0]
-
-    @property
-    def torch_name(self) -> str:
-        """Name by which torch, TVM-FFI and the launchers of CuTe-DSL kernels know it."""
-        return _FACTS[self][1]
-
-    @property
-    def is_integer(self) -> bool:
-        """Whether values are whole numbers, so that products accumulate in int32."""
-        return self in (DType.INT32, DType.INT8, DType.UINT8)
-
-
-_FACTS = {
-    DType.FP32: (4, "float32"),
-    DType.FP16: (2, "float16"),
-    DType.BF16: (2, "bfloat16"),
-    DType.FP8_E4M3: (1, "float8_e4m3fn"),
-    DType.FP8_E5M2: (1, "float8_e5m2"),
-    DType.INT32: (4, "int32"),
-    DType.INT8: (1, "int8"),
-    DType.UINT8: (1, "uint8"),
-}
-"""By element type: bytes, and torch's name."""
+    GROUPED_MM = "grouped_mm"
 
 
 class Layout(str, enum.Enum):
@@ -88,11 +58,14 @@ class Signature:
     """What a kernel is specialised on: it serves problems of its signature and alignment.
 
     Attributes:
-        op: The operation; it fixes the rank of the operands (mm: 2, bmm: 3).
+        op: The operation; it fixes the rank of the operands (mm: 2, bmm: 3, grouped_mm: 2 of A
+            and the result, 3 of B).
         layout: Majors of A and B.
         a, b: Element types of A and B.
         accumulator: Element type in which products are summed.
         out: Element type of the result.
+        scales: What scales A and B, if anything does.
+        epilogue: What is done before the result is stored, if anything is.
     """
 
     op: Op
@@ -101,14 +74,24 @@ class Signature:
     b: DType
     accumulator: DType
     out: DType
+    scales: ScaleRecipe | None = None
+    epilogue: Epilogue | None = None
 
     @property
     def key(self) -> str:
-        """Canonical text, e.g. ``mm/tn/bf16xbf16/fp32/bf16``."""
-        return (
-            f"{self.op.value}/{self.layout.value}/{self.a.value}x{self.b.value}"
-            f"/{self.accumulator.value}/{self.out.value}"
-        )
+        """Canonical text: ``mm/tn/bf16xbf16/fp32/bf16``, then scales and epilogue where there are.
+
+        For example ``mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16``.
+        """
+        parts = [
+            self.op.value,
+            self.layout.value,
+            f"{self.a.value}x{self.b.value}",
+            self.accumulator.value,
+            self.out.value,
+            *(part.value for part in (self.scales, self.epilogue) if part is not None),
+        ]
+        return "/".join(parts)
 
     @classmethod
     @functools.lru_cache(maxsize=1024)  # a bundle names few signatures, thousands of times
@@ -119,12 +102,13 @@ class Signature:
             ValueError: If ``key`` is not the canonical text of a signature.
         """
         parts = key.split("/")
-        operands = parts[2].split("x") if len(parts) == 5 else []
+        operands = parts[2].split("x") if 5 <= len(parts) <= 7 else []
         if len(operands) != 2:
             raise ValueError(
-                f"signature {key!r} is not of the form op/layout/AxB/accumulator/out, "
-                "e.g. mm/tn/bf16xbf16/fp32/bf16"
+                f"signature {key!r} is not of the form op/layout/AxB/accumulator/out"
+                "[/scales][/epilogue], e.g. mm/tn/bf16xbf16/fp32/bf16"
             )
+        scales, epilogue = _parse_optional(key, parts[5:])
         return cls(
             op=Op(parts[0]),
             layout=Layout(parts[1]),
@@ -132,13 +116,35 @@ class Signature:
             b=DType(operands[1]),
             accumulator=DType(parts[3]),
             out=DType(parts[4]),
+            scales=scales,
+            epilogue=epilogue,
         )
 
     def __lt__(self, other: Signature) -> bool:
         return self.key < other.key
 
 
-_SIZES = re.compile(r"(?:b([1-9][0-9]*))?m([1-9][0-9]*)n([1-9][0-9]*)k([1-9][0-9]*)")
+def _parse_optional(key: str, parts: list[str]) -> tuple[ScaleRecipe | None, Epilogue | None]:
+    """Scales and epilogue, in this order, each of which may be missing."""
+    rest = list(parts)
+    scales = ScaleRecipe(rest.pop(0)) if rest and rest[0] in _SCALES else None
+    epilogue = Epilogue(rest.pop(0)) if rest and rest[0] in _EPILOGUES else None
+    if rest:
+        raise ValueError(
+            f"{rest[0]!r} of signature {key!r} is not in place: scales (one of "
+            f"{', '.join(sorted(_SCALES))}) come before an epilogue (one of "
+            f"{', '.join(sorted(_EPILOGUES))})"
+        )
+    return scales, epilogue
+
+
+_SCALES = frozenset(recipe.value for recipe in ScaleRecipe)
+_EPILOGUES = frozenset(epilogue.value for epilogue in Epilogue)
+
+_COUNTS = {Op.MM: "", Op.BMM: "b", Op.GROUPED_MM: "g"}
+"""Letter before the number of matrices or groups, in the key of a problem."""
+
+_SIZES = re.compile(r"(?:([bg])([1-9][0-9]*))?m([1-9][0-9]*)n([1-9][0-9]*)k([1-9][0-9]*)")
 
 MAX_EXTENT = 2**31 - 1
 """Largest m, n, k or batch: the kernels take extents as signed 32-bit integers."""
@@ -148,8 +154,12 @@ MAX_EXTENT = 2**31 - 1
 class Problem:
     """One GEMM to serve: out[m, n] = A[m, k] @ B[k, n], ``batch`` times for ``bmm``.
 
+    For ``grouped_mm``, m counts the rows of all groups, and there are ``groups`` matrices B.
+    Extents count values: k is twice the extent of a tensor of fp4.
+
     Raises:
-        ValueError: If an extent is outside 1..2**31-1, or ``mm`` has a batch other than 1.
+        ValueError: If an extent is outside 1..2**31-1, an operation has a batch or groups that it
+            does not know, or k does not fill whole elements.
     """
 
     signature: Signature
@@ -157,20 +167,31 @@ class Problem:
     n: int
     k: int
     batch: int = 1
+    groups: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("m", "n", "k", "batch"):
+        for name in ("m", "n", "k", "batch", "groups"):
             extent = getattr(self, name)
             if not 1 <= extent <= MAX_EXTENT:
                 raise ValueError(f"{name} must be in 1..{MAX_EXTENT} (got {extent})")
-        if self.signature.op is Op.MM and self.batch != 1:
-            raise ValueError(f"mm has no batch (got batch {self.batch}); use bmm")
+        op = self.signature.op
+        if op is not Op.BMM and self.batch != 1:
+            raise ValueError(f"{op.value} has no batch (got batch {self.batch}); use bmm")
+        if op is not Op.GROUPED_MM and self.groups != 1:
+            raise ValueError(f"{op.value} has no groups (got {self.groups}); use grouped_mm")
+        for dtype in (self.signature.a, self.signature.b):
+            if self.k % dtype.packed:
+                raise ValueError(
+                    f"k must be a multiple of {dtype.packed} with {dtype.value}, of which an "
+                    f"element holds {dtype.packed} (got {self.k})"
+                )
 
     @property
     def key(self) -> str:
         """Canonical text, e.g. ``mm/tn/bf16xbf16/fp32/bf16/m16n4096k4096``."""
-        batch = f"b{self.batch}" if self.signature.op is Op.BMM else ""
-        return f"{self.signature.key}/{batch}m{self.m}n{self.n}k{self.k}"
+        letter = _COUNTS[self.signature.op]
+        count = f"{letter}{self.batch * self.groups}" if letter else ""
+        return f"{self.signature.key}/{count}m{self.m}n{self.n}k{self.k}"
 
     @classmethod
     def parse(cls, key: str) -> Problem:
@@ -182,16 +203,19 @@ class Problem:
         head, _, sizes = key.rpartition("/")
         signature = Signature.parse(head)
         match = _SIZES.fullmatch(sizes)
-        if match is None or (match[1] is not None) != (signature.op is Op.BMM):
+        if match is None or (match[1] or "") != _COUNTS[signature.op]:
             raise ValueError(
-                f"sizes {sizes!r} of {key!r} are not of the form m1n2k3 (mm) or b4m1n2k3 (bmm)"
+                f"sizes {sizes!r} of {key!r} are not of the form m1n2k3 (mm), b4m1n2k3 (bmm) or "
+                "g4m1n2k3 (grouped_mm)"
             )
+        count = int(match[2] or 1)
         return cls(
             signature=signature,
-            m=int(match[2]),
-            n=int(match[3]),
-            k=int(match[4]),
-            batch=int(match[1] or 1),
+            m=int(match[3]),
+            n=int(match[4]),
+            k=int(match[5]),
+            batch=count if signature.op is Op.BMM else 1,
+            groups=count if signature.op is Op.GROUPED_MM else 1,
         )
 
     @property
@@ -204,4 +228,4 @@ class Problem:
 
     @property
     def _order(self) -> tuple[str, int, int, int, int]:
-        return (self.signature.key, self.n, self.k, self.batch, self.m)
+        return (self.signature.key, self.n, self.k, self.batch * self.groups, self.m)

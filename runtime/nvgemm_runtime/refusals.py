@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .calling_convention import KNOWN_FORM, exported_symbol
+from .calling_convention import KNOWN_FORM, parse_calling_convention
 from .facts import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 from .format import Header, Kernel
 from .target import CPU, Target
@@ -10,14 +10,14 @@ from .target import CPU, Target
 
 def unlaunchable(kernel: Kernel) -> str | None:
     """Why this release cannot launch a kernel, whatever the device, or None."""
-    if exported_symbol(kernel.calling_convention) is None:
+    convention = parse_calling_convention(kernel.calling_convention)
+    if convention is None:
         return (
             f"calling convention {kernel.calling_convention!r}, this release calls {KNOWN_FORM}; "
             "install the nvgemm-aot release that built it"
         )
-    if kernel.workspace_bytes:
-        return "they need a workspace, which this release does not provide"
-    return None
+    misfit = convention.misfit(kernel.signature, kernel.workspace_bytes)
+    return misfit and f"calling convention {kernel.calling_convention!r}: {misfit}"
 
 
 def refusal(header: Header, facts: DeviceFacts) -> str | None:

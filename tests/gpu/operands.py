@@ -42,7 +42,7 @@ Sizes = tuple[int, int, int, int]
 
 
 def alignment_elements(kernel: Kernel, dtype: DType) -> int:
-    return max(1, kernel.alignment_bytes // dtype.size_bytes)
+    return max(1, kernel.alignment_bytes // (dtype.bits // 8))
 
 
 def sizes(kernel: Kernel) -> list[Sizes]:

@@ -26,7 +26,7 @@ def kernel() -> Kernel:
     """Some mm kernel for a Linear in a 16-bit float."""
     for _, kernel in installed_kernels():
         signature = kernel.signature
-        sixteen_bits = signature.a.size_bytes == 2 and signature.out is signature.a
+        sixteen_bits = signature.a.bits == 16 and signature.out is signature.a
         if signature.op is Op.MM and signature.layout.value == "tn" and sixteen_bits:
             return kernel
     pytest.fail("no installed kernel for mm/tn")

@@ -195,7 +195,7 @@ def _unfit(operator: Any, signature: Signature, target: BuildTarget) -> str | No
         # Seen with cutlass-dsl 4.8.1 on sm_90a and sm_100a: the cubin equals the int8 one.
         return "compiles to the int8 kernel, whose products are signed: results would be wrong"
     k_major = signature.layout.a_row_major and not signature.layout.b_row_major
-    if kind == _SM90_OPERATOR and signature.a.size_bytes == 1 and not k_major:
+    if kind == _SM90_OPERATOR and signature.a.bits == 8 and not k_major:
         return "WGMMA reads 8-bit operands only along k (layout tn): it does not compile"
     return None
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.calling_convention import parse_calling_convention
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.operands import torch_dtype
 from nvgemm_runtime.problem import DType, Layout, Op, Signature
@@ -15,6 +16,12 @@ Run = Callable[[Any, Any, Any], Any]
 
 ATEN, TRITON = "aten", "triton"
 """Names of contenders that are no kernels."""
+
+
+def takes_operands_alone(kernel: Kernel) -> bool:
+    """Whether a kernel takes A, B and the output: others, with scales say, are not measured yet."""
+    convention = parse_calling_convention(kernel.calling_convention)
+    return convention is not None and convention.parameters == ("a", "b", "out", "stream")
 
 
 def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:
@@ -46,7 +53,7 @@ def aten_run(signature: Signature) -> Run | None:
         if signature.op is Op.MM and signature.out is DType.INT32 and _are(signature, DType.INT8):
             return lambda a, b, out: torch._int_mm(a, b, out=out)
         return None
-    if DType.FP8_E4M3 in (signature.a, signature.b) or DType.FP8_E5M2 in (signature.a, signature.b):
+    if signature.a.is_fp8:
         return _scaled(signature)
     product = torch.mm if signature.op is Op.MM else torch.bmm
     if signature.a is signature.out:

@@ -40,8 +40,6 @@ LIKENESS = 0.05
 """Norm of the difference, over that of the result, up to which torch's own result is taken: it may
 sum in parts that are rounded to the output's type, and is what a program gets without us."""
 
-_FP8 = (DType.FP8_E4M3, DType.FP8_E5M2)
-
 
 def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``a @ b`` in fp64, exact for whole numbers."""
@@ -61,7 +59,7 @@ def find_fault(out: torch.Tensor, wanted: torch.Tensor, signature: Signature) ->
         different = int((found != wanted).sum())
         return f"{different} of {out.numel()} elements differ" if different else None
     scale = wanted.square().mean().sqrt()
-    of_sums = FP8_SUM_ERROR if signature.a in _FP8 else SUM_ERROR
+    of_sums = FP8_SUM_ERROR if signature.a.is_fp8 else SUM_ERROR
     allowed = wanted.abs() * (UNIT_ROUNDOFF[signature.out] * 1.01)
     allowed += of_sums * scale + LEAST_STEP[signature.out]
     excess = (found - wanted).abs_().sub_(allowed)

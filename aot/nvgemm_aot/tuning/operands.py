@@ -38,9 +38,9 @@ def make_sets(problem: Problem, device: str, *, seed: int, total_bytes: int) -> 
 
     signature = problem.signature
     one = problem.batch * (
-        problem.m * problem.k * signature.a.size_bytes
-        + problem.k * problem.n * signature.b.size_bytes
-        + problem.m * problem.n * signature.out.size_bytes
+        signature.a.bytes_of(problem.m * problem.k)
+        + signature.b.bytes_of(problem.k * problem.n)
+        + signature.out.bytes_of(problem.m * problem.n)
     )
     count = min(MOST_SETS, max(2, -(-total_bytes // one)))
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -115,7 +115,7 @@ def _values(
         signs = torch.randint(0, 2, shape, generator=generator, device=device) * 2 - 1
         return (kept * signs).to(torch_dtype(dtype))
     scale = 1.0
-    if out in (DType.FP8_E4M3, DType.FP8_E5M2):
+    if out.is_fp8:
         scale = min(1.0, (_FP8_RESULT / problem.k**0.5) ** 0.5)
     values = torch.randn(shape, generator=generator, device=device) * scale
     return values.to(torch_dtype(dtype))

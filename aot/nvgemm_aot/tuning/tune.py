@@ -17,7 +17,15 @@ from nvgemm_runtime.problem import Problem
 from nvgemm_runtime.refusals import refusal, unlaunchable
 
 from ..bundle import BundleContent, ProblemRanking, write_bundle
-from .contenders import ATEN, TRITON, Run, aten_run, kernel_run, triton_run
+from .contenders import (
+    ATEN,
+    TRITON,
+    Run,
+    aten_run,
+    kernel_run,
+    takes_operands_alone,
+    triton_run,
+)
 from .measuring import Bench, BrokenDeviceError, look_for_others, measure, wait_until_idle
 from .outcome import Outcome, disagreement
 from .pruning import Pruned, prune
@@ -203,7 +211,7 @@ class _Runs:
             kernel.id: (bundle, kernel)
             for bundle in reversed(bundles)
             for kernel in bundle.header.kernels
-            if unlaunchable(kernel) is None
+            if unlaunchable(kernel) is None and takes_operands_alone(kernel)
         }
 
     def of(self, ranking: ProblemRanking) -> dict[str, Run]:
@@ -232,9 +240,9 @@ def _fits(kernel: Kernel, problem: Problem) -> bool:
     """Whether operands of a problem without gaps are aligned as a kernel needs it."""
     signature, layout = problem.signature, problem.signature.layout
     contiguous = (
-        (problem.k if layout.a_row_major else problem.m) * signature.a.size_bytes,
-        (problem.n if layout.b_row_major else problem.k) * signature.b.size_bytes,
-        problem.n * signature.out.size_bytes,
+        signature.a.bytes_of(problem.k if layout.a_row_major else problem.m),
+        signature.b.bytes_of(problem.n if layout.b_row_major else problem.k),
+        signature.out.bytes_of(problem.n),
     )
     return all(extent % kernel.alignment_bytes == 0 for extent in contiguous)
 
@@ -265,7 +273,9 @@ def _measure_all(
             continue
         contenders = runs.of(ranking)
         if not contenders.keys() - {ATEN, TRITON}:
-            unmeasured[key] = "none of its kernels can be launched for it"
+            unmeasured[key] = (
+                "none of its kernels can be measured: they take more than A and B, or do not fit"
+            )
             continue
         try:
             outcome = measure(ranking.problem, contenders, bench)

@@ -1,0 +1,84 @@
+"""The tensors that a kernel takes: which there are for a signature, of what type and shape."""
+
+from __future__ import annotations
+
+import enum
+
+from .element_types import DType
+from .epilogue import Addend, addend_dtype
+from .problem import Op, Problem, Signature
+from .scales import ScaleRecipe, swizzled_elements
+
+
+class Role(str, enum.Enum):
+    """What a tensor is to a GEMM."""
+
+    A = "a"
+    B = "b"
+    SCALE_A = "scale_a"
+    SCALE_B = "scale_b"
+    OFFSETS = "offsets"
+    """Where each group ends along m, as int32."""
+    ADDEND = "addend"
+    """The bias, or the matrix, that an epilogue adds."""
+    OUT = "out"
+
+
+def roles(signature: Signature) -> tuple[Role, ...]:
+    """The tensors of a signature's kernels, `Role.OUT` last."""
+    return (Role.A, Role.B, *extra_roles(signature), Role.OUT)
+
+
+def extra_roles(signature: Signature) -> tuple[Role, ...]:
+    """The tensors besides A, B and the result, in the order in which every function takes them."""
+    extras: list[Role] = []
+    if signature.scales is not None:
+        extras += (Role.SCALE_A, Role.SCALE_B)
+    if signature.op is Op.GROUPED_MM:
+        extras.append(Role.OFFSETS)
+    if signature.epilogue is not None:
+        extras.append(Role.ADDEND)
+    return tuple(extras)
+
+
+def role_dtype(signature: Signature, role: Role) -> DType:
+    """Element type of one of a signature's tensors."""
+    if role in (Role.SCALE_A, Role.SCALE_B):
+        assert signature.scales is not None
+        return signature.scales.dtype
+    return {
+        Role.A: signature.a,
+        Role.B: signature.b,
+        Role.OFFSETS: DType.INT32,
+        Role.ADDEND: addend_dtype(signature.out),
+        Role.OUT: signature.out,
+    }[role]
+
+
+def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
+    """Shape of one of a problem's tensors, as torch counts: two values of fp4 are one element.
+
+    Swizzled scales have one dimension here, for their shape says nothing; tensor-wise ones hold one
+    element, row-wise ones are [m, 1] and [1, n].
+    """
+    signature = problem.signature
+    m, n, k = problem.m, problem.n, problem.k
+    batch = (problem.batch,) if signature.op is Op.BMM else ()
+    groups = (problem.groups,) if signature.op is Op.GROUPED_MM else ()
+    if role is Role.A:
+        return (*batch, m, k // signature.a.packed)
+    if role is Role.B:
+        return (*batch, *groups, k // signature.b.packed, n)
+    if role is Role.OUT:
+        return (*batch, m, n)
+    if role is Role.OFFSETS:
+        return groups
+    if role is Role.ADDEND:
+        assert signature.epilogue is not None
+        return (n,) if signature.epilogue.addend is Addend.ROW else (*batch, m, n)
+    assert signature.scales is not None
+    if signature.scales is ScaleRecipe.FP32_TENSOR:
+        return (1,)
+    if signature.scales is ScaleRecipe.FP32_ROW:
+        return (m, 1) if role is Role.SCALE_A else (1, n)
+    return (swizzled_elements(signature.scales, m if role is Role.SCALE_A else n, k),)

@@ -1,0 +1,105 @@
+"""What can be computed at all: which element types, results, scales and epilogues go together.
+
+One row of the tables here is one row of the support table in the README. What a row says holds for
+at least one target; which operators a target has for it, the builder finds out.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+
+from .element_types import DType
+from .epilogue import Epilogue
+from .problem import Layout, Op, Signature
+from .scales import ScaleRecipe
+
+_WIDE = (DType.FP32, DType.FP16, DType.BF16)
+_FP8 = (DType.FP8_E4M3, DType.FP8_E5M2)
+
+OUTS = {
+    DType.FP16: (*_WIDE, *_FP8),
+    DType.BF16: (*_WIDE, *_FP8),
+    DType.FP8_E4M3: (*_WIDE, *_FP8),
+    DType.FP8_E5M2: (*_WIDE, *_FP8),
+    DType.FP4_E2M1: (*_WIDE, *_FP8),
+    DType.INT8: (DType.INT32, DType.FP32, DType.INT8),
+}
+"""By dtype of A and B: the dtypes that the result may have, whatever else is asked.
+
+uint8 is not there: kernels that cutlass.operators lists for it compute signed products.
+"""
+
+SCALED = {
+    ScaleRecipe.E8M0_1X32: (*_FP8, DType.FP4_E2M1),
+    ScaleRecipe.E4M3_1X16: (DType.FP4_E2M1,),
+    ScaleRecipe.E8M0_1X16: (DType.FP4_E2M1,),
+    ScaleRecipe.FP32_TENSOR: _FP8,
+    ScaleRecipe.FP32_ROW: _FP8,
+}
+"""By scale recipe: the dtypes of A and B that it scales."""
+
+GROUPED = (DType.FP16, DType.BF16, *_FP8)
+"""Dtypes of A and B in groups; the result is fp32, fp16 or bf16."""
+
+
+def unsupported(signature: Signature) -> str | None:
+    """Why no kernel computes such a thing on any target, or None.
+
+    Where several reasons hold, the one that stands first in the signature's text.
+    """
+    a, b, out, scales = signature.a, signature.b, signature.out, signature.scales
+    if a is not b:
+        return f"A is {a.value} and B is {b.value}, must be of one type"
+    if a not in OUTS:
+        if a is DType.UINT8:
+            return "uint8 is not multiplied right by any operator; shift to int8"
+        return f"{a.value} is not multiplied by any operator ({_listed(OUTS)} are)"
+    if out not in OUTS[a]:
+        return f"{a.value} gives no {out.value}, but {_listed(OUTS[a])}"
+    if scales is None and a is DType.FP4_E2M1:
+        return f"{a.value} needs scales ({_listed(r for r, of in SCALED.items() if a in of)})"
+    if signature.op is Op.GROUPED_MM:
+        return _unsupported_in_groups(signature)
+    if scales is not None:
+        return _unsupported_with_scales(signature, scales)
+    if signature.epilogue is not None and a.is_integer:
+        return f"no operator has an epilogue for {a.value}"
+    return None
+
+
+def _unsupported_in_groups(signature: Signature) -> str | None:
+    if signature.scales is not None:
+        return f"grouped_mm takes no scales (here {signature.scales.value})"
+    if signature.epilogue is not None:
+        return f"grouped_mm has no epilogue (here {signature.epilogue.value})"
+    if signature.a not in GROUPED:
+        return f"grouped_mm takes no {signature.a.value}, but {_listed(GROUPED)}"
+    if signature.out not in _WIDE:
+        return f"grouped_mm gives no {signature.out.value}, but {_listed(_WIDE)}"
+    if signature.layout is not Layout.TN:
+        return f"grouped_mm has layout tn alone (here {signature.layout.value})"
+    return None
+
+
+def _unsupported_with_scales(signature: Signature, scales: ScaleRecipe) -> str | None:
+    a = signature.a
+    if signature.op is not Op.MM:
+        return f"{signature.op.value} takes no scales (here {scales.value}), mm does"
+    if a not in SCALED[scales]:
+        return f"scales {scales.value} are not for {a.value}, but {_listed(SCALED[scales])}"
+    if signature.layout is not Layout.TN and (a.packed > 1 or not scales.is_swizzled):
+        return f"{a.value} with scales {scales.value} has layout tn alone"
+    if not scales.is_swizzled and signature.out not in _WIDE:
+        return f"scales {scales.value} give no {signature.out.value}, but {_listed(_WIDE)}"
+    if signature.epilogue is None:
+        return None
+    if scales.is_swizzled:
+        return f"block-scaled operators have no epilogue (here {signature.epilogue.value})"
+    if signature.epilogue is not Epilogue.BIAS:
+        return f"with scales {scales.value} the one epilogue is bias"
+    return None
+
+
+def _listed(values: Iterable[enum.Enum]) -> str:
+    return ", ".join(str(value.value) for value in values)
