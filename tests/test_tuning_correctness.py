@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from nvgemm_aot.bundle import encode_bundle
+from nvgemm_aot.linker import compiler
+from nvgemm_aot.tuning import gpu_state
 from nvgemm_aot.tuning.contenders import aten_run, takes_operands_alone, triton_run
 from nvgemm_aot.tuning.correctness import find_fault, is_like, reference
-from nvgemm_aot.tuning.gpu_state import Blind, slowdowns, watch_gpu
+from nvgemm_aot.tuning.gpu_state import Blind, GpuState, slowdowns, watch_gpu
 from nvgemm_aot.tuning.operands import MOST_SETS, make_sets, poison
 from nvgemm_runtime.operands import torch_dtype
 from nvgemm_runtime.problem import DType, Layout, Problem, Signature
@@ -148,3 +153,59 @@ def test_a_machine_without_a_driver_is_measured_blindly() -> None:
     if not torch.cuda.is_available():
         assert isinstance(watch, Blind)
         assert watch.look().utilization_percent is None
+
+
+NVML = """
+#include <string.h>
+typedef struct { unsigned gpu, memory; } utilization_t;
+static int device;
+int nvmlInit_v2(void) { return 0; }
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **found) {
+  *found = &device;
+  return strcmp(uuid, "GPU-1234") ? 6 : 0;  /* NVML_ERROR_NOT_FOUND */
+}
+int nvmlSystemGetDriverVersion(char *version, unsigned length) {
+  if (length < 10) return 7;
+  strcpy(version, "580.95.05");
+  return 0;
+}
+int nvmlDeviceGetUtilizationRates(void *asked, utilization_t *rates) {
+  if (asked != &device) return 2;
+  rates->gpu = 63; rates->memory = 7;
+  return UTILIZATION_STATUS;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *asked, unsigned long long *reasons) {
+  if (asked != &device) return 2;
+  *reasons = 0x100000044ull;
+  return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(("status", "percent"), [(0, 63), (3, None)])
+def test_reads_what_the_drivers_library_tells(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, percent: int | None
+) -> None:
+    (tmp_path / "nvml.c").write_text(NVML)
+    library = tmp_path / "libnvidia-ml.so.1"
+    command = [*compiler(), f"-DUTILIZATION_STATUS={status}", "-shared", "-fPIC"]
+    subprocess.run([*command, "-o", library, tmp_path / "nvml.c"], check=True)
+    monkeypatch.setattr(gpu_state, "_LIBRARY", str(library))
+    watch = watch_gpu("GPU-1234")
+    assert watch.driver == "580.95.05"
+    assert watch.look() == GpuState(
+        utilization_percent=percent, slowdowns=("hardware thermal slowdown",)
+    )
+    assert isinstance(watch_gpu("GPU-5678"), Blind)
+
+
+def test_measuring_needs_nothing_of_the_compiler_side() -> None:
+    """As where kernels run: without pydantic, yaml, the compiler and its model."""
+    missing = ("pydantic", "yaml", "cutlass", "nvMatmulHeuristics", "wheel", "packaging.utils")
+    script = (
+        f"import sys\nfor name in {missing}: sys.modules[name] = None\n"
+        "import nvgemm_aot.cli, nvgemm_aot.render_tune, nvgemm_aot.tuning.bench\n"
+        "import nvgemm_aot.tuning.tune\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 PROGRAM = f"nvgemm-aot {__version__}"
 
 Progress = Callable[[int, int], None]
-"""Called before the first problem and after each: how many are done, how many there are."""
+"""Called before the first problem and after each: how many are done of those that were left."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,14 +259,13 @@ def _measure_all(
     import torch
 
     left = [ranking for ranking in rankings if ranking.problem.key not in state.outcomes]
-    done = len(rankings) - len(left)
-    if progress is not None:
-        progress(done, len(rankings))
     if not left:
         return {}
+    if progress is not None:
+        progress(0, len(left))
     busy = wait_until_idle(bench)
     unmeasured: dict[str, str] = {}
-    for ranking in left:
+    for place, ranking in enumerate(left, start=1):
         key = ranking.problem.key
         if budget.is_used_up:
             unmeasured[key] = OUT_OF_BUDGET
@@ -290,9 +289,8 @@ def _measure_all(
             unmeasured[key] = f"it does not fit into the GPU's memory: {error}"
             continue
         state.add(key, _with_doubts(outcome, busy, _why_runs_differ(ranking, outcome, bench)))
-        done += 1
         if progress is not None:
-            progress(done, len(rankings))
+            progress(place, len(left))
     if busy is None:
         _look_back([r for r in left if r.problem.key not in unmeasured], bench, state)
     return unmeasured
