@@ -14,8 +14,7 @@ from nvgemm_aot.bundle import encode_bundle
 from nvgemm_aot.bundle_content import read_content
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.storage import write_atomic
-from nvgemm_aot.tuning import measuring
-from nvgemm_aot.tuning import tune as tune_module
+from nvgemm_aot.tuning import contenders, measuring
 from nvgemm_aot.tuning.gpu_state import GpuState
 from nvgemm_aot.tuning.measuring import UNDECIDED
 from nvgemm_aot.tuning.race import MOST_ROUNDS
@@ -213,7 +212,7 @@ def test_torchs_own_operator_that_fails_has_no_time(
     def failing(a: Any, b: Any, out: Any) -> Any:
         raise NotImplementedError("not on this device")
 
-    monkeypatch.setattr(tune_module, "aten_run", lambda _: failing)
+    monkeypatch.setattr(contenders, "aten_run", lambda _: failing)
     tuned = run(path, output, bench(timer))
     assert all(outcome.aten is None for outcome in tuned.outcomes.values())
     assert all(not outcome.wrong for outcome in tuned.outcomes.values())
@@ -227,6 +226,27 @@ def test_a_kernel_that_cannot_be_timed_is_thrown_out(
     for outcome in tuned.outcomes.values():
         assert list(outcome.wrong.values()) == ["RuntimeError: a launch may not be captured"]
     assert {kernel.operator for kernel in header_of(output).kernels} == {"Cpu_16x16", "Cpu_1x1"}
+
+
+def test_a_kernel_that_breaks_the_device_while_it_is_timed_is_left_out_too(
+    path: Path, output: Path, timer: DictatedTimer
+) -> None:
+    timer.times = {**SLOW_FIRST, "Cpu_8x32": []}
+    with pytest.raises(TuningError, match="leaves the GPU unusable: RuntimeError"):
+        run(path, output, bench(timer))
+    run(path, output, bench(timer))
+    assert {kernel.operator for kernel in header_of(output).kernels} == {"Cpu_16x16", "Cpu_1x1"}
+
+
+def test_an_aten_that_breaks_the_device_is_left_out_too(
+    path: Path, output: Path, timer: DictatedTimer
+) -> None:
+    timer.times = {**SLOW_FIRST, "aten": []}
+    with pytest.raises(TuningError, match="ATen leaves the GPU unusable"):
+        run(path, output, bench(timer))
+    tuned = run(path, output, bench(timer))
+    assert all(outcome.aten is None for outcome in tuned.outcomes.values())
+    assert len(header_of(output).kernels) == 3
 
 
 def test_a_budget_ends_between_problems_and_the_same_call_goes_on(

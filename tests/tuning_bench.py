@@ -18,7 +18,7 @@ import cpu_kernels
 import cpu_provider
 import recording_kernels
 from nvgemm_aot.cache import Cache
-from nvgemm_aot.tuning import tune as tune_module
+from nvgemm_aot.tuning import contenders
 from nvgemm_aot.tuning.contenders import ATEN, Run
 from nvgemm_aot.tuning.gpu_state import GpuState
 from nvgemm_aot.tuning.measuring import Bench
@@ -52,7 +52,8 @@ class DictatedTimer:
     """Tells what a test wants: each contender's samples, in turn and then over again.
 
     Attributes:
-        times: By contender's name, or the beginning of one, nanoseconds.
+        times: By operator or ``aten``, nanoseconds; those of "" for all others. None at all, and
+            sampling it breaks the device.
         prepared: Names of those that were prepared, in order.
         sampled: Names of those that were sampled, in order.
         broken_by: Name of a contender that leaves the device unusable, if any.
@@ -85,8 +86,9 @@ class DictatedTimer:
         return sample
 
     def _samples(self, name: str) -> Iterator[float]:
-        while True:
-            yield from self.times[name] if name in self.times else self.times[""]
+        while times := self.times.get(name, self.times[""]):
+            yield from times
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     def check(self) -> None:
         if self.last_run and self.last_run == self.broken_by:
@@ -102,7 +104,7 @@ class DictatedTimer:
 
             return noting
 
-        kernel_run, aten_run = tune_module.kernel_run, tune_module.aten_run
+        kernel_run, aten_run = contenders.kernel_run, contenders.aten_run
 
         def kernel_run_noted(bundle: Any, kernel: Any) -> Run:
             return noted(kernel.operator, kernel_run(bundle, kernel))
@@ -111,8 +113,8 @@ class DictatedTimer:
             run = aten_run(signature)
             return None if run is None else noted(ATEN, run)
 
-        monkeypatch.setattr(tune_module, "kernel_run", kernel_run_noted)
-        monkeypatch.setattr(tune_module, "aten_run", aten_run_noted)
+        monkeypatch.setattr(contenders, "kernel_run", kernel_run_noted)
+        monkeypatch.setattr(contenders, "aten_run", aten_run_noted)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from nvgemm_runtime.format import Timing
 
 from .tables import size_text, table
+from .tuning.outcome import contender_name
 
 if TYPE_CHECKING:
     from .tuning.outcome import Outcome
@@ -87,7 +88,7 @@ def _wrong(document: Document) -> Iterator[str]:
     for id_, fault in document["broken"].items():
         faults.setdefault(id_, []).append(f"leaves the GPU unusable: {fault}")
     for id_, texts in faults.items():
-        yield f"WRONG: kernel {id_[:12]} is thrown out of the bundle:"
+        yield f"WRONG: {contender_name(id_)} is thrown out:"
         yield from (f"  {text}" for text in texts)
 
 

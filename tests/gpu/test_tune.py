@@ -21,7 +21,7 @@ from operands import assert_close, assert_exact, operands
 
 from nvgemm_aot.bundle import write_bundle
 from nvgemm_aot.bundle_content import read_content
-from nvgemm_aot.tuning import tune as tune_module
+from nvgemm_aot.tuning import contenders
 from nvgemm_aot.tuning.bench import gpu_bench
 from nvgemm_aot.tuning.gpu_state import UNKNOWN_DRIVER
 from nvgemm_aot.tuning.state import state_path
@@ -121,7 +121,7 @@ def test_a_kernel_that_leaves_one_element_out_never_wins(
 ) -> None:
     _, header = tuned
     fastest = {header.kernels[ranking.kernels[0].kernel].id for ranking in header.rankings}
-    kernel_run = tune_module.kernel_run
+    kernel_run = contenders.kernel_run
 
     def spoiled(bundle: Any, kernel: Any) -> Any:
         run = kernel_run(bundle, kernel)
@@ -133,7 +133,7 @@ def test_a_kernel_that_leaves_one_element_out_never_wins(
 
         return spoiling if kernel.id in fastest else run
 
-    monkeypatch.setattr(tune_module, "kernel_run", spoiled)
+    monkeypatch.setattr(contenders, "kernel_run", spoiled)
     result, without = tuned_bundle(small, tmp_path / "tuned.nvgemm")
     assert not fastest & {kernel.id for kernel in without.kernels}
     named = {id_ for outcome in result.outcomes.values() for id_ in outcome.wrong}

@@ -2,20 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.calling_convention import parse_calling_convention
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.operands import torch_dtype
-from nvgemm_runtime.problem import DType, Layout, Op, Signature
+from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
+from nvgemm_runtime.refusals import unlaunchable
+
+from ..bundle import ProblemRanking
 
 Run = Callable[[Any, Any, Any], Any]
 """``run(a, b, out)`` computes a GEMM and returns where the result is."""
 
 ATEN, TRITON = "aten", "triton"
 """Names of contenders that are no kernels."""
+
+
+class Contenders:
+    """What is timed for each problem of some bundles.
+
+    Args:
+        bundles: Whose kernels; of those that several hold, the first one's.
+        all_kernels: Whether a problem gets all kernels of its signature, and not only those that
+            its ranking names.
+        triton: Whether Inductor is asked for Triton kernels.
+        without: Names of contenders that are left out.
+    """
+
+    def __init__(
+        self,
+        bundles: Sequence[Bundle],
+        *,
+        all_kernels: bool,
+        triton: bool,
+        without: Collection[str],
+    ) -> None:
+        self._all_kernels = all_kernels
+        self._triton = triton
+        self._without = without
+        self._places: dict[str, tuple[Bundle, Kernel]] = {
+            kernel.id: (bundle, kernel)
+            for bundle in reversed(bundles)
+            for kernel in bundle.header.kernels
+            if unlaunchable(kernel) is None and takes_operands_alone(kernel)
+        }
+
+    def of(self, ranking: ProblemRanking) -> dict[str, Run]:
+        """By name: the problem's kernels that fit its operands, and torch's own."""
+        problem = ranking.problem
+        ids = [id_ for id_, _ in ranking.kernels if id_ in self._places]
+        if self._all_kernels:
+            signature = problem.signature
+            ids = [id_ for id_, (_, one) in self._places.items() if one.signature == signature]
+        runs: dict[str, Run | None] = {
+            id_: kernel_run(*self._places[id_])
+            for id_ in ids
+            if _fits(self._places[id_][1], problem)
+        }
+        runs[ATEN] = aten_run(problem.signature)
+        runs[TRITON] = triton_run(problem.signature) if self._triton else None
+        return {
+            name: run for name, run in runs.items() if run is not None and name not in self._without
+        }
+
+
+def _fits(kernel: Kernel, problem: Problem) -> bool:
+    """Whether operands of a problem without gaps are aligned as a kernel needs it."""
+    signature, layout = problem.signature, problem.signature.layout
+    contiguous = (
+        signature.a.bytes_of(problem.k if layout.a_row_major else problem.m),
+        signature.b.bytes_of(problem.n if layout.b_row_major else problem.k),
+        signature.out.bytes_of(problem.n),
+    )
+    return all(extent % kernel.alignment_bytes == 0 for extent in contiguous)
 
 
 def takes_operands_alone(kernel: Kernel) -> bool:

@@ -36,7 +36,6 @@ BUSY_PERCENT = 5
 IDLE_S = 1.5
 """The driver's utilisation speaks of up to the last second: we keep still so long before a look."""
 
-
 UNDECIDED = "the fastest were not told apart, and their times vary"
 
 
@@ -120,7 +119,13 @@ def measure(problem: Problem, contenders: Mapping[str, Run], bench: Bench) -> Ou
     Returns:
         The times. Kernels that fail, or whose result is wrong, are not among them; where torch's
         own does, it has no time.
+
+    Raises:
+        BrokenDeviceError: If one leaves the device unusable.
+        torch.OutOfMemoryError: If operands do not fit.
     """
+    import torch
+
     seed = int(sha256_hex(problem.key.encode())[:8], 16)
     sets = make_sets(problem, bench.device, seed=seed, total_bytes=bench.buffer_bytes)
     wanted = reference(*sets[0][:2])
@@ -131,7 +136,9 @@ def measure(problem: Problem, contenders: Mapping[str, Run], bench: Bench) -> Ou
         try:
             fault = _fault(name, run, sets[0], wanted, problem)
             if fault is None:
-                ready[name] = bench.timer.prepare(_calls(run, sets))
+                ready[name] = _guarded(name, bench.timer.prepare(_calls(run, sets)))
+        except torch.OutOfMemoryError:
+            raise  # of buffers and graphs, and no fault of the contender's
         except Exception as error:  # of a kernel, of torch's operator, or of what compiles it
             fault = _in_one_line(error)
             try:
@@ -167,6 +174,18 @@ def _fault(
     if name in (ATEN, TRITON):
         return None if is_like(result, wanted) else "it computes something else"
     return find_fault(result, wanted, problem.signature)
+
+
+def _guarded(name: str, sample: Sample) -> Sample:
+    """A sample whose failure is the contender's: launches of a graph fail when it is replayed."""
+
+    def guarded() -> float:
+        try:
+            return sample()
+        except Exception as error:
+            raise BrokenDeviceError(name, _in_one_line(error)) from error
+
+    return guarded
 
 
 def _in_one_line(error: Exception) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nvgemm_runtime.format import Conditions, Timing
 
-from .contenders import ATEN
+from .contenders import ATEN, TRITON
 
 SLACK = 0.05
 """Share of a time by which two runs may differ besides their spreads: GPUs of one product differ by
@@ -56,16 +56,16 @@ def disagreement(before: Outcome, now: Outcome) -> str | None:
     date = before.conditions.date
     if _is_behind(new, first_old, first_new) and _is_behind(old, first_new, first_old):
         return (
-            f"{_name(first_new)} was fastest, and {_name(first_old)} in the run of {date}, each "
-            "beyond the spread"
+            f"{contender_name(first_new)} was fastest, and {contender_name(first_old)} in the run "
+            f"of {date}, each beyond the spread"
         )
     for name in dict.fromkeys((first_new, first_old)):
         apart = abs(new[name].time_ns - old[name].time_ns)
         allowed = new[name].spread_ns + old[name].spread_ns + SLACK * old[name].time_ns
         if apart > allowed:
             return (
-                f"{_name(name)} took {new[name].time_ns} ns, and {old[name].time_ns} ns in the run "
-                f"of {date}: at most {allowed:.0f} ns apart is noise"
+                f"{contender_name(name)} took {new[name].time_ns} ns, and {old[name].time_ns} ns in "
+                f"the run of {date}: at most {allowed:.0f} ns apart is noise"
             )
     return None
 
@@ -75,5 +75,7 @@ def _is_behind(times: Mapping[str, Timing], slower: str, faster: str) -> bool:
     return gap > times[slower].spread_ns + times[faster].spread_ns
 
 
-def _name(contender: str) -> str:
-    return "ATen" if contender == ATEN else f"kernel {contender[:12]}"
+def contender_name(contender: str) -> str:
+    """A contender in words."""
+    torchs_own = {ATEN: "ATen", TRITON: "Triton"}
+    return torchs_own.get(contender, f"kernel {contender[:12]}")

@@ -12,22 +12,13 @@ from pathlib import Path
 from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import TuningError
-from nvgemm_runtime.format import Header, Kernel, sha256_hex
-from nvgemm_runtime.problem import Problem
-from nvgemm_runtime.refusals import refusal, unlaunchable
+from nvgemm_runtime.format import Header, sha256_hex
+from nvgemm_runtime.refusals import refusal
 
-from ..bundle import BundleContent, ProblemRanking, write_bundle
-from .contenders import (
-    ATEN,
-    TRITON,
-    Run,
-    aten_run,
-    kernel_run,
-    takes_operands_alone,
-    triton_run,
-)
+from ..bundle import ProblemRanking, write_bundle
+from .contenders import ATEN, TRITON, Contenders
 from .measuring import Bench, BrokenDeviceError, look_for_others, measure, wait_until_idle
-from .outcome import Outcome, disagreement
+from .outcome import Outcome, contender_name, disagreement
 from .pruning import Pruned, prune
 from .state import TuningState, state_path
 from .tuned_bundle import previous_outcome, read_together, tuned_content, with_build_key
@@ -121,10 +112,14 @@ def tune(
             named = ", ".join(map(str, paths))
             raise TuningError(f"{named}: no problem is declared, so there is nothing to measure")
         state = TuningState(state_path(output), _identity(bundles, bench, options))
-        runs = _Runs(bundles, content, options, state.broken)
-        unmeasured = _measure_all(
-            content.rankings, runs, bench, state, _Budget(options.budget_s, begin, clock), progress
+        contenders = Contenders(
+            bundles,
+            all_kernels=options.all_kernels,
+            triton=options.triton,
+            without=state.broken.keys(),
         )
+        budget = _Budget(options.budget_s, begin, clock)
+        unmeasured = _measure_all(content.rankings, contenders, bench, state, budget, progress)
         bytes_before = sum(bundle.file_bytes for bundle in bundles)
     made = tuned_content(
         content,
@@ -195,61 +190,9 @@ class _Budget:
         return self.seconds is not None and self.clock() - self.begin >= self.seconds
 
 
-class _Runs:
-    """What is timed for each problem."""
-
-    def __init__(
-        self,
-        bundles: Sequence[Bundle],
-        content: BundleContent,
-        options: Options,
-        broken: Mapping[str, str],
-    ) -> None:
-        self._options = options
-        self._broken = broken
-        self._places: dict[str, tuple[Bundle, Kernel]] = {
-            kernel.id: (bundle, kernel)
-            for bundle in reversed(bundles)
-            for kernel in bundle.header.kernels
-            if unlaunchable(kernel) is None and takes_operands_alone(kernel)
-        }
-
-    def of(self, ranking: ProblemRanking) -> dict[str, Run]:
-        """By name: the problem's kernels, and torch's own."""
-        signature = ranking.problem.signature
-        ids = [id_ for id_, _ in ranking.kernels]
-        if self._options.all_kernels:
-            ids = [id_ for id_, (_, one) in self._places.items() if one.signature == signature]
-        runs = {
-            id_: kernel_run(*self._places[id_])
-            for id_ in ids
-            if id_ in self._places
-            and id_ not in self._broken
-            and _fits(self._places[id_][1], ranking.problem)
-        }
-        aten = aten_run(signature)
-        if aten is not None:
-            runs[ATEN] = aten
-        triton = triton_run(signature) if self._options.triton else None
-        if triton is not None:
-            runs[TRITON] = triton
-        return runs
-
-
-def _fits(kernel: Kernel, problem: Problem) -> bool:
-    """Whether operands of a problem without gaps are aligned as a kernel needs it."""
-    signature, layout = problem.signature, problem.signature.layout
-    contiguous = (
-        signature.a.bytes_of(problem.k if layout.a_row_major else problem.m),
-        signature.b.bytes_of(problem.n if layout.b_row_major else problem.k),
-        signature.out.bytes_of(problem.n),
-    )
-    return all(extent % kernel.alignment_bytes == 0 for extent in contiguous)
-
-
 def _measure_all(
     rankings: Sequence[ProblemRanking],
-    runs: _Runs,
+    contenders: Contenders,
     bench: Bench,
     state: TuningState,
     budget: _Budget,
@@ -270,19 +213,19 @@ def _measure_all(
         if budget.is_used_up:
             unmeasured[key] = OUT_OF_BUDGET
             continue
-        contenders = runs.of(ranking)
-        if not contenders.keys() - {ATEN, TRITON}:
+        runs = contenders.of(ranking)
+        if not runs.keys() - {ATEN, TRITON}:
             unmeasured[key] = (
                 "none of its kernels can be measured: they take more than A and B, or do not fit"
             )
             continue
         try:
-            outcome = measure(ranking.problem, contenders, bench)
+            outcome = measure(ranking.problem, runs, bench)
         except BrokenDeviceError as error:
             state.add_broken(error.contender, f"{key}: {error.reason}")
             raise TuningError(
-                f"{key}: kernel {error.contender[:12]} leaves the GPU unusable: {error.reason}; "
-                "run the same command again: it goes on without this kernel"
+                f"{key}: {contender_name(error.contender)} leaves the GPU unusable: "
+                f"{error.reason}; run the same command again: it goes on without that"
             ) from error
         except torch.OutOfMemoryError as error:
             _log.warning("%s is left out: %s", key, error)
