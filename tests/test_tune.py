@@ -430,6 +430,13 @@ def test_two_runs_that_contradict_each_other_are_doubted(
     assert set(doubts(third).values()) == {()}, "it agrees with the second"
 
 
+def test_equals_may_change_places(path: Path, tmp_path: Path, timer: DictatedTimer) -> None:
+    others = {"": [50000.0], "Cpu_16x16": [30000.0]}
+    timer.times = {**others, "Cpu_8x32": [20000.0], "aten": [20100.0]}
+    second = tuned_again(path, tmp_path, timer, {"Cpu_8x32": [20150.0]})
+    assert set(doubts(second).values()) == {()}
+
+
 def test_runs_on_other_gpus_are_not_compared(
     path: Path, tmp_path: Path, timer: DictatedTimer
 ) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from nvgemm_runtime.format import Conditions, Timing
 
 from .contenders import ATEN, TRITON
+from .separation import RESOLUTION
 
 SLACK = 0.05
 """Share of a time by which two runs may differ besides their spreads: GPUs of one product differ by
@@ -64,15 +65,16 @@ def disagreement(before: Outcome, now: Outcome) -> str | None:
         allowed = new[name].spread_ns + old[name].spread_ns + SLACK * old[name].time_ns
         if apart > allowed:
             return (
-                f"{contender_name(name)} took {new[name].time_ns} ns, and {old[name].time_ns} ns in "
-                f"the run of {date}: at most {allowed:.0f} ns apart is noise"
+                f"{contender_name(name)} took {new[name].time_ns} ns, and {old[name].time_ns} ns "
+                f"in the run of {date}: at most {allowed:.0f} ns apart is noise"
             )
     return None
 
 
 def _is_behind(times: Mapping[str, Timing], slower: str, faster: str) -> bool:
-    gap = times[slower].time_ns - times[faster].time_ns
-    return gap > times[slower].spread_ns + times[faster].spread_ns
+    one, other = times[slower], times[faster]
+    noise = one.spread_ns + other.spread_ns + RESOLUTION * other.time_ns
+    return one.time_ns - other.time_ns > noise
 
 
 def contender_name(contender: str) -> str:
