@@ -60,7 +60,6 @@ class CpuProvider:
     """Offers `TILES` for every signature of `SIGNATURES`."""
 
     name = "cpu_provider:CpuProvider"
-    calling_convention = "tvm_ffi:gemm(a,b,out,stream)"
     recipe = "1"
 
     def toolchain(self) -> dict[str, str]:
@@ -117,6 +116,7 @@ def _candidate(operator: str, signature: Signature) -> Candidate:
         preference=0,
         alignment_bytes=1 if operator == "Cpu_1x1" else ALIGNED_BYTES,
         workspace_bytes=0,
+        calling_convention="tvm_ffi:gemm(a,b,out,stream)",
     )
 
 

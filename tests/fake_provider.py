@@ -56,6 +56,7 @@ def candidate(
         preference=preference,
         alignment_bytes=16,
         workspace_bytes=0,
+        calling_convention="tvm_ffi:gemm(a,b,out,stream)",
     )
 
 
@@ -74,7 +75,6 @@ class FakeProvider:
     """
 
     name = "fake_provider:FakeProvider"
-    calling_convention = "tvm_ffi:gemm(a,b,out,stream)"
     recipe = "1"
 
     def toolchain(self) -> dict[str, str]:
