@@ -44,6 +44,7 @@ def candidate(
         provider=FakeProvider.name,
         operator=operator,
         signature=signature,
+        calling_convention="tvm_ffi:gemm(a,b,out,stream)",
         design=KernelDesign(
             tile=tile,
             ctas_per_tile=ctas_per_tile,
@@ -56,7 +57,6 @@ def candidate(
         preference=preference,
         alignment_bytes=16,
         workspace_bytes=0,
-        calling_convention="tvm_ffi:gemm(a,b,out,stream)",
     )
 
 

@@ -115,8 +115,8 @@ def make_tasks(
         own = {
             "operator": candidate.operator,
             "signature": candidate.signature.key,
-            "cluster_capacities": capacities,
             "calling_convention": candidate.calling_convention,
+            "cluster_capacities": capacities,
         }
         if candidate.added_code:
             own["added_code"] = candidate.added_code

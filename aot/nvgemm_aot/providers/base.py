@@ -19,6 +19,7 @@ class Candidate:
     Attributes:
         provider, operator: The provider's name and its own name for the operator.
         signature: What the kernel would compute.
+        calling_convention: How it would be called; see `nvgemm_runtime.calling_convention`.
         design: How it would work, without the device-dependent constants.
         cluster_sizes: Sizes, in thread blocks, of the clusters whose number on the device is
             compiled in; empty where the kernel does not depend on the device profile.
@@ -26,7 +27,6 @@ class Candidate:
         preference: Order among operators that the model cannot tell apart; lower is better.
         alignment_bytes: Alignment of pointers, and of strides other than 1.
         workspace_bytes: Device memory that a launch needs besides its operands.
-        calling_convention: How its kernel is called; see `nvgemm_runtime.calling_convention`.
         added_code: What the provider adds to the operator's own code, such as an epilogue's source;
             the cache is keyed on it.
     """
@@ -34,13 +34,13 @@ class Candidate:
     provider: str
     operator: str
     signature: Signature
+    calling_convention: str
     design: KernelDesign
     cluster_sizes: tuple[int, ...]
     block_shape: BlockShape
     preference: int
     alignment_bytes: int
     workspace_bytes: int
-    calling_convention: str
     added_code: str = ""
 
 
