@@ -188,9 +188,11 @@ def _check_alignment(
     }
     if text.alignment_bytes != wanted:
         observed = ", ".join(map(str, sorted(text.alignment_bytes))) or "no number of"
-        offsets = f", and offsets to {_OFFSETS_ALIGNMENT}" if Role.OFFSETS.value in (
-            convention.parameters
-        ) else ""
+        offsets = (
+            f", and offsets to {_OFFSETS_ALIGNMENT}"
+            if Role.OFFSETS.value in (convention.parameters)
+            else ""
+        )
         stated = (
             f"its entry says {kernel.alignment_bytes}{offsets}"
             if wanted
