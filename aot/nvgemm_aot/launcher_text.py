@@ -118,7 +118,7 @@ def check_call(kernel: Kernel) -> Iterator[Gap]:
     if misfit is not None:
         yield Gap(
             check=Check.CALLING_CONVENTION,
-            message=f"calling convention {kernel.calling_convention}: {misfit}",
+            message=f"calling convention {kernel.calling_convention!r}: {misfit}",
         )
 
 
