@@ -11,6 +11,7 @@ from nvgemm_aot.launcher_text import LauncherText, check_interface, read_launche
 from nvgemm_runtime.format import Kernel, KernelDesign, Span
 from nvgemm_runtime.problem import Signature
 
+FP32_ROW = "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row"
 PLAIN = "tvm_ffi:gemm(a,b,out,stream)"
 GROUPED = "tvm_ffi:gemm(a,b,out,offsets,stream)"
 BLOCK_SCALED = "tvm_ffi:gemm(a*,b*,scale_a*,scale_b*,out*,mnkl,stream)"
@@ -65,7 +66,15 @@ SEEN = {
         "a: Tensor([n0, n1], float8_e4m3fn), b: Tensor([n2, n3], float8_e4m3fn), stream: Stream, "
         "_vararg_5: Tensor([n4, n5], float32), _vararg_6: Tensor([n6, n7], float32), "
         "_vararg_7: Tensor([n8], float16), _vararg_8: Tensor([n9, n10], float16)",
-        {16},
+        {4, 16},
+    ),
+    "tensor-wise scales": (
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_tensor",
+        "tvm_ffi:gemm(a,b,stream,scale_a,scale_b,out)",
+        "a: Tensor([n0, n1], float8_e4m3fn), b: Tensor([n2, n3], float8_e4m3fn), stream: Stream, "
+        "_vararg_5: Tensor([1], float32), _vararg_6: Tensor([1], float32), "
+        "_vararg_7: Tensor([n4, n5], bfloat16)",
+        {4, 16},
     ),
     "grouped": ("grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", GROUPED, GROUPED_TEXT, {4, 16}),
     "mxfp8": ("mm/nt/fp8_e4m3xfp8_e4m3/fp32/fp32/e8m0_1x32", BLOCK_SCALED, POINTERS, set()),
@@ -130,6 +139,7 @@ def test_no_parameter_can_be_left_out_doubled_or_moved(name: str) -> None:
             "mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp16/fp32_tensor/bias",
             "scale_a of rank 1, float32",
         ),
+        ("tensor-wise scales", FP32_ROW, "scale_a of rank 2, float32"),
         ("grouped", "grouped_mm/tn/fp8_e5m2xfp8_e5m2/fp32/bf16", "b of rank 3, float8_e5m2"),
     ],
 )
@@ -164,8 +174,8 @@ def test_finds_convention_that_does_not_fit_its_signature(
     ("name", "alignment_bytes", "message"),
     [
         ("bias", {4, 16}, "aligned to 4, 16 bytes, its entry says 16"),
-        ("grouped", {16}, "aligned to 16 bytes, its entry says 16, and offsets to 4"),
-        ("grouped", {4, 32}, "aligned to 4, 32 bytes, its entry says 16, and offsets to 4"),
+        ("grouped", {16}, "aligned to 16 bytes, its entry says 16, and other tensors to 4"),
+        ("grouped", {4, 32}, "aligned to 4, 32 bytes, its entry says 16, and other tensors to 4"),
         ("mxfp8", {16}, "aligned to 16 bytes, it takes pointers, which show none"),
         ("bmm", set(), "aligned to no number of bytes, its entry says 16"),
     ],

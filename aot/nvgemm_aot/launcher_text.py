@@ -30,6 +30,7 @@ from nvgemm_runtime.calling_convention import (
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.problem import DType, Problem, Signature
 from nvgemm_runtime.roles import Role, role_dtype, role_shape
+from nvgemm_runtime.scales import ScaleRecipe
 
 from .gap import Check, Gap
 from .launcher import read_only_bytes
@@ -166,11 +167,21 @@ def _parameter(signature: Signature, name: str) -> tuple[str, str]:
         rank, dtype = 1, DType.UINT8
     else:
         rank, dtype = _rank(signature, Role(name)), role_dtype(signature, Role(name))
-    extents = ", ".join(["n[0-9]+"] * rank)
+    extents = ", ".join([_ONE if _is_scalar(signature, name) else _ANY] * rank)
     return (
         rf"{_NAMES[name]}: Tensor\(\[{extents}\], {dtype.torch_name}\)",
         f"{name} of rank {rank}, {dtype.torch_name}",
     )
+
+
+_ANY, _ONE = "n[0-9]+", "1"
+"""An extent that is passed at run time, and one that is compiled in."""
+
+
+def _is_scalar(signature: Signature, name: str) -> bool:
+    """Whether a parameter is a scale of all of A or B: a tensor of one element."""
+    scales = (Role.SCALE_A.value, Role.SCALE_B.value)
+    return name in scales and signature.scales is ScaleRecipe.FP32_TENSOR
 
 
 def _rank(signature: Signature, role: Role) -> int:
@@ -188,13 +199,9 @@ def _check_alignment(
     }
     if text.alignment_bytes != wanted:
         observed = ", ".join(map(str, sorted(text.alignment_bytes))) or "no number of"
-        offsets = (
-            f", and offsets to {_OFFSETS_ALIGNMENT}"
-            if Role.OFFSETS.value in (convention.parameters)
-            else ""
-        )
+        others = "".join(f", and other tensors to {n}" for n in wanted - {kernel.alignment_bytes})
         stated = (
-            f"its entry says {kernel.alignment_bytes}{offsets}"
+            f"its entry says {kernel.alignment_bytes}{others}"
             if wanted
             else "it takes pointers, which show none"
         )
@@ -204,9 +211,8 @@ def _check_alignment(
         )
 
 
-_OFFSETS_ALIGNMENT = DType.INT32.bits // 8
-"""Of offsets: no more than that of their elements."""
-
-
 def _alignment(kernel: Kernel, name: str) -> int:
-    return _OFFSETS_ALIGNMENT if name == Role.OFFSETS.value else kernel.alignment_bytes
+    """Alignment of a tensor: scales and offsets need no more than that of their elements."""
+    if name in (Role.SCALE_A.value, Role.SCALE_B.value, Role.OFFSETS.value):
+        return role_dtype(kernel.signature, Role(name)).bits // 8
+    return kernel.alignment_bytes
