@@ -8,7 +8,6 @@ with what `verify` reads. Bytes are not held, for they change with every patch o
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,11 @@ from nvgemm_aot.cache import Cache
 from nvgemm_aot.compiler import Task, compile_all, make_tasks
 from nvgemm_aot.disassembler import require_disassembler
 from nvgemm_aot.gap import Check
-from nvgemm_aot.operator_name import _DTYPES
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators
 from nvgemm_aot.targets import build_target
 from nvgemm_aot.verify import EPILOGUES, GROUPS, POINTERS, UNPROVED, Report, verify_bundle
 from nvgemm_runtime.format import ClusterLimit, KernelDesign, sha256_hex
-from nvgemm_runtime.problem import DType, Signature
+from nvgemm_runtime.problem import Signature
 from nvgemm_runtime.target import Target
 
 ROWS: dict[str, dict[str, Any]] = {
@@ -94,11 +92,11 @@ def verify(folder: Path, arch: str, *kernels: BuiltKernel) -> Report:
 @pytest.fixture(scope="module")
 def reports(
     kernels: dict[str, BuiltKernel], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Report]]:
+) -> dict[str, Report]:
     """What `verify` says of each target's kernels."""
     require_disassembler()
     folder = tmp_path_factory.mktemp("rows")
-    yield {
+    return {
         arch: verify(
             folder, arch, *(kernels[name] for name, row in ROWS.items() if row["target"] == arch)
         )
@@ -334,6 +332,15 @@ def test_finds_entries_that_operator_names_contradict(
     assert any(words in message for message in messages), messages
 
 
-def test_every_element_type_has_its_name_in_operators() -> None:
-    assert set(_DTYPES) == set(DType)
-    assert len(set(_DTYPES.values())) == len(DType)
+def test_kernels_that_spill_are_not_kept(kernel_cache: Cache) -> None:
+    """Seen of this tile: `verify` would refuse it, so no bundle may get it."""
+    operator = (
+        "cutedsl.PersistentDenseGemmEFCOperator_sm100_tnt_AFloat8E5M2_BFloat8E5M2_outFloat16"
+        "_accFloat32_1cta_cluster8x2x1_tile128x128x128_tma_store"
+    )
+    signature = "mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp16/fp32_row"
+    row = {"target": "sm_100f", "signature": signature, "operator": operator}
+    task = _task(CutlassOperators(), row)
+    (failure,) = compile_all([task], kernel_cache, jobs=1).failures
+    assert "registers spill, 16 bytes a thread" in failure.reason
+    assert kernel_cache.get(task.key) is None

@@ -158,16 +158,16 @@ UNPROVED = (
 
 
 POINTERS = (
-    "kernels for block scales take pointers, so that their launchers show neither types nor ranks "
-    "nor alignment; types of A, B and their scales were read from the instructions, the result's "
-    "from what sums are turned into; alignment, and how scales lie in memory, are the builder's "
-    "word"
+    "launchers of kernels that take pointers (those with block scales) show neither types nor "
+    "ranks nor alignment; disassembled code shows the types of A, B, their scales and the result; "
+    "alignment, and how scales lie in memory, are the builder's word"
 )
-"""What stays open for kernels that are called with the addresses of their operands."""
+"""The same for kernels that are called with the addresses of their operands."""
 
 EPILOGUES = (
-    "of epilogues, the activation and the type they compute in were read from the code, and what "
-    "they take from the launcher; how they combine it is the builder's word"
+    "of an epilogue, the launcher shows the types and ranks of what it takes, disassembled code "
+    "its activation and that it computes in fp32; how it combines these, and which of two "
+    "arguments of one type and rank is which, is the builder's word"
 )
 """The same for kernels that do more than multiply and round."""
 
