@@ -1,7 +1,7 @@
 """What tensor-core instructions multiply, as far as disassembled code shows it.
 
-The tables rest on the disassembly (nvdisasm 13.5) of 126 kernels that cutlass-dsl 4.8.1 compiled
-for sm_90a, sm_100a, sm_100f and sm_103a: dense, grouped and block-scaled ones, of each type.
+The tables rest on the disassembly (nvdisasm 13.5) of kernels that cutlass-dsl 4.8.1 compiled for
+sm_90a, sm_100a, sm_100f and sm_103a: dense, grouped and block-scaled ones, of each type.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _from_descriptors(instructions: set[Instruction], immediates: set[int]) -> I
     """Find tcgen05 instruction descriptors among the constants of the code.
 
     On SM100 an instruction takes types and extents from a descriptor in a register, which the code
-    builds from a constant. Few constants fit the format: each of 117 kernels shows its own types,
+    builds from a constant. Few constants fit the format: each of 971 kernels shows its own types,
     majors, scales and tile, and nothing else.
     """
     for opcode, scaled in {(item.opcode, item.scaled) for item in instructions}:
