@@ -107,30 +107,38 @@ def check_kinds(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | No
         ValueError: If one is sparse, of another library's layout, quantized, fake, or inside a
             transform of ``torch.func``.
     """
+    for name, tensor in (("a", a), ("b", b), ("out", out)):
+        if tensor is not None:
+            check_kind(op.value, name, tensor)
+
+
+def check_kind(where: str, name: str, tensor: torch.Tensor) -> None:
+    """Check one operand as `check_kinds` does.
+
+    Args:
+        where: What messages call the function.
+        name: What they call the operand.
+        tensor: The operand.
+    """
     import torch
 
-    for name, tensor in (("a", a), ("b", b), ("out", out)):
-        if tensor is None:
-            continue
-        if tensor.layout is not torch.strided:
-            raise ValueError(
-                f"{op.value}: {name} has layout {tensor.layout}, must have torch.strided; "
-                "call .to_dense() on it"
-            )
-        if tensor.is_quantized:
-            raise ValueError(
-                f"{op.value}: {name} is quantized ({tensor.dtype}); call .int_repr() on it"
-            )
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            kind = "inside a transform of torch.func"
-        elif isinstance(tensor, _fake_tensor()) or torch._is_functional_tensor(tensor):
-            kind = "a fake or functional tensor"
-        else:
-            continue
+    if tensor.layout is not torch.strided:
         raise ValueError(
-            f"{op.value}: {name} is {kind}, which this function cannot see into; call "
-            f"torch.ops.nvgemm_aot.{op.value} (nvgemm_runtime.load_operators() gives it)"
+            f"{where}: {name} has layout {tensor.layout}, must have torch.strided; "
+            "call .to_dense() on it"
         )
+    if tensor.is_quantized:
+        raise ValueError(f"{where}: {name} is quantized ({tensor.dtype}); call .int_repr() on it")
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        kind = "inside a transform of torch.func"
+    elif isinstance(tensor, _fake_tensor()) or torch._is_functional_tensor(tensor):
+        kind = "a fake or functional tensor"
+    else:
+        return
+    raise ValueError(
+        f"{where}: {name} is {kind}, which this function cannot see into; call "
+        f"torch.ops.nvgemm_aot.{where} (nvgemm_runtime.load_operators() gives it)"
+    )
 
 
 @functools.cache
