@@ -39,9 +39,7 @@ def test_all_sixteen_codes_of_fp4_are_those_of_the_ocp_table() -> None:
     assert math.copysign(1, values[8]) == -1
 
 
-@pytest.mark.parametrize(
-    ("dtype", "minifloat"), [(E4M3, FP8_E4M3), (torch.float8_e5m2, FP8_E5M2)]
-)
+@pytest.mark.parametrize(("dtype", "minifloat"), [(E4M3, FP8_E4M3), (torch.float8_e5m2, FP8_E5M2)])
 def test_every_byte_of_fp8_decodes_as_torch_casts_it(
     dtype: torch.dtype, minifloat: Minifloat
 ) -> None:
@@ -103,9 +101,7 @@ def test_swizzling_loses_nothing(rows: int, columns: int) -> None:
     scales = torch.randint(0, 255, (rows, columns), dtype=torch.uint8).view(E8M0)
     flat = swizzle(scales, padding=255)
     assert flat.numel() == swizzled_elements(ScaleRecipe.E8M0_1X32, rows, 32 * columns)
-    assert torch.equal(
-        unswizzle(flat, rows, columns).view(torch.uint8), scales.view(torch.uint8)
-    )
+    assert torch.equal(unswizzle(flat, rows, columns).view(torch.uint8), scales.view(torch.uint8))
     padding = flat.numel() - rows * columns
     assert int((flat.view(torch.uint8) == 255).sum()) == padding, "each scale has its own place"
 

@@ -1,4 +1,4 @@
-"""The tensors of any problem: exact or random ones, on any device, for every row of the support table.
+"""The tensors of any problem of the support table: exact or random ones, on any device.
 
 Exact ones hold -1, 0 and 1, few enough for every sum to have an exact value in the result's type.
 Their scales are powers of two: one for each row of A, one for each column of B, and for block
@@ -188,5 +188,3 @@ def group_ends(m: int, groups: int, device: str) -> torch.Tensor:
     if groups > 2:
         ends[1] = ends[0]
     return ends.to(torch.int32)
-
-

@@ -78,9 +78,7 @@ def _product(arguments: Arguments) -> torch.Tensor:
     return result
 
 
-def operand_values(
-    problem: Problem, tensors: dict[Role, torch.Tensor], role: Role
-) -> torch.Tensor:
+def operand_values(problem: Problem, tensors: dict[Role, torch.Tensor], role: Role) -> torch.Tensor:
     """A or B with its scales applied, in fp64: [..., m, k] or [..., n, k]."""
     scales = problem.signature.scales
     tensor, scale_role, rows = {

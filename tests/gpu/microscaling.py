@@ -9,6 +9,7 @@ Layout". It shares nothing with nvgemm_runtime, and decodes by tables rather tha
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -92,7 +93,7 @@ def encode_fp4(values: torch.Tensor) -> torch.Tensor:
     """
     magnitudes = [FP4_E2M1.value(code) for code in range(8)]
     between = torch.tensor(
-        [(low + high) / 2 for low, high in zip(magnitudes, magnitudes[1:])],
+        [(low + high) / 2 for low, high in itertools.pairwise(magnitudes)],
         dtype=torch.float64,
         device=values.device,
     )
@@ -147,7 +148,9 @@ def quantise(
         scales = (largest / largest_element).clamp(2.0**-6, FP8_E4M3_MAX).float().to(scale_dtype)
     elements = (blocks / decode(scales).unsqueeze(-1)).flatten(-2)
     elements = elements.clamp(-largest_element, largest_element)
-    encoded = encode_fp4(elements) if dtype is torch.float4_e2m1fn_x2 else elements.float().to(dtype)
+    encoded = (
+        encode_fp4(elements) if dtype is torch.float4_e2m1fn_x2 else elements.float().to(dtype)
+    )
     return encoded, scales
 
 

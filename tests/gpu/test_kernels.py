@@ -12,14 +12,11 @@ from edges import edges, problem_of, steps
 from gemm_arguments import Arguments, exact_arguments, poisoned, random_arguments
 from gemm_reference import assert_close, assert_exact, has_exact_results
 
-import nvgemm_runtime
-from nvgemm_runtime.api import load_kernel
+from nvgemm_runtime.api import bmm, load_kernel, mm
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.calling_convention import parse_calling_convention
-from nvgemm_runtime.epilogue import Addend
 from nvgemm_runtime.format import Kernel
-from nvgemm_runtime.operands import torch_dtype
-from nvgemm_runtime.problem import Op, Signature
+from nvgemm_runtime.problem import Op
 from nvgemm_runtime.roles import Role, extra_roles, role_shape
 
 Installed = tuple[Bundle, Kernel]
@@ -87,15 +84,49 @@ def test_writes_nothing_outside_its_output(installed: Installed) -> None:
         assert torch.equal(frame.view(torch.uint8), before.view(torch.uint8))
 
 
-def eager_call(arguments: Arguments) -> tuple[str, tuple[torch.Tensor, ...], dict[str, Any]]:
-    """Name, operands and keywords of the eager operation that takes these arguments."""
+def operator_call(arguments: Arguments) -> tuple[str, tuple[torch.Tensor, ...], dict[str, Any]]:
+    """Name, operands and keywords of the operator that takes these arguments."""
     signature = arguments.problem.signature
     a, b, others = arguments.a, arguments.b, arguments.others
     if signature.scales is not None:
-        bias = {"bias": others[2]} if signature.epilogue is not None else {}
+        bias = {} if signature.epilogue is None else {"bias": others[2]}
         return "scaled_mm", (a, b, *others[:2]), bias
     if signature.op is Op.GROUPED_MM:
         return "grouped_mm", (a, b, *others), {}
     if signature.epilogue is not None:
         return ("addmm" if signature.op is Op.MM else "baddbmm"), (*others, a, b), {}
     return signature.op.value, (a, b), {}
+
+
+def test_operators_and_function_agree(installed: Installed) -> None:
+    _, kernel = installed
+    load_kernel(kernel.id)
+    arguments = exact_arguments(edges(kernel.signature, kernel.alignment_bytes)[1])
+    name, operands, keywords = operator_call(arguments)
+    operator = getattr(torch.ops.nvgemm_aot, name)
+    result = operator(*operands, kernel.id, **keywords)
+    operator.out(*operands, kernel.id, **keywords, out=arguments.out)
+    assert_right(result, arguments)
+    assert_right(arguments.out, arguments)
+
+
+def test_zero_sizes_are_as_aten_has_them(installed: Installed) -> None:
+    _, kernel = installed
+    signature = kernel.signature
+    if extra_roles(signature):
+        pytest.skip("of mm and bmm alone")
+    run = mm if signature.op is Op.MM else bmm
+    for m, n, k in ((0, 64, 64), (64, 0, 64), (64, 64, 0)):
+        a, b, out = exact_arguments(problem_of(signature, 64, 64, 64)).operands()
+        a, b, out = a[..., :m, :k], b[..., :k, :n], out[..., :m, :n]
+        assert run(a, b, out, kernel=kernel.id) is out
+        assert not out.double().any(), "a sum of nothing is zero"
+
+
+@pytest.mark.parametrize("size", [(37, 4096, 4096), (2048, 14336, 4096)])
+def test_large_sizes_are_right(installed: Installed, size: tuple[int, int, int]) -> None:
+    _, kernel = installed
+    step_m, _, _ = steps(kernel.signature, kernel.alignment_bytes)
+    m = -(-size[0] // step_m) * step_m
+    arguments = exact_arguments(problem_of(kernel.signature, m, *size[1:], count=2))
+    assert_right(launch(kernel, arguments), arguments)
