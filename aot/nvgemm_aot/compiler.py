@@ -118,6 +118,8 @@ def make_tasks(
             "calling_convention": candidate.calling_convention,
             "cluster_capacities": capacities,
         }
+        if candidate.added_code:
+            own["added_code"] = candidate.added_code
         return cache_key("kernel", {**shared, **own})
 
     return tuple(
