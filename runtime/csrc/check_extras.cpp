@@ -84,6 +84,12 @@ void Checker::CheckRowScale(Role role, const DLTensor& from, int64_t rows) const
            StridesText(to.tensor), "; must be contiguous and of shape (", along == 0 ? rows : 1,
            ", ", along == 0 ? 1 : rows, "), one for each ", along == 0 ? "row of a" : "column of b");
   }
+  const int64_t step = spec_.alignment_bytes / ElementBytes(spec_.scale_dtype);
+  if (step > 1 && rows % step != 0) {
+    Refuse(kValueError, RoleName(role), " has ", rows, " elements; must be a multiple of ", step,
+           " (", spec_.alignment_bytes, " bytes); pad ", along == 0 ? "a" : "b",
+           " or use another kernel");
+  }
   to.strides[0] = to.shape[1];
   to.strides[1] = 1;
 }

@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .epilogue import Addend, Epilogue
 from .errors import NoKernelError
 from .extras import NOTHING, Extras, check_offsets, read_epilogue, read_scales
 from .problem import DType, Layout, Op, Problem, Signature
+from .scales import ScaleRecipe
 
 if TYPE_CHECKING:
     import torch
@@ -105,30 +107,38 @@ def check_kinds(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | No
         ValueError: If one is sparse, of another library's layout, quantized, fake, or inside a
             transform of ``torch.func``.
     """
+    for name, tensor in (("a", a), ("b", b), ("out", out)):
+        if tensor is not None:
+            check_kind(op.value, name, tensor)
+
+
+def check_kind(where: str, name: str, tensor: torch.Tensor) -> None:
+    """Check one operand as `check_kinds` does.
+
+    Args:
+        where: What messages call the function.
+        name: What they call the operand.
+        tensor: The operand.
+    """
     import torch
 
-    for name, tensor in (("a", a), ("b", b), ("out", out)):
-        if tensor is None:
-            continue
-        if tensor.layout is not torch.strided:
-            raise ValueError(
-                f"{op.value}: {name} has layout {tensor.layout}, must have torch.strided; "
-                "call .to_dense() on it"
-            )
-        if tensor.is_quantized:
-            raise ValueError(
-                f"{op.value}: {name} is quantized ({tensor.dtype}); call .int_repr() on it"
-            )
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            kind = "inside a transform of torch.func"
-        elif isinstance(tensor, _fake_tensor()) or torch._is_functional_tensor(tensor):
-            kind = "a fake or functional tensor"
-        else:
-            continue
+    if tensor.layout is not torch.strided:
         raise ValueError(
-            f"{op.value}: {name} is {kind}, which this function cannot see into; call "
-            f"torch.ops.nvgemm_aot.{op.value} (nvgemm_runtime.load_operators() gives it)"
+            f"{where}: {name} has layout {tensor.layout}, must have torch.strided; "
+            "call .to_dense() on it"
         )
+    if tensor.is_quantized:
+        raise ValueError(f"{where}: {name} is quantized ({tensor.dtype}); call .int_repr() on it")
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        kind = "inside a transform of torch.func"
+    elif isinstance(tensor, _fake_tensor()) or torch._is_functional_tensor(tensor):
+        kind = "a fake or functional tensor"
+    else:
+        return
+    raise ValueError(
+        f"{where}: {name} is {kind}, which this function cannot see into; call "
+        f"torch.ops.nvgemm_aot.{where} (nvgemm_runtime.load_operators() gives it)"
+    )
 
 
 @functools.cache
@@ -211,7 +221,7 @@ def requests(
         alignment, is_compact = _power_of_two(result.bytes_of(n)), True
     else:
         alignment, is_compact = _out_alignment_bytes(out), _lies_compact(out, -1, -2)
-    alignment = min(alignment, *(_extra_alignment_bytes(extras)))
+    alignment = min(alignment, *_extra_alignment_bytes(extras, scales, epilogue))
     found = []
     for a_major, a_alignment in readings["a"]:
         for b_major, b_alignment in readings["b"]:
@@ -250,18 +260,29 @@ def _lies_compact(tensor: torch.Tensor, inner: int, outer: int) -> bool:
     return len(shape) < 3 or shape[0] == 1 or strides[0] == shape[-1] * shape[-2]
 
 
-def _extra_alignment_bytes(extras: Extras) -> Iterator[int]:
-    """Alignments of addend and row-wise scales, which kernels hold to the rule of operands."""
+def _extra_alignment_bytes(
+    extras: Extras, scales: ScaleRecipe | None, epilogue: Epilogue | None
+) -> Iterator[int]:
+    """Alignments of addend and fp32 scales, which kernels hold to the rule of operands."""
     yield MAX_ALIGNMENT_BYTES
-    for scale in (extras.scale_a, extras.scale_b):
-        if scale is not None and scale.element_size() > 1:
-            yield _power_of_two(scale.data_ptr())
+    if scales is not None and not scales.is_swizzled:
+        for scale in (extras.scale_a, extras.scale_b):
+            assert scale is not None  # for there is a recipe
+            extent = max(scale.shape) if scales is ScaleRecipe.FP32_ROW else 0
+            yield _power_of_two(scale.data_ptr() | extent * scale.element_size())
     addend = extras.addend
-    if addend is not None:
-        yield _power_of_two(addend.data_ptr())
-        for extent, stride in zip(addend.shape[:-1], addend.stride()[:-1]):
-            if extent > 1:
-                yield _power_of_two(stride * addend.element_size())
+    if epilogue is None or addend is None:
+        return
+    if epilogue.addend is Addend.ROW:
+        yield _power_of_two(addend.data_ptr() | addend.shape[-1] * addend.element_size())
+        return
+    alignment = _alignment_bytes(addend, -1, -2)
+    if alignment is None:
+        raise NoKernelError(
+            f"what is added is not row-major, or its elements share memory (shape "
+            f"{list(addend.shape)}, strides {list(addend.stride())}); call .contiguous() on it"
+        )
+    yield alignment
 
 
 def _out_alignment_bytes(out: torch.Tensor) -> int:
