@@ -64,6 +64,17 @@ def test_random_numbers_come_out_within_rounding(loaded: LoadedKernel) -> None:
         assert_close(arguments.out, arguments)
 
 
+def test_operators_give_the_same(loaded: LoadedKernel) -> None:
+    kernel = loaded.kernel
+    arguments = random_arguments(small_edges(kernel)[1], "cpu")
+    name, tensors, keywords = arguments.operator_call()
+    operator = getattr(torch.ops.nvgemm_aot, name)
+    result = operator(*tensors, kernel.id, **keywords)
+    operator.out(*tensors, kernel.id, **keywords, out=arguments.out)
+    assert_close(result, arguments)
+    assert torch.equal(result.double(), arguments.out.double())
+
+
 def test_the_rows_have_scales_groups_and_what_is_added() -> None:
     used = {
         role

@@ -72,6 +72,22 @@ class Arguments:
     def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.a, self.b, self.out
 
+    def operator_call(self) -> tuple[str, tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+        """Name of the operator of ``torch.ops.nvgemm_aot``, its tensors and its keywords.
+
+        The kernel's id comes behind the tensors.
+        """
+        signature, others = self.problem.signature, self.others
+        if signature.scales is not None:
+            bias = {"bias": self.tensors[Role.ADDEND]} if signature.epilogue else {}
+            return "scaled_mm", (self.a, self.b, *others[:2]), bias
+        if signature.op is Op.GROUPED_MM:
+            return "grouped_mm", (self.a, self.b, *others), {}
+        if signature.epilogue is not None:
+            name = "addmm" if signature.op is Op.MM else "baddbmm"
+            return name, (*others, self.a, self.b), {}
+        return signature.op.value, (self.a, self.b), {}
+
 
 def exact_arguments(problem: Problem, device: str = "cuda") -> Arguments:
     """Tensors whose result has no rounding, but for the curved activations'."""

@@ -84,25 +84,11 @@ def test_writes_nothing_outside_its_output(installed: Installed) -> None:
         assert torch.equal(frame.view(torch.uint8), before.view(torch.uint8))
 
 
-def operator_call(arguments: Arguments) -> tuple[str, tuple[torch.Tensor, ...], dict[str, Any]]:
-    """Name, operands and keywords of the operator that takes these arguments."""
-    signature = arguments.problem.signature
-    a, b, others = arguments.a, arguments.b, arguments.others
-    if signature.scales is not None:
-        bias = {} if signature.epilogue is None else {"bias": others[2]}
-        return "scaled_mm", (a, b, *others[:2]), bias
-    if signature.op is Op.GROUPED_MM:
-        return "grouped_mm", (a, b, *others), {}
-    if signature.epilogue is not None:
-        return ("addmm" if signature.op is Op.MM else "baddbmm"), (*others, a, b), {}
-    return signature.op.value, (a, b), {}
-
-
 def test_operators_and_function_agree(installed: Installed) -> None:
     _, kernel = installed
     load_kernel(kernel.id)
     arguments = exact_arguments(edges(kernel.signature, kernel.alignment_bytes)[1])
-    name, operands, keywords = operator_call(arguments)
+    name, operands, keywords = arguments.operator_call()
     operator = getattr(torch.ops.nvgemm_aot, name)
     result = operator(*operands, kernel.id, **keywords)
     operator.out(*operands, kernel.id, **keywords, out=arguments.out)

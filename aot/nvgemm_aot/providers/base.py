@@ -27,7 +27,6 @@ class Candidate:
         preference: Order among operators that the model cannot tell apart; lower is better.
         alignment_bytes: Alignment of pointers, and of strides other than 1.
         workspace_bytes: Device memory that a launch needs besides its operands.
-        calling_convention: How its kernel is called; see `nvgemm_runtime.calling_convention`.
         added_code: What the provider adds to the operator's own code, such as an epilogue's source;
             the cache is keyed on it.
     """
