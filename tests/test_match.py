@@ -217,7 +217,7 @@ def test_another_problem_of_the_signature_serves_where_alignment_rules_out_the_o
     ("change", "reason"),
     [
         ({"calling_convention": "cuda:f(a,b)"}, "calling convention 'cuda:f(a,b)', this release"),
-        ({"workspace_bytes": 64}, "need a workspace"),
+        ({"workspace_bytes": 64}, "parameter workspace is passed never, must be once"),
     ],
 )
 def test_kernels_that_this_release_cannot_launch_are_left_out_with_the_reason(

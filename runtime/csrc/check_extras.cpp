@@ -8,10 +8,10 @@
 namespace nvgemm {
 namespace {
 
-// Alignment that block-scaled kernels assume of scales (nvgemm_runtime/scales.py), and that of
-// int32, in bytes.
+// Alignment that block-scaled kernels assume of scales (nvgemm_runtime/scales.py), and that which
+// kernels assume of fp32 scales and of int32 offsets, in bytes.
 constexpr int64_t kSwizzledAlignment = 32;
-constexpr int64_t kOffsetsAlignment = 4;
+constexpr int64_t kElementAlignment = 4;
 
 constexpr int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
@@ -59,10 +59,10 @@ void Checker::CheckScale(Role role, const DLTensor& from, const MemorySpan& out)
   switch (spec_.scales) {
     case ScaleKind::kRow:
       CheckRowScale(role, from, rows);
-      return CheckVector(role, rows, spec_.alignment_bytes, out);
+      return CheckVector(role, rows, kElementAlignment, out);
     case ScaleKind::kTensor:
       CopyAsVector(role, from, spec_.scale_dtype, 1, "one for the whole operand");
-      return CheckVector(role, 1, spec_.alignment_bytes, out);
+      return CheckVector(role, 1, kElementAlignment, out);
     default: {
       const int64_t k = call_[Role::kA].shape[columns_] * spec_.a_dtype.lanes;
       const int64_t elements = SwizzledElements(rows, k, spec_.scale_block);
@@ -84,12 +84,6 @@ void Checker::CheckRowScale(Role role, const DLTensor& from, int64_t rows) const
            StridesText(to.tensor), "; must be contiguous and of shape (", along == 0 ? rows : 1,
            ", ", along == 0 ? 1 : rows, "), one for each ", along == 0 ? "row of a" : "column of b");
   }
-  const int64_t step = spec_.alignment_bytes / ElementBytes(spec_.scale_dtype);
-  if (step > 1 && rows % step != 0) {
-    Refuse(kValueError, RoleName(role), " has ", rows, " elements; must be a multiple of ", step,
-           " (", spec_.alignment_bytes, " bytes); pad ", along == 0 ? "a" : "b",
-           " or use another kernel");
-  }
   to.strides[0] = to.shape[1];
   to.strides[1] = 1;
 }
@@ -103,7 +97,7 @@ void Checker::CheckOffsets(const DLTensor& from, const MemorySpan& out) const {
            "), one end for each matrix of b");
   }
   to.strides[0] = 1;
-  CheckVector(Role::kOffsets, groups, kOffsetsAlignment, out);
+  CheckVector(Role::kOffsets, groups, kElementAlignment, out);
 }
 
 void Checker::CheckAddend(const DLTensor& from, const MemorySpan& out) const {

@@ -13,8 +13,6 @@ from .scales import SWIZZLED_ALIGNMENT_BYTES, ScaleRecipe, swizzled_elements
 if TYPE_CHECKING:
     import torch
 
-    from .problem import Problem
-
 
 @dataclass(frozen=True, kw_only=True)
 class Extras:
@@ -38,8 +36,17 @@ class Extras:
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Those that there are, in the order of `nvgemm_runtime.roles.extra_roles`."""
-        all_of_them = (self.scale_a, self.scale_b, self.offsets, self.addend)
-        return tuple(tensor for tensor in all_of_them if tensor is not None)
+        return tuple(self.named().values())
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """Those that there are, by the names of their roles."""
+        all_of_them = {
+            "scale_a": self.scale_a,
+            "scale_b": self.scale_b,
+            "offsets": self.offsets,
+            "addend": self.addend,
+        }
+        return {name: tensor for name, tensor in all_of_them.items() if tensor is not None}
 
 
 NOTHING = Extras()
@@ -220,20 +227,24 @@ def check_offsets(extras: Extras, groups: int) -> None:
         raise NoKernelError("offsets are not contiguous; call .contiguous() on them")
 
 
-def check_offset_values(offsets: torch.Tensor, problem: Problem) -> None:
+def check_offset_values(offsets: torch.Tensor, rows: int) -> None:
     """Check that groups end one behind the other, and within A; copies them from the device.
 
     A kernel cannot check them itself: ends out of order, or past the end of A, make it read and
     write memory that is not its own. For debugging; it waits for the device.
+
+    Args:
+        offsets: Where each group ends.
+        rows: Rows of A.
 
     Raises:
         ValueError: If an end lies before the one of the group before it, or behind A's last row.
     """
     before = 0
     for group, end in enumerate(offsets.tolist()):
-        if not before <= end <= problem.m:
+        if not before <= end <= rows:
             raise ValueError(
-                f"grouped_mm: group {group} ends at row {end}, must end in {before}..{problem.m}: "
+                f"grouped_mm: group {group} ends at row {end}, must end in {before}..{rows}: "
                 "ends rise, and stay within a"
             )
         before = end

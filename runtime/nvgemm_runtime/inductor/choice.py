@@ -54,7 +54,7 @@ def _benchmarked(
     out: torch.Tensor,
 ) -> torch.Tensor:
     """What Inductor times: the kernel, and never ATen in its place."""
-    from ..api import load_kernel
+    from ..choosing import load_kernel
 
     load_kernel(kernel).launch(a, b, out)
     return out

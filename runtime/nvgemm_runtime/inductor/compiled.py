@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from .. import native
-from ..api import load_kernel
+from ..choosing import load_kernel
 from ..facts import DeviceFacts, device_facts
 from ..installation import INSTALLATION
 from ..jit_cache import JIT_ORIGIN, mark_used
