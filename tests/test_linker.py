@@ -157,6 +157,7 @@ def test_names_both_libraries_where_the_compiler_drops_unused_ones(
         "tvm_ffi:gemm",
         "tvm_ffi:gemm((((",
         "tvm_ffi:gemm(b,a,c)",
+        "tvm_ffi:gemm()",
         "tvm_ffi:gemm(a,b,out,stream) ",
         "tvm_ffi:1gemm(a,b,out,stream)",
     ],
