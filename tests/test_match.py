@@ -8,7 +8,7 @@ from nvgemm_aot.bundle import BundleContent, ProblemRanking, encode_bundle
 from nvgemm_runtime.facts import UNKNOWN_VERSION, DeviceFacts
 from nvgemm_runtime.format import Header, sha256_hex
 from nvgemm_runtime.match import Basis, BundleView, Index, Match, Miss, preferred
-from nvgemm_runtime.problem import Problem, Signature
+from nvgemm_runtime.problem import Layout, Problem, Signature
 from nvgemm_runtime.refusals import refusal
 from nvgemm_runtime.target import Target
 from synthetic_content import SIGNATURE, synthetic_content
@@ -289,3 +289,16 @@ def test_equal_guesses_and_unknown_times_keep_the_shipped_order() -> None:
     assert tiles_of(found(equal.match(problem(64, n=12800), 16))) == [first, second]
     unknown = index(with_tiles(first, (192, 128), times_ns=(1000, None)), facts=facts)
     assert tiles_of(found(unknown.match(asked, 16))) == [first, (192, 128)]
+
+
+def test_a_miss_says_why_the_build_made_no_kernel() -> None:
+    built = with_alignment(16)
+    left_out = Problem(signature=replace(problem(16).signature, layout=Layout.NN), m=16, n=8, k=8)
+    partial = replace(built, unserved={left_out: "sm_100f has no such operator"})
+    said = index(partial).match(left_out, 16)
+    assert isinstance(said, Miss)
+    assert said.reasons[0] == "b0: sm_100f has no such operator"
+    other = index(partial).match(replace(left_out, m=17), 16)
+    assert isinstance(other, Miss)
+    assert other.reasons[0] == (f"b0: sm_100f has no such operator (of {left_out.key}, likewise)")
+    found(index(partial).match(problem(16), 16))

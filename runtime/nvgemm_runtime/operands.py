@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .epilogue import Addend, Epilogue
 from .errors import NoKernelError
 from .extras import NOTHING, Extras, check_offsets, read_epilogue, read_scales
 from .problem import DType, Layout, Op, Problem, Signature
+from .scales import ScaleRecipe
 
 if TYPE_CHECKING:
     import torch
@@ -211,7 +213,7 @@ def requests(
         alignment, is_compact = _power_of_two(result.bytes_of(n)), True
     else:
         alignment, is_compact = _out_alignment_bytes(out), _lies_compact(out, -1, -2)
-    alignment = min(alignment, *(_extra_alignment_bytes(extras)))
+    alignment = min(alignment, *_extra_alignment_bytes(extras, scales, epilogue))
     found = []
     for a_major, a_alignment in readings["a"]:
         for b_major, b_alignment in readings["b"]:
@@ -250,18 +252,29 @@ def _lies_compact(tensor: torch.Tensor, inner: int, outer: int) -> bool:
     return len(shape) < 3 or shape[0] == 1 or strides[0] == shape[-1] * shape[-2]
 
 
-def _extra_alignment_bytes(extras: Extras) -> Iterator[int]:
-    """Alignments of addend and row-wise scales, which kernels hold to the rule of operands."""
+def _extra_alignment_bytes(
+    extras: Extras, scales: ScaleRecipe | None, epilogue: Epilogue | None
+) -> Iterator[int]:
+    """Alignments of addend and fp32 scales, which kernels hold to the rule of operands."""
     yield MAX_ALIGNMENT_BYTES
-    for scale in (extras.scale_a, extras.scale_b):
-        if scale is not None and scale.element_size() > 1:
-            yield _power_of_two(scale.data_ptr())
+    if scales is not None and not scales.is_swizzled:
+        for scale in (extras.scale_a, extras.scale_b):
+            assert scale is not None  # for there is a recipe
+            extent = max(scale.shape) if scales is ScaleRecipe.FP32_ROW else 0
+            yield _power_of_two(scale.data_ptr() | extent * scale.element_size())
     addend = extras.addend
-    if addend is not None:
-        yield _power_of_two(addend.data_ptr())
-        for extent, stride in zip(addend.shape[:-1], addend.stride()[:-1]):
-            if extent > 1:
-                yield _power_of_two(stride * addend.element_size())
+    if epilogue is None or addend is None:
+        return
+    if epilogue.addend is Addend.ROW:
+        yield _power_of_two(addend.data_ptr() | addend.shape[-1] * addend.element_size())
+        return
+    alignment = _alignment_bytes(addend, -1, -2)
+    if alignment is None:
+        raise NoKernelError(
+            f"what is added is not row-major, or its elements share memory (shape "
+            f"{list(addend.shape)}, strides {list(addend.stride())}); call .contiguous() on it"
+        )
+    yield alignment
 
 
 def _out_alignment_bytes(out: torch.Tensor) -> int:

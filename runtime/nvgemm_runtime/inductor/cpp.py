@@ -7,7 +7,7 @@ behind it runs. So a package needs nothing of ours to be loaded, and to be right
 
 from __future__ import annotations
 
-ABI = 2
+ABI = 3
 """Version of the operators that the code here calls: kAbi of runtime/csrc/torch_ops.h."""
 
 LIBRARY_SONAME = "libnvgemm_aot.so"
@@ -73,8 +73,9 @@ inline bool gemm(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out, c
     if (!operators_are_there()) return false;
     const int64_t handle = prepare(id, origin, kernel);
     if (handle == kMissing) return false;
-    StableIValue stack[4] = {{tensor_value(a), tensor_value(b), static_cast<StableIValue>(handle),
-                             tensor_value(out)}};
+    // scale_a, scale_b, offsets and addend are not there.
+    StableIValue stack[8] = {{tensor_value(a), tensor_value(b), static_cast<StableIValue>(handle),
+                             tensor_value(out), 0, 0, 0, 0}};
     const AOTITorchError error =
         torch_call_dispatcher("nvgemm_aot::try_gemm", "", stack, TORCH_ABI_VERSION);
     if (error != AOTI_TORCH_SUCCESS && !kernel.has_run.load(std::memory_order_relaxed)) {{
