@@ -148,6 +148,17 @@ def test_builds_kernels_that_take_more_than_a_and_b(fused_bundle: BuiltBundle) -
     }
 
 
+def test_verify_knows_every_way_in_which_kernels_are_called(
+    fused_bundle: BuiltBundle, tmp_path: Path, kernel_cache: Cache
+) -> None:
+    with_workspace = cpu_provider.build_bundle(
+        [problem()], tmp_path, kernel_cache, provider=cpu_provider.WithWorkspace()
+    )
+    for bundle in (fused_bundle, with_workspace):
+        report = verify_bundle(bundle.path)
+        assert report.ok, report.findings
+
+
 def test_builds_kernels_with_a_workspace(tmp_path: Path, kernel_cache: Cache) -> None:
     built = cpu_provider.build_bundle(
         [problem()], tmp_path, kernel_cache, provider=cpu_provider.WithWorkspace()

@@ -1,8 +1,8 @@
 """One real kernel of each row of the support table: what it must be, and lies about it.
 
-`data/rows.json` says for each kernel how it is called and what its code must show. Whoever changes
-it claims that a kernel is right in another way than before: it is written by hand, and compared
-with what `verify` reads. Bytes are not held, for they change with every patch of the toolchain.
+`data/rows.json` says for each kernel how it is called and what its code must show, and is compared
+with what `verify` reads. Nothing rewrites it: whoever changes it claims that a kernel is right in
+another way than before. Bytes are not held, for they change with every patch of the toolchain.
 """
 
 from __future__ import annotations

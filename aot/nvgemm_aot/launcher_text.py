@@ -199,7 +199,9 @@ def _check_alignment(
     }
     if text.alignment_bytes != wanted:
         observed = ", ".join(map(str, sorted(text.alignment_bytes))) or "no number of"
-        others = "".join(f", and other tensors to {n}" for n in wanted - {kernel.alignment_bytes})
+        others = "".join(
+            f", and other tensors to {n}" for n in sorted(wanted - {kernel.alignment_bytes})
+        )
         stated = (
             f"its entry says {kernel.alignment_bytes}{others}"
             if wanted

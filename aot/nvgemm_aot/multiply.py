@@ -157,8 +157,9 @@ def _from_descriptors(instructions: set[Instruction], immediates: set[int]) -> I
             layout = _layout(a_row_major=not value >> 15 & 1, b_row_major=bool(value >> 16 & 1))
             if a is None or b is None or not n:
                 continue
-            read = _scaled if scaled else _unscaled
-            for m, accumulator, scales in read(value, name, modifiers):
+            # How many values share a scale stands in the opcode: ``.scale_vec::4X`` or 2X, 1X.
+            block = (16 if "4X" in modifiers else 32) if scaled else None
+            for m, accumulator, scales in _scaled(value, block) if block else _unscaled(value):
                 yield Multiply(
                     m=m, n=n, layout=layout, a=a, b=b, accumulator=accumulator, scales=scales
                 )
@@ -167,7 +168,7 @@ def _from_descriptors(instructions: set[Instruction], immediates: set[int]) -> I
 _Rest = tuple[int, DType, ScaleRecipe | None]
 
 
-def _unscaled(value: int, _name: str, _modifiers: list[str]) -> Iterator[_Rest]:
+def _unscaled(value: int) -> Iterator[_Rest]:
     """M, accumulator and no scales of a descriptor, if it is one."""
     reserved = value & (1 << 6 | 1 << 23 | 0b111 << 29 | 0b111)  # and sparsity
     accumulator = _DESCRIPTOR_ACCUMULATOR.get(value >> 4 & 0b11)
@@ -176,16 +177,15 @@ def _unscaled(value: int, _name: str, _modifiers: list[str]) -> Iterator[_Rest]:
         yield m, accumulator, None
 
 
-def _scaled(value: int, name: str, modifiers: list[str]) -> Iterator[_Rest]:
+def _scaled(value: int, block: int) -> Iterator[_Rest]:
     """M, accumulator and scales of a block-scaled descriptor, if it is one.
 
-    Products are summed in fp32 by all such instructions. How many values share a scale stands in
-    the opcode: 16 with ``4X`` (``.scale_vec::4X``), else 32. Which quarter of a column of scales
-    an instruction takes, the code adds to the constant (bits 4, 5, 29 and 30).
+    Products are summed in fp32 by all such instructions, and ``block`` values share a scale. Which
+    quarter of a column of scales an instruction takes, the code adds to the constant (bits 4, 5, 29
+    and 30).
     """
     reserved = value & (0b1111111 | 0b111 << 24 | 0b111 << 29)
     m = (value >> 27 & 0b11) << 7
-    block = 16 if "4X" in modifiers else 32
     dtype = _SCALE_TYPES[value >> 23 & 1]
     for scales in ScaleRecipe:
         if not reserved and m in (128, 256) and (scales.block, scales.dtype) == (block, dtype):
