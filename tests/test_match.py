@@ -236,6 +236,25 @@ def test_kernels_that_this_release_cannot_launch_are_left_out_with_the_reason(
     assert reason in said
 
 
+def test_kernels_without_strides_serve_compact_operands_alone() -> None:
+    compact = {"calling_convention": "tvm_ffi:gemm(a*,b*,out*,mnkl,stream)"}
+    built = with_alignment(16, 16)
+    best = built.rankings[0].kernels[0].kernel
+    mixed = index(replace(built, kernels=tuple(
+        replace(kernel, **compact) if place == best else kernel
+        for place, kernel in enumerate(built.kernels)
+    )))  # fmt: skip
+    for asked in (problem(16), problem(17)):
+        assert len(found(mixed.match(asked, 16)).kernels) == 2
+        (strided,) = found(mixed.match(asked, 16, False)).kernels
+        assert strided.kernel.id != built.kernels[best].id
+    none = index(replace(built, kernels=tuple(replace(k, **compact) for k in built.kernels)))
+    for asked in (problem(16), problem(17)):
+        assert len(found(none.match(asked, 16, True)).kernels) == 2
+        said = reasons(none.match(asked, 16, False))
+        assert "lie apart, and the kernels for mm/tn/bf16xbf16/fp32/bf16 take them without" in said
+
+
 def test_an_alignment_miss_names_the_bundles_that_were_refused_too() -> None:
     other = replace(with_alignment(2), target=Target(arch="sm_90a"))
     said = reasons(index(with_alignment(16), other).match(problem(16), 8))

@@ -220,12 +220,11 @@ Operands OperandsOf(const Arguments& arguments, const KernelSpec& spec) {
   Operands operands(arguments.Tensor(1, "a"), arguments.Tensor(2, "b"),
                     arguments.Tensor(3, "out"));
   int at = kPlainArguments;
-  if (spec.extras != 0) {
-    for (const Role role : kExtras) {
-      if ((spec.extras & SetOf(role)) == 0 || at == arguments.count()) continue;
-      operands.Give(role, arguments.Tensor(at, RoleName(role)));
-      ++at;
-    }
+  if (spec.extras == 0 && at == arguments.count()) return operands;
+  for (const Role role : kExtras) {
+    if ((spec.extras & SetOf(role)) == 0 || at == arguments.count()) continue;
+    operands.Give(role, arguments.Tensor(at, RoleName(role)));
+    ++at;
   }
   if (at == arguments.count()) return operands;
   throw Failure(kTypeError, Text("kernel ", ShortId(spec.id), " (", OpName(spec.op), "): ",

@@ -27,11 +27,15 @@ void Invoke(const KernelSpec& spec, const TVMFFIAny* arguments, int count) {
   ReleaseResult(result);
 }
 
+// Apart from Call, which is short without it.
+[[gnu::noinline]] void CallByConvention(const KernelSpec& spec, CheckedCall* call,
+                                        TVMFFIStreamHandle stream) {
+  const ArgumentList arguments(spec, call, stream);
+  Invoke(spec, arguments.data(), arguments.size());
+}
+
 void Call(const KernelSpec& spec, CheckedCall* call, TVMFFIStreamHandle stream) {
-  if (!spec.is_plain) {
-    const ArgumentList arguments(spec, call, stream);
-    return Invoke(spec, arguments.data(), arguments.size());
-  }
+  if (!spec.is_plain) return CallByConvention(spec, call, stream);
   TVMFFIAny arguments[kPlainParameters] = {};
   constexpr Role kTensors[] = {Role::kA, Role::kB, Role::kOut};
   for (int i = 0; i < 3; ++i) {

@@ -12,6 +12,7 @@
 #include "ffi_error.h"
 #include "kernel_table.h"
 #include "launch.h"
+#include "torch_forms.h"
 #include "torch_shim.h"
 #include "torch_values.h"
 
@@ -54,60 +55,6 @@ void Guarded(const char* op, const Body& body) {
   }
   shim::aoti_torch_check(false, op, __FILE__, __LINE__, message.c_str());
 }
-
-// An operator that computes a GEMM: what it is called, and where its arguments stand on the stack;
-// those that it lacks stand nowhere. `out` is there in the out form alone.
-struct Form {
-  const char* name;
-  Op op;
-  int a;
-  int b;
-  int kernel;
-  int scale_a = kNowhere;
-  int scale_b = kNowhere;
-  int offsets = kNowhere;
-  int addend = kNowhere;
-  int optional_addend = kNowhere;
-  int out = kNowhere;
-
-  static constexpr int kNowhere = -1;
-};
-
-constexpr Form kMm{"nvgemm_aot::mm", Op::kMm, 0, 1, 2};
-constexpr Form kBmm{"nvgemm_aot::bmm", Op::kBmm, 0, 1, 2};
-constexpr Form Adding(const char* name, Op op) {
-  Form form{name, op, 1, 2, 3};
-  form.addend = 0;
-  return form;
-}
-constexpr Form kAddmm = Adding("nvgemm_aot::addmm", Op::kMm);
-constexpr Form kBaddbmm = Adding("nvgemm_aot::baddbmm", Op::kBmm);
-constexpr Form Scaled() {
-  Form form{"nvgemm_aot::scaled_mm", Op::kMm, 0, 1, 4};
-  form.scale_a = 2;
-  form.scale_b = 3;
-  form.optional_addend = 5;
-  return form;
-}
-constexpr Form kScaledMm = Scaled();
-constexpr Form Grouped() {
-  Form form{"nvgemm_aot::grouped_mm", Op::kGroupedMm, 0, 1, 3};
-  form.offsets = 2;
-  return form;
-}
-constexpr Form kGroupedMm = Grouped();
-
-constexpr Form WithOut(Form form, const char* name, int out) {
-  form.name = name;
-  form.out = out;
-  return form;
-}
-constexpr Form kMmOut = WithOut(kMm, "nvgemm_aot::mm.out", 3);
-constexpr Form kBmmOut = WithOut(kBmm, "nvgemm_aot::bmm.out", 3);
-constexpr Form kAddmmOut = WithOut(kAddmm, "nvgemm_aot::addmm.out", 4);
-constexpr Form kBaddbmmOut = WithOut(kBaddbmm, "nvgemm_aot::baddbmm.out", 4);
-constexpr Form kScaledMmOut = WithOut(kScaledMm, "nvgemm_aot::scaled_mm.out", 6);
-constexpr Form kGroupedMmOut = WithOut(kGroupedMm, "nvgemm_aot::grouped_mm.out", 4);
 
 // A tensor argument that need not be there, with a view of it.
 class GivenTensor {
