@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from microscaling import encode_e8m0, encode_fp4, quantise, swizzle
@@ -87,6 +88,17 @@ class Arguments:
             name = "addmm" if signature.op is Op.MM else "baddbmm"
             return name, (*others, self.a, self.b), {}
         return signature.op.value, (self.a, self.b), {}
+
+    def function_call(self) -> tuple[str, tuple[torch.Tensor, ...], dict[str, Any]]:
+        """The same for the function of nvgemm_runtime, which takes the kernel as a keyword."""
+        name, tensors, keywords = self.operator_call()
+        signature = self.problem.signature
+        named: dict[str, Any] = dict(keywords)
+        if signature.epilogue is not None and signature.epilogue.activation is not None:
+            named["activation"] = signature.epilogue.activation
+        if signature.scales is not None:
+            named["recipe"] = signature.scales
+        return name, tensors, named
 
 
 def exact_arguments(problem: Problem, device: str = "cuda") -> Arguments:
