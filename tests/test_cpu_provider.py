@@ -70,7 +70,8 @@ def test_verify_checks_host_code_and_says_what_does_not_apply(cpu_bundle: BuiltB
     ("change", "check"),
     [
         ({"calling_convention": "c:gemm"}, Check.CALLING_CONVENTION),
-        ({"calling_convention": "tvm_ffi:other(a,b,out,stream)"}, Check.CALLING_CONVENTION),
+        ({"calling_convention": "tvm_ffi:gemm(a,b,stream)"}, Check.CALLING_CONVENTION),
+        ({"calling_convention": "tvm_ffi:other(a,b,out,stream)"}, Check.HOST_EXPORTS),
         ({"workspace_bytes": 4}, Check.WORKSPACE),
     ],
 )

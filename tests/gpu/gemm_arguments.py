@@ -1,6 +1,7 @@
 """The tensors of any problem of the support table: exact or random ones, on any device.
 
-Exact ones hold -1, 0 and 1, few enough for every sum to have an exact value in the result's type.
+Exact ones hold -1, 0 and 1 (0 and 255 where there is no sign), few enough for every sum to have an
+exact value in the result's type.
 Their scales are powers of two: one for each row of A, one for each column of B, and for block
 scales another for each block of k, which A's multiplies by what B's divides by. So a product is
 exact only where every scale is read from its own place.
@@ -29,8 +30,13 @@ EXACT_LIMIT = {
     DType.FP8_E5M2: 8,
     DType.INT32: 2**31,
     DType.INT8: 128,
+    DType.UINT8: 256,
 }
 """By output type: whole numbers up to here have an exact value (2 to the mantissa's bits)."""
+
+
+_UNSIGNED = {DType.INT32: (255, 255), DType.FP32: (255, 1)}
+"""By output type, for uint8: what stands in A and B in place of 1. Read as signed it is -1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,13 +113,16 @@ def exact_arguments(problem: Problem, device: str = "cuda") -> Arguments:
     rows_a, rows_b = _operand_shapes(problem)
     density = min(0.5, math.sqrt(EXACT_LIMIT[signature.out] / (4 * problem.k)))
 
-    def sparse(shape: tuple[int, ...]) -> torch.Tensor:
-        signs = torch.randint(0, 2, shape, device=device) * 2.0 - 1
-        return signs * (torch.rand(shape, device=device) < density)
+    def sparse(shape: tuple[int, ...], unsigned: int) -> torch.Tensor:
+        chosen = torch.rand(shape, device=device) < density
+        if signature.a is DType.UINT8:
+            return chosen * float(unsigned)
+        return chosen * (torch.randint(0, 2, shape, device=device) * 2.0 - 1)
 
+    largest_a, largest_b = _UNSIGNED.get(signature.out, (1, 1))
     tensors = {
-        Role.A: _encode(sparse(rows_a), signature.a),
-        Role.B: _encode(sparse(rows_b), signature.b),
+        Role.A: _encode(sparse(rows_a, largest_a), signature.a),
+        Role.B: _encode(sparse(rows_b, largest_b), signature.b),
         **_exact_scales(problem, device),
     }
     if signature.epilogue is not None:
