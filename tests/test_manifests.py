@@ -220,7 +220,7 @@ def test_hgemm_is_every_size_in_both_layouts() -> None:
     manifest = load("hgemm-1000")
     assert set(keys(manifest)) == {
         key
-        for layout in ("nn", "tn")
+        for layout in ("tt", "tn")
         for key in expected(f"mm/{layout}/fp16xfp16/fp32/fp16", sizes, nks)
     }
     assert len(manifest.declared) == 2000
