@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def test_the_table_has_every_op_type_and_recipe() -> None:
 @every_row
 @pytest.mark.parametrize("make", [exact_arguments, random_arguments])
 def test_arguments_pose_the_problem_they_were_made_for(
-    signatures: list[Signature], make: type[Arguments]
+    signatures: list[Signature], make: Callable[[Problem, str], Arguments]
 ) -> None:
     for signature in signatures:
         problem = small(signature)
