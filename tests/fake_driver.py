@@ -69,7 +69,7 @@ def build(directory: Path) -> Path:
     return directory
 
 
-def run(directory: Path, script: str, *, capability: int = 90) -> str:
+def run(directory: Path, script: str, *arguments: str, capability: int = 90) -> str:
     """Run a Python script in a process that finds this driver; returns what it printed."""
     environment = dict(
         os.environ,
@@ -78,7 +78,7 @@ def run(directory: Path, script: str, *, capability: int = 90) -> str:
         PYTHONPATH=os.pathsep.join(sys.path),
     )
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
+        [sys.executable, "-W", "ignore", "-c", script, *arguments],
         env=environment,
         capture_output=True,
         text=True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -23,10 +24,11 @@ from nvgemm_aot.targets import build_target
 from nvgemm_aot.verify import verify_bundle
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.calling_convention import parse_calling_convention
+from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.errors import ToolchainError
-from nvgemm_runtime.problem import DType, Signature
+from nvgemm_runtime.problem import DType, Layout, Op, Signature
 from nvgemm_runtime.scales import ScaleRecipe
-from nvgemm_runtime.support import unsupported
+from nvgemm_runtime.support import OUTS, unsupported
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +132,34 @@ def test_each_family_is_called_its_own_way_and_is_missing_on_hopper_with_the_rea
     assert not nothing.candidates
     assert nothing.absence is not None
     assert absence in nothing.absence
+
+
+def test_blackwell_has_operators_for_all_that_the_support_table_allows(
+    provider: CutlassOperators,
+) -> None:
+    """In one layout, with one epilogue or none: which operators there are depends on no more."""
+    combinations = itertools.product(
+        (Op.MM, Op.GROUPED_MM), OUTS, DType, (None, *ScaleRecipe), (None, Epilogue.BIAS)
+    )
+    checked = 0
+    for op, operand, out, scales, epilogue in combinations:
+        signature = Signature(
+            op=op,
+            layout=Layout.TN,
+            a=operand,
+            b=operand,
+            accumulator=DType.INT32 if operand.is_integer else DType.FP32,
+            out=out,
+            scales=scales,
+            epilogue=epilogue,
+        )
+        if unsupported(signature) is None:
+            arch = "sm_100a" if operand.is_integer else "sm_100f"
+            assert provider.enumerate(signature, build_target(arch)).candidates, signature.key
+            checked += 1
+    assert (
+        checked == 20 + 6 + 20 + 10 + 15 + 24 + 12
+    )  # plain, integers, biases, blocks, fp32, groups
 
 
 def test_what_no_target_computes_is_refused_in_the_words_of_the_support_table(
