@@ -64,11 +64,15 @@ def real_bundles(real_build: BuildResult) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def cpu_bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> BuiltBundle:
     """A bundle of kernels for the CPU: three for one problem of each signature."""
-    problems = [
-        cpu_provider.problem(served.layout.value, op=served.op, operand=served.a)
-        for served in cpu_provider.SIGNATURES
-    ]
+    problems = [cpu_provider.problem_of(served) for served in cpu_provider.SIGNATURES]
     return cpu_provider.build_bundle(problems, tmp_path_factory.mktemp("cpu"), kernel_cache)
+
+
+@pytest.fixture(scope="session")
+def fused_bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> BuiltBundle:
+    """A bundle of kernels for the CPU that take scales, offsets or something to add."""
+    problems = [cpu_provider.problem_of(served) for served in cpu_provider.FUSED]
+    return cpu_provider.build_bundle(problems, tmp_path_factory.mktemp("fused"), kernel_cache)
 
 
 @pytest.fixture(scope="session")

@@ -132,3 +132,25 @@ def test_a_device_that_the_model_does_not_know_is_named() -> None:
     model = MatmulHeuristics("GTX_1", 1)
     with pytest.raises(ToolchainError, match=r"nvidia-matmul-heuristics .* not model 'GTX_1'"):
         model.estimate_ns(problem(), BlockShape(tile=(64, 64, 64), cluster=(1, 1)))
+
+
+def test_builds_kernels_that_take_more_than_a_and_b(fused_bundle: BuiltBundle) -> None:
+    header = fused_bundle.header
+    assert not fused_bundle.failures
+    assert {r.problem.signature for r in header.rankings} == set(cpu_provider.FUSED)
+    assert {kernel.calling_convention for kernel in header.kernels} == {
+        "tvm_ffi:gemm(a,b,stream,addend,out)",
+        "tvm_ffi:gemm(a,b,stream,scale_a,scale_b,out)",
+        "tvm_ffi:gemm(a,b,stream,scale_a,scale_b,addend,out)",
+        "tvm_ffi:gemm(a*,b*,scale_a*,scale_b*,out*,mnkl,stream)",
+        "tvm_ffi:gemm(a,b,out,offsets,stream)",
+    }
+
+
+def test_builds_kernels_with_a_workspace(tmp_path: Path, kernel_cache: Cache) -> None:
+    built = cpu_provider.build_bundle(
+        [problem()], tmp_path, kernel_cache, provider=cpu_provider.WithWorkspace()
+    )
+    assert {
+        (kernel.calling_convention, kernel.workspace_bytes) for kernel in built.header.kernels
+    } == {("tvm_ffi:gemm(a,b,out,workspace,stream)", 4096)}

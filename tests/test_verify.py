@@ -81,7 +81,7 @@ def kernels(kernel_cache: Cache) -> dict[str, BuiltKernel]:
             design=replace(task.candidate.design, cluster_limits=limits[arch]),
             alignment_bytes=task.candidate.alignment_bytes,
             workspace_bytes=task.candidate.workspace_bytes,
-            calling_convention=provider.calling_convention,
+            calling_convention=task.candidate.calling_convention,
         )
         for arch, task in tasks.items()
     }

@@ -42,7 +42,6 @@ class Task:
 
     candidate: Candidate
     target: BuildTarget
-    calling_convention: str
     key: str
 
 
@@ -104,7 +103,6 @@ def make_tasks(
         "recipe": provider.recipe,
         "target": target.target.key,
         "toolchain": provider.toolchain(),
-        "calling_convention": provider.calling_convention,
         "linker": linker.linker_version(),
         "linker_flags": [*linker.compiler()[1:], *linker.FLAGS],
     }
@@ -117,6 +115,7 @@ def make_tasks(
         own = {
             "operator": candidate.operator,
             "signature": candidate.signature.key,
+            "calling_convention": candidate.calling_convention,
             "cluster_capacities": capacities,
         }
         return cache_key("kernel", {**shared, **own})
@@ -125,7 +124,6 @@ def make_tasks(
         Task(
             candidate=candidate,
             target=target,
-            calling_convention=provider.calling_convention,
             key=key(candidate),
         )
         for candidate in candidates
@@ -268,7 +266,7 @@ def _compile_and_store(task: Task, cache: Cache) -> str | None:
     try:
         relocatable = _provider(task.candidate.provider).compile(task.candidate, task.target)
         on_cpu = task.target.target.arch == CPU
-        payload = linker.link(relocatable, task.calling_convention, on_cpu=on_cpu)
+        payload = linker.link(relocatable, task.candidate.calling_convention, on_cpu=on_cpu)
     except (CompileError, LinkError) as error:
         return str(error)
     except OSError as error:

@@ -339,7 +339,7 @@ def _content(
                 design=_final_design(task),
                 alignment_bytes=task.candidate.alignment_bytes,
                 workspace_bytes=task.candidate.workspace_bytes,
-                calling_convention=task.calling_convention,
+                calling_convention=task.candidate.calling_convention,
             )
             for task in present
         ),

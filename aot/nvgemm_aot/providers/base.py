@@ -19,6 +19,7 @@ class Candidate:
     Attributes:
         provider, operator: The provider's name and its own name for the operator.
         signature: What the kernel would compute.
+        calling_convention: How it would be called; see `nvgemm_runtime.calling_convention`.
         design: How it would work, without the device-dependent constants.
         cluster_sizes: Sizes, in thread blocks, of the clusters whose number on the device is
             compiled in; empty where the kernel does not depend on the device profile.
@@ -31,6 +32,7 @@ class Candidate:
     provider: str
     operator: str
     signature: Signature
+    calling_convention: str
     design: KernelDesign
     cluster_sizes: tuple[int, ...]
     block_shape: BlockShape
@@ -60,13 +62,11 @@ class Provider(Protocol):
 
     Attributes:
         name: Its name in the table of providers, or ``module:class``.
-        calling_convention: How its kernels are called; see `nvgemm_runtime.format.Kernel`.
         recipe: Names the way its objects are made. It must change when the same versions of the
             toolchain would come to give other code: the cache is keyed on it.
     """
 
     name: str
-    calling_convention: str
     recipe: str
 
     def toolchain(self) -> dict[str, str]:

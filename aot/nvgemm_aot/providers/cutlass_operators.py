@@ -73,7 +73,6 @@ class CutlassOperators:
     """Lists and compiles the operators of ``cutlass.operators``."""
 
     name = "cutlass_operators"
-    calling_convention = f"tvm_ffi:{_FUNCTION_NAME}(a,b,out,stream)"
     recipe = f"1, host {_HOST_CPU} {_HOST_FEATURES}"
 
     def toolchain(self) -> dict[str, str]:
@@ -173,6 +172,7 @@ class CutlassOperators:
             provider=self.name,
             operator=metadata.operator_name,
             signature=signature,
+            calling_convention=f"tvm_ffi:{_FUNCTION_NAME}(a,b,out,stream)",
             design=design,
             cluster_sizes=_cluster_sizes(design),
             block_shape=_block_shape(metadata, design),
