@@ -6,7 +6,7 @@ torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +142,26 @@ def read_inputs(
         activation: What is applied to the result besides.
     """
     return read_call(op, {**options, **dict(zip(OPERATORS[op].tensors, tensors))}, out, activation)
+
+
+def named_arguments(
+    overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any], read: Callable[[Any], Any]
+) -> dict[str, Any]:
+    """A call's arguments by their names in the schema; what is missing is left out.
+
+    Args:
+        overload: The operator, as torch's ``OpOverload``.
+        args: Given by place.
+        kwargs: Given by name.
+        read: Makes an operand of a tensor, and gives any other value as it is.
+    """
+
+    def read_all(value: Any) -> Any:
+        return [read(one) for one in value] if isinstance(value, (list, tuple)) else read(value)
+
+    names = (argument.name for argument in overload._schema.arguments)
+    given = {**dict(zip(names, args)), **kwargs}
+    return {name: read_all(value) for name, value in given.items()}
 
 
 def kernel_order(op: str, count: int) -> tuple[int, ...]:

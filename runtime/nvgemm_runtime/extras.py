@@ -189,12 +189,12 @@ def addend_kind(
     """Whether something that is added is one row for all rows, or a matrix; None for neither."""
     if not shape or shape[-1] != out[-1] or len(shape) > len(out):
         return None
+    if strides[-1] != 1 and shape[-1] != 1:
+        return None
     in_front = zip(shape[:-1], strides[:-1])
     if all(extent == 1 or stride == 0 for extent, stride in in_front) and (
         len(shape) < len(out) or all(one in (1, two) for one, two in zip(shape, out))
     ):
-        if strides[-1] != 1 and shape[-1] != 1:
-            return None
         return Addend.ROW
     return Addend.MATRIX if shape == out else None
 

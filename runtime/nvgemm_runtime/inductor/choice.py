@@ -14,6 +14,7 @@ from torch._inductor import ir
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
+from ..aten import kernel_order
 from ..counters import COUNTERS
 from .nodes import GemmNode, name_of
 
@@ -46,17 +47,17 @@ def settle(node: Any) -> None:
 
 
 def _benchmarked(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out_dtype: torch.dtype | None = None,
-    *,
+    *tensors: torch.Tensor,
     kernel: str,
+    order: tuple[int, ...],
     out: torch.Tensor,
+    **_: Any,
 ) -> torch.Tensor:
     """What Inductor times: the kernel, and never ATen in its place."""
     from ..api import load_kernel
 
-    load_kernel(kernel).launch(a, b, out)
+    a, b, *extras = (tensors[place] for place in order)
+    load_kernel(kernel).launch(a, b, out, *extras)
     return out
 
 
@@ -68,16 +69,20 @@ class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
     """A bundled kernel as one of Inductor's choices.
 
     Args:
+        op: ATen's name of the operator.
         aten: The ATen choice for the same GEMM.
         offer: The kernel.
     """
 
-    def __init__(self, aten: Any, offer: Offer) -> None:
-        kwargs = {**aten.kwargs, "kernel": offer.kernel.id}  # results are cached by these
+    def __init__(self, op: str, aten: Any, offer: Offer) -> None:
+        order = kernel_order(op, len(aten.input_nodes))
+        # Results are cached by these.
+        kwargs = {**aten.kwargs, "kernel": offer.kernel.id, "order": order}
         super().__init__(_CHOICE, aten.input_nodes, aten.layout, kwargs)
+        self.op = op
         self.aten = aten
         self.offer = offer
-        self.name = name_of(offer)
+        self.name = name_of(op, offer)
         self.description = offer.kernel.operator
 
     def benchmark(self, *args: torch.Tensor, out: torch.Tensor) -> float:
@@ -92,7 +97,7 @@ class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
 
     def output_node(self) -> Any:
         """The node that Inductor schedules when this choice has won."""
-        return ir.TensorBox.create(GemmNode(self.aten, self.offer))
+        return ir.TensorBox.create(GemmNode(self.op, self.aten, self.offer))
 
     def __str__(self) -> str:
         return f"GemmChoice({self.name}, {self.offer.kernel.operator})"

@@ -20,29 +20,25 @@ from torch._inductor import config, ir
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
-from ..declarable import UNSERVED
+from ..aten import UNSERVED
 from ..errors import NvgemmError, RequiredError
-from ..problem import Op, Problem
+from ..problem import Problem
 from ..recorder import recorder
 from ..recording import gemm_line
 from . import nvgemm_backend, report
 from .choice import GemmChoice, can_settle, settle
+from .fallbacks import has_cpp_call
 from .modes import OPTION, current_mode
 from .reading import (
-    aten_operator,
+    find_aten_gemm,
     find_operator,
     gemms_of_graph,
     is_alternative,
-    operand,
-    operand_of,
+    read_choice,
 )
 from .settings import MODE_VARIABLE, Mode, max_choices
 
 _log = logging.getLogger(__name__)
-
-_SERVED = {op.value for op in Op}
-"""Operators of ATen that kernels may compute, which are the names of torch's functions too."""
-
 
 def install() -> None:
     """Make Inductor ask us for choices."""
@@ -133,21 +129,15 @@ def _with_ours(choices: list[Any]) -> list[Any]:
 
 
 def _our_choices(choices: list[Any]) -> list[GemmChoice]:
-    aten = next((choice for choice in choices if _is_aten_gemm(choice)), None)
-    if aten is None:
+    found_aten = find_aten_gemm(choices)
+    if found_aten is None:
         return _report_unserved(choices)
     # Imported here, so that compiling without max-autotune pays nothing for us.
-    from .offers import GemmOnDevice, find_offers, start_compiling
+    from .offers import find_offers, start_compiling
 
-    op = aten_operator(aten)
-    assert op is not None  # or it were none of ATen's
-    gemm = GemmOnDevice(
-        op=op,
-        a=operand(aten.input_nodes[0]),
-        b=operand(aten.input_nodes[1]),
-        out=operand_of(aten.layout, 0),
-    )
-    obstacles = _why_not_here(aten)
+    op, aten = found_aten
+    gemm = read_choice(op, aten)
+    obstacles = _why_not_here(op, aten)
     may_compile = (
         current_mode() is Mode.AUTO
         and not obstacles
@@ -155,7 +145,7 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
         and not nvgemm_backend.compiles_itself(choices)
     )
     if may_compile and not nvgemm_backend.is_on() and _is_first_of_graph():
-        start_compiling(GemmOnDevice(**known) for known in gemms_of_graph())
+        start_compiling(gemms_of_graph())
     found = find_offers(gemm, max_choices(), may_compile=may_compile)
     aten.nvgemm_aot_gemm = found.gemm
     if not found.offers:
@@ -165,7 +155,7 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
     for node in aten.input_nodes:
         settle(node)
     _log.debug("%s: %d bundled kernels join (%s)", found.gemm, len(found.offers), found.basis)
-    ours = [GemmChoice(aten, offer) for offer in found.offers]
+    ours = [GemmChoice(op, aten, offer) for offer in found.offers]
     offered = {choice.name: choice.offer.kernel.operator for choice in ours}
     report.met(found.gemm, basis=found.basis, offered=offered)
     return ours
@@ -178,12 +168,10 @@ def _is_first_of_graph() -> bool:
     return not known
 
 
-def _is_aten_gemm(choice: Any) -> bool:
-    return aten_operator(choice) in _SERVED and len(choice.input_nodes) == 2
-
-
-def _why_not_here(aten: Any) -> list[str]:
+def _why_not_here(op: str, aten: Any) -> list[str]:
     """Why kernels that there are cannot join the choices."""
+    if config.cpp_wrapper and not has_cpp_call(op):
+        return [f"generated C++ cannot call ATen's {op} on a result that is there already"]
     if getattr(config, "distributed_max_autotune_gemm", False):
         return ["distributed_max_autotune_gemm passes no extern choices but ATen's on"]
     if not isinstance(aten.layout, ir.FixedLayout):
@@ -194,7 +182,7 @@ def _why_not_here(aten: Any) -> list[str]:
 
 
 def _report_unserved(choices: list[Any]) -> list[GemmChoice]:
-    """Say of a GEMM that is neither mm nor bmm, or that ATen may not compute, why it is a miss."""
+    """Say of a GEMM that no kernel computes, or that ATen may not compute, why it is a miss."""
     found = find_operator(choices)
     if found is None:
         return []  # something else is being chosen

@@ -11,7 +11,10 @@ from torch._inductor import config, ir
 from torch._inductor.codegen import wrapper as code_lines
 from torch._inductor.virtualized import V
 
+from ..aten import kernel_order
+from ..roles import extra_roles
 from . import cpp, packages, report
+from .fallbacks import aten_expression
 
 if TYPE_CHECKING:
     from .offers import Offer
@@ -20,30 +23,37 @@ _HEADER = """
 try:
     from nvgemm_runtime.inductor.compiled import gemm as nvgemm_aot_gemm
 except Exception:
-    def nvgemm_aot_gemm(function, kernel_id, origin):
+    def nvgemm_aot_gemm(aten, kernel_id, origin, order):
         import logging
         log = logging.getLogger("nvgemm_runtime.inductor.compiled")
         said = log.__dict__.setdefault("nvgemm_aot_said", set())
         if origin not in said:
             said.add(origin)
             log.warning("nvgemm-aot is not installed: GEMMs compiled for %s run on ATen", origin)
-        return getattr(torch, function)
+        return aten
 """
 """What a generated module starts with: the kernels by their ids, or ATen where we are gone."""
 
 
-def name_of(offer: Offer) -> str:
-    """Name of a kernel in generated code and in Inductor's tables."""
-    return f"nvgemm_{offer.kernel.signature.op.value}_{offer.kernel.id[:12]}"
+def name_of(op: str, offer: Offer) -> str:
+    """Name of a kernel in generated code and in Inductor's tables.
+
+    Args:
+        op: ATen's name of the operator that it computes there.
+        offer: The kernel.
+    """
+    return f"nvgemm_{op.lstrip('_')}_{offer.kernel.id[:12]}"
 
 
 class GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
     """A call of a bundled kernel in the graph that Inductor generates code from."""
 
-    def __init__(self, aten: Any, offer: Offer) -> None:
+    def __init__(self, op: str, aten: Any, offer: Offer) -> None:
+        self.op = op
+        self.order = kernel_order(op, len(aten.input_nodes))
         self.offer = offer
         self.gemm: str = aten.nvgemm_aot_gemm
-        self.name_in_code = name_of(offer)
+        self.name_in_code = name_of(op, offer)
         super().__init__(
             layout=aten.layout,
             inputs=aten.input_nodes,
@@ -85,7 +95,9 @@ class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]
 
     def codegen(self, code: Any) -> None:
         node = self.node
-        a, b = node.codegen_args()
+        tensors = [V.graph.wrapper_code.val_to_arg_str(one) for one in node.inputs]
+        a, b, *extras = (tensors[place] for place in node.order)
+        roles = extra_roles(node.offer.kernel.signature)
         condition = cpp.condition(
             name=node.name_in_code,
             kernel_id=node.offer.kernel.id,
@@ -93,6 +105,7 @@ class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]
             a=a,
             b=b,
             out=node.codegen_reference(),
+            extras={role.value: tensor for role, tensor in zip(roles, extras)},
         )
         self.wrapper.writeline(f"if (!{condition}) {{")
         super().codegen(code)
@@ -106,8 +119,9 @@ def _declare(wrapper: Any, node: GemmNode) -> None:
     if _is_first(root, ""):
         root.imports.splice(_HEADER)
     if _is_first(root, name):
-        arguments = f"{offer.kernel.signature.op.value!r}, {offer.kernel.id!r}, {offer.origin!r}"
-        root.imports.writeline(f"{name} = nvgemm_aot_gemm({arguments})")
+        aten = aten_expression(node.op)
+        known = f"{offer.kernel.id!r}, {offer.origin!r}, {node.order}"
+        root.imports.writeline(f"{name} = nvgemm_aot_gemm({aten}, {known})")
 
 
 def _declare_cpp(wrapper: Any, node: GemmNode) -> None:
