@@ -14,11 +14,11 @@ from torch._inductor import ir
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
-from ..aten import kernel_order
 from ..counters import COUNTERS
 from .nodes import GemmNode, name_of
 
 if TYPE_CHECKING:
+    from .fallbacks import StockCall
     from .offers import Offer
 
 _log = logging.getLogger(__name__)
@@ -69,20 +69,17 @@ class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
     """A bundled kernel as one of Inductor's choices.
 
     Args:
-        op: ATen's name of the operator.
-        aten: The ATen choice for the same GEMM.
+        stock: What it stands in for.
         offer: The kernel.
     """
 
-    def __init__(self, op: str, aten: Any, offer: Offer) -> None:
-        order = kernel_order(op, len(aten.input_nodes))
+    def __init__(self, stock: StockCall, offer: Offer) -> None:
         # Results are cached by these.
-        kwargs = {**aten.kwargs, "kernel": offer.kernel.id, "order": order}
-        super().__init__(_CHOICE, aten.input_nodes, aten.layout, kwargs)
-        self.op = op
-        self.aten = aten
+        kwargs = {**stock.options, "kernel": offer.kernel.id, "order": stock.order}
+        super().__init__(_CHOICE, stock.inputs, stock.layout, kwargs)
+        self.stock = stock
         self.offer = offer
-        self.name = name_of(op, offer)
+        self.name = name_of(stock, offer)
         self.description = offer.kernel.operator
 
     def benchmark(self, *args: torch.Tensor, out: torch.Tensor) -> float:
@@ -97,7 +94,7 @@ class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
 
     def output_node(self) -> Any:
         """The node that Inductor schedules when this choice has won."""
-        return ir.TensorBox.create(GemmNode(self.op, self.aten, self.offer))
+        return ir.TensorBox.create(GemmNode(self.stock, self.offer))
 
     def __str__(self) -> str:
         return f"GemmChoice({self.name}, {self.offer.kernel.operator})"

@@ -27,7 +27,7 @@ from ..recorder import recorder
 from ..recording import gemm_line
 from . import nvgemm_backend, report
 from .choice import GemmChoice, can_settle, settle
-from .fallbacks import has_cpp_call
+from .fallbacks import StockCall, has_cpp_call
 from .modes import OPTION, current_mode
 from .reading import (
     find_aten_gemm,
@@ -56,6 +56,8 @@ def join(choices: list[Any]) -> list[Any]:
         RecordError: If GEMMs are to be recorded and cannot be.
         SettingError: If the mode is none.
     """
+    if any(isinstance(choice, GemmChoice) for choice in choices):
+        return choices  # they were joined before, where a lowering of ours asks for choices
     _record(choices)
     try:
         return _with_ours(choices)
@@ -155,7 +157,8 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
     for node in aten.input_nodes:
         settle(node)
     _log.debug("%s: %d bundled kernels join (%s)", found.gemm, len(found.offers), found.basis)
-    ours = [GemmChoice(op, aten, offer) for offer in found.offers]
+    stock = StockCall.of_choice(op, found.gemm, aten)
+    ours = [GemmChoice(stock, offer) for offer in found.offers]
     offered = {choice.name: choice.offer.kernel.operator for choice in ours}
     report.met(found.gemm, basis=found.basis, offered=offered)
     return ours

@@ -11,12 +11,11 @@ from torch._inductor import config, ir
 from torch._inductor.codegen import wrapper as code_lines
 from torch._inductor.virtualized import V
 
-from ..aten import kernel_order
 from ..roles import extra_roles
 from . import cpp, packages, report
-from .fallbacks import aten_expression
 
 if TYPE_CHECKING:
+    from .fallbacks import StockCall
     from .offers import Offer
 
 _HEADER = """
@@ -35,37 +34,30 @@ except Exception:
 """What a generated module starts with: the kernels by their ids, or ATen where we are gone."""
 
 
-def name_of(op: str, offer: Offer) -> str:
-    """Name of a kernel in generated code and in Inductor's tables.
-
-    Args:
-        op: ATen's name of the operator that it computes there.
-        offer: The kernel.
-    """
-    return f"nvgemm_{op.lstrip('_')}_{offer.kernel.id[:12]}"
+def name_of(stock: StockCall, offer: Offer) -> str:
+    """Name of a kernel in generated code and in Inductor's tables, where it computes a call."""
+    return f"nvgemm_{stock.name}_{offer.kernel.id[:12]}"
 
 
 class GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
     """A call of a bundled kernel in the graph that Inductor generates code from."""
 
-    def __init__(self, op: str, aten: Any, offer: Offer) -> None:
-        self.op = op
-        self.order = kernel_order(op, len(aten.input_nodes))
+    def __init__(self, stock: StockCall, offer: Offer) -> None:
+        self.stock = stock
         self.offer = offer
-        self.gemm: str = aten.nvgemm_aot_gemm
-        self.name_in_code = name_of(op, offer)
+        self.name_in_code = name_of(stock, offer)
         super().__init__(
-            layout=aten.layout,
-            inputs=aten.input_nodes,
+            layout=stock.layout,
+            inputs=stock.inputs,
             python_kernel_name=self.name_in_code,
-            cpp_kernel_name=aten.choice.cpp_kernel_name,
-            op_overload=aten.choice.op_overload,
-            kwargs=aten.kwargs,
+            cpp_kernel_name=stock.cpp_kernel_name,
+            op_overload=stock.op_overload,
+            kwargs=dict(stock.options),
         )
 
     def codegen(self, wrapper: Any) -> None:
         """Write the call, and what it needs at the start of the module."""
-        report.used(self.gemm, self.name_in_code, self.offer.kernel.id)
+        report.used(self.stock.gemm, self.name_in_code, self.offer.kernel.id)
         if not V.graph.cpp_wrapper:
             _declare(wrapper, self)
             super().codegen(wrapper)
@@ -96,7 +88,7 @@ class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]
     def codegen(self, code: Any) -> None:
         node = self.node
         tensors = [V.graph.wrapper_code.val_to_arg_str(one) for one in node.inputs]
-        a, b, *extras = (tensors[place] for place in node.order)
+        a, b, *extras = (tensors[place] for place in node.stock.order)
         roles = extra_roles(node.offer.kernel.signature)
         condition = cpp.condition(
             name=node.name_in_code,
@@ -119,9 +111,8 @@ def _declare(wrapper: Any, node: GemmNode) -> None:
     if _is_first(root, ""):
         root.imports.splice(_HEADER)
     if _is_first(root, name):
-        aten = aten_expression(node.op)
-        known = f"{offer.kernel.id!r}, {offer.origin!r}, {node.order}"
-        root.imports.writeline(f"{name} = nvgemm_aot_gemm({aten}, {known})")
+        known = f"{offer.kernel.id!r}, {offer.origin!r}, {node.stock.order}"
+        root.imports.writeline(f"{name} = nvgemm_aot_gemm({node.stock.expression}, {known})")
 
 
 def _declare_cpp(wrapper: Any, node: GemmNode) -> None:
