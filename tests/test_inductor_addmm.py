@@ -13,7 +13,7 @@ import torch
 import cpu_kernels
 import cpu_provider
 import recording_kernels
-from inductor_session import InductorSession
+from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_runtime.epilogue import Epilogue
@@ -101,7 +101,7 @@ def test_a_residual_that_is_added_to_a_product(inductor: InductorSession) -> Non
     assert len(compiled.launched) == 1
 
 
-@pytest.mark.parametrize("shape", [(3, M, N), (M, N), (N,), (3, 1, N)])
+@pytest.mark.parametrize("shape", [(3, M, N), (N,), (1, 1, N)])
 def test_baddbmm(inductor: InductorSession, shape: tuple[int, ...]) -> None:
     a, b = matrices(3)
     addend = torch.randn(shape)
@@ -118,6 +118,23 @@ def test_int_mm(inductor: InductorSession) -> None:
     torch.testing.assert_close(compiled.result, torch._int_mm(a, b))
     assert len(compiled.launched) == 1
     assert "nvgemm_aot_gemm(torch._int_mm" in compiled.code[0]
+
+
+@pytest.mark.parametrize("shape", [(M, N), (3, 1, N)])
+def test_batches_that_share_what_is_added_are_misses(
+    inductor: InductorSession,
+    events: Callable[[], list[dict[str, Any]]],
+    caplog: pytest.LogCaptureFixture,
+    shape: tuple[int, ...],
+) -> None:
+    a, b = matrices(3)
+    addend = torch.randn(shape)
+    compiled = inductor.compile(torch.baddbmm, addend, a, b)
+    torch.testing.assert_close(compiled.result, torch.baddbmm(addend, a, b))
+    assert compiled.launched == ()
+    (event,) = events()
+    assert event["reasons"][0].startswith("what is added has shape [3, 16, 32] and strides [")
+    assert warnings_of(caplog) == []
 
 
 MISSES: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], str]] = {

@@ -172,7 +172,7 @@ def read_epilogue(extras: Extras, out: DType, shape: tuple[int, ...]) -> Epilogu
     if kind is None:
         raise NoKernelError(
             f"what is added has shape {list(addend.shape)} and strides {list(addend.stride())}, "
-            f"must be a row of {shape[-1]} or of the result's shape {list(shape)}"
+            f"must be a row of {shape[-1]}, or of the result's shape {list(shape)} with no row twice"
         )
     epilogue = epilogue_of(kind, extras.activation)
     if epilogue is None:
@@ -196,7 +196,8 @@ def addend_kind(
         len(shape) < len(out) or all(one in (1, two) for one, two in zip(shape, out))
     ):
         return Addend.ROW
-    return Addend.MATRIX if shape == out else None
+    is_spread = any(extent > 1 and stride == 0 for extent, stride in zip(shape, strides))
+    return Addend.MATRIX if shape == out and not is_spread else None
 
 
 def check_offsets(extras: Extras, groups: int) -> None:
