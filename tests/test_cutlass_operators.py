@@ -15,8 +15,8 @@ from nvgemm_aot.compiler import compile_all, make_tasks
 from nvgemm_aot.disassembler import find_disassembler
 from nvgemm_aot.manifest import load_manifest
 from nvgemm_aot.pipeline import BuildResult, build, plan_build
-from nvgemm_aot.providers import cutlass_operators, load_provider
-from nvgemm_aot.providers.cutlass_operators import CutlassOperators
+from nvgemm_aot.providers import load_provider
+from nvgemm_aot.providers.cutlass_operators import CutlassOperators, library
 from nvgemm_aot.targets import build_target
 from nvgemm_aot.verify import verify_bundle
 from nvgemm_runtime.bundle import Bundle
@@ -51,8 +51,6 @@ def test_offers_16_bit_kernels_in_all_layouts(
     [
         ("sm_90a", "mm/nn/fp8_e4m3xfp8_e4m3/fp32/bf16", "only along k"),
         ("sm_90a", "mm/tt/int8xint8/int32/int32", "only along k"),
-        ("sm_90a", "mm/tn/uint8xuint8/int32/int32", "products are signed"),
-        ("sm_100a", "mm/tn/uint8xuint8/int32/int32", "products are signed"),
     ],
 )
 def test_offers_nothing_that_would_not_compile_or_be_wrong(
@@ -214,8 +212,8 @@ def test_the_compilers_variables_change_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are dropped before the compiler is imported, for the cache knows nothing of them."""
-    monkeypatch.setattr(cutlass_operators, "_import_operators", lambda: None)
-    monkeypatch.setattr(cutlass_operators, "_warm_up", lambda: None)
+    monkeypatch.setattr(library, "import_operators", lambda: None)
+    monkeypatch.setattr(library, "warm_up", lambda: None)
     monkeypatch.setenv("CUTE_DSL_LINEINFO", "1")
     monkeypatch.setenv("CUTLASS_OPERATORS_USE_TVM_FFI", "0")
     CutlassOperators().prepare()

@@ -24,8 +24,8 @@ _LEAF_POINTS = 8
 class NearestSizes(Generic[T]):
     """What belongs to each of some declared problems of one signature, found by sizes.
 
-    Closeness is the ratio of sizes: by n, k and batch first, then by m. m comes last because it
-    varies at run time, while n and k are a model's weights. Equally near are told apart by size,
+    Closeness is the ratio of sizes: by n, k and batch or groups first, then by m. m comes last
+    because it varies at run time, while n and k are a model's weights. Equally near are told apart by size,
     smaller first, so that the answer never depends on an order of insertion.
 
     Args:
@@ -35,7 +35,7 @@ class NearestSizes(Generic[T]):
     def __init__(self, entries: Iterable[tuple[Problem, T]]) -> None:
         rows: dict[_Sizes, list[tuple[int, T]]] = {}
         for problem, item in entries:
-            rows.setdefault((problem.n, problem.k, problem.batch), []).append((problem.m, item))
+            rows.setdefault(_weights(problem), []).append((problem.m, item))
         self._ms: dict[_Sizes, list[int]] = {}
         self._items: dict[_Sizes, list[T]] = {}
         for sizes, row in rows.items():
@@ -46,7 +46,7 @@ class NearestSizes(Generic[T]):
 
     def find(self, problem: Problem) -> T:
         """What belongs to the declared problem nearest to this one."""
-        sizes = (problem.n, problem.k, problem.batch)
+        sizes = _weights(problem)
         if sizes not in self._ms:
             _, sizes = _nearest(self._tree, _point(sizes), (math.inf, sizes))
         ms, m = self._ms[sizes], problem.m
@@ -57,9 +57,14 @@ class NearestSizes(Generic[T]):
         return self._items[sizes][at]
 
 
+def _weights(problem: Problem) -> _Sizes:
+    """All but m. Either a batch or groups may be more than 1."""
+    return problem.n, problem.k, problem.batch * problem.groups
+
+
 def _point(sizes: _Sizes) -> _Point:
-    n, k, batch = sizes
-    return math.log2(n), math.log2(k), math.log2(batch)
+    n, k, count = sizes
+    return math.log2(n), math.log2(k), math.log2(count)
 
 
 def _make_tree(points: _Leaf) -> _Node:
@@ -79,9 +84,9 @@ def _make_tree(points: _Leaf) -> _Node:
 
 def _nearest(node: _Node, wanted: _Point, best: tuple[float, _Sizes]) -> tuple[float, _Sizes]:
     if isinstance(node, list):
-        n, k, batch = wanted
+        n, k, count = wanted
         for point, sizes in node:
-            distance = abs(point[0] - n) + abs(point[1] - k) + abs(point[2] - batch)
+            distance = abs(point[0] - n) + abs(point[1] - k) + abs(point[2] - count)
             if distance < best[0] or (distance == best[0] and sizes < best[1]):
                 best = distance, sizes
         return best

@@ -27,6 +27,9 @@ class Candidate:
         preference: Order among operators that the model cannot tell apart; lower is better.
         alignment_bytes: Alignment of pointers, and of strides other than 1.
         workspace_bytes: Device memory that a launch needs besides its operands.
+        calling_convention: How its kernel is called; see `nvgemm_runtime.calling_convention`.
+        added_code: What the provider adds to the operator's own code, such as an epilogue's source;
+            the cache is keyed on it.
     """
 
     provider: str
@@ -39,6 +42,8 @@ class Candidate:
     preference: int
     alignment_bytes: int
     workspace_bytes: int
+    calling_convention: str
+    added_code: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,10 +56,17 @@ class Rejection:
 
 @dataclass(frozen=True, kw_only=True)
 class Enumeration:
-    """All operators that a provider knows for a signature on a target."""
+    """All operators that a provider knows for a signature on a target.
 
-    candidates: tuple[Candidate, ...]
-    rejections: tuple[Rejection, ...]
+    Attributes:
+        candidates: Those that can be compiled.
+        rejections: Those left out.
+        absence: Why there is none made for such signatures, or None where there are some.
+    """
+
+    candidates: tuple[Candidate, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
+    absence: str | None = None
 
 
 class Provider(Protocol):
