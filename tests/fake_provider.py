@@ -57,7 +57,6 @@ def candidate(
         preference=preference,
         alignment_bytes=16,
         workspace_bytes=0,
-        calling_convention="tvm_ffi:gemm(a,b,out,stream)",
     )
 
 
