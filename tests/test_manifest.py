@@ -641,7 +641,7 @@ TOP_MISTAKES = {
     "defaults that is a list": (
         f"{HEAD}defaults: [1]\n{TAIL}",
         "4:11: defaults: found a list of 1; allowed: a mapping with keys out of op, dtype, out, "
-        "layout, candidates, comment",
+        "layout, scales, epilogue, candidates, comment",
     ),
     "number as name": (
         f"version: 1\nname: 8\ntargets: [sm_90a]\n{TAIL}",

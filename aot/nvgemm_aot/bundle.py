@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nvgemm_runtime.format import (
@@ -59,7 +59,11 @@ class ProblemRanking:
 
 @dataclass(frozen=True, kw_only=True)
 class BundleContent:
-    """Everything that determines a bundle's bytes. The order of kernels and rankings does not."""
+    """Everything that determines a bundle's bytes. The order of kernels and rankings does not.
+
+    Attributes:
+        unserved: Declared problems without a kernel, each with the reason on one line.
+    """
 
     target: Target
     device: str
@@ -68,6 +72,7 @@ class BundleContent:
     toolchain: dict[str, str]
     kernels: tuple[BuiltKernel, ...]
     rankings: tuple[ProblemRanking, ...]
+    unserved: dict[Problem, str] = field(default_factory=dict)
 
 
 Pack = Callable[[Sequence[bytes]], Packed]
@@ -116,6 +121,7 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
         kernels=_entries(ids, kernels, packed.frames, dictionary_bytes),
         sources=tuple(sources),
         rankings=_rankings(content.rankings, ids, sources),
+        unserved=content.unserved,
     )
     return _with_final_offsets(header, body)
 

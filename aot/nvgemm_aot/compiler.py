@@ -117,7 +117,6 @@ def make_tasks(
             "signature": candidate.signature.key,
             "calling_convention": candidate.calling_convention,
             "cluster_capacities": capacities,
-            "calling_convention": candidate.calling_convention,
         }
         if candidate.added_code:
             own["added_code"] = candidate.added_code

@@ -41,6 +41,7 @@ def bundle_document(bundle: Bundle) -> Document:
             }
             for ranking in header.rankings
         ],
+        "unserved": {problem.key: reason for problem, reason in header.unserved.items()},
     }
 
 
@@ -115,6 +116,7 @@ def bundle_text(document: Document) -> str:
         for problem in document["problems"]
         for place, ranked in enumerate(problem["kernels"], start=1)
     ]
+    unserved = [[problem, reason] for problem, reason in document["unserved"].items()]
     kernel_header = ["id", "signature", "tile", "ctas", "cluster", "scheduler", "stored", "payload"]
     return "\n\n".join(
         [
@@ -122,6 +124,7 @@ def bundle_text(document: Document) -> str:
             table(facts, ["fact", "value"]),
             table(kernel_rows, kernel_header),
             table(problem_rows, ["problem", "place", "kernel", "time, us", "source"]),
+            *([table(unserved, ["problem without a kernel", "why"])] if unserved else []),
         ]
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .problem import Problem, Signature
@@ -179,6 +179,7 @@ class Header:
         kernels: Sorted by id.
         sources: Where rankings come from.
         rankings: Sorted by problem key.
+        unserved: Problems that were declared and got no kernel, each with the reason.
     """
 
     target: Target
@@ -191,6 +192,7 @@ class Header:
     kernels: tuple[Kernel, ...]
     sources: tuple[RankingSource, ...]
     rankings: tuple[Ranking, ...]
+    unserved: dict[Problem, str] = field(default_factory=dict)
 
 
 def sha256_hex(data: bytes) -> str:
@@ -207,29 +209,30 @@ def canonical_json(value: Any) -> bytes:
 
 def encode_header(header: Header) -> bytes:
     """Write a header as canonical JSON."""
-    return canonical_json(
-        {
-            "target": asdict(header.target),
-            "device": header.device,
-            "generator": header.generator,
-            "build_key": header.build_key,
-            "toolchain": header.toolchain,
-            "body_sha256": header.body_sha256,
-            "dictionary": None
-            if header.dictionary is None
-            else {"span": _span_json(header.dictionary.span), "sha256": header.dictionary.sha256},
-            "kernels": [_kernel_json(kernel) for kernel in header.kernels],
-            "sources": [asdict(source) for source in header.sources],
-            "rankings": [
-                {
-                    "problem": ranking.problem.key,
-                    "source": ranking.source,
-                    "kernels": [[place.kernel, place.time_ns] for place in ranking.kernels],
-                }
-                for ranking in header.rankings
-            ],
-        }
-    )
+    document: dict[str, Any] = {
+        "target": asdict(header.target),
+        "device": header.device,
+        "generator": header.generator,
+        "build_key": header.build_key,
+        "toolchain": header.toolchain,
+        "body_sha256": header.body_sha256,
+        "dictionary": None
+        if header.dictionary is None
+        else {"span": _span_json(header.dictionary.span), "sha256": header.dictionary.sha256},
+        "kernels": [_kernel_json(kernel) for kernel in header.kernels],
+        "sources": [asdict(source) for source in header.sources],
+        "rankings": [
+            {
+                "problem": ranking.problem.key,
+                "source": ranking.source,
+                "kernels": [[place.kernel, place.time_ns] for place in ranking.kernels],
+            }
+            for ranking in header.rankings
+        ],
+    }
+    if header.unserved:
+        document["unserved"] = {problem.key: why for problem, why in header.unserved.items()}
+    return canonical_json(document)
 
 
 def _span_json(span: Span) -> list[int]:

@@ -66,7 +66,7 @@ class _Decoder:
             self.fail("header-json", f"the header is not JSON: {error}")
         if _canonical_or_none(document) != data:
             self.fail("header-canonical", "the header is not in canonical form")
-        top = self.fields(document, "header", Header)
+        top = self.fields(document, "header", Header, optional=("unserved",))
         header = Header(
             target=self.value(
                 "target", lambda: Target(**self.texts(top["target"], "target", Target))
@@ -89,6 +89,7 @@ class _Decoder:
                 self.ranking(item, f"rankings[{i}]")
                 for i, item in enumerate(self.items(top["rankings"], "rankings"))
             ),
+            unserved=self.unserved(top["unserved"]) if "unserved" in top else {},
         )
         self.check_spans(header, body_offset, file_bytes)
         self.check_order(header)
@@ -97,12 +98,15 @@ class _Decoder:
 
     # Values, each with the path it stands at.
 
-    def fields(self, value: Any, path: str, shape: type) -> dict[str, Any]:
+    def fields(
+        self, value: Any, path: str, shape: type, optional: tuple[str, ...] = ()
+    ) -> dict[str, Any]:
         if not isinstance(value, dict):
             self.fail("header-field", f"{path} must be an object (got {type(value).__name__})")
         allowed = _field_names(shape)
-        if value.keys() != allowed:
-            missing, unknown = sorted(allowed - value.keys()), sorted(value.keys() - allowed)
+        missing = sorted(allowed - value.keys() - {*optional})
+        unknown = sorted(value.keys() - allowed)
+        if missing or unknown:
             self.fail("header-field", f"{path}: missing fields {missing}, unknown fields {unknown}")
         return value
 
@@ -267,6 +271,15 @@ class _Decoder:
             kernels=tuple(places),
         )
 
+    def unserved(self, value: Any) -> dict[Problem, str]:
+        if not isinstance(value, dict) or not value:
+            self.fail("header-field", "unserved must be an object with at least one problem")
+        found = {}
+        for key, reason in value.items():
+            problem = self.value(f"unserved.{key:.80}", functools.partial(Problem.parse, key))
+            found[problem] = self.text(reason, f"unserved.{key}")
+        return found
+
     # Rules over the whole header.
 
     def check_spans(self, header: Header, body_offset: int, file_bytes: int) -> None:
@@ -298,6 +311,8 @@ class _Decoder:
     def check_rankings(self, header: Header) -> None:
         for ranking in header.rankings:
             key = ranking.problem.key
+            if ranking.problem in header.unserved:
+                self.fail("ranking-unserved", f"{key} is ranked, and said to have no kernel")
             if ranking.source >= len(header.sources):
                 self.fail(
                     "ranking-source",

@@ -129,6 +129,7 @@ class Index:
         self._first_position = first_position
         self._from_jit = from_jit
         self._declared: dict[Problem, list[_Place]] = {}
+        self._unserved: dict[Problem, str] = {}
         refusals: list[str] = []
         for position, bundle in enumerate(self.bundles, start=first_position):
             reason = refusal(bundle.header, facts)
@@ -136,6 +137,8 @@ class Index:
                 refusals.append(f"{bundle.name}: {reason}")
             else:
                 refusals += (f"{bundle.name}: {why}" for why in self._add(position, bundle.header))
+                for problem, why in bundle.header.unserved.items():
+                    self._unserved.setdefault(problem, f"{bundle.name}: {why}")
         self.refusals = (*refusals, *unusable)
         self._sizes = _by_alignment(self._declared)
 
@@ -177,7 +180,8 @@ class Index:
         """Kernels of a problem's signature, as ranked for its nearest declared problem."""
         by_alignment = self._sizes.get(problem.signature)
         if by_alignment is None:
-            return Miss(reasons=(self._why_no_signature(problem.signature), *self.refusals))
+            reasons = (*self._why_unserved(problem), self._why_no_signature(problem.signature))
+            return Miss(reasons=(*reasons, *self.refusals))
         for needed, sizes in by_alignment:
             if needed <= alignment_bytes:
                 place = sizes.find(problem)
@@ -217,6 +221,16 @@ class Index:
 
     def _header(self, place: _Place) -> Header:
         return self.bundles[place.bundle - self._first_position].header
+
+    def _why_unserved(self, problem: Problem) -> tuple[str, ...]:
+        """Why the build made no kernel for a problem, or for another of its signature."""
+        if problem in self._unserved:
+            return (self._unserved[problem],)
+        return tuple(
+            f"{why} (of {other.key}, likewise)"
+            for other, why in self._unserved.items()
+            if other.signature == problem.signature
+        )[:1]
 
     def _why_no_signature(self, wanted: Signature) -> str:
         if self._sizes:

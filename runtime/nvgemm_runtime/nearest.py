@@ -25,8 +25,8 @@ class NearestSizes(Generic[T]):
     """What belongs to each of some declared problems of one signature, found by sizes.
 
     Closeness is the ratio of sizes: by n, k and batch or groups first, then by m. m comes last
-    because it varies at run time, while n and k are a model's weights. Equally near are told apart by size,
-    smaller first, so that the answer never depends on an order of insertion.
+    because it varies at run time, while n and k are a model's weights. Equally near are told apart
+    by size, smaller first, so that the answer never depends on an order of insertion.
 
     Args:
         entries: Problems, each once, with what belongs to it; at least one.

@@ -42,7 +42,6 @@ class Candidate:
     preference: int
     alignment_bytes: int
     workspace_bytes: int
-    calling_convention: str
     added_code: str = ""
 
 
