@@ -15,6 +15,7 @@ import cpu_kernels
 import cpu_provider
 import recording_kernels
 from inductor_session import InductorSession
+from microscaling import dequantise, quantise, swizzle
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_runtime.epilogue import Epilogue
@@ -99,8 +100,6 @@ def test_a_bias_behind_the_scales(inductor: InductorSession) -> None:
 
 def test_a_scale_for_each_row(inductor: InductorSession) -> None:
     arguments = *fp8(), torch.rand(M, 1), torch.rand(1, N)
-    computed = torch.compile  # torch 2.11 has no row-wise scales on a CPU: ATen is not asked
-    assert computed
     stub_aten(inductor)
     compiled = inductor.compile(scaled, *arguments)
     torch.testing.assert_close(compiled.result, exact(*arguments))
@@ -118,3 +117,70 @@ def stub_aten(inductor: InductorSession) -> None:
         return out
 
     inductor.monkeypatch.setattr(extern_kernels, "_scaled_mm", wait)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scale", "block"),
+    [
+        (FP8, torch.float8_e8m0fnu, 32),
+        (torch.float4_e2m1fn_x2, torch.float8_e4m3fn, 16),
+    ],
+    ids=["mxfp8", "nvfp4"],
+)
+def test_scales_of_blocks(
+    inductor: InductorSession, dtype: torch.dtype, scale: torch.dtype, block: int
+) -> None:
+    """As torch's first operator takes them: swizzled, and told apart by their types."""
+    stub_aten(inductor)
+    a, scale_a = quantise(torch.randn(M, 128), dtype, scale, block)
+    b, scale_b = quantise(torch.randn(N, 128), dtype, scale, block)
+    arguments = a, b.t(), swizzle(scale_a), swizzle(scale_b)
+    compiled = inductor.compile(scaled, *arguments)
+    wanted = dequantise(a, scale_a, block) @ dequantise(b, scale_b, block).t()
+    assert len(compiled.launched) == 1
+    torch.testing.assert_close(compiled.result, wanted.bfloat16(), rtol=2**-7, atol=1e-3)
+
+
+def grouped(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    return functional.grouped_mm(a, b, offs=ends)
+
+
+def groups() -> tuple[Tensor, Tensor, Tensor]:
+    ends = torch.tensor([8, 40, 40, 128], dtype=torch.int32)
+    return torch.randn(M, K).bfloat16(), torch.randn(4, N, K).bfloat16().mT, ends
+
+
+def test_groups(inductor: InductorSession) -> None:
+    arguments = groups()
+    compiled = inductor.compile(grouped, *arguments)
+    torch.testing.assert_close(compiled.result, grouped(*arguments), rtol=2**-7, atol=1e-3)
+    assert len(compiled.launched) == 1
+    assert "torch._grouped_mm(*a, **o)" in compiled.code[0]
+    gone = compiled.code[0].replace("from nvgemm_runtime.", "from gone.")
+    module: dict[str, Any] = {}
+    exec(gone, module)
+    (without_us,) = module["call"](list(arguments))
+    torch.testing.assert_close(without_us, grouped(*arguments))
+
+
+MISSES: dict[str, tuple[Callable[..., Any], str]] = {
+    "a batch": (lambda a, b, e: functional.grouped_mm(a.view(4, 32, K), b), "grouped_mm takes"),
+    "row-major": (
+        lambda a, b, e: functional.grouped_mm(a, b.contiguous(), offs=e),
+        "no bundled kernel computes grouped_mm/tt",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISSES)
+def test_other_groups_are_misses(
+    inductor: InductorSession, events: Callable[[], list[dict[str, Any]]], name: str
+) -> None:
+    function, reason = MISSES[name]
+    arguments = groups()
+    compiled = inductor.compile(function, *arguments)
+    torch.testing.assert_close(compiled.result, function(*arguments))
+    assert compiled.launched == ()
+    (event,) = events()
+    assert event["basis"] == "miss"
+    assert any(reason in one for one in event["reasons"])

@@ -14,10 +14,14 @@ from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
 from ..aten import GEMMS, OPERATORS, AtenGemm, named_arguments, read_call, read_inputs
+from ..scales import SWIZZLED_ALIGNMENT_BYTES
 from .operand import Operand
 
-_BASE_ALIGNMENT_BYTES = 16
-"""Alignment of buffers that Inductor allocates, and of inputs that it did not find unaligned."""
+_BASE_ALIGNMENT_BYTES = SWIZZLED_ALIGNMENT_BYTES
+"""Alignment that buffers are taken to have: torch's allocators give 64 bytes and more.
+
+Inductor knows of 16. An input that has no more than those, say because it is a view, goes to ATen
+where a kernel needs more, for the launcher looks again."""
 
 
 _ALTERNATIVE = re.compile(r"(benchmark_)?(decompose_k|contiguous_(add)?mm)_.*")
