@@ -14,7 +14,6 @@ The names of torch that are used here are private, and were read and run on torc
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,6 +30,7 @@ from torch._inductor.pattern_matcher import (
 from ..epilogue import Activation
 from .failures import survive
 from .modes import current_mode
+from .operand import Operand
 from .settings import Mode
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -132,6 +132,7 @@ def _is_wanted() -> bool:
 
 _SETTINGS_AGAINST = (
     "emulate_precision_casts",  # eager's roundings are wanted
+    "emulate_precision_casts_on_saved_tensors",
     "deterministic",  # nothing is timed
     "distributed_max_autotune_gemm",  # passes ATen's choices alone on
     "pipeline_max_autotune_gemm",  # times each choice in a process of its own
@@ -160,8 +161,7 @@ def _has_kernels(match: Match, activation: Activation) -> bool:
         operand_of_tensor(match.kwargs[name].meta["val"], _hint) for name in ("bias", "a", "b")
     )
     m, n = a.shape[0], b.shape[1]
-    out = operand_of_tensor(torch.empty(m, n, dtype=a.dtype, device="meta"), int)
-    out = out.on(a.device)
+    out = Operand(dtype=a.dtype, device=a.device, shape=(m, n), strides=(n, 1), address=0)
     gemm = read_inputs("addmm", [bias, a, b], {}, out, activation)
     return bool(find_offers(gemm, max_choices(), may_compile=False).offers)
 
@@ -181,10 +181,8 @@ def _lowering(activation: Activation) -> Callable[..., Any]:
 
         from .fused_choices import lower
 
-        result = lower(activation, bias, a, b, numbers=next(_numbers))
+        was_apart = aten.mm.default in match.targets.values()
+        result = lower(activation, bias, a, b, was_apart=was_apart)
         return result if shape is None else lowerings[aten.reshape.default](result, shape)
 
     return nvgemm_aot_fused
-
-
-_numbers = itertools.count()

@@ -21,19 +21,20 @@ from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
 from ..aten import UNSERVED
-from ..errors import NvgemmError, RequiredError
+from ..errors import RequiredError
 from ..problem import Problem
 from ..recorder import recorder
 from ..recording import gemm_line
 from . import nvgemm_backend, report
 from .choice import GemmChoice, can_settle, settle
+from .alternatives import is_alternative
+from .failures import log_failure, survive
 from .fallbacks import StockCall, has_cpp_call
 from .modes import OPTION, current_mode
 from .reading import (
     find_aten_gemm,
     find_operator,
     gemms_of_graph,
-    is_alternative,
     read_choice,
 )
 from .settings import MODE_VARIABLE, Mode, max_choices
@@ -62,7 +63,7 @@ def join(choices: list[Any]) -> list[Any]:
     try:
         return _with_ours(choices)
     except Exception as error:
-        _survive(error)
+        survive(error)
         return _after_failure(choices, error)
 
 
@@ -77,14 +78,7 @@ def _record(choices: list[Any]) -> None:
             if found is not None:
                 kept_by.add(*found)
     except Exception as error:
-        _survive(error)
-
-
-def _survive(error: Exception) -> None:
-    """Raise what the user is to see instead of a compiled graph; log any other error."""
-    if isinstance(error, NvgemmError) and error.stops_compilation:
-        raise error
-    _log_failure(error)
+        survive(error)
 
 
 def _after_failure(choices: list[Any], failure: Exception) -> list[Any]:
@@ -98,23 +92,6 @@ def _after_failure(choices: list[Any], failure: Exception) -> list[Any]:
         reason = f"a mistake of nvgemm-aot: {type(failure).__name__}: {failure}"
         _miss(f"{op} into {_text_of(choices[0].layout)}", [reason])
     return choices
-
-
-_failures: set[str] = set()
-
-
-def _log_failure(error: Exception) -> None:
-    """Once for each failure: what went wrong with one GEMM mostly does with all."""
-    failure = f"{type(error).__name__}: {error}"
-    if failure in _failures:
-        return
-    _failures.add(failure)
-    _log.warning(
-        "bundled kernels stay out of the choices: %s; this is a mistake of nvgemm-aot, please "
-        "report it",
-        failure,
-        exc_info=True,
-    )
 
 
 def _with_ours(choices: list[Any]) -> list[Any]:
@@ -139,7 +116,7 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
 
     op, aten = found_aten
     gemm = read_choice(op, aten)
-    obstacles = _why_not_here(op, aten)
+    obstacles = why_not_here(op, aten.input_nodes, aten.layout)
     may_compile = (
         current_mode() is Mode.AUTO
         and not obstacles
@@ -160,7 +137,8 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
     stock = StockCall.of_choice(op, found.gemm, aten)
     ours = [GemmChoice(stock, offer) for offer in found.offers]
     offered = {choice.name: choice.offer.kernel.operator for choice in ours}
-    report.met(found.gemm, basis=found.basis, offered=offered)
+    if not is_alternative():
+        report.met(found.gemm, basis=found.basis, offered=offered)
     return ours
 
 
@@ -171,15 +149,15 @@ def _is_first_of_graph() -> bool:
     return not known
 
 
-def _why_not_here(op: str, aten: Any) -> list[str]:
+def why_not_here(op: str, inputs: Sequence[Any], layout: Any) -> list[str]:
     """Why kernels that there are cannot join the choices."""
     if config.cpp_wrapper and not has_cpp_call(op):
         return [f"generated C++ cannot call ATen's {op} on a result that is there already"]
     if getattr(config, "distributed_max_autotune_gemm", False):
         return ["distributed_max_autotune_gemm passes no extern choices but ATen's on"]
-    if not isinstance(aten.layout, ir.FixedLayout):
+    if not isinstance(layout, ir.FixedLayout):
         return ["the strides of the result are still open"]
-    if not all(can_settle(node) for node in aten.input_nodes):
+    if not all(can_settle(node) for node in inputs):
         return ["an operand's strides must become others"]
     return []
 
@@ -234,7 +212,7 @@ def _report_times(timings: dict[Any, float], *_: object) -> None:
         if gemm is not None:
             report.timed(gemm, {choice.name: float(time) for choice, time in timings.items()})
     except Exception as error:
-        _log_failure(error)
+        log_failure(error)
 
 
 def _summarize_at_the_end() -> None:

@@ -9,7 +9,8 @@ from ..declarable import declarable
 from ..facts import device_facts
 from ..problem import Problem
 from ..recorder import chosen_target
-from .reading import find_operator, is_alternative, operand, operand_of, read_choice
+from .alternatives import is_alternative
+from .reading import find_operator, operand, operand_of, read_choice
 
 
 def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:

@@ -13,6 +13,7 @@ from torch._inductor.virtualized import V
 
 from ..roles import extra_roles
 from . import cpp, packages, report
+from .alternatives import is_alternative
 
 if TYPE_CHECKING:
     from .fallbacks import StockCall
@@ -57,7 +58,8 @@ class GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
 
     def codegen(self, wrapper: Any) -> None:
         """Write the call, and what it needs at the start of the module."""
-        report.used(self.stock.gemm, self.name_in_code, self.offer.kernel.id)
+        if not is_alternative():
+            report.used(self.stock.gemm, self.name_in_code, self.offer.kernel.id)
         if not V.graph.cpp_wrapper:
             _declare(wrapper, self)
             super().codegen(wrapper)

@@ -5,8 +5,7 @@ The names of torch that are used here are private, and were read and run on torc
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,11 +23,6 @@ Inductor knows of 16. An input that has no more than those, say because it is a 
 where a kernel needs more, for the launcher looks again."""
 
 
-_ALTERNATIVE = re.compile(r"(benchmark_)?(decompose_k|contiguous_(add)?mm)_.*")
-"""Names of the graphs that Inductor's subgraph templates make: other ways to compute a GEMM that
-came up already."""
-
-
 _BIAS_ADDMM = "bias_addmm"
 """A second choice of ATen's for addmm, beside ``addmm`` itself."""
 
@@ -39,12 +33,6 @@ _OPERATORS = {
     "_mm_plus_mm": "mm_plus_mm",
 }
 """By name of Inductor's choice, where it is another one: ATen's of the operator."""
-
-
-def is_alternative() -> bool:
-    """Whether Inductor is lowering another way to compute a GEMM that came up already."""
-    name = getattr(V.graph, "name", None)
-    return isinstance(name, str) and _ALTERNATIVE.fullmatch(name) is not None
 
 
 def find_operator(choices: list[Any]) -> tuple[str, Any] | None:
@@ -125,15 +113,22 @@ def gemms_of_graph() -> Iterator[AtenGemm]:
 def _value_of(argument: Any) -> Any:
     """An argument of a graph's node: tensors as operands, all else as it is."""
     value = argument.meta.get("val") if isinstance(argument, torch.fx.Node) else argument
-    return _operand_of_tensor(value) if isinstance(value, torch.Tensor) else value
+    return operand_of_tensor(value) if isinstance(value, torch.Tensor) else value
 
 
-def _operand_of_tensor(tensor: torch.Tensor) -> Operand:
-    def hint(extent: Any) -> int:
-        if isinstance(extent, torch.SymInt):
-            extent = V.graph.sizevars.optimization_hint(extent.node.expr)
-        return int(extent)
+def _hint(extent: Any) -> int:
+    if isinstance(extent, torch.SymInt):
+        extent = V.graph.sizevars.optimization_hint(extent.node.expr)
+    return int(extent)
 
+
+def operand_of_tensor(tensor: torch.Tensor, hint: Callable[[Any], int] = _hint) -> Operand:
+    """A tensor of a graph, as far as it is known beforehand.
+
+    Args:
+        tensor: Fake, and perhaps of sizes that are symbols.
+        hint: The number that a size counts as.
+    """
     return Operand(
         dtype=tensor.dtype,
         device=tensor.device,
