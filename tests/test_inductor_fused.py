@@ -96,7 +96,7 @@ def test_a_fused_kernel_that_is_faster_computes(
     compiled = session.compile(lambda x: function(linear(x)), x)
     torch.testing.assert_close(compiled.result, once_rounded(linear, x, activation))
     assert len(compiled.launched) == 1
-    (code,) = compiled.code
+    code = compiled.code[-1]  # before it, what it competes with was compiled
     key = f"mm/tn/bf16xbf16/fp32/bf16/bias_{activation}"
     (kernel,) = [one for one in fused.header.kernels if one.signature.key == key]
     assert f"nvgemm_addmm_{activation}_{kernel.id[:12]}" in code
@@ -139,14 +139,15 @@ def test_a_fused_kernel_that_is_slower_leaves_the_graph_as_it_was(
     compiled = inductor.compile(lambda x: functional.silu(linear(x)), x)
     assert torch.equal(compiled.result, without.result)
     assert compiled.launched == ()
-    assert calls(compiled.code[0]) == calls(without.code[0])
-    assert "nvgemm" not in compiled.code[0]
+    assert calls(compiled.code[-1]) == calls(without.code[-1])
+    assert "nvgemm_aot_gemm" not in compiled.code[-1]
 
 
 def calls(code: str) -> list[str]:
-    """What a generated module runs."""
+    """What a generated module runs: ATen's calls, and those of loops, which are named by graphs."""
     body = code.partition("def call(")[2].partition("runner =")[0]
-    return [line.strip() for line in body.splitlines() if "kernels" in line or "cpp_" in line]
+    lines = [line.strip() for line in body.splitlines()]
+    return ["loop" if "cpp_fused" in line else line for line in lines if "(" in line]
 
 
 def test_the_sum_without_its_activation_may_win(
@@ -167,7 +168,7 @@ def test_the_sum_without_its_activation_may_win(
     compiled = inductor.compile(lambda x: functional.relu(linear(x)), x)
     torch.testing.assert_close(compiled.result, once_rounded(linear, x, "relu"))
     assert len(compiled.launched) == 1
-    assert f"nvgemm_addmm_{plain.header.kernels[0].id[:12]}(" in compiled.code[0]
+    assert f"nvgemm_addmm_{plain.header.kernels[0].id[:12]}(" in compiled.code[-1]
 
 
 def scaled(linear: torch.nn.Linear) -> Callable[[Tensor], Tensor]:
@@ -188,7 +189,7 @@ def test_other_graphs_are_left_alone(session: InductorSession, name: str) -> Non
     function = LEFT_ALONE[name](layer())
     x = torch.randn(M, K, dtype=torch.bfloat16)
     compiled = session.compile(function, x)
-    torch.testing.assert_close(compiled.result, function(x))
+    torch.testing.assert_close(compiled.result, function(x), rtol=2**-7, atol=1e-2)
     assert compiled.launched == ()
     assert "nvgemm" not in compiled.code[0]
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn import functional
+from torch.nn.functional import ScalingType, SwizzleType
 
 import cpu_kernels
 import cpu_provider
@@ -20,6 +21,7 @@ from nvgemm_aot.cache import Cache
 from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.problem import DType, Op
+from nvgemm_runtime.recorder import Recorder
 from nvgemm_runtime.scales import ScaleRecipe
 
 Tensor = torch.Tensor
@@ -113,7 +115,7 @@ def stub_aten(inductor: InductorSession) -> None:
     from torch._inductor.select_algorithm import extern_kernels
 
     def wait(*_: Any, out: Tensor, **__: Any) -> Tensor:
-        time.sleep(0.02)
+        time.sleep(0.1)
         return out
 
     inductor.monkeypatch.setattr(extern_kernels, "_scaled_mm", wait)
@@ -132,7 +134,7 @@ def test_scales_of_blocks(
 ) -> None:
     """As torch's first operator takes them: swizzled, and told apart by their types."""
     stub_aten(inductor)
-    a, scale_a = quantise(torch.randn(M, 128), dtype, scale, block)
+    a, scale_a = quantise(torch.randn(32, 128), dtype, scale, block)
     b, scale_b = quantise(torch.randn(N, 128), dtype, scale, block)
     arguments = a, b.t(), swizzle(scale_a), swizzle(scale_b)
     compiled = inductor.compile(scaled, *arguments)
@@ -184,3 +186,97 @@ def test_other_groups_are_misses(
     (event,) = events()
     assert event["basis"] == "miss"
     assert any(reason in one for one in event["reasons"])
+
+
+def second(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
+    """Torch's later operator, which is told what the scales are."""
+    block = ScalingType.BlockWise1x32 if a.dtype is FP8 else ScalingType.BlockWise1x16
+    swizzle = SwizzleType.SWIZZLE_32_4_4
+    return functional.scaled_mm(
+        a, b, scale_a, block, scale_b, block,
+        swizzle_a=swizzle, swizzle_b=swizzle, output_dtype=torch.bfloat16,
+    )  # fmt: skip
+
+
+KINDS = {
+    "mxfp8": (FP8, torch.float8_e8m0fnu, 32),
+    "nvfp4": (torch.float4_e2m1fn_x2, torch.float8_e4m3fn, 16),
+}
+
+
+def blocks(name: str, n: int = N) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Operands with their scales, and what comes of them."""
+    dtype, scale, block = KINDS[name]
+    a, scale_a = quantise(torch.randn(32, 128), dtype, scale, block)
+    b, scale_b = quantise(torch.randn(n, 128), dtype, scale, block)
+    wanted = dequantise(a, scale_a, block) @ dequantise(b, scale_b, block).t()
+    return (a, b.t(), swizzle(scale_a), swizzle(scale_b)), wanted.bfloat16()
+
+
+@pytest.fixture
+def slow_second(inductor: InductorSession) -> None:
+    """ATen computes no such thing on a CPU: let it be timed all the same, and lose."""
+    import time
+
+    from torch._inductor.select_algorithm import extern_kernels
+
+    from nvgemm_runtime.inductor import scaled_choices
+
+    def wait(*_: Any, out: Tensor, **__: Any) -> Tensor:
+        time.sleep(0.1)
+        return out
+
+    assert scaled_choices
+    inductor.monkeypatch.setattr(extern_kernels, "nvgemm_aot_scaled_mm_v2", wait)
+
+
+@pytest.mark.usefixtures("slow_second")
+@pytest.mark.parametrize("name", KINDS)
+def test_swizzled_scales_of_the_later_operator(
+    inductor: InductorSession, events: Callable[[], list[dict[str, Any]]], name: str
+) -> None:
+    arguments, wanted = blocks(name)
+    compiled = inductor.compile(second, *arguments)
+    assert len(compiled.launched) == 1
+    torch.testing.assert_close(compiled.result, wanted, rtol=2**-7, atol=1e-3)
+    (event,) = events()
+    assert event["basis"] == "signature"
+    assert "torch.ops.aten._scaled_mm_v2.out(a, b, [s], [recipe_a]" in compiled.code[0]
+
+
+@pytest.mark.usefixtures("slow_second")
+def test_what_no_kernel_has_is_a_miss_and_left_to_inductor(
+    inductor: InductorSession, events: Callable[[], list[dict[str, Any]]]
+) -> None:
+    inductor.use()
+    arguments, _ = blocks("mxfp8")
+    with pytest.raises(Exception, match="swizzle"):  # neither ATen nor Inductor has it on a CPU
+        inductor.compile(second, *arguments)
+    (event,) = events()
+    assert event["basis"] == "miss"
+    assert event["gemm"] == "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32/m32n32k128"
+
+
+@pytest.mark.usefixtures("slow_second")
+def test_a_recording_names_the_scales(inductor: InductorSession, tmp_path: Path) -> None:
+    path = tmp_path / "out.yaml"
+    inductor.monkeypatch.setenv("NVGEMM_AOT_RECORD", str(path))
+    inductor.compile(second, *blocks("nvfp4")[0])
+    recorded = Recorder(path).read()
+    assert {problem.key: count for problem, count in recorded.problems.items()} == {
+        "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16/m32n32k128": 1
+    }
+    assert not recorded.others
+
+
+@pytest.mark.usefixtures("slow_second")
+def test_kernels_stay_out_of_generated_cpp(
+    inductor: InductorSession, events: Callable[[], list[dict[str, Any]]]
+) -> None:
+    from torch._inductor import config
+
+    with config.patch(cpp_wrapper=True):
+        with pytest.raises(Exception, match="swizzle"):
+            inductor.compile(second, *blocks("mxfp8")[0])
+    (event,) = events()
+    assert "generated C++ cannot call ATen's _scaled_mm_v2" in event["reasons"][0]

@@ -132,7 +132,6 @@ def _is_wanted() -> bool:
 
 _SETTINGS_AGAINST = (
     "emulate_precision_casts",  # eager's roundings are wanted
-    "emulate_precision_casts_on_saved_tensors",
     "deterministic",  # nothing is timed
     "distributed_max_autotune_gemm",  # passes ATen's choices alone on
     "pipeline_max_autotune_gemm",  # times each choice in a process of its own

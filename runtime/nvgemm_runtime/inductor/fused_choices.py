@@ -60,9 +60,10 @@ def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool)
     Returns:
         The node of the result, [m, n].
     """
+    operands = [bias, a, b]
     _, _, _, layout, a, b = mm_args(a, b)
     nodes = [realize_inputs(bias), a, b]
-    unfused = _Unfused(activation, nodes, layout, was_apart)
+    unfused = _Unfused(activation, operands, nodes, layout, was_apart)
     try:
         choices = _choices(activation, unfused)
     except Exception as error:
@@ -114,12 +115,19 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
     Where it wins, it becomes part of the graph as if it had never been looked at.
 
     Attributes:
+        operands: As the graph gives them, for `output_node`.
         is_apart: Whether Inductor would have the product and the sum apart.
     """
 
     def __init__(
-        self, activation: Activation, nodes: list[Any], layout: ir.Layout, was_apart: bool
+        self,
+        activation: Activation,
+        operands: list[Any],
+        nodes: list[Any],
+        layout: ir.Layout,
+        was_apart: bool,
     ) -> None:
+        self.operands = operands
         self.is_apart = _sums_apart(layout, was_apart)
         self.nvgemm_aot_gemm = ""
         super().__init__(
@@ -142,7 +150,7 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
 
     def output_node(self) -> Any:
         """The nodes that are scheduled when this choice has won."""
-        return inline_subgraph_to_ir_nodes(self.gm, self.input_nodes, self.name)
+        return inline_subgraph_to_ir_nodes(self.gm, self.operands, self.name)
 
     def _compile_for_benchmarking(self) -> Any:
         """As the base class does, but with all choices for the GEMM."""

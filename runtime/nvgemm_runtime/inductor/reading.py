@@ -49,6 +49,9 @@ def find_operator(choices: list[Any]) -> tuple[str, Any] | None:
 
 def aten_operator(choice: Any) -> str | None:
     """ATen's name of the operator that a choice is; None for a choice that is none of ATen's."""
+    ours: str | None = getattr(choice, "nvgemm_aot_operator", None)
+    if ours is not None:
+        return ours  # ATen's all the same, of a lowering of ours
     if type(choice) is not autotuning.ExternKernelCaller:
         return None
     name = str(choice.choice.name)
