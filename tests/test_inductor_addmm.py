@@ -27,7 +27,7 @@ M, N, K = 16, 32, 64
 
 @pytest.fixture(scope="module")
 def sums(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> BuiltBundle:
-    """Recording kernels that add a row or a matrix, in matrices and in batches, in fp32 and bf16."""
+    """Recording kernels that add a row or a matrix, to matrices and batches, in two types."""
     served = [
         cpu_kernels.signature(layout, op=op, operand=operand, epilogue=epilogue)
         for layout in ("tt", "tn")
@@ -179,9 +179,7 @@ def test_addends_that_come_otherwise_at_run_time_go_to_aten(inductor: InductorSe
     compiled = inductor.compile(torch.addmm, flat[:-1], a, b)
     assert len(compiled.launched) == 1
     unaligned = flat[1:]
-    torch.testing.assert_close(
-        compiled.function(unaligned, a, b), torch.addmm(unaligned, a, b)
-    )
+    torch.testing.assert_close(compiled.function(unaligned, a, b), torch.addmm(unaligned, a, b))
     assert inductor.launched(compiled.function, unaligned, a, b) == ()
     assert len(inductor.launched(compiled.function, flat[:-1], a, b)) == 1
 
@@ -215,9 +213,7 @@ def test_generated_code_runs_without_us(inductor: InductorSession) -> None:
     gemm = module["nvgemm_aot_gemm"](torch.addmm, "0" * 64, "a wheel", (1, 2, 0))
     a, b = matrices()
     bias, out = torch.randn(N), torch.empty(M, N)
-    torch.testing.assert_close(
-        gemm(bias, a, b, alpha=1, beta=1, out=out), torch.addmm(bias, a, b)
-    )
+    torch.testing.assert_close(gemm(bias, a, b, alpha=1, beta=1, out=out), torch.addmm(bias, a, b))
 
 
 def test_required_names_the_line_of_a_manifest(inductor: InductorSession) -> None:

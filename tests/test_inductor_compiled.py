@@ -189,6 +189,8 @@ def test_switched_off_means_aten_and_no_word(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("NVGEMM_AOT", "off")
-    assert_computes(compiled.gemm(torch.mm, kernel_id, WHEEL), torch.randn(16, 64), torch.randn(64, 32))
+    assert_computes(
+        compiled.gemm(torch.mm, kernel_id, WHEEL), torch.randn(16, 64), torch.randn(64, 32)
+    )
     assert inductor.record.lines() == []
     assert warnings_of(caplog) == []

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from microscaling import dequantise, quantise, swizzle
 from torch.nn import functional
 from torch.nn.functional import ScalingType, SwizzleType
 
@@ -16,7 +17,6 @@ import cpu_kernels
 import cpu_provider
 import recording_kernels
 from inductor_session import InductorSession
-from microscaling import dequantise, quantise, swizzle
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_runtime.epilogue import Epilogue
@@ -275,8 +275,27 @@ def test_kernels_stay_out_of_generated_cpp(
 ) -> None:
     from torch._inductor import config
 
-    with config.patch(cpp_wrapper=True):
-        with pytest.raises(Exception, match="swizzle"):
-            inductor.compile(second, *blocks("mxfp8")[0])
+    with config.patch(cpp_wrapper=True), pytest.raises(Exception, match="swizzle"):
+        inductor.compile(second, *blocks("mxfp8")[0])
     (event,) = events()
     assert "generated C++ cannot call ATen's _scaled_mm_v2" in event["reasons"][0]
+
+
+@pytest.mark.usefixtures("slow_second")
+def test_two_levels_of_scales_are_a_miss(
+    inductor: InductorSession, events: Callable[[], list[dict[str, Any]]]
+) -> None:
+    """As torch has NVFP4 with one more scale for the tensor."""
+
+    def two_levels(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor, one: Tensor) -> Tensor:
+        recipes = [ScalingType.BlockWise1x16, ScalingType.TensorWise]
+        swizzles = [SwizzleType.SWIZZLE_32_4_4, SwizzleType.NO_SWIZZLE]
+        return functional.scaled_mm(
+            a, b, [scale_a, one], recipes, [scale_b, one], recipes,
+            swizzle_a=swizzles, swizzle_b=swizzles, output_dtype=torch.bfloat16,
+        )  # fmt: skip
+
+    with pytest.raises(Exception, match=r"swizzle|CPU"):
+        inductor.compile(two_levels, *blocks("nvfp4")[0], torch.ones(()))
+    (event,) = events()
+    assert event["reasons"] == ["scales have 2 levels, kernels take 1"]

@@ -25,6 +25,7 @@ from nvgemm_runtime.inductor.operand import Operand
 from nvgemm_runtime.operands import MAX_ALIGNMENT_BYTES
 from nvgemm_runtime.problem import Problem
 
+
 class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
     """While it is entered, counts every matrix product that ATen is called for.
 

@@ -43,7 +43,7 @@ class AtenGemm:
 
 @dataclass(frozen=True, kw_only=True)
 class _Operator:
-    """An operator: ours that computes it, and the tensors it takes, by their names in its schema."""
+    """An operator: ours that computes it, and its tensors by their names in the schema."""
 
     op: Op
     tensors: Mapping[str, Role]
@@ -137,7 +137,8 @@ def read_inputs(
     Args:
         op: ATen's name of the operator.
         tensors: As operands.
-        options: Its other arguments by name.
+        options: Its other arguments by name; ``levels`` where scales have several, of which the
+            first are given.
         out: The result.
         activation: What is applied to the result besides.
     """
@@ -183,6 +184,8 @@ def _obstacle(arguments: Mapping[str, Any]) -> str | None:
     for name in ("alpha", "beta"):
         if (factor := arguments.get(name, 1)) != 1:
             return f"{name} is {factor}, must be 1: kernels add the product and the addend as are"
+    if (levels := arguments.get("levels", 1)) != 1:
+        return f"scales have {levels} levels, kernels take 1"
     if arguments.get("scale_result") is not None:
         return UNSERVED["scaled_mm_with_output_scale"]
     if arguments.get("offs") is not None and arguments.get("bias") is not None:

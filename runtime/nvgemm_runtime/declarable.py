@@ -22,6 +22,7 @@ Seen with cutlass.operators 0.3.0 for mm and bmm of fp16 and bf16, in all layout
 and bf16, on sm_90a, sm_100f and sm_103a.
 """
 
+
 def declarable(gemm: AtenGemm) -> Problem | str:
     """The problem by which a manifest declares a GEMM, or why none can.
 

@@ -172,7 +172,8 @@ def read_epilogue(extras: Extras, out: DType, shape: tuple[int, ...]) -> Epilogu
     if kind is None:
         raise NoKernelError(
             f"what is added has shape {list(addend.shape)} and strides {list(addend.stride())}, "
-            f"must be a row of {shape[-1]}, or of the result's shape {list(shape)} with no row twice"
+            f"must be a row of {shape[-1]}, or of the result's shape {list(shape)} without a row "
+            "that counts twice"
         )
     epilogue = epilogue_of(kind, extras.activation)
     if epilogue is None:

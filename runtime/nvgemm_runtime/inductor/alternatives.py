@@ -1,4 +1,4 @@
-"""Other ways to compute a GEMM that came up already, which Inductor compiles as graphs of their own.
+"""Other ways to compute a GEMM that came up already, each a graph of its own to Inductor.
 
 The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
 """

@@ -32,8 +32,7 @@ _OF_OPERATOR = {
 _WITH_ACTIVATION = {
     Activation.RELU: "lambda *a, out: torch.addmm(*a, out=out).relu_()",
     Activation.GELU_TANH: (
-        "lambda *a, out: "
-        "out.copy_(torch.nn.functional.gelu(torch.addmm(*a), approximate='tanh'))"
+        "lambda *a, out: out.copy_(torch.nn.functional.gelu(torch.addmm(*a), approximate='tanh'))"
     ),
     Activation.SILU: "lambda *a, out: out.copy_(torch.nn.functional.silu(torch.addmm(*a)))",
 }

@@ -71,9 +71,7 @@ def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool)
         choices = [unfused]
     if choices == [unfused]:
         return unfused.output_node()
-    chosen = autotune_select_algorithm(
-        UNFUSED, choices, nodes, layout, return_multi_template=False
-    )
+    chosen = autotune_select_algorithm(UNFUSED, choices, nodes, layout, return_multi_template=False)
     return chosen[0] if isinstance(chosen, tuple) else chosen  # torch 2.11 gives the node alone
 
 
@@ -156,7 +154,7 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
         """As the base class does, but with all choices for the GEMM."""
         # Torch 2.11 has one kind of example inputs.
         static = getattr(self, "benchmark_inputs", self.example_inputs)
-        inputs = self.example_inputs if self.sym_inputs else static
+        inputs: list[Any] = self.example_inputs if self.sym_inputs else static
         graph = GraphLowering(
             gm=self.gm,
             example_inputs=inputs,

@@ -26,8 +26,8 @@ from ..problem import Problem
 from ..recorder import recorder
 from ..recording import gemm_line
 from . import nvgemm_backend, report
-from .choice import GemmChoice, can_settle, settle
 from .alternatives import is_alternative
+from .choice import GemmChoice, can_settle, settle
 from .failures import log_failure, survive
 from .fallbacks import StockCall, has_cpp_call
 from .modes import OPTION, current_mode
@@ -40,6 +40,7 @@ from .reading import (
 from .settings import MODE_VARIABLE, Mode, max_choices
 
 _log = logging.getLogger(__name__)
+
 
 def install() -> None:
     """Make Inductor ask us for choices."""

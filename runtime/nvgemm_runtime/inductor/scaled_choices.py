@@ -71,8 +71,6 @@ def lower(arguments: Mapping[str, Any]) -> Any:
     Returns:
         The node of the result, or None where no kernel joins.
     """
-    if any(len(arguments[f"scale_{side}"]) != 1 for side in "ab"):
-        return None  # two levels of scales: no kernel takes them
     _, _, _, layout, a, b = mm_args(
         arguments["self"], arguments["mat2"], out_dtype=arguments.get("out_dtype")
     )
@@ -83,6 +81,9 @@ def lower(arguments: Mapping[str, Any]) -> Any:
         "out_dtype": arguments.get("out_dtype"),
         "use_fast_accum": bool(arguments.get("use_fast_accum", False)),
     }
+    levels = max(len(arguments[f"scale_{side}"]) for side in "ab")
+    if levels > 1:
+        options["levels"] = levels
 
     def stock() -> Any:
         overload = torch.ops.aten._scaled_mm_v2.default
@@ -99,7 +100,7 @@ def lower(arguments: Mapping[str, Any]) -> Any:
         if node.get_dtype() in (torch.float4_e2m1fn_x2, torch.float8_e8m0fnu)
     }
     chosen = autotuning.autotune_select_algorithm(
-        "nvgemm_aot_scaled_mm_v2",
+        _NAME,
         choices,
         nodes,
         layout,
