@@ -141,7 +141,7 @@ MISSES: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], str]] = {
     "alpha": (lambda c, a, b: torch.addmm(c, a, b, alpha=2), (N,), "alpha is 2, must be 1"),
     "beta": (lambda c, a, b: torch.addmm(c, a, b, beta=3), (N,), "beta is 3, must be 1"),
     "a column": (torch.addmm, (M, 1), "what is added has shape [16, "),
-    "a number": (torch.addmm, (1, 1), "what is added has shape [1"),
+    "a number": (torch.addmm, (1, 1), "what is added has shape ["),
 }
 
 
@@ -210,7 +210,7 @@ def test_generated_code_runs_without_us(inductor: InductorSession) -> None:
 
     module: dict[str, Any] = {"torch": torch}
     exec(_HEADER.replace("from nvgemm_runtime.", "from gone."), module)
-    gemm = module["nvgemm_aot_gemm"](torch.addmm, "0" * 64, "a wheel", (1, 2, 0))
+    gemm = module["nvgemm_aot_gemm"](torch.addmm, "0" * 64, "a wheel", (1, 2, 0), False)
     a, b = matrices()
     bias, out = torch.randn(N), torch.empty(M, N)
     torch.testing.assert_close(gemm(bias, a, b, alpha=1, beta=1, out=out), torch.addmm(bias, a, b))
@@ -238,3 +238,86 @@ def test_a_recording_names_the_epilogue(inductor: InductorSession, tmp_path: Pat
     assert [problem.key for problem in recorded.problems] == [
         "mm/tt/bf16xbf16/fp32/bf16/bias/m16n32k64"
     ]
+
+
+@pytest.fixture(scope="module")
+def products(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> BuiltBundle:
+    """Recording kernels that multiply bf16 into fp32 and add nothing, as Hopper has them."""
+    served = [
+        cpu_kernels.signature("tt", op=op, operand=DType.BF16, out=DType.FP32)
+        for op in (Op.MM, Op.BMM)
+    ]
+    return recording_kernels.build_recording(
+        [cpu_provider.problem_of(one, (M, N, K)) for one in served],
+        tmp_path_factory.mktemp("products"),
+        kernel_cache,
+    )
+
+
+@pytest.mark.parametrize("shape", [(N,), (M, N), (M, 1)])
+def test_a_product_in_fp32_and_a_sum_where_no_kernel_adds(
+    inductor: InductorSession,
+    products: BuiltBundle,
+    events: Callable[[], list[dict[str, Any]]],
+    shape: tuple[int, ...],
+) -> None:
+    inductor.use(products.path)
+    a, b = matrices(dtype=torch.bfloat16)
+    addend = torch.randn(shape).bfloat16()
+    compiled = inductor.compile(torch.addmm, addend, a, b)
+    once_rounded = (a.float() @ b.float() + addend.float()).bfloat16()
+    torch.testing.assert_close(compiled.result, once_rounded)
+    assert len(compiled.launched) == 1
+    assert "nvgemm_addmm_split_" in compiled.code[0]
+    (event,) = events()
+    assert event["basis"] == "declared"
+    assert all(name.startswith("nvgemm_addmm_split_") for name in event["offered"])
+    unaligned = torch.randn(M * K + 1).bfloat16()[1:].view(M, K)
+    assert inductor.launched(compiled.function, addend, unaligned, b) == ()
+    torch.testing.assert_close(
+        compiled.function(addend, unaligned, b), torch.addmm(addend, unaligned, b)
+    )
+
+
+def test_batches_of_products_in_fp32(inductor: InductorSession, products: BuiltBundle) -> None:
+    inductor.use(products.path)
+    a, b = matrices(3, dtype=torch.bfloat16)
+    addend = torch.randn(M, N).bfloat16()
+    compiled = inductor.compile(torch.baddbmm, addend, a, b)
+    once_rounded = (a.float() @ b.float() + addend.float()).bfloat16()
+    torch.testing.assert_close(compiled.result, once_rounded)
+    assert len(compiled.launched) == 1
+
+
+def test_split_sums_stay_out_of_generated_cpp(
+    inductor: InductorSession, products: BuiltBundle
+) -> None:
+    inductor.use(products.path)
+    a, b = matrices(dtype=torch.bfloat16)
+    addend = torch.randn(N).bfloat16()
+    compiled = inductor.compile(torch.addmm, addend, a, b, options={"cpp_wrapper": True})
+    assert compiled.launched == ()
+    assert "nvgemm_aot" not in "".join(compiled.code)
+
+
+def test_sums_and_integers_in_generated_cpp(inductor: InductorSession) -> None:
+    a, b = matrices()
+    bias = torch.randn(N)
+    x = torch.randint(-9, 9, (M * 2, K), dtype=torch.int8)
+    y = torch.randint(-9, 9, (N, K), dtype=torch.int8).t()
+
+    def model(bias: Tensor, a: Tensor, b: Tensor, x: Tensor, y: Tensor) -> Any:
+        return torch.addmm(bias, a, b), torch._int_mm(x, y)
+
+    compiled = inductor.compile(model, bias, a, b, x, y, options={"cpp_wrapper": True})
+    for got, wanted in zip(compiled.result, model(bias, a, b, x, y)):
+        torch.testing.assert_close(got, wanted)
+    assert len(compiled.launched) == 2
+    code = "".join(compiled.code)
+    assert code.count("nvgemm_aot::gemm(") == 2
+    assert "aoti_torch_cpu_addmm_out(" in code
+    flat = torch.randn(N + 1)
+    torch.testing.assert_close(
+        compiled.function(flat[1:], a, b, x, y)[0], torch.addmm(flat[1:], a, b)
+    )
+    assert len(inductor.launched(compiled.function, flat[1:], a, b, x, y)) == 1

@@ -50,6 +50,7 @@ def _benchmarked(
     *tensors: torch.Tensor,
     kernel: str,
     order: tuple[int, ...],
+    split: bool,
     out: torch.Tensor,
     **_: Any,
 ) -> torch.Tensor:
@@ -57,8 +58,12 @@ def _benchmarked(
     from ..api import load_kernel
 
     a, b, *extras = (tensors[place] for place in order)
-    load_kernel(kernel).launch(a, b, out, *extras)
-    return out
+    if not split:
+        load_kernel(kernel).launch(a, b, out, *extras)
+        return out
+    product = torch.empty_like(out, dtype=torch.float32)
+    load_kernel(kernel).launch(a, b, product)
+    return torch.add(product, *extras, out=out)
 
 
 _CHOICE = autotuning.ExternKernelChoice(_benchmarked, name="nvgemm_aot")
@@ -75,7 +80,12 @@ class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
 
     def __init__(self, stock: StockCall, offer: Offer) -> None:
         # Results are cached by these.
-        kwargs = {**stock.options, "kernel": offer.kernel.id, "order": stock.order}
+        kwargs = {
+            **stock.options,
+            "kernel": offer.kernel.id,
+            "order": stock.order,
+            "split": stock.is_split,
+        }
         super().__init__(_CHOICE, stock.inputs, stock.layout, kwargs)
         self.stock = stock
         self.offer = offer

@@ -42,7 +42,11 @@ class Gemm(Protocol):
 
 
 def gemm(
-    aten: Callable[..., torch.Tensor], kernel_id: str, origin: str, order: tuple[int, ...] = (0, 1)
+    aten: Callable[..., torch.Tensor],
+    kernel_id: str,
+    origin: str,
+    order: tuple[int, ...] = (0, 1),
+    split: bool = False,
 ) -> Gemm:
     """Make a function for generated code to call; the kernel is loaded at its first call.
 
@@ -51,7 +55,11 @@ def gemm(
         kernel_id: The kernel.
         origin: What brought it, for the warning: ``distribution version`` or a variable's name.
         order: Which of the tensors the kernel takes, as it takes them: A, B and the others.
+        split: Whether the kernel takes A and B alone, its result is fp32, and the third tensor is
+            added behind it.
     """
+    if split:
+        return _split(aten, gemm(_never, kernel_id, origin), order)
     lock = threading.Lock()
     loaded: _TryLaunch | None = None
     proven: _TryLaunch | None = None  # once the kernel has run, or is known never to
@@ -81,6 +89,29 @@ def gemm(
         return aten(*tensors, out=out, **options)
 
     return call
+
+
+def _split(aten: Callable[..., torch.Tensor], product: Gemm, order: tuple[int, ...]) -> Gemm:
+    """A product in fp32 and a sum, which rounds once, as ATen does."""
+    import torch
+
+    def call(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
+        a, b, addend = (tensors[place] for place in order)
+        try:
+            exact = product(a, b, out=torch.empty_like(out, dtype=torch.float32))
+        except _NotComputedError:
+            return aten(*tensors, out=out, **options)
+        return torch.add(exact, addend, out=out)
+
+    return call
+
+
+class _NotComputedError(Exception):
+    """A kernel could not compute a product."""
+
+
+def _never(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
+    raise _NotComputedError
 
 
 def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> LoadedKernel | None:

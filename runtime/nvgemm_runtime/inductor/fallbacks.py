@@ -58,6 +58,7 @@ class StockCall:
         layout: Inductor's layout of the result.
         options: Its other arguments.
         activation: What follows besides.
+        is_split: Whether a kernel has the product alone, into fp32, and torch adds the rest.
         cpp_kernel_name, op_overload: As Inductor's choice for it has them.
     """
 
@@ -67,11 +68,12 @@ class StockCall:
     layout: Any
     options: Mapping[str, Any] = field(default_factory=dict)
     activation: Activation | None = None
+    is_split: bool = False
     cpp_kernel_name: str | None = None
     op_overload: Any = None
 
     @classmethod
-    def of_choice(cls, op: str, gemm: str, choice: Any) -> StockCall:
+    def of_choice(cls, op: str, gemm: str, choice: Any, *, is_split: bool = False) -> StockCall:
         """The call of Inductor's choice."""
         return cls(
             op=op,
@@ -79,6 +81,7 @@ class StockCall:
             inputs=choice.input_nodes,
             layout=choice.layout,
             options=choice.kwargs,
+            is_split=is_split,
             cpp_kernel_name=choice.choice.cpp_kernel_name,
             op_overload=choice.choice.op_overload,
         )
@@ -92,7 +95,9 @@ class StockCall:
     def name(self) -> str:
         """What is computed, as a part of names."""
         name = self.op.lstrip("_")
-        return name if self.activation is None else f"{name}_{self.activation.value}"
+        if self.activation is not None:
+            name += f"_{self.activation.value}"
+        return f"{name}_split" if self.is_split else name
 
     @property
     def expression(self) -> str:

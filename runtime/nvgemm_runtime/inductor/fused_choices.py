@@ -153,8 +153,8 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
     def _compile_for_benchmarking(self) -> Any:
         """As the base class does, but with all choices for the GEMM."""
         # Torch 2.11 has one kind of example inputs.
-        static = getattr(self, "benchmark_inputs", self.example_inputs)
-        inputs: list[Any] = self.example_inputs if self.sym_inputs else static
+        static: Any = getattr(self, "benchmark_inputs", self.example_inputs)
+        inputs = self.example_inputs if self.sym_inputs else static
         graph = GraphLowering(
             gm=self.gm,
             example_inputs=inputs,

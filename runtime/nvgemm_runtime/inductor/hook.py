@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch._dynamo.callback import callback_handler
@@ -113,7 +114,7 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
     if found_aten is None:
         return _report_unserved(choices)
     # Imported here, so that compiling without max-autotune pays nothing for us.
-    from .offers import find_offers, start_compiling
+    from .offers import find_offers, find_split_offers, start_compiling
 
     op, aten = found_aten
     gemm = read_choice(op, aten)
@@ -128,6 +129,11 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
         start_compiling(gemms_of_graph())
     found = find_offers(gemm, max_choices(), may_compile=may_compile)
     aten.nvgemm_aot_gemm = found.gemm
+    split = None
+    if not found.offers and not config.cpp_wrapper:
+        split = find_split_offers(gemm, max_choices())
+        if split is not None and split.offers:
+            found = replace(found, offers=split.offers, basis=split.basis)
     if not found.offers:
         return _miss(found.gemm, found.reasons, found.problem)
     if obstacles:
@@ -135,7 +141,7 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
     for node in aten.input_nodes:
         settle(node)
     _log.debug("%s: %d bundled kernels join (%s)", found.gemm, len(found.offers), found.basis)
-    stock = StockCall.of_choice(op, found.gemm, aten)
+    stock = StockCall.of_choice(op, found.gemm, aten, is_split=split is not None)
     ours = [GemmChoice(stock, offer) for offer in found.offers]
     offered = {choice.name: choice.offer.kernel.operator for choice in ours}
     if not is_alternative():
@@ -207,6 +213,8 @@ def _required_text(gemm: str, reasons: Sequence[str], problem: Problem | None) -
 def _report_times(timings: dict[Any, float], *_: object) -> None:
     """Inductor's feedback function: what each choice took, in milliseconds."""
     try:
+        if is_alternative():
+            return  # a part of what is timed as a whole
         gemm = next(
             (met for choice in timings if (met := getattr(choice, "nvgemm_aot_gemm", None))), None
         )

@@ -23,7 +23,7 @@ _HEADER = """
 try:
     from nvgemm_runtime.inductor.compiled import gemm as nvgemm_aot_gemm
 except Exception:
-    def nvgemm_aot_gemm(aten, kernel_id, origin, order):
+    def nvgemm_aot_gemm(aten, kernel_id, origin, order, split):
         import logging
         log = logging.getLogger("nvgemm_runtime.inductor.compiled")
         said = log.__dict__.setdefault("nvgemm_aot_said", set())
@@ -113,7 +113,7 @@ def _declare(wrapper: Any, node: GemmNode) -> None:
     if _is_first(root, ""):
         root.imports.splice(_HEADER)
     if _is_first(root, name):
-        known = f"{offer.kernel.id!r}, {offer.origin!r}, {node.stock.order}"
+        known = f"{offer.kernel.id!r}, {offer.origin!r}, {node.stock.order}, {node.stock.is_split}"
         root.imports.writeline(f"{name} = nvgemm_aot_gemm({node.stock.expression}, {known})")
 
 

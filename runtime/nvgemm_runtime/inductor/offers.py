@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import jit_client
 from ..aten import OPERATORS, AtenGemm
@@ -16,8 +16,8 @@ from ..format import Kernel
 from ..installation import INSTALLATION
 from ..jit_cache import mark_used
 from ..match import Basis, Match, Miss, first_served
-from ..operands import Request, requests
-from ..problem import Problem
+from ..operands import Request, requests, torch_dtype
+from ..problem import DType, Problem
 
 LONGEST_WAIT_S = 600.0
 """From asking for a problem's kernels: what takes longer is there for other graphs."""
@@ -107,6 +107,27 @@ def start_compiling(gemms: Iterable[AtenGemm]) -> None:
             facts = _facts(gemm)
             if _ask(_requests(gemm), facts).is_uncovered:
                 jit_client.request(wanted, facts)
+
+
+def find_split_offers(gemm: AtenGemm, limit: int) -> Found | None:
+    """Find kernels for a sum's product alone, into fp32; None where the GEMM is no plain sum.
+
+    Nothing is compiled for that: it is for what bundles hold.
+    """
+    op = _PRODUCT_OF.get(gemm.op)
+    if op is None or gemm.obstacle is not None:
+        return None
+    strides, step = [], 1
+    for extent in reversed(gemm.out.shape):
+        strides.append(step)
+        step *= extent
+    out = replace(
+        gemm.out, dtype=torch_dtype(DType.FP32), strides=tuple(reversed(strides)), address=0
+    )
+    return find_offers(AtenGemm(op=op, a=gemm.a, b=gemm.b, out=out), limit, may_compile=False)
+
+
+_PRODUCT_OF = {"addmm": "mm", "baddbmm": "bmm"}
 
 
 def _requests(gemm: AtenGemm) -> tuple[Request, ...]:
