@@ -28,6 +28,7 @@ Tensor = torch.Tensor
 
 M, N, K = 128, 32, 64
 FP8 = torch.float8_e4m3fn
+RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +138,8 @@ def test_scales_of_blocks(
     a, scale_a = quantise(torch.randn(32, 128), dtype, scale, block)
     b, scale_b = quantise(torch.randn(N, 128), dtype, scale, block)
     arguments = a, b.t(), swizzle(scale_a), swizzle(scale_b)
+    if dtype is torch.float4_e2m1fn_x2 and RELEASE < (2, 13):
+        pytest.skip("this torch makes no numbers of fp4 to time choices with: a miss")
     compiled = inductor.compile(scaled, *arguments)
     wanted = dequantise(a, scale_a, block) @ dequantise(b, scale_b, block).t()
     assert len(compiled.launched) == 1
@@ -192,6 +195,10 @@ def second(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
     """Torch's later operator, which is told what the scales are."""
     block = ScalingType.BlockWise1x32 if a.dtype is FP8 else ScalingType.BlockWise1x16
     swizzle = SwizzleType.SWIZZLE_32_4_4
+    if RELEASE < (2, 13):  # dynamo does not look into the function there
+        given = [scale_a], [block.value], [swizzle.value], [scale_b], [block.value], [swizzle.value]
+        result: Tensor = torch.ops.aten._scaled_mm_v2(a, b, *given, None, torch.bfloat16)
+        return result
     return functional.scaled_mm(
         a, b, scale_a, block, scale_b, block,
         swizzle_a=swizzle, swizzle_b=swizzle, output_dtype=torch.bfloat16,
@@ -250,7 +257,9 @@ def test_what_no_kernel_has_is_a_miss_and_left_to_inductor(
 ) -> None:
     inductor.use()
     arguments, _ = blocks("mxfp8")
-    with pytest.raises(Exception, match="swizzle"):  # neither ATen nor Inductor has it on a CPU
+    with pytest.raises(
+        Exception, match=r"swizzle|CPU"
+    ):  # neither ATen nor Inductor has it on a CPU
         inductor.compile(second, *arguments)
     (event,) = events()
     assert event["basis"] == "miss"
@@ -275,13 +284,14 @@ def test_kernels_stay_out_of_generated_cpp(
 ) -> None:
     from torch._inductor import config
 
-    with config.patch(cpp_wrapper=True), pytest.raises(Exception, match="swizzle"):
+    with config.patch(cpp_wrapper=True), pytest.raises(Exception, match=r"swizzle|CPU"):
         inductor.compile(second, *blocks("mxfp8")[0])
     (event,) = events()
     assert "generated C++ cannot call ATen's _scaled_mm_v2" in event["reasons"][0]
 
 
 @pytest.mark.usefixtures("slow_second")
+@pytest.mark.skipif(RELEASE < (2, 13), reason="dynamo does not look into the function there")
 def test_two_levels_of_scales_are_a_miss(
     inductor: InductorSession, events: Callable[[], list[dict[str, Any]]]
 ) -> None:

@@ -110,6 +110,10 @@ def _gelu_tanh(x: PatternExpr) -> PatternExpr:
     return times(times(wide, 0.5), outer)
 
 
+_FIXES_SIZES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+"""Whether Inductor, when it times a part of a graph, makes constants of sizes that are dynamic."""
+
+
 def _may_fuse(activation: Activation) -> Callable[[Match], bool]:
     def may_fuse(match: Match) -> bool:
         try:
@@ -140,12 +144,14 @@ _SETTINGS_AGAINST = (
 
 
 def _is_plain(match: Match) -> bool:
-    """Whether nothing is scaled, and all is of one type."""
+    """Whether nothing is scaled, all is of one type, and sizes are such that both can be timed."""
     for node in match.nodes:
         if any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
             return False
     values = [match.kwargs[name].meta["val"] for name in ("bias", "a", "b")]
     values.append(match.output_node().meta["val"])
+    if _FIXES_SIZES and any(isinstance(n, torch.SymInt) for value in values for n in value.shape):
+        return False
     return len({value.dtype for value in values}) == 1
 
 

@@ -11,11 +11,13 @@ insides. The names that are used here are private, and were read and run on torc
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch._dynamo.callback import callback_handler
 from torch._inductor import config, ir
 from torch._inductor import select_algorithm as autotuning
@@ -162,11 +164,25 @@ def why_not_here(op: str, inputs: Sequence[Any], layout: Any) -> list[str]:
         return [f"generated C++ cannot call ATen's {op} on a result that is there already"]
     if getattr(config, "distributed_max_autotune_gemm", False):
         return ["distributed_max_autotune_gemm passes no extern choices but ATen's on"]
+    if op == "_scaled_mm" and not all(_has_examples(node.get_dtype()) for node in inputs):
+        return ["this torch makes no numbers of fp4, with which choices could be timed"]
     if not isinstance(layout, ir.FixedLayout):
         return ["the strides of the result are still open"]
     if not all(can_settle(node) for node in inputs):
         return ["an operand's strides must become others"]
     return []
+
+
+@functools.cache
+def _has_examples(dtype: torch.dtype) -> bool:
+    """Whether torch can make numbers of a type: up to 2.12 it cannot of fp4, and fails."""
+    from torch._dynamo.testing import rand_strided
+
+    try:
+        rand_strided((2,), (1,), dtype=dtype)
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
 
 
 def _report_unserved(choices: list[Any]) -> list[GemmChoice]:
