@@ -27,6 +27,7 @@ from ..aten import read_inputs
 from ..epilogue import Activation
 from . import report
 from .alternatives import UNFUSED
+from .cache_key import installed_digest
 from .choice import GemmChoice, settle
 from .failures import survive
 from .fallbacks import StockCall
@@ -145,6 +146,11 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
         except Exception as error:
             _log.debug("%s cannot be timed: %s", self.name, error, exc_info=True)
             return math.inf
+
+    def hash_key(self) -> str:
+        """What its time is kept under: its GEMM may be of any bundle, and any backend."""
+        known = (installed_digest(), config.max_autotune_gemm_backends)
+        return "-".join([super().hash_key(), *known])
 
     def output_node(self) -> Any:
         """The nodes that are scheduled when this choice has won."""
