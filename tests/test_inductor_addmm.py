@@ -141,7 +141,6 @@ MISSES: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], str]] = {
     "alpha": (lambda c, a, b: torch.addmm(c, a, b, alpha=2), (N,), "alpha is 2, must be 1"),
     "beta": (lambda c, a, b: torch.addmm(c, a, b, beta=3), (N,), "beta is 3, must be 1"),
     "a column": (torch.addmm, (M, 1), "what is added has shape [16, "),
-    "a number": (torch.addmm, (1, 1), "what is added has shape ["),
 }
 
 

@@ -17,20 +17,20 @@ from torch._inductor import lowering
 
 from .failures import survive
 
-_OPERATOR = "_scaled_mm_v2"
+_OPERATOR = torch.ops.aten._scaled_mm_v2.default
 
 
 def install() -> None:
     """Have Inductor ask us first."""
-    overload = torch.ops.aten._scaled_mm_v2.default
-    if hasattr(lowering, "user_lowerings"):  # from torch 2.13 on
-        lowering.user_lowerings.setdefault(overload, _lower_or_decline)
+    if hasattr(lowering, "user_lowerings"):  # from torch 2.12 on
+        lowering.user_lowerings.setdefault(_OPERATOR, _lower_or_decline)
         return
-    if overload in lowering.lowerings:
+    if _OPERATOR in lowering.lowerings:
         return  # somebody else's
     # What Inductor itself would come to, once it met the operator: ATen, with strides as they are.
-    lowering.make_fallback(overload, layout_constraint=lowering.constrain_to_fx_strides, warn=False)
-    lowering.lowerings[overload] = _with_stock(lowering.lowerings[overload])
+    constraint = lowering.constrain_to_fx_strides
+    lowering.make_fallback(_OPERATOR, layout_constraint=constraint, warn=False)
+    lowering.lowerings[_OPERATOR] = _with_stock(lowering.lowerings[_OPERATOR])
 
 
 def _with_stock(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,8 +43,7 @@ def _with_stock(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 def _lower_or_decline(*args: Any, **kwargs: Any) -> Any:
     """The node of the result, or None where what Inductor has for it is all there is."""
-    schema = torch.ops.aten._scaled_mm_v2.default._schema
-    names = (argument.name for argument in schema.arguments)
+    names = (argument.name for argument in _OPERATOR._schema.arguments)
     arguments = {**dict(zip(names, args)), **kwargs}
     try:
         if _has_choices_of_its_own(arguments):
@@ -59,7 +58,6 @@ def _lower_or_decline(*args: Any, **kwargs: Any) -> Any:
 
 def _has_choices_of_its_own(arguments: dict[str, Any]) -> bool:
     """Whether Inductor asks for choices itself, which are those of ``_scaled_mm`` then."""
-    if not hasattr(lowering, "user_lowerings"):
+    if not hasattr(lowering, "user_lowerings") or _OPERATOR not in lowering.lowerings:
         return False
-    swizzled = any((*arguments["swizzle_a"], *arguments["swizzle_b"]))
-    return not swizzled
+    return not any((*arguments["swizzle_a"], *arguments["swizzle_b"]))
