@@ -5,6 +5,8 @@ The names of torch that are used here are private, and were read and run on torc
 
 from __future__ import annotations
 
+import logging
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +16,8 @@ from torch._inductor import select_algorithm as autotuning
 from torch._inductor.kernel.mm_common import mm_args
 
 from .hook import join
+
+_log = logging.getLogger(__name__)
 
 _NAME = "nvgemm_aot_scaled_mm_v2"
 
@@ -56,6 +60,14 @@ class _AtenChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
     ) -> None:
         super().__init__(_CHOICE, nodes, layout, options)
         self._stock = stock
+
+    def benchmark(self, *args: Any, out: Any) -> float:
+        """Milliseconds of a call; infinite for what ATen does not compute."""
+        try:
+            return float(super().benchmark(*args, out=out))
+        except (NotImplementedError, RuntimeError, ValueError) as error:
+            _log.debug("ATen does not compute it: %s", error)
+            return math.inf
 
     def output_node(self) -> Any:
         """The node of ATen's operator, made as Inductor makes it."""
