@@ -17,6 +17,7 @@ from nvgemm_aot.cache import Cache
 from nvgemm_aot.manifest import load_manifest
 from nvgemm_aot.pipeline import BuildResult, BuiltBundle, build
 from nvgemm_runtime import native
+from nvgemm_runtime.calling_convention import parse_calling_convention
 from nvgemm_runtime.jit_client import Fallback
 from nvgemm_runtime.problem import DType, Op, Signature
 from recording_kernels import Record
@@ -64,11 +65,15 @@ def real_bundles(real_build: BuildResult) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def cpu_bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> BuiltBundle:
     """A bundle of kernels for the CPU: three for one problem of each signature."""
-    problems = [
-        cpu_provider.problem(served.layout.value, op=served.op, operand=served.a)
-        for served in cpu_provider.SIGNATURES
-    ]
+    problems = [cpu_provider.problem_of(served) for served in cpu_provider.SIGNATURES]
     return cpu_provider.build_bundle(problems, tmp_path_factory.mktemp("cpu"), kernel_cache)
+
+
+@pytest.fixture(scope="session")
+def fused_bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> BuiltBundle:
+    """A bundle of kernels for the CPU that take scales, offsets or something to add."""
+    problems = [cpu_provider.problem_of(served) for served in cpu_provider.FUSED]
+    return cpu_provider.build_bundle(problems, tmp_path_factory.mktemp("fused"), kernel_cache)
 
 
 @pytest.fixture(scope="session")
@@ -117,18 +122,27 @@ def register(lib: native.Native, tmp_path_factory: pytest.TempPathFactory) -> Re
     count = 0
 
     def register(
-        served: Signature | None = None, behaviour: str = "", alignment: int = 4
+        served: Signature | None = None,
+        behaviour: str = "",
+        alignment: int = 4,
+        workspace_bytes: int = 0,
     ) -> tuple[str, int]:
         nonlocal count
         count += 1  # an id of its own for each, whatever the source
         served = served or cpu_kernels.signature()
-        kernel = cpu_kernels.load(served, directory, f"/* {count} */ {behaviour}")
+        kernel = cpu_kernels.load(
+            served, directory, f"/* {count} */ {behaviour}", workspace_bytes=workspace_bytes
+        )
+        convention = parse_calling_convention(kernel.convention)
+        assert convention is not None
         handle = lib.register_kernel(
             id=kernel.id,
             function_address=kernel.address,
             signature=served,
             alignment_bytes=alignment,
             target=None,
+            workspace_bytes=workspace_bytes,
+            convention=convention,
         )
         return kernel.id, handle
 

@@ -18,96 +18,18 @@ import torch
 
 import fake_driver
 from nvgemm_aot.linker import compiler
+from nvgemm_runtime.calling_convention import MNKL, STREAM, parse_calling_convention
+from nvgemm_runtime.epilogue import Addend, Epilogue, addend_dtype
 from nvgemm_runtime.problem import DType, Layout, Op, Signature
+from nvgemm_runtime.roles import extra_roles
+from nvgemm_runtime.scales import ScaleRecipe
+from nvgemm_runtime.support import unsupported
 
 Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 Register = Callable[..., tuple[str, int]]
 """What the fixture ``register`` gives: see conftest.py."""
 
-_SOURCE = r"""
-#include <stdint.h>
-#include <string.h>
-
-/* As TVM-FFI and DLPack lay them out. */
-typedef struct { uint8_t code, bits; uint16_t lanes; } dtype_t;
-typedef struct {
-  void *data;
-  int32_t device_type, device_id, ndim;
-  dtype_t dtype;
-  int64_t *shape, *strides;
-  uint64_t byte_offset;
-} tensor_t;
-typedef struct {
-  int32_t type_index;
-  uint32_t padding;
-  union { int64_t i; tensor_t *tensor; } v;
-} any_t;
-
-void TVMFFIErrorSetRaisedFromCStr(const char *kind, const char *message);
-
-static float load_fp32(const void *p) { float x; memcpy(&x, p, 4); return x; }
-static void store_fp32(void *p, float x) { memcpy(p, &x, 4); }
-static float load_bf16(const void *p) {
-  uint16_t h; uint32_t bits; float x;
-  memcpy(&h, p, 2); bits = (uint32_t)h << 16; memcpy(&x, &bits, 4); return x;
-}
-static void store_bf16(void *p, float x) { /* rounds to nearest even; no NaN in, none out */
-  uint32_t bits; uint16_t h;
-  memcpy(&bits, &x, 4); bits += 0x7fff + ((bits >> 16) & 1); h = (uint16_t)(bits >> 16);
-  memcpy(p, &h, 2);
-}
-static float load_fp16(const void *p) {
-  uint16_t h; uint32_t bits, exponent; float x;
-  memcpy(&h, p, 2);
-  exponent = (h >> 10) & 31;
-  if (exponent == 0) x = (float)(h & 0x3ff) / 16777216.0f;
-  else {
-    bits = (exponent == 31 ? 0x7f800000u : (exponent + 112) << 23) | (uint32_t)(h & 0x3ff) << 13;
-    memcpy(&x, &bits, 4);
-  }
-  return h & 0x8000 ? -x : x;
-}
-static void store_fp16(void *p, float x) { /* rounds to nearest even; no NaN in, none out */
-  uint32_t bits, sign; uint16_t h; float tiny;
-  memcpy(&bits, &x, 4); sign = bits >> 16 & 0x8000; bits &= 0x7fffffff;
-  if (bits >= 0x47800000) h = 0x7c00;
-  else if (bits >= 0x38800000) h = (uint16_t)((bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13);
-  else {  /* a sum of that size has its last bit where a subnormal result has its own */
-    memcpy(&tiny, &bits, 4); tiny += 0.5f; memcpy(&bits, &tiny, 4); h = (uint16_t)bits;
-  }
-  h |= (uint16_t)sign; memcpy(p, &h, 2);
-}
-static int32_t load_int8(const void *p) { int8_t x; memcpy(&x, p, 1); return x; }
-static void store_int32(void *p, int32_t x) { memcpy(p, &x, 4); }
-static int calls;
-static char *at(const tensor_t *t, int64_t batch, int64_t i, int64_t j, int64_t bytes) {
-  int r = RANK - 2;
-  int64_t offset = i * t->strides[r] + j * t->strides[r + 1];
-  if (RANK == 3) offset += batch * t->strides[0];
-  return (char *)t->data + t->byte_offset + offset * bytes;
-}
-
-__attribute__((visibility("default"))) int __tvm_ffi_gemm(
-    void *self, const any_t *arguments, int32_t count, any_t *result) {
-  const tensor_t *a = arguments[0].v.tensor, *b = arguments[1].v.tensor;
-  const tensor_t *out = arguments[2].v.tensor;
-  int64_t batches = RANK == 3 ? out->shape[0] : 1;
-  (void)self; (void)result; (void)calls;
-  if (count != 4) { TVMFFIErrorSetRaisedFromCStr("TypeError", "expects 4 arguments"); return -1; }
-  BEHAVIOUR
-  for (int64_t batch = 0; batch < batches; ++batch)
-   for (int64_t i0 = 0; i0 < out->shape[RANK - 2]; i0 += TILE_M)
-   for (int64_t j0 = 0; j0 < out->shape[RANK - 1]; j0 += TILE_N)
-    for (int64_t i = i0; i < i0 + TILE_M && i < out->shape[RANK - 2]; ++i)
-      for (int64_t j = j0; j < j0 + TILE_N && j < out->shape[RANK - 1]; ++j) {
-        SUM sum = 0;
-        for (int64_t k = 0; k < a->shape[RANK - 1]; ++k)
-          sum += LOAD(at(a, batch, i, k, IN_BYTES)) * LOAD(at(b, batch, k, j, IN_BYTES));
-        STORE(at(out, batch, i, j, OUT_BYTES), sum);
-      }
-  return 0;
-}
-"""
+_SOURCE = Path(__file__).with_name("cpu_gemm.c")
 
 NOTHING = "return 0;"
 """A behaviour that computes nothing: what is left is the cost of the call."""
@@ -116,7 +38,7 @@ RAISES = 'TVMFFIErrorSetRaisedFromCStr("RuntimeError", "out of patience"); retur
 RETURNS_SILENTLY = "return -1;"
 
 REPORTS_STRIDES = """{
-  for (int i = 0; i < RANK; ++i) store_fp32((char *)out->data + 4 * i, (float)a->strides[i]);
+  for (int i = 0; i < RANK; ++i) store_fp32(out->data, i, (float)a->strides[i]);
   return 0;
 }"""
 """Writes the strides of A that it was given to the beginning of the output."""
@@ -131,51 +53,123 @@ RACES_ON_FIRST_CALL = """
 """
 
 
+def computes(served: Signature) -> bool:
+    """Whether these kernels compute such a thing; they do most of the support table, and fp32."""
+    if served.a is DType.FP32:
+        return served.a is served.b and served.scales is None and served.out is DType.FP32
+    return unsupported(served) is None and (not served.a.is_integer or served.out.is_integer)
+
+
+def convention(served: Signature, workspace_bytes: int = 0) -> str:
+    """How a kernel is called: as the compiled kernels of its kind are."""
+    extras = [role.value for role in extra_roles(served)]
+    if served.scales is not None and served.scales.is_swizzled:
+        parameters = ["a*", "b*", *(f"{name}*" for name in extras), "out*", "mnkl"]
+    elif served.epilogue is not None or served.scales is not None:
+        parameters = ["a", "b", "stream", *extras, "out"]
+    else:
+        parameters = ["a", "b", "out", *extras]
+    if workspace_bytes:
+        parameters.append("workspace")
+    if "stream" not in parameters:
+        parameters.append("stream")
+    return f"tvm_ffi:gemm({','.join(parameters)})"
+
+
 def signature(
-    layout: str = "tt", *, op: Op = Op.MM, operand: DType = DType.FP32, out: DType | None = None
+    layout: str = "tt",
+    *,
+    op: Op = Op.MM,
+    operand: DType = DType.FP32,
+    out: DType | None = None,
+    scales: ScaleRecipe | None = None,
+    epilogue: Epilogue | None = None,
 ) -> Signature:
-    """A signature that these kernels can serve: operands of fp32, fp16, bf16 or int8."""
+    """A signature that these kernels can serve, if `computes` says so."""
     whole = operand.is_integer
+    usual = DType.INT32 if whole else operand if operand.bits > 8 else DType.BF16
     return Signature(
         op=op,
         layout=Layout(layout),
         a=operand,
         b=operand,
         accumulator=DType.INT32 if whole else DType.FP32,
-        out=out or (DType.INT32 if whole else operand),
+        out=out or usual,
+        scales=scales,
+        epilogue=epilogue,
     )
 
 
-def source(served: Signature, behaviour: str = "", tile: tuple[int, int] = (1, 1)) -> str:
+def source(
+    served: Signature,
+    behaviour: str = "",
+    tile: tuple[int, int] = (1, 1),
+    workspace_bytes: int = 0,
+) -> str:
     """C source of a kernel; ``behaviour`` is run first and may return."""
-    operand, out = served.a.value, served.out.value
-    definitions = {
-        "RANK": {Op.MM: 2, Op.BMM: 3}[served.op],
-        "LOAD": f"load_{operand}",
-        "STORE": f"store_{out}",
-        "IN_BYTES": served.a.bits // 8,
-        "OUT_BYTES": served.out.bits // 8,
+    called = parse_calling_convention(convention(served, workspace_bytes))
+    assert called is not None
+    definitions: dict[str, object] = {
+        "RANK": 3 if served.op is Op.BMM else 2,
+        "LOAD": f"load_{served.a.value}",
+        "STORE": f"store_{served.out.value}",
         "SUM": {DType.FP32: "float", DType.INT32: "int32_t"}[served.accumulator],
         "TILE_M": tile[0],
         "TILE_N": tile[1],
+        "KINDS": ", ".join(_kind(parameter) for parameter in called.parameters),
+        "POINTERS": int(called.needs_compact),
+        "A_ROW_MAJOR": int(served.layout.a_row_major),
+        "B_ROW_MAJOR": int(served.layout.b_row_major),
     }
+    for place, parameter in enumerate(called.parameters):
+        definitions[f"AT_{parameter.removesuffix('*').upper()}"] = place
+    if served.scales is not None:
+        definitions["LOAD_SCALE"] = f"load_{served.scales.dtype.value}"
+        definitions[f"SCALES_{_SCALES[served.scales]}"] = 1
+        definitions["BLOCK"] = served.scales.block or 0
+    if served.epilogue is not None:
+        activation = served.epilogue.activation
+        definitions["ADDEND_IS_ROW"] = int(served.epilogue.addend is Addend.ROW)
+        definitions["LOAD_ADDEND"] = f"load_{addend_dtype(served.out).value}"
+        definitions["ACTIVATION"] = "identity" if activation is None else activation.value
+    if workspace_bytes:
+        definitions["WORKSPACE_BYTES"] = workspace_bytes
     lines = [f"#define {name} {value}" for name, value in definitions.items()]
-    head = "#define _POSIX_C_SOURCE 199309L\n#include <time.h>\n" + "\n".join(lines)
-    return head + _SOURCE.replace("BEHAVIOUR", behaviour)
+    head = "#define _POSIX_C_SOURCE 199309L\n#include <time.h>\n" + "\n".join(lines) + "\n"
+    return head + _SOURCE.read_text().replace("\n  BEHAVIOUR\n", f"\n  {behaviour}\n")
+
+
+_SCALES = {
+    ScaleRecipe.E8M0_1X32: "BLOCK",
+    ScaleRecipe.E4M3_1X16: "BLOCK",
+    ScaleRecipe.E8M0_1X16: "BLOCK",
+    ScaleRecipe.FP32_TENSOR: "TENSOR",
+    ScaleRecipe.FP32_ROW: "ROW",
+}
+
+
+def _kind(parameter: str) -> str:
+    """What TVM-FFI makes of an argument."""
+    if parameter.endswith("*") or parameter == STREAM:
+        return "POINTER"
+    return "ARRAY" if parameter == MNKL else "TENSOR"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedKernel:
-    """A kernel of this process: its id and the address of its function."""
+    """A kernel of this process: its id, the address of its function, and how that is called."""
 
     id: str
     address: int
     library: ctypes.CDLL
+    convention: str
 
 
-def load(served: Signature, directory: Path, behaviour: str = "") -> LoadedKernel:
+def load(
+    served: Signature, directory: Path, behaviour: str = "", *, workspace_bytes: int = 0
+) -> LoadedKernel:
     """Compile a kernel and load it, as it must be: with TVM-FFI already in the process."""
-    text = source(served, behaviour)
+    text = source(served, behaviour, workspace_bytes=workspace_bytes)
     name = hashlib.sha256(text.encode()).hexdigest()
     path = directory / f"{name}.so"
     (directory / f"{name}.c").write_text(text)
@@ -190,7 +184,12 @@ def load(served: Signature, directory: Path, behaviour: str = "") -> LoadedKerne
     library = ctypes.CDLL(str(path))
     address = ctypes.cast(getattr(library, "__tvm_ffi_gemm"), ctypes.c_void_p).value
     assert address is not None
-    return LoadedKernel(id=name, address=address, library=library)
+    return LoadedKernel(
+        id=name,
+        address=address,
+        library=library,
+        convention=convention(served, workspace_bytes),
+    )
 
 
 def operands(m: int = 8, n: int = 8, k: int = 8, batch: int | None = None) -> Tensors:

@@ -21,9 +21,11 @@ from nvgemm_aot.pipeline import BuiltBundle, build
 from nvgemm_aot.providers import Candidate, Enumeration, Rejection
 from nvgemm_aot.runtime_model import BlockShape
 from nvgemm_aot.targets import BuildTarget
+from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.errors import CompileError
 from nvgemm_runtime.format import KernelDesign
 from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
+from nvgemm_runtime.scales import ScaleRecipe
 from nvgemm_runtime.target import Target
 
 ALIGNED_BYTES = 16
@@ -42,7 +44,36 @@ SIGNATURES = tuple(
     for operand in (DType.FP32, DType.FP16, DType.BF16, DType.INT8)
     for layout in Layout
 )
-"""Everything these kernels compute: both operations, four types, all layouts."""
+"""Plain GEMMs: both operations, four types, all layouts."""
+
+FUSED = (
+    *(
+        cpu_kernels.signature("tn", op=op, operand=operand, epilogue=epilogue)
+        for op in (Op.MM, Op.BMM)
+        for operand in (DType.FP16, DType.BF16)
+        for epilogue in Epilogue
+    ),
+    *(
+        cpu_kernels.signature("tn", operand=DType.FP8_E4M3, scales=scales, epilogue=epilogue)
+        for scales in (ScaleRecipe.FP32_TENSOR, ScaleRecipe.FP32_ROW)
+        for epilogue in (None, Epilogue.BIAS)
+    ),
+    *(
+        cpu_kernels.signature("tn", operand=operand, scales=scales)
+        for operand, scales in (
+            (DType.FP8_E4M3, ScaleRecipe.E8M0_1X32),
+            (DType.FP8_E5M2, ScaleRecipe.E8M0_1X32),
+            (DType.FP4_E2M1, ScaleRecipe.E8M0_1X32),
+            (DType.FP4_E2M1, ScaleRecipe.E4M3_1X16),
+            (DType.FP4_E2M1, ScaleRecipe.E8M0_1X16),
+        )
+    ),
+    *(
+        cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=operand)
+        for operand in (DType.FP16, DType.BF16, DType.FP8_E4M3)
+    ),
+)
+"""GEMMs that take more than A and B: some of what `cpu_kernels.computes`."""
 
 
 class CpuModel:
@@ -57,11 +88,11 @@ class CpuModel:
 
 
 class CpuProvider:
-    """Offers `TILES` for every signature of `SIGNATURES`."""
+    """Offers `TILES` for every signature that `cpu_kernels.computes`."""
 
     name = "cpu_provider:CpuProvider"
-    calling_convention = "tvm_ffi:gemm(a,b,out,stream)"
-    recipe = "1"
+    recipe = "2"
+    workspace_bytes = 0
 
     def toolchain(self) -> dict[str, str]:
         return {"cc": _compiler_version()}
@@ -70,13 +101,13 @@ class CpuProvider:
         pass
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
-        if target.target.arch != "cpu" or signature not in SIGNATURES:
+        if target.target.arch != "cpu" or not cpu_kernels.computes(signature):
             reason = f"computes nothing like {signature.key} on {target.target.arch}"
             return Enumeration(
                 candidates=(), rejections=tuple(Rejection(operator=o, reason=reason) for o in TILES)
             )
         return Enumeration(
-            candidates=tuple(_candidate(name, signature) for name in TILES), rejections=()
+            candidates=tuple(self._candidate(name, signature) for name in TILES), rejections=()
         )
 
     def runtime_model(self, target: BuildTarget) -> CpuModel:
@@ -84,7 +115,10 @@ class CpuProvider:
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         text = cpu_kernels.source(
-            candidate.signature, _demand_layout(candidate.signature), TILES[candidate.operator]
+            candidate.signature,
+            self.behaviour_of(candidate) + _demand_layout(candidate.signature),
+            TILES[candidate.operator],
+            candidate.workspace_bytes,
         )
         with tempfile.TemporaryDirectory() as directory:
             (Path(directory) / "kernel.c").write_text(text)
@@ -96,6 +130,38 @@ class CpuProvider:
                 raise CompileError(f"{candidate.operator}: {done.stderr}")
             return (Path(directory) / "kernel.o").read_bytes()
 
+    def behaviour_of(self, candidate: Candidate) -> str:
+        """C that a kernel runs first."""
+        return ""
+
+    def _candidate(self, operator: str, signature: Signature) -> Candidate:
+        tile = (*TILES[operator], 1)
+        return Candidate(
+            provider=self.name,
+            operator=operator,
+            signature=signature,
+            calling_convention=cpu_kernels.convention(signature, self.workspace_bytes),
+            design=KernelDesign(
+                tile=tile,
+                ctas_per_tile=1,
+                cluster=(1, 1),
+                fallback_cluster=None,
+                scheduler="one_tile",
+            ),
+            cluster_sizes=(),
+            block_shape=BlockShape(tile=tile, cluster=(1, 1)),
+            preference=0,
+            alignment_bytes=1 if operator == "Cpu_1x1" else ALIGNED_BYTES,
+            workspace_bytes=self.workspace_bytes,
+        )
+
+
+class WithWorkspace(CpuProvider):
+    """Kernels that keep every sum in their workspace for a while."""
+
+    name = "cpu_provider:WithWorkspace"
+    workspace_bytes = 4096
+
 
 @functools.cache
 def _compiler_version() -> str:
@@ -103,28 +169,13 @@ def _compiler_version() -> str:
     return done.stdout.splitlines()[0]
 
 
-def _candidate(operator: str, signature: Signature) -> Candidate:
-    tile = (*TILES[operator], 1)
-    return Candidate(
-        provider=CpuProvider.name,
-        operator=operator,
-        signature=signature,
-        design=KernelDesign(
-            tile=tile, ctas_per_tile=1, cluster=(1, 1), fallback_cluster=None, scheduler="one_tile"
-        ),
-        cluster_sizes=(),
-        block_shape=BlockShape(tile=tile, cluster=(1, 1)),
-        preference=0,
-        alignment_bytes=1 if operator == "Cpu_1x1" else ALIGNED_BYTES,
-        workspace_bytes=0,
-    )
-
-
 def _demand_layout(signature: Signature) -> str:
     """C that refuses other layouts than the signature's, as a compiled kernel would get wrong."""
+    if signature.scales is not None and signature.scales.is_swizzled:
+        return ""  # the kernel gets addresses alone
     checks = [
-        f"if ({name}->strides[RANK - {1 if row_major else 2}] != 1) {{ TVMFFIErrorSetRaisedFromCStr"
-        f'("ValueError", "{name} has another layout than {signature.key}"); return -1; }}'
+        f"if ({name}->strides[{name}->ndim - {1 if row_major else 2}] != 1) "
+        f'return raise("ValueError", "{name} has another layout than {signature.key}");'
         for name, row_major in (
             ("a", signature.layout.a_row_major),
             ("b", signature.layout.b_row_major),
@@ -153,10 +204,11 @@ def build_bundle(
     *,
     name: str = "cpu",
     candidates: int = len(TILES),
+    provider: CpuProvider | None = None,
 ) -> BuiltBundle:
     """Build the bundle of some problems by the product's own pipeline."""
     declared = manifest(problems, name=name, candidates=candidates)
-    return build(declared, directory, cache, jobs=2, provider=CpuProvider()).bundles[0]
+    return build(declared, directory, cache, jobs=2, provider=provider or CpuProvider()).bundles[0]
 
 
 def problem(
@@ -166,7 +218,18 @@ def problem(
     operand: DType = DType.FP32,
     sizes: tuple[int, int, int] = (16, 32, 64),
 ) -> Problem:
-    """A problem of given sizes (m, n, k), three times of them for ``bmm``."""
+    """A plain problem; see `problem_of`."""
+    return problem_of(cpu_kernels.signature(layout, op=op, operand=operand), sizes)
+
+
+def problem_of(served: Signature, sizes: tuple[int, int, int] = (16, 32, 64)) -> Problem:
+    """A problem of given sizes (m, n, k): three times of them for ``bmm``, four groups else."""
     m, n, k = sizes
-    served = cpu_kernels.signature(layout, op=op, operand=operand)
-    return Problem(signature=served, m=m, n=n, k=k, batch=3 if op is Op.BMM else 1)
+    return Problem(
+        signature=served,
+        m=m,
+        n=n,
+        k=k,
+        batch=3 if served.op is Op.BMM else 1,
+        groups=4 if served.op is Op.GROUPED_MM else 1,
+    )

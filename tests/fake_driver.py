@@ -13,6 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+import tvm_ffi
+
 from nvgemm_aot.linker import compiler
 
 _SOURCE = r"""
@@ -67,7 +69,7 @@ def build(directory: Path) -> Path:
     return directory
 
 
-def run(directory: Path, script: str, *, capability: int = 90) -> str:
+def run(directory: Path, script: str, *arguments: str, capability: int = 90) -> str:
     """Run a Python script in a process that finds this driver; returns what it printed."""
     environment = dict(
         os.environ,
@@ -76,7 +78,7 @@ def run(directory: Path, script: str, *, capability: int = 90) -> str:
         PYTHONPATH=os.pathsep.join(sys.path),
     )
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script],
+        [sys.executable, "-W", "ignore", "-c", script, *arguments],
         env=environment,
         capture_output=True,
         text=True,
@@ -101,7 +103,7 @@ class _Tensor(ctypes.Structure):
 
 
 class OnDevice:
-    """A float32 tensor of the CPU that says it lives on a CUDA device.
+    """A tensor of the CPU that says it lives on a CUDA device.
 
     Whoever takes it by DLPack keeps pointers to it, so it lives as long as the process.
     """
@@ -111,13 +113,14 @@ class OnDevice:
     def __init__(self, tensor: Any, device: int = 0) -> None:
         self._alive.append(self)
         sizes = ctypes.c_int64 * tensor.dim()
+        dtype = tvm_ffi.dtype(str(tensor.dtype).removeprefix("torch."))
         self._tensor = tensor
         self._shape, self._strides = sizes(*tensor.shape), sizes(*tensor.stride())
         self._managed = _Tensor(
             data=tensor.data_ptr(),
             device=(ctypes.c_int32 * 2)(2, device),
             rank=tensor.dim(),
-            dtype=(ctypes.c_uint8 * 4)(2, 32, 1, 0),
+            dtype=(ctypes.c_uint8 * 4)(dtype.type_code, dtype.bits, dtype.lanes, 0),
             shape=ctypes.addressof(self._shape),
             strides=ctypes.addressof(self._strides),
         )

@@ -44,6 +44,7 @@ def candidate(
         provider=FakeProvider.name,
         operator=operator,
         signature=signature,
+        calling_convention="tvm_ffi:gemm(a,b,out,stream)",
         design=KernelDesign(
             tile=tile,
             ctas_per_tile=ctas_per_tile,
@@ -74,7 +75,6 @@ class FakeProvider:
     """
 
     name = "fake_provider:FakeProvider"
-    calling_convention = "tvm_ffi:gemm(a,b,out,stream)"
     recipe = "1"
 
     def toolchain(self) -> dict[str, str]:

@@ -8,20 +8,15 @@ happens. That works in a fresh process as in this one, by whatever way the kerne
 from __future__ import annotations
 
 import os
-import subprocess
-import tempfile
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import cpu_kernels
 import cpu_provider
 from nvgemm_aot.cache import Cache
-from nvgemm_aot.linker import compiler
 from nvgemm_aot.pipeline import BuiltBundle, build
-from nvgemm_aot.providers import Candidate, Enumeration
-from nvgemm_aot.targets import BuildTarget
-from nvgemm_runtime.problem import Problem, Signature
+from nvgemm_aot.providers import Candidate
+from nvgemm_runtime.problem import Problem
 
 DESCRIPTOR = 198
 
@@ -53,24 +48,8 @@ class Recording(cpu_provider.CpuProvider):
     name = "recording_kernels:Recording"
     behaviour = ""
 
-    def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
-        offered = super().enumerate(signature, target)
-        candidates = tuple(replace(one, provider=self.name) for one in offered.candidates)
-        return replace(offered, candidates=candidates)
-
-    def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
-        text = cpu_kernels.source(
-            candidate.signature,
-            _record(candidate.operator)
-            + self.behaviour
-            + cpu_provider._demand_layout(candidate.signature),
-            cpu_provider.TILES[candidate.operator],
-        )
-        with tempfile.TemporaryDirectory() as directory:
-            (Path(directory) / "kernel.c").write_text(text)
-            command = [*compiler(), *cpu_provider._FLAGS, "-c", "-o", "kernel.o", "kernel.c"]
-            subprocess.run(command, cwd=directory, capture_output=True, check=True)
-            return (Path(directory) / "kernel.o").read_bytes()
+    def behaviour_of(self, candidate: Candidate) -> str:
+        return _record(candidate.operator) + self.behaviour
 
 
 class Sleeping(Recording):

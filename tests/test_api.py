@@ -18,25 +18,18 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import cpu_provider
 import nvgemm_runtime
+from installed_bundles import use
 from nvgemm_aot.bundle import write_bundle
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.pipeline import BuiltBundle
-from nvgemm_runtime import api, native
+from nvgemm_runtime import api, choosing, native
 from nvgemm_runtime.errors import NoKernelError
-from nvgemm_runtime.installation import Installation
 from nvgemm_runtime.match import Basis
 from nvgemm_runtime.operands import torch_dtype
 from nvgemm_runtime.problem import DType, Op, Signature
 from synthetic_content import synthetic_content
 
 Tensor = torch.Tensor
-
-
-def use(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
-    """Make this process find these bundles and no others."""
-    monkeypatch.setenv("NVGEMM_AOT_BUNDLES", os.pathsep.join(map(str, places)))
-    monkeypatch.setattr("nvgemm_runtime.discover.distributions", lambda: ())
-    monkeypatch.setattr(api, "INSTALLATION", Installation())
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -441,7 +434,7 @@ def test_an_id_from_a_bundle_for_another_process_is_refused(
     path = tmp_path / "foreign.nvgemm"
     write_bundle(path, replace(base, target=replace(base.target, **other)))
     use(monkeypatch, path)
-    monkeypatch.setattr(api, "torch_cuda", lambda: "cu13")
+    monkeypatch.setattr(choosing, "torch_cuda", lambda: "cu13")
     (id_,) = api.INSTALLATION.kernels()
     with pytest.raises(NoKernelError, match=rf"kernel {id_[:12]} of {path}: {reason}"):
         api.load_kernel(id_)

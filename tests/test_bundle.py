@@ -224,6 +224,9 @@ def reverse_kernels(kernels: list[Any]) -> None:
         ("header-field", set_("rankings", 0, "problem", to="mm/tn/bf16xbf16/fp32/bf16/m0n8k8")),
         ("header-field", set_("rankings", 0, "kernels", 0, to=[0])),
         ("header-field", set_("rankings", 0, "kernels", 0, 1, to=0)),
+        ("header-field", set_("unserved", to={})),
+        ("header-field", set_("unserved", to={"mm/tn": "no"})),
+        ("header-field", set_("unserved", to={"mm/tn/bf16xbf16/fp32/bf16/m1n1k1": ""})),
         ("spans-tile", set_("kernels", 0, "span", 0, to=1)),
         ("spans-tile", set_("kernels", 0, "span", 1, to=2**62)),
         ("kernel-order", lambda h: reverse_kernels(h["kernels"])),
@@ -234,6 +237,10 @@ def reverse_kernels(kernels: list[Any]) -> None:
         ("ranking-kernels", set_("rankings", 0, "kernels", to=[])),
         ("ranking-kernels", set_("rankings", 0, "kernels", to=[[0, 1], [0, 2]])),
         ("ranking-kernels", set_("rankings", 0, "kernels", to=[[99, 1]])),
+        (
+            "ranking-unserved",
+            lambda h: h.update(unserved={h["rankings"][0]["problem"]: "no operator"}),
+        ),
         (
             "ranking-signature",
             set_("rankings", 0, "problem", to="mm/nn/bf16xbf16/fp32/bf16/m1n8k8"),

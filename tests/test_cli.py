@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from fake_provider import FakeProvider
-from nvgemm_aot import linker, pipeline
+from nvgemm_aot import contents, linker, pipeline
 from nvgemm_aot.cli import main
 from nvgemm_runtime import errors
 from nvgemm_runtime.errors import NvgemmError
@@ -167,7 +167,7 @@ def test_interrupt_is_reported_as_shells_do(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "compile_all", interrupted)
+    monkeypatch.setattr(contents, "compile_all", interrupted)
     result = run("build", "some.yaml")
     assert result.exit_code == 130
     assert "what was compiled is kept" in result.stderr

@@ -70,7 +70,8 @@ def test_verify_checks_host_code_and_says_what_does_not_apply(cpu_bundle: BuiltB
     ("change", "check"),
     [
         ({"calling_convention": "c:gemm"}, Check.CALLING_CONVENTION),
-        ({"calling_convention": "tvm_ffi:other(a,b,out,stream)"}, Check.CALLING_CONVENTION),
+        ({"calling_convention": "tvm_ffi:gemm(a,b,stream)"}, Check.CALLING_CONVENTION),
+        ({"calling_convention": "tvm_ffi:other(a,b,out,stream)"}, Check.HOST_EXPORTS),
         ({"workspace_bytes": 4}, Check.WORKSPACE),
     ],
 )
@@ -132,3 +133,36 @@ def test_a_device_that_the_model_does_not_know_is_named() -> None:
     model = MatmulHeuristics("GTX_1", 1)
     with pytest.raises(ToolchainError, match=r"nvidia-matmul-heuristics .* not model 'GTX_1'"):
         model.estimate_ns(problem(), BlockShape(tile=(64, 64, 64), cluster=(1, 1)))
+
+
+def test_builds_kernels_that_take_more_than_a_and_b(fused_bundle: BuiltBundle) -> None:
+    header = fused_bundle.header
+    assert not fused_bundle.failures
+    assert {r.problem.signature for r in header.rankings} == set(cpu_provider.FUSED)
+    assert {kernel.calling_convention for kernel in header.kernels} == {
+        "tvm_ffi:gemm(a,b,stream,addend,out)",
+        "tvm_ffi:gemm(a,b,stream,scale_a,scale_b,out)",
+        "tvm_ffi:gemm(a,b,stream,scale_a,scale_b,addend,out)",
+        "tvm_ffi:gemm(a*,b*,scale_a*,scale_b*,out*,mnkl,stream)",
+        "tvm_ffi:gemm(a,b,out,offsets,stream)",
+    }
+
+
+def test_verify_knows_every_way_in_which_kernels_are_called(
+    fused_bundle: BuiltBundle, tmp_path: Path, kernel_cache: Cache
+) -> None:
+    with_workspace = cpu_provider.build_bundle(
+        [problem()], tmp_path, kernel_cache, provider=cpu_provider.WithWorkspace()
+    )
+    for bundle in (fused_bundle, with_workspace):
+        report = verify_bundle(bundle.path)
+        assert report.ok, report.findings
+
+
+def test_builds_kernels_with_a_workspace(tmp_path: Path, kernel_cache: Cache) -> None:
+    built = cpu_provider.build_bundle(
+        [problem()], tmp_path, kernel_cache, provider=cpu_provider.WithWorkspace()
+    )
+    assert {
+        (kernel.calling_convention, kernel.workspace_bytes) for kernel in built.header.kernels
+    } == {("tvm_ffi:gemm(a,b,out,workspace,stream)", 4096)}

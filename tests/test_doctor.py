@@ -143,7 +143,7 @@ def test_a_broken_or_forbidden_bundle_is_a_problem_beside_a_good_one(
 def test_a_bundle_without_a_kernel_that_can_be_launched_is_a_problem(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calling_convention, "_PATTERN", re.compile("never"))
+    monkeypatch.setattr(calling_convention, "_FORM", re.compile("never"))
     calling_convention.parse_calling_convention.cache_clear()
     try:
         said = problems()

@@ -17,7 +17,7 @@ import pytest
 from fake_provider import FakeProvider
 from inductor_session import warnings_of
 from jit_programs import JitMachine, problem, wait_until
-from nvgemm_aot import jit_server, pipeline
+from nvgemm_aot import contents, jit_server
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.compiler import Outcome, compile_all
 from nvgemm_aot.driver_profile import Device
@@ -111,7 +111,7 @@ def test_a_problem_whose_candidates_all_fail_says_why(
     machine.set(FAKE_OPERATORS="fail1 fail2")
     outcome = compiler.compile(problem(), 4, DEVICE)
     assert outcome.bundle is None
-    assert "no kernel compiled for 1 problems" in str(outcome.reason)
+    assert "none of 2 operators compiles" in str(outcome.reason)
     assert "fail2: told to fail" in str(outcome.reason)
     assert not machine.bundles()
 
@@ -317,11 +317,11 @@ def test_a_cache_that_is_cleared_meanwhile_is_filled_again(
 ) -> None:
     def compile_and_lose(*arguments: Any, **options: Any) -> Any:
         made = compile_all(*arguments, **options)
-        monkeypatch.setattr(pipeline, "compile_all", compile_all)
+        monkeypatch.setattr(contents, "compile_all", compile_all)
         shutil.rmtree(machine.cache / "entries")
         return made
 
-    monkeypatch.setattr(pipeline, "compile_all", compile_and_lose)
+    monkeypatch.setattr(contents, "compile_all", compile_and_lose)
     answer = served.ask(problem())
     assert (answer["reason"], answer["warnings"]) == (None, [])
     assert machine.compiled() == ["one", "one", "three", "three", "two", "two"]

@@ -145,22 +145,36 @@ def test_a_missing_symbol_is_named(bundle: Bundle) -> None:
     "convention",
     [
         "cuda:gemm(a,b,out,stream)",
-        "tvm_ffi:gemm(a,b,out,stream,workspace)",
+        "tvm_ffi:gemm(a,b,out,stream,scratch)",
         "tvm_ffi:a-b(a,b,out,stream)",
     ],
 )
 def test_an_unknown_calling_convention_is_refused(bundle: Bundle, convention: str) -> None:
     kernel = replace(kernel_of(bundle), calling_convention=convention)
     with pytest.raises(
-        NoKernelError, match=r"this release calls tvm_ffi:NAME\(a,b,out,stream\)"
+        NoKernelError, match=r"this release calls tvm_ffi:NAME\(PARAMETERS\)"
     ) as error:
         Library().load(bundle, kernel)
     assert convention in str(error.value)
 
 
-def test_a_kernel_that_needs_a_workspace_is_refused(bundle: Bundle) -> None:
-    kernel = replace(kernel_of(bundle), workspace_bytes=1024)
-    with pytest.raises(NoKernelError, match="need a workspace"):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"workspace_bytes": 1024}, "parameter workspace is passed never, must be once"),
+        (
+            {"calling_convention": "tvm_ffi:gemm(a,b,out,workspace,stream)"},
+            "parameter workspace is passed once, must be never",
+        ),
+        ({"calling_convention": "tvm_ffi:gemm(a,b,b,out,stream)"}, "parameter b is passed 2 times"),
+        ({"calling_convention": "tvm_ffi:gemm(a*,b,out,stream)"}, "parameter mnkl is passed never"),
+    ],
+)
+def test_a_calling_convention_that_does_not_fit_the_kernel_is_refused(
+    bundle: Bundle, change: dict[str, object], message: str
+) -> None:
+    kernel = replace(kernel_of(bundle), **change)  # type: ignore[arg-type]
+    with pytest.raises(NoKernelError, match=message):
         Library().load(bundle, kernel)
 
 

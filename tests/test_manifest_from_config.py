@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from nvgemm_aot.model_gemms import FAMILIES
 from nvgemm_aot.render_manifest import manifest_yaml
 from nvgemm_aot.yaml_nodes import MAX_FILE_BYTES
 from nvgemm_runtime.errors import ManifestError, StorageError
-from nvgemm_runtime.problem import DType
+from nvgemm_runtime.problem import DType, Op
 
 CONFIGS = Path(__file__).parent / "data" / "configs"
 SHIPPED = Path(__file__).parent.parent / "manifests"
 POWERS = tuple(2**power for power in range(14))
 BOTH = (DType.BF16, DType.FP16)
+HOPPER = ("sm_90a",)
 
 
 def config(stem: str, **changes: Any) -> dict[str, Any]:
@@ -73,13 +75,16 @@ LLAMA_70B = {"hidden_size": 8192, "num_attention_heads": 64, "intermediate_size"
         ("llama-3.1-8b", config("llama-3.1-8b"), (1,)),
         ("llama-3.3-70b", config("llama-3.1-8b", **LLAMA_70B), (1, 4, 8)),
         ("qwen3-8b", config("qwen3-8b"), (1,)),
+        ("qwen3-30b-a3b", config("qwen3-30b-a3b"), (1,)),
     ],
 )
 def test_shipped_manifests_are_what_their_configs_give_fused_and_separate(
     shipped: str, content: dict[str, Any], ranks: tuple[int, ...], tmp_path: Path
 ) -> None:
-    made = load(tmp_path, content, tokens=POWERS, ranks=ranks, dtypes=BOTH, fused=True)
-    assert keys(made) == keys(load_manifest(SHIPPED / f"{shipped}.yaml"))
+    manifest = load_manifest(SHIPPED / f"{shipped}.yaml")
+    dtypes = tuple({declared.problem.signature.a for declared in manifest.declared})
+    made = load(tmp_path, content, tokens=POWERS, ranks=ranks, dtypes=dtypes, fused=True)
+    assert keys(made) == keys(manifest)
 
 
 def test_separate_is_what_transformers_has_and_fused_what_servers_make_of_it(
@@ -130,25 +135,57 @@ def test_one_of_eight_ranks_as_counted_by_hand(stem: str, tmp_path: Path) -> Non
     assert sizes(made) == RANK_OF_8[stem]
 
 
-def test_experts_see_their_share_of_the_tokens_and_at_least_one(tmp_path: Path) -> None:
-    made = load(tmp_path, config("qwen3-30b-a3b"), tokens=(1, 16, 100, 4096))
+def test_experts_are_grouped_where_targets_have_operators_for_that(tmp_path: Path) -> None:
+    content = config("qwen3-30b-a3b")
+    made = load(tmp_path, content, tokens=(1, 16, 100, 4096), dtypes=BOTH)
+    experts = {d.problem.key for d in made.declared if (d.problem.n, d.problem.k) == (1536, 2048)}
+    assert experts == {
+        f"grouped_mm/tn/{dtype}x{dtype}/fp32/{dtype}/g128m{8 * tokens}n1536k2048"
+        for dtype in ("bf16", "fp16")
+        for tokens in (1, 16, 100, 4096)
+    }
+    made = load(tmp_path, content, targets=("sm_100f", *HOPPER))
+    assert {d.problem.signature.op for d in made.declared} == {Op.MM}
+
+
+def test_experts_of_a_loop_see_their_share_of_the_tokens_and_at_least_one(tmp_path: Path) -> None:
+    content, tokens = config("qwen3-30b-a3b"), (1, 16, 100, 4096)
+    made = load(tmp_path, content, tokens=tokens, targets=HOPPER)
     seen = {d.problem.m for d in made.declared if (d.problem.n, d.problem.k) == (1536, 2048)}
     assert seen == {1, 7, 256}  # 8 of 128 a token: 1/16, 1, 6.25 and 256
     heads = {d.problem.m for d in made.declared if d.problem.n == 151936}
     assert heads == {1, 16, 100, 4096}
 
 
-def test_expert_weights_of_gpt_oss_are_row_major_and_of_others_as_in_linear(
-    tmp_path: Path,
+@pytest.mark.parametrize("targets", [HOPPER, ("sm_100f",)])
+def test_expert_weights_of_gpt_oss_are_row_major_and_so_never_grouped(
+    targets: tuple[str, ...], tmp_path: Path
 ) -> None:
-    for stem, layout in (("gpt-oss-20b", "tt"), ("mixtral-8x7b", "tn")):
-        made = load(tmp_path, config(stem))
-        seen = {
-            d.problem.signature.layout.value
-            for d in made.declared
-            if d.problem.m < 16  # experts see less than all tokens
-        }
-        assert seen == {layout}
+    made = load(tmp_path, config("gpt-oss-20b"), targets=targets)
+    experts = [d.problem for d in made.declared if d.problem.m < 16]
+    assert {p.signature.key for p in experts} == {"mm/tt/bf16xbf16/fp32/bf16"}
+    assert len(experts) == 2
+
+
+def test_expert_weights_of_others_are_as_in_linear(tmp_path: Path) -> None:
+    made = load(tmp_path, config("mixtral-8x7b"), targets=HOPPER)
+    experts = [d.problem for d in made.declared if d.problem.m < 16]
+    assert {p.signature.key for p in experts} == {"mm/tn/bf16xbf16/fp32/bf16"}
+
+
+def test_biases_are_declared_where_targets_have_operators_for_them(tmp_path: Path) -> None:
+    content = config("gpt-oss-20b")
+
+    def signatures(targets: tuple[str, ...]) -> Counter[str]:
+        made = load(tmp_path, content, targets=targets)
+        layers = [d.problem for d in made.declared if d.problem.m == 16 and d.problem.n != 201088]
+        return Counter(problem.signature.key for problem in layers)
+
+    product = "mm/tn/bf16xbf16/fp32/bf16"
+    assert signatures(("sm_100f",)) == {f"{product}/bias": 4}
+    assert signatures(HOPPER) == signatures(("sm_100f", *HOPPER)) == {product: 4}
+    assert "+bias" not in text_of(write(tmp_path, content))
+    assert "router x24 +bias" in text_of(write(tmp_path, content), targets=HOPPER)
 
 
 def test_key_value_heads_are_copied_where_ranks_are_more(tmp_path: Path) -> None:
@@ -179,10 +216,9 @@ EXAMPLE = """\
 # num_key_value_heads 8, head_dim 64, intermediate_size 2880, attention_bias true.
 # Pairs are [out features, in features] of one of tp GPUs; x2 means that one forward pass computes
 # it twice.
-# +bias: the model adds a bias, and torch.compile computes both as addmm, which no kernel serves
-# yet; this is the product alone.
-# Experts are those of a loop over them, counted as where each is hit; where a grouped GEMM computes
-# all at once, no kernel serves it yet.
+# Experts are those of a loop over them, counted as where each is hit. Most programs compute all in
+# one grouped GEMM, for which there is no operator here: those take weights as [experts, out
+# features, in features] alone, and none is for sm_90a.
 version: 1
 name: model
 description: GEMMs of a gpt_oss model, tokens 1 to 32, tp 1, 16.
@@ -192,19 +228,18 @@ defaults:
   dtype: [bf16]
 
 gemms:
-  - comment: what every token passes through
+  - comment: what every token passes through and has a bias added
+    epilogue: bias
     layout: tn
     m: [1, 32]
     nk:
-      - [4096, 2880] # tp 1: attention q_proj x1 +bias
-      - [512, 2880] # tp 1: attention k_proj x1 +bias, attention v_proj x1 +bias
-      - [2880, 4096] # tp 1: attention o_proj x1 +bias
-      - [32, 2880] # tp 1, 16: router x1 +bias
-      - [201088, 2880] # tp 1: lm_head x1
-      - [256, 2880] # tp 16: attention q_proj x1 +bias
-      - [64, 2880] # tp 16: attention k_proj x1 +bias, attention v_proj x1 +bias
-      - [2880, 256] # tp 16: attention o_proj x1 +bias
-      - [12568, 2880] # tp 16: lm_head x1
+      - [4096, 2880] # tp 1: attention q_proj x1
+      - [512, 2880] # tp 1: attention k_proj x1, attention v_proj x1
+      - [2880, 4096] # tp 1: attention o_proj x1
+      - [32, 2880] # tp 1, 16: router x1
+      - [256, 2880] # tp 16: attention q_proj x1
+      - [64, 2880] # tp 16: attention k_proj x1, attention v_proj x1
+      - [2880, 256] # tp 16: attention o_proj x1
 
   - comment: each of 32 experts, 4 a token, tokens spread evenly (m = tokens * 4 / 32, rounded up)
     layout: tt
@@ -214,10 +249,39 @@ gemms:
       - [2880, 2880] # tp 1: expert down_proj x32
       - [360, 2880] # tp 16: expert gate_up_proj x32
 
+  - comment: what every token passes through
+    layout: tn
+    m: [1, 32]
+    nk:
+      - [201088, 2880] # tp 1: lm_head x1
+      - [12568, 2880] # tp 16: lm_head x1
+
 # Left out, for no kernel can serve it:
 #   tp 16: expert down_proj x32 [2880, 180]: A is contiguous along k = 180, which must be a \
 multiple of 8 (16 bytes of bf16)
 """
+
+
+def test_lines_of_grouped_experts_and_of_biases_apart(tmp_path: Path) -> None:
+    grouped = text_of(write(tmp_path, config("mixtral-8x7b")), tokens=(1, 16))
+    assert (
+        """\
+  - comment: all of 8 experts, 2 a token (m = tokens * 2)
+    op: grouped_mm
+    groups: 8
+    layout: tn
+    m: [2, 32]
+    nk:
+      - [28672, 4096] # tp 1: expert gate_up_proj x32
+      - [4096, 14336] # tp 1: expert down_proj x32
+"""
+        in grouped
+    )
+    assert "loop" not in grouped
+    apart = text_of(write(tmp_path, config("gpt-oss-20b")), targets=HOPPER)
+    said = apart.replace("\n# ", " ")
+    assert "computes both as addmm, for which sm_90a has no operator; this is the product" in said
+    assert "- [32, 2880] # tp 1: router x24 +bias" in apart
 
 
 def test_what_no_kernel_can_serve_is_left_out_with_the_reason(tmp_path: Path) -> None:

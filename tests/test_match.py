@@ -8,7 +8,7 @@ from nvgemm_aot.bundle import BundleContent, ProblemRanking, encode_bundle
 from nvgemm_runtime.facts import UNKNOWN_VERSION, DeviceFacts
 from nvgemm_runtime.format import Header, sha256_hex
 from nvgemm_runtime.match import Basis, BundleView, Index, Match, Miss, preferred
-from nvgemm_runtime.problem import Problem, Signature
+from nvgemm_runtime.problem import Layout, Problem, Signature
 from nvgemm_runtime.refusals import refusal
 from nvgemm_runtime.target import Target
 from synthetic_content import SIGNATURE, synthetic_content
@@ -217,7 +217,7 @@ def test_another_problem_of_the_signature_serves_where_alignment_rules_out_the_o
     ("change", "reason"),
     [
         ({"calling_convention": "cuda:f(a,b)"}, "calling convention 'cuda:f(a,b)', this release"),
-        ({"workspace_bytes": 64}, "need a workspace"),
+        ({"workspace_bytes": 64}, "parameter workspace is passed never, must be once"),
     ],
 )
 def test_kernels_that_this_release_cannot_launch_are_left_out_with_the_reason(
@@ -234,6 +234,25 @@ def test_kernels_that_this_release_cannot_launch_are_left_out_with_the_reason(
     said = reasons(index(none).match(problem(16), 16))
     assert f"b0: 2 kernels are left out: {said.split('left out: ')[1]}" in said
     assert reason in said
+
+
+def test_kernels_without_strides_serve_compact_operands_alone() -> None:
+    compact = {"calling_convention": "tvm_ffi:gemm(a*,b*,out*,mnkl,stream)"}
+    built = with_alignment(16, 16)
+    best = built.rankings[0].kernels[0].kernel
+    mixed = index(replace(built, kernels=tuple(
+        replace(kernel, **compact) if place == best else kernel
+        for place, kernel in enumerate(built.kernels)
+    )))  # fmt: skip
+    for asked in (problem(16), problem(17)):
+        assert len(found(mixed.match(asked, 16)).kernels) == 2
+        (strided,) = found(mixed.match(asked, 16, False)).kernels
+        assert strided.kernel.id != built.kernels[best].id
+    none = index(replace(built, kernels=tuple(replace(k, **compact) for k in built.kernels)))
+    for asked in (problem(16), problem(17)):
+        assert len(found(none.match(asked, 16, True)).kernels) == 2
+        said = reasons(none.match(asked, 16, False))
+        assert "lie apart, and the kernels for mm/tn/bf16xbf16/fp32/bf16 take them without" in said
 
 
 def test_an_alignment_miss_names_the_bundles_that_were_refused_too() -> None:
@@ -289,3 +308,16 @@ def test_equal_guesses_and_unknown_times_keep_the_shipped_order() -> None:
     assert tiles_of(found(equal.match(problem(64, n=12800), 16))) == [first, second]
     unknown = index(with_tiles(first, (192, 128), times_ns=(1000, None)), facts=facts)
     assert tiles_of(found(unknown.match(asked, 16))) == [first, (192, 128)]
+
+
+def test_a_miss_says_why_the_build_made_no_kernel() -> None:
+    built = with_alignment(16)
+    left_out = Problem(signature=replace(problem(16).signature, layout=Layout.NN), m=16, n=8, k=8)
+    partial = replace(built, unserved={left_out: "sm_100f has no such operator"})
+    said = index(partial).match(left_out, 16)
+    assert isinstance(said, Miss)
+    assert said.reasons[0] == "b0: sm_100f has no such operator"
+    other = index(partial).match(replace(left_out, m=17), 16)
+    assert isinstance(other, Miss)
+    assert other.reasons[0] == (f"b0: sm_100f has no such operator (of {left_out.key}, likewise)")
+    found(index(partial).match(problem(16), 16))

@@ -22,7 +22,8 @@ from nvgemm_aot.model_gemms.config_file import read_config
 from nvgemm_aot.model_gemms.gemm import Gemm
 from nvgemm_aot.model_gemms.ranks import share
 from nvgemm_aot.render_manifest import manifest_yaml
-from nvgemm_runtime.problem import Op, Problem
+from nvgemm_runtime.epilogue import Epilogue
+from nvgemm_runtime.problem import Layout, Op, Problem
 
 CONFIGS = sorted((Path(__file__).parent / "data" / "configs").glob("*.json"))
 
@@ -170,7 +171,8 @@ def test_manifest_of_a_saved_model_declares_what_it_calls(case: str, tmp_path: P
     config = small(case)
     path = tmp_path / "config.json"
     path.write_text(transformers_gemms.as_transformers_saves_it(config))
-    made = make_manifest(path, Wanted(tokens=(24,), ranks=(1,)), name="small")
+    wanted = Wanted(tokens=(24,), ranks=(1,), targets=("sm_90a",))  # products alone
+    made = make_manifest(path, wanted, name="small")
     (tmp_path / "small.yaml").write_text(manifest_yaml(made))
     declared = {d.problem for d in load_manifest(tmp_path / "small.yaml").declared}
     gemms = gemms_of(path)
@@ -183,6 +185,32 @@ def test_manifest_of_a_saved_model_declares_what_it_calls(case: str, tmp_path: P
         if gemm.biased
     }
     assert declared == called | biased
+
+
+def in_words(problem: Problem) -> str:
+    """A declared problem as `expected_calls` spells it."""
+    m, n, k = problem.m, problem.n, problem.k
+    if problem.signature.op is Op.GROUPED_MM:
+        assert problem.signature.layout is Layout.TN
+        lead = f"_grouped_mm of bf16[{m}, {k}] and bf16[{problem.groups}, {k}, {n}]"
+        return f"{lead} into bf16[{m}, {n}]"
+    if problem.signature.epilogue is Epilogue.BIAS:
+        return f"addmm of bf16[{m}, {k}] and bf16[{k}, {n}] into bf16[{m}, {n}]"
+    return problem.key
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_manifest_for_blackwell_declares_groups_and_biases_as_they_are_called(
+    path: Path, tmp_path: Path
+) -> None:
+    made = make_manifest(path, Wanted(tokens=(256,), ranks=(1,)))
+    (tmp_path / "made.yaml").write_text(manifest_yaml(made))
+    declared = {in_words(d.problem) for d in load_manifest(tmp_path / "made.yaml").declared}
+    called = set(expected_calls(gemms_of(path), 256, grouped=True))
+    missing = {words.partition(" of ")[0] for words in called - declared}
+    # No operator multiplies fp32, nor groups with weights as gpt-oss keeps them.
+    assert missing == {"deepseek-v3": {"mm"}, "gpt-oss-20b": {"_grouped_mm"}}.get(path.stem, set())
+    assert all(key.startswith("mm/tt/") for key in declared - called)
 
 
 @pytest.mark.parametrize("fused", [False, True])

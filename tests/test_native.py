@@ -144,7 +144,7 @@ def test_the_same_id_gives_the_same_handle(lib: native.Native, plain: tuple[str,
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"workspace_bytes": 64}, "workspace of 64 bytes"),
+        ({"workspace_bytes": 64}, "kernel bad .mm. is passed workspace 0 times; must be 1"),
         ({"alignment_bytes": 12}, "alignment_bytes is 12; must be a power of two"),
         ({"alignment_bytes": 0}, "alignment_bytes is 0; must be in 1..4096"),
         ({"function_address": 0}, "function_address is 0"),

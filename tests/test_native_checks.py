@@ -228,7 +228,7 @@ def test_refuses_arguments_of_other_types(lib: native.Native, plain: tuple[str, 
         lib.launch(plain[1], 3, b, out)
     with pytest.raises(TypeError, match="handle must be an int"):
         lib.launch(plain[0], a, b, out)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="takes 4 arguments \\(3 given\\)"):
+    with pytest.raises(TypeError, match="takes at least 4 arguments \\(3 given\\)"):
         lib.launch(plain[1], a, b)  # type: ignore[call-arg]
 
 

@@ -21,7 +21,7 @@ def only(asked: tuple[Request, ...]) -> Request:
 
 
 @pytest.mark.parametrize("layout", ["tn", "tt", "nn", "nt"])
-@pytest.mark.parametrize("op", list(Op))
+@pytest.mark.parametrize("op", [Op.MM, Op.BMM])
 def test_layouts_are_told_by_strides(layout: str, op: Op) -> None:
     lead = (3,) if op is Op.BMM else ()
     a = of_layout(*lead, 16, 64, row_major=layout[0] == "t")
@@ -166,8 +166,8 @@ def test_operands_that_no_kernel_can_take_are_refused(
 
 @pytest.mark.parametrize("dtype", list(DType))
 def test_every_type_has_a_name_in_torch_and_back(dtype: DType) -> None:
-    a = torch.zeros(16, 16).to(torch_dtype(dtype))
-    b = torch.zeros(16, 16).to(torch_dtype(dtype))
+    a = torch.zeros(16, 16, dtype=torch_dtype(dtype))
+    b = torch.zeros(16, 16, dtype=torch_dtype(dtype))
     signature = only(requests(Op.MM, a, b)).problem.signature
     assert signature.a is signature.b is dtype
     assert signature.accumulator is (DType.INT32 if dtype.is_integer else DType.FP32)

@@ -14,18 +14,19 @@ from typing import Any
 
 import pytest
 
-from fake_provider import FakeProvider
-from nvgemm_aot import pipeline
+from fake_provider import FakeProvider, candidate
+from nvgemm_aot import contents
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.compiler import Compilation, Task, compile_all
 from nvgemm_aot.manifest import Manifest, load_manifest
 from nvgemm_aot.pipeline import BuildResult, build, plan_build
 from nvgemm_aot.providers import Enumeration
 from nvgemm_aot.targets import BuildTarget
+from nvgemm_aot.unserved import Unserved, require_served
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError
 from nvgemm_runtime.format import sha256_hex
-from nvgemm_runtime.problem import Signature
+from nvgemm_runtime.problem import DType, Signature
 
 TEXT = """
 version: 1
@@ -35,7 +36,7 @@ candidates: 8
 gemms:
 {gemms}
 """
-GEMM = "  - {{dtype: bf16, mnk: [[{m}, 512, {k}]]}}"
+GEMM = "  - {{dtype: {dtype}, mnk: [[{m}, 512, {k}]]}}"
 
 
 @pytest.fixture
@@ -44,11 +45,16 @@ def cache(tmp_path: Path) -> Cache:
 
 
 def manifest(
-    directory: Path, *, ms: tuple[int, ...] = (1, 16), k: int = 256, targets: str = "sm_100f"
+    directory: Path,
+    *,
+    ms: tuple[int, ...] = (1, 16),
+    ks: tuple[int, ...] = (256,),
+    dtype: str = "bf16",
+    targets: str = "sm_100f",
 ) -> Manifest:
     directory.mkdir(exist_ok=True)
     path = directory / "some.yaml"
-    gemms = "\n".join(GEMM.format(m=m, k=k) for m in ms)
+    gemms = "\n".join(GEMM.format(m=m, k=k, dtype=dtype) for m in ms for k in ks)
     path.write_text(TEXT.format(targets=targets, gemms=gemms))
     return load_manifest(path)
 
@@ -147,13 +153,76 @@ def test_strict_makes_one_failure_fatal_and_writes_nothing(
     assert not list((tmp_path / "out").iterdir())
 
 
-def test_a_problem_without_any_kernel_fails_the_build(
+def test_where_nothing_compiles_nothing_is_written(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FAKE_OPERATORS", "fail1 fail2")
-    with pytest.raises(CompileError, match=r"no kernel compiled for 2 problems: .*m1n512k256"):
+    with pytest.raises(CompileError, match=r"no kernel for 2 problems.*\n.*m1n512k256: none of 2"):
         run(tmp_path, cache)
     assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_problem_whose_kernels_all_fail_is_left_out_and_the_bundle_says_why(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "one fails")
+    monkeypatch.setattr(FakeProvider, "enumerate", _failing_for_fp16)
+    result = build(
+        manifest(tmp_path, dtype="[bf16, fp16]", ms=(1,)),
+        tmp_path / "out",
+        cache,
+        jobs=1,
+        provider=FakeProvider(),
+    )
+    (bundle,) = result.bundles
+    assert [ranking.problem.signature.a for ranking in bundle.header.rankings] == [DType.BF16]
+    ((problem, reason),) = bundle.header.unserved.items()
+    assert problem.signature.a is DType.FP16
+    assert reason == "none of 1 operators compiles: fails: told to fail"
+    assert result.unserved == (
+        Unserved(arch="sm_100f", problem=problem, reason=reason, failed=True),
+    )
+    with pytest.raises(CompileError, match="no kernel for 1 problems"):
+        require_served(result.unserved, targets=1)
+
+
+def _failing_for_fp16(self: FakeProvider, signature: Signature, target: BuildTarget) -> Enumeration:
+    name = "fails" if signature.a is DType.FP16 else "one"
+    return Enumeration(candidates=(candidate(name, signature),))
+
+
+def test_a_target_without_operators_leaves_the_others_to_be_built(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing_for_hopper(
+        self: FakeProvider, signature: Signature, target: BuildTarget
+    ) -> Enumeration:
+        if target.target.arch == "sm_90a":
+            return Enumeration(absence="sm_90a has no such thing")
+        return Enumeration(candidates=(candidate("one", signature),))
+
+    monkeypatch.setattr(FakeProvider, "enumerate", nothing_for_hopper)
+    result = run(tmp_path, cache, targets="sm_90a, sm_100f")
+    assert [bundle.header.target.arch for bundle in result.bundles] == ["sm_100f"]
+    assert not result.bundles[0].header.unserved
+    assert {(one.arch, one.reason) for one in result.unserved} == {
+        ("sm_90a", "sm_90a has no such thing")
+    }
+    require_served(result.unserved, targets=2)  # another target serves them all
+    with pytest.raises(NoCandidateError, match="sm_90a has no such thing"):
+        run(tmp_path / "strict", cache, targets="sm_90a, sm_100f", strict=True)
+    assert not (tmp_path / "strict" / "out").exists()
+
+
+def test_some_unserved_problems_are_no_reason_to_build_again(tmp_path: Path, cache: Cache) -> None:
+    def once() -> BuildResult:
+        declared = manifest(tmp_path, ks=(256, 250))
+        return build(declared, tmp_path / "out", cache, jobs=1, provider=FakeProvider())
+
+    first, second = once(), once()
+    assert len(first.bundles[0].header.unserved) == 2
+    assert second.bundles[0].up_to_date
+    assert second.unserved == first.unserved
 
 
 def test_a_problem_no_operator_supports_is_found_before_compiling(
@@ -162,7 +231,9 @@ def test_a_problem_no_operator_supports_is_found_before_compiling(
     log = tmp_path / "log"
     monkeypatch.setenv("FAKE_LOG", str(log))
     with pytest.raises(NoCandidateError, match=r"A is contiguous along k = 250, which must be a"):
-        build(manifest(tmp_path, k=250), tmp_path / "out", cache, jobs=1, provider=FakeProvider())
+        build(
+            manifest(tmp_path, ks=(250,)), tmp_path / "out", cache, jobs=1, provider=FakeProvider()
+        )
     assert not log.exists()
 
 
@@ -223,7 +294,7 @@ def test_a_kernel_that_vanishes_is_an_error_not_a_smaller_bundle(
         cache.path(tasks[0].key).unlink()
         return result
 
-    monkeypatch.setattr(pipeline, "compile_all", compile_and_lose)
+    monkeypatch.setattr(contents, "compile_all", compile_and_lose)
     with pytest.raises(StorageError, match="gone or damaged"):
         run(tmp_path, cache)
     assert not list((tmp_path / "out").iterdir())
@@ -257,7 +328,7 @@ def test_build_key_changes_with_the_provenance_of_device_numbers(
     device = replace(item.target.device, max_active_clusters=guessed)
     other = [replace(tasks[0], target=replace(item.target, device=device))]
     item = replace(item, plan=replace(plan, problems=()))
-    keys = {pipeline._build_key(item, chosen, {"x": "1"}) for chosen in (tasks, other)}
+    keys = {contents.build_key(item, chosen, {"x": "1"}) for chosen in (tasks, other)}
     assert len(keys) == 2
 
 
@@ -278,7 +349,6 @@ KILLED_BUILD = """
 import sys
 from pathlib import Path
 from fake_provider import FakeProvider
-from nvgemm_aot import pipeline
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.manifest import load_manifest
 from nvgemm_aot.pipeline import build

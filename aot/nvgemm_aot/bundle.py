@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nvgemm_runtime.format import (
@@ -70,7 +70,11 @@ class ProblemRanking:
 
 @dataclass(frozen=True, kw_only=True)
 class BundleContent:
-    """Everything that determines a bundle's bytes. The order of kernels and rankings does not."""
+    """Everything that determines a bundle's bytes. The order of kernels and rankings does not.
+
+    Attributes:
+        unserved: Declared problems without a kernel, each with the reason on one line.
+    """
 
     target: Target
     device: str
@@ -79,6 +83,7 @@ class BundleContent:
     toolchain: dict[str, str]
     kernels: tuple[BuiltKernel, ...]
     rankings: tuple[ProblemRanking, ...]
+    unserved: dict[Problem, str] = field(default_factory=dict)
 
 
 Pack = Callable[[Sequence[bytes]], Packed]
@@ -127,6 +132,7 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
         kernels=_entries(ids, kernels, packed.frames, dictionary_bytes),
         sources=tuple(sources),
         rankings=_rankings(content.rankings, ids, sources),
+        unserved=content.unserved,
     )
     return _with_final_offsets(header, body)
 

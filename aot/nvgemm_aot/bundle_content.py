@@ -45,4 +45,5 @@ def read_content(bundle: Bundle) -> BundleContent:
             )
             for ranking in header.rankings
         ),
+        unserved=dict(header.unserved),
     )

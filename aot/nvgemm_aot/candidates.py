@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nvgemm_runtime.problem import Problem
+from nvgemm_runtime.roles import Role, role_dtype
 
 from .providers.base import Candidate, Rejection
 from .runtime_model import BlockShape
@@ -92,6 +93,8 @@ def misalignment(problem: Problem, alignment_bytes: int) -> str | None:
         "B": ("n", signature.b) if signature.layout.b_row_major else ("k", signature.b),
         "out": ("n", signature.out),
     }
+    if signature.epilogue is not None:
+        contiguous["addend"] = ("n", role_dtype(signature, Role.ADDEND))
     for operand, (name, dtype) in contiguous.items():
         extent: int = getattr(problem, name)
         if extent * dtype.bits % (8 * alignment_bytes):

@@ -92,7 +92,7 @@ def _json_option(command: Command) -> Command:
 @click.argument("manifest", type=ANY_PATH)
 @_out_option("Directory for the bundles (and the wheel).")
 @click.option("-j", "--jobs", type=click.IntRange(1), help="Compiler processes.")
-@click.option("--strict", is_flag=True, help="Fail if any kernel does not compile.")
+@click.option("--strict", is_flag=True, help="Fail if a target lacks any kernel.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and compile nothing.")
 @click.option(
     "--rejections",
@@ -123,6 +123,7 @@ def build(
     from .cache import Cache, default_directory
     from .manifest import load_manifest
     from .shipped import find_manifest
+    from .unserved import require_served
 
     if rejections and not dry_run:
         raise click.UsageError("--rejections goes with --dry-run")
@@ -134,6 +135,7 @@ def build(
         with open_rejection_log(rejections) as on_rejection:
             planned = pipeline.plan_build(declared, cache, on_rejection=on_rejection)
         _print(render.plan_document(planned, jobs), render.plan_text, as_json)
+        require_served(pipeline.without_operator(planned), len(planned))
         return
     if wheel:
         from .wheel import check_identity, write_wheel
@@ -153,6 +155,7 @@ def build(
             )
         )
     _print(document, render.build_text, as_json)
+    require_served(result.unserved, len(declared.targets))
 
 
 @main.command()

@@ -17,6 +17,7 @@ from nvgemm_runtime.target import CPU
 
 from . import linker
 from .cache import Cache, cache_key
+from .device_elf import spilled_bytes
 from .locks import locked
 from .providers import Candidate, Provider, load_provider
 from .storage import sweep_partials_of
@@ -42,7 +43,6 @@ class Task:
 
     candidate: Candidate
     target: BuildTarget
-    calling_convention: str
     key: str
 
 
@@ -104,7 +104,6 @@ def make_tasks(
         "recipe": provider.recipe,
         "target": target.target.key,
         "toolchain": provider.toolchain(),
-        "calling_convention": provider.calling_convention,
         "linker": linker.linker_version(),
         "linker_flags": [*linker.compiler()[1:], *linker.FLAGS],
     }
@@ -117,15 +116,17 @@ def make_tasks(
         own = {
             "operator": candidate.operator,
             "signature": candidate.signature.key,
+            "calling_convention": candidate.calling_convention,
             "cluster_capacities": capacities,
         }
+        if candidate.added_code:
+            own["added_code"] = candidate.added_code
         return cache_key("kernel", {**shared, **own})
 
     return tuple(
         Task(
             candidate=candidate,
             target=target,
-            calling_convention=provider.calling_convention,
             key=key(candidate),
         )
         for candidate in candidates
@@ -268,7 +269,7 @@ def _compile_and_store(task: Task, cache: Cache) -> str | None:
     try:
         relocatable = _provider(task.candidate.provider).compile(task.candidate, task.target)
         on_cpu = task.target.target.arch == CPU
-        payload = linker.link(relocatable, task.calling_convention, on_cpu=on_cpu)
+        payload = linker.link(relocatable, task.candidate.calling_convention, on_cpu=on_cpu)
     except (CompileError, LinkError) as error:
         return str(error)
     except OSError as error:
@@ -276,5 +277,10 @@ def _compile_and_store(task: Task, cache: Cache) -> str | None:
             f"cannot compile {task.candidate.operator}: {error}; "
             f"is there space in the directory for temporary files ({tempfile.gettempdir()})?"
         ) from error
+    if spilled := spilled_bytes(payload):
+        return (
+            f"{task.candidate.operator}: registers spill, {spilled} bytes a thread: slow, and "
+            "refused by verify"
+        )
     cache.put(task.key, payload)
     return None

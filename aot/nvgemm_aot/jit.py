@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError
+from nvgemm_runtime.errors import StorageError
 from nvgemm_runtime.format import canonical_json, sha256_hex
 from nvgemm_runtime.jit_cache import jit_directory, stamp_path
 from nvgemm_runtime.ownership import writable_by_others
@@ -20,11 +20,12 @@ from nvgemm_runtime.problem import Problem
 from . import cache_limit
 from .cache import Cache, cache_key
 from .compiler import PROCESS_DIED
+from .contents import GENERATOR, PlannedTarget, make_contents, toolchain
 from .driver_profile import Device, targets_for
 from .jit_workers import SharedWorkers
 from .locks import locked
 from .manifest import Declared, Manifest
-from .pipeline import GENERATOR, PlannedTarget, make_contents, plan_build, toolchain
+from .pipeline import plan_build, without_operator
 from .plan import is_planned
 from .providers import Provider
 from .targets import BuildTarget
@@ -124,10 +125,11 @@ class JitCompiler:
     def _compile(
         self, problem: Problem, candidates: int, places: list[tuple[BuildTarget, UserBundle]]
     ) -> Compiled:
-        reasons = []
+        reasons: list[str] = []
         for target, bundle in places:
-            try:
-                planned = self._plan(problem, candidates, target)
+            planned = self._plan(problem, candidates, target)
+            unserved = without_operator(planned)
+            if not unserved:
                 made = make_contents(
                     planned,
                     self._cache,
@@ -135,17 +137,19 @@ class JitCompiler:
                     jobs=self._jobs,
                     workers=self._workers,
                 )
-            except (NoCandidateError, CompileError) as error:
-                reasons.append(str(error))
+                [one] = made.contents
+                unserved = one.uncompiled
+            if unserved:
+                reasons += (f"{one.arch}: {one.reason}" for one in unserved)
                 continue
-            [(content, failures)] = made.contents
-            bundle.append(content)
+            assert one.content is not None
+            bundle.append(one.content)
             self._stamp(problem)
             cache_limit.enforce(self._cache)
             return Compiled(
                 bundle=bundle.path,
                 compiled=made.compiled,
-                failures=tuple(f"{f.task.candidate.operator}: {f.reason}" for f in failures),
+                failures=tuple(f"{f.task.candidate.operator}: {f.reason}" for f in one.failures),
             )
         return Compiled(bundle=None, reason="\n".join(reasons))
 

@@ -14,11 +14,14 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
+from nvgemm_runtime.scales import ScaleRecipe
 
+from .manifest_combinations import usual_out
 from .manifest_rules import MAX_PROBLEMS, find_gemm_mistakes, find_target_mistakes
-from .manifest_schema import VERSION, GemmEntry, ManifestEntry, SharedEntry, json_schema
+from .manifest_schema import NONE, VERSION, GemmEntry, ManifestEntry, SharedEntry, json_schema
 from .manifest_wording import clear_meaning, explain_error, explain_key, meant_keys
 from .targets import BuildTarget, build_target
 from .yaml_nodes import Mistake, compose, compose_fast, read_text, report_mistakes
@@ -163,7 +166,7 @@ def _declare(entry: ManifestEntry) -> tuple[Declared, ...]:
             most[problem] = max(candidates, most.get(problem, 0))
             counts[problem] += gemm.count or 1
     # Problem's own order, with its key made once a problem instead of once a comparison.
-    ordered = sorted(most, key=lambda p: (p.signature.key, p.n, p.k, p.batch, p.m))
+    ordered = sorted(most, key=lambda p: (p.signature.key, p.n, p.k, p.batch * p.groups, p.m))
     return tuple(
         Declared(problem=problem, candidates=most[problem], count=counts[problem])
         for problem in ordered
@@ -181,18 +184,18 @@ def _expand(gemm: GemmEntry, defaults: SharedEntry) -> Iterator[Problem]:
             b=dtype,
             accumulator=DType.INT32 if dtype.is_integer else DType.FP32,
             out=out,
+            scales=None if scales == NONE else ScaleRecipe(scales),
+            epilogue=None if epilogue == NONE else Epilogue(epilogue),
         )
         for layout in layouts
         for dtype in map(DType, gemm.dtype or defaults.dtype)
-        for out in map(DType, gemm.out or defaults.out or [_usual_out(dtype)])
+        for out in map(DType, gemm.out or defaults.out or [usual_out(dtype)])
+        for scales in gemm.scales or defaults.scales or [NONE]
+        for epilogue in gemm.epilogue or defaults.epilogue or [NONE]
     ]
     pairs = gemm.nk or [[n, k] for n in gemm.n for k in gemm.k]
     sizes = gemm.mnk or [[m, *pair] for m in gemm.m for pair in pairs]
-    for signature, (m, n, k), batch in itertools.product(signatures, sizes, gemm.batch or [1]):
-        yield Problem(signature=signature, m=m, n=n, k=k, batch=batch)
-
-
-def _usual_out(dtype: DType) -> DType:
-    if dtype.is_integer:
-        return DType.INT32
-    return dtype if dtype in (DType.FP16, DType.BF16) else DType.BF16
+    for signature, (m, n, k), batch, groups in itertools.product(
+        signatures, sizes, gemm.batch or [1], gemm.groups or [1]
+    ):
+        yield Problem(signature=signature, m=m, n=n, k=k, batch=batch, groups=groups)

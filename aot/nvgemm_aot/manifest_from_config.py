@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nvgemm_runtime.declarable import ALIGNMENT_BYTES
+from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.errors import ManifestError
-from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
+from nvgemm_runtime.problem import DType, Op, Problem, Signature
+from nvgemm_runtime.support import unsupported
 
 from .candidates import misalignment
 from .manifest_rules import MAX_PROBLEMS
@@ -18,6 +20,9 @@ from .model_gemms.config_file import find_config, read_config
 from .model_gemms.gemm import Gemm, Projection, Routing
 from .model_gemms.layers import DecoderConfig
 from .model_gemms.ranks import share, undivided_heads
+
+PRODUCTS_ALONE = frozenset({"sm_90a"})
+"""Targets for which cutlass.operators 0.3.0 has nothing that is grouped or adds a bias."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,20 +57,27 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """GEMMs that see the same numbers of tokens, of one layout.
+    """GEMMs of one signature that see the same numbers of tokens.
 
     Attributes:
         routing: How tokens reach the experts; None for what sees all of them.
-        layout: Majors of the operands.
-        m: Numbers of tokens: sorted, each once.
+        signature: What they are, in the first of the wanted types.
+        m: Rows: sorted, each once. Those of one expert, or of all where they are grouped.
         uses: By n and k, each pair once: where a model has it.
 
     """
 
     routing: Routing | None
-    layout: Layout
+    signature: Signature
     m: tuple[int, ...]
     uses: dict[tuple[int, int], list[Use]]
+
+    @property
+    def groups(self) -> int | None:
+        """How many experts one GEMM computes; None where they are not grouped."""
+        if self.routing is None or self.signature.op is not Op.GROUPED_MM:
+            return None
+        return self.routing.experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +105,10 @@ class ConfigManifest:
     def problems(self) -> int:
         """Number of problems that it declares."""
         declared = {
-            (entry.layout, m, nk) for entry in self.entries for m in entry.m for nk in entry.uses
+            (entry.signature, entry.groups, m, nk)
+            for entry in self.entries
+            for m in entry.m
+            for nk in entry.uses
         }
         return len(declared) * len(self.wanted.dtypes)
 
@@ -115,20 +130,21 @@ def make_manifest(given: Path, wanted: Wanted, *, name: str | None = None) -> Co
     model_type, config = read_config(path)
     projections = tuple(config.projections())
     _check_heads(path, projections, wanted.ranks)
-    entries: dict[tuple[Routing | None, Layout], Entry] = {}
+    entries: dict[tuple[Routing | None, Signature], Entry] = {}
     left_out = []
     for use in _uses(projections, wanted):
         gemm = use.gemm
-        reason = gemm.unserved or _refusal(gemm, wanted.dtypes[0])
+        signature = _signature(gemm, wanted)
+        reason = gemm.unserved or _refusal(gemm, signature)
         if reason:
             left_out.append((use, reason))
             continue
         entry = entries.setdefault(
-            (gemm.routing, gemm.layout),
+            (gemm.routing, signature),
             Entry(
                 routing=gemm.routing,
-                layout=gemm.layout,
-                m=_tokens_seen(gemm.routing, wanted.tokens),
+                signature=signature,
+                m=_rows(gemm.routing, signature.op, wanted.tokens),
                 uses={},
             ),
         )
@@ -167,10 +183,22 @@ def _uses(projections: Sequence[Projection], wanted: Wanted) -> Iterator[Use]:
     yield from dict.fromkeys(uses)  # what cannot be fused is in both forms
 
 
-def _refusal(gemm: Gemm, dtype: DType) -> str:
-    signature = Signature(
+def _signature(gemm: Gemm, wanted: Wanted) -> Signature:
+    """What a GEMM is declared as: with its bias, and all experts in one, where operators can."""
+    dtype = wanted.dtypes[0]
+    product = Signature(
         op=Op.MM, layout=gemm.layout, a=dtype, b=dtype, accumulator=DType.FP32, out=dtype
     )
+    whole = replace(
+        product,
+        op=Op.GROUPED_MM if gemm.routing else Op.MM,
+        epilogue=Epilogue.BIAS if gemm.biased else None,
+    )
+    possible = PRODUCTS_ALONE.isdisjoint(wanted.targets) and unsupported(whole) is None
+    return whole if possible else product
+
+
+def _refusal(gemm: Gemm, signature: Signature) -> str:
     try:
         problem = Problem(signature=signature, m=1, n=gemm.n, k=gemm.k)
     except ValueError as error:
@@ -178,9 +206,11 @@ def _refusal(gemm: Gemm, dtype: DType) -> str:
     return misalignment(problem, ALIGNMENT_BYTES) or ""
 
 
-def _tokens_seen(routing: Routing | None, tokens: Iterable[int]) -> tuple[int, ...]:
+def _rows(routing: Routing | None, op: Op, tokens: Iterable[int]) -> tuple[int, ...]:
     if routing is None:
         return tuple(tokens)
+    if op is Op.GROUPED_MM:
+        return tuple(routing.chosen * count for count in tokens)
     return tuple(sorted({routing.tokens_of_one(count) for count in tokens}))
 
 

@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from nvgemm_runtime.errors import TargetError
-from nvgemm_runtime.problem import DType, Op
-from nvgemm_runtime.support import OUTS
+from nvgemm_runtime.problem import Op
 
 from .device import profile_names
+from .manifest_combinations import find_combination_mistakes
 from .manifest_schema import (
     ARCHITECTURES,
     INPUT_DTYPES,
-    OUT_DTYPES,
     SIZE_KEYS,
     SIZE_WAYS,
     allowed_keys,
@@ -71,13 +70,8 @@ def find_gemm_mistakes(source: Source) -> Iterator[Mistake]:
         if misspelt.isdisjoint(SIZE_KEYS) and (problem := _size_problem(gemm)):
             yield source.mistake(location, problem)
         op = gemm.get("op", defaults.get("op", Op.MM.value))
-        if op == Op.BMM.value and "batch" not in gemm.keys() | misspelt:
-            text = "found no key 'batch', which bmm requires; add the number of matrices"
-            yield source.mistake(location, text)
-        if op == Op.MM.value and "batch" in gemm:
-            text = "found key 'batch' with op mm; allowed: with op bmm only; add 'op: bmm'?"
-            yield source.mistake((*location, "batch"), text, at_key=True)
-        yield from _out_mistakes(source, location, gemm, defaults)
+        yield from _count_mistakes(source, location, op, set(gemm), misspelt)
+        yield from find_combination_mistakes(source, location, gemm, defaults)
         here = _count_problems({**defaults, **gemm})
         if total <= MAX_PROBLEMS < total + here:
             yield source.mistake(
@@ -88,40 +82,25 @@ def find_gemm_mistakes(source: Source) -> Iterator[Mistake]:
         total += here
 
 
-def _out_mistakes(
-    source: Source, location: Location, gemm: dict[str, Any], defaults: dict[str, Any]
+_COUNTS = {Op.BMM: ("batch", "matrices"), Op.GROUPED_MM: ("groups", "groups")}
+"""The operations that have a number of something, its key, and what it counts."""
+
+
+def _count_mistakes(
+    source: Source, location: Location, op: Any, given: set[str], misspelt: set[str]
 ) -> Iterator[Mistake]:
-    """Find results that no kernel for the inputs can have."""
-    out_place, outs = _listed("out", gemm, defaults, location)
-    dtype_place, dtypes = _listed("dtype", gemm, defaults, location)
-    # The mistake stands where this gemm departs from the defaults.
-    at_dtype = out_place == ("defaults",) != dtype_place
-    # What does not exist has its line already. Each of one side meets the distinct of the other,
-    # since the product of two long lists may be endless.
-    others = [dtype for dtype in DType if dtype.value in (outs if at_dtype else dtypes)]
-    for index, own in enumerate(dtypes if at_dtype else outs):
-        for other in others:
-            dtype, out = (own, other.value) if at_dtype else (other.value, own)
-            known = dtype in INPUT_DTYPES and out in OUT_DTYPES
-            if not known or DType(out) in OUTS[DType(dtype)]:
-                continue
-            allowed = ", ".join(choice.value for choice in OUTS[DType(dtype)])
-            if at_dtype:
-                text = f"found {dtype!r} with out {out!r} of 'defaults'"
-                advice = f"allowed out with {dtype}: {allowed}; give this gemm an 'out' of its own"
-                yield source.mistake((*dtype_place, "dtype", index), f"{text}; {advice}")
-            else:
-                text = f"found {out!r} with dtype {dtype!r}; allowed with it: {allowed}"
-                yield source.mistake((*out_place, "out", index), text)
+    """Find a batch or groups that are missing, or that the operation does not have."""
+    for owner, (key, counted) in _COUNTS.items():
+        if op == owner.value and key not in given | misspelt:
+            text = f"found no key {key!r}, which {op} requires; add the number of {counted}"
+            yield source.mistake(location, text)
+        if op in _OPS and op != owner.value and key in given:
+            advice = f"allowed: with op {owner.value} only; add 'op: {owner.value}'?"
+            text = f"found key {key!r} with op {op}; {advice}"
+            yield source.mistake((*location, key), text, at_key=True)
 
 
-def _listed(
-    key: str, gemm: dict[str, Any], defaults: dict[str, Any], location: Location
-) -> tuple[Location, list[Any]]:
-    """Find the values of a key that count for a gemm, after the location of their mapping."""
-    place, fields = (location, gemm) if key in gemm else (("defaults",), defaults)
-    value = fields.get(key, [])
-    return place, value if isinstance(value, list) else [value]
+_OPS = tuple(op.value for op in Op)
 
 
 def _misspelt(fields: dict[str, Any], location: Location) -> set[str]:
@@ -143,6 +122,6 @@ def _size_problem(gemm: dict[str, Any]) -> str | None:
 
 
 def _count_problems(fields: dict[str, Any]) -> int:
-    factors = ("dtype", "out", "layout", "batch", *SIZE_KEYS)
+    factors = ("dtype", "out", "layout", "scales", "epilogue", "batch", "groups", *SIZE_KEYS)
     given = [fields[key] for key in factors if key in fields]
     return math.prod(len(value) for value in given if isinstance(value, list))

@@ -14,7 +14,9 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.problem import MAX_EXTENT, DType, Layout, Op
+from nvgemm_runtime.scales import ScaleRecipe
 from nvgemm_runtime.support import OUTS
 
 from .device import profile_names
@@ -30,6 +32,11 @@ ARCHITECTURES = tuple(sorted(DEFAULT_DEVICE))
 
 INPUT_DTYPES = tuple(dtype.value for dtype in OUTS)
 OUT_DTYPES = tuple(d.value for d in DType if any(d in outs for outs in OUTS.values()))
+
+NONE = "none"
+"""No scales, or no epilogue, where a list or the defaults name some."""
+SCALES = (NONE, *(recipe.value for recipe in ScaleRecipe))
+EPILOGUES = (NONE, *(epilogue.value for epilogue in Epilogue))
 
 T = TypeVar("T")
 
@@ -188,12 +195,22 @@ class SharedEntry(_Entry):
     out: OneOrMore[Annotated[str, _one_of(OUT_DTYPES)]] = Field(
         default_factory=list,
         description="Element type of the result, or several. Left out: the inputs' for fp16 and "
-        "bf16, bf16 for fp8, int32 for int8.",
+        "bf16, bf16 for fp8 and fp4, int32 for integers.",
     )
     layout: OneOrMore[Annotated[str, _one_of(LAYOUTS, _LAYOUT_HELP)]] = Field(
         default_factory=list,
         description="Majors of A and B, or several: t is row-major, n column-major. tn, the layout "
         "of torch.nn.Linear, if left out.",
+    )
+    scales: OneOrMore[Annotated[str, _one_of(SCALES)]] = Field(
+        default_factory=list,
+        description="Element type of the scales of A and B and which values share one, or several: "
+        "e8m0_1x32 for MXFP8 and MXFP4, e4m3_1x16 for NVFP4. None if left out.",
+    )
+    epilogue: OneOrMore[Annotated[str, _one_of(EPILOGUES)]] = Field(
+        default_factory=list,
+        description="What is done to the product before it is rounded and stored, or several: bias "
+        "adds a row, add a matrix. None if left out.",
     )
     candidates: Candidates = Field(
         default_factory=int, description="Kernels to build for each problem."
@@ -217,7 +234,9 @@ class GemmEntry(SharedEntry):
 
     m: OneOrMore[Extent] = Field(default_factory=list, description="Rows of A and of the result.")
     n: OneOrMore[Extent] = Field(default_factory=list, description="Columns of B and the result.")
-    k: OneOrMore[Extent] = Field(default_factory=list, description="Columns of A, rows of B.")
+    k: OneOrMore[Extent] = Field(
+        default_factory=list, description="Columns of A, rows of B, in values."
+    )
     nk: Annotated[list[Pair], Field(min_length=1), _ListOfLists()] = Field(
         default_factory=list, description="Pairs [n, k]: a Linear's [out, in] features."
     )
@@ -225,7 +244,11 @@ class GemmEntry(SharedEntry):
         default_factory=list, description="Triples [m, n, k]."
     )
     batch: OneOrMore[Extent] = Field(
-        default_factory=list, description="Matrices of a batch; bmm needs it, mm has none."
+        default_factory=list, description="Matrices of a batch; bmm alone has them, and needs it."
+    )
+    groups: OneOrMore[Extent] = Field(
+        default_factory=list,
+        description="Groups of rows, and matrices B; grouped_mm alone has them, and needs it.",
     )
     count: Number = Field(
         default_factory=int,

@@ -23,6 +23,9 @@ _VALUE_ALIASES = {
     "bfloat16": ("bf16",),
     "float16": ("fp16",),
     "half": ("fp16",),
+    "fp4": ("fp4_e2m1",),
+    "e2m1": ("fp4_e2m1",),
+    "float4_e2m1fn_x2": ("fp4_e2m1",),
     "f16": ("fp16",),
     "fp8": ("fp8_e4m3", "fp8_e5m2"),
     "e4m3": ("fp8_e4m3",),
@@ -34,6 +37,7 @@ _VALUE_ALIASES = {
     "f32": ("fp32",),
     "s8": ("int8",),
     "i8": ("int8",),
+    "u8": ("uint8",),
     "int": ("int32",),
     "i32": ("int32",),
     "linear": ("tn",),
@@ -48,8 +52,31 @@ _VALUE_ALIASES = {
     "gemm": ("mm",),
     "matmul": ("mm",),
     "linear_mm": ("mm",),
-    "baddbmm": ("bmm",),
+    "_int_mm": ("mm",),
     "batched": ("bmm",),
+    "_grouped_mm": ("grouped_mm",),
+    "grouped": ("grouped_mm",),
+    "moe": ("grouped_mm",),
+    "mxfp8": ("e8m0_1x32",),
+    "mxfp4": ("e8m0_1x32",),
+    "mx": ("e8m0_1x32",),
+    "1x32": ("e8m0_1x32",),
+    "nvfp4": ("e4m3_1x16",),
+    "1x16": ("e4m3_1x16", "e8m0_1x16"),
+    "tensor": ("fp32_tensor",),
+    "tensorwise": ("fp32_tensor",),
+    "per_tensor": ("fp32_tensor",),
+    "row": ("fp32_row",),
+    "rowwise": ("fp32_row",),
+    "per_row": ("fp32_row",),
+    "per_channel": ("fp32_row",),
+    "relu": ("bias_relu",),
+    "gelu": ("bias_gelu_tanh",),
+    "gelu_tanh": ("bias_gelu_tanh",),
+    "bias_gelu": ("bias_gelu_tanh",),
+    "silu": ("bias_silu",),
+    "swish": ("bias_silu",),
+    "residual": ("add",),
     "sm90": ("sm_90a",),
     "h100": ("sm_90a",),
     "h200": ("sm_90a",),
@@ -76,6 +103,14 @@ _KEY_ALIASES = {
     "out_dtype": ("out",),
     "output": ("out",),
     "layouts": ("layout",),
+    "scale": ("scales",),
+    "scaling": ("scales",),
+    "recipe": ("scales",),
+    "bias": ("epilogue",),
+    "activation": ("epilogue",),
+    "experts": ("groups",),
+    "num_experts": ("groups",),
+    "g": ("groups",),
     "batch_size": ("batch",),
     "batches": ("batch",),
     "b": ("batch",),
@@ -92,15 +127,26 @@ _KEY_ALIASES = {
 _CLEAR_RATIO = 0.75
 """How alike, by `difflib`, a misspelt key and what it means must be to read one as the other."""
 
-_SUMS_HELP = "there is no such key: sums are fp32 for floating inputs and int32 for int8"
+_SUMS_HELP = "there is no such key: sums are fp32 for floating inputs and int32 for integers"
 _SUMS_KEYS = ("acc", "accum", "accumulate", "accumulator", "acc_dtype", "accumulator_dtype")
 _KEY_HELP = {
     "<<": "merge keys are not read: put what gemms share under 'defaults'",
     **dict.fromkeys(_SUMS_KEYS, _SUMS_HELP),
 }
 
-_UINT8_HELP = "uint8 kernels of cutlass.operators compute signed products; use int8"
-_INPUT_HELP = {"uint8": _UINT8_HELP, "u8": _UINT8_HELP}
+_BIAS_HELP = "write 'op: {}' with an epilogue: bias adds a row, add a matrix"
+_SCALED_HELP = "write 'op: mm' with scales"
+_VALUE_HELP = {
+    ("dtype", "mxfp8"): "write 'dtype: fp8_e4m3' with 'scales: e8m0_1x32'",
+    ("dtype", "mxfp4"): "write 'dtype: fp4_e2m1' with 'scales: e8m0_1x32'",
+    ("dtype", "nvfp4"): "write 'dtype: fp4_e2m1' with 'scales: e4m3_1x16'",
+    ("op", "addmm"): _BIAS_HELP.format("mm"),
+    ("op", "baddbmm"): _BIAS_HELP.format("bmm"),
+    ("op", "_scaled_mm"): _SCALED_HELP,
+    ("op", "scaled_mm"): _SCALED_HELP,
+    ("op", "_scaled_mm_v2"): _SCALED_HELP,
+}
+"""By field and what was found: what to write instead, where that is more than another value."""
 
 
 def similar(text: str, allowed: Iterable[str], aliases: dict[str, tuple[str, ...]]) -> list[str]:
@@ -210,8 +256,8 @@ def _value_hint(rule: Rule, value: object, field: str) -> str:
     if rule.choices:
         if not isinstance(text, str):
             return help
-        if field == "dtype" and _word(text) in _INPUT_HELP:
-            return f"; {_INPUT_HELP[_word(text)]}"
+        if (field, _word(text)) in _VALUE_HELP:
+            return f"; {_VALUE_HELP[field, _word(text)]}"
         return suggest(similar(text, rule.choices, _VALUE_ALIASES)) or help
     if rule.schema["type"] == "integer":
         return _integer_hint(rule, value, text, help)
@@ -263,7 +309,7 @@ def explain_key(key: str, location: Location, value: object = None) -> str:
     hint = suggest(meant)
     if _word(key) in _KEY_HELP:
         hint = f"; {_KEY_HELP[_word(key)]}"
-    elif key in SIZE_KEYS or key == "batch":
+    elif key in (*SIZE_KEYS, "batch", "groups"):
         hint = "; sizes belong in the entries of 'gemms'"
     elif not location and key in SharedEntry.model_fields:
         hint = "; it belongs under 'defaults' or in the entries of 'gemms'"

@@ -13,6 +13,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from nvgemm_runtime.format import KernelDesign, RankingSource, canonical_json, source_json
@@ -125,8 +126,13 @@ def _plan_key(
 
 
 @functools.cache
-def _source_digest(module: str) -> str:
-    return hashlib.sha256(inspect.getsource(importlib.import_module(module)).encode()).hexdigest()
+def _source_digest(name: str) -> str:
+    """Digest of a module's source; of a package's, all its modules'."""
+    module = importlib.import_module(name)
+    sources = {"": inspect.getsource(module)}
+    for path in getattr(module, "__path__", ()):
+        sources |= {file.name: file.read_text("utf-8") for file in Path(path).glob("*.py")}
+    return hashlib.sha256(canonical_json(sources)).hexdigest()
 
 
 def _plan(
@@ -184,6 +190,8 @@ def _selections(
 
 def _why_unserved(selection: Selection, enumeration: Enumeration, target: BuildTarget) -> str:
     """The reason to show: what stopped those that came furthest."""
+    if not selection.rejections and enumeration.absence is not None:
+        return enumeration.absence
     for rejections in (selection.rejections, enumeration.rejections):
         reasons = sorted({rejection.reason for rejection in rejections})
         if reasons:

@@ -17,7 +17,9 @@ from .tables import size_text, table
 if TYPE_CHECKING:
     from nvgemm_runtime.discover import InstalledBundle
 
-    from .pipeline import BuildResult, PlannedTarget
+    from .contents import PlannedTarget
+    from .pipeline import BuildResult
+    from .unserved import Unserved
 
 Document = dict[str, Any]
 
@@ -33,6 +35,7 @@ bundles take less: the 854 kernels of benchmarks/build.py took 2,219 bytes each.
 def plan_document(planned: Sequence[PlannedTarget], jobs: int | None) -> Document:
     """Describe a plan and estimate its cost."""
     from .compiler import default_jobs
+    from .pipeline import without_operator
 
     missing = sum(item.missing for item in planned)
     processes = max(1, min(jobs or default_jobs(), missing))
@@ -58,6 +61,7 @@ def plan_document(planned: Sequence[PlannedTarget], jobs: int | None) -> Documen
     ]
     return {
         "targets": targets,
+        "unserved": _unserved_document(without_operator(planned)),
         "jobs": processes,
         "estimated_seconds": round(missing * _SECONDS_PER_KERNEL / processes, 1),
     }
@@ -66,7 +70,8 @@ def plan_document(planned: Sequence[PlannedTarget], jobs: int | None) -> Documen
 def plan_text(document: Document) -> str:
     """Print a plan: a line a problem, a line a target."""
     parts = []
-    for target in document["targets"]:
+    built = [target for target in document["targets"] if target["problems"]]
+    for target in built:
         rows = [
             [
                 p["problem"],
@@ -79,7 +84,7 @@ def plan_text(document: Document) -> str:
             f"{target['target']} (device {target['device']})\n"
             + table(rows, ["problem", "candidates", "best estimate, us"])
         )
-    for target in document["targets"]:
+    for target in built:
         parts.append(
             f"{target['target']}: {len(target['problems'])} problems, {target['kernels']} unique "
             f"kernels ({target['to_compile']} to compile), "
@@ -88,7 +93,32 @@ def plan_text(document: Document) -> str:
     parts.append(
         f"about {document['estimated_seconds']} s of compiling in {document['jobs']} processes"
     )
+    parts += ["\n".join(lines) for lines in [_unserved_lines(document)] if lines]
     return "\n\n".join(parts)
+
+
+_LISTED_PROBLEMS = 8
+"""Most problems to print that share a reason."""
+
+
+def _unserved_document(unserved: Sequence[Unserved]) -> list[Document]:
+    return [
+        {"arch": one.arch, "problem": one.problem.key, "reason": one.reason} for one in unserved
+    ]
+
+
+def _unserved_lines(document: Document) -> list[str]:
+    """What has no kernel, by target and reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in document["unserved"]:
+        groups.setdefault((one["arch"], one["reason"]), []).append(one["problem"])
+    lines = []
+    for (arch, reason), problems in groups.items():
+        lines.append(f"{arch}: no kernel for {len(problems)} problems: {reason}")
+        lines += (f"  {problem}" for problem in problems[:_LISTED_PROBLEMS])
+        if len(problems) > _LISTED_PROBLEMS:
+            lines.append(f"  and {len(problems) - _LISTED_PROBLEMS} more, which --json lists")
+    return lines
 
 
 def build_document(result: BuildResult) -> Document:
@@ -110,6 +140,7 @@ def build_document(result: BuildResult) -> Document:
             for bundle in result.bundles
         ],
         "compiled": result.compiled,
+        "unserved": _unserved_document(result.unserved),
     }
 
 
@@ -124,6 +155,7 @@ def build_text(document: Document) -> str:
             f"({size_text(bundle['bytes'] // bundle['kernels'])} a kernel)"
         )
         lines += [f"  left out {f['operator']}: {f['reason']}" for f in bundle["failures"]]
+    lines += _unserved_lines(document)
     if "wheel" in document:
         lines.append(file_text(document["wheel"]))
     lines.append(f"{document['compiled']} kernels compiled now")

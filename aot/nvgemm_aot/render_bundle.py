@@ -42,6 +42,7 @@ def bundle_document(bundle: Bundle) -> Document:
             }
             for ranking in header.rankings
         ],
+        "unserved": {problem.key: reason for problem, reason in header.unserved.items()},
     }
 
 
@@ -113,6 +114,7 @@ def bundle_text(document: Document) -> str:
         for kernel in kernels
     ]
     problem_rows = [row for problem in document["problems"] for row in _problem_rows(problem)]
+    unserved = [[problem, reason] for problem, reason in document["unserved"].items()]
     kernel_header = ["id", "signature", "tile", "ctas", "cluster", "scheduler", "stored", "payload"]
     return "\n\n".join(
         [
@@ -120,6 +122,7 @@ def bundle_text(document: Document) -> str:
             table(facts, ["fact", "value"]),
             table(kernel_rows, kernel_header),
             table(problem_rows, ["problem", "place", "kernel", "time, us", "source"]),
+            *([table(unserved, ["problem without a kernel", "why"])] if unserved else []),
         ]
     )
 

@@ -11,7 +11,6 @@ from pydantic import AliasChoices
 
 from .manifest_from_config import ConfigManifest, Entry, Use
 from .manifest_schema import VERSION
-from .model_gemms.gemm import Routing
 from .model_gemms.layers import DecoderConfig
 
 _WIDTH = 98
@@ -33,16 +32,16 @@ def _head(made: ConfigManifest) -> Iterator[str]:
         "Pairs are [out features, in features] of one of tp GPUs; x2 means that one forward pass "
         "computes it twice."
     )
-    uses = [use for entry in made.entries for pair in entry.uses.values() for use in pair]
-    if any(use.gemm.biased for use in uses):
+    if any(entry.signature.epilogue is None and _biased(entry) for entry in made.entries):
         yield from _comment(
-            "+bias: the model adds a bias, and torch.compile computes both as addmm, which no "
-            "kernel serves yet; this is the product alone."
+            "+bias: the model adds a bias, and torch.compile computes both as addmm, for which "
+            "sm_90a has no operator; this is the product alone."
         )
-    if any(entry.routing for entry in made.entries):
+    if any(entry.routing and entry.groups is None for entry in made.entries):
         yield from _comment(
-            "Experts are those of a loop over them, counted as where each is hit; where a grouped "
-            "GEMM computes all at once, no kernel serves it yet."
+            "Experts are those of a loop over them, counted as where each is hit. Most programs "
+            "compute all in one grouped GEMM, for which there is no operator here: those take "
+            "weights as [experts, out features, in features] alone, and none is for sm_90a."
         )
     yield f"version: {VERSION}"
     yield f"name: {_scalar(made.name)}"
@@ -63,27 +62,46 @@ def _entries(entries: Iterable[Entry]) -> Iterator[str]:
     for position, entry in enumerate(entries):
         if position:
             yield ""
-        yield f"  - comment: {_seen(entry.routing)}"
-        yield f"    layout: {entry.layout.value}"
+        yield f"  - comment: {_seen(entry)}"
+        if entry.groups is not None:
+            yield f"    op: {entry.signature.op.value}"
+            yield f"    groups: {entry.groups}"
+        if entry.signature.epilogue is not None:
+            yield f"    epilogue: {entry.signature.epilogue.value}"
+        yield f"    layout: {entry.signature.layout.value}"
         yield f"    m: {list(entry.m)}"
         yield "    nk:"
-        yield from (f"      - {list(nk)} # {_roles(uses)}" for nk, uses in entry.uses.items())
+        yield from (
+            f"      - {list(nk)} # {_roles(uses, entry)}" for nk, uses in entry.uses.items()
+        )
 
 
-def _seen(routing: Routing | None) -> str:
+def _seen(entry: Entry) -> str:
+    routing = entry.routing
     if routing is None:
-        return "what every token passes through"
+        added = " and has a bias added" if entry.signature.epilogue is not None else ""
+        return f"what every token passes through{added}"
+    if entry.groups is not None:
+        return (
+            f"all of {routing.experts} experts, {routing.chosen} a token "
+            f"(m = tokens * {routing.chosen})"
+        )
     return (
         f"each of {routing.experts} experts, {routing.chosen} a token, tokens spread evenly "
         f"(m = tokens * {routing.chosen} / {routing.experts}, rounded up)"
     )
 
 
-def _roles(uses: Sequence[Use]) -> str:
+def _biased(entry: Entry) -> bool:
+    return any(use.gemm.biased for uses in entry.uses.values() for use in uses)
+
+
+def _roles(uses: Sequence[Use], entry: Entry) -> str:
     """What a pair is, e.g. ``tp 1, 2: router x32; tp 4: attention k_proj x32``."""
     by_ranks: dict[int, list[str]] = {}
     for use in uses:
-        role = f"{use.gemm.role} x{use.gemm.calls}{' +bias' if use.gemm.biased else ''}"
+        added = " +bias" if use.gemm.biased and entry.signature.epilogue is None else ""
+        role = f"{use.gemm.role} x{use.gemm.calls // (entry.groups or 1)}{added}"
         by_ranks.setdefault(use.ranks, []).append(role)
     ranks_of: dict[str, list[int]] = {}
     for ranks, roles in by_ranks.items():

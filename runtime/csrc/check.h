@@ -1,4 +1,4 @@
-// Whether a kernel may be called with three tensors, and what it is then called with.
+// Whether a kernel may be called with some tensors, and what it is then called with.
 
 #ifndef NVGEMM_RUNTIME_CSRC_CHECK_H_
 #define NVGEMM_RUNTIME_CSRC_CHECK_H_
@@ -12,6 +12,30 @@
 namespace nvgemm {
 
 inline constexpr int kMaxRank = 3;
+
+// The tensors of one launch as a caller has them.
+class Operands {
+ public:
+  Operands(const DLTensor& a, const DLTensor& b, const DLTensor& out) {
+    Give(Role::kA, a);
+    Give(Role::kB, b);
+    Give(Role::kOut, out);
+  }
+
+  void Give(Role role, const DLTensor& tensor) {
+    tensors_[static_cast<int>(role)] = &tensor;
+    given_ |= SetOf(role);
+  }
+
+  // Only for roles that were given.
+  const DLTensor& operator[](Role role) const { return *tensors_[static_cast<int>(role)]; }
+
+  Roles extras() const { return given_ & ~SetOf({Role::kA, Role::kB, Role::kOut}); }
+
+ private:
+  const DLTensor* tensors_[kRoles];  // set where given
+  Roles given_ = 0;
+};
 
 // A tensor that owns its shape and strides. Refers to itself, so it stays where it was made.
 struct TensorView {
@@ -28,23 +52,23 @@ struct TensorView {
 
 // A call that passed every check.
 struct CheckedCall {
-  // The operands with canonical strides: 1 along the contiguous dimension, and along every other
-  // dimension of extent 1 a stride that a kernel may encode, whatever the caller's tensor says.
-  TensorView a;
-  TensorView b;
-  TensorView out;
+  // The tensors that the kernel takes, with canonical strides: 1 along the contiguous dimension,
+  // and along every other dimension of extent 1 a stride that a kernel may encode, whatever the
+  // caller's tensor says. Extras are not there if one of the following is true.
+  TensorView views[kRoles];
   bool out_is_empty;  // nothing is to be computed
-  bool k_is_zero;     // out is to be filled with zeros
+  bool sum_is_empty;  // out is to be filled with zeros
+
+  TensorView& operator[](Role role) { return views[static_cast<int>(role)]; }
+  const TensorView& operator[](Role role) const { return views[static_cast<int>(role)]; }
 };
 
 // Checks the operands of one launch in full and fills `call`. Throws Failure that names the
 // operand, what was observed and what is allowed.
-void CheckOperands(const KernelSpec& spec, const DLTensor& a, const DLTensor& b,
-                   const DLTensor& out, CheckedCall* call);
+void CheckOperands(const KernelSpec& spec, const Operands& operands, CheckedCall* call);
 
 // As CheckOperands, but says no more than whether they passed, which takes less time.
-bool OperandsPass(const KernelSpec& spec, const DLTensor& a, const DLTensor& b,
-                  const DLTensor& out, CheckedCall* call);
+bool OperandsPass(const KernelSpec& spec, const Operands& operands, CheckedCall* call);
 
 // Where the matrices of a view lie in memory, in bytes.
 struct MemorySpan {

@@ -180,7 +180,7 @@ DeviceGuard::~DeviceGuard() {
 void FillWithZeros(const TensorView& view, void* stream) {
   const Driver& driver = GetDriver();
   const int rank = view.tensor.ndim;
-  const int64_t element_bytes = view.tensor.dtype.bits / 8;
+  const int64_t element_bytes = ElementBytes(view.tensor.dtype);
   const int64_t rows = view.shape[rank - 2];
   const int64_t pitch = view.strides[rank - 2] * element_bytes;
   const size_t width = static_cast<size_t>(view.shape[rank - 1] * element_bytes);

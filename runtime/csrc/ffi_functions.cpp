@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "failure.h"
 #include "kernel_image.h"
@@ -35,12 +36,17 @@ int Guarded(const Body& body) noexcept {
 // Positional arguments of one call. Each getter throws Failure if the argument is of another type.
 class Arguments {
  public:
-  Arguments(const char* function, const TVMFFIAny* values, int32_t count, int32_t expected)
-      : function_(function), values_(values) {
-    if (count == expected) return;
-    throw Failure(kTypeError,
-                  Text(function, " takes ", expected, " arguments (", count, " given)"));
+  Arguments(const char* function, const TVMFFIAny* values, int32_t count, int32_t least,
+            int32_t most)
+      : function_(function), values_(values), count_(count) {
+    if (count >= least && count <= most) return;
+    throw Failure(kTypeError, Text(function, " takes ", least == most ? "" : "at least ", least,
+                                   " arguments (", count, " given)"));
   }
+  Arguments(const char* function, const TVMFFIAny* values, int32_t count, int32_t expected)
+      : Arguments(function, values, count, expected, expected) {}
+
+  int32_t count() const { return count_; }
 
   int64_t Integer(int at, const char* name) const {
     if (values_[at].type_index != kTVMFFIInt && values_[at].type_index != kTVMFFIBool) {
@@ -63,7 +69,8 @@ class Arguments {
   DLDataType DType(int at, const char* name) const {
     if (values_[at].type_index != kTVMFFIDataType) Refuse(name, "a dtype");
     const DLDataType dtype = values_[at].v_dtype;
-    if (dtype.bits == 0 || dtype.bits % 8 != 0 || dtype.lanes != 1) {
+    const bool is_packed = SameDType(dtype, {kDLFloat4_e2m1fn, 4, 2});
+    if (!is_packed && (dtype.bits == 0 || dtype.bits % 8 != 0 || dtype.lanes != 1)) {
       throw Failure(kValueError, Text(function_, ": ", name, " has ", dtype.bits, " bits and ",
                                       dtype.lanes, " lanes; must have whole bytes and 1 lane"));
     }
@@ -119,49 +126,111 @@ class Arguments {
 
   const char* const function_;
   const TVMFFIAny* const values_;
+  const int32_t count_;
 };
+
+// Of launch: a handle, a, b and out.
+constexpr int kPlainArguments = 4;
 
 void Return(TVMFFIAny* result, int64_t value) {
   result->type_index = kTVMFFIInt;
   result->v_int64 = value;
 }
 
+// Names of what native.py's register_kernel passes, by position.
+enum Registered {
+  kId, kFunctionAddress, kAlignment, kWorkspace, kOp, kA, kB, kOut, kARowMajor, kBRowMajor,
+  kScales, kScaleBlock, kScaleDType, kAddend, kAddendDType, kDeviceType, kMajor, kMinor, kSuffix,
+  kFirstParameter,
+};
+
+Parameter ParameterOf(std::string_view text) {
+  using Kind = Parameter::Kind;
+  if (text == "mnkl") return {Kind::kMnkl, Role::kA};
+  if (text == "workspace") return {Kind::kWorkspace, Role::kA};
+  if (text == "stream") return {Kind::kStream, Role::kA};
+  const bool is_pointer = !text.empty() && text.back() == '*';
+  const std::string_view name = text.substr(0, text.size() - (is_pointer ? 1 : 0));
+  for (int i = 0; i < kRoles; ++i) {
+    const Role role = static_cast<Role>(i);
+    if (name == RoleName(role)) return {is_pointer ? Kind::kPointer : Kind::kTensor, role};
+  }
+  throw Failure(kValueError, Text("register_kernel: no parameter is called '", text, "'"));
+}
+
+std::vector<Parameter> ParametersOf(const Arguments& arguments) {
+  if (arguments.count() > kFirstParameter + kMaxParameters) {
+    throw Failure(kValueError, Text("register_kernel: a function takes ",
+                                    arguments.count() - kFirstParameter,
+                                    " parameters; must be at most ", kMaxParameters));
+  }
+  std::vector<Parameter> parameters;
+  for (int i = kFirstParameter; i < arguments.count(); ++i) {
+    parameters.push_back(ParameterOf(arguments.String(i, "parameter")));
+  }
+  return parameters;
+}
+
 KernelSpec SpecOf(const Arguments& arguments) {
-  const int64_t alignment = arguments.IntegerIn(2, "alignment_bytes", 1, 4096);
+  const int64_t alignment = arguments.IntegerIn(kAlignment, "alignment_bytes", 1, 4096);
   if ((alignment & (alignment - 1)) != 0) {
     throw Failure(kValueError, Text("register_kernel: alignment_bytes is ", alignment,
                                     "; must be a power of two"));
   }
-  const std::string_view suffix = arguments.String(13, "suffix");
+  const std::string_view suffix = arguments.String(kSuffix, "suffix");
   if (suffix != "" && suffix != "a" && suffix != "f") {
     throw Failure(kValueError,
                   Text("register_kernel: suffix is '", suffix, "'; must be '', 'a' or 'f'"));
   }
-  const int64_t device_type = arguments.Integer(10, "device_type");
+  const int64_t device_type = arguments.Integer(kDeviceType, "device_type");
   if (device_type != kDLCPU && device_type != kDLCUDA) {
     throw Failure(kValueError, Text("register_kernel: device_type is ", device_type, "; must be ",
                                     static_cast<int>(kDLCPU), " (cpu) or ",
                                     static_cast<int>(kDLCUDA), " (cuda)"));
   }
-  const int64_t workspace = arguments.Integer(3, "workspace_bytes");
-  if (workspace != 0) {
-    throw Failure(kValueError, Text("register_kernel: the kernel needs a workspace of ", workspace,
-                                    " bytes; this version launches only kernels that need none"));
+  const int64_t address = arguments.IntegerIn(kFunctionAddress, "function_address", 1, INT64_MAX);
+  KernelSpec spec{};
+  spec.id = std::string(arguments.String(kId, "id"));
+  spec.function = reinterpret_cast<TVMFFISafeCallType>(address);
+  spec.op = static_cast<Op>(arguments.IntegerIn(kOp, "op", 0, 2));
+  spec.a_dtype = arguments.DType(kA, "a");
+  spec.b_dtype = arguments.DType(kB, "b");
+  spec.out_dtype = arguments.DType(kOut, "out");
+  spec.a_row_major = arguments.Bool(kARowMajor, "a_row_major");
+  spec.b_row_major = arguments.Bool(kBRowMajor, "b_row_major");
+  spec.scales = static_cast<ScaleKind>(arguments.IntegerIn(kScales, "scales", 0, 3));
+  const bool in_blocks = spec.scales == ScaleKind::kBlock;
+  spec.scale_block = arguments.IntegerIn(kScaleBlock, "scale_block", in_blocks, in_blocks * 1024);
+  spec.scale_dtype = arguments.DType(kScaleDType, "scale_dtype");
+  spec.addend = static_cast<AddendKind>(arguments.IntegerIn(kAddend, "addend", 0, 2));
+  spec.addend_dtype = arguments.DType(kAddendDType, "addend_dtype");
+  spec.alignment_bytes = static_cast<int>(alignment);
+  spec.workspace_bytes = arguments.IntegerIn(kWorkspace, "workspace_bytes", 0, INT64_MAX);
+  spec.parameters = ParametersOf(arguments);
+  spec.device_type = static_cast<DLDeviceType>(device_type);
+  spec.architecture = {static_cast<int>(arguments.IntegerIn(kMajor, "major", 0, 99)),
+                       static_cast<int>(arguments.IntegerIn(kMinor, "minor", 0, 9)),
+                       suffix.empty() ? '\0' : suffix.front()};
+  spec.Complete();
+  return spec;
+}
+
+// The tensors from the second argument on: a, b, out, and the extras that the kernel takes.
+Operands OperandsOf(const Arguments& arguments, const KernelSpec& spec) {
+  Operands operands(arguments.Tensor(1, "a"), arguments.Tensor(2, "b"),
+                    arguments.Tensor(3, "out"));
+  int at = kPlainArguments;
+  if (spec.extras == 0 && at == arguments.count()) return operands;
+  for (const Role role : kExtras) {
+    if ((spec.extras & SetOf(role)) == 0 || at == arguments.count()) continue;
+    operands.Give(role, arguments.Tensor(at, RoleName(role)));
+    ++at;
   }
-  const int64_t address = arguments.IntegerIn(1, "function_address", 1, INT64_MAX);
-  return KernelSpec{std::string(arguments.String(0, "id")),
-                    reinterpret_cast<TVMFFISafeCallType>(address),
-                    static_cast<int>(arguments.IntegerIn(4, "rank", 2, 3)),
-                    arguments.DType(5, "a"),
-                    arguments.DType(6, "b"),
-                    arguments.DType(7, "out"),
-                    arguments.Bool(8, "a_row_major"),
-                    arguments.Bool(9, "b_row_major"),
-                    static_cast<int>(alignment),
-                    static_cast<DLDeviceType>(device_type),
-                    {static_cast<int>(arguments.IntegerIn(11, "major", 0, 99)),
-                     static_cast<int>(arguments.IntegerIn(12, "minor", 0, 9)),
-                     suffix.empty() ? '\0' : suffix.front()}};
+  if (at == arguments.count()) return operands;
+  throw Failure(kTypeError, Text("kernel ", ShortId(spec.id), " (", OpName(spec.op), "): ",
+                                 arguments.count() - kPlainArguments,
+                                 " tensors are given besides a, b and out; the kernel takes ",
+                                 at - kPlainArguments));
 }
 
 }  // namespace
@@ -172,20 +241,19 @@ using nvgemm::Guarded;
 
 NVGEMM_EXPORT int __tvm_ffi_launch(void*, const TVMFFIAny* values, int32_t count, TVMFFIAny*) {
   return Guarded([&] {
-    const Arguments arguments("launch", values, count, 4);
-    nvgemm::Launch(nvgemm::KernelOfHandle(arguments.Integer(0, "handle")),
-                   arguments.Tensor(1, "a"), arguments.Tensor(2, "b"), arguments.Tensor(3, "out"));
+    const Arguments arguments("launch", values, count, nvgemm::kPlainArguments, INT32_MAX);
+    nvgemm::Kernel* kernel = nvgemm::KernelOfHandle(arguments.Integer(0, "handle"));
+    nvgemm::Launch(kernel, nvgemm::OperandsOf(arguments, kernel->spec));
   });
 }
 
 NVGEMM_EXPORT int __tvm_ffi_try_launch(void*, const TVMFFIAny* values, int32_t count,
                                        TVMFFIAny* result) {
   return Guarded([&] {
-    const Arguments arguments("try_launch", values, count, 4);
+    const Arguments arguments("try_launch", values, count, nvgemm::kPlainArguments, INT32_MAX);
+    nvgemm::Kernel* kernel = nvgemm::KernelOfHandle(arguments.Integer(0, "handle"));
     result->type_index = kTVMFFIBool;
-    result->v_int64 = nvgemm::TryLaunch(
-        nvgemm::KernelOfHandle(arguments.Integer(0, "handle")), arguments.Tensor(1, "a"),
-        arguments.Tensor(2, "b"), arguments.Tensor(3, "out"));
+    result->v_int64 = nvgemm::TryLaunch(kernel, nvgemm::OperandsOf(arguments, kernel->spec));
   });
 }
 
@@ -203,7 +271,8 @@ NVGEMM_EXPORT int __tvm_ffi_open_kernel(void*, const TVMFFIAny* values, int32_t 
 NVGEMM_EXPORT int __tvm_ffi_register_kernel(void*, const TVMFFIAny* values, int32_t count,
                                             TVMFFIAny* result) {
   return Guarded([&] {
-    const Arguments arguments("register_kernel", values, count, 14);
+    const Arguments arguments("register_kernel", values, count, nvgemm::kFirstParameter,
+                              INT32_MAX);
     nvgemm::Return(result, nvgemm::RegisterKernel(nvgemm::SpecOf(arguments))->handle);
   });
 }

@@ -11,6 +11,9 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
+
+#include "gemm.h"
 
 namespace nvgemm {
 
@@ -26,15 +29,33 @@ struct ArchitectureRule {
 struct KernelSpec {
   std::string id;  // sha256 of the content, in lower-case hex
   TVMFFISafeCallType function;
-  int rank;  // 2: mm, 3: bmm
+  Op op;
   DLDataType a_dtype;
   DLDataType b_dtype;
   DLDataType out_dtype;
   bool a_row_major;
   bool b_row_major;
+  ScaleKind scales;
+  int64_t scale_block;  // values of k that share a scale, where blocks are scaled
+  DLDataType scale_dtype;
+  AddendKind addend;
+  DLDataType addend_dtype;
   int alignment_bytes;  // of pointers, of contiguous extents and of strides other than 1
+  int64_t workspace_bytes;
+  std::vector<Parameter> parameters;
   DLDeviceType device_type;
   ArchitectureRule architecture;
+
+  // What follows from the above; Complete() fills it in.
+  Roles extras = 0;            // those that the kernel takes
+  bool is_plain = false;       // its parameters are a, b, out and the stream, in this order
+  bool needs_compact = false;  // it is given addresses, and no strides
+
+  // Throws Failure unless the parameters are what the rest asks for, each once.
+  void Complete();
+
+  int rank() const { return RankOf(op); }
+  int b_rank() const { return op == Op::kMm ? 2 : 3; }
 };
 
 // What messages call a kernel: the beginning of its id.
@@ -70,7 +91,8 @@ Kernel* FindOrLoadKernel(std::string_view id);
 Kernel* FindOrPrepareKernel(std::string_view id, std::string_view origin);
 
 // Sets the function that is called with an id that is not registered, and with its origin where one
-// is known, and is expected to register it; null for none. Takes over the reference, and never drops it: another thread may be calling.
+// is known, and is expected to register it; null for none. Takes over the reference, and never drops
+// it: another thread may be calling.
 void SetLoader(TVMFFIObjectHandle function);
 
 }  // namespace nvgemm

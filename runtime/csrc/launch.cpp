@@ -6,6 +6,7 @@
 #include <mutex>
 #include <string_view>
 
+#include "argument_list.h"
 #include "check.h"
 #include "cuda_driver.h"
 #include "failure.h"
@@ -14,28 +15,40 @@
 namespace nvgemm {
 namespace {
 
-// The kernel's parameters are the three operands and the CUDA stream to run on.
-constexpr int kParameters = 4;
+// The three operands and the CUDA stream to run on.
+constexpr int kPlainParameters = 4;
 
-void Call(const KernelSpec& spec, CheckedCall* call, TVMFFIStreamHandle stream) {
-  TVMFFIAny arguments[kParameters] = {};
-  DLTensor* const tensors[3] = {&call->a.tensor, &call->b.tensor, &call->out.tensor};
-  for (int i = 0; i < 3; ++i) {
-    arguments[i].type_index = kTVMFFIDLTensorPtr;
-    arguments[i].v_ptr = tensors[i];
-  }
-  arguments[3].type_index = kTVMFFIOpaquePtr;
-  arguments[3].v_ptr = stream;
+void Invoke(const KernelSpec& spec, const TVMFFIAny* arguments, int count) {
   TVMFFIAny result{};
   result.type_index = kTVMFFINone;
-  if (spec.function(nullptr, arguments, kParameters, &result) != 0) {
+  if (spec.function(nullptr, arguments, count, &result) != 0) {
     throw TakeRaisedError(Text("kernel ", ShortId(spec.id)));
   }
   ReleaseResult(result);
 }
 
+// Apart from Call, which is short without it.
+[[gnu::noinline]] void CallByConvention(const KernelSpec& spec, CheckedCall* call,
+                                        TVMFFIStreamHandle stream) {
+  const ArgumentList arguments(spec, call, stream);
+  Invoke(spec, arguments.data(), arguments.size());
+}
+
+void Call(const KernelSpec& spec, CheckedCall* call, TVMFFIStreamHandle stream) {
+  if (!spec.is_plain) return CallByConvention(spec, call, stream);
+  TVMFFIAny arguments[kPlainParameters] = {};
+  constexpr Role kTensors[] = {Role::kA, Role::kB, Role::kOut};
+  for (int i = 0; i < 3; ++i) {
+    arguments[i].type_index = kTVMFFIDLTensorPtr;
+    arguments[i].v_ptr = &(*call)[kTensors[i]].tensor;
+  }
+  arguments[3].type_index = kTVMFFIOpaquePtr;
+  arguments[3].v_ptr = stream;
+  Invoke(spec, arguments, kPlainParameters);
+}
+
 void Run(Kernel* kernel, CheckedCall* call, TVMFFIStreamHandle stream) {
-  const int device = call->a.tensor.device.device_id;
+  const int device = (*call)[Role::kA].tensor.device.device_id;
   const uint64_t bit = device >= 0 && device < 64 ? uint64_t{1} << device : 0;
   if ((kernel->ready_devices.load(std::memory_order_acquire) & bit) != 0) {
     return Call(kernel->spec, call, stream);
@@ -48,7 +61,7 @@ void Run(Kernel* kernel, CheckedCall* call, TVMFFIStreamHandle stream) {
 
 void FillWithZerosOnCpu(const TensorView& view) {
   const int rank = view.tensor.ndim;
-  const int64_t element_bytes = view.tensor.dtype.bits / 8;
+  const int64_t element_bytes = ElementBytes(view.tensor.dtype);
   const int64_t batch = rank == 3 ? view.shape[0] : 1;
   for (int64_t i = 0; i < batch; ++i) {
     char* const matrix = view.data() + (rank == 3 ? i * view.strides[0] * element_bytes : 0);
@@ -61,29 +74,30 @@ void FillWithZerosOnCpu(const TensorView& view) {
 
 void LaunchChecked(Kernel* kernel, CheckedCall* call) {
   if (call->out_is_empty) return;
+  const TensorView& out = (*call)[Role::kOut];
   if (kernel->spec.device_type == kDLCPU) {
-    if (call->k_is_zero) return FillWithZerosOnCpu(call->out);
+    if (call->sum_is_empty) return FillWithZerosOnCpu(out);
     return Run(kernel, call, nullptr);
   }
   cuda::RefuseForkedChild();
-  const int device = call->out.tensor.device.device_id;
+  const int device = out.tensor.device.device_id;
   const cuda::DeviceGuard guard(device);
   const TVMFFIStreamHandle stream = TVMFFIEnvGetStream(kDLCUDA, device);
-  if (call->k_is_zero) return cuda::FillWithZeros(call->out, stream);
+  if (call->sum_is_empty) return cuda::FillWithZeros(out, stream);
   Run(kernel, call, stream);
 }
 
 }  // namespace
 
-void Launch(Kernel* kernel, const DLTensor& a, const DLTensor& b, const DLTensor& out) {
+void Launch(Kernel* kernel, const Operands& operands) {
   CheckedCall call;
-  CheckOperands(kernel->spec, a, b, out, &call);
+  CheckOperands(kernel->spec, operands, &call);
   LaunchChecked(kernel, &call);
 }
 
-bool TryLaunch(Kernel* kernel, const DLTensor& a, const DLTensor& b, const DLTensor& out) {
+bool TryLaunch(Kernel* kernel, const Operands& operands) {
   CheckedCall call;
-  if (!OperandsPass(kernel->spec, a, b, out, &call)) return false;
+  if (!OperandsPass(kernel->spec, operands, &call)) return false;
   try {
     LaunchChecked(kernel, &call);
   } catch (const Failure& failure) {

@@ -5,17 +5,18 @@
 
 #include <tvm/ffi/c_api.h>
 
+#include "check.h"
 #include "kernel_table.h"
 
 namespace nvgemm {
 
-// Checks the operands and computes out = a @ b. CUDA kernels run on the stream that TVM-FFI's
-// environment holds for the tensors' device. Thread-safe. Throws Failure.
-void Launch(Kernel* kernel, const DLTensor& a, const DLTensor& b, const DLTensor& out);
+// Checks the operands and computes what the kernel computes of them. CUDA kernels run on the stream
+// that TVM-FFI's environment holds for the tensors' device. Thread-safe. Throws Failure.
+void Launch(Kernel* kernel, const Operands& operands);
 
 // As Launch, but false, with nothing launched, where the kernel cannot take the operands or does
 // not run on their device. Thread-safe. Throws Failure where anything else goes wrong.
-bool TryLaunch(Kernel* kernel, const DLTensor& a, const DLTensor& b, const DLTensor& out);
+bool TryLaunch(Kernel* kernel, const Operands& operands);
 
 }  // namespace nvgemm
 

@@ -4,12 +4,15 @@
 #include <tvm/ffi/extra/c_env_api.h>
 
 #include <atomic>
+#include <memory>
 #include <string>
+#include <utility>
 
 #include "failure.h"
 #include "ffi_error.h"
 #include "kernel_table.h"
 #include "launch.h"
+#include "torch_forms.h"
 #include "torch_shim.h"
 #include "torch_values.h"
 
@@ -40,17 +43,6 @@ class StreamScope {
   TVMFFIStreamHandle previous_ = nullptr;
 };
 
-template <int kRank>
-Kernel* KernelFor(const OwnedString& id) {
-  Kernel* kernel = FindOrLoadKernel(ViewOf(id));
-  if (kernel->spec.rank != kRank) {
-    throw Failure(kValueError, Text("kernel ", ShortId(kernel->spec.id), " is for ",
-                                    kernel->spec.rank == 2 ? "mm" : "bmm", ", not for ",
-                                    kRank == 2 ? "mm" : "bmm"));
-  }
-  return kernel;
-}
-
 // Runs a body and, after everything it owned is gone, fails as torch's kernels do: by torch's own
 // exception, thrown by torch.
 template <typename Body>
@@ -64,34 +56,106 @@ void Guarded(const char* op, const Body& body) {
   shim::aoti_torch_check(false, op, __FILE__, __LINE__, message.c_str());
 }
 
-template <int kRank>
+// A tensor argument that need not be there, with a view of it.
+class GivenTensor {
+ public:
+  explicit GivenTensor(OwnedTensor tensor) : tensor_(std::move(tensor)) {
+    if (tensor_.get() != nullptr) view_ = ViewOf(tensor_);
+  }
+
+  void GiveTo(Operands* operands, Role role) const {
+    if (tensor_.get() != nullptr) operands->Give(role, view_);
+  }
+
+ private:
+  OwnedTensor tensor_;
+  DLTensor view_;  // set if there is a tensor
+};
+
+OwnedTensor Nothing() { return OwnedTensor(shim::Tensor{nullptr}); }
+
+// The argument at a place of the stack, or nothing.
+OwnedTensor Take(shim::Value* stack, int at) {
+  return at == Form::kNowhere ? Nothing() : OwnedTensor(stack[at]);
+}
+
+// The argument at a place of the stack for an optional tensor: null, or a value on the heap.
+OwnedTensor TakeOptional(shim::Value* stack, int at) {
+  if (at == Form::kNowhere || stack[at] == 0) return Nothing();
+  const std::unique_ptr<shim::Value> value(reinterpret_cast<shim::Value*>(stack[at]));
+  return OwnedTensor(*value);
+}
+
+// All arguments of a form, taken from the stack.
+template <const Form& kForm>
+struct Arguments {
+  explicit Arguments(shim::Value* stack)
+      : a(stack[kForm.a]),
+        b(stack[kForm.b]),
+        kernel(stack[kForm.kernel]),
+        scale_a(Take(stack, kForm.scale_a)),
+        scale_b(Take(stack, kForm.scale_b)),
+        offsets(Take(stack, kForm.offsets)),
+        addend(kForm.addend == Form::kNowhere ? TakeOptional(stack, kForm.optional_addend)
+                                              : Take(stack, kForm.addend)),
+        out(Take(stack, kForm.out)) {}
+
+  void GiveExtras(Operands* operands) const {
+    scale_a.GiveTo(operands, Role::kScaleA);
+    scale_b.GiveTo(operands, Role::kScaleB);
+    offsets.GiveTo(operands, Role::kOffsets);
+    addend.GiveTo(operands, Role::kAddend);
+  }
+
+  Kernel* FindKernel() const {
+    Kernel* found = FindOrLoadKernel(ViewOf(kernel));
+    if (found->spec.op != kForm.op) {
+      throw Failure(kValueError, Text("kernel ", ShortId(found->spec.id), " is for ",
+                                      OpName(found->spec.op), ", not for ", OpName(kForm.op)));
+    }
+    return found;
+  }
+
+  const OwnedTensor a;
+  const OwnedTensor b;
+  const OwnedString kernel;
+  const GivenTensor scale_a;
+  const GivenTensor scale_b;
+  const GivenTensor offsets;
+  const GivenTensor addend;
+  const OwnedTensor out;
+};
+
+template <const Form& kForm>
 void Functional(shim::Value* stack, uint64_t, uint64_t) {
-  Guarded(kRank == 2 ? "nvgemm_aot::mm" : "nvgemm_aot::bmm", [stack] {
-    const OwnedTensor a(stack[0]);
-    const OwnedTensor b(stack[1]);
-    const OwnedString id(stack[2]);
-    Kernel* kernel = KernelFor<kRank>(id);
-    const DLTensor a_view = ViewOf(a);
-    const DLTensor b_view = ViewOf(b);
-    OwnedTensor out = AllocateResult(kernel->spec, a_view, b_view);
-    const StreamScope scope(a_view.device);
-    Launch(kernel, a_view, b_view, ViewOf(out));
+  Guarded(kForm.name, [stack] {
+    const Arguments<kForm> arguments(stack);
+    Kernel* kernel = arguments.FindKernel();
+    const DLTensor a = ViewOf(arguments.a);
+    const DLTensor b = ViewOf(arguments.b);
+    OwnedTensor out = AllocateResult(kernel->spec, a, b);
+    const DLTensor out_view = ViewOf(out);
+    const StreamScope scope(a.device);
+    Operands operands(a, b, out_view);
+    arguments.GiveExtras(&operands);
+    Launch(kernel, operands);
     stack[0] = out.Release();
   });
 }
 
-template <int kRank>
+template <const Form& kForm>
 void Out(shim::Value* stack, uint64_t, uint64_t) {
-  Guarded(kRank == 2 ? "nvgemm_aot::mm.out" : "nvgemm_aot::bmm.out", [stack] {
-    const OwnedTensor a(stack[0]);
-    const OwnedTensor b(stack[1]);
-    const OwnedString id(stack[2]);
-    const OwnedTensor out(stack[3]);
-    const DLTensor a_view = ViewOf(a);
-    const StreamScope scope(a_view.device);
-    Kernel* kernel = KernelFor<kRank>(id);
-    MarkWritten(out);  // first, for torch may refuse it
-    Launch(kernel, a_view, ViewOf(b), ViewOf(out));
+  Guarded(kForm.name, [stack] {
+    const Arguments<kForm> arguments(stack);
+    const DLTensor a = ViewOf(arguments.a);
+    const StreamScope scope(a.device);
+    Kernel* kernel = arguments.FindKernel();
+    MarkWritten(arguments.out);  // first, for torch may refuse it
+    const DLTensor b = ViewOf(arguments.b);
+    const DLTensor out = ViewOf(arguments.out);
+    Operands operands(a, b, out);
+    arguments.GiveExtras(&operands);
+    Launch(kernel, operands);
   });
 }
 
@@ -107,16 +171,27 @@ void Prepare(shim::Value* stack, uint64_t, uint64_t) {
   });
 }
 
-// Whether out = a @ b could be computed by the kernel of a handle; nothing was done if not.
+// Whether the kernel of a handle could compute what it computes; nothing was done if not.
 void TryGemm(shim::Value* stack, uint64_t, uint64_t) {
   Guarded("nvgemm_aot::try_gemm", [stack] {
     const OwnedTensor a(stack[0]);
     const OwnedTensor b(stack[1]);
     const OwnedTensor out(stack[3]);
+    const GivenTensor scale_a(TakeOptional(stack, 4));
+    const GivenTensor scale_b(TakeOptional(stack, 5));
+    const GivenTensor offsets(TakeOptional(stack, 6));
+    const GivenTensor addend(TakeOptional(stack, 7));
     Kernel* kernel = KernelOfHandle(static_cast<int64_t>(stack[2]));
     const DLTensor a_view = ViewOf(a);
+    const DLTensor b_view = ViewOf(b);
+    const DLTensor out_view = ViewOf(out);
     const StreamScope scope(a_view.device);
-    stack[0] = TryLaunch(kernel, a_view, ViewOf(b), ViewOf(out));
+    Operands operands(a_view, b_view, out_view);
+    scale_a.GiveTo(&operands, Role::kScaleA);
+    scale_b.GiveTo(&operands, Role::kScaleB);
+    offsets.GiveTo(&operands, Role::kOffsets);
+    addend.GiveTo(&operands, Role::kAddend);
+    stack[0] = TryLaunch(kernel, operands);
   });
 }
 
@@ -131,8 +206,19 @@ constexpr const char* kSchemas[] = {
     "mm.out(Tensor a, Tensor b, str kernel, *, Tensor(a!) out) -> ()",
     "bmm(Tensor a, Tensor b, str kernel) -> Tensor",
     "bmm.out(Tensor a, Tensor b, str kernel, *, Tensor(a!) out) -> ()",
+    "addmm(Tensor input, Tensor a, Tensor b, str kernel) -> Tensor",
+    "addmm.out(Tensor input, Tensor a, Tensor b, str kernel, *, Tensor(a!) out) -> ()",
+    "baddbmm(Tensor input, Tensor a, Tensor b, str kernel) -> Tensor",
+    "baddbmm.out(Tensor input, Tensor a, Tensor b, str kernel, *, Tensor(a!) out) -> ()",
+    "scaled_mm(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, str kernel, *, "
+    "Tensor? bias=None) -> Tensor",
+    "scaled_mm.out(Tensor a, Tensor b, Tensor scale_a, Tensor scale_b, str kernel, *, "
+    "Tensor? bias=None, Tensor(a!) out) -> ()",
+    "grouped_mm(Tensor a, Tensor b, Tensor offsets, str kernel) -> Tensor",
+    "grouped_mm.out(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor(a!) out) -> ()",
     "prepare(str kernel, str origin) -> int",
-    "try_gemm(Tensor a, Tensor b, int kernel, *, Tensor(a!) out) -> bool",
+    "try_gemm(Tensor a, Tensor b, int kernel, *, Tensor(a!) out, Tensor? scale_a=None, "
+    "Tensor? scale_b=None, Tensor? offsets=None, Tensor? addend=None) -> bool",
     "abi() -> int",
 };
 
@@ -142,10 +228,18 @@ struct Implementation {
 };
 
 constexpr Implementation kDeviceImplementations[] = {
-    {"mm", Functional<2>},
-    {"mm.out", Out<2>},
-    {"bmm", Functional<3>},
-    {"bmm.out", Out<3>},
+    {"mm", Functional<kMm>},
+    {"mm.out", Out<kMmOut>},
+    {"bmm", Functional<kBmm>},
+    {"bmm.out", Out<kBmmOut>},
+    {"addmm", Functional<kAddmm>},
+    {"addmm.out", Out<kAddmmOut>},
+    {"baddbmm", Functional<kBaddbmm>},
+    {"baddbmm.out", Out<kBaddbmmOut>},
+    {"scaled_mm", Functional<kScaledMm>},
+    {"scaled_mm.out", Out<kScaledMmOut>},
+    {"grouped_mm", Functional<kGroupedMm>},
+    {"grouped_mm.out", Out<kGroupedMmOut>},
     {"try_gemm", TryGemm},
 };
 

@@ -9,7 +9,7 @@ namespace nvgemm {
 
 // What nvgemm_aot::abi() answers: compiled graphs ask before they call the other operators. Changes
 // with the operators' schemas.
-inline constexpr int64_t kAbi = 2;
+inline constexpr int64_t kAbi = 3;
 
 // Defines and registers the operators; later calls do nothing. Throws Failure.
 void RegisterTorchOps();

@@ -36,7 +36,9 @@ struct StringOpaque;
 using String = StringOpaque*;
 
 // An argument or result of an operator: an owning Tensor or String, or an int, in 64 bits
-// (aoti/shim.h, < 2.10; strings in stable/stableivalue_conversions.h, 2.10).
+// (aoti/shim.h, < 2.10; strings in stable/stableivalue_conversions.h, 2.10). An optional one is null
+// or the address of such a value, which whoever takes it deletes (the same header, "Handling
+// std::optional", as for libraries built for a torch before 2.13).
 using Value = uint64_t;
 
 // An operator's implementation: takes ownership of `argument_count` values and leaves
@@ -105,6 +107,14 @@ NVGEMM_TORCH_API Error torch_delete_string(String string);
 // aoti/shim.h, < 2.10, in libtorch_cuda: looked up with dlsym, for a torch without CUDA lacks it.
 using GetCurrentCudaStream = Error (*)(int32_t device_index, void** stream);
 inline constexpr char kGetCurrentCudaStream[] = "aoti_torch_get_current_cuda_stream";
+
+// aoti/shim.h, 2.12: numbers of two dtypes, looked up with dlsym; and what c10::ScalarType numbers
+// them in every torch before.
+using GetNumber = int32_t (*)();
+inline constexpr char kDTypeFloat8E8m0[] = "aoti_torch_dtype_float8_e8m0fnu";
+inline constexpr char kDTypeFloat4E2m1[] = "aoti_torch_dtype_float4_e2m1fn_x2";
+inline constexpr int32_t kFloat8E8m0Before = 44;
+inline constexpr int32_t kFloat4E2m1Before = 45;
 
 // stable/shim.h, 2.13: the message of the last exception in this thread. Looked up with dlsym.
 using GetExceptionText = const char* (*)();

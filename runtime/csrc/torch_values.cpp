@@ -28,7 +28,7 @@ struct Numbers {
 
   const int32_t cpu = shim::aoti_torch_device_type_cpu();
   const int32_t cuda = shim::aoti_torch_device_type_cuda();
-  const DType dtypes[8] = {
+  const DType dtypes[10] = {
       {shim::aoti_torch_dtype_bfloat16(), {kDLBfloat, 16, 1}},
       {shim::aoti_torch_dtype_float16(), {kDLFloat, 16, 1}},
       {shim::aoti_torch_dtype_float32(), {kDLFloat, 32, 1}},
@@ -37,7 +37,14 @@ struct Numbers {
       {shim::aoti_torch_dtype_int8(), {kDLInt, 8, 1}},
       {shim::aoti_torch_dtype_uint8(), {kDLUInt, 8, 1}},
       {shim::aoti_torch_dtype_int32(), {kDLInt, 32, 1}},
+      {OfNewerTorch(shim::kDTypeFloat8E8m0, shim::kFloat8E8m0Before), {kDLFloat8_e8m0fnu, 8, 1}},
+      {OfNewerTorch(shim::kDTypeFloat4E2m1, shim::kFloat4E2m1Before), {kDLFloat4_e2m1fn, 4, 2}},
   };
+
+  static int32_t OfNewerTorch(const char* function_name, int32_t before) {
+    const auto function = FindLoaded<shim::GetNumber>("libtorch_cpu.so", function_name);
+    return function != nullptr ? function() : before;
+  }
 
   static const Numbers& Get() {
     static const Numbers numbers;
@@ -103,21 +110,34 @@ DLTensor ViewOf(const OwnedTensor& tensor) {
   return view;
 }
 
+OwnedTensor AllocateBytes(DLDevice device, int64_t bytes) {
+  const Numbers& numbers = Numbers::Get();
+  const bool cuda = device.device_type == kDLCUDA;
+  const int64_t stride = 1;
+  shim::Tensor tensor = nullptr;
+  Check(shim::aoti_torch_empty_strided(1, &bytes, &stride, numbers.TorchDType({kDLUInt, 8, 1}),
+                                       cuda ? numbers.cuda : numbers.cpu,
+                                       cuda ? device.device_id : 0, &tensor),
+        "aoti_torch_empty_strided");
+  return OwnedTensor(tensor);
+}
+
 OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTensor& b) {
-  if (a.ndim != spec.rank || b.ndim != spec.rank) {
+  const int rank = spec.rank();
+  if (a.ndim != rank || b.ndim != spec.b_rank()) {
     throw Failure(kValueError, Text("a and b have ", a.ndim, " and ", b.ndim,
-                                    " dimensions; kernel ", ShortId(spec.id), " takes ", spec.rank));
+                                    " dimensions; kernel ", ShortId(spec.id), " takes ", rank,
+                                    " and ", spec.b_rank()));
   }
   const Numbers& numbers = Numbers::Get();
-  const int last = spec.rank - 1;
-  int64_t sizes[3] = {a.shape[0], a.shape[last - 1], b.shape[last]};
+  int64_t sizes[3] = {a.shape[0], a.shape[rank - 2], b.shape[spec.b_rank() - 1]};
   // As torch has them for a tensor without elements too.
   const auto extent = [&](int at) { return sizes[at] > 0 ? sizes[at] : 1; };
   int64_t strides[3] = {extent(1) * extent(2), extent(2), 1};
-  const int skip = 3 - spec.rank;  // mm has no batch
+  const int skip = 3 - rank;  // mm has no batch
   const bool cuda = a.device.device_type == kDLCUDA;
   shim::Tensor out = nullptr;
-  Check(shim::aoti_torch_empty_strided(spec.rank, sizes + skip, strides + skip,
+  Check(shim::aoti_torch_empty_strided(rank, sizes + skip, strides + skip,
                                        numbers.TorchDType(spec.out_dtype),
                                        cuda ? numbers.cuda : numbers.cpu,
                                        cuda ? a.device.device_id : 0, &out),

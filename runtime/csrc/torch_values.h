@@ -48,6 +48,10 @@ std::string_view ViewOf(const OwnedString& string);
 // has is given as one that equals none.
 DLTensor ViewOf(const OwnedTensor& tensor);
 
+// Uninitialized memory of a device, from torch's allocator: work that is enqueued on torch's current
+// stream may use it even after it is freed, as with any temporary tensor of torch.
+OwnedTensor AllocateBytes(DLDevice device, int64_t bytes);
+
 // A row-major tensor for the result of a @ b, on the device of `a`.
 OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTensor& b);
 

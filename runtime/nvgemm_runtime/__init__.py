@@ -12,28 +12,37 @@ if TYPE_CHECKING:
     from ._version import __version__
     from .api import Explanation, bmm, bundles, choose, explain, load_operators, mm
     from .counters import Stats, reset_stats, stats
+    from .fused import addmm, baddbmm, grouped_mm, scaled_mm
     from .inductor.modes import mode
 
 __all__ = [
     "Explanation",
     "Stats",
     "__version__",
+    "addmm",
+    "baddbmm",
     "bmm",
     "bundles",
     "choose",
     "explain",
+    "grouped_mm",
     "load_operators",
     "mm",
     "mode",
     "reset_stats",
+    "scaled_mm",
     "stats",
 ]
 
 _ELSEWHERE = {
     "Stats": "counters",
     "__version__": "_version",
+    "addmm": "fused",
+    "baddbmm": "fused",
+    "grouped_mm": "fused",
     "mode": "inductor.modes",
     "reset_stats": "counters",
+    "scaled_mm": "fused",
     "stats": "counters",
 }
 """By name: the module that it is in, where that is not `api`."""

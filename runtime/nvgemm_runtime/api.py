@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import native
-from .autograd_refusal import refuse_lost_derivative
-from .eager import quick_with_kernel, refuse_negation, refuse_tracing
+from .calls import prepare_call, unseen_by_dynamo
+from .choosing import choose_kernel, facts_of, find, load_kernel
+from .eager import quick_with_kernel
 from .errors import NoKernelError
-from .facts import DeviceFacts, device_facts, host_platform, torch_cuda
+from .extras import NOTHING, Extras
+from .facts import DeviceFacts
 from .installation import INSTALLATION, FoundBundle
-from .jit_cache import mark_used
-from .library import LIBRARY, LoadedKernel
-from .match import Match, Miss, first_served
-from .operands import (
-    MAX_ALIGNMENT_BYTES,
-    Request,
-    check_empty,
-    check_kinds,
-    check_shapes,
-    requests,
-    torch_dtype,
-    usual_out_dtype,
-)
+from .library import LoadedKernel
+from .match import Match, Miss
+from .operands import Request, check_kinds, requests
 from .problem import Op
-from .refusals import process_refusal
 
 if TYPE_CHECKING:
     import torch
@@ -69,7 +58,12 @@ def bundles() -> tuple[FoundBundle, ...]:
     return INSTALLATION.bundles()
 
 
-def explain(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = None) -> Explanation:
+def explain(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    extras: Extras = NOTHING,
+) -> Explanation:
     """Say which kernels serve ``a @ b``, or every reason why none does.
 
     Args:
@@ -77,15 +71,16 @@ def explain(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype | None = No
         b: Matrix [k, n], or a batch of them.
         out_dtype: Type of the result; by default as ``a``, but int32 for integers and bfloat16 for
             fp8.
+        extras: What else is there, as `nvgemm_runtime.extras.Extras` names it.
     """
-    facts = _facts(a)
-    op = Op.BMM if a.dim() == 3 else Op.MM
+    facts = facts_of(a)
+    op = _op(a, extras)
     try:
         check_kinds(op, a, b)
-        asked = requests(op, a, b, out_dtype)
+        asked = requests(op, a, b, out_dtype, extras=extras)
     except (NoKernelError, ValueError) as error:
         return Explanation(request=None, facts=facts, match=None, reasons=(str(error),))
-    request, found = _find(asked, facts)
+    request, found = find(asked, facts)
     if isinstance(found, Miss):
         return Explanation(request=request, facts=facts, match=None, reasons=found.reasons)
     return Explanation(request=request, facts=facts, match=found, reasons=())
@@ -122,7 +117,7 @@ def mm(
             of forward mode, or torch records operations: a dispatch mode is active, or
             ``torch.jit.trace`` (not looked for where ``out`` and a loaded kernel are given).
     """
-    return _unseen_by_dynamo()(Op.MM, a, b, out, kernel)
+    return unseen_by_dynamo(_run)(Op.MM, a, b, out, kernel)
 
 
 @quick_with_kernel(Op.BMM)
@@ -133,49 +128,40 @@ def bmm(
     kernel: str | LoadedKernel | None = None,
 ) -> torch.Tensor:
     """Multiply two batches of matrices with a prebuilt kernel; as `mm` with a leading batch."""
-    return _unseen_by_dynamo()(Op.BMM, a, b, out, kernel)
+    return unseen_by_dynamo(_run)(Op.BMM, a, b, out, kernel)
 
 
-def choose(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> LoadedKernel:
+def choose(
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras = NOTHING
+) -> LoadedKernel:
     """Load the best-ranked kernel for ``out = a @ b``: `mm` of matrices, `bmm` of batches.
+
+    Args:
+        a: Matrix [m, k], or a batch of them.
+        b: Matrix [k, n], or a batch of them.
+        out: Where the result is to go.
+        extras: What else is there, as `nvgemm_runtime.extras.Extras` names it.
 
     Raises:
         NoKernelError: If no bundled kernel serves this, with every reason why.
         ValueError: If the operands cannot be multiplied.
     """
-    op = Op.BMM if a.dim() == 3 else Op.MM
+    op = _op(a, extras)
     check_kinds(op, a, b, out)
-    return _choose(op, a, b, out)
+    return choose_kernel(op, a, b, out, extras)
 
 
-def load_kernel(kernel_id: str) -> LoadedKernel:
-    """Load a kernel by its id, from whichever bundle holds it.
-
-    Raises:
-        NoKernelError: If no bundle holds it, or only one for another platform or CUDA version.
-        NvgemmError: If it cannot be loaded; see `Library.load`.
-    """
-    loaded = LIBRARY.get(kernel_id)
-    if loaded is not None:
-        return loaded
-    place = INSTALLATION.kernels().get(kernel_id)
-    if place is None:
-        raise NoKernelError(
-            f"no installed bundle holds kernel {kernel_id[:12]}; install the kernel wheel it came "
-            "from"
-        )
-    bundle, kernel = place
-    reason = process_refusal(bundle.header.target, host_platform(), torch_cuda())
-    if reason is not None:
-        raise NoKernelError(f"kernel {kernel_id[:12]} of {bundle.path}: {reason}", (reason,))
-    return LIBRARY.load(bundle, kernel)
+def _op(a: torch.Tensor, extras: Extras) -> Op:
+    if extras.offsets is not None:
+        return Op.GROUPED_MM
+    return Op.BMM if a.dim() == 3 else Op.MM
 
 
 def load_operators() -> None:
-    """Give torch the operators ``torch.ops.nvgemm_aot.mm`` and ``bmm``.
+    """Give torch the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``addmm`` and so on.
 
     They take a kernel by its id, and load it from the installed bundles where it is not yet loaded.
-    Other than `mm` and `bmm` they may be traced and compiled.
+    Other than the functions of this package they may be traced and compiled.
 
     Raises:
         ToolchainError: If the native launcher, torch or TVM-FFI is missing or does not fit.
@@ -199,19 +185,6 @@ def _load_for_operator(kernel_id: str, origin: str | None = None) -> None:
         prepare(str(kernel_id), str(origin))
 
 
-def _unseen_by_dynamo() -> Callable[..., torch.Tensor]:
-    """`_run`, into which ``torch.compile`` must not look: Dynamo fails on parts of the search."""
-    dynamo = sys.modules.get("torch._dynamo")  # not loaded for its own sake: that takes seconds
-    if dynamo is None:
-        return _run
-    if not _disabled:
-        _disabled.append(dynamo.disable(_run))
-    return _disabled[0]
-
-
-_disabled: list[Callable[..., torch.Tensor]] = []
-
-
 def _run(
     op: Op,
     a: torch.Tensor,
@@ -219,80 +192,5 @@ def _run(
     out: torch.Tensor | None,
     kernel: str | LoadedKernel | None,
 ) -> torch.Tensor:
-    refuse_tracing(op)
-    if isinstance(kernel, str):
-        kernel = load_kernel(kernel)
-    elif kernel is not None and not isinstance(kernel, LoadedKernel):
-        raise TypeError(
-            f"{op.value}: kernel must be an id, what choose() gave, or None (got "
-            f"{type(kernel).__name__})"
-        )
-    if kernel is not None and kernel.op is not op:
-        raise ValueError(
-            f"{op.value}: kernel {kernel.kernel.id[:12]} computes {kernel.kernel.signature.key}"
-        )
-    if out is None or kernel is None:
-        refuse_lost_derivative(op.value, a=a, b=b, **({} if out is None else {"out": out}))
-        check_kinds(op, a, b, out)
-        shape = check_shapes(op, a, b, out)
-        if out is None:
-            # Of the kernel's type, or of the usual one where the kernel is yet to be found.
-            signature = None if kernel is None else kernel.kernel.signature
-            dtype = usual_out_dtype(a.dtype) if signature is None else torch_dtype(signature.out)
-            out = a.new_empty(shape, dtype=dtype)
-    refuse_negation(op, a, b, out)
-    if kernel is None:
-        if out.numel() == 0 or a.numel() == 0:
-            check_empty(op, a, b, out)
-            return out.zero_()  # as ATen: a sum of nothing is zero
-        kernel = _choose(op, a, b, out)
-    return (mm if op is Op.MM else bmm)(a, b, out, kernel)
-
-
-_chosen: dict[tuple[object, ...], LoadedKernel] = {}
-"""The kernel that was chosen for operands like these: what is installed stays as it was found."""
-
-_MAX_CHOSEN = 4096
-
-
-def _choose(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> LoadedKernel:
-    key = (op, *_all_that_counts(a), *_all_that_counts(b), *_all_that_counts(out))
-    kernel = _chosen.get(key)
-    if kernel is None:
-        kernel = _match_and_load(op, a, b, out)
-        if len(_chosen) >= _MAX_CHOSEN:
-            _chosen.clear()
-        _chosen[key] = kernel
-    return kernel
-
-
-def _all_that_counts(tensor: torch.Tensor) -> tuple[object, ...]:
-    """What of a tensor can decide which kernel serves it."""
-    place = tensor.data_ptr() % MAX_ALIGNMENT_BYTES
-    return tensor.device, tensor.dtype, tensor.shape, tensor.stride(), place
-
-
-def _match_and_load(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> LoadedKernel:
-    facts = _facts(a)
-    request, found = _find(requests(op, a, b, out=out), facts)
-    if isinstance(found, Miss):
-        raise NoKernelError(
-            f"no kernel for {request.problem.key}:\n" + "\n".join(f"  {r}" for r in found.reasons),
-            found.reasons,
-        )
-    best = found.kernels[0]
-    _, opened = INSTALLATION.index(facts)
-    return LIBRARY.load(opened[best.bundle], best.kernel)
-
-
-def _find(asked: tuple[Request, ...], facts: DeviceFacts) -> tuple[Request, Match | Miss]:
-    """The first reading of the operands that a kernel serves, or why none serves any."""
-    index, _ = INSTALLATION.index(facts)
-    request, found = first_served(index.match, asked)
-    if isinstance(found, Match) and found.from_jit:
-        mark_used(found.ranked_as)
-    return request, found
-
-
-def _facts(tensor: torch.Tensor) -> DeviceFacts:
-    return device_facts(tensor.device.type, tensor.device.index or 0)
+    out, loaded = prepare_call(op, a, b, out, kernel)
+    return out if loaded is None else (mm if op is Op.MM else bmm)(a, b, out, loaded)

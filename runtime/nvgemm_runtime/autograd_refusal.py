@@ -7,7 +7,7 @@ reach it once a level; below it nothing of a derivative is left to be seen.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +55,10 @@ def register_refusals() -> None:
         packet = getattr(torch.ops.nvgemm_aot, name)
         for overload, make in ((packet.default, _functional), (packet.out, _out_form)):
             library.impl(overload, make(overload), "Autograd", with_keyset=True)
+    for name in ("addmm", "baddbmm", "scaled_mm", "grouped_mm"):
+        packet = getattr(torch.ops.nvgemm_aot, name)
+        for overload in (packet.default, packet.out):
+            library.impl(overload, _any_form(overload), "Autograd", with_keyset=True)
     _libraries.append(library)
 
 
@@ -99,14 +103,38 @@ def _out_form(overload: torch._ops.OpOverload) -> Callable[..., None]:
             forward_ad._current_level >= 0
         ):
             refuse_lost_derivative(where, a=a, b=b, out=out)
-        if out.is_neg():
-            # Below, torch would write to a copy and fail on its way back for want of a result.
-            raise RuntimeError(
-                f"{where}: out is a lazily negated view; pass a tensor with values of its own"
-            )
+        _refuse_negated_out(where, out)
         redispatch(keys & below, a, b, kernel, out=out)
 
     return run
+
+
+def _any_form(overload: torch._ops.OpOverload) -> Callable[..., Any]:
+    """As the two above, for whatever an operator takes."""
+    import torch
+
+    redispatch = overload.redispatch
+    below = torch._C._after_autograd_keyset
+    where = _name(overload)
+    names = [argument.name for argument in overload._schema.arguments]
+
+    def run(keys: torch._C.DispatchKeySet, *arguments: Any, **named: Any) -> Any:
+        given = {**dict(zip(names, arguments)), **named}
+        tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+        refuse_lost_derivative(where, **tensors)
+        if "out" in tensors:
+            _refuse_negated_out(where, tensors["out"])
+        return redispatch(keys & below, *arguments, **named)
+
+    return run
+
+
+def _refuse_negated_out(where: str, out: torch.Tensor) -> None:
+    if out.is_neg():
+        # Below, torch would write to a copy and fail on its way back for want of a result.
+        raise RuntimeError(
+            f"{where}: out is a lazily negated view; pass a tensor with values of its own"
+        )
 
 
 def _name(overload: torch._ops.OpOverload) -> str:

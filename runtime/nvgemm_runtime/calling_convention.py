@@ -73,6 +73,10 @@ class CallingConvention:
         )
 
 
+PLAIN = CallingConvention(name="gemm", parameters=("a", "b", "out", STREAM))
+"""How kernels are called that multiply, and do nothing else."""
+
+
 @functools.lru_cache(maxsize=64)  # bundles name few, thousands of times
 def parse_calling_convention(text: str) -> CallingConvention | None:
     """Read a calling convention; None for one that this release does not know."""

@@ -60,8 +60,8 @@ def quick_with_kernel(op: Op) -> Callable[[Gemm], Gemm]:
                 or modes()
             ):
                 _look_closer(op, a, b, out)
-            if kernel.sees_negation:
-                refuse_negation(op, a, b, out)
+            if kernel.sees_negation and (a.is_neg() or b.is_neg() or out.is_neg()):
+                refuse_negation(op.value, a, b, out)
             count_up((out,))  # before the launch: what was saved of out is lost from then on
             try:
                 launch(kernel.handle, a, b, out)
@@ -92,10 +92,10 @@ def _of_torch() -> tuple[Any, ...]:
 
 def _look_closer(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     refuse_lost_derivative(op.value, a=a, b=b, out=out)
-    refuse_tracing(op)
+    refuse_tracing(op.value)
 
 
-def refuse_tracing(op: Op) -> None:
+def refuse_tracing(where: str) -> None:
     """Refuse a call while torch records operations, for it would be missing among them.
 
     Raises:
@@ -112,18 +112,16 @@ def refuse_tracing(op: Op) -> None:
     else:
         return
     raise RuntimeError(
-        f"nvgemm_runtime.{op.value} cannot be seen by {recorder}, which is active; call "
-        f"torch.ops.nvgemm_aot.{op.value}, which can (nvgemm_runtime.load_operators() gives it)"
+        f"nvgemm_runtime.{where} cannot be seen by {recorder}, which is active; call "
+        f"torch.ops.nvgemm_aot.{where}, which can (nvgemm_runtime.load_operators() gives it)"
     )
 
 
-def refuse_negation(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+def refuse_negation(where: str, *operands: torch.Tensor) -> None:
     """Refuse lazily negated views: the launcher would read and write their values negated.
 
     Raises:
         ValueError: If an operand is one.
     """
-    if a.is_neg() or b.is_neg() or out.is_neg():
-        raise ValueError(
-            f"{op.value}: an operand is a lazily negated view; call .resolve_neg() on it"
-        )
+    if any(operand.is_neg() for operand in operands):
+        raise ValueError(f"{where}: an operand is a lazily negated view; call .resolve_neg() on it")

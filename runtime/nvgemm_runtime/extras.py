@@ -13,8 +13,6 @@ from .scales import SWIZZLED_ALIGNMENT_BYTES, ScaleRecipe, swizzled_elements
 if TYPE_CHECKING:
     import torch
 
-    from .problem import Problem
-
 
 @dataclass(frozen=True, kw_only=True)
 class Extras:
@@ -38,8 +36,17 @@ class Extras:
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Those that there are, in the order of `nvgemm_runtime.roles.extra_roles`."""
-        all_of_them = (self.scale_a, self.scale_b, self.offsets, self.addend)
-        return tuple(tensor for tensor in all_of_them if tensor is not None)
+        return tuple(self.named().values())
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """Those that there are, by the names of their roles."""
+        all_of_them = {
+            "scale_a": self.scale_a,
+            "scale_b": self.scale_b,
+            "offsets": self.offsets,
+            "addend": self.addend,
+        }
+        return {name: tensor for name, tensor in all_of_them.items() if tensor is not None}
 
 
 NOTHING = Extras()
@@ -172,7 +179,8 @@ def read_epilogue(extras: Extras, out: DType, shape: tuple[int, ...]) -> Epilogu
     if kind is None:
         raise NoKernelError(
             f"what is added has shape {list(addend.shape)} and strides {list(addend.stride())}, "
-            f"must be a row of {shape[-1]} or of the result's shape {list(shape)}"
+            f"must be a row of {shape[-1]}, or of the result's shape {list(shape)} without a row "
+            "that counts twice"
         )
     epilogue = epilogue_of(kind, extras.activation)
     if epilogue is None:
@@ -189,14 +197,15 @@ def addend_kind(
     """Whether something that is added is one row for all rows, or a matrix; None for neither."""
     if not shape or shape[-1] != out[-1] or len(shape) > len(out):
         return None
+    if strides[-1] != 1 and shape[-1] != 1:
+        return None
     in_front = zip(shape[:-1], strides[:-1])
     if all(extent == 1 or stride == 0 for extent, stride in in_front) and (
         len(shape) < len(out) or all(one in (1, two) for one, two in zip(shape, out))
     ):
-        if strides[-1] != 1 and shape[-1] != 1:
-            return None
         return Addend.ROW
-    return Addend.MATRIX if shape == out else None
+    is_spread = any(extent > 1 and stride == 0 for extent, stride in zip(shape, strides))
+    return Addend.MATRIX if shape == out and not is_spread else None
 
 
 def check_offsets(extras: Extras, groups: int) -> None:
@@ -220,20 +229,24 @@ def check_offsets(extras: Extras, groups: int) -> None:
         raise NoKernelError("offsets are not contiguous; call .contiguous() on them")
 
 
-def check_offset_values(offsets: torch.Tensor, problem: Problem) -> None:
+def check_offset_values(offsets: torch.Tensor, rows: int) -> None:
     """Check that groups end one behind the other, and within A; copies them from the device.
 
     A kernel cannot check them itself: ends out of order, or past the end of A, make it read and
     write memory that is not its own. For debugging; it waits for the device.
+
+    Args:
+        offsets: Where each group ends.
+        rows: Rows of A.
 
     Raises:
         ValueError: If an end lies before the one of the group before it, or behind A's last row.
     """
     before = 0
     for group, end in enumerate(offsets.tolist()):
-        if not before <= end <= problem.m:
+        if not before <= end <= rows:
             raise ValueError(
-                f"grouped_mm: group {group} ends at row {end}, must end in {before}..{problem.m}: "
+                f"grouped_mm: group {group} ends at row {end}, must end in {before}..{rows}: "
                 "ends rise, and stay within a"
             )
         before = end

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .problem import Problem, Signature
@@ -236,6 +236,7 @@ class Header:
         kernels: Sorted by id.
         sources: Where rankings come from.
         rankings: Sorted by problem key.
+        unserved: Problems that were declared and got no kernel, each with the reason.
     """
 
     target: Target
@@ -248,6 +249,7 @@ class Header:
     kernels: tuple[Kernel, ...]
     sources: tuple[RankingSource, ...]
     rankings: tuple[Ranking, ...]
+    unserved: dict[Problem, str] = field(default_factory=dict)
 
 
 def sha256_hex(data: bytes) -> str:
@@ -264,22 +266,23 @@ def canonical_json(value: Any) -> bytes:
 
 def encode_header(header: Header) -> bytes:
     """Write a header as canonical JSON."""
-    return canonical_json(
-        {
-            "target": asdict(header.target),
-            "device": header.device,
-            "generator": header.generator,
-            "build_key": header.build_key,
-            "toolchain": header.toolchain,
-            "body_sha256": header.body_sha256,
-            "dictionary": None
-            if header.dictionary is None
-            else {"span": _span_json(header.dictionary.span), "sha256": header.dictionary.sha256},
-            "kernels": [_kernel_json(kernel) for kernel in header.kernels],
-            "sources": [source_json(source) for source in header.sources],
-            "rankings": [_ranking_json(ranking) for ranking in header.rankings],
-        }
-    )
+    document: dict[str, Any] = {
+        "target": asdict(header.target),
+        "device": header.device,
+        "generator": header.generator,
+        "build_key": header.build_key,
+        "toolchain": header.toolchain,
+        "body_sha256": header.body_sha256,
+        "dictionary": None
+        if header.dictionary is None
+        else {"span": _span_json(header.dictionary.span), "sha256": header.dictionary.sha256},
+        "kernels": [_kernel_json(kernel) for kernel in header.kernels],
+        "sources": [source_json(source) for source in header.sources],
+        "rankings": [_ranking_json(ranking) for ranking in header.rankings],
+    }
+    if header.unserved:
+        document["unserved"] = {problem.key: why for problem, why in header.unserved.items()}
+    return canonical_json(document)
 
 
 def source_json(source: RankingSource) -> dict[str, Any]:

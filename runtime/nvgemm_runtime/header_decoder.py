@@ -10,6 +10,7 @@ import functools
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import MISSING
 from dataclasses import fields as dataclass_fields
 from typing import Any, NoReturn, TypeVar
 
@@ -92,6 +93,7 @@ class _Decoder:
                 self.ranking(item, f"rankings[{i}]")
                 for i, item in enumerate(self.items(top["rankings"], "rankings"))
             ),
+            unserved=self.unserved(top["unserved"]) if "unserved" in top else {},
         )
         self.check_spans(header, body_offset, file_bytes)
         self.check_order(header)
@@ -303,6 +305,15 @@ class _Decoder:
             spread_ns=self.number(spread_ns, f"{path}.spread_ns"),
         )
 
+    def unserved(self, value: Any) -> dict[Problem, str]:
+        if not isinstance(value, dict) or not value:
+            self.fail("header-field", "unserved must be an object with at least one problem")
+        found = {}
+        for key, reason in value.items():
+            problem = self.value(f"unserved.{key:.80}", functools.partial(Problem.parse, key))
+            found[problem] = self.text(reason, f"unserved.{key}")
+        return found
+
     # Rules over the whole header.
 
     def check_spans(self, header: Header, body_offset: int, file_bytes: int) -> None:
@@ -334,6 +345,8 @@ class _Decoder:
     def check_rankings(self, header: Header) -> None:
         for ranking in header.rankings:
             key = ranking.problem.key
+            if ranking.problem in header.unserved:
+                self.fail("ranking-unserved", f"{key} is ranked, and said to have no kernel")
             if ranking.source >= len(header.sources):
                 self.fail(
                     "ranking-source",
@@ -381,9 +394,13 @@ class _Decoder:
 
 @functools.cache
 def _field_names(shape: type) -> tuple[frozenset[str], frozenset[str]]:
-    """The fields that an object must have, and all that it may: those that may be None besides."""
+    """The fields that an object must have, and all that it may: those with a default besides."""
     fields = dataclass_fields(shape)
-    required = frozenset(field.name for field in fields if field.default is not None)
+    required = frozenset(
+        field.name
+        for field in fields
+        if field.default is MISSING and field.default_factory is MISSING
+    )
     return required, frozenset(field.name for field in fields)
 
 

@@ -20,17 +20,19 @@ class LayeredIndex:
     def __init__(self, shipped: Index, kept: Index) -> None:
         self._layers = (shipped, kept)
 
-    def match(self, problem: Problem, alignment_bytes: int) -> Match | Miss:
+    def match(
+        self, problem: Problem, alignment_bytes: int, is_compact: bool = True
+    ) -> Match | Miss:
         """Find the kernels for a problem; see `Index.match`."""
         for layer in self._layers:
-            declared = layer.match_declared(problem, alignment_bytes)
+            declared = layer.match_declared(problem, alignment_bytes, is_compact)
             if declared is not None:
                 return declared
         shipped, kept = self._layers
-        found = shipped.match_signature(problem, alignment_bytes)
+        found = shipped.match_signature(problem, alignment_bytes, is_compact)
         if isinstance(found, Match):
             return found
-        found_in_cache = kept.match_signature(problem, alignment_bytes)
+        found_in_cache = kept.match_signature(problem, alignment_bytes, is_compact)
         if isinstance(found_in_cache, Match):
             return found_in_cache
         return Miss(reasons=(*found.reasons, *kept.refusals))

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from . import native
 from .bundle import Bundle
@@ -41,14 +40,15 @@ class LoadedKernel:
         kernel: Its entry.
         op: The operation it computes.
         handle: Its number in the native kernel table.
-        launch: ``launch(a, b, out)``: `nvgemm_runtime.native.Native.launch` of this kernel.
+        launch: ``launch(a, b, out, *extras)``: `nvgemm_runtime.native.Native.launch` of this
+            kernel.
         sees_negation: Whether a lazily negated view can be among the operands of well-meant calls.
     """
 
     kernel: Kernel
     op: Op
     handle: int
-    launch: Callable[[Any, Any, Any], None]
+    launch: Callable[..., None]
     sees_negation: bool
 
 
@@ -108,6 +108,7 @@ class Library:
             alignment_bytes=kernel.alignment_bytes,
             target=None if target.arch == CPU else target,
             workspace_bytes=kernel.workspace_bytes,
+            convention=convention,
         )
         signature = kernel.signature
         return LoadedKernel(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from .format import Header, Kernel, Measured, Ranking, RankingSource
 from .interpolation import Row, order_between
 from .nearest import Around, NearestSizes
 from .problem import Problem, Signature
-from .refusals import describe, refusal, unlaunchable, version_numbers
+from .refusals import describe, needs_compact, refusal, unlaunchable, version_numbers
 from .waves import waves
 
 if TYPE_CHECKING:
@@ -92,18 +92,28 @@ class Miss:
 
 
 class _Place:
-    """A declared problem: which bundle ranks it, and what can be launched of its ranking."""
+    """A declared problem: which bundle ranks it, and what can be launched of its ranking.
 
-    __slots__ = ("bundle", "ranking", "served")
+    ``with_gaps`` are those kernels that need no compact operands.
+    """
 
-    def __init__(self, bundle: int, ranking: Ranking, served: tuple[Served, ...]) -> None:
+    __slots__ = ("bundle", "ranking", "served", "with_gaps")
+
+    def __init__(
+        self,
+        bundle: int,
+        ranking: Ranking,
+        served: tuple[Served, ...],
+        with_gaps: tuple[Served, ...],
+    ) -> None:
         self.bundle = bundle
         self.ranking = ranking
         self.served = served
+        self.with_gaps = with_gaps
 
-    @property
-    def least_alignment(self) -> int:
-        return min(served.kernel.alignment_bytes for served in self.served)
+    def able(self, is_compact: bool) -> tuple[Served, ...]:
+        """The kernels for operands that are compact, or are not."""
+        return self.served if is_compact else self.with_gaps
 
 
 class Index:
@@ -135,6 +145,7 @@ class Index:
         self._first_position = first_position
         self._from_jit = from_jit
         self._declared: dict[Problem, list[_Place]] = {}
+        self._unserved: dict[Problem, str] = {}
         refusals: list[str] = []
         for position, bundle in enumerate(self.bundles, start=first_position):
             reason = refusal(bundle.header, facts)
@@ -142,14 +153,24 @@ class Index:
                 refusals.append(f"{bundle.name}: {reason}")
             else:
                 refusals += (f"{bundle.name}: {why}" for why in self._add(position, bundle.header))
+                for problem, why in bundle.header.unserved.items():
+                    self._unserved.setdefault(problem, f"{bundle.name}: {why}")
         for places in self._declared.values():
             places.sort(key=self._is_unmeasured_here)  # stable: of equals, the one preferred
         self.refusals = (*refusals, *unusable)
-        self._sizes = _by_alignment(self._declared)
+        self._sizes = _by_alignment(self._declared, is_compact=True)
+        self._sizes_with_gaps = self._sizes
+        if any(
+            place.with_gaps is not place.served
+            for places in self._declared.values()
+            for place in places
+        ):
+            self._sizes_with_gaps = _by_alignment(self._declared, is_compact=False)
 
     def _add(self, position: int, header: Header) -> list[str]:
         """Take in a bundle's rankings; returns why some of its kernels are left out."""
         reasons = [unlaunchable(kernel) for kernel in header.kernels]
+        compact = {kernel.id for kernel in header.kernels if needs_compact(kernel)}
         for ranking in header.rankings:
             served = tuple(
                 Served(bundle=position, kernel=header.kernels[place.kernel], time_ns=place.time_ns)
@@ -157,42 +178,55 @@ class Index:
                 if reasons[place.kernel] is None
             )
             if served:
+                with_gaps = served
+                if compact:
+                    with_gaps = tuple(one for one in served if one.kernel.id not in compact)
                 places = self._declared.setdefault(ranking.problem, [])
-                places.append(_Place(position, ranking, served))
+                places.append(_Place(position, ranking, served, with_gaps))
         counts = Counter(reason for reason in reasons if reason is not None)
         return [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
 
-    def match(self, problem: Problem, alignment_bytes: int) -> Match | Miss:
+    def match(
+        self, problem: Problem, alignment_bytes: int, is_compact: bool = True
+    ) -> Match | Miss:
         """Find the kernels for a problem.
 
         Args:
             problem: What is to be computed.
             alignment_bytes: Largest power of two that divides every pointer, and in bytes every
                 contiguous extent and every stride other than that of 1, of the operands at hand.
+            is_compact: Whether they lie without gaps; see `operands.Request`.
         """
-        declared = self.match_declared(problem, alignment_bytes)
-        return declared or self.match_signature(problem, alignment_bytes)
+        declared = self.match_declared(problem, alignment_bytes, is_compact)
+        return declared or self.match_signature(problem, alignment_bytes, is_compact)
 
-    def match_declared(self, problem: Problem, alignment_bytes: int) -> Match | None:
+    def match_declared(
+        self, problem: Problem, alignment_bytes: int, is_compact: bool = True
+    ) -> Match | None:
         """The ranking that was shipped for a problem; None where there is none."""
         for place in self._declared.get(problem, ()):
-            kernels = _aligned(place, alignment_bytes)
+            kernels = _able(place, alignment_bytes, is_compact)
             if kernels:
                 return self._found(Basis.DECLARED, place, kernels)
         return None
 
-    def match_signature(self, problem: Problem, alignment_bytes: int) -> Match | Miss:
+    def match_signature(
+        self, problem: Problem, alignment_bytes: int, is_compact: bool = True
+    ) -> Match | Miss:
         """Kernels of a problem's signature, as ranked for its nearest declared problem."""
-        by_alignment = self._sizes.get(problem.signature)
+        indexed = self._sizes if is_compact else self._sizes_with_gaps
+        by_alignment = indexed.get(problem.signature)
         if by_alignment is None:
-            return Miss(reasons=(self._why_no_signature(problem.signature), *self.refusals))
+            reasons = (*self._why_unserved(problem), self._why_no_signature(problem.signature))
+            return Miss(reasons=(*reasons, *self.refusals))
         for needed, sizes in by_alignment:
             if needed <= alignment_bytes:
                 around = sizes.around(problem)
                 if self._can_interpolate(around):
-                    kernels = self._interpolated(around, alignment_bytes, problem)
+                    kernels = self._interpolated(around, alignment_bytes, is_compact, problem)
                 else:
-                    kernels = self._scaled(around.nearest, alignment_bytes, problem)
+                    near = around.nearest
+                    kernels = self._scaled(_able(near, alignment_bytes, is_compact), near, problem)
                 return self._found(Basis.SIGNATURE, around.nearest, kernels)
         reason = (
             f"operands are aligned to {alignment_bytes} bytes (pointers, contiguous extents and "
@@ -216,14 +250,14 @@ class Index:
         )
 
     def _interpolated(
-        self, around: Around[_Place], alignment_bytes: int, problem: Problem
+        self, around: Around[_Place], alignment_bytes: int, is_compact: bool, problem: Problem
     ) -> tuple[Served, ...]:
         """The kernels of two measured places, in the order that their times suggest between."""
         assert self.facts.multiprocessors is not None
         kernels = {
             served.kernel.id: served
             for place in (around.below, around.above)
-            for served in _aligned(place, alignment_bytes)
+            for served in _able(place, alignment_bytes, is_compact)
         }
         order = order_between(
             problem,
@@ -234,9 +268,10 @@ class Index:
         )
         return tuple(kernels[kernel_id] for kernel_id in order)
 
-    def _scaled(self, place: _Place, alignment_bytes: int, problem: Problem) -> tuple[Served, ...]:
+    def _scaled(
+        self, kernels: tuple[Served, ...], place: _Place, problem: Problem
+    ) -> tuple[Served, ...]:
         """The kernels of a near problem in the order that this one's sizes suggest."""
-        kernels = _aligned(place, alignment_bytes)
         multiprocessors = self.facts.multiprocessors
         if multiprocessors is None or any(served.time_ns is None for served in kernels):
             return kernels
@@ -264,7 +299,22 @@ class Index:
         header = self.bundles[place.bundle - self._first_position].header
         return header.sources[place.ranking.source]
 
+    def _why_unserved(self, problem: Problem) -> tuple[str, ...]:
+        """Why the build made no kernel for a problem, or for another of its signature."""
+        if problem in self._unserved:
+            return (self._unserved[problem],)
+        return tuple(
+            f"{why} (of {other.key}, likewise)"
+            for other, why in self._unserved.items()
+            if other.signature == problem.signature
+        )[:1]
+
     def _why_no_signature(self, wanted: Signature) -> str:
+        if wanted in self._sizes:
+            return (
+                f"rows or matrices of a, b or the result lie apart, and the kernels for "
+                f"{wanted.key} take them without gaps; make copies in the same layout"
+            )
         if self._sizes:
             return f"no bundled kernel computes {wanted.key} (bundled: {self._bundled})"
         if self.refusals or self.bundles:
@@ -284,23 +334,25 @@ _SizesByAlignment = list[tuple[int, NearestSizes[_Place]]]
 more. Kernels of a signature mostly agree, so that there is one."""
 
 
-def _by_alignment(declared: dict[Problem, list[_Place]]) -> dict[Signature, _SizesByAlignment]:
+def _by_alignment(
+    declared: dict[Problem, list[_Place]], *, is_compact: bool
+) -> dict[Signature, _SizesByAlignment]:
     of_signature: dict[Signature, list[tuple[Problem, list[_Place]]]] = {}
     for problem, places in declared.items():
         of_signature.setdefault(problem.signature, []).append((problem, places))
     indexed: dict[Signature, _SizesByAlignment] = {}
     for signature, problems in of_signature.items():
-        needs = {place.least_alignment for _, places in problems for place in places}
+        least = [
+            (problem, place, min(one.kernel.alignment_bytes for one in place.able(is_compact)))
+            for problem, places in problems
+            for place in places
+            if place.able(is_compact)
+        ]
+        if not least:
+            continue
         indexed[signature] = [
-            (
-                needed,
-                NearestSizes(
-                    (problem, able[0])
-                    for problem, places in problems
-                    if (able := [place for place in places if place.least_alignment <= needed])
-                ),
-            )
-            for needed in sorted(needs, reverse=True)
+            (needed, NearestSizes(_first_able(least, needed)))
+            for needed in sorted({alignment for _, _, alignment in least}, reverse=True)
         ]
     return indexed
 
@@ -313,15 +365,27 @@ def _row(place: _Place) -> Row:
     )
 
 
-def _aligned(place: _Place, alignment_bytes: int) -> tuple[Served, ...]:
-    served = place.served
+def _first_able(
+    least: Iterable[tuple[Problem, _Place, int]], alignment_bytes: int
+) -> Iterator[tuple[Problem, _Place]]:
+    """For each problem the first place that has a kernel for such an alignment."""
+    seen: Problem | None = None
+    for problem, place, needed in least:  # places of a problem one after the other
+        if needed <= alignment_bytes and problem is not seen:
+            seen = problem
+            yield problem, place
+
+
+def _able(place: _Place, alignment_bytes: int, is_compact: bool) -> tuple[Served, ...]:
+    """The kernels of a ranking that take operands that are so aligned, and compact or not."""
+    served = place.able(is_compact)
     if all(one.kernel.alignment_bytes <= alignment_bytes for one in served):
         return served
     return tuple(one for one in served if one.kernel.alignment_bytes <= alignment_bytes)
 
 
 def first_served(
-    match: Callable[[Problem, int], Match | Miss], asked: Sequence[Request]
+    match: Callable[[Problem, int, bool], Match | Miss], asked: Sequence[Request]
 ) -> tuple[Request, Match | Miss]:
     """Find the kernels for operands that can be read in several ways.
 
@@ -334,7 +398,7 @@ def first_served(
     """
     reasons: dict[str, None] = {}  # in order, each once
     for request in asked:
-        found = match(request.problem, request.alignment_bytes)
+        found = match(request.problem, request.alignment_bytes, request.is_compact)
         if isinstance(found, Match):
             return request, found
         reasons.update(dict.fromkeys(found.reasons))

@@ -1,8 +1,8 @@
 """The native launcher: registers kernels, launches them, and gives torch the operators.
 
 Importing this module loads nothing. `load` imports torch and TVM-FFI and then the library, which
-binds to both; the operators ``torch.ops.nvgemm_aot.mm``, ``bmm`` (with ``out`` forms) and ``abi``
-exist from then on.
+binds to both; the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``addmm``, ``baddbmm``,
+``scaled_mm`` and ``grouped_mm`` (each with an ``out`` form) and ``abi`` exist from then on.
 """
 
 from __future__ import annotations
@@ -16,11 +16,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from .autograd_refusal import register_refusals
+from .calling_convention import PLAIN, CallingConvention
+from .element_types import DType
+from .epilogue import Addend, addend_dtype
 from .errors import DriverError, NoKernelError, ToolchainError
+from .fakes import register_fakes
 from .problem import Op, Signature
+from .scales import ScaleRecipe
 from .target import Target
 
-ABI = 2
+ABI = 3
 """What ``torch.ops.nvgemm_aot.abi()`` answers: the version of the operators' schemas."""
 
 DEVICE_TYPE_CPU = 1
@@ -46,14 +51,17 @@ class Native:
     """The loaded library's functions.
 
     Attributes:
-        launch: ``launch(handle, a, b, out)`` checks everything and enqueues out = a @ b on the
-            current stream of the tensors' device. It raises ValueError or TypeError for operands
-            that the kernel cannot take, NoKernelError for an unknown handle, DriverError where the
-            driver fails, and what the kernel itself raises. Torch does not see the call:
+        launch: ``launch(handle, a, b, out, *extras)`` checks everything and enqueues what the
+            kernel computes on the current stream of the tensors' device. The extras are the tensors
+            that the kernel's signature has besides, in the order of `roles.extra_roles`: scale_a,
+            scale_b, offsets, addend. It raises ValueError or TypeError for operands that the kernel
+            cannot take, NoKernelError for an unknown handle, DriverError where the driver fails,
+            and what the kernel itself raises. The ends of groups are on the device, and not looked
+            at: see `extras.check_offset_values`. Torch does not see the call:
             derivatives, negative bits (``torch.Tensor.is_neg``), versions and tracing are the
             caller's to look after, see `nvgemm_runtime.eager`.
-        try_launch: ``try_launch(handle, a, b, out)`` is as ``launch``, but False, with nothing
-            launched, where that raises ValueError or TypeError, and True otherwise.
+        try_launch: ``try_launch(handle, a, b, out, *extras)`` is as ``launch``, but False, with
+            nothing launched, where that raises ValueError or TypeError, and True otherwise.
         open_kernel: ``open_kernel(image, symbol, name)`` loads a payload for as long as the process
             lives and gives the address of the function it exports as ``symbol``. It raises
             NoKernelError, which calls the payload ``name``, for an image that is damaged or lacks
@@ -67,8 +75,8 @@ class Native:
             from any thread.
     """
 
-    launch: Callable[[int, Any, Any, Any], None]
-    try_launch: Callable[[int, Any, Any, Any], bool]
+    launch: Callable[..., None]
+    try_launch: Callable[..., bool]
     open_kernel: Callable[[bytes, str, str], int]
     find_kernel: Callable[[str], int | None]
     out_dtype: Callable[[str], Any]
@@ -84,27 +92,44 @@ class Native:
         alignment_bytes: int,
         target: Target | None,
         workspace_bytes: int = 0,
+        convention: CallingConvention = PLAIN,
     ) -> int:
         """Make a loaded kernel launchable; the same id again gives the same handle.
 
         Args:
             id: sha256 of the kernel's content in hex, by which operators name it.
-            function_address: Address of its TVM-FFI function (a, b, out, stream). The library that
-                holds the function must stay loaded as long as the process lives.
+            function_address: Address of its TVM-FFI function. The library that holds the function
+                must stay loaded as long as the process lives.
             signature: What it computes.
             alignment_bytes: Alignment of pointers, contiguous extents and strides other than 1.
             target: Which GPUs it runs on; None for a kernel that runs on the CPU.
-            workspace_bytes: Device memory it needs besides its operands.
+            workspace_bytes: Device memory it needs besides its operands; each launch takes it from
+                torch's allocator.
+            convention: What its function takes, in order.
 
         Returns:
             The handle that `launch` takes, valid in this process.
 
         Raises:
-            ValueError: If a value is out of range, or the kernel needs a workspace.
+            ValueError: If a value is out of range, or the convention does not fit the signature.
         """
         return self._register_kernel(
-            id, function_address, alignment_bytes, workspace_bytes, *_built_for(signature, target)
+            id,
+            function_address,
+            alignment_bytes,
+            workspace_bytes,
+            *_built_for(signature, target),
+            *convention.parameters,
         )
+
+
+_OPS = (Op.MM, Op.BMM, Op.GROUPED_MM)
+_SCALES = {
+    recipe: 1 if recipe is ScaleRecipe.FP32_TENSOR else 3 if recipe.is_swizzled else 2
+    for recipe in ScaleRecipe
+}
+_ADDENDS = {Addend.ROW: 1, Addend.MATRIX: 2}
+"""Numbers of ``Op``, ``ScaleKind`` and ``AddendKind`` in csrc/gemm.h."""
 
 
 @functools.lru_cache(maxsize=256)  # a bundle has one target and few signatures
@@ -113,11 +138,17 @@ def _built_for(signature: Signature, target: Target | None) -> tuple[Any, ...]:
     import tvm_ffi
 
     major, minor = (0, 0) if target is None else target.capability
+    scales, epilogue = signature.scales, signature.epilogue
     return (
-        {Op.MM: 2, Op.BMM: 3}[signature.op],
+        _OPS.index(signature.op),
         *(tvm_ffi.dtype(dtype.torch_name) for dtype in (signature.a, signature.b, signature.out)),
         signature.layout.a_row_major,
         signature.layout.b_row_major,
+        0 if scales is None else _SCALES[scales],
+        0 if scales is None else scales.block or 0,
+        tvm_ffi.dtype((DType.FP32 if scales is None else scales.dtype).torch_name),
+        0 if epilogue is None else _ADDENDS[epilogue.addend],
+        tvm_ffi.dtype(addend_dtype(signature.out).torch_name),
         DEVICE_TYPE_CPU if target is None else DEVICE_TYPE_CUDA,
         major,
         minor,
@@ -182,40 +213,9 @@ def _load() -> Native:
         set_loader=module["set_loader"],
         _register_kernel=module["register_kernel"],
     )
-    _register_fakes(native)
+    register_fakes(native.out_dtype)
     register_refusals()
     return native
-
-
-def _register_fakes(native: Native) -> None:
-    """Tell torch the shape and dtype of each operator's result, for tracing."""
-    import torch
-
-    def result(a: torch.Tensor, b: torch.Tensor, kernel: str, rank: int) -> torch.Tensor:
-        torch._check(
-            a.dim() == rank and b.dim() == rank,
-            lambda: f"a and b have {a.dim()} and {b.dim()} dimensions; must have {rank}",
-        )
-        torch._check(
-            a.shape[-1] == b.shape[-2],
-            lambda: f"a is {tuple(a.shape)} and b is {tuple(b.shape)}; k must agree",
-        )
-        dtype = getattr(torch, str(native.out_dtype(kernel)))
-        return a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=dtype)
-
-    def mm(a: torch.Tensor, b: torch.Tensor, kernel: str) -> torch.Tensor:
-        return result(a, b, kernel, 2)
-
-    def bmm(a: torch.Tensor, b: torch.Tensor, kernel: str) -> torch.Tensor:
-        return result(a, b, kernel, 3)
-
-    def out_form(a: torch.Tensor, b: torch.Tensor, kernel: str, *, out: torch.Tensor) -> None:
-        pass  # it changes values alone
-
-    torch.library.register_fake("nvgemm_aot::mm", mm)
-    torch.library.register_fake("nvgemm_aot::bmm", bmm)
-    torch.library.register_fake("nvgemm_aot::mm.out", out_form)
-    torch.library.register_fake("nvgemm_aot::bmm.out", out_form)
 
 
 def abi() -> int:

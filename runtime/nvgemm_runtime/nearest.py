@@ -41,9 +41,9 @@ class Around(Generic[T]):
 class NearestSizes(Generic[T]):
     """What belongs to each of some declared problems of one signature, found by sizes.
 
-    Closeness is the ratio of sizes: by n, k and batch first, then by m. m comes last because it
-    varies at run time, while n and k are a model's weights. Equally near are told apart by size,
-    smaller first, so that the answer never depends on an order of insertion.
+    Closeness is the ratio of sizes: by n, k and batch or groups first, then by m. m comes last
+    because it varies at run time, while n and k are a model's weights. Equally near are told apart
+    by size, smaller first, so that the answer never depends on an order of insertion.
 
     Args:
         entries: Problems, each once, with what belongs to it; at least one.
@@ -52,7 +52,7 @@ class NearestSizes(Generic[T]):
     def __init__(self, entries: Iterable[tuple[Problem, T]]) -> None:
         rows: dict[_Sizes, list[tuple[int, T]]] = {}
         for problem, item in entries:
-            rows.setdefault((problem.n, problem.k, problem.batch), []).append((problem.m, item))
+            rows.setdefault(_weights(problem), []).append((problem.m, item))
         self._ms: dict[_Sizes, list[int]] = {}
         self._items: dict[_Sizes, list[T]] = {}
         for sizes, row in rows.items():
@@ -66,8 +66,8 @@ class NearestSizes(Generic[T]):
         return self.around(problem).nearest
 
     def around(self, problem: Problem) -> Around[T]:
-        """What belongs to the declared m around this one, of the nearest n, k and batch."""
-        sizes = (problem.n, problem.k, problem.batch)
+        """What belongs to the m around this one that are declared for the nearest other sizes."""
+        sizes = _weights(problem)
         if sizes not in self._ms:
             _, sizes = _nearest(self._tree, _point(sizes), (math.inf, sizes))
         ms, items = self._ms[sizes], self._items[sizes]
@@ -87,9 +87,14 @@ def _around(ms: list[int], m: int) -> tuple[int, int]:
     return (above, above) if above == 0 or ms[above] == m else (above - 1, above)
 
 
+def _weights(problem: Problem) -> _Sizes:
+    """All but m. Either a batch or groups may be more than 1."""
+    return problem.n, problem.k, problem.batch * problem.groups
+
+
 def _point(sizes: _Sizes) -> _Point:
-    n, k, batch = sizes
-    return math.log2(n), math.log2(k), math.log2(batch)
+    n, k, count = sizes
+    return math.log2(n), math.log2(k), math.log2(count)
 
 
 def _make_tree(points: _Leaf) -> _Node:
@@ -109,9 +114,9 @@ def _make_tree(points: _Leaf) -> _Node:
 
 def _nearest(node: _Node, wanted: _Point, best: tuple[float, _Sizes]) -> tuple[float, _Sizes]:
     if isinstance(node, list):
-        n, k, batch = wanted
+        n, k, count = wanted
         for point, sizes in node:
-            distance = abs(point[0] - n) + abs(point[1] - k) + abs(point[2] - batch)
+            distance = abs(point[0] - n) + abs(point[1] - k) + abs(point[2] - count)
             if distance < best[0] or (distance == best[0] and sizes < best[1]):
                 best = distance, sizes
         return best

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .epilogue import Addend, Epilogue
 from .errors import NoKernelError
 from .extras import NOTHING, Extras, check_offsets, read_epilogue, read_scales
 from .problem import DType, Layout, Op, Problem, Signature
@@ -25,7 +25,7 @@ class Request:
     Attributes:
         problem: What is to be computed.
         alignment_bytes: Largest power of two, up to 256, that divides every pointer (but those of
-            swizzled scales and of offsets, which have rules of their own), and in bytes every
+            scales and of offsets, which have rules of their own), and in bytes every
             contiguous extent and every stride other than that of 1.
         is_compact: Whether A, B and the result lie without gaps, as kernels need them that are
             given addresses and no strides.
@@ -105,30 +105,38 @@ def check_kinds(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | No
         ValueError: If one is sparse, of another library's layout, quantized, fake, or inside a
             transform of ``torch.func``.
     """
+    for name, tensor in (("a", a), ("b", b), ("out", out)):
+        if tensor is not None:
+            check_kind(op.value, name, tensor)
+
+
+def check_kind(where: str, name: str, tensor: torch.Tensor) -> None:
+    """Check one operand as `check_kinds` does.
+
+    Args:
+        where: What messages call the function.
+        name: What they call the operand.
+        tensor: The operand.
+    """
     import torch
 
-    for name, tensor in (("a", a), ("b", b), ("out", out)):
-        if tensor is None:
-            continue
-        if tensor.layout is not torch.strided:
-            raise ValueError(
-                f"{op.value}: {name} has layout {tensor.layout}, must have torch.strided; "
-                "call .to_dense() on it"
-            )
-        if tensor.is_quantized:
-            raise ValueError(
-                f"{op.value}: {name} is quantized ({tensor.dtype}); call .int_repr() on it"
-            )
-        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
-            kind = "inside a transform of torch.func"
-        elif isinstance(tensor, _fake_tensor()) or torch._is_functional_tensor(tensor):
-            kind = "a fake or functional tensor"
-        else:
-            continue
+    if tensor.layout is not torch.strided:
         raise ValueError(
-            f"{op.value}: {name} is {kind}, which this function cannot see into; call "
-            f"torch.ops.nvgemm_aot.{op.value} (nvgemm_runtime.load_operators() gives it)"
+            f"{where}: {name} has layout {tensor.layout}, must have torch.strided; "
+            "call .to_dense() on it"
         )
+    if tensor.is_quantized:
+        raise ValueError(f"{where}: {name} is quantized ({tensor.dtype}); call .int_repr() on it")
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        kind = "inside a transform of torch.func"
+    elif isinstance(tensor, _fake_tensor()) or torch._is_functional_tensor(tensor):
+        kind = "a fake or functional tensor"
+    else:
+        return
+    raise ValueError(
+        f"{where}: {name} is {kind}, which this function cannot see into; call "
+        f"torch.ops.nvgemm_aot.{where} (nvgemm_runtime.load_operators() gives it)"
+    )
 
 
 @functools.cache
@@ -211,7 +219,7 @@ def requests(
         alignment, is_compact = _power_of_two(result.bytes_of(n)), True
     else:
         alignment, is_compact = _out_alignment_bytes(out), _lies_compact(out, -1, -2)
-    alignment = min(alignment, *(_extra_alignment_bytes(extras)))
+    alignment = min(alignment, _addend_alignment_bytes(extras.addend, epilogue))
     found = []
     for a_major, a_alignment in readings["a"]:
         for b_major, b_alignment in readings["b"]:
@@ -250,18 +258,19 @@ def _lies_compact(tensor: torch.Tensor, inner: int, outer: int) -> bool:
     return len(shape) < 3 or shape[0] == 1 or strides[0] == shape[-1] * shape[-2]
 
 
-def _extra_alignment_bytes(extras: Extras) -> Iterator[int]:
-    """Alignments of addend and row-wise scales, which kernels hold to the rule of operands."""
-    yield MAX_ALIGNMENT_BYTES
-    for scale in (extras.scale_a, extras.scale_b):
-        if scale is not None and scale.element_size() > 1:
-            yield _power_of_two(scale.data_ptr())
-    addend = extras.addend
-    if addend is not None:
-        yield _power_of_two(addend.data_ptr())
-        for extent, stride in zip(addend.shape[:-1], addend.stride()[:-1]):
-            if extent > 1:
-                yield _power_of_two(stride * addend.element_size())
+def _addend_alignment_bytes(addend: torch.Tensor | None, epilogue: Epilogue | None) -> int:
+    """Alignment of what is added, which kernels hold to the rule of operands."""
+    if epilogue is None or addend is None:
+        return MAX_ALIGNMENT_BYTES
+    if epilogue.addend is Addend.ROW:
+        return _power_of_two(addend.data_ptr() | addend.shape[-1] * addend.element_size())
+    alignment = _alignment_bytes(addend, -1, -2)
+    if alignment is None:
+        raise NoKernelError(
+            f"what is added is not row-major, or its elements share memory (shape "
+            f"{list(addend.shape)}, strides {list(addend.stride())}); call .contiguous() on it"
+        )
+    return alignment
 
 
 def _out_alignment_bytes(out: torch.Tensor) -> int:

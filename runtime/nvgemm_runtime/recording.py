@@ -11,7 +11,9 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from .epilogue import Epilogue
 from .problem import DType, Layout, Op, Problem, Signature
+from .scales import ScaleRecipe
 
 TARGETS = ("sm_90a", "sm_100a", "sm_100f", "sm_103a")
 """What a recording can be made for: what the builder builds for."""
@@ -25,8 +27,11 @@ _FIXED_LINES = (_FIRST_LINE, _VERSION_LINE, "gemms:", "gemms: []", _OTHERS_LINE)
 _NAME = re.compile(r'name: "([a-z0-9.\-]+)"')
 _TARGETS = re.compile(r"targets: \[([a-z0-9_]+(?:, [a-z0-9_]+)*)\]")
 _GEMM = re.compile(
-    r"- \{op: (\w+), dtype: (\w+), out: (\w+), layout: (\w+),(?: batch: ([1-9][0-9]*),)?"
-    r" m: ([1-9][0-9]*), n: ([1-9][0-9]*), k: ([1-9][0-9]*), count: ([1-9][0-9]*)\}"
+    r"- \{op: (?P<op>\w+), dtype: (?P<dtype>\w+), out: (?P<out>\w+), layout: (?P<layout>\w+),"
+    r"(?: scales: (?P<scales>\w+),)?(?: epilogue: (?P<epilogue>\w+),)?"
+    r"(?: batch: (?P<batch>[1-9][0-9]*),)?(?: groups: (?P<groups>[1-9][0-9]*),)?"
+    r" m: (?P<m>[1-9][0-9]*), n: (?P<n>[1-9][0-9]*), k: (?P<k>[1-9][0-9]*),"
+    r" count: (?P<count>[1-9][0-9]*)\}"
 )
 _OTHER = re.compile(r"# ([1-9][0-9]*) x (.+)")
 
@@ -108,10 +113,10 @@ def _read_line(line: str, recording: Recording) -> bool:
     """Take in what a line says; False if it can be in no recording."""
     if match := _GEMM.fullmatch(line):
         try:
-            problem = _problem(*match.groups()[:-1])
+            problem = _problem(match.groupdict())
         except ValueError:
             return False
-        recording.problems[problem] += int(match[9])
+        recording.problems[problem] += int(match["count"])
     elif match := _OTHER.fullmatch(line):
         recording.others[match[2]] += int(match[1])
     elif match := _NAME.fullmatch(line):
@@ -124,19 +129,26 @@ def _read_line(line: str, recording: Recording) -> bool:
     return True
 
 
-def _problem(
-    op: str, dtype: str, out: str, layout: str, batch: str | None, m: str, n: str, k: str
-) -> Problem:
-    operand = DType(dtype)
+def _problem(texts: dict[str, str | None]) -> Problem:
+    """The problem that an entry declares.
+
+    Raises:
+        ValueError: If there is none such.
+    """
+    operand = DType(texts["dtype"])
+    scales, epilogue = texts["scales"], texts["epilogue"]
     signature = Signature(
-        op=Op(op),
-        layout=Layout(layout),
+        op=Op(texts["op"]),
+        layout=Layout(texts["layout"]),
         a=operand,
         b=operand,
         accumulator=DType.INT32 if operand.is_integer else DType.FP32,
-        out=DType(out),
+        out=DType(texts["out"]),
+        scales=None if scales is None else ScaleRecipe(scales),
+        epilogue=None if epilogue is None else Epilogue(epilogue),
     )
-    return Problem(signature=signature, m=int(m), n=int(n), k=int(k), batch=int(batch or 1))
+    sizes = {name: int(texts[name] or 1) for name in ("m", "n", "k", "batch", "groups")}
+    return Problem(signature=signature, **sizes)
 
 
 def gemm_line(problem: Problem, count: int | None = None) -> str:
@@ -147,17 +159,26 @@ def gemm_line(problem: Problem, count: int | None = None) -> str:
         count: How often it was met; left out if None.
     """
     signature = problem.signature
-    batch = f" batch: {problem.batch}," if signature.op is Op.BMM else ""
-    counted = "" if count is None else f", count: {count}"
-    return (
-        f"- {{op: {signature.op.value}, dtype: {signature.a.value}, out: {signature.out.value}, "
-        f"layout: {signature.layout.value},{batch} m: {problem.m}, n: {problem.n}, "
-        f"k: {problem.k}{counted}}}"
-    )
+    values = {
+        "op": signature.op.value,
+        "dtype": signature.a.value,
+        "out": signature.out.value,
+        "layout": signature.layout.value,
+        "scales": signature.scales and signature.scales.value,
+        "epilogue": signature.epilogue and signature.epilogue.value,
+        "batch": problem.batch if signature.op is Op.BMM else None,
+        "groups": problem.groups if signature.op is Op.GROUPED_MM else None,
+        "m": problem.m,
+        "n": problem.n,
+        "k": problem.k,
+        "count": count,
+    }
+    given = (f"{key}: {value}" for key, value in values.items() if value is not None)
+    return f"- {{{', '.join(given)}}}"
 
 
 def _order(problem: Problem) -> tuple[str, int, int, int, int]:
-    return (problem.signature.key, problem.n, problem.k, problem.batch, problem.m)
+    return (problem.signature.key, problem.n, problem.k, problem.batch * problem.groups, problem.m)
 
 
 def _line(text: str) -> str:

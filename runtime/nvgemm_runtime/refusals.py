@@ -20,6 +20,12 @@ def unlaunchable(kernel: Kernel) -> str | None:
     return misfit and f"calling convention {kernel.calling_convention!r}: {misfit}"
 
 
+def needs_compact(kernel: Kernel) -> bool:
+    """Whether a kernel takes operands without gaps alone, for it is given no strides."""
+    convention = parse_calling_convention(kernel.calling_convention)
+    return convention is not None and convention.needs_compact
+
+
 def refusal(header: Header, facts: DeviceFacts) -> str | None:
     """Why a device cannot run a bundle's kernels, or None."""
     target = header.target

@@ -17,13 +17,16 @@ def waves(design: KernelDesign, problem: Problem, multiprocessors: int) -> int:
 
     Args:
         design: Its tile and cluster.
-        problem: Sizes of any signature.
+        problem: Sizes of any signature; rows are taken to be shared out evenly among groups.
         multiprocessors: Streaming multiprocessors of the GPU.
     """
     blocks = (
-        _blocks(problem.m, design.tile[0], design.ctas_per_tile, design.cluster[0])
+        _blocks(
+            -(-problem.m // problem.groups), design.tile[0], design.ctas_per_tile, design.cluster[0]
+        )
         * _blocks(problem.n, design.tile[1], 1, design.cluster[1])
         * problem.batch
+        * problem.groups
     )
     return -(-blocks // multiprocessors)
 

@@ -9,14 +9,17 @@ import threading
 
 import pytest
 import torch
+from edges import problem_of
+from gemm_arguments import Arguments, exact_arguments, poisoned
+from gemm_reference import assert_exact
 from installed import installed_kernels
-from operands import assert_exact, operands, poisoned
 
 from nvgemm_runtime.api import choose, explain, load_kernel, mm
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.operands import torch_dtype
 from nvgemm_runtime.problem import Op
+from nvgemm_runtime.roles import extra_roles
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -27,13 +30,18 @@ def kernel() -> Kernel:
     for _, kernel in installed_kernels():
         signature = kernel.signature
         sixteen_bits = signature.a.bits == 16 and signature.out is signature.a
-        if signature.op is Op.MM and signature.layout.value == "tn" and sixteen_bits:
+        plain = signature.op is Op.MM and not extra_roles(signature)
+        if plain and signature.layout.value == "tn" and sixteen_bits:
             return kernel
     pytest.fail("no installed kernel for mm/tn")
 
 
+def exact(kernel: Kernel, m: int, n: int, k: int, device: str = "cuda") -> Arguments:
+    return exact_arguments(problem_of(kernel.signature, m, n, k), device)
+
+
 def test_runs_on_the_current_stream(kernel: Kernel) -> None:
-    a, b, out = operands(kernel.signature, (1, 1024, 1024, 1024), exact=True)
+    a, b, out = exact(kernel, 1024, 1024, 1024).operands()
     torch.cuda.synchronize()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -45,7 +53,8 @@ def test_runs_on_the_current_stream(kernel: Kernel) -> None:
 
 
 def test_two_streams_do_not_wait_for_each_other(kernel: Kernel) -> None:
-    a, b, out = operands(kernel.signature, (1, 256, 256, 256), exact=True)
+    arguments = exact(kernel, 256, 256, 256)
+    a, b, out = arguments.operands()
     mm(a, b, out, kernel=kernel.id)
     torch.cuda.synchronize()
     busy, free = torch.cuda.Stream(), torch.cuda.Stream()
@@ -59,12 +68,13 @@ def test_two_streams_do_not_wait_for_each_other(kernel: Kernel) -> None:
         mm(a, b, result, kernel=kernel.id)
     free.synchronize()
     assert not blocked.query(), "the other stream is still busy"
-    assert_exact(result, a, b)
+    assert_exact(result, arguments)
     busy.synchronize()
 
 
 def test_cuda_graphs_capture_and_replay(kernel: Kernel) -> None:
-    a, b, out = operands(kernel.signature, (1, 512, 512, 512), exact=True)
+    arguments = exact(kernel, 512, 512, 512)
+    a, b, out = arguments.operands()
     mm(a, b, out, kernel=kernel.id)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -76,8 +86,8 @@ def test_cuda_graphs_capture_and_replay(kernel: Kernel) -> None:
         second.fill_(float("nan"))
         graph.replay()
         torch.cuda.synchronize()
-        assert_exact(out, a, b)
-        assert_exact(second, a, b)
+        assert_exact(out, arguments)
+        assert_exact(second, arguments)
 
 
 RACE = """
@@ -141,32 +151,30 @@ def test_threads_race_on_the_first_use_of_two_gpus(kernel: Kernel) -> None:
 
 @two_gpus
 def test_launches_on_two_gpus_interleave_and_restore_the_device(kernel: Kernel) -> None:
-    pairs = [
-        operands(kernel.signature, (1, 128, 256, 64), exact=True, device=f"cuda:{i}")
-        for i in (0, 1)
-    ]
+    pairs = [exact(kernel, 128, 256, 64, device=f"cuda:{i}") for i in (0, 1)]
     for _ in range(10):
         for current in (0, 1):
             torch.cuda.set_device(current)
-            for a, b, out in pairs:
-                out.fill_(float("nan"))
-                mm(a, b, out, kernel=kernel.id)
+            for arguments in pairs:
+                arguments.out.fill_(float("nan"))
+                mm(*arguments.operands(), kernel=kernel.id)
                 assert torch.cuda.current_device() == current
     torch.cuda.set_device(0)
-    for a, b, out in pairs:
-        torch.cuda.synchronize(out.device)
-        assert_exact(out, a, b)
+    for arguments in pairs:
+        torch.cuda.synchronize(arguments.out.device)
+        assert_exact(arguments.out, arguments)
 
 
 @two_gpus
 def test_operands_on_two_gpus_are_refused(kernel: Kernel) -> None:
-    a, b, out = operands(kernel.signature, (1, 128, 256, 64), exact=True)
+    a, b, out = exact(kernel, 128, 256, 64).operands()
     with pytest.raises(ValueError, match="cuda"):
         mm(a, b.to("cuda:1"), out, kernel=kernel.id)
 
 
 def test_refuses_what_a_kernel_cannot_take(kernel: Kernel) -> None:
-    a, b, out = operands(kernel.signature, (1, 64, 64, 64), exact=True)
+    arguments = exact(kernel, 64, 64, 64)
+    a, b, out = arguments.operands()
     other = torch.float16 if a.dtype == torch.bfloat16 else torch.bfloat16
     flat = torch.empty(64 * 64 + 8, dtype=a.dtype, device="cuda")
     cases = {
@@ -186,7 +194,7 @@ def test_refuses_what_a_kernel_cannot_take(kernel: Kernel) -> None:
     with pytest.raises(RuntimeError, match="requires grad"):
         mm(a.detach().requires_grad_(), b, out, kernel=kernel.id)
     mm(a, b, out, kernel=kernel.id)
-    assert_exact(out, a, b)
+    assert_exact(out, arguments)
 
 
 def test_unknown_kernel_is_refused() -> None:
@@ -196,12 +204,13 @@ def test_unknown_kernel_is_refused() -> None:
 
 
 def test_chooses_and_explains(kernel: Kernel) -> None:
-    a, b, out = operands(kernel.signature, (1, 333, 4096, 4096), exact=True)
+    arguments = exact(kernel, 333, 4096, 4096)
+    a, b, out = arguments.operands()
     explanation = explain(a, b)
     assert explanation.match is not None
     assert choose(a, b, out).kernel.id == explanation.match.kernels[0].kernel.id
     mm(a, b, out)
-    assert_exact(out, a, b)
+    assert_exact(out, arguments)
     missed = explain(a.double(), b.double())
     assert missed.match is None
     assert missed.reasons

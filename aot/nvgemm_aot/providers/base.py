@@ -19,6 +19,7 @@ class Candidate:
     Attributes:
         provider, operator: The provider's name and its own name for the operator.
         signature: What the kernel would compute.
+        calling_convention: How it would be called; see `nvgemm_runtime.calling_convention`.
         design: How it would work, without the device-dependent constants.
         cluster_sizes: Sizes, in thread blocks, of the clusters whose number on the device is
             compiled in; empty where the kernel does not depend on the device profile.
@@ -26,17 +27,21 @@ class Candidate:
         preference: Order among operators that the model cannot tell apart; lower is better.
         alignment_bytes: Alignment of pointers, and of strides other than 1.
         workspace_bytes: Device memory that a launch needs besides its operands.
+        added_code: What the provider adds to the operator's own code, such as an epilogue's source;
+            the cache is keyed on it.
     """
 
     provider: str
     operator: str
     signature: Signature
+    calling_convention: str
     design: KernelDesign
     cluster_sizes: tuple[int, ...]
     block_shape: BlockShape
     preference: int
     alignment_bytes: int
     workspace_bytes: int
+    added_code: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +54,17 @@ class Rejection:
 
 @dataclass(frozen=True, kw_only=True)
 class Enumeration:
-    """All operators that a provider knows for a signature on a target."""
+    """All operators that a provider knows for a signature on a target.
 
-    candidates: tuple[Candidate, ...]
-    rejections: tuple[Rejection, ...]
+    Attributes:
+        candidates: Those that can be compiled.
+        rejections: Those left out.
+        absence: Why there is none made for such signatures, or None where there are some.
+    """
+
+    candidates: tuple[Candidate, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
+    absence: str | None = None
 
 
 class Provider(Protocol):
@@ -60,13 +72,11 @@ class Provider(Protocol):
 
     Attributes:
         name: Its name in the table of providers, or ``module:class``.
-        calling_convention: How its kernels are called; see `nvgemm_runtime.format.Kernel`.
         recipe: Names the way its objects are made. It must change when the same versions of the
             toolchain would come to give other code: the cache is keyed on it.
     """
 
     name: str
-    calling_convention: str
     recipe: str
 
     def toolchain(self) -> dict[str, str]:

@@ -49,7 +49,18 @@ def read_together(bundles: Sequence[Bundle]) -> BundleContent:
         for ranking in content.rankings:
             key = ranking.problem.key
             rankings[key] = _joined(rankings[key], ranking) if key in rankings else ranking
-    return replace(first, kernels=tuple(kernels.values()), rankings=tuple(rankings.values()))
+    ranked = {ranking.problem for ranking in rankings.values()}
+    return replace(
+        first,
+        kernels=tuple(kernels.values()),
+        rankings=tuple(rankings.values()),
+        unserved={
+            problem: reason
+            for content in reversed(contents)
+            for problem, reason in content.unserved.items()
+            if problem not in ranked
+        },
+    )
 
 
 def _text(value: object) -> str:
@@ -78,7 +89,8 @@ def tuned_content(
 ) -> BundleContent:
     """A content whose rankings are those that were measured, without kernels that are wrong.
 
-    A kernel that is wrong for one problem is in no ranking any more, and not in the bundle.
+    A kernel that is wrong for one problem is in no ranking any more, and not in the bundle. A
+    problem of which no kernel is left is among those without one.
 
     Args:
         content: The bundle as it was.
@@ -92,17 +104,25 @@ def tuned_content(
         TuningError: If no right kernel is left.
     """
     wrong = {*broken, *(id_ for outcome in outcomes.values() for id_ in outcome.wrong)}
-    rankings = []
+    rankings, unserved = [], dict(content.unserved)
     for ranking in content.rankings:
         outcome = outcomes.get(ranking.problem.key)
         made = ranking if outcome is None else _measured(ranking, outcome, by=by, gpu=gpu)
         made = _without(made, wrong)
         if made.kernels:
             rankings.append(made)
+        else:
+            unserved[made.problem] = "all kernels that were made for it compute wrong results"
     kernels = tuple(kernel for kernel in content.kernels if kernel.id not in wrong)
     if not kernels or not rankings:
         raise TuningError(f"all kernels are wrong ({len(wrong)} of {len(content.kernels)})")
-    return replace(content, generator=generator, kernels=kernels, rankings=tuple(rankings))
+    return replace(
+        content,
+        generator=generator,
+        kernels=kernels,
+        rankings=tuple(rankings),
+        unserved=unserved,
+    )
 
 
 def _measured(ranking: ProblemRanking, outcome: Outcome, *, by: str, gpu: str) -> ProblemRanking:
@@ -147,6 +167,7 @@ def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
             ]
             for ranking in content.rankings
         ),
+        "unserved": {problem.key: reason for problem, reason in content.unserved.items()},
     }
     return replace(content, build_key=sha256_hex(canonical_json(document)))
 

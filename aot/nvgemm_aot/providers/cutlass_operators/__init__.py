@@ -1,0 +1,226 @@
+"""Provider of NVIDIA's ``cutlass.operators``: CuTe-DSL GEMMs for Hopper and Blackwell.
+
+`families` says which operators compute what, and how each is called; the provider lists and
+compiles them. Importing it is cheap; the compiler is imported when a method first needs it.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import tempfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from nvgemm_runtime.errors import CompileError, ToolchainError
+from nvgemm_runtime.format import KernelDesign
+from nvgemm_runtime.problem import Signature
+from nvgemm_runtime.support import unsupported
+
+from ...heuristics import MatmulHeuristics
+from ...runtime_model import RuntimeModel
+from ...targets import BuildTarget
+from ..base import Candidate, Enumeration, Rejection
+from . import library
+from .families import family_of
+from .family import Family
+
+_log = logging.getLogger(__name__)
+
+_DISTRIBUTIONS = (
+    "nvidia-cutlass-dsl",
+    "nvidia-cutlass-dsl-libs-base",
+    "nvidia-cutlass-dsl-libs-core",
+    "nvidia-cutlass-dsl-libs-cu13",
+    "nvidia-cutlass-operators",
+    "apache-tvm-ffi",
+)
+"""Distributions whose versions shape the code."""
+
+_COMPILER_VARIABLES = ("CUTE_DSL_", "CUTLASS_")
+"""What the names of the environment variables begin with that the compiler reads."""
+
+_ARCHITECTURE_VARIABLE, _ARCHITECTURE = "CUTE_DSL_ARCH", "sm_100a"
+"""What the compiler takes itself for where no GPU is; each kernel is compiled for its own target.
+
+Said beforehand, for it asks the driver otherwise: where all GPUs are hidden, over a hundred times,
+which took 4 s a process on a machine with an H200, and 90 s where 16 did so at once.
+"""
+
+_FUNCTION_NAME = "gemm"
+
+
+class CutlassOperators:
+    """Lists and compiles the operators of ``cutlass.operators``."""
+
+    name = "cutlass_operators"
+    recipe = f"1, host {library.HOST_CPU} {library.HOST_FEATURES}"
+
+    def toolchain(self) -> dict[str, str]:
+        """Versions of the compiler's distributions; see `Provider.toolchain`."""
+        try:
+            return {name: version(name) for name in _DISTRIBUTIONS}
+        except PackageNotFoundError as error:
+            raise ToolchainError(
+                f"cannot compile kernels: {error.name} is not installed; "
+                "run: pip install 'nvgemm-aot[build]'"
+            ) from error
+
+    def prepare(self) -> None:
+        """Import the compiler and compile nothing once; see `Provider.prepare`.
+
+        Drops the compiler's variables from this process's environment: they change the code that
+        comes out, and the cache knows nothing of them.
+        """
+        for name in [name for name in os.environ if name.startswith(_COMPILER_VARIABLES)]:
+            value = os.environ.pop(name)
+            if (name, value) != (_ARCHITECTURE_VARIABLE, _ARCHITECTURE):
+                _log.warning("%s=%s is ignored by builds", name, value)
+        os.environ[_ARCHITECTURE_VARIABLE] = _ARCHITECTURE
+        library.import_operators()
+        library.warm_up()
+
+    def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
+        """List operators by their metadata; see `Provider.enumerate`."""
+        reason = unsupported(signature)
+        family = family_of(signature)
+        if reason is not None or family is None:
+            return Enumeration(absence=reason or f"no operator computes {signature.key}")
+        candidates, rejections = [], []
+        absence: str | None = family.absence(signature, target)
+        for operator in self._operators(signature, target.target.arch).values():
+            kind = type(operator).__name__
+            if kind in family.operators:
+                absence = None
+            reason = _outdated(operator, target)
+            if reason is None and kind not in family.operators:
+                reason = family.stranger(kind)
+            reason = reason or family.unfit(operator, signature)
+            if reason is None:
+                candidates.append(self._candidate(operator, signature, family))
+            else:
+                rejections.append(
+                    Rejection(operator=operator.metadata.operator_name, reason=reason)
+                )
+        return Enumeration(
+            candidates=tuple(candidates), rejections=tuple(rejections), absence=absence
+        )
+
+    def runtime_model(self, target: BuildTarget) -> RuntimeModel:
+        """NvMatmulHeuristics' model of the device; see `Provider.runtime_model`."""
+        device = target.device
+        return MatmulHeuristics(device.heuristics_gpu, device.shared_memory_per_block_bytes.value)
+
+    def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
+        """Compile one operator to an object; see `Provider.compile`."""
+        arch = target.target.arch
+        signature = candidate.signature
+        operator = self._operators(signature, arch)[candidate.operator]
+        hardware = library.hardware_facts(target.device)
+        with hardware as asked, tempfile.TemporaryDirectory() as directory:
+            path = Path(directory) / "kernel.o"
+            try:
+                library.warm_up()
+                artifact = _family(signature).compile(
+                    operator, _sample_arguments(signature), arch.removeprefix("sm_")
+                )
+                library.use_baseline_host_code(artifact.compiled_obj.ir_module)
+                artifact.compiled_obj.export_to_c(
+                    object_file_path=str(path), function_name=_FUNCTION_NAME
+                )
+            except OSError:
+                raise
+            except Exception as error:  # the compiler raises whatever its passes raise
+                raise CompileError(
+                    f"{candidate.operator} for {arch}: {_first_line(error)}"
+                ) from error
+            unexpected = sorted(asked - set(candidate.cluster_sizes))
+            if unexpected:
+                raise CompileError(
+                    f"{candidate.operator} for {arch}: asked for the capacity of clusters of "
+                    f"{unexpected}, declared {candidate.cluster_sizes}: "
+                    "this provider does not know the operator well enough to cache it"
+                )
+            return path.read_bytes()
+
+    @functools.cached_property
+    def _operator_cache(self) -> dict[tuple[Signature, str], dict[str, Any]]:
+        return {}
+
+    def _operators(self, signature: Signature, arch: str) -> dict[str, Any]:
+        """Operators of a signature by name, in the order that the library lists them."""
+        key = (signature, arch)
+        if key not in self._operator_cache:
+            found = library.import_operators().get_operators(
+                args=_sample_arguments(signature), target_sm=arch.removeprefix("sm_")
+            )
+            self._operator_cache[key] = {
+                operator.metadata.operator_name: operator for operator in found
+            }
+        return self._operator_cache[key]
+
+    def _candidate(self, operator: Any, signature: Signature, family: Family) -> Candidate:
+        metadata = operator.metadata
+        design = family.design(metadata)
+        constraints = (metadata.operands.A, metadata.operands.B, metadata.operands.out)
+        workspace = operator.get_workspace_size(_sample_arguments(signature))
+        parameters = list(family.parameters(signature))
+        if workspace.size_bytes:
+            parameters.insert(parameters.index("stream"), "workspace")
+        return Candidate(
+            provider=self.name,
+            operator=metadata.operator_name,
+            signature=signature,
+            design=design,
+            cluster_sizes=_cluster_sizes(design),
+            block_shape=family.block_shape(metadata),
+            preference=_preference(design),
+            alignment_bytes=max(operand.ptr_alignment_bytes for operand in constraints),
+            workspace_bytes=workspace.size_bytes,
+            calling_convention=f"tvm_ffi:{_FUNCTION_NAME}({','.join(parameters)})",
+            added_code=family.added_code(signature),
+        )
+
+
+def _outdated(operator: Any, target: BuildTarget) -> str | None:
+    """Why an operator is too old for a target, or None."""
+    native = target.target.capability[0] * 10
+    designed_for = operator.metadata.operator_class.designed_for_min_cc
+    if designed_for < native:
+        return f"designed for sm_{designed_for}: it does not use the tensor cores of sm_{native}"
+    return None
+
+
+def _cluster_sizes(design: KernelDesign) -> tuple[int, ...]:
+    if design.scheduler != "static_persistent":
+        return ()
+    shapes = [design.cluster, *([design.fallback_cluster] if design.fallback_cluster else [])]
+    return tuple(sorted({m * n for m, n in shapes}))
+
+
+def _preference(design: KernelDesign) -> int:
+    """Prior order of schedulers: dynamic ones balance uneven waves; fallbacks cost a little."""
+    return 2 * (design.scheduler == "static_persistent") + (design.fallback_cluster is not None)
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
+
+
+@functools.cache
+def _sample_arguments(signature: Signature) -> Any:
+    """What a signature's operators are listed and compiled with."""
+    library.import_operators()
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return _family(signature).arguments(signature)
+
+
+def _family(signature: Signature) -> Family:
+    family = family_of(signature)
+    assert family is not None  # or `CutlassOperators.enumerate` names no candidate
+    return family

@@ -1,0 +1,61 @@
+"""GEMMs of operands with a scale for each block of 16 or 32 values along k."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from nvgemm_runtime.format import KernelDesign
+from nvgemm_runtime.problem import Op, Signature
+from nvgemm_runtime.roles import Role
+
+from ...targets import BuildTarget
+from .family import Family
+from .library import import_operators
+from .samples import sample_tensors, torch_type
+
+_PAIRED_TILE_M = 256
+"""From this m on, pairs of thread blocks compute a tile, whatever an operator's name says: read in
+``PersistentDenseBlockScaledGemmKernel.__init__`` of cutlass.operators 0.3.0."""
+
+
+class BlockScaled(Family):
+    """MXFP8, MXFP4 and NVFP4 on Blackwell."""
+
+    operators = ("PersistentDenseBlockScaledGemmOperator",)
+
+    def serves(self, signature: Signature) -> bool:
+        """See `Family.serves`."""
+        scales = signature.scales
+        return signature.op is Op.MM and scales is not None and scales.is_swizzled
+
+    def parameters(self, signature: Signature) -> tuple[str, ...]:
+        """See `Family.parameters`."""
+        return ("a*", "b*", "scale_a*", "scale_b*", "out*", "mnkl", "stream")
+
+    def arguments(self, signature: Signature) -> Any:
+        """See `Family.arguments`."""
+        operators = import_operators()
+        assert signature.scales is not None
+        mode = getattr(operators.ScaleMode, f"Blockwise1x{signature.scales.block}")
+        swizzle = operators.ScaleSwizzleMode.Swizzle32x4x4
+        tensors = sample_tensors(signature)
+
+        def scaled(operand: Role, scale: Role) -> Any:
+            return operators.ScaledOperand(tensors[operand], tensors[scale], mode, swizzle)
+
+        return operators.GemmArguments(
+            A=scaled(Role.A, Role.SCALE_A),
+            B=scaled(Role.B, Role.SCALE_B),
+            out=tensors[Role.OUT],
+            accumulator_type=torch_type(signature.accumulator),
+        )
+
+    def absence(self, signature: Signature, target: BuildTarget) -> str:
+        """See `Family.absence`."""
+        return f"{target.target.arch} has no block-scaled operator"
+
+    def design(self, metadata: Any) -> KernelDesign:
+        """See `Family.design`."""
+        design = super().design(metadata)
+        return replace(design, ctas_per_tile=2 if design.tile[0] == _PAIRED_TILE_M else 1)

@@ -1,0 +1,145 @@
+"""Plain GEMMs: matrices, or batches of them, with nothing besides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nvgemm_runtime.element_types import DType
+from nvgemm_runtime.format import KernelDesign
+from nvgemm_runtime.problem import Op, Signature
+from nvgemm_runtime.roles import Role, extra_roles
+
+from ...runtime_model import BlockShape
+from ...targets import BuildTarget
+from .epilogue import EFC_OPERATOR
+from .family import Family
+from .library import import_operators
+from .samples import sample_tensors, torch_type
+
+_SM90_OPERATOR = "Sm90StaticPersistentGemmOperator"
+_TGV_OPERATOR = "TgvGemmOperator"
+
+_SCHEDULERS = {
+    "CLCDynamicPersistentTileSchedulerMetadata": "clc",
+    "StaticPersistentTileSchedulerMetadata": "static_persistent",
+}
+
+
+class Dense(Family):
+    """Plain GEMMs of Hopper and Blackwell."""
+
+    operators = (
+        "PersistentDenseGemmOperator",
+        "PersistentDenseGemmPreferredClusterOperator",
+        _SM90_OPERATOR,
+        _TGV_OPERATOR,
+    )
+
+    def serves(self, signature: Signature) -> bool:
+        """See `Family.serves`."""
+        return signature.op in (Op.MM, Op.BMM) and not extra_roles(signature)
+
+    def parameters(self, signature: Signature) -> tuple[str, ...]:
+        """See `Family.parameters`."""
+        return ("a", "b", "out", "stream")
+
+    def arguments(self, signature: Signature) -> Any:
+        """See `Family.arguments`."""
+        tensors = sample_tensors(signature)
+        return import_operators().GemmArguments(
+            A=tensors[Role.A],
+            B=tensors[Role.B],
+            out=tensors[Role.OUT],
+            accumulator_type=torch_type(signature.accumulator),
+        )
+
+    def absence(self, signature: Signature, target: BuildTarget) -> str:
+        """See `Family.absence`."""
+        return (
+            f"{target.target.arch} has no operator that multiplies {signature.a.value} into "
+            f"{signature.out.value}"
+        )
+
+    def unfit(self, operator: Any, signature: Signature) -> str | None:
+        """See `Family.unfit`."""
+        k_major = signature.layout.a_row_major and not signature.layout.b_row_major
+        if type(operator).__name__ == _SM90_OPERATOR and signature.a.bits == 8 and not k_major:
+            return "WGMMA reads 8-bit operands only along k (layout tn): it does not compile"
+        return None
+
+    def compile(self, operator: Any, arguments: Any, target_sm: str) -> Any:
+        """See `Family.compile`."""
+        _keep_unsigned(operator)
+        return super().compile(operator, arguments, target_sm)
+
+    def added_code(self, signature: Signature) -> str:
+        """See `Family.added_code`."""
+        return "# unsigned\n" if signature.a is DType.UINT8 else ""
+
+    def stranger(self, kind: str) -> str:
+        """See `Family.stranger`."""
+        if kind == EFC_OPERATOR:
+            return (
+                "its epilogue fusion has nothing to fuse; the plain operator has the same main loop"
+            )
+        return super().stranger(kind)
+
+    def design(self, metadata: Any) -> KernelDesign:
+        """See `Family.design`."""
+        design = metadata.design
+        tile_m, tile_n, tile_k = design.tile_shape
+        if _is_transposed(metadata):
+            tile_m, tile_n = tile_n, tile_m
+        fallback = getattr(design, "fallback_cluster_shape", None)
+        return KernelDesign(
+            tile=(tile_m, tile_n, tile_k),
+            ctas_per_tile=2 if getattr(design, "use_2cta_mma", False) else 1,
+            cluster=(design.cluster_shape[0], design.cluster_shape[1]),
+            fallback_cluster=None if fallback is None else (fallback[0], fallback[1]),
+            scheduler=_scheduler(metadata),
+        )
+
+    def block_shape(self, metadata: Any) -> BlockShape:
+        """See `Family.block_shape`."""
+        design = self.design(metadata)
+        tile_m, tile_n, tile_k = metadata.design.tile_shape
+        return BlockShape(
+            tile=(tile_m // design.ctas_per_tile, tile_n, tile_k),
+            cluster=design.cluster,
+            swapped=_is_transposed(metadata),
+        )
+
+
+def _keep_unsigned(operator: Any) -> None:
+    """Have unsigned operands multiplied as such.
+
+    By itself a kernel reads its types off tensors that have lost their sign by then, and takes
+    uint8 for int8: seen with cutlass-dsl 4.8.1, whose kernels for either were equal to the byte.
+    """
+    import cutlass
+
+    kernel, operands = operator.impl, operator.metadata.operands
+    if operands.A.dtype is not cutlass.Uint8:
+        return
+    set_up = type(kernel)._setup_attributes
+
+    def set_up_unsigned() -> Any:
+        kernel.a_dtype, kernel.b_dtype = operands.A.dtype, operands.B.dtype
+        kernel.c_dtype = operands.out.dtype
+        return set_up(kernel)
+
+    kernel._setup_attributes = set_up_unsigned
+
+
+def _is_transposed(metadata: Any) -> bool:
+    """Whether an operator computes the transposed problem."""
+    return bool(metadata.operator_class.__name__ == _TGV_OPERATOR)
+
+
+def _scheduler(metadata: Any) -> str:
+    kind = metadata.operator_class.__name__
+    if kind == _SM90_OPERATOR:
+        return "static_persistent"
+    if kind == _TGV_OPERATOR:
+        return "one_tile"
+    return _SCHEDULERS[type(metadata.design.tile_scheduler).__name__]

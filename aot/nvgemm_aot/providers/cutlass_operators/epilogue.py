@@ -1,0 +1,162 @@
+"""GEMMs with an epilogue: scales of rows and tensors, a bias or a matrix, an activation.
+
+The operators compile an epilogue that is given to them as source. It is written here for each
+signature: ``D = round(f(scale_a * scale_b * accum + addend))``, all of it in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nvgemm_runtime.epilogue import Activation
+from nvgemm_runtime.problem import Op, Signature
+from nvgemm_runtime.roles import Role, extra_roles
+from nvgemm_runtime.scales import ScaleRecipe
+
+from ...targets import BuildTarget
+from .family import Family
+from .library import import_operators
+from .samples import sample_tensors, torch_type
+
+EFC_OPERATOR = "PersistentDenseGemmEFCOperator"
+
+_ACTIVATIONS = {
+    Activation.RELU: ("D = relu(x)",),
+    # gelu and silu of the operators' own vocabulary raise KeyError (cutlass.operators 0.3.0).
+    Activation.GELU_TANH: (
+        "t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))",
+        "D = 0.5 * x * (1.0 + t)",
+    ),
+    Activation.SILU: ("D = x * sigmoid(x)",),
+}
+"""What is made of ``x``. The constants of gelu are sqrt(2 / pi) and that of its publication
+(Hendrycks and Gimpel, 2016), as in ``torch.nn.functional.gelu(x, approximate="tanh")``."""
+
+_SCALES = (Role.SCALE_A, Role.SCALE_B)
+
+_ALIGNMENT_BYTES = 16
+"""What TMA, which moves addend, row-wise scales and result, demands of addresses and strides.
+
+What is broadcast along a dimension has stride 0 there, in its descriptor as well. That such a
+descriptor repeats its row, at any number of rows, was seen on an H200.
+"""
+
+
+class WithEpilogue(Family):
+    """GEMMs of Blackwell with an epilogue that is compiled in."""
+
+    operators = (EFC_OPERATOR,)
+
+    def serves(self, signature: Signature) -> bool:
+        """See `Family.serves`."""
+        scales = signature.scales
+        return (
+            signature.op in (Op.MM, Op.BMM)
+            and bool(extra_roles(signature))
+            and (scales is None or not scales.is_swizzled)
+        )
+
+    def parameters(self, signature: Signature) -> tuple[str, ...]:
+        """See `Family.parameters`."""
+        extras = (role.value for role in extra_roles(signature))
+        return ("a", "b", "stream", *extras, "out")
+
+    def arguments(self, signature: Signature) -> Any:
+        """See `Family.arguments`."""
+        import torch
+
+        operators = import_operators()
+        tensors = sample_tensors(signature)
+        loaded = {role.value: tensors[role] for role in extra_roles(signature)}
+        # Its tracer knows no fp8; types are those of the tensors that take their places below.
+        traced = {
+            name: torch.empty_like(tensor, dtype=torch.float32)
+            for name, tensor in (*loaded.items(), ("D", tensors[Role.OUT]))
+        }
+        arguments = operators.GemmArguments(
+            A=tensors[Role.A],
+            B=tensors[Role.B],
+            out=tensors[Role.OUT],
+            accumulator_type=torch_type(signature.accumulator),
+            epilogue=operators.EpilogueArguments(epilogue_source(signature), **traced),
+        )
+        _pass_tensors(arguments.epilogue, signature, {**loaded, "D": tensors[Role.OUT]})
+        return arguments
+
+    def absence(self, signature: Signature, target: BuildTarget) -> str:
+        """See `Family.absence`."""
+        what = "applies scales" if signature.scales is not None else "has an epilogue"
+        return (
+            f"no operator of {target.target.arch} {what}: its plain kernels store the bare product"
+        )
+
+    def compile(self, operator: Any, arguments: Any, target_sm: str) -> Any:
+        """See `Family.compile`."""
+        _compute_in_accumulator_type(operator)
+        return super().compile(operator, arguments, target_sm)
+
+    def added_code(self, signature: Signature) -> str:
+        """See `Family.added_code`."""
+        return f"# in {signature.accumulator.value}\n{epilogue_source(signature)}"
+
+
+def _compute_in_accumulator_type(operator: Any) -> None:
+    """Have the epilogue computed in the accumulator's type.
+
+    By itself an operator rounds the product to the result's type first, bf16 or even fp8, and
+    computes the epilogue in that.
+    """
+    kernel = operator.impl
+    result, accumulator = operator.metadata.operands.out.dtype, kernel.acc_dtype
+    partition = type(kernel).epilogue_tmem_copy_and_partition
+
+    def partition_for_result(*arguments: Any) -> Any:
+        # How the product is read from tensor memory still goes by what is stored.
+        kernel.epi_dtype = result
+        try:
+            return partition(kernel, *arguments)
+        finally:
+            kernel.epi_dtype = accumulator
+
+    kernel.epi_dtype = accumulator
+    kernel.epilogue_tmem_copy_and_partition = partition_for_result
+
+
+def epilogue_source(signature: Signature) -> str:
+    """The epilogue in the language of `cutlass.operators`, which parses and never runs it."""
+    extras = [role.value for role in extra_roles(signature)]
+    lines = [f"def epilogue({', '.join(['accum', *extras])}):"]
+    product = " * ".join(["accum", *(role.value for role in _SCALES if role.value in extras)])
+    activation = None
+    value = product
+    if signature.epilogue is not None:
+        activation = signature.epilogue.activation
+        value = f"{product} + {Role.ADDEND.value}"
+    if activation is None:
+        lines.append(f"    D = {value}")
+    else:
+        lines.append(f"    x = {value}")
+        lines += (f"    {line}" for line in _ACTIVATIONS[activation])
+    lines.append("    return D")
+    return "\n".join([*lines, ""])
+
+
+def _pass_tensors(epilogue: Any, signature: Signature, tensors: dict[str, Any]) -> None:
+    """Have a traced epilogue take these tensors, scales aligned to no more than their own type."""
+    from cutlass.operators.fusion.ir import LoadNode
+    from cutlass.operators.fusion.ir.load_nodes import RowBroadcastImpl, ScalarBroadcastImpl
+    from cutlass.operators.utils.tensor import TensorWrapper
+
+    for name, tensor in tensors.items():
+        is_scale = name in (Role.SCALE_A.value, Role.SCALE_B.value)
+        epilogue.tensors[name] = TensorWrapper(
+            tensor,
+            alignment_bytes=tensor.element_size() if is_scale else _ALIGNMENT_BYTES,
+            static_layout=is_scale and signature.scales is ScaleRecipe.FP32_TENSOR,
+        )
+    for node in epilogue.traced_epilogue.dag_ir.node_metas_topological_order():
+        is_scalar = isinstance(node, LoadNode) and node.name in tensors
+        if is_scalar and isinstance(node.underlying_impl, ScalarBroadcastImpl):
+            # Scalars are taken for numbers of the host's. What is broadcast along some dimension
+            # is loaded; where that is along all three, the one element is.
+            node.underlying_impl = RowBroadcastImpl(node)

@@ -1,0 +1,43 @@
+"""GEMMs of groups of rows, each with a matrix of its own: the experts of a mixture."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nvgemm_runtime.problem import Op, Signature
+from nvgemm_runtime.roles import Role
+
+from ...targets import BuildTarget
+from .family import Family
+from .library import import_operators
+from .samples import sample_tensors, torch_type
+
+
+class Grouped(Family):
+    """Grouped GEMMs of Blackwell whose groups lie one behind the other along m."""
+
+    operators = ("ContiguousOffset2D3DGemmDenseOperator",)
+
+    def serves(self, signature: Signature) -> bool:
+        """See `Family.serves`."""
+        return signature.op is Op.GROUPED_MM
+
+    def parameters(self, signature: Signature) -> tuple[str, ...]:
+        """See `Family.parameters`."""
+        return ("a", "b", "out", "offsets", "stream")
+
+    def arguments(self, signature: Signature) -> Any:
+        """See `Family.arguments`."""
+        tensors = sample_tensors(signature)
+        return import_operators().IndexPtrGroupedGemmArguments(
+            A=tensors[Role.A],
+            B=tensors[Role.B],
+            out=tensors[Role.OUT],
+            accumulator_type=torch_type(signature.accumulator),
+            offsets=tensors[Role.OFFSETS],
+            offsets_along="m",
+        )
+
+    def absence(self, signature: Signature, target: BuildTarget) -> str:
+        """See `Family.absence`."""
+        return f"{target.target.arch} has no grouped operator"

@@ -1,0 +1,54 @@
+"""Sample arguments: operands that exist only as shapes, on a GPU that need not exist.
+
+Kernels keep sizes symbolic, so that any sizes give the same code; these only must be aligned, and
+unlike each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nvgemm_runtime.element_types import DType
+from nvgemm_runtime.problem import Op, Problem, Signature
+from nvgemm_runtime.roles import Role, role_dtype, role_shape, roles
+
+
+def sample_problem(signature: Signature) -> Problem:
+    """The problem whose operands operators are listed and compiled with."""
+    return Problem(
+        signature=signature,
+        m=256,
+        n=512,
+        k=1024,
+        batch=2 if signature.op is Op.BMM else 1,
+        groups=4 if signature.op is Op.GROUPED_MM else 1,
+    )
+
+
+def sample_tensors(signature: Signature) -> dict[Role, Any]:
+    """The tensors of a signature's kernels. To be called, and used, in torch's FakeTensorMode."""
+    problem = sample_problem(signature)
+    layout = signature.layout
+    row_major = {Role.A: layout.a_row_major, Role.B: layout.b_row_major}
+    return {
+        role: _empty(
+            role_shape(problem, role), role_dtype(signature, role), row_major.get(role, True)
+        )
+        for role in roles(signature)
+    }
+
+
+def torch_type(dtype: DType) -> Any:
+    """Torch's type of that name."""
+    import torch
+
+    return getattr(torch, dtype.torch_name)
+
+
+def _empty(shape: tuple[int, ...], dtype: DType, row_major: bool) -> Any:
+    import torch
+
+    if row_major:
+        return torch.empty(shape, dtype=torch_type(dtype), device="cuda")
+    *leading, rows, columns = shape
+    return torch.empty((*leading, columns, rows), dtype=torch_type(dtype), device="cuda").mT

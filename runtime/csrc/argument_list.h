@@ -1,0 +1,38 @@
+// The arguments of one call of a kernel's function, in the order that its calling convention says.
+
+#ifndef NVGEMM_RUNTIME_CSRC_ARGUMENT_LIST_H_
+#define NVGEMM_RUNTIME_CSRC_ARGUMENT_LIST_H_
+
+#include <tvm/ffi/c_api.h>
+
+#include <optional>
+
+#include "check.h"
+#include "torch_values.h"
+
+namespace nvgemm {
+
+// Refers to the call, and owns what else it passes; lives until the function has returned, by when
+// work is enqueued.
+class ArgumentList {
+ public:
+  // Throws Failure if memory cannot be had.
+  ArgumentList(const KernelSpec& spec, CheckedCall* call, void* stream);
+  ~ArgumentList();
+  ArgumentList(const ArgumentList&) = delete;
+  ArgumentList& operator=(const ArgumentList&) = delete;
+
+  const TVMFFIAny* data() const { return arguments_; }
+  int size() const { return size_; }
+
+ private:
+  TVMFFIAny arguments_[kMaxParameters] = {};
+  int size_ = 0;
+  TVMFFIObjectHandle mnkl_ = nullptr;
+  std::optional<OwnedTensor> workspace_;
+  DLTensor workspace_view_{};
+};
+
+}  // namespace nvgemm
+
+#endif  // NVGEMM_RUNTIME_CSRC_ARGUMENT_LIST_H_

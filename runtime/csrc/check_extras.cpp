@@ -1,0 +1,174 @@
+// Checks of the tensors besides a, b and out. Those of blocks' scales are of any shape, for their
+// order is the swizzle's; the kernel gets them as a vector.
+
+#include <string>
+
+#include "checker.h"
+
+namespace nvgemm {
+namespace {
+
+// Alignment that block-scaled kernels assume of scales (nvgemm_runtime/scales.py), and that which
+// kernels assume of fp32 scales and of int32 offsets, in bytes.
+constexpr int64_t kSwizzledAlignment = 32;
+constexpr int64_t kElementAlignment = 4;
+
+constexpr int64_t RoundUp(int64_t value, int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// Blocks of 128 rows by 4 scales along k, padded to whole ones; as scales.swizzled_elements.
+int64_t SwizzledElements(int64_t rows, int64_t k, int64_t block) {
+  return RoundUp(rows, 128) * RoundUp((k + block - 1) / block, 4);
+}
+
+// Whether a tensor lies without gaps, last dimension first; extents of 1 may have any stride.
+bool IsCompact(const DLTensor& tensor) {
+  if (tensor.strides == nullptr) return true;
+  int64_t step = 1;
+  for (int i = tensor.ndim - 1; i >= 0; --i) {
+    if (tensor.shape[i] != 1 && tensor.strides[i] != step) return false;
+    if (__builtin_mul_overflow(step, tensor.shape[i], &step)) return false;
+  }
+  return true;
+}
+
+// Number of elements; -1 if it is past what 64 bits count.
+int64_t ElementsOf(const DLTensor& tensor) {
+  int64_t elements = 1;
+  for (int i = 0; i < tensor.ndim; ++i) {
+    if (__builtin_mul_overflow(elements, tensor.shape[i], &elements)) return -1;
+  }
+  return elements;
+}
+
+}  // namespace
+
+void Checker::CheckExtras(const Operands& operands, const MemorySpan& out) const {
+  if (spec_.scales != ScaleKind::kNone) {
+    CheckScale(Role::kScaleA, operands[Role::kScaleA], out);
+    CheckScale(Role::kScaleB, operands[Role::kScaleB], out);
+  }
+  if (spec_.op == Op::kGroupedMm) CheckOffsets(operands[Role::kOffsets], out);
+  if (spec_.addend != AddendKind::kNone) CheckAddend(operands[Role::kAddend], out);
+}
+
+void Checker::CheckScale(Role role, const DLTensor& from, const MemorySpan& out) const {
+  const TensorView& result = call_[Role::kOut];
+  const int64_t rows = role == Role::kScaleA ? result.shape[rows_] : result.shape[columns_];
+  switch (spec_.scales) {
+    case ScaleKind::kRow:
+      CheckRowScale(role, from, rows);
+      return CheckVector(role, rows, kElementAlignment, out);
+    case ScaleKind::kTensor:
+      CopyAsVector(role, from, spec_.scale_dtype, 1, "one for the whole operand");
+      return CheckVector(role, 1, kElementAlignment, out);
+    default: {
+      const int64_t k = call_[Role::kA].shape[columns_] * spec_.a_dtype.lanes;
+      const int64_t elements = SwizzledElements(rows, k, spec_.scale_block);
+      const std::string why =
+          quiet_ ? std::string()
+                 : Text(rows, " rows and k = ", k, " in blocks of ", spec_.scale_block,
+                        ", swizzled 32 x 4 x 4 and padded to 128 rows by 4 blocks");
+      CopyAsVector(role, from, spec_.scale_dtype, elements, why.c_str());
+      return CheckVector(role, elements, kSwizzledAlignment, out);
+    }
+  }
+}
+
+void Checker::CheckRowScale(Role role, const DLTensor& from, int64_t rows) const {
+  const int along = role == Role::kScaleA ? 0 : 1;
+  TensorView& to = Copy(role, from, 2, spec_.scale_dtype);
+  if (to.shape[along] != rows || to.shape[1 - along] != 1 || !IsCompact(to.tensor)) {
+    Refuse(kValueError, RoleName(role), " has shape ", ShapeText(to.tensor), " and strides ",
+           StridesText(to.tensor), "; must be contiguous and of shape (", along == 0 ? rows : 1,
+           ", ", along == 0 ? 1 : rows, "), one for each ", along == 0 ? "row of a" : "column of b");
+  }
+  to.strides[0] = to.shape[1];
+  to.strides[1] = 1;
+}
+
+void Checker::CheckOffsets(const DLTensor& from, const MemorySpan& out) const {
+  const int64_t groups = call_[Role::kB].shape[0];
+  TensorView& to = Copy(Role::kOffsets, from, 1, DLDataType{kDLInt, 32, 1});
+  if (to.shape[0] != groups || (groups > 1 && to.strides[0] != 1)) {
+    Refuse(kValueError, "offsets have shape ", ShapeText(to.tensor), " and strides ",
+           StridesText(to.tensor), "; must be contiguous and of shape (", groups,
+           "), one end for each matrix of b");
+  }
+  to.strides[0] = 1;
+  CheckVector(Role::kOffsets, groups, kElementAlignment, out);
+}
+
+void Checker::CheckAddend(const DLTensor& from, const MemorySpan& out) const {
+  if (spec_.addend == AddendKind::kRow) {
+    CopyRow(from);
+    return CheckVector(Role::kAddend, call_[Role::kOut].shape[columns_], spec_.alignment_bytes,
+                       out);
+  }
+  const TensorView& result = call_[Role::kOut];
+  const TensorView& to = Copy(Role::kAddend, from, spec_.rank(), spec_.addend_dtype);
+  for (int i = 0; i < spec_.rank(); ++i) {
+    if (to.shape[i] != result.shape[i]) {
+      Refuse(kValueError, "addend has shape ", ShapeText(to.tensor), "; must have that of out, ",
+             ShapeText(result.tensor));
+    }
+  }
+  CheckDevice(Role::kAddend, to.tensor);
+  CheckOverlap(Role::kAddend, CheckLayout(Role::kAddend, true), out);
+}
+
+// One row for all rows: [n], or with dimensions in front that repeat it, as expand() makes them.
+void Checker::CopyRow(const DLTensor& from) const {
+  const TensorView& result = call_[Role::kOut];
+  const int64_t n = result.shape[columns_];
+  const int last = from.ndim - 1;
+  bool fits = from.ndim >= 1 && from.ndim <= spec_.rank() && from.shape[last] == n &&
+              (n == 1 || from.strides == nullptr || from.strides[last] == 1);
+  for (int i = 0; fits && i < last; ++i) {
+    const int64_t extent = result.shape[i + spec_.rank() - from.ndim];
+    fits = from.shape[i] == 1 ||
+           (from.shape[i] == extent && from.strides != nullptr && from.strides[i] == 0);
+  }
+  if (!fits) {
+    Refuse(kValueError, "addend has shape ", ShapeText(from), " and strides ", StridesText(from),
+           "; must be one contiguous row of ", n, " for all rows: of shape (", n,
+           "), or expanded to that of out");
+  }
+  CheckDType(Role::kAddend, from, spec_.addend_dtype);
+  TensorView& to = call_[Role::kAddend];
+  to.tensor = from;
+  to.tensor.ndim = 1;
+  to.shape[0] = n;
+  to.strides[0] = 1;
+  to.tensor.shape = to.shape;
+  to.tensor.strides = to.strides;
+}
+
+void Checker::CopyAsVector(Role role, const DLTensor& from, DLDataType dtype, int64_t elements,
+                           const char* why) const {
+  CheckDType(role, from, dtype);
+  if (ElementsOf(from) != elements || !IsCompact(from)) {
+    Refuse(kValueError, RoleName(role), " has shape ", ShapeText(from), " and strides ",
+           StridesText(from), "; must have ", elements, " contiguous elements: ", why);
+  }
+  TensorView& to = call_[role];
+  to.tensor = from;
+  to.tensor.ndim = 1;
+  to.shape[0] = elements;
+  to.strides[0] = 1;
+  to.tensor.shape = to.shape;
+  to.tensor.strides = to.strides;
+}
+
+// Checks where elements lie that are side by side.
+void Checker::CheckVector(Role role, int64_t elements, int64_t alignment_bytes,
+                          const MemorySpan& out) const {
+  const TensorView& view = call_[role];
+  CheckDevice(role, view.tensor);
+  const uintptr_t begin = CheckAddress(role, alignment_bytes);
+  const uintptr_t end = EndOf(role, begin, elements, ElementBytes(view.tensor.dtype));
+  CheckOverlap(role, MemorySpan{begin, end, end - begin, 0, 0}, out);
+}
+
+}  // namespace nvgemm

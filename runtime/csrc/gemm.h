@@ -1,0 +1,74 @@
+// The words in which a kernel's GEMM is described: operation, tensors, and how it is called.
+
+#ifndef NVGEMM_RUNTIME_CSRC_GEMM_H_
+#define NVGEMM_RUNTIME_CSRC_GEMM_H_
+
+#include <tvm/ffi/c_api.h>
+
+#include <cstdint>
+#include <initializer_list>
+
+namespace nvgemm {
+
+enum class Op { kMm, kBmm, kGroupedMm };
+
+constexpr const char* OpName(Op op) {
+  return op == Op::kMm ? "mm" : op == Op::kBmm ? "bmm" : "grouped_mm";
+}
+
+// Of a and of the result.
+constexpr int RankOf(Op op) { return op == Op::kBmm ? 3 : 2; }
+
+// The tensors of a launch. Those between b and out are the extras, in the order in which every
+// function takes them.
+enum class Role { kA, kB, kScaleA, kScaleB, kOffsets, kAddend, kOut };
+inline constexpr int kRoles = 7;
+
+inline constexpr Role kExtras[] = {Role::kScaleA, Role::kScaleB, Role::kOffsets, Role::kAddend};
+
+constexpr const char* RoleName(Role role) {
+  constexpr const char* kNames[kRoles] = {"a",       "b",      "scale_a", "scale_b",
+                                          "offsets", "addend", "out"};
+  return kNames[static_cast<int>(role)];
+}
+
+// A set of roles, as bits.
+using Roles = uint32_t;
+constexpr Roles SetOf(Role role) { return Roles{1} << static_cast<int>(role); }
+constexpr Roles SetOf(std::initializer_list<Role> roles) {
+  Roles set = 0;
+  for (const Role role : roles) set |= SetOf(role);
+  return set;
+}
+
+// One value for a whole operand, for a row of a (column of b), or for a block along k.
+enum class ScaleKind { kNone, kTensor, kRow, kBlock };
+
+// A vector that is added to every row of the result, or a tensor of the result's shape.
+enum class AddendKind { kNone, kRow, kMatrix };
+
+// One parameter of a kernel's function.
+struct Parameter {
+  enum class Kind {
+    kTensor,     // of `role`
+    kPointer,    // to the first element of the tensor of `role`, which is compact
+    kMnkl,       // the array (m, n, k, batch)
+    kWorkspace,  // a tensor of bytes
+    kStream,     // the CUDA stream
+  };
+  Kind kind;
+  Role role;  // of a tensor or pointer
+};
+
+inline constexpr int kMaxParameters = kRoles + 3;
+
+// Bytes of an element, which may hold several values.
+constexpr int64_t ElementBytes(DLDataType dtype) { return int64_t{dtype.bits} * dtype.lanes / 8; }
+
+constexpr bool SameDType(DLDataType x, DLDataType y) {
+  return x.code == y.code && x.bits == y.bits && x.lanes == y.lanes;
+}
+
+}  // namespace nvgemm
+
+#endif  // NVGEMM_RUNTIME_CSRC_GEMM_H_

@@ -1,0 +1,66 @@
+// The operators that compute a GEMM, and where each finds its arguments.
+
+#ifndef NVGEMM_RUNTIME_CSRC_TORCH_FORMS_H_
+#define NVGEMM_RUNTIME_CSRC_TORCH_FORMS_H_
+
+#include "gemm.h"
+
+namespace nvgemm {
+
+// An operator that computes a GEMM: what it is called, and where its arguments stand on the stack;
+// those that it lacks stand nowhere. `out` is there in the out form alone.
+struct Form {
+  const char* name;
+  Op op;
+  int a;
+  int b;
+  int kernel;
+  int scale_a = kNowhere;
+  int scale_b = kNowhere;
+  int offsets = kNowhere;
+  int addend = kNowhere;
+  int optional_addend = kNowhere;
+  int out = kNowhere;
+
+  static constexpr int kNowhere = -1;
+};
+
+inline constexpr Form kMm{"nvgemm_aot::mm", Op::kMm, 0, 1, 2};
+inline constexpr Form kBmm{"nvgemm_aot::bmm", Op::kBmm, 0, 1, 2};
+constexpr Form Adding(const char* name, Op op) {
+  Form form{name, op, 1, 2, 3};
+  form.addend = 0;
+  return form;
+}
+inline constexpr Form kAddmm = Adding("nvgemm_aot::addmm", Op::kMm);
+inline constexpr Form kBaddbmm = Adding("nvgemm_aot::baddbmm", Op::kBmm);
+constexpr Form Scaled() {
+  Form form{"nvgemm_aot::scaled_mm", Op::kMm, 0, 1, 4};
+  form.scale_a = 2;
+  form.scale_b = 3;
+  form.optional_addend = 5;
+  return form;
+}
+inline constexpr Form kScaledMm = Scaled();
+constexpr Form Grouped() {
+  Form form{"nvgemm_aot::grouped_mm", Op::kGroupedMm, 0, 1, 3};
+  form.offsets = 2;
+  return form;
+}
+inline constexpr Form kGroupedMm = Grouped();
+
+constexpr Form WithOut(Form form, const char* name, int out) {
+  form.name = name;
+  form.out = out;
+  return form;
+}
+inline constexpr Form kMmOut = WithOut(kMm, "nvgemm_aot::mm.out", 3);
+inline constexpr Form kBmmOut = WithOut(kBmm, "nvgemm_aot::bmm.out", 3);
+inline constexpr Form kAddmmOut = WithOut(kAddmm, "nvgemm_aot::addmm.out", 4);
+inline constexpr Form kBaddbmmOut = WithOut(kBaddbmm, "nvgemm_aot::baddbmm.out", 4);
+inline constexpr Form kScaledMmOut = WithOut(kScaledMm, "nvgemm_aot::scaled_mm.out", 6);
+inline constexpr Form kGroupedMmOut = WithOut(kGroupedMm, "nvgemm_aot::grouped_mm.out", 4);
+
+}  // namespace nvgemm
+
+#endif  // NVGEMM_RUNTIME_CSRC_TORCH_FORMS_H_

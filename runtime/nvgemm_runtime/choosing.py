@@ -1,0 +1,103 @@
+"""From tensors to a loaded kernel: the best-ranked one that serves them, or one by its id."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .errors import NoKernelError
+from .extras import NOTHING, Extras
+from .facts import DeviceFacts, device_facts, host_platform, torch_cuda
+from .installation import INSTALLATION
+from .jit_cache import mark_used
+from .library import LIBRARY, LoadedKernel
+from .match import Match, Miss, first_served
+from .operands import MAX_ALIGNMENT_BYTES, Request, requests
+from .problem import Op
+from .refusals import process_refusal
+
+if TYPE_CHECKING:
+    import torch
+
+_chosen: dict[tuple[object, ...], LoadedKernel] = {}
+"""The kernel that was chosen for operands like these: what is installed stays as it was found."""
+
+_MAX_CHOSEN = 4096
+
+
+def choose_kernel(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras = NOTHING
+) -> LoadedKernel:
+    """Load the best-ranked kernel for operands.
+
+    Raises:
+        NoKernelError: If no bundled kernel serves them, with every reason why.
+        ValueError: If they do not fit together.
+    """
+    tensors = (a, b, out, *extras.tensors())
+    what = (op, extras.recipe, extras.activation, *extras.named())
+    key = (*what, *(fact for tensor in tensors for fact in _all_that_counts(tensor)))
+    kernel = _chosen.get(key)
+    if kernel is None:
+        kernel = _match_and_load(op, a, b, out, extras)
+        if len(_chosen) >= _MAX_CHOSEN:
+            _chosen.clear()
+        _chosen[key] = kernel
+    return kernel
+
+
+def _all_that_counts(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What of a tensor can decide which kernel serves it."""
+    place = tensor.data_ptr() % MAX_ALIGNMENT_BYTES
+    return tensor.device, tensor.dtype, tensor.shape, tensor.stride(), place
+
+
+def _match_and_load(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras
+) -> LoadedKernel:
+    facts = facts_of(a)
+    request, found = find(requests(op, a, b, out=out, extras=extras), facts)
+    if isinstance(found, Miss):
+        raise NoKernelError(
+            f"no kernel for {request.problem.key}:\n" + "\n".join(f"  {r}" for r in found.reasons),
+            found.reasons,
+        )
+    best = found.kernels[0]
+    _, opened = INSTALLATION.index(facts)
+    return LIBRARY.load(opened[best.bundle], best.kernel)
+
+
+def find(asked: tuple[Request, ...], facts: DeviceFacts) -> tuple[Request, Match | Miss]:
+    """The first reading of the operands that a kernel serves, or why none serves any."""
+    index, _ = INSTALLATION.index(facts)
+    request, found = first_served(index.match, asked)
+    if isinstance(found, Match) and found.from_jit:
+        mark_used(found.ranked_as)
+    return request, found
+
+
+def facts_of(tensor: torch.Tensor) -> DeviceFacts:
+    """Facts of the device that a tensor is on."""
+    return device_facts(tensor.device.type, tensor.device.index or 0)
+
+
+def load_kernel(kernel_id: str) -> LoadedKernel:
+    """Load a kernel by its id, from whichever bundle holds it.
+
+    Raises:
+        NoKernelError: If no bundle holds it, or only one for another platform or CUDA version.
+        NvgemmError: If it cannot be loaded; see `Library.load`.
+    """
+    loaded = LIBRARY.get(kernel_id)
+    if loaded is not None:
+        return loaded
+    place = INSTALLATION.kernels().get(kernel_id)
+    if place is None:
+        raise NoKernelError(
+            f"no installed bundle holds kernel {kernel_id[:12]}; install the kernel wheel it came "
+            "from"
+        )
+    bundle, kernel = place
+    reason = process_refusal(bundle.header.target, host_platform(), torch_cuda())
+    if reason is not None:
+        raise NoKernelError(f"kernel {kernel_id[:12]} of {bundle.path}: {reason}", (reason,))
+    return LIBRARY.load(bundle, kernel)

@@ -1,0 +1,227 @@
+"""The tensors of any problem of the support table: exact or random ones, on any device.
+
+Exact ones hold -1, 0 and 1 (0 and 255 where there is no sign), few enough for every sum to have an
+exact value in the result's type.
+Their scales are powers of two: one for each row of A, one for each column of B, and for block
+scales another for each block of k, which A's multiplies by what B's divides by. So a product is
+exact only where every scale is read from its own place.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from microscaling import encode_e8m0, encode_fp4, quantise, swizzle
+
+from nvgemm_runtime.extras import Extras
+from nvgemm_runtime.operands import torch_dtype
+from nvgemm_runtime.problem import DType, Op, Problem
+from nvgemm_runtime.roles import Role, extra_roles, role_dtype, role_shape
+from nvgemm_runtime.scales import ScaleRecipe
+
+EXACT_LIMIT = {
+    DType.FP32: 2**24,
+    DType.FP16: 2048,
+    DType.BF16: 256,
+    DType.FP8_E4M3: 16,
+    DType.FP8_E5M2: 8,
+    DType.INT32: 2**31,
+    DType.INT8: 128,
+    DType.UINT8: 256,
+}
+"""By output type: whole numbers up to here have an exact value (2 to the mantissa's bits)."""
+
+
+_UNSIGNED = {DType.INT32: (255, 255), DType.FP32: (255, 1)}
+"""By output type, for uint8: what stands in A and B in place of 1. Read as signed it is -1."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """The tensors of a problem, by role; the result is poisoned."""
+
+    problem: Problem
+    tensors: dict[Role, torch.Tensor]
+
+    @property
+    def a(self) -> torch.Tensor:
+        return self.tensors[Role.A]
+
+    @property
+    def b(self) -> torch.Tensor:
+        return self.tensors[Role.B]
+
+    @property
+    def out(self) -> torch.Tensor:
+        return self.tensors[Role.OUT]
+
+    @property
+    def others(self) -> tuple[torch.Tensor, ...]:
+        """What a launch takes behind A, B and the result."""
+        return tuple(self.tensors[role] for role in extra_roles(self.problem.signature))
+
+    @property
+    def extras(self) -> Extras:
+        """The same as `nvgemm_runtime.operands.requests` takes it."""
+        signature = self.problem.signature
+        return Extras(
+            scale_a=self.tensors.get(Role.SCALE_A),
+            scale_b=self.tensors.get(Role.SCALE_B),
+            recipe=signature.scales,
+            offsets=self.tensors.get(Role.OFFSETS),
+            addend=self.tensors.get(Role.ADDEND),
+            activation=signature.epilogue.activation if signature.epilogue else None,
+        )
+
+    def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        return self.a, self.b, self.out
+
+    def operator_call(self) -> tuple[str, tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+        """Name of the operator of ``torch.ops.nvgemm_aot``, its tensors and its keywords.
+
+        The kernel's id comes behind the tensors.
+        """
+        signature, others = self.problem.signature, self.others
+        if signature.scales is not None:
+            bias = {"bias": self.tensors[Role.ADDEND]} if signature.epilogue else {}
+            return "scaled_mm", (self.a, self.b, *others[:2]), bias
+        if signature.op is Op.GROUPED_MM:
+            return "grouped_mm", (self.a, self.b, *others), {}
+        if signature.epilogue is not None:
+            name = "addmm" if signature.op is Op.MM else "baddbmm"
+            return name, (*others, self.a, self.b), {}
+        return signature.op.value, (self.a, self.b), {}
+
+    def function_call(self) -> tuple[str, tuple[torch.Tensor, ...], dict[str, Any]]:
+        """The same for the function of nvgemm_runtime, which takes the kernel as a keyword."""
+        name, tensors, keywords = self.operator_call()
+        signature = self.problem.signature
+        named: dict[str, Any] = dict(keywords)
+        if signature.epilogue is not None and signature.epilogue.activation is not None:
+            named["activation"] = signature.epilogue.activation
+        if signature.scales is not None:
+            named["recipe"] = signature.scales
+        return name, tensors, named
+
+
+def exact_arguments(problem: Problem, device: str = "cuda") -> Arguments:
+    """Tensors whose result has no rounding, but for the curved activations'."""
+    signature = problem.signature
+    rows_a, rows_b = _operand_shapes(problem)
+    density = min(0.5, math.sqrt(EXACT_LIMIT[signature.out] / (4 * problem.k)))
+
+    def sparse(shape: tuple[int, ...], unsigned: int) -> torch.Tensor:
+        chosen = torch.rand(shape, device=device) < density
+        if signature.a is DType.UINT8:
+            return chosen * float(unsigned)
+        return chosen * (torch.randint(0, 2, shape, device=device) * 2.0 - 1)
+
+    largest_a, largest_b = _UNSIGNED.get(signature.out, (1, 1))
+    tensors = {
+        Role.A: _encode(sparse(rows_a, largest_a), signature.a),
+        Role.B: _encode(sparse(rows_b, largest_b), signature.b),
+        **_exact_scales(problem, device),
+    }
+    if signature.epilogue is not None:
+        shape = role_shape(problem, Role.ADDEND)
+        tensors[Role.ADDEND] = _encode(
+            torch.randint(-1, 2, shape, device=device), role_dtype(signature, Role.ADDEND)
+        )
+    return _complete(problem, tensors, device)
+
+
+def random_arguments(problem: Problem, device: str = "cuda") -> Arguments:
+    """Tensors of normally distributed numbers, quantised where there are block scales.
+
+    Whole numbers are as sparse as exact ones.
+    """
+    signature = problem.signature
+    if signature.a.is_integer:
+        return exact_arguments(problem, device)
+    normal_a, normal_b = (torch.randn(s, device=device) for s in _operand_shapes(problem))
+    scales = signature.scales
+    tensors = {}
+    if scales is not None and scales.block is not None:
+        types = torch_dtype(signature.a), torch_dtype(scales.dtype)
+        tensors[Role.A], scale_a = quantise(normal_a, *types, scales.block)
+        tensors[Role.B], scale_b = quantise(normal_b, *types, scales.block)
+        tensors[Role.SCALE_A], tensors[Role.SCALE_B] = swizzle(scale_a), swizzle(scale_b)
+    else:
+        tensors[Role.A] = _encode(normal_a, signature.a)
+        tensors[Role.B] = _encode(normal_b, signature.b)
+    if scales is not None and scales.block is None:
+        for role in (Role.SCALE_A, Role.SCALE_B):
+            tensors[role] = torch.rand(role_shape(problem, role), device=device) + 0.5
+    if signature.epilogue is not None:
+        added = torch.randn(role_shape(problem, Role.ADDEND), device=device)
+        tensors[Role.ADDEND] = _encode(added, role_dtype(signature, Role.ADDEND))
+    return _complete(problem, tensors, device)
+
+
+def poisoned(shape: tuple[int, ...], dtype: DType, device: str = "cuda") -> torch.Tensor:
+    """An output in which every byte is 0xFF: NaN, or -1."""
+    out = torch.empty(shape, dtype=torch_dtype(dtype), device=device)
+    out.view(torch.uint8).fill_(0xFF)
+    return out
+
+
+def _operand_shapes(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes in which A and B are made, k last in both; extents count values."""
+    batch = (problem.batch,) if problem.signature.op is Op.BMM else ()
+    groups = (problem.groups,) if problem.signature.op is Op.GROUPED_MM else ()
+    return (*batch, problem.m, problem.k), (*batch, *groups, problem.n, problem.k)
+
+
+def _encode(values: torch.Tensor, dtype: DType) -> torch.Tensor:
+    return encode_fp4(values) if dtype is DType.FP4_E2M1 else values.to(torch_dtype(dtype))
+
+
+def _exact_scales(problem: Problem, device: str) -> dict[Role, torch.Tensor]:
+    scales = problem.signature.scales
+    if scales is None:
+        return {}
+    if scales is ScaleRecipe.FP32_TENSOR:
+        values = {Role.SCALE_A: 4.0, Role.SCALE_B: 0.125}
+        return {role: torch.tensor([value], device=device) for role, value in values.items()}
+
+    def exponents(rows: int, columns: int, most: int) -> torch.Tensor:
+        return torch.randint(-most, most + 1, (rows, columns), device=device)
+
+    of_a, of_b = exponents(problem.m, 1, 1), exponents(problem.n, 1, 1)
+    if scales is ScaleRecipe.FP32_ROW:
+        return {Role.SCALE_A: torch.exp2(of_a.float()), Role.SCALE_B: torch.exp2(of_b.float()).T}
+    assert scales.block is not None
+    of_k = exponents(1, -(-problem.k // scales.block), 2)
+    powers = {Role.SCALE_A: of_a + of_k, Role.SCALE_B: of_b - of_k}
+    return {
+        role: swizzle(_encode_scale(torch.exp2(power.float()), scales.dtype))
+        for role, power in powers.items()
+    }
+
+
+def _encode_scale(values: torch.Tensor, dtype: DType) -> torch.Tensor:
+    return encode_e8m0(values) if dtype is DType.FP8_E8M0 else values.to(torch_dtype(dtype))
+
+
+def _complete(problem: Problem, tensors: dict[Role, torch.Tensor], device: str) -> Arguments:
+    """Lay A and B out as the signature says, and add the ends of groups and the result."""
+    layout = problem.signature.layout
+    a, b = tensors[Role.A], tensors[Role.B]
+    tensors[Role.A] = a if layout.a_row_major else a.mT.contiguous().mT
+    tensors[Role.B] = b.mT.contiguous() if layout.b_row_major else b.mT
+    if problem.signature.op is Op.GROUPED_MM:
+        tensors[Role.OFFSETS] = group_ends(problem.m, problem.groups, device)
+    tensors[Role.OUT] = poisoned(role_shape(problem, Role.OUT), problem.signature.out, device)
+    return Arguments(problem=problem, tensors=tensors)
+
+
+def group_ends(m: int, groups: int, device: str) -> torch.Tensor:
+    """Where groups of any sizes end, the last at m; the second of three or more is empty."""
+    ends = torch.randint(0, m + 1, (groups,), device=device).sort().values
+    ends[-1] = m
+    if groups > 2:
+        ends[1] = ends[0]
+    return ends.to(torch.int32)
