@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+import cpu_kernels
 import cpu_provider
-from nvgemm_aot.bundle import encode_bundle
+from nvgemm_aot.bundle import encode_bundle, write_bundle
 from nvgemm_aot.bundle_content import read_content
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.storage import write_atomic
@@ -22,9 +23,11 @@ from nvgemm_aot.tuning.separation import LEAST_SAMPLES
 from nvgemm_aot.tuning.state import state_path
 from nvgemm_aot.tuning.tune import OUT_OF_BUDGET, PROGRAM
 from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.errors import StorageError, TuningError
 from nvgemm_runtime.format import Header, Ranking
 from nvgemm_runtime.problem import DType, Op, Problem
+from nvgemm_runtime.scales import ScaleRecipe
 from synthetic_bundles import write_synthetic_bundle
 from synthetic_facts import H200
 from tuning_bench import (
@@ -36,12 +39,14 @@ from tuning_bench import (
     Failing,
     Lazy,
     LazyAtLargeSizes,
+    LazyWithTransposes,
     Sleeper,
     bench,
     build,
     run,
 )
 
+FP8 = DType.FP8_E4M3
 PROBLEMS = tuple(cpu_provider.problem(sizes=(m, 32, 64)) for m in (8, 16, 32))
 SLOW_FIRST = {"": [500.0], "Cpu_16x16": [300.0], "Cpu_8x32": [200.0], "aten": [250.0]}
 """Times under which the estimate's order is wrong, and one kernel is faster than ATen."""
@@ -84,6 +89,57 @@ def doubts(path: Path) -> dict[int, tuple[str, ...]]:
         assert ranking.measured is not None
         found[ranking.problem.m] = ranking.measured.doubts
     return found
+
+
+def test_addends_scales_and_groups_are_measured(
+    kernel_cache: Cache, tmp_path: Path, output: Path
+) -> None:
+    served = {
+        cpu_kernels.signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS): True,
+        cpu_kernels.signature("tn", operand=DType.FP16, epilogue=Epilogue.BIAS_SILU): False,
+        cpu_kernels.signature("tn", op=Op.BMM, epilogue=Epilogue.ADD): True,
+        cpu_kernels.signature("tn", operand=FP8, scales=ScaleRecipe.FP32_TENSOR): True,
+        cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=DType.BF16): True,
+    }
+    blocks = cpu_kernels.signature("tn", operand=FP8, scales=ScaleRecipe.E8M0_1X32)
+    problems = [cpu_provider.problem_of(one) for one in (*served, blocks)]
+    path = build(problems, tmp_path / "b", kernel_cache)
+    tuned = run(path, output, bench())
+    assert {problem.key for problem in problems} == {*tuned.outcomes, *tuned.unmeasured}
+    for problem, has_aten in zip(problems, served.values()):
+        outcome = tuned.outcomes[problem.key]
+        assert (len(outcome.kernels), outcome.wrong) == (3, {})
+        assert (outcome.aten is not None) == has_aten, problem.key
+    ((key, reason),) = tuned.unmeasured.items()
+    assert key == problems[-1].key
+    assert "scales of blocks" in reason
+    left = {ranking.problem: ranking.measured for ranking in header_of(output).rankings}
+    assert left[problems[-1]] is None, "it keeps its ranking"
+
+
+def test_what_no_kernel_is_left_for_is_named_with_the_reason(
+    kernel_cache: Cache, tmp_path: Path, output: Path
+) -> None:
+    problems = (*PROBLEMS, cpu_provider.problem("tn"))
+    path = build(problems, tmp_path / "b", kernel_cache, LazyWithTransposes())
+    run(path, output, bench())
+    header = header_of(output)
+    assert [ranking.problem for ranking in header.rankings] == list(PROBLEMS)
+    ((problem, reason),) = header.unserved.items()
+    assert problem == problems[-1]
+    assert reason == "all kernels that were made for it compute wrong results"
+
+
+def test_reasons_of_the_build_stay(path: Path, tmp_path: Path, output: Path) -> None:
+    problem = cpu_provider.problem("nn")
+    with Bundle(path) as bundle:
+        content = read_content(bundle)
+    given = tmp_path / "given.nvgemm"
+    write_bundle(given, replace(content, unserved={problem: "none compiles"}))
+    run([given, path], output, bench())
+    assert header_of(output).unserved == {problem: "none compiles"}
+    run([path, given], output, bench())
+    assert header_of(output).unserved == {problem: "none compiles"}
 
 
 def test_everything_is_measured_by_the_clock_of_this_machine(

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from nvgemm_aot.bundle import encode_bundle
 from nvgemm_aot.linker import compiler
 from nvgemm_aot.tuning import gpu_state
-from nvgemm_aot.tuning.contenders import aten_run, takes_operands_alone, triton_run
+from nvgemm_aot.tuning.contenders import aten_run, can_be_measured, triton_run
 from nvgemm_aot.tuning.correctness import find_fault, is_like, reference
 from nvgemm_aot.tuning.gpu_state import Blind, GpuState, slowdowns, watch_gpu
-from nvgemm_aot.tuning.operands import MOST_SETS, make_sets, poison
+from nvgemm_aot.tuning.operands import MOST_SETS, Operands, make_sets, poison
 from nvgemm_runtime.operands import torch_dtype
-from nvgemm_runtime.problem import DType, Layout, Problem, Signature
-from synthetic_content import synthetic_content
+from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
 
 SIGNATURES = [
     "mm/tn/bf16xbf16/fp32/bf16",
@@ -33,16 +29,25 @@ SIGNATURES = [
     "mm/tn/int8xint8/int32/int32",
     "mm/tn/int8xint8/int32/fp32",
     "mm/tn/int8xint8/int32/int8",
+    "mm/tn/bf16xbf16/fp32/bf16/bias",
+    "mm/tn/fp16xfp16/fp32/fp16/bias_relu",
+    "mm/nn/bf16xbf16/fp32/bf16/bias_gelu_tanh",
+    "mm/tn/bf16xbf16/fp32/fp32/bias_silu",
+    "bmm/tn/bf16xbf16/fp32/bf16/add",
+    "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_tensor",
+    "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/bias",
+    "grouped_mm/tn/bf16xbf16/fp32/bf16",
 ]
 
 
 def problem(key: str, k: int = 4096) -> Problem:
     signature = Signature.parse(key)
-    batch = 2 if key.startswith("bmm") else 1
-    return Problem(signature=signature, m=48, n=64, k=k, batch=batch)
+    batch = 2 if signature.op is Op.BMM else 1
+    groups = 3 if signature.op is Op.GROUPED_MM else 1
+    return Problem(signature=signature, m=48, n=64, k=k, batch=batch, groups=groups)
 
 
-def operands(given: Problem) -> tuple[Any, Any, Any]:
+def operands(given: Problem) -> Operands:
     return make_sets(given, "cpu", seed=1, total_bytes=1)[0]
 
 
@@ -54,19 +59,19 @@ def rounded(wanted: torch.Tensor, out: DType) -> torch.Tensor:
 @pytest.mark.parametrize("k", [16, 4096, 30000])
 def test_a_correctly_rounded_result_is_right(key: str, k: int) -> None:
     given = problem(key, k)
-    a, b, _ = operands(given)
-    wanted = reference(a, b)
+    wanted = reference(operands(given), given.signature)
     result = rounded(wanted, given.signature.out)
     assert torch.isfinite(result.float()).all(), "sums fit into the output's type"
     assert find_fault(result, wanted, given.signature) is None
-    assert result.double().std() > 0.5 or given.signature.out is DType.INT8
+    assert result.double().std() > 0.4 or given.signature.out is DType.INT8
 
 
 @pytest.mark.parametrize("key", SIGNATURES)
 def test_one_element_that_was_not_written_is_noticed(key: str) -> None:
     given = problem(key)
-    a, b, out = operands(given)
-    wanted = reference(a, b)
+    tensors = operands(given)
+    out = tensors[2]
+    wanted = reference(tensors, given.signature)
     wanted[..., 7, 9] = 5.0  # what 0xFF never means
     result = rounded(wanted, given.signature.out)
     poison(out)
@@ -79,9 +84,9 @@ def test_one_element_that_was_not_written_is_noticed(key: str) -> None:
 @pytest.mark.parametrize("key", SIGNATURES)
 def test_a_sum_that_lacks_one_product_is_noticed(key: str) -> None:
     given = problem(key, 4096)
-    a, b, _ = operands(given)
-    wanted = reference(a, b)
-    lacking = reference(a[..., :-1], b[..., :-1, :])
+    a, b, *others = operands(given)
+    wanted = reference([a, b, *others], given.signature)
+    lacking = reference([a[..., :-1], b[..., :-1, :], *others], given.signature)
     is_coarse = given.signature.out in (DType.FP8_E4M3, DType.FP8_E5M2)
     fault = find_fault(rounded(lacking, given.signature.out), wanted, given.signature)
     assert (fault is not None) or is_coarse
@@ -110,13 +115,22 @@ def test_sets_fill_the_space_that_a_cache_needs_and_differ() -> None:
 
 
 def test_atens_operator_computes_the_same() -> None:
-    for key in ("mm/nt/fp32xfp32/fp32/fp32", "bmm/tn/bf16xbf16/fp32/bf16"):
-        given = problem(key)
-        a, b, out = operands(given)
+    for key in (
+        "mm/nt/fp32xfp32/fp32/fp32",
+        "bmm/tn/bf16xbf16/fp32/bf16",
+        "mm/tn/bf16xbf16/fp32/bf16/bias",
+        "mm/tn/bf16xbf16/fp32/bf16/add",
+        "bmm/tn/bf16xbf16/fp32/bf16/bias",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_tensor/bias",
+        "grouped_mm/tn/bf16xbf16/fp32/bf16",
+    ):
+        given = problem(key, 64)
+        tensors = operands(given)
         run = aten_run(given.signature)
         assert run is not None
-        assert is_like(run(a, b, out), reference(a, b))
-        assert not is_like(out * 1.2, reference(a, b))
+        found, wanted = run(*tensors), reference(tensors, given.signature)
+        assert is_like(found, wanted), key
+        assert not is_like(found * 1.2, wanted)
 
 
 def test_aten_has_nothing_for_what_it_cannot_compute() -> None:
@@ -125,22 +139,56 @@ def test_aten_has_nothing_for_what_it_cannot_compute() -> None:
         "mm/tn/int8xint8/int32/int8",
         "bmm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16",
         "mm/tn/bf16xbf16/fp32/fp16",
+        "mm/tn/bf16xbf16/fp32/bf16/bias_relu",
+        "mm/tn/bf16xbf16/fp32/fp32/bias",
+        "grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16",
     ):
         assert aten_run(Signature.parse(key)) is None
-    assert triton_run(Signature.parse("mm/tn/int8xint8/int32/int32")) is None
+    for key in ("mm/tn/int8xint8/int32/int32", "mm/tn/bf16xbf16/fp32/bf16/bias"):
+        assert triton_run(Signature.parse(key)) is None
 
 
-def test_kernels_that_take_more_than_operands_are_told_apart() -> None:
-    kernel = encode_bundle(synthetic_content(kernels=1, problems=1))[1].kernels[0]
-    assert takes_operands_alone(kernel)
-    for parameters in (
-        "a,b,scale_a,scale_b,out,stream",
-        "a,b,offsets,out,stream",
-        "b,a,out,stream",
+def test_scales_of_blocks_are_told_apart() -> None:
+    assert all(can_be_measured(Signature.parse(key)) for key in SIGNATURES)
+    for key in (
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32",
+        "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16",
     ):
-        assert not takes_operands_alone(
-            replace(kernel, calling_convention=f"tvm_ffi:gemm({parameters})")
-        )
+        assert not can_be_measured(Signature.parse(key))
+
+
+CURVES = {
+    "bias_relu": torch.nn.functional.relu,
+    "bias_gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "bias_silu": torch.nn.functional.silu,
+}
+
+
+@pytest.mark.parametrize("epilogue", CURVES)
+def test_activations_are_torchs(epilogue: str) -> None:
+    given = problem(f"mm/tn/fp16xfp16/fp32/fp16/{epilogue}", 16)
+    a, b, _, addend = operands(given)
+    wanted = CURVES[epilogue](torch.addmm(addend.double(), a.double(), b.double()))
+    torch.testing.assert_close(reference(operands(given), given.signature), wanted)
+
+
+@pytest.mark.parametrize("place", [3, 4, 5])
+def test_another_scale_or_addend_is_noticed(place: int) -> None:
+    given = problem("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/bias")
+    tensors = list(operands(given))
+    wanted = reference(tensors, given.signature)
+    tensors[place] = tensors[place].roll(1, -1 if place > 3 else 0) * 4
+    other = rounded(reference(tensors, given.signature), given.signature.out)
+    assert find_fault(other, wanted, given.signature) is not None
+
+
+def test_groups_share_the_rows_evenly() -> None:
+    given = problem("grouped_mm/tn/bf16xbf16/fp32/bf16", 64)
+    a, b, out, offsets = operands(given)
+    assert offsets.tolist() == [16, 32, 48]
+    assert b.shape == (3, 64, 64)
+    wanted = torch.cat([a[16 * g : 16 * g + 16].double() @ b[g].double() for g in range(3)])
+    assert torch.equal(reference([a, b, out, offsets], given.signature), wanted)
 
 
 def test_a_cap_on_power_is_no_slowdown() -> None:

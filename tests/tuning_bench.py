@@ -98,9 +98,9 @@ class DictatedTimer:
         """Learn from now on which contender runs."""
 
         def noted(name: str, run: Run) -> Run:
-            def noting(a: Any, b: Any, out: Any) -> Any:
+            def noting(*operands: Any) -> Any:
                 self.last_run = name
-                return run(a, b, out)
+                return run(*operands)
 
             return noting
 
@@ -184,6 +184,17 @@ class LazyAtLargeSizes(Behaving):
     behaviours: ClassVar = {"Cpu_8x32": "if (out->shape[RANK - 2] > 8) return 0;"}
 
 
+class LazyWithTransposes(recording_kernels.Recording):
+    """None computes anything where B is column-major."""
+
+    name = "tuning_bench:LazyWithTransposes"
+
+    def compile(self, candidate: Any, target: Any) -> bytes:
+        is_row_major = candidate.signature.layout.b_row_major
+        self.behaviour = "" if is_row_major else cpu_kernels.NOTHING
+        return super().compile(candidate, target)
+
+
 class Failing(Behaving):
     """One raises."""
 
@@ -202,7 +213,7 @@ def build(
     problems: Iterable[Problem],
     directory: Path,
     cache: Cache,
-    provider: Behaving | None = None,
+    provider: recording_kernels.Recording | None = None,
     *,
     name: str = "cpu",
 ) -> Path:

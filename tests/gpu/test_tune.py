@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 import torch
+from gemm_arguments import exact_arguments, random_arguments
+from gemm_reference import assert_close, assert_exact
 from installed import installed_kernels
-from operands import assert_close, assert_exact, operands
 
 from nvgemm_aot.bundle import write_bundle
 from nvgemm_aot.bundle_content import read_content
@@ -26,8 +27,8 @@ from nvgemm_aot.tuning.bench import gpu_bench
 from nvgemm_aot.tuning.gpu_state import UNKNOWN_DRIVER
 from nvgemm_aot.tuning.state import state_path
 from nvgemm_aot.tuning.tune import Options, Tuned, tune
-from nvgemm_runtime.api import load_kernel
 from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.choosing import load_kernel
 from nvgemm_runtime.format import Header
 from nvgemm_runtime.problem import Op, Problem
 
@@ -105,15 +106,10 @@ def test_the_winner_is_right(tuned: tuple[Tuned, Header]) -> None:
     _, header = tuned
     for ranking in header.rankings:
         kernel = header.kernels[ranking.kernels[0].kernel]
-        problem = ranking.problem
-        size = (1, problem.m, problem.n, problem.k)
-        for exact in (True, False):
-            a, b, out = operands(kernel.signature, size, exact=exact)
-            load_kernel(kernel.id).launch(a, b, out)
-            if exact:
-                assert_exact(out, a, b)
-            else:
-                assert_close(out, a, b, kernel.signature)
+        for make, check in ((exact_arguments, assert_exact), (random_arguments, assert_close)):
+            arguments = make(ranking.problem)
+            load_kernel(kernel.id).launch(*arguments.operands(), *arguments.others)
+            check(arguments.out, arguments)
 
 
 def test_a_kernel_that_leaves_one_element_out_never_wins(

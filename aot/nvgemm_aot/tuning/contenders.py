@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.calling_convention import parse_calling_convention
+from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.operands import torch_dtype
 from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.refusals import unlaunchable
+from nvgemm_runtime.roles import Role, extra_roles, role_dtype
 
 from ..bundle import ProblemRanking
 
-Run = Callable[[Any, Any, Any], Any]
-"""``run(a, b, out)`` computes a GEMM and returns where the result is."""
+Run = Callable[..., Any]
+"""``run(a, b, out, *extras)`` computes a GEMM and returns where the result is; see `operands`."""
 
 ATEN, TRITON = "aten", "triton"
 """Names of contenders that are no kernels."""
@@ -47,7 +48,7 @@ class Contenders:
             kernel.id: (bundle, kernel)
             for bundle in reversed(bundles)
             for kernel in bundle.header.kernels
-            if unlaunchable(kernel) is None and takes_operands_alone(kernel)
+            if unlaunchable(kernel) is None and can_be_measured(kernel.signature)
         }
 
     def of(self, ranking: ProblemRanking) -> dict[str, Run]:
@@ -72,18 +73,19 @@ class Contenders:
 def _fits(kernel: Kernel, problem: Problem) -> bool:
     """Whether operands of a problem without gaps are aligned as a kernel needs it."""
     signature, layout = problem.signature, problem.signature.layout
-    contiguous = (
+    contiguous = [
         signature.a.bytes_of(problem.k if layout.a_row_major else problem.m),
         signature.b.bytes_of(problem.n if layout.b_row_major else problem.k),
         signature.out.bytes_of(problem.n),
-    )
+    ]
+    if signature.epilogue is not None:
+        contiguous.append(role_dtype(signature, Role.ADDEND).bytes_of(problem.n))
     return all(extent % kernel.alignment_bytes == 0 for extent in contiguous)
 
 
-def takes_operands_alone(kernel: Kernel) -> bool:
-    """Whether a kernel takes A, B and the output: others, with scales say, are not measured yet."""
-    convention = parse_calling_convention(kernel.calling_convention)
-    return convention is not None and convention.parameters == ("a", "b", "out", "stream")
+def can_be_measured(signature: Signature) -> bool:
+    """Whether there are operands and sums to compare with: of scales of blocks there are none."""
+    return signature.scales is None or signature.scales.block is None
 
 
 def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:
@@ -96,8 +98,8 @@ def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:
 
     launch = LIBRARY.load(bundle, kernel).launch
 
-    def run(a: Any, b: Any, out: Any) -> Any:
-        launch(a, b, out)
+    def run(a: Any, b: Any, out: Any, *extras: Any) -> Any:
+        launch(a, b, out, *extras)
         return out
 
     return run
@@ -106,18 +108,29 @@ def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:
 def aten_run(signature: Signature) -> Run | None:
     """ATen's operator that computes the same; None where there is none.
 
-    For fp8 that is ``_scaled_mm`` with scales of 1 and the fast accumulation, for the kernels'
-    sums are not promoted either.
+    For fp8 that is ``_scaled_mm`` with the fast accumulation, for the kernels' sums are not
+    promoted either, and with scales of 1 where the problem has none. A sum and its activation are
+    two operators of ATen, and what Inductor makes of them is neither: there is none.
     """
     import torch
 
+    if signature.op is Op.GROUPED_MM:
+        return _grouped if signature.a is signature.out else None
+    if signature.epilogue is not None and signature.epilogue.activation is not None:
+        return None
     if signature.a.is_integer:
         if signature.op is Op.MM and signature.out is DType.INT32 and _are(signature, DType.INT8):
             return lambda a, b, out: torch._int_mm(a, b, out=out)
         return None
     if signature.a.is_fp8:
         return _scaled(signature)
-    product = torch.mm if signature.op is Op.MM else torch.bmm
+    is_single = signature.op is Op.MM
+    if signature.epilogue is not None:
+        total = torch.addmm if is_single else torch.baddbmm
+        if signature.a is not signature.out:
+            return None
+        return lambda a, b, out, addend: total(addend, a, b, out=out)
+    product = torch.mm if is_single else torch.bmm
     if signature.a is signature.out:
         return lambda a, b, out: product(a, b, out=out)
     if signature.out is DType.FP32:
@@ -135,17 +148,32 @@ def _scaled(signature: Signature) -> Run | None:
 
     if signature.op is not Op.MM or signature.layout is not Layout.TN:
         return None
+    if signature.epilogue not in (None, Epilogue.BIAS):
+        return None
     dtype, one = torch_dtype(signature.out), None
 
-    def run(a: Any, b: Any, out: Any) -> Any:
+    def run(a: Any, b: Any, out: Any, *extras: Any) -> Any:
         nonlocal one
+        given = _by_role(signature, extras)
         if one is None:
             one = torch.ones((), device=a.device)
         return torch._scaled_mm(
-            a, b, scale_a=one, scale_b=one, out_dtype=dtype, use_fast_accum=True, out=out
-        )
+            a, b, scale_a=given.get(Role.SCALE_A, one), scale_b=given.get(Role.SCALE_B, one),
+            bias=given.get(Role.ADDEND), out_dtype=dtype, use_fast_accum=True, out=out,
+        )  # fmt: skip
 
     return run
+
+
+def _by_role(signature: Signature, extras: Sequence[Any]) -> Mapping[Role, Any]:
+    return dict(zip(extra_roles(signature), extras))
+
+
+def _grouped(a: Any, b: Any, out: Any, offsets: Any) -> Any:
+    """ATen's operator for groups has no form that writes into a result."""
+    import torch
+
+    return torch._grouped_mm(a, b, offs=offsets)
 
 
 def triton_run(signature: Signature) -> Run | None:
@@ -158,7 +186,7 @@ def triton_run(signature: Signature) -> Run | None:
     from nvgemm_runtime import mode
 
     floats = (DType.BF16, DType.FP16, DType.FP32)
-    if signature.a is not signature.out or signature.out not in floats:
+    if extra_roles(signature) or signature.a is not signature.out or signature.out not in floats:
         return None
     product = torch.mm if signature.op is Op.MM else torch.bmm
     options = {

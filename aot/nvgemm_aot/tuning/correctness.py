@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from nvgemm_runtime.problem import DType, Signature
+from nvgemm_runtime.epilogue import Activation
+from nvgemm_runtime.problem import DType, Op, Signature
+from nvgemm_runtime.roles import Role, extra_roles
 
 if TYPE_CHECKING:
     import torch
@@ -30,20 +34,62 @@ LEAST_STEP = {
 
 SUM_ERROR = 5e-4
 """Error of a sum, over the root mean square of all results. On an H200 the norm of errors stayed
-below 1e-5 of it (`tests/gpu/operands.py`), and one product too few among 28672 is 6e-3 of it."""
+below 1e-5 of it (`tests/gpu/gemm_reference.py`); one product too few among 28672 is 6e-3 of it."""
 
 FP8_SUM_ERROR = 2.0**-8
 """Likewise of products of fp8, which Hopper's tensor cores sum in about 14 bits (arXiv 2412.19437,
-section 3.3.2): eight times the bound of the norm in `tests/gpu/operands.py`."""
+section 3.3.2): eight times the bound of the norm in `tests/gpu/gemm_reference.py`."""
+
+CURVE_ERROR = 2.0**-10
+"""Likewise of tanh and sigmoid: twice the 2**-11 that PTX states of ``tanh.approx.f32``."""
 
 LIKENESS = 0.05
 """Norm of the difference, over that of the result, up to which torch's own result is taken: it may
 sum in parts that are rounded to the output's type, and is what a program gets without us."""
 
 
-def reference(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """``a @ b`` in fp64, exact for whole numbers."""
-    return a.double() @ b.double()
+def reference(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tensor:
+    """``f(scale_a * scale_b * (a @ b) + addend)`` in fp64, exact for whole numbers.
+
+    Args:
+        operands: See `operands.Operands`.
+        signature: What is computed, without scales of blocks.
+    """
+    a, b, _, *extras = operands
+    given = dict(zip(extra_roles(signature), extras))
+    if signature.op is Op.GROUPED_MM:
+        return _product_of_groups(a, b, given[Role.OFFSETS])
+    result = a.double() @ b.double()
+    for role in (Role.SCALE_A, Role.SCALE_B):
+        if role in given:
+            result *= given[role].double()
+    if signature.epilogue is None:
+        return result
+    result += given[Role.ADDEND].double()
+    activation = signature.epilogue.activation
+    return result if activation is None else _ACTIVATIONS[activation](result)
+
+
+def _product_of_groups(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    result = a.new_empty((a.shape[0], b.shape[-1])).double()
+    begin = 0
+    for group, end in enumerate(offsets.tolist()):
+        result[begin:end] = a[begin:end].double() @ b[group].double()
+        begin = end
+    return result
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1.0 + ((2.0 / math.pi) ** 0.5 * (x + 0.044715 * x**3)).tanh())
+
+
+_ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    Activation.RELU: lambda x: x.clamp(min=0.0),
+    Activation.GELU_TANH: _gelu_tanh,
+    Activation.SILU: lambda x: x * x.sigmoid(),
+}
+
+_CURVES = (Activation.GELU_TANH, Activation.SILU)
 
 
 def find_fault(out: torch.Tensor, wanted: torch.Tensor, signature: Signature) -> str | None:
@@ -60,6 +106,8 @@ def find_fault(out: torch.Tensor, wanted: torch.Tensor, signature: Signature) ->
         return f"{different} of {out.numel()} elements differ" if different else None
     scale = wanted.square().mean().sqrt()
     of_sums = FP8_SUM_ERROR if signature.a.is_fp8 else SUM_ERROR
+    if signature.epilogue is not None and signature.epilogue.activation in _CURVES:
+        of_sums += CURVE_ERROR
     allowed = wanted.abs() * (UNIT_ROUNDOFF[signature.out] * 1.01)
     allowed += of_sums * scale + LEAST_STEP[signature.out]
     excess = (found - wanted).abs_().sub_(allowed)

@@ -128,7 +128,7 @@ def measure(problem: Problem, contenders: Mapping[str, Run], bench: Bench) -> Ou
 
     seed = int(sha256_hex(problem.key.encode())[:8], 16)
     sets = make_sets(problem, bench.device, seed=seed, total_bytes=bench.buffer_bytes)
-    wanted = reference(*sets[0][:2])
+    wanted = reference(sets[0], problem.signature)
     bench.timer.check()  # nothing of what came before is laid at a contender's door
     ready: dict[str, Sample] = {}
     faults: dict[str, str] = {}
@@ -168,9 +168,8 @@ def measure(problem: Problem, contenders: Mapping[str, Run], bench: Bench) -> Ou
 def _fault(
     name: str, run: Run, operands: Operands, wanted: torch.Tensor, problem: Problem
 ) -> str | None:
-    a, b, out = operands
-    poison(out)
-    result = run(a, b, out)
+    poison(operands[2])
+    result = run(*operands)
     if name in (ATEN, TRITON):
         return None if is_like(result, wanted) else "it computes something else"
     return find_fault(result, wanted, problem.signature)
@@ -194,8 +193,7 @@ def _in_one_line(error: Exception) -> str:
 
 def _calls(run: Run, sets: Sequence[Operands]) -> list[Callable[[], object]]:
     def call(operands: Operands) -> Callable[[], object]:
-        a, b, out = operands
-        return lambda: run(a, b, out)
+        return lambda: run(*operands)
 
     return [call(operands) for operands in sets]
 

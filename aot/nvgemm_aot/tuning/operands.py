@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.operands import torch_dtype
-from nvgemm_runtime.problem import DType, Op, Problem
+from nvgemm_runtime.problem import DType, Problem
+from nvgemm_runtime.roles import Role, extra_roles, role_dtype, role_shape, roles
 
 if TYPE_CHECKING:
     import torch
 
-Operands = tuple[Any, Any, Any]
-"""A, B and the output."""
+Operands = tuple[Any, ...]
+"""A, B and the output, and then what else a kernel takes, as `roles.extra_roles` says."""
 
 MOST_SETS = 512
 """More sets than launches of one sample would be of no use."""
@@ -32,15 +34,14 @@ def make_sets(problem: Problem, device: str, *, seed: int, total_bytes: int) -> 
         total_bytes: What all sets should take together; at least two sets are made.
 
     Returns:
-        At most `MOST_SETS` sets of A, B and an output, each in buffers of its own.
+        At most `MOST_SETS` sets, each in buffers of its own. Groups share the rows evenly.
     """
     import torch
 
     signature = problem.signature
-    one = problem.batch * (
-        signature.a.bytes_of(problem.m * problem.k)
-        + signature.b.bytes_of(problem.k * problem.n)
-        + signature.out.bytes_of(problem.m * problem.n)
+    one = sum(
+        role_dtype(signature, role).bytes_of(math.prod(role_shape(problem, role)))
+        for role in roles(signature)
     )
     count = min(MOST_SETS, max(2, -(-total_bytes // one)))
     generator = torch.Generator(device=device).manual_seed(seed)
@@ -50,15 +51,14 @@ def make_sets(problem: Problem, device: str, *, seed: int, total_bytes: int) -> 
 def _operands(problem: Problem, device: str, generator: torch.Generator) -> Operands:
     import torch
 
-    signature, lead = problem.signature, _lead(problem)
-    a = _matrix(problem, signature.a, problem.m, problem.k, device, generator,
-                row_major=signature.layout.a_row_major)  # fmt: skip
-    b = _matrix(problem, signature.b, problem.k, problem.n, device, generator,
-                row_major=signature.layout.b_row_major)  # fmt: skip
+    signature = problem.signature
+    a = _matrix(problem, Role.A, device, generator, row_major=signature.layout.a_row_major)
+    b = _matrix(problem, Role.B, device, generator, row_major=signature.layout.b_row_major)
     out = torch.empty(
-        (*lead, problem.m, problem.n), dtype=torch_dtype(signature.out), device=device
+        role_shape(problem, Role.OUT), dtype=torch_dtype(signature.out), device=device
     )
-    return a, b, out
+    extras = (_extra(problem, role, device, generator) for role in extra_roles(signature))
+    return a, b, out, *extras
 
 
 def poison(out: torch.Tensor) -> None:
@@ -68,23 +68,26 @@ def poison(out: torch.Tensor) -> None:
     out.view(torch.uint8).fill_(0xFF)
 
 
-def _lead(problem: Problem) -> tuple[int, ...]:
-    return (problem.batch,) if problem.signature.op is Op.BMM else ()
+def _extra(problem: Problem, role: Role, device: str, generator: torch.Generator) -> torch.Tensor:
+    """Scales around 1, a normally distributed addend, or the ends of groups of even sizes."""
+    import torch
+
+    shape = role_shape(problem, role)
+    if role is Role.OFFSETS:
+        ends = [problem.m * group // problem.groups for group in range(1, problem.groups + 1)]
+        return torch.tensor(ends, dtype=torch.int32, device=device)
+    if role is Role.ADDEND:
+        dtype = torch_dtype(role_dtype(problem.signature, role))
+        return torch.randn(shape, generator=generator, device=device).to(dtype)
+    return torch.rand(shape, generator=generator, device=device) + 0.5
 
 
 def _matrix(
-    problem: Problem,
-    dtype: DType,
-    rows: int,
-    columns: int,
-    device: str,
-    generator: torch.Generator,
-    *,
-    row_major: bool,
+    problem: Problem, role: Role, device: str, generator: torch.Generator, *, row_major: bool
 ) -> torch.Tensor:
-    extents = (rows, columns) if row_major else (columns, rows)
-    shape = (*_lead(problem), *extents)
-    values = _values(problem, dtype, shape, device, generator)
+    *lead, rows, columns = role_shape(problem, role)
+    shape = (*lead, rows, columns) if row_major else (*lead, columns, rows)
+    values = _values(problem, role_dtype(problem.signature, role), shape, device, generator)
     return values if row_major else values.mT
 
 

@@ -216,7 +216,7 @@ def _measure_all(
         runs = contenders.of(ranking)
         if not runs.keys() - {ATEN, TRITON}:
             unmeasured[key] = (
-                "none of its kernels can be measured: they take more than A and B, or do not fit"
+                "none of its kernels can be measured: they take scales of blocks, or do not fit"
             )
             continue
         try:
