@@ -1,6 +1,8 @@
 """What bundled kernels cost and bring at torch.compile's cold start, on a GPU, from kernel wheels.
 
     python benchmarks/cold_start.py [--modes aten,aten+bundle] [--choices 1,2,4] [--json out.json]
+    python benchmarks/cold_start.py --estimated E.nvgemm --measured M.nvgemm --jit --json out.json
+    python benchmarks/cold_start.py --show out.json          # anywhere
 
 Each measurement is a fresh process with empty caches that compiles the same bf16 model: a decoder
 layer of Llama-3.1-8B for a prefill and a decode, with part of the head; ten distinct GEMMs, of
@@ -13,22 +15,34 @@ and serve the other two by their signatures. Modes take turns, ``--repeat`` time
 - call: of the compiled model without CUDA graphs, over windows of calls.
 - graph: of the same calls as replays of one CUDA graph.
 
-Every result is checked against eager fp32. The modes: ``default`` does not autotune; ``aten`` and
-``aten+triton`` autotune over these backends with the plug-in off, ``aten+bundle`` with it on.
+- of us: what the plug-in spent by its own clock, in matching, in timing and loading kernels, and in
+  waiting for a compiler.
+
+Every result is checked against eager fp32. The modes:
+
+- default: without autotuning.
+- aten, aten+triton: autotuning over these backends, the plug-in off.
+- aten+bundle: the plug-in on, with the installed bundles, or those of --estimated.
+- aten+measured: with the bundles of --measured, whose rankings `nvgemm-aot tune` has measured, and
+  NVGEMM_AOT_TRUST_RANKING=1.
+- jit: with no bundle and an empty cache, so that as many kernels as aten+bundle is offered are
+  compiled meanwhile; where the builder side is installed, and no kernel wheel is.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from cold_start_modes import BACKENDS, Variant, refuse_other_kernels, turns, variants
+from cold_start_table import BUNDLE_MODE, table
 from compiling import (
     Worker,
     answering,
@@ -40,38 +54,15 @@ from compiling import (
     read_from_disk,
     versions,
 )
+from resuming import command_line, in_time
+
+from nvgemm_aot.storage import write_atomic
 
 if TYPE_CHECKING:
     import torch
 
 WINDOWS = 30
 WINDOW_CALLS = 10
-
-BACKENDS = {"default": None, "aten": "ATEN", "aten+triton": "ATEN,TRITON", "aten+bundle": "ATEN"}
-"""Modes, and the backends that each autotunes over."""
-
-BUNDLE_MODE = "aten+bundle"
-REFERENCE = "aten"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Variant:
-    """What is measured: a mode, and how many kernels may join for a GEMM, if that is set."""
-
-    mode: str
-    choices: int | None = None
-
-    @property
-    def label(self) -> str:
-        """What the tables call it."""
-        return self.mode if self.choices is None else f"{self.mode}, at most {self.choices}"
-
-    def variables(self) -> dict[str, str | None]:
-        """Environment variables for its process; None where one must not be set."""
-        return {
-            "NVGEMM_AOT": None if self.mode == BUNDLE_MODE else "off",
-            "NVGEMM_AOT_MAX_CHOICES": None if self.choices is None else str(self.choices),
-        }
 
 
 def build_model(device: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
@@ -198,9 +189,25 @@ def work(mode: str, device: str, directory: Path) -> None:
             "gemms": calls,
             "count": count_gemms(calls),
             "error": check_results(results, eager, exact),
+            "stats": plugin_stats(),
             "versions": versions(),
         }
     )
+
+
+def plugin_stats() -> dict[str, Any]:
+    """What the plug-in did in this process, and milliseconds by what it spent them on."""
+    import nvgemm_runtime
+
+    found = nvgemm_runtime.stats()
+    return {
+        "declared": found.declared,
+        "signature": found.signature,
+        "jit": found.jit,
+        "jit_kernels": found.jit_kernels,
+        "missed": found.missed,
+        "milliseconds": dict(found.milliseconds),
+    }
 
 
 def measure(variant: Variant, device: str) -> dict[str, Any]:
@@ -211,56 +218,8 @@ def measure(variant: Variant, device: str) -> dict[str, Any]:
         arguments = [__file__, "--worker", variant.mode, "--device", device, "--directory", name]
         with Worker(arguments, directory, environment) as worker:
             run: dict[str, Any] = worker.answer()
-    if variant.mode == BUNDLE_MODE and not run["versions"]["bundles"]:
-        raise click.ClickException(
-            "no usable bundle was found: install a kernel wheel, or name bundles in "
-            "NVGEMM_AOT_BUNDLES"
-        )
+    refuse_other_kernels(variant, run)
     return {**run, "label": variant.label, "choices": variant.choices}
-
-
-def spread(values: list[float], digits: int) -> str:
-    """Median, and the least and the most."""
-    if not values:
-        return "-"
-    middle, least, most = statistics.median(values), min(values), max(values)
-    return f"{middle:.{digits}f} ({least:.{digits}f}-{most:.{digits}f})"
-
-
-def print_table(runs: list[dict[str, Any]]) -> None:
-    """A row a variant: over its repetitions, and over those of ATEN alone."""
-    by_label: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        by_label.setdefault(run["label"], []).append(run)
-
-    def values(label: str, key: str) -> list[float]:
-        of_run = [run[key] for run in by_label.get(label, [])]
-        # Of windows, each repetition counts by its median.
-        medians = [
-            statistics.median(one) if isinstance(one, list) and one else one for one in of_run
-        ]
-        return [one for one in medians if isinstance(one, float)]
-
-    def ratio(label: str, key: str) -> str:
-        own, reference = values(label, key), values(REFERENCE, key)
-        if not own or not reference:
-            return "-"
-        return f"{statistics.median(own) / statistics.median(reference):.3f}"
-
-    columns = (("first_result_s", "first result, s", 2), ("call_us", "call, us", 1))
-    columns += (("graph_us", "graph, us", 1),)
-    head = "".join(f" {title:>26} {'ratio':>6}" for _, title, _ in columns)
-    click.echo(f"{'':<24} {'import, s':>9}{head} {'ours / ATen / Triton':>21}")
-    for label, of_label in by_label.items():
-        row = f"{label:<24} {statistics.median(values(label, 'import_s')):9.2f}"
-        for key, _, digits in columns:
-            row += f" {spread(values(label, key), digits):>26} {ratio(label, key):>6}"
-        counts = [
-            " / ".join(str(run["count"][who]) for who in ("nvgemm", "aten", "triton"))
-            for run in of_label
-        ]
-        click.echo(f"{row} {', '.join(dict.fromkeys(counts)):>21}")
-    click.echo(f"medians over repetitions (least-most); ratios to {REFERENCE}")
 
 
 def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...]:
@@ -286,16 +245,38 @@ def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[i
     callback=numbers,
     help=f"Values of NVGEMM_AOT_MAX_CHOICES for {BUNDLE_MODE}, e.g. 1,2,4.",
 )
+@click.option("--estimated", help="Bundles for aten+bundle, as in NVGEMM_AOT_BUNDLES.")
+@click.option("--measured", help="Bundles with measured rankings, for aten+measured.")
+@click.option("--jit", is_flag=True, help="Measure jit, too, where the builder is installed.")
 @click.option("--repeat", default=3, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--once",
+    default="aten+triton,jit",
+    show_default=True,
+    callback=names_of(BACKENDS),
+    help="Modes that take long, to be measured in the first turn alone.",
+)
+@click.option("--budget", type=click.FloatRange(min=1), help="Seconds after which to stop.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
+@click.option(
+    "--show",
+    type=click.Path(path_type=Path, exists=True),
+    help="Measure nothing; print the table of this file.",
+)
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", hidden=True)
 @click.option("--worker", type=click.Choice(list(BACKENDS)), hidden=True)
 @click.option("--directory", type=click.Path(path_type=Path), hidden=True)
 def main(
     modes_: tuple[str, ...],
     choices: tuple[int, ...],
+    estimated: str | None,
+    measured: str | None,
+    jit: bool,
     repeat: int,
+    once: tuple[str, ...],
+    budget: float | None,
     json_path: Path | None,
+    show: Path | None,
     device: str,
     worker: str | None,
     directory: Path | None,
@@ -305,32 +286,46 @@ def main(
         assert directory is not None
         work(worker, device, directory)
         return
-    variants = [
-        Variant(mode=mode, choices=number)
-        for mode in modes_
-        for number in (choices if mode == BUNDLE_MODE and choices else (None,))
-    ]
+    if show is not None:
+        click.echo("\n".join(table(json.loads(show.read_text()))))
+        return
     read_from_disk()
-    runs: list[dict[str, Any]] = []
-    for turn in range(repeat):
-        first = turn % len(variants)
-        for variant in variants[first:] + variants[:first]:
+    record: dict[str, Any] = {
+        "what": "cold_start",
+        "command": command_line(),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "runs": [],
+    }
+    found = variants(modes_, choices, estimated, measured, jit)
+    if not found:
+        raise click.UsageError("there is nothing to measure")
+    order = turns(found, repeat, once)
+    failures: dict[str, str] = {}
+    for number, variant in in_time(order, budget):
+        if variant.label in failures:
+            continue
+        try:
             run = measure(variant, device)
-            runs.append(run)
-            click.echo(
-                f"{turn + 1}/{repeat} {variant.label}: first result {run['first_result_s']:.2f} s, "
-                f"call {statistics.median(run['call_us']):.1f} us, "
-                f"{run['count']['nvgemm']} of {sum(run['count'].values())} GEMMs ours",
-                err=True,
-            )
-            if json_path is not None:  # as far as it came, should the time run out
-                json_path.write_text(json.dumps({"runs": runs}, indent=1) + "\n")
-    found = runs[0]["versions"]
-    click.echo(f"{found['device']}, torch {found['torch']}, nvgemm-aot {found['nvgemm-aot']}")
-    for bundle in next((r["versions"]["bundles"] for r in runs if r["mode"] == BUNDLE_MODE), []):
-        click.echo(f"  {bundle}")
-    order = {variant.label: place for place, variant in enumerate(variants)}
-    print_table(sorted(runs, key=lambda run: order[run["label"]]))
+        except click.ClickException as error:
+            failures[variant.label] = f"{variant.label} FAILED: {error.message}"
+            click.echo(failures[variant.label], err=True)
+            continue
+        record["runs"].append(run)
+        click.echo(
+            f"{number + 1}/{len(order)} {variant.label}: first result "
+            f"{run['first_result_s']:.2f} s, call {statistics.median(run['call_us']):.1f} us, "
+            f"{run['count']['nvgemm']} of {sum(run['count'].values())} GEMMs ours",
+            err=True,
+        )
+        if json_path is not None:  # as far as it came, should the time run out
+            write_atomic(json_path, f"{json.dumps(record, indent=1)}\n".encode())
+    if record["runs"]:
+        text = "\n".join(table(record))
+        if json_path is not None:
+            write_atomic(json_path.with_suffix(".txt"), f"{text}\n".encode())
+        click.echo(text)
+    if failures:
+        raise click.ClickException("\n".join(failures.values()))
 
 
 if __name__ == "__main__":

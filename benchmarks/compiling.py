@@ -40,6 +40,7 @@ def fresh_environment(directory: Path, **variables: str | None) -> dict[str, str
     changed = {
         "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
         "TRITON_CACHE_DIR": str(directory / "triton"),
+        "NVGEMM_AOT_CACHE": str(directory / "nvgemm-aot"),
         "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": None,
         "NVGEMM_AOT": None,
         "NVGEMM_AOT_MAX_CHOICES": None,
@@ -134,6 +135,14 @@ def read_from_disk() -> None:
     subprocess.run([sys.executable, "-c", f"import {modules}"], check=False, capture_output=True)
 
 
+def gemm_calls(code: str) -> Counter[str]:
+    """Count the GEMMs that a generated module calls, by the name of the call."""
+    calls: Counter[str] = Counter()
+    for pattern in _GEMM_CALLS.values():
+        calls.update(call.rstrip("(") for call in pattern.findall(code))
+    return calls
+
+
 def generated_gemms(directory: Path) -> dict[str, int]:
     """Count the GEMMs that generated code calls.
 
@@ -147,8 +156,7 @@ def generated_gemms(directory: Path) -> dict[str, int]:
     for path in sorted(directory.glob("inductor/**/*.py")):
         text = path.read_text(errors="replace")
         if "AsyncCompile()" in text:  # a module that calls kernels, rather than one of them
-            for pattern in _GEMM_CALLS.values():
-                calls.update(call.rstrip("(") for call in pattern.findall(text))
+            calls += gemm_calls(text)
     return dict(calls)
 
 

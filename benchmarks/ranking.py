@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 import statistics
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -21,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import click
+import measuring
 from h200 import H200
+from measuring import Arena, Exact, offline_ns
 
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.facts import DeviceFacts
@@ -29,13 +32,11 @@ from nvgemm_runtime.format import Header, Ranked, Ranking
 from nvgemm_runtime.match import BundleView, Index, Miss
 from nvgemm_runtime.nearest import NearestSizes
 from nvgemm_runtime.operands import MAX_ALIGNMENT_BYTES
-from nvgemm_runtime.problem import Problem
+from nvgemm_runtime.problem import Layout, Problem
 
 OFFERED = 4
-BUFFER_BYTES = 200_000_000
-"""Operands take turns until they are this large, so that none is found in an L2 cache of 50 MB."""
-GRAPH_NS = 2_000_000
-"""Launches are repeated in one CUDA graph until it runs about this long."""
+ROUNDS = 5
+WINDOW_NS = 2_000_000.0
 
 Order = list[int]
 """Positions of kernels in the bundle, the one that should be best first."""
@@ -174,21 +175,21 @@ def measure(bundle_path: Path, times_path: Path) -> None:
 
     bundle = Bundle(bundle_path)
     header = bundle.header
-    launches = [LIBRARY.load(bundle, kernel).launch for kernel in header.kernels]
+    launches = {kernel.id: LIBRARY.load(bundle, kernel).launch for kernel in header.kernels}
+    problems = [ranking.problem for ranking in header.rankings]
+    arena = Arena(torch.bfloat16, [(one.m, one.n, one.k) for one in problems])
     times: Times = {}
-    for ranking in header.rankings:
-        problem = ranking.problem
-        copies = max(2, BUFFER_BYTES // (2 * (problem.m + problem.n) * problem.k))
-        sets = [operands(problem) for _ in range(min(copies, 64))]
-        expected = torch.mm(*sets[0][:2]).float()
-        times[problem.key] = []
-        for launch in launches:
-            sets[0][2].fill_(float("nan"))
-            launch(*sets[0])
-            error = (sets[0][2].float() - expected).norm() / expected.norm()
-            if not float(error) < 1e-2:
-                raise click.ClickException(f"{problem.key}: wrong by {float(error):.2e}")
-            times[problem.key].append(time_ns(launch, sets))
+    for problem in problems:
+        size = (problem.m, problem.n, problem.k)
+        exact = Exact.draw(*size, Layout.TN, torch.bfloat16)
+        for id_, launch in launches.items():
+            error = exact.error(launch)
+            if error != 0.0:  # not a number is wrong, too
+                raise click.ClickException(f"{problem.key}: {id_[:12]} is wrong by {error:.2e}")
+        sets = arena.sets(*size, Layout.TN)
+        ways = {id_: measuring.Way(launch=launch, sets=sets) for id_, launch in launches.items()}
+        measured = offline_ns(ways, ROUNDS, WINDOW_NS, random.Random(problem.key))
+        times[problem.key] = [statistics.median(measured[kernel.id]) for kernel in header.kernels]
         click.echo(f"{problem.key}: {min(times[problem.key]) / 1e3:.1f} us", err=True)
     record: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(),
@@ -197,36 +198,6 @@ def measure(bundle_path: Path, times_path: Path) -> None:
         "times_ns": times,
     }
     times_path.write_text(json.dumps(record) + "\n")
-
-
-def operands(problem: Problem) -> tuple[Any, Any, Any]:
-    import torch
-
-    a = torch.randn(problem.m, problem.k, device="cuda", dtype=torch.bfloat16)
-    b = torch.randn(problem.n, problem.k, device="cuda", dtype=torch.bfloat16).T
-    return a, b, torch.empty(problem.m, problem.n, device="cuda", dtype=torch.bfloat16)
-
-
-def time_ns(launch: Callable[..., object], sets: list[tuple[Any, Any, Any]]) -> float:
-    """Median over replays of a CUDA graph of launches, in nanoseconds a launch."""
-    import torch
-
-    def elapsed(run: Callable[[], object]) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) * 1e6
-
-    once = min(elapsed(lambda: launch(*sets[-1])) for _ in range(2))
-    count = max(2, min(256, int(GRAPH_NS / once)))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for number in range(count):
-            launch(*sets[number % len(sets)])
-    graph.replay()
-    return statistics.median(elapsed(graph.replay) for _ in range(5)) / count
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import pytest
 
 from fake_provider import candidate
 from nvgemm_aot.candidates import MAX_PER_SHAPE, Estimate, misalignment, select
+from nvgemm_aot.device import load_profile
+from nvgemm_aot.heuristics import MatmulHeuristics
 from nvgemm_aot.providers import Candidate
 from nvgemm_aot.runtime_model import BlockShape
 from nvgemm_runtime.problem import Problem, Signature
@@ -126,6 +128,45 @@ def test_alignment_counts_bytes_of_each_operands_own_type() -> None:
     assert misalignment(problem(1, 4, 16, signature), 16) is None
     assert "multiple of 16" in str(misalignment(problem(1, 4, 8, signature), 16))
     assert "multiple of 4" in str(misalignment(problem(1, 2, 16, signature), 16))
+
+
+def test_alignment_of_fp4_counts_two_values_a_byte() -> None:
+    signature = Signature.parse("mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp8_e4m3/e4m3_1x16")
+    assert misalignment(problem(1, 16, 64, signature), 16) is None
+    assert misalignment(problem(1, 16, 48, signature), 16) == (
+        "A is contiguous along k = 48, which must be a multiple of 32 (16 bytes of fp4_e2m1)"
+    )
+
+
+def test_alignment_of_what_is_added_is_that_of_its_own_type() -> None:
+    signature = Signature.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp8_e4m3/bias")
+    assert "out is contiguous along n = 8" in str(misalignment(problem(1, 8, 16, signature), 16))
+    assert misalignment(problem(1, 8, 16, signature), 8) is None
+    assert misalignment(problem(1, 12, 16, signature), 4) is None
+    assert misalignment(problem(1, 16, 16, signature), 32) is not None
+
+
+def test_estimates_know_every_type_groups_and_batches() -> None:
+    device = load_profile("B200")
+    model = MatmulHeuristics(device.heuristics_gpu, device.shared_memory_per_block_bytes.value)
+
+    def estimate(key: str, tile_k: int, **counts: int) -> int:
+        asked = Problem(signature=Signature.parse(key), m=4096, n=4096, k=4096, **counts)
+        shape = BlockShape(tile=(128, 128, tile_k), cluster=(1, 1))
+        time_ns = model.estimate_ns(asked, shape)
+        assert time_ns is not None
+        return time_ns
+
+    bf16 = estimate("mm/tn/bf16xbf16/fp32/bf16", 64)
+    fp8 = estimate("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32", 128)
+    fp4 = estimate("mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16", 256)
+    assert bf16 > fp8 > fp4
+    assert estimate("mm/tn/bf16xbf16/fp32/bf16/bias", 64) == bf16
+    grouped = estimate("grouped_mm/tn/bf16xbf16/fp32/bf16", 64, groups=8)
+    rows = Problem(
+        signature=Signature.parse("bmm/tn/bf16xbf16/fp32/bf16"), m=512, n=4096, k=4096, batch=8
+    )
+    assert grouped == model.estimate_ns(rows, BlockShape(tile=(128, 128, 64), cluster=(1, 1)))
 
 
 def test_a_problem_that_no_candidate_can_run_says_why_for_each() -> None:

@@ -70,7 +70,8 @@ def test_verify_checks_host_code_and_says_what_does_not_apply(cpu_bundle: BuiltB
     ("change", "check"),
     [
         ({"calling_convention": "c:gemm"}, Check.CALLING_CONVENTION),
-        ({"calling_convention": "tvm_ffi:other(a,b,out,stream)"}, Check.CALLING_CONVENTION),
+        ({"calling_convention": "tvm_ffi:gemm(a,b,stream)"}, Check.CALLING_CONVENTION),
+        ({"calling_convention": "tvm_ffi:other(a,b,out,stream)"}, Check.HOST_EXPORTS),
         ({"workspace_bytes": 4}, Check.WORKSPACE),
     ],
 )
@@ -145,6 +146,17 @@ def test_builds_kernels_that_take_more_than_a_and_b(fused_bundle: BuiltBundle) -
         "tvm_ffi:gemm(a*,b*,scale_a*,scale_b*,out*,mnkl,stream)",
         "tvm_ffi:gemm(a,b,out,offsets,stream)",
     }
+
+
+def test_verify_knows_every_way_in_which_kernels_are_called(
+    fused_bundle: BuiltBundle, tmp_path: Path, kernel_cache: Cache
+) -> None:
+    with_workspace = cpu_provider.build_bundle(
+        [problem()], tmp_path, kernel_cache, provider=cpu_provider.WithWorkspace()
+    )
+    for bundle in (fused_bundle, with_workspace):
+        report = verify_bundle(bundle.path)
+        assert report.ok, report.findings
 
 
 def test_builds_kernels_with_a_workspace(tmp_path: Path, kernel_cache: Cache) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -12,16 +13,22 @@ import pytest
 
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.compiler import compile_all, make_tasks
-from nvgemm_aot.disassembler import find_disassembler
+from nvgemm_aot.device_elf import read_cubins
+from nvgemm_aot.disassembler import find_disassembler, require_disassembler
 from nvgemm_aot.manifest import load_manifest
 from nvgemm_aot.pipeline import BuildResult, build, plan_build
 from nvgemm_aot.providers import load_provider
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators, library
+from nvgemm_aot.providers.cutlass_operators.epilogue import epilogue_source
 from nvgemm_aot.targets import build_target
 from nvgemm_aot.verify import verify_bundle
 from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.calling_convention import parse_calling_convention
+from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.errors import ToolchainError
-from nvgemm_runtime.problem import Signature
+from nvgemm_runtime.problem import DType, Layout, Op, Signature
+from nvgemm_runtime.scales import ScaleRecipe
+from nvgemm_runtime.support import OUTS, unsupported
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +74,187 @@ def test_offers_nothing_where_the_library_has_nothing(provider: CutlassOperators
     nothing = provider.enumerate(signature, build_target("sm_100f"))
     assert not nothing.candidates
     assert not nothing.rejections
+    assert nothing.absence == "sm_100f has no operator that multiplies int8 into int32"
+
+
+FP8 = "fp8_e4m3xfp8_e4m3/fp32/bf16"
+FP4 = "fp4_e2m1xfp4_e2m1/fp32/bf16"
+FAMILIES = [
+    (
+        f"mm/tn/{FP8}/fp32_row/bias",
+        "PersistentDenseGemmEFCOperator",
+        "tvm_ffi:gemm(a,b,stream,scale_a,scale_b,addend,out)",
+        "no operator of sm_90a applies scales",
+    ),
+    (
+        "bmm/nt/bf16xbf16/fp32/bf16/add",
+        "PersistentDenseGemmEFCOperator",
+        "tvm_ffi:gemm(a,b,stream,addend,out)",
+        "no operator of sm_90a has an epilogue",
+    ),
+    (
+        f"mm/nn/{FP8}/e8m0_1x32",
+        "PersistentDenseBlockScaledGemmOperator",
+        "tvm_ffi:gemm(a*,b*,scale_a*,scale_b*,out*,mnkl,stream)",
+        "sm_90a has no block-scaled operator",
+    ),
+    (
+        f"mm/tn/{FP4}/e4m3_1x16",
+        "PersistentDenseBlockScaledGemmOperator",
+        "tvm_ffi:gemm(a*,b*,scale_a*,scale_b*,out*,mnkl,stream)",
+        "sm_90a has no block-scaled operator",
+    ),
+    (
+        "grouped_mm/tn/fp16xfp16/fp32/fp16",
+        "ContiguousOffset2D3DGemmDenseOperator",
+        "tvm_ffi:gemm(a,b,out,offsets,stream)",
+        "sm_90a has no grouped operator",
+    ),
+]
+
+
+@pytest.mark.parametrize(("key", "kind", "convention", "absence"), FAMILIES)
+def test_each_family_is_called_its_own_way_and_is_missing_on_hopper_with_the_reason(
+    provider: CutlassOperators, key: str, kind: str, convention: str, absence: str
+) -> None:
+    signature = Signature.parse(key)
+    found = provider.enumerate(signature, build_target("sm_100f"))
+    assert len(found.candidates) >= 36
+    for candidate in found.candidates:
+        assert kind in candidate.operator
+        assert candidate.calling_convention == convention
+        assert candidate.alignment_bytes == 16
+        assert candidate.cluster_sizes, "all are static-persistent"
+    parsed = parse_calling_convention(convention)
+    assert parsed is not None
+    assert parsed.misfit(signature, workspace_bytes=0) is None
+    nothing = provider.enumerate(signature, build_target("sm_90a"))
+    assert not nothing.candidates
+    assert nothing.absence is not None
+    assert absence in nothing.absence
+
+
+def test_blackwell_has_operators_for_all_that_the_support_table_allows(
+    provider: CutlassOperators,
+) -> None:
+    """In one layout, with one epilogue or none: which operators there are depends on no more."""
+    combinations = itertools.product(
+        (Op.MM, Op.GROUPED_MM), OUTS, DType, (None, *ScaleRecipe), (None, Epilogue.BIAS)
+    )
+    checked = 0
+    for op, operand, out, scales, epilogue in combinations:
+        signature = Signature(
+            op=op,
+            layout=Layout.TN,
+            a=operand,
+            b=operand,
+            accumulator=DType.INT32 if operand.is_integer else DType.FP32,
+            out=out,
+            scales=scales,
+            epilogue=epilogue,
+        )
+        if unsupported(signature) is None:
+            arch = "sm_100a" if operand.is_integer else "sm_100f"
+            assert provider.enumerate(signature, build_target(arch)).candidates, signature.key
+            checked += 1
+    assert (
+        checked == 20 + 6 + 20 + 10 + 15 + 24 + 12
+    )  # plain, integers, biases, blocks, fp32, groups
+
+
+def test_what_no_target_computes_is_refused_in_the_words_of_the_support_table(
+    provider: CutlassOperators,
+) -> None:
+    signature = Signature.parse("mm/tn/int8xint8/int32/int32/bias")
+    assert provider.enumerate(signature, build_target("sm_100a")).absence == unsupported(signature)
+
+
+def test_block_scaled_tiles_of_256_rows_alone_are_made_by_pairs_of_thread_blocks(
+    provider: CutlassOperators,
+) -> None:
+    """Whatever names and metadata say: both call all of them paired."""
+    signature = Signature.parse(f"mm/tn/{FP4}/e8m0_1x32")
+    found = provider.enumerate(signature, build_target("sm_100f")).candidates
+    assert {(c.design.tile[0], c.design.ctas_per_tile) for c in found} == {(128, 1), (256, 2)}
+
+
+@pytest.mark.parametrize(
+    ("key", "source"),
+    [
+        (
+            f"mm/tn/{FP8}/fp32_row/bias",
+            "def epilogue(accum, scale_a, scale_b, addend):\n"
+            "    D = accum * scale_a * scale_b + addend\n"
+            "    return D\n",
+        ),
+        (
+            "mm/tn/bf16xbf16/fp32/bf16/bias_silu",
+            "def epilogue(accum, addend):\n"
+            "    x = accum + addend\n"
+            "    D = x * sigmoid(x)\n"
+            "    return D\n",
+        ),
+    ],
+)
+def test_an_epilogue_is_written_for_its_signature(key: str, source: str) -> None:
+    assert epilogue_source(Signature.parse(key)) == source
+
+
+def test_kernels_of_every_family_compile_and_epilogues_compute_in_fp32(
+    tmp_path: Path, kernel_cache: Cache
+) -> None:
+    path = tmp_path / "families.yaml"
+    path.write_text(
+        """version: 1
+name: families
+targets: [sm_100f, sm_90a]
+candidates: 1
+gemms:
+- {dtype: bf16, epilogue: bias_gelu_tanh, mnk: [[64, 512, 512]]}
+- {dtype: fp8_e4m3, scales: [fp32_tensor, fp32_row], mnk: [[7, 512, 512]]}
+- {dtype: fp8_e4m3, out: fp8_e4m3, epilogue: bias, mnk: [[64, 512, 512]]}
+- {dtype: fp4_e2m1, scales: e4m3_1x16, mnk: [[64, 512, 512]]}
+- {op: grouped_mm, dtype: bf16, groups: 8, mnk: [[64, 512, 512]]}
+- {dtype: int8, mnk: [[64, 512, 512]]}
+"""
+    )
+    result = build(load_manifest(path), tmp_path, kernel_cache)
+    blackwell, hopper = result.bundles
+    assert len(blackwell.header.kernels) == 6
+    assert [problem.signature.a for problem in blackwell.header.unserved] == [DType.INT8]
+    assert [r.problem.signature.a for r in hopper.header.rankings] == [DType.INT8]
+    assert len(hopper.header.unserved) == 6
+    with Bundle(blackwell.path) as bundle:
+        for kernel in bundle.header.kernels:
+            payload = bundle.payload(kernel)
+            if kernel.signature.scales is ScaleRecipe.FP32_TENSOR:
+                assert payload.count(b"_vararg_5: Tensor([1], float32)") == 1
+            if kernel.signature.epilogue is not None:
+                code = _disassembly(payload)
+                assert "FFMA" in code or "FADD2" in code or "FADD" in code
+                assert ".BF16_V2" not in code, "it would round before it adds"
+
+
+def _disassembly(payload: bytes) -> str:
+    (cubin,) = read_cubins(payload)
+    return require_disassembler().disassemble(cubin.content)
+
+
+@pytest.mark.parametrize(("arch", "instruction"), [("sm_90a", "IGMMA.64x"), ("sm_100a", "UTCIMMA")])
+def test_unsigned_bytes_are_multiplied_as_such(
+    arch: str, instruction: str, tmp_path: Path, kernel_cache: Cache
+) -> None:
+    path = tmp_path / "uint8.yaml"
+    path.write_text(
+        f"version: 1\nname: uint8\ntargets: [{arch}]\ncandidates: 1\n"
+        "gemms: [{dtype: [int8, uint8], mnk: [[64, 512, 512]]}]\n"
+    )
+    (built,) = build(load_manifest(path), tmp_path, kernel_cache).bundles
+    report = verify_bundle(built.path, disassemble=True)
+    assert report.ok, report.findings  # that the types of the multiplication are right among it
+    assert len(report.kernels) == 2
+    for evidence in report.kernels:
+        assert any(name.startswith(instruction) for name in evidence.instructions)
 
 
 def test_leaves_out_older_generations_and_empty_fusions_with_their_reasons(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvgemm_aot.device import load_profile
-from nvgemm_aot.device_elf import check_cubin, read_cubins
+from nvgemm_aot.device_elf import check_cubin, read_cubins, spilled_bytes
 from nvgemm_aot.elf_reading import MAGIC, MalformedElfError
 from nvgemm_aot.gap import Check, Gap
 from nvgemm_runtime.target import Target
@@ -208,3 +208,19 @@ def test_malformed_device_code_is_one_kind_of_error(changes: list[tuple[int, int
                 launch_bytes=None,
             )
         )
+
+
+@pytest.mark.parametrize(
+    ("payload", "spilled"),
+    [
+        (PREFIX + synthetic_cubin(), 0),
+        (PREFIX + synthetic_cubin(local_bytes=16), 16),
+        (PREFIX + synthetic_cubin() + synthetic_cubin(local_bytes=24), 24),
+        (PREFIX, 0),
+        (PREFIX + synthetic_cubin(local_bytes=16)[:-1], 0),
+    ],
+)
+def test_says_how_much_is_spilled_where_device_code_can_be_read(
+    payload: bytes, spilled: int
+) -> None:
+    assert spilled_bytes(payload) == spilled

@@ -5,9 +5,16 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from nvgemm_aot.gap import Check
 from nvgemm_runtime import errors
+from nvgemm_runtime.calling_convention import MNKL, STREAM, WORKSPACE
+from nvgemm_runtime.element_types import DType
+from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.errors import NvgemmError
 from nvgemm_runtime.inductor.autoload import SUPPORTED
+from nvgemm_runtime.problem import Op
+from nvgemm_runtime.roles import Role
+from nvgemm_runtime.scales import ScaleRecipe
 
 ROOT = Path(__file__).parent.parent
 
@@ -54,6 +61,20 @@ def test_format_document_lists_exactly_the_rules_that_are_checked() -> None:
     )
     checked = set(re.findall(r'_?fail\(\s*"([a-z-]+)"', source))
     assert documented == checked
+
+
+def test_verify_document_lists_exactly_the_checks_that_are_made() -> None:
+    rows = re.findall(r"^\| (`[a-z`, -]+`) \|", read("docs/verify.md"), re.MULTILINE)
+    documented = [name for row in rows for name in re.findall(r"`([a-z-]+)`", row)]
+    assert sorted(documented) == sorted(check.value for check in Check)
+
+
+def test_format_document_lists_the_parameters_and_types_that_there_are() -> None:
+    text = read("FORMAT.md")
+    for value in (*Role, *DType, *Op, *ScaleRecipe, *Epilogue):
+        assert f"`{value.value}`" in text, value
+    for parameter in (MNKL, WORKSPACE, STREAM):
+        assert f"| `{parameter}` |" in text, parameter
 
 
 def test_contributing_gives_a_reason_for_every_dependency() -> None:

@@ -22,8 +22,9 @@ from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.problem import MAX_EXTENT
 
 HEAD = "version: 1\nname: a\ntargets: [sm_90a]\n"
-DTYPES = "fp16, bf16, fp8_e4m3, fp8_e5m2, fp4_e2m1, int8"
-OUTS = "fp32, fp16, bf16, fp8_e4m3, fp8_e5m2, int32, int8"
+DTYPES = "fp16, bf16, fp8_e4m3, fp8_e5m2, fp4_e2m1, int8, uint8"
+OUTS = "fp32, fp16, bf16, fp8_e4m3, fp8_e5m2, int32, int8, uint8"
+EPILOGUES = "none, bias, bias_relu, bias_gelu_tanh, bias_silu, add"
 FLOAT_OUTS = "fp32, fp16, bf16, fp8_e4m3, fp8_e5m2"
 GEMM_KEYS = (
     "op, dtype, out, layout, scales, epilogue, candidates, comment, m, n, k, nk, mnk, batch, "
@@ -135,6 +136,35 @@ gemms:
 """
     declared = load(tmp_path, text).declared
     assert [(d.problem.m, d.count) for d in declared] == [(1, 5), (2, 106), (3, 1)]
+
+
+def test_scales_epilogues_and_groups_multiply_like_all_lists(tmp_path: Path) -> None:
+    manifest = load(
+        tmp_path,
+        """version: 1
+name: a
+targets: [sm_100f]
+defaults: {dtype: fp8_e4m3}
+gemms:
+- {scales: [none, fp32_row], epilogue: [none, bias], mnk: [[1, 2, 4]]}
+- {scales: e8m0_1x32, layout: nt, mnk: [[1, 2, 4]]}
+- {dtype: fp4_e2m1, scales: [e4m3_1x16, e8m0_1x16], out: fp8_e5m2, mnk: [[1, 2, 4]]}
+- {op: grouped_mm, groups: [8, 16], mnk: [[1, 2, 4]]}
+- {dtype: uint8, mnk: [[1, 2, 4]]}
+""",
+    )
+    assert [declared.problem.key for declared in manifest.declared] == [
+        "grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/g8m1n2k4",
+        "grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/g16m1n2k4",
+        "mm/nt/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32/m1n2k4",
+        "mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp8_e5m2/e4m3_1x16/m1n2k4",
+        "mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp8_e5m2/e8m0_1x16/m1n2k4",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/m1n2k4",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/bias/m1n2k4",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/m1n2k4",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/bias/m1n2k4",
+        "mm/tn/uint8xuint8/int32/int32/m1n2k4",
+    ]
 
 
 def test_gemm_overrides_defaults_and_defaults_override_top_level(tmp_path: Path) -> None:
@@ -411,7 +441,7 @@ MISTAKES = {
     "accumulator": (
         "dtype: bf16, m: 1, n: 2, k: 3, accumulator: fp32",
         f"4:42: gemms[0]: found key 'accumulator'; allowed: {GEMM_KEYS}; there is no such key: "
-        "sums are fp32 for floating inputs and int32 for int8",
+        "sums are fp32 for floating inputs and int32 for integers",
     ),
     "hexadecimal": (
         "dtype: bf16, m: 0x10, n: 1, k: 1",
@@ -461,19 +491,74 @@ MISTAKES = {
         "4:33: gemms[0].layout[0]: found 'col'; allowed: tn, tt, nn, nt; "
         "a letter for A and one for B: t row-major, n column-major",
     ),
-    "uint8": (
-        "dtype: uint8, m: 1, n: 1, k: 1",
-        f"4:18: gemms[0].dtype: found 'uint8'; allowed: {DTYPES}; uint8 kernels of "
-        "cutlass.operators compute signed products; use int8",
+    "scales left out": (
+        "dtype: fp4_e2m1, m: 1, n: 1, k: 2",
+        "4:18: gemms[0].dtype: found 'fp4_e2m1'; fp4_e2m1 needs scales (e8m0_1x32, e4m3_1x16, "
+        "e8m0_1x16)",
     ),
-    "uint8 by torch's name": (
-        "dtype: [bf16, torch.uint8], m: 1, n: 1, k: 1",
-        f"4:25: gemms[0].dtype[1]: found 'torch.uint8'; allowed: {DTYPES}; uint8 kernels of "
-        "cutlass.operators compute signed products; use int8",
+    "scales of another type": (
+        "dtype: fp8_e4m3, scales: e4m3_1x16, m: 1, n: 1, k: 1",
+        "4:36: gemms[0].scales: found 'e4m3_1x16'; scales e4m3_1x16 are not for fp8_e4m3, but "
+        "fp4_e2m1",
+    ),
+    "scales and layout": (
+        "dtype: fp8_e4m3, scales: fp32_row, layout: [tn, nn], m: 1, n: 1, k: 1",
+        "4:59: gemms[0].layout[1]: found 'nn'; fp8_e4m3 with scales fp32_row has layout tn alone",
+    ),
+    "scales and epilogue": (
+        "dtype: fp8_e4m3, scales: fp32_row, epilogue: bias_relu, m: 1, n: 1, k: 1",
+        "4:56: gemms[0].epilogue: found 'bias_relu'; with scales fp32_row the one epilogue is bias",
+    ),
+    "epilogue of integers": (
+        "dtype: int8, epilogue: bias, m: 1, n: 1, k: 1",
+        "4:34: gemms[0].epilogue: found 'bias'; no operator has an epilogue for int8",
+    ),
+    "activation alone": (
+        "dtype: bf16, epilogue: gelu, m: 1, n: 1, k: 1",
+        f"4:34: gemms[0].epilogue: found 'gelu'; allowed: {EPILOGUES}; did you mean "
+        "'bias_gelu_tanh'?",
+    ),
+    "odd k of fp4": (
+        "dtype: fp4_e2m1, scales: e4m3_1x16, mnk: [[1, 1, 31]]",
+        "4:60: gemms[0].mnk[0][2]: found 31; allowed with dtype 'fp4_e2m1': a multiple of 2; "
+        "k counts values, not bytes",
+    ),
+    "groups left out": (
+        "op: grouped_mm, dtype: bf16, m: 1, n: 1, k: 1",
+        "4:10: gemms[0]: found no key 'groups', which grouped_mm requires; add the number of "
+        "groups",
+    ),
+    "groups of mm": (
+        "dtype: bf16, groups: 8, m: 1, n: 1, k: 1",
+        "4:24: gemms[0]: found key 'groups' with op mm; allowed: with op grouped_mm only; add "
+        "'op: grouped_mm'?",
+    ),
+    "layout in groups": (
+        "op: grouped_mm, dtype: bf16, groups: 8, layout: tt, m: 1, n: 1, k: 1",
+        "4:59: gemms[0].layout: found 'tt'; grouped_mm has layout tn alone (here tt)",
+    ),
+    "integers in groups": (
+        "op: grouped_mm, dtype: int8, groups: 8, m: 1, n: 1, k: 1",
+        "4:15: gemms[0].op: found 'grouped_mm'; grouped_mm takes no int8, but fp16, bf16, "
+        "fp8_e4m3, fp8_e5m2",
+    ),
+    "addmm": (
+        "op: addmm, dtype: bf16, m: 1, n: 1, k: 1",
+        "4:15: gemms[0].op: found 'addmm'; allowed: mm, bmm, grouped_mm; write 'op: mm' with an "
+        "epilogue: bias adds a row, add a matrix",
+    ),
+    "nvfp4": (
+        "dtype: nvfp4, m: 1, n: 1, k: 1",
+        f"4:18: gemms[0].dtype: found 'nvfp4'; allowed: {DTYPES}; write 'dtype: fp4_e2m1' with "
+        "'scales: e4m3_1x16'",
+    ),
+    "experts": (
+        "op: grouped_mm, dtype: bf16, experts: 8, m: 1, n: 1, k: 1",
+        f"4:40: gemms[0]: found key 'experts'; allowed: {GEMM_KEYS}; did you mean 'groups'?",
     ),
     "uint8 result": (
         "dtype: int8, out: uint8, m: 1, n: 1, k: 1",
-        f"4:29: gemms[0].out: found 'uint8'; allowed: {OUTS}; did you mean 'int8'?",
+        "4:29: gemms[0].out: found 'uint8' with dtype 'int8'; allowed with it: int32, fp32, int8",
     ),
     "integer result of floats": (
         "dtype: bf16, out: [fp32, int32], m: 1, n: 1, k: 1",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -58,3 +59,13 @@ def test_a_declared_shape_counts_before_a_nearer_m() -> None:
     declared = [problem(1, 4096, 4096), problem(1000, 4096, 4100)]
     sizes = NearestSizes((p, p) for p in declared)
     assert sizes.find(problem(1000, 4096, 4096)) == declared[0]
+
+
+def test_groups_count_as_a_batch_does() -> None:
+    signature = Signature.parse("grouped_mm/tn/bf16xbf16/fp32/bf16")
+    few, many = (
+        Problem(signature=signature, m=512, n=512, k=512, groups=groups) for groups in (8, 128)
+    )
+    sizes = NearestSizes((p, p) for p in (few, many))
+    assert sizes.find(replace(few, m=64, groups=16)) == few
+    assert sizes.find(replace(few, m=64, groups=64)) == many

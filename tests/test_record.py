@@ -199,6 +199,14 @@ def test_under_fake_tensors_a_look_at_numbers_is_explained_and_what_was_met_is_k
     assert counts(tmp_path) == {"mm/tt/fp16xfp16/fp32/fp16/m64n64k64": 1}
 
 
+def test_under_fake_tensors_a_program_that_is_not_there_is_named(start: Start) -> None:
+    process = start("--fake", "--", sys.executable, "-W", "ignore", "missing.py")
+    output, said = process.communicate()
+    assert (process.returncode, output) == (2, "")
+    assert "nvgemm-aot: there is no program missing.py" in said
+    assert "Traceback" not in said
+
+
 def test_nothing_starts_where_nothing_could_be_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

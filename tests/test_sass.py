@@ -15,6 +15,11 @@ from nvgemm_runtime.target import Target
 
 DATA = Path(__file__).parent / "data"
 BF16 = "mm/tn/bf16xbf16/fp32/bf16"
+MXFP8 = "mm/nn/fp8_e5m2xfp8_e5m2/fp32/fp16/e8m0_1x32"
+FP4 = "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/"
+NVFP4_E8M0 = "mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp8_e4m3/e8m0_1x16"
+BIAS_RELU = "mm/nn/bf16xbf16/fp32/bf16/bias_relu"
+BIAS_GELU = "mm/tn/fp16xfp16/fp32/fp16/bias_gelu_tanh"
 
 
 def sass(name: str) -> str:
@@ -77,6 +82,13 @@ GOOD = [
         (128, 128),
         "IGMMA.64x128x32.S8.S8.SAT",
     ),
+    ("sm_100f_mxfp8", "sm_100f", MXFP8, (128, 128), "UTCQMMA"),
+    ("sm_100f_mxfp4", "sm_100f", FP4 + "e8m0_1x32", (256, 192), "UTCOMMA.2CTA"),
+    ("sm_100f_nvfp4", "sm_100f", FP4 + "e4m3_1x16", (256, 192), "UTCOMMA.2CTA.4X"),
+    ("sm_100f_nvfp4_e8m0", "sm_100f", NVFP4_E8M0, (256, 128), "UTCOMMA.2CTA.4X"),
+    ("sm_100f_bias_relu", "sm_100f", BIAS_RELU, (128, 128), "UTCHMMA"),
+    ("sm_100f_bias_gelu_tanh", "sm_100f", BIAS_GELU, (128, 32), "UTCHMMA"),
+    ("sm_100f_bias_silu", "sm_100f", f"{BF16}/bias_silu", (128, 64), "UTCHMMA.2CTA"),
 ]
 
 
@@ -124,7 +136,7 @@ def test_swaps_operands_of_the_transposed_problem(bits: int, layout: str) -> Non
 def test_reads_layout_from_the_suffixes_of_warp_group_instructions(
     suffix: str, layout: str
 ) -> None:
-    text = sass("sm_90a_bf16").replace("gdesc[UR16]", f"gdesc[UR16]{suffix}")
+    text = sass("sm_90a_bf16").replace("gdesc[UR12]", f"gdesc[UR12]{suffix}")
     assert not gaps_of(text, "sm_90a", BF16.replace("tn", layout), (128, 256))
     for other in {"tn", "nn", "tt", "nt"} - {layout}:
         (gap,) = gaps_of(text, "sm_90a", BF16.replace("tn", other), (128, 256))
@@ -132,7 +144,7 @@ def test_reads_layout_from_the_suffixes_of_warp_group_instructions(
 
 
 def test_finds_one_instruction_with_another_layout() -> None:
-    text = sass("sm_90a_bf16").replace("gdesc[UR16]", "gdesc[UR16].tnspB", 1)
+    text = sass("sm_90a_bf16").replace("gdesc[UR12]", "gdesc[UR12].tnspB", 1)
     (gap,) = gaps_of(text, "sm_90a", BF16, (128, 256))
     assert gap.check is Check.OPERAND_LAYOUT
 
@@ -152,16 +164,17 @@ def test_finds_other_number_of_thread_blocks_a_tile(
 @pytest.mark.parametrize(
     ("name", "arch", "signature", "tile"),
     [
-        ("sm_100f_bf16_2cta", "sm_100f", "mm/tn/fp16xfp16/fp32/fp16", (128, 32)),
+        ("sm_100f_bf16_2cta", "sm_100f", "mm/tn/fp16xfp16/fp32/bf16", (128, 32)),
         ("sm_100f_bf16_2cta", "sm_100f", "mm/tn/bf16xbf16/fp16/bf16", (128, 32)),
         ("sm_100f_fp8_e5m2", "sm_100f", "mm/nn/fp8_e4m3xfp8_e4m3/fp32/bf16", (64, 128)),
         ("sm_100f_fp8_e5m2", "sm_100f", "mm/nn/fp8_e4m3xfp8_e5m2/fp32/bf16", (64, 128)),
         # What cutlass-operators 0.3.0 compiles for uint8 multiplies signed numbers.
         ("sm_100a_int8", "sm_100a", "mm/tn/uint8xuint8/int32/int32", (128, 64)),
         ("sm_90a_int8", "sm_90a", "mm/tn/uint8xuint8/int32/int32", (128, 128)),
-        ("sm_90a_bf16", "sm_90a", "mm/tn/fp16xfp16/fp32/fp16", (128, 256)),
-        ("sm_90a_fp16", "sm_90a", BF16, (64, 64)),
-        ("sm_90a_fp16", "sm_90a", "mm/tn/fp16xfp16/fp16/fp16", (64, 64)),
+        ("sm_90a_bf16", "sm_90a", "mm/tn/fp16xfp16/fp32/bf16", (128, 256)),
+        ("sm_90a_fp16", "sm_90a", "mm/tn/bf16xbf16/fp32/fp16", (64, 64)),
+        ("sm_90a_bf16", "sm_90a", "mm/tn/bf16xbf16/fp16/bf16", (128, 256)),
+        ("sm_100f_mxfp8", "sm_100f", MXFP8.replace("e5m2", "e4m3"), (128, 128)),
     ],
 )
 def test_finds_other_operand_types(
@@ -175,6 +188,9 @@ def test_finds_other_operand_types(
 @pytest.mark.parametrize(
     ("name", "arch", "signature", "message"),
     [
+        ("sm_100f_mxfp4", "sm_100f", MXFP8, "fp8_e5m2 on sm_100f calls for UTCQMMA"),
+        ("sm_100f_mxfp8", "sm_100f", f"{FP4}e8m0_1x32", "fp4_e2m1 on sm_100f calls for UTCOMMA"),
+        ("sm_100f_mxfp4", "sm_90a", f"{FP4}e8m0_1x32", "no rule for fp4_e2m1 on sm_90a"),
         (
             "sm_90a_bf16",
             "sm_100f",
@@ -210,10 +226,84 @@ def test_finds_tile_of_another_kernel(name: str, arch: str, tile: tuple[int, int
 
 
 def test_finds_code_that_does_not_show_its_types() -> None:
-    text = "\n".join(line for line in sass("sm_100f_bf16_2cta").splitlines() if "MMA" in line)
+    text = "\n".join(
+        line for line in sass("sm_100f_bf16_2cta").splitlines() if re.search("MMA|F2FP", line)
+    )
     (gap,) = gaps_of(text, "sm_100f", BF16, (128, 32))
     assert gap.check is Check.OPERAND_TYPES
     assert "show no operand types" in gap.message
+
+
+@pytest.mark.parametrize(
+    ("name", "signature", "tile", "message"),
+    [
+        ("sm_100f_mxfp4", f"{FP4}e4m3_1x16", (256, 192), "fp4_e2m1xfp4_e2m1/fp32/e8m0_1x32, its"),
+        ("sm_100f_mxfp4", f"{FP4}e8m0_1x16", (256, 192), "fp4_e2m1xfp4_e2m1/fp32/e8m0_1x32, its"),
+        ("sm_100f_nvfp4", f"{FP4}e8m0_1x16", (256, 192), "fp4_e2m1xfp4_e2m1/fp32/e4m3_1x16, its"),
+        ("sm_100f_nvfp4", f"{FP4}e8m0_1x32", (256, 192), "fp4_e2m1xfp4_e2m1/fp32/e4m3_1x16, its"),
+        ("sm_100f_mxfp8", MXFP8.rpartition("/")[0], (128, 128), "all of UTCQMMA take block scales"),
+    ],
+)
+def test_finds_other_block_scales(
+    name: str, signature: str, tile: tuple[int, int], message: str
+) -> None:
+    (gap,) = gaps_of(sass(name), "sm_100f", signature, tile)
+    assert gap.check is Check.BLOCK_SCALES
+    assert message in gap.message
+    assert f"its signature is {signature}" in gap.message
+
+
+def test_finds_instructions_without_the_block_scales_of_the_others() -> None:
+    text = sass("sm_100f_mxfp8").replace("tmem[UR16]", "UR16", 1)
+    (gap,) = gaps_of(text, "sm_100f", MXFP8, (128, 128))
+    assert gap.check is Check.BLOCK_SCALES
+    assert "some of UTCQMMA take block scales" in gap.message
+
+
+@pytest.mark.parametrize(
+    ("name", "signature", "tile", "observed"),
+    [
+        ("sm_100f_bias_relu", BIAS_RELU.replace("bias_relu", "bias"), (128, 128), "relu"),
+        ("sm_100f_bias_relu", BIAS_RELU.replace("relu", "silu"), (128, 128), "relu"),
+        ("sm_100f_bias_gelu_tanh", BIAS_GELU.replace("gelu_tanh", "silu"), (128, 32), "gelu_tanh"),
+        ("sm_100f_bias_silu", f"{BF16}/bias_gelu_tanh", (128, 64), "silu"),
+        ("sm_100f_bias_silu", f"{BF16}/add", (128, 64), "silu"),
+        ("sm_100f_bf16_2cta", f"{BF16}/bias_relu", (128, 32), "no activation"),
+    ],
+)
+def test_finds_other_activation(
+    name: str, signature: str, tile: tuple[int, int], observed: str
+) -> None:
+    (gap,) = gaps_of(sass(name), "sm_100f", signature, tile)
+    assert gap.check is Check.EPILOGUE
+    assert f"computes what {observed} takes, its signature is {signature}" in gap.message
+
+
+def test_finds_epilogue_that_computes_in_16_bits() -> None:
+    text = sass("sm_100f_bias_in_16_bits")
+    gaps = gaps_of(text, "sm_100f", f"{BF16}/bias_relu", (64, 64))
+    assert {gap.check for gap in gaps} == {Check.EPILOGUE}
+    assert (
+        "computes with HADD2.BF16_V2, HFMA2.BF16_V2, HMNMX2.BF16_V2: an epilogue must compute in "
+        "fp32 and round once" in gaps[0].message
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "signature", "tile", "observed"),
+    [
+        ("sm_100f_bf16_2cta", "sm_100f", "mm/tn/bf16xbf16/fp32/fp32", (128, 32), "bf16"),
+        ("sm_90a_fp16", "sm_90a", "mm/tn/fp16xfp16/fp32/bf16", (64, 64), "fp16"),
+        ("sm_100f_nvfp4_e8m0", "sm_100f", f"{FP4}e8m0_1x16", (256, 128), "fp8_e4m3"),
+        ("sm_100a_int8", "sm_100a", "mm/tn/int8xint8/int32/fp32", (128, 64), "nothing else"),
+    ],
+)
+def test_finds_other_result_type(
+    name: str, arch: str, signature: str, tile: tuple[int, int], observed: str
+) -> None:
+    (gap,) = gaps_of(sass(name), arch, signature, tile)
+    assert gap.check is Check.RESULT_TYPE
+    assert f"turns sums into {observed}, its signature is {signature}: " in gap.message
 
 
 @pytest.mark.parametrize("line", ["@!P0 LDL.LU.64 R2, [R1+0x8] ;", "STL.128 [R1], R4 ;"])

@@ -242,7 +242,11 @@ def test_finds_entry_with_another_type(tmp_path: Path, kernels: dict[str, BuiltK
     signature = Signature.parse("mm/tn/fp16xfp16/fp32/fp16")
     kernel = replace(kernels["sm_100f"], signature=signature, provider="test")
     report = verify_bundle(bundle(tmp_path, kernel, arch="sm_100f"))
-    assert {finding.check for finding in report.findings} == {Check.OPERANDS, Check.OPERAND_TYPES}
+    assert {finding.check for finding in report.findings} == {
+        Check.OPERANDS,
+        Check.OPERAND_TYPES,
+        Check.RESULT_TYPE,
+    }
     assert all("is mm/tn/fp16xfp16/fp32/fp16" in finding.message for finding in report.findings)
 
 
@@ -259,7 +263,7 @@ LIES: list[tuple[str, dict[str, Any], set[Check], str]] = [
         "sm_100f",
         {"signature": Signature.parse("mm/tn/bf16xbf16/fp32/fp32")},
         {Check.OPERANDS},
-        "c of rank 2, float32",
+        "out of rank 2, float32",
     ),
     (
         "sm_90a",
@@ -276,8 +280,29 @@ LIES: list[tuple[str, dict[str, Any], set[Check], str]] = [
             "tvm_ffi:gemm(b,a,out)",
             "tvm_ffi:gemm",
             "tvm_ffi:gemm((((",
-            "tvm_ffi:other(a,b,out,stream)",
+            "tvm_ffi:gemm(a,b,stream,addend,out)",
+            "tvm_ffi:gemm(a*,b*,out*,stream)",
         )
+    ),
+    *(
+        ("sm_100f", {"calling_convention": text}, {check}, message)
+        for text, check, message in (
+            ("tvm_ffi:gemm(b,a,out,stream)", Check.OPERANDS, "b of rank 2, bfloat16, a of rank 2"),
+            ("tvm_ffi:gemm(a,b,stream,out)", Check.OPERANDS, "stream, out of rank 2, bfloat16"),
+            ("tvm_ffi:other(a,b,out,stream)", Check.HOST_EXPORTS, "exactly __tvm_ffi_other"),
+        )
+    ),
+    (
+        "sm_100f",
+        {"calling_convention": "tvm_ffi:gemm(a*,b*,out*,mnkl,stream)"},
+        {Check.OPERANDS, Check.ALIGNMENT},
+        "to 16 bytes, it takes pointers, which show none",
+    ),
+    (
+        "sm_100f",
+        {"calling_convention": "tvm_ffi:gemm(a,b,out,workspace,stream)"},
+        {Check.OPERANDS, Check.WORKSPACE},
+        "0 bytes of workspace, more than 0",
     ),
 ]
 """What an entry says falsely, beside the truth: the architecture, the change, what finds it."""

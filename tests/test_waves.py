@@ -45,3 +45,10 @@ def test_clusters_and_waves_are_counted_whole(
 def test_each_of_a_batch_has_its_own_tiles() -> None:
     problem = Problem(signature=BMM, m=1, n=128, k=64, batch=101)
     assert waves(design(), problem, 100) == 2
+
+
+def test_each_group_has_its_share_of_rows_in_tiles_of_its_own() -> None:
+    signature = Signature.parse("grouped_mm/tn/bf16xbf16/fp32/bf16")
+    problem = Problem(signature=signature, m=129 * 50, n=128, k=64, groups=50)
+    assert waves(design(), problem, 100) == 1  # two tiles for 129 rows, 50 times
+    assert waves(design(), problem, 99) == 2

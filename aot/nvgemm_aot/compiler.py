@@ -17,6 +17,7 @@ from nvgemm_runtime.target import CPU
 
 from . import linker
 from .cache import Cache, cache_key
+from .device_elf import spilled_bytes
 from .locks import locked
 from .providers import Candidate, Provider, load_provider
 from .storage import sweep_partials_of
@@ -276,5 +277,10 @@ def _compile_and_store(task: Task, cache: Cache) -> str | None:
             f"cannot compile {task.candidate.operator}: {error}; "
             f"is there space in the directory for temporary files ({tempfile.gettempdir()})?"
         ) from error
+    if spilled := spilled_bytes(payload):
+        return (
+            f"{task.candidate.operator}: registers spill, {spilled} bytes a thread: slow, and "
+            "refused by verify"
+        )
     cache.put(task.key, payload)
     return None

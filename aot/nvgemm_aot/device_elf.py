@@ -122,6 +122,15 @@ def read_cubins(payload: bytes) -> tuple[Cubin, ...]:
     return cubins
 
 
+def spilled_bytes(payload: bytes) -> int:
+    """Local memory of a thread, the most of any kernel; 0 where no device code can be read."""
+    try:
+        cubins = read_cubins(payload)
+    except MalformedElfError:
+        return 0
+    return max(kernel.local_bytes for cubin in cubins for kernel in cubin.kernels)
+
+
 def check_cubin(
     cubin: Cubin, *, target: Target, profile: DeviceProfile | None, launch_bytes: int | None
 ) -> Iterator[Gap]:

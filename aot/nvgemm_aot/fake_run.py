@@ -31,6 +31,9 @@ WRITE_SECONDS = 1.0
 _TERMINATED = 128 + signal.SIGTERM
 """Exit status of a terminated command, as shells give it."""
 
+_NOT_STARTED = 2
+"""Exit status where there is nothing to run, as Python gives it."""
+
 
 class KeptCalls(GemmCalls):
     """Counts GEMMs, and keeps them in a file meanwhile.
@@ -120,6 +123,9 @@ def _run(arguments: list[str]) -> None:
         sys.argv = ["-c", *rest[1:]]
         sys.path[0] = ""
         exec(compile(rest[0], "<string>", "exec"), {"__name__": "__main__"})
+    elif not Path(first).exists():
+        sys.stderr.write(f"nvgemm-aot: there is no program {first}\n")
+        raise SystemExit(_NOT_STARTED)
     else:
         sys.argv = arguments
         sys.path[0] = str(Path(first).resolve().parent)

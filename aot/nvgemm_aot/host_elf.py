@@ -99,9 +99,11 @@ def check_host_elf(
 
 
 def find_host_gaps(
-    data: bytes, exported: str, *, platform: str, on_cpu: bool = False
+    data: bytes, exported: str | None, *, platform: str, on_cpu: bool = False
 ) -> tuple[Gap, ...]:
     """Find what keeps a payload from being loaded; arguments as in `check_host_elf`.
+
+    ``exported`` is None where nobody can say what its one function is called.
 
     Returns:
         What is wrong; empty if nothing is. Malformed input is one of the gaps.
@@ -145,20 +147,21 @@ def _check_format(elf: HostElf, platform: str) -> Iterator[Gap]:
         )
 
 
-def _check_exports(elf: HostElf, exported: str) -> Iterator[Gap]:
+def _check_exports(elf: HostElf, exported: str | None) -> Iterator[Gap]:
     defined = [symbol for symbol in elf.symbols if symbol.defined and not symbol.local]
     names = sorted(symbol.name for symbol in defined)
-    if names != [exported]:
+    if len(names) != 1 or exported not in (None, *names):
         yield Gap(
             check=Check.HOST_EXPORTS,
-            message=f"exports {', '.join(names) or 'nothing'}; must export exactly {exported}",
+            message=f"exports {', '.join(names) or 'nothing'}; must export exactly "
+            f"{exported or 'one function'}",
         )
         return
     code = [part for part in elf.segments if part.flags & _PF_X and part.holds(defined[0].address)]
     if not defined[0].function or not code:
         yield Gap(
             check=Check.HOST_EXPORTS,
-            message=f"{exported} at address {defined[0].address:#x} is not a function in an "
+            message=f"{names[0]} at address {defined[0].address:#x} is not a function in an "
             "executable segment",
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from nvgemm_runtime.calling_convention import parse_calling_convention
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.target import CPU, Target
 
@@ -17,13 +18,11 @@ from .gap import Check, Gap
 from .host_elf import find_host_gaps
 from .launcher import Launch, read_launch
 from .launcher_text import (
-    CALLING_CONVENTION,
     LauncherText,
     check_call,
     check_interface,
     read_launcher_text,
 )
-from .linker import entry_symbol
 from .operator_name import check_operator_name
 from .sass import Disassembly, check_disassembly, read_disassembly
 
@@ -97,7 +96,7 @@ def inspect_kernel(
     if target.arch == CPU:
         return _inspect_cpu_kernel(kernel, payload, target)
     text = read_launcher_text(payload)
-    gaps = [*check_interface(kernel, text), *_check_host(payload, target)]
+    gaps = [*check_interface(kernel, text), *_check_host(kernel, payload, target)]
     launch = read_launch(payload)
     cubins: tuple[Cubin, ...] = ()
     try:
@@ -128,14 +127,16 @@ def _inspect_cpu_kernel(
     kernel: Kernel, payload: bytes, target: Target
 ) -> tuple[KernelEvidence, list[Gap]]:
     """Look at a kernel that is host code alone: what is shown of launchers it does not have."""
-    gaps = [*check_call(kernel), *_check_host(payload, target)]
+    gaps = [*check_call(kernel), *_check_host(kernel, payload, target)]
     nothing = Launch(shared_bytes=None, clusters=frozenset())
     silent = LauncherText(operands="", alignment_bytes=frozenset())
     return _evidence(kernel, nothing, silent, (), [], NO_DEVICE_CODE), gaps
 
 
-def _check_host(payload: bytes, target: Target) -> list[Gap]:
-    exported = entry_symbol(CALLING_CONVENTION)
+def _check_host(kernel: Kernel, payload: bytes, target: Target) -> list[Gap]:
+    convention = parse_calling_convention(kernel.calling_convention)
+    # An unknown one is a gap of its own; what such a kernel exports, nobody can say.
+    exported = convention.symbol if convention is not None else None
     on_cpu = target.arch == CPU
     return [*find_host_gaps(payload, exported, platform=target.platform, on_cpu=on_cpu)]
 

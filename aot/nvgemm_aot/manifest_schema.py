@@ -195,7 +195,7 @@ class SharedEntry(_Entry):
     out: OneOrMore[Annotated[str, _one_of(OUT_DTYPES)]] = Field(
         default_factory=list,
         description="Element type of the result, or several. Left out: the inputs' for fp16 and "
-        "bf16, bf16 for fp8 and fp4, int32 for int8.",
+        "bf16, bf16 for fp8 and fp4, int32 for integers.",
     )
     layout: OneOrMore[Annotated[str, _one_of(LAYOUTS, _LAYOUT_HELP)]] = Field(
         default_factory=list,

@@ -37,6 +37,7 @@ _VALUE_ALIASES = {
     "f32": ("fp32",),
     "s8": ("int8",),
     "i8": ("int8",),
+    "u8": ("uint8",),
     "int": ("int32",),
     "i32": ("int32",),
     "linear": ("tn",),
@@ -126,19 +127,16 @@ _KEY_ALIASES = {
 _CLEAR_RATIO = 0.75
 """How alike, by `difflib`, a misspelt key and what it means must be to read one as the other."""
 
-_SUMS_HELP = "there is no such key: sums are fp32 for floating inputs and int32 for int8"
+_SUMS_HELP = "there is no such key: sums are fp32 for floating inputs and int32 for integers"
 _SUMS_KEYS = ("acc", "accum", "accumulate", "accumulator", "acc_dtype", "accumulator_dtype")
 _KEY_HELP = {
     "<<": "merge keys are not read: put what gemms share under 'defaults'",
     **dict.fromkeys(_SUMS_KEYS, _SUMS_HELP),
 }
 
-_UINT8_HELP = "uint8 kernels of cutlass.operators compute signed products; use int8"
 _BIAS_HELP = "write 'op: {}' with an epilogue: bias adds a row, add a matrix"
 _SCALED_HELP = "write 'op: mm' with scales"
 _VALUE_HELP = {
-    ("dtype", "uint8"): _UINT8_HELP,
-    ("dtype", "u8"): _UINT8_HELP,
     ("dtype", "mxfp8"): "write 'dtype: fp8_e4m3' with 'scales: e8m0_1x32'",
     ("dtype", "mxfp4"): "write 'dtype: fp4_e2m1' with 'scales: e8m0_1x32'",
     ("dtype", "nvfp4"): "write 'dtype: fp4_e2m1' with 'scales: e4m3_1x16'",

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from nvgemm_runtime.format import Kernel
-from nvgemm_runtime.problem import DType
+from nvgemm_runtime.problem import DType, Op, Signature
 
+from .design import ONE_TILE, STATIC_PERSISTENT
 from .device_elf import Cubin
 from .gap import Check, Gap
 
 NAMING_PROVIDERS = frozenset({"cutlass_operators"})
 """Providers whose operator names this module reads."""
 
+_PLAIN, _EPILOGUE, _BLOCK_SCALED, _GROUPED = "plain", "epilogue", "block-scaled", "grouped"
+"""Kinds of GEMM."""
+
 _NAME = re.compile(
     r"cutedsl\.(?P<family>[A-Za-z0-9]+)Operator(?:_sm100)?"
     r"_(?P<layout>[tn]{2})t_A(?P<a>[A-Z0-9a-z]+)_B(?P<b>[A-Z0-9a-z]+)"
-    r"_out(?P<out>[A-Z0-9a-z]+)_acc(?P<accumulator>[A-Z0-9a-z]+)"
+    r"_out(?P<out>[A-Z0-9a-z]+)"
+    r"(?:_SFA(?P<scale_a>[A-Z0-9a-z]+)_SFB(?P<scale_b>[A-Z0-9a-z]+))?"
+    r"_acc(?P<accumulator>[A-Z0-9a-z]+)"
+    r"(?:_scaleScaleMode\.(?P<scale_mode>\w+?)_swizzleScaleSwizzleMode\.(?P<swizzle>\w+?))?"
     r"(?:_(?P<ctas>[12])cta)?"
     r"(?:_(?:cluster|preferred)(?P<cluster>[0-9]+x[0-9]+)x1)?(?:_fallback(?P<fallback>[0-9]+x[0-9]+)x1)?"
     r"_tile(?P<tile>[0-9]+x[0-9]+x[0-9]+)"
@@ -26,13 +34,25 @@ _NAME = re.compile(
 """Names of cutlass-operators 0.3.0, e.g. ``cutedsl.PersistentDenseGemmOperator_sm100_tnt_ABFloat16_
 BBFloat16_outBFloat16_accFloat32_2cta_cluster4x1x1_tile256x256x64_schedulerCLC_tma_store``."""
 
-_FAMILIES: dict[str, str | None] = {
-    "PersistentDenseGemm": None,
-    "PersistentDenseGemmPreferredCluster": None,
-    "Sm90StaticPersistentGemm": "static_persistent",
-    "TgvGemm": "one_tile",
+
+class _Family(NamedTuple):
+    """What all operators of a family have in common."""
+
+    scheduler: str | None = None
+    """None where their names state one."""
+    kind: str = _PLAIN
+
+
+_FAMILIES = {
+    "PersistentDenseGemm": _Family(),
+    "PersistentDenseGemmPreferredCluster": _Family(),
+    "Sm90StaticPersistentGemm": _Family(STATIC_PERSISTENT),
+    "TgvGemm": _Family(ONE_TILE),
+    "PersistentDenseGemmEFC": _Family(STATIC_PERSISTENT, _EPILOGUE),
+    "PersistentDenseBlockScaledGemm": _Family(STATIC_PERSISTENT, _BLOCK_SCALED),
+    "ContiguousOffset2D3DGemmDense": _Family(STATIC_PERSISTENT, _GROUPED),
 }
-"""Families that the provider offers, with the scheduler of those whose names do not state one."""
+"""Families that the provider offers. Which epilogue an operator has, its name does not say."""
 
 _DTYPES = {
     DType.FP32: "Float32",
@@ -40,10 +60,15 @@ _DTYPES = {
     DType.BF16: "BFloat16",
     DType.FP8_E4M3: "Float8E4M3FN",
     DType.FP8_E5M2: "Float8E5M2",
+    DType.FP8_E8M0: "Float8E8M0FNU",
+    DType.FP4_E2M1: "Float4E2M1FN",
     DType.INT32: "Int32",
     DType.INT8: "Int8",
     DType.UINT8: "Uint8",
 }
+"""What names call the element types: the compiler's own names, which the runtime does not know."""
+
+_SWIZZLE = "Swizzle32x4x4"
 
 
 def check_operator_name(kernel: Kernel, cubins: tuple[Cubin, ...]) -> Iterator[Gap]:
@@ -71,19 +96,25 @@ def check_operator_name(kernel: Kernel, cubins: tuple[Cubin, ...]) -> Iterator[G
                 message=f"the operator's name states {match['family']}, the device function is "
                 f"called {function.name[:160]}",
             )
-    scheduler = _FAMILIES[match["family"]] or (match["scheduler"] or "").lower()
+    family = _FAMILIES[match["family"]]
+    scheduler = family.scheduler or (match["scheduler"] or "").lower()
     signature, design = kernel.signature, kernel.design
     tile_m, tile_n, tile_k = design.tile
-    if scheduler == "one_tile":  # the name gives the tile of the transposed problem
+    if scheduler == ONE_TILE:  # the name gives the tile of the transposed problem
         tile_m, tile_n = tile_n, tile_m
+    ctas = match["ctas"] or "1"
+    if family.kind == _BLOCK_SCALED and tile_m < 256:  # such names say 2, such kernels use 1
+        ctas = "1"
     fallback = design.fallback_cluster
     pairs = {
+        "kind": (family.kind, _kind(signature)),
         "layout": (match["layout"], signature.layout.value),
         "a": (match["a"], _DTYPES[signature.a]),
         "b": (match["b"], _DTYPES[signature.b]),
         "out": (match["out"], _DTYPES[signature.out]),
         "accumulator": (match["accumulator"], _DTYPES[signature.accumulator]),
-        "ctas_per_tile": (match["ctas"] or "1", str(design.ctas_per_tile)),
+        **_scales(match, signature),
+        "ctas_per_tile": (ctas, str(design.ctas_per_tile)),
         "cluster": (match["cluster"] or "1x1", _extents(design.cluster)),
         "fallback_cluster": (
             match["fallback"] or "none",
@@ -98,6 +129,25 @@ def check_operator_name(kernel: Kernel, cubins: tuple[Cubin, ...]) -> Iterator[G
                 check=Check.OPERATOR_NAME,
                 message=f"the operator's name states {field} {stated}, its entry says {entry}",
             )
+
+
+def _scales(match: re.Match[str], signature: Signature) -> dict[str, tuple[str, str]]:
+    """What the name states of block scales, and what the entry says."""
+    entry = dict.fromkeys(("scale_a", "scale_b", "scale_mode", "swizzle"), "none")
+    if signature.scales is not None and signature.scales.is_swizzled:
+        dtype = _DTYPES[signature.scales.dtype]
+        mode = f"Blockwise1x{signature.scales.block}"
+        entry = {"scale_a": dtype, "scale_b": dtype, "scale_mode": mode, "swizzle": _SWIZZLE}
+    return {field: (match[field] or "none", said) for field, said in entry.items()}
+
+
+def _kind(signature: Signature) -> str:
+    if signature.op is Op.GROUPED_MM:
+        return _GROUPED
+    if signature.scales is not None and signature.scales.is_swizzled:
+        return _BLOCK_SCALED
+    # Scales that are no blocks' are multiplied by in an epilogue.
+    return _EPILOGUE if signature.scales or signature.epilogue else _PLAIN
 
 
 def _extents(extents: tuple[int, ...]) -> str:

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.calling_convention import parse_calling_convention
 from nvgemm_runtime.errors import TargetError
 from nvgemm_runtime.format import Header, Kernel
+from nvgemm_runtime.problem import Op
 from nvgemm_runtime.target import CPU
 
 from .device import DeviceProfile, load_profile
@@ -155,6 +157,24 @@ UNPROVED = (
 """What stays open where every check holds: part of each report."""
 
 
+POINTERS = (
+    "launchers of kernels that take pointers (those with block scales) show neither types nor "
+    "ranks nor alignment; disassembled code shows the types of A, B, their scales and the result; "
+    "alignment, and how scales lie in memory, are the builder's word"
+)
+"""The same for kernels that are called with the addresses of their operands."""
+
+EPILOGUES = (
+    "of an epilogue, the launcher shows the types and ranks of what it takes, disassembled code "
+    "its activation and that it computes in fp32; how it combines these, and which of two "
+    "arguments of one type and rank is which, is the builder's word"
+)
+"""The same for kernels that do more than multiply and round."""
+
+GROUPS = "that offsets say where the groups of grouped_mm end is the builder's word"
+"""The same for grouped_mm."""
+
+
 HOST_ONLY = (
     "kernels for the CPU have no device code: digests, calling convention and host code were "
     "checked, checks of device code do not apply; signature, alignment and design are the "
@@ -168,7 +188,7 @@ def _notes(
 ) -> tuple[str, ...]:
     if header.target.arch == CPU:
         return (HOST_ONLY,)
-    notes = [UNPROVED]
+    notes = [UNPROVED, *_notes_on_signatures(header)]
     others = {kernel.provider for kernel in header.kernels} - NAMING_PROVIDERS
     if others:
         notes.append(
@@ -179,9 +199,31 @@ def _notes(
         why = "not asked for" if wanted is False else f"no nvdisasm found; run: {INSTALL_COMMAND}"
         notes.append(
             "device code was not disassembled: tensor-core instructions, operand types and "
-            f"layouts, tile and spill instructions are unchecked ({why})"
+            "layouts, block scales, tile, epilogues, result types and spill instructions are "
+            f"unchecked ({why})"
         )
     return tuple(notes)
+
+
+def _notes_on_signatures(header: Header) -> list[str]:
+    signatures = {kernel.signature for kernel in header.kernels}
+    pointers = any(
+        convention.needs_compact
+        for kernel in header.kernels
+        if (convention := parse_calling_convention(kernel.calling_convention)) is not None
+    )
+    return [
+        note
+        for note, applies in {
+            POINTERS: pointers,
+            EPILOGUES: any(
+                served.epilogue or (served.scales and not served.scales.is_swizzled)
+                for served in signatures
+            ),
+            GROUPS: any(served.op is Op.GROUPED_MM for served in signatures),
+        }.items()
+        if applies
+    ]
 
 
 def _load_device(header: Header) -> tuple[DeviceProfile | None, list[Finding]]:

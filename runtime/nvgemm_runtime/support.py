@@ -24,11 +24,9 @@ OUTS = {
     DType.FP8_E5M2: (*_WIDE, *_FP8),
     DType.FP4_E2M1: (*_WIDE, *_FP8),
     DType.INT8: (DType.INT32, DType.FP32, DType.INT8),
+    DType.UINT8: (DType.INT32, DType.FP32, DType.UINT8),
 }
-"""By dtype of A and B: the dtypes that the result may have, whatever else is asked.
-
-uint8 is not there: kernels that cutlass.operators lists for it compute signed products.
-"""
+"""By dtype of A and B: the dtypes that the result may have, whatever else is asked."""
 
 SCALED = {
     ScaleRecipe.E8M0_1X32: (*_FP8, DType.FP4_E2M1),
@@ -52,8 +50,6 @@ def unsupported(signature: Signature) -> str | None:
     if a is not b:
         return f"A is {a.value} and B is {b.value}, must be of one type"
     if a not in OUTS:
-        if a is DType.UINT8:
-            return "uint8 is not multiplied right by any operator; shift to int8"
         return f"{a.value} is not multiplied by any operator ({_listed(OUTS)} are)"
     if out not in OUTS[a]:
         return f"{a.value} gives no {out.value}, but {_listed(OUTS[a])}"

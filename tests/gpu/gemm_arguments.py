@@ -28,6 +28,7 @@ EXACT_LIMIT = {
     DType.FP8_E5M2: 8,
     DType.INT32: 2**31,
     DType.INT8: 128,
+    DType.UINT8: 256,
 }
 """By output type: whole numbers up to here have an exact value (2 to the mantissa's bits)."""
 
@@ -96,8 +97,13 @@ def exact_arguments(problem: Problem, device: str = "cuda") -> Arguments:
     density = min(0.5, math.sqrt(EXACT_LIMIT[signature.out] / (4 * problem.k)))
 
     def sparse(shape: tuple[int, ...]) -> torch.Tensor:
-        signs = torch.randint(0, 2, shape, device=device) * 2.0 - 1
-        return signs * (torch.rand(shape, device=device) < density)
+        if signature.a is DType.UINT8:
+            # Where results are wide enough: bytes that are negative to whoever takes them signed.
+            values = torch.full(shape, 1.0 if signature.out is DType.UINT8 else 129.0)
+        else:
+            values = torch.randint(0, 2, shape) * 2.0 - 1
+        values = values.to(device)
+        return values * (torch.rand(shape, device=device) < density)
 
     tensors = {
         Role.A: _encode(sparse(rows_a), signature.a),

@@ -21,6 +21,7 @@ RELATIVE_ERROR = {
     DType.FP8_E5M2: 0.08,
     DType.INT32: 0.0,
     DType.INT8: 0.0,
+    DType.UINT8: 0.0,
 }
 """By output type: bound on the norm of the error over the norm of the result. A rounding to the
 output type costs 2**-9 (bf16), 2**-12 (fp16), 2**-5 (e4m3) or 2**-4 (e5m2) on average; the rest is

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nvgemm_runtime.element_types import DType
 from nvgemm_runtime.format import KernelDesign
 from nvgemm_runtime.problem import Op, Signature
 from nvgemm_runtime.roles import Role, extra_roles
@@ -66,6 +67,15 @@ class Dense(Family):
             return "WGMMA reads 8-bit operands only along k (layout tn): it does not compile"
         return None
 
+    def compile(self, operator: Any, arguments: Any, target_sm: str) -> Any:
+        """See `Family.compile`."""
+        _keep_unsigned(operator)
+        return super().compile(operator, arguments, target_sm)
+
+    def added_code(self, signature: Signature) -> str:
+        """See `Family.added_code`."""
+        return "# unsigned\n" if signature.a is DType.UINT8 else ""
+
     def stranger(self, kind: str) -> str:
         """See `Family.stranger`."""
         if kind == EFC_OPERATOR:
@@ -98,6 +108,27 @@ class Dense(Family):
             cluster=design.cluster,
             swapped=_is_transposed(metadata),
         )
+
+
+def _keep_unsigned(operator: Any) -> None:
+    """Have unsigned operands multiplied as such.
+
+    By itself a kernel reads its types off tensors that have lost their sign by then, and takes
+    uint8 for int8: seen with cutlass-dsl 4.8.1, whose kernels for either were equal to the byte.
+    """
+    import cutlass
+
+    kernel, operands = operator.impl, operator.metadata.operands
+    if operands.A.dtype is not cutlass.Uint8:
+        return
+    set_up = type(kernel)._setup_attributes
+
+    def set_up_unsigned() -> Any:
+        kernel.a_dtype, kernel.b_dtype = operands.A.dtype, operands.B.dtype
+        kernel.c_dtype = operands.out.dtype
+        return set_up(kernel)
+
+    kernel._setup_attributes = set_up_unsigned
 
 
 def _is_transposed(metadata: Any) -> bool:

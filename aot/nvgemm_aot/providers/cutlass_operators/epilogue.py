@@ -35,7 +35,11 @@ _ACTIVATIONS = {
 _SCALES = (Role.SCALE_A, Role.SCALE_B)
 
 _ALIGNMENT_BYTES = 16
-"""What TMA, by which addend and result are moved, demands of addresses and strides."""
+"""What TMA, which moves addend, row-wise scales and result, demands of addresses and strides.
+
+What is broadcast along a dimension has stride 0 there, in its descriptor as well. That such a
+descriptor repeats its row, at any number of rows, was seen on an H200.
+"""
 
 
 class WithEpilogue(Family):

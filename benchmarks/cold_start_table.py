@@ -1,0 +1,158 @@
+"""What the first results of `cold_start` come to, and whether its goals are met."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+REFERENCE = "aten"
+TRITON_MODE = "aten+triton"
+BUNDLE_MODE = "aten+bundle"
+MEASURED_MODE = "aten+measured"
+JIT_MODE = "jit"
+
+MOST_OVER_ATEN = 1.1
+LEAST_UNDER_TRITON = 5.0
+LEAST_UNDER_JIT = 100.0
+
+Runs = Mapping[str, Sequence[Mapping[str, Any]]]
+"""By label, what was measured in each repetition."""
+
+
+def by_label(runs: Sequence[Mapping[str, Any]]) -> Runs:
+    """Measurements of one variant together; the variants in the order they were first measured."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for run in runs:
+        found.setdefault(run["label"], []).append(run)
+    return found
+
+
+def values(of_label: Sequence[Mapping[str, Any]], key: str) -> list[float]:
+    """A number of each repetition; of a list of windows, its median."""
+    medians = [
+        statistics.median(run[key]) if isinstance(run[key], list) and run[key] else run[key]
+        for run in of_label
+    ]
+    return [float(one) for one in medians if not isinstance(one, list)]
+
+
+def spread(numbers: Sequence[float], digits: int) -> str:
+    """Median, and the least and the most."""
+    if not numbers:
+        return "-"
+    middle, least, most = statistics.median(numbers), min(numbers), max(numbers)
+    return f"{middle:.{digits}f} ({least:.{digits}f}-{most:.{digits}f})"
+
+
+def own_seconds(run: Mapping[str, Any]) -> float:
+    """What the plug-in spent by its own clock."""
+    stats = run.get("stats")  # files of before it was kept have none
+    return sum(stats["milliseconds"].values()) / 1e3 if stats else 0.0
+
+
+def first_result_s(runs: Runs, label: str) -> float | None:
+    """Median seconds to the first result, if it was measured."""
+    found = values(runs.get(label, ()), "first_result_s")
+    return statistics.median(found) if found else None
+
+
+def table(record: Mapping[str, Any]) -> list[str]:
+    """Lines of the table over a file, with what they must say of themselves, and the goals."""
+    runs = by_label(record["runs"])
+    every = record["runs"]
+    found = every[0]["versions"]
+    lines = []
+    if "command" in record:
+        lines.append(f"$ {record['command']}    # {record['date']}")
+    lines.append(f"{found['device']}, torch {found['torch']}, nvgemm-aot {found['nvgemm-aot']}")
+    for mode in (BUNDLE_MODE, MEASURED_MODE):
+        first = next((run for run in every if run["mode"] == mode), None)
+        if first is not None:
+            lines += [f"  {mode}: {bundle}" for bundle in first["versions"]["bundles"]]
+    columns = (
+        ("first_result_s", "first result, s", 2),
+        ("call_us", "call, us", 1),
+        ("graph_us", "graph, us", 1),
+    )
+    head = "".join(f" {title:>26} {'ratio':>6}" for _, title, _ in columns)
+    title = f"{'':<24} {'runs':>4} {'import, s':>9}{head} {'of us, s':>9}  ours / ATen / Triton"
+    lines.append(title)
+    lines += [row(runs, label, columns) for label in runs]
+    lines.append(f"medians over repetitions (least-most); ratios to {REFERENCE}")
+    return lines + goals(runs)
+
+
+def row(runs: Runs, label: str, columns: Sequence[tuple[str, str, int]]) -> str:
+    """One row of the table."""
+    of_label = runs[label]
+    imports = statistics.median(values(of_label, "import_s"))
+    text = f"{label:<24} {len(of_label):4d} {imports:9.2f}"
+    for key, _, digits in columns:
+        own, reference = values(of_label, key), values(runs.get(REFERENCE, ()), key)
+        ratio = "-"
+        if own and reference:
+            ratio = f"{statistics.median(own) / statistics.median(reference):.3f}"
+        text += f" {spread(own, digits):>26} {ratio:>6}"
+    counts = [
+        " / ".join(str(run["count"][who]) for who in ("nvgemm", "aten", "triton"))
+        for run in of_label
+    ]
+    own_s = statistics.median(own_seconds(run) for run in of_label)
+    return f"{text} {own_s:9.2f}  {', '.join(dict.fromkeys(counts))}"
+
+
+def goals(runs: Runs) -> list[str]:
+    """The goals of which everything was measured, and whether they were met."""
+    aten, triton = first_result_s(runs, REFERENCE), first_result_s(runs, TRITON_MODE)
+    measured, jit = first_result_s(runs, MEASURED_MODE), first_result_s(runs, JIT_MODE)
+    lines = []
+    if aten is not None and measured is not None:
+        ratio = measured / aten
+        lines.append(
+            f"goal: {MEASURED_MODE} at most {MOST_OVER_ATEN} x {REFERENCE}: {ratio:.3f} x, "
+            f"{verdict(ratio <= MOST_OVER_ATEN)}"
+        )
+    if triton is not None and measured is not None:
+        ratio = triton / measured
+        lines.append(
+            f"goal: {MEASURED_MODE} at least {LEAST_UNDER_TRITON:.0f} x as fast as {TRITON_MODE}: "
+            f"{ratio:.2f} x, {verdict(ratio >= LEAST_UNDER_TRITON)}"
+        )
+    if aten is None or jit is None:
+        return lines
+    noise = noise_s(runs)
+    lines.append(
+        f"seconds that kernels add to {REFERENCE}, whose runs are {noise:.2f} s apart, and by the "
+        "plug-in's clock:"
+    )
+    for mode in (JIT_MODE, BUNDLE_MODE, MEASURED_MODE):
+        found = first_result_s(runs, mode)
+        if found is None:
+            continue
+        own_s = statistics.median(own_seconds(run) for run in runs[mode])
+        line = f"  {mode:<14} {found - aten:+8.2f} {own_s:8.3f}"
+        if mode != JIT_MODE:
+            added = max(found - aten, noise)
+            about = "at least " if found - aten < noise else ""
+            ratio = (jit - aten) / added if added > 0 else float("inf")
+            own_jit = statistics.median(own_seconds(run) for run in runs[JIT_MODE])
+            by_clock = own_jit / own_s if own_s else float("inf")
+            line += (
+                f"   goal: {LEAST_UNDER_JIT:.0f} x less than {JIT_MODE}: {about}{ratio:.0f} x, "
+                f"{verdict(ratio >= LEAST_UNDER_JIT)}; by the clock {by_clock:.0f} x, "
+                f"{verdict(by_clock >= LEAST_UNDER_JIT)}"
+            )
+        lines.append(line)
+    return lines
+
+
+def noise_s(runs: Runs) -> float:
+    """Seconds between the least and the most of the first results of `REFERENCE`."""
+    found = values(runs.get(REFERENCE, ()), "first_result_s")
+    return max(found) - min(found)
+
+
+def verdict(is_met: bool) -> str:
+    """What the table calls it."""
+    return "met" if is_met else "MISSED"

@@ -1,0 +1,164 @@
+"""cuBLAS through ctypes: the library that torch has loaded, asked for fp16 products directly.
+
+Names and values are those of ``cublas_api.h`` and ``library_types.h`` of CUDA 13.0 (the package
+nvidia-cublas 13.1.0), which gives them with the functions' arguments.
+
+Matrices here are row-major [m, k] and [k, n], cuBLAS's are column-major. A row-major matrix is its
+own transpose to cuBLAS, so it is asked for C^T [n, m] = B^T A^T: B comes first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nvgemm_runtime.problem import Layout
+
+if TYPE_CHECKING:
+    import torch
+
+CUBLAS_STATUS_SUCCESS = 0
+CUBLAS_OP_N, CUBLAS_OP_T = 0, 1
+CUBLAS_COMPUTE_32F = 68
+CUBLAS_GEMM_DEFAULT = -1
+CUDA_R_32F, CUDA_R_16F = 0, 2
+
+ONE, ZERO = ctypes.c_float(1), ctypes.c_float(0)
+"""What the product and the former result are scaled by."""
+
+WORKSPACE_BYTES = 32 << 20
+"""What cuBLAS' documents recommend for Hopper, and torch gives it there."""
+
+
+class ProtocolLayout(str, enum.Enum):
+    """Layouts by the protocol's names, which are those of the call to cuBLAS.
+
+    Both have A row-major; NN has B row-major, too, TN column-major. By the letters of manifests,
+    which call row-major ``t``, they are ``tt`` and ``tn``.
+    """
+
+    NN = "nn"
+    TN = "tn"
+
+    @property
+    def layout(self) -> Layout:
+        """The same in the project's terms."""
+        return Layout.TT if self is ProtocolLayout.NN else Layout.TN
+
+    @property
+    def b_operation(self) -> int:
+        """What cuBLAS is to do with B, which comes first."""
+        return CUBLAS_OP_N if self is ProtocolLayout.NN else CUBLAS_OP_T
+
+    def b_leading(self, n: int, k: int) -> int:
+        """Leading dimension of B, in elements."""
+        return n if self is ProtocolLayout.NN else k
+
+
+def loaded_library(name: str) -> ctypes.CDLL:
+    """A library that this process has loaded, e.g. ``libcublas.so``; torch must be imported.
+
+    Raises:
+        click.ClickException: If there is none.
+    """
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.partition("/")[2]
+        if path.rpartition("/")[2].startswith(f"{name}."):
+            return ctypes.CDLL(f"/{path}")
+    raise click.ClickException(f"torch has loaded no {name}; a build of torch with CUDA does")
+
+
+def check(status: int, what: str) -> None:
+    """Raise for a status that is not success.
+
+    Raises:
+        click.ClickException: With the status, which cublasStatus_t in cublas_api.h names.
+    """
+    if status != CUBLAS_STATUS_SUCCESS:
+        raise click.ClickException(f"{what} gave status {status} (cublasStatus_t in cublas_api.h)")
+
+
+def pointer(tensor: torch.Tensor) -> ctypes.c_void_p:
+    """Address of a tensor's first element."""
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+class Cublas:
+    """A handle of cuBLAS with a workspace, on whatever stream is current."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._library = loaded_library("libcublas.so")
+        self._handle = ctypes.c_void_p()
+        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+        self._stream: int | None = None
+        check(self._library.cublasCreate_v2(ctypes.byref(self._handle)), "cublasCreate_v2")
+
+    def _use_current_stream(self) -> None:
+        import torch
+
+        stream = torch.cuda.current_stream().cuda_stream
+        if stream != self._stream:
+            library, handle = self._library, self._handle
+            set_stream = library.cublasSetStream_v2(handle, ctypes.c_void_p(stream))
+            check(set_stream, "cublasSetStream_v2")  # it takes the workspace away
+            size = ctypes.c_size_t(WORKSPACE_BYTES)
+            status = library.cublasSetWorkspace_v2(handle, pointer(self._workspace), size)
+            check(status, "cublasSetWorkspace_v2")
+            self._stream = stream
+
+    def multiply(
+        self, layout: ProtocolLayout, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        """Start ``out = a @ b`` in fp16 with sums in fp32, by the algorithm cuBLAS chooses.
+
+        Args:
+            layout: Of the operands.
+            a: [m, k].
+            b: [k, n].
+            out: [m, n].
+
+        Raises:
+            click.ClickException: If cuBLAS refuses.
+        """
+        self._use_current_stream()
+        check(gemm(self._library, self._handle, layout, a, b, out), "cublasGemmEx")
+
+
+def gemm(
+    library: ctypes.CDLL,
+    handle: ctypes.c_void_p,
+    layout: ProtocolLayout,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor,
+) -> int:
+    """Call cublasGemmEx for ``out = a @ b``; returns its status."""
+    (m, k), n = a.shape, b.shape[1]
+    status: int = library.cublasGemmEx(
+        handle,
+        layout.b_operation,
+        CUBLAS_OP_N,
+        n,
+        m,
+        k,
+        ctypes.byref(ONE),
+        pointer(b),
+        CUDA_R_16F,
+        layout.b_leading(n, k),
+        pointer(a),
+        CUDA_R_16F,
+        k,
+        ctypes.byref(ZERO),
+        pointer(out),
+        CUDA_R_16F,
+        n,
+        CUBLAS_COMPUTE_32F,
+        CUBLAS_GEMM_DEFAULT,
+    )
+    return status

@@ -1,0 +1,289 @@
+"""Timing GEMMs on a GPU, so that neither L2, nor the host, nor the order is what is measured.
+
+Operands are random and take turns. Windows begin with L2 overwritten, follow each other in random
+order, and are timed by events on the GPU while the host is ahead.
+
+- offline: launches one behind the other, as a CUDA graph.
+- server: single launches after random gaps; the gap is not counted.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nvgemm_runtime.problem import Layout
+
+if TYPE_CHECKING:
+    import torch
+
+Operands = tuple[Any, Any, Any]
+"""Tensors: A [m, k], B [k, n] and the result [m, n], row-major."""
+
+Launch = Callable[..., Any]
+"""Takes A, B and the result; starts a GEMM on the current stream."""
+
+BUFFER_BYTES = 200_000_000
+"""Operands take turns until they are this large, over three times the L2 cache of an H200."""
+FLUSH_BYTES = 256_000_000
+"""Is overwritten before a window, so that it begins with none of its operands in L2."""
+MAX_LAUNCHES = 256
+"""Most launches of a window."""
+SPIN_CYCLES = 200_000
+"""For so long, about 100 us, the GPU is kept busy while the host sends what is timed, and"""
+SPIN_CYCLES_PER_LAUNCH = 20_000
+"""for about 10 us more a launch."""
+
+_ALIGNED = 128
+"""Operands begin at multiples of so many elements of two bytes: as from torch's allocator."""
+
+
+def set_count(m: int, n: int, k: int) -> int:
+    """How many sets of operands, of two bytes an element, take turns."""
+    set_bytes = 2 * (m * k + k * n + m * n)
+    return max(2, min(MAX_LAUNCHES, -(-BUFFER_BYTES // set_bytes)))
+
+
+def launch_count(launch_ns: float, window_ns: float) -> int:
+    """How many launches of so many nanoseconds make a window."""
+    return max(1, min(MAX_LAUNCHES, round(window_ns / max(launch_ns, 1.0))))
+
+
+def _aligned(elements: int) -> int:
+    return -(-elements // _ALIGNED) * _ALIGNED
+
+
+class Arena:
+    """Memory that operands are cut from, so that random numbers are drawn once.
+
+    Args:
+        dtype: Of all operands; two bytes an element.
+        sizes: Every (m, n, k) that operands will be asked for.
+        device: Where.
+    """
+
+    def __init__(
+        self, dtype: torch.dtype, sizes: Sequence[tuple[int, int, int]], device: str = "cuda"
+    ) -> None:
+        import torch
+
+        inputs = max(set_count(m, n, k) * (_aligned(m * k) + _aligned(k * n)) for m, n, k in sizes)
+        outputs = max(set_count(m, n, k) * _aligned(m * n) for m, n, k in sizes)
+        self._inputs = torch.randn(inputs, dtype=dtype, device=device)
+        self._outputs = torch.empty(outputs, dtype=dtype, device=device)
+
+    def sets(self, m: int, n: int, k: int, layout: Layout) -> list[Operands]:
+        """Operands of random numbers, as many as `set_count` says; they share no memory."""
+        found = []
+        for number in range(set_count(m, n, k)):
+            begin = number * (_aligned(m * k) + _aligned(k * n))
+            a = self._inputs[begin : begin + m * k]
+            begin += _aligned(m * k)
+            b = self._inputs[begin : begin + k * n]
+            begin = number * _aligned(m * n)
+            out = self._outputs[begin : begin + m * n].view(m, n)
+            found.append((*shaped(a, b, m, n, k, layout), out))
+        return found
+
+
+def shaped(
+    a: torch.Tensor, b: torch.Tensor, m: int, n: int, k: int, layout: Layout
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A [m, k] and B [k, n] of a layout, over flat memory."""
+    return (
+        a.view(m, k) if layout.a_row_major else a.view(k, m).T,
+        b.view(k, n) if layout.b_row_major else b.view(n, k).T,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exact:
+    """Operands of zeros and ones, and what they give.
+
+    Products are 0 or 1 and sums whole numbers below 2^24, so whatever sums in fp32 is right to the
+    last bit, in whatever order, and rounding it to the result's type is the same everywhere.
+    """
+
+    a: torch.Tensor
+    b: torch.Tensor
+    expected: torch.Tensor
+
+    @classmethod
+    def draw(
+        cls, m: int, n: int, k: int, layout: Layout, dtype: torch.dtype, device: str = "cuda"
+    ) -> Exact:
+        """Draw operands."""
+        import torch
+
+        flat_a, flat_b = (
+            torch.randint(0, 2, (size,), dtype=torch.int8, device=device).to(dtype)
+            for size in (m * k, k * n)
+        )
+        a, b = shaped(flat_a, flat_b, m, n, k, layout)
+        precision = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")  # TF32, which holds zeros and ones
+        try:
+            expected = (a.float() @ b.float()).to(dtype)
+        finally:
+            torch.set_float32_matmul_precision(precision)
+        return cls(a=a, b=b, expected=expected)
+
+    def error(self, launch: Launch) -> float:
+        """Error of what a launch writes, as the norm of the difference over the norm.
+
+        Returns:
+            0 where every bit is as expected; not a number where an element was not written.
+        """
+        import torch
+
+        out = torch.full_like(self.expected, float("nan"))
+        launch(self.a, self.b, out)
+        if torch.equal(out, self.expected):
+            return 0.0
+        expected = self.expected.float()
+        return float((out.float() - expected).norm() / expected.norm())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """One way to compute a GEMM.
+
+    Attributes:
+        launch: Starts it.
+        sets: Operands that take turns.
+    """
+
+    launch: Launch
+    sets: Sequence[Operands]
+
+
+@functools.cache
+def _flushing_memory() -> torch.Tensor:
+    import torch
+
+    return torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+
+
+def flush() -> None:
+    """Overwrite all of L2."""
+    _flushing_memory().zero_()
+
+
+def launch_ns(way: Way, count: int = 1, first: int = 0) -> float:
+    """Nanoseconds a launch, of so many one behind the other without a graph, and with L2 flushed.
+
+    Args:
+        way: What to launch.
+        count: How often.
+        first: Which set of operands to begin with.
+    """
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    flush()
+    torch.cuda._sleep(SPIN_CYCLES + count * SPIN_CYCLES_PER_LAUNCH)
+    begin.record()
+    for number in range(first, first + count):
+        way.launch(*way.sets[number % len(way.sets)])
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1e6 / count
+
+
+def _captured(way: Way, window_ns: float) -> tuple[torch.cuda.CUDAGraph, int]:
+    """A graph of launches that has been replayed once, and how many there are."""
+    import torch
+
+    count = launch_count(min(launch_ns(way, first=number) for number in range(3)), window_ns)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for number in range(count):
+            way.launch(*way.sets[number % len(way.sets)])
+    graph.replay()
+    return graph, count
+
+
+def offline_ns(
+    ways: Mapping[str, Way], rounds: int, window_ns: float, order: random.Random
+) -> dict[str, list[float]]:
+    """Nanoseconds a launch of each way, round by round, one behind the other.
+
+    Args:
+        ways: What to measure, by name.
+        rounds: Windows of each.
+        window_ns: About how long a window is.
+        order: Shuffles the ways in each round.
+    """
+    import torch
+
+    graphs = {name: _captured(way, window_ns) for name, way in ways.items()}
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    names = list(ways)
+    for _ in range(rounds):
+        order.shuffle(names)
+        events = {}
+        for name in names:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            flush()
+            begin.record()
+            graphs[name][0].replay()
+            end.record()
+            events[name] = begin, end
+        torch.cuda.synchronize()
+        for name, (begin, end) in events.items():
+            times[name].append(begin.elapsed_time(end) * 1e6 / graphs[name][1])
+    return times
+
+
+def server_ns(
+    ways: Mapping[str, Way], requests: int, mean_gap_s: float, order: random.Random
+) -> dict[str, list[float]]:
+    """Nanoseconds of single launches of each way, request by request, after random gaps.
+
+    Gaps are drawn from an exponential distribution. After the gap, and before what is timed, L2 is
+    flushed, and a kernel runs that only waits, so that what the host takes to send the launch is
+    not counted either.
+
+    Args:
+        ways: What to measure, by name.
+        requests: Launches of each.
+        mean_gap_s: Seconds of a gap, in the mean.
+        order: Shuffles the ways, and draws the gaps.
+    """
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    names = list(ways)
+    for way in ways.values():
+        launch_ns(way)
+    for number in range(requests):
+        order.shuffle(names)
+        for name in names:
+            time.sleep(order.expovariate(1 / mean_gap_s))
+            times[name].append(launch_ns(ways[name], first=number))
+    return times
+
+
+def tuned(
+    ways: Mapping[str, Way], passes: int, window_ns: float, order: random.Random
+) -> dict[str, float]:
+    """A quick look at many ways: the median nanoseconds a launch of each, over passes.
+
+    Without graphs, for capturing takes longer than what this is for; ways take turns in random
+    order, with operands in turn.
+    """
+    counts = {
+        name: min(20, launch_count(min(launch_ns(way), launch_ns(way, first=1)), window_ns))
+        for name, way in ways.items()
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    names = list(ways)
+    for _ in range(passes):
+        order.shuffle(names)
+        for name in names:
+            first = order.randrange(len(ways[name].sets))
+            times[name].append(launch_ns(ways[name], counts[name], first))
+    return {name: statistics.median(of_way) for name, of_way in times.items()}

@@ -1,0 +1,235 @@
+"""Results that grow over several runs: a JSON file, and the table beside it.
+
+GPUs are lent for minutes. So a benchmark keeps its file after every size it has measured, does not
+begin what it has no time to end, and goes on from the file when it is started again.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from nvgemm_aot.storage import write_atomic
+
+Item = TypeVar("Item")
+
+MAX_FAILURES = 3
+"""After so many, the GPU or the installation is at fault, not the size."""
+
+ORDER_SEED = 1000
+"""Of the fixed order in which sizes are measured."""
+
+
+class Results:
+    """The file of a benchmark.
+
+    Args:
+        path: Where it is.
+        record: What it says.
+
+    Attributes:
+        entries: What was measured, by a key for each size.
+    """
+
+    def __init__(self, path: Path, record: dict[str, Any]) -> None:
+        self.path = path
+        self._record = record
+        self._begun = time.monotonic()
+        self.entries: dict[str, Any] = record["entries"]
+
+    @classmethod
+    def begin(
+        cls,
+        path: Path,
+        *,
+        what: str,
+        environment: dict[str, Any],
+        settings: dict[str, Any],
+        resume: bool,
+    ) -> Results:
+        """Start a file, or go on with one.
+
+        Args:
+            path: Where it is.
+            what: Name of the benchmark.
+            environment: What is measured with: GPU, versions.
+            settings: What results depend on beside that.
+            resume: Go on with a file that is there, which must agree in all of these.
+
+        Raises:
+            click.ClickException: If a file is there that must not be overwritten, or another one.
+        """
+        agreed = {"what": what, "environment": environment, "settings": settings}
+        agreed = json.loads(json.dumps(agreed))  # as it is read back
+        if path.exists():
+            if not resume:
+                raise click.ClickException(
+                    f"{path} is there already; give --resume to go on with it, or another name"
+                )
+            found = cls.read(path, what)
+            for part, value in agreed.items():
+                if found._record[part] != value:
+                    raise click.ClickException(
+                        f"{path}: cannot go on, for its {part} is {found._record[part]}, and here "
+                        f"it is {value}; measure into another file"
+                    )
+            record = found._record
+        else:
+            record = {**agreed, "runs": [], "entries": {}}
+        run = {
+            "command": command_line(),
+            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+            "gpu": gpu_state(),
+            "seconds": 0.0,
+        }
+        record["runs"].append(run)
+        return cls(path, record)
+
+    @classmethod
+    def read(cls, path: Path, what: str) -> Results:
+        """Read a file of this benchmark.
+
+        Raises:
+            click.ClickException: If it is none.
+        """
+        try:
+            record = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise click.ClickException(f"{path} cannot be read: {error}") from error
+        said = record.get("what") if isinstance(record, dict) else None
+        if said != what:
+            raise click.ClickException(f"{path} is no result of {what} (it says {said!r})")
+        return cls(path, record)
+
+    def add(self, key: str, entry: dict[str, Any]) -> None:
+        """Keep what was measured of one size."""
+        self.entries[key] = entry
+        self._record["runs"][-1]["seconds"] = round(time.monotonic() - self._begun, 1)
+        self.save()
+
+    def fill(
+        self,
+        work: Sequence[tuple[str, Callable[[], dict[str, Any]]]],
+        budget_s: float | None,
+        say: Callable[[dict[str, Any]], str],
+    ) -> None:
+        """Measure one size after the other while there is time, and keep each.
+
+        What fails is left out, and measured when the benchmark goes on.
+
+        Args:
+            work: Keys, and what measures each.
+            budget_s: Seconds after which to stop; None for no limit.
+            say: What to print of an entry as progress.
+
+        Raises:
+            click.ClickException: At the end, if any failed; at once, if `MAX_FAILURES` did.
+        """
+        failures: list[str] = []
+        for number, (key, measure) in in_time(work, budget_s):
+            try:
+                entry = measure()
+            except (RuntimeError, click.ClickException) as error:
+                failures.append(f"{key} FAILED: {type(error).__name__}: {error}")
+                click.echo(failures[-1], err=True)
+                if len(failures) == MAX_FAILURES:
+                    break
+                continue
+            self.add(key, entry)
+            seconds = self._record["runs"][-1]["seconds"]
+            click.echo(f"{number + 1}/{len(work)} {seconds:.0f} s {key}: {say(entry)}", err=True)
+        if failures:
+            raise click.ClickException("\n".join(failures))
+
+    def save(self) -> None:
+        """Write the file: a line an entry."""
+        entries = ",\n".join(
+            f"  {json.dumps(key)}: {json.dumps(entry)}" for key, entry in self.entries.items()
+        )
+        rest = {name: part for name, part in self._record.items() if name != "entries"}
+        text = json.dumps(rest, indent=1)[:-2] + ',\n "entries": {\n' + entries + "\n }\n}\n"
+        write_atomic(self.path, text.encode())
+
+    def heading(self) -> list[str]:
+        """What a table must say of how it came about."""
+        environment, runs = self._record["environment"], self._record["runs"]
+        lines = [f"$ {run['command']}    # {run['date']}, {run['seconds']:.0f} s" for run in runs]
+        states = dict.fromkeys(run["gpu"] for run in runs)
+        named = ", ".join(
+            str(value) if name == "gpu" else f"{name} {value}"
+            for name, value in environment.items()
+            if name != "bundles"
+        )
+        lines += [named, *(f"  {bundle}" for bundle in environment.get("bundles", []))]
+        return lines + [f"GPU before: {state}" for state in states if state]
+
+    def write_table(self, lines: Iterable[str]) -> None:
+        """Print a table, and keep it beside the file with what it must say of itself."""
+        text = "\n".join([*self.heading(), "", *lines])
+        write_atomic(self.path.with_suffix(".txt"), f"{text}\n".encode())
+        click.echo(text)
+
+
+def command_line(arguments: Sequence[str] | None = None) -> str:
+    """How this process was called, from the project's root, with no directory of this machine.
+
+    Args:
+        arguments: Script and arguments; those of the process if None.
+    """
+    script, *rest = sys.argv if arguments is None else arguments
+    named = (re.sub(r"(^|[=:,])/(?:[^:,]*/)?", r"\1", argument) for argument in rest)
+    return shlex.join(["python", f"benchmarks/{Path(script).name}", *named])
+
+
+def gpu_state() -> str:
+    """Driver, clock, temperature and load of the GPU, as nvidia-smi says; or nothing."""
+    asked = "driver_version,clocks.sm,temperature.gpu,utilization.gpu"
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--id=0", f"--query-gpu={asked}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return ", ".join(
+        f"{name} {value}"
+        for name, value in zip(
+            ("driver", "clock", "temperature", "load"), done.stdout.strip().split(", ")
+        )
+    )
+
+
+def in_time(
+    items: Sequence[Item], budget_s: float | None, clock: Callable[[], float] = time.monotonic
+) -> Iterator[tuple[int, Item]]:
+    """Go through items while there is time for another as long as the longest so far.
+
+    Args:
+        items: What to go through.
+        budget_s: Seconds from now; None for no limit.
+        clock: Gives seconds.
+
+    Yields:
+        Number and item.
+    """
+    begin = clock()
+    longest = 0.0
+    for number, item in enumerate(items):
+        started = clock() - begin
+        if budget_s is not None and number and started + longest > budget_s:
+            return
+        yield number, item
+        longest = max(longest, clock() - begin - started)

@@ -1,0 +1,127 @@
+"""What repeated timings come to, and what of several is best: for the benchmarks of kernels.
+
+Whoever takes the least of several noisy medians reports luck as speed. So timings are split: those
+of even rounds choose, those of odd rounds are what is reported, and a best-of can lose.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+Entry = TypeVar("Entry")
+
+MIN_ROUNDS = 4
+"""Two to choose by, and two to report."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """Timings of one kernel at one size, in nanoseconds.
+
+    Attributes:
+        choice_ns: Median of the even rounds: what kernels are chosen by.
+        report_ns: Median of the odd rounds: what the tables print.
+        least_ns, most_ns: Over all rounds.
+    """
+
+    choice_ns: int
+    report_ns: int
+    least_ns: int
+    most_ns: int
+
+    @classmethod
+    def of(cls, times_ns: Sequence[float]) -> Summary:
+        """Summarize rounds, in the order they were run.
+
+        Raises:
+            ValueError: If they are fewer than `MIN_ROUNDS`.
+        """
+        if len(times_ns) < MIN_ROUNDS:
+            raise ValueError(f"must be {MIN_ROUNDS} rounds or more (got {len(times_ns)})")
+        return cls(
+            choice_ns=round(statistics.median(times_ns[::2])),
+            report_ns=round(statistics.median(times_ns[1::2])),
+            least_ns=round(min(times_ns)),
+            most_ns=round(max(times_ns)),
+        )
+
+    def to_json(self) -> list[int]:
+        """Four numbers, in the order of the attributes."""
+        return [self.choice_ns, self.report_ns, self.least_ns, self.most_ns]
+
+    @classmethod
+    def from_json(cls, numbers: Sequence[int]) -> Summary:
+        """What `to_json` gave."""
+        choice, report, least, most = numbers
+        return cls(choice_ns=choice, report_ns=report, least_ns=least, most_ns=most)
+
+
+def chosen(summaries: Mapping[str, Summary]) -> str:
+    """Name of the fastest, by the rounds that choose; of equals, the first."""
+    return min(summaries, key=lambda name: summaries[name].choice_ns)
+
+
+def fastest(summaries: Iterable[Summary]) -> Summary:
+    """The fastest, by the rounds that choose; of equals, the first."""
+    return min(summaries, key=lambda summary: summary.choice_ns)
+
+
+def ratio(reference: Summary, own: Summary) -> float:
+    """How many times as fast as the reference: over 1 is faster."""
+    return reference.report_ns / own.report_ns
+
+
+def geomean(ratios: Sequence[float]) -> float:
+    """Geometric mean; not a number where there are none."""
+    return statistics.geometric_mean(ratios) if ratios else math.nan
+
+
+def mean(values: Sequence[float]) -> float:
+    """Mean; not a number where there are none."""
+    return statistics.fmean(values) if values else math.nan
+
+
+def median(values: Sequence[float]) -> float:
+    """Median; not a number where there are none."""
+    return statistics.median(values) if values else math.nan
+
+
+def share(values: Iterable[bool]) -> float:
+    """Share of what is true; not a number where there is nothing."""
+    listed = list(values)
+    return sum(listed) / len(listed) if listed else math.nan
+
+
+def grouped(
+    entries: Iterable[Entry], bounds: Sequence[int], value: Callable[[Entry], int]
+) -> list[tuple[str, list[Entry]]]:
+    """Sort entries into ranges of a number, leaving out empty ones.
+
+    Args:
+        entries: What to sort.
+        bounds: Lower bounds of the ranges, ascending; each ends before the next, the last nowhere.
+        value: The number of an entry.
+
+    Returns:
+        Label and entries of each range, e.g. ``16-127``.
+
+    Raises:
+        ValueError: If an entry lies below the first bound.
+    """
+    groups: list[list[Entry]] = [[] for _ in bounds]
+    for entry in entries:
+        number = value(entry)
+        below = sum(bound <= number for bound in bounds)
+        if below == 0:
+            raise ValueError(f"{number} lies below the least bound {bounds[0]}")
+        groups[below - 1].append(entry)
+    labels = [
+        str(bound) if bound + 1 == following else f"{bound}-{following - 1}"
+        for bound, following in itertools.pairwise(bounds)
+    ]
+    return [pair for pair in zip([*labels, f"{bounds[-1]}-"], groups) if pair[1]]

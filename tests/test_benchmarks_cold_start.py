@@ -1,0 +1,150 @@
+"""The benchmark of cold starts: what each mode sets, the order, what it makes of the goals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from benchmark_modules import load
+
+cold_start, modes, table = load("cold_start", "cold_start_modes", "cold_start_table")
+
+ALL = tuple(modes.BACKENDS)
+
+
+def run(mode: str, first_s: float, own_ms: float = 0.0, **more: Any) -> dict[str, Any]:
+    """One measurement."""
+    return {
+        "mode": mode,
+        "label": mode,
+        "import_s": 2.0,
+        "first_result_s": first_s,
+        "call_us": [1000.0, 1010.0],
+        "graph_us": [],
+        "count": {"nvgemm": 1, "aten": 9, "triton": 0},
+        "stats": {
+            "declared": 0, "signature": 0, "jit": 0, "missed": 0, "milliseconds": {"x": own_ms}
+        },
+        "versions": {"device": "G", "torch": "2", "nvgemm-aot": "0", "bundles": []},
+        **more,
+    }  # fmt: skip
+
+
+def test_each_mode_sets_what_it_is_named_for() -> None:
+    variables = {mode: modes.Variant(mode=mode, bundles="b").variables() for mode in ALL}
+    off = [mode for mode, one in variables.items() if one["NVGEMM_AOT"] == "off"]
+    assert off == ["default", "aten", "aten+triton"]
+    trusting = [mode for mode, one in variables.items() if one["NVGEMM_AOT_TRUST_RANKING"]]
+    assert trusting == ["aten+measured"]
+    compiling = [m for m, one in variables.items() if one["NVGEMM_AOT_JIT_CANDIDATES"] != "0"]
+    assert compiling == ["jit"]
+    assert variables["jit"]["NVGEMM_AOT_BUNDLES"] is None
+    assert variables["aten+measured"]["NVGEMM_AOT_BUNDLES"] == "b"
+    assert "NVGEMM_AOT_BUNDLES" not in modes.Variant(mode="aten+bundle").variables()
+
+
+def test_modes_without_what_they_need_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(modes, "missing_module", lambda: "cutlass")
+    found = modes.variants(ALL, (1, 4), None, None, True)
+    assert [one.label for one in found] == [
+        "default", "aten", "aten+triton", "aten+bundle, at most 1", "aten+bundle, at most 4"
+    ]  # fmt: skip
+    said = capsys.readouterr().err
+    assert "aten+measured is left out: no --measured" in said
+    assert "jit is left out: the builder side is not installed: no cutlass" in said
+    monkeypatch.setattr(modes, "missing_module", lambda: None)
+    found = modes.variants(ALL, (), "e", "m", True)
+    assert [(one.mode, one.bundles) for one in found[3:]] == [
+        ("aten+bundle", "e"), ("aten+measured", "m"), ("jit", None)
+    ]  # fmt: skip
+
+
+def test_each_turn_begins_with_another_and_what_takes_long_comes_once() -> None:
+    found = [modes.Variant(mode=mode) for mode in ("aten", "aten+triton", "aten+bundle")]
+    order = [one.mode for one in modes.turns(found, 3, ("aten+triton",))]
+    assert order == [
+        "aten", "aten+triton", "aten+bundle", "aten+bundle", "aten", "aten+bundle", "aten"
+    ]  # fmt: skip
+
+
+def test_refuses_a_process_that_had_other_kernels_than_its_mode_means() -> None:
+    def refuse(mode: str, bundles: list[str], **stats: int) -> None:
+        one = run(mode, 1.0)
+        one["versions"]["bundles"] = bundles
+        one["stats"] |= stats
+        modes.refuse_other_kernels(modes.Variant(mode=mode, bundles="m.nvgemm"), one)
+
+    refuse("aten", [])
+    refuse("aten+bundle", ["wheel 1: x"])
+    refuse("aten+measured", ["NVGEMM_AOT_BUNDLES: m.nvgemm"])
+    refuse("jit", ["kept"], jit=10)
+    with pytest.raises(click.ClickException, match="no usable bundle"):
+        refuse("aten+measured", [])
+    with pytest.raises(click.ClickException, match=r"had other bundles .*: wheel 1: x;"):
+        refuse("aten+measured", ["NVGEMM_AOT_BUNDLES: m.nvgemm", "wheel 1: x"])
+    with pytest.raises(
+        click.ClickException, match="compiled kernels for 8 GEMMs, found some for 2"
+    ):
+        refuse("jit", [], jit=8, signature=2)
+    with pytest.raises(click.ClickException, match="compiled kernels for 0 GEMMs"):
+        refuse("jit", [], missed=10)
+
+
+def test_goals_are_held_against_what_was_measured() -> None:
+    runs = [run("aten", 8.0), run("aten", 8.2), run("aten", 8.1), run("aten+triton", 41.0)]
+    runs += [run("aten+bundle", 9.1, 500), run("aten+measured", 8.2, 20), run("jit", 33.1, 24_000)]
+    text = "\n".join(table.table({"what": "cold_start", "runs": runs}))
+    assert "aten+measured at most 1.1 x aten: 1.012 x, met" in text
+    assert "aten+measured at least 5 x as fast as aten+triton: 5.00 x, met" in text
+    assert "whose runs are 0.20 s apart" in text
+    assert "+25.00   24.000\n" in text
+    # 25 s against 1 s; and against 0.1 s, which the runs of aten cannot tell from 0.2 s.
+    assert (
+        "+1.00    0.500   goal: 100 x less than jit: 25 x, MISSED; by the clock 48 x, MISSED"
+        in text
+    )
+    assert "at least 125 x, met; by the clock 1200 x, met" in text
+    missed = "\n".join(table.goals(table.by_label([*runs[:4], run("aten+measured", 9.2)])))
+    assert "1.136 x, MISSED" in missed
+    assert "4.46 x, MISSED" in missed
+    assert "jit" not in missed
+
+
+def test_table_has_a_row_for_each_variant() -> None:
+    lines = table.table({"runs": [run("aten", 8.0), run("default", 4.0), run("aten", 10.0)]})
+    row = next(line for line in lines if line.startswith("default"))
+    assert row.split()[:5] == ["default", "1", "2.00", "4.00", "(4.00-4.00)"]
+    assert "9.00 (8.00-10.00)  1.000" in next(line for line in lines if line.startswith("aten"))
+    assert row.split()[5] == "0.444"
+
+
+def test_what_fails_is_not_tried_again_and_the_others_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def measure(variant: Any, _: str) -> dict[str, Any]:
+        asked.append(variant.mode)
+        if variant.mode == "aten+bundle":
+            raise click.ClickException("no usable bundle")
+        return run(variant.mode, 8.0)
+
+    monkeypatch.setattr(cold_start, "measure", measure)
+    monkeypatch.setattr(cold_start, "read_from_disk", lambda: None)
+    path = tmp_path / "cold.json"
+    arguments = ["--modes", "aten,aten+bundle", "--repeat", "3", "--json", str(path)]
+    done = CliRunner().invoke(cold_start.main, arguments)
+    assert done.exit_code == 1
+    assert "Error: aten+bundle FAILED: no usable bundle" in done.output
+    assert asked == ["aten", "aten+bundle", "aten", "aten"]
+    assert len(json.loads(path.read_text())["runs"]) == 3
+    shown = CliRunner().invoke(cold_start.main, ["--show", str(path)])
+    assert shown.output == path.with_suffix(".txt").read_text()
+    assert "8.00 (8.00-8.00)" in shown.output

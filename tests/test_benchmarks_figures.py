@@ -1,0 +1,72 @@
+"""Figures are drawn from result files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from benchmark_modules import load
+from test_benchmarks_cold_start import run
+from test_benchmarks_hgemm import METHODS
+from test_benchmarks_hgemm import entry as hgemm_entry
+from test_benchmarks_kernels import entry, problem
+
+pytest.importorskip("matplotlib")
+(figures,) = load("figures")
+
+ENVIRONMENT = {"gpu": "G", "bundles": []}
+RECORDS: dict[str, dict[str, Any]] = {
+    "kernels": {
+        "environment": ENVIRONMENT,
+        "entries": {
+            problem(m).key: entry(1000, 900, 800 + 100 * number)
+            for number, m in enumerate((1, 16, 300, 4096))
+        },
+    },
+    "hgemm": {
+        "environment": ENVIRONMENT,
+        "entries": {
+            key: hgemm_entry(dict.fromkeys(METHODS, 1000) | {"ours-nn": 800})
+            for key in ("64_64_64", "128_4096_64", "16384_16384_16384")
+        },
+    },
+    "cold_start": {"runs": [run("aten", 8.0), run("aten", 9.0), run("jit", 20.0)]},
+}
+
+
+def texts(path: Path) -> str:
+    """What is written in a figure."""
+    return "\n".join(text for text in ElementTree.parse(path).getroot().itertext() if text.strip())
+
+
+@pytest.mark.parametrize("what", list(RECORDS))
+def test_same_file_gives_the_same_figure(what: str, tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps({"what": what, **RECORDS[what]}))
+    drawn = []
+    for name in ("one", "two"):
+        done = CliRunner().invoke(figures.main, [str(path), "-o", str(tmp_path / name)])
+        assert done.exit_code == 0, done.output
+        drawn.append((tmp_path / name / f"{what}.svg").read_bytes())
+    assert drawn[0] == drawn[1]
+    written = texts(tmp_path / "one" / f"{what}.svg")
+    expected = {
+        "kernels": ("m 16-127: 1.00", "G: 4 declared GEMMs"),
+        "hgemm": ("torch.matmul: +25.0%", "server"),
+        "cold_start": ("8.5 s", "jit"),
+    }
+    for text in expected[what]:
+        assert text in written
+
+
+def test_refuses_what_it_cannot_draw(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    path.write_text('{"what": "lookup"}')
+    refused = CliRunner().invoke(figures.main, [str(path)])
+    assert refused.exit_code == 1
+    assert "says it holds 'lookup'; drawn are kernels, hgemm, cold_start" in refused.output

@@ -1,0 +1,328 @@
+"""The benchmark by HGEMM-1000's protocol: sizes, the calls to NVIDIA's libraries, its tables."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import pytest
+import torch
+from click.testing import CliRunner
+
+from benchmark_modules import load
+
+hgemm, hgemm_table, cublas, cublaslt, measuring, bundled = load(
+    "hgemm", "hgemm_table", "cublas", "cublaslt", "measuring", "bundled"
+)
+NN, TN = cublas.ProtocolLayout.NN, cublas.ProtocolLayout.TN
+METHODS = [
+    "torch-nn",
+    *(f"{name}-{one}" for name in ("cublas", "lt-heuristic", "lt-tuned") for one in ("nn", "tn")),
+]
+
+
+def test_all_thousand_sizes_come_once_and_a_sample_is_their_beginning() -> None:
+    every = hgemm_table.sizes()
+    assert len(set(every)) == 1000
+    assert {size.m for size in every} == {size.k for size in every} == set(hgemm_table.EXTENTS)
+    sample = hgemm_table.sizes(100)
+    assert sample == every[:100] == hgemm_table.sizes(100)
+    assert [size.key for size in sample[:2]] == ["4096_2048_1024", "1024_64_128"]
+    assert min(size.log2 for size in sample) < 24 < 38 < max(size.log2 for size in sample)
+
+
+def test_size_reads_back_from_its_key() -> None:
+    size = hgemm_table.Size(m=64, n=12288, k=128)
+    assert hgemm_table.Size.parse(size.key) == size
+    assert size.log2 == 26
+    assert hgemm_table.Size(m=64, n=64, k=64).log2 == hgemm_table.LOG2_BOUNDS[0]
+
+
+def column_major(address: int, rows: int, columns: int, leading: int) -> torch.Tensor:
+    """A matrix as BLAS sees it, over memory of fp16 numbers."""
+    values = (ctypes.c_uint16 * (leading * columns)).from_address(address)
+    flat = torch.frombuffer(values, dtype=torch.float16)
+    return flat.as_strided((rows, columns), (1, leading))
+
+
+class Blas:
+    """What cublasGemmEx and cublasLtMatmul mean, written down once more."""
+
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+
+    def _new(self, handle: Any, value: Any) -> int:
+        self.made.append(value)
+        handle._obj.value = len(self.made)
+        return 0
+
+    def _get(self, handle: Any) -> Any:
+        return self.made[handle.value - 1]
+
+    def cublasGemmEx(  # noqa: N802
+        self, _handle: Any, ta: int, tb: int, m: int, n: int, k: int, alpha: Any, a: Any,
+        _at: int, lda: int, b: Any, _bt: int, ldb: int, beta: Any, c: Any, _ct: int, ldc: int,
+        _compute: int, _algo: int,
+    ) -> int:  # fmt: skip
+        assert (alpha._obj.value, beta._obj.value) == (1, 0)
+        left = column_major(a.value, *((k, m) if ta else (m, k)), lda)
+        right = column_major(b.value, *((n, k) if tb else (k, n)), ldb)
+        product = (left.T if ta else left).float() @ (right.T if tb else right).float()
+        column_major(c.value, m, n, ldc).copy_(product)
+        return 0
+
+    def cublasLtMatmulDescCreate(self, handle: Any, _compute: int, _scale: int) -> int:  # noqa: N802
+        return self._new(handle, {3: 0, 4: 0})
+
+    def cublasLtMatmulDescSetAttribute(  # noqa: N802
+        self, handle: Any, attribute: int, value: Any, size: Any
+    ) -> int:
+        assert size.value == 4
+        self._get(handle)[attribute] = value._obj.value
+        return 0
+
+    def cublasLtMatrixLayoutCreate(  # noqa: N802
+        self, handle: Any, _type: int, rows: Any, columns: Any, leading: Any
+    ) -> int:
+        return self._new(handle, (rows.value, columns.value, leading.value))
+
+    def multiply(self, descriptors: Any, a: Any, b: Any, out: Any) -> None:
+        """Of cublasLtMatmul: op(A) op(B), with A and B as they are described."""
+        operations = self._get(descriptors.operation)
+        left = column_major(b.data_ptr(), *self._get(descriptors.b))
+        right = column_major(a.data_ptr(), *self._get(descriptors.a))
+        left, right = (
+            one.T if operations[place] else one for one, place in ((left, 3), (right, 4))
+        )
+        column_major(out.data_ptr(), *self._get(descriptors.out)).copy_(
+            left.float() @ right.float()
+        )
+
+
+def operands(layout: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of whole numbers, and no two extents alike."""
+    m, n, k = 3, 5, 7
+    a, b = (torch.randint(-4, 5, (size,)).to(torch.float16) for size in (m * k, k * n))
+    return *measuring.shaped(a, b, m, n, k, layout.layout), torch.zeros(m, n).half()
+
+
+@pytest.mark.parametrize("layout", [NN, TN])
+def test_cublas_is_asked_for_the_row_major_product(layout: Any) -> None:
+    a, b, out = operands(layout)
+    assert b.is_contiguous() is (layout is NN)
+    assert cublas.gemm(Blas(), ctypes.c_void_p(), layout, a, b, out) == 0
+    assert torch.equal(out, a @ b)
+
+
+@pytest.mark.parametrize("layout", [NN, TN])
+def test_cublaslt_is_told_the_same_product(layout: Any) -> None:
+    a, b, out = operands(layout)
+    blas = Blas()
+    descriptors = cublaslt.describe(blas, layout, 3, 5, 7)
+    blas.multiply(descriptors, a, b, out)
+    assert torch.equal(out, a @ b)
+
+
+def test_heuristic_result_lies_as_the_header_says() -> None:
+    result = cublaslt.HeuristicResult
+    offsets = {name: getattr(result, name).offset for name, _ in result._fields_}
+    assert offsets == {
+        "algo": 0, "workspaceSize": 64, "state": 72, "wavesCount": 76, "reserved": 80
+    }  # fmt: skip
+    assert ctypes.sizeof(result) == 96
+
+
+def header() -> Path | None:
+    """Header of an installed cuBLASLt, of whatever version."""
+    return next(
+        (path for place in sys.path for path in Path(place).glob("nvidia/cu*/include/cublasLt.h")),
+        None,
+    )
+
+
+@pytest.mark.skipif(header() is None, reason="no nvidia-cublas is installed")
+def test_values_are_those_of_the_installed_headers() -> None:
+    found = header()
+    assert found is not None
+    names = ("cublasLt.h", "cublas_api.h", "library_types.h")
+    text = "".join((found.parent / name).read_text(errors="replace") for name in names)
+    for module in (cublas, cublaslt):
+        for name, value in vars(module).items():
+            if name.startswith(("CUBLAS", "CUDA_R")):
+                assert re.search(rf"\b{name}\s*=\s*{value}\b", text), name
+
+
+def test_a_library_that_is_not_loaded_is_named() -> None:
+    with pytest.raises(click.ClickException, match=r"has loaded no libnothing\.so"):
+        cublas.loaded_library("libnothing.so")
+    assert cublas.loaded_library("libc.so")._name.startswith("/")
+
+
+def entry(times: Mapping[str, int], **more: Any) -> dict[str, Any]:
+    """What is kept of a size: so many nanoseconds by method, the same in both modes."""
+    kept = {name: [time, time, time, time] for name, time in times.items()}
+    made = {"offline": kept, "server": kept, "algorithms": {"nn": 8, "tn": 20}, "inexact": []}
+    return {**made, "thrown_out": {}, "basis": {"nn": "declared", "tn": "signature"}, **more}
+
+
+def test_speedup_is_over_the_fastest_of_a_baseline_by_our_faster_layout() -> None:
+    times = dict.fromkeys(METHODS, 1000) | {"cublas-nn": 1200, "ours-nn": 900, "ours-tn": 800}
+    one = hgemm_table.Entry.from_json("64_64_64", entry(times))
+    assert one.speedup("offline", "torch.matmul") == pytest.approx(0.25)
+    assert one.speedup("offline", "cuBLAS NN") == pytest.approx(0.5)
+    assert one.speedup("offline", "cuBLAS max") == pytest.approx(0.25)
+    slow = hgemm_table.Entry.from_json(
+        "64_64_64", entry(times | {"ours-tn": 2000, "ours-nn": 2000})
+    )
+    assert slow.speedup("server", "cuBLAS max") == pytest.approx(-0.5)
+    assert slow.best_of("server", "cuBLAS max") == 0
+    unserved = hgemm_table.Entry.from_json("64_64_64", entry(dict.fromkeys(METHODS, 1000)))
+    assert unserved.speedup("offline", "torch.matmul") == 0
+    assert unserved.best_of("offline", "torch.matmul") == 0
+
+
+def test_table_has_every_baseline_and_size_and_names_what_went_wrong() -> None:
+    times = dict.fromkeys(METHODS, 1000) | {"ours-nn": 800}
+    record = {
+        "64_64_64": entry(times),
+        "16384_16384_16384": entry(
+            dict.fromkeys(METHODS, 1000), inexact=["lt-tuned-nn"], thrown_out={"ab" * 32: "wrong"}
+        ),
+    }
+    text = "\n".join(hgemm_table.table(record))
+    assert text.count("offline: 2 of 1000 sizes") == text.count("server: 2 of 1000 sizes") == 1
+    for name in hgemm_table.BASELINES:
+        row = rf"^{name} +\+12\.5% +\+12\.5% +\+12\.5% +50%$"
+        assert len(re.findall(row, text, re.MULTILINE)) == 2, name
+    assert re.search(r"^18-20 +offline +1 +\+25\.0%", text, re.MULTILINE)
+    assert re.search(r"^39- +server +1 +\+0\.0%", text, re.MULTILINE)
+    assert "8 to 20 algorithms, 14 in the mean" in text
+    assert "no kernel serves 1 sizes: 16384_16384_16384" in text
+    assert "2 declared, 2 signature" in text
+    assert "lt-tuned-nn is not exact on zeros and ones at 1 sizes" in text
+    assert "THROWN OUT at 16384_16384_16384: abababababab: wrong" in text
+
+
+class FakePlan:
+    """A plan of three algorithms, of which one cannot run and the last is fastest."""
+
+    def __enter__(self) -> FakePlan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def suggestions(self, count: int) -> list[str]:
+        assert count == 100
+        return ["cannot", "first", "fast"]
+
+    def multiply(self, algo: str, a: Any, b: Any, out: Any) -> None:
+        if algo == "cannot":
+            raise click.ClickException("status 15")
+        out.copy_(a.float() @ b.float())
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of the benchmark but the clock, the GPU's libraries and our kernels."""
+
+    def multiply(_layout: Any, a: Any, b: Any, out: Any) -> None:
+        out.copy_(a.float() @ b.float())
+
+    libraries = SimpleNamespace(
+        cublas=SimpleNamespace(multiply=multiply),
+        lt=SimpleNamespace(plan=lambda *_: FakePlan(), version=lambda: 130100),
+    )
+    small = [hgemm_table.Size(m=64, n=64 * n, k=64) for n in (1, 2, 3)]
+
+    def draw(m: int, n: int, k: int, layout: Any, dtype: Any) -> Any:
+        return measuring.Exact.draw(m, n, k, layout, dtype, device="cpu")
+
+    def times(ways: Mapping[str, Any], rounds: int, *_: Any) -> dict[str, list[float]]:
+        nanoseconds = {"good": 500.0, "better": 400.0}
+        return {name: [nanoseconds.get(name[:-3], 1000.0)] * rounds for name in ways}
+
+    def exact_ones(ids: list[str], exact: Any) -> Any:
+        launches = {id_: (lambda a, b, out: None) for id_ in ids if "wrong" not in id_}
+        return bundled.Checked(launches=launches, thrown_out={"wrong" + ids[0][-3:]: "wrong"})
+
+    monkeypatch.setattr(hgemm, "Libraries", lambda: libraries)
+    monkeypatch.setattr(hgemm, "sizes", lambda sample: small[:sample])
+    monkeypatch.setattr(hgemm, "Arena", lambda dtype, of: measuring.Arena(dtype, of, device="cpu"))
+    monkeypatch.setattr(hgemm, "Exact", SimpleNamespace(draw=draw))
+    monkeypatch.setattr(hgemm, "offline_ns", times)
+    monkeypatch.setattr(hgemm, "server_ns", times)
+    monkeypatch.setattr(hgemm, "tuned", lambda ways, *_: {name: -int(name) for name in ways})
+    monkeypatch.setattr(hgemm, "load_exact", exact_ones)
+    monkeypatch.setattr(
+        hgemm,
+        "our_kernels",
+        lambda operands, count: (
+            [f"{name}-{'nn' if operands[1].is_contiguous() else 'tn'}" for name in KERNELS[:count]],
+            "declared",
+        ),
+    )
+    monkeypatch.setattr(
+        hgemm,
+        "versions",
+        lambda: {"device": "G", "torch": "2", "nvgemm-aot": "0", "bundles": ["one"]},
+    )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
+
+
+KERNELS = ("good", "wrong", "better", "never")
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_measures_a_sample_and_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "hgemm.json"
+    arguments = ["measure", str(path), "--candidates", "3", "--rounds", "4", "--requests", "4"]
+    done = CliRunner().invoke(hgemm.main, [*arguments, "--sample", "2"])
+    assert done.exit_code == 0, done.output
+    entries = hgemm.Results.read(path, "hgemm").entries
+    assert list(entries) == ["64_64_64", "64_128_64"]
+    kept = entries["64_128_64"]
+    assert kept["chosen"] == {"ours-nn": "better-nn", "ours-tn": "better-tn"}
+    assert set(kept["candidates"]["ours-nn"]) == {"good-nn", "better-nn"}
+    assert set(kept["offline"]) == set(kept["server"]) == {*METHODS, "ours-nn", "ours-tn"}
+    assert kept["offline"]["ours-tn"] == [400, 400, 400, 400]
+    assert kept["algorithms"] == {"nn": 2, "tn": 2}
+    assert kept["inexact"] == []
+    before = path.read_text()
+    done = CliRunner().invoke(hgemm.main, [*arguments, "--resume"])
+    assert done.exit_code == 0, done.output
+    assert done.output.count("3 of 1000 sizes") == 2
+    assert path.read_text() != before
+    assert list(hgemm.Results.read(path, "hgemm").entries)[:2] == list(entries)
+    shown = CliRunner().invoke(hgemm.main, ["table", str(path)])
+    assert shown.output == path.with_suffix(".txt").read_text()
+    refused = CliRunner().invoke(hgemm.main, [*arguments, "--resume", "--gap-ms", "2"])
+    assert refused.exit_code == 1
+    assert "its settings is" in refused.output
+
+
+def test_the_fastest_of_the_algorithms_that_run_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hgemm, "tuned", lambda ways, *_: {name: -int(name) for name in ways})
+    found, count = hgemm.tune_lt(FakePlan(), [operands(NN)], None)
+    assert (found, count) == ({"heuristic": "first", "tuned": "fast"}, 2)
+
+
+def test_a_wrong_baseline_is_an_error_and_one_that_rounds_is_named() -> None:
+    exact = measuring.Exact.draw(8, 8, 64, NN.layout, torch.float16, device="cpu")
+
+    def rounds(a: Any, b: Any, out: Any) -> None:
+        out.copy_((a.float() @ b.float()) * 1.001)
+
+    assert hgemm.inexact({"rounds": rounds}, exact) == ["rounds"]
+    with pytest.raises(click.ClickException, match="swapped is wrong"):
+        hgemm.inexact({"swapped": lambda a, b, out: out.copy_(b.T @ a.T)}, exact)
+    frozen = dataclasses.replace(exact)
+    assert hgemm.inexact({"right": lambda a, b, out: out.copy_(a @ b)}, frozen) == []

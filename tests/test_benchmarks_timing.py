@@ -1,0 +1,130 @@
+"""How the benchmarks time GEMMs, on a simulated GPU: what turns they take, and the arithmetic."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmark_modules import load
+
+(measuring,) = load("measuring")
+
+OVERHEAD_MS = 1.0
+"""What the host takes for a launch of which the GPU does not wait: it must not be counted."""
+
+
+class SimulatedGpu:
+    """A clock that launches advance, and what is done on it, in order."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self.log: list[str] = []
+        self.captured: list[Callable[[], None]] | None = None
+
+    def do(self, what: str, milliseconds: float) -> None:
+        def run() -> None:
+            self.now_ms += milliseconds
+            self.log.append(what)
+
+        if self.captured is None:
+            run()
+        else:
+            self.captured.append(run)
+
+    def way(self, name: str, milliseconds: float, sets: int = 3) -> Any:
+        return measuring.Way(
+            launch=lambda a, b, out: self.do(f"{name} {a}", milliseconds),
+            sets=[(number, None, None) for number in range(sets)],
+        )
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
+    simulated = SimulatedGpu()
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at_ms = simulated.now_ms
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, end: Event) -> float:
+            return end.at_ms - self.at_ms
+
+    class Graph:
+        def __init__(self) -> None:
+            self.work: list[Callable[[], None]] = []
+
+        def replay(self) -> None:
+            for work in self.work:
+                work()
+
+    @contextlib.contextmanager
+    def capture(graph: Graph) -> Iterator[None]:
+        simulated.captured = graph.work
+        yield
+        simulated.captured = None
+
+    for name, fake in {
+        "Event": Event,
+        "CUDAGraph": Graph,
+        "graph": capture,
+        "synchronize": lambda: None,
+        "_sleep": lambda cycles: simulated.do("spin", OVERHEAD_MS),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    flushed = SimpleNamespace(zero_=lambda: simulated.do("flush", 0.5))
+    monkeypatch.setattr(measuring, "_flushing_memory", lambda: flushed)
+    monkeypatch.setattr(measuring.time, "sleep", lambda seconds: simulated.do("gap", seconds * 1e3))
+    return simulated
+
+
+def test_windows_are_flushed_shuffled_and_divided_by_their_launches(gpu: SimulatedGpu) -> None:
+    ways = {"slow": gpu.way("slow", 0.5), "fast": gpu.way("fast", 0.1), "long": gpu.way("long", 7)}
+    times = measuring.offline_ns(ways, 12, 1e6, random.Random(1))
+    for name, expected in (("slow", 5e5), ("fast", 1e5), ("long", 7e6)):
+        assert times[name] == pytest.approx([expected] * 12)
+    windows = [window for window in " ".join(gpu.log).split("flush") if "spin" not in window][1:]
+    assert len(windows) == 3 * 12
+    launches = {window.split()[0]: len(window.split()) // 2 for window in windows}
+    assert launches == {"slow": 2, "fast": 10, "long": 1}
+    fast = next(window for window in windows if " fast" in window)
+    assert fast.split()[1::2] == [str(number % 3) for number in range(10)]
+    rounds = [
+        tuple(window.split()[0] for window in windows[first : first + 3])
+        for first in range(0, len(windows), 3)
+    ]
+    assert all(sorted(one) == ["fast", "long", "slow"] for one in rounds)
+    assert len(set(rounds)) > 3
+
+
+def test_gaps_are_random_and_not_counted(gpu: SimulatedGpu) -> None:
+    ways = {"one": gpu.way("one", 0.2), "two": gpu.way("two", 0.3)}
+    times = measuring.server_ns(ways, 8, 1e-3, random.Random(1))
+    assert times["one"] == pytest.approx([2e5] * 8)
+    assert times["two"] == pytest.approx([3e5] * 8)
+    assert gpu.log.count("gap") == 16
+    assert gpu.log[6:9] == ["gap", "flush", "spin"]
+    assert gpu.log[9] in ("one 0", "two 0")
+    used = Counter(gpu.log[6:])
+    assert [used[f"one {number}"] for number in range(3)] == [3, 3, 2]
+
+
+def test_a_quick_look_takes_turns_and_gives_medians(gpu: SimulatedGpu) -> None:
+    ways = {"one": gpu.way("one", 0.02), "two": gpu.way("two", 5)}
+    times = measuring.tuned(ways, 3, 2e5, random.Random(1))
+    assert times == {"one": pytest.approx(2e4), "two": pytest.approx(5e6)}
+    counts = Counter(entry.split()[0] for entry in gpu.log)
+    assert counts["one"] == 2 + 3 * 10
+    assert counts["two"] == 2 + 3
