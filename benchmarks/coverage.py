@@ -5,8 +5,8 @@
 Builds each manifest for sm_100f, int8 (tests/gpu/int8_sm100.yaml) for sm_100a, the one Blackwell
 target that has operators for it, each from an empty cache and with one compiler process. Minutes
 are processor time of the whole build, planning, linking and compression included, so that other
-work on the machine does not count. With ``--directory`` an interrupted run goes on where it
-stopped, several runs may take a manifest each, and the last prints all that are there.
+work on the machine does not count. With ``--directory`` a run that was interrupted (Ctrl-C) goes on
+where it stopped, and a later one prints what is there of the manifests that it is given.
 """
 
 from __future__ import annotations

@@ -24,6 +24,12 @@ HEADER = "from nvgemm_runtime.inductor.compiled import gemm as nvgemm_aot_gemm"
 """The line of a generated module by which it finds our kernels again."""
 
 
+ATEN_GEMMS = (
+    "mm", "bmm", "addmm", "bias_addmm", "baddbmm", "_int_mm", "_scaled_mm", "_grouped_mm",
+)  # fmt: skip
+"""Inductor's names of the choices by which ATen computes GEMMs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
     """A function that was compiled and called once.
@@ -108,8 +114,10 @@ class InductorSession:
 
             return slow
 
-        for name in ("mm", "bmm"):
-            self.monkeypatch.setattr(extern_kernels, name, slowed(getattr(torch, name)))
+        importlib.import_module("torch._inductor.kernel.mm")  # it names ATen's functions
+        importlib.import_module("torch._inductor.kernel.mm_grouped")
+        for name in ATEN_GEMMS:
+            self.monkeypatch.setattr(extern_kernels, name, slowed(getattr(extern_kernels, name)))
 
     @contextlib.contextmanager
     def caches(self) -> Iterator[None]:

@@ -11,12 +11,12 @@ from gemm_arguments import exact_arguments, random_arguments
 from gemm_reference import assert_close, assert_exact, has_exact_results
 
 import cpu_provider
+import nvgemm_runtime
 from nvgemm_aot.cache import Cache
-from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.library import Library, LoadedKernel
-from nvgemm_runtime.problem import DType, Signature
+from nvgemm_runtime.problem import DType, Problem, Signature
 from nvgemm_runtime.roles import Role
 
 ROWS = [
@@ -26,8 +26,8 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuiltBundle]:
-    """One kernel of each row, which demands 16 bytes as those for GPUs do."""
+def bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bundle]:
+    """One kernel of each row."""
     problems = [problem_of(one, 16, 32, 64) for one in ROWS]
     built = cpu_provider.build_bundle(
         problems, tmp_path_factory.mktemp("rows"), kernel_cache, candidates=1
@@ -44,7 +44,7 @@ def loaded(request: pytest.FixtureRequest, bundle: Bundle) -> LoadedKernel:
     return Library().load(bundle, kernel)
 
 
-def small_edges(kernel: Kernel) -> list:
+def small_edges(kernel: Kernel) -> list[Problem]:
     return edges(kernel.signature, 16)[:2]
 
 
@@ -64,7 +64,7 @@ def test_random_numbers_come_out_within_rounding(loaded: LoadedKernel) -> None:
         assert_close(arguments.out, arguments)
 
 
-def test_operators_give_the_same(loaded: LoadedKernel) -> None:
+def test_operators_and_functions_give_the_same(loaded: LoadedKernel) -> None:
     kernel = loaded.kernel
     arguments = random_arguments(small_edges(kernel)[1], "cpu")
     name, tensors, keywords = arguments.operator_call()
@@ -73,6 +73,10 @@ def test_operators_give_the_same(loaded: LoadedKernel) -> None:
     operator.out(*tensors, kernel.id, **keywords, out=arguments.out)
     assert_close(result, arguments)
     assert torch.equal(result.double(), arguments.out.double())
+    name, tensors, named = arguments.function_call()
+    out = torch.zeros_like(arguments.out)
+    assert getattr(nvgemm_runtime, name)(*tensors, out=out, kernel=loaded, **named) is out
+    assert torch.equal(result.double(), out.double())
 
 
 def test_the_rows_have_scales_groups_and_what_is_added() -> None:

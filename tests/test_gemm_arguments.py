@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -82,7 +83,7 @@ def test_the_table_has_every_op_type_and_recipe() -> None:
 @every_row
 @pytest.mark.parametrize("make", [exact_arguments, random_arguments])
 def test_arguments_pose_the_problem_they_were_made_for(
-    signatures: list[Signature], make: type[Arguments]
+    signatures: list[Signature], make: Callable[[Problem, str], Arguments]
 ) -> None:
     for signature in signatures:
         problem = small(signature)
@@ -204,7 +205,7 @@ def test_groups_are_as_in_torchs_own_grouped_mm(operand: str) -> None:
     problem = problem_of(signature(key), 50, 48, 32, count=5)
     arguments = exact_arguments(problem, "cpu")
     (ends,) = arguments.others
-    check_offset_values(ends, problem)
+    check_offset_values(ends, problem.m)
     assert int(ends[-1]) == 50
     assert ends[0] == ends[1], "an empty group"
     assert_exact(torch._grouped_mm(arguments.a, arguments.b, ends), arguments)

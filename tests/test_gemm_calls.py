@@ -112,18 +112,41 @@ def test_a_result_of_another_type(kind: str) -> None:
     }
 
 
+def test_what_is_added_or_scaled_is_part_of_a_problem() -> None:
+    def program() -> None:
+        a, b = matrix(16, 64), matrix(32, 64).t()
+        torch.addmm(matrix(32), a, b)
+        torch.addmm(matrix(16, 32), a, b)
+        torch.baddbmm(matrix(3, 16, 32), matrix(3, 16, 64), matrix(3, 64, 32))
+        one = torch.ones((), dtype=torch.float32)
+        fp8 = torch.float8_e4m3fn
+        torch._scaled_mm(a.to(fp8), b.to(fp8), one, one, bias=matrix(32), out_dtype=torch.bfloat16)
+        ends = torch.tensor([8, 16], dtype=torch.int32)
+        functional.grouped_mm(a, matrix(2, 32, 64).mT, offs=ends)
+
+    with FakeTensorMode():
+        problems, others = count(program)
+    assert not others
+    assert set(problems) == {
+        "mm/tn/bf16xbf16/fp32/bf16/bias/m16n32k64",
+        "mm/tn/bf16xbf16/fp32/bf16/add/m16n32k64",
+        "bmm/tt/bf16xbf16/fp32/bf16/add/b3m16n32k64",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_tensor/bias/m16n32k64",
+        "grouped_mm/tn/bf16xbf16/fp32/bf16/g2m16n32k64",
+    }
+
+
 @pytest.mark.parametrize(
     ("program", "said"),
     [
         (
-            lambda: torch.addmm(matrix(32), matrix(16, 64), matrix(64, 32)),
-            "addmm of bf16[16, 64] and bf16[64, 32] into bf16[16, 32]: "
-            "no bundled kernel adds a bias",
+            lambda: torch.addmm(matrix(32), matrix(16, 64), matrix(64, 32), beta=2),
+            "addmm of bf16[16, 64] and bf16[64, 32] into bf16[16, 32]: beta is 2, must be 1",
         ),
         (
             lambda: torch.mm(*(matrix(64, 64, dtype=torch.float32) for _ in range(2))),
             "mm of fp32[64, 64] and fp32[64, 64] into fp32[64, 64]: "
-            "no manifest declares these types",
+            "fp32 is not multiplied by any operator",
         ),
         (
             lambda: torch.mm(*(matrix(64, 64, dtype=torch.float64) for _ in range(2))),
@@ -150,16 +173,21 @@ def test_a_result_of_another_type(kind: str) -> None:
             "mm of bf16[0, 64] and bf16[64, 32] into bf16[0, 32]: mm: nothing to compute",
         ),
         (
-            lambda: torch.baddbmm(matrix(1, 16, 32), matrix(1, 16, 64), matrix(1, 64, 32)),
+            lambda: torch.baddbmm(matrix(1, 16, 1), matrix(1, 16, 64), matrix(1, 64, 32)),
             "baddbmm of bf16[1, 16, 64] and bf16[1, 64, 32] into bf16[1, 16, 32]: "
-            "no bundled kernel adds a bias",
+            "what is added has shape [1, 16, 1]",
+        ),
+        (
+            lambda: torch.addbmm(matrix(16, 32), matrix(2, 16, 64), matrix(2, 64, 32)),
+            "addbmm of bf16[2, 16, 64] and bf16[2, 64, 32] into bf16[16, 32]: "
+            "no bundled kernel sums over a batch",
         ),
         (
             lambda: functional.grouped_mm(
                 matrix(16, 64), matrix(2, 64, 32), offs=torch.tensor([8, 16], dtype=torch.int32)
             ),
             "_grouped_mm of bf16[16, 64] and bf16[2, 64, 32] into bf16[16, 32]: "
-            "no bundled kernel is grouped",
+            "grouped_mm has layout tn alone (here tt)",
         ),
     ],
 )

@@ -230,10 +230,10 @@ def test_distributed_autotuning_is_left_alone(
 @pytest.mark.parametrize(
     ("gemm_of", "named", "reason"),
     [
-        (lambda a, b: torch.addmm(b[0], a, b), "addmm", "adds a bias"),
+        (lambda a, b: torch.addmm(b[0], a, b, alpha=2), "addmm", "alpha is 2, must be 1"),
         (lambda a, b: a.double() @ b.double(), "mm of", "takes torch.float64"),
     ],
-    ids=["bias", "dtype"],
+    ids=["alpha", "dtype"],
 )
 def test_a_gemm_that_is_not_served_is_reported_with_the_reason(
     inductor: InductorSession,
@@ -259,7 +259,7 @@ def test_a_gemm_without_an_aten_choice_is_reported(
 ) -> None:
     events = tmp_path / "events"
     inductor.monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", str(events))
-    inductor.monkeypatch.setattr(hook, "aten_operator", lambda choice: None)
+    inductor.monkeypatch.setattr(hook, "find_aten_gemm", lambda choices: None)
     assert inductor.compile(gemm, *operands).launched == ()
     (event,) = [event for event in map(json.loads, events.open()) if event["event"] == "met"]
     assert event["gemm"].startswith("mm into")

@@ -41,7 +41,7 @@ def assert_computes(gemm: compiled.Gemm, a: Tensor, b: Tensor) -> None:
 def test_calls_the_kernel_and_says_nothing(
     inductor: InductorSession, kernel_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gemm = compiled.gemm("mm", kernel_id, WHEEL)
+    gemm = compiled.gemm(torch.mm, kernel_id, WHEEL)
     assert inductor.record.lines() == []
     for m in (16, 7, 33):
         assert_computes(gemm, torch.randn(m, 64), torch.randn(64, 32))
@@ -52,7 +52,7 @@ def test_calls_the_kernel_and_says_nothing(
 def test_what_the_kernel_cannot_take_goes_to_aten_each_time(
     inductor: InductorSession, kernel_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    gemm = compiled.gemm("mm", kernel_id, WHEEL)
+    gemm = compiled.gemm(torch.mm, kernel_id, WHEEL)
     a, b = torch.randn(16, 64), torch.randn(64, 32)
     unaligned = torch.randn(16 * 64 + 1)[1:].view(16, 64)
     narrow = torch.randn(16, 66)[:, 1:65]
@@ -72,7 +72,7 @@ def test_what_the_kernel_cannot_take_goes_to_aten_each_time(
 def test_shapes_that_do_not_multiply_fail_as_they_do_with_aten(
     inductor: InductorSession, kernel_id: str
 ) -> None:
-    gemm = compiled.gemm("mm", kernel_id, WHEEL)
+    gemm = compiled.gemm(torch.mm, kernel_id, WHEEL)
     with pytest.raises(RuntimeError, match="cannot be multiplied"):
         gemm(torch.randn(16, 64), torch.randn(60, 32), out=torch.empty(16, 32))
 
@@ -82,13 +82,13 @@ def test_a_wheel_whose_kernels_are_gone_is_named_once(
 ) -> None:
     a, b = torch.randn(16, 64), torch.randn(64, 32)
     for place in range(3):
-        gemm = compiled.gemm("mm", f"{place:064x}", WHEEL)
+        gemm = compiled.gemm(torch.mm, f"{place:064x}", WHEEL)
         for _ in range(2):
             assert_computes(gemm, a, b)
     (said,) = warnings_of(caplog)
     assert WHEEL in said
     assert "ATen" in said
-    assert_computes(compiled.gemm("mm", "f" * 64, "nvgemm-kernels-other 2.0"), a, b)
+    assert_computes(compiled.gemm(torch.mm, "f" * 64, "nvgemm-kernels-other 2.0"), a, b)
     assert "nvgemm-kernels-other 2.0" in warnings_of(caplog)[1]
     assert inductor.record.lines() == []
 
@@ -100,7 +100,7 @@ def test_a_kernel_for_another_device_is_missing_too(
 
     inductor.use(write_synthetic_bundle(tmp_path / "gpu.nvgemm", "sm_90a"))
     (kernel_id,) = INSTALLATION.kernels()
-    gemm = compiled.gemm("mm", kernel_id, WHEEL)
+    gemm = compiled.gemm(torch.mm, kernel_id, WHEEL)
     assert_computes(gemm, torch.randn(16, 64), torch.randn(64, 32))
     (said,) = warnings_of(caplog)
     assert WHEEL in said
@@ -121,7 +121,7 @@ def test_a_damaged_kernel_is_missing_too(
         data[place] ^= 0xFF
     damaged.write_bytes(data)
     inductor.use(damaged)
-    gemm = compiled.gemm("mm", kernel_id, WHEEL)
+    gemm = compiled.gemm(torch.mm, kernel_id, WHEEL)
     assert_computes(gemm, torch.randn(16, 64), torch.randn(64, 32))
     (said,) = warnings_of(caplog)
     assert WHEEL in said
@@ -137,14 +137,14 @@ def test_anything_that_fails_while_a_kernel_is_loaded_leaves_aten(
         raise OSError("no memory of that kind")
 
     inductor.monkeypatch.setattr(Library, "load", fail)
-    gemm = compiled.gemm("mm", kernel_id, WHEEL)
+    gemm = compiled.gemm(torch.mm, kernel_id, WHEEL)
     assert_computes(gemm, torch.randn(16, 64), torch.randn(64, 32))
     (said,) = warnings_of(caplog)
     assert "no memory of that kind" in said
 
 
 def test_threads_that_race_for_the_first_call(inductor: InductorSession, kernel_id: str) -> None:
-    gemm = compiled.gemm("mm", kernel_id, WHEEL)
+    gemm = compiled.gemm(torch.mm, kernel_id, WHEEL)
     a, b = torch.randn(16, 64), torch.randn(64, 32)
     outs = [torch.full((16, 32), float("nan")) for _ in range(8)]
     barrier = threading.Barrier(len(outs))
@@ -174,7 +174,7 @@ def test_a_kernel_that_fails_when_first_launched_leaves_aten(
         [problem], tmp_path / "raising", kernel_cache, recording_kernels.Raising()
     )
     inductor.use(raising.path)
-    gemm = compiled.gemm("mm", raising.header.kernels[0].id, WHEEL)
+    gemm = compiled.gemm(torch.mm, raising.header.kernels[0].id, WHEEL)
     for _ in range(3):
         assert_computes(gemm, torch.randn(16, 64), torch.randn(64, 32))
     assert len(inductor.record.lines()) == 1, "it is not tried again"
@@ -189,6 +189,8 @@ def test_switched_off_means_aten_and_no_word(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("NVGEMM_AOT", "off")
-    assert_computes(compiled.gemm("mm", kernel_id, WHEEL), torch.randn(16, 64), torch.randn(64, 32))
+    assert_computes(
+        compiled.gemm(torch.mm, kernel_id, WHEEL), torch.randn(16, 64), torch.randn(64, 32)
+    )
     assert inductor.record.lines() == []
     assert warnings_of(caplog) == []

@@ -92,9 +92,12 @@ def test_a_missing_kernel_is_named_with_the_lines_that_declare_it(
 def test_a_gemm_that_nothing_can_declare_is_an_error_too(
     inductor: InductorSession, operands: tuple[Tensor, Tensor]
 ) -> None:
-    message = refusal(inductor, torch.addmm, torch.randn(32), *operands, **REQUIRED)
-    assert "addmm" in message
-    assert "no bundled kernel adds a bias" in message
+    def doubled(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return torch.addmm(bias, a, b, alpha=2)
+
+    message = refusal(inductor, doubled, torch.randn(32), *operands, **REQUIRED)
+    assert "addmm of torch.float32[16, 64]" in message
+    assert "alpha is 2, must be 1" in message
 
 
 def test_without_max_autotune_nothing_is_required(

@@ -64,16 +64,19 @@ def test_commands_at_once_share_a_file_that_is_built_from_unchanged(
     start: Start, tmp_path: Path
 ) -> None:
     (tmp_path / "model.py").write_text(_COMPILING)
-    command = ("--target", "sm_90a", "--", sys.executable, "model.py")
+    command = ("--target", "sm_100f", "--", sys.executable, "model.py")
     for process in [start(*command), start(*command)]:
         output, said = process.communicate()
         assert (process.returncode, output) == (5, "the program's own words\n"), said
         assert f"nvgemm-aot: {tmp_path}/out.yaml: " in said
-    assert counts(tmp_path) == {"mm/tt/bf16xbf16/fp32/bf16/m16n32k64": 4}
+    assert counts(tmp_path) == {
+        "mm/tt/bf16xbf16/fp32/bf16/m16n32k64": 4,
+        "mm/tt/bf16xbf16/fp32/bf16/bias/m16n32k64": 2,
+    }
     arguments = ["build", str(tmp_path / "out.yaml"), "--dry-run", "--cache-dir", str(tmp_path)]
     planned = CliRunner().invoke(main, arguments)
     assert planned.exit_code == 0, planned.output
-    assert "1 problems" in planned.output
+    assert "2 problems" in planned.output
 
 
 _ADDING = """

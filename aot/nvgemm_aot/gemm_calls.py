@@ -12,15 +12,18 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nvgemm_runtime.declarable import UNSERVED, declarable
+from nvgemm_runtime.aten import (
+    GEMMS,
+    OPERATORS,
+    UNREAD_ADDENDS,
+    AtenGemm,
+    named_arguments,
+    read_call,
+)
+from nvgemm_runtime.declarable import declarable
 from nvgemm_runtime.inductor.operand import Operand
 from nvgemm_runtime.operands import MAX_ALIGNMENT_BYTES
 from nvgemm_runtime.problem import Problem
-
-_ADDENDS = ("addmm", "_addmm_activation", "baddbmm", "addbmm")
-"""Operators whose first operand is not multiplied."""
-
-_GEMMS = {"mm", "bmm", *UNSERVED}
 
 
 class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
@@ -54,15 +57,13 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
         name = func.overloadpacket.__name__
         if func.namespace != "aten":
             return func(*args, **kwargs)
-        if name not in _GEMMS:
+        if name not in GEMMS:
             # Inference mode lets composite operators through, such as linear.
             with self:
                 result = func.decompose(*args, **kwargs)
             return func(*args, **kwargs) if result is NotImplemented else result
         result = func(*args, **kwargs)
-        operands = args[1:] if name in _ADDENDS else args
-        a, b = map(_operand, operands[:2])
-        self.count(declarable(name, a, b, _operand(result)))
+        self.count(declarable(_read(func, name, args, kwargs, _operand(result))))
         return result
 
     def count(self, met: Problem | str) -> None:
@@ -71,6 +72,20 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
             self.problems[met] += 1
         else:
             self.others[met] += 1
+
+
+def _read(
+    func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Operand
+) -> AtenGemm:
+    if name in OPERATORS:
+        return read_call(name, named_arguments(func, args, kwargs, _value), out)
+    operands = args[1:] if name in UNREAD_ADDENDS else args
+    a, b = map(_operand, operands[:2])
+    return AtenGemm(op=name, a=a, b=b, out=out)
+
+
+def _value(argument: Any) -> Any:
+    return _operand(argument) if isinstance(argument, torch.Tensor) else argument
 
 
 def _operand(tensor: torch.Tensor) -> Operand:

@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .aten import OPERATORS, UNSERVED, AtenGemm
 from .errors import NoKernelError
 from .operands import requests
-from .problem import DType, Op, Problem
+from .problem import DType, Problem
 from .support import unsupported
 
 if TYPE_CHECKING:
@@ -21,64 +22,44 @@ Seen with cutlass.operators 0.3.0 for mm and bmm of fp16 and bf16, in all layout
 and bf16, on sm_90a, sm_100f and sm_103a.
 """
 
-_BIAS = "no bundled kernel adds a bias"
-_SCALES = "no bundled kernel takes scales"
-_GROUPS = "no bundled kernel is grouped"
-_TWO_PRODUCTS = "no bundled kernel adds two products"
 
-UNSERVED = {
-    "addmm": _BIAS,
-    "bias_addmm": _BIAS,
-    "_addmm_activation": _BIAS,
-    "baddbmm": _BIAS,
-    "addbmm": "no bundled kernel sums over a batch",
-    "_int_mm": "no bundled kernel is offered for _int_mm",
-    "_scaled_mm": _SCALES,
-    "_scaled_mm_v2": _SCALES,
-    "_grouped_mm": _GROUPS,
-    "_scaled_grouped_mm": _GROUPS,
-    "_scaled_grouped_mm_v2": _GROUPS,
-    "mm_plus_mm": _TWO_PRODUCTS,
-    "_mm_plus_mm": _TWO_PRODUCTS,
-}
-"""By name of an ATen operator, or of Inductor's choice for it: why a GEMM is not served."""
-
-
-def declarable(op: str, a: Operand, b: Operand, out: Operand) -> Problem | str:
+def declarable(gemm: AtenGemm) -> Problem | str:
     """The problem by which a manifest declares a GEMM, or why none can.
-
-    Args:
-        op: ATen's name of the operator that multiplies, such as ``mm`` or ``addmm``.
-        a: Operand of shape [m, k], with a leading batch for ``bmm``.
-        b: Operand of shape [k, n], likewise.
-        out: Result of shape [m, n], likewise.
 
     Returns:
         The problem; otherwise one line: operator, types, sizes and the reason.
     """
-    if op in UNSERVED:
-        return f"{in_words(op, a, b, out)}: {UNSERVED[op]}"
+    problem = _problem(gemm)
+    return f"{in_words(gemm)}: {problem}" if isinstance(problem, str) else problem
+
+
+def _problem(gemm: AtenGemm) -> Problem | str:
+    reason = UNSERVED.get(gemm.op, gemm.obstacle)
+    if reason is not None:
+        return reason
     try:
-        request = requests(Op(op), a, b, out=out)[0]  # the best aligned way to read it
+        op = OPERATORS[gemm.op].op
+        # The best aligned way to read it.
+        request = requests(op, gemm.a, gemm.b, out=gemm.out, extras=gemm.extras)[0]
     except (NoKernelError, ValueError) as error:
-        return f"{in_words(op, a, b, out)}: {error}"
+        return str(error)
     signature = request.problem.signature
     reason = unsupported(signature)
     if reason is not None:
-        pass
-    elif request.alignment_bytes < ALIGNMENT_BYTES:
-        reason = (
+        return reason
+    if request.alignment_bytes < ALIGNMENT_BYTES:
+        return (
             f"rows or columns are aligned to {request.alignment_bytes} bytes, kernels need "
             f"{ALIGNMENT_BYTES} (layout {signature.layout.value})"
         )
-    else:
-        return request.problem
-    return f"{in_words(op, a, b, out)}: {reason}"
+    if signature.scales is not None and signature.scales.is_swizzled and not request.is_compact:
+        return "operands have gaps between rows; block-scaled kernels take none"
+    return request.problem
 
 
-def in_words(op: str, a: Operand, b: Operand, out: Operand) -> str:
+def in_words(gemm: AtenGemm) -> str:
     """A GEMM in words, e.g. ``addmm of bf16[16, 64] and bf16[64, 32] into bf16[16, 32]``."""
-    return f"{op} of {_word(a)} and {_word(b)} into {_word(out)}"
+    return f"{gemm.op} of {_word(gemm.a)} and {_word(gemm.b)} into {_word(gemm.out)}"
 
 
 _IN_WORDS = re.compile(r"\w+ of \w+\[([0-9, ]+)\] and \w+\[([0-9, ]+)\] into \w+\[[0-9, ]+\]")

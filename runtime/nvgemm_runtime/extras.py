@@ -179,7 +179,8 @@ def read_epilogue(extras: Extras, out: DType, shape: tuple[int, ...]) -> Epilogu
     if kind is None:
         raise NoKernelError(
             f"what is added has shape {list(addend.shape)} and strides {list(addend.stride())}, "
-            f"must be a row of {shape[-1]} or of the result's shape {list(shape)}"
+            f"must be a row of {shape[-1]}, or of the result's shape {list(shape)} without a row "
+            "that counts twice"
         )
     epilogue = epilogue_of(kind, extras.activation)
     if epilogue is None:
@@ -196,14 +197,15 @@ def addend_kind(
     """Whether something that is added is one row for all rows, or a matrix; None for neither."""
     if not shape or shape[-1] != out[-1] or len(shape) > len(out):
         return None
+    if strides[-1] != 1 and shape[-1] != 1:
+        return None
     in_front = zip(shape[:-1], strides[:-1])
     if all(extent == 1 or stride == 0 for extent, stride in in_front) and (
         len(shape) < len(out) or all(one in (1, two) for one, two in zip(shape, out))
     ):
-        if strides[-1] != 1 and shape[-1] != 1:
-            return None
         return Addend.ROW
-    return Addend.MATRIX if shape == out else None
+    is_spread = any(extent > 1 and stride == 0 for extent, stride in zip(shape, strides))
+    return Addend.MATRIX if shape == out and not is_spread else None
 
 
 def check_offsets(extras: Extras, groups: int) -> None:

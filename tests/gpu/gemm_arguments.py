@@ -1,6 +1,7 @@
 """The tensors of any problem of the support table: exact or random ones, on any device.
 
-Exact ones hold -1, 0 and 1, few enough for every sum to have an exact value in the result's type.
+Exact ones hold -1, 0 and 1 (0 and 255 where there is no sign), few enough for every sum to have an
+exact value in the result's type.
 Their scales are powers of two: one for each row of A, one for each column of B, and for block
 scales another for each block of k, which A's multiplies by what B's divides by. So a product is
 exact only where every scale is read from its own place.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from microscaling import encode_e8m0, encode_fp4, quantise, swizzle
@@ -31,6 +33,10 @@ EXACT_LIMIT = {
     DType.UINT8: 256,
 }
 """By output type: whole numbers up to here have an exact value (2 to the mantissa's bits)."""
+
+
+_UNSIGNED = {DType.INT32: (255, 255), DType.FP32: (255, 1)}
+"""By output type, for uint8: what stands in A and B in place of 1. Read as signed it is -1."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +95,17 @@ class Arguments:
             return name, (*others, self.a, self.b), {}
         return signature.op.value, (self.a, self.b), {}
 
+    def function_call(self) -> tuple[str, tuple[torch.Tensor, ...], dict[str, Any]]:
+        """The same for the function of nvgemm_runtime, which takes the kernel as a keyword."""
+        name, tensors, keywords = self.operator_call()
+        signature = self.problem.signature
+        named: dict[str, Any] = dict(keywords)
+        if signature.epilogue is not None and signature.epilogue.activation is not None:
+            named["activation"] = signature.epilogue.activation
+        if signature.scales is not None:
+            named["recipe"] = signature.scales
+        return name, tensors, named
+
 
 def exact_arguments(problem: Problem, device: str = "cuda") -> Arguments:
     """Tensors whose result has no rounding, but for the curved activations'."""
@@ -96,18 +113,16 @@ def exact_arguments(problem: Problem, device: str = "cuda") -> Arguments:
     rows_a, rows_b = _operand_shapes(problem)
     density = min(0.5, math.sqrt(EXACT_LIMIT[signature.out] / (4 * problem.k)))
 
-    def sparse(shape: tuple[int, ...]) -> torch.Tensor:
+    def sparse(shape: tuple[int, ...], unsigned: int) -> torch.Tensor:
+        chosen = torch.rand(shape, device=device) < density
         if signature.a is DType.UINT8:
-            # Where results are wide enough: bytes that are negative to whoever takes them signed.
-            values = torch.full(shape, 1.0 if signature.out is DType.UINT8 else 129.0)
-        else:
-            values = torch.randint(0, 2, shape) * 2.0 - 1
-        values = values.to(device)
-        return values * (torch.rand(shape, device=device) < density)
+            return chosen * float(unsigned)
+        return chosen * (torch.randint(0, 2, shape, device=device) * 2.0 - 1)
 
+    largest_a, largest_b = _UNSIGNED.get(signature.out, (1, 1))
     tensors = {
-        Role.A: _encode(sparse(rows_a), signature.a),
-        Role.B: _encode(sparse(rows_b), signature.b),
+        Role.A: _encode(sparse(rows_a, largest_a), signature.a),
+        Role.B: _encode(sparse(rows_b, largest_b), signature.b),
         **_exact_scales(problem, device),
     }
     if signature.epilogue is not None:

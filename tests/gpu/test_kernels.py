@@ -12,9 +12,10 @@ from edges import edges, problem_of, steps
 from gemm_arguments import Arguments, exact_arguments, poisoned, random_arguments
 from gemm_reference import assert_close, assert_exact, has_exact_results
 
-from nvgemm_runtime.api import bmm, load_kernel, mm
+import nvgemm_runtime
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.calling_convention import parse_calling_convention
+from nvgemm_runtime.choosing import load_kernel
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.problem import Op
 from nvgemm_runtime.roles import Role, extra_roles, role_shape
@@ -94,6 +95,11 @@ def test_operators_and_function_agree(installed: Installed) -> None:
     operator.out(*operands, kernel.id, **keywords, out=arguments.out)
     assert_right(result, arguments)
     assert_right(arguments.out, arguments)
+    name, operands, named = arguments.function_call()
+    out = poisoned(tuple(arguments.out.shape), kernel.signature.out)
+    function = getattr(nvgemm_runtime, name)
+    assert function(*operands, out=out, kernel=kernel.id, **named) is out
+    assert_right(out, arguments)
 
 
 def test_zero_sizes_are_as_aten_has_them(installed: Installed) -> None:
@@ -101,7 +107,7 @@ def test_zero_sizes_are_as_aten_has_them(installed: Installed) -> None:
     signature = kernel.signature
     if extra_roles(signature):
         pytest.skip("of mm and bmm alone")
-    run = mm if signature.op is Op.MM else bmm
+    run = nvgemm_runtime.mm if signature.op is Op.MM else nvgemm_runtime.bmm
     for m, n, k in ((0, 64, 64), (64, 0, 64), (64, 64, 0)):
         a, b, out = exact_arguments(problem_of(signature, 64, 64, 64)).operands()
         a, b, out = a[..., :m, :k], b[..., :k, :n], out[..., :m, :n]

@@ -33,7 +33,9 @@ class GatedMlp(nn.Module):
         return self.down(nn.functional.silu(gate) * up)
 
 
-ATEN_GEMMS = ("mm", "bmm", "mm_dtype", "bmm_dtype")
+ATEN_GEMMS = (
+    "mm", "bmm", "mm_dtype", "bmm_dtype", "addmm", "bias_addmm", "baddbmm", "_int_mm", "_scaled_mm",
+)  # fmt: skip
 """Inductor's names of ATen's functions for them."""
 
 
@@ -53,7 +55,7 @@ def slow_down_aten(device: str) -> None:
         return call
 
     for name in ATEN_GEMMS:
-        setattr(extern_kernels, name, slow(getattr(torch, name.removesuffix("_dtype"))))
+        setattr(extern_kernels, name, slow(getattr(extern_kernels, name)))
 
 
 def relative_error(result: torch.Tensor, exact: torch.Tensor) -> float:

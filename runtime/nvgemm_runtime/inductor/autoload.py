@@ -24,6 +24,8 @@ _WAITED_FOR = {
     "torch._inductor.config": "options",
     "torch._inductor.codegen.common": "cache_key",
     "torch._inductor.select_algorithm": "hook",
+    "torch._inductor.fx_passes.post_grad": "fused",
+    "torch._inductor.lowering": "scaled",
     "torch._inductor.package.package": "packages",
     "torch.export.pt2_archive._package": "packages",
 }

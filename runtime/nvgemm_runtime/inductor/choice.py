@@ -18,6 +18,7 @@ from ..counters import COUNTERS
 from .nodes import GemmNode, name_of
 
 if TYPE_CHECKING:
+    from .fallbacks import StockCall
     from .offers import Offer
 
 _log = logging.getLogger(__name__)
@@ -46,18 +47,23 @@ def settle(node: Any) -> None:
 
 
 def _benchmarked(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out_dtype: torch.dtype | None = None,
-    *,
+    *tensors: torch.Tensor,
     kernel: str,
+    order: tuple[int, ...],
+    split: bool,
     out: torch.Tensor,
+    **_: Any,
 ) -> torch.Tensor:
     """What Inductor times: the kernel, and never ATen in its place."""
     from ..choosing import load_kernel
 
-    load_kernel(kernel).launch(a, b, out)
-    return out
+    a, b, *extras = (tensors[place] for place in order)
+    if not split:
+        load_kernel(kernel).launch(a, b, out, *extras)
+        return out
+    product = torch.empty_like(out, dtype=torch.float32)
+    load_kernel(kernel).launch(a, b, product)
+    return torch.add(product, *extras, out=out)
 
 
 _CHOICE = autotuning.ExternKernelChoice(_benchmarked, name="nvgemm_aot")
@@ -68,16 +74,22 @@ class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
     """A bundled kernel as one of Inductor's choices.
 
     Args:
-        aten: The ATen choice for the same GEMM.
+        stock: What it stands in for.
         offer: The kernel.
     """
 
-    def __init__(self, aten: Any, offer: Offer) -> None:
-        kwargs = {**aten.kwargs, "kernel": offer.kernel.id}  # results are cached by these
-        super().__init__(_CHOICE, aten.input_nodes, aten.layout, kwargs)
-        self.aten = aten
+    def __init__(self, stock: StockCall, offer: Offer) -> None:
+        # Results are cached by these.
+        kwargs = {
+            **stock.options,
+            "kernel": offer.kernel.id,
+            "order": stock.order,
+            "split": stock.is_split,
+        }
+        super().__init__(_CHOICE, stock.inputs, stock.layout, kwargs)
+        self.stock = stock
         self.offer = offer
-        self.name = name_of(offer)
+        self.name = name_of(stock, offer)
         self.description = offer.kernel.operator
 
     def benchmark(self, *args: torch.Tensor, out: torch.Tensor) -> float:
@@ -92,7 +104,7 @@ class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
 
     def output_node(self) -> Any:
         """The node that Inductor schedules when this choice has won."""
-        return ir.TensorBox.create(GemmNode(self.aten, self.offer))
+        return ir.TensorBox.create(GemmNode(self.stock, self.offer))
 
     def __str__(self) -> str:
         return f"GemmChoice({self.name}, {self.offer.kernel.operator})"

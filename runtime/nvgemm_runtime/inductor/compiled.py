@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import operator
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -27,44 +28,50 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_TryLaunch = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], bool]
+_TryLaunch = Callable[..., bool]
+"""As `nvgemm_runtime.native.Native.try_launch`, without the handle."""
 
 
 class Gemm(Protocol):
-    """A call in generated code: ``out = a @ b``."""
+    """A call in generated code, which takes what ATen's operator does."""
 
     def __call__(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        out_dtype: torch.dtype | None = None,
-        *,
-        out: torch.Tensor,
+        self, *tensors: torch.Tensor, out: torch.Tensor, **options: object
     ) -> torch.Tensor:
         """Write into ``out`` and return it."""
 
 
-def gemm(function: str, kernel_id: str, origin: str) -> Gemm:
+def gemm(
+    aten: Callable[..., torch.Tensor],
+    kernel_id: str,
+    origin: str,
+    order: tuple[int, ...] = (0, 1),
+    split: bool = False,
+) -> Gemm:
     """Make a function for generated code to call; the kernel is loaded at its first call.
 
     Args:
-        function: Name in ``torch`` of the function that computes the same: ``mm``, ``bmm``.
+        aten: Computes the same, with the same tensors and options.
         kernel_id: The kernel.
         origin: What brought it, for the warning: ``distribution version`` or a variable's name.
+        order: Which of the tensors the kernel takes, as it takes them: A, B and the others.
+        split: Whether the kernel takes A and B alone, its result is fp32, and the third tensor is
+            added behind it.
     """
-    import torch
-
-    aten = getattr(torch, function)
+    if split:
+        return _split(aten, gemm(_never, kernel_id, origin), order)
     lock = threading.Lock()
     loaded: _TryLaunch | None = None
     proven: _TryLaunch | None = None  # once the kernel has run, or is known never to
 
-    def first_launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> bool:
+    def first_launch(
+        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *extras: torch.Tensor
+    ) -> bool:
         nonlocal loaded, proven
         with lock:
             loaded = loaded or _launcher(kernel_id, origin, a.device)
             try:
-                done = loaded(a, b, out)
+                done = loaded(a, b, out, *extras)
             except Exception as error:
                 # A kernel that never ran here, say because the driver cannot load it.
                 _warn(origin, f"kernel {kernel_id[:12]}: {error}")
@@ -73,20 +80,38 @@ def gemm(function: str, kernel_id: str, origin: str) -> Gemm:
                 proven = loaded
             return done
 
-    def call(
-        a: torch.Tensor,
-        b: torch.Tensor,
-        out_dtype: torch.dtype | None = None,
-        *,
-        out: torch.Tensor,
-    ) -> torch.Tensor:
-        if (proven or first_launch)(a, b, out):
+    pick = operator.itemgetter(*order)
+
+    def call(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
+        a, b, *extras = pick(tensors)
+        if (proven or first_launch)(a, b, out, *extras):
             return out
-        if out_dtype is None:
-            return aten(a, b, out=out)
-        return aten(a, b, out_dtype=out_dtype, out=out)
+        return aten(*tensors, out=out, **options)
 
     return call
+
+
+def _split(aten: Callable[..., torch.Tensor], product: Gemm, order: tuple[int, ...]) -> Gemm:
+    """A product in fp32 and a sum, which rounds once, as ATen does."""
+    import torch
+
+    def call(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
+        a, b, addend = (tensors[place] for place in order)
+        try:
+            exact = product(a, b, out=torch.empty_like(out, dtype=torch.float32))
+        except _NotComputedError:
+            return aten(*tensors, out=out, **options)
+        return torch.add(exact, addend, out=out)
+
+    return call
+
+
+class _NotComputedError(Exception):
+    """A kernel could not compute a product."""
+
+
+def _never(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
+    raise _NotComputedError
 
 
 def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> LoadedKernel | None:
@@ -136,7 +161,7 @@ def _launcher(kernel_id: str, origin: str, device: torch.device) -> _TryLaunch:
     return functools.partial(native.load().try_launch, kernel.handle)
 
 
-def _refuse(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> bool:
+def _refuse(*tensors: torch.Tensor) -> bool:
     return False
 
 

@@ -7,8 +7,13 @@ behind it runs. So a package needs nothing of ours to be loaded, and to be right
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 ABI = 3
 """Version of the operators that the code here calls: kAbi of runtime/csrc/torch_ops.h."""
+
+_EXTRAS = ("scale_a", "scale_b", "offsets", "addend")
+"""What kernels take besides A and B, in the order of ``try_gemm``'s arguments."""
 
 LIBRARY_SONAME = "libnvgemm_aot.so"
 """By what the loader knows the native launcher (runtime/csrc/CMakeLists.txt sets it)."""
@@ -54,6 +59,17 @@ inline StableIValue tensor_value(AtenTensorHandle tensor) {{
     return reinterpret_cast<StableIValue>(copy);
 }}
 
+// What an optional argument of an operator is: nothing, or a value that the callee frees.
+inline StableIValue optional_value(AtenTensorHandle tensor) {{
+    if (tensor == nullptr) return 0;
+    return reinterpret_cast<StableIValue>(new StableIValue(tensor_value(tensor)));
+}}
+
+// What a kernel takes besides A and B; nullptr for what it does not.
+struct Extras {{
+    AtenTensorHandle scale_a, scale_b, offsets, addend;
+}};
+
 // No lock is held: preparing calls Python, and waits for its lock.
 inline int64_t prepare(const char* id, const char* origin, Kernel& kernel) {{
     int64_t handle = kernel.handle.load(std::memory_order_acquire);
@@ -67,15 +83,20 @@ inline int64_t prepare(const char* id, const char* origin, Kernel& kernel) {{
     return handle;
 }}
 
-// out = a @ b by a kernel; false, and nothing done, where that cannot be.
-inline bool gemm(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out, const char* id,
-                 const char* origin, Kernel& kernel) {{
+// out = a @ b, with the extras, by a kernel; false, and nothing done, where that cannot be.
+inline bool gemm(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out, const Extras& extras,
+                 const char* id, const char* origin, Kernel& kernel) {{
     if (!operators_are_there()) return false;
     const int64_t handle = prepare(id, origin, kernel);
     if (handle == kMissing) return false;
-    // scale_a, scale_b, offsets and addend are not there.
-    StableIValue stack[8] = {{tensor_value(a), tensor_value(b), static_cast<StableIValue>(handle),
-                             tensor_value(out), 0, 0, 0, 0}};
+    StableIValue stack[8] = {{tensor_value(a),
+                             tensor_value(b),
+                             static_cast<StableIValue>(handle),
+                             tensor_value(out),
+                             optional_value(extras.scale_a),
+                             optional_value(extras.scale_b),
+                             optional_value(extras.offsets),
+                             optional_value(extras.addend)}};
     const AOTITorchError error =
         torch_call_dispatcher("nvgemm_aot::try_gemm", "", stack, TORCH_ABI_VERSION);
     if (error != AOTI_TORCH_SUCCESS && !kernel.has_run.load(std::memory_order_relaxed)) {{
@@ -101,7 +122,15 @@ def declaration(name: str) -> str:
     return f"#ifndef {guard}\n#define {guard}\nstatic nvgemm_aot::Kernel {name};\n#endif\n"
 
 
-def condition(name: str, kernel_id: str, origin: str, a: str, b: str, out: str) -> str:
+def condition(
+    name: str,
+    kernel_id: str,
+    origin: str,
+    a: str,
+    b: str,
+    out: str,
+    extras: Mapping[str, str] | None = None,
+) -> str:
     """A condition that computes ``out = a @ b``, and is false where ATen must.
 
     Args:
@@ -111,6 +140,9 @@ def condition(name: str, kernel_id: str, origin: str, a: str, b: str, out: str) 
         a: C++ expression for the first operand.
         b: For the second.
         out: For the result.
+        extras: For what else the kernel takes, by the names of `nvgemm_runtime.roles.Role`.
     """
     quoted = origin.replace("\\", "\\\\").replace('"', '\\"')
-    return f'nvgemm_aot::gemm({a}, {b}, {out}, "{kernel_id}", "{quoted}", {name})'
+    given = extras or {}
+    others = ", ".join(given.get(role, "nullptr") for role in _EXTRAS)
+    return f'nvgemm_aot::gemm({a}, {b}, {out}, {{{others}}}, "{kernel_id}", "{quoted}", {name})'

@@ -11,37 +11,38 @@ insides. The names that are used here are private, and were read and run on torc
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import torch
 from torch._dynamo.callback import callback_handler
 from torch._inductor import config, ir
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
-from ..declarable import UNSERVED
-from ..errors import NvgemmError, RequiredError
-from ..problem import Op, Problem
+from ..aten import UNSERVED
+from ..errors import RequiredError
+from ..problem import Problem
 from ..recorder import recorder
 from ..recording import gemm_line
 from . import nvgemm_backend, report
+from .alternatives import is_alternative
 from .choice import GemmChoice, can_settle, settle
+from .failures import log_failure, survive
+from .fallbacks import StockCall, has_cpp_call
 from .modes import OPTION, current_mode
 from .reading import (
-    aten_operator,
+    find_aten_gemm,
     find_operator,
     gemms_of_graph,
-    is_alternative,
-    operand,
-    operand_of,
+    read_choice,
 )
 from .settings import MODE_VARIABLE, Mode, max_choices
 
 _log = logging.getLogger(__name__)
-
-_SERVED = {op.value for op in Op}
-"""Operators of ATen that kernels may compute, which are the names of torch's functions too."""
 
 
 def install() -> None:
@@ -60,11 +61,13 @@ def join(choices: list[Any]) -> list[Any]:
         RecordError: If GEMMs are to be recorded and cannot be.
         SettingError: If the mode is none.
     """
+    if any(isinstance(choice, GemmChoice) for choice in choices):
+        return choices  # they were joined before, where a lowering of ours asks for choices
     _record(choices)
     try:
         return _with_ours(choices)
     except Exception as error:
-        _survive(error)
+        survive(error)
         return _after_failure(choices, error)
 
 
@@ -79,14 +82,7 @@ def _record(choices: list[Any]) -> None:
             if found is not None:
                 kept_by.add(*found)
     except Exception as error:
-        _survive(error)
-
-
-def _survive(error: Exception) -> None:
-    """Raise what the user is to see instead of a compiled graph; log any other error."""
-    if isinstance(error, NvgemmError) and error.stops_compilation:
-        raise error
-    _log_failure(error)
+        survive(error)
 
 
 def _after_failure(choices: list[Any], failure: Exception) -> list[Any]:
@@ -100,23 +96,6 @@ def _after_failure(choices: list[Any], failure: Exception) -> list[Any]:
         reason = f"a mistake of nvgemm-aot: {type(failure).__name__}: {failure}"
         _miss(f"{op} into {_text_of(choices[0].layout)}", [reason])
     return choices
-
-
-_failures: set[str] = set()
-
-
-def _log_failure(error: Exception) -> None:
-    """Once for each failure: what went wrong with one GEMM mostly does with all."""
-    failure = f"{type(error).__name__}: {error}"
-    if failure in _failures:
-        return
-    _failures.add(failure)
-    _log.warning(
-        "bundled kernels stay out of the choices: %s; this is a mistake of nvgemm-aot, please "
-        "report it",
-        failure,
-        exc_info=True,
-    )
 
 
 def _with_ours(choices: list[Any]) -> list[Any]:
@@ -133,21 +112,15 @@ def _with_ours(choices: list[Any]) -> list[Any]:
 
 
 def _our_choices(choices: list[Any]) -> list[GemmChoice]:
-    aten = next((choice for choice in choices if _is_aten_gemm(choice)), None)
-    if aten is None:
+    found_aten = find_aten_gemm(choices)
+    if found_aten is None:
         return _report_unserved(choices)
     # Imported here, so that compiling without max-autotune pays nothing for us.
-    from .offers import GemmOnDevice, find_offers, start_compiling
+    from .offers import find_offers, find_split_offers, start_compiling
 
-    op = aten_operator(aten)
-    assert op is not None  # or it were none of ATen's
-    gemm = GemmOnDevice(
-        op=op,
-        a=operand(aten.input_nodes[0]),
-        b=operand(aten.input_nodes[1]),
-        out=operand_of(aten.layout, 0),
-    )
-    obstacles = _why_not_here(aten)
+    op, aten = found_aten
+    gemm = read_choice(op, aten)
+    obstacles = why_not_here(op, aten.input_nodes, aten.layout)
     may_compile = (
         current_mode() is Mode.AUTO
         and not obstacles
@@ -155,9 +128,14 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
         and not nvgemm_backend.compiles_itself(choices)
     )
     if may_compile and not nvgemm_backend.is_on() and _is_first_of_graph():
-        start_compiling(GemmOnDevice(**known) for known in gemms_of_graph())
+        start_compiling(gemms_of_graph())
     found = find_offers(gemm, max_choices(), may_compile=may_compile)
     aten.nvgemm_aot_gemm = found.gemm
+    split = None
+    if not found.offers and not config.cpp_wrapper:
+        split = find_split_offers(gemm, max_choices())
+        if split is not None and split.offers:
+            found = replace(found, offers=split.offers, basis=split.basis)
     if not found.offers:
         return _miss(found.gemm, found.reasons, found.problem)
     if obstacles:
@@ -165,9 +143,11 @@ def _our_choices(choices: list[Any]) -> list[GemmChoice]:
     for node in aten.input_nodes:
         settle(node)
     _log.debug("%s: %d bundled kernels join (%s)", found.gemm, len(found.offers), found.basis)
-    ours = [GemmChoice(aten, offer) for offer in found.offers]
+    stock = StockCall.of_choice(op, found.gemm, aten, is_split=split is not None)
+    ours = [GemmChoice(stock, offer) for offer in found.offers]
     offered = {choice.name: choice.offer.kernel.operator for choice in ours}
-    report.met(found.gemm, basis=found.basis, offered=offered)
+    if not is_alternative():
+        report.met(found.gemm, basis=found.basis, offered=offered)
     return ours
 
 
@@ -178,23 +158,35 @@ def _is_first_of_graph() -> bool:
     return not known
 
 
-def _is_aten_gemm(choice: Any) -> bool:
-    return aten_operator(choice) in _SERVED and len(choice.input_nodes) == 2
-
-
-def _why_not_here(aten: Any) -> list[str]:
+def why_not_here(op: str, inputs: Sequence[Any], layout: Any) -> list[str]:
     """Why kernels that there are cannot join the choices."""
+    if config.cpp_wrapper and not has_cpp_call(op):
+        return [f"generated C++ cannot call ATen's {op} on a result that is there already"]
     if getattr(config, "distributed_max_autotune_gemm", False):
         return ["distributed_max_autotune_gemm passes no extern choices but ATen's on"]
-    if not isinstance(aten.layout, ir.FixedLayout):
+    if op == "_scaled_mm" and not all(_has_examples(node.get_dtype()) for node in inputs):
+        return ["this torch makes no numbers of fp4, with which choices could be timed"]
+    if not isinstance(layout, ir.FixedLayout):
         return ["the strides of the result are still open"]
-    if not all(can_settle(node) for node in aten.input_nodes):
+    if not all(can_settle(node) for node in inputs):
         return ["an operand's strides must become others"]
     return []
 
 
+@functools.cache
+def _has_examples(dtype: torch.dtype) -> bool:
+    """Whether torch can make numbers of a type: up to 2.12 it cannot of fp4, and fails."""
+    from torch._dynamo.testing import rand_strided
+
+    try:
+        rand_strided((2,), (1,), dtype=dtype)
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
+
+
 def _report_unserved(choices: list[Any]) -> list[GemmChoice]:
-    """Say of a GEMM that is neither mm nor bmm, or that ATen may not compute, why it is a miss."""
+    """Say of a GEMM that no kernel computes, or that ATen may not compute, why it is a miss."""
     found = find_operator(choices)
     if found is None:
         return []  # something else is being chosen
@@ -237,13 +229,15 @@ def _required_text(gemm: str, reasons: Sequence[str], problem: Problem | None) -
 def _report_times(timings: dict[Any, float], *_: object) -> None:
     """Inductor's feedback function: what each choice took, in milliseconds."""
     try:
+        if is_alternative():
+            return  # a part of what is timed as a whole
         gemm = next(
             (met for choice in timings if (met := getattr(choice, "nvgemm_aot_gemm", None))), None
         )
         if gemm is not None:
             report.timed(gemm, {choice.name: float(time) for choice, time in timings.items()})
     except Exception as error:
-        _log_failure(error)
+        log_failure(error)
 
 
 def _summarize_at_the_end() -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..aten import OPERATORS, UNREAD_ADDENDS, AtenGemm
 from ..declarable import declarable
 from ..facts import device_facts
 from ..problem import Problem
 from ..recorder import chosen_target
-from .reading import find_operator, is_alternative, operand, operand_of
-
-_WITH_ADDEND = ("addmm", "baddbmm")
-"""Operators whose first operand is not multiplied."""
+from .alternatives import is_alternative
+from .reading import find_operator, operand, operand_of, read_choice
 
 
 def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
@@ -30,10 +29,14 @@ def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
     if found is None:
         return None
     op, choice = found
-    nodes = choice.input_nodes[1:] if op in _WITH_ADDEND else choice.input_nodes
-    a, b = map(operand, nodes[:2])
-    device = a.device
+    if op in OPERATORS:
+        gemm = read_choice(op, choice)
+    else:
+        nodes = choice.input_nodes[1:] if op in UNREAD_ADDENDS else choice.input_nodes
+        a, b = map(operand, nodes[:2])
+        gemm = AtenGemm(op=op, a=a, b=b, out=operand_of(choice.layout, 0))
+    device = gemm.a.device
     return (
-        declarable(op, a, b, operand_of(choice.layout, 0)),
+        declarable(gemm),
         chosen_target(device_facts(device.type, device.index or 0).capability),
     )

@@ -11,51 +11,55 @@ from torch._inductor import config, ir
 from torch._inductor.codegen import wrapper as code_lines
 from torch._inductor.virtualized import V
 
+from ..roles import extra_roles
 from . import cpp, packages, report
+from .alternatives import is_alternative
 
 if TYPE_CHECKING:
+    from .fallbacks import StockCall
     from .offers import Offer
 
 _HEADER = """
 try:
     from nvgemm_runtime.inductor.compiled import gemm as nvgemm_aot_gemm
 except Exception:
-    def nvgemm_aot_gemm(function, kernel_id, origin):
+    def nvgemm_aot_gemm(aten, kernel_id, origin, order, split):
         import logging
         log = logging.getLogger("nvgemm_runtime.inductor.compiled")
         said = log.__dict__.setdefault("nvgemm_aot_said", set())
         if origin not in said:
             said.add(origin)
             log.warning("nvgemm-aot is not installed: GEMMs compiled for %s run on ATen", origin)
-        return getattr(torch, function)
+        return aten
 """
 """What a generated module starts with: the kernels by their ids, or ATen where we are gone."""
 
 
-def name_of(offer: Offer) -> str:
-    """Name of a kernel in generated code and in Inductor's tables."""
-    return f"nvgemm_{offer.kernel.signature.op.value}_{offer.kernel.id[:12]}"
+def name_of(stock: StockCall, offer: Offer) -> str:
+    """Name of a kernel in generated code and in Inductor's tables, where it computes a call."""
+    return f"nvgemm_{stock.name}_{offer.kernel.id[:12]}"
 
 
 class GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
     """A call of a bundled kernel in the graph that Inductor generates code from."""
 
-    def __init__(self, aten: Any, offer: Offer) -> None:
+    def __init__(self, stock: StockCall, offer: Offer) -> None:
+        self.stock = stock
         self.offer = offer
-        self.gemm: str = aten.nvgemm_aot_gemm
-        self.name_in_code = name_of(offer)
+        self.name_in_code = name_of(stock, offer)
         super().__init__(
-            layout=aten.layout,
-            inputs=aten.input_nodes,
+            layout=stock.layout,
+            inputs=stock.inputs,
             python_kernel_name=self.name_in_code,
-            cpp_kernel_name=aten.choice.cpp_kernel_name,
-            op_overload=aten.choice.op_overload,
-            kwargs=aten.kwargs,
+            cpp_kernel_name=stock.cpp_kernel_name,
+            op_overload=stock.op_overload,
+            kwargs=dict(stock.options),
         )
 
     def codegen(self, wrapper: Any) -> None:
         """Write the call, and what it needs at the start of the module."""
-        report.used(self.gemm, self.name_in_code, self.offer.kernel.id)
+        if not is_alternative():
+            report.used(self.stock.gemm, self.name_in_code, self.offer.kernel.id)
         if not V.graph.cpp_wrapper:
             _declare(wrapper, self)
             super().codegen(wrapper)
@@ -85,7 +89,9 @@ class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]
 
     def codegen(self, code: Any) -> None:
         node = self.node
-        a, b = node.codegen_args()
+        tensors = [V.graph.wrapper_code.val_to_arg_str(one) for one in node.inputs]
+        a, b, *extras = (tensors[place] for place in node.stock.order)
+        roles = extra_roles(node.offer.kernel.signature)
         condition = cpp.condition(
             name=node.name_in_code,
             kernel_id=node.offer.kernel.id,
@@ -93,6 +99,7 @@ class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]
             a=a,
             b=b,
             out=node.codegen_reference(),
+            extras={role.value: tensor for role, tensor in zip(roles, extras)},
         )
         self.wrapper.writeline(f"if (!{condition}) {{")
         super().codegen(code)
@@ -106,8 +113,8 @@ def _declare(wrapper: Any, node: GemmNode) -> None:
     if _is_first(root, ""):
         root.imports.splice(_HEADER)
     if _is_first(root, name):
-        arguments = f"{offer.kernel.signature.op.value!r}, {offer.kernel.id!r}, {offer.origin!r}"
-        root.imports.writeline(f"{name} = nvgemm_aot_gemm({arguments})")
+        known = f"{offer.kernel.id!r}, {offer.origin!r}, {node.stock.order}, {node.stock.is_split}"
+        root.imports.writeline(f"{name} = nvgemm_aot_gemm({node.stock.expression}, {known})")
 
 
 def _declare_cpp(wrapper: Any, node: GemmNode) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import jit_client
+from ..aten import OPERATORS, AtenGemm
 from ..bundle import Bundle
 from ..counters import COUNTERS
 from ..declarable import declarable
@@ -15,34 +16,11 @@ from ..format import Kernel
 from ..installation import INSTALLATION
 from ..jit_cache import mark_used
 from ..match import Basis, Match, Miss, first_served
-from ..operands import Request, requests
-from ..problem import Op, Problem
-from .operand import Operand
+from ..operands import Request, requests, torch_dtype
+from ..problem import DType, Problem
 
 LONGEST_WAIT_S = 600.0
 """From asking for a problem's kernels: what takes longer is there for other graphs."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GemmOnDevice:
-    """A GEMM as Inductor compiles it.
-
-    Attributes:
-        op: ``mm`` or ``bmm``.
-        a: Operand of shape [m, k], with a leading batch for ``bmm``.
-        b: Operand of shape [k, n], likewise.
-        out: Result of shape [m, n], likewise.
-    """
-
-    op: str
-    a: Operand
-    b: Operand
-    out: Operand
-
-    @property
-    def facts(self) -> DeviceFacts:
-        """The device that it is computed on."""
-        return device_facts(self.out.device.type, self.out.device.index or 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +55,7 @@ class Found:
     reasons: Sequence[str] = ()
 
 
-def find_offers(gemm: GemmOnDevice, limit: int, *, may_compile: bool) -> Found:
+def find_offers(gemm: AtenGemm, limit: int, *, may_compile: bool) -> Found:
     """Find the kernels to offer.
 
     Args:
@@ -85,23 +63,26 @@ def find_offers(gemm: GemmOnDevice, limit: int, *, may_compile: bool) -> Found:
         limit: Most kernels to offer; 0 makes every GEMM a miss.
         may_compile: Whether to compile, and wait for, what no bundle covers.
     """
+    words = f"{gemm.op} of {gemm.a} and {gemm.b}"
+    if gemm.obstacle is not None:
+        return _miss(words, None, [gemm.obstacle])
     try:
-        asked = requests(Op(gemm.op), gemm.a, gemm.b, out=gemm.out)
+        asked = _requests(gemm)
     except (NoKernelError, ValueError) as error:
-        words = f"{gemm.op} of {gemm.a} and {gemm.b}"
-        return Found(gemm=words, problem=None, basis="miss", reasons=[str(error)])
+        return _miss(words, None, [str(error)])
     if not limit:
         return _miss(asked[0].problem.key, None, ["at most 0 kernels are to be offered"])
-    wanted = declarable(gemm.op, gemm.a, gemm.b, gemm.out)
-    known = _ask(asked, gemm.facts)
+    wanted = declarable(gemm)
+    facts = _facts(gemm)
+    known = _ask(asked, facts)
     if isinstance(wanted, str):
         return known.offer(limit, None)
     if not may_compile:
         return known.offer(limit, wanted)
     # What `start_compiling` asked for may be there by now, as if it had been declared.
-    pending = jit_client.asked(wanted, gemm.facts)
+    pending = jit_client.asked(wanted, facts)
     if pending is None and known.is_uncovered:
-        pending = jit_client.request(wanted, gemm.facts)
+        pending = jit_client.request(wanted, facts)
     if pending is None or (pending in _offered and not known.is_uncovered):
         return known.offer(limit, wanted)
     with COUNTERS.spending("jit"):
@@ -111,21 +92,52 @@ def find_offers(gemm: GemmOnDevice, limit: int, *, may_compile: bool) -> Found:
         return known.offer(limit, wanted, reasons=[f"nothing was compiled: {outcome.reason}"])
     _offered.add(pending)
     INSTALLATION.refresh_kept_bundles(outcome.bundle)
-    return _ask(asked, gemm.facts).offer(limit, wanted, basis="jit")
+    return _ask(asked, facts).offer(limit, wanted, basis="jit")
 
 
 _offered: set[jit_client.Pending] = set()
 """Requests whose kernels have joined choices: from then on they are declared as any others."""
 
 
-def start_compiling(gemms: Iterable[GemmOnDevice]) -> None:
+def start_compiling(gemms: Iterable[AtenGemm]) -> None:
     """Have kernels compiled, beside this process, for those of several GEMMs that need it."""
     for gemm in gemms:
-        wanted = declarable(gemm.op, gemm.a, gemm.b, gemm.out)
+        wanted = declarable(gemm)
         if isinstance(wanted, Problem):
-            asked = requests(Op(gemm.op), gemm.a, gemm.b, out=gemm.out)
-            if _ask(asked, gemm.facts).is_uncovered:
-                jit_client.request(wanted, gemm.facts)
+            facts = _facts(gemm)
+            if _ask(_requests(gemm), facts).is_uncovered:
+                jit_client.request(wanted, facts)
+
+
+def find_split_offers(gemm: AtenGemm, limit: int) -> Found | None:
+    """Find kernels for a sum's product alone, into fp32; None where the GEMM is no plain sum.
+
+    Nothing is compiled for that: it is for what bundles hold.
+    """
+    op = _PRODUCT_OF.get(gemm.op)
+    if op is None or gemm.obstacle is not None:
+        return None
+    strides, step = [], 1
+    for extent in reversed(gemm.out.shape):
+        strides.append(step)
+        step *= extent
+    out = replace(
+        gemm.out, dtype=torch_dtype(DType.FP32), strides=tuple(reversed(strides)), address=0
+    )
+    return find_offers(AtenGemm(op=op, a=gemm.a, b=gemm.b, out=out), limit, may_compile=False)
+
+
+_PRODUCT_OF = {"addmm": "mm", "baddbmm": "bmm"}
+
+
+def _requests(gemm: AtenGemm) -> tuple[Request, ...]:
+    op = OPERATORS[gemm.op].op
+    return requests(op, gemm.a, gemm.b, out=gemm.out, extras=gemm.extras)
+
+
+def _facts(gemm: AtenGemm) -> DeviceFacts:
+    """The device that it is computed on."""
+    return device_facts(gemm.out.device.type, gemm.out.device.index or 0)
 
 
 @dataclass(frozen=True, kw_only=True)

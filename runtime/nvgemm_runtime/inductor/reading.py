@@ -5,42 +5,34 @@ The names of torch that are used here are private, and were read and run on torc
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
-from ..declarable import UNSERVED
-from ..problem import Op
+from ..aten import GEMMS, OPERATORS, AtenGemm, named_arguments, read_call, read_inputs
+from ..scales import SWIZZLED_ALIGNMENT_BYTES
 from .operand import Operand
 
-_BASE_ALIGNMENT_BYTES = 16
-"""Alignment of buffers that Inductor allocates, and of inputs that it did not find unaligned."""
+_BASE_ALIGNMENT_BYTES = SWIZZLED_ALIGNMENT_BYTES
+"""Alignment that buffers are taken to have: torch's allocators give 64 bytes and more.
+
+Inductor knows of 16. An input that has no more than those, say because it is a view, goes to ATen
+where a kernel needs more, for the launcher looks again."""
 
 
-_ALTERNATIVE = re.compile(r"(benchmark_)?(decompose_k|contiguous_(add)?mm)_.*")
-"""Names of the graphs that Inductor's subgraph templates make: other ways to compute a GEMM that
-came up already."""
-
-
-_GEMMS = {*(op.value for op in Op), *UNSERVED}
+_BIAS_ADDMM = "bias_addmm"
+"""A second choice of ATen's for addmm, beside ``addmm`` itself."""
 
 _OPERATORS = {
     "mm_dtype": "mm",
     "bmm_dtype": "bmm",
-    "bias_addmm": "addmm",
+    _BIAS_ADDMM: "addmm",
     "_mm_plus_mm": "mm_plus_mm",
 }
 """By name of Inductor's choice, where it is another one: ATen's of the operator."""
-
-
-def is_alternative() -> bool:
-    """Whether Inductor is lowering another way to compute a GEMM that came up already."""
-    name = getattr(V.graph, "name", None)
-    return isinstance(name, str) and _ALTERNATIVE.fullmatch(name) is not None
 
 
 def find_operator(choices: list[Any]) -> tuple[str, Any] | None:
@@ -50,17 +42,36 @@ def find_operator(choices: list[Any]) -> tuple[str, Any] | None:
     packet = getattr(V.graph.current_node.target, "overloadpacket", None)
     named = [(aten_operator(choice), choice) for choice in choices]
     for operator, choice in (*named, (getattr(packet, "__name__", None), choices[0])):
-        if operator in _GEMMS:
+        if operator in GEMMS:
             return operator, choice
     return None
 
 
 def aten_operator(choice: Any) -> str | None:
     """ATen's name of the operator that a choice is; None for a choice that is none of ATen's."""
+    ours: str | None = getattr(choice, "nvgemm_aot_operator", None)
+    if ours is not None:
+        return ours  # ATen's all the same, of a lowering of ours
     if type(choice) is not autotuning.ExternKernelCaller:
         return None
     name = str(choice.choice.name)
     return _OPERATORS.get(name, name)
+
+
+def find_aten_gemm(choices: list[Any]) -> tuple[str, Any] | None:
+    """ATen's choice for a GEMM that kernels may compute, behind its operator; None without one."""
+    for choice in choices:
+        operator = aten_operator(choice)
+        if operator in OPERATORS and choice.name != _BIAS_ADDMM:
+            return operator, choice
+    return None
+
+
+def read_choice(operator: str, choice: Any) -> AtenGemm:
+    """The GEMM that a choice is for; the choice may be another than ATen's, for the same nodes."""
+    tensors = [operand(node) for node in choice.input_nodes]
+    options = getattr(choice, "kwargs", {})
+    return read_inputs(operator, tensors, options, operand_of(choice.layout, 0))
 
 
 def operand(node: Any) -> Operand:
@@ -83,32 +94,44 @@ def operand_of(layout: Any, base_address: int) -> Operand:
     )
 
 
-_GRAPH_GEMMS = {torch.ops.aten.mm.default: "mm", torch.ops.aten.bmm.default: "bmm"}
+def gemms_of_graph() -> Iterator[AtenGemm]:
+    """The GEMMs of the graph that Inductor is lowering, as far as can be told beforehand.
 
-
-def gemms_of_graph() -> Iterator[dict[str, Any]]:
-    """The plain GEMMs of the graph that Inductor is lowering, as far as can be told beforehand.
-
-    Yields:
-        ``op``, ``a``, ``b`` and ``out``: fields of `offers.GemmOnDevice`. Inductor may yet choose
-        other strides for what it computes.
+    Inductor may yet choose other strides for what it computes.
     """
     for node in V.graph.graph.nodes:
-        op = _GRAPH_GEMMS.get(node.target)
-        if op is None:
+        overload = node.target
+        if not isinstance(overload, torch._ops.OpOverload) or overload.namespace != "aten":
             continue
-        tensors = [one.meta.get("val") for one in (*node.args[:2], node)]
-        if all(isinstance(tensor, torch.Tensor) for tensor in tensors):
-            a, b, out = (_operand_of_tensor(tensor) for tensor in tensors)
-            yield {"op": op, "a": a, "b": b, "out": out}
+        operator = overload.overloadpacket.__name__
+        if operator not in OPERATORS:
+            continue
+        try:
+            arguments = named_arguments(overload, node.args, node.kwargs, _value_of)
+            yield read_call(operator, arguments, _value_of(node))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            continue  # no size that is known yet; the GEMM comes up again by itself
 
 
-def _operand_of_tensor(tensor: torch.Tensor) -> Operand:
-    def hint(extent: Any) -> int:
-        if isinstance(extent, torch.SymInt):
-            extent = V.graph.sizevars.optimization_hint(extent.node.expr)
-        return int(extent)
+def _value_of(argument: Any) -> Any:
+    """An argument of a graph's node: tensors as operands, all else as it is."""
+    value = argument.meta.get("val") if isinstance(argument, torch.fx.Node) else argument
+    return operand_of_tensor(value) if isinstance(value, torch.Tensor) else value
 
+
+def _hint(extent: Any) -> int:
+    if isinstance(extent, torch.SymInt):
+        extent = V.graph.sizevars.optimization_hint(extent.node.expr)
+    return int(extent)
+
+
+def operand_of_tensor(tensor: torch.Tensor, hint: Callable[[Any], int] = _hint) -> Operand:
+    """A tensor of a graph, as far as it is known beforehand.
+
+    Args:
+        tensor: Fake, and perhaps of sizes that are symbols.
+        hint: The number that a size counts as.
+    """
     return Operand(
         dtype=tensor.dtype,
         device=tensor.device,

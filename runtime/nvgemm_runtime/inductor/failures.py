@@ -1,0 +1,32 @@
+"""Mistakes of ours while torch compiles: said once, and survived."""
+
+from __future__ import annotations
+
+import logging
+
+from ..errors import NvgemmError
+
+_log = logging.getLogger(__name__)
+
+_said: set[str] = set()
+
+
+def survive(error: Exception) -> None:
+    """Raise what the user is to see instead of a compiled graph; log any other error."""
+    if isinstance(error, NvgemmError) and error.stops_compilation:
+        raise error
+    log_failure(error)
+
+
+def log_failure(error: Exception) -> None:
+    """Once for each failure: what went wrong with one GEMM mostly does with all."""
+    failure = f"{type(error).__name__}: {error}"
+    if failure in _said:
+        return
+    _said.add(failure)
+    _log.warning(
+        "bundled kernels stay out of the choices: %s; this is a mistake of nvgemm-aot, please "
+        "report it",
+        failure,
+        exc_info=True,
+    )

@@ -1,0 +1,135 @@
+"""The choices for ``_scaled_mm_v2`` with swizzled scales: ATen's operator, and bundled kernels.
+
+The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch._inductor import lowering
+from torch._inductor import select_algorithm as autotuning
+from torch._inductor.kernel.mm_common import mm_args
+
+from .hook import join
+
+_log = logging.getLogger(__name__)
+
+_NAME = "nvgemm_aot_scaled_mm_v2"
+
+_OPTIONS = ("recipe_a", "swizzle_a", "recipe_b", "swizzle_b")
+
+
+def _aten(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    recipe_a: int,
+    swizzle_a: int,
+    recipe_b: int,
+    swizzle_b: int,
+    out_dtype: torch.dtype | None,
+    use_fast_accum: bool,
+    out: torch.Tensor,
+) -> torch.Tensor:
+    """ATen's operator, as Inductor times it."""
+    result: torch.Tensor = torch.ops.aten._scaled_mm_v2.out(
+        a, b, [scale_a], [recipe_a], [swizzle_a], [scale_b], [recipe_b], [swizzle_b], bias,
+        out_dtype, [], use_fast_accum, out=out,
+    )  # fmt: skip
+    return result
+
+
+_CHOICE = autotuning.ExternKernelChoice(_aten, name=_NAME)
+
+
+class _AtenChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
+    """ATen's operator as a choice; where it wins, the stock call is what is generated."""
+
+    nvgemm_aot_operator = "_scaled_mm_v2"
+
+    def __init__(
+        self, nodes: list[Any], layout: Any, options: dict[str, Any], stock: Callable[[], Any]
+    ) -> None:
+        super().__init__(_CHOICE, nodes, layout, options)
+        self._stock = stock
+
+    def benchmark(self, *args: Any, out: Any) -> float:
+        """Milliseconds of a call; infinite for what ATen does not compute."""
+        try:
+            return float(super().benchmark(*args, out=out))
+        except (NotImplementedError, RuntimeError, ValueError) as error:
+            _log.debug("ATen does not compute it: %s", error)
+            return math.inf
+
+    def output_node(self) -> Any:
+        """The node of ATen's operator, made as Inductor makes it."""
+        return self._stock()
+
+
+def lower(arguments: Mapping[str, Any]) -> Any:
+    """Choose what computes a call.
+
+    Args:
+        arguments: By the names of the schema, tensors as Inductor's nodes.
+
+    Returns:
+        The node of the result, or None where no kernel joins.
+    """
+    _, _, _, layout, a, b = mm_args(
+        arguments["self"], arguments["mat2"], out_dtype=arguments.get("out_dtype")
+    )
+    others = [arguments["scale_a"][0], arguments["scale_b"][0], arguments.get("bias")]
+    nodes = [a, b, *(autotuning.realize_inputs(one) for one in others if one is not None)]
+    options = {
+        **{name: int(arguments[name][0]) for name in _OPTIONS if arguments[name]},
+        "out_dtype": arguments.get("out_dtype"),
+        "use_fast_accum": bool(arguments.get("use_fast_accum", False)),
+    }
+    levels = max(len(arguments[f"scale_{side}"]) for side in "ab")
+    if levels > 1:
+        options["levels"] = levels
+
+    def stock() -> Any:
+        overload = torch.ops.aten._scaled_mm_v2.default
+        given = {"contraction_dim": [], **arguments}
+        ordered = [given[one.name] for one in overload._schema.arguments if one.name in given]
+        return lowering.fallback_handler(overload, add_to_fallback_set=False)(*ordered)
+
+    choices = join([_AtenChoice(nodes, layout, options, stock)])
+    if len(choices) == 1:
+        return None
+    inputs = {
+        place: _example
+        for place, node in enumerate(nodes)
+        if node.get_dtype() in (torch.float4_e2m1fn_x2, torch.float8_e8m0fnu)
+    }
+    chosen = autotuning.autotune_select_algorithm(
+        _NAME,
+        choices,
+        nodes,
+        layout,
+        input_gen_fns=inputs,
+        return_multi_template=False,
+    )
+    return chosen[0] if isinstance(chosen, tuple) else chosen  # torch 2.11 gives the node alone
+
+
+def _example(node: Any) -> torch.Tensor:
+    """Numbers near 1 of types that torch has no random ones of, with a node's strides."""
+    from torch._inductor.virtualized import V
+
+    hint = V.graph.sizevars.optimization_hint
+    shape = [int(hint(extent)) for extent in node.get_size()]
+    strides = [int(hint(stride)) for stride in node.get_stride()]
+    one = 127 if node.get_dtype() is torch.float8_e8m0fnu else 0x22  # two values of fp4 are 1
+    reach = 1 + sum((extent - 1) * stride for extent, stride in zip(shape, strides))
+    flat = torch.full((reach,), one, dtype=torch.uint8, device=node.get_device())
+    return flat.view(node.get_dtype()).as_strided(shape, strides)
