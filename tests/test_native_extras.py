@@ -173,6 +173,12 @@ REFUSALS: dict[str, tuple[Signature, Change, type, str]] = {
         ValueError,
         r"scale_a has shape \(16, 1\) and strides \(2, 1\)",
     ),
+    "row-wise scales that are not aligned": (
+        ROW_WISE,
+        lambda x: (at_odd_address(x.others[0], 1), *x.others[1:]),
+        ValueError,
+        "scale_a begins 4 bytes behind an aligned address; must begin at a multiple of 16",
+    ),
     "number of block scales": (
         MXFP8,
         lambda x: (x.others[0][:256], x.others[1]),

@@ -90,5 +90,5 @@ def test_a_library_of_another_version_is_named(
     )
     command = [*compiler(), "-shared", "-fPIC", "-o", tmp_path / "_native.so", source]
     subprocess.run(command, check=True)
-    with pytest.raises(ToolchainError, match=r"operators of version 99, this package needs 2"):
+    with pytest.raises(ToolchainError, match=r"operators of version 99, this package needs 3"):
         _load_from(tmp_path, monkeypatch)

@@ -279,6 +279,14 @@ def test_finds_other_activation(
     assert f"computes what {observed} takes, its signature is {signature}" in gap.message
 
 
+def test_finds_relu_that_drops_nan() -> None:
+    text = sass("sm_100f_bias_relu").replace("FSETP.GEU.AND P3, PT, R3.reuse, RZ, PT", "NOP")
+    text = text.replace("FSEL R3, R3, RZ, P3", "FMNMX R3, RZ, R3, !PT")
+    (gap,) = gaps_of(text, "sm_100f", BIAS_RELU, (128, 128))
+    assert gap.check is Check.EPILOGUE
+    assert gap.message == "takes maxima by FMNMX, which drops NaN: relu of NaN must be NaN"
+
+
 def test_finds_epilogue_that_computes_in_16_bits() -> None:
     text = sass("sm_100f_bias_in_16_bits")
     gaps = gaps_of(text, "sm_100f", f"{BF16}/bias_relu", (64, 64))

@@ -27,6 +27,9 @@ _HALF_PRECISION = frozenset({"HADD2", "HFMA2", "HMUL2", "HMNMX2"})
 """Arithmetic on pairs of 16-bit numbers. ``HADD2.F32`` only widens them, and HFMA2 of zeros
 (``-RZ, RZ``) only loads a constant."""
 
+_MAXIMUM_THAT_KEEPS_NAN = "FSETP.GEU"
+"""Comparison of a maximum (a selection follows) that also holds for NaN."""
+
 _GELU_CONSTANT = "0.0447149"
 """How the constant 0.044715 of the tanh form of GELU begins, as an fp32 number."""
 
@@ -38,6 +41,8 @@ class EpilogueCode:
     Attributes:
         half_precision: Instructions that compute in 16 bits.
         maximum: Whether it takes maxima of fp32 numbers.
+        drops_nan: Whether it does so by an instruction that gives the other operand for NaN, where
+            torch gives NaN.
         exponential: Whether it takes exponentials or hyperbolic tangents.
         gelu_constant: Whether it multiplies by 0.044715.
         results: Types that sums are turned into: none where they are stored as they are.
@@ -45,6 +50,7 @@ class EpilogueCode:
 
     half_precision: frozenset[str]
     maximum: bool
+    drops_nan: bool
     exponential: bool
     gelu_constant: bool
     results: frozenset[DType]
@@ -62,7 +68,7 @@ def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
     half_precision = set()
     names = set()
     results = set()
-    gelu_constant = False
+    gelu_constant = keeps_nan = drops_nan = False
     for opcode, operands in instructions:
         name, *modifiers = opcode.split(".")
         names.add(".".join([name, *modifiers[:1]]) if name == "MUFU" else name)
@@ -72,9 +78,12 @@ def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
             dtype for start, dtype in _RESULTS.items() if f"{opcode}.".startswith(f"{start}.")
         }
         gelu_constant |= _GELU_CONSTANT in operands
+        keeps_nan |= opcode.startswith(_MAXIMUM_THAT_KEEPS_NAN)
+        drops_nan |= name.startswith("FMNMX") and "NAN" not in modifiers
     return EpilogueCode(
         half_precision=frozenset(half_precision),
-        maximum=any(name.startswith("FMNMX") for name in names),
+        maximum=keeps_nan or any(name.startswith("FMNMX") for name in names),
+        drops_nan=drops_nan,
         exponential=not names.isdisjoint({"MUFU.EX2", "MUFU.TANH"}),
         gelu_constant=gelu_constant,
         results=frozenset(results),
@@ -92,6 +101,11 @@ def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Ga
             check=Check.EPILOGUE,
             message=f"computes with {', '.join(sorted(code.half_precision))}: an epilogue must "
             f"compute in {signature.accumulator.value} and round once",
+        )
+    if code.drops_nan:
+        yield Gap(
+            check=Check.EPILOGUE,
+            message="takes maxima by FMNMX, which drops NaN: relu of NaN must be NaN",
         )
     wanted = signature.epilogue.activation if signature.epilogue is not None else None
     if code.activation is not wanted:

@@ -9,7 +9,8 @@ namespace nvgemm {
 namespace {
 
 // Alignment that block-scaled kernels assume of scales (nvgemm_runtime/scales.py), and that which
-// kernels assume of fp32 scales and of int32 offsets, in bytes.
+// kernels assume of a single scale and of int32 offsets, in bytes. Scales of rows are moved by TMA,
+// as operands are, and are held to the kernel's own alignment.
 constexpr int64_t kSwizzledAlignment = 32;
 constexpr int64_t kElementAlignment = 4;
 
@@ -59,7 +60,7 @@ void Checker::CheckScale(Role role, const DLTensor& from, const MemorySpan& out)
   switch (spec_.scales) {
     case ScaleKind::kRow:
       CheckRowScale(role, from, rows);
-      return CheckVector(role, rows, kElementAlignment, out);
+      return CheckVector(role, rows, spec_.alignment_bytes, out);
     case ScaleKind::kTensor:
       CopyAsVector(role, from, spec_.scale_dtype, 1, "one for the whole operand");
       return CheckVector(role, 1, kElementAlignment, out);

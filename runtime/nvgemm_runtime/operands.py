@@ -10,6 +10,7 @@ from .epilogue import Addend, Epilogue
 from .errors import NoKernelError
 from .extras import NOTHING, Extras, check_offsets, read_epilogue, read_scales
 from .problem import DType, Layout, Op, Problem, Signature
+from .scales import ScaleRecipe
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +26,8 @@ class Request:
     Attributes:
         problem: What is to be computed.
         alignment_bytes: Largest power of two, up to 256, that divides every pointer (but those of
-            scales and of offsets, which have rules of their own), and in bytes every
+            scales and of offsets, which have rules of their own; row-wise scales count), and in
+            bytes every
             contiguous extent and every stride other than that of 1.
         is_compact: Whether A, B and the result lie without gaps, as kernels need them that are
             given addresses and no strides.
@@ -219,7 +221,11 @@ def requests(
         alignment, is_compact = _power_of_two(result.bytes_of(n)), True
     else:
         alignment, is_compact = _out_alignment_bytes(out), _lies_compact(out, -1, -2)
-    alignment = min(alignment, _addend_alignment_bytes(extras.addend, epilogue))
+    alignment = min(
+        alignment,
+        _addend_alignment_bytes(extras.addend, epilogue),
+        _row_scale_alignment_bytes(extras, scales),
+    )
     found = []
     for a_major, a_alignment in readings["a"]:
         for b_major, b_alignment in readings["b"]:
@@ -256,6 +262,15 @@ def _lies_compact(tensor: torch.Tensor, inner: int, outer: int) -> bool:
     if shape[outer] > 1 and strides[outer] != shape[inner]:
         return False
     return len(shape) < 3 or shape[0] == 1 or strides[0] == shape[-1] * shape[-2]
+
+
+def _row_scale_alignment_bytes(extras: Extras, scales: ScaleRecipe | None) -> int:
+    """Alignment of the scales of rows, which kernels move as they do operands."""
+    if scales is not ScaleRecipe.FP32_ROW:
+        return MAX_ALIGNMENT_BYTES
+    assert extras.scale_a is not None
+    assert extras.scale_b is not None
+    return _power_of_two(extras.scale_a.data_ptr() | extras.scale_b.data_ptr())
 
 
 def _addend_alignment_bytes(addend: torch.Tensor | None, epilogue: Epilogue | None) -> int:

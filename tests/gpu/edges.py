@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from nvgemm_runtime.problem import DType, Op, Problem, Signature
-from nvgemm_runtime.scales import ScaleRecipe
 
 BATCH = 3
 GROUPS = 4
@@ -24,7 +23,7 @@ def problem_of(signature: Signature, m: int, n: int, k: int, *, count: int = BAT
 
 
 def steps(signature: Signature, alignment_bytes: int) -> tuple[int, int, int]:
-    """What m, n and k must be multiples of: aligned rows, also of scales, and whole blocks."""
+    """What m, n and k must be multiples of: aligned rows, and whole blocks."""
 
     def values(dtype: DType) -> int:
         return max(1, alignment_bytes * 8 // dtype.bits)
@@ -34,8 +33,6 @@ def steps(signature: Signature, alignment_bytes: int) -> tuple[int, int, int]:
     n = math.lcm(values(signature.out), of_operand if signature.layout.b_row_major else 1)
     k_is_contiguous = signature.layout.a_row_major or not signature.layout.b_row_major
     block = signature.scales.block or 1 if signature.scales is not None else 1
-    if signature.scales is ScaleRecipe.FP32_ROW:
-        m, n = (math.lcm(extent, values(DType.FP32)) for extent in (m, n))
     return m, n, math.lcm(of_operand if k_is_contiguous else 1, block)
 
 

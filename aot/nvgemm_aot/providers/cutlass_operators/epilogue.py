@@ -6,6 +6,8 @@ signature: ``D = round(f(scale_a * scale_b * accum + addend))``, all of it in fp
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 from nvgemm_runtime.epilogue import Activation
@@ -93,11 +95,30 @@ class WithEpilogue(Family):
     def compile(self, operator: Any, arguments: Any, target_sm: str) -> Any:
         """See `Family.compile`."""
         _compute_in_accumulator_type(operator)
-        return super().compile(operator, arguments, target_sm)
+        with _maxima_keep_nan():
+            return super().compile(operator, arguments, target_sm)
 
     def added_code(self, signature: Signature) -> str:
         """See `Family.added_code`."""
-        return f"# in {signature.accumulator.value}\n{epilogue_source(signature)}"
+        return f"# in {signature.accumulator.value}, NaN kept\n{epilogue_source(signature)}"
+
+
+@contextlib.contextmanager
+def _maxima_keep_nan() -> Iterator[None]:
+    """Have relu give NaN for NaN, as torch's does; by itself it gives 0."""
+    import cutlass
+    from cutlass.operators.providers.cutedsl.evt.efc import _configuration
+
+    def maximum(x: Any, y: Any) -> Any:
+        # No comparison holds for NaN: the operand that may be one stands where none does.
+        return cutlass.cute.where(y > x, y, x)
+
+    original = _configuration.maximum
+    _configuration.maximum = maximum
+    try:
+        yield
+    finally:
+        _configuration.maximum = original
 
 
 def _compute_in_accumulator_type(operator: Any) -> None:
