@@ -6,15 +6,17 @@ what that node is made of is decided when it is lowered: the kernel if it took l
 best of what would stand there without us, which is compiled and timed as a whole, or that.
 
 A kernel rounds once, behind the activation, as Inductor's own Triton template does that has the
-activation fused; ATen's addmm rounds in between. The graph stays as it is where the user asks for
-eager's roundings (``emulate_precision_casts``).
+activation fused; ATen's addmm rounds in between. So nothing rounds otherwise than it might without
+us: relu gives the same either way, and is fused wherever ATen is among the backends; the others
+only where Triton is too, and nothing where the user asks for eager's roundings
+(``emulate_precision_casts``).
 
 The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from torch._inductor.pattern_matcher import (
     PatternExpr,
     register_lowering_pattern,
 )
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..epilogue import Activation
 from .failures import survive
@@ -117,7 +120,7 @@ _FIXES_SIZES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 def _may_fuse(activation: Activation) -> Callable[[Match], bool]:
     def may_fuse(match: Match) -> bool:
         try:
-            return _is_wanted() and _is_plain(match) and _has_kernels(match, activation)
+            return _is_wanted(activation) and _is_plain(match) and _has_kernels(match, activation)
         except Exception as error:
             survive(error)
             return False
@@ -125,14 +128,24 @@ def _may_fuse(activation: Activation) -> Callable[[Match], bool]:
     return may_fuse
 
 
-def _is_wanted() -> bool:
+def _is_wanted(activation: Activation) -> bool:
     """Whether settings allow it."""
+    backends = {name.strip() for name in config.max_autotune_gemm_backends.upper().split(",")}
     return (
         (config.max_autotune or config.max_autotune_gemm)
+        and backends >= _BACKENDS_NEEDED[activation]
         and current_mode() is not Mode.OFF
         and not any(getattr(config, name, False) for name in _SETTINGS_AGAINST)
     )
 
+
+_BACKENDS_NEEDED = {
+    Activation.RELU: {"ATEN"},  # rounding before it or behind it is the same
+    Activation.GELU_TANH: {"ATEN", "TRITON"},
+    Activation.SILU: {"ATEN", "TRITON"},
+}
+"""What must be among ``max_autotune_gemm_backends``: ATen computes where the kernel cannot, and
+Triton alone might round once without us."""
 
 _SETTINGS_AGAINST = (
     "emulate_precision_casts",  # eager's roundings are wanted
@@ -144,15 +157,46 @@ _SETTINGS_AGAINST = (
 
 
 def _is_plain(match: Match) -> bool:
-    """Whether nothing is scaled, all is of one type, and sizes are such that both can be timed."""
+    """Whether no more than a row is added, all is of one type, and sizes let both be timed."""
     for node in match.nodes:
         if any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
             return False
-    values = [match.kwargs[name].meta["val"] for name in ("bias", "a", "b")]
-    values.append(match.output_node().meta["val"])
+    values = [_value(match.kwargs[name]) for name in ("bias", "a", "b")]
+    values.append(_value(match.output_node()))
+    if any(value is None for value in values):
+        return False  # what is added is a number
     if _FIXES_SIZES and any(isinstance(n, torch.SymInt) for value in values for n in value.shape):
         return False
-    return len({value.dtype for value in values}) == 1
+    return len({value.dtype for value in values}) == 1 and _adds_a_row(match, *values)
+
+
+def _value(node: object) -> Any:
+    """The tensor that a node stands for; None for what stands for none."""
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _adds_a_row(match: Match, bias: Any, a: Any, b: Any, out: Any) -> bool:
+    """Whether what is added is one row of n, and the sum has the shape of the product.
+
+    A product that is reshaped before the sum may be broadcast with it, and the row may lie along
+    another of its dimensions than n.
+    """
+    n = b.shape[1]
+    if not _are_equal(bias.shape, (1, n) if bias.dim() == 2 else (n,)):
+        return False
+    if aten.addmm.default in match.targets.values():
+        return True  # a reshape stands behind the sum
+    reshaped = [node for node in match.nodes if node.target is aten.reshape.default]
+    summand = _value(reshaped[0]).shape if reshaped else (a.shape[0], n)
+    return _are_equal(out.shape, summand) and _are_equal(summand[-1:], (n,))
+
+
+def _are_equal(shape: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether shapes are one for all values of their sizes that are dynamic."""
+    return len(shape) == len(other) and all(
+        statically_known_true(one == two) for one, two in zip(shape, other)
+    )
 
 
 def _has_kernels(match: Match, activation: Activation) -> bool:
