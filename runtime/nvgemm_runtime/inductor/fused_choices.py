@@ -23,7 +23,7 @@ from torch._inductor.virtualized import V
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
-from ..aten import read_inputs
+from ..aten import AtenGemm, read_inputs
 from ..epilogue import Activation
 from . import report
 from .alternatives import UNFUSED
@@ -31,7 +31,7 @@ from .cache_key import installed_digest
 from .choice import GemmChoice, settle
 from .failures import survive
 from .fallbacks import StockCall
-from .hook import why_not_here
+from .hook import record, why_not_here
 from .modes import current_mode
 from .offers import Found, find_offers
 from .reading import operand, operand_of
@@ -73,6 +73,8 @@ def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool)
     if choices == [unfused]:
         return unfused.output_node()
     chosen = autotune_select_algorithm(UNFUSED, choices, nodes, layout, return_multi_template=False)
+    if not unfused.is_in_graph:
+        _record(unfused)
     return chosen[0] if isinstance(chosen, tuple) else chosen  # torch 2.11 gives the node alone
 
 
@@ -99,13 +101,24 @@ def _choices(activation: Activation, unfused: _Unfused) -> list[Any]:
 
 
 def _find(activation: Activation | None, unfused: _Unfused) -> Found:
-    tensors = [operand(node) for node in unfused.input_nodes]
-    if activation is None and unfused.is_apart:
-        gemm = read_inputs("mm", tensors[1:], {}, operand_of(unfused.layout, 0))
-    else:
-        gemm = read_inputs("addmm", tensors, {}, operand_of(unfused.layout, 0), activation)
+    gemm = _read(activation, unfused)
     # What was measured says which kernel. What stands there without us may be none of ATen's.
     return find_offers(gemm, max_choices(), may_compile=False, needs_kernel=True)
+
+
+def _read(activation: Activation | None, unfused: _Unfused) -> AtenGemm:
+    """The GEMM with an activation behind it, or the one that Inductor has without us."""
+    tensors = [operand(node) for node in unfused.input_nodes]
+    if activation is None and unfused.is_apart:
+        return read_inputs("mm", tensors[1:], {}, operand_of(unfused.layout, 0))
+    return read_inputs("addmm", tensors, {}, operand_of(unfused.layout, 0), activation)
+
+
+def _record(unfused: _Unfused) -> None:
+    """Keep what Inductor has without us, where it is not lowered, and so not met."""
+    from .met import declared_as
+
+    record(lambda: declared_as(_read(None, unfused)))
 
 
 class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
@@ -117,6 +130,7 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
     Attributes:
         operands: As the graph gives them, for `output_node`.
         is_apart: Whether Inductor would have the product and the sum apart.
+        is_in_graph: Whether it has won.
     """
 
     def __init__(
@@ -129,6 +143,7 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
     ) -> None:
         self.operands = operands
         self.is_apart = _sums_apart(layout, was_apart)
+        self.is_in_graph = False
         self.nvgemm_aot_gemm = ""
         super().__init__(
             f"{UNFUSED}_{next(_numbers)}",
@@ -155,6 +170,7 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
 
     def output_node(self) -> Any:
         """The nodes that are scheduled when this choice has won."""
+        self.is_in_graph = True
         return inline_subgraph_to_ir_nodes(self.gm, self.operands, self.name)
 
     def _compile_for_benchmarking(self) -> Any:

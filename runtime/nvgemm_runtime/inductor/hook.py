@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -77,14 +77,29 @@ def join(choices: list[Any]) -> list[Any]:
 
 def _record(choices: list[Any]) -> None:
     """Keep the GEMM where the user asked for that, whether or not choices are timed."""
+
+    def read() -> tuple[Problem | str, str] | None:
+        from .met import what_was_met
+
+        return what_was_met(choices)
+
+    record(read)
+
+
+def record(read: Callable[[], tuple[Problem | str, str] | None]) -> None:
+    """Keep a GEMM where the user asked for that.
+
+    Args:
+        read: Gives it as `met.what_was_met` does; not called where nothing is recorded.
+
+    Raises:
+        RecordError: If it is to be recorded and cannot be.
+    """
     try:
         kept_by = recorder()
-        if kept_by is not None:
-            from .met import what_was_met
-
-            found = what_was_met(choices)
-            if found is not None:
-                kept_by.add(*found)
+        found = None if kept_by is None else read()
+        if kept_by is not None and found is not None:
+            kept_by.add(*found)
     except Exception as error:
         survive(error)
 

@@ -35,6 +35,11 @@ def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
         nodes = choice.input_nodes[1:] if op in UNREAD_ADDENDS else choice.input_nodes
         a, b = map(operand, nodes[:2])
         gemm = AtenGemm(op=op, a=a, b=b, out=operand_of(choice.layout, 0))
+    return declared_as(gemm)
+
+
+def declared_as(gemm: AtenGemm) -> tuple[Problem | str, str]:
+    """A GEMM as recordings have it; see `what_was_met`."""
     device = gemm.a.device
     return (
         declarable(gemm),
