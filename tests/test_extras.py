@@ -9,9 +9,9 @@ from nvgemm_runtime.epilogue import Activation, Addend, Epilogue
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.extras import (
     Extras,
-    addend_kind,
+    addend_kinds,
     check_offset_values,
-    read_epilogue,
+    read_epilogues,
     read_scales,
 )
 from nvgemm_runtime.operands import requests
@@ -83,8 +83,24 @@ def test_scales_that_are_not_as_swizzling_leaves_them_are_refused() -> None:
     memory = torch.zeros(512 + 64, dtype=torch.uint8)
     skip = -memory.data_ptr() % 32 + 16
     odd = Extras(scale_a=memory[skip:][:512].view(E8M0), scale_b=torch.ones(512).to(E8M0))
-    with pytest.raises(NoKernelError, match="scale_a is aligned to less than 32 bytes"):
-        read_scales(odd, DType.FP8_E4M3, 16, 32, 128)
+    message = (
+        "scale_a begins 16 bytes past a multiple of 32, must begin at one; call .clone() on it"
+    )
+    for operand, k in ((DType.FP8_E4M3, 128), (DType.FP4_E2M1, 64)):  # two recipes take the latter
+        with pytest.raises(NoKernelError) as refused:
+            read_scales(odd, operand, 16, 32, k)
+        assert str(refused.value) == message
+
+
+def test_a_row_that_is_added_to_one_row_is_read_as_a_matrix_too() -> None:
+    a, b = torch.zeros(1, 64).bfloat16(), torch.zeros(32, 64).bfloat16().T
+    row = torch.zeros(1, 32).bfloat16()
+    asked = requests(Op.MM, a, b, extras=Extras(addend=row))
+    epilogues = {request.problem.signature.epilogue for request in asked}
+    assert epilogues == {Epilogue.BIAS, Epilogue.ADD}
+    silu = Extras(addend=row, activation=Activation.SILU)
+    asked = requests(Op.MM, a, b, extras=silu)
+    assert {request.problem.signature.epilogue for request in asked} == {Epilogue.BIAS_SILU}
 
 
 def test_both_scales_are_needed() -> None:
@@ -93,35 +109,37 @@ def test_both_scales_are_needed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "strides", "out", "kind"),
+    ("shape", "strides", "out", "kinds"),
     [
-        ((32,), (1,), (16, 32), Addend.ROW),
-        ((1, 32), (32, 1), (16, 32), Addend.ROW),
-        ((16, 32), (0, 1), (16, 32), Addend.ROW),
-        ((16, 32), (32, 1), (16, 32), Addend.MATRIX),
-        ((1, 32), (32, 1), (1, 32), Addend.ROW),
-        ((3, 16, 32), (0, 0, 1), (3, 16, 32), Addend.ROW),
-        ((3, 16, 32), (0, 32, 1), (3, 16, 32), None),
-        ((16, 1), (1, 1), (16, 32), None),
-        ((32,), (2,), (16, 32), None),
-        ((8, 32), (0, 1), (16, 32), None),
-        ((3, 16, 32), (0, 0, 1), (16, 32), None),
-        ((), (), (16, 32), None),
+        ((32,), (1,), (16, 32), (Addend.ROW,)),
+        ((1, 32), (32, 1), (16, 32), (Addend.ROW,)),
+        ((16, 32), (0, 1), (16, 32), (Addend.ROW,)),
+        ((16, 32), (32, 1), (16, 32), (Addend.MATRIX,)),
+        ((32,), (1,), (1, 32), (Addend.ROW,)),
+        ((1, 32), (32, 1), (1, 32), (Addend.ROW, Addend.MATRIX)),
+        ((1, 1, 32), (0, 0, 1), (1, 1, 32), (Addend.ROW, Addend.MATRIX)),
+        ((3, 16, 32), (0, 0, 1), (3, 16, 32), (Addend.ROW,)),
+        ((3, 16, 32), (0, 32, 1), (3, 16, 32), ()),
+        ((16, 1), (1, 1), (16, 32), ()),
+        ((32,), (2,), (16, 32), ()),
+        ((8, 32), (0, 1), (16, 32), ()),
+        ((3, 16, 32), (0, 0, 1), (16, 32), ()),
+        ((), (), (16, 32), ()),
     ],
 )
 def test_a_row_is_told_from_a_matrix(
-    shape: tuple[int, ...], strides: tuple[int, ...], out: tuple[int, ...], kind: Addend | None
+    shape: tuple[int, ...], strides: tuple[int, ...], out: tuple[int, ...], kinds: tuple[Addend]
 ) -> None:
-    assert addend_kind(shape, strides, out) is kind
+    assert addend_kinds(shape, strides, out) == kinds
 
 
 def test_epilogues_are_read_off_what_is_added() -> None:
     row, matrix = torch.ones(32).bfloat16(), torch.ones(16, 32).bfloat16()
-    assert read_epilogue(Extras(), DType.BF16, (16, 32)) is None
-    assert read_epilogue(Extras(addend=row), DType.BF16, (16, 32)) is Epilogue.BIAS
-    assert read_epilogue(Extras(addend=matrix), DType.FP8_E4M3, (16, 32)) is Epilogue.ADD
+    assert read_epilogues(Extras(), DType.BF16, (16, 32)) == (None,)
+    assert read_epilogues(Extras(addend=row), DType.BF16, (16, 32)) == (Epilogue.BIAS,)
+    assert read_epilogues(Extras(addend=matrix), DType.FP8_E4M3, (16, 32)) == (Epilogue.ADD,)
     silu = Extras(addend=row, activation=Activation.SILU)
-    assert read_epilogue(silu, DType.BF16, (16, 32)) is Epilogue.BIAS_SILU
+    assert read_epilogues(silu, DType.BF16, (16, 32)) == (Epilogue.BIAS_SILU,)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +159,7 @@ def test_epilogues_are_read_off_what_is_added() -> None:
 )
 def test_epilogues_that_none_has_are_refused(extras: Extras, message: str) -> None:
     with pytest.raises(NoKernelError, match=message):
-        read_epilogue(extras, DType.BF16, (16, 32))
+        read_epilogues(extras, DType.BF16, (16, 32))
 
 
 def test_offsets_rise_and_stay_within_a() -> None:

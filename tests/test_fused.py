@@ -127,7 +127,7 @@ REFUSALS: dict[str, tuple[Signature, Callable[[Arguments], Any], type, str]] = {
         BIASED,
         lambda x: nvgemm_runtime.addmm(x.others[0][:8], x.a, x.b),
         NoKernelError,
-        r"added has shape \[8\].*must be a row of 32 or of the result's shape \[16, 32\]",
+        r"added has shape \[8\].*must be a row of 32, or of the result's shape \[16, 32\]",
     ),
     "bias of another dtype": (
         BIASED,
@@ -151,7 +151,7 @@ REFUSALS: dict[str, tuple[Signature, Callable[[Arguments], Any], type, str]] = {
         BIASED,
         lambda x: nvgemm_runtime.addmm(torch.zeros(16, 64).bfloat16()[:, ::2], x.a, x.b),
         NoKernelError,
-        "added is not row-major, or its elements share memory",
+        r"added has shape \[16, 32\] and strides \[64, 2\], must be a row of 32, or of",
     ),
     "scales of another size": (
         MXFP8,
@@ -259,6 +259,71 @@ def test_nothing_to_compute_needs_no_kernel(installed: BuiltBundle) -> None:
         torch.ones(4, 64).bfloat16(), b[None][:0], torch.empty(0, dtype=torch.int32)
     )
     assert torch.equal(no_groups, torch.zeros(4, 32).bfloat16())
+
+
+NOTHING_TO_COMPUTE: dict[str, tuple[Callable[[], Any], type, str]] = {
+    "bias": (
+        lambda: nvgemm_runtime.addmm(torch.ones(5), torch.ones(0, 64), torch.ones(64, 32)),
+        NoKernelError,
+        r"added has shape \[5\].*must be a row of 32",
+    ),
+    "bias of another dtype": (
+        lambda: nvgemm_runtime.addmm(torch.ones(32).half(), torch.ones(0, 64), torch.ones(64, 32)),
+        NoKernelError,
+        "added is torch.float16, must be torch.float32",
+    ),
+    "scales": (
+        lambda: nvgemm_runtime.scaled_mm(
+            *(torch.ones(shape).to(torch.float8_e4m3fn) for shape in ((0, 64), (64, 32))),
+            torch.ones(7), torch.ones(9),
+        ),
+        NoKernelError,
+        "scale_a has 7 elements",
+    ),
+    "scales, k = 0": (
+        lambda: nvgemm_runtime.scaled_mm(
+            *(torch.ones(shape).to(torch.float8_e4m3fn) for shape in ((16, 0), (0, 32))),
+            torch.ones(1).byte(), torch.ones(1).byte(),
+        ),
+        NoKernelError,
+        "no kernel scales fp8_e4m3 with torch.uint8",
+    ),
+    "offsets": (
+        lambda: nvgemm_runtime.grouped_mm(
+            torch.ones(0, 64), torch.ones(4, 64, 32), torch.zeros(3, dtype=torch.int32)
+        ),
+        ValueError,
+        r"offsets have shape \[3\], must have \[4\]",
+    ),
+    "offsets of no groups": (
+        lambda: nvgemm_runtime.grouped_mm(
+            torch.ones(4, 64), torch.ones(0, 64, 32), torch.zeros(3, dtype=torch.int32)
+        ),
+        ValueError,
+        r"offsets have shape \[3\], must have \[0\]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NOTHING_TO_COMPUTE)
+def test_refuses_what_does_not_fit_though_there_is_nothing_to_compute(case: str) -> None:
+    call, kind, message = NOTHING_TO_COMPUTE[case]
+    with pytest.raises(kind, match=message):
+        call()
+
+
+def test_a_declared_sum_with_a_matrix_serves_one_row(
+    kernel_cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served = signature("tn", operand=DType.BF16, epilogue=Epilogue.ADD)
+    built = cpu_provider.build_bundle(
+        [cpu_provider.problem_of(served, (1, 32, 64))], tmp_path, kernel_cache
+    )
+    use(monkeypatch, built.path)
+    a, b = torch.randn(1, 64).bfloat16(), torch.randn(32, 64).bfloat16().T
+    residual = torch.randn(1, 32).bfloat16()
+    wanted = (a.float() @ b.float() + residual.float()).bfloat16()
+    torch.testing.assert_close(nvgemm_runtime.addmm(residual, a, b), wanted)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ def run_with_extras(
             raise ValueError(f"{where}: out is {out.dtype}, out_dtype {out_dtype}; leave one away")
     refuse_negation(where, out, *operands.values())
     if out.numel() == 0 or (extras.addend is None and 0 in (a.numel(), b.numel())):
-        check_empty(op, a, b, out)
+        check_empty(op, a, b, out, extras)
         return out.zero_()  # as ATen: a sum of nothing is zero
     if a.numel() == 0:
         raise NoKernelError(

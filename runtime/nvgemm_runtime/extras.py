@@ -9,6 +9,7 @@ from .element_types import DType
 from .epilogue import Activation, Addend, Epilogue, addend_dtype, epilogue_of
 from .errors import NoKernelError
 from .scales import SWIZZLED_ALIGNMENT_BYTES, ScaleRecipe, swizzled_elements
+from .support import SCALED
 
 if TYPE_CHECKING:
     import torch
@@ -77,31 +78,23 @@ def read_scales(extras: Extras, operand: DType, m: int, n: int, k: int) -> Scale
     if extras.recipe is not None:
         _check_scales(extras.recipe, scale_a, scale_b, m, n, k)
         return extras.recipe
-    candidates = _RECIPES.get((operand, str(scale_a.dtype).removeprefix("torch.")), ())
+    # Where several have scales of one size, the first is what torch takes them for.
+    candidates = [
+        recipe
+        for recipe, operands in SCALED.items()
+        if operand in operands and str(scale_a.dtype) == f"torch.{recipe.dtype.torch_name}"
+    ]
     if not candidates:
         raise NoKernelError(f"no kernel scales {operand.value} with {scale_a.dtype}")
-    reasons = []
+    reasons: dict[str, None] = {}  # in order, each once
     for recipe in candidates:
         try:
             _check_scales(recipe, scale_a, scale_b, m, n, k)
         except NoKernelError as error:
-            reasons.append(str(error))
+            reasons[str(error)] = None
         else:
             return recipe
     raise NoKernelError("; or ".join(reasons))
-
-
-_FP32_SCALES = (ScaleRecipe.FP32_TENSOR, ScaleRecipe.FP32_ROW)
-_RECIPES = {
-    (DType.FP8_E4M3, "float32"): _FP32_SCALES,
-    (DType.FP8_E5M2, "float32"): _FP32_SCALES,
-    (DType.FP8_E4M3, "float8_e8m0fnu"): (ScaleRecipe.E8M0_1X32,),
-    (DType.FP8_E5M2, "float8_e8m0fnu"): (ScaleRecipe.E8M0_1X32,),
-    (DType.FP4_E2M1, "float8_e8m0fnu"): (ScaleRecipe.E8M0_1X32, ScaleRecipe.E8M0_1X16),
-    (DType.FP4_E2M1, "float8_e4m3fn"): (ScaleRecipe.E4M3_1X16,),
-}
-"""Recipes by element types of operands and scales; where several have scales of one size, the first
-is what torch takes them for."""
 
 
 def _check_scales(
@@ -125,10 +118,11 @@ def _check_scales(
                     f"{list(scale.stride())}), must have {wanted} contiguous ones for scales "
                     f"{recipe.value} of {rows} rows and k = {k}, swizzled 32 x 4 x 4"
                 )
-            if scale.data_ptr() % SWIZZLED_ALIGNMENT_BYTES:
+            past = scale.data_ptr() % SWIZZLED_ALIGNMENT_BYTES
+            if past:
                 raise NoKernelError(
-                    f"{name} is aligned to less than {SWIZZLED_ALIGNMENT_BYTES} bytes; call "
-                    ".clone() on it"
+                    f"{name} begins {past} bytes past a multiple of {SWIZZLED_ALIGNMENT_BYTES}, "
+                    "must begin at one; call .clone() on it"
                 )
         elif recipe is ScaleRecipe.FP32_TENSOR:
             if elements != 1:
@@ -154,13 +148,19 @@ def _is_compact(tensor: torch.Tensor) -> bool:
     return True
 
 
-def read_epilogue(extras: Extras, out: DType, shape: tuple[int, ...]) -> Epilogue | None:
-    """The epilogue that adds what is at hand; None where nothing is added.
+def read_epilogues(
+    extras: Extras, out: DType, shape: tuple[int, ...]
+) -> tuple[Epilogue | None, ...]:
+    """The epilogues that add what is at hand.
 
     Args:
         extras: With an addend, or none.
         out: Element type of the result.
         shape: Shape of the result.
+
+    Returns:
+        Every way to read the addend: one, but for a result of one row, to which a row is added as a
+        matrix is. None stands for nothing that is added.
 
     Raises:
         NoKernelError: If no epilogue does that.
@@ -169,43 +169,48 @@ def read_epilogue(extras: Extras, out: DType, shape: tuple[int, ...]) -> Epilogu
     if addend is None:
         if extras.activation is not None:
             raise NoKernelError(f"no epilogue applies {extras.activation.value} without a bias")
-        return None
+        return (None,)
     wanted = addend_dtype(out).torch_name
     if str(addend.dtype) != f"torch.{wanted}":
         raise NoKernelError(
             f"what is added is {addend.dtype}, must be torch.{wanted} with a result of {out.value}"
         )
-    kind = addend_kind(tuple(addend.shape), tuple(addend.stride()), shape)
-    if kind is None:
+    kinds = addend_kinds(tuple(addend.shape), tuple(addend.stride()), shape)
+    if not kinds:
         raise NoKernelError(
             f"what is added has shape {list(addend.shape)} and strides {list(addend.stride())}, "
             f"must be a row of {shape[-1]}, or of the result's shape {list(shape)} without a row "
             "that counts twice"
         )
-    epilogue = epilogue_of(kind, extras.activation)
-    if epilogue is None:
+    epilogues = tuple(
+        epilogue for kind in kinds if (epilogue := epilogue_of(kind, extras.activation)) is not None
+    )
+    if not epilogues:
         assert extras.activation is not None  # a sum alone has its epilogue
         raise NoKernelError(
-            f"no epilogue adds a {kind.value} and applies {extras.activation.value}"
+            f"no epilogue adds a {kinds[0].value} and applies {extras.activation.value}"
         )
-    return epilogue
+    return epilogues
 
 
-def addend_kind(
+def addend_kinds(
     shape: tuple[int, ...], strides: tuple[int, ...], out: tuple[int, ...]
-) -> Addend | None:
-    """Whether something that is added is one row for all rows, or a matrix; None for neither."""
+) -> tuple[Addend, ...]:
+    """Whether something that is added is one row for all rows, a matrix, neither or both."""
     if not shape or shape[-1] != out[-1] or len(shape) > len(out):
-        return None
+        return ()
     if strides[-1] != 1 and shape[-1] != 1:
-        return None
+        return ()
+    found = []
     in_front = zip(shape[:-1], strides[:-1])
     if all(extent == 1 or stride == 0 for extent, stride in in_front) and (
         len(shape) < len(out) or all(one in (1, two) for one, two in zip(shape, out))
     ):
-        return Addend.ROW
+        found.append(Addend.ROW)
     is_spread = any(extent > 1 and stride == 0 for extent, stride in zip(shape, strides))
-    return Addend.MATRIX if shape == out and not is_spread else None
+    if shape == out and not is_spread:
+        found.append(Addend.MATRIX)
+    return tuple(found)
 
 
 def check_offsets(extras: Extras, groups: int) -> None:

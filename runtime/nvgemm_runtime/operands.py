@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING
 
 from .epilogue import Addend, Epilogue
 from .errors import NoKernelError
-from .extras import NOTHING, Extras, check_offsets, read_epilogue, read_scales
+from .extras import NOTHING, Extras, check_offsets, read_epilogues, read_scales
 from .problem import DType, Layout, Op, Problem, Signature
 from .scales import ScaleRecipe
 
@@ -149,28 +150,40 @@ def _fake_tensor() -> type:
     return kind
 
 
-_MIXED = (
-    frozenset({DType.FP8_E4M3, DType.FP8_E5M2}),
-    frozenset({DType.INT8, DType.UINT8}),
-)
-"""Types that may differ between A and B."""
-
-
-def check_empty(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    """Check a GEMM without products as one that has some: its types, and where it is written.
+def check_empty(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras = NOTHING
+) -> None:
+    """Check a GEMM without products as one that has some: its types, extras, and where it goes.
 
     Raises:
-        NoKernelError: If types or the output's strides are such that no kernel can exist.
+        ValueError: If what it takes besides A and B is missing, or elsewhere.
+        NoKernelError: If types, extras or the output's strides are such that no kernel can exist.
     """
     a_dtype, b_dtype, out_dtype = (_dtype(tensor.dtype) for tensor in (a, b, out))
-    mixed = any({a_dtype, b_dtype} <= types for types in _MIXED)
-    if (a_dtype is not b_dtype and not mixed) or (out_dtype.is_integer and not a_dtype.is_integer):
+    if a_dtype is not b_dtype or (out_dtype.is_integer and not a_dtype.is_integer):
         raise NoKernelError(
             f"{op.value}: no kernel computes {a_dtype.value} x {b_dtype.value} to "
             f"{out_dtype.value}; give a and b one type"
         )
+    _read_extras(op, a, b, out_dtype, extras)
     if out.numel():
         _out_alignment_bytes(out)
+
+
+def _read_extras(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: DType, extras: Extras
+) -> tuple[ScaleRecipe | None, tuple[Epilogue | None, ...]]:
+    """The scales, and every way to read what is added; offsets are checked."""
+    for tensor in extras.tensors():
+        if tensor.device != a.device:
+            raise ValueError(
+                f"{op.value}: tensors are on two devices ({a.device} and {tensor.device})"
+            )
+    dtype = _dtype(a.dtype)
+    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1] * dtype.packed
+    if op is Op.GROUPED_MM:
+        check_offsets(extras, b.shape[0])
+    return read_scales(extras, dtype, m, n, k), read_epilogues(extras, out, (*a.shape[:-1], n))
 
 
 def requests(
@@ -194,41 +207,29 @@ def requests(
 
     Returns:
         Every way to read the operands, best aligned first: one, but for a matrix of one row or
-        column, which is in both layouts.
+        column, which is in both layouts, and for a row that is added to one row.
 
     Raises:
         ValueError: If ranks, shapes or devices do not fit.
         NoKernelError: If types, strides or extents are such that no kernel can exist.
     """
     shape = check_shapes(op, a, b, out)
-    for tensor in extras.tensors():
-        if tensor.device != a.device:
-            raise ValueError(
-                f"{op.value}: tensors are on two devices ({a.device} and {tensor.device})"
-            )
     if out is not None:
         out_dtype = out.dtype
     # Types before layouts: theirs is the reason that helps most.
     a_dtype, b_dtype = _dtype(a.dtype), _dtype(b.dtype)
     result = _dtype(out_dtype or usual_out_dtype(a.dtype))
-    m, n, k = shape[-2], shape[-1], a.shape[-1] * a_dtype.packed
-    if op is Op.GROUPED_MM:
-        check_offsets(extras, b.shape[0])
-    scales = read_scales(extras, a_dtype, m, n, k)
-    epilogue = read_epilogue(extras, result, shape)
+    scales, epilogues = _read_extras(op, a, b, result, extras)
+    added = [(one, _addend_alignment_bytes(extras.addend, one)) for one in epilogues]
     readings = {"a": _readings("a", a), "b": _readings("b", b)}
     if out is None:
-        alignment, is_compact = _power_of_two(result.bytes_of(n)), True
+        alignment, is_compact = _power_of_two(result.bytes_of(shape[-1])), True
     else:
         alignment, is_compact = _out_alignment_bytes(out), _lies_compact(out, -1, -2)
-    alignment = min(
-        alignment,
-        _addend_alignment_bytes(extras.addend, epilogue),
-        _row_scale_alignment_bytes(extras, scales),
-    )
+    alignment = min(alignment, _row_scale_alignment_bytes(extras, scales))
     found = []
     for a_major, a_alignment in readings["a"]:
-        for b_major, b_alignment in readings["b"]:
+        for (b_major, b_alignment), (epilogue, addend_alignment) in product(readings["b"], added):
             signature = Signature(
                 op=op,
                 layout=Layout(a_major + b_major),
@@ -242,7 +243,7 @@ def requests(
             found.append(
                 Request(
                     problem=_problem(signature, a, b),
-                    alignment_bytes=min(a_alignment, b_alignment, alignment),
+                    alignment_bytes=min(a_alignment, b_alignment, addend_alignment, alignment),
                     is_compact=is_compact
                     and _lies_compact(a, *_DIMENSIONS[a_major])
                     and _lies_compact(b, *_DIMENSIONS[b_major]),
