@@ -170,6 +170,9 @@ def test_what_no_bundle_has_is_a_miss_that_names_it(
     assert event["gemm"] == "mm/tt/fp16xfp16/fp32/fp16/bias/m16n32k64"
     wanted = "no bundled kernel computes mm/tt/fp16xfp16/fp32/fp16/bias"
     assert any(reason.startswith(wanted) for reason in event["reasons"])
+    product = "mm/tt/fp16xfp16/fp32/fp32"
+    wanted = f"for the product alone, {product}/m16n32k64: no bundled kernel computes {product} ("
+    assert sum(reason.startswith(wanted) for reason in event["reasons"]) == 1
 
 
 def test_addends_that_come_otherwise_at_run_time_go_to_aten(inductor: InductorSession) -> None:
@@ -269,7 +272,7 @@ def test_a_product_in_fp32_and_a_sum_where_no_kernel_adds(
     assert len(compiled.launched) == 1
     assert "nvgemm_addmm_split_" in compiled.code[0]
     (event,) = events()
-    assert event["basis"] == "declared"
+    assert event["basis"] == "signature", "the product is declared, the sum is not"
     assert all(name.startswith("nvgemm_addmm_split_") for name in event["offered"])
     unaligned = torch.randn(M * K + 1).bfloat16()[1:].view(M, K)
     assert inductor.launched(compiled.function, addend, unaligned, b) == ()

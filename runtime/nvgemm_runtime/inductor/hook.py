@@ -25,6 +25,7 @@ from torch._inductor.virtualized import V
 
 from ..aten import UNSERVED
 from ..errors import RequiredError
+from ..match import Basis
 from ..problem import Problem
 from ..recorder import recorder
 from ..recording import gemm_line
@@ -183,9 +184,9 @@ def _find_served(choices: list[Any]) -> _Served | None:
     is_split = False
     if found.basis == "miss" and not config.cpp_wrapper:
         split = find_split_offers(gemm, max_choices())
-        if split is not None and split.offers:
-            found = replace(found, offers=split.offers, basis=split.basis)
-            is_split = True
+        if split is not None:
+            is_split = bool(split.offers)
+            found = _with_split(found, split)
     if found.basis == "miss":
         _miss(found.gemm, found.reasons, found.problem)
         return None
@@ -193,6 +194,18 @@ def _find_served(choices: list[Any]) -> _Served | None:
         _miss(found.gemm, obstacles)
         return None
     return _Served(op=op, aten=aten, found=found, is_split=is_split)
+
+
+def _with_split(found: Found, split: Found) -> Found:
+    """What there is for a sum that no kernel computes, with what there is for its product."""
+    if split.offers:
+        # The sum itself is declared nowhere, whether its product is or not.
+        return replace(found, offers=split.offers, basis=Basis.SIGNATURE.value)
+    news = [reason for reason in split.reasons if reason not in found.reasons]
+    return replace(
+        found,
+        reasons=(*found.reasons, *(f"for the product alone, {split.gemm}: {one}" for one in news)),
+    )
 
 
 def _choices_for(served: _Served) -> list[GemmChoice]:
