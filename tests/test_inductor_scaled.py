@@ -20,6 +20,7 @@ import recording_kernels
 from inductor_session import InductorSession
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.pipeline import BuiltBundle
+from nvgemm_runtime.debugging import DEBUG_VARIABLE
 from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.problem import DType, Op
 from nvgemm_runtime.recorder import Recorder
@@ -167,6 +168,22 @@ def test_groups(inductor: InductorSession) -> None:
     exec(gone, module)
     (without_us,) = module["call"](list(arguments))
     torch.testing.assert_close(without_us, grouped(*arguments))
+
+
+@pytest.mark.parametrize("is_debugging", [False, True])
+def test_ends_of_groups_are_checked_where_the_user_debugs(
+    inductor: InductorSession, is_debugging: bool
+) -> None:
+    inductor.monkeypatch.setenv(DEBUG_VARIABLE, str(int(is_debugging)))
+    a, b, ends = groups()
+    compiled = inductor.compile(grouped, a, b, ends)
+    assert len(compiled.launched) == 1
+    falling = torch.tensor([8, 7, 40, 128], dtype=torch.int32)
+    if is_debugging:
+        with pytest.raises(ValueError, match=r"group 1 ends at row 7, must end in 8\.\.128"):
+            compiled.function(a, b, falling)
+    else:
+        assert compiled.function(a, b, falling).shape == (M, N)
 
 
 MISSES: dict[str, tuple[Callable[..., Any], str]] = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 DEBUG_VARIABLE = "NVGEMM_AOT_DEBUG"
-"""Set to 1: `grouped_mm` copies its offsets from the device and checks them, for which it waits."""
+"""Set to 1: `grouped_mm`, and compiled code that is loaded then, copy offsets from the device and
+check them, for which they wait. The operator of torch's dispatcher and generated C++ do not."""
 
 
 def is_debugging() -> bool:

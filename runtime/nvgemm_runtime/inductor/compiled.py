@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from .. import native
 from ..choosing import load_kernel
+from ..debugging import is_debugging
+from ..extras import check_offset_values
 from ..facts import DeviceFacts, device_facts
 from ..installation import INSTALLATION
 from ..jit_cache import JIT_ORIGIN, mark_used
 from ..library import LoadedKernel
+from ..operands import RANKS
+from ..problem import Op
 from ..refusals import refusal
 from .settings import is_off
 
@@ -57,6 +61,9 @@ def gemm(
         order: Which of the tensors the kernel takes, as it takes them: A, B and the others.
         split: Whether the kernel takes A and B alone, its result is fp32, and the third tensor is
             added behind it.
+
+    Where the user debugs as this is called, calls raise ValueError for ends of groups that fall or
+    pass the end of A; see `nvgemm_runtime.debugging`.
     """
     if split:
         return _split(aten, gemm(_never, kernel_id, origin), order)
@@ -88,7 +95,19 @@ def gemm(
             return out
         return aten(*tensors, out=out, **options)
 
-    return call
+    return _checked(call, order) if is_debugging() else call
+
+
+def _checked(call: Gemm, order: tuple[int, ...]) -> Gemm:
+    """A call that looks at the ends of groups first, for which it waits for the device."""
+
+    def checked(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
+        a, b, *extras = (tensors[place] for place in order)
+        if (a.dim(), b.dim()) == RANKS[Op.GROUPED_MM]:
+            check_offset_values(extras[0], a.shape[0])
+        return call(*tensors, out=out, **options)
+
+    return checked
 
 
 def _split(aten: Callable[..., torch.Tensor], product: Gemm, order: tuple[int, ...]) -> Gemm:
