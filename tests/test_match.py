@@ -319,5 +319,7 @@ def test_a_miss_says_why_the_build_made_no_kernel() -> None:
     assert said.reasons[0] == "b0: sm_100f has no such operator"
     other = index(partial).match(replace(left_out, m=17), 16)
     assert isinstance(other, Miss)
-    assert other.reasons[0] == (f"b0: sm_100f has no such operator (of {left_out.key}, likewise)")
+    assert other.reasons[0] == (
+        f"another problem of this signature, {left_out.key}: b0: sm_100f has no such operator"
+    )
     found(index(partial).match(problem(16), 16))

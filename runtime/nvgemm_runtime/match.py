@@ -304,7 +304,7 @@ class Index:
         if problem in self._unserved:
             return (self._unserved[problem],)
         return tuple(
-            f"{why} (of {other.key}, likewise)"
+            f"another problem of this signature, {other.key}: {why}"
             for other, why in self._unserved.items()
             if other.signature == problem.signature
         )[:1]
