@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from .fakes import OPERATORS
+
 if TYPE_CHECKING:
     import torch
 
@@ -51,14 +53,13 @@ def register_refusals() -> None:
     import torch
 
     library = torch.library.Library("nvgemm_aot", "IMPL")
-    for name in ("mm", "bmm"):
+    for name in OPERATORS:
         packet = getattr(torch.ops.nvgemm_aot, name)
-        for overload, make in ((packet.default, _functional), (packet.out, _out_form)):
+        takes = [argument.name for argument in packet.default._schema.arguments]
+        is_plain = takes == ["a", "b", "kernel"]
+        for overload, quick in ((packet.default, _functional), (packet.out, _out_form)):
+            make = quick if is_plain else _any_form
             library.impl(overload, make(overload), "Autograd", with_keyset=True)
-    for name in ("addmm", "baddbmm", "scaled_mm", "grouped_mm"):
-        packet = getattr(torch.ops.nvgemm_aot, name)
-        for overload in (packet.default, packet.out):
-            library.impl(overload, _any_form(overload), "Autograd", with_keyset=True)
     _libraries.append(library)
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-OUT_FORMS = ("mm.out", "bmm.out", "addmm.out", "baddbmm.out", "scaled_mm.out", "grouped_mm.out")
+OPERATORS = ("mm", "bmm", "addmm", "baddbmm", "scaled_mm", "grouped_mm")
+"""Names of the operators, each with an ``out`` form, as runtime/csrc/torch_ops.cpp defines them."""
 
 
 def register_fakes(out_dtype: Callable[[str], Any]) -> None:
@@ -67,7 +68,8 @@ def register_fakes(out_dtype: Callable[[str], Any]) -> None:
     def out_form(*operands: object, **named: object) -> None:
         pass  # it changes values alone
 
-    for function in (mm, bmm, addmm, baddbmm, scaled_mm, grouped_mm):
-        torch.library.register_fake(f"nvgemm_aot::{function.__name__}", function)
-    for name in OUT_FORMS:
-        torch.library.register_fake(f"nvgemm_aot::{name}", out_form)
+    functions = (mm, bmm, addmm, baddbmm, scaled_mm, grouped_mm)
+    by_name = {function.__name__: function for function in functions}
+    for name in OPERATORS:
+        torch.library.register_fake(f"nvgemm_aot::{name}", by_name[name])
+        torch.library.register_fake(f"nvgemm_aot::{name}.out", out_form)

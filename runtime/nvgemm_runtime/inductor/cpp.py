@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..roles import Role
+
 ABI = 3
 """Version of the operators that the code here calls: kAbi of runtime/csrc/torch_ops.h."""
 
-_EXTRAS = ("scale_a", "scale_b", "offsets", "addend")
+_EXTRAS = tuple(role.value for role in Role if role not in (Role.A, Role.B, Role.OUT))
 """What kernels take besides A and B, in the order of ``try_gemm``'s arguments."""
 
 LIBRARY_SONAME = "libnvgemm_aot.so"
@@ -67,7 +69,7 @@ inline StableIValue optional_value(AtenTensorHandle tensor) {{
 
 // What a kernel takes besides A and B; nullptr for what it does not.
 struct Extras {{
-    AtenTensorHandle scale_a, scale_b, offsets, addend;
+    AtenTensorHandle {", ".join(_EXTRAS)};
 }};
 
 // No lock is held: preparing calls Python, and waits for its lock.
