@@ -31,10 +31,11 @@ from .cache_key import installed_digest
 from .choice import GemmChoice, settle
 from .failures import survive
 from .fallbacks import StockCall
-from .hook import record, why_not_here
+from .hook import why_not_here
 from .modes import current_mode
 from .offers import Found, find_offers
 from .reading import operand, operand_of
+from .record import record_gemm
 from .settings import Mode, max_choices, trusts_rankings
 
 _log = logging.getLogger(__name__)
@@ -73,8 +74,8 @@ def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool)
     if choices == [unfused]:
         return unfused.output_node()
     chosen = autotune_select_algorithm(UNFUSED, choices, nodes, layout, return_multi_template=False)
-    if not unfused.is_in_graph:
-        _record(unfused)
+    if not unfused.is_in_graph:  # what Inductor has without us is not lowered, and so not met
+        record_gemm(lambda: _read(None, unfused))
     return chosen[0] if isinstance(chosen, tuple) else chosen  # torch 2.11 gives the node alone
 
 
@@ -112,13 +113,6 @@ def _read(activation: Activation | None, unfused: _Unfused) -> AtenGemm:
     if activation is None and unfused.is_apart:
         return read_inputs("mm", tensors[1:], {}, operand_of(unfused.layout, 0))
     return read_inputs("addmm", tensors, {}, operand_of(unfused.layout, 0), activation)
-
-
-def _record(unfused: _Unfused) -> None:
-    """Keep what Inductor has without us, where it is not lowered, and so not met."""
-    from .met import declared_as
-
-    record(lambda: declared_as(_read(None, unfused)))
 
 
 class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]

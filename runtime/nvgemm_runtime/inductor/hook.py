@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,6 @@ from ..aten import UNSERVED
 from ..errors import RequiredError
 from ..match import Basis
 from ..problem import Problem
-from ..recorder import recorder
 from ..recording import gemm_line
 from . import nvgemm_backend, report
 from .alternatives import is_alternative
@@ -42,6 +41,7 @@ from .reading import (
     gemms_of_graph,
     read_choice,
 )
+from .record import record_choices
 from .settings import MODE_VARIABLE, Mode, max_choices, trusts_rankings
 
 if TYPE_CHECKING:
@@ -68,41 +68,12 @@ def join(choices: list[Any]) -> list[Any]:
     """
     if any(isinstance(choice, GemmChoice) for choice in choices):
         return choices  # they were joined before, where a lowering of ours asks for choices
-    _record(choices)
+    record_choices(choices)
     try:
         return _with_ours(choices)
     except Exception as error:
         survive(error)
         return _after_failure(choices, error)
-
-
-def _record(choices: list[Any]) -> None:
-    """Keep the GEMM where the user asked for that, whether or not choices are timed."""
-
-    def read() -> tuple[Problem | str, str] | None:
-        from .met import what_was_met
-
-        return what_was_met(choices)
-
-    record(read)
-
-
-def record(read: Callable[[], tuple[Problem | str, str] | None]) -> None:
-    """Keep a GEMM where the user asked for that.
-
-    Args:
-        read: Gives it as `met.what_was_met` does; not called where nothing is recorded.
-
-    Raises:
-        RecordError: If it is to be recorded and cannot be.
-    """
-    try:
-        kept_by = recorder()
-        found = None if kept_by is None else read()
-        if kept_by is not None and found is not None:
-            kept_by.add(*found)
-    except Exception as error:
-        survive(error)
 
 
 def _after_failure(choices: list[Any], failure: Exception) -> list[Any]:
