@@ -182,7 +182,7 @@ def test_a_problem_whose_kernels_all_fail_is_left_out_and_the_bundle_says_why(
     assert result.unserved == (
         Unserved(arch="sm_100f", problem=problem, reason=reason, failed=True),
     )
-    with pytest.raises(CompileError, match="no kernel for 1 problems"):
+    with pytest.raises(CompileError, match="no kernel for 1 problem; change or remove it"):
         require_served(result.unserved, targets=1)
 
 
@@ -194,14 +194,7 @@ def _failing_for_fp16(self: FakeProvider, signature: Signature, target: BuildTar
 def test_a_target_without_operators_leaves_the_others_to_be_built(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nothing_for_hopper(
-        self: FakeProvider, signature: Signature, target: BuildTarget
-    ) -> Enumeration:
-        if target.target.arch == "sm_90a":
-            return Enumeration(absence="sm_90a has no such thing")
-        return Enumeration(candidates=(candidate("one", signature),))
-
-    monkeypatch.setattr(FakeProvider, "enumerate", nothing_for_hopper)
+    monkeypatch.setattr(FakeProvider, "enumerate", _nothing_for_hopper)
     result = run(tmp_path, cache, targets="sm_90a, sm_100f")
     assert [bundle.header.target.arch for bundle in result.bundles] == ["sm_100f"]
     assert not result.bundles[0].header.unserved
@@ -212,6 +205,40 @@ def test_a_target_without_operators_leaves_the_others_to_be_built(
     with pytest.raises(NoCandidateError, match="sm_90a has no such thing"):
         run(tmp_path / "strict", cache, targets="sm_90a, sm_100f", strict=True)
     assert not (tmp_path / "strict" / "out").exists()
+
+
+def _nothing_for_hopper(
+    self: FakeProvider, signature: Signature, target: BuildTarget
+) -> Enumeration:
+    if target.target.arch == "sm_90a":
+        return Enumeration(absence="sm_90a has no such thing")
+    return Enumeration(candidates=(candidate("one", signature),))
+
+
+def test_a_bundle_whose_target_serves_nothing_any_more_is_removed(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blackwell, hopper = run(tmp_path, cache, targets="sm_100f, sm_90a").bundles
+    other = hopper.path.with_name("other-sm_90a-linux_x86_64-cu13.nvgemm")
+    other.write_bytes(b"of another manifest")
+    monkeypatch.setattr(FakeProvider, "enumerate", _nothing_for_hopper)
+    cache = Cache(tmp_path / "another cache")
+    result = run(tmp_path, cache, targets="sm_100f, sm_90a")
+    assert result.removed == (hopper.path,)
+    assert not hopper.path.exists()
+    assert blackwell.path.exists()
+    assert other.exists()
+    assert run(tmp_path, cache, targets="sm_100f, sm_90a").removed == ()
+
+
+def test_a_build_that_fails_removes_nothing(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (hopper,) = run(tmp_path, cache, targets="sm_90a").bundles
+    monkeypatch.setattr(FakeProvider, "enumerate", _nothing_for_hopper)
+    with pytest.raises(NoCandidateError, match="sm_90a has no such thing"):
+        run(tmp_path, Cache(tmp_path / "another cache"), targets="sm_90a")
+    assert hopper.path.exists()
 
 
 def test_some_unserved_problems_are_no_reason_to_build_again(tmp_path: Path, cache: Cache) -> None:
