@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from nvgemm_runtime.epilogue import Activation
+from nvgemm_runtime.epilogue import Activation, Epilogue
 from nvgemm_runtime.problem import Op, Signature
 from nvgemm_runtime.roles import Role, extra_roles
 from nvgemm_runtime.scales import ScaleRecipe
@@ -88,9 +88,12 @@ class WithEpilogue(Family):
     def absence(self, signature: Signature, target: BuildTarget) -> str:
         """See `Family.absence`."""
         what = "applies scales" if signature.scales is not None else "has an epilogue"
-        return (
+        text = (
             f"no operator of {target.target.arch} {what}: its plain kernels store the bare product"
         )
+        if signature.scales is None and signature.epilogue in (Epilogue.BIAS, Epilogue.ADD):
+            text += "; declare the product with 'out: fp32', to which torch.compile adds the rest"
+        return text
 
     def compile(self, operator: Any, arguments: Any, target_sm: str) -> Any:
         """See `Family.compile`."""
