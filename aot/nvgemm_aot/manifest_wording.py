@@ -136,7 +136,18 @@ _KEY_HELP = {
 
 _BIAS_HELP = "write 'op: {}' with an epilogue: bias adds a row, add a matrix"
 _SCALED_HELP = "write 'op: mm' with scales"
+_OTHER_ACTIVATIONS = (
+    "sigmoid", "tanh", "gelu_erf", "gelu_none", "elu", "selu", "celu", "leaky_relu", "prelu",
+    "relu6", "mish", "hardswish", "hardtanh", "softplus", "swiglu", "geglu",
+)  # fmt: skip
+"""Activations that no kernel applies, though their names are like those of some that kernels do."""
+_ACTIVATION_HELP = "no kernel applies it: write 'epilogue: bias' and apply it apart"
 _VALUE_HELP = {
+    **{
+        ("epilogue", f"{prefix}{name}"): _ACTIVATION_HELP
+        for prefix in ("", "bias_")
+        for name in _OTHER_ACTIVATIONS
+    },
     ("dtype", "mxfp8"): "write 'dtype: fp8_e4m3' with 'scales: e8m0_1x32'",
     ("dtype", "mxfp4"): "write 'dtype: fp4_e2m1' with 'scales: e8m0_1x32'",
     ("dtype", "nvfp4"): "write 'dtype: fp4_e2m1' with 'scales: e4m3_1x16'",
