@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import signal
 import subprocess
@@ -15,13 +16,13 @@ from typing import Any
 import pytest
 
 from fake_provider import FakeProvider, candidate
-from nvgemm_aot import contents
+from nvgemm_aot import contents, plan
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.compiler import Compilation, Task, compile_all
 from nvgemm_aot.manifest import Manifest, load_manifest
 from nvgemm_aot.pipeline import BuildResult, build, plan_build
 from nvgemm_aot.providers import Enumeration
-from nvgemm_aot.targets import BuildTarget
+from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_aot.unserved import Unserved, require_served
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError
@@ -357,6 +358,31 @@ def test_build_key_changes_with_the_provenance_of_device_numbers(
     item = replace(item, plan=replace(plan, problems=()))
     keys = {contents.build_key(item, chosen, {"x": "1"}) for chosen in (tasks, other)}
     assert len(keys) == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nvgemm_aot.candidates", "fake_provider"]
+    + [f"nvgemm_runtime.{name}" for name in ("support", "roles", "scales", "element_types")],
+)
+def test_other_source_of_what_shapes_a_plan_makes_another(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    declared = manifest(tmp_path).declared
+    planned = functools.partial(
+        plan.is_planned, declared, build_target("sm_100f"), FakeProvider(), cache
+    )
+    plan_build(manifest(tmp_path), cache, provider=FakeProvider())
+    assert planned()
+    read = inspect.getsource
+
+    def read_changed(module: Any) -> str:
+        return read(module) + ("# changed" if module.__name__ == name else "")
+
+    monkeypatch.setattr(plan, "_source_digest", plan._source_digest.__wrapped__)
+    assert planned()
+    monkeypatch.setattr(inspect, "getsource", read_changed)
+    assert not planned()
 
 
 def test_another_provider_never_gets_this_ones_plan(tmp_path: Path, cache: Cache) -> None:
