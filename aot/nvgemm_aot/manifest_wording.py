@@ -9,6 +9,8 @@ from decimal import Decimal
 
 from pydantic_core import ErrorDetails
 
+from nvgemm_runtime.element_types import DType
+
 from .manifest_schema import (
     ARCHITECTURES,
     SIZE_KEYS,
@@ -20,19 +22,14 @@ from .manifest_schema import (
 from .yaml_source import Foreign, Location
 
 _VALUE_ALIASES = {
-    "bfloat16": ("bf16",),
-    "float16": ("fp16",),
+    **{dtype.torch_name: (dtype.value,) for dtype in DType},
     "half": ("fp16",),
     "fp4": ("fp4_e2m1",),
     "e2m1": ("fp4_e2m1",),
-    "float4_e2m1fn_x2": ("fp4_e2m1",),
     "f16": ("fp16",),
     "fp8": ("fp8_e4m3", "fp8_e5m2"),
     "e4m3": ("fp8_e4m3",),
-    "float8_e4m3fn": ("fp8_e4m3",),
     "e5m2": ("fp8_e5m2",),
-    "float8_e5m2": ("fp8_e5m2",),
-    "float32": ("fp32",),
     "float": ("fp32",),
     "f32": ("fp32",),
     "s8": ("int8",),
