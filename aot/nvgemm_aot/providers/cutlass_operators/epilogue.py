@@ -166,7 +166,13 @@ def epilogue_source(signature: Signature) -> str:
 
 
 def _pass_tensors(epilogue: Any, signature: Signature, tensors: dict[str, Any]) -> None:
-    """Have a traced epilogue take these tensors, scales aligned to no more than their own type."""
+    """Have a traced epilogue take these tensors, scales aligned to no more than their own type.
+
+    TMA moves row-wise scales, so they need `_ALIGNMENT_BYTES` like the rest, and callers are held
+    to that by the kernel's ``alignment_bytes``. Launchers are not: whose tensor is assumed to be
+    aligned so, its extent is assumed to be a multiple of as many bytes, and four fp32 scales are
+    four rows. (A launcher compiled that way demands an extent "divisible by 4".)
+    """
     from cutlass.operators.fusion.ir import LoadNode
     from cutlass.operators.fusion.ir.load_nodes import RowBroadcastImpl, ScalarBroadcastImpl
     from cutlass.operators.utils.tensor import TensorWrapper
