@@ -113,8 +113,10 @@ def _unsupported_mistakes(
 def _blame(signature: Signature, values: dict[str, _Values]) -> tuple[str, list[str]]:
     """The key at which an unsupported signature has its mistake, and what is allowed there."""
     for key, choices in _CHOICES.items():
+        if not values[key].given:
+            continue
         right = [c for c in choices if unsupported(replace(signature, **{key: c})) is None]
-        if right and values[key].given:
+        if right:
             return key, [_text(choice) for choice in right]
     return "dtype", []
 
