@@ -186,8 +186,8 @@ def test_manifest_of_a_saved_model_declares_what_it_calls(case: str, tmp_path: P
         for problem in recorded
         if problem.signature.op is Op.MM and problem.signature.epilogue is None
     }
-    biased = {
-        Problem.parse(f"mm/tn/bf16xbf16/fp32/bf16/m24n{gemm.n}k{gemm.k}")
+    biased = {  # into fp32, for torch.compile to add to
+        Problem.parse(f"mm/tn/bf16xbf16/fp32/fp32/m24n{gemm.n}k{gemm.k}")
         for gemm in gemms
         if gemm.biased
     }

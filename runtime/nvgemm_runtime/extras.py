@@ -9,6 +9,7 @@ from .element_types import DType
 from .epilogue import Activation, Addend, Epilogue, addend_dtype, epilogue_of
 from .errors import NoKernelError
 from .scales import SWIZZLED_ALIGNMENT_BYTES, ScaleRecipe, swizzled_elements
+from .support import SCALED
 
 if TYPE_CHECKING:
     import torch
@@ -91,14 +92,14 @@ def read_scales(extras: Extras, operand: DType, m: int, n: int, k: int) -> Scale
     raise NoKernelError("; or ".join(reasons))
 
 
-_FP32_SCALES = (ScaleRecipe.FP32_TENSOR, ScaleRecipe.FP32_ROW)
 _RECIPES = {
-    (DType.FP8_E4M3, "float32"): _FP32_SCALES,
-    (DType.FP8_E5M2, "float32"): _FP32_SCALES,
-    (DType.FP8_E4M3, "float8_e8m0fnu"): (ScaleRecipe.E8M0_1X32,),
-    (DType.FP8_E5M2, "float8_e8m0fnu"): (ScaleRecipe.E8M0_1X32,),
-    (DType.FP4_E2M1, "float8_e8m0fnu"): (ScaleRecipe.E8M0_1X32, ScaleRecipe.E8M0_1X16),
-    (DType.FP4_E2M1, "float8_e4m3fn"): (ScaleRecipe.E4M3_1X16,),
+    (operand, scaling.dtype.torch_name): tuple(
+        recipe
+        for recipe, operands in SCALED.items()
+        if operand in operands and recipe.dtype is scaling.dtype
+    )
+    for scaling, scaled in SCALED.items()
+    for operand in scaled
 }
 """Recipes by element types of operands and scales; where several have scales of one size, the first
 is what torch takes them for."""
