@@ -114,7 +114,8 @@ def build(
     Nothing is written to ``out_dir`` before every kernel of every target is there. A bundle that is
     already what the build would make is left alone. A problem for which a target has no operator,
     or none that compiles, is left out of that target's bundle, which records the reason. A target
-    that serves none of the problems has no bundle: what an earlier build left there is removed.
+    that has an operator for none of the problems has no bundle: what an earlier build left there is
+    removed.
 
     Args:
         manifest: What to build.
@@ -184,7 +185,7 @@ def build(
         bundles=tuple(done[path] for path in paths if path in done),
         compiled=made.compiled,
         unserved=tuple(sorted(unserved, key=lambda one: (one.arch, one.problem))),
-        removed=tuple(path for path in all_paths if path not in done and remove_file(path)),
+        removed=tuple(path for path in all_paths if path not in paths and remove_file(path)),
     )
 
 
