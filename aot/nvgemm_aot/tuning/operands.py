@@ -23,8 +23,8 @@ _FP8_RESULT = 16.0
 _INT8_RESULT = 20.0
 """Likewise of int8: six deviations fit into 127."""
 _UINT8_RESULT = 40.0
-"""Mean of results of uint8 if values were zeros and ones; twos make it 90, and 255 is ten deviations
-further."""
+"""Mean of results of uint8 if values were zeros and ones; twos make it 90, and 255 is ten
+deviations further."""
 
 
 def make_sets(problem: Problem, device: str, *, seed: int, total_bytes: int) -> list[Operands]:
