@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from fake_provider import FakeProvider
+from fake_provider import FakeProvider, candidate
 from nvgemm_aot import contents, linker, pipeline
 from nvgemm_aot.cli import main
+from nvgemm_aot.providers import Enumeration
+from nvgemm_aot.targets import BuildTarget
 from nvgemm_runtime import errors
 from nvgemm_runtime.errors import NvgemmError
+from nvgemm_runtime.problem import Signature
 from synthetic_bundles import write_synthetic_bundle
 
 MANIFEST = """
@@ -85,6 +88,45 @@ def test_dry_run_prints_the_plan_and_compiles_nothing(directory: Path) -> None:
             "reason": "it is old",
         }
     ]
+
+
+@pytest.fixture
+def partly_served(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest for two targets, of which one has had kernels and has none now."""
+    two = MANIFEST.replace("[sm_100f]", "[sm_100f, sm_90a]")
+    (directory / "some.yaml").write_text(two)
+    assert run("build", "some.yaml").exit_code == 0
+
+    def enumerate_for_blackwell(
+        self: FakeProvider, signature: Signature, target: BuildTarget
+    ) -> Enumeration:
+        if target.target.arch == "sm_90a":
+            return Enumeration(absence="sm_90a has none")
+        return Enumeration(candidates=(candidate("one", signature),))
+
+    monkeypatch.setattr(FakeProvider, "enumerate", enumerate_for_blackwell)
+    monkeypatch.setenv("NVGEMM_AOT_CACHE", str(directory / "another cache"))
+
+
+@pytest.mark.usefixtures("partly_served")
+def test_build_says_which_bundle_it_removed() -> None:
+    path = "dist/some-sm_90a-linux_x86_64-cu13.nvgemm"
+    result = run("build", "some.yaml")
+    assert result.exit_code == 0, result.output
+    assert f"{path}: removed; an earlier build made it" in result.output
+    assert "sm_90a: no kernel for 1 problem: sm_90a has none" in result.output
+    Path(path).touch()
+    assert json.loads(run("build", "some.yaml", "--json").stdout)["removed"] == [path]
+    assert json.loads(run("build", "some.yaml", "--json").stdout)["removed"] == []
+
+
+@pytest.mark.usefixtures("partly_served")
+def test_a_dry_run_is_as_strict_as_the_build() -> None:
+    assert run("build", "some.yaml", "--dry-run").exit_code == 0
+    for option in ("--dry-run", "--wheel"):
+        result = run("build", "some.yaml", "--strict", option)
+        assert result.exit_code == errors.NoCandidateError.exit_code, result.output
+        assert "sm_90a has none" in result.stderr
 
 
 def test_rejections_need_a_dry_run(directory: Path) -> None:

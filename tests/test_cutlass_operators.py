@@ -134,6 +134,23 @@ def test_each_family_is_called_its_own_way_and_is_missing_on_hopper_with_the_rea
     assert absence in nothing.absence
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_sum"),
+    [
+        ("bf16xbf16/fp32/bf16/bias", True),
+        ("fp16xfp16/fp32/fp16/add", True),
+        ("bf16xbf16/fp32/bf16/bias_relu", False),
+        (f"{FP8}/fp32_row/bias", False),
+    ],
+)
+def test_where_no_operator_adds_the_product_of_a_sum_can_be_declared(
+    provider: CutlassOperators, kind: str, is_sum: bool
+) -> None:
+    absence = provider.enumerate(Signature.parse(f"mm/tn/{kind}"), build_target("sm_90a")).absence
+    assert absence is not None
+    assert ("declare the product with 'out: fp32'" in absence) is is_sum
+
+
 def test_blackwell_has_operators_for_all_that_the_support_table_allows(
     provider: CutlassOperators,
 ) -> None:

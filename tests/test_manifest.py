@@ -499,19 +499,52 @@ MISTAKES = {
     "scales of another type": (
         "dtype: fp8_e4m3, scales: e4m3_1x16, m: 1, n: 1, k: 1",
         "4:36: gemms[0].scales: found 'e4m3_1x16'; scales e4m3_1x16 are not for fp8_e4m3, but "
-        "fp4_e2m1",
+        "fp4_e2m1; allowed here: none, e8m0_1x32, fp32_tensor, fp32_row",
+    ),
+    "scales of fp8 for fp4": (
+        "dtype: fp4_e2m1, scales: [fp32_row], m: 1, n: 1, k: 2",
+        "4:37: gemms[0].scales[0]: found 'fp32_row'; scales fp32_row are not for fp4_e2m1, but "
+        "fp8_e4m3, fp8_e5m2; allowed here: e8m0_1x32, e4m3_1x16, e8m0_1x16",
+    ),
+    "no scales for fp4": (
+        "dtype: fp4_e2m1, scales: none, m: 1, n: 1, k: 2",
+        "4:36: gemms[0].scales: found 'none'; fp4_e2m1 needs scales (e8m0_1x32, e4m3_1x16, "
+        "e8m0_1x16); allowed here: e8m0_1x32, e4m3_1x16, e8m0_1x16",
+    ),
+    "scales and out": (
+        "dtype: fp8_e4m3, out: fp8_e4m3, scales: fp32_row, epilogue: bias, m: 1, n: 1, k: 1",
+        "4:33: gemms[0].out: found 'fp8_e4m3'; scales fp32_row give no fp8_e4m3, but fp32, fp16, "
+        "bf16; allowed here: fp32, fp16, bf16",
+    ),
+    "out of groups": (
+        "op: grouped_mm, dtype: bf16, out: fp8_e4m3, groups: 8, m: 1, n: 1, k: 1",
+        "4:45: gemms[0].out: found 'fp8_e4m3'; grouped_mm gives no fp8_e4m3, but fp32, fp16, bf16; "
+        "allowed here: fp32, fp16, bf16",
     ),
     "scales and layout": (
         "dtype: fp8_e4m3, scales: fp32_row, layout: [tn, nn], m: 1, n: 1, k: 1",
-        "4:59: gemms[0].layout[1]: found 'nn'; fp8_e4m3 with scales fp32_row has layout tn alone",
+        "4:59: gemms[0].layout[1]: found 'nn'; fp8_e4m3 with scales fp32_row has layout tn alone; "
+        "allowed here: tn",
     ),
     "scales and epilogue": (
         "dtype: fp8_e4m3, scales: fp32_row, epilogue: bias_relu, m: 1, n: 1, k: 1",
-        "4:56: gemms[0].epilogue: found 'bias_relu'; with scales fp32_row the one epilogue is bias",
+        "4:56: gemms[0].epilogue: found 'bias_relu'; with scales fp32_row the one epilogue is "
+        "bias; allowed here: none, bias",
     ),
     "epilogue of integers": (
         "dtype: int8, epilogue: bias, m: 1, n: 1, k: 1",
-        "4:34: gemms[0].epilogue: found 'bias'; no operator has an epilogue for int8",
+        "4:34: gemms[0].epilogue: found 'bias'; no operator has an epilogue for int8; "
+        "allowed here: none",
+    ),
+    "another activation": (
+        "dtype: bf16, epilogue: bias_sigmoid, m: 1, n: 1, k: 1",
+        f"4:34: gemms[0].epilogue: found 'bias_sigmoid'; allowed: {EPILOGUES}; no kernel applies "
+        "it: write 'epilogue: bias' and apply it apart",
+    ),
+    "exact gelu": (
+        "dtype: bf16, epilogue: bias_gelu_erf, m: 1, n: 1, k: 1",
+        f"4:34: gemms[0].epilogue: found 'bias_gelu_erf'; allowed: {EPILOGUES}; no kernel applies "
+        "it: write 'epilogue: bias' and apply it apart",
     ),
     "activation alone": (
         "dtype: bf16, epilogue: gelu, m: 1, n: 1, k: 1",
@@ -535,12 +568,18 @@ MISTAKES = {
     ),
     "layout in groups": (
         "op: grouped_mm, dtype: bf16, groups: 8, layout: tt, m: 1, n: 1, k: 1",
-        "4:59: gemms[0].layout: found 'tt'; grouped_mm has layout tn alone (here tt)",
+        "4:59: gemms[0].layout: found 'tt'; grouped_mm has layout tn alone (here tt); "
+        "allowed here: tn",
     ),
     "integers in groups": (
         "op: grouped_mm, dtype: int8, groups: 8, m: 1, n: 1, k: 1",
         "4:15: gemms[0].op: found 'grouped_mm'; grouped_mm takes no int8, but fp16, bf16, "
-        "fp8_e4m3, fp8_e5m2",
+        "fp8_e4m3, fp8_e5m2; allowed here: mm, bmm",
+    ),
+    "batch of groups": (
+        "op: grouped_mm, dtype: bf16, groups: 8, batch: 2, m: 1, n: 1, k: 1",
+        "4:51: gemms[0]: found key 'batch' with op grouped_mm; allowed: with op bmm only; write "
+        "'op: bmm' or leave it out",
     ),
     "addmm": (
         "op: addmm, dtype: bf16, m: 1, n: 1, k: 1",

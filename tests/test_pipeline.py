@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import signal
 import subprocess
@@ -15,13 +16,13 @@ from typing import Any
 import pytest
 
 from fake_provider import FakeProvider, candidate
-from nvgemm_aot import contents
+from nvgemm_aot import contents, plan
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.compiler import Compilation, Task, compile_all
 from nvgemm_aot.manifest import Manifest, load_manifest
 from nvgemm_aot.pipeline import BuildResult, build, plan_build
 from nvgemm_aot.providers import Enumeration
-from nvgemm_aot.targets import BuildTarget
+from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_aot.unserved import Unserved, require_served
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError
@@ -182,7 +183,7 @@ def test_a_problem_whose_kernels_all_fail_is_left_out_and_the_bundle_says_why(
     assert result.unserved == (
         Unserved(arch="sm_100f", problem=problem, reason=reason, failed=True),
     )
-    with pytest.raises(CompileError, match="no kernel for 1 problems"):
+    with pytest.raises(CompileError, match="no kernel for 1 problem; change or remove it"):
         require_served(result.unserved, targets=1)
 
 
@@ -194,14 +195,7 @@ def _failing_for_fp16(self: FakeProvider, signature: Signature, target: BuildTar
 def test_a_target_without_operators_leaves_the_others_to_be_built(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nothing_for_hopper(
-        self: FakeProvider, signature: Signature, target: BuildTarget
-    ) -> Enumeration:
-        if target.target.arch == "sm_90a":
-            return Enumeration(absence="sm_90a has no such thing")
-        return Enumeration(candidates=(candidate("one", signature),))
-
-    monkeypatch.setattr(FakeProvider, "enumerate", nothing_for_hopper)
+    monkeypatch.setattr(FakeProvider, "enumerate", _nothing_for_hopper)
     result = run(tmp_path, cache, targets="sm_90a, sm_100f")
     assert [bundle.header.target.arch for bundle in result.bundles] == ["sm_100f"]
     assert not result.bundles[0].header.unserved
@@ -212,6 +206,40 @@ def test_a_target_without_operators_leaves_the_others_to_be_built(
     with pytest.raises(NoCandidateError, match="sm_90a has no such thing"):
         run(tmp_path / "strict", cache, targets="sm_90a, sm_100f", strict=True)
     assert not (tmp_path / "strict" / "out").exists()
+
+
+def _nothing_for_hopper(
+    self: FakeProvider, signature: Signature, target: BuildTarget
+) -> Enumeration:
+    if target.target.arch == "sm_90a":
+        return Enumeration(absence="sm_90a has no such thing")
+    return Enumeration(candidates=(candidate("one", signature),))
+
+
+def test_a_bundle_whose_target_serves_nothing_any_more_is_removed(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blackwell, hopper = run(tmp_path, cache, targets="sm_100f, sm_90a").bundles
+    other = hopper.path.with_name("other-sm_90a-linux_x86_64-cu13.nvgemm")
+    other.write_bytes(b"of another manifest")
+    monkeypatch.setattr(FakeProvider, "enumerate", _nothing_for_hopper)
+    cache = Cache(tmp_path / "another cache")
+    result = run(tmp_path, cache, targets="sm_100f, sm_90a")
+    assert result.removed == (hopper.path,)
+    assert not hopper.path.exists()
+    assert blackwell.path.exists()
+    assert other.exists()
+    assert run(tmp_path, cache, targets="sm_100f, sm_90a").removed == ()
+
+
+def test_a_build_that_fails_removes_nothing(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (hopper,) = run(tmp_path, cache, targets="sm_90a").bundles
+    monkeypatch.setattr(FakeProvider, "enumerate", _nothing_for_hopper)
+    with pytest.raises(NoCandidateError, match="sm_90a has no such thing"):
+        run(tmp_path, Cache(tmp_path / "another cache"), targets="sm_90a")
+    assert hopper.path.exists()
 
 
 def test_some_unserved_problems_are_no_reason_to_build_again(tmp_path: Path, cache: Cache) -> None:
@@ -330,6 +358,31 @@ def test_build_key_changes_with_the_provenance_of_device_numbers(
     item = replace(item, plan=replace(plan, problems=()))
     keys = {contents.build_key(item, chosen, {"x": "1"}) for chosen in (tasks, other)}
     assert len(keys) == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nvgemm_aot.candidates", "fake_provider"]
+    + [f"nvgemm_runtime.{name}" for name in ("support", "roles", "scales", "element_types")],
+)
+def test_other_source_of_what_shapes_a_plan_makes_another(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    declared = manifest(tmp_path).declared
+    planned = functools.partial(
+        plan.is_planned, declared, build_target("sm_100f"), FakeProvider(), cache
+    )
+    plan_build(manifest(tmp_path), cache, provider=FakeProvider())
+    assert planned()
+    read = inspect.getsource
+
+    def read_changed(module: Any) -> str:
+        return read(module) + ("# changed" if module.__name__ == name else "")
+
+    monkeypatch.setattr(plan, "_source_digest", plan._source_digest.__wrapped__)
+    assert planned()
+    monkeypatch.setattr(inspect, "getsource", read_changed)
+    assert not planned()
 
 
 def test_another_provider_never_gets_this_ones_plan(tmp_path: Path, cache: Cache) -> None:

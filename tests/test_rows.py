@@ -136,6 +136,7 @@ def test_nothing_is_wrong_with_any(arch: str, reports: dict[str, Report]) -> Non
         reports[arch].notes
         == {
             "sm_100f": (UNPROVED, POINTERS, EPILOGUES, GROUPS),
+            "sm_103a": (UNPROVED, POINTERS),
             "sm_100a": (UNPROVED,),
             "sm_90a": (UNPROVED,),
         }[arch]
@@ -247,6 +248,24 @@ LIES: list[tuple[str, dict[str, Any], set[Check], str]] = [
         "fp4_e2m1xfp4_e2m1/fp32/e8m0_1x16, its signature",
     ),
     (
+        "sm_103a-nvfp4",
+        {"signature": f"{FP4}fp16/e8m0_1x16"},
+        {Check.BLOCK_SCALES},
+        "fp4_e2m1xfp4_e2m1/fp32/e4m3_1x16, its signature",
+    ),
+    (
+        "sm_103a-nvfp4-e8m0",
+        {"signature": f"{FP4}fp8_e4m3/e8m0_1x32"},
+        {Check.BLOCK_SCALES},
+        "fp4_e2m1xfp4_e2m1/fp32/e8m0_1x16, its signature",
+    ),
+    (
+        "sm_103a-mxfp4",
+        {"signature": f"{FP4}bf16/e8m0_1x16"},
+        {Check.BLOCK_SCALES},
+        "fp4_e2m1xfp4_e2m1/fp32/e8m0_1x32, its signature",
+    ),
+    (
         "nvfp4",
         {"calling_convention": "tvm_ffi:gemm(a*,b*,scale_b*,scale_a*,out*,mnkl,stream)"},
         {Check.OPERANDS},
@@ -279,6 +298,18 @@ LIES: list[tuple[str, dict[str, Any], set[Check], str]] = [
         {"signature": "bmm/tn/int8xint8/int32/int32"},
         {Check.OPERANDS, Check.RESULT_TYPE},
         "turns sums into fp32",
+    ),
+    (
+        "uint8",
+        {"signature": "mm/nn/int8xint8/int32/int32"},
+        {Check.OPERANDS, Check.OPERAND_TYPES},
+        "multiplies m128n128 nn uint8xuint8/int32",
+    ),
+    (
+        "hopper-int8",
+        {"signature": "mm/tn/uint8xuint8/int32/uint8"},
+        {Check.OPERANDS, Check.OPERAND_TYPES},
+        "multiplies m64n128 tn int8xint8/int32",
     ),
 ]
 """Row, what its entry says falsely, what finds it, and in which words."""

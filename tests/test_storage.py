@@ -9,13 +9,22 @@ from pathlib import Path
 import pytest
 
 from nvgemm_aot.cache import Cache, cache_key, default_directory
-from nvgemm_aot.storage import write_atomic
+from nvgemm_aot.storage import remove_file, write_atomic
 from nvgemm_runtime.errors import StorageError
 
 
 def test_writes_through_missing_directories(tmp_path: Path) -> None:
     write_atomic(tmp_path / "a" / "b", b"content")
     assert (tmp_path / "a" / "b").read_bytes() == b"content"
+
+
+def test_removes_a_file_that_is_there_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    assert remove_file(path)
+    assert not remove_file(path)
+    with pytest.raises(StorageError, match=r"cannot remove .*; remove it by hand"):
+        remove_file(tmp_path)
 
 
 def test_respects_the_umask(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from nvgemm_runtime.support import unsupported
         "bmm/nn/bf16xbf16/fp32/fp32/bias_silu",
         "mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp8_e4m3",
         "mm/tt/int8xint8/int32/int8",
+        "mm/tn/uint8xuint8/int32/int32",
         "mm/nt/fp8_e5m2xfp8_e5m2/fp32/bf16/e8m0_1x32",
         "mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp8_e4m3/e8m0_1x32",
         "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16",
@@ -31,7 +32,6 @@ def test_rows_of_the_support_table(key: str) -> None:
     [
         ("mm/tn/fp16xbf16/fp32/bf16", "A is fp16 and B is bf16, must be of one type"),
         ("mm/tn/fp32xfp32/fp32/fp32", "fp32 is not multiplied by any operator"),
-        ("mm/tn/uint8xuint8/int32/int32", "uint8 is not multiplied right"),
         ("mm/tn/bf16xbf16/fp32/int8", "bf16 gives no int8, but fp32, fp16, bf16"),
         ("mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16", "fp4_e2m1 needs scales .e8m0_1x32, e4m3_1x16,"),
         ("mm/tn/int8xint8/int32/int32/bias", "no operator has an epilogue for int8"),

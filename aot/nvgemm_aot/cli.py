@@ -135,7 +135,7 @@ def build(
         with open_rejection_log(rejections) as on_rejection:
             planned = pipeline.plan_build(declared, cache, on_rejection=on_rejection)
         _print(render.plan_document(planned, jobs), render.plan_text, as_json)
-        require_served(pipeline.without_operator(planned), len(planned))
+        require_served(pipeline.without_operator(planned), 1 if strict else len(planned))
         return
     if wheel:
         from .wheel import check_identity, write_wheel

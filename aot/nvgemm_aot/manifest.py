@@ -14,14 +14,12 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.errors import ManifestError
-from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
-from nvgemm_runtime.scales import ScaleRecipe
+from nvgemm_runtime.problem import Layout, Op, Problem
 
-from .manifest_combinations import usual_out
 from .manifest_rules import MAX_PROBLEMS, find_gemm_mistakes, find_target_mistakes
 from .manifest_schema import NONE, VERSION, GemmEntry, ManifestEntry, SharedEntry, json_schema
+from .manifest_signatures import expand_signatures
 from .manifest_wording import clear_meaning, explain_error, explain_key, meant_keys
 from .targets import BuildTarget, build_target
 from .yaml_nodes import Mistake, compose, compose_fast, read_text, report_mistakes
@@ -174,25 +172,14 @@ def _declare(entry: ManifestEntry) -> tuple[Declared, ...]:
 
 
 def _expand(gemm: GemmEntry, defaults: SharedEntry) -> Iterator[Problem]:
-    op = Op(gemm.op or defaults.op or Op.MM)
-    layouts = [Layout(text) for text in gemm.layout or defaults.layout or [Layout.TN]]
-    signatures = [
-        Signature(
-            op=op,
-            layout=layout,
-            a=dtype,
-            b=dtype,
-            accumulator=DType.INT32 if dtype.is_integer else DType.FP32,
-            out=out,
-            scales=None if scales == NONE else ScaleRecipe(scales),
-            epilogue=None if epilogue == NONE else Epilogue(epilogue),
-        )
-        for layout in layouts
-        for dtype in map(DType, gemm.dtype or defaults.dtype)
-        for out in map(DType, gemm.out or defaults.out or [usual_out(dtype)])
-        for scales in gemm.scales or defaults.scales or [NONE]
-        for epilogue in gemm.epilogue or defaults.epilogue or [NONE]
-    ]
+    signatures = expand_signatures(
+        op=gemm.op or defaults.op or Op.MM,
+        layouts=gemm.layout or defaults.layout or [Layout.TN],
+        dtypes=gemm.dtype or defaults.dtype,
+        outs=gemm.out or defaults.out or None,
+        scales=gemm.scales or defaults.scales or [NONE],
+        epilogues=gemm.epilogue or defaults.epilogue or [NONE],
+    )
     pairs = gemm.nk or [[n, k] for n in gemm.n for k in gemm.k]
     sizes = gemm.mnk or [[m, *pair] for m in gemm.m for pair in pairs]
     for signature, (m, n, k), batch, groups in itertools.product(

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import itertools
+import enum
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,15 +16,9 @@ from nvgemm_runtime.scales import ScaleRecipe
 from nvgemm_runtime.support import OUTS, unsupported
 
 from .manifest_schema import EPILOGUES, INPUT_DTYPES, LAYOUTS, NONE, OUT_DTYPES, SCALES
+from .manifest_signatures import expand_signatures
 from .yaml_nodes import Mistake
 from .yaml_source import Location, Source
-
-
-def usual_out(dtype: DType) -> DType:
-    """The result's type where a manifest names none."""
-    if dtype.is_integer:
-        return DType.INT32
-    return dtype if dtype in (DType.FP16, DType.BF16) else DType.BF16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,15 +75,15 @@ def _out_mistakes(source: Source, values: dict[str, _Values]) -> Iterator[Mistak
                 yield source.mistake((*outs.place, index), text)
 
 
-_BLAMED: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("epilogue", {"epilogue": None}),
-    ("layout", {"layout": Layout.TN}),
-    ("scales", {"scales": None}),
-    ("op", {"op": Op.MM}),
-    ("out", {"out": DType.BF16}),
-)
-"""A key, and what would stand in a signature without it: where that makes the rest right, the
-mistake is said to stand there. Otherwise it stands at the dtype."""
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "out": tuple(map(DType, OUT_DTYPES)),
+    "epilogue": (None, *Epilogue),
+    "layout": tuple(Layout),
+    "scales": (None, *ScaleRecipe),
+    "op": tuple(Op),
+}
+"""By key: what may stand in a signature's field of that name. A mistake is said to stand at the
+first key of which another value makes all right. If there is none, it stands at the dtype."""
 
 
 def _unsupported_mistakes(
@@ -101,15 +95,9 @@ def _unsupported_mistakes(
         reason = unsupported(signature)
         if reason is None or signature.out not in OUTS[signature.a]:  # the latter has its line
             continue
-        key = next(
-            (
-                key
-                for key, usual in _BLAMED
-                if values[key].given and unsupported(replace(signature, **usual)) is None
-            ),
-            "dtype",
-        )
-        value = signature.a.value if key == "dtype" else getattr(signature, key).value
+        key, allowed = _blame(signature, values)
+        value = signature.a.value if key == "dtype" else _text(getattr(signature, key))
+        advice = f"; allowed here: {', '.join(allowed)}" if allowed else ""
         place = values[key].place
         if place[0] == "defaults" and location[0] != "defaults":
             here = f"found {value!r} of 'defaults' for {key}"
@@ -119,7 +107,22 @@ def _unsupported_mistakes(
             place = (*place, values[key].given.index(value))
         if place not in told:
             told.add(place)
-            yield source.mistake(place, f"{here}; {reason}")
+            yield source.mistake(place, f"{here}; {reason}{advice}")
+
+
+def _blame(signature: Signature, values: dict[str, _Values]) -> tuple[str, list[str]]:
+    """The key at which an unsupported signature has its mistake, and what is allowed there."""
+    for key, choices in _CHOICES.items():
+        if not values[key].given:
+            continue
+        right = [c for c in choices if unsupported(replace(signature, **{key: c})) is None]
+        if right:
+            return key, [_text(choice) for choice in right]
+    return "dtype", []
+
+
+def _text(choice: enum.Enum | None) -> str:
+    return NONE if choice is None else str(choice.value)
 
 
 def _signatures(values: dict[str, _Values]) -> Iterator[Signature]:
@@ -129,25 +132,15 @@ def _signatures(values: dict[str, _Values]) -> Iterator[Signature]:
         given = values[key].given or (usual,)
         return [value for value in allowed if value in given]
 
-    ops = known("op", tuple(op.value for op in Op), Op.MM.value)
-    layouts = known("layout", LAYOUTS, Layout.TN.value)
-    dtypes = [DType(dtype) for dtype in known("dtype", INPUT_DTYPES, "")]
-    scales = known("scales", SCALES, NONE)
-    epilogues = known("epilogue", EPILOGUES, NONE)
-    for op, layout, dtype, recipe, epilogue in itertools.product(
-        ops, layouts, dtypes, scales, epilogues
-    ):
-        for out in known("out", OUT_DTYPES, usual_out(dtype).value):
-            yield Signature(
-                op=Op(op),
-                layout=Layout(layout),
-                a=dtype,
-                b=dtype,
-                accumulator=DType.INT32 if dtype.is_integer else DType.FP32,
-                out=DType(out),
-                scales=None if recipe == NONE else ScaleRecipe(recipe),
-                epilogue=None if epilogue == NONE else Epilogue(epilogue),
-            )
+    for op in known("op", tuple(op.value for op in Op), Op.MM.value):
+        yield from expand_signatures(
+            op=op,
+            layouts=known("layout", LAYOUTS, Layout.TN.value),
+            dtypes=known("dtype", INPUT_DTYPES, ""),
+            outs=known("out", OUT_DTYPES, "") if values["out"].given else None,
+            scales=known("scales", SCALES, NONE),
+            epilogues=known("epilogue", EPILOGUES, NONE),
+        )
 
 
 def _extent_mistakes(

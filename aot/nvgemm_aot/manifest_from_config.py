@@ -184,7 +184,10 @@ def _uses(projections: Sequence[Projection], wanted: Wanted) -> Iterator[Use]:
 
 
 def _signature(gemm: Gemm, wanted: Wanted) -> Signature:
-    """What a GEMM is declared as: with its bias, and all experts in one, where operators can."""
+    """What a GEMM is declared as: with its bias, and all experts in one, where operators can.
+
+    A product whose bias is added apart is wanted in fp32, so that the sum is rounded once.
+    """
     dtype = wanted.dtypes[0]
     product = Signature(
         op=Op.MM, layout=gemm.layout, a=dtype, b=dtype, accumulator=DType.FP32, out=dtype
@@ -195,7 +198,9 @@ def _signature(gemm: Gemm, wanted: Wanted) -> Signature:
         epilogue=Epilogue.BIAS if gemm.biased else None,
     )
     possible = PRODUCTS_ALONE.isdisjoint(wanted.targets) and unsupported(whole) is None
-    return whole if possible else product
+    if possible:
+        return whole
+    return replace(product, out=DType.FP32) if gemm.biased else product
 
 
 def _refusal(gemm: Gemm, signature: Signature) -> str:

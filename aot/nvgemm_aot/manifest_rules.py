@@ -95,8 +95,10 @@ def _count_mistakes(
             text = f"found no key {key!r}, which {op} requires; add the number of {counted}"
             yield source.mistake(location, text)
         if op in _OPS and op != owner.value and key in given:
-            advice = f"allowed: with op {owner.value} only; add 'op: {owner.value}'?"
-            text = f"found key {key!r} with op {op}; {advice}"
+            advice = f"write 'op: {owner.value}' or leave it out"
+            if "op" not in given:
+                advice = f"add 'op: {owner.value}'?"
+            text = f"found key {key!r} with op {op}; allowed: with op {owner.value} only; {advice}"
             yield source.mistake((*location, key), text, at_key=True)
 
 

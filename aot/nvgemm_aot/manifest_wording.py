@@ -9,6 +9,8 @@ from decimal import Decimal
 
 from pydantic_core import ErrorDetails
 
+from nvgemm_runtime.element_types import DType
+
 from .manifest_schema import (
     ARCHITECTURES,
     SIZE_KEYS,
@@ -20,19 +22,14 @@ from .manifest_schema import (
 from .yaml_source import Foreign, Location
 
 _VALUE_ALIASES = {
-    "bfloat16": ("bf16",),
-    "float16": ("fp16",),
+    **{dtype.torch_name: (dtype.value,) for dtype in DType},
     "half": ("fp16",),
     "fp4": ("fp4_e2m1",),
     "e2m1": ("fp4_e2m1",),
-    "float4_e2m1fn_x2": ("fp4_e2m1",),
     "f16": ("fp16",),
     "fp8": ("fp8_e4m3", "fp8_e5m2"),
     "e4m3": ("fp8_e4m3",),
-    "float8_e4m3fn": ("fp8_e4m3",),
     "e5m2": ("fp8_e5m2",),
-    "float8_e5m2": ("fp8_e5m2",),
-    "float32": ("fp32",),
     "float": ("fp32",),
     "f32": ("fp32",),
     "s8": ("int8",),
@@ -136,7 +133,18 @@ _KEY_HELP = {
 
 _BIAS_HELP = "write 'op: {}' with an epilogue: bias adds a row, add a matrix"
 _SCALED_HELP = "write 'op: mm' with scales"
+_OTHER_ACTIVATIONS = (
+    "sigmoid", "tanh", "gelu_erf", "gelu_none", "elu", "selu", "celu", "leaky_relu", "prelu",
+    "relu6", "mish", "hardswish", "hardtanh", "softplus", "swiglu", "geglu",
+)  # fmt: skip
+"""Activations that no kernel applies, though their names are like those of some that kernels do."""
+_ACTIVATION_HELP = "no kernel applies it: write 'epilogue: bias' and apply it apart"
 _VALUE_HELP = {
+    **{
+        ("epilogue", f"{prefix}{name}"): _ACTIVATION_HELP
+        for prefix in ("", "bias_")
+        for name in _OTHER_ACTIVATIONS
+    },
     ("dtype", "mxfp8"): "write 'dtype: fp8_e4m3' with 'scales: e8m0_1x32'",
     ("dtype", "mxfp4"): "write 'dtype: fp4_e2m1' with 'scales: e8m0_1x32'",
     ("dtype", "nvfp4"): "write 'dtype: fp4_e2m1' with 'scales: e4m3_1x16'",

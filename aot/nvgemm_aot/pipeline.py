@@ -25,7 +25,8 @@ from .contents import PlannedTarget, build_key, make_contents, toolchain
 from .manifest import Manifest
 from .plan import RejectionSink, is_planned, make_plan
 from .providers import Provider, load_provider
-from .storage import require_writable
+from .storage import remove_file, require_writable
+from .targets import BuildTarget
 from .unserved import Unserved, require_served
 
 DEFAULT_PROVIDER = "cutlass_operators"
@@ -55,11 +56,14 @@ class BuildResult:
         bundles: One for each target that serves any of the problems.
         compiled: Kernels compiled now; all others came from the cache.
         unserved: What bundles were written without, by target and problem.
+        removed: Bundles of earlier builds that were removed: their targets serve none of the
+            problems any more.
     """
 
     bundles: tuple[BuiltBundle, ...]
     compiled: int
     unserved: tuple[Unserved, ...]
+    removed: tuple[Path, ...] = ()
 
 
 def plan_build(
@@ -109,7 +113,9 @@ def build(
 
     Nothing is written to ``out_dir`` before every kernel of every target is there. A bundle that is
     already what the build would make is left alone. A problem for which a target has no operator,
-    or none that compiles, is left out of that target's bundle, which records the reason.
+    or none that compiles, is left out of that target's bundle, which records the reason. A target
+    that has an operator for none of the problems has no bundle: what an earlier build left there is
+    removed.
 
     Args:
         manifest: What to build.
@@ -142,7 +148,7 @@ def build(
         if not planned:
             require_served(unserved, len(manifest.targets))
         versions = toolchain(source)
-        paths = [out_dir / f"{manifest.name}-{p.target.target.key}.nvgemm" for p in planned]
+        paths = [_bundle_path(out_dir, manifest, item.target) for item in planned]
         done = {
             path: current
             for path, item in zip(paths, planned)
@@ -174,11 +180,17 @@ def build(
             up_to_date=False,
             failures=one.failures,
         )
+    all_paths = [_bundle_path(out_dir, manifest, target) for target in manifest.targets]
     return BuildResult(
         bundles=tuple(done[path] for path in paths if path in done),
         compiled=made.compiled,
         unserved=tuple(sorted(unserved, key=lambda one: (one.arch, one.problem))),
+        removed=tuple(path for path in all_paths if path not in paths and remove_file(path)),
     )
+
+
+def _bundle_path(out_dir: Path, manifest: Manifest, target: BuildTarget) -> Path:
+    return out_dir / f"{manifest.name}-{target.target.key}.nvgemm"
 
 
 def _up_to_date(path: Path, key: str) -> BuiltBundle | None:

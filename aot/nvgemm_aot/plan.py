@@ -26,7 +26,16 @@ from .providers import Candidate, Enumeration, Provider, Rejection
 from .runtime_model import BlockShape, RuntimeModel
 from .targets import BuildTarget
 
-_MAKERS = ("plan", "candidates", "runtime_model", "device", "providers.base")
+_MAKERS = (
+    *(
+        f"{__package__}.{name}"
+        for name in ("plan", "candidates", "runtime_model", "device", "providers.base")
+    ),
+    *(
+        f"nvgemm_runtime.{name}"
+        for name in ("support", "problem", "element_types", "scales", "epilogue", "roles")
+    ),
+)
 """Modules whose source shapes a plan, with the provider's and the runtime model's own."""
 
 
@@ -105,7 +114,7 @@ def _plan_key(
     declared: tuple[Declared, ...], target: BuildTarget, provider: Provider, model: RuntimeModel
 ) -> str:
     own = {type(provider).__module__, type(model).__module__}
-    makers = [*(f"{__package__}.{name}" for name in _MAKERS), *sorted(own)]
+    makers = [*_MAKERS, *sorted(own)]
     return cache_key(
         "plan",
         {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import NvgemmError
 
-from .tables import size_text, table
+from .tables import count_text, size_text, table
 
 if TYPE_CHECKING:
     from nvgemm_runtime.discover import InstalledBundle
@@ -114,7 +114,7 @@ def _unserved_lines(document: Document) -> list[str]:
         groups.setdefault((one["arch"], one["reason"]), []).append(one["problem"])
     lines = []
     for (arch, reason), problems in groups.items():
-        lines.append(f"{arch}: no kernel for {len(problems)} problems: {reason}")
+        lines.append(f"{arch}: no kernel for {count_text(len(problems), 'problem')}: {reason}")
         lines += (f"  {problem}" for problem in problems[:_LISTED_PROBLEMS])
         if len(problems) > _LISTED_PROBLEMS:
             lines.append(f"  and {len(problems) - _LISTED_PROBLEMS} more, which --json lists")
@@ -140,12 +140,13 @@ def build_document(result: BuildResult) -> Document:
             for bundle in result.bundles
         ],
         "compiled": result.compiled,
+        "removed": [str(path) for path in result.removed],
         "unserved": _unserved_document(result.unserved),
     }
 
 
 def build_text(document: Document) -> str:
-    """Print a finished build: a line a file, and every kernel left out."""
+    """Print a finished build: a line a file, and every kernel left out or file removed."""
     lines = []
     for bundle in document["bundles"]:
         state = "up to date" if bundle["up_to_date"] else "written"
@@ -155,6 +156,10 @@ def build_text(document: Document) -> str:
             f"({size_text(bundle['bytes'] // bundle['kernels'])} a kernel)"
         )
         lines += [f"  left out {f['operator']}: {f['reason']}" for f in bundle["failures"]]
+    lines += (
+        f"{path}: removed; an earlier build made it, and its target has no kernel now"
+        for path in document["removed"]
+    )
     lines += _unserved_lines(document)
     if "wheel" in document:
         lines.append(file_text(document["wheel"]))

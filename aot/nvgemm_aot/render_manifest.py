@@ -35,7 +35,8 @@ def _head(made: ConfigManifest) -> Iterator[str]:
     if any(entry.signature.epilogue is None and _biased(entry) for entry in made.entries):
         yield from _comment(
             "+bias: the model adds a bias, and torch.compile computes both as addmm, for which "
-            "sm_90a has no operator; this is the product alone."
+            "sm_90a has no operator. This is the product alone, in fp32, to which the plug-in of "
+            "torch.compile has the bias added."
         )
     if any(entry.routing and entry.groups is None for entry in made.entries):
         yield from _comment(
@@ -66,6 +67,8 @@ def _entries(entries: Iterable[Entry]) -> Iterator[str]:
         if entry.groups is not None:
             yield f"    op: {entry.signature.op.value}"
             yield f"    groups: {entry.groups}"
+        if entry.signature.out is not entry.signature.a:
+            yield f"    out: {entry.signature.out.value}"
         if entry.signature.epilogue is not None:
             yield f"    epilogue: {entry.signature.epilogue.value}"
         yield f"    layout: {entry.signature.layout.value}"

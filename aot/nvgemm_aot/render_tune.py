@@ -23,7 +23,6 @@ def tuned_document(tuned: Tuned) -> Document:
     return {
         "path": str(tuned.path),
         "bytes": tuned.file_bytes,
-        "bytes_before": tuned.bytes_before,
         "kernels": len(tuned.header.kernels),
         "problems": {key: _outcome_document(item) for key, item in tuned.outcomes.items()},
         "unmeasured": dict(tuned.unmeasured),
@@ -31,6 +30,7 @@ def tuned_document(tuned: Tuned) -> Document:
         "pruned": pruned
         and {
             "dropped": list(pruned.dropped),
+            "bytes": tuned.pruned_bytes,
             "declared_loss": pruned.declared_loss,
             "undeclared_loss": pruned.undeclared_loss,
         },
@@ -109,11 +109,10 @@ def _written(document: Document) -> Iterator[str]:
     measured, left = len(document["problems"]), len(document["unmeasured"])
     pruned = document["pruned"]
     if pruned is not None:
-        saved = document["bytes_before"] - document["bytes"]
         yield (
-            f"pruned: {len(pruned['dropped'])} kernels dropped, {size_text(abs(saved))} "
-            f"{'saved' if saved >= 0 else 'added'}; speed lost: {_loss(pruned['declared_loss'])} "
-            f"on measured problems, {_loss(pruned['undeclared_loss'])} on others like them"
+            f"pruned: kernels dropped: {len(pruned['dropped'])}; bytes saved: "
+            f"{size_text(pruned['bytes'])}; speed lost: {_loss(pruned['declared_loss'])} on "
+            f"measured problems, {_loss(pruned['undeclared_loss'])} on others like them"
         )
     yield (
         f"{document['path']}: written, {measured} of {measured + left} problems measured, "

@@ -77,6 +77,21 @@ def require_writable(directory: Path) -> None:
     sweep_partials(directory)
 
 
+def remove_file(path: Path) -> bool:
+    """Remove a file, if it is there; whether it was.
+
+    Raises:
+        StorageError: If it is there and cannot be removed.
+    """
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StorageError(f"cannot remove {path}: {error.strerror}; remove it by hand") from None
+    return True
+
+
 def sweep_partials(directory: Path) -> None:
     """Remove the partial files that killed writers left in a directory."""
     _sweep(directory, "*", written_before=time.time() - _STALE_SECONDS)

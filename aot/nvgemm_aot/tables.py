@@ -23,6 +23,11 @@ def table(rows: Sequence[Sequence[object]], header: Sequence[str]) -> str:
     return "\n".join([line(header), line(["-" * width for width in widths]), *map(line, cells)])
 
 
+def count_text(count: int, noun: str) -> str:
+    """A number of things: ``1 problem``, ``2 problems``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def size_text(size_bytes: int) -> str:
     """A size as people read it."""
     if size_bytes < 10_000:

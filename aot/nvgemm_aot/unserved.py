@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from nvgemm_runtime.errors import CompileError, NoCandidateError
 from nvgemm_runtime.problem import Problem
 
+from .tables import count_text
+
 
 @dataclass(frozen=True, kw_only=True)
 class Unserved:
@@ -44,7 +46,10 @@ def require_served(unserved: Sequence[Unserved], targets: int) -> None:
     if not nowhere:
         return
     count = len({one.problem for one in nowhere})
-    head = f"no kernel for {count} problems; change or remove them:"
+    head = (
+        f"no kernel for {count_text(count, 'problem')}; change or remove "
+        f"{'it' if count == 1 else 'them'}:"
+    )
     lines = [f"  {one.arch}: {one.problem.key}: {one.reason}" for one in nowhere]
     error = CompileError if any(one.failed for one in nowhere) else NoCandidateError
     raise error("\n".join([head, *lines]))

@@ -37,8 +37,20 @@ class DType(str, enum.Enum):
 
     @property
     def is_integer(self) -> bool:
-        """Whether values are whole numbers, so that products accumulate in int32."""
+        """Whether values are whole numbers."""
         return self in (DType.INT32, DType.INT8, DType.UINT8)
+
+    @property
+    def accumulator(self) -> DType:
+        """Type in which the products of such values are summed."""
+        return DType.INT32 if self.is_integer else DType.FP32
+
+    @property
+    def usual_out(self) -> DType:
+        """Type of a result where none is named: A's, but int32 for integers, bf16 for fp8, fp4."""
+        if self.is_integer:
+            return DType.INT32
+        return DType.BF16 if self.bits <= 8 else self
 
     @property
     def is_fp8(self) -> bool:

@@ -53,15 +53,9 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 
 def usual_out_dtype(operand: torch.dtype) -> torch.dtype:
-    """Type of a result where none is named: A's, but int32 for integers, bf16 for fp8 and fp4."""
-    import torch
-
+    """Type of a result where none is named (`DType.usual_out`); A's if A has an unknown one."""
     dtype = _dtypes().get(operand)
-    if dtype is None:
-        return operand
-    if dtype.is_integer:
-        return torch.int32
-    return torch.bfloat16 if dtype.bits <= 8 else operand
+    return operand if dtype is None else torch_dtype(dtype.usual_out)
 
 
 RANKS = {Op.MM: (2, 2), Op.BMM: (3, 3), Op.GROUPED_MM: (2, 3)}
@@ -235,7 +229,7 @@ def requests(
                 layout=Layout(a_major + b_major),
                 a=a_dtype,
                 b=b_dtype,
-                accumulator=DType.INT32 if a_dtype.is_integer else DType.FP32,
+                accumulator=a_dtype.accumulator,
                 out=result,
                 scales=scales,
                 epilogue=epilogue,

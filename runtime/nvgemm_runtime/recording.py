@@ -142,7 +142,7 @@ def _problem(texts: dict[str, str | None]) -> Problem:
         layout=Layout(texts["layout"]),
         a=operand,
         b=operand,
-        accumulator=DType.INT32 if operand.is_integer else DType.FP32,
+        accumulator=operand.accumulator,
         out=DType(texts["out"]),
         scales=None if scales is None else ScaleRecipe(scales),
         epilogue=None if epilogue is None else Epilogue(epilogue),

@@ -22,6 +22,9 @@ _FP8_RESULT = 16.0
 """Standard deviation of results of fp8, whose largest value is 448 (e4m3)."""
 _INT8_RESULT = 20.0
 """Likewise of int8: six deviations fit into 127."""
+_UINT8_RESULT = 40.0
+"""Mean of results of uint8 if values were zeros and ones; twos make it 90, and 255 is ten
+deviations further."""
 
 
 def make_sets(problem: Problem, device: str, *, seed: int, total_bytes: int) -> list[Operands]:
@@ -109,12 +112,17 @@ def _values(
                 info.min, info.max + 1, shape, generator=generator, device=device,
                 dtype=torch_dtype(dtype),
             )  # fmt: skip
-        if out is not DType.INT8:
+        least = 0 if dtype is DType.UINT8 else -8
+        if out not in (DType.INT8, DType.UINT8):
             return torch.randint(
-                -8, 9, shape, generator=generator, device=device, dtype=torch_dtype(dtype)
+                least, 9, shape, generator=generator, device=device, dtype=torch_dtype(dtype)
             )
-        density = min(1.0, _INT8_RESULT / problem.k**0.5)
+        result = _INT8_RESULT if dtype is DType.INT8 else _UINT8_RESULT**0.5
+        density = min(1.0, result / problem.k**0.5)
         kept = torch.rand(shape, generator=generator, device=device) < density
+        if dtype is DType.UINT8:  # 1 or 2, for zeros and ones of few products would be all ones
+            kept = kept * torch.randint(1, 3, shape, generator=generator, device=device)
+            return kept.to(torch_dtype(dtype))
         signs = torch.randint(0, 2, shape, generator=generator, device=device) * 2 - 1
         return (kept * signs).to(torch_dtype(dtype))
     scale = 1.0

@@ -57,7 +57,7 @@ class Tuned:
         path: The bundle that was written.
         header: Its header.
         file_bytes: Its size.
-        bytes_before: Size of all bundles that it was made from.
+        pruned_bytes: What kernels that pruning dropped took in the bundles that it was made from.
         outcomes: By problem key, in the order of the problems; those of earlier runs among them.
         unmeasured: Problems without one, and why.
         broken: By id, kernels that left the GPU unusable, and how.
@@ -68,7 +68,7 @@ class Tuned:
     path: Path
     header: Header
     file_bytes: int
-    bytes_before: int
+    pruned_bytes: int
     outcomes: Mapping[str, Outcome]
     unmeasured: Mapping[str, str]
     broken: Mapping[str, str]
@@ -120,7 +120,11 @@ def tune(
         )
         budget = _Budget(options.budget_s, begin, clock)
         unmeasured = _measure_all(content.rankings, contenders, bench, state, budget, progress)
-        bytes_before = sum(bundle.file_bytes for bundle in bundles)
+        stored_bytes = {
+            kernel.id: kernel.span.stored_bytes
+            for bundle in bundles
+            for kernel in bundle.header.kernels
+        }
     made = tuned_content(
         content,
         state.outcomes,
@@ -141,7 +145,7 @@ def tune(
         path=output,
         header=header,
         file_bytes=output.stat().st_size,
-        bytes_before=bytes_before,
+        pruned_bytes=sum(stored_bytes[id_] for id_ in pruned.dropped) if pruned else 0,
         outcomes={key: state.outcomes[key] for key in keys if key in state.outcomes},
         unmeasured=unmeasured,
         broken=state.broken,

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from nvgemm_runtime.epilogue import Activation
+from nvgemm_runtime.epilogue import Activation, Epilogue
 from nvgemm_runtime.problem import Op, Signature
 from nvgemm_runtime.roles import Role, extra_roles
 from nvgemm_runtime.scales import ScaleRecipe
@@ -88,9 +88,12 @@ class WithEpilogue(Family):
     def absence(self, signature: Signature, target: BuildTarget) -> str:
         """See `Family.absence`."""
         what = "applies scales" if signature.scales is not None else "has an epilogue"
-        return (
+        text = (
             f"no operator of {target.target.arch} {what}: its plain kernels store the bare product"
         )
+        if signature.scales is None and signature.epilogue in (Epilogue.BIAS, Epilogue.ADD):
+            text += "; declare the product with 'out: fp32', to which torch.compile adds the rest"
+        return text
 
     def compile(self, operator: Any, arguments: Any, target_sm: str) -> Any:
         """See `Family.compile`."""
@@ -163,7 +166,13 @@ def epilogue_source(signature: Signature) -> str:
 
 
 def _pass_tensors(epilogue: Any, signature: Signature, tensors: dict[str, Any]) -> None:
-    """Have a traced epilogue take these tensors, scales aligned to no more than their own type."""
+    """Have a traced epilogue take these tensors, scales aligned to no more than their own type.
+
+    TMA moves row-wise scales, so they need `_ALIGNMENT_BYTES` like the rest, and callers are held
+    to that by the kernel's ``alignment_bytes``. Launchers are not: whose tensor is assumed to be
+    aligned so, its extent is assumed to be a multiple of as many bytes, and four fp32 scales are
+    four rows. (A launcher compiled that way demands an extent "divisible by 4".)
+    """
     from cutlass.operators.fusion.ir import LoadNode
     from cutlass.operators.fusion.ir.load_nodes import RowBroadcastImpl, ScalarBroadcastImpl
     from cutlass.operators.utils.tensor import TensorWrapper
