@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.metadata
+import json
 import logging
 import os
 import tempfile
@@ -102,6 +103,11 @@ class InductorSession:
             yield seen
         finally:
             get_algorithm_selector_cache().preprocessing_fns.remove(watch)
+
+    def watch_events(self, path: Path) -> Callable[[], list[dict[str, Any]]]:
+        """From now on, what becomes of each GEMM, as the plug-in writes it to a file."""
+        self.monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", str(path))
+        return lambda: list(map(json.loads, path.open())) if path.exists() else []
 
     def slow_down_aten(self) -> None:
         """Make ATen lose, however busy this machine is."""

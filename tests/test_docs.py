@@ -57,7 +57,8 @@ def test_format_document_lists_exactly_the_rules_that_are_checked() -> None:
         re.findall(r"^\| `([a-z-]+)` \|", read("FORMAT.md").split("## Rules")[1], re.M)
     )
     source = "".join(
-        read(f"runtime/nvgemm_runtime/{name}.py") for name in ("bundle", "header_decoder")
+        read(f"runtime/nvgemm_runtime/{name}.py")
+        for name in ("bundle", "header_decoder", "header_rules")
     )
     checked = set(re.findall(r'_?fail\(\s*"([a-z-]+)"', source))
     assert documented == checked

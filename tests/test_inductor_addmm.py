@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,9 +51,8 @@ def kernels_win(inductor: InductorSession, sums: BuiltBundle) -> None:
 @pytest.fixture
 def events(inductor: InductorSession, tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
     """The GEMMs that came up."""
-    path = tmp_path / "events"
-    inductor.monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", str(path))
-    return lambda: [event for event in map(json.loads, path.open()) if event["event"] == "met"]
+    events = inductor.watch_events(tmp_path / "events")
+    return lambda: [event for event in events() if event["event"] == "met"]
 
 
 def matrices(*lead: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:

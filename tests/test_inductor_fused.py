@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,9 +75,7 @@ def session(inductor: InductorSession, fused: BuiltBundle) -> InductorSession:
 
 @pytest.fixture
 def events(inductor: InductorSession, tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
-    path = tmp_path / "events"
-    inductor.monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", str(path))
-    return lambda: list(map(json.loads, path.open())) if path.exists() else []
+    return inductor.watch_events(tmp_path / "events")
 
 
 def layer(dtype: torch.dtype = torch.bfloat16) -> torch.nn.Linear:

@@ -10,7 +10,8 @@ import pytest
 from nvgemm_aot.bundle import encode_bundle
 from nvgemm_runtime.facts import TorchVersions
 from nvgemm_runtime.format import Conditions, Kernel, Measured, RankingSource, Timing
-from nvgemm_runtime.match import Basis, Match, Served
+from nvgemm_runtime.match import Basis, Match
+from nvgemm_runtime.places import Served
 from nvgemm_runtime.problem import Problem
 from nvgemm_runtime.trust import Decision, decide
 from synthetic_content import SIGNATURE, synthetic_content

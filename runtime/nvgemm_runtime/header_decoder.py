@@ -1,13 +1,12 @@
 """Reading a bundle's header: every rule of FORMAT.md that needs no byte of the body.
 
-Straight-line validation: each check names its rule, what was found and what is allowed. Nothing in
-this module reads a file.
+Rules of single values are here, those between values in `header_rules`. Straight-line validation:
+each check names its rule, what was found and what is allowed. Nothing in this module reads a file.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 from collections.abc import Callable
 from dataclasses import MISSING
@@ -33,6 +32,7 @@ from .format import (
     Timing,
     canonical_json,
 )
+from .header_rules import check_header
 from .problem import Problem, Signature
 from .target import Target
 
@@ -95,9 +95,7 @@ class _Decoder:
             ),
             unserved=self.unserved(top["unserved"]) if "unserved" in top else {},
         )
-        self.check_spans(header, body_offset, file_bytes)
-        self.check_order(header)
-        self.check_rankings(header)
+        check_header(header, where=self.where, body_offset=body_offset, file_bytes=file_bytes)
         return header
 
     # Values, each with the path it stands at.
@@ -313,83 +311,6 @@ class _Decoder:
             problem = self.value(f"unserved.{key:.80}", functools.partial(Problem.parse, key))
             found[problem] = self.text(reason, f"unserved.{key}")
         return found
-
-    # Rules over the whole header.
-
-    def check_spans(self, header: Header, body_offset: int, file_bytes: int) -> None:
-        spans = [(f"kernels[{i}]", kernel.span) for i, kernel in enumerate(header.kernels)]
-        if header.dictionary is not None:
-            spans.insert(0, ("dictionary", header.dictionary.span))
-        position = body_offset
-        for name, span in spans:
-            if span.offset != position:
-                relation = "leaves a hole" if span.offset > position else "overlaps or is misplaced"
-                self.fail(
-                    "spans-tile",
-                    f"{name} starts at byte {span.offset}, must be {position}: {relation}",
-                )
-            position = span.end
-        if position != file_bytes:
-            self.fail("spans-tile", f"spans end at byte {position}, the file at {file_bytes}")
-
-    def check_order(self, header: Header) -> None:
-        if not header.kernels:
-            self.fail("no-kernels", "a bundle must hold at least one kernel (got 0)")
-        ids = [kernel.id for kernel in header.kernels]
-        if any(a >= b for a, b in itertools.pairwise(ids)):
-            self.fail("kernel-order", "kernel ids must be unique and sorted")
-        problems = [ranking.problem for ranking in header.rankings]
-        if any(not a < b for a, b in itertools.pairwise(problems)):
-            self.fail("ranking-order", "declared problems must be unique and sorted")
-
-    def check_rankings(self, header: Header) -> None:
-        for ranking in header.rankings:
-            key = ranking.problem.key
-            if ranking.problem in header.unserved:
-                self.fail("ranking-unserved", f"{key} is ranked, and said to have no kernel")
-            if ranking.source >= len(header.sources):
-                self.fail(
-                    "ranking-source",
-                    f"{key} names source {ranking.source}, there are {len(header.sources)}",
-                )
-            places = [place.kernel for place in ranking.kernels]
-            if not places or len(set(places)) != len(places):
-                self.fail("ranking-kernels", f"{key} must rank at least one kernel, each once")
-            for place in places:
-                if place >= len(header.kernels):
-                    self.fail(
-                        "ranking-kernels",
-                        f"{key} names kernel {place}, there are {len(header.kernels)}",
-                    )
-                signature = header.kernels[place].signature
-                if signature != ranking.problem.signature:
-                    self.fail(
-                        "ranking-signature",
-                        f"{key} ranks kernel {place}, whose signature is {signature.key}",
-                    )
-            if ranking.measured is not None:
-                self.check_measured(ranking, ranking.measured, header.sources[ranking.source])
-
-    def check_measured(self, ranking: Ranking, measured: Measured, source: RankingSource) -> None:
-        key = ranking.problem.key
-        if source.kind != "measurement" or source.conditions is None:
-            self.fail(
-                "ranking-measured",
-                f"{key} has measured times, and names source {ranking.source}, which must be a "
-                "measurement with its conditions",
-            )
-        times = [place.time_ns for place in ranking.kernels]
-        known = [time_ns for time_ns in times if time_ns is not None]
-        if len(known) != len(times) or known != sorted(known):
-            self.fail(
-                "ranking-measured",
-                f"{key} must give every kernel's time, the shortest first (got {times})",
-            )
-        if len(measured.spreads_ns) != len(times):
-            self.fail(
-                "ranking-measured",
-                f"{key} has {len(measured.spreads_ns)} spreads for {len(times)} kernels",
-            )
 
 
 @functools.cache

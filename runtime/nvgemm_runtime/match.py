@@ -11,14 +11,15 @@ from __future__ import annotations
 import enum
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .facts import DeviceFacts
-from .format import Header, Kernel, Measured, Ranking, RankingSource
+from .format import Header, Measured, RankingSource
 from .interpolation import Row, order_between
-from .nearest import Around, NearestSizes
+from .nearest import Around
+from .places import Place, Served, by_alignment
 from .problem import Problem, Signature
 from .refusals import describe, needs_compact, refusal, unlaunchable, version_numbers
 from .waves import waves
@@ -45,21 +46,6 @@ class BundleView:
 
     name: str
     header: Header
-
-
-@dataclass(frozen=True, kw_only=True)
-class Served:
-    """One kernel that serves a problem.
-
-    Attributes:
-        bundle: Position of its bundle in the index.
-        kernel: Its entry.
-        time_ns: Time that a ranking gives it for the declared problem it was taken from, if any.
-    """
-
-    bundle: int
-    kernel: Kernel
-    time_ns: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,31 +77,6 @@ class Miss:
     reasons: tuple[str, ...]
 
 
-class _Place:
-    """A declared problem: which bundle ranks it, and what can be launched of its ranking.
-
-    ``with_gaps`` are those kernels that need no compact operands.
-    """
-
-    __slots__ = ("bundle", "ranking", "served", "with_gaps")
-
-    def __init__(
-        self,
-        bundle: int,
-        ranking: Ranking,
-        served: tuple[Served, ...],
-        with_gaps: tuple[Served, ...],
-    ) -> None:
-        self.bundle = bundle
-        self.ranking = ranking
-        self.served = served
-        self.with_gaps = with_gaps
-
-    def able(self, is_compact: bool) -> tuple[Served, ...]:
-        """The kernels for operands that are compact, or are not."""
-        return self.served if is_compact else self.with_gaps
-
-
 class Index:
     """The kernels that one device can run, ready to be asked.
 
@@ -144,7 +105,7 @@ class Index:
         self.facts = facts
         self._first_position = first_position
         self._from_jit = from_jit
-        self._declared: dict[Problem, list[_Place]] = {}
+        self._declared: dict[Problem, list[Place]] = {}
         self._unserved: dict[Problem, str] = {}
         refusals: list[str] = []
         for position, bundle in enumerate(self.bundles, start=first_position):
@@ -158,14 +119,14 @@ class Index:
         for places in self._declared.values():
             places.sort(key=self._is_unmeasured_here)  # stable: of equals, the one preferred
         self.refusals = (*refusals, *unusable)
-        self._sizes = _by_alignment(self._declared, is_compact=True)
+        self._sizes = by_alignment(self._declared, is_compact=True)
         self._sizes_with_gaps = self._sizes
         if any(
             place.with_gaps is not place.served
             for places in self._declared.values()
             for place in places
         ):
-            self._sizes_with_gaps = _by_alignment(self._declared, is_compact=False)
+            self._sizes_with_gaps = by_alignment(self._declared, is_compact=False)
 
     def _add(self, position: int, header: Header) -> list[str]:
         """Take in a bundle's rankings; returns why some of its kernels are left out."""
@@ -182,7 +143,7 @@ class Index:
                 if compact:
                     with_gaps = tuple(one for one in served if one.kernel.id not in compact)
                 places = self._declared.setdefault(ranking.problem, [])
-                places.append(_Place(position, ranking, served, with_gaps))
+                places.append(Place(position, ranking, served, with_gaps))
         counts = Counter(reason for reason in reasons if reason is not None)
         return [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
 
@@ -205,7 +166,7 @@ class Index:
     ) -> Match | None:
         """The ranking that was shipped for a problem; None where there is none."""
         for place in self._declared.get(problem, ()):
-            kernels = _able(place, alignment_bytes, is_compact)
+            kernels = place.aligned(alignment_bytes, is_compact)
             if kernels:
                 return self._found(Basis.DECLARED, place, kernels)
         return None
@@ -226,7 +187,7 @@ class Index:
                     kernels = self._interpolated(around, alignment_bytes, is_compact, problem)
                 else:
                     near = around.nearest
-                    kernels = self._scaled(_able(near, alignment_bytes, is_compact), near, problem)
+                    kernels = self._scaled(near.aligned(alignment_bytes, is_compact), near, problem)
                 return self._found(Basis.SIGNATURE, around.nearest, kernels)
         reason = (
             f"operands are aligned to {alignment_bytes} bytes (pointers, contiguous extents and "
@@ -234,12 +195,12 @@ class Index:
         )
         return Miss(reasons=(reason, *self.refusals))
 
-    def _is_unmeasured_here(self, place: _Place) -> bool:
+    def _is_unmeasured_here(self, place: Place) -> bool:
         measured = place.ranking.measured
         is_certain = measured is not None and not measured.doubts
         return not is_certain or self._source(place).gpu != self.facts.name
 
-    def _can_interpolate(self, around: Around[_Place]) -> bool:
+    def _can_interpolate(self, around: Around[Place]) -> bool:
         """Whether the places around a problem were measured on one product of GPU."""
         below, above = around.below, around.above
         return (
@@ -250,14 +211,14 @@ class Index:
         )
 
     def _interpolated(
-        self, around: Around[_Place], alignment_bytes: int, is_compact: bool, problem: Problem
+        self, around: Around[Place], alignment_bytes: int, is_compact: bool, problem: Problem
     ) -> tuple[Served, ...]:
         """The kernels of two measured places, in the order that their times suggest between."""
         assert self.facts.multiprocessors is not None
         kernels = {
             served.kernel.id: served
             for place in (around.below, around.above)
-            for served in _able(place, alignment_bytes, is_compact)
+            for served in place.aligned(alignment_bytes, is_compact)
         }
         order = order_between(
             problem,
@@ -269,7 +230,7 @@ class Index:
         return tuple(kernels[kernel_id] for kernel_id in order)
 
     def _scaled(
-        self, kernels: tuple[Served, ...], place: _Place, problem: Problem
+        self, kernels: tuple[Served, ...], place: Place, problem: Problem
     ) -> tuple[Served, ...]:
         """The kernels of a near problem in the order that this one's sizes suggest."""
         multiprocessors = self.facts.multiprocessors
@@ -285,7 +246,7 @@ class Index:
 
         return tuple(sorted(kernels, key=scaled_time))  # stable: of equals, the one ranked first
 
-    def _found(self, basis: Basis, place: _Place, kernels: tuple[Served, ...]) -> Match:
+    def _found(self, basis: Basis, place: Place, kernels: tuple[Served, ...]) -> Match:
         return Match(
             basis=basis,
             ranked_as=place.ranking.problem,
@@ -295,7 +256,7 @@ class Index:
             measured=place.ranking.measured if basis is Basis.DECLARED else None,
         )
 
-    def _source(self, place: _Place) -> RankingSource:
+    def _source(self, place: Place) -> RankingSource:
         header = self.bundles[place.bundle - self._first_position].header
         return header.sources[place.ranking.source]
 
@@ -329,59 +290,12 @@ class Index:
         return ", ".join(sorted(signature.key for signature in self._sizes))
 
 
-_SizesByAlignment = list[tuple[int, NearestSizes[_Place]]]
-"""Alignments in bytes, the largest first, and for each the problems with a kernel that needs no
-more. Kernels of a signature mostly agree, so that there is one."""
-
-
-def _by_alignment(
-    declared: dict[Problem, list[_Place]], *, is_compact: bool
-) -> dict[Signature, _SizesByAlignment]:
-    of_signature: dict[Signature, list[tuple[Problem, list[_Place]]]] = {}
-    for problem, places in declared.items():
-        of_signature.setdefault(problem.signature, []).append((problem, places))
-    indexed: dict[Signature, _SizesByAlignment] = {}
-    for signature, problems in of_signature.items():
-        least = [
-            (problem, place, min(one.kernel.alignment_bytes for one in place.able(is_compact)))
-            for problem, places in problems
-            for place in places
-            if place.able(is_compact)
-        ]
-        if not least:
-            continue
-        indexed[signature] = [
-            (needed, NearestSizes(_first_able(least, needed)))
-            for needed in sorted({alignment for _, _, alignment in least}, reverse=True)
-        ]
-    return indexed
-
-
-def _row(place: _Place) -> Row:
+def _row(place: Place) -> Row:
     times = {served.kernel.id: served.time_ns for served in place.served}
     return Row(
         problem=place.ranking.problem,
         times_ns={kernel_id: time for kernel_id, time in times.items() if time is not None},
     )
-
-
-def _first_able(
-    least: Iterable[tuple[Problem, _Place, int]], alignment_bytes: int
-) -> Iterator[tuple[Problem, _Place]]:
-    """For each problem the first place that has a kernel for such an alignment."""
-    seen: Problem | None = None
-    for problem, place, needed in least:  # places of a problem one after the other
-        if needed <= alignment_bytes and problem is not seen:
-            seen = problem
-            yield problem, place
-
-
-def _able(place: _Place, alignment_bytes: int, is_compact: bool) -> tuple[Served, ...]:
-    """The kernels of a ranking that take operands that are so aligned, and compact or not."""
-    served = place.able(is_compact)
-    if all(one.kernel.alignment_bytes <= alignment_bytes for one in served):
-        return served
-    return tuple(one for one in served if one.kernel.alignment_bytes <= alignment_bytes)
 
 
 def first_served(

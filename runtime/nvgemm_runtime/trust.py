@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from .facts import DeviceFacts, TorchVersions
 from .format import Conditions, Measured
-from .match import Match, Served
+from .match import Match
+from .places import Served
 from .refusals import version_numbers
 
 

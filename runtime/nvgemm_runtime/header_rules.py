@@ -1,0 +1,112 @@
+"""Rules of FORMAT.md that hold between the values of a bundle's header."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NoReturn
+
+from .errors import BundleFormatError
+from .format import Header, Measured, Ranking, RankingSource
+
+
+def check_header(header: Header, *, where: str, body_offset: int, file_bytes: int) -> None:
+    """Check every rule between values that needs no byte of the body.
+
+    Args:
+        header: The header, each of whose values is right.
+        where: Name of the file, for messages.
+        body_offset: First byte behind the header.
+        file_bytes: Length of the file.
+
+    Raises:
+        BundleFormatError: Naming the broken rule, what was found, and what is allowed.
+    """
+    checker = _Checker(where)
+    checker.check_spans(header, body_offset, file_bytes)
+    checker.check_order(header)
+    checker.check_rankings(header)
+
+
+class _Checker:
+    """Holds the name of the file, for messages."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+
+    def fail(self, rule: str, message: str) -> NoReturn:
+        raise BundleFormatError(self.where, rule, message)
+
+    def check_spans(self, header: Header, body_offset: int, file_bytes: int) -> None:
+        spans = [(f"kernels[{i}]", kernel.span) for i, kernel in enumerate(header.kernels)]
+        if header.dictionary is not None:
+            spans.insert(0, ("dictionary", header.dictionary.span))
+        position = body_offset
+        for name, span in spans:
+            if span.offset != position:
+                relation = "leaves a hole" if span.offset > position else "overlaps or is misplaced"
+                self.fail(
+                    "spans-tile",
+                    f"{name} starts at byte {span.offset}, must be {position}: {relation}",
+                )
+            position = span.end
+        if position != file_bytes:
+            self.fail("spans-tile", f"spans end at byte {position}, the file at {file_bytes}")
+
+    def check_order(self, header: Header) -> None:
+        if not header.kernels:
+            self.fail("no-kernels", "a bundle must hold at least one kernel (got 0)")
+        ids = [kernel.id for kernel in header.kernels]
+        if any(a >= b for a, b in itertools.pairwise(ids)):
+            self.fail("kernel-order", "kernel ids must be unique and sorted")
+        problems = [ranking.problem for ranking in header.rankings]
+        if any(not a < b for a, b in itertools.pairwise(problems)):
+            self.fail("ranking-order", "declared problems must be unique and sorted")
+
+    def check_rankings(self, header: Header) -> None:
+        for ranking in header.rankings:
+            key = ranking.problem.key
+            if ranking.problem in header.unserved:
+                self.fail("ranking-unserved", f"{key} is ranked, and said to have no kernel")
+            if ranking.source >= len(header.sources):
+                self.fail(
+                    "ranking-source",
+                    f"{key} names source {ranking.source}, there are {len(header.sources)}",
+                )
+            places = [place.kernel for place in ranking.kernels]
+            if not places or len(set(places)) != len(places):
+                self.fail("ranking-kernels", f"{key} must rank at least one kernel, each once")
+            for place in places:
+                if place >= len(header.kernels):
+                    self.fail(
+                        "ranking-kernels",
+                        f"{key} names kernel {place}, there are {len(header.kernels)}",
+                    )
+                signature = header.kernels[place].signature
+                if signature != ranking.problem.signature:
+                    self.fail(
+                        "ranking-signature",
+                        f"{key} ranks kernel {place}, whose signature is {signature.key}",
+                    )
+            if ranking.measured is not None:
+                self.check_measured(ranking, ranking.measured, header.sources[ranking.source])
+
+    def check_measured(self, ranking: Ranking, measured: Measured, source: RankingSource) -> None:
+        key = ranking.problem.key
+        if source.kind != "measurement" or source.conditions is None:
+            self.fail(
+                "ranking-measured",
+                f"{key} has measured times, and names source {ranking.source}, which must be a "
+                "measurement with its conditions",
+            )
+        times = [place.time_ns for place in ranking.kernels]
+        known = [time_ns for time_ns in times if time_ns is not None]
+        if len(known) != len(times) or known != sorted(known):
+            self.fail(
+                "ranking-measured",
+                f"{key} must give every kernel's time, the shortest first (got {times})",
+            )
+        if len(measured.spreads_ns) != len(times):
+            self.fail(
+                "ranking-measured",
+                f"{key} has {len(measured.spreads_ns)} spreads for {len(times)} kernels",
+            )
