@@ -2,19 +2,21 @@
 
     python benchmarks/cold_start.py [--modes aten,aten+bundle] [--choices 1,2,4] [--json out.json]
     python benchmarks/cold_start.py --estimated E.nvgemm --measured M.nvgemm --jit --json out.json
+    python benchmarks/cold_start.py --batches 64,1,4,16,256,1024 …   # as a server starts
     python benchmarks/cold_start.py --show out.json          # anywhere
 
 Each measurement is a fresh process with empty caches that compiles the same bf16 model: a decoder
 layer of Llama-3.1-8B for a prefill and a decode, with part of the head; ten distinct GEMMs, of
 which the kernel wheels of manifests/quickstart.yaml and manifests/llama-3.1-8b.yaml declare eight,
-and serve the other two by their signatures. Modes take turns, ``--repeat`` times.
+and serve the other two by their signatures. Each further number of ``--batches`` compiles the layer
+for a decode of so many sequences, as a server does for the batches that it has CUDA graphs of: four
+more distinct GEMMs, of which the wheels declare three. Modes take turns, ``--repeat`` times.
 
 - import: of ``import torch``, with the plug-in where it is on.
-- first result: from before ``torch.compile`` until the first result is there; the model and its
-  inputs are on the GPU already.
-- call: of the compiled model without CUDA graphs, over windows of calls.
+- first result: from before ``torch.compile`` until there is a result of every batch; the model and
+  its inputs are on the GPU already.
+- call: of the compiled model without CUDA graphs, once for every batch, over windows of calls.
 - graph: of the same calls as replays of one CUDA graph.
-
 - of us: what the plug-in spent by its own clock, in matching, in timing and loading kernels, and in
   waiting for a compiler.
 
@@ -38,7 +40,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from cold_start_modes import BACKENDS, Variant, refuse_other_kernels, turns, variants
@@ -58,66 +60,11 @@ from resuming import command_line, in_time
 
 from nvgemm_aot.storage import write_atomic
 
-if TYPE_CHECKING:
-    import torch
-
 WINDOWS = 30
 WINDOW_CALLS = 10
 
-
-def build_model(device: str) -> tuple[torch.nn.Module, tuple[torch.Tensor, ...]]:
-    """The model and its inputs; on a CPU a small one of the same form."""
-    import torch
-    from torch.nn import functional
-
-    heads, kv_heads, head = (32, 8, 128) if device == "cuda" else (4, 2, 16)
-    hidden, intermediate = (4096, 14336) if device == "cuda" else (64, 128)
-    vocabulary, tokens = (16384, 512) if device == "cuda" else (256, 32)
-    qkv = (heads + 2 * kv_heads) * head
-
-    class Decoder(torch.nn.Module):
-        """A layer for 4 sequences of 512 tokens and 64 of one, and logits of the latter."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.qkv = torch.nn.Linear(hidden, qkv, bias=False)
-            self.o = torch.nn.Linear(hidden, hidden, bias=False)
-            self.gate_up = torch.nn.Linear(hidden, 2 * intermediate, bias=False)
-            self.down = torch.nn.Linear(intermediate, hidden, bias=False)
-            self.head = torch.nn.Linear(hidden, vocabulary, bias=False)
-
-        def norm(self, x: torch.Tensor) -> torch.Tensor:
-            exact = x.float()
-            scale = torch.rsqrt(exact.square().mean(-1, keepdim=True) + 1e-5)
-            return (exact * scale).to(x.dtype)
-
-        def mlp(self, x: torch.Tensor) -> torch.Tensor:
-            gate, up = self.gate_up(self.norm(x)).chunk(2, dim=-1)
-            return x + self.down(functional.silu(gate) * up)
-
-        def attend(self, qkv: torch.Tensor) -> torch.Tensor:
-            """Of one sequence, without mask; values are kept transposed, as a cache may."""
-            q, k, v = qkv.split((hidden, kv_heads * head, kv_heads * head), dim=-1)
-            q = q.view(tokens, heads, head).transpose(0, 1)
-            groups = heads // kv_heads
-            k = k.view(tokens, kv_heads, head).transpose(0, 1).repeat_interleave(groups, 0)
-            v = v.view(tokens, kv_heads, head).permute(1, 2, 0).repeat_interleave(groups, 0)
-            weights = torch.softmax(torch.bmm(q, k.transpose(1, 2)).float() * head**-0.5, -1)
-            mixed = torch.bmm(weights.to(q.dtype), v.contiguous().transpose(1, 2))
-            return mixed.transpose(0, 1).reshape(tokens, hidden)
-
-        def forward(self, prefill: torch.Tensor, decode: torch.Tensor) -> tuple[torch.Tensor, ...]:
-            qkv = self.qkv(self.norm(prefill))
-            mixed = torch.cat([self.attend(qkv[0])[None], qkv[1:, :, :hidden]])
-            prefill = self.mlp(prefill + self.o(mixed))
-            decode = self.mlp(decode + self.qkv(self.norm(decode))[..., :hidden])
-            return prefill, self.head(self.norm(decode))
-
-    torch.manual_seed(0)
-    with torch.device(device):
-        model = Decoder().to(torch.bfloat16)
-        inputs = (torch.randn(4, tokens, hidden), torch.randn(64, 1, hidden))
-    return model.eval(), tuple(one.to(torch.bfloat16) for one in inputs)
+MAX_BATCHES = 8
+"""As many sizes of one function torch compiles: ``torch._dynamo.config.recompile_limit``."""
 
 
 def synchronize(device: str) -> None:
@@ -153,31 +100,38 @@ def replayed(call: Callable[[], object]) -> Callable[[], object]:
     return graph.replay
 
 
-def work(mode: str, device: str, directory: Path) -> None:
+def work(mode: str, device: str, directory: Path, batches: tuple[int, ...]) -> None:
     """Measure one mode in this process."""
     send = answering()
     begin = time.perf_counter()
     import torch
 
     import_s = time.perf_counter() - begin
-    model, inputs = build_model(device)
+    from cold_start_model import build_model
+
+    model, inputs = build_model(device, batches)
     synchronize(device)
     backends = BACKENDS[mode]
     options: dict[str, Any] = {}
     if backends is not None:
         options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": backends}
+
+    def all_of(called: Callable[..., tuple[Any, ...]]) -> list[Any]:
+        return [result for prefill, decode in inputs for result in called(prefill, decode)]
+
     with torch.no_grad():
         begin = time.perf_counter()
-        compiled = torch.compile(model, options=options)
-        results = compiled(*inputs)
+        compiled = torch.compile(model, dynamic=False, options=options)
+        results = all_of(compiled)
         synchronize(device)
         first_s = time.perf_counter() - begin
-        call_us = times_us(lambda: compiled(*inputs), device)
+        call_us = times_us(lambda: all_of(compiled), device)
         graph_us = []
         if device == "cuda":
-            graph_us = times_us(replayed(lambda: compiled(*inputs)), device)
-        eager = model(*inputs)
-        exact = model.float()(*(one.float() for one in inputs))
+            graph_us = times_us(replayed(lambda: all_of(compiled)), device)
+        eager = all_of(model)
+        inputs = [(None if one is None else one.float(), other.float()) for one, other in inputs]
+        exact = all_of(model.float())
     calls = generated_gemms(directory)
     send(
         {
@@ -210,12 +164,13 @@ def plugin_stats() -> dict[str, Any]:
     }
 
 
-def measure(variant: Variant, device: str) -> dict[str, Any]:
+def measure(variant: Variant, device: str, batches: tuple[int, ...]) -> dict[str, Any]:
     """One measurement in a process of its own."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         directory = Path(name)
         environment = fresh_environment(directory, **variant.variables())
         arguments = [__file__, "--worker", variant.mode, "--device", device, "--directory", name]
+        arguments += ["--batches", ",".join(map(str, batches))]
         with Worker(arguments, directory, environment) as worker:
             run: dict[str, Any] = worker.answer()
     refuse_other_kernels(variant, run)
@@ -226,9 +181,18 @@ def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[i
     if value is None:
         return ()
     parts = value.split(",")
-    if not all(part.isdecimal() for part in parts):
-        raise click.BadParameter(f"must be numbers, with commas between (got {value!r})")
+    if not all(part.isdecimal() and int(part) for part in parts) or len(set(parts)) < len(parts):
+        raise click.BadParameter(
+            f"must be different positive numbers, with commas between (got {value!r})"
+        )
     return tuple(map(int, parts))
+
+
+def batch_sizes(context: click.Context, option: click.Parameter, value: str) -> tuple[int, ...]:
+    found = numbers(context, option, value)
+    if len(found) > MAX_BATCHES:
+        raise click.BadParameter(f"must be at most {MAX_BATCHES} (got {len(found)})")
+    return found
 
 
 @click.command()
@@ -244,6 +208,13 @@ def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[i
     "--choices",
     callback=numbers,
     help=f"Values of NVGEMM_AOT_MAX_CHOICES for {BUNDLE_MODE}, e.g. 1,2,4.",
+)
+@click.option(
+    "--batches",
+    default="64",
+    show_default=True,
+    callback=batch_sizes,
+    help="Sequences to decode; the model is compiled for each.",
 )
 @click.option("--estimated", help="Bundles for aten+bundle, as in NVGEMM_AOT_BUNDLES.")
 @click.option("--measured", help="Bundles with measured rankings, for aten+measured.")
@@ -269,6 +240,7 @@ def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[i
 def main(
     modes_: tuple[str, ...],
     choices: tuple[int, ...],
+    batches: tuple[int, ...],
     estimated: str | None,
     measured: str | None,
     jit: bool,
@@ -284,7 +256,7 @@ def main(
     """Measure and print a table."""
     if worker is not None:
         assert directory is not None
-        work(worker, device, directory)
+        work(worker, device, directory, batches)
         return
     if show is not None:
         click.echo("\n".join(table(json.loads(show.read_text()))))
@@ -294,6 +266,7 @@ def main(
         "what": "cold_start",
         "command": command_line(),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "batches": batches,
         "runs": [],
     }
     found = variants(modes_, choices, estimated, measured, jit)
@@ -305,7 +278,7 @@ def main(
         if variant.label in failures:
             continue
         try:
-            run = measure(variant, device)
+            run = measure(variant, device, batches)
         except click.ClickException as error:
             failures[variant.label] = f"{variant.label} FAILED: {error.message}"
             click.echo(failures[variant.label], err=True)

@@ -70,6 +70,10 @@ def table(record: Mapping[str, Any]) -> list[str]:
         first = next((run for run in every if run["mode"] == mode), None)
         if first is not None:
             lines += [f"  {mode}: {bundle}" for bundle in first["versions"]["bundles"]]
+    if "batches" in record:  # files of before there were several have one call
+        calls = ", ".join(map(str, record["batches"]))
+        gemms = max(sum(run["count"].values()) for run in every)
+        lines.append(f"{gemms} distinct GEMMs; sequences that decode: {calls}")
     columns = (
         ("first_result_s", "first result, s", 2),
         ("call_us", "call, us", 1),

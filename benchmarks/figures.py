@@ -2,8 +2,9 @@
 
     python benchmarks/figures.py benchmarks/results/kernels-*.json   # into docs/figures
 
-Draws ``kernels.svg``, ``hgemm.svg`` or ``cold_start.svg``, by what a file says it holds. The same
-file and the same matplotlib give the same bytes.
+Draws ``kernels.svg``, ``hgemm.svg``, ``cold_start.svg`` or, where it was compiled for several
+batches, ``cold_start_batches.svg``, by what a file says it holds. The same file and the same
+matplotlib give the same bytes.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ def draw_cold_start(record: Mapping[str, Any]) -> Figure:
     axes.invert_yaxis()
     axes.margins(x=0.1)
     axes.set_xlabel("seconds to the first result, in a fresh process with empty caches")
-    axes.set_title(record["runs"][0]["versions"]["device"])
+    gemms = max(sum(run["count"].values()) for run in record["runs"])
+    axes.set_title(f"{record['runs'][0]['versions']['device']}: {gemms} GEMMs")
     return figure
 
 
@@ -139,6 +141,12 @@ DRAWN: dict[str, Callable[[Mapping[str, Any]], Figure]] = {
     "cold_start": draw_cold_start,
 }
 """By what a file holds."""
+
+
+def figure_name(record: Mapping[str, Any]) -> str:
+    """Name of the figure of a file, without its suffix."""
+    several = len(record.get("batches", ())) > 1
+    return f"{record['what']}{'_batches' if several else ''}"
 
 
 def svg(figure: Figure) -> bytes:
@@ -170,7 +178,7 @@ def main(paths: tuple[Path, ...], output: Path) -> None:
             raise click.ClickException(
                 f"{path} says it holds {record.get('what')!r}; drawn are {', '.join(DRAWN)}"
             )
-        figure = output / f"{record['what']}.svg"
+        figure = output / f"{figure_name(record)}.svg"
         write_atomic(figure, svg(draw(record)))
         click.echo(f"{figure}: drawn from {path}")
 

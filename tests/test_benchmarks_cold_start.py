@@ -8,11 +8,15 @@ from typing import Any
 
 import click
 import pytest
+import torch
 from click.testing import CliRunner
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmark_modules import load
 
-cold_start, modes, table = load("cold_start", "cold_start_modes", "cold_start_table")
+cold_start, model, modes, table = load(
+    "cold_start", "cold_start_model", "cold_start_modes", "cold_start_table"
+)
 
 ALL = tuple(modes.BACKENDS)
 
@@ -74,6 +78,40 @@ def test_each_turn_begins_with_another_and_what_takes_long_comes_once() -> None:
     ]  # fmt: skip
 
 
+def gemms_of(device: str, batches: tuple[int, ...]) -> set[tuple[str, tuple[int, ...]]]:
+    """Operator and sizes of every GEMM that eager execution calls."""
+    found: set[tuple[str, tuple[int, ...]]] = set()
+
+    class Recorder(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            if func in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default):
+                found.add((func.name(), (*args[0].shape, args[1].shape[-1])))
+            return func(*args, **(kwargs or {}))
+
+    decoder, calls = model.build_model(device, batches)
+    with torch.no_grad(), Recorder():
+        for prefill, decode in calls:
+            decoder(prefill, decode)
+    return found
+
+
+def test_model_has_ten_gemms_and_four_more_for_each_further_batch() -> None:
+    assert len(gemms_of("cpu", (8,))) == 10
+    assert len(gemms_of("cpu", (8, 1, 16))) == 10 + 2 * 4
+
+
+@pytest.mark.parametrize("batches", ["0", "8,8", "8,-1", "1,2,3,4,5,6,7,8,9", "", "a"])
+def test_refuses_batches_that_cannot_be_compiled(batches: str) -> None:
+    done = CliRunner().invoke(cold_start.main, ["--batches", batches])
+    assert done.exit_code == 2
+    assert "Invalid value for '--batches'" in done.output
+
+
+def test_table_says_what_was_compiled() -> None:
+    text = "\n".join(table.table({"batches": [64, 1], "runs": [run("aten", 8.0)]}))
+    assert "10 distinct GEMMs; sequences that decode: 64, 1\n" in text
+
+
 def test_refuses_a_process_that_had_other_kernels_than_its_mode_means() -> None:
     def refuse(mode: str, bundles: list[str], **stats: int) -> None:
         one = run(mode, 1.0)
@@ -130,7 +168,8 @@ def test_what_fails_is_not_tried_again_and_the_others_are_measured(
 ) -> None:
     asked: list[str] = []
 
-    def measure(variant: Any, _: str) -> dict[str, Any]:
+    def measure(variant: Any, _: str, batches: tuple[int, ...]) -> dict[str, Any]:
+        assert batches == (64,)
         asked.append(variant.mode)
         if variant.mode == "aten+bundle":
             raise click.ClickException("no usable bundle")

@@ -64,6 +64,15 @@ def test_same_file_gives_the_same_figure(what: str, tmp_path: Path) -> None:
         assert text in written
 
 
+def test_a_cold_start_of_several_batches_has_a_figure_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    record = {"what": "cold_start", "batches": [64, 1], **RECORDS["cold_start"]}
+    path.write_text(json.dumps(record))
+    done = CliRunner().invoke(figures.main, [str(path), "-o", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert [one.name for one in tmp_path.glob("*.svg")] == ["cold_start_batches.svg"]
+
+
 def test_refuses_what_it_cannot_draw(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     path.write_text('{"what": "lookup"}')
