@@ -6,13 +6,35 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from compiling import versions
 from measuring import Exact, Launch
+from resuming import nvidia_smi
 
 from nvgemm_runtime import bundles
 from nvgemm_runtime.api import load_kernel
 from nvgemm_runtime.errors import NvgemmError
 from nvgemm_runtime.facts import device_facts
 from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
+
+
+def environment(**libraries: str) -> dict[str, Any]:
+    """What is measured with: only with the same of all this is a measurement gone on with.
+
+    Args:
+        libraries: Versions of what else is measured.
+    """
+    import torch
+
+    found = versions()
+    return {
+        "gpu": found["device"],
+        "driver": ", ".join(nvidia_smi("driver_version")),
+        "torch": found["torch"],
+        "CUDA": torch.version.cuda,
+        **libraries,
+        "nvgemm-aot": found["nvgemm-aot"],
+        "bundles": found["bundles"],
+    }
 
 
 def plain(dtype: DType, layout: Layout) -> Signature:

@@ -7,6 +7,7 @@ prints goes to a log in the worker's directory, which also holds Inductor's and 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -212,11 +213,16 @@ def versions() -> dict[str, Any]:
         "torch": torch.__version__,
         "nvgemm-aot": nvgemm_runtime.__version__,
         "bundles": sorted(
-            f"{found.origin}: {found.path.name}"
+            f"{found.origin}: {found.path.name}, sha256 {sha256(found.path)[:16]}"
             for found in nvgemm_runtime.bundles()
             if found.refusal(facts) is None
         ),
     }
+
+
+def sha256(path: Path) -> str:
+    """Of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def names_of(allowed: Collection[str]) -> Callable[[click.Context, click.Parameter, str], Any]:

@@ -173,7 +173,7 @@ def test_nothing_is_begun_that_cannot_end_in_time() -> None:
 
     def go_on(budget: float | None) -> Iterator[int]:
         now[0] = 100.0
-        for number, seconds in resuming.in_time([3, 5, 1, 1], budget, lambda: now[0]):
+        for number, seconds in resuming.in_time([3, 5, 1, 1], budget, lambda: now[0], 100.0):
             now[0] += seconds
             yield number
 

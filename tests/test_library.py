@@ -21,6 +21,7 @@ from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_runtime import library as library_module
 from nvgemm_runtime import native
 from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.counters import COUNTERS
 from nvgemm_runtime.errors import BundleFormatError, DriverError, NoKernelError
 from nvgemm_runtime.facts import UNKNOWN_VERSION, RuntimeLibrary, find_runtime_library
 from nvgemm_runtime.format import Kernel
@@ -85,6 +86,16 @@ def test_the_same_kernel_is_loaded_once(bundle: Bundle) -> None:
     loaded = library.load(bundle, kernel)
     assert library.load(bundle, kernel) is loaded
     assert library.get(kernel.id) is loaded
+
+
+def test_the_time_that_loading_takes_is_counted_once(bundle: Bundle) -> None:
+    library = Library()
+    before = COUNTERS.stats()
+    library.load(bundle, bundle.header.kernels[0])
+    loaded = COUNTERS.stats()
+    assert loaded.since(before).milliseconds["loading"] > 0
+    library.load(bundle, bundle.header.kernels[0])
+    assert COUNTERS.stats().milliseconds["loading"] == loaded.milliseconds["loading"]
 
 
 def test_every_kernel_has_a_function_of_its_own(bundle: Bundle, addresses: dict[str, int]) -> None:
