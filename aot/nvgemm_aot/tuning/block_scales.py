@@ -30,7 +30,7 @@ _LEAST_EXPONENT = -5
 """Of the middle of scales: half of it is the least normal number of e4m3, 2**-6."""
 
 _TILE_LINES = 32
-"""Lines of a tile; each has what four rows, so many apart, have of its columns."""
+"""In a tile, line i holds the columns of rows i, i + 32, i + 64 and i + 96."""
 
 PORTION = 2**26
 """Values of A and B that are decoded at a time: in fp64, half a gigabyte."""
@@ -43,8 +43,8 @@ def random_scales(
 
     They are random numbers of two octaves. The middle falls with k, so that the deviation of sums
     of k products is at most some 30, up to k = 2**22, and they fit into fp8. The padding is code 0
-    and nothing that would show: kernels multiply what stands behind k by zeros, for which a NaN is
-    no scale.
+    and no NaN: kernels may multiply it by the zeros that they have for values behind k. Whoever
+    takes it for a scale is found out by that.
 
     Args:
         problem: A problem with scales of blocks.
@@ -109,9 +109,8 @@ def block_scaled_product(
 def swizzled(codes: torch.Tensor) -> torch.Tensor:
     """Bytes [rows, columns] in the order of the 32 x 4 x 4 swizzle, padded with zeros.
 
-    Tiles of 128 rows by 4 columns lie one behind the other, those of the same rows first. A tile is
-    32 lines of 16 bytes: four columns of row i, of row i + 32, of i + 64 and of i + 96 (CUDA
-    documentation of cuBLAS, "1D Block Scaling Factors Layout").
+    Tiles of 128 rows by 4 columns lie one behind the other, those of the same rows first, each in
+    32 lines of 16 bytes (CUDA documentation of cuBLAS, "1D Block Scaling Factors Layout").
     """
     rows, columns = codes.shape
     tiles = -(-rows // SWIZZLE_ROWS), -(-columns // SWIZZLE_COLUMNS)
