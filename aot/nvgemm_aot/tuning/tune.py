@@ -220,7 +220,7 @@ def _measure_all(
         runs = contenders.of(ranking)
         if not runs.keys() - {ATEN, TRITON}:
             unmeasured[key] = (
-                "none of its kernels can be measured: they take scales of blocks, or do not fit"
+                "none of its kernels can be measured: none can be launched with its operands"
             )
             continue
         try:
