@@ -8,7 +8,6 @@ from typing import Any
 
 from compiling import versions
 from measuring import Exact, Launch
-from resuming import nvidia_smi
 
 from nvgemm_runtime import bundles
 from nvgemm_runtime.api import load_kernel
@@ -28,7 +27,7 @@ def environment(**libraries: str) -> dict[str, Any]:
     found = versions()
     return {
         "gpu": found["device"],
-        "driver": ", ".join(nvidia_smi("driver_version")),
+        "driver": found["driver"],
         "torch": found["torch"],
         "CUDA": torch.version.cuda,
         **libraries,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from resuming import nvidia_smi
 
 _GEMM_CALLS = {
     "nvgemm": re.compile(r"\bnvgemm_(?:mm|bmm|addmm|baddbmm)_[0-9a-f]{12}\("),
@@ -210,6 +211,7 @@ def versions() -> dict[str, Any]:
     facts = device_facts("cuda" if torch.cuda.is_available() else "cpu", 0)
     return {
         "device": facts.name,
+        "driver": ", ".join(nvidia_smi("driver_version")),
         "torch": torch.__version__,
         "nvgemm-aot": nvgemm_runtime.__version__,
         "bundles": sorted(

@@ -41,7 +41,7 @@ from summaries import (
     share,
     summarized,
 )
-from triton_gemm import compile_triton
+from triton_gemm import compile_triton, triton_version
 
 from nvgemm_runtime.problem import DType, Problem
 
@@ -254,8 +254,6 @@ def measure(
     """Measure, keeping results in PATH, and print the table."""
     os.environ["NVGEMM_AOT"] = "off"  # Triton is measured as it is without us
     require_gpu()
-    import triton
-
     from nvgemm_runtime.operands import torch_dtype
 
     kernels = declared([DType(dtype) for dtype in dtypes])
@@ -267,7 +265,7 @@ def measure(
     results = Results.begin(
         path,
         what=WHAT,
-        environment=environment(Triton=triton.__version__),
+        environment=environment(Triton=triton_version()),
         settings={"rounds": rounds, "window_ns": WINDOW_NS},
         resume=resume,
     )
