@@ -124,6 +124,33 @@ def test_no_descriptor_is_left_open(bundle: Bundle, addresses: dict[str, int]) -
     assert descriptors() == before
 
 
+OTHER_FILES = """
+import sys, tempfile
+import torch
+from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.library import Library
+bundle = Bundle(sys.argv[1])
+kernels = [Library().load(bundle, kernel) for kernel in bundle.header.kernels[:3]]
+files = [tempfile.TemporaryFile() for _ in range(20)]  # empty, under descriptors that were free
+try:
+    kernels[0].launch(*(torch.zeros(3, columns) for columns in (3, 5, 3)))
+except (TypeError, ValueError) as error:  # with a stack, for which the files of all libraries are opened
+    print(error)
+"""
+
+
+def test_a_file_that_gets_a_descriptor_of_loading_is_not_taken_for_a_kernel(
+    cpu_bundle: BuiltBundle,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_FILES, cpu_bundle.path],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    assert done.stdout.startswith("kernel ")
+    assert not done.stderr
+
+
 def test_a_corrupted_entry_is_refused_and_the_others_load(
     cpu_bundle: BuiltBundle, tmp_path: Path, addresses: dict[str, int]
 ) -> None:
