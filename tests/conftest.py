@@ -47,7 +47,7 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
     """The build cache of the session: what one test compiled, no other compiles again.
 
-    Processes that share a session's tests have directories beside each other, and this one together.
+    Processes that share a session's tests have directories beside each other, and share this.
     """
     directory = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -134,7 +134,7 @@ kernels = [Library().load(bundle, kernel) for kernel in bundle.header.kernels[:3
 files = [tempfile.TemporaryFile() for _ in range(20)]  # empty, under descriptors that were free
 try:
     kernels[0].launch(*(torch.zeros(3, columns) for columns in (3, 5, 3)))
-except (TypeError, ValueError) as error:  # with a stack, for which the files of all libraries are opened
+except (TypeError, ValueError) as error:  # with a stack: files of libraries are opened
     print(error)
 """
 
