@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import enum
+import functools
+import operator
 
 from .element_types import DType
 from .epilogue import Addend, addend_dtype
@@ -53,6 +55,25 @@ def role_dtype(signature: Signature, role: Role) -> DType:
         Role.ADDEND: addend_dtype(signature.out),
         Role.OUT: signature.out,
     }[role]
+
+
+def contiguous_bytes(problem: Problem) -> int:
+    """Bitwise or of the contiguous extents, in bytes, of a problem's matrices and rows.
+
+    A power of two divides it that divides every one of them, and so every stride of compact ones.
+    """
+    signature = problem.signature
+    layout = signature.layout
+    extents = {
+        Role.A: problem.k if layout.a_row_major else problem.m,
+        Role.B: problem.n if layout.b_row_major else problem.k,
+        Role.OUT: problem.n,
+    }
+    if signature.epilogue is not None:
+        extents[Role.ADDEND] = problem.n
+    return functools.reduce(
+        operator.or_, (role_dtype(signature, role).bytes_of(of) for role, of in extents.items())
+    )
 
 
 def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
