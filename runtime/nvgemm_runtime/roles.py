@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import enum
-import functools
-import operator
 
 from .element_types import DType
 from .epilogue import Addend, addend_dtype
@@ -58,21 +56,17 @@ def role_dtype(signature: Signature, role: Role) -> DType:
 
 
 def contiguous_bytes(problem: Problem) -> int:
-    """Bitwise or of the contiguous extents, in bytes, of a problem's matrices and rows.
+    """Bitwise or of the contiguous extents of A, B and the result, in bytes.
 
     A power of two divides it that divides every one of them, and so every stride of compact ones.
+    What is added has rows of as many elements as the result, which are no shorter.
     """
     signature = problem.signature
     layout = signature.layout
-    extents = {
-        Role.A: problem.k if layout.a_row_major else problem.m,
-        Role.B: problem.n if layout.b_row_major else problem.k,
-        Role.OUT: problem.n,
-    }
-    if signature.epilogue is not None:
-        extents[Role.ADDEND] = problem.n
-    return functools.reduce(
-        operator.or_, (role_dtype(signature, role).bytes_of(of) for role, of in extents.items())
+    return (
+        signature.a.bytes_of(problem.k if layout.a_row_major else problem.m)
+        | signature.b.bytes_of(problem.n if layout.b_row_major else problem.k)
+        | signature.out.bytes_of(problem.n)
     )
 
 
