@@ -103,15 +103,9 @@ def _with_ours(choices: list[Any]) -> list[Any]:
     if not ours:
         return choices
     if current_mode() is Mode.REQUIRED:
-        return [*_allowed(choices), *ours]
+        return [*nvgemm_backend.without_any(choices), *ours]
     operators = {choice.offer.kernel.operator for choice in ours}
     return [*nvgemm_backend.without_doubles(choices, operators), *ours]
-
-
-def _allowed(choices: list[Any]) -> list[Any]:
-    """The choices that the mode allows."""
-    is_required = current_mode() is Mode.REQUIRED
-    return nvgemm_backend.without_any(choices) if is_required else choices
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +151,7 @@ def _find_served(choices: list[Any]) -> _Served | None:
         may_compile=may_compile,
         trusts=trusts_rankings(),
         needs_kernel=current_mode() is Mode.REQUIRED,
-        beside=backends_beside_aten(_allowed(choices)),
+        beside=backends_beside_aten(choices),
     )
     aten.nvgemm_aot_gemm = found.gemm
     is_split = False
