@@ -113,7 +113,8 @@ def test_the_mode_and_the_backends_of_torch_decide_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("setting", "joined", "warnings"), [("0", 0, 0), ("2", 2, 0), ("many", 3, 1), ("-1", 3, 1)]
+    ("setting", "joined", "warnings"),
+    [("0", 0, 0), ("2", 2, 0), ("", 3, 0), ("many", 3, 1), ("-1", 3, 1)],
 )
 def test_as_many_kernels_join_as_are_allowed(
     inductor: InductorSession,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,10 +42,10 @@ class Rankings:
         self._path = path
         self._directory = directory
 
-    def measured(self, *, aten: float, **on: Any) -> Path:
-        """With ATen at so many nanoseconds, and the fastest kernel at 200."""
+    def measured(self, *, aten: float, others: Sequence[float] = (500.0,), **on: Any) -> Path:
+        """With ATen at so many nanoseconds, the fastest kernel at 200, the others as sampled."""
         output = self._directory / f"tuned-{len(list(self._directory.iterdir()))}.nvgemm"
-        timer = DictatedTimer({"": [500.0], WINNER: [200.0], "aten": [aten]})
+        timer = DictatedTimer({"": others, WINNER: [200.0], "aten": [aten]})
         with pytest.MonkeyPatch.context() as patch:
             timer.watch_runs(patch)
             run(self._path, output, bench(timer, **on))
@@ -127,32 +129,126 @@ def test_a_trusted_winner_is_taken_without_timing_anything(
     assert name.startswith("nvgemm_mm_")
 
 
-def test_atens_measured_win_is_taken_without_timing_triton(
+@contextlib.contextmanager
+def more_choices(of: Callable[[Any], Any]) -> Iterator[None]:
+    """A choice more for each GEMM, made of ATen's, before ours join."""
+    from torch._inductor.select_algorithm import get_algorithm_selector_cache
+
+    before_us = get_algorithm_selector_cache().preprocessing_fns
+
+    def add(choices: list[Any]) -> list[Any]:
+        return [*choices, of(choices[0])]
+
+    before_us.insert(0, add)
+    try:
+        yield
+    finally:
+        before_us.remove(add)
+
+
+def test_atens_measured_win_is_taken_without_timing_other_ways_of_atens(
     inductor: InductorSession,
     rankings: Rankings,
     operands: tuple[Tensor, Tensor],
     timed: list[str],
 ) -> None:
-    """The other choices are stood in for by the ATen choice twice."""
-    from torch._inductor.select_algorithm import get_algorithm_selector_cache
-
     inductor.use(rankings.measured(aten=150.0))
     inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
-    before_us = get_algorithm_selector_cache().preprocessing_fns
-
-    def double(choices: list[Any]) -> list[Any]:
-        return [*choices, *choices]
-
-    before_us.insert(0, double)
-    try:
-        with inductor.watch_choices() as seen:
-            compiled = inductor.compile(gemm, *operands)
-    finally:
-        before_us.remove(double)
+    with more_choices(lambda aten: aten), inductor.watch_choices() as seen:
+        compiled = inductor.compile(gemm, *operands)
     assert seen == [["mm"]]
     assert timed == []
     assert compiled.launched == ()
     torch.testing.assert_close(compiled.result, gemm(*operands))
+
+
+@pytest.mark.parametrize("aten", [150.0, 250.0])
+def test_what_another_backend_has_is_timed_though_rankings_are_trusted(
+    inductor: InductorSession,
+    rankings: Rankings,
+    operands: tuple[Tensor, Tensor],
+    timed: list[str],
+    aten: float,
+) -> None:
+    from torch._inductor.select_algorithm import ExternKernelCaller
+
+    class OfAnotherBackend(ExternKernelCaller):  # type: ignore[misc]
+        def __init__(self, aten: Any) -> None:
+            super().__init__(aten.choice, aten.input_nodes, aten.layout, {"of": "another"})
+            self.name = "other"
+
+        def benchmark(self, *arguments: Any, out: Any) -> float:
+            timed.append(self.name)
+            return 1e9
+
+    inductor.use(rankings.measured(aten=aten))
+    inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
+    inductor.slow_down_aten()
+    with more_choices(OfAnotherBackend):
+        compiled = inductor.compile(gemm, *operands)
+    assert timed[:2] == ["mm", "other"]
+    assert len(timed) == (3 if aten == 250.0 else 2)
+    assert compiled.launched == ((WINNER,) if aten == 250.0 else ())
+    torch.testing.assert_close(compiled.result, gemm(*operands))
+
+
+def test_backends_are_told_apart_by_their_choices() -> None:
+    from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
+    from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
+
+    from nvgemm_runtime.inductor.reading import backends_beside_aten
+
+    class OfAnotherBackend:
+        pass
+
+    def made(kind: type) -> Any:
+        return object.__new__(kind)
+
+    aten = made(ExternKernelCaller)
+    aten.choice = SimpleNamespace(name="mm")
+    assert backends_beside_aten([aten, aten]) == set()
+    assert backends_beside_aten([aten, made(TritonTemplateCaller)]) == {"Triton"}
+    assert backends_beside_aten([made(SubgraphChoiceCaller), aten]) == {"Triton"}
+    assert backends_beside_aten([aten, OfAnotherBackend()]) == {"OfAnotherBackend"}
+
+
+UNLIKE: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    "with gaps": (lambda roomy: roomy.view(16, 128)[:, :64], 3),
+    "at an odd address": (lambda roomy: roomy[1:1025].view(16, 64), 1),
+}
+"""Views as A, and how many kernels take them."""
+
+
+@pytest.mark.parametrize("unlike", UNLIKE)
+@pytest.mark.parametrize("aten", [150.0, 250.0])
+def test_operands_unlike_those_that_were_measured_are_timed(
+    inductor: InductorSession,
+    rankings: Rankings,
+    operands: tuple[Tensor, Tensor],
+    timed: list[str],
+    unlike: str,
+    aten: float,
+) -> None:
+    inductor.use(rankings.measured(aten=aten))
+    inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
+    (view, kernels), (_, b) = UNLIKE[unlike], operands
+    roomy = torch.randn(16 * 128)
+    compiled = inductor.compile(lambda roomy, b: view(roomy) @ b, roomy, b)
+    torch.testing.assert_close(compiled.result, view(roomy) @ b)
+    assert len(timed) == 1 + kernels
+
+
+def test_kernels_that_a_race_won_by_aten_left_together_are_timed(
+    inductor: InductorSession,
+    rankings: Rankings,
+    operands: tuple[Tensor, Tensor],
+    timed: list[str],
+) -> None:
+    """ATen is told apart at once, and ours overlap."""
+    others = [190.0, 400.0, 210.0, 450.0, 300.0, 250.0]
+    inductor.use(rankings.measured(aten=100.0, others=others))
+    inductor.compile(gemm, *operands, options={"nvgemm_aot_mode": "required"})
+    assert len(timed) == 4
 
 
 def test_where_kernels_are_required_the_best_is_offered_though_aten_won(
@@ -222,20 +318,24 @@ def test_a_value_that_is_none_is_said_once_and_trusts_nothing(
     assert caplog.text.count("NVGEMM_AOT_TRUST_RANKING=yes: allowed are 0, 1") == 1
 
 
-def test_the_compile_caches_know_whether_rankings_are_trusted(
-    inductor: InductorSession, rankings: Rankings
+@pytest.mark.parametrize("variable", ["NVGEMM_AOT_TRUST_RANKING", "NVGEMM_AOT_KEEP_NVGEMM"])
+def test_the_compile_caches_know_what_changes_choices(
+    inductor: InductorSession,
+    rankings: Rankings,
+    variable: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     inductor.use(rankings.measured(aten=250.0))
     key = cache_key.InstalledBundles()
-    keys = []
-    for value in ("0", "1", None):
-        if value is None:
-            inductor.monkeypatch.delenv("NVGEMM_AOT_TRUST_RANKING")
-        else:
-            inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", value)
-        keys.append(key.uuid())
-    assert keys[0] != keys[1]
-    assert keys[0] == keys[2]
+    inductor.monkeypatch.delenv(variable, raising=False)
+    unset = key.uuid()
+    uuids = {}
+    for value in ("", "0", "1"):
+        inductor.monkeypatch.setenv(variable, value)
+        uuids[value] = key.uuid()
+    assert uuids["1"] != unset
+    assert uuids[""] == uuids["0"] == unset
+    assert variable not in caplog.text, "empty counts as not set"
 
 
 def test_explanations_say_what_was_measured(

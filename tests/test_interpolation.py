@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from nvgemm_aot.bundle import BundleContent, ProblemRanking, encode_bundle
-from nvgemm_runtime.format import Conditions, KernelDesign, Measured, RankingSource
+from nvgemm_runtime.facts import TorchVersions
+from nvgemm_runtime.format import Conditions, KernelDesign, Measured, RankingSource, Timing
 from nvgemm_runtime.interpolation import Row, interpolate
 from nvgemm_runtime.match import Basis, BundleView, Index, Match
 from nvgemm_runtime.nearest import NearestSizes
@@ -132,16 +133,46 @@ def test_what_was_measured_here_comes_before_what_another_bundle_says() -> None:
     elsewhere = replace(ranking, source=replace(SOURCE, gpu="NVIDIA GB200"))
     assert ranking.measured is not None
     doubted = replace(ranking, measured=replace(ranking.measured, doubts=("it was busy",)))
-    for other in (elsewhere, doubted):
+    assert SOURCE.conditions is not None
+    cuda = replace(SOURCE, conditions=replace(SOURCE.conditions, cuda="12.8"))
+    for other in (elsewhere, doubted, replace(ranking, source=cuda)):
         headers = [
             encode_bundle(replace(measured, rankings=(each,)))[1] for each in (other, ranking)
         ]
         index = Index([BundleView(name=f"b{i}", header=h) for i, h in enumerate(headers)], B200)
         found = index.match(problem(16), 16)
         assert isinstance(found, Match)
-        assert found.source.gpu == B200.name
+        assert found.source == SOURCE
         assert found.measured == ranking.measured
         assert {served.bundle for served in found.kernels} == {1}
+
+
+def test_times_of_another_product_are_not_interpolated() -> None:
+    """It has other waves than this one; so the nearer problem's times are scaled, as estimates."""
+    given = content((16, {0: 1000, 1: 1500}), (1024, {1: 2000, 2: 6000}))
+    other = replace(SOURCE, gpu="NVIDIA GB200")
+    given = replace(given, rankings=tuple(replace(one, source=other) for one in given.rankings))
+    assert sorted(ranked(given, 20)) == [0, 1]
+    assert sorted(ranked(given, 1000)) == [1, 2]
+
+
+def test_of_two_measurements_here_the_one_beside_this_torchs_aten_counts() -> None:
+    measured = content((16, {0: 1000, 1: 1500}))
+    (ranking,) = measured.rankings
+    assert ranking.measured is not None
+    assert SOURCE.conditions is not None
+    ranking = replace(
+        ranking, measured=replace(ranking.measured, aten=Timing(time_ns=1200, spread_ns=0))
+    )
+    older = replace(SOURCE, conditions=replace(SOURCE.conditions, torch="2.10.0"))
+    rankings = (replace(ranking, source=older), ranking)
+    headers = [encode_bundle(replace(measured, rankings=(each,)))[1] for each in rankings]
+    views = [BundleView(name=f"b{i}", header=h) for i, h in enumerate(headers)]
+    for torch, counts in (("2.11.1", SOURCE), ("2.10.1", older), ("2.12.0", older)):
+        index = Index(views, B200, versions=TorchVersions(torch=torch, cuda="13.0"))
+        found = index.match(problem(16), 16)
+        assert isinstance(found, Match)
+        assert found.source == counts, "where neither was, the bundle that comes first"
 
 
 def test_times_of_two_products_of_gpu_are_not_mixed() -> None:

@@ -1,9 +1,19 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from nvgemm_runtime.problem import DType, Problem
-from nvgemm_runtime.roles import Role, extra_roles, role_dtype, role_shape, roles
+from nvgemm_runtime.extras import Extras
+from nvgemm_runtime.operands import requests
+from nvgemm_runtime.problem import DType, Op, Problem
+from nvgemm_runtime.roles import (
+    Role,
+    contiguous_bytes,
+    extra_roles,
+    role_dtype,
+    role_shape,
+    roles,
+)
 
 CASES = {
     "mm/tn/bf16xbf16/fp32/bf16/m3n5k8": {
@@ -62,3 +72,18 @@ def test_tensors_of_a_problem(key: str) -> None:
     assert extra_roles(signature) == tuple(CASES[key])[2:-1]
     for role, (dtype, shape) in CASES[key].items():
         assert (role_dtype(signature, role), role_shape(problem, role)) == (dtype, shape), role
+
+
+@pytest.mark.parametrize(("layout", "alignment"), [("tn", 32), ("tt", 16), ("nn", 8), ("nt", 8)])
+@pytest.mark.parametrize("extras", [Extras(), Extras(addend=torch.empty(4, 24))])
+def test_contiguous_extents_align_what_was_just_allocated(
+    layout: str, alignment: int, extras: Extras
+) -> None:
+    """To no more than 64 bytes on a CPU."""
+    m, n, k = 4, 24, 16
+    a = torch.empty(m, k).half() if layout[0] == "t" else torch.empty(k, m).half().t()
+    b = torch.empty(k, n).half() if layout[1] == "t" else torch.empty(n, k).half().t()
+    (request,) = requests(Op.MM, a, b, torch.float32, extras=extras)
+    least = contiguous_bytes(request.problem)
+    assert request.problem.signature.layout.value == layout
+    assert request.alignment_bytes == least & -least == alignment

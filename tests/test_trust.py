@@ -11,9 +11,11 @@ from nvgemm_aot.bundle import encode_bundle
 from nvgemm_runtime.facts import TorchVersions
 from nvgemm_runtime.format import Conditions, Kernel, Measured, RankingSource, Timing
 from nvgemm_runtime.match import Basis, Match
+from nvgemm_runtime.operands import Request
 from nvgemm_runtime.places import Served
-from nvgemm_runtime.problem import Problem
-from nvgemm_runtime.trust import Decision, decide
+from nvgemm_runtime.problem import DType, Layout, Problem
+from nvgemm_runtime.scales import ScaleRecipe
+from nvgemm_runtime.trust import Decision, Terms, decide
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import H200
 
@@ -23,28 +25,37 @@ SOURCE = RankingSource(
     kind="measurement", by="nvgemm-aot 0.1.0", gpu="NVIDIA H200", conditions=CONDITIONS
 )
 
+PROBLEM = Problem(signature=SIGNATURE, m=16, n=4096, k=4096)
+REQUEST = Request(problem=PROBLEM, alignment_bytes=32)
+"""Compact, and as well aligned as torch.compile knows of."""
+
 
 def kernels() -> tuple[Kernel, ...]:
     return encode_bundle(synthetic_content(kernels=3, problems=1))[1].kernels
 
 
 def match(
-    *, ours: int = 1000, aten: int | None = 1200, triton: int | None = None, **changes: Any
+    *,
+    ours: int = 1000,
+    aten: int | None = 1200,
+    triton: int | None = None,
+    spreads: tuple[int, int, int] = (5, 5, 5),
+    **changes: Any,
 ) -> Match:
-    """A declared problem whose best kernel took ``ours`` nanoseconds."""
+    """A declared problem whose best kernel took ``ours`` nanoseconds, the others 100 more each."""
     served = tuple(
-        Served(bundle=0, kernel=kernel, time_ns=ours + 100 * place)
-        for place, kernel in enumerate(kernels())
+        Served(bundle=0, kernel=kernel, rank=rank, time_ns=ours + 100 * rank)
+        for rank, kernel in enumerate(kernels())
     )
     measured = Measured(
-        spreads_ns=(5, 5, 5),
+        spreads_ns=spreads,
         aten=None if aten is None else Timing(time_ns=aten, spread_ns=5),
         triton=None if triton is None else Timing(time_ns=triton, spread_ns=5),
         doubts=(),
     )
     found = Match(
         basis=Basis.DECLARED,
-        ranked_as=Problem(signature=SIGNATURE, m=16, n=4096, k=4096),
+        ranked_as=PROBLEM,
         source=SOURCE,
         kernels=served,
         measured=measured,
@@ -53,11 +64,9 @@ def match(
 
 
 def outcome(found: Match, **how: Any) -> Decision:
-    settings: dict[str, Any] = {
-        "facts": H200, "versions": VERSIONS, "limit": 2, "trusts": False, "needs_kernel": False
-    }  # fmt: skip
-    settings |= how
-    return decide(found, settings.pop("facts"), settings.pop("versions"), **settings)
+    request, facts = how.pop("request", REQUEST), how.pop("facts", H200)
+    versions = how.pop("versions", VERSIONS)
+    return decide(found, request, facts, versions, Terms(**{"limit": 2, **how}))
 
 
 def test_only_the_winner_is_offered() -> None:
@@ -94,7 +103,16 @@ def test_where_kernels_are_required_the_best_is_offered_and_timed_though_aten_wo
 
 OBSTACLES = {
     "another product": ({}, {"facts": replace(H200, name="NVIDIA H200 NVL")}, "is NVIDIA H200 NVL"),
-    "another CUDA": ({}, {"versions": replace(VERSIONS, cuda="14.0")}, "CUDA 13.0"),
+    "another CUDA": ({}, {"facts": replace(H200, cuda="cu14")}, "CUDA 13.0, torch uses cu14"),
+    "gaps": ({}, {"request": replace(REQUEST, is_compact=False)}, "without gaps"),
+    "less alignment": (
+        {},
+        {"request": replace(REQUEST, alignment_bytes=16)},
+        "aligned to 32 bytes or more, these are to 16",
+    ),
+    "without its first kernel": (
+        {"kernels": match().kernels[1:]}, {}, "the kernel that was measured to be the fastest"
+    ),
     "doubts": (
         {"measured": replace(match().measured, doubts=("it was hot", "it was busy"))},
         {},
@@ -114,6 +132,39 @@ def test_anything_else_is_offered_and_timed_as_ever(name: str) -> None:
     assert decision.kernels == found.kernels[:2]
     assert not decision.is_final
     assert why in decision.why
+
+
+def test_operands_that_cannot_be_better_aligned_are_as_measured() -> None:
+    """Rows of A and columns of B are 16 bytes, rows of the result 48."""
+    narrow = Problem(signature=replace(SIGNATURE, layout=Layout.TN), m=15, n=24, k=8)
+    request = Request(problem=narrow, alignment_bytes=16)
+    assert outcome(match(), request=request, trusts=True).is_final
+    assert not outcome(match(), request=replace(request, alignment_bytes=8), trusts=True).is_final
+
+
+SLOW_ATEN: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "of another torch": ({}, {"versions": replace(VERSIONS, torch="2.12.0+cu130")}),
+    "that lost": ({"aten": 900}, {"needs_kernel": True}),
+    "that was not measured": ({"aten": None}, {}),
+}
+
+
+@pytest.mark.parametrize("name", SLOW_ATEN)
+def test_where_a_kernel_is_timed_so_are_those_that_were_not_told_apart_from_it(name: str) -> None:
+    """Times are 1000, 1100 and 1200: only intervals say which of them are known to be slower."""
+    changes, how = SLOW_ATEN[name]
+    for spreads, count in [
+        ((49, 50, 50), 1),
+        ((50, 50, 50), 2),
+        ((5, 5, 195), 2),
+        ((100, 0, 100), 3),
+    ]:
+        found = match(spreads=spreads, **changes)
+        decision = outcome(found, trusts=True, limit=3, **how)
+        expected = found.kernels[:count] if spreads[2] != 195 else found.kernels[::2]
+        assert decision.kernels == expected
+        assert not decision.is_final
+        assert outcome(found, limit=1, **how).kernels == found.kernels[:1]
 
 
 @pytest.mark.parametrize(
@@ -156,10 +207,34 @@ def test_nothing_is_skipped_where_triton_was_fastest() -> None:
     assert outcome(match(triton=1100), trusts=True).is_final
 
 
-def test_the_first_kernel_that_fits_is_what_counts() -> None:
-    """Where operands are less aligned, the best of the others competes with ATen."""
-    found = match()
-    rest = replace(found, kernels=found.kernels[1:])
-    assert outcome(rest).kernels == found.kernels[1:2]
-    slower = replace(rest, kernels=(replace(rest.kernels[0], time_ns=1300),))
-    assert outcome(slower).kernels == ()
+@pytest.mark.parametrize("aten", [900, 1200])
+def test_what_was_not_measured_is_timed_against_what_was_fastest(aten: int) -> None:
+    unmeasured, measured = match(aten=aten), match(aten=aten, triton=1300)
+    beside = frozenset({"Triton"})
+    decision = outcome(unmeasured, trusts=True, beside=beside)
+    assert decision.kernels == (unmeasured.kernels[:1] if aten == 1200 else ())
+    assert not decision.is_final
+    assert decision.why.endswith("; not measured: Triton")
+    assert outcome(unmeasured, trusts=True).is_final, "Triton is no backend here"
+    assert outcome(measured, trusts=True, beside=beside).is_final
+    other = outcome(measured, trusts=True, beside=beside | {"CUTLASS"})
+    assert not other.is_final
+    assert other.why.endswith("; not measured: CUTLASS")
+
+
+@pytest.mark.parametrize("aten", [900, 1200])
+def test_atens_fast_sums_say_nothing_of_its_precise_ones(aten: int) -> None:
+    found = match(aten=aten)
+    fp8 = replace(
+        SIGNATURE, layout=Layout.TN, a=DType.FP8_E4M3, b=DType.FP8_E4M3,
+        scales=ScaleRecipe.FP32_TENSOR,
+    )  # fmt: skip
+    request = replace(REQUEST, problem=replace(PROBLEM, signature=fp8))
+    decision = outcome(found, request=request, trusts=True, is_precise=True)
+    assert decision.kernels == found.kernels[:1]
+    assert not decision.is_final
+    assert "use_fast_accum" in decision.why
+    assert outcome(found, request=request, trusts=True).is_final
+    blocks = replace(fp8, scales=ScaleRecipe.E8M0_1X32)  # fast sums are not for these
+    request = replace(REQUEST, problem=replace(PROBLEM, signature=blocks))
+    assert outcome(found, request=request, trusts=True, is_precise=True).is_final

@@ -31,6 +31,8 @@ class AtenGemm:
         out: Result of shape [m, n], with a leading batch for batches.
         extras: What else it takes.
         obstacle: Why no kernel computes it, whatever the operands; None where one may.
+        is_precise: Whether ATen is asked to sum fp8 without its fast accumulation, which takes it
+            longer. Kernels sum as they do.
     """
 
     op: str
@@ -39,6 +41,7 @@ class AtenGemm:
     out: Operand
     extras: Extras = NOTHING
     obstacle: str | None = None
+    is_precise: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +125,7 @@ def read_call(
             activation=activation,
         ),
         obstacle=obstacle,
+        is_precise=Role.SCALE_A in given and not arguments.get("use_fast_accum", False),
     )
 
 

@@ -194,7 +194,8 @@ class Measured:
     Attributes:
         spreads_ns: Of each place of the ranking; see `Timing`.
         aten: ATen's time for the problem; None where it has no operator that computes the same.
-        triton: Time of the best Triton kernel that Inductor found; None where it was not asked.
+        triton: Time of the best Triton kernel that Inductor found; None where it was not
+            measured.
         doubts: Why the order is not to be relied on; empty where it is.
     """
 

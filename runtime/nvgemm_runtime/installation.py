@@ -17,7 +17,7 @@ from pathlib import Path
 from .bundle import Bundle, file_identity
 from .discover import Candidate, find_bundles
 from .errors import NvgemmError
-from .facts import DeviceFacts, host_platform, torch_cuda
+from .facts import DeviceFacts, host_platform, torch_cuda, torch_versions
 from .format import Kernel
 from .jit_cache import find_kept_bundles, origin_of
 from .layers import LayeredIndex
@@ -240,7 +240,14 @@ def _index(
         BundleView(name=name, header=bundle.header) for name, bundle in opened.items()
     )
     unusable = [f"{one.name}: {one.problem}" for one in found if one.bundle is None]
-    index = Index(views, facts, unusable, first_position=first_position, from_jit=from_jit)
+    index = Index(
+        views,
+        facts,
+        unusable,
+        first_position=first_position,
+        from_jit=from_jit,
+        versions=torch_versions(),
+    )
     return index, tuple(opened[view.name] for view in views)
 
 

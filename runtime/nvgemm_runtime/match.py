@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .facts import DeviceFacts
+from .facts import DeviceFacts, TorchVersions
 from .format import Header, Measured, RankingSource
 from .interpolation import Row, order_between
 from .nearest import Around
-from .places import Place, Served, by_alignment
+from .places import Place, Served, by_alignment, launchable
 from .problem import Problem, Signature
 from .refusals import describe, needs_compact, refusal, unlaunchable, version_numbers
+from .validity import preference
 from .waves import waves
 
 if TYPE_CHECKING:
@@ -81,12 +82,13 @@ class Index:
     """The kernels that one device can run, ready to be asked.
 
     Args:
-        bundles: In order of preference: the first that declares a problem ranks it, but one that
-            has measured it on this product of GPU comes before.
+        bundles: In order of preference: the first that declares a problem ranks it, but one whose
+            measurement holds here comes before, and that beside this torch's ATen first of all.
         facts: The device.
         unusable: Why other bundles that were found could not even be opened.
         first_position: Position of the first bundle, as `Served.bundle` gives it.
         from_jit: Whether the bundles are those of the JIT cache.
+        versions: Of the torch at hand; None where there is none.
 
     Attributes:
         refusals: Why bundles, or kernels of them, cannot serve this device.
@@ -100,6 +102,7 @@ class Index:
         *,
         first_position: int = 0,
         from_jit: bool = False,
+        versions: TorchVersions | None = None,
     ) -> None:
         self.bundles = tuple(bundles)
         self.facts = facts
@@ -117,7 +120,10 @@ class Index:
                 for problem, why in bundle.header.unserved.items():
                     self._unserved.setdefault(problem, f"{bundle.name}: {why}")
         for places in self._declared.values():
-            places.sort(key=self._is_unmeasured_here)  # stable: of equals, the one preferred
+            # Stable: of equals, the one preferred.
+            places.sort(
+                key=lambda place: preference(place.ranking, self._source(place), facts, versions)
+            )
         self.refusals = (*refusals, *unusable)
         self._sizes = by_alignment(self._declared, is_compact=True)
         self._sizes_with_gaps = self._sizes
@@ -133,11 +139,7 @@ class Index:
         reasons = [unlaunchable(kernel) for kernel in header.kernels]
         compact = {kernel.id for kernel in header.kernels if needs_compact(kernel)}
         for ranking in header.rankings:
-            served = tuple(
-                Served(bundle=position, kernel=header.kernels[place.kernel], time_ns=place.time_ns)
-                for place in ranking.kernels
-                if reasons[place.kernel] is None
-            )
+            served = launchable(position, header, ranking, reasons)
             if served:
                 with_gaps = served
                 if compact:
@@ -195,19 +197,17 @@ class Index:
         )
         return Miss(reasons=(reason, *self.refusals))
 
-    def _is_unmeasured_here(self, place: Place) -> bool:
-        measured = place.ranking.measured
-        is_certain = measured is not None and not measured.doubts
-        return not is_certain or self._source(place).gpu != self.facts.name
-
     def _can_interpolate(self, around: Around[Place]) -> bool:
-        """Whether the places around a problem were measured on one product of GPU."""
+        """Whether the places around a problem were measured on this product of GPU.
+
+        Interpolation counts waves, of which another product has others.
+        """
         below, above = around.below, around.above
         return (
             self.facts.multiprocessors is not None
             and below.ranking.measured is not None
             and above.ranking.measured is not None
-            and self._source(below).gpu == self._source(above).gpu
+            and self._source(below).gpu == self._source(above).gpu == self.facts.name
         )
 
     def _interpolated(

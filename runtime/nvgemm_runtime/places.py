@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from .format import Kernel, Ranking
+from .format import Header, Kernel, Ranking
 from .nearest import NearestSizes
 from .problem import Problem, Signature
 
@@ -17,12 +17,25 @@ class Served:
     Attributes:
         bundle: Position of its bundle in the index.
         kernel: Its entry.
+        rank: Its position in the ranking that it was taken from.
         time_ns: Time that a ranking gives it for the declared problem it was taken from, if any.
     """
 
     bundle: int
     kernel: Kernel
+    rank: int
     time_ns: int | None
+
+
+def launchable(
+    bundle: int, header: Header, ranking: Ranking, reasons: Sequence[str | None]
+) -> tuple[Served, ...]:
+    """The kernels of a ranking but for those that there are reasons against, by their position."""
+    return tuple(
+        Served(bundle=bundle, kernel=header.kernels[one.kernel], rank=rank, time_ns=one.time_ns)
+        for rank, one in enumerate(ranking.kernels)
+        if reasons[one.kernel] is None
+    )
 
 
 class Place:

@@ -55,6 +55,21 @@ def role_dtype(signature: Signature, role: Role) -> DType:
     }[role]
 
 
+def contiguous_bytes(problem: Problem) -> int:
+    """Bitwise or of the contiguous extents of A, B and the result, in bytes.
+
+    A power of two divides it that divides every one of them, and so every stride of compact ones.
+    What is added has rows of as many elements as the result, which are no shorter.
+    """
+    signature = problem.signature
+    layout = signature.layout
+    return (
+        signature.a.bytes_of(problem.k if layout.a_row_major else problem.m)
+        | signature.b.bytes_of(problem.n if layout.b_row_major else problem.k)
+        | signature.out.bytes_of(problem.n)
+    )
+
+
 def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
     """Shape of one of a problem's tensors, as torch counts: two values of fp4 are one element.
 

@@ -1,8 +1,8 @@
 """What a measured ranking is good for: which kernels to offer, and whether to time them again.
 
-A pure function of a match, the device, and the versions at hand. Only a measurement on this very
-product of GPU counts, and only of the declared problem itself: an estimate, another GPU's times or
-those of other sizes change nothing.
+A pure function of a match, the operands, the device, and the versions at hand. Only a measurement
+on this very product of GPU counts, and only of the declared problem itself, with operands as they
+were measured: an estimate, another GPU's times or those of other sizes change nothing.
 """
 
 from __future__ import annotations
@@ -10,10 +10,38 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .facts import DeviceFacts, TorchVersions
-from .format import Conditions, Measured
+from .format import Measured
 from .match import Match
+from .operands import Request
 from .places import Served
-from .refusals import version_numbers
+from .roles import contiguous_bytes
+from .validity import why_aten_is_open, why_not_here
+
+TRITON = "Triton"
+"""The backend besides ATen's that may have been measured."""
+
+KNOWN_ALIGNMENT_BYTES = 32
+"""Alignment from which on operands count as measured: those of `tune` have 256 or more, and
+torch.compile knows of no more than this, whatever they have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How kernels are to be offered for a GEMM.
+
+    Attributes:
+        limit: Most kernels to offer.
+        trusts: Whether what was measured need not be measured again.
+        needs_kernel: Whether a kernel must be offered even where ATen was faster.
+        is_precise: Whether ATen is asked for `aten.AtenGemm.is_precise` sums.
+        beside: Which backends compete besides ATen's; `TRITON` is the one by that name.
+    """
+
+    limit: int
+    trusts: bool = False
+    needs_kernel: bool = False
+    is_precise: bool = False
+    beside: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,80 +61,83 @@ class Decision:
 
 
 def decide(
-    match: Match,
-    facts: DeviceFacts,
-    versions: TorchVersions,
-    *,
-    limit: int,
-    trusts: bool,
-    needs_kernel: bool,
+    match: Match, request: Request, facts: DeviceFacts, versions: TorchVersions, terms: Terms
 ) -> Decision:
     """Say what to offer.
 
     Args:
         match: The kernels that serve the GEMM.
+        request: The GEMM, as its operands pose it.
         facts: The device that it is computed on.
         versions: Of the torch at hand.
-        limit: Most kernels to offer.
-        trusts: Whether what was measured need not be measured again.
-        needs_kernel: Whether a kernel must be offered even where ATen was faster.
+        terms: How.
     """
     measured, conditions = match.measured, match.source.conditions
     if measured is None or conditions is None:
-        return _undecided(match, limit, "")
-    obstacle = _why_not_here(match, measured, conditions, facts, versions)
+        return _open(match.kernels, terms, "")
+    obstacle = why_not_here(measured, match.source, facts) or _why_not_these(match, request)
     if obstacle is not None:
-        return _undecided(match, limit, obstacle)
+        return _open(match.kernels, terms, obstacle)
     winner = match.kernels[0]
     assert winner.time_ns is not None  # of a measured ranking
     told = f"measured on {match.source.gpu}, {conditions.date}: {winner.time_ns / 1e3:.1f} us"
-    obstacle = _why_aten_is_open(measured, conditions, versions)
+    obstacle = why_aten_is_open(measured, conditions, versions) or _why_slower(request, terms)
     if measured.aten is None or obstacle is not None:
-        return Decision(kernels=(winner,), is_final=False, why=f"{told}; {obstacle}")
+        return _open(_contending(match.kernels, measured), terms, f"{told}; {obstacle}")
     told += f", ATen {measured.aten.time_ns / 1e3:.1f} us"
-    fastest = min(winner.time_ns, measured.aten.time_ns)
-    beaten = measured.triton is not None and measured.triton.time_ns < fastest
-    if beaten:
-        assert measured.triton is not None
+    is_ours = winner.time_ns < measured.aten.time_ns
+    if not is_ours and terms.needs_kernel:
+        return _open(_contending(match.kernels, measured), terms, told)
+    is_final = terms.trusts
+    if measured.triton is not None and measured.triton.time_ns < min(
+        winner.time_ns, measured.aten.time_ns
+    ):
         told += f", Triton {measured.triton.time_ns / 1e3:.1f} us"
-    is_final = trusts and not beaten
-    if winner.time_ns < measured.aten.time_ns:
-        return Decision(kernels=(winner,), is_final=is_final, why=told)
-    if needs_kernel:
-        return Decision(kernels=(winner,), is_final=False, why=told)
-    return Decision(kernels=(), is_final=is_final, why=told)
+        is_final = False
+    unknown = terms.beside - {TRITON} if measured.triton is not None else terms.beside
+    if is_final and unknown:
+        told += f"; not measured: {', '.join(sorted(unknown))}"
+        is_final = False
+    return Decision(kernels=(winner,) if is_ours else (), is_final=is_final, why=told)
 
 
-def _undecided(match: Match, limit: int, why: str) -> Decision:
-    return Decision(kernels=match.kernels[:limit], is_final=False, why=why)
+def _open(kernels: tuple[Served, ...], terms: Terms, why: str) -> Decision:
+    return Decision(kernels=kernels[: terms.limit], is_final=False, why=why)
 
 
-def _why_not_here(
-    match: Match,
-    measured: Measured,
-    conditions: Conditions,
-    facts: DeviceFacts,
-    versions: TorchVersions,
-) -> str | None:
-    """Why the order of our own kernels is open on this device, or None."""
-    if match.source.gpu != facts.name:
-        return f"measured on {match.source.gpu}, this is {facts.name}"
-    if conditions.cuda.split(".")[0] != versions.cuda.split(".")[0]:
-        return f"measured with CUDA {conditions.cuda}, torch uses {versions.cuda}"
-    if measured.doubts:
-        return f"measured, and uncertain: {'; '.join(measured.doubts)}"
+def _contending(kernels: tuple[Served, ...], measured: Measured) -> tuple[Served, ...]:
+    """The kernels that were not told apart from the first.
+
+    A race in which ATen wins is over before ours are told apart from each other.
+    """
+
+    def interval(served: Served) -> tuple[int, int]:
+        assert served.time_ns is not None
+        spread = measured.spreads_ns[served.rank]
+        return served.time_ns - spread, served.time_ns + spread
+
+    _, reach = interval(kernels[0])
+    return tuple(served for served in kernels if interval(served)[0] <= reach)
+
+
+def _why_not_these(match: Match, request: Request) -> str | None:
+    """Why times say nothing of these operands, or None: `tune` measures compact, aligned ones."""
+    if not request.is_compact:
+        return "measured without gaps between rows or matrices, which these operands have"
+    least = contiguous_bytes(request.problem) | KNOWN_ALIGNMENT_BYTES
+    if request.alignment_bytes < least & -least:
+        return (
+            f"measured with operands aligned to {least & -least} bytes or more, these are to "
+            f"{request.alignment_bytes}"
+        )
+    if match.kernels[0].rank:
+        return "the kernel that was measured to be the fastest does not serve here"
     return None
 
 
-def _why_aten_is_open(
-    measured: Measured, conditions: Conditions, versions: TorchVersions
-) -> str | None:
-    """Why ATen must be timed again, or None: its kernels come with torch and CUDA's cuBLAS."""
-    if measured.aten is None:
-        return "ATen was not measured"
-    then, now = version_numbers(conditions.torch), version_numbers(versions.torch)
-    if then[:2] != now[:2]:
-        return f"ATen was measured with torch {conditions.torch}, this is {versions.torch}"
-    if conditions.cuda != versions.cuda:
-        return f"ATen was measured with CUDA {conditions.cuda}, torch uses {versions.cuda}"
+def _why_slower(request: Request, terms: Terms) -> str | None:
+    """Why ATen takes other time than was measured, or None."""
+    scales = request.problem.signature.scales
+    if terms.is_precise and (scales is None or scales.block is None):
+        return "ATen was measured with use_fast_accum, which is off here"
     return None

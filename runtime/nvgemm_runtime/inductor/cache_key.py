@@ -18,7 +18,7 @@ from torch._inductor.codegen.common import custom_backend_passes
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
 from . import packages
-from .settings import RECORD_VARIABLE, max_choices, trusts_rankings
+from .settings import RECORD_VARIABLE, choosing_key
 
 _KEY = "nvgemm_aot"
 """Where torch looks for a device's name: the pass is never run, for no device has this one."""
@@ -56,7 +56,7 @@ def _key_with_choices() -> str:
     # Not what the JIT cache holds: it grows by what is compiled, and graphs stay right until
     # something is removed.
     compiles = jit_client.candidates() if jit_client.missing_module() is None else 0
-    settings = f"{max_choices()} {int(trusts_rankings())} {compiles}"
+    settings = f"{choosing_key()} {compiles}"
     return f"{_KEY} {__version__} {settings} {generation()} {installed_digest()}"
 
 

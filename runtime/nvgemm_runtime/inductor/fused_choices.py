@@ -36,7 +36,7 @@ from .modes import current_mode
 from .offers import Found, find_offers
 from .reading import operand, operand_of
 from .record import record_gemm
-from .settings import Mode, max_choices, trusts_rankings
+from .settings import Mode, choosing_key, max_choices
 
 _log = logging.getLogger(__name__)
 
@@ -159,7 +159,7 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
 
     def hash_key(self) -> str:
         """What its time is kept under: its GEMM may be of any bundle, and any backend."""
-        known = (installed_digest(), config.max_autotune_gemm_backends, trusts_rankings())
+        known = (installed_digest(), config.max_autotune_gemm_backends, choosing_key())
         return "-".join([super().hash_key(), *map(str, known)])
 
     def output_node(self) -> Any:

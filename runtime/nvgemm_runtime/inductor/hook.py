@@ -35,6 +35,7 @@ from .failures import log_failure, survive
 from .fallbacks import StockCall, has_cpp_call
 from .modes import OPTION, current_mode
 from .reading import (
+    backends_beside_aten,
     find_aten_gemm,
     find_operator,
     find_usual_aten,
@@ -150,6 +151,7 @@ def _find_served(choices: list[Any]) -> _Served | None:
         may_compile=may_compile,
         trusts=trusts_rankings(),
         needs_kernel=current_mode() is Mode.REQUIRED,
+        beside=backends_beside_aten(choices),
     )
     aten.nvgemm_aot_gemm = found.gemm
     is_split = False

@@ -7,14 +7,12 @@ that is known of it stands in this module.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Collection
 from typing import Any
 
 from torch._inductor import config
 
-KEEP_VARIABLE = "NVGEMM_AOT_KEEP_NVGEMM"
-"""``1`` keeps that backend's choices beside bundled kernels of the same operators."""
+from .settings import KEEP_VARIABLE, keeps_nvgemm
 
 _CALLER = "NVUniversalGemmCaller"
 """The class of its choices. Its ``kernel.metadata.operator_name`` is `Kernel.operator` of ours."""
@@ -46,7 +44,7 @@ def without_doubles(choices: list[Any], operators: Collection[str]) -> list[Any]
         choices: Inductor's choices for a GEMM.
         operators: Operators of the bundled kernels that join.
     """
-    if os.environ.get(KEEP_VARIABLE) == "1":
+    if keeps_nvgemm():
         return choices
     kept = [choice for choice in choices if _plain_operator(choice) not in operators]
     if len(kept) < len(choices):

@@ -18,7 +18,7 @@ from ..jit_cache import mark_used
 from ..match import Basis, Match, Miss, first_served
 from ..operands import Request, requests, torch_dtype
 from ..problem import DType, Problem
-from ..trust import decide
+from ..trust import Terms, decide
 
 LONGEST_WAIT_S = 600.0
 """From asking for a problem's kernels: what takes longer is there for other graphs."""
@@ -68,6 +68,7 @@ def find_offers(
     may_compile: bool,
     trusts: bool = False,
     needs_kernel: bool = False,
+    beside: frozenset[str] = frozenset(),
 ) -> Found:
     """Find the kernels to offer.
 
@@ -77,6 +78,7 @@ def find_offers(
         may_compile: Whether to compile, and wait for, what no bundle covers.
         trusts: Whether what was measured need not be timed again; see `trust.decide`.
         needs_kernel: Whether to offer a kernel even where ATen was measured to be faster.
+        beside: Which backends compete besides ATen's; see `trust.Terms`.
     """
     words = f"{gemm.op} of {gemm.a} and {gemm.b}"
     if gemm.obstacle is not None:
@@ -87,28 +89,34 @@ def find_offers(
         return _miss(words, None, [str(error)])
     if not limit:
         return _miss(asked[0].problem.key, None, ["at most 0 kernels are to be offered"])
-    how = _How(limit=limit, trusts=trusts, needs_kernel=needs_kernel)
+    terms = Terms(
+        limit=limit,
+        trusts=trusts,
+        needs_kernel=needs_kernel,
+        is_precise=gemm.is_precise,
+        beside=beside,
+    )
     wanted = declarable(gemm)
     facts = _facts(gemm)
     known = _ask(asked, facts)
     if isinstance(wanted, str):
-        return known.offer(how, None)
+        return known.offer(terms, None)
     if not may_compile:
-        return known.offer(how, wanted)
+        return known.offer(terms, wanted)
     # What `start_compiling` asked for may be there by now, as if it had been declared.
     pending = jit_client.asked(wanted, facts)
     if pending is None and known.is_uncovered:
         pending = jit_client.request(wanted, facts)
     if pending is None or (pending in _offered and not known.is_uncovered):
-        return known.offer(how, wanted)
+        return known.offer(terms, wanted)
     with COUNTERS.spending("jit"):
         outcome = pending.result(LONGEST_WAIT_S)
     if outcome.bundle is None:
         # Kernels that the JIT cache has for other sizes still serve this one.
-        return known.offer(how, wanted, reasons=[f"nothing was compiled: {outcome.reason}"])
+        return known.offer(terms, wanted, reasons=[f"nothing was compiled: {outcome.reason}"])
     _offered.add(pending)
     INSTALLATION.refresh_kept_bundles(outcome.bundle)
-    return _ask(asked, facts).offer(how, wanted, basis="jit")
+    return _ask(asked, facts).offer(terms, wanted, basis="jit")
 
 
 _offered: set[jit_client.Pending] = set()
@@ -159,15 +167,6 @@ def _facts(gemm: AtenGemm) -> DeviceFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _How:
-    """How kernels are to be offered; see `find_offers`."""
-
-    limit: int
-    trusts: bool
-    needs_kernel: bool
-
-
-@dataclass(frozen=True, kw_only=True)
 class _Answer:
     """What matching says of a GEMM.
 
@@ -191,7 +190,7 @@ class _Answer:
 
     def offer(
         self,
-        how: _How,
+        terms: Terms,
         wanted: Problem | None,
         *,
         reasons: Sequence[str] = (),
@@ -203,14 +202,7 @@ class _Answer:
             return _miss(self.request.problem.key, wanted, [*reasons, *found.reasons])
         if found.from_jit:
             mark_used(found.ranked_as)
-        decision = decide(
-            found,
-            self.facts,
-            torch_versions(),
-            limit=how.limit,
-            trusts=how.trusts,
-            needs_kernel=how.needs_kernel,
-        )
+        decision = decide(found, self.request, self.facts, torch_versions(), terms)
         return Found(
             gemm=self.request.problem.key,
             problem=wanted,

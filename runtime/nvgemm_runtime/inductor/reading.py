@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch._inductor import ir
 from torch._inductor import select_algorithm as autotuning
+from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
 from torch._inductor.virtualized import V
 
 from ..aten import GEMMS, OPERATORS, AtenGemm, named_arguments, read_call, read_inputs
 from ..scales import SWIZZLED_ALIGNMENT_BYTES
+from ..trust import TRITON
 from .operand import Operand
 
 _BASE_ALIGNMENT_BYTES = SWIZZLED_ALIGNMENT_BYTES
@@ -22,6 +25,8 @@ _BASE_ALIGNMENT_BYTES = SWIZZLED_ALIGNMENT_BYTES
 Inductor knows of 16. An input that has no more than those, say because it is a view, goes to ATen
 where a kernel needs more, for the launcher looks again."""
 
+
+_TRITONS = (ir.TritonTemplateCallerBase, SubgraphChoiceCaller)
 
 _BIAS_ADDMM = "bias_addmm"
 """A second choice of ATen's for addmm, beside ``addmm`` itself."""
@@ -65,6 +70,19 @@ def find_aten_gemm(choices: list[Any]) -> tuple[str, Any] | None:
         if operator in OPERATORS and choice.name != _BIAS_ADDMM:
             return operator, choice
     return None
+
+
+def backends_beside_aten(choices: list[Any]) -> frozenset[str]:
+    """Backends with choices for a GEMM besides ATen: `TRITON`, or else the class of the choices.
+
+    A graph of Inductor's own, such as a decomposed k, stands beside Triton's choices alone, and is
+    among those of which the fastest was measured.
+    """
+    return frozenset(
+        TRITON if isinstance(choice, _TRITONS) else type(choice).__name__
+        for choice in choices
+        if aten_operator(choice) is None
+    )
 
 
 def find_usual_aten(choices: list[Any], aten: Any) -> Any:

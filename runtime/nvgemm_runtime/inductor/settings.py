@@ -36,6 +36,9 @@ RECORD_VARIABLE = "NVGEMM_AOT_RECORD"
 TARGET_VARIABLE = "NVGEMM_AOT_RECORD_TARGET"
 """What that file is to be built for, whatever device GEMMs are met on."""
 
+KEEP_VARIABLE = "NVGEMM_AOT_KEEP_NVGEMM"
+"""1 keeps the choices of torch's NVGEMM backend beside bundled kernels of the same operators."""
+
 EXPLAIN_VARIABLE = "NVGEMM_AOT_EXPLAIN"
 """Names the file that `report` appends events to; nothing is written where it is not set."""
 
@@ -61,7 +64,7 @@ def is_off() -> bool:
 def max_choices() -> int:
     """Most kernels to offer for one GEMM; a value that is no number counts as not set."""
     text = os.environ.get(MAX_CHOICES_VARIABLE)
-    if text is None:
+    if not text:
         return DEFAULT_MAX_CHOICES
     if not text.isdecimal():
         _warn_once(
@@ -74,10 +77,20 @@ def max_choices() -> int:
 
 def trusts_rankings() -> bool:
     """Whether measured rankings decide alone; a value that is neither 0 nor 1 counts as 0."""
-    text = os.environ.get(TRUST_VARIABLE, "0")
+    text = os.environ.get(TRUST_VARIABLE) or "0"
     if text not in ("0", "1"):
         _warn_once(f"{TRUST_VARIABLE}={text}: allowed are 0, 1; taken as 0")
     return text == "1"
+
+
+def keeps_nvgemm() -> bool:
+    """Whether choices of torch's NVGEMM backend stay that bundled kernels double."""
+    return os.environ.get(KEEP_VARIABLE) == "1"
+
+
+def choosing_key() -> str:
+    """The settings that change which choices there are for a GEMM, as part of a cache's key."""
+    return f"{max_choices()} {int(trusts_rankings())} {int(keeps_nvgemm())}"
 
 
 @functools.cache
