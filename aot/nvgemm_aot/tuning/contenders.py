@@ -89,17 +89,11 @@ def can_be_measured(signature: Signature) -> bool:
 
 
 def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:
-    """A bundled kernel.
-
-    Raises:
-        NvgemmError: If it cannot be loaded; see `Library.load`.
-    """
+    """A bundled kernel; the first run loads it, and raises what `Library.load` does."""
     from nvgemm_runtime.library import LIBRARY
 
-    launch = LIBRARY.load(bundle, kernel).launch
-
     def run(a: Any, b: Any, out: Any, *extras: Any) -> Any:
-        launch(a, b, out, *extras)
+        LIBRARY.load(bundle, kernel).launch(a, b, out, *extras)
         return out
 
     return run
