@@ -162,7 +162,8 @@ class TuningState:
         self._journal.append({"killed": contender, "on": key})
         self._kills[contender, key] += 1
         kills = self._kills[contender, key]
-        said = f"{key}: {kills} runs were killed in the first run of {contender_name(contender)}"
+        name = contender_name(contender)
+        said = f"{key}: {name} was killed in its first run (time {kills} of {MOST_KILLS})"
         _log.warning("%s", said)
         if kills >= MOST_KILLS:
             self.add_broken(contender, said)
