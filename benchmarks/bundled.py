@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from compiling import versions
 from measuring import Exact, Launch
 
 from nvgemm_runtime import bundles
@@ -13,6 +14,26 @@ from nvgemm_runtime.api import load_kernel
 from nvgemm_runtime.errors import NvgemmError
 from nvgemm_runtime.facts import device_facts
 from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
+
+
+def environment(**libraries: str) -> dict[str, Any]:
+    """What is measured with: only with the same of all this is a measurement gone on with.
+
+    Args:
+        libraries: Versions of what else is measured.
+    """
+    import torch
+
+    found = versions()
+    return {
+        "gpu": found["device"],
+        "driver": found["driver"],
+        "torch": found["torch"],
+        "CUDA": torch.version.cuda,
+        **libraries,
+        "nvgemm-aot": found["nvgemm-aot"],
+        "bundles": found["bundles"],
+    }
 
 
 def plain(dtype: DType, layout: Layout) -> Signature:

@@ -29,146 +29,58 @@ Every result is checked against eager fp32. The modes:
   NVGEMM_AOT_TRUST_RANKING=1.
 - jit: with no bundle and an empty cache, so that as many kernels as aten+bundle is offered are
   compiled meanwhile; where the builder side is installed, and no kernel wheel is.
+- kept: another process, with the kernels that jit compiled, and nothing else of its caches.
 """
 
 from __future__ import annotations
 
 import datetime
 import json
+import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
-from cold_start_modes import BACKENDS, Variant, refuse_other_kernels, turns, variants
-from cold_start_table import BUNDLE_MODE, table
-from compiling import (
-    Worker,
-    answering,
-    check_results,
-    count_gemms,
-    fresh_environment,
-    generated_gemms,
-    names_of,
-    read_from_disk,
-    versions,
+from cold_start_modes import (
+    BACKENDS,
+    Variant,
+    left_of,
+    refuse_other_kernels,
+    refuse_other_versions,
+    turns,
+    variants,
 )
+from cold_start_table import BUNDLE_MODE, JIT_MODE, table
+from cold_start_worker import work
+from compiling import Worker, fresh_environment, names_of, read_from_disk
+from records import check_output, read_record, require_gpu
 from resuming import command_line, in_time
 
 from nvgemm_aot.storage import write_atomic
 
-WINDOWS = 30
-WINDOW_CALLS = 10
+WHAT = "cold_start"
 
 MAX_BATCHES = 8
 """As many sizes of one function torch compiles: ``torch._dynamo.config.recompile_limit``."""
 
 
-def synchronize(device: str) -> None:
-    import torch
+def measure(variant: Variant, device: str, batches: tuple[int, ...], kept: Path) -> dict[str, Any]:
+    """One measurement in a process of its own.
 
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def times_us(call: Callable[[], object], device: str) -> list[float]:
-    """Microseconds a call, window by window."""
-    for _ in range(2 * WINDOW_CALLS):
-        call()
-    times = []
-    for _ in range(WINDOWS):
-        synchronize(device)
-        begin = time.perf_counter()
-        for _ in range(WINDOW_CALLS):
-            call()
-        synchronize(device)
-        times.append((time.perf_counter() - begin) / WINDOW_CALLS * 1e6)
-    return times
-
-
-def replayed(call: Callable[[], object]) -> Callable[[], object]:
-    """The same call as the replay of a CUDA graph; it must have been made before."""
-    import torch
-
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return graph.replay
-
-
-def work(mode: str, device: str, directory: Path, batches: tuple[int, ...]) -> None:
-    """Measure one mode in this process."""
-    send = answering()
-    begin = time.perf_counter()
-    import torch
-
-    import_s = time.perf_counter() - begin
-    from cold_start_model import build_model
-
-    model, inputs = build_model(device, batches)
-    synchronize(device)
-    backends = BACKENDS[mode]
-    options: dict[str, Any] = {}
-    if backends is not None:
-        options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": backends}
-
-    def all_of(called: Callable[..., tuple[Any, ...]]) -> list[Any]:
-        return [result for prefill, decode in inputs for result in called(prefill, decode)]
-
-    with torch.no_grad():
-        begin = time.perf_counter()
-        compiled = torch.compile(model, dynamic=False, options=options)
-        results = all_of(compiled)
-        synchronize(device)
-        first_s = time.perf_counter() - begin
-        call_us = times_us(lambda: all_of(compiled), device)
-        graph_us = []
-        if device == "cuda":
-            graph_us = times_us(replayed(lambda: all_of(compiled)), device)
-        eager = all_of(model)
-        inputs = [(None if one is None else one.float(), other.float()) for one, other in inputs]
-        exact = all_of(model.float())
-    calls = generated_gemms(directory)
-    send(
-        {
-            "mode": mode,
-            "import_s": import_s,
-            "first_result_s": first_s,
-            "call_us": call_us,
-            "graph_us": graph_us,
-            "gemms": calls,
-            "count": count_gemms(calls),
-            "error": check_results(results, eager, exact),
-            "stats": plugin_stats(),
-            "versions": versions(),
-        }
-    )
-
-
-def plugin_stats() -> dict[str, Any]:
-    """What the plug-in did in this process, and milliseconds by what it spent them on."""
-    import nvgemm_runtime
-
-    found = nvgemm_runtime.stats()
-    return {
-        "declared": found.declared,
-        "signature": found.signature,
-        "jit": found.jit,
-        "jit_kernels": found.jit_kernels,
-        "missed": found.missed,
-        "milliseconds": dict(found.milliseconds),
-    }
-
-
-def measure(variant: Variant, device: str, batches: tuple[int, ...]) -> dict[str, Any]:
-    """One measurement in a process of its own."""
+    Args:
+        variant: What.
+        device: Where.
+        batches: What the model is compiled for.
+        kept: Where kernels are kept that a process compiles.
+    """
+    if variant.mode == JIT_MODE:
+        shutil.rmtree(kept, ignore_errors=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         directory = Path(name)
-        environment = fresh_environment(directory, **variant.variables())
+        environment = fresh_environment(directory, **variant.variables(kept))
         arguments = [__file__, "--worker", variant.mode, "--device", device, "--directory", name]
         arguments += ["--batches", ",".join(map(str, batches))]
         with Worker(arguments, directory, environment) as worker:
@@ -193,6 +105,76 @@ def batch_sizes(context: click.Context, option: click.Parameter, value: str) -> 
     if len(found) > MAX_BATCHES:
         raise click.BadParameter(f"must be at most {MAX_BATCHES} (got {len(found)})")
     return found
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a result file; see `read_record`."""
+    record = read_record(path, WHAT, {"commands": list, "batches": list, "runs": list})
+    for run in record["runs"]:
+        if not isinstance(run, dict) or not run.keys() >= {"label", "versions", "first_result_s"}:
+            raise click.ClickException(f"{path} holds a run that is none of this benchmark")
+    return record
+
+
+def begin(path: Path | None, batches: tuple[int, ...], *, resume: bool) -> dict[str, Any]:
+    """A new record, or the one of a file that is gone on with.
+
+    Raises:
+        click.ClickException: If the file must not be overwritten, or is another one.
+    """
+    record: dict[str, Any] = {
+        "what": WHAT,
+        "commands": [],
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "batches": list(batches),
+        "runs": [],
+    }
+    if path is not None:
+        check_output(path)
+        if path.exists():
+            if not resume:
+                raise click.ClickException(
+                    f"{path} is there already; give --resume to go on with it, or another name"
+                )
+            record = read(path)
+            if record["batches"] != list(batches):
+                raise click.ClickException(
+                    f"{path} is of batches {record['batches']}, and here they are {list(batches)}; "
+                    "measure into another file"
+                )
+    record["commands"].append(command_line())
+    return record
+
+
+def fill(
+    record: dict[str, Any],
+    order: list[Variant],
+    budget: float | None,
+    path: Path | None,
+    measure_one: Callable[[Variant], dict[str, Any]],
+) -> list[str]:
+    """Measure in this order while there is time, and keep each run; returns what failed."""
+    failures: dict[str, str] = {}
+    for number, variant in in_time(order, budget):
+        if variant.label in failures:
+            continue
+        try:
+            run = measure_one(variant)
+            refuse_other_versions(record["runs"], run)
+        except click.ClickException as error:
+            failures[variant.label] = f"{variant.label} FAILED: {error.message}"
+            click.echo(failures[variant.label], err=True)
+            continue
+        record["runs"].append(run)
+        click.echo(
+            f"{number + 1}/{len(order)} {variant.label}: first result "
+            f"{run['first_result_s']:.2f} s, call {statistics.median(run['call_us']):.1f} us, "
+            f"{run['count']['nvgemm']} of {sum(run['count'].values())} GEMMs ours",
+            err=True,
+        )
+        if path is not None:  # as far as it came, should the time run out
+            write_atomic(path, f"{json.dumps(record, indent=1)}\n".encode())
+    return list(failures.values())
 
 
 @click.command()
@@ -228,7 +210,8 @@ def batch_sizes(context: click.Context, option: click.Parameter, value: str) -> 
     help="Modes that take long, to be measured in the first turn alone.",
 )
 @click.option("--budget", type=click.FloatRange(min=1), help="Seconds after which to stop.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write results here.")
+@click.option("--resume", is_flag=True, help="Go on with the file of --json.")
 @click.option(
     "--show",
     type=click.Path(path_type=Path, exists=True),
@@ -248,6 +231,7 @@ def main(
     once: tuple[str, ...],
     budget: float | None,
     json_path: Path | None,
+    resume: bool,
     show: Path | None,
     device: str,
     worker: str | None,
@@ -259,46 +243,28 @@ def main(
         work(worker, device, directory, batches)
         return
     if show is not None:
-        click.echo("\n".join(table(json.loads(show.read_text()))))
+        click.echo("\n".join(table(read(show))))
         return
-    read_from_disk()
-    record: dict[str, Any] = {
-        "what": "cold_start",
-        "command": command_line(),
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "batches": batches,
-        "runs": [],
-    }
     found = variants(modes_, choices, estimated, measured, jit)
     if not found:
         raise click.UsageError("there is nothing to measure")
-    order = turns(found, repeat, once)
-    failures: dict[str, str] = {}
-    for number, variant in in_time(order, budget):
-        if variant.label in failures:
-            continue
-        try:
-            run = measure(variant, device, batches)
-        except click.ClickException as error:
-            failures[variant.label] = f"{variant.label} FAILED: {error.message}"
-            click.echo(failures[variant.label], err=True)
-            continue
-        record["runs"].append(run)
-        click.echo(
-            f"{number + 1}/{len(order)} {variant.label}: first result "
-            f"{run['first_result_s']:.2f} s, call {statistics.median(run['call_us']):.1f} us, "
-            f"{run['count']['nvgemm']} of {sum(run['count'].values())} GEMMs ours",
-            err=True,
+    if device == "cuda":
+        require_gpu()
+    record = begin(json_path, batches, resume=resume)
+    order = left_of(turns(found, repeat, once), (run["label"] for run in record["runs"]))
+    read_from_disk()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
+        kept = Path(name) / "kernels"
+        failures = fill(
+            record, order, budget, json_path, lambda one: measure(one, device, batches, kept)
         )
-        if json_path is not None:  # as far as it came, should the time run out
-            write_atomic(json_path, f"{json.dumps(record, indent=1)}\n".encode())
     if record["runs"]:
         text = "\n".join(table(record))
         if json_path is not None:
             write_atomic(json_path.with_suffix(".txt"), f"{text}\n".encode())
         click.echo(text)
     if failures:
-        raise click.ClickException("\n".join(failures.values()))
+        raise click.ClickException("\n".join(failures))
 
 
 if __name__ == "__main__":

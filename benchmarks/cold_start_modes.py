@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
-from cold_start_table import BUNDLE_MODE, JIT_MODE, MEASURED_MODE
+from cold_start_table import BUNDLE_MODE, JIT_MODE, KEPT_MODE, MEASURED_MODE
 
 from nvgemm_runtime.discover import BUNDLES_VARIABLE
 from nvgemm_runtime.jit_client import missing_module
@@ -18,10 +21,11 @@ BACKENDS = {
     BUNDLE_MODE: "ATEN",
     MEASURED_MODE: "ATEN",
     JIT_MODE: "ATEN",
+    KEPT_MODE: "ATEN",
 }
 """Modes, and the backends that each autotunes over."""
 
-OURS = (BUNDLE_MODE, MEASURED_MODE, JIT_MODE)
+OURS = (BUNDLE_MODE, MEASURED_MODE, JIT_MODE, KEPT_MODE)
 """Modes with the plug-in on."""
 
 JIT_CANDIDATES = 4
@@ -47,15 +51,21 @@ class Variant:
         """What the tables call it."""
         return self.mode if self.choices is None else f"{self.mode}, at most {self.choices}"
 
-    def variables(self) -> dict[str, str | None]:
-        """Environment variables for its process; None where one must not be set."""
-        is_jit = self.mode == JIT_MODE
+    def variables(self, kept: Path) -> dict[str, str | None]:
+        """Environment variables for its process; None where one must not be set.
+
+        Args:
+            kept: Where kernels that the last process compiled are.
+        """
+        is_jit = self.mode in (JIT_MODE, KEPT_MODE)
         variables = {
             "NVGEMM_AOT": None if self.mode in OURS else "off",
             "NVGEMM_AOT_MAX_CHOICES": None if self.choices is None else str(self.choices),
             "NVGEMM_AOT_JIT_CANDIDATES": str(JIT_CANDIDATES if is_jit else 0),
             "NVGEMM_AOT_TRUST_RANKING": "1" if self.mode == MEASURED_MODE else None,
         }
+        if is_jit:
+            variables["NVGEMM_AOT_CACHE"] = str(kept)
         if is_jit or self.bundles is not None:
             variables[BUNDLES_VARIABLE] = None if is_jit else self.bundles
         return variables
@@ -74,10 +84,15 @@ def refuse_other_kernels(variant: Variant, run: dict[str, Any]) -> None:
             "and --measured"
         )
     others = [bundle for bundle in found if not bundle.startswith(BUNDLES_VARIABLE)]
-    if variant.mode == MEASURED_MODE and others:
+    if variant.bundles is not None and others:
         raise click.ClickException(
-            f"{MEASURED_MODE} had other bundles beside {variant.bundles}: {', '.join(others)}; "
+            f"{variant.mode} had other bundles beside {variant.bundles}: {', '.join(others)}; "
             "uninstall the kernel wheels, and name their bundles by --estimated"
+        )
+    if variant.mode == KEPT_MODE and (stats["jit_kernels"] or not stats["declared"]):
+        raise click.ClickException(
+            f"{KEPT_MODE} compiled {stats['jit_kernels']} kernels and found some for "
+            f"{stats['declared']} GEMMs: what {JIT_MODE} compiled was not kept"
         )
     if variant.mode == JIT_MODE and (stats["declared"] or stats["signature"] or not stats["jit"]):
         raise click.ClickException(
@@ -85,6 +100,25 @@ def refuse_other_kernels(variant: Variant, run: dict[str, Any]) -> None:
             f"{stats['declared'] + stats['signature']} and missed {stats['missed']}; uninstall the "
             "kernel wheels, and name their bundles by --estimated"
         )
+
+
+def refuse_other_versions(runs: list[dict[str, Any]], run: dict[str, Any]) -> None:
+    """Raise if a run was on another GPU, with other versions, or the mode with other bundles.
+
+    Raises:
+        click.ClickException: With both.
+    """
+    for earlier in runs:
+        same = ["device", "driver", "torch", "nvgemm-aot"]
+        if earlier["label"] == run["label"] and run["mode"] in (BUNDLE_MODE, MEASURED_MODE):
+            same.append("bundles")
+        for name in same:
+            before, now = earlier["versions"].get(name), run["versions"][name]
+            if before != now:
+                raise click.ClickException(
+                    f"the file has runs with {name} {before}, and here it is {now}; measure into "
+                    "another file"
+                )
 
 
 def why_no_jit() -> str | None:
@@ -105,9 +139,9 @@ def variants(
     for mode in modes:
         if mode == MEASURED_MODE and measured is None:
             click.echo(f"{mode} is left out: no --measured", err=True)
-        elif mode == JIT_MODE and not jit:
+        elif mode in (JIT_MODE, KEPT_MODE) and not jit:
             click.echo(f"{mode} is left out: no --jit", err=True)
-        elif mode == JIT_MODE and (why := why_no_jit()) is not None:
+        elif mode in (JIT_MODE, KEPT_MODE) and (why := why_no_jit()) is not None:
             click.echo(f"{mode} is left out: {why}", err=True)
         else:
             numbers = choices if mode == BUNDLE_MODE and choices else (None,)
@@ -117,7 +151,10 @@ def variants(
 
 
 def turns(found: list[Variant], repeat: int, once: tuple[str, ...]) -> list[Variant]:
-    """The order of measurements: each turn begins with another variant."""
+    """The order of measurements: each turn begins with another variant.
+
+    What keeps kernels comes before what finds them: in the first turn, all are in the order given.
+    """
     order = []
     for turn in range(repeat):
         first = turn % len(found)
@@ -127,3 +164,17 @@ def turns(found: list[Variant], repeat: int, once: tuple[str, ...]) -> list[Vari
             if turn == 0 or variant.mode not in once
         ]
     return order
+
+
+def left_of(order: list[Variant], labels: Iterable[str]) -> list[Variant]:
+    """What is left of an order, after measurements with these labels."""
+    done = Counter(labels)
+    left = []
+    for variant in order:
+        if done[variant.label]:
+            done[variant.label] -= 1
+        else:
+            left.append(variant)
+    if any(one.mode == KEPT_MODE for one in left) and all(one.mode != JIT_MODE for one in left):
+        left.insert(0, Variant(mode=JIT_MODE))  # for what it keeps
+    return left

@@ -7,6 +7,7 @@ prints goes to a log in the worker's directory, which also holds Inductor's and 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from resuming import nvidia_smi
 
 _GEMM_CALLS = {
     "nvgemm": re.compile(r"\bnvgemm_(?:mm|bmm|addmm|baddbmm)_[0-9a-f]{12}\("),
@@ -209,14 +211,20 @@ def versions() -> dict[str, Any]:
     facts = device_facts("cuda" if torch.cuda.is_available() else "cpu", 0)
     return {
         "device": facts.name,
+        "driver": ", ".join(nvidia_smi("driver_version")),
         "torch": torch.__version__,
         "nvgemm-aot": nvgemm_runtime.__version__,
         "bundles": sorted(
-            f"{found.origin}: {found.path.name}"
+            f"{found.origin}: {found.path.name}, sha256 {sha256(found.path)[:16]}"
             for found in nvgemm_runtime.bundles()
             if found.refusal(facts) is None
         ),
     }
+
+
+def sha256(path: Path) -> str:
+    """Of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def names_of(allowed: Collection[str]) -> Callable[[click.Context, click.Parameter, str], Any]:

@@ -10,7 +10,6 @@ matplotlib give the same bytes.
 from __future__ import annotations
 
 import io
-import json
 import statistics
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ import hgemm_table
 import kernels
 import matplotlib as mpl
 from matplotlib.figure import Figure
+from records import read_json
 from summaries import geomean, grouped, mean
 
 from nvgemm_aot.storage import write_atomic
@@ -75,6 +75,8 @@ def draw_kernels(record: Mapping[str, Any]) -> Figure:
 def draw_hgemm(record: Mapping[str, Any]) -> Figure:
     """Mean speed-up over each strong baseline, by size, in both modes."""
     entries = [hgemm_table.Entry.from_json(key, one) for key, one in record["entries"].items()]
+    if not entries:
+        raise click.ClickException("no size of the file was measured")
     groups = grouped(entries, hgemm_table.LOG2_BOUNDS, lambda one: one.size.log2)
     figure = Figure(figsize=(9, 5), layout="constrained")
     for axes, mode in zip(figure.subplots(1, 2, sharey=True), hgemm_table.MODES):
@@ -172,14 +174,20 @@ def svg(figure: Figure) -> bytes:
 def main(paths: tuple[Path, ...], output: Path) -> None:
     """Draw the figures of result files."""
     for path in paths:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = read_json(path)
         draw = DRAWN.get(record.get("what"))
         if draw is None:
             raise click.ClickException(
                 f"{path} says it holds {record.get('what')!r}; drawn are {', '.join(DRAWN)}"
             )
         figure = output / f"{figure_name(record)}.svg"
-        write_atomic(figure, svg(draw(record)))
+        try:
+            drawn = svg(draw(record))
+        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
+            raise click.ClickException(
+                f"{path} is not as this benchmark writes it: {type(error).__name__}: {error}"
+            ) from error
+        write_atomic(figure, drawn)
         click.echo(f"{figure}: drawn from {path}")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from resuming import ORDER_SEED
-from summaries import Summary, chosen, fastest, grouped, mean, median, ratio, share
+from summaries import Summary, fastest, grouped, mean, median, ratio, share, standard_error
 
 EXTENTS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
 LOG2_BOUNDS = (18, 21, 24, 27, 30, 33, 36, 39)
@@ -18,21 +18,36 @@ MODES = ("offline", "server")
 LAYOUTS = ("nn", "tn")
 OURS = "ours"
 
-BASELINES: dict[str, tuple[str, ...]] = {
-    "torch.matmul": ("torch-nn",),
-    **{
-        f"{name} {layout}": tuple(f"{method}-{one}" for one in of_layouts)
-        for name, method in (
-            ("cuBLAS", "cublas"),
-            ("cuBLASLt heuristic", "lt-heuristic"),
-            ("cuBLASLt autotuned", "lt-tuned"),
-        )
-        for layout, of_layouts in (("NN", ("nn",)), ("TN", ("tn",)), ("max", LAYOUTS))
-    },
-}
-"""By what the table calls a baseline: the measured methods, of which the fastest counts."""
 
-STRONGEST = ("torch.matmul", "cuBLAS max", "cuBLASLt heuristic max", "cuBLASLt autotuned max")
+@dataclass(frozen=True, kw_only=True)
+class Baseline:
+    """What ours are compared with.
+
+    Attributes:
+        method: How it is measured.
+        layouts: In which of these, of it and of ours, whoever is fastest counts.
+    """
+
+    method: str
+    layouts: tuple[str, ...]
+
+
+BASELINES = {
+    f"{name} {label}": Baseline(method=method, layouts=layouts)
+    for name, method in (
+        ("torch.matmul", "torch"),
+        ("cuBLAS", "cublas"),
+        ("cuBLASLt heuristic", "lt-heuristic"),
+        ("cuBLASLt autotuned", "lt-tuned"),
+    )
+    for label, layouts in (("NN", ("nn",)), ("TN", ("tn",)), ("max", LAYOUTS))
+}
+"""By what the table calls it."""
+
+CLEAR = 0.01
+"""What is faster by more than this has won."""
+
+STRONGEST = ("torch.matmul max", "cuBLAS max", "cuBLASLt heuristic max", "cuBLASLt autotuned max")
 """The baselines of the table by size."""
 
 
@@ -90,28 +105,32 @@ class Entry:
         }
         return cls(size=Size.parse(key), times=times)
 
-    def ours(self, mode: str) -> Summary | None:
-        """The faster of our layouts; None where no kernel serves the size."""
-        of_layouts = [self.times[mode].get(f"{OURS}-{layout}") for layout in LAYOUTS]
+    def fastest(self, mode: str, method: str, layouts: Sequence[str]) -> Summary | None:
+        """The fastest of a method in these layouts; None where it was not measured in any."""
+        of_layouts = [self.times[mode].get(f"{method}-{layout}") for layout in layouts]
         found = [one for one in of_layouts if one is not None]
         return fastest(found) if found else None
 
-    def baseline(self, mode: str, name: str) -> Summary:
-        """A baseline of `BASELINES`: the fastest of its methods."""
-        times = self.times[mode]
-        methods = {method: times[method] for method in BASELINES[name]}
-        return methods[chosen(methods)]
+    def is_served(self) -> bool:
+        """Whether there is an exact kernel."""
+        return self.fastest(MODES[0], OURS, LAYOUTS) is not None
 
     def speedup(self, mode: str, name: str) -> float:
         """t_ref / t - 1 over a baseline; where no kernel of ours serves the size, the baseline."""
-        ours, reference = self.ours(mode), self.baseline(mode, name)
+        ours, reference = self._compared(mode, name)
         return 0.0 if ours is None else ratio(reference, ours) - 1
 
     def best_of(self, mode: str, name: str) -> float:
         """Likewise, of the faster of us and the baseline."""
-        ours, reference = self.ours(mode), self.baseline(mode, name)
+        ours, reference = self._compared(mode, name)
         either = [reference] if ours is None else [reference, ours]
         return ratio(reference, fastest(either)) - 1
+
+    def _compared(self, mode: str, name: str) -> tuple[Summary | None, Summary]:
+        baseline = BASELINES[name]
+        reference = self.fastest(mode, baseline.method, baseline.layouts)
+        assert reference is not None, f"{self.size.key}: {name} was not measured"
+        return self.fastest(mode, OURS, baseline.layouts), reference
 
 
 def table(record: Mapping[str, Any]) -> list[str]:
@@ -121,14 +140,15 @@ def table(record: Mapping[str, Any]) -> list[str]:
     for mode in MODES:
         lines += [
             f"{mode}: {len(entries)} of {len(EXTENTS) ** 3} sizes",
-            f"{'speed-up over':<26} {'mean':>8} {'median':>8} {'best of':>8} {'wins':>6}",
+            f"{'speed-up over':<26} {'mean':>8} {'+-':>6} {'median':>8} {'best of':>8} {'wins':>6}",
         ]
         for name in BASELINES:
             values = [one.speedup(mode, name) for one in entries]
             either = [one.best_of(mode, name) for one in entries]
             lines.append(
-                f"{name:<26} {mean(values):+8.1%} {median(values):+8.1%} {mean(either):+8.1%} "
-                f"{share(value > 0 for value in values):6.0%}"
+                f"{name:<26} {mean(values):+8.1%} {standard_error(values):6.1%} "
+                f"{median(values):+8.1%} {mean(either):+8.1%} "
+                f"{share(value > CLEAR for value in values):6.0%}"
             )
         lines.append("")
     head = "".join(f" {name:>23}" for name in STRONGEST)
@@ -147,9 +167,10 @@ def table(record: Mapping[str, Any]) -> list[str]:
 
 def _notes(record: Mapping[str, Any], entries: Sequence[Entry]) -> list[str]:
     lines = [
-        "speed-up: t_ref / t - 1 of the best of our kernels in NN and TN; best of, and in",
-        "brackets: of the faster of it and the baseline. What is fastest is chosen by other rounds",
-        "than those reported. Where no kernel serves a size, it counts as 0.",
+        "speed-up: t_ref / t - 1 of the best of our kernels in the same layout, for max in the",
+        "faster of both; +-: standard error of the mean, over sizes; best of, and in brackets: of",
+        "the faster of it and the baseline; wins: by more than 1 %. What is fastest is chosen by",
+        "other rounds than those reported. Where no kernel serves a size, it counts as 0.",
     ]
     algorithms = [count for one in record.values() for count in one["algorithms"].values()]
     if algorithms:
@@ -157,7 +178,7 @@ def _notes(record: Mapping[str, Any], entries: Sequence[Entry]) -> list[str]:
             f"cuBLASLt suggested {min(algorithms)} to {max(algorithms)} algorithms, "
             f"{mean(algorithms):.0f} in the mean."
         )
-    unserved = [one.size.key for one in entries if one.ours("offline") is None]
+    unserved = [one.size.key for one in entries if not one.is_served()]
     if unserved:
         lines.append(f"no kernel serves {len(unserved)} sizes: {', '.join(unserved[:10])}")
     bases: dict[str, int] = {}

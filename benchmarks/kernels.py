@@ -25,9 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from bundled import declared, load_exact
-from compiling import names_of, versions
+from bundled import declared, environment, load_exact
+from compiling import names_of
 from measuring import Arena, Exact, Operands, Way, offline_ns
+from records import require_gpu
 from resuming import ORDER_SEED, Results
 from summaries import (
     MIN_ROUNDS,
@@ -38,13 +39,16 @@ from summaries import (
     grouped,
     ratio,
     share,
+    summarized,
 )
-from triton_gemm import compile_triton
+from triton_gemm import compile_triton, triton_version
 
 from nvgemm_runtime.problem import DType, Problem
 
 WHAT = "kernels"
 WINDOW_NS = 1_000_000.0
+CLEAR = 1.01
+"""What is faster than this has won."""
 TOKENS = (1, 2, 16, 128, 1024)
 """Lower bounds of m in the table."""
 
@@ -139,7 +143,7 @@ def measure_problem(
         ways["triton"] = Way(launch=triton.launch, sets=sets)
     ways |= {id_: Way(launch=launch, sets=sets) for id_, launch in checked.launches.items()}
     times = offline_ns(ways, rounds, WINDOW_NS, random.Random(problem.key))
-    summaries = {name: Summary.of(of_way).to_json() for name, of_way in times.items()}
+    summaries = {name: one.to_json() for name, one in summarized(times).items()}
     return {
         "aten": summaries["aten"],
         "triton": summaries.get("triton"),
@@ -156,7 +160,7 @@ def speedups_row(label: str, entries: Sequence[Entry]) -> str:
     return (
         f"{label:<22} {len(entries):5d} {geomean(best):8.3f} {min(best):7.3f} {geomean(own):8.3f} "
         f"{geomean([one.bundle_to_aten for one in entries]):8.3f} "
-        f"{share(one > 1 for one in own):7.0%} {share(one > 1.05 for one in own):7.0%}"
+        f"{share(one > CLEAR for one in own):7.0%} {share(one > 1.05 for one in own):7.0%}"
     )
 
 
@@ -166,11 +170,11 @@ def table(record: Mapping[str, Any]) -> list[str]:
     thrown_out = {key: one["thrown_out"] for key, one in record.items() if one["thrown_out"]}
     full = [one for one in entries if one.triton is not None]
     head = (
-        f"{'':<22} {'':>5} {'best of':>8} {'':>7} {'bundle':>8} {'bundle':>8} {'bundle':>7} "
-        f"{'by':>7}"
+        f"{'':<22} {'':>5} {'best of':>8} {'':>7} {'bundle':>8} {'bundle':>8} {'wins':>7} "
+        f"{'wins':>7}"
     )
     columns = (
-        f"{'':<22} {'count':>5} {'all':>8} {'least':>7} {'alone':>8} {'to ATen':>8} {'wins':>7} "
+        f"{'':<22} {'count':>5} {'all':>8} {'least':>7} {'alone':>8} {'to ATen':>8} {'> 1%':>7} "
         f"{'> 5%':>7}"
     )
     lines = [head, columns]
@@ -237,7 +241,7 @@ def print_table(path: Path) -> None:
 @click.option(
     "--dtypes", default="bf16,fp16", show_default=True, callback=names_of(("bf16", "fp16"))
 )
-@click.option("--rounds", default=10, show_default=True, type=click.IntRange(min=MIN_ROUNDS))
+@click.option("--rounds", default=20, show_default=True, type=click.IntRange(min=MIN_ROUNDS))
 def measure(
     path: Path,
     resume: bool,
@@ -249,12 +253,9 @@ def measure(
 ) -> None:
     """Measure, keeping results in PATH, and print the table."""
     os.environ["NVGEMM_AOT"] = "off"  # Triton is measured as it is without us
-    import torch
-
+    require_gpu()
     from nvgemm_runtime.operands import torch_dtype
 
-    if not torch.cuda.is_available():
-        raise click.ClickException("no GPU: kernels are measured on the GPU they were built for")
     kernels = declared([DType(dtype) for dtype in dtypes])
     if not kernels:
         raise click.ClickException(
@@ -264,8 +265,8 @@ def measure(
     results = Results.begin(
         path,
         what=WHAT,
-        environment=environment(),
-        settings={"dtypes": list(dtypes), "rounds": rounds, "window_ns": WINDOW_NS},
+        environment=environment(Triton=triton_version()),
+        settings={"rounds": rounds, "window_ns": WINDOW_NS},
         resume=resume,
     )
     problems = in_order(kernels, sample)
@@ -298,22 +299,6 @@ def said(entry: Mapping[str, Any]) -> str:
     best = chosen({name: Summary.from_json(one) for name, one in times.items()})
     by_whom = best if best in ("aten", "triton") else f"bundled {best[:12]}"
     return f"{by_whom}, {times[best][1] / 1e3:.1f} us"
-
-
-def environment() -> dict[str, Any]:
-    """What is measured with."""
-    import torch
-    import triton
-
-    found = versions()
-    return {
-        "gpu": found["device"],
-        "torch": found["torch"],
-        "CUDA": torch.version.cuda,
-        "Triton": triton.__version__,
-        "nvgemm-aot": found["nvgemm-aot"],
-        "bundles": found["bundles"],
-    }
 
 
 if __name__ == "__main__":

@@ -227,6 +227,7 @@ def offline_ns(
     for _ in range(rounds):
         order.shuffle(names)
         events = {}
+        torch.cuda._sleep(SPIN_CYCLES)
         for name in names:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             flush()

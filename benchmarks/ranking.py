@@ -13,6 +13,7 @@ or measured: of the same kernels, or of all that the bundle has.
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import json
 import math
@@ -27,7 +28,10 @@ import click
 import measuring
 from h200 import H200
 from measuring import Arena, Exact, offline_ns
+from records import check_output, read_record, require_gpu
+from resuming import command_line
 
+from nvgemm_aot.storage import write_atomic
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.facts import DeviceFacts
 from nvgemm_runtime.format import Header, Measured, Ranked, Ranking
@@ -36,6 +40,7 @@ from nvgemm_runtime.nearest import NearestSizes
 from nvgemm_runtime.operands import MAX_ALIGNMENT_BYTES
 from nvgemm_runtime.problem import Layout, Problem
 
+WHAT = "ranking"
 OFFERED = (1, 2, 3, 4)
 """Kernels that autotuning picks among."""
 ROUNDS = 5
@@ -145,7 +150,7 @@ def main() -> None:
 def compare(bundle_path: Path, times_path: Path) -> None:
     """Print how much each way to rank loses."""
     header = Bundle(bundle_path).header
-    record = json.loads(times_path.read_text())
+    record = read_record(times_path, WHAT, {"gpu": str, "kernels": list, "times_ns": dict})
     times: Times = record["times_ns"]
     if record["kernels"] != [kernel.id for kernel in header.kernels]:
         raise click.ClickException(f"{times_path} was measured over another bundle; measure again")
@@ -161,6 +166,8 @@ def compare(bundle_path: Path, times_path: Path) -> None:
         ("the runtime, ranked measured", few, by_runtime(few, H200)),
         ("the runtime, all measured", measured, by_runtime(measured, H200)),
     ]
+    if "command" in record:  # files of before it was kept have none
+        click.echo(f"$ {record['command']}    # {record['date']}, torch {record['torch']}")
     click.echo(f"{record['gpu']}: {len(header.kernels)} kernels, {len(times)} problems")
     click.echo("time over that of the bundle's best kernel, geometric mean (worst)")
     heads = ["first", *(f"best of {count}" for count in OFFERED[1:])]
@@ -190,6 +197,8 @@ def report(label: str, rankings: Sequence[Ranking], orders: list[Order], times: 
 @click.argument("times_path", type=click.Path(path_type=Path))
 def measure(bundle_path: Path, times_path: Path) -> None:
     """Time every kernel of a bundle of mm/tn/bf16 kernels at every problem it declares."""
+    check_output(times_path)
+    require_gpu()
     import torch
 
     from nvgemm_runtime.library import LIBRARY
@@ -213,12 +222,15 @@ def measure(bundle_path: Path, times_path: Path) -> None:
         times[problem.key] = [statistics.median(measured[kernel.id]) for kernel in header.kernels]
         click.echo(f"{problem.key}: {min(times[problem.key]) / 1e3:.1f} us", err=True)
     record: dict[str, Any] = {
+        "what": WHAT,
+        "command": command_line(),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "kernels": [kernel.id for kernel in header.kernels],
         "times_ns": times,
     }
-    times_path.write_text(json.dumps(record) + "\n")
+    write_atomic(times_path, f"{json.dumps(record)}\n".encode())
 
 
 if __name__ == "__main__":

@@ -18,10 +18,15 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from records import check_output, read_record
 
 from nvgemm_aot.storage import write_atomic
+from nvgemm_runtime.errors import NvgemmError, StorageError
 
 Item = TypeVar("Item")
+
+BEGUN = time.monotonic()
+"""When the process began, imports of torch not counted where this is imported first."""
 
 MAX_FAILURES = 3
 """After so many, the GPU or the installation is at fault, not the size."""
@@ -44,7 +49,6 @@ class Results:
     def __init__(self, path: Path, record: dict[str, Any]) -> None:
         self.path = path
         self._record = record
-        self._begun = time.monotonic()
         self.entries: dict[str, Any] = record["entries"]
 
     @classmethod
@@ -67,8 +71,10 @@ class Results:
             resume: Go on with a file that is there, which must agree in all of these.
 
         Raises:
-            click.ClickException: If a file is there that must not be overwritten, or another one.
+            click.ClickException: If a file is there that must not be overwritten, or another one,
+                or none can be written.
         """
+        check_output(path)
         agreed = {"what": what, "environment": environment, "settings": settings}
         agreed = json.loads(json.dumps(agreed))  # as it is read back
         if path.exists():
@@ -102,19 +108,15 @@ class Results:
         Raises:
             click.ClickException: If it is none.
         """
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise click.ClickException(f"{path} cannot be read: {error}") from error
-        said = record.get("what") if isinstance(record, dict) else None
-        if said != what:
-            raise click.ClickException(f"{path} is no result of {what} (it says {said!r})")
+        record = read_record(path, what, {"environment": dict, "settings": dict, "runs": list})
+        if not isinstance(record.get("entries"), dict):
+            raise click.ClickException(f"{path} has no entries; measure into another file")
         return cls(path, record)
 
     def add(self, key: str, entry: dict[str, Any]) -> None:
         """Keep what was measured of one size."""
         self.entries[key] = entry
-        self._record["runs"][-1]["seconds"] = round(time.monotonic() - self._begun, 1)
+        self._record["runs"][-1]["seconds"] = round(time.monotonic() - BEGUN, 1)
         self.save()
 
     def fill(
@@ -139,7 +141,7 @@ class Results:
         for number, (key, measure) in in_time(work, budget_s):
             try:
                 entry = measure()
-            except (RuntimeError, click.ClickException) as error:
+            except (NvgemmError, RuntimeError, click.ClickException) as error:
                 failures.append(f"{key} FAILED: {type(error).__name__}: {error}")
                 click.echo(failures[-1], err=True)
                 if len(failures) == MAX_FAILURES:
@@ -152,13 +154,20 @@ class Results:
             raise click.ClickException("\n".join(failures))
 
     def save(self) -> None:
-        """Write the file: a line an entry."""
+        """Write the file: a line an entry.
+
+        Raises:
+            click.ClickException: If it cannot be written.
+        """
         entries = ",\n".join(
             f"  {json.dumps(key)}: {json.dumps(entry)}" for key, entry in self.entries.items()
         )
         rest = {name: part for name, part in self._record.items() if name != "entries"}
         text = json.dumps(rest, indent=1)[:-2] + ',\n "entries": {\n' + entries + "\n }\n}\n"
-        write_atomic(self.path, text.encode())
+        try:
+            write_atomic(self.path, text.encode())
+        except StorageError as error:
+            raise click.ClickException(str(error)) from error
 
     def heading(self) -> list[str]:
         """What a table must say of how it came about."""
@@ -174,7 +183,14 @@ class Results:
         return lines + [f"GPU before: {state}" for state in states if state]
 
     def write_table(self, lines: Iterable[str]) -> None:
-        """Print a table, and keep it beside the file with what it must say of itself."""
+        """Print a table, and keep it beside the file with what it must say of itself.
+
+        Nothing is kept where nothing was measured.
+        """
+        if not self.entries:
+            click.echo(f"{self.path}: nothing was measured", err=True)
+            return
+        self.save()
         text = "\n".join([*self.heading(), "", *lines])
         write_atomic(self.path.with_suffix(".txt"), f"{text}\n".encode())
         click.echo(text)
@@ -192,44 +208,49 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
 
 
 def gpu_state() -> str:
-    """Driver, clock, temperature and load of the GPU, as nvidia-smi says; or nothing."""
-    asked = "driver_version,clocks.sm,temperature.gpu,utilization.gpu"
+    """Clock, temperature and load of the GPU, as nvidia-smi says; or nothing."""
+    found = nvidia_smi("clocks.sm", "temperature.gpu", "utilization.gpu")
+    return ", ".join(
+        f"{name} {value}" for name, value in zip(("clock", "temperature", "load"), found)
+    )
+
+
+def nvidia_smi(*asked: str) -> list[str]:
+    """What nvidia-smi says of the first GPU, or nothing."""
     try:
         done = subprocess.run(
-            ["nvidia-smi", "--id=0", f"--query-gpu={asked}", "--format=csv,noheader"],
+            ["nvidia-smi", "--id=0", f"--query-gpu={','.join(asked)}", "--format=csv,noheader"],
             capture_output=True,
             text=True,
             timeout=30,
             check=True,
         )
     except (OSError, subprocess.SubprocessError):
-        return ""
-    return ", ".join(
-        f"{name} {value}"
-        for name, value in zip(
-            ("driver", "clock", "temperature", "load"), done.stdout.strip().split(", ")
-        )
-    )
+        return []
+    return done.stdout.strip().split(", ")
 
 
 def in_time(
-    items: Sequence[Item], budget_s: float | None, clock: Callable[[], float] = time.monotonic
+    items: Sequence[Item],
+    budget_s: float | None,
+    clock: Callable[[], float] = time.monotonic,
+    begun: float = BEGUN,
 ) -> Iterator[tuple[int, Item]]:
     """Go through items while there is time for another as long as the longest so far.
 
     Args:
-        items: What to go through.
-        budget_s: Seconds from now; None for no limit.
+        items: What to go through; the first is not left out.
+        budget_s: Seconds from ``begun``; None for no limit.
         clock: Gives seconds.
+        begun: When this process began, by that clock.
 
     Yields:
         Number and item.
     """
-    begin = clock()
     longest = 0.0
     for number, item in enumerate(items):
-        started = clock() - begin
+        started = clock() - begun
         if budget_s is not None and number and started + longest > budget_s:
             return
         yield number, item
-        longest = max(longest, clock() - begin - started)
+        longest = max(longest, clock() - begun - started)

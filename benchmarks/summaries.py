@@ -1,7 +1,9 @@
 """What repeated timings come to, and what of several is best: for the benchmarks of kernels.
 
 Whoever takes the least of several noisy medians reports luck as speed. So timings are split: those
-of even rounds choose, those of odd rounds are what is reported, and a best-of can lose.
+of even rounds choose, those of odd rounds are what is reported, and a best-of can lose. Clocks that
+change from round to round, as they do under a cap on power, are no difference between kernels: what
+all have in common in a round is taken out before.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ MIN_ROUNDS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Timings of one kernel at one size, in nanoseconds.
+    """Timings of one kernel at one size, in nanoseconds, leveled.
 
     Attributes:
         choice_ns: Median of the even rounds: what kernels are chosen by.
@@ -61,6 +63,29 @@ class Summary:
         return cls(choice_ns=choice, report_ns=report, least_ns=least, most_ns=most)
 
 
+def summarized(times_ns: Mapping[str, Sequence[float]]) -> dict[str, Summary]:
+    """Summaries of what took turns, after `leveled`."""
+    return {name: Summary.of(times) for name, times in leveled(times_ns).items()}
+
+
+def leveled(times_ns: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Timings as if the GPU had been as fast in every round.
+
+    A round's pace is the median, over all that was timed in it, of its time over its median time.
+
+    Args:
+        times_ns: By name, a time a round.
+    """
+    middles = {name: statistics.median(times) for name, times in times_ns.items()}
+    paces = [
+        statistics.median(time / middles[name] for name, time in zip(times_ns, of_round))
+        for of_round in zip(*times_ns.values(), strict=True)
+    ]
+    return {
+        name: [time / pace for time, pace in zip(times, paces)] for name, times in times_ns.items()
+    }
+
+
 def chosen(summaries: Mapping[str, Summary]) -> str:
     """Name of the fastest, by the rounds that choose; of equals, the first."""
     return min(summaries, key=lambda name: summaries[name].choice_ns)
@@ -84,6 +109,13 @@ def geomean(ratios: Sequence[float]) -> float:
 def mean(values: Sequence[float]) -> float:
     """Mean; not a number where there are none."""
     return statistics.fmean(values) if values else math.nan
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Standard error of the mean; not a number of less than two values."""
+    if len(values) < 2:
+        return math.nan
+    return statistics.stdev(values) / math.sqrt(len(values))
 
 
 def median(values: Sequence[float]) -> float:

@@ -82,3 +82,10 @@ def why_not_triton(code: str) -> str | None:
     if counts["aten"] or counts["nvgemm"]:
         return f"Inductor calls {', '.join(calls)}"
     return None if "triton_" in code else "Inductor wrote no Triton kernel"
+
+
+def triton_version() -> str:
+    """Version of Triton."""
+    import triton
+
+    return str(triton.__version__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,8 +45,14 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def kernel_cache(tmp_path_factory: pytest.TempPathFactory) -> Cache:
-    """The build cache of the session: what one test compiled, no other compiles again."""
-    return Cache(tmp_path_factory.mktemp("kernel-cache"))
+    """The build cache of the session: what one test compiled, no other compiles again.
+
+    Processes that share a session's tests have directories beside each other, and share this.
+    """
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent
+    return Cache(directory / "kernel-cache")
 
 
 @pytest.fixture(scope="session")

@@ -53,6 +53,25 @@ def test_means_of_nothing_are_no_numbers() -> None:
         assert math.isnan(empty([]))
 
 
+def test_a_round_in_which_all_are_slower_is_no_difference_between_them() -> None:
+    paces = [1.0, 1.0, 1.0, 1.0, 1.0, 1.2, 1.2, 1.2, 1.2, 1.2]
+    times = {name: [ns * pace for pace in paces] for name, ns in (("a", 100), ("b", 110))}
+    raw = Summary.of(times["a"])
+    assert raw.report_ns == 1.2 * raw.choice_ns  # the clocks, by the parity of the round
+    found = summaries.summarized(times)
+    for one in found.values():
+        assert one.choice_ns == one.report_ns
+        assert one.least_ns == one.most_ns
+    assert summaries.ratio(found["b"], found["a"]) == pytest.approx(1.1)
+    alone = summaries.leveled({"a": [1.0, 2.0, 9.0], "b": [1.0, 2.0, 3.0], "c": [1.0, 2.0, 3.0]})
+    assert alone["a"] == [2.0, 2.0, 6.0]  # its own trouble stays its own
+
+
+def test_standard_error_of_a_mean() -> None:
+    assert summaries.standard_error([1.0, 2.0, 3.0, 4.0]) == pytest.approx(1.29099 / 2, rel=1e-4)
+    assert math.isnan(summaries.standard_error([1.0]))
+
+
 def test_groups_by_lower_bounds_and_leaves_out_empty_ones() -> None:
     found = summaries.grouped([1, 2, 15, 16, 8192], (1, 2, 16, 128, 1024), lambda number: number)
     assert found == [("1", [1]), ("2-15", [2, 15]), ("16-127", [16]), ("1024-", [8192])]
@@ -173,7 +192,7 @@ def test_nothing_is_begun_that_cannot_end_in_time() -> None:
 
     def go_on(budget: float | None) -> Iterator[int]:
         now[0] = 100.0
-        for number, seconds in resuming.in_time([3, 5, 1, 1], budget, lambda: now[0]):
+        for number, seconds in resuming.in_time([3, 5, 1, 1], budget, lambda: now[0], 100.0):
             now[0] += seconds
             yield number
 

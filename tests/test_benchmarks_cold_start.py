@@ -32,24 +32,34 @@ def run(mode: str, first_s: float, own_ms: float = 0.0, **more: Any) -> dict[str
         "graph_us": [],
         "count": {"nvgemm": 1, "aten": 9, "triton": 0},
         "stats": {
-            "declared": 0, "signature": 0, "jit": 0, "missed": 0, "milliseconds": {"x": own_ms}
+            "declared": 0, "signature": 0, "jit": 0, "jit_kernels": 0, "missed": 0,
+            "milliseconds": {"x": own_ms},
         },
-        "versions": {"device": "G", "torch": "2", "nvgemm-aot": "0", "bundles": []},
+        "versions": {"device": "G", "driver": "5", "torch": "2", "nvgemm-aot": "0", "bundles": []},
         **more,
     }  # fmt: skip
 
 
+def record_of(*runs: dict[str, Any]) -> dict[str, Any]:
+    """What a file holds."""
+    made = {"what": "cold_start", "commands": ["cold_start"], "date": "2026-11-21"}
+    return {**made, "batches": [64], "runs": list(runs)}
+
+
 def test_each_mode_sets_what_it_is_named_for() -> None:
-    variables = {mode: modes.Variant(mode=mode, bundles="b").variables() for mode in ALL}
+    kept = Path("kept")
+    variables = {mode: modes.Variant(mode=mode, bundles="b").variables(kept) for mode in ALL}
     off = [mode for mode, one in variables.items() if one["NVGEMM_AOT"] == "off"]
     assert off == ["default", "aten", "aten+triton"]
     trusting = [mode for mode, one in variables.items() if one["NVGEMM_AOT_TRUST_RANKING"]]
     assert trusting == ["aten+measured"]
     compiling = [m for m, one in variables.items() if one["NVGEMM_AOT_JIT_CANDIDATES"] != "0"]
-    assert compiling == ["jit"]
+    assert compiling == ["jit", "kept"]
+    keeping = [mode for mode, one in variables.items() if one.get("NVGEMM_AOT_CACHE") == "kept"]
+    assert keeping == ["jit", "kept"]
     assert variables["jit"]["NVGEMM_AOT_BUNDLES"] is None
     assert variables["aten+measured"]["NVGEMM_AOT_BUNDLES"] == "b"
-    assert "NVGEMM_AOT_BUNDLES" not in modes.Variant(mode="aten+bundle").variables()
+    assert "NVGEMM_AOT_BUNDLES" not in modes.Variant(mode="aten+bundle").variables(kept)
 
 
 def test_modes_without_what_they_need_are_left_out(
@@ -66,7 +76,7 @@ def test_modes_without_what_they_need_are_left_out(
     monkeypatch.setattr(modes, "missing_module", lambda: None)
     found = modes.variants(ALL, (), "e", "m", True)
     assert [(one.mode, one.bundles) for one in found[3:]] == [
-        ("aten+bundle", "e"), ("aten+measured", "m"), ("jit", None)
+        ("aten+bundle", "e"), ("aten+measured", "m"), ("jit", None), ("kept", None)
     ]  # fmt: skip
 
 
@@ -108,21 +118,26 @@ def test_refuses_batches_that_cannot_be_compiled(batches: str) -> None:
 
 
 def test_table_says_what_was_compiled() -> None:
-    text = "\n".join(table.table({"batches": [64, 1], "runs": [run("aten", 8.0)]}))
+    text = "\n".join(table.table({**record_of(run("aten", 8.0)), "batches": [64, 1]}))
     assert "10 distinct GEMMs; sequences that decode: 64, 1\n" in text
 
 
 def test_refuses_a_process_that_had_other_kernels_than_its_mode_means() -> None:
-    def refuse(mode: str, bundles: list[str], **stats: int) -> None:
+    def refuse(mode: str, bundles: list[str], named: str | None = "m.nvgemm", **stats: int) -> None:
         one = run(mode, 1.0)
         one["versions"]["bundles"] = bundles
         one["stats"] |= stats
-        modes.refuse_other_kernels(modes.Variant(mode=mode, bundles="m.nvgemm"), one)
+        modes.refuse_other_kernels(modes.Variant(mode=mode, bundles=named), one)
 
     refuse("aten", [])
-    refuse("aten+bundle", ["wheel 1: x"])
+    refuse("aten+bundle", ["wheel 1: x"], named=None)
+    with pytest.raises(click.ClickException, match=r"aten\+bundle had other .*: wheel 1: x;"):
+        refuse("aten+bundle", ["wheel 1: x"])
     refuse("aten+measured", ["NVGEMM_AOT_BUNDLES: m.nvgemm"])
-    refuse("jit", ["kept"], jit=10)
+    refuse("jit", ["kept"], named=None, jit=10)
+    refuse("kept", ["kept"], named=None, declared=10)
+    with pytest.raises(click.ClickException, match="kept compiled 3 kernels and found some for 10"):
+        refuse("kept", ["kept"], named=None, declared=10, jit_kernels=3)
     with pytest.raises(click.ClickException, match="no usable bundle"):
         refuse("aten+measured", [])
     with pytest.raises(click.ClickException, match=r"had other bundles .*: wheel 1: x;"):
@@ -138,7 +153,7 @@ def test_refuses_a_process_that_had_other_kernels_than_its_mode_means() -> None:
 def test_goals_are_held_against_what_was_measured() -> None:
     runs = [run("aten", 8.0), run("aten", 8.2), run("aten", 8.1), run("aten+triton", 41.0)]
     runs += [run("aten+bundle", 9.1, 500), run("aten+measured", 8.2, 20), run("jit", 33.1, 24_000)]
-    text = "\n".join(table.table({"what": "cold_start", "runs": runs}))
+    text = "\n".join(table.table(record_of(*runs)))
     assert "aten+measured at most 1.1 x aten: 1.012 x, met" in text
     assert "aten+measured at least 5 x as fast as aten+triton: 5.00 x, met" in text
     assert "whose runs are 0.20 s apart" in text
@@ -155,8 +170,24 @@ def test_goals_are_held_against_what_was_measured() -> None:
     assert "jit" not in missed
 
 
+def test_one_run_of_the_reference_gives_no_verdict_on_what_kernels_add() -> None:
+    runs = [run("aten", 9.4), run("aten+bundle", 9.3, 500), run("jit", 33.1, 24_000)]
+    text = "\n".join(table.goals(table.by_label(runs)))
+    assert "goal: 100 x less than jit: nan x, not known; by the clock 48 x, MISSED" in text
+
+
+def test_what_is_left_is_what_was_not_measured_and_kernels_are_kept_anew() -> None:
+    found = [modes.Variant(mode=mode) for mode in ("aten", "jit", "kept")]
+    order = modes.turns(found, 2, ("jit",))
+    assert [one.mode for one in order] == ["aten", "jit", "kept", "kept", "aten"]
+    assert modes.left_of(order, []) == order
+    left = modes.left_of(order, ["aten", "jit", "kept"])
+    assert [one.mode for one in left] == ["jit", "kept", "aten"]
+    assert modes.left_of(order, ["aten", "aten", "jit", "kept", "kept"]) == []
+
+
 def test_table_has_a_row_for_each_variant() -> None:
-    lines = table.table({"runs": [run("aten", 8.0), run("default", 4.0), run("aten", 10.0)]})
+    lines = table.table(record_of(run("aten", 8.0), run("default", 4.0), run("aten", 10.0)))
     row = next(line for line in lines if line.startswith("default"))
     assert row.split()[:5] == ["default", "1", "2.00", "4.00", "(4.00-4.00)"]
     assert "9.00 (8.00-10.00)  1.000" in next(line for line in lines if line.startswith("aten"))
@@ -168,7 +199,7 @@ def test_what_fails_is_not_tried_again_and_the_others_are_measured(
 ) -> None:
     asked: list[str] = []
 
-    def measure(variant: Any, _: str, batches: tuple[int, ...]) -> dict[str, Any]:
+    def measure(variant: Any, _: str, batches: tuple[int, ...], __: Path) -> dict[str, Any]:
         assert batches == (64,)
         asked.append(variant.mode)
         if variant.mode == "aten+bundle":
@@ -177,6 +208,7 @@ def test_what_fails_is_not_tried_again_and_the_others_are_measured(
 
     monkeypatch.setattr(cold_start, "measure", measure)
     monkeypatch.setattr(cold_start, "read_from_disk", lambda: None)
+    monkeypatch.setattr(cold_start, "require_gpu", lambda: None)
     path = tmp_path / "cold.json"
     arguments = ["--modes", "aten,aten+bundle", "--repeat", "3", "--json", str(path)]
     done = CliRunner().invoke(cold_start.main, arguments)
@@ -187,3 +219,65 @@ def test_what_fails_is_not_tried_again_and_the_others_are_measured(
     shown = CliRunner().invoke(cold_start.main, ["--show", str(path)])
     assert shown.output == path.with_suffix(".txt").read_text()
     assert "8.00 (8.00-8.00)" in shown.output
+    refused = CliRunner().invoke(cold_start.main, arguments)
+    assert refused.exit_code == 1
+    assert "is there already; give --resume" in refused.output
+    asked.clear()
+    more = CliRunner().invoke(
+        cold_start.main, ["--modes", "aten", "--repeat", "4", "--json", str(path), "--resume"]
+    )
+    assert more.exit_code == 0, more.output
+    assert asked == ["aten"]
+    record = json.loads(path.read_text())
+    assert len(record["runs"]) == 4
+    assert len(record["commands"]) == 2
+    others = CliRunner().invoke(
+        cold_start.main, ["--batches", "1,2", "--json", str(path), "--resume"]
+    )
+    assert others.exit_code == 1
+    assert "is of batches [64], and here they are [1, 2]" in others.output
+
+
+def test_runs_with_other_versions_are_not_mixed() -> None:
+    other = run("aten", 8.0)
+    other["versions"] = {**other["versions"], "driver": "6"}
+    with pytest.raises(click.ClickException, match="runs with driver 5, and here it is 6"):
+        modes.refuse_other_versions([run("aten", 8.0)], other)
+    tuned = run("aten+measured", 8.0)
+    tuned["versions"] = {**tuned["versions"], "bundles": ["another"]}
+    modes.refuse_other_versions([run("aten+bundle", 8.0)], tuned)
+    with pytest.raises(click.ClickException, match=r"runs with bundles \[\], and here"):
+        modes.refuse_other_versions([run("aten+measured", 8.0)], tuned)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "must hold a JSON object"),
+        ('{"what": "kernels"}', "is no result of cold_start (it says 'kernels')"),
+        ('{"what": "cold_start", "commands": ["x"], "batches": [1], "runs": []}', "has no runs"),
+        ('{"what": "cold_start", "commands": ["x"], "batches": [1], "runs": [1]}', "holds a run"),
+    ],
+)
+def test_refuses_to_show_what_is_no_result(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "results.json"
+    path.write_text(content)
+    done = CliRunner().invoke(cold_start.main, ["--show", str(path)])
+    assert done.exit_code == 1
+    assert said in done.output
+
+
+def test_a_table_never_overwrites_results(tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        cold_start.main, ["--device", "cpu", "--json", str(tmp_path / "out.txt")]
+    )
+    assert done.exit_code == 1
+    assert "results go into a file named *.json (got '.txt')" in done.output
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_nothing_is_started() -> None:
+    done = CliRunner().invoke(cold_start.main, ["--modes", "aten"])
+    assert done.exit_code == 1
+    assert done.output.splitlines()[-1].startswith("Error: no GPU")

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmark_modules import load
-from test_benchmarks_cold_start import run
+from test_benchmarks_cold_start import record_of, run
 from test_benchmarks_hgemm import METHODS
 from test_benchmarks_hgemm import entry as hgemm_entry
 from test_benchmarks_kernels import entry, problem
@@ -35,7 +35,7 @@ RECORDS: dict[str, dict[str, Any]] = {
             for key in ("64_64_64", "128_4096_64", "16384_16384_16384")
         },
     },
-    "cold_start": {"runs": [run("aten", 8.0), run("aten", 9.0), run("jit", 20.0)]},
+    "cold_start": record_of(run("aten", 8.0), run("aten", 9.0), run("jit", 20.0)),
 }
 
 
@@ -57,7 +57,7 @@ def test_same_file_gives_the_same_figure(what: str, tmp_path: Path) -> None:
     written = texts(tmp_path / "one" / f"{what}.svg")
     expected = {
         "kernels": ("m 16-127: 1.00", "G: 4 declared GEMMs"),
-        "hgemm": ("torch.matmul: +25.0%", "server"),
+        "hgemm": ("torch.matmul max: +25.0%", "server"),
         "cold_start": ("8.5 s", "jit"),
     }
     for text in expected[what]:
@@ -66,16 +66,27 @@ def test_same_file_gives_the_same_figure(what: str, tmp_path: Path) -> None:
 
 def test_a_cold_start_of_several_batches_has_a_figure_of_its_own(tmp_path: Path) -> None:
     path = tmp_path / "results.json"
-    record = {"what": "cold_start", "batches": [64, 1], **RECORDS["cold_start"]}
+    record = {**RECORDS["cold_start"], "batches": [64, 1]}
     path.write_text(json.dumps(record))
     done = CliRunner().invoke(figures.main, [str(path), "-o", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert [one.name for one in tmp_path.glob("*.svg")] == ["cold_start_batches.svg"]
 
 
-def test_refuses_what_it_cannot_draw(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"what": "lookup"}', "says it holds 'lookup'; drawn are kernels, hgemm, cold_start"),
+        ("{", "cannot be read"),
+        ('{"what": "kernels"}', "is not as this benchmark writes it: KeyError"),
+        ('{"what": "hgemm", "entries": {}}', "no size of the file was measured"),
+        ('{"what": "cold_start", "runs": []}', "is not as this benchmark writes it"),
+    ],
+)
+def test_refuses_what_it_cannot_draw(tmp_path: Path, content: str, said: str) -> None:
     path = tmp_path / "results.json"
-    path.write_text('{"what": "lookup"}')
-    refused = CliRunner().invoke(figures.main, [str(path)])
+    path.write_text(content)
+    refused = CliRunner().invoke(figures.main, [str(path), "-o", str(tmp_path / "figures")])
     assert refused.exit_code == 1
-    assert "says it holds 'lookup'; drawn are kernels, hgemm, cold_start" in refused.output
+    assert said in refused.output
+    assert not (tmp_path / "figures").exists()

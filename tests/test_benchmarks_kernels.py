@@ -142,7 +142,8 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(kernels, "load_exact", load_exact)
     monkeypatch.setattr(kernels, "offline_ns", times)
     monkeypatch.setattr(kernels, "compile_triton", compile_triton)
-    monkeypatch.setattr(kernels, "environment", lambda: {"gpu": "G", "bundles": ["one"]})
+    monkeypatch.setattr(kernels, "triton_version", lambda: "3")
+    monkeypatch.setattr(kernels, "environment", lambda **_: {"gpu": "G", "bundles": ["one"]})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("NVGEMM_AOT", "off")  # restored afterwards
     return compiled

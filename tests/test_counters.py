@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -46,6 +47,17 @@ def test_time_adds_up_by_name_also_where_the_work_fails(counters: Counters) -> N
     stats = counters.stats()
     assert stats.milliseconds.keys() == {"matching"}
     assert 0 < once < stats.milliseconds["matching"]
+
+
+def test_time_in_a_nested_block_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([0.0, 1.0, 3.0, 4.0, 8.0, 10.0])  # timing [ loading, loading ]
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    counters = Counters()
+    with counters.spending("timing"):
+        for _ in range(2):
+            with counters.spending("loading"):
+                pass
+    assert counters.stats().milliseconds == {"loading": 6000, "timing": 4000}
 
 
 def test_what_was_given_out_does_not_change(counters: Counters) -> None:

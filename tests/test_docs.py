@@ -24,7 +24,7 @@ def read(name: str) -> str:
 
 
 def test_ci_runs_the_readme_test_command() -> None:
-    commands = re.findall(r"^python3 -m venv .*pytest$", read("README.md"), re.MULTILINE)
+    commands = re.findall(r"^python3 -m venv .*/pytest .*$", read("README.md"), re.MULTILINE)
     assert len(commands) == 1
     assert commands[0] in read(".ci/run").splitlines()
 

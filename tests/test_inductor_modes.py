@@ -236,7 +236,7 @@ def test_what_was_compiled_is_counted_and_said_in_a_line(
     assert "fp64" in reason or "float64" in reason
     assert sum(stats.won.values()) == 2
     assert set(stats.won) <= {kernel.id for kernel in recording_bundle.header.kernels}
-    assert stats.milliseconds.keys() == {"matching", "timing"}
+    assert stats.milliseconds.keys() - {"loading"} == {"matching", "timing"}
     lines = [line for line in caplog.messages if line.startswith("compiled ")]
     assert lines == [f"compiled {stats}"]
     torch._dynamo.reset()  # forgets who wants to know of the end of a compilation

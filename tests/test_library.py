@@ -21,6 +21,7 @@ from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_runtime import library as library_module
 from nvgemm_runtime import native
 from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.counters import COUNTERS
 from nvgemm_runtime.errors import BundleFormatError, DriverError, NoKernelError
 from nvgemm_runtime.facts import UNKNOWN_VERSION, RuntimeLibrary, find_runtime_library
 from nvgemm_runtime.format import Kernel
@@ -87,6 +88,16 @@ def test_the_same_kernel_is_loaded_once(bundle: Bundle) -> None:
     assert library.get(kernel.id) is loaded
 
 
+def test_the_time_that_loading_takes_is_counted_once(bundle: Bundle) -> None:
+    library = Library()
+    before = COUNTERS.stats()
+    library.load(bundle, bundle.header.kernels[0])
+    loaded = COUNTERS.stats()
+    assert loaded.since(before).milliseconds["loading"] > 0
+    library.load(bundle, bundle.header.kernels[0])
+    assert COUNTERS.stats().milliseconds["loading"] == loaded.milliseconds["loading"]
+
+
 def test_every_kernel_has_a_function_of_its_own(bundle: Bundle, addresses: dict[str, int]) -> None:
     library = Library()
     for kernel in bundle.header.kernels:
@@ -111,6 +122,33 @@ def test_no_descriptor_is_left_open(bundle: Bundle, addresses: dict[str, int]) -
     for kernel in bundle.header.kernels[:10]:
         library.load(bundle, kernel)
     assert descriptors() == before
+
+
+OTHER_FILES = """
+import sys, tempfile
+import torch
+from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.library import Library
+bundle = Bundle(sys.argv[1])
+kernels = [Library().load(bundle, kernel) for kernel in bundle.header.kernels[:3]]
+files = [tempfile.TemporaryFile() for _ in range(20)]  # empty, under descriptors that were free
+try:
+    kernels[0].launch(*(torch.zeros(3, columns) for columns in (3, 5, 3)))
+except (TypeError, ValueError) as error:  # with a stack: files of libraries are opened
+    print(error)
+"""
+
+
+def test_a_file_that_gets_a_descriptor_of_loading_is_not_taken_for_a_kernel(
+    cpu_bundle: BuiltBundle,
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", OTHER_FILES, cpu_bundle.path],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    assert done.stdout.startswith("kernel ")
+    assert not done.stderr
 
 
 def test_a_corrupted_entry_is_refused_and_the_others_load(

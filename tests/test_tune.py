@@ -32,7 +32,7 @@ from tuning_bench import (
     run,
 )
 
-FP8 = DType.FP8_E4M3
+FP8, FP4 = DType.FP8_E4M3, DType.FP4_E2M1
 PROBLEMS = tuple(cpu_provider.problem(sizes=(m, 32, 64)) for m in (8, 16, 32))
 
 
@@ -63,21 +63,34 @@ def test_addends_scales_and_groups_are_measured(
         cpu_kernels.signature("tn", op=Op.BMM, epilogue=Epilogue.ADD): True,
         cpu_kernels.signature("tn", operand=FP8, scales=ScaleRecipe.FP32_TENSOR): True,
         cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=DType.BF16): True,
+        cpu_kernels.signature("tn", operand=FP8, scales=ScaleRecipe.E8M0_1X32): False,
+        cpu_kernels.signature("tn", operand=FP4, scales=ScaleRecipe.E8M0_1X32): False,
+        cpu_kernels.signature("tn", operand=FP4, scales=ScaleRecipe.E4M3_1X16): False,
+        cpu_kernels.signature("tn", operand=FP4, scales=ScaleRecipe.E8M0_1X16): False,
     }
-    blocks = cpu_kernels.signature("tn", operand=FP8, scales=ScaleRecipe.E8M0_1X32)
-    problems = [cpu_provider.problem_of(one) for one in (*served, blocks)]
+    problems = [cpu_provider.problem_of(one) for one in served]
     path = build(problems, tmp_path / "b", kernel_cache)
     tuned = run(path, output, bench())
-    assert {problem.key for problem in problems} == {*tuned.outcomes, *tuned.unmeasured}
+    assert {problem.key for problem in problems} == {*tuned.outcomes}
     for problem, has_aten in zip(problems, served.values()):
         outcome = tuned.outcomes[problem.key]
         assert (len(outcome.kernels), outcome.wrong) == (3, {})
         assert (outcome.aten is not None) == has_aten, problem.key
-    ((key, reason),) = tuned.unmeasured.items()
-    assert key == problems[-1].key
-    assert "scales of blocks" in reason
-    left = {ranking.problem: ranking.measured for ranking in header_of(output).rankings}
-    assert left[problems[-1]] is None, "it keeps its ranking"
+
+
+def test_a_problem_whose_kernels_cannot_be_launched_keeps_its_ranking(
+    path: Path, tmp_path: Path, output: Path
+) -> None:
+    with Bundle(path) as bundle:
+        content = read_content(bundle)
+    later = "later:gemm(a,b,out)"
+    given = tmp_path / "given.nvgemm"
+    kernels = tuple(replace(kernel, calling_convention=later) for kernel in content.kernels)
+    write_bundle(given, replace(content, kernels=kernels))
+    tuned = run(given, output, bench())
+    assert tuned.unmeasured.keys() == {problem.key for problem in PROBLEMS}
+    assert all("none can be launched" in reason for reason in tuned.unmeasured.values())
+    assert all(ranking.measured is None for ranking in header_of(output).rankings)
 
 
 def test_what_no_kernel_is_left_for_is_named_with_the_reason(

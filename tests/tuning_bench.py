@@ -208,6 +208,32 @@ class Failing(Behaving):
     behaviours: ClassVar = {"Cpu_8x32": cpu_kernels.RAISES}
 
 
+class WrongScales(Behaving):
+    """One takes every scale for 1, one looks for scales row by row. Another is right."""
+
+    name = "tuning_bench:WrongScales"
+    behaviours: ClassVar = {
+        "Cpu_16x16": """
+          static char ones[1 << 16];
+          for (int i = 0; i < 1 << 16; ++i) ones[i] = LOAD_SCALE == load_fp8_e8m0 ? 127 : 56;
+          sa = sb = ones;
+        """,
+        "Cpu_8x32": "\n#define swizzled(row, block, blocks) ((row) * (blocks) + (block))\n",
+    }
+
+
+class WrongValues(Behaving):
+    """One mixes up the two values of fp4 in a byte of A, one stops a block early. One is right."""
+
+    name = "tuning_bench:WrongValues"
+    behaviours: ClassVar = {
+        "Cpu_16x16": """
+#define load_fp4_e2m1(p, at) load_fp4_e2m1(p, (p) == av.data ? (at) ^ 1 : (at))
+        """,
+        "Cpu_8x32": "depth -= BLOCK;",
+    }
+
+
 class AllLazy(Behaving):
     """None computes anything."""
 

@@ -10,6 +10,7 @@
 __asm__(".symver dlopen, dlopen@GLIBC_2.2.5");
 __asm__(".symver dlsym, dlsym@GLIBC_2.2.5");
 __asm__(".symver dlerror, dlerror@GLIBC_2.2.5");
+__asm__(".symver dlinfo, dlinfo@GLIBC_2.3.3");
 #endif
 
 #endif  // NVGEMM_RUNTIME_CSRC_DYNAMIC_LOADING_H_

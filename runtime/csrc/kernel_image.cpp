@@ -1,6 +1,7 @@
 #include "kernel_image.h"
 
 #include <elf.h>
+#include <link.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -74,10 +75,8 @@ class MemoryFile {
   // A path that was never given before. The loader takes equal paths for the same library, and
   // descriptors are reused: without a path of its own, a kernel would silently be one that was
   // loaded before. So each spells the same directory in its own way, as the bits of a number.
-  std::string UniquePath() const {
-    static std::atomic<uint64_t> images{0};
+  std::string UniquePath(uint64_t number) const {
     std::string path = "/proc/self/";
-    uint64_t number = images.fetch_add(1, std::memory_order_relaxed);
     do {
       path += (number & 1) != 0 ? ".//" : "./";
     } while ((number >>= 1) != 0);
@@ -88,14 +87,29 @@ class MemoryFile {
   const int descriptor_;
 };
 
+// Has the loader call a library by a name that no file can have. It would keep the path of the
+// descriptor, which is closed, and soon some other file's: whoever opens the files of all libraries
+// in order to print a stack would read that one, wait for it if it is a pipe, or, if it is empty, be
+// killed by mapping it.
+void TakeAwayPath(void* library, uint64_t number, std::string_view name) {
+  link_map* entry = nullptr;
+  if (dlinfo(library, RTLD_DI_LINKMAP, &entry) != 0) FailToLoad(name, dlerror());
+  char* const no_file = strdup(Text("/dev/null/nvgemm-kernel-", number).c_str());
+  if (no_file == nullptr) FailToLoad(name, std::strerror(ENOMEM));
+  entry->l_name = no_file;  // the old one stays: another thread may be reading it
+}
+
 }  // namespace
 
 uintptr_t OpenKernelImage(std::string_view image, const std::string& symbol,
                           std::string_view name) {
+  static std::atomic<uint64_t> images{0};
   CheckSegments(image, name);
   const MemoryFile file(image, name);
-  void* const library = dlopen(file.UniquePath().c_str(), RTLD_NOW | RTLD_LOCAL);
+  const uint64_t number = images.fetch_add(1, std::memory_order_relaxed);
+  void* const library = dlopen(file.UniquePath(number).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) FailToLoad(name, dlerror());
+  TakeAwayPath(library, number, name);
   void* const function = dlsym(library, symbol.c_str());
   if (function == nullptr) {
     throw Failure(kNoKernelError,

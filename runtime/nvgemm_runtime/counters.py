@@ -25,8 +25,8 @@ class Stats:
         jit_kernels: Kernels that this process had compiled.
         misses: By reason, GEMMs that got no kernel.
         won: By kernel id, how often a call of it was written into generated code.
-        milliseconds: By what it was spent on: ``matching`` kernels, ``timing`` them with all that
-            loading takes, ``jit``, the waiting for a compiler.
+        milliseconds: By what it was spent on: ``matching`` kernels, ``loading`` them, ``timing``
+            them with all that their first launch takes, ``jit``, the waiting for a compiler.
     """
 
     declared: int = 0
@@ -76,6 +76,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._nested = threading.local()
         self.reset()
 
     def reset(self) -> None:
@@ -113,14 +114,18 @@ class Counters:
 
     @contextlib.contextmanager
     def spending(self, name: str) -> Iterator[None]:
-        """Count the time that the block takes."""
+        """Count the time that the block takes, without what blocks in it count for themselves."""
         begin = time.perf_counter()
+        beside = getattr(self._nested, "ms", 0.0)
+        self._nested.ms = 0.0
         try:
             yield
         finally:
             spent = (time.perf_counter() - begin) * 1e3
+            own = spent - self._nested.ms
+            self._nested.ms = beside + spent
             with self._lock:
-                self._milliseconds[name] = self._milliseconds.get(name, 0.0) + spent
+                self._milliseconds[name] = self._milliseconds.get(name, 0.0) + own
 
     def stats(self) -> Stats:
         """The counts as they are now."""

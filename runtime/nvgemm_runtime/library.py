@@ -19,6 +19,7 @@ from pathlib import Path
 from . import native
 from .bundle import Bundle
 from .calling_convention import parse_calling_convention
+from .counters import COUNTERS
 from .errors import DriverError, NoKernelError
 from .facts import RuntimeLibrary, find_runtime_library
 from .format import Header, Kernel
@@ -85,7 +86,8 @@ class Library:
         with self._lock:
             loaded = self._loaded.get(kernel.id)
             if loaded is None:
-                loaded = self._load(bundle, kernel)
+                with COUNTERS.spending("loading"):
+                    loaded = self._load(bundle, kernel)
                 self._loaded[kernel.id] = loaded
         return loaded
 

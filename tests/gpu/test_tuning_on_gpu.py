@@ -24,12 +24,14 @@ from nvgemm_aot.bundle import write_bundle
 from nvgemm_aot.bundle_content import read_content
 from nvgemm_aot.tuning import contenders
 from nvgemm_aot.tuning.bench import gpu_bench
+from nvgemm_aot.tuning.correctness import reference
 from nvgemm_aot.tuning.gpu_state import UNKNOWN_DRIVER
+from nvgemm_aot.tuning.operands import make_sets
 from nvgemm_aot.tuning.tune import Options, Tuned, tune
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.choosing import load_kernel
 from nvgemm_runtime.format import Header
-from nvgemm_runtime.problem import Op, Problem
+from nvgemm_runtime.problem import Op, Problem, Signature
 
 SIGNATURE = "mm/tn/bf16xbf16/fp32/bf16"
 
@@ -157,6 +159,25 @@ def test_pruning_keeps_the_fastest(small: Path, tmp_path: Path) -> None:
         assert header.kernels[ranking.kernels[0].kernel].id == next(iter(outcome.kernels))
         assert ranking.measured is not None
         assert len(ranking.measured.spreads_ns) == len(ranking.kernels)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "mm/nn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32",
+        "mm/tn/fp8_e5m2xfp8_e5m2/fp32/bf16/e8m0_1x32",
+        "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16",
+        "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e8m0_1x16",
+    ],
+)
+def test_operands_with_scales_of_blocks_mean_the_same_on_the_cpu(key: str) -> None:
+    """On any GPU: no kernel takes part."""
+    problem = Problem(signature=Signature.parse(key), m=300, n=200, k=4000)
+    operands = make_sets(problem, "cuda", seed=1, total_bytes=1)[0]
+    on_cpu = [one.view(torch.uint8).cpu().view(one.dtype) for one in operands]
+    found = reference(operands, problem.signature)
+    assert torch.equal(found.cpu(), reference(on_cpu, problem.signature)), "exact in fp64"
+    assert 0.5 < found.std() < 40
 
 
 def test_triton_is_asked_through_inductor(small: Path, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from nvgemm_runtime.operands import torch_dtype
 from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.refusals import unlaunchable
 from nvgemm_runtime.roles import Role, extra_roles, role_dtype
+from nvgemm_runtime.scales import ScaleRecipe
 
 from ..bundle import ProblemRanking
 
@@ -48,7 +49,7 @@ class Contenders:
             kernel.id: (bundle, kernel)
             for bundle in reversed(bundles)
             for kernel in bundle.header.kernels
-            if unlaunchable(kernel) is None and can_be_measured(kernel.signature)
+            if unlaunchable(kernel) is None
         }
 
     def of(self, ranking: ProblemRanking) -> dict[str, Run]:
@@ -83,11 +84,6 @@ def _fits(kernel: Kernel, problem: Problem) -> bool:
     return all(extent % kernel.alignment_bytes == 0 for extent in contiguous)
 
 
-def can_be_measured(signature: Signature) -> bool:
-    """Whether there are operands and sums to compare with: of scales of blocks there are none."""
-    return signature.scales is None or signature.scales.block is None
-
-
 def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:
     """A bundled kernel; the first run loads it, and raises what `Library.load` does."""
     from nvgemm_runtime.library import LIBRARY
@@ -103,8 +99,9 @@ def aten_run(signature: Signature) -> Run | None:
     """ATen's operator that computes the same; None where there is none.
 
     For fp8 that is ``_scaled_mm`` with the fast accumulation, for the kernels' sums are not
-    promoted either, and with scales of 1 where the problem has none. A sum and its activation are
-    two operators of ATen, and what Inductor makes of them is neither: there is none.
+    promoted either, and with scales of 1 where the problem has none. For scales of blocks it is
+    ``_scaled_mm_v2``, which calls what ``_scaled_mm`` does, and knows MXFP4 besides. A sum and its
+    activation are two operators of ATen, and what Inductor makes of them is neither: there is none.
     """
     import torch
 
@@ -112,6 +109,8 @@ def aten_run(signature: Signature) -> Run | None:
         return _grouped if signature.a is signature.out else None
     if signature.epilogue is not None and signature.epilogue.activation is not None:
         return None
+    if signature.scales is not None and signature.scales.block is not None:
+        return _block_scaled(signature)
     if signature.a.is_integer:
         if signature.op is Op.MM and signature.out is DType.INT32 and _are(signature, DType.INT8):
             return lambda a, b, out: torch._int_mm(a, b, out=out)
@@ -155,6 +154,37 @@ def _scaled(signature: Signature) -> Run | None:
             a, b, scale_a=given.get(Role.SCALE_A, one), scale_b=given.get(Role.SCALE_B, one),
             bias=given.get(Role.ADDEND), out_dtype=dtype, use_fast_accum=True, out=out,
         )  # fmt: skip
+
+    return run
+
+
+_BLOCKS = {
+    (DType.FP8_E4M3, ScaleRecipe.E8M0_1X32): "BlockWise1x32",
+    (DType.FP4_E2M1, ScaleRecipe.E8M0_1X32): "BlockWise1x32",
+    (DType.FP4_E2M1, ScaleRecipe.E4M3_1X16): "BlockWise1x16",
+}
+"""By type and scales of A and B: name of torch's ``ScalingType``, where its operator for CUDA has
+one (read in ``ScaledBlas.cpp`` of PyTorch at 0174dfa). It multiplies no two of e5m2."""
+
+
+def _block_scaled(signature: Signature) -> Run | None:
+    import torch
+    from torch.nn.functional import ScalingType, SwizzleType
+
+    assert signature.scales is not None
+    name = _BLOCKS.get((signature.a, signature.scales))
+    if name is None:
+        return None
+    is_mxfp4 = signature.a is DType.FP4_E2M1 and signature.scales is ScaleRecipe.E8M0_1X32
+    if is_mxfp4 and signature.out is not DType.BF16:  # what it calls writes bf16, whatever is there
+        return None
+    recipe, swizzle = [getattr(ScalingType, name).value], [SwizzleType.SWIZZLE_32_4_4.value]
+    operator, dtype = torch.ops.aten._scaled_mm_v2.out, torch_dtype(signature.out)
+
+    def run(a: Any, b: Any, out: Any, scale_a: Any, scale_b: Any) -> Any:
+        return operator(
+            a, b, [scale_a], recipe, swizzle, [scale_b], recipe, swizzle, None, dtype, out=out
+        )
 
     return run
 

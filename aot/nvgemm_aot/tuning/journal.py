@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -86,7 +87,8 @@ class Journal:
                 self._file = os.fdopen(descriptor, "r+b", buffering=0)
             self._file.truncate(self._end)  # of a line that was not finished
             self._file.seek(self._end)
-            self._file.write(data)
+            if self._file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if sync:
                 os.fsync(self._file.fileno())
         except OSError as error:

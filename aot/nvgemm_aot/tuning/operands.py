@@ -9,6 +9,8 @@ from nvgemm_runtime.operands import torch_dtype
 from nvgemm_runtime.problem import DType, Problem
 from nvgemm_runtime.roles import Role, extra_roles, role_dtype, role_shape, roles
 
+from .block_scales import random_scales
+
 if TYPE_CHECKING:
     import torch
 
@@ -42,10 +44,10 @@ def make_sets(problem: Problem, device: str, *, seed: int, total_bytes: int) -> 
     import torch
 
     signature = problem.signature
-    one = sum(
-        role_dtype(signature, role).bytes_of(math.prod(role_shape(problem, role)))
-        for role in roles(signature)
-    )
+    one = 0
+    for role in roles(signature):
+        dtype = role_dtype(signature, role)
+        one += dtype.bytes_of(math.prod(role_shape(problem, role)) * dtype.packed)
     count = min(MOST_SETS, max(2, -(-total_bytes // one)))
     generator = torch.Generator(device=device).manual_seed(seed)
     return [_operands(problem, device, generator) for _ in range(count)]
@@ -72,7 +74,7 @@ def poison(out: torch.Tensor) -> None:
 
 
 def _extra(problem: Problem, role: Role, device: str, generator: torch.Generator) -> torch.Tensor:
-    """Scales around 1, a normally distributed addend, or the ends of groups of even sizes."""
+    """Scales, a normally distributed addend, or the ends of groups of even sizes."""
     import torch
 
     shape = role_shape(problem, role)
@@ -82,7 +84,14 @@ def _extra(problem: Problem, role: Role, device: str, generator: torch.Generator
     if role is Role.ADDEND:
         dtype = torch_dtype(role_dtype(problem.signature, role))
         return torch.randn(shape, generator=generator, device=device).to(dtype)
+    if _has_blocks(problem):
+        return random_scales(problem, role, device, generator)
     return torch.rand(shape, generator=generator, device=device) + 0.5
+
+
+def _has_blocks(problem: Problem) -> bool:
+    scales = problem.signature.scales
+    return scales is not None and scales.block is not None
 
 
 def _matrix(
@@ -101,10 +110,13 @@ def _values(
     device: str,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Random values whose sums of ``k`` products the output type can hold."""
+    """Random values whose sums of ``k`` products, with their scales, the output type can hold."""
     import torch
 
     out = problem.signature.out
+    if dtype is DType.FP4_E2M1:  # every code, in both halves of a byte
+        bytes_ = torch.randint(0, 256, shape, generator=generator, device=device, dtype=torch.uint8)
+        return bytes_.view(torch_dtype(dtype))
     if dtype.is_integer:
         if out is DType.INT32:
             info = torch.iinfo(torch_dtype(dtype))
@@ -126,7 +138,7 @@ def _values(
         signs = torch.randint(0, 2, shape, generator=generator, device=device) * 2 - 1
         return (kept * signs).to(torch_dtype(dtype))
     scale = 1.0
-    if out.is_fp8:
+    if out.is_fp8 and not _has_blocks(problem):
         scale = min(1.0, (_FP8_RESULT / problem.k**0.5) ** 0.5)
     values = torch.randn(shape, generator=generator, device=device) * scale
     return values.to(torch_dtype(dtype))

@@ -119,10 +119,10 @@ class Session:
 
     def _why_none(self, ranking: ProblemRanking) -> str:
         broken = [id_ for id_, _ in ranking.kernels if id_ in self.state.broken]
-        others = len(ranking.kernels) - len(broken)
         reasons = [f"{contender_name(id_)} is thrown out" for id_ in broken]
-        if others:
-            reasons.append(f"{others} take scales of blocks, or do not fit")
+        if len(broken) < len(ranking.kernels):
+            others = "none of the others" if broken else "none"
+            reasons.append(f"{others} can be launched with its operands")
         return f"none of its kernels can be measured: {'; '.join(reasons)}"
 
 

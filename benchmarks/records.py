@@ -1,0 +1,86 @@
+"""Result files of benchmarks: read with what they must hold checked, never written over others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from nvgemm_aot.storage import require_writable
+from nvgemm_runtime.errors import NvgemmError
+
+SUFFIX = ".json"
+"""Of result files; their tables lie beside them, with .txt."""
+
+
+def read_record(path: Path, what: str, keys: Mapping[str, type]) -> dict[str, Any]:
+    """Read a result file.
+
+    Args:
+        path: Where it is.
+        what: The benchmark that it must be of.
+        keys: What it must hold, not empty, and of which type.
+
+    Raises:
+        click.ClickException: If it cannot be read, or is something else.
+    """
+    record = read_json(path)
+    said = record.get("what")
+    if said != what:
+        raise click.ClickException(f"{path} is no result of {what} (it says {said!r})")
+    for key, kind in keys.items():
+        if not isinstance(record.get(key), kind) or not record[key]:
+            raise click.ClickException(
+                f"{path} has no {key}: it was not written by this benchmark, or nothing was "
+                "measured; measure into another file"
+            )
+    return record
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        click.ClickException: If there is none.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise click.ClickException(f"{path} cannot be read: {error}") from error
+    if not isinstance(record, dict):
+        raise click.ClickException(f"{path} is no result: it must hold a JSON object")
+    return record
+
+
+def check_output(path: Path) -> None:
+    """See that results can be kept in a file, before anything is measured.
+
+    Raises:
+        click.ClickException: If they cannot, or its name is not one of a result.
+    """
+    if path.suffix != SUFFIX:
+        raise click.ClickException(
+            f"{path}: results go into a file named *{SUFFIX} (got {path.suffix!r}); the table is "
+            "written beside it"
+        )
+    if path.is_dir():
+        raise click.ClickException(f"{path} is a directory; name a file")
+    try:
+        require_writable(path.parent)
+    except NvgemmError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def require_gpu() -> None:
+    """See that there is a GPU.
+
+    Raises:
+        click.ClickException: If there is none.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise click.ClickException("no GPU: kernels are measured on the GPU they were built for")
