@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -60,7 +61,7 @@ class Contenders:
             signature = problem.signature
             ids = [id_ for id_, (_, one) in self._places.items() if one.signature == signature]
         runs: dict[str, Run | None] = {
-            id_: kernel_run(*self._places[id_])
+            id_: _late_run(*self._places[id_])
             for id_ in ids
             if _fits(self._places[id_][1], problem)
         }
@@ -84,12 +85,24 @@ def _fits(kernel: Kernel, problem: Problem) -> bool:
     return all(extent % kernel.alignment_bytes == 0 for extent in contiguous)
 
 
+def _late_run(bundle: Bundle, kernel: Kernel) -> Run:
+    """A bundled kernel, which its first run loads: where that fails, it fails for that kernel."""
+    loaded = functools.cache(lambda: kernel_run(bundle, kernel))
+    return lambda *operands: loaded()(*operands)
+
+
 def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:
-    """A bundled kernel; the first run loads it, and raises what `Library.load` does."""
+    """A bundled kernel.
+
+    Raises:
+        NvgemmError: If it cannot be loaded; see `Library.load`.
+    """
     from nvgemm_runtime.library import LIBRARY
 
+    launch = LIBRARY.load(bundle, kernel).launch
+
     def run(a: Any, b: Any, out: Any, *extras: Any) -> Any:
-        LIBRARY.load(bundle, kernel).launch(a, b, out, *extras)
+        launch(a, b, out, *extras)
         return out
 
     return run
