@@ -28,6 +28,8 @@ SIGNATURES = [
     "mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp8_e5m2",
     "mm/tn/int8xint8/int32/int32",
     "mm/tn/int8xint8/int32/fp32",
+    "mm/tn/int8xint8/int32/bf16",
+    "mm/tn/int8xint8/int32/fp16",
     "mm/tn/int8xint8/int32/int8",
     "mm/tn/uint8xuint8/int32/int32",
     "mm/tn/uint8xuint8/int32/fp32",
@@ -200,7 +202,7 @@ def test_a_machine_without_a_driver_is_measured_blindly() -> None:
     watch = watch_gpu("GPU-00000000-0000-0000-0000-000000000000")
     if not torch.cuda.is_available():
         assert isinstance(watch, Blind)
-        assert watch.look().utilization_percent is None
+        assert watch.look() == GpuState(utilization_percent=None, slowdowns=None)
 
 
 NVML = """
@@ -225,25 +227,31 @@ int nvmlDeviceGetUtilizationRates(void *asked, utilization_t *rates) {
 int nvmlDeviceGetCurrentClocksThrottleReasons(void *asked, unsigned long long *reasons) {
   if (asked != &device) return 2;
   *reasons = 0x100000044ull;
-  return 0;
+  return REASONS_STATUS;
 }
 """
 
 
-@pytest.mark.parametrize(("status", "percent"), [(0, 63), (3, None)])
+@pytest.mark.parametrize(
+    ("status", "percent", "words"),
+    [(0, 63, ("hardware thermal slowdown",)), (3, None, None)],  # NVML_ERROR_NOT_SUPPORTED
+)
 def test_reads_what_the_drivers_library_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, percent: int | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    percent: int | None,
+    words: tuple[str, ...] | None,
 ) -> None:
     (tmp_path / "nvml.c").write_text(NVML)
     library = tmp_path / "libnvidia-ml.so.1"
-    command = [*compiler(), f"-DUTILIZATION_STATUS={status}", "-shared", "-fPIC"]
+    statuses = [f"-DUTILIZATION_STATUS={status}", f"-DREASONS_STATUS={status}"]
+    command = [*compiler(), *statuses, "-shared", "-fPIC"]
     subprocess.run([*command, "-o", library, tmp_path / "nvml.c"], check=True)
     monkeypatch.setattr(gpu_state, "_LIBRARY", str(library))
     watch = watch_gpu("GPU-1234")
     assert watch.driver == "580.95.05"
-    assert watch.look() == GpuState(
-        utilization_percent=percent, slowdowns=("hardware thermal slowdown",)
-    )
+    assert watch.look() == GpuState(utilization_percent=percent, slowdowns=words)
     assert isinstance(watch_gpu("GPU-5678"), Blind)
 
 

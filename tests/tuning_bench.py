@@ -24,11 +24,16 @@ from nvgemm_aot.tuning.gpu_state import GpuState
 from nvgemm_aot.tuning.measuring import Bench
 from nvgemm_aot.tuning.race import Sample
 from nvgemm_aot.tuning.tune import Options, Tuned, tune
+from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.facts import DeviceFacts, device_facts, torch_versions
+from nvgemm_runtime.format import Header, Ranking
 from nvgemm_runtime.problem import Problem
 from nvgemm_runtime.target import CPU
 
 IDLE = GpuState(utilization_percent=0, slowdowns=())
+
+SLOW_FIRST = {"": [500.0], "Cpu_16x16": [300.0], "Cpu_8x32": [200.0], "aten": [250.0]}
+"""Times under which the estimate's order is wrong, and one kernel is faster than ATen."""
 
 
 class CpuTimer:
@@ -260,3 +265,24 @@ def run(path: Path | Sequence[Path], output: Path, on: Bench, **options: Any) ->
     clock = {"clock": options.pop("clock")} if "clock" in options else {}
     paths = [path] if isinstance(path, Path) else list(path)
     return tune(paths, output, on, Options(**options), **clock)
+
+
+def header_of(path: Path) -> Header:
+    with Bundle(path) as bundle:
+        bundle.check_body()
+        for kernel in bundle.header.kernels:
+            bundle.payload(kernel)
+        return bundle.header
+
+
+def operators(header: Header, ranking: Ranking) -> list[str]:
+    return [header.kernels[place.kernel].operator for place in ranking.kernels]
+
+
+def doubts(path: Path) -> dict[int, tuple[str, ...]]:
+    """By m, why a problem's ranking is uncertain."""
+    found = {}
+    for ranking in header_of(path).rankings:
+        assert ranking.measured is not None
+        found[ranking.problem.m] = ranking.measured.doubts
+    return found

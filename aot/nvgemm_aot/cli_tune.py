@@ -60,7 +60,7 @@ def tune(
     """Measure the kernels of BUNDLES on this GPU, and write a bundle with what was measured.
 
     Every declared problem is timed with its kernels and with ATen. What was measured is kept beside
-    the output after each problem: the same command goes on from there.
+    the output, in OUT.tuning.jsonl: the same command goes on from there.
     """
     from .render_tune import tuned_document, tuned_text
     from .tuning.bench import gpu_bench
@@ -77,11 +77,10 @@ def tune(
         with report_progress("Measuring", "problems") as progress:
             tuned = measure_and_write(bundles, out, gpu_bench(), options, progress=progress)
     except KeyboardInterrupt:
-        click.echo(
-            f"nvgemm-aot: interrupted; what was measured is in {state_path(out)}, and the same "
-            "command goes on from there",
-            err=True,
-        )
+        kept = "nothing was measured yet"
+        if state_path(out).exists():
+            kept = f"what was measured is in {state_path(out)}"
+        click.echo(f"nvgemm-aot: interrupted; {kept}, and the same command goes on", err=True)
         ctx.exit(INTERRUPTED)
     document = tuned_document(tuned)
     click.echo(json.dumps(document, indent=2) if as_json else tuned_text(document))

@@ -33,8 +33,11 @@ def tuned_document(tuned: Tuned) -> Document:
             "bytes": tuned.pruned_bytes,
             "declared_loss": pruned.declared_loss,
             "undeclared_loss": pruned.undeclared_loss,
+            "unknown_losses": pruned.unknown_losses,
         },
         "state": None if tuned.state is None else str(tuned.state),
+        "measured_now": tuned.measured_now,
+        "is_complete": tuned.is_complete,
     }
 
 
@@ -86,7 +89,7 @@ def _wrong(document: Document) -> Iterator[str]:
         for id_, fault in item["wrong"].items():
             faults.setdefault(id_, []).append(f"{key}: {fault}")
     for id_, fault in document["broken"].items():
-        faults.setdefault(id_, []).append(f"leaves the GPU unusable: {fault}")
+        faults.setdefault(id_, []).append(fault)
     for id_, texts in faults.items():
         yield f"WRONG: {contender_name(id_)} is thrown out:"
         yield from (f"  {text}" for text in texts)
@@ -109,17 +112,29 @@ def _written(document: Document) -> Iterator[str]:
     measured, left = len(document["problems"]), len(document["unmeasured"])
     pruned = document["pruned"]
     if pruned is not None:
+        unknown = pruned["unknown_losses"]
         yield (
             f"pruned: kernels dropped: {len(pruned['dropped'])}; bytes saved: "
             f"{size_text(pruned['bytes'])}; speed lost: {_loss(pruned['declared_loss'])} on "
             f"measured problems, {_loss(pruned['undeclared_loss'])} on others like them"
+            + (
+                f" (not known of {unknown}, whose own kernels alone were measured)"
+                if unknown
+                else ""
+            )
         )
     yield (
         f"{document['path']}: written, {measured} of {measured + left} problems measured, "
         f"{document['kernels']} kernels, {size_text(document['bytes'])}"
     )
-    if document["state"] is not None:
-        yield f"what was measured is kept in {document['state']}; the same command goes on"
+    state = document["state"]
+    if state is not None and not document["is_complete"]:
+        yield f"what was measured is kept in {state}; the same command goes on"
+    elif state is not None and document["measured_now"] == 0:
+        yield (
+            f"all of that was measured already, and is kept in {state}; to measure it anew, name "
+            "another output"
+        )
 
 
 def _loss(ratio: float | None) -> str:

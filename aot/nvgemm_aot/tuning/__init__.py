@@ -1,7 +1,8 @@
 """Measuring the kernels of bundles on a GPU, and writing what was measured into their rankings.
 
-`tune` goes through the problems; `operands` and `correctness` see to it that only kernels which are
-right are timed; `contenders` are what is timed; `race` times them in turn until `separation` tells
-them apart; `timer` and `gpu_state` know the GPU; `state` keeps what was measured; `tuned_bundle`
-and `pruning` make the new bundle.
+`tune` is the whole of it, and `session` goes through the problems in one run; `operands` and
+`correctness` see to it that only kernels which are right are timed; `contenders` are what is timed;
+`race` times them in turn until `separation` tells them apart; `timer` and `gpu_state` know the GPU;
+`output` sees to it that no measurement is overwritten; `state` keeps them, as `outcome_json`, in a
+`journal`; `tuned_bundle` and `pruning` make the new bundle.
 """

@@ -29,11 +29,11 @@ class GpuState:
     Attributes:
         utilization_percent: Share of the last second or less in which a kernel ran; None where it
             is not known.
-        slowdowns: What holds its clocks down, in words.
+        slowdowns: What holds its clocks down, in words; None where it is not known.
     """
 
     utilization_percent: int | None
-    slowdowns: tuple[str, ...]
+    slowdowns: tuple[str, ...] | None
 
 
 class Watch(Protocol):
@@ -54,7 +54,7 @@ class Blind:
 
     def look(self) -> GpuState:
         """Nothing is known."""
-        return GpuState(utilization_percent=None, slowdowns=())
+        return GpuState(utilization_percent=None, slowdowns=None)
 
 
 class _Utilization(ctypes.Structure):
@@ -86,9 +86,9 @@ class NvmlWatch:
             raise OSError(f"{name} of {_LIBRARY} returned {status}")
 
     def look(self) -> GpuState:
-        """How it is now; what NVML does not tell is left out."""
+        """How it is now, as far as NVML tells."""
         utilization, reasons = _Utilization(), ctypes.c_ulonglong()
-        percent = None
+        percent, words = None, None
         with contextlib.suppress(OSError, AttributeError):  # a partition of a GPU has none
             self._call("nvmlDeviceGetUtilizationRates", self._device, ctypes.byref(utilization))
             percent = int(utilization.gpu)
@@ -96,7 +96,8 @@ class NvmlWatch:
             self._call(
                 "nvmlDeviceGetCurrentClocksThrottleReasons", self._device, ctypes.byref(reasons)
             )
-        return GpuState(utilization_percent=percent, slowdowns=slowdowns(reasons.value))
+            words = slowdowns(reasons.value)
+        return GpuState(utilization_percent=percent, slowdowns=words)
 
 
 def slowdowns(reasons: int) -> tuple[str, ...]:

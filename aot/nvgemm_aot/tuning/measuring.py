@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nvgemm_runtime.errors import StorageError, ToolchainError
 from nvgemm_runtime.facts import DeviceFacts, TorchVersions
 from nvgemm_runtime.format import Conditions, sha256_hex
 from nvgemm_runtime.problem import Problem
@@ -35,6 +37,10 @@ BUSY_PERCENT = 5
 
 IDLE_S = 1.5
 """The driver's utilisation speaks of up to the last second: we keep still so long before a look."""
+
+UNSEEN_WORK = "other work on the GPU was not looked for: NVML does not tell how busy it is"
+
+UNSEEN_SLOWDOWNS = "slowdowns were not looked for: NVML does not tell why clocks are low"
 
 UNDECIDED = "the fastest were not told apart, and their times vary"
 
@@ -92,8 +98,10 @@ def wait_until_idle(bench: Bench) -> str | None:
     """Wait for other work on the GPU to end, some times; what to say if it does not."""
     for _ in range(ATTEMPTS):
         busy = look_for_others(bench)
-        if busy is None:
-            return None
+        if busy is None or busy == UNSEEN_WORK:
+            if busy is not None:
+                _log.warning("%s; what is measured is uncertain for that", busy)
+            return busy
         _log.warning("%s; waiting for that to end", busy)
         bench.sleep(PAUSE_S)
     return look_for_others(bench)
@@ -103,18 +111,26 @@ def look_for_others(bench: Bench) -> str | None:
     """Keep still for a moment and say whether the GPU is busy nevertheless."""
     bench.sleep(IDLE_S)
     percent = bench.watch.look().utilization_percent
-    if percent is None or percent < BUSY_PERCENT:
+    if percent is None:
+        return UNSEEN_WORK
+    if percent < BUSY_PERCENT:
         return None
     return f"the GPU was {percent} % busy with other work"
 
 
-def measure(problem: Problem, contenders: Mapping[str, Run], bench: Bench) -> Outcome:
+def measure(
+    problem: Problem,
+    contenders: Mapping[str, Run],
+    bench: Bench,
+    trying: Callable[[str], AbstractContextManager[None]],
+) -> Outcome:
     """Time those contenders that compute a problem right.
 
     Args:
         problem: The problem.
         contenders: Kernels by id, and `contenders.ATEN` and `contenders.TRITON`.
         bench: Where, and by what.
+        trying: Entered, with a contender's name, while that runs for the first time.
 
     Returns:
         The times. Kernels that fail, or whose result is wrong, are not among them; where torch's
@@ -123,6 +139,8 @@ def measure(problem: Problem, contenders: Mapping[str, Run], bench: Bench) -> Ou
     Raises:
         BrokenDeviceError: If one leaves the device unusable.
         torch.OutOfMemoryError: If operands do not fit.
+        StorageError: If a bundle cannot be read.
+        ToolchainError: If the native launcher is missing.
     """
     import torch
 
@@ -134,11 +152,12 @@ def measure(problem: Problem, contenders: Mapping[str, Run], bench: Bench) -> Ou
     faults: dict[str, str] = {}
     for name, run in contenders.items():
         try:
-            fault = _fault(name, run, sets[0], wanted, problem)
-            if fault is None:
-                ready[name] = _guarded(name, bench.timer.prepare(_calls(run, sets)))
-        except torch.OutOfMemoryError:
-            raise  # of buffers and graphs, and no fault of the contender's
+            with trying(name):
+                fault = _fault(name, run, sets[0], wanted, problem)
+                if fault is None:
+                    ready[name] = _guarded(name, bench.timer.prepare(_calls(run, sets)))
+        except (torch.OutOfMemoryError, StorageError, ToolchainError):
+            raise  # no fault of the contender's
         except Exception as error:  # of a kernel, of torch's operator, or of what compiles it
             fault = _in_one_line(error)
             try:
@@ -188,7 +207,8 @@ def _guarded(name: str, sample: Sample) -> Sample:
 
 
 def _in_one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return "".join(one if one.isprintable() else "?" for one in text)
 
 
 def _calls(run: Run, sets: Sequence[Operands]) -> list[Callable[[], object]]:
@@ -202,11 +222,18 @@ def _race_undisturbed(
     ready: Mapping[str, Sample], bench: Bench, source: random.Random
 ) -> tuple[Result, tuple[str, ...]]:
     """Race, anew where that was disturbed; the last result, and what disturbed even that."""
-    for attempt in range(1, ATTEMPTS + 1):
-        result = race(ready, source)
+    seen: dict[str, None]  # in order, each once
+
+    def look() -> None:
         slowdowns = bench.watch.look().slowdowns
-        doubts = (*slowdowns, *(() if result.is_decided else (UNDECIDED,)))
-        if not doubts:
+        seen.update(dict.fromkeys((UNSEEN_SLOWDOWNS,) if slowdowns is None else slowdowns))
+
+    for attempt in range(1, ATTEMPTS + 1):
+        seen = {}
+        result = race(ready, source, look)
+        slowdowns = [one for one in seen if one != UNSEEN_SLOWDOWNS]
+        doubts = (*seen, *(() if result.is_decided else (UNDECIDED,)))
+        if result.is_decided and not slowdowns:
             break
         _log.info("attempt %d was disturbed: %s", attempt, "; ".join(doubts))
         if slowdowns and attempt < ATTEMPTS:

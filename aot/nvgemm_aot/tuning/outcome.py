@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nvgemm_runtime.format import Conditions, Timing
+from nvgemm_runtime.refusals import version_numbers
 
 from .contenders import ATEN, TRITON
 from .separation import RESOLUTION
@@ -13,6 +14,9 @@ from .separation import RESOLUTION
 SLACK = 0.05
 """Share of a time by which two runs may differ besides their spreads: GPUs of one product differ by
 a few per cent, and so do days."""
+
+DISAGREEMENT = "two runs disagree: "
+"""How the doubt begins that says so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +49,16 @@ def disagreement(before: Outcome, now: Outcome) -> str | None:
     """Why two runs cannot both be right about who is fastest, or None.
 
     Compared is what both measured: whether one run has the other's fastest clearly behind, and
-    whether the time of either's fastest has changed beyond the spreads.
+    whether the time of either's fastest has changed beyond the spreads. A run that was disturbed
+    says nothing about another, and ATen's time belongs to its minor version of torch and to its
+    CUDA.
     """
+    if not all(doubt.startswith(DISAGREEMENT) for doubt in before.doubts):
+        return None
     old, new = before.times, now.times
     common = old.keys() & new.keys()
+    if _aten_version(before.conditions) != _aten_version(now.conditions):
+        common -= {ATEN}
     if not common:
         return None
     first_old, first_new = (
@@ -57,18 +67,23 @@ def disagreement(before: Outcome, now: Outcome) -> str | None:
     date = before.conditions.date
     if _is_behind(new, first_old, first_new) and _is_behind(old, first_new, first_old):
         return (
-            f"{contender_name(first_new)} was fastest, and {contender_name(first_old)} in the run "
-            f"of {date}, each beyond the spread"
+            f"{DISAGREEMENT}{contender_name(first_new)} was fastest, and "
+            f"{contender_name(first_old)} in the run of {date}, each beyond the spread"
         )
     for name in dict.fromkeys((first_new, first_old)):
         apart = abs(new[name].time_ns - old[name].time_ns)
         allowed = new[name].spread_ns + old[name].spread_ns + SLACK * old[name].time_ns
         if apart > allowed:
             return (
-                f"{contender_name(name)} took {new[name].time_ns} ns, and {old[name].time_ns} ns "
-                f"in the run of {date}: at most {allowed:.0f} ns apart is noise"
+                f"{DISAGREEMENT}{contender_name(name)} took {new[name].time_ns} ns, and "
+                f"{old[name].time_ns} ns in the run of {date}: at most {allowed:.0f} ns apart is "
+                "noise"
             )
     return None
+
+
+def _aten_version(conditions: Conditions) -> tuple[tuple[int, ...], str]:
+    return version_numbers(conditions.torch)[:2], conditions.cuda
 
 
 def _is_behind(times: Mapping[str, Timing], slower: str, faster: str) -> bool:

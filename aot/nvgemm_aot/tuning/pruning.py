@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from nvgemm_runtime.calling_convention import parse_calling_convention
 from nvgemm_runtime.problem import Signature
 
-from ..bundle import BundleContent, ProblemRanking
+from ..bundle import BuiltKernel, BundleContent, ProblemRanking
 
 KEPT_PLACES = 2
-"""A kernel stays that is among so many first of any problem."""
+"""A kernel stays that is among so many first of any problem, or not told apart from these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,49 +26,97 @@ class Pruned:
         undeclared_loss: Likewise for sizes that are not declared, as far as the measured ones tell:
             each problem in turn is looked at as if it had no say in what stays. None where no
             signature has two measured problems.
+        unknown_losses: Problems that are not in ``undeclared_loss``, for none of the kernels that
+            the others keep was measured for them.
     """
 
     dropped: tuple[str, ...]
     declared_loss: float
     undeclared_loss: float | None
+    unknown_losses: int
 
 
 def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
     """Drop what is not among the first `KEPT_PLACES` of any measured problem.
 
-    Kernels that an estimate ranks stay: an estimate is no reason to drop any. Rankings keep their
-    order.
+    Kernels that an estimate or an uncertain measurement ranks stay, for these are no reason to drop
+    any. So does, for each signature, one of those that need the least alignment, and one of those
+    among the ones that take operands with gaps: whatever operands were served before still are.
+    Rankings keep their order.
     """
-    kept = _kept(content.rankings)
-    rankings = tuple(
-        _only(ranking, kept) if ranking.measured is not None else ranking
-        for ranking in content.rankings
-    )
-    kernels = tuple(kernel for kernel in content.kernels if kernel.id in kept)
+    kernels = {kernel.id: kernel for kernel in content.kernels}
+    kept = _kept(content.rankings, kernels)
     measured = [ranking for ranking in content.rankings if ranking.measured is not None]
-    return replace(content, kernels=kernels, rankings=rankings), Pruned(
-        dropped=tuple(sorted(kernel.id for kernel in content.kernels if kernel.id not in kept)),
+    known, unknown = _held_back_losses(measured, kernels)
+    pruned = replace(
+        content,
+        kernels=tuple(kernel for kernel in content.kernels if kernel.id in kept),
+        rankings=tuple(_only(ranking, kept) for ranking in content.rankings),
+    )
+    return pruned, Pruned(
+        dropped=tuple(sorted(kernels.keys() - kept)),
         declared_loss=_mean([_loss(ranking, kept) for ranking in measured]),
-        undeclared_loss=_held_back_loss(measured),
+        undeclared_loss=_mean(known) if known else None,
+        unknown_losses=unknown,
     )
 
 
-def _kept(rankings: Sequence[ProblemRanking]) -> set[str]:
+def _kept(rankings: Iterable[ProblemRanking], kernels: Mapping[str, BuiltKernel]) -> set[str]:
+    kept = set()
+    for one in _by_signature(rankings).values():
+        kept |= {id_ for ranking in one for id_ in _foremost(ranking)}
+        kept |= _serving_most(one, kernels)
+    return kept
+
+
+def _by_signature(rankings: Iterable[ProblemRanking]) -> dict[Signature, list[ProblemRanking]]:
+    found: dict[Signature, list[ProblemRanking]] = {}
+    for ranking in rankings:
+        found.setdefault(ranking.problem.signature, []).append(ranking)
+    return found
+
+
+def _foremost(ranking: ProblemRanking) -> list[str]:
+    """Kernels that a problem keeps: the first, and those whose intervals reach into theirs."""
+    ids, measured = [id_ for id_, _ in ranking.kernels], ranking.measured
+    if measured is None or measured.doubts:
+        return ids
+    places = [
+        (time or 0, spread) for (_, time), spread in zip(ranking.kernels, measured.spreads_ns)
+    ]
+    reach = max((time + spread for time, spread in places[:KEPT_PLACES]), default=0)
+    return [id_ for id_, (time, spread) in zip(ids, places) if time - spread <= reach]
+
+
+def _serving_most(
+    rankings: Sequence[ProblemRanking], kernels: Mapping[str, BuiltKernel]
+) -> set[str]:
+    """One kernel of the least alignment, of all of a signature and of those that take gaps."""
+    places: dict[str, int] = {}
+    for ranking in rankings:
+        for place, (id_, _) in enumerate(ranking.kernels):
+            places[id_] = min(place, places.get(id_, place))
+    groups = (places, [id_ for id_ in places if not _needs_compact(kernels[id_])])
     return {
-        id_
-        for ranking in rankings
-        for id_, _ in ranking.kernels[: None if ranking.measured is None else KEPT_PLACES]
+        min(group, key=lambda id_: (kernels[id_].alignment_bytes, places[id_], id_))
+        for group in groups
+        if group
     }
 
 
+def _needs_compact(kernel: BuiltKernel) -> bool:
+    convention = parse_calling_convention(kernel.calling_convention)
+    return convention is not None and convention.needs_compact
+
+
 def _only(ranking: ProblemRanking, kept: Collection[str]) -> ProblemRanking:
-    assert ranking.measured is not None
     places = [place for place, (id_, _) in enumerate(ranking.kernels) if id_ in kept]
-    spreads = tuple(ranking.measured.spreads_ns[place] for place in places)
+    measured = ranking.measured
+    if measured is not None:
+        spreads = tuple(measured.spreads_ns[place] for place in places)
+        measured = replace(measured, spreads_ns=spreads)
     return replace(
-        ranking,
-        kernels=tuple(ranking.kernels[place] for place in places),
-        measured=replace(ranking.measured, spreads_ns=spreads),
+        ranking, kernels=tuple(ranking.kernels[place] for place in places), measured=measured
     )
 
 
@@ -76,17 +125,20 @@ def _loss(ranking: ProblemRanking, kept: Collection[str]) -> float:
     return min(time for id_, time in times.items() if id_ in kept) / min(times.values())
 
 
-def _held_back_loss(measured: Sequence[ProblemRanking]) -> float | None:
-    of_signature: dict[Signature, list[ProblemRanking]] = {}
-    for ranking in measured:
-        of_signature.setdefault(ranking.problem.signature, []).append(ranking)
-    losses = []
-    for rankings in of_signature.values():
+def _held_back_losses(
+    measured: Sequence[ProblemRanking], kernels: Mapping[str, BuiltKernel]
+) -> tuple[list[float], int]:
+    """Losses of problems that have no say in what stays, and how many problems tell none."""
+    losses, unknown = [], 0
+    for rankings in _by_signature(measured).values():
         for ranking in rankings:
-            kept = _kept([other for other in rankings if other is not ranking])
+            others = [other for other in rankings if other is not ranking]
+            kept = _kept(others, kernels)
             if any(id_ in kept for id_, _ in ranking.kernels):
                 losses.append(_loss(ranking, kept))
-    return _mean(losses) if losses else None
+            elif others:
+                unknown += 1
+    return losses, unknown
 
 
 def _mean(ratios: Sequence[float]) -> float:

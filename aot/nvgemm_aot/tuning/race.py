@@ -47,7 +47,11 @@ class Result:
     is_decided: bool
 
 
-def race(contenders: Mapping[str, Sample], source: random.Random) -> Result:
+def race(
+    contenders: Mapping[str, Sample],
+    source: random.Random,
+    after_round: Callable[[], None] = lambda: None,
+) -> Result:
     """Time contenders, in each round all in a new order, so that no one always follows another.
 
     Whoever cannot be the fastest any more is not timed further. The race ends when the fastest is
@@ -56,6 +60,7 @@ def race(contenders: Mapping[str, Sample], source: random.Random) -> Result:
     Args:
         contenders: By name; at least one.
         source: What the orders are drawn from.
+        after_round: Called when a round has ended.
     """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     intervals: dict[str, Interval] = {}
@@ -65,6 +70,7 @@ def race(contenders: Mapping[str, Sample], source: random.Random) -> Result:
             source.shuffle(running)
             for name in running:
                 samples[name].append(contenders[name]())
+            after_round()
         intervals |= {name: median_interval(samples[name]) for name in running}
         if is_decided(intervals):
             return Result(intervals=intervals, is_decided=True)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from nvgemm_runtime.format import Timing
 
 CONFIDENCE = 0.95
-"""Of the interval of a median."""
+"""Of the interval of a median, each by itself: the fastest of many is partly so by luck, and its
+interval holds its true median less often."""
 
 LEAST_SAMPLES = 6
 """From so many samples on, their range holds the true median with that confidence: 1 - 2 / 2**6."""

@@ -1,139 +1,169 @@
-"""What a tuning has measured so far, in a file that outlives an interruption."""
+"""What a tuning has measured so far, in a file that outlives an interruption.
+
+Its first line says what tuning it is; each other one adds what became known: an outcome, that other
+work was looked for, that a contender broke the device. Which contender runs for the first time
+stands on the last line meanwhile: it is still there where that run never came back.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict
+import logging
+from collections import Counter
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from nvgemm_runtime.errors import StorageError, TuningError
-from nvgemm_runtime.format import Conditions, Timing
+from nvgemm_runtime.errors import TuningError
 
-from ..storage import write_atomic
-from .outcome import Outcome
+from .journal import Journal, Line
+from .outcome import Outcome, contender_name
+from .outcome_json import outcome_json, read_outcome, read_text
 
-VERSION = 1
+_log = logging.getLogger(__name__)
+
+VERSION = 2
 """Of the file."""
+
+MOST_KILLS = 2
+"""A contender that was running for the first time when so many runs were killed counts as broken.
+One kill may well be a job's time limit."""
+
+
+KILLED = "the run that measured it was killed before other work on the GPU was looked for"
+"""Doubt of outcomes that were not confirmed; they are measured again, after all others."""
 
 
 def state_path(output: Path) -> Path:
     """Where the state of a tuning lies: beside what it is to write."""
-    return output.with_name(f"{output.name}.tuning.json")
+    return output.with_name(f"{output.name}.tuning.jsonl")
 
 
 class TuningState:
-    """The outcomes of a tuning, by problem key.
+    """The outcomes of a tuning, by problem key. One process at a time may have it.
 
     Args:
-        path: The file; read if it is there.
+        path: The file; read if it is there, and made with the first that is added.
         identity: What must be equal for outcomes to belong to this tuning: bundles, GPU, versions.
+        ids: Of the kernels that are tuned.
 
     Attributes:
         outcomes: Those that are known.
-        broken: By id, kernels that left the GPU unusable, and how.
+        broken: By name, contenders that are not to be run again, and why.
 
     Raises:
-        StorageError: If the file cannot be read, or is damaged.
+        StorageError: If the file cannot be read or written, or is damaged.
         TuningError: If it belongs to another tuning.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, str]) -> None:
+    def __init__(self, path: Path, identity: Mapping[str, str], ids: Collection[str]) -> None:
+        self.outcomes: dict[str, Outcome] = {}
+        self.broken: dict[str, str] = {}
         self._path = path
-        self._identity = dict(identity)
-        self.outcomes: dict[str, Outcome]
-        self.broken: dict[str, str]
-        self.outcomes, self.broken = _read(path, self._identity)
+        self._ids = ids
+        self._unconfirmed: set[str] = set()
+        self._running: tuple[str, str] | None = None
+        self._kills: Counter[tuple[str, str]] = Counter()
+        self._journal = Journal(path, {"version": VERSION, "identity": dict(identity)})
+        if self._journal.lines:
+            self._read(identity)
 
     def add(self, key: str, outcome: Outcome) -> None:
-        """Keep an outcome, in the file too.
+        """Keep an outcome, which is doubted in later runs if this one does not confirm it.
 
         Raises:
-            StorageError: If the file cannot be written; it is then as before.
+            StorageError: If the file cannot be written; likewise of the others.
         """
+        self._journal.append({"problem": key, "outcome": outcome_json(outcome)})
         self.outcomes[key] = outcome
-        self._write()
+        self._unconfirmed.add(key)
 
-    def add_broken(self, kernel_id: str, reason: str) -> None:
-        """Keep that a kernel left the GPU unusable, in the file too."""
-        self.broken[kernel_id] = reason
-        self._write()
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether all outcomes are."""
+        return not self._unconfirmed
 
-    def _write(self) -> None:
-        document = {
-            "version": VERSION,
-            "identity": self._identity,
-            "broken": self.broken,
-            "outcomes": {key: _encode(outcome) for key, outcome in self.outcomes.items()},
-        }
-        write_atomic(self._path, json.dumps(document).encode())
+    def confirm(self, doubt: str | None) -> None:
+        """Say of what was added since the last time whether anything disturbed it.
 
-    def remove(self) -> None:
-        """Remove the file: the tuning is complete."""
-        self._path.unlink(missing_ok=True)
+        Args:
+            doubt: Why none of that is to be relied on, or None.
+        """
+        self._journal.append({"confirmed": doubt})
+        self._confirm(doubt)
 
+    def add_broken(self, contender: str, reason: str) -> None:
+        """Keep that a contender is not to be run again, and why."""
+        self._journal.append({"broken": contender, "reason": reason})
+        self.broken[contender] = reason
 
-def _read(path: Path, identity: Mapping[str, str]) -> tuple[dict[str, Outcome], dict[str, str]]:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return {}, {}
-    except OSError as error:
-        raise StorageError(f"{path}: cannot read: {error.strerror}") from error
-    try:
-        document = json.loads(data)
-        version, found = document["version"], dict(document["identity"])
-        if version == VERSION:
-            outcomes = {key: _decode(item) for key, item in document["outcomes"].items()}
-            broken = {str(id_): str(text) for id_, text in document["broken"].items()}
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise StorageError(
-            f"{path}: the state of a tuning is damaged ({type(error).__name__}: {error}); remove "
-            "it to measure from the beginning"
-        ) from error
-    if version != VERSION:
-        raise TuningError(
-            f"{path}: state of version {version}, this release reads {VERSION}; finish it with the "
-            "release that wrote it, or remove it to measure from the beginning"
-        )
-    for name in identity.keys() | found.keys():
-        if identity.get(name) != found.get(name):
+    def trying(self, contender: str, key: str) -> AbstractContextManager[None]:
+        """Have it written down, meanwhile, which contender runs for the first time on a problem."""
+        return self._journal.meanwhile({"running": contender, "on": key})
+
+    def close(self) -> None:
+        """Close the file."""
+        self._journal.close()
+
+    def _read(self, identity: Mapping[str, str]) -> None:
+        first, *lines = self._journal.lines
+        self._check_identity(first, identity)
+        for line in lines:
+            try:
+                self._take(line)
+            except (ValueError, KeyError) as error:
+                self._journal.fail(f"{type(error).__name__}: {error}")
+        if self._unconfirmed:
+            self.confirm(KILLED)
+        if self._running is not None:
+            self._add_kill(*self._running)
+
+    def _check_identity(self, first: Line, identity: Mapping[str, str]) -> None:
+        version, found = first.get("version"), first.get("identity")
+        if type(version) is not int or not isinstance(found, dict):
+            self._journal.fail("its first line names no version, or no tuning")
+        if version != VERSION:
             raise TuningError(
-                f"{path} belongs to another tuning: its {name} is {found.get(name)}, here it is "
-                f"{identity.get(name)}; finish that one, choose another output, or remove the file"
+                f"{self._path}: state of version {version}, this release reads {VERSION}; finish "
+                "it with the release that wrote it, or choose another output"
             )
-    return outcomes, broken
+        for name in [*identity, *found]:
+            here, there = identity.get(name), found.get(name)
+            if here != there:
+                raise TuningError(
+                    f"{self._path} belongs to another tuning: its {name} is {there}, here it is "
+                    f"{here}; choose another output, or remove it and the output beside it"
+                )
 
+    def _take(self, line: Line) -> None:
+        self._running = None
+        if "outcome" in line:
+            key = read_text(line["problem"])
+            self.outcomes[key] = read_outcome(line["outcome"], self._ids)
+            self._unconfirmed.add(key)
+        elif "confirmed" in line:
+            doubt = line["confirmed"]
+            self._confirm(None if doubt is None else read_text(doubt))
+        elif "broken" in line:
+            self.broken[read_text(line["broken"])] = read_text(line["reason"])
+        elif "killed" in line:
+            self._kills[read_text(line["killed"]), read_text(line["on"])] += 1
+        else:
+            self._running = read_text(line["running"]), read_text(line["on"])
 
-def _encode(outcome: Outcome) -> dict[str, Any]:
-    return {
-        "kernels": [[id_, *_encode_timing(timing)] for id_, timing in outcome.kernels.items()],
-        "aten": outcome.aten and _encode_timing(outcome.aten),
-        "triton": outcome.triton and _encode_timing(outcome.triton),
-        "wrong": dict(outcome.wrong),
-        "doubts": list(outcome.doubts),
-        "conditions": asdict(outcome.conditions),
-    }
+    def _confirm(self, doubt: str | None) -> None:
+        if doubt is not None:
+            for key in self._unconfirmed:
+                outcome = self.outcomes[key]
+                self.outcomes[key] = replace(outcome, doubts=(*outcome.doubts, doubt))
+        self._unconfirmed.clear()
 
-
-def _encode_timing(timing: Timing) -> list[int]:
-    return [timing.time_ns, timing.spread_ns]
-
-
-def _decode(item: dict[str, Any]) -> Outcome:
-    return Outcome(
-        kernels={id_: _decode_timing(timing) for id_, *timing in item["kernels"]},
-        aten=item["aten"] and _decode_timing(item["aten"]),
-        triton=item["triton"] and _decode_timing(item["triton"]),
-        wrong={str(id_): str(text) for id_, text in item["wrong"].items()},
-        doubts=tuple(map(str, item["doubts"])),
-        conditions=Conditions(**item["conditions"]),
-    )
-
-
-def _decode_timing(timing: list[int]) -> Timing:
-    time_ns, spread_ns = timing
-    if time_ns < 1 or spread_ns < 0:
-        raise ValueError(f"a time of {time_ns} ± {spread_ns} ns")
-    return Timing(time_ns=time_ns, spread_ns=spread_ns)
+    def _add_kill(self, contender: str, key: str) -> None:
+        self._journal.append({"killed": contender, "on": key})
+        self._kills[contender, key] += 1
+        kills = self._kills[contender, key]
+        name = contender_name(contender)
+        said = f"{key}: {name} was killed in its first run (time {kills} of {MOST_KILLS})"
+        _log.warning("%s", said)
+        if kills >= MOST_KILLS:
+            self.add_broken(contender, said)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from nvgemm_runtime.bundle import Bundle
@@ -19,24 +19,29 @@ from nvgemm_runtime.format import (
 
 from ..bundle import BundleContent, ProblemRanking
 from ..bundle_content import read_content
-from .outcome import Outcome
+from .contenders import ATEN, TRITON
+from .outcome import Outcome, contender_name
+from .separation import Interval, contending, is_decided
+
+LEFT_UNDECIDED = "one of the fastest was thrown out later, and those left were not told apart"
 
 
 def read_together(bundles: Sequence[Bundle]) -> BundleContent:
-    """What several bundles of one target and toolchain hold together.
+    """What several bundles of one target, device profile and toolchain hold together.
 
     A problem that several rank has the kernels of all, in the order of the first; what only one of
-    them measured of it comes before an estimate.
+    them measured of it comes before an estimate. Kernels that this one did not measure have no time
+    and stand behind all others: `tuned_content` leaves them out again if they still have none.
 
     Raises:
         BundleFormatError: If one is damaged.
-        TuningError: If they are for different targets, or differ in toolchain.
+        TuningError: If they differ in target, device profile or toolchain.
     """
     for bundle in bundles:
         bundle.check_body()
     first, *others = contents = [read_content(bundle) for bundle in bundles]
     for bundle, other in zip(bundles[1:], others):
-        for what in ("target", "toolchain"):
+        for what in ("target", "device", "toolchain"):
             here, there = getattr(first, what), getattr(other, what)
             if here != there:
                 raise TuningError(
@@ -71,31 +76,29 @@ def _joined(one: ProblemRanking, other: ProblemRanking) -> ProblemRanking:
     if one.measured is None and other.measured is not None:
         one, other = other, one
     known = {id_ for id_, _ in one.kernels}
-    added = tuple((id_, None) for id_, _ in other.kernels if id_ not in known)
-    if not added:
-        return one
     # Times of two sources do not compare, and what one has not measured has no place in its order.
-    return replace(one, kernels=(*one.kernels, *added), measured=None)
+    added = tuple((id_, None) for id_, _ in other.kernels if id_ not in known)
+    return replace(one, kernels=(*one.kernels, *added))
 
 
 def tuned_content(
     content: BundleContent,
     outcomes: Mapping[str, Outcome],
     *,
-    broken: Collection[str],
+    broken: Mapping[str, str],
     by: str,
     gpu: str,
     generator: str,
 ) -> BundleContent:
     """A content whose rankings are those that were measured, without kernels that are wrong.
 
-    A kernel that is wrong for one problem is in no ranking any more, and not in the bundle. A
-    problem of which no kernel is left is among those without one.
+    A kernel that is wrong, or fails, for one problem is in no ranking any more, and not in the
+    bundle. A problem of which no kernel is left is among those without one, with the reason.
 
     Args:
         content: The bundle as it was.
         outcomes: By problem key; problems without one keep their ranking.
-        broken: Ids of kernels that left the GPU unusable.
+        broken: By name, contenders that left the GPU unusable, and how.
         by: The measuring program, with its version.
         gpu: The GPU, as its driver names it.
         generator: Program and version that writes the new bundle.
@@ -103,19 +106,29 @@ def tuned_content(
     Raises:
         TuningError: If no right kernel is left.
     """
-    wrong = {*broken, *(id_ for outcome in outcomes.values() for id_ in outcome.wrong)}
+    wrong = {
+        id_: f"{key}: {fault}"
+        for key, outcome in outcomes.items()
+        for id_, fault in outcome.wrong.items()
+    } | dict(broken)
     rankings, unserved = [], dict(content.unserved)
     for ranking in content.rankings:
         outcome = outcomes.get(ranking.problem.key)
-        made = ranking if outcome is None else _measured(ranking, outcome, by=by, gpu=gpu)
+        made = _as_before(ranking)
+        if outcome is not None:
+            made = _measured(ranking, outcome, by=by, gpu=gpu)
         made = _without(made, wrong)
         if made.kernels:
             rankings.append(made)
         else:
-            unserved[made.problem] = "all kernels that were made for it compute wrong results"
+            unserved[made.problem] = _why_unserved(ranking, wrong)
     kernels = tuple(kernel for kernel in content.kernels if kernel.id not in wrong)
     if not kernels or not rankings:
-        raise TuningError(f"all kernels are wrong ({len(wrong)} of {len(content.kernels)})")
+        reasons = "; ".join(_why_unserved(ranking, wrong) for ranking in content.rankings[:1])
+        raise TuningError(
+            f"{len(content.kernels) - len(kernels)} of {len(content.kernels)} kernels were thrown "
+            f"out, and no problem has one left, so no bundle is written; {reasons}"
+        )
     return replace(
         content,
         generator=generator,
@@ -139,15 +152,56 @@ def _measured(ranking: ProblemRanking, outcome: Outcome, *, by: str, gpu: str) -
     )
 
 
-def _without(ranking: ProblemRanking, wrong: Collection[str]) -> ProblemRanking:
+def _as_before(ranking: ProblemRanking) -> ProblemRanking:
+    """A ranking as its source has it: of a measurement, without what that has not measured."""
+    if ranking.source.kind != "measurement":
+        return ranking
+    timed = tuple(place for place in ranking.kernels if place[1] is not None)
+    return replace(ranking, kernels=timed or ranking.kernels)
+
+
+def _why_unserved(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
+    ids = [id_ for id_, _ in ranking.kernels if id_ in wrong]
+    if not ids:
+        return "none of its kernels was measured"
+    example = f"{contender_name(ids[0])}: {wrong[ids[0]]}"
+    return f"all {len(ids)} kernels that were made for it were thrown out when tuned, {example}"
+
+
+def _without(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:
+    """A ranking without kernels that are wrong; doubted if these had kept others from the race."""
     kept = [place for place, (id_, _) in enumerate(ranking.kernels) if id_ not in wrong]
+    kernels = tuple(ranking.kernels[place] for place in kept)
     measured = ranking.measured
+    if measured is None or len(kept) == len(ranking.kernels):
+        return replace(ranking, kernels=kernels)
+    before = _intervals(ranking, measured)
+    gone = {id_ for id_, _ in ranking.kernels if id_ in wrong}
+    left = {name: interval for name, interval in before.items() if name not in gone}
+    doubts = measured.doubts
+    if kept and not gone.isdisjoint(contending(before)) and not is_decided(left):
+        doubts = (*doubts, LEFT_UNDECIDED)
+    spreads_ns = tuple(measured.spreads_ns[place] for place in kept)
     return replace(
-        ranking,
-        kernels=tuple(ranking.kernels[place] for place in kept),
-        measured=measured
-        and replace(measured, spreads_ns=tuple(measured.spreads_ns[place] for place in kept)),
+        ranking, kernels=kernels, measured=replace(measured, spreads_ns=spreads_ns, doubts=doubts)
     )
+
+
+def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interval]:
+    """By contender, what the race went by."""
+    timings: dict[str, Timing | None] = {ATEN: measured.aten, TRITON: measured.triton}
+    for (id_, time_ns), spread_ns in zip(ranking.kernels, measured.spreads_ns):
+        if time_ns is not None:
+            timings[id_] = Timing(time_ns=time_ns, spread_ns=spread_ns)
+    return {
+        name: Interval(
+            median=timing.time_ns,
+            low=timing.time_ns - timing.spread_ns,
+            high=timing.time_ns + timing.spread_ns,
+        )
+        for name, timing in timings.items()
+        if timing is not None
+    }
 
 
 def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
