@@ -2,15 +2,14 @@
 
     python benchmarks/cold_start.py [--modes aten,aten+bundle] [--choices 1,2,4] [--json out.json]
     python benchmarks/cold_start.py --estimated E.nvgemm --measured M.nvgemm --jit --json out.json
-    python benchmarks/cold_start.py --batches 64,1,4,16,256,1024 …   # as a server starts
+    python benchmarks/cold_start.py --batches 64 …           # ten GEMMs alone
     python benchmarks/cold_start.py --show out.json          # anywhere
 
-Each measurement is a fresh process with empty caches that compiles the same bf16 model: a decoder
-layer of Llama-3.1-8B for a prefill and a decode, with part of the head; ten distinct GEMMs, of
-which the kernel wheels of manifests/quickstart.yaml and manifests/llama-3.1-8b.yaml declare eight,
-and serve the other two by their signatures. Each further number of ``--batches`` compiles the layer
-for a decode of so many sequences, as a server does for the batches that it has CUDA graphs of: four
-more distinct GEMMs, of which the wheels declare three. Modes take turns, ``--repeat`` times.
+Each measurement is a fresh process with empty caches that compiles the same bf16 model, a decoder
+layer of Llama-3.1-8B with part of the head, as a server does: for 4 sequences of 512 tokens to
+prefill with some that decode, and then for each further number of ``--batches`` that decode. That
+is ten distinct GEMMs, and four more for each further number, all declared in
+benchmarks/cold_start.yaml. Modes take turns, ``--repeat`` times.
 
 - import: of ``import torch``, with the plug-in where it is on.
 - first result: from before ``torch.compile`` until there is a result of every batch; the model and
@@ -193,7 +192,7 @@ def fill(
 )
 @click.option(
     "--batches",
-    default="64",
+    default="64,1,4,16,256,1024",
     show_default=True,
     callback=batch_sizes,
     help="Sequences to decode; the model is compiled for each.",

@@ -82,12 +82,12 @@ def build_model(device: str, batches: Sequence[int]) -> tuple[Decoder, list[Call
     """
     torch.manual_seed(0)
     with torch.device(device):
-        if device == "cuda":
-            tokens = 512
-            model = Decoder(heads=32, kv_heads=8, head=128, intermediate=14336, vocabulary=16384)
-        else:
+        if device == "cpu":
             tokens = 32
             model = Decoder(heads=4, kv_heads=2, head=16, intermediate=128, vocabulary=512)
+        else:
+            tokens = 512
+            model = Decoder(heads=32, kv_heads=8, head=128, intermediate=14336, vocabulary=16384)
         prefill = torch.randn(4, tokens, model.hidden).bfloat16()
         calls: list[Call] = [
             (None if number else prefill, torch.randn(batch, 1, model.hidden).bfloat16())

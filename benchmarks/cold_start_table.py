@@ -66,10 +66,11 @@ def table(record: Mapping[str, Any]) -> list[str]:
     every = record["runs"]
     found = every[0]["versions"]
     lines = [f"$ {command}    # {record['date']}" for command in record["commands"]]
-    lines.append(
-        f"{found['device']}, driver {found['driver']}, torch {found['torch']}, "
-        f"nvgemm-aot {found['nvgemm-aot']}"
-    )
+    named = [found["device"]]
+    if found["driver"]:
+        named.append(f"driver {found['driver']}")
+    named += [f"torch {found['torch']}", f"nvgemm-aot {found['nvgemm-aot']}"]
+    lines.append(", ".join(named))
     for mode in (BUNDLE_MODE, MEASURED_MODE):
         first = next((run for run in every if run["mode"] == mode), None)
         if first is not None:

@@ -12,7 +12,8 @@ import torch
 from click.testing import CliRunner
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmark_modules import load
+from benchmark_modules import BENCHMARKS, load
+from nvgemm_aot.manifest import load_manifest
 
 cold_start, model, modes, table = load(
     "cold_start", "cold_start_model", "cold_start_modes", "cold_start_table"
@@ -110,6 +111,20 @@ def test_model_has_ten_gemms_and_four_more_for_each_further_batch() -> None:
     assert len(gemms_of("cpu", (8, 1, 16))) == 10 + 2 * 4
 
 
+def test_manifest_declares_every_gemm_and_no_other() -> None:
+    (option,) = (one for one in cold_start.main.params if one.name == "batches")
+    batches = tuple(map(int, option.default.split(",")))
+    manifest = load_manifest(BENCHMARKS / "cold_start.yaml")
+    declared = {
+        (f"aten::{one.signature.op.value}", one.batch, one.m, one.n, one.k)
+        for one in (declared.problem for declared in manifest.declared)
+    }
+    called = set()
+    for name, (*batch, m, k, n) in gemms_of("meta", batches):
+        called.add((name, *(batch or [1]), m, n, k))
+    assert declared == called
+
+
 @pytest.mark.parametrize("batches", ["0", "8,8", "8,-1", "1,2,3,4,5,6,7,8,9", "", "a"])
 def test_refuses_batches_that_cannot_be_compiled(batches: str) -> None:
     done = CliRunner().invoke(cold_start.main, ["--batches", batches])
@@ -200,7 +215,7 @@ def test_what_fails_is_not_tried_again_and_the_others_are_measured(
     asked: list[str] = []
 
     def measure(variant: Any, _: str, batches: tuple[int, ...], __: Path) -> dict[str, Any]:
-        assert batches == (64,)
+        assert batches == (64, 1, 4, 16, 256, 1024)
         asked.append(variant.mode)
         if variant.mode == "aten+bundle":
             raise click.ClickException("no usable bundle")
@@ -235,7 +250,7 @@ def test_what_fails_is_not_tried_again_and_the_others_are_measured(
         cold_start.main, ["--batches", "1,2", "--json", str(path), "--resume"]
     )
     assert others.exit_code == 1
-    assert "is of batches [64], and here they are [1, 2]" in others.output
+    assert "is of batches [64, 1, 4, 16, 256, 1024], and here they are [1, 2]" in others.output
 
 
 def test_runs_with_other_versions_are_not_mixed() -> None:
