@@ -154,7 +154,7 @@ def fill(
 ) -> list[str]:
     """Measure in this order while there is time, and keep each run; returns what failed."""
     failures: dict[str, str] = {}
-    for number, variant in in_time(order, budget):
+    for number, variant in in_time(order, budget, kind=lambda variant: variant.mode):
         if variant.label in failures:
             continue
         try:

@@ -67,7 +67,7 @@ def table(record: Mapping[str, Any]) -> list[str]:
     found = every[0]["versions"]
     lines = [f"$ {command}    # {record['date']}" for command in record["commands"]]
     named = [found["device"]]
-    if found["driver"]:
+    if found.get("driver"):  # none on a CPU, and in files of before it was kept
         named.append(f"driver {found['driver']}")
     named += [f"torch {found['torch']}", f"nvgemm-aot {found['nvgemm-aot']}"]
     lines.append(", ".join(named))

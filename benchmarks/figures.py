@@ -118,6 +118,7 @@ def draw_cold_start(record: Mapping[str, Any]) -> Figure:
         cold_start_table.BUNDLE_MODE,
         cold_start_table.MEASURED_MODE,
         cold_start_table.JIT_MODE,
+        cold_start_table.KEPT_MODE,
     )
     bars = axes.barh(
         labels,

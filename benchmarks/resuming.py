@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -235,22 +235,25 @@ def in_time(
     budget_s: float | None,
     clock: Callable[[], float] = time.monotonic,
     begun: float = BEGUN,
+    kind: Callable[[Item], Hashable] = lambda _: None,
 ) -> Iterator[tuple[int, Item]]:
-    """Go through items while there is time for another as long as the longest so far.
+    """Go through items while there is time for another as long as the longest of its kind so far.
 
     Args:
         items: What to go through; the first is not left out.
         budget_s: Seconds from ``begun``; None for no limit.
         clock: Gives seconds.
         begun: When this process began, by that clock.
+        kind: Items of one kind take about as long; of a kind that is new, nothing is known.
 
     Yields:
-        Number and item.
+        Number and item; what there is no time for is left out.
     """
-    longest = 0.0
+    longest: dict[Hashable, float] = {}
     for number, item in enumerate(items):
         started = clock() - begun
-        if budget_s is not None and number and started + longest > budget_s:
-            return
+        expected = longest.get(kind(item), 0.0)
+        if budget_s is not None and number and started + expected > budget_s:
+            continue
         yield number, item
-        longest = max(longest, clock() - begun - started)
+        longest[kind(item)] = max(expected, clock() - begun - started)

@@ -202,6 +202,16 @@ def test_nothing_is_begun_that_cannot_end_in_time() -> None:
     assert list(go_on(1)) == [0]  # one is always measured
 
 
+def test_what_takes_long_leaves_time_for_what_does_not() -> None:
+    now = [0.0]
+    done = []
+    order = ["triton", "aten", "triton", "aten"]
+    for _, item in resuming.in_time(order, 45, lambda: now[0], 0.0, kind=lambda item: item):
+        now[0] += {"triton": 30.0, "aten": 5.0}[item]
+        done.append(item)
+    assert done == ["triton", "aten", "aten"]
+
+
 def test_table_says_how_it_came_about_and_no_directory(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
