@@ -11,6 +11,7 @@ import pytest
 import cpu_kernels
 import cpu_provider
 import recording_kernels
+import tuning_bench
 from cpu_kernels import Register
 from inductor_session import InductorSession
 from jit_programs import JitMachine
@@ -22,6 +23,7 @@ from nvgemm_runtime.calling_convention import parse_calling_convention
 from nvgemm_runtime.jit_client import Fallback
 from nvgemm_runtime.problem import DType, Op, Signature
 from recording_kernels import Record
+from tuning_bench import DictatedTimer
 
 REAL_MANIFEST = """
 version: 1
@@ -188,3 +190,25 @@ def fallback(machine: JitMachine) -> Iterator[Fallback]:
     fallback = Fallback()
     yield fallback
     fallback.close()
+
+
+@pytest.fixture(scope="session")
+def tunable(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle to tune: three problems of one signature, three kernels for the CPU each."""
+    return tuning_bench.build(
+        tuning_bench.PROBLEMS, tmp_path_factory.mktemp("tunable"), kernel_cache
+    )
+
+
+@pytest.fixture
+def tuned_path(tmp_path: Path) -> Path:
+    """Where the tuned bundle goes."""
+    return tmp_path / "tuned.nvgemm"
+
+
+@pytest.fixture
+def dictated(monkeypatch: pytest.MonkeyPatch) -> DictatedTimer:
+    """A clock whose times a test dictates; the build's first kernel is the slowest."""
+    timer = DictatedTimer(tuning_bench.SLOW_FIRST)
+    timer.watch_runs(monkeypatch)
+    return timer

@@ -22,7 +22,7 @@ from nvgemm_runtime.scales import ScaleRecipe
 from synthetic_bundles import write_synthetic_bundle
 from synthetic_facts import H200
 from tuning_bench import (
-    SLOW_FIRST,
+    PROBLEMS,
     DictatedTimer,
     LazyWithTransposes,
     bench,
@@ -33,29 +33,10 @@ from tuning_bench import (
 )
 
 FP8, FP4 = DType.FP8_E4M3, DType.FP4_E2M1
-PROBLEMS = tuple(cpu_provider.problem(sizes=(m, 32, 64)) for m in (8, 16, 32))
-
-
-@pytest.fixture(scope="module")
-def path(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three problems of one signature, three kernels each."""
-    return build(PROBLEMS, tmp_path_factory.mktemp("tune"), kernel_cache)
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    return tmp_path / "tuned.nvgemm"
-
-
-@pytest.fixture
-def timer(monkeypatch: pytest.MonkeyPatch) -> DictatedTimer:
-    timer = DictatedTimer(SLOW_FIRST)
-    timer.watch_runs(monkeypatch)
-    return timer
 
 
 def test_addends_scales_and_groups_are_measured(
-    kernel_cache: Cache, tmp_path: Path, output: Path
+    kernel_cache: Cache, tmp_path: Path, tuned_path: Path
 ) -> None:
     served = {
         cpu_kernels.signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS): True,
@@ -69,8 +50,8 @@ def test_addends_scales_and_groups_are_measured(
         cpu_kernels.signature("tn", operand=FP4, scales=ScaleRecipe.E8M0_1X16): False,
     }
     problems = [cpu_provider.problem_of(one) for one in served]
-    path = build(problems, tmp_path / "b", kernel_cache)
-    tuned = run(path, output, bench())
+    tunable = build(problems, tmp_path / "b", kernel_cache)
+    tuned = run(tunable, tuned_path, bench())
     assert {problem.key for problem in problems} == {*tuned.outcomes}
     for problem, has_aten in zip(problems, served.values()):
         outcome = tuned.outcomes[problem.key]
@@ -79,27 +60,27 @@ def test_addends_scales_and_groups_are_measured(
 
 
 def test_a_problem_whose_kernels_cannot_be_launched_keeps_its_ranking(
-    path: Path, tmp_path: Path, output: Path
+    tunable: Path, tmp_path: Path, tuned_path: Path
 ) -> None:
-    with Bundle(path) as bundle:
+    with Bundle(tunable) as bundle:
         content = read_content(bundle)
     later = "later:gemm(a,b,out)"
     given = tmp_path / "given.nvgemm"
     kernels = tuple(replace(kernel, calling_convention=later) for kernel in content.kernels)
     write_bundle(given, replace(content, kernels=kernels))
-    tuned = run(given, output, bench())
+    tuned = run(given, tuned_path, bench())
     assert tuned.unmeasured.keys() == {problem.key for problem in PROBLEMS}
     assert all("none can be launched" in reason for reason in tuned.unmeasured.values())
-    assert all(ranking.measured is None for ranking in header_of(output).rankings)
+    assert all(ranking.measured is None for ranking in header_of(tuned_path).rankings)
 
 
 def test_what_no_kernel_is_left_for_is_named_with_the_reason(
-    kernel_cache: Cache, tmp_path: Path, output: Path
+    kernel_cache: Cache, tmp_path: Path, tuned_path: Path
 ) -> None:
     problems = (*PROBLEMS, cpu_provider.problem("tn"))
-    path = build(problems, tmp_path / "b", kernel_cache, LazyWithTransposes())
-    run(path, output, bench())
-    header = header_of(output)
+    tunable = build(problems, tmp_path / "b", kernel_cache, LazyWithTransposes())
+    run(tunable, tuned_path, bench())
+    header = header_of(tuned_path)
     assert [ranking.problem for ranking in header.rankings] == list(PROBLEMS)
     ((problem, reason),) = header.unserved.items()
     assert problem == problems[-1]
@@ -108,21 +89,21 @@ def test_what_no_kernel_is_left_for_is_named_with_the_reason(
     assert "elements are off" in reason
 
 
-def test_reasons_of_the_build_stay(path: Path, tmp_path: Path, output: Path) -> None:
+def test_reasons_of_the_build_stay(tunable: Path, tmp_path: Path, tuned_path: Path) -> None:
     problem = cpu_provider.problem("nn")
-    with Bundle(path) as bundle:
+    with Bundle(tunable) as bundle:
         content = read_content(bundle)
     given = tmp_path / "given.nvgemm"
     write_bundle(given, replace(content, unserved={problem: "none compiles"}))
-    run([given, path], output, bench())
-    assert header_of(output).unserved == {problem: "none compiles"}
+    run([given, tunable], tuned_path, bench())
+    assert header_of(tuned_path).unserved == {problem: "none compiles"}
     other = tmp_path / "other.nvgemm"
-    run([path, given], other, bench())
+    run([tunable, given], other, bench())
     assert header_of(other).unserved == {problem: "none compiles"}
 
 
 def test_everything_is_measured_by_the_clock_of_this_machine(
-    kernel_cache: Cache, tmp_path: Path, output: Path
+    kernel_cache: Cache, tmp_path: Path, tuned_path: Path
 ) -> None:
     problems = [
         cpu_provider.problem("tn"),
@@ -130,10 +111,10 @@ def test_everything_is_measured_by_the_clock_of_this_machine(
         cpu_provider.problem("tn", operand=DType.INT8),
         cpu_provider.problem("nn", op=Op.BMM, operand=DType.INT8),
     ]
-    path = build(problems, tmp_path / "b", kernel_cache)
-    before = header_of(path)
-    tuned = run(path, output, bench())
-    header = header_of(output)
+    tunable = build(problems, tmp_path / "b", kernel_cache)
+    before = header_of(tunable)
+    tuned = run(tunable, tuned_path, bench())
+    header = header_of(tuned_path)
     assert [kernel.id for kernel in header.kernels] == [kernel.id for kernel in before.kernels]
     assert header.build_key != before.build_key
     assert not tuned.unmeasured
@@ -154,10 +135,10 @@ def test_everything_is_measured_by_the_clock_of_this_machine(
 
 
 def test_kernels_are_ranked_by_their_times_with_atens_beside(
-    path: Path, output: Path, timer: DictatedTimer
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
-    run(path, output, bench(timer))
-    header = header_of(output)
+    run(tunable, tuned_path, bench(dictated))
+    header = header_of(tuned_path)
     assert len(header.rankings) == len(PROBLEMS)
     for ranking in header.rankings:
         assert operators(header, ranking) == ["Cpu_8x32", "Cpu_16x16", "Cpu_1x1"]
@@ -171,44 +152,46 @@ def test_kernels_are_ranked_by_their_times_with_atens_beside(
 
 
 def test_the_same_measurement_gives_the_same_bytes(
-    path: Path, tmp_path: Path, timer: DictatedTimer
+    tunable: Path, tmp_path: Path, dictated: DictatedTimer
 ) -> None:
     paths = [tmp_path / name for name in ("one.nvgemm", "two.nvgemm")]
     for each in paths:
-        run(path, each, bench(timer))
+        run(tunable, each, bench(dictated))
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 
 def test_what_is_told_apart_is_not_sampled_further(
-    path: Path, output: Path, timer: DictatedTimer
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
-    run(path, output, bench(timer))
-    assert len(timer.sampled) == len(PROBLEMS) * 4 * LEAST_SAMPLES
+    run(tunable, tuned_path, bench(dictated))
+    assert len(dictated.sampled) == len(PROBLEMS) * 4 * LEAST_SAMPLES
 
 
 def test_a_bundle_for_another_architecture_is_refused_before_anything_else(
-    tmp_path: Path, output: Path
+    tmp_path: Path, tuned_path: Path
 ) -> None:
-    path = write_synthetic_bundle(tmp_path / "b.nvgemm", "sm_100f")
+    tunable = write_synthetic_bundle(tmp_path / "b.nvgemm", "sm_100f")
     with pytest.raises(TuningError, match=r"sm_100f kernels do not run on NVIDIA H200, .* 9\.0"):
-        run(path, output, bench(facts=H200))
-    assert list(tmp_path.iterdir()) == [path]
+        run(tunable, tuned_path, bench(facts=H200))
+    assert list(tmp_path.iterdir()) == [tunable]
 
 
-def test_a_bundle_without_problems_is_refused(path: Path, tmp_path: Path, output: Path) -> None:
-    with Bundle(path) as bundle:
+def test_a_bundle_without_problems_is_refused(
+    tunable: Path, tmp_path: Path, tuned_path: Path
+) -> None:
+    with Bundle(tunable) as bundle:
         data, _ = encode_bundle(replace(read_content(bundle), rankings=()))
     bare = tmp_path / "bare.nvgemm"
     bare.write_bytes(data)
     with pytest.raises(TuningError, match=f"{bare}: no problem is declared"):
-        run(bare, output, bench())
+        run(bare, tuned_path, bench())
 
 
 # Choosing kernels.
 
 
 def test_all_kernels_of_a_signature_are_measured_where_asked(
-    kernel_cache: Cache, tmp_path: Path, output: Path, timer: DictatedTimer
+    kernel_cache: Cache, tmp_path: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
     few = build(PROBLEMS, tmp_path / "few", kernel_cache)
     with Bundle(few) as bundle:
@@ -216,20 +199,20 @@ def test_all_kernels_of_a_signature_are_measured_where_asked(
     cut = tuple(replace(r, kernels=r.kernels[:1]) for r in content.rankings[:2])
     data, _ = encode_bundle(replace(content, rankings=(*cut, content.rankings[2])))
     few.write_bytes(data)
-    run(few, output, bench(timer))
-    assert [len(ranking.kernels) for ranking in header_of(output).rankings] == [1, 1, 3]
+    run(few, tuned_path, bench(dictated))
+    assert [len(ranking.kernels) for ranking in header_of(tuned_path).rankings] == [1, 1, 3]
     other = tmp_path / "all.nvgemm"
-    run(few, other, bench(timer), all_kernels=True)
+    run(few, other, bench(dictated), all_kernels=True)
     assert [len(ranking.kernels) for ranking in header_of(other).rankings] == [3, 3, 3]
 
 
 def test_kernels_that_operands_are_not_aligned_for_are_not_measured(
-    path: Path, kernel_cache: Cache, tmp_path: Path, output: Path, timer: DictatedTimer
+    tunable: Path, kernel_cache: Cache, tmp_path: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
     odd = cpu_provider.problem(sizes=(8, 33, 64))
     mixed = build([odd, PROBLEMS[0]], tmp_path / "b", kernel_cache)
-    run(mixed, output, bench(timer), all_kernels=True)
-    header = header_of(output)
+    run(mixed, tuned_path, bench(dictated), all_kernels=True)
+    header = header_of(tuned_path)
     by_n = {ranking.problem.n: operators(header, ranking) for ranking in header.rankings}
     assert by_n[33] == ["Cpu_1x1"]
     assert len(by_n[32]) == 3

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-import cpu_provider
-from nvgemm_aot.cache import Cache
 from nvgemm_aot.tuning import measuring
 from nvgemm_aot.tuning.contenders import ATEN
 from nvgemm_aot.tuning.gpu_state import Blind, GpuState
@@ -20,36 +18,16 @@ from nvgemm_aot.tuning.separation import LEAST_SAMPLES
 from nvgemm_runtime.errors import TuningError
 from tuning_bench import (
     IDLE,
+    PROBLEMS,
     SLOW_FIRST,
     DictatedTimer,
     DictatedWatch,
     Sleeper,
     bench,
-    build,
     doubts,
     header_of,
     run,
 )
-
-PROBLEMS = tuple(cpu_provider.problem(sizes=(m, 32, 64)) for m in (8, 16, 32))
-
-
-@pytest.fixture(scope="module")
-def path(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(PROBLEMS, tmp_path_factory.mktemp("tune"), kernel_cache)
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    return tmp_path / "tuned.nvgemm"
-
-
-@pytest.fixture
-def timer(monkeypatch: pytest.MonkeyPatch) -> DictatedTimer:
-    timer = DictatedTimer(SLOW_FIRST)
-    timer.watch_runs(monkeypatch)
-    return timer
-
 
 ROUNDS = len(PROBLEMS) * LEAST_SAMPLES
 """Of all problems, where their times are told apart at once."""
@@ -58,130 +36,138 @@ WORK = "the GPU was 40 % busy with other work"
 
 
 def test_a_busy_gpu_is_waited_for_and_then_doubted(
-    path: Path, output: Path, timer: DictatedTimer, caplog: pytest.LogCaptureFixture
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer, caplog: pytest.LogCaptureFixture
 ) -> None:
     busy, sleep = GpuState(utilization_percent=63, slowdowns=()), Sleeper()
-    run(path, output, bench(timer, DictatedWatch([busy]), sleep))
+    run(tunable, tuned_path, bench(dictated, DictatedWatch([busy]), sleep))
     told = "the GPU was 63 % busy with other work"
-    assert doubts(output) == {problem.m: (told,) for problem in PROBLEMS}
+    assert doubts(tuned_path) == {problem.m: (told,) for problem in PROBLEMS}
     waited = [nap for nap in sleep.naps if nap == measuring.PAUSE_S]
     assert len(waited) == measuring.ATTEMPTS
     assert told in caplog.text
 
 
 def test_a_gpu_that_becomes_free_is_not_doubted(
-    path: Path, output: Path, timer: DictatedTimer
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
     busy = GpuState(utilization_percent=63, slowdowns=())
-    run(path, output, bench(timer, DictatedWatch([busy, busy, IDLE])))
-    assert set(doubts(output).values()) == {()}
+    run(tunable, tuned_path, bench(dictated, DictatedWatch([busy, busy, IDLE])))
+    assert set(doubts(tuned_path).values()) == {()}
 
 
 def test_others_that_come_meanwhile_make_what_was_measured_uncertain(
-    path: Path, output: Path, timer: DictatedTimer
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
     busy = GpuState(utilization_percent=40, slowdowns=())
-    run(path, output, bench(timer, DictatedWatch([IDLE, *[IDLE] * ROUNDS, busy])))
+    run(tunable, tuned_path, bench(dictated, DictatedWatch([IDLE, *[IDLE] * ROUNDS, busy])))
     told = "the GPU was 40 % busy with other work afterwards"
-    assert doubts(output) == {problem.m: (told,) for problem in PROBLEMS}
+    assert doubts(tuned_path) == {problem.m: (told,) for problem in PROBLEMS}
 
 
-def test_others_are_looked_for_now_and_then(path: Path, output: Path, timer: DictatedTimer) -> None:
+def test_others_are_looked_for_now_and_then(
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
+) -> None:
     busy = GpuState(utilization_percent=40, slowdowns=())
     # A look before; after two problems of 40 s each, others are there; at the end no more.
     states = [IDLE, *[IDLE] * (2 * ROUNDS // 3), busy, *[IDLE] * (ROUNDS // 3), IDLE]
     ticks = iter([0.0, 0.0, 40.0, 80.0])
-    run(path, output, bench(timer, DictatedWatch(states)), clock=lambda: next(ticks))
+    run(tunable, tuned_path, bench(dictated, DictatedWatch(states)), clock=lambda: next(ticks))
     before, after = f"{WORK} afterwards", WORK
-    assert doubts(output) == {8: (before,), 16: (before,), 32: (after,)}
+    assert doubts(tuned_path) == {8: (before,), 16: (before,), 32: (after,)}
 
 
 @pytest.mark.parametrize("ends_by", [KeyboardInterrupt, TuningError])
 def test_others_are_looked_for_at_an_early_end_too(
-    path: Path,
-    output: Path,
-    timer: DictatedTimer,
+    tunable: Path,
+    tuned_path: Path,
+    dictated: DictatedTimer,
     ends_by: type[BaseException],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     busy = GpuState(utilization_percent=40, slowdowns=())
     watch = DictatedWatch([IDLE, *[IDLE] * (ROUNDS // 3), busy])
-    timer.interrupt_at = 4
+    dictated.interrupt_at = 4
 
     def broken(*_: Any) -> Any:
         raise measuring.BrokenDeviceError(ATEN, "an illegal memory access")
 
     if ends_by is TuningError:
-        timer.interrupt_at = None
+        dictated.interrupt_at = None
         race = measuring.race
         races = iter([race])
         monkeypatch.setattr(measuring, "race", lambda *a: next(races, broken)(*a))
     with pytest.raises(ends_by):
-        run(path, output, bench(timer, watch))
-    timer.interrupt_at = None
+        run(tunable, tuned_path, bench(dictated, watch))
+    dictated.interrupt_at = None
     monkeypatch.undo()
-    timer.watch_runs(monkeypatch)
-    run(path, output, bench(timer))
-    assert doubts(output) == {8: (f"{WORK} afterwards",), 16: (), 32: ()}
+    dictated.watch_runs(monkeypatch)
+    run(tunable, tuned_path, bench(dictated))
+    assert doubts(tuned_path) == {8: (f"{WORK} afterwards",), 16: (), 32: ()}
 
 
 def test_a_slowdown_in_any_round_is_seen(
-    path: Path, output: Path, timer: DictatedTimer, caplog: pytest.LogCaptureFixture
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer, caplog: pytest.LogCaptureFixture
 ) -> None:
     hot = GpuState(utilization_percent=0, slowdowns=("hardware thermal slowdown",))
     # Idle before; of the first problem's attempts each is disturbed in its second round.
     disturbed = [IDLE, hot, *[IDLE] * (LEAST_SAMPLES - 2)]
     states = [IDLE, *disturbed * measuring.ATTEMPTS, IDLE]
     sleep = Sleeper()
-    run(path, output, bench(timer, DictatedWatch(states), sleep))
-    assert doubts(output) == {8: ("hardware thermal slowdown",), 16: (), 32: ()}
+    run(tunable, tuned_path, bench(dictated, DictatedWatch(states), sleep))
+    assert doubts(tuned_path) == {8: ("hardware thermal slowdown",), 16: (), 32: ()}
     assert sleep.naps.count(measuring.PAUSE_S) == measuring.ATTEMPTS - 1
 
 
-def test_a_throttled_gpu_is_measured_anew(path: Path, output: Path, timer: DictatedTimer) -> None:
+def test_a_throttled_gpu_is_measured_anew(
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
+) -> None:
     hot = GpuState(utilization_percent=0, slowdowns=("hardware thermal slowdown",))
     states = [IDLE, *[hot] * LEAST_SAMPLES, IDLE]
     sleep = Sleeper()
-    run(path, output, bench(timer, DictatedWatch(states), sleep))
-    assert set(doubts(output).values()) == {()}
+    run(tunable, tuned_path, bench(dictated, DictatedWatch(states), sleep))
+    assert set(doubts(tuned_path).values()) == {()}
     assert sleep.naps.count(measuring.PAUSE_S) == 1
 
 
 def test_what_nobody_looked_for_is_said_and_doubted(
-    path: Path, output: Path, timer: DictatedTimer, caplog: pytest.LogCaptureFixture
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer, caplog: pytest.LogCaptureFixture
 ) -> None:
     sleep = Sleeper()
-    run(path, output, replace(bench(timer, sleep=sleep), watch=Blind()))
+    run(tunable, tuned_path, replace(bench(dictated, sleep=sleep), watch=Blind()))
     told = (measuring.UNSEEN_SLOWDOWNS, measuring.UNSEEN_WORK)
-    assert doubts(output) == {problem.m: told for problem in PROBLEMS}
+    assert doubts(tuned_path) == {problem.m: told for problem in PROBLEMS}
     assert measuring.UNSEEN_WORK in caplog.text
     assert measuring.PAUSE_S not in sleep.naps, "no waiting makes it see"
-    assert timer.sampled.count("aten") == len(PROBLEMS) * LEAST_SAMPLES, "nor does measuring anew"
+    assert dictated.sampled.count("aten") == len(PROBLEMS) * LEAST_SAMPLES, (
+        "nor does measuring anew"
+    )
 
 
 def test_times_that_vary_are_measured_anew_and_then_doubted(
-    path: Path, output: Path, timer: DictatedTimer
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
     noise = [200.0, 280.0, 240.0, 310.0, 220.0, 260.0, 330.0]
-    timer.times = {**SLOW_FIRST, "Cpu_8x32": noise, "aten": [*reversed(noise)]}
-    run(path, output, bench(timer))
-    assert set(doubts(output).values()) == {(UNDECIDED,)}
-    of_aten = timer.sampled.count("aten")
+    dictated.times = {**SLOW_FIRST, "Cpu_8x32": noise, "aten": [*reversed(noise)]}
+    run(tunable, tuned_path, bench(dictated))
+    assert set(doubts(tuned_path).values()) == {(UNDECIDED,)}
+    of_aten = dictated.sampled.count("aten")
     assert of_aten == len(PROBLEMS) * measuring.ATTEMPTS * MOST_ROUNDS
 
 
 def tuned_again(
-    path: Path, tmp_path: Path, timer: DictatedTimer, times: dict[str, list[float]], **on: Any
+    tunable: Path, tmp_path: Path, dictated: DictatedTimer, times: dict[str, list[float]], **on: Any
 ) -> Path:
     first, second = tmp_path / "first.nvgemm", tmp_path / "second.nvgemm"
-    run(path, first, bench(timer))
-    timer.times = {**timer.times, **times}
-    run(first, second, bench(timer, **on))
+    run(tunable, first, bench(dictated))
+    dictated.times = {**dictated.times, **times}
+    run(first, second, bench(dictated, **on))
     return second
 
 
-def test_two_runs_that_agree_are_certain(path: Path, tmp_path: Path, timer: DictatedTimer) -> None:
-    second = tuned_again(path, tmp_path, timer, {"Cpu_8x32": [206.0]}, today="2026-11-22")
+def test_two_runs_that_agree_are_certain(
+    tunable: Path, tmp_path: Path, dictated: DictatedTimer
+) -> None:
+    second = tuned_again(tunable, tmp_path, dictated, {"Cpu_8x32": [206.0]}, today="2026-11-22")
     assert set(doubts(second).values()) == {()}
     (source,) = header_of(second).sources
     assert source.conditions is not None
@@ -197,57 +183,57 @@ def test_two_runs_that_agree_are_certain(path: Path, tmp_path: Path, timer: Dict
     ],
 )
 def test_two_runs_that_contradict_each_other_are_doubted(
-    path: Path,
+    tunable: Path,
     tmp_path: Path,
-    timer: DictatedTimer,
+    dictated: DictatedTimer,
     times: dict[str, list[float]],
     said: str,
 ) -> None:
-    second = tuned_again(path, tmp_path, timer, times)
+    second = tuned_again(tunable, tmp_path, dictated, times)
     assert all(said in text for (text,) in doubts(second).values())
     third = tmp_path / "third.nvgemm"
-    run(second, third, bench(timer))
+    run(second, third, bench(dictated))
     assert set(doubts(third).values()) == {()}, "it agrees with the second"
 
 
-def test_equals_may_change_places(path: Path, tmp_path: Path, timer: DictatedTimer) -> None:
+def test_equals_may_change_places(tunable: Path, tmp_path: Path, dictated: DictatedTimer) -> None:
     others = {"": [50000.0], "Cpu_16x16": [30000.0]}
-    timer.times = {**others, "Cpu_8x32": [20000.0], "aten": [20100.0]}
-    second = tuned_again(path, tmp_path, timer, {"Cpu_8x32": [20150.0]})
+    dictated.times = {**others, "Cpu_8x32": [20000.0], "aten": [20100.0]}
+    second = tuned_again(tunable, tmp_path, dictated, {"Cpu_8x32": [20150.0]})
     assert set(doubts(second).values()) == {()}
 
 
 def test_runs_on_other_gpus_are_not_compared(
-    path: Path, tmp_path: Path, timer: DictatedTimer
+    tunable: Path, tmp_path: Path, dictated: DictatedTimer
 ) -> None:
     facts = replace(bench().facts, name="another CPU")
-    second = tuned_again(path, tmp_path, timer, {"Cpu_8x32": [400.0]}, facts=facts)
+    second = tuned_again(tunable, tmp_path, dictated, {"Cpu_8x32": [400.0]}, facts=facts)
     assert set(doubts(second).values()) == {()}
     assert {source.gpu for source in header_of(second).sources} == {"another CPU"}
 
 
 def test_atens_time_is_compared_for_one_torch_alone(
-    path: Path, tmp_path: Path, timer: DictatedTimer
+    tunable: Path, tmp_path: Path, dictated: DictatedTimer
 ) -> None:
     versions = bench().versions
     first, second = tmp_path / "first.nvgemm", tmp_path / "second.nvgemm"
-    run(path, first, bench(timer))
-    timer.times = {**SLOW_FIRST, "aten": [180.0]}
-    run(first, second, bench(timer))
+    run(tunable, first, bench(dictated))
+    dictated.times = {**SLOW_FIRST, "aten": [180.0]}
+    run(first, second, bench(dictated))
     assert all(DISAGREEMENT in text for (text,) in doubts(second).values())
     for name, change in (("torch", {"torch": "2.99.0"}), ("cuda", {"cuda": "14.0"})):
-        output = tmp_path / f"{name}.nvgemm"
-        run(first, output, replace(bench(timer), versions=replace(versions, **change)))
-        assert set(doubts(output).values()) == {()}
+        tuned_path = tmp_path / f"{name}.nvgemm"
+        run(first, tuned_path, replace(bench(dictated), versions=replace(versions, **change)))
+        assert set(doubts(tuned_path).values()) == {()}
 
 
 def test_a_run_that_was_disturbed_is_not_compared(
-    path: Path, tmp_path: Path, timer: DictatedTimer
+    tunable: Path, tmp_path: Path, dictated: DictatedTimer
 ) -> None:
     busy = GpuState(utilization_percent=40, slowdowns=())
     first, second = tmp_path / "first.nvgemm", tmp_path / "second.nvgemm"
-    timer.times = {**SLOW_FIRST, "Cpu_8x32": [400.0]}
-    run(path, first, bench(timer, DictatedWatch([busy])))
-    timer.times = SLOW_FIRST
-    run(first, second, bench(timer))
+    dictated.times = {**SLOW_FIRST, "Cpu_8x32": [400.0]}
+    run(tunable, first, bench(dictated, DictatedWatch([busy])))
+    dictated.times = SLOW_FIRST
+    run(first, second, bench(dictated))
     assert set(doubts(second).values()) == {()}

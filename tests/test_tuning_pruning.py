@@ -18,7 +18,7 @@ from nvgemm_runtime.facts import device_facts
 from nvgemm_runtime.format import Conditions, Measured, RankingSource
 from nvgemm_runtime.match import BundleView, Index, Match
 from tuning_bench import (
-    SLOW_FIRST,
+    PROBLEMS,
     DictatedTimer,
     bench,
     build,
@@ -27,32 +27,13 @@ from tuning_bench import (
     run,
 )
 
-PROBLEMS = tuple(cpu_provider.problem(sizes=(m, 32, 64)) for m in (8, 16, 32))
-
-
-@pytest.fixture(scope="module")
-def path(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(PROBLEMS, tmp_path_factory.mktemp("tune"), kernel_cache)
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    return tmp_path / "tuned.nvgemm"
-
-
-@pytest.fixture
-def timer(monkeypatch: pytest.MonkeyPatch) -> DictatedTimer:
-    timer = DictatedTimer(SLOW_FIRST)
-    timer.watch_runs(monkeypatch)
-    return timer
-
 
 def test_pruning_drops_nothing_that_an_estimate_ranks(
-    path: Path, output: Path, timer: DictatedTimer
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
     ticks = iter([0.0, 1.0, 61.0, 61.0])
-    run(path, output, bench(timer), prunes=True, budget_s=60.0, clock=lambda: next(ticks))
-    header = header_of(output)
+    run(tunable, tuned_path, bench(dictated), prunes=True, budget_s=60.0, clock=lambda: next(ticks))
+    header = header_of(tuned_path)
     assert len(header.kernels) == 3
     assert [len(ranking.kernels) for ranking in header.rankings] == [3, 3, 3]
 
@@ -61,10 +42,12 @@ SMALLEST_FIRST = {"": [200.0], "Cpu_8x32": [300.0], "Cpu_16x16": [500.0], "aten"
 """The kernel that takes operands of any alignment, ``Cpu_1x1``, is the fastest."""
 
 
-def test_the_first_two_of_each_problem_stay(path: Path, output: Path, timer: DictatedTimer) -> None:
-    timer.times = SMALLEST_FIRST
-    tuned = run(path, output, bench(timer), prunes=True)
-    header = header_of(output)
+def test_the_first_two_of_each_problem_stay(
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
+) -> None:
+    dictated.times = SMALLEST_FIRST
+    tuned = run(tunable, tuned_path, bench(dictated), prunes=True)
+    header = header_of(tuned_path)
     assert {kernel.operator for kernel in header.kernels} == {"Cpu_1x1", "Cpu_8x32"}
     for ranking in header.rankings:
         assert operators(header, ranking) == ["Cpu_1x1", "Cpu_8x32"]
@@ -76,28 +59,28 @@ def test_the_first_two_of_each_problem_stay(path: Path, output: Path, timer: Dic
     assert tuned.pruned.undeclared_loss == 1.0
     assert tuned.pruned.unknown_losses == 0
     (dropped,) = tuned.pruned.dropped
-    sizes = {kernel.id: kernel.span.stored_bytes for kernel in header_of(path).kernels}
+    sizes = {kernel.id: kernel.span.stored_bytes for kernel in header_of(tunable).kernels}
     assert tuned.pruned_bytes == sizes[dropped]
-    assert tuned.file_bytes == output.stat().st_size
+    assert tuned.file_bytes == tuned_path.stat().st_size
 
 
 def test_what_is_measured_can_be_pruned_later(
-    path: Path, output: Path, timer: DictatedTimer
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
-    timer.times = SMALLEST_FIRST
-    run(path, output, bench(timer))
-    tuned = run(path, output, bench(timer), prunes=True)
+    dictated.times = SMALLEST_FIRST
+    run(tunable, tuned_path, bench(dictated))
+    tuned = run(tunable, tuned_path, bench(dictated), prunes=True)
     assert tuned.measured_now == 0
-    assert len(header_of(output).kernels) == 2
+    assert len(header_of(tuned_path).kernels) == 2
 
 
 def test_operands_that_were_served_still_are(
-    kernel_cache: Cache, tmp_path: Path, output: Path, timer: DictatedTimer
+    kernel_cache: Cache, tmp_path: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
-    timer.times = {"": [5000.0], "Cpu_16x16": [300.0], "Cpu_8x32": [200.0], "aten": [250.0]}
-    path = build(PROBLEMS, tmp_path / "b", kernel_cache)
-    run(path, output, bench(timer), prunes=True)
-    index = Index([BundleView(name="b", header=header_of(output))], device_facts("cpu", 0))
+    dictated.times = {"": [5000.0], "Cpu_16x16": [300.0], "Cpu_8x32": [200.0], "aten": [250.0]}
+    tunable = build(PROBLEMS, tmp_path / "b", kernel_cache)
+    run(tunable, tuned_path, bench(dictated), prunes=True)
+    index = Index([BundleView(name="b", header=header_of(tuned_path))], device_facts("cpu", 0))
     for problem in (PROBLEMS[0], cpu_provider.problem(sizes=(8, 33, 64))):
         found = index.match(problem, 4)
         assert isinstance(found, Match)
@@ -105,8 +88,8 @@ def test_operands_that_were_served_still_are(
 
 
 @pytest.fixture
-def content(path: Path) -> BundleContent:
-    with Bundle(path) as bundle:
+def content(tunable: Path) -> BundleContent:
+    with Bundle(tunable) as bundle:
         return read_content(bundle)
 
 

@@ -21,6 +21,7 @@ from nvgemm_runtime.errors import DriverError, StorageError, ToolchainError, Tun
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.library import Library
 from tuning_bench import (
+    PROBLEMS,
     SLOW_FIRST,
     AllLazy,
     Behaving,
@@ -36,37 +37,22 @@ from tuning_bench import (
     run,
 )
 
-PROBLEMS = tuple(cpu_provider.problem(sizes=(m, 32, 64)) for m in (8, 16, 32))
-
-
-@pytest.fixture(scope="module")
-def path(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(PROBLEMS, tmp_path_factory.mktemp("tune"), kernel_cache)
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    return tmp_path / "tuned.nvgemm"
-
-
-@pytest.fixture
-def timer(monkeypatch: pytest.MonkeyPatch) -> DictatedTimer:
-    timer = DictatedTimer(SLOW_FIRST)
-    timer.watch_runs(monkeypatch)
-    return timer
-
 
 @pytest.mark.parametrize("provider", [Lazy(), Failing(), LazyAtLargeSizes()])
 def test_a_wrong_kernel_is_thrown_out_of_every_ranking(
-    kernel_cache: Cache, tmp_path: Path, output: Path, timer: DictatedTimer, provider: Behaving
+    kernel_cache: Cache,
+    tmp_path: Path,
+    tuned_path: Path,
+    dictated: DictatedTimer,
+    provider: Behaving,
 ) -> None:
-    path = build(PROBLEMS, tmp_path / "b", kernel_cache, provider)
-    tuned = run(path, output, bench(timer))
-    header = header_of(output)
+    tunable = build(PROBLEMS, tmp_path / "b", kernel_cache, provider)
+    tuned = run(tunable, tuned_path, bench(dictated))
+    header = header_of(tuned_path)
     assert {kernel.operator for kernel in header.kernels} == {"Cpu_16x16", "Cpu_1x1"}
     for ranking in header.rankings:
         assert operators(header, ranking) == ["Cpu_16x16", "Cpu_1x1"]
-    named = {kernel.id for kernel in header_of(path).kernels if kernel.operator == "Cpu_8x32"}
+    named = {kernel.id for kernel in header_of(tunable).kernels if kernel.operator == "Cpu_8x32"}
     found = [set(outcome.wrong) for outcome in tuned.outcomes.values()]
     assert found[1:] == [named, named]
     assert found[0] == (set() if isinstance(provider, LazyAtLargeSizes) else named), (
@@ -75,83 +61,83 @@ def test_a_wrong_kernel_is_thrown_out_of_every_ranking(
 
 
 def test_a_wrong_kernel_is_not_in_an_estimated_ranking_either(
-    kernel_cache: Cache, tmp_path: Path, output: Path, timer: DictatedTimer
+    kernel_cache: Cache, tmp_path: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
-    path = build(PROBLEMS, tmp_path / "b", kernel_cache, Lazy())
+    tunable = build(PROBLEMS, tmp_path / "b", kernel_cache, Lazy())
     ticks = iter([0.0, 0.0, 99.0, 99.0])
-    run(path, output, bench(timer), budget_s=1.0, clock=lambda: next(ticks))
-    header = header_of(output)
+    run(tunable, tuned_path, bench(dictated), budget_s=1.0, clock=lambda: next(ticks))
+    header = header_of(tuned_path)
     assert [ranking.measured is None for ranking in header.rankings] == [False, True, True]
     assert all("Cpu_8x32" not in operators(header, ranking) for ranking in header.rankings)
 
 
 def test_a_bundle_of_wrong_kernels_is_not_written(
-    kernel_cache: Cache, tmp_path: Path, output: Path, timer: DictatedTimer
+    kernel_cache: Cache, tmp_path: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
-    path = build(PROBLEMS[:1], tmp_path / "b", kernel_cache, AllLazy())
+    tunable = build(PROBLEMS[:1], tmp_path / "b", kernel_cache, AllLazy())
     with pytest.raises(TuningError, match=r"3 of 3 kernels were thrown out.*elements are off"):
-        run(path, output, bench(timer))
-    assert not output.exists()
+        run(tunable, tuned_path, bench(dictated))
+    assert not tuned_path.exists()
 
 
 def test_a_kernel_that_breaks_the_device_is_left_out_when_run_again(
-    kernel_cache: Cache, tmp_path: Path, output: Path, timer: DictatedTimer
+    kernel_cache: Cache, tmp_path: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
-    path = build(PROBLEMS, tmp_path / "b", kernel_cache, Failing())
-    (bad,) = (kernel.id for kernel in header_of(path).kernels if kernel.operator == "Cpu_8x32")
+    tunable = build(PROBLEMS, tmp_path / "b", kernel_cache, Failing())
+    (bad,) = (kernel.id for kernel in header_of(tunable).kernels if kernel.operator == "Cpu_8x32")
 
-    timer.broken_by = "Cpu_8x32"
+    dictated.broken_by = "Cpu_8x32"
     with pytest.raises(TuningError, match=f"{bad[:12]} leaves the GPU unusable.*illegal"):
-        run(path, output, bench(timer))
-    assert not output.exists()
-    timer.last_run = ""  # as in a new process
-    tuned = run(path, output, bench(timer))
+        run(tunable, tuned_path, bench(dictated))
+    assert not tuned_path.exists()
+    dictated.last_run = ""  # as in a new process
+    tuned = run(tunable, tuned_path, bench(dictated))
     assert set(tuned.broken) == {bad}
-    assert bad not in {kernel.id for kernel in header_of(output).kernels}
+    assert bad not in {kernel.id for kernel in header_of(tuned_path).kernels}
     assert not tuned.unmeasured
 
 
 def test_torchs_own_operator_that_fails_has_no_time(
-    path: Path, output: Path, timer: DictatedTimer, monkeypatch: pytest.MonkeyPatch
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def failing(a: Any, b: Any, out: Any) -> Any:
         raise NotImplementedError("not on this device")
 
     monkeypatch.setattr(contenders, "aten_run", lambda _: failing)
-    tuned = run(path, output, bench(timer))
+    tuned = run(tunable, tuned_path, bench(dictated))
     assert all(outcome.aten is None for outcome in tuned.outcomes.values())
     assert all(not outcome.wrong for outcome in tuned.outcomes.values())
 
 
 def test_a_kernel_that_cannot_be_timed_is_thrown_out(
-    path: Path, output: Path, timer: DictatedTimer
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
-    timer.unpreparable = "Cpu_8x32"
-    tuned = run(path, output, bench(timer))
+    dictated.unpreparable = "Cpu_8x32"
+    tuned = run(tunable, tuned_path, bench(dictated))
     for outcome in tuned.outcomes.values():
         assert list(outcome.wrong.values()) == ["RuntimeError: a launch may not be captured"]
-    assert {kernel.operator for kernel in header_of(output).kernels} == {"Cpu_16x16", "Cpu_1x1"}
+    assert {kernel.operator for kernel in header_of(tuned_path).kernels} == {"Cpu_16x16", "Cpu_1x1"}
 
 
 def test_a_kernel_that_breaks_the_device_while_it_is_timed_is_left_out_too(
-    path: Path, output: Path, timer: DictatedTimer
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
-    timer.times = {**SLOW_FIRST, "Cpu_8x32": []}
+    dictated.times = {**SLOW_FIRST, "Cpu_8x32": []}
     with pytest.raises(TuningError, match="leaves the GPU unusable: RuntimeError"):
-        run(path, output, bench(timer))
-    run(path, output, bench(timer))
-    assert {kernel.operator for kernel in header_of(output).kernels} == {"Cpu_16x16", "Cpu_1x1"}
+        run(tunable, tuned_path, bench(dictated))
+    run(tunable, tuned_path, bench(dictated))
+    assert {kernel.operator for kernel in header_of(tuned_path).kernels} == {"Cpu_16x16", "Cpu_1x1"}
 
 
 def test_an_aten_that_breaks_the_device_is_left_out_too(
-    path: Path, output: Path, timer: DictatedTimer
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
-    timer.times = {**SLOW_FIRST, "aten": []}
+    dictated.times = {**SLOW_FIRST, "aten": []}
     with pytest.raises(TuningError, match="ATen leaves the GPU unusable"):
-        run(path, output, bench(timer))
-    tuned = run(path, output, bench(timer))
+        run(tunable, tuned_path, bench(dictated))
+    tuned = run(tunable, tuned_path, bench(dictated))
     assert all(outcome.aten is None for outcome in tuned.outcomes.values())
-    assert len(header_of(output).kernels) == 3
+    assert len(header_of(tuned_path).kernels) == 3
 
 
 @pytest.fixture
@@ -172,39 +158,42 @@ def unloadable(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], None]:
 
 
 def test_a_kernel_that_cannot_be_loaded_is_thrown_out(
-    path: Path, output: Path, timer: DictatedTimer, unloadable: Callable[[Exception], None]
+    tunable: Path,
+    tuned_path: Path,
+    dictated: DictatedTimer,
+    unloadable: Callable[[Exception], None],
 ) -> None:
     unloadable(DriverError("no binary for\nthis GPU\x1b"))
-    tuned = run(path, output, bench(timer))
+    tuned = run(tunable, tuned_path, bench(dictated))
     for outcome in tuned.outcomes.values():
         assert list(outcome.wrong.values()) == ["DriverError: no binary for this GPU?"]
-    assert {kernel.operator for kernel in header_of(output).kernels} == {"Cpu_16x16", "Cpu_1x1"}
+    assert {kernel.operator for kernel in header_of(tuned_path).kernels} == {"Cpu_16x16", "Cpu_1x1"}
 
 
 @pytest.mark.parametrize("error", [ToolchainError("no launcher"), StorageError("cannot read")])
 def test_what_is_no_fault_of_a_kernel_throws_none_out(
-    path: Path,
-    output: Path,
-    timer: DictatedTimer,
+    tunable: Path,
+    tuned_path: Path,
+    dictated: DictatedTimer,
     unloadable: Callable[[Exception], None],
     error: Exception,
 ) -> None:
     unloadable(error)
     with pytest.raises(type(error), match=str(error)):
-        run(path, output, bench(timer))
-    assert not output.exists()
+        run(tunable, tuned_path, bench(dictated))
+    assert not tuned_path.exists()
 
 
 def test_why_no_kernel_is_left_is_said_as_it_was(
     kernel_cache: Cache,
     tmp_path: Path,
-    output: Path,
-    timer: DictatedTimer,
+    tuned_path: Path,
+    dictated: DictatedTimer,
     unloadable: Callable[[Exception], None],
 ) -> None:
     other = cpu_provider.problem("tn")
-    path = build([*PROBLEMS, other], tmp_path / "b", kernel_cache)
-    with Bundle(path) as bundle:
+    tunable = build([*PROBLEMS, other], tmp_path / "b", kernel_cache)
+    with Bundle(tunable) as bundle:
         content = read_content(bundle)
     ids = {kernel.id: kernel.operator for kernel in content.kernels}
     rankings = tuple(
@@ -213,33 +202,33 @@ def test_why_no_kernel_is_left_is_said_as_it_was(
         else one
         for one in content.rankings
     )
-    write_bundle(path, replace(content, rankings=rankings))
+    write_bundle(tunable, replace(content, rankings=rankings))
     unloadable(DriverError("no binary"))
-    run(path, output, bench(timer))
-    (reason,) = header_of(output).unserved.values()
+    run(tunable, tuned_path, bench(dictated))
+    (reason,) = header_of(tuned_path).unserved.values()
     assert reason.startswith("all 1 kernels that were made for it were thrown out when tuned")
     assert reason.endswith(f": {other.key}: DriverError: no binary")
 
 
 def test_a_problem_whose_kernels_all_broke_the_gpu_says_so(
-    path: Path, tmp_path: Path, output: Path, timer: DictatedTimer
+    tunable: Path, tmp_path: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
-    with Bundle(path) as bundle:
+    with Bundle(tunable) as bundle:
         content = read_content(bundle)
     ids = {kernel.id: kernel.operator for kernel in content.kernels}
     first, *others = content.rankings
     first = replace(first, kernels=tuple(k for k in first.kernels if ids[k[0]] == "Cpu_8x32"))
     given = tmp_path / "given.nvgemm"
     write_bundle(given, replace(content, rankings=(first, *others)))
-    timer.times = {**SLOW_FIRST, "Cpu_8x32": []}
+    dictated.times = {**SLOW_FIRST, "Cpu_8x32": []}
     with pytest.raises(TuningError, match="leaves the GPU unusable"):
-        run(given, output, bench(timer))
-    tuned = run(given, output, bench(timer))
+        run(given, tuned_path, bench(dictated))
+    tuned = run(given, tuned_path, bench(dictated))
     ((key, reason),) = tuned.unmeasured.items()
     assert key == first.problem.key
     assert "is thrown out" in reason
     assert "operands" not in reason
-    (unserved,) = header_of(output).unserved.values()
+    (unserved,) = header_of(tuned_path).unserved.values()
     assert "it leaves the GPU unusable: RuntimeError: CUDA error" in unserved
 
 
@@ -247,44 +236,44 @@ NOISE = [200.0, 280.0, 240.0, 310.0, 220.0, 260.0]
 
 
 def test_those_that_only_a_wrong_kernel_told_apart_are_uncertain(
-    kernel_cache: Cache, tmp_path: Path, output: Path, timer: DictatedTimer
+    kernel_cache: Cache, tmp_path: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
-    timer.times = {"": [5000.0], "Cpu_8x32": [100.0], "Cpu_16x16": NOISE, "aten": NOISE[::-1]}
-    path = build(PROBLEMS, tmp_path / "b", kernel_cache, LazyAtLargeSizes())
-    run(path, output, bench(timer))
-    assert doubts(output)[8] == (LEFT_UNDECIDED,)
+    dictated.times = {"": [5000.0], "Cpu_8x32": [100.0], "Cpu_16x16": NOISE, "aten": NOISE[::-1]}
+    tunable = build(PROBLEMS, tmp_path / "b", kernel_cache, LazyAtLargeSizes())
+    run(tunable, tuned_path, bench(dictated))
+    assert doubts(tuned_path)[8] == (LEFT_UNDECIDED,)
 
 
 def test_a_slow_wrong_kernel_leaves_a_ranking_certain(
-    kernel_cache: Cache, tmp_path: Path, output: Path, timer: DictatedTimer
+    kernel_cache: Cache, tmp_path: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
     noise = [5000.0 + 10 * time for time in NOISE]
-    timer.times = {"": noise, "Cpu_8x32": noise, "Cpu_16x16": [100.0], "aten": noise}
-    path = build(PROBLEMS, tmp_path / "b", kernel_cache, LazyAtLargeSizes())
-    run(path, output, bench(timer))
-    assert set(doubts(output).values()) == {()}
-    timer.times = {**timer.times, "aten": [50.0]}
+    dictated.times = {"": noise, "Cpu_8x32": noise, "Cpu_16x16": [100.0], "aten": noise}
+    tunable = build(PROBLEMS, tmp_path / "b", kernel_cache, LazyAtLargeSizes())
+    run(tunable, tuned_path, bench(dictated))
+    assert set(doubts(tuned_path).values()) == {()}
+    dictated.times = {**dictated.times, "aten": [50.0]}
     other = tmp_path / "other.nvgemm"
-    run(path, other, bench(timer))
+    run(tunable, other, bench(dictated))
     assert set(doubts(other).values()) == {()}, "ATen is faster than all of them"
 
 
 def test_a_kernel_that_breaks_the_gpu_later_makes_earlier_rankings_uncertain(
-    path: Path, output: Path, timer: DictatedTimer
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
     breaking = [100.0] * LEAST_SAMPLES
-    timer.times = {"": [5000.0], "Cpu_8x32": breaking, "Cpu_16x16": NOISE, "aten": NOISE[::-1]}
+    dictated.times = {"": [5000.0], "Cpu_8x32": breaking, "Cpu_16x16": NOISE, "aten": NOISE[::-1]}
     ticks = iter([0.0, 1.0, 61.0, 61.0])
-    run(path, output, bench(timer), budget_s=60.0, clock=lambda: next(ticks))
-    assert doubts_of_first(output) == ()
-    timer.times = {**timer.times, "Cpu_8x32": []}
+    run(tunable, tuned_path, bench(dictated), budget_s=60.0, clock=lambda: next(ticks))
+    assert doubts_of_first(tuned_path) == ()
+    dictated.times = {**dictated.times, "Cpu_8x32": []}
     with pytest.raises(TuningError, match="leaves the GPU unusable"):
-        run(path, output, bench(timer))
-    run(path, output, bench(timer))
-    assert doubts_of_first(output) == (LEFT_UNDECIDED,)
+        run(tunable, tuned_path, bench(dictated))
+    run(tunable, tuned_path, bench(dictated))
+    assert doubts_of_first(tuned_path) == (LEFT_UNDECIDED,)
 
 
-def doubts_of_first(path: Path) -> tuple[str, ...]:
-    measured = header_of(path).rankings[0].measured
+def doubts_of_first(tunable: Path) -> tuple[str, ...]:
+    measured = header_of(tunable).rankings[0].measured
     assert measured is not None
     return measured.doubts

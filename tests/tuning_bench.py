@@ -32,6 +32,8 @@ from nvgemm_runtime.target import CPU
 
 IDLE = GpuState(utilization_percent=0, slowdowns=())
 
+PROBLEMS = tuple(cpu_provider.problem(sizes=(m, 32, 64)) for m in (8, 16, 32))
+
 SLOW_FIRST = {"": [500.0], "Cpu_16x16": [300.0], "Cpu_8x32": [200.0], "aten": [250.0]}
 """Times under which the estimate's order is wrong, and one kernel is faster than ATen."""
 
