@@ -33,7 +33,6 @@ Every result is checked against eager fp32. The modes:
 
 from __future__ import annotations
 
-import datetime
 import json
 import shutil
 import statistics
@@ -46,19 +45,19 @@ import click
 from cold_start_modes import (
     BACKENDS,
     Variant,
+    check_named,
     left_of,
     refuse_other_kernels,
-    refuse_other_versions,
+    refuse_other_machine,
+    refuse_other_work,
     turns,
     variants,
 )
 from cold_start_table import BUNDLE_MODE, JIT_MODE, table
 from cold_start_worker import work
 from compiling import Worker, fresh_environment, names_of, read_from_disk
-from records import check_output, read_record, require_gpu
-from resuming import command_line, in_time
-
-from nvgemm_aot.storage import write_atomic
+from records import as_written, check_output, read_record, require_gpu, write
+from resuming import command_line, in_time, today
 
 WHAT = "cold_start"
 
@@ -92,11 +91,12 @@ def numbers(_: click.Context, __: click.Parameter, value: str | None) -> tuple[i
     if value is None:
         return ()
     parts = value.split(",")
-    if not all(part.isdecimal() and int(part) for part in parts) or len(set(parts)) < len(parts):
+    found = tuple(int(part) if part.isdecimal() else 0 for part in parts)
+    if 0 in found or len(set(found)) < len(found):
         raise click.BadParameter(
             f"must be different positive numbers, with commas between (got {value!r})"
         )
-    return tuple(map(int, parts))
+    return found
 
 
 def batch_sizes(context: click.Context, option: click.Parameter, value: str) -> tuple[int, ...]:
@@ -108,11 +108,7 @@ def batch_sizes(context: click.Context, option: click.Parameter, value: str) -> 
 
 def read(path: Path) -> dict[str, Any]:
     """Read a result file; see `read_record`."""
-    record = read_record(path, WHAT, {"commands": list, "batches": list, "runs": list})
-    for run in record["runs"]:
-        if not isinstance(run, dict) or not run.keys() >= {"label", "versions", "first_result_s"}:
-            raise click.ClickException(f"{path} holds a run that is none of this benchmark")
-    return record
+    return read_record(path, WHAT, {"commands": list, "batches": list, "runs": list})
 
 
 def begin(path: Path | None, batches: tuple[int, ...], *, resume: bool) -> dict[str, Any]:
@@ -124,24 +120,18 @@ def begin(path: Path | None, batches: tuple[int, ...], *, resume: bool) -> dict[
     record: dict[str, Any] = {
         "what": WHAT,
         "commands": [],
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "batches": list(batches),
         "runs": [],
     }
     if path is not None:
-        check_output(path)
+        check_output(path, resume=resume)
         if path.exists():
-            if not resume:
-                raise click.ClickException(
-                    f"{path} is there already; give --resume to go on with it, or another name"
-                )
             record = read(path)
             if record["batches"] != list(batches):
                 raise click.ClickException(
                     f"{path} is of batches {record['batches']}, and here they are {list(batches)}; "
                     "measure into another file"
                 )
-    record["commands"].append(command_line())
     return record
 
 
@@ -152,18 +142,23 @@ def fill(
     path: Path | None,
     measure_one: Callable[[Variant], dict[str, Any]],
 ) -> list[str]:
-    """Measure in this order while there is time, and keep each run; returns what failed."""
+    """Measure in this order while there is time, and keep each run; returns labels that failed."""
     failures: dict[str, str] = {}
+    command = {"command": command_line(), "date": today()}
     for number, variant in in_time(order, budget, kind=lambda variant: variant.mode):
         if variant.label in failures:
             continue
         try:
             run = measure_one(variant)
-            refuse_other_versions(record["runs"], run)
+            refuse_other_work(record["runs"], run)
         except click.ClickException as error:
             failures[variant.label] = f"{variant.label} FAILED: {error.message}"
             click.echo(failures[variant.label], err=True)
             continue
+        if record["runs"]:
+            refuse_other_machine(record["runs"][0], run)
+        if command not in record["commands"]:
+            record["commands"].append(command)
         record["runs"].append(run)
         click.echo(
             f"{number + 1}/{len(order)} {variant.label}: first result "
@@ -172,8 +167,8 @@ def fill(
             err=True,
         )
         if path is not None:  # as far as it came, should the time run out
-            write_atomic(path, f"{json.dumps(record, indent=1)}\n".encode())
-    return list(failures.values())
+            write(path, f"{json.dumps(record, indent=1)}\n")
+    return list(failures)
 
 
 @click.command()
@@ -242,8 +237,13 @@ def main(
         work(worker, device, directory, batches)
         return
     if show is not None:
-        click.echo("\n".join(table(read(show))))
+        with as_written(show):
+            click.echo("\n".join(table(read(show))))
         return
+    if resume and json_path is None:
+        raise click.UsageError("--resume goes on with the file of --json; name one")
+    check_named(estimated, "--estimated")
+    check_named(measured, "--measured")
     found = variants(modes_, choices, estimated, measured, jit)
     if not found:
         raise click.UsageError("there is nothing to measure")
@@ -260,10 +260,10 @@ def main(
     if record["runs"]:
         text = "\n".join(table(record))
         if json_path is not None:
-            write_atomic(json_path.with_suffix(".txt"), f"{text}\n".encode())
+            write(json_path.with_suffix(".txt"), f"{text}\n")
         click.echo(text)
     if failures:
-        raise click.ClickException("\n".join(failures))
+        raise click.ClickException(f"{', '.join(failures)} FAILED, for the reasons above")
 
 
 if __name__ == "__main__":

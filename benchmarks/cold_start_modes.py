@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -102,23 +103,45 @@ def refuse_other_kernels(variant: Variant, run: dict[str, Any]) -> None:
         )
 
 
-def refuse_other_versions(runs: list[dict[str, Any]], run: dict[str, Any]) -> None:
-    """Raise if a run was on another GPU, with other versions, or the mode with other bundles.
+def refuse_other_machine(earlier: dict[str, Any], run: dict[str, Any]) -> None:
+    """Raise if a run was on another GPU, or with other versions, than an earlier one.
+
+    Raises:
+        click.ClickException: With both.
+    """
+    for name in ("device", "driver", "torch", "nvgemm-aot"):
+        refuse_other(name, earlier["versions"].get(name), run["versions"][name])
+
+
+def refuse_other_work(runs: list[dict[str, Any]], run: dict[str, Any]) -> None:
+    """Raise if a run compiled more or less than the others, or its mode had other bundles.
 
     Raises:
         click.ClickException: With both.
     """
     for earlier in runs:
-        same = ["device", "driver", "torch", "nvgemm-aot"]
-        if earlier["label"] == run["label"] and run["mode"] in (BUNDLE_MODE, MEASURED_MODE):
-            same.append("bundles")
-        for name in same:
-            before, now = earlier["versions"].get(name), run["versions"][name]
-            if before != now:
-                raise click.ClickException(
-                    f"the file has runs with {name} {before}, and here it is {now}; measure into "
-                    "another file"
-                )
+        refuse_other("GEMMs", sum(earlier["count"].values()), sum(run["count"].values()))
+        if earlier["mode"] == run["mode"] in (BUNDLE_MODE, MEASURED_MODE):
+            refuse_other("bundles", earlier["versions"]["bundles"], run["versions"]["bundles"])
+
+
+def refuse_other(name: str, before: object, now: object) -> None:
+    """Raise if two things differ; see `refuse_other_work`."""
+    if before != now:
+        raise click.ClickException(
+            f"other runs have {name} {before}, and this one {now}; measure into another file"
+        )
+
+
+def check_named(bundles: str | None, option: str) -> None:
+    """See that every bundle that an option names is a file, or a directory of some.
+
+    Raises:
+        click.UsageError: If one is not there.
+    """
+    for name in (bundles or "").split(os.pathsep):
+        if name and not Path(name).exists():
+            raise click.UsageError(f"{option}: {name} is not there")
 
 
 def why_no_jit() -> str | None:
@@ -175,6 +198,7 @@ def left_of(order: list[Variant], labels: Iterable[str]) -> list[Variant]:
             done[variant.label] -= 1
         else:
             left.append(variant)
-    if any(one.mode == KEPT_MODE for one in left) and all(one.mode != JIT_MODE for one in left):
-        left.insert(0, Variant(mode=JIT_MODE))  # for what it keeps
+    modes = [one.mode for one in left]
+    if KEPT_MODE in modes and JIT_MODE not in modes[: modes.index(KEPT_MODE)]:
+        left.insert(modes.index(KEPT_MODE), Variant(mode=JIT_MODE))  # for what it keeps
     return left

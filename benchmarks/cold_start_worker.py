@@ -5,13 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cold_start_modes import BACKENDS
 from compiling import answering, check_results, count_gemms, generated_gemms, versions
-
-if TYPE_CHECKING:
-    pass
 
 WINDOWS = 30
 WINDOW_CALLS = 10

@@ -21,6 +21,8 @@ from typing import Any
 import click
 from resuming import nvidia_smi
 
+from nvgemm_runtime.discover import BUNDLES_VARIABLE
+
 _GEMM_CALLS = {
     "nvgemm": re.compile(r"\bnvgemm_(?:mm|bmm|addmm|baddbmm)_[0-9a-f]{12}\("),
     "aten": re.compile(r"\bextern_kernels\.\w*mm\w*\("),
@@ -33,23 +35,29 @@ _ERROR_FACTOR = 1.5
 
 
 def fresh_environment(directory: Path, **variables: str | None) -> dict[str, str]:
-    """Environment of a process with empty caches.
+    """Environment of a process with empty caches, and with settings of torch's and ours as given.
 
     Args:
         directory: Where the caches go.
-        variables: More to set, or to take out where None.
+        variables: What to set, or to take out where None. Of what this process has itself, bundles
+            are kept, and no other setting.
     """
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name == BUNDLES_VARIABLE or not name.startswith(("NVGEMM_AOT", "TORCHINDUCTOR_"))
+    }
     changed = {
         "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
         "TRITON_CACHE_DIR": str(directory / "triton"),
         "NVGEMM_AOT_CACHE": str(directory / "nvgemm-aot"),
-        "TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS": None,
-        "NVGEMM_AOT": None,
-        "NVGEMM_AOT_MAX_CHOICES": None,
         **variables,
     }
-    environment = {name: value for name, value in os.environ.items() if name not in changed}
-    return environment | {name: value for name, value in changed.items() if value is not None}
+    for name, value in changed.items():
+        environment.pop(name, None)
+        if value is not None:
+            environment[name] = value
+    return environment
 
 
 class Worker:
@@ -133,8 +141,13 @@ def answering() -> Callable[[Any], None]:
 
 def read_from_disk() -> None:
     """Import what workers import, so that the first of them finds it in the page cache."""
-    modules = "torch._dynamo, torch._inductor.compile_fx, torch._inductor.select_algorithm"
-    subprocess.run([sys.executable, "-c", f"import {modules}"], check=False, capture_output=True)
+    for modules in (
+        "torch._dynamo, torch._inductor.compile_fx, torch._inductor.select_algorithm",
+        "triton.compiler",
+        "nvgemm_aot.jit_server, cutlass.cute",
+    ):
+        command = [sys.executable, "-c", f"import {modules}"]
+        subprocess.run(command, check=False, capture_output=True)
 
 
 def gemm_calls(code: str) -> Counter[str]:

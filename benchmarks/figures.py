@@ -21,10 +21,8 @@ import hgemm_table
 import kernels
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from records import read_json
+from records import as_written, read_json, write
 from summaries import geomean, grouped, mean
-
-from nvgemm_aot.storage import write_atomic
 
 TOKEN_COLOURS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677")
 """Of the ranges of m: Paul Tol's bright scheme, which colour-blind readers can tell apart."""
@@ -152,11 +150,11 @@ def figure_name(record: Mapping[str, Any]) -> str:
     return f"{record['what']}{'_batches' if several else ''}"
 
 
-def svg(figure: Figure) -> bytes:
+def svg(figure: Figure) -> str:
     """A figure as SVG, with nothing in it that changes from call to call."""
     settings = {"svg.hashsalt": "nvgemm-aot", "svg.fonttype": "none"}
     with mpl.rc_context(settings):
-        buffer = io.BytesIO()
+        buffer = io.StringIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
 
@@ -182,13 +180,9 @@ def main(paths: tuple[Path, ...], output: Path) -> None:
                 f"{path} says it holds {record.get('what')!r}; drawn are {', '.join(DRAWN)}"
             )
         figure = output / f"{figure_name(record)}.svg"
-        try:
+        with as_written(path):
             drawn = svg(draw(record))
-        except (KeyError, TypeError, IndexError, ValueError, AttributeError) as error:
-            raise click.ClickException(
-                f"{path} is not as this benchmark writes it: {type(error).__name__}: {error}"
-            ) from error
-        write_atomic(figure, drawn)
+        write(figure, drawn)
         click.echo(f"{figure}: drawn from {path}")
 
 

@@ -219,8 +219,7 @@ def main() -> None:
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 def print_table(path: Path) -> None:
     """Print the tables of a file."""
-    results = Results.read(path, WHAT)
-    results.write_table(table(results.entries))
+    Results.read(path, WHAT).write_table(table)
 
 
 @main.command()
@@ -274,7 +273,7 @@ def measure(
     try:
         results.fill([(size.key, work(size)) for size in left], budget, said)
     finally:
-        results.write_table(table(results.entries))
+        results.end(table)
 
 
 def said(entry: Mapping[str, Any]) -> str:

@@ -146,7 +146,7 @@ def table(record: Mapping[str, Any]) -> list[str]:
             values = [one.speedup(mode, name) for one in entries]
             either = [one.best_of(mode, name) for one in entries]
             lines.append(
-                f"{name:<26} {mean(values):+8.1%} {standard_error(values):6.1%} "
+                f"{name:<26} {mean(values):+8.1%} {standard_error(values, len(EXTENTS) ** 3):6.1%} "
                 f"{median(values):+8.1%} {mean(either):+8.1%} "
                 f"{share(value > CLEAR for value in values):6.0%}"
             )
@@ -168,7 +168,7 @@ def table(record: Mapping[str, Any]) -> list[str]:
 def _notes(record: Mapping[str, Any], entries: Sequence[Entry]) -> list[str]:
     lines = [
         "speed-up: t_ref / t - 1 of the best of our kernels in the same layout, for max in the",
-        "faster of both; +-: standard error of the mean, over sizes; best of, and in brackets: of",
+        "faster of both; +-: standard error of the mean, for all 1000; best of, in brackets: of",
         "the faster of it and the baseline; wins: by more than 1 %. What is fastest is chosen by",
         "other rounds than those reported. Where no kernel serves a size, it counts as 0.",
     ]

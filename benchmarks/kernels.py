@@ -223,8 +223,7 @@ def main() -> None:
 @click.argument("path", type=click.Path(path_type=Path, exists=True))
 def print_table(path: Path) -> None:
     """Print the table of a file."""
-    results = Results.read(path, WHAT)
-    results.write_table(table(results.entries))
+    Results.read(path, WHAT).write_table(table)
 
 
 @main.command()
@@ -288,7 +287,7 @@ def measure(
     try:
         results.fill([(problem.key, work(problem)) for problem in left], budget, said)
     finally:
-        results.write_table(table(results.entries))
+        results.end(table)
 
 
 def said(entry: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ or measured: of the same kernels, or of all that the bundle has.
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import json
 import math
@@ -28,10 +27,9 @@ import click
 import measuring
 from h200 import H200
 from measuring import Arena, Exact, offline_ns
-from records import check_output, read_record, require_gpu
-from resuming import command_line
+from records import as_written, check_output, read_record, require_gpu, write
+from resuming import command_line, today
 
-from nvgemm_aot.storage import write_atomic
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.facts import DeviceFacts
 from nvgemm_runtime.format import Header, Measured, Ranked, Ranking
@@ -149,11 +147,17 @@ def main() -> None:
 @click.argument("times_path", type=click.Path(path_type=Path, exists=True))
 def compare(bundle_path: Path, times_path: Path) -> None:
     """Print how much each way to rank loses."""
-    header = Bundle(bundle_path).header
+    with as_written(bundle_path):
+        header = Bundle(bundle_path).header
     record = read_record(times_path, WHAT, {"gpu": str, "kernels": list, "times_ns": dict})
-    times: Times = record["times_ns"]
     if record["kernels"] != [kernel.id for kernel in header.kernels]:
         raise click.ClickException(f"{times_path} was measured over another bundle; measure again")
+    with as_written(times_path):
+        print_comparison(header, record)
+
+
+def print_comparison(header: Header, record: dict[str, Any]) -> None:
+    times: Times = record["times_ns"]
     few = with_measured_times(header, times, all_kernels=False)
     measured = with_measured_times(header, times, all_kernels=True)
     scaled = without_interpolation(measured)
@@ -203,8 +207,11 @@ def measure(bundle_path: Path, times_path: Path) -> None:
 
     from nvgemm_runtime.library import LIBRARY
 
-    bundle = Bundle(bundle_path)
+    with as_written(bundle_path):
+        bundle = Bundle(bundle_path)
     header = bundle.header
+    if not header.rankings:
+        raise click.ClickException(f"{bundle_path} declares nothing; build benchmarks/ranking.yaml")
     launches = {kernel.id: LIBRARY.load(bundle, kernel).launch for kernel in header.kernels}
     problems = [ranking.problem for ranking in header.rankings]
     arena = Arena(torch.bfloat16, [(one.m, one.n, one.k) for one in problems])
@@ -224,13 +231,13 @@ def measure(bundle_path: Path, times_path: Path) -> None:
     record: dict[str, Any] = {
         "what": WHAT,
         "command": command_line(),
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "date": today(),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "kernels": [kernel.id for kernel in header.kernels],
         "times_ns": times,
     }
-    write_atomic(times_path, f"{json.dumps(record)}\n".encode())
+    write(times_path, f"{json.dumps(record)}\n")
 
 
 if __name__ == "__main__":

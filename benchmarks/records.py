@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
-from nvgemm_aot.storage import require_writable
+from nvgemm_aot.storage import require_writable, write_atomic
 from nvgemm_runtime.errors import NvgemmError
 
 SUFFIX = ".json"
@@ -55,8 +56,12 @@ def read_json(path: Path) -> dict[str, Any]:
     return record
 
 
-def check_output(path: Path) -> None:
+def check_output(path: Path, *, resume: bool = False) -> None:
     """See that results can be kept in a file, before anything is measured.
+
+    Args:
+        path: The file.
+        resume: Whether it may be there.
 
     Raises:
         click.ClickException: If they cannot, or its name is not one of a result.
@@ -68,10 +73,44 @@ def check_output(path: Path) -> None:
         )
     if path.is_dir():
         raise click.ClickException(f"{path} is a directory; name a file")
+    if path.exists() and not resume:
+        raise click.ClickException(
+            f"{path} is there already; give --resume to go on with it where that is an option, or "
+            "another name"
+        )
     try:
         require_writable(path.parent)
     except NvgemmError as error:
         raise click.ClickException(str(error)) from error
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole or not at all.
+
+    Raises:
+        click.ClickException: If it cannot be written.
+    """
+    try:
+        write_atomic(path, text.encode())
+    except NvgemmError as error:
+        raise click.ClickException(str(error)) from error
+
+
+@contextlib.contextmanager
+def as_written(path: Path) -> Iterator[None]:
+    """Around what goes by a file's content: says so where that is not as a benchmark writes it.
+
+    Raises:
+        click.ClickException: Then.
+    """
+    try:
+        yield
+    except NvgemmError as error:
+        raise click.ClickException(str(error)) from error
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise click.ClickException(
+            f"{path} is not as this benchmark writes it: {type(error).__name__}: {error}"
+        ) from error
 
 
 def require_gpu() -> None:

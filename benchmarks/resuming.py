@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from records import check_output, read_record
+from records import as_written, check_output, read_record, write
 
-from nvgemm_aot.storage import write_atomic
-from nvgemm_runtime.errors import NvgemmError, StorageError
+from nvgemm_runtime.errors import NvgemmError
 
 Item = TypeVar("Item")
 
@@ -74,14 +73,10 @@ class Results:
             click.ClickException: If a file is there that must not be overwritten, or another one,
                 or none can be written.
         """
-        check_output(path)
+        check_output(path, resume=resume)
         agreed = {"what": what, "environment": environment, "settings": settings}
         agreed = json.loads(json.dumps(agreed))  # as it is read back
         if path.exists():
-            if not resume:
-                raise click.ClickException(
-                    f"{path} is there already; give --resume to go on with it, or another name"
-                )
             found = cls.read(path, what)
             for part, value in agreed.items():
                 if found._record[part] != value:
@@ -94,7 +89,7 @@ class Results:
             record = {**agreed, "runs": [], "entries": {}}
         run = {
             "command": command_line(),
-            "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+            "date": today(),
             "gpu": gpu_state(),
             "seconds": 0.0,
         }
@@ -164,10 +159,7 @@ class Results:
         )
         rest = {name: part for name, part in self._record.items() if name != "entries"}
         text = json.dumps(rest, indent=1)[:-2] + ',\n "entries": {\n' + entries + "\n }\n}\n"
-        try:
-            write_atomic(self.path, text.encode())
-        except StorageError as error:
-            raise click.ClickException(str(error)) from error
+        write(self.path, text)
 
     def heading(self) -> list[str]:
         """What a table must say of how it came about."""
@@ -182,18 +174,30 @@ class Results:
         lines += [named, *(f"  {bundle}" for bundle in environment.get("bundles", []))]
         return lines + [f"GPU before: {state}" for state in states if state]
 
-    def write_table(self, lines: Iterable[str]) -> None:
-        """Print a table, and keep it beside the file with what it must say of itself.
-
-        Nothing is kept where nothing was measured.
-        """
-        if not self.entries:
+    def end(self, table: Callable[[dict[str, Any]], Iterable[str]]) -> None:
+        """Keep the file and its table, where anything was measured."""
+        if self.entries:
+            self.save()
+            self.write_table(table)
+        else:
             click.echo(f"{self.path}: nothing was measured", err=True)
-            return
-        self.save()
+
+    def write_table(self, table: Callable[[dict[str, Any]], Iterable[str]]) -> None:
+        """Print a table of the entries, and keep it beside the file with how it came about.
+
+        Raises:
+            click.ClickException: If the file is not as the benchmark writes it.
+        """
+        with as_written(self.path):
+            lines = list(table(self.entries))
         text = "\n".join([*self.heading(), "", *lines])
-        write_atomic(self.path.with_suffix(".txt"), f"{text}\n".encode())
+        write(self.path.with_suffix(".txt"), f"{text}\n")
         click.echo(text)
+
+
+def today() -> str:
+    """The date, in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:

@@ -23,7 +23,7 @@ MIN_ROUNDS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Timings of one kernel at one size, in nanoseconds, leveled.
+    """Timings of one kernel at one size, in nanoseconds.
 
     Attributes:
         choice_ns: Median of the even rounds: what kernels are chosen by.
@@ -64,8 +64,17 @@ class Summary:
 
 
 def summarized(times_ns: Mapping[str, Sequence[float]]) -> dict[str, Summary]:
-    """Summaries of what took turns, after `leveled`."""
-    return {name: Summary.of(times) for name, times in leveled(times_ns).items()}
+    """Summaries of what took turns.
+
+    Rounds that choose and those that are reported are leveled apart: together, the paces would
+    carry what chose into what is reported.
+    """
+    choosing = leveled({name: times[::2] for name, times in times_ns.items()})
+    reported = leveled({name: times[1::2] for name, times in times_ns.items()})
+    return {
+        name: Summary.of(list(itertools.chain(*zip(choosing[name], reported[name]))))
+        for name in times_ns
+    }
 
 
 def leveled(times_ns: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
@@ -111,11 +120,17 @@ def mean(values: Sequence[float]) -> float:
     return statistics.fmean(values) if values else math.nan
 
 
-def standard_error(values: Sequence[float]) -> float:
-    """Standard error of the mean; not a number of less than two values."""
+def standard_error(values: Sequence[float], population: int) -> float:
+    """Standard error of the mean of a sample; not a number of less than two values.
+
+    Args:
+        values: The sample, drawn without putting anything back.
+        population: How many there are to draw from.
+    """
     if len(values) < 2:
         return math.nan
-    return statistics.stdev(values) / math.sqrt(len(values))
+    left = 1 - len(values) / population
+    return statistics.stdev(values) * math.sqrt(left / len(values))
 
 
 def median(values: Sequence[float]) -> float:

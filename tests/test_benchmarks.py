@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,17 +60,29 @@ def test_a_round_in_which_all_are_slower_is_no_difference_between_them() -> None
     raw = Summary.of(times["a"])
     assert raw.report_ns == 1.2 * raw.choice_ns  # the clocks, by the parity of the round
     found = summaries.summarized(times)
-    for one in found.values():
-        assert one.choice_ns == one.report_ns
-        assert one.least_ns == one.most_ns
-    assert summaries.ratio(found["b"], found["a"]) == pytest.approx(1.1)
+    assert summaries.ratio(found["b"], found["a"]) == pytest.approx(1.1, abs=0.01)
+    assert found["a"].choice_ns < found["b"].choice_ns
     alone = summaries.leveled({"a": [1.0, 2.0, 9.0], "b": [1.0, 2.0, 3.0], "c": [1.0, 2.0, 3.0]})
     assert alone["a"] == [2.0, 2.0, 6.0]  # its own trouble stays its own
 
 
 def test_standard_error_of_a_mean() -> None:
-    assert summaries.standard_error([1.0, 2.0, 3.0, 4.0]) == pytest.approx(1.29099 / 2, rel=1e-4)
-    assert math.isnan(summaries.standard_error([1.0]))
+    sample = [1.0, 2.0, 3.0, 4.0]
+    assert summaries.standard_error(sample, 10**9) == pytest.approx(1.29099 / 2, rel=1e-4)
+    assert summaries.standard_error(sample, 8) == pytest.approx(1.29099 / 2 * 0.5**0.5, rel=1e-4)
+    assert summaries.standard_error(sample, 4) == 0
+    assert math.isnan(summaries.standard_error([1.0], 4))
+
+
+def test_best_of_equals_is_no_better_than_any() -> None:
+    numbers = random.Random(1)
+    gains = []
+    for _ in range(2000):
+        paces = [numbers.gauss(1, 0.02) for _ in range(20)]
+        times = {name: [pace * numbers.gauss(100_000, 1000) for pace in paces] for name in "abc"}
+        found = summaries.summarized(times)
+        gains.append(summaries.ratio(found["a"], summaries.fastest(found.values())) - 1)
+    assert abs(summaries.mean(gains)) < 4 * summaries.standard_error(gains, 10**9)
 
 
 def test_groups_by_lower_bounds_and_leaves_out_empty_ones() -> None:
@@ -217,13 +230,38 @@ def test_table_says_how_it_came_about_and_no_directory(
 ) -> None:
     results = begin(tmp_path / "results.json")
     results.add("a", {})
-    results.write_table(["the table"])
+    results.end(lambda entries: [f"the table of {len(entries)}"])
     text = (tmp_path / "results.txt").read_text()
     assert capsys.readouterr().out == text
     lines = text.splitlines()
     assert lines[0].startswith("$ python benchmarks/")
     assert lines[1:3] == ["G", "  one"]
-    assert lines[-1] == "the table"
+    assert lines[-1] == "the table of 1"
+    kept = (tmp_path / "results.json").stat().st_ino
+    resuming.Results.read(tmp_path / "results.json", "test").write_table(lambda entries: ["again"])
+    assert (tmp_path / "results.json").stat().st_ino == kept, (
+        "a table is no reason to write results"
+    )
+
+
+def test_without_measurements_there_is_no_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begin(tmp_path / "results.json").end(lambda entries: ["the table"])
+    assert "nothing was measured" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_something_else_is_named(tmp_path: Path) -> None:
+    results = begin(tmp_path / "results.json")
+    results.add("a", {})
+    with pytest.raises(
+        click.ClickException, match=r"results\.json is not as this .* KeyError: 'x'"
+    ):
+        results.write_table(lambda entries: [entries["a"]["x"]])
+
+
+def test_command_line_names_no_directory() -> None:
     command = resuming.command_line(
         ["/x/kernels.py", "measure", "/out/dir/k.json", "--e=/a/b.x:/c/d.x", "m/x"]
     )

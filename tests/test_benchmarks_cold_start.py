@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmark_modules import BENCHMARKS, load
 from nvgemm_aot.manifest import load_manifest
 
-cold_start, model, modes, table = load(
-    "cold_start", "cold_start_model", "cold_start_modes", "cold_start_table"
+cold_start, compiling, model, modes, table = load(
+    "cold_start", "compiling", "cold_start_model", "cold_start_modes", "cold_start_table"
 )
 
 ALL = tuple(modes.BACKENDS)
@@ -43,8 +43,8 @@ def run(mode: str, first_s: float, own_ms: float = 0.0, **more: Any) -> dict[str
 
 def record_of(*runs: dict[str, Any]) -> dict[str, Any]:
     """What a file holds."""
-    made = {"what": "cold_start", "commands": ["cold_start"], "date": "2026-11-21"}
-    return {**made, "batches": [64], "runs": list(runs)}
+    commands = [{"command": "cold_start", "date": "2026-11-21"}]
+    return {"what": "cold_start", "commands": commands, "batches": [64], "runs": list(runs)}
 
 
 def test_each_mode_sets_what_it_is_named_for() -> None:
@@ -125,7 +125,7 @@ def test_manifest_declares_every_gemm_and_no_other() -> None:
     assert declared == called
 
 
-@pytest.mark.parametrize("batches", ["0", "8,8", "8,-1", "1,2,3,4,5,6,7,8,9", "", "a"])
+@pytest.mark.parametrize("batches", ["0", "8,8", "64,064", "8,-1", "1,2,3,4,5,6,7,8,9", "", "a"])
 def test_refuses_batches_that_cannot_be_compiled(batches: str) -> None:
     done = CliRunner().invoke(cold_start.main, ["--batches", batches])
     assert done.exit_code == 2
@@ -171,7 +171,7 @@ def test_goals_are_held_against_what_was_measured() -> None:
     text = "\n".join(table.table(record_of(*runs)))
     assert "aten+measured at most 1.1 x aten: 1.012 x, met" in text
     assert "aten+measured at least 5 x as fast as aten+triton: 5.00 x, met" in text
-    assert "whose runs are 0.20 s apart" in text
+    assert "which has runs 0.20 s apart" in text
     assert "+25.00   24.000\n" in text
     # 25 s against 1 s; and against 0.1 s, which the runs of aten cannot tell from 0.2 s.
     assert (
@@ -188,7 +188,8 @@ def test_goals_are_held_against_what_was_measured() -> None:
 def test_one_run_of_the_reference_gives_no_verdict_on_what_kernels_add() -> None:
     runs = [run("aten", 9.4), run("aten+bundle", 9.3, 500), run("jit", 33.1, 24_000)]
     text = "\n".join(table.goals(table.by_label(runs)))
-    assert "goal: 100 x less than jit: nan x, not known; by the clock 48 x, MISSED" in text
+    assert "which was run once" in text
+    assert "goal: 100 x less than jit: not known; by the clock 48 x, MISSED" in text
 
 
 def test_what_is_left_is_what_was_not_measured_and_kernels_are_kept_anew() -> None:
@@ -199,6 +200,8 @@ def test_what_is_left_is_what_was_not_measured_and_kernels_are_kept_anew() -> No
     left = modes.left_of(order, ["aten", "jit", "kept"])
     assert [one.mode for one in left] == ["jit", "kept", "aten"]
     assert modes.left_of(order, ["aten", "aten", "jit", "kept", "kept"]) == []
+    twice = modes.turns(found[1:], 2, ())
+    assert [one.mode for one in modes.left_of(twice, ["jit", "kept"])] == ["jit", "kept", "jit"]
 
 
 def test_table_has_a_row_for_each_variant() -> None:
@@ -228,7 +231,8 @@ def test_what_fails_is_not_tried_again_and_the_others_are_measured(
     arguments = ["--modes", "aten,aten+bundle", "--repeat", "3", "--json", str(path)]
     done = CliRunner().invoke(cold_start.main, arguments)
     assert done.exit_code == 1
-    assert "Error: aten+bundle FAILED: no usable bundle" in done.output
+    assert "\naten+bundle FAILED: no usable bundle\n" in done.output
+    assert done.output.endswith("Error: aten+bundle FAILED, for the reasons above\n")
     assert asked == ["aten", "aten+bundle", "aten", "aten"]
     assert len(json.loads(path.read_text())["runs"]) == 3
     shown = CliRunner().invoke(cold_start.main, ["--show", str(path)])
@@ -253,16 +257,64 @@ def test_what_fails_is_not_tried_again_and_the_others_are_measured(
     assert "is of batches [64, 1, 4, 16, 256, 1024], and here they are [1, 2]" in others.output
 
 
-def test_runs_with_other_versions_are_not_mixed() -> None:
+def test_runs_of_other_machines_bundles_and_models_are_not_mixed() -> None:
     other = run("aten", 8.0)
     other["versions"] = {**other["versions"], "driver": "6"}
-    with pytest.raises(click.ClickException, match="runs with driver 5, and here it is 6"):
-        modes.refuse_other_versions([run("aten", 8.0)], other)
+    with pytest.raises(click.ClickException, match="have driver 5, and this one 6"):
+        modes.refuse_other_machine(run("aten", 8.0), other)
+    modes.refuse_other_machine(run("aten", 8.0), run("jit", 8.0))
     tuned = run("aten+measured", 8.0)
     tuned["versions"] = {**tuned["versions"], "bundles": ["another"]}
-    modes.refuse_other_versions([run("aten+bundle", 8.0)], tuned)
-    with pytest.raises(click.ClickException, match=r"runs with bundles \[\], and here"):
-        modes.refuse_other_versions([run("aten+measured", 8.0)], tuned)
+    modes.refuse_other_work([run("aten+bundle", 8.0)], tuned)
+    with pytest.raises(click.ClickException, match=r"have bundles \[\], and this one"):
+        modes.refuse_other_work([run("aten+measured", 8.0)], tuned)
+    few = run("aten", 8.0, count={"nvgemm": 0, "aten": 9, "triton": 0})
+    with pytest.raises(click.ClickException, match="have GEMMs 10, and this one 9"):
+        modes.refuse_other_work([run("aten", 8.0)], few)
+
+
+def test_another_machine_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def measure(variant: Any, *_: Any) -> dict[str, Any]:
+        asked.append(variant.mode)
+        found = run(variant.mode, 8.0)
+        found["versions"]["driver"] = str(len(asked))
+        return found
+
+    monkeypatch.setattr(cold_start, "measure", measure)
+    monkeypatch.setattr(cold_start, "read_from_disk", lambda: None)
+    path = tmp_path / "cold.json"
+    arguments = ["--device", "cpu", "--modes", "default,aten,aten+triton", "--json", str(path)]
+    done = CliRunner().invoke(cold_start.main, arguments)
+    assert done.exit_code == 1
+    assert "other runs have driver 1, and this one 2" in done.output
+    assert asked == ["default", "aten"]
+    assert len(json.loads(path.read_text())["runs"]) == 1
+
+
+def test_a_bundle_that_is_not_there_is_named_before_anything_is_measured(tmp_path: Path) -> None:
+    there = tmp_path / "there.nvgemm"
+    there.touch()
+    done = CliRunner().invoke(
+        cold_start.main, ["--device", "cpu", "--estimated", f"{there}:{tmp_path}/gone.nvgemm"]
+    )
+    assert done.exit_code == 2
+    assert "gone.nvgemm is not there" in done.output
+
+
+def test_settings_of_the_caller_are_not_those_of_a_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("TORCHINDUCTOR_MAX_AUTOTUNE", "NVGEMM_AOT_RECORD", "NVGEMM_AOT_BUNDLES", "OTHER"):
+        monkeypatch.setenv(name, "1")
+    variables = modes.Variant(mode="default").variables(Path("kept"))
+    found = compiling.fresh_environment(tmp_path, **variables)
+    assert {name for name in found if name.startswith(("NVGEMM_AOT", "TORCHINDUCTOR_"))} == {
+        "NVGEMM_AOT", "NVGEMM_AOT_BUNDLES", "NVGEMM_AOT_CACHE", "NVGEMM_AOT_JIT_CANDIDATES",
+        "TORCHINDUCTOR_CACHE_DIR",
+    }  # fmt: skip
+    assert found["OTHER"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -272,7 +324,10 @@ def test_runs_with_other_versions_are_not_mixed() -> None:
         ("[]", "must hold a JSON object"),
         ('{"what": "kernels"}', "is no result of cold_start (it says 'kernels')"),
         ('{"what": "cold_start", "commands": ["x"], "batches": [1], "runs": []}', "has no runs"),
-        ('{"what": "cold_start", "commands": ["x"], "batches": [1], "runs": [1]}', "holds a run"),
+        (
+            '{"what": "cold_start", "commands": [1], "batches": [1], "runs": [1]}',
+            "is not as this",
+        ),
     ],
 )
 def test_refuses_to_show_what_is_no_result(tmp_path: Path, content: str, said: str) -> None:
