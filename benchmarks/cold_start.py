@@ -157,7 +157,7 @@ def fill(
             continue
         if record["runs"]:
             refuse_other_machine(record["runs"][0], run)
-        if command not in record["commands"]:
+        if not any(one is command for one in record["commands"]):
             record["commands"].append(command)
         record["runs"].append(run)
         click.echo(
