@@ -49,7 +49,7 @@ class Decision:
     """What to offer for a GEMM.
 
     Attributes:
-        kernels: The kernels to offer, best first; empty where ATen was measured to be faster.
+        kernels: The kernels to offer, best first; empty where ATen was measured to be the fastest.
         is_final: Whether nothing needs timing: the first kernel wins, or ATen where there is none.
         why: In words, what a measurement decided, or why it decided nothing; empty where the
             ranking is no measurement.
@@ -85,16 +85,15 @@ def decide(
     if measured.aten is None or obstacle is not None:
         return _open(_contending(match.kernels, measured), terms, f"{told}; {obstacle}")
     told += f", ATen {measured.aten.time_ns / 1e3:.1f} us"
+    triton = measured.triton
+    if triton is not None and triton.time_ns < min(winner.time_ns, measured.aten.time_ns):
+        told += f", Triton {triton.time_ns / 1e3:.1f} us"
+        return _open(_contending(match.kernels, measured), terms, told)
     is_ours = winner.time_ns < measured.aten.time_ns
     if not is_ours and terms.needs_kernel:
         return _open(_contending(match.kernels, measured), terms, told)
     is_final = terms.trusts
-    if measured.triton is not None and measured.triton.time_ns < min(
-        winner.time_ns, measured.aten.time_ns
-    ):
-        told += f", Triton {measured.triton.time_ns / 1e3:.1f} us"
-        is_final = False
-    unknown = terms.beside - {TRITON} if measured.triton is not None else terms.beside
+    unknown = terms.beside - {TRITON} if triton is not None else terms.beside
     if is_final and unknown:
         told += f"; not measured: {', '.join(sorted(unknown))}"
         is_final = False
@@ -108,7 +107,7 @@ def _open(kernels: tuple[Served, ...], terms: Terms, why: str) -> Decision:
 def _contending(kernels: tuple[Served, ...], measured: Measured) -> tuple[Served, ...]:
     """The kernels that were not told apart from the first.
 
-    A race in which ATen wins is over before ours are told apart from each other.
+    A race in which ATen or Triton wins is over before ours are told apart from each other.
     """
 
     def interval(served: Served) -> tuple[int, int]:

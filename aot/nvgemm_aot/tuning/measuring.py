@@ -18,7 +18,7 @@ from .contenders import ATEN, TRITON, Run
 from .correctness import find_fault, is_like, reference
 from .gpu_state import Watch
 from .operands import Operands, make_sets, poison
-from .outcome import Outcome
+from .outcome import UNSEEN_SLOWDOWNS, UNSEEN_WORK, Outcome
 from .race import Result, Sample, Timer, race
 
 if TYPE_CHECKING:
@@ -37,10 +37,6 @@ BUSY_PERCENT = 5
 
 IDLE_S = 1.5
 """The driver's utilisation speaks of up to the last second: we keep still so long before a look."""
-
-UNSEEN_WORK = "other work on the GPU was not looked for: NVML does not tell how busy it is"
-
-UNSEEN_SLOWDOWNS = "slowdowns were not looked for: NVML does not tell why clocks are low"
 
 UNDECIDED = "the fastest were not told apart, and their times vary"
 

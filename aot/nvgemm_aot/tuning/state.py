@@ -31,7 +31,7 @@ One kill may well be a job's time limit."""
 
 
 KILLED = "the run that measured it was killed before other work on the GPU was looked for"
-"""Doubt of outcomes that were not confirmed; they are measured again, after all others."""
+"""Doubt of outcomes that were not confirmed."""
 
 
 def state_path(output: Path) -> Path:

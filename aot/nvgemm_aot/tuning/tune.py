@@ -12,6 +12,7 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.format import Header, sha256_hex
+from nvgemm_runtime.library import require_libraries
 from nvgemm_runtime.refusals import refusal
 
 from ..bundle import write_bundle
@@ -103,12 +104,14 @@ def tune(
             together, no right kernel is left, the state is another tuning's, the output holds
             measurements and its state is gone, or a kernel leaves the GPU unusable.
         BundleFormatError: If a bundle is damaged.
+        DriverError: If a library that kernels need is missing or does not fit.
+        ToolchainError: If the native launcher is missing.
         StorageError: If a file cannot be read or written, or the state is damaged.
     """
     begin = clock()
     with contextlib.ExitStack() as stack:
         bundles = stack.enter_context(_opened(paths, bench))
-        content = read_together(bundles)
+        content = read_together(bundles, bench.facts)
         if not content.rankings:
             named = ", ".join(map(str, paths))
             raise TuningError(f"{named}: no problem is declared, so there is nothing to measure")
@@ -163,9 +166,8 @@ def tune(
         pruned=pruned,
         state=state_path(output) if state.outcomes else None,
         measured_now=len(left) - len(left_out),
-        is_complete=not any(
-            why.startswith((OUT_OF_BUDGET, OUT_OF_MEMORY)) for why in left_out.values()
-        ),
+        is_complete=not any(outcome.is_disturbed for outcome in state.outcomes.values())
+        and not any(why.startswith((OUT_OF_BUDGET, OUT_OF_MEMORY)) for why in left_out.values()),
     )
 
 
@@ -177,6 +179,7 @@ def _opened(paths: Sequence[Path], bench: Bench) -> Iterator[list[Bundle]]:
             reason = refusal(bundle.header, bench.facts)
             if reason is not None:
                 raise TuningError(f"{bundle.path} cannot be measured here: {reason}")
+            require_libraries(bundle.header)  # or each kernel would be blamed for what is missing
         yield bundles
 
 
