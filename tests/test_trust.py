@@ -242,3 +242,12 @@ def test_atens_fast_sums_say_nothing_of_its_precise_ones(aten: int) -> None:
     blocks = replace(fp8, scales=ScaleRecipe.E8M0_1X32)  # fast sums are not for these
     request = replace(REQUEST, problem=replace(PROBLEM, signature=blocks))
     assert outcome(found, request=request, trusts=True, is_precise=True).is_final
+
+
+@pytest.mark.parametrize("aten", [900, 1200])
+def test_an_aten_that_is_not_set_as_usual_is_timed_against_the_winner(aten: int) -> None:
+    found = match(aten=aten)
+    decision = outcome(found, trusts=True, aten_setting="a flag is True, usually False")
+    assert decision.kernels == found.kernels[:1]
+    assert not decision.is_final
+    assert "as it is usually set: a flag is True, usually False" in decision.why

@@ -12,6 +12,7 @@ from nvgemm_aot.bundle import ProblemRanking, encode_bundle, write_bundle
 from nvgemm_aot.bundle_content import read_content
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.tuning.outcome import DISAGREEMENT
+from nvgemm_aot.tuning.state import state_path
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import TuningError
 from tuning_bench import (
@@ -71,6 +72,7 @@ def test_what_one_bundle_measured_stays_until_it_is_measured_anew(
             assert ranking.measured == former.measured
             assert header.sources[ranking.source] == before.sources[former.source]
         tuned_path.unlink()
+        state_path(tuned_path).unlink()
     run([one, tunable], tuned_path, bench(dictated))
     assert [len(ranking.kernels) for ranking in header_of(tuned_path).rankings] == [3, 3, 3]
 

@@ -187,6 +187,27 @@ def test_a_kernel_in_whose_first_run_two_runs_were_killed_is_left_out(
     assert name not in {kernel.operator for kernel in header_of(tuned_path).kernels}
 
 
+def test_a_kill_is_counted_though_what_reads_it_is_killed_too(
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_after(5, tunable, tuned_path, dictated)  # one outcome is not confirmed
+    append, appended = Journal.append, []
+
+    def once(self: Journal, line: Line, *, sync: bool = True) -> None:
+        if appended:
+            raise KeyboardInterrupt
+        appended.append(line)
+        append(self, line, sync=sync)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", once)
+        with pytest.raises(KeyboardInterrupt):
+            run(tunable, tuned_path, bench(dictated))
+    run(tunable, tuned_path, bench(dictated))
+    lines = [json.loads(line) for line in state_path(tuned_path).read_bytes().splitlines()]
+    assert sum("killed" in line for line in lines) == 1
+
+
 def test_an_interrupted_first_run_is_no_kill(
     tunable: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
@@ -279,6 +300,6 @@ def test_values_that_a_bundle_could_not_hold_are_damage(
 def test_a_state_of_another_version_is_refused(
     tunable: Path, tuned_path: Path, dictated: DictatedTimer, state: Path
 ) -> None:
-    state.write_bytes(state.read_bytes().replace(b'"version": 2', b'"version": 3'))
-    with pytest.raises(TuningError, match="state of version 3, this release reads 2"):
+    state.write_bytes(state.read_bytes().replace(b'"version": 3', b'"version": 4'))
+    with pytest.raises(TuningError, match="state of version 4, this release reads 3"):
         run(tunable, tuned_path, bench(dictated))

@@ -34,6 +34,8 @@ class Terms:
         trusts: Whether what was measured need not be measured again.
         needs_kernel: Whether a kernel must be offered even where ATen was faster.
         is_precise: Whether ATen is asked for `aten.AtenGemm.is_precise` sums.
+        aten_setting: In words, a setting that makes ATen another than `tune` measures; see
+            `aten_settings.unusual_setting`.
         beside: Which backends compete besides ATen's; `TRITON` is the one by that name.
     """
 
@@ -41,6 +43,7 @@ class Terms:
     trusts: bool = False
     needs_kernel: bool = False
     is_precise: bool = False
+    aten_setting: str | None = None
     beside: frozenset[str] = frozenset()
 
 
@@ -81,7 +84,7 @@ def decide(
     winner = match.kernels[0]
     assert winner.time_ns is not None  # of a measured ranking
     told = f"measured on {match.source.gpu}, {conditions.date}: {winner.time_ns / 1e3:.1f} us"
-    obstacle = why_aten_is_open(measured, conditions, versions) or _why_slower(request, terms)
+    obstacle = why_aten_is_open(measured, conditions, versions) or _why_another_aten(request, terms)
     if measured.aten is None or obstacle is not None:
         return _open(_contending(match.kernels, measured), terms, f"{told}; {obstacle}")
     told += f", ATen {measured.aten.time_ns / 1e3:.1f} us"
@@ -134,9 +137,11 @@ def _why_not_these(match: Match, request: Request) -> str | None:
     return None
 
 
-def _why_slower(request: Request, terms: Terms) -> str | None:
+def _why_another_aten(request: Request, terms: Terms) -> str | None:
     """Why ATen takes other time than was measured, or None."""
     scales = request.problem.signature.scales
     if terms.is_precise and (scales is None or scales.block is None):
         return "ATen was measured with use_fast_accum, which is off here"
+    if terms.aten_setting is not None:
+        return f"ATen was measured as it is usually set: {terms.aten_setting}"
     return None
