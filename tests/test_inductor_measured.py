@@ -226,6 +226,8 @@ def test_backends_are_told_apart_by_their_choices() -> None:
     assert backends_beside_aten([aten, aten]) == set()
     assert backends_beside_aten([aten, made(TritonTemplateCaller)]) == {"Triton"}
     assert backends_beside_aten([made(SubgraphChoiceCaller), aten]) == {"Triton"}
+    with torch._inductor.config.patch(max_autotune_gemm_search_space="EXHAUSTIVE"):
+        assert backends_beside_aten([made(TritonTemplateCaller)]) == {"Triton, EXHAUSTIVE"}
     assert backends_beside_aten([aten, OfAnotherBackend()]) == {"OfAnotherBackend"}
 
 

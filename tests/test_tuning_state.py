@@ -178,13 +178,24 @@ def test_a_kernel_in_whose_first_run_two_runs_were_killed_is_left_out(
     name = dictated.last_run
     killed_after(0, tunable, tuned_path, dictated)
     assert dictated.last_run == name, "one kill may be anyone's"
-    assert "was killed in its first run (time 1 of 2)" in caplog.text
+    assert "was killed in its first run, perhaps by a time limit (time 1 of 2)" in caplog.text
     tuned = run(tunable, tuned_path, bench(dictated))
     assert name not in dictated.prepared
     ((_, reason),) = tuned.broken.items()
     assert reason.startswith(f"{PROBLEMS[0].key}: kernel")
-    assert reason.endswith("was killed in its first run (time 2 of 2)")
+    assert reason.endswith("first run, perhaps by a time limit (time 2 of 2)")
     assert name not in {kernel.operator for kernel in header_of(tuned_path).kernels}
+
+
+def test_an_aten_in_whose_first_run_two_runs_were_killed_is_left_out_of_that_problem_alone(
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
+) -> None:
+    for _ in range(2):
+        killed_after(3, tunable, tuned_path, dictated)
+        assert dictated.last_run == "aten"
+    tuned = run(tunable, tuned_path, bench(dictated))
+    assert not tuned.broken
+    assert [outcome.aten is None for outcome in tuned.outcomes.values()] == [True, False, False]
 
 
 def test_a_kill_is_counted_though_what_reads_it_is_killed_too(

@@ -229,6 +229,7 @@ def triton_run(signature: Signature) -> Run | None:
     options = {
         "max_autotune_gemm": True,
         "max_autotune_gemm_backends": "TRITON",
+        "max_autotune_gemm_search_space": "DEFAULT",
         "triton.cudagraphs": False,
     }
     torch._dynamo.reset()  # or the limit of recompilations would count all problems together

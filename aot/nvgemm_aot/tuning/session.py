@@ -95,7 +95,10 @@ class Session:
         import torch
 
         key = ranking.problem.key
-        runs = self.contenders.of(ranking)
+        without = self.state.left_out(key)
+        runs = {
+            name: run for name, run in self.contenders.of(ranking).items() if name not in without
+        }
         if not runs.keys() - {ATEN, TRITON}:
             return self._why_none(ranking)
         trying = functools.partial(self.state.trying, key=key)

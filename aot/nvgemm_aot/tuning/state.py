@@ -17,6 +17,7 @@ from pathlib import Path
 
 from nvgemm_runtime.errors import TuningError
 
+from .contenders import ATEN, TRITON
 from .journal import Journal, Line
 from .outcome import Outcome, contender_name
 from .outcome_json import outcome_json, read_outcome, read_text
@@ -27,8 +28,8 @@ VERSION = 3
 """Of the file."""
 
 MOST_KILLS = 2
-"""A contender that was running for the first time when so many runs were killed counts as broken.
-One kill may well be a job's time limit."""
+"""A kernel that was running for the first time on a problem when so many runs were killed counts as
+broken; ATen and Triton are left out of that problem. One kill may well be a job's time limit."""
 
 
 KILLED = "the run that measured it was killed before other work on the GPU was looked for"
@@ -106,6 +107,12 @@ class TuningState:
             self._journal.append({"written": build_key})
             self.written.add(build_key)
 
+    def left_out(self, key: str) -> set[str]:
+        """Contenders that are not to be run again on a problem, for runs were killed there."""
+        return {
+            name for (name, on), kills in self._kills.items() if on == key and kills >= MOST_KILLS
+        }
+
     def trying(self, contender: str, key: str) -> AbstractContextManager[None]:
         """Have it written down, meanwhile, which contender runs for the first time on a problem."""
         return self._journal.meanwhile({"running": contender, "on": key})
@@ -173,8 +180,10 @@ class TuningState:
         self._journal.append({"killed": contender, "on": key})
         self._kills[contender, key] += 1
         kills = self._kills[contender, key]
-        name = contender_name(contender)
-        said = f"{key}: {name} was killed in its first run (time {kills} of {MOST_KILLS})"
+        said = (
+            f"{key}: {contender_name(contender)} was killed in its first run, perhaps by a time "
+            f"limit (time {kills} of {MOST_KILLS})"
+        )
         _log.warning("%s", said)
-        if kills >= MOST_KILLS:
+        if kills >= MOST_KILLS and contender not in (ATEN, TRITON):
             self.add_broken(contender, said)
