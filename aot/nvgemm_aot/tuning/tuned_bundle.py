@@ -187,7 +187,7 @@ def _as_before(ranking: ProblemRanking) -> ProblemRanking:
     if ranking.source.kind != "measurement":
         return ranking
     timed = tuple(place for place in ranking.kernels if place[1] is not None)
-    return replace(ranking, kernels=timed or ranking.kernels)
+    return replace(ranking, kernels=timed)
 
 
 def _why_unserved(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
