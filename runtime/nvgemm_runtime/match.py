@@ -139,7 +139,9 @@ class Index:
     def _add(self, position: int, header: Header) -> list[str]:
         """Take in a bundle's rankings; returns why some of its kernels are left out."""
         reasons = [unlaunchable(kernel) for kernel in header.kernels]
-        compact = {kernel.id for kernel in header.kernels if needs_compact(kernel)}
+        compact = {
+            kernel.id for kernel in header.kernels if needs_compact(kernel.calling_convention)
+        }
         for ranking in header.rankings:
             served = launchable(position, header, ranking, reasons)
             if served:

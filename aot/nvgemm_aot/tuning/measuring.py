@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from nvgemm_runtime.errors import StorageError, ToolchainError
 from nvgemm_runtime.facts import DeviceFacts, TorchVersions
 from nvgemm_runtime.format import Conditions, sha256_hex
+from nvgemm_runtime.one_line import one_line
 from nvgemm_runtime.problem import Problem
 
 from .contenders import ATEN, TRITON, Run
@@ -203,8 +204,7 @@ def _guarded(name: str, sample: Sample) -> Sample:
 
 
 def _in_one_line(error: Exception) -> str:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return "".join(one if one.isprintable() else "?" for one in text)
+    return one_line(f"{type(error).__name__}: {error}")
 
 
 def _calls(run: Run, sets: Sequence[Operands]) -> list[Callable[[], object]]:
