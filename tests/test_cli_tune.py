@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,26 @@ def test_ctrl_c_says_how_to_go_on(path: Path, output: Path, timer: DictatedTimer
     assert "compiled" not in result.stderr
     timer.interrupt_at = None
     assert run(path, "-o", output).exit_code == 0
+
+
+def test_sigterm_is_no_kill(
+    path: Path, output: Path, timer: DictatedTimer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    prepare = timer.prepare
+
+    def terminated(calls: Any) -> Any:
+        if len(timer.prepared) == 5:
+            signal.raise_signal(signal.SIGTERM)
+        return prepare(calls)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(timer, "prepare", terminated)
+        result = run(path, "-o", output)
+    assert result.exit_code == 130
+    assert f"interrupted; what was measured is in {state_path(output)}" in result.stderr
+    assert b"running" not in state_path(output).read_bytes()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_ctrl_c_before_anything_is_measured_names_no_file(

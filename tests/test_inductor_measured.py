@@ -129,6 +129,23 @@ def test_a_trusted_winner_is_taken_without_timing_anything(
     assert name.startswith("nvgemm_mm_")
 
 
+def test_an_aten_that_is_not_set_as_usual_is_timed(
+    inductor: InductorSession,
+    rankings: Rankings,
+    operands: tuple[Tensor, Tensor],
+    timed: list[str],
+) -> None:
+    inductor.use(rankings.measured(aten=150.0))
+    inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
+    torch.set_float32_matmul_precision("high")
+    try:
+        inductor.compile(gemm, *operands)
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert timed[0] == "mm"
+    assert len(timed) == 2
+
+
 @contextlib.contextmanager
 def more_choices(of: Callable[[Any], Any]) -> Iterator[None]:
     """A choice more for each GEMM, made of ATen's, before ours join."""
@@ -209,6 +226,8 @@ def test_backends_are_told_apart_by_their_choices() -> None:
     assert backends_beside_aten([aten, aten]) == set()
     assert backends_beside_aten([aten, made(TritonTemplateCaller)]) == {"Triton"}
     assert backends_beside_aten([made(SubgraphChoiceCaller), aten]) == {"Triton"}
+    with torch._inductor.config.patch(max_autotune_gemm_search_space="EXHAUSTIVE"):
+        assert backends_beside_aten([made(TritonTemplateCaller)]) == {"Triton, EXHAUSTIVE"}
     assert backends_beside_aten([aten, OfAnotherBackend()]) == {"OfAnotherBackend"}
 
 

@@ -175,6 +175,40 @@ def test_of_two_measurements_here_the_one_beside_this_torchs_aten_counts() -> No
         assert found.source == counts, "where neither was, the bundle that comes first"
 
 
+def test_of_two_measurements_that_say_as_much_the_newer_counts() -> None:
+    measured = content((16, {0: 1000, 1: 1500}))
+    (ranking,) = measured.rankings
+    assert SOURCE.conditions is not None
+    newer = replace(SOURCE, conditions=replace(SOURCE.conditions, date="2026-12-01"))
+    for order in ((newer, SOURCE), (SOURCE, newer)):
+        headers = [
+            encode_bundle(replace(measured, rankings=(replace(ranking, source=each),)))[1]
+            for each in order
+        ]
+        index = Index([BundleView(name=f"b{i}", header=h) for i, h in enumerate(headers)], B200)
+        found = index.match(problem(16), 16)
+        assert isinstance(found, Match)
+        assert found.source == newer
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_what_does_not_count_here_is_not_interpolated(place: int) -> None:
+    given = content((16, {0: 1000, 1: 1500}), (1024, {1: 2000, 2: 6000}))
+    rankings = list(given.rankings)
+    measured = rankings[place].measured
+    assert measured is not None
+    assert SOURCE.conditions is not None
+    cuda = replace(SOURCE, conditions=replace(SOURCE.conditions, cuda="12.8"))
+    for weak in (
+        replace(rankings[place], measured=replace(measured, doubts=("it was busy",))),
+        replace(rankings[place], source=cuda),
+    ):
+        rankings[place] = weak
+        weakened = replace(given, rankings=tuple(rankings))
+        assert sorted(ranked(weakened, 20)) == [0, 1]
+        assert sorted(ranked(weakened, 1000)) == [1, 2]
+
+
 def test_times_of_two_products_of_gpu_are_not_mixed() -> None:
     given = content((16, {0: 1000, 1: 1500}), (1024, {1: 2000, 2: 6000}))
     other = replace(given.rankings[1], source=replace(SOURCE, gpu="NVIDIA GB200"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from pathlib import Path
 
@@ -62,3 +63,65 @@ def test_a_journal_of_nothing_is_no_file(path: Path) -> None:
         assert path.exists()
     lines.close()
     assert not path.exists()
+
+
+def test_two_writers_do_not_cut_off_each_others_lines(path: Path) -> None:
+    """As they could where a file system has no locks."""
+    one, other = Journal(path, FIRST), Journal(path, FIRST)
+    one.append({"a": 1})
+    with pytest.raises(StorageError, match=r"has 24 bytes, and 0 when .*another one tunes"):
+        other.append({"b": 2})
+    other.close()
+    other = Journal(path, FIRST)
+    with pytest.raises(StorageError, match="another one tunes"), one.meanwhile({"running": 1}):
+        path.write_bytes(path.read_bytes() + b'{"c": 3}\n')
+    with pytest.raises(StorageError, match="another one tunes"):
+        other.append({"d": 4})
+    assert Journal(path, FIRST).lines == [FIRST, {"a": 1}, {"running": 1}, {"c": 3}]
+
+
+def test_a_line_that_cannot_be_taken_away_is_an_error_of_the_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OnceTruncated(io.FileIO):
+        def truncate(self, size: int | None = None) -> int:
+            if self.tell():
+                raise OSError(errno.EIO, "Input/output error")
+            return super().truncate(size)
+
+    monkeypatch.setattr(journal.os, "fdopen", lambda fd, mode, buffering: OnceTruncated(fd, mode))
+    with (
+        pytest.raises(StorageError, match=r"cannot write .*: Input/output error") as caught,
+        Journal(path, FIRST).meanwhile({"b": 2}),
+    ):
+        raise RuntimeError("of the contender")
+    error = caught.value.__cause__
+    assert isinstance(error, OSError)
+    assert str(error.__context__) == "of the contender"
+
+
+@pytest.mark.parametrize(
+    ("data", "is_ours"),
+    [
+        (b"", True),
+        (b"{", True),
+        (b'{"version": ', True),
+        (b'{"version": 99, "identi', True),
+        (b'{"vision": 2, "identi', False),
+        (b'{"my": "notes"}', False),
+    ],
+)
+def test_a_first_line_that_was_not_finished_is_known_by_its_beginning(
+    path: Path, data: bytes, is_ours: bool
+) -> None:
+    path.write_bytes(data)
+    if is_ours:
+        assert Journal(path, FIRST).lines == []
+    else:
+        with pytest.raises(StorageError, match="its first line does not end"):
+            Journal(path, FIRST)
+
+
+def test_only_line_feeds_end_lines(path: Path) -> None:
+    path.write_bytes(b'{"version": 1}\n{"a":\r1}\n')
+    assert Journal(path, FIRST).lines == [FIRST, {"a": 1}]

@@ -197,14 +197,18 @@ def test_an_aten_that_was_not_measured_is_timed() -> None:
     assert not decision.is_final
 
 
-def test_nothing_is_skipped_where_triton_was_fastest() -> None:
-    found = match(triton=800)
-    decision = outcome(found, trusts=True)
-    assert decision.kernels == found.kernels[:1]
-    assert not decision.is_final
-    assert "Triton 0.8 us" in decision.why
-    assert not outcome(match(triton=800, aten=900), trusts=True).is_final
-    assert outcome(match(triton=1100), trusts=True).is_final
+@pytest.mark.parametrize("beside", [frozenset(), frozenset({"Triton"})])
+def test_where_triton_was_fastest_whoever_was_not_told_apart_is_timed(
+    beside: frozenset[str],
+) -> None:
+    for aten in (990, 1200):
+        for spreads, count in [((5, 5, 5), 1), ((150, 5, 5), 2), ((150, 5, 150), 3)]:
+            found = match(triton=800, aten=aten, spreads=spreads)
+            decision = outcome(found, trusts=True, limit=3, beside=beside)
+            assert decision.kernels == found.kernels[:count]
+            assert not decision.is_final
+            assert "Triton 0.8 us" in decision.why
+    assert outcome(match(triton=1100), trusts=True, beside=beside).is_final
 
 
 @pytest.mark.parametrize("aten", [900, 1200])
@@ -238,3 +242,12 @@ def test_atens_fast_sums_say_nothing_of_its_precise_ones(aten: int) -> None:
     blocks = replace(fp8, scales=ScaleRecipe.E8M0_1X32)  # fast sums are not for these
     request = replace(REQUEST, problem=replace(PROBLEM, signature=blocks))
     assert outcome(found, request=request, trusts=True, is_precise=True).is_final
+
+
+@pytest.mark.parametrize("aten", [900, 1200])
+def test_an_aten_that_is_not_set_as_usual_is_timed_against_the_winner(aten: int) -> None:
+    found = match(aten=aten)
+    decision = outcome(found, trusts=True, aten_setting="a flag is True, usually False")
+    assert decision.kernels == found.kernels[:1]
+    assert not decision.is_final
+    assert "as it is usually set: a flag is True, usually False" in decision.why

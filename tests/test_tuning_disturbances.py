@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nvgemm_aot.tuning import measuring
+from nvgemm_aot.tuning import measuring, outcome
 from nvgemm_aot.tuning.contenders import ATEN
 from nvgemm_aot.tuning.gpu_state import Blind, GpuState
 from nvgemm_aot.tuning.measuring import UNDECIDED
@@ -31,6 +31,8 @@ from tuning_bench import (
 
 ROUNDS = len(PROBLEMS) * LEAST_SAMPLES
 """Of all problems, where their times are told apart at once."""
+
+NOISE = [200.0, 280.0, 240.0, 310.0, 220.0, 260.0, 330.0]
 
 WORK = "the GPU was 40 % busy with other work"
 
@@ -68,12 +70,49 @@ def test_others_are_looked_for_now_and_then(
     tunable: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
     busy = GpuState(utilization_percent=40, slowdowns=())
-    # A look before; after two problems of 40 s each, others are there; at the end no more.
-    states = [IDLE, *[IDLE] * (2 * ROUNDS // 3), busy, *[IDLE] * (ROUNDS // 3), IDLE]
-    ticks = iter([0.0, 0.0, 40.0, 80.0])
-    run(tunable, tuned_path, bench(dictated, DictatedWatch(states)), clock=lambda: next(ticks))
-    before, after = f"{WORK} afterwards", WORK
-    assert doubts(tuned_path) == {8: (before,), 16: (before,), 32: (after,)}
+
+    # A look before; after two problems of 40 s each, others are there, and for so many waits.
+    def states(waits: int) -> DictatedWatch:
+        while_waiting = [*[busy] * (waits - 1), IDLE] if waits <= measuring.ATTEMPTS else [busy] * 4
+        begin = [IDLE, *[IDLE] * (2 * ROUNDS // 3), busy]
+        return DictatedWatch([*begin, *while_waiting, *[IDLE] * (ROUNDS // 3), IDLE])
+
+    before = f"{WORK} afterwards"
+    for waits, after in ((1, ()), (3, ()), (4, (WORK,))):
+        ticks, sleep = iter([0.0, 0.0, 40.0, 80.0]), Sleeper()
+        path = tuned_path.with_name(f"{waits}.nvgemm")
+        on = bench(dictated, states(waits), sleep)
+        tuned = run(tunable, path, on, clock=lambda ticks=ticks: next(ticks))
+        assert doubts(path) == {8: (before,), 16: (before,), 32: after}
+        assert sleep.naps.count(measuring.PAUSE_S) == waits - 1
+        assert not tuned.is_complete
+
+
+@pytest.mark.parametrize("disturbed", ["busy", "hot", "undecided"])
+def test_what_was_disturbed_is_measured_again_by_the_same_command(
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer, disturbed: str
+) -> None:
+    states = {
+        "busy": GpuState(utilization_percent=40, slowdowns=()),
+        "hot": GpuState(utilization_percent=0, slowdowns=("hardware thermal slowdown",)),
+        "undecided": IDLE,
+    }
+    if disturbed == "undecided":
+        dictated.times = {**SLOW_FIRST, "Cpu_8x32": NOISE, "aten": NOISE[::-1]}
+    ticks = iter([0.0, 0.0, 0.0, 99.0])
+    watch = DictatedWatch([states[disturbed]])
+    run(tunable, tuned_path, bench(dictated, watch), budget_s=9.0, clock=lambda: next(ticks))
+    measured = [ranking.measured for ranking in header_of(tuned_path).rankings]
+    assert [one and len(one.doubts) for one in measured] == [1, 1, None]
+    dictated.times = SLOW_FIRST
+    dictated.prepared.clear()
+    ticks = iter([0.0, 0.0, 99.0, 99.0])
+    tuned = run(tunable, tuned_path, bench(dictated), budget_s=9.0, clock=lambda: next(ticks))
+    assert (tuned.measured_now, tuned.is_complete) == (1, False)
+    assert doubts(tuned_path)[32] == (), "what was not measured yet comes first"
+    tuned = run(tunable, tuned_path, bench(dictated))
+    assert (tuned.measured_now, tuned.is_complete) == (2, True)
+    assert set(doubts(tuned_path).values()) == {()}
 
 
 @pytest.mark.parametrize("ends_by", [KeyboardInterrupt, TuningError])
@@ -101,7 +140,8 @@ def test_others_are_looked_for_at_an_early_end_too(
     dictated.interrupt_at = None
     monkeypatch.undo()
     dictated.watch_runs(monkeypatch)
-    run(tunable, tuned_path, bench(dictated))
+    ticks = iter([0.0, 1.0, 2.0, 99.0])
+    run(tunable, tuned_path, bench(dictated), budget_s=9.0, clock=lambda: next(ticks))
     assert doubts(tuned_path) == {8: (f"{WORK} afterwards",), 16: (), 32: ()}
 
 
@@ -134,9 +174,9 @@ def test_what_nobody_looked_for_is_said_and_doubted(
 ) -> None:
     sleep = Sleeper()
     run(tunable, tuned_path, replace(bench(dictated, sleep=sleep), watch=Blind()))
-    told = (measuring.UNSEEN_SLOWDOWNS, measuring.UNSEEN_WORK)
+    told = (outcome.UNSEEN_SLOWDOWNS, outcome.UNSEEN_WORK)
     assert doubts(tuned_path) == {problem.m: told for problem in PROBLEMS}
-    assert measuring.UNSEEN_WORK in caplog.text
+    assert outcome.UNSEEN_WORK in caplog.text
     assert measuring.PAUSE_S not in sleep.naps, "no waiting makes it see"
     assert dictated.sampled.count("aten") == len(PROBLEMS) * LEAST_SAMPLES, (
         "nor does measuring anew"
@@ -146,8 +186,7 @@ def test_what_nobody_looked_for_is_said_and_doubted(
 def test_times_that_vary_are_measured_anew_and_then_doubted(
     tunable: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
-    noise = [200.0, 280.0, 240.0, 310.0, 220.0, 260.0, 330.0]
-    dictated.times = {**SLOW_FIRST, "Cpu_8x32": noise, "aten": [*reversed(noise)]}
+    dictated.times = {**SLOW_FIRST, "Cpu_8x32": NOISE, "aten": NOISE[::-1]}
     run(tunable, tuned_path, bench(dictated))
     assert set(doubts(tuned_path).values()) == {(UNDECIDED,)}
     of_aten = dictated.sampled.count("aten")

@@ -41,6 +41,39 @@ def test_measurements_whose_state_is_gone_are_not_overwritten(
     assert dictated.prepared == []
 
 
+def test_measurements_of_another_tuning_are_not_overwritten(
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
+) -> None:
+    run(tunable, tuned_path, bench(dictated))
+    dictated.times = {"": [700.0]}
+    other = tuned_path.with_name("other.nvgemm")
+    run(tunable, other, bench(dictated))
+    other.replace(tuned_path)
+    whole = tuned_path.read_bytes()
+    dictated.prepared.clear()
+    with pytest.raises(TuningError, match=r"holds measurements.*name another output, or remove"):
+        run(tunable, tuned_path, bench(dictated), prunes=True)
+    assert tuned_path.read_bytes() == whole
+    assert dictated.prepared == []
+
+
+def test_a_bundle_that_was_about_to_be_written_is_known(
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state names it before it is there, so that no kill in between makes it another's."""
+    ticks = iter([0.0, 0.0, 99.0, 99.0])
+    run(tunable, tuned_path, bench(dictated), budget_s=9.0, clock=lambda: next(ticks))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("nvgemm_aot.tuning.tune.write_bundle", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(tunable, tuned_path, bench(dictated))
+    assert run(tunable, tuned_path, bench(dictated)).is_complete
+
+
 def test_an_output_without_measurements_is_written_over(
     tunable: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:

@@ -178,13 +178,45 @@ def test_a_kernel_in_whose_first_run_two_runs_were_killed_is_left_out(
     name = dictated.last_run
     killed_after(0, tunable, tuned_path, dictated)
     assert dictated.last_run == name, "one kill may be anyone's"
-    assert "was killed in its first run (time 1 of 2)" in caplog.text
+    assert "was killed in its first run, perhaps by a time limit (time 1 of 2)" in caplog.text
     tuned = run(tunable, tuned_path, bench(dictated))
     assert name not in dictated.prepared
     ((_, reason),) = tuned.broken.items()
     assert reason.startswith(f"{PROBLEMS[0].key}: kernel")
-    assert reason.endswith("was killed in its first run (time 2 of 2)")
+    assert reason.endswith("first run, perhaps by a time limit (time 2 of 2)")
     assert name not in {kernel.operator for kernel in header_of(tuned_path).kernels}
+
+
+def test_an_aten_in_whose_first_run_two_runs_were_killed_is_left_out_of_that_problem_alone(
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer
+) -> None:
+    for _ in range(2):
+        killed_after(3, tunable, tuned_path, dictated)
+        assert dictated.last_run == "aten"
+    tuned = run(tunable, tuned_path, bench(dictated))
+    assert not tuned.broken
+    assert [outcome.aten is None for outcome in tuned.outcomes.values()] == [True, False, False]
+
+
+def test_a_kill_is_counted_though_what_reads_it_is_killed_too(
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    killed_after(5, tunable, tuned_path, dictated)  # one outcome is not confirmed
+    append, appended = Journal.append, []
+
+    def once(self: Journal, line: Line, *, sync: bool = True) -> None:
+        if appended:
+            raise KeyboardInterrupt
+        appended.append(line)
+        append(self, line, sync=sync)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "append", once)
+        with pytest.raises(KeyboardInterrupt):
+            run(tunable, tuned_path, bench(dictated))
+    run(tunable, tuned_path, bench(dictated))
+    lines = [json.loads(line) for line in state_path(tuned_path).read_bytes().splitlines()]
+    assert sum("killed" in line for line in lines) == 1
 
 
 def test_an_interrupted_first_run_is_no_kill(
@@ -279,6 +311,6 @@ def test_values_that_a_bundle_could_not_hold_are_damage(
 def test_a_state_of_another_version_is_refused(
     tunable: Path, tuned_path: Path, dictated: DictatedTimer, state: Path
 ) -> None:
-    state.write_bytes(state.read_bytes().replace(b'"version": 2', b'"version": 3'))
-    with pytest.raises(TuningError, match="state of version 3, this release reads 2"):
+    state.write_bytes(state.read_bytes().replace(b'"version": 3', b'"version": 4'))
+    with pytest.raises(TuningError, match="state of version 4, this release reads 3"):
         run(tunable, tuned_path, bench(dictated))

@@ -16,6 +16,7 @@ from nvgemm_aot.cache import Cache
 from nvgemm_aot.tuning import contenders
 from nvgemm_aot.tuning.separation import LEAST_SAMPLES
 from nvgemm_aot.tuning.tuned_bundle import LEFT_UNDECIDED
+from nvgemm_runtime import library, native
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import DriverError, StorageError, ToolchainError, TuningError
 from nvgemm_runtime.format import Kernel
@@ -182,6 +183,21 @@ def test_what_is_no_fault_of_a_kernel_throws_none_out(
     with pytest.raises(type(error), match=str(error)):
         run(tunable, tuned_path, bench(dictated))
     assert not tuned_path.exists()
+
+
+def test_a_library_that_all_kernels_need_is_missed_before_any_is_blamed(
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise DriverError("libneeded.so cannot be loaded")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(library, "LIBRARY", Library())  # which knows no kernel yet
+        patch.setattr(native, "load", missing)
+        with pytest.raises(DriverError, match="libneeded"):
+            run(tunable, tuned_path, bench(dictated))
+    assert list(tuned_path.parent.iterdir()) == []
+    assert len(run(tunable, tuned_path, bench(dictated)).header.kernels) == 3
 
 
 def test_why_no_kernel_is_left_is_said_as_it_was(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,16 @@ class _Duration(click.ParamType):  # type: ignore[type-arg]
         if match is None:
             self.fail(f"{value!r} is no duration such as 90s, 10m or 1.5h", param, ctx)
         return float(match[1]) * _SECONDS[match[2]]
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Have SIGTERM, by which jobs end at their time limit, end a run as Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @click.command()
@@ -74,7 +87,7 @@ def tune(
         raise click.UsageError(f"{out} is among the bundles to tune; name another output")
     options = Options(budget_s=budget, all_kernels=all_kernels, triton=triton, prunes=prune)
     try:
-        with report_progress("Measuring", "problems") as progress:
+        with _sigterm_interrupts(), report_progress("Measuring", "problems") as progress:
             tuned = measure_and_write(bundles, out, gpu_bench(), options, progress=progress)
     except KeyboardInterrupt:
         kept = "nothing was measured yet"

@@ -17,6 +17,7 @@ from nvgemm_runtime.format import (
     sha256_hex,
     source_json,
 )
+from nvgemm_runtime.one_line import one_line
 
 from . import linker
 from .bundle import BuiltKernel, BundleContent, ProblemRanking
@@ -230,7 +231,7 @@ def _rankings(
                 Unserved(
                     arch=item.target.target.arch,
                     problem=planned.problem,
-                    reason=_one_line(f"none of {len(chosen)} operators compiles: {words}"),
+                    reason=one_line(f"none of {len(chosen)} operators compiles: {words}"),
                     failed=True,
                 )
             )
@@ -239,11 +240,6 @@ def _rankings(
 
 def _failure_text(head: str, failures: Sequence[Failure]) -> str:
     return "\n".join([head, *(f"  {f.task.candidate.operator}: {f.reason}" for f in failures)])
-
-
-def _one_line(text: str) -> str:
-    """A text as a header may hold it."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def _final_design(task: Task) -> KernelDesign:

@@ -90,13 +90,15 @@ class MemoryFile {
 // Has the loader call a library by a name that no file can have. It would keep the path of the
 // descriptor, which is closed, and soon some other file's: whoever opens the files of all libraries
 // in order to print a stack would read that one, wait for it if it is a pipe, or, if it is empty, be
-// killed by mapping it.
-void TakeAwayPath(void* library, uint64_t number, std::string_view name) {
+// killed by mapping it. That one may write l_name is documented nowhere; it was seen to work with
+// glibc 2.36. Where it cannot be done the kernel runs all the same.
+void TakeAwayPath(void* library, uint64_t number) {
   link_map* entry = nullptr;
-  if (dlinfo(library, RTLD_DI_LINKMAP, &entry) != 0) FailToLoad(name, dlerror());
+  if (dlinfo(library, RTLD_DI_LINKMAP, &entry) != 0) return;
   char* const no_file = strdup(Text("/dev/null/nvgemm-kernel-", number).c_str());
-  if (no_file == nullptr) FailToLoad(name, std::strerror(ENOMEM));
-  entry->l_name = no_file;  // the old one stays: another thread may be reading it
+  if (no_file == nullptr) return;
+  // The old one stays: another thread may be reading it.
+  __atomic_store_n(&entry->l_name, no_file, __ATOMIC_RELEASE);
 }
 
 }  // namespace
@@ -109,7 +111,7 @@ uintptr_t OpenKernelImage(std::string_view image, const std::string& symbol,
   const uint64_t number = images.fetch_add(1, std::memory_order_relaxed);
   void* const library = dlopen(file.UniquePath(number).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) FailToLoad(name, dlerror());
-  TakeAwayPath(library, number, name);
+  TakeAwayPath(library, number);
   void* const function = dlsym(library, symbol.c_str());
   if (function == nullptr) {
     throw Failure(kNoKernelError,

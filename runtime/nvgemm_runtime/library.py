@@ -100,7 +100,7 @@ class Library:
         assert convention is not None  # or it were unlaunchable
         target = bundle.header.target
         if bundle not in self._provided:
-            _require_libraries(bundle.header)
+            require_libraries(bundle.header)
             self._provided.add(bundle)
         launcher = native.load()
         handle = launcher.register_kernel(
@@ -124,8 +124,13 @@ class Library:
         )
 
 
-def _require_libraries(header: Header) -> None:
-    """Have the two libraries in the process whose names payloads need."""
+def require_libraries(header: Header) -> None:
+    """Have the two libraries in the process whose names a bundle's payloads need.
+
+    Raises:
+        DriverError: If one is missing or does not fit.
+        ToolchainError: If the native launcher is missing.
+    """
     native.load()  # brings libtvm_ffi.so
     if header.target.arch == CPU:
         return

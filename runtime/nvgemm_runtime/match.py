@@ -22,7 +22,7 @@ from .nearest import Around
 from .places import Place, Served, by_alignment, launchable
 from .problem import Problem, Signature
 from .refusals import describe, needs_compact, refusal, unlaunchable, version_numbers
-from .validity import preference
+from .validity import holds_here, preference
 from .waves import waves
 
 if TYPE_CHECKING:
@@ -83,7 +83,8 @@ class Index:
 
     Args:
         bundles: In order of preference: the first that declares a problem ranks it, but one whose
-            measurement holds here comes before, and that beside this torch's ATen first of all.
+            measurement holds here comes before, that beside this torch's ATen first of all, and of
+            two such the newer.
         facts: The device.
         unusable: Why other bundles that were found could not even be opened.
         first_position: Position of the first bundle, as `Served.bundle` gives it.
@@ -121,6 +122,7 @@ class Index:
                     self._unserved.setdefault(problem, f"{bundle.name}: {why}")
         for places in self._declared.values():
             # Stable: of equals, the one preferred.
+            places.sort(key=self._day, reverse=True)
             places.sort(
                 key=lambda place: preference(place.ranking, self._source(place), facts, versions)
             )
@@ -137,7 +139,9 @@ class Index:
     def _add(self, position: int, header: Header) -> list[str]:
         """Take in a bundle's rankings; returns why some of its kernels are left out."""
         reasons = [unlaunchable(kernel) for kernel in header.kernels]
-        compact = {kernel.id for kernel in header.kernels if needs_compact(kernel)}
+        compact = {
+            kernel.id for kernel in header.kernels if needs_compact(kernel.calling_convention)
+        }
         for ranking in header.rankings:
             served = launchable(position, header, ranking, reasons)
             if served:
@@ -198,16 +202,13 @@ class Index:
         return Miss(reasons=(reason, *self.refusals))
 
     def _can_interpolate(self, around: Around[Place]) -> bool:
-        """Whether the places around a problem were measured on this product of GPU.
+        """Whether what was measured of the places around a problem holds on this device.
 
         Interpolation counts waves, of which another product has others.
         """
-        below, above = around.below, around.above
-        return (
-            self.facts.multiprocessors is not None
-            and below.ranking.measured is not None
-            and above.ranking.measured is not None
-            and self._source(below).gpu == self._source(above).gpu == self.facts.name
+        return self.facts.multiprocessors is not None and all(
+            holds_here(place.ranking, self._source(place), self.facts)
+            for place in (around.below, around.above)
         )
 
     def _interpolated(
@@ -255,6 +256,13 @@ class Index:
             from_jit=self._from_jit,
             measured=place.ranking.measured if basis is Basis.DECLARED else None,
         )
+
+    def _day(self, place: Place) -> str:
+        """When a ranking was measured, if that holds here: text that sorts like the days."""
+        conditions = self._source(place).conditions
+        if conditions is None or not holds_here(place.ranking, self._source(place), self.facts):
+            return ""
+        return conditions.date
 
     def _source(self, place: Place) -> RankingSource:
         header = self.bundles[place.bundle - self._first_position].header

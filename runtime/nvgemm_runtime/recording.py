@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from .epilogue import Epilogue
+from .one_line import one_line
 from .problem import DType, Layout, Op, Problem, Signature
 from .scales import ScaleRecipe
 
@@ -57,7 +58,7 @@ class Recording:
         self.targets |= other.targets
         self.problems.update(other.problems)
         for text, count in other.others.items():
-            self.others[_line(text)] += count
+            self.others[one_line(text)] += count
 
     def render(self) -> str:
         """The file's text."""
@@ -179,11 +180,6 @@ def gemm_line(problem: Problem, count: int | None = None) -> str:
 
 def _order(problem: Problem) -> tuple[str, int, int, int, int]:
     return (problem.signature.key, problem.n, problem.k, problem.batch * problem.groups, problem.m)
-
-
-def _line(text: str) -> str:
-    """A text as one line that YAML takes for a comment, whatever is in it."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def manifest_name(stem: str) -> str:

@@ -20,9 +20,9 @@ def unlaunchable(kernel: Kernel) -> str | None:
     return misfit and f"calling convention {kernel.calling_convention!r}: {misfit}"
 
 
-def needs_compact(kernel: Kernel) -> bool:
-    """Whether a kernel takes operands without gaps alone, for it is given no strides."""
-    convention = parse_calling_convention(kernel.calling_convention)
+def needs_compact(calling_convention: str) -> bool:
+    """Whether kernels that are so called take operands without gaps alone: they get no strides."""
+    convention = parse_calling_convention(calling_convention)
     return convention is not None and convention.needs_compact
 
 

@@ -34,6 +34,8 @@ class Terms:
         trusts: Whether what was measured need not be measured again.
         needs_kernel: Whether a kernel must be offered even where ATen was faster.
         is_precise: Whether ATen is asked for `aten.AtenGemm.is_precise` sums.
+        aten_setting: In words, a setting that makes ATen another than `tune` measures; see
+            `aten_settings.unusual_setting`.
         beside: Which backends compete besides ATen's; `TRITON` is the one by that name.
     """
 
@@ -41,6 +43,7 @@ class Terms:
     trusts: bool = False
     needs_kernel: bool = False
     is_precise: bool = False
+    aten_setting: str | None = None
     beside: frozenset[str] = frozenset()
 
 
@@ -49,7 +52,7 @@ class Decision:
     """What to offer for a GEMM.
 
     Attributes:
-        kernels: The kernels to offer, best first; empty where ATen was measured to be faster.
+        kernels: The kernels to offer, best first; empty where ATen was measured to be the fastest.
         is_final: Whether nothing needs timing: the first kernel wins, or ATen where there is none.
         why: In words, what a measurement decided, or why it decided nothing; empty where the
             ranking is no measurement.
@@ -81,20 +84,19 @@ def decide(
     winner = match.kernels[0]
     assert winner.time_ns is not None  # of a measured ranking
     told = f"measured on {match.source.gpu}, {conditions.date}: {winner.time_ns / 1e3:.1f} us"
-    obstacle = why_aten_is_open(measured, conditions, versions) or _why_slower(request, terms)
+    obstacle = why_aten_is_open(measured, conditions, versions) or _why_another_aten(request, terms)
     if measured.aten is None or obstacle is not None:
         return _open(_contending(match.kernels, measured), terms, f"{told}; {obstacle}")
     told += f", ATen {measured.aten.time_ns / 1e3:.1f} us"
+    triton = measured.triton
+    if triton is not None and triton.time_ns < min(winner.time_ns, measured.aten.time_ns):
+        told += f", Triton {triton.time_ns / 1e3:.1f} us"
+        return _open(_contending(match.kernels, measured), terms, told)
     is_ours = winner.time_ns < measured.aten.time_ns
     if not is_ours and terms.needs_kernel:
         return _open(_contending(match.kernels, measured), terms, told)
     is_final = terms.trusts
-    if measured.triton is not None and measured.triton.time_ns < min(
-        winner.time_ns, measured.aten.time_ns
-    ):
-        told += f", Triton {measured.triton.time_ns / 1e3:.1f} us"
-        is_final = False
-    unknown = terms.beside - {TRITON} if measured.triton is not None else terms.beside
+    unknown = terms.beside - {TRITON} if triton is not None else terms.beside
     if is_final and unknown:
         told += f"; not measured: {', '.join(sorted(unknown))}"
         is_final = False
@@ -108,7 +110,7 @@ def _open(kernels: tuple[Served, ...], terms: Terms, why: str) -> Decision:
 def _contending(kernels: tuple[Served, ...], measured: Measured) -> tuple[Served, ...]:
     """The kernels that were not told apart from the first.
 
-    A race in which ATen wins is over before ours are told apart from each other.
+    A race in which ATen or Triton wins is over before ours are told apart from each other.
     """
 
     def interval(served: Served) -> tuple[int, int]:
@@ -135,9 +137,11 @@ def _why_not_these(match: Match, request: Request) -> str | None:
     return None
 
 
-def _why_slower(request: Request, terms: Terms) -> str | None:
+def _why_another_aten(request: Request, terms: Terms) -> str | None:
     """Why ATen takes other time than was measured, or None."""
     scales = request.problem.signature.scales
     if terms.is_precise and (scales is None or scales.block is None):
         return "ATen was measured with use_fast_accum, which is off here"
+    if terms.aten_setting is not None:
+        return f"ATen was measured as it is usually set: {terms.aten_setting}"
     return None

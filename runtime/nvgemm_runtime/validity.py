@@ -26,6 +26,14 @@ def why_not_here(measured: Measured, source: RankingSource, facts: DeviceFacts) 
     return None
 
 
+def holds_here(ranking: Ranking, source: RankingSource, facts: DeviceFacts) -> bool:
+    """Whether a ranking is a measurement whose order of our own kernels counts on a device."""
+    measured = ranking.measured
+    if measured is None or source.conditions is None:
+        return False
+    return why_not_here(measured, source, facts) is None
+
+
 def why_aten_is_open(
     measured: Measured, conditions: Conditions, versions: TorchVersions
 ) -> str | None:
@@ -50,7 +58,7 @@ def preference(
         ATen is another; 2 for any other.
     """
     measured, conditions = ranking.measured, source.conditions
-    if measured is None or conditions is None or why_not_here(measured, source, facts) is not None:
+    if measured is None or conditions is None or not holds_here(ranking, source, facts):
         return 2
     if versions is None or why_aten_is_open(measured, conditions, versions) is not None:
         return 1

@@ -12,7 +12,7 @@ from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.operands import torch_dtype
 from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.refusals import unlaunchable
-from nvgemm_runtime.roles import Role, extra_roles, role_dtype
+from nvgemm_runtime.roles import Role, contiguous_bytes, extra_roles
 from nvgemm_runtime.scales import ScaleRecipe
 
 from ..bundle import ProblemRanking
@@ -74,15 +74,7 @@ class Contenders:
 
 def _fits(kernel: Kernel, problem: Problem) -> bool:
     """Whether operands of a problem without gaps are aligned as a kernel needs it."""
-    signature, layout = problem.signature, problem.signature.layout
-    contiguous = [
-        signature.a.bytes_of(problem.k if layout.a_row_major else problem.m),
-        signature.b.bytes_of(problem.n if layout.b_row_major else problem.k),
-        signature.out.bytes_of(problem.n),
-    ]
-    if signature.epilogue is not None:
-        contiguous.append(role_dtype(signature, Role.ADDEND).bytes_of(problem.n))
-    return all(extent % kernel.alignment_bytes == 0 for extent in contiguous)
+    return contiguous_bytes(problem) % kernel.alignment_bytes == 0
 
 
 def _late_run(bundle: Bundle, kernel: Kernel) -> Run:
@@ -229,6 +221,7 @@ def triton_run(signature: Signature) -> Run | None:
     options = {
         "max_autotune_gemm": True,
         "max_autotune_gemm_backends": "TRITON",
+        "max_autotune_gemm_search_space": "DEFAULT",
         "triton.cudagraphs": False,
     }
     torch._dynamo.reset()  # or the limit of recompilations would count all problems together

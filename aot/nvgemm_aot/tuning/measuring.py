@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 from nvgemm_runtime.errors import StorageError, ToolchainError
 from nvgemm_runtime.facts import DeviceFacts, TorchVersions
 from nvgemm_runtime.format import Conditions, sha256_hex
+from nvgemm_runtime.one_line import one_line
 from nvgemm_runtime.problem import Problem
 
 from .contenders import ATEN, TRITON, Run
 from .correctness import find_fault, is_like, reference
 from .gpu_state import Watch
 from .operands import Operands, make_sets, poison
-from .outcome import Outcome
+from .outcome import UNSEEN_SLOWDOWNS, UNSEEN_WORK, Outcome
 from .race import Result, Sample, Timer, race
 
 if TYPE_CHECKING:
@@ -37,10 +38,6 @@ BUSY_PERCENT = 5
 
 IDLE_S = 1.5
 """The driver's utilisation speaks of up to the last second: we keep still so long before a look."""
-
-UNSEEN_WORK = "other work on the GPU was not looked for: NVML does not tell how busy it is"
-
-UNSEEN_SLOWDOWNS = "slowdowns were not looked for: NVML does not tell why clocks are low"
 
 UNDECIDED = "the fastest were not told apart, and their times vary"
 
@@ -207,8 +204,7 @@ def _guarded(name: str, sample: Sample) -> Sample:
 
 
 def _in_one_line(error: Exception) -> str:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return "".join(one if one.isprintable() else "?" for one in text)
+    return one_line(f"{type(error).__name__}: {error}")
 
 
 def _calls(run: Run, sets: Sequence[Operands]) -> list[Callable[[], object]]:

@@ -11,6 +11,10 @@ from nvgemm_runtime.refusals import version_numbers
 from .contenders import ATEN, TRITON
 from .separation import RESOLUTION
 
+UNSEEN_WORK = "other work on the GPU was not looked for: NVML does not tell how busy it is"
+
+UNSEEN_SLOWDOWNS = "slowdowns were not looked for: NVML does not tell why clocks are low"
+
 SLACK = 0.05
 """Share of a time by which two runs may differ besides their spreads: GPUs of one product differ by
 a few per cent, and so do days."""
@@ -43,6 +47,12 @@ class Outcome:
     def times(self) -> dict[str, Timing]:
         """Of the kernels, and of ATen where it has one."""
         return {**self.kernels, **({} if self.aten is None else {ATEN: self.aten})}
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether it is doubted for something that may be gone when it is measured again."""
+        lasting = (DISAGREEMENT, UNSEEN_WORK, UNSEEN_SLOWDOWNS)
+        return not all(doubt.startswith(lasting) for doubt in self.doubts)
 
 
 def disagreement(before: Outcome, now: Outcome) -> str | None:

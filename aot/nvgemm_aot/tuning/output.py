@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from nvgemm_runtime.bundle import Bundle
@@ -20,7 +20,7 @@ def reserved(output: Path) -> Iterator[None]:
 
     Raises:
         StorageError: If it cannot be written.
-        TuningError: If another process holds it, or it has measurements whose state is gone.
+        TuningError: If another process holds it.
     """
     if output.is_dir():
         raise StorageError(f"{output}: cannot write: it is a directory; name a file in it")
@@ -32,24 +32,31 @@ def reserved(output: Path) -> Iterator[None]:
         )
     try:
         sweep_partials_of(output)
-        _refuse_foreign_measurements(output)
         yield
     finally:
         lock.release()
 
 
-def _refuse_foreign_measurements(output: Path) -> None:
-    state = state_path(output)
-    if output.exists() and not state.exists() and _holds_measurements(output):
-        raise TuningError(
-            f"{output} holds measurements, and the state they came with, {state}, is not there: "
-            "they would be lost; name another output, or remove this one"
-        )
+def refuse_foreign_measurements(output: Path, written: Collection[str]) -> None:
+    """See that no measurements are written over but those of the same tuning.
 
+    Args:
+        output: Where it is to write.
+        written: Build keys of the bundles that it has written.
 
-def _holds_measurements(path: Path) -> bool:
+    Raises:
+        TuningError: If the bundle there is another one, and holds measurements.
+    """
+    if not output.exists():
+        return
     try:
-        with Bundle(path) as bundle:
-            return any(ranking.measured is not None for ranking in bundle.header.rankings)
+        with Bundle(output) as bundle:
+            header = bundle.header
     except BundleFormatError:
-        return False
+        return
+    is_measured = any(ranking.measured is not None for ranking in header.rankings)
+    if is_measured and header.build_key not in written:
+        raise TuningError(
+            f"{output} holds measurements that {state_path(output)} knows nothing of: they would "
+            "be lost; name another output, or remove this one"
+        )

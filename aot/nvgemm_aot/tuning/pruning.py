@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nvgemm_runtime.calling_convention import parse_calling_convention
 from nvgemm_runtime.problem import Signature
+from nvgemm_runtime.refusals import needs_compact
 
 from ..bundle import BuiltKernel, BundleContent, ProblemRanking
 
@@ -96,17 +96,12 @@ def _serving_most(
     for ranking in rankings:
         for place, (id_, _) in enumerate(ranking.kernels):
             places[id_] = min(place, places.get(id_, place))
-    groups = (places, [id_ for id_ in places if not _needs_compact(kernels[id_])])
+    groups = (places, [id_ for id_ in places if not needs_compact(kernels[id_].calling_convention)])
     return {
         min(group, key=lambda id_: (kernels[id_].alignment_bytes, places[id_], id_))
         for group in groups
         if group
     }
-
-
-def _needs_compact(kernel: BuiltKernel) -> bool:
-    convention = parse_calling_convention(kernel.calling_convention)
-    return convention is not None and convention.needs_compact
 
 
 def _only(ranking: ProblemRanking, kept: Collection[str]) -> ProblemRanking:

@@ -12,8 +12,8 @@ from nvgemm_runtime.errors import TuningError
 from ..bundle import ProblemRanking
 from .contenders import ATEN, TRITON, Contenders
 from .measuring import Bench, BrokenDeviceError, look_for_others, measure, wait_until_idle
-from .outcome import Outcome, contender_name, disagreement
-from .state import KILLED, TuningState
+from .outcome import UNSEEN_WORK, Outcome, contender_name, disagreement
+from .state import TuningState
 from .tuned_bundle import previous_outcome
 
 _log = logging.getLogger(__name__)
@@ -50,11 +50,11 @@ class Session:
     begin: float
 
     def left(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
-        """Those that the state does not hold, and behind them those whose run was killed."""
+        """Those that the state does not hold, and behind them those that something disturbed."""
         outcomes = self.state.outcomes
         new = [one for one in rankings if one.problem.key not in outcomes]
         known = [one for one in rankings if one.problem.key in outcomes]
-        return new + [one for one in known if KILLED in outcomes[one.problem.key].doubts]
+        return new + [one for one in known if outcomes[one.problem.key].is_disturbed]
 
     def measure(
         self, rankings: Sequence[ProblemRanking], progress: Progress | None
@@ -95,7 +95,10 @@ class Session:
         import torch
 
         key = ranking.problem.key
-        runs = self.contenders.of(ranking)
+        without = self.state.left_out(key)
+        runs = {
+            name: run for name, run in self.contenders.of(ranking).items() if name not in without
+        }
         if not runs.keys() - {ATEN, TRITON}:
             return self._why_none(ranking)
         trying = functools.partial(self.state.trying, key=key)
@@ -143,6 +146,8 @@ class _Looks:
         self._passed_s += seconds
         if self._passed_s >= LOOK_EVERY_S and not self._state.is_confirmed:
             self._look()
+            if self.busy not in (None, UNSEEN_WORK):
+                self.busy = wait_until_idle(self._bench)
 
     def end(self) -> None:
         if not self._state.is_confirmed:

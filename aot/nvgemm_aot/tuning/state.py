@@ -1,8 +1,9 @@
 """What a tuning has measured so far, in a file that outlives an interruption.
 
 Its first line says what tuning it is; each other one adds what became known: an outcome, that other
-work was looked for, that a contender broke the device. Which contender runs for the first time
-stands on the last line meanwhile: it is still there where that run never came back.
+work was looked for, that a contender broke the device, what bundle came of it. Which contender runs
+for the first time stands on the last line meanwhile: it is still there where that run never came
+back.
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ from pathlib import Path
 
 from nvgemm_runtime.errors import TuningError
 
+from .contenders import ATEN, TRITON
 from .journal import Journal, Line
 from .outcome import Outcome, contender_name
 from .outcome_json import outcome_json, read_outcome, read_text
 
 _log = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 """Of the file."""
 
 MOST_KILLS = 2
-"""A contender that was running for the first time when so many runs were killed counts as broken.
-One kill may well be a job's time limit."""
+"""A kernel that was running for the first time on a problem when so many runs were killed counts as
+broken; ATen and Triton are left out of that problem. One kill may well be a job's time limit."""
 
 
 KILLED = "the run that measured it was killed before other work on the GPU was looked for"
-"""Doubt of outcomes that were not confirmed; they are measured again, after all others."""
+"""Doubt of outcomes that were not confirmed."""
 
 
 def state_path(output: Path) -> Path:
@@ -50,6 +52,7 @@ class TuningState:
     Attributes:
         outcomes: Those that are known.
         broken: By name, contenders that are not to be run again, and why.
+        written: Build keys of the bundles that came of it.
 
     Raises:
         StorageError: If the file cannot be read or written, or is damaged.
@@ -59,6 +62,7 @@ class TuningState:
     def __init__(self, path: Path, identity: Mapping[str, str], ids: Collection[str]) -> None:
         self.outcomes: dict[str, Outcome] = {}
         self.broken: dict[str, str] = {}
+        self.written: set[str] = set()
         self._path = path
         self._ids = ids
         self._unconfirmed: set[str] = set()
@@ -97,6 +101,18 @@ class TuningState:
         self._journal.append({"broken": contender, "reason": reason})
         self.broken[contender] = reason
 
+    def add_written(self, build_key: str) -> None:
+        """Keep, before it is written, that a bundle with measurements comes of this tuning."""
+        if build_key not in self.written:
+            self._journal.append({"written": build_key})
+            self.written.add(build_key)
+
+    def left_out(self, key: str) -> set[str]:
+        """Contenders that are not to be run again on a problem, for runs were killed there."""
+        return {
+            name for (name, on), kills in self._kills.items() if on == key and kills >= MOST_KILLS
+        }
+
     def trying(self, contender: str, key: str) -> AbstractContextManager[None]:
         """Have it written down, meanwhile, which contender runs for the first time on a problem."""
         return self._journal.meanwhile({"running": contender, "on": key})
@@ -113,10 +129,10 @@ class TuningState:
                 self._take(line)
             except (ValueError, KeyError) as error:
                 self._journal.fail(f"{type(error).__name__}: {error}")
+        if self._running is not None:
+            self._add_kill(*self._running)  # first, while that is on the last line
         if self._unconfirmed:
             self.confirm(KILLED)
-        if self._running is not None:
-            self._add_kill(*self._running)
 
     def _check_identity(self, first: Line, identity: Mapping[str, str]) -> None:
         version, found = first.get("version"), first.get("identity")
@@ -146,6 +162,8 @@ class TuningState:
             self._confirm(None if doubt is None else read_text(doubt))
         elif "broken" in line:
             self.broken[read_text(line["broken"])] = read_text(line["reason"])
+        elif "written" in line:
+            self.written.add(read_text(line["written"]))
         elif "killed" in line:
             self._kills[read_text(line["killed"]), read_text(line["on"])] += 1
         else:
@@ -162,8 +180,10 @@ class TuningState:
         self._journal.append({"killed": contender, "on": key})
         self._kills[contender, key] += 1
         kills = self._kills[contender, key]
-        name = contender_name(contender)
-        said = f"{key}: {name} was killed in its first run (time {kills} of {MOST_KILLS})"
+        said = (
+            f"{key}: {contender_name(contender)} was killed in its first run, perhaps by a time "
+            f"limit (time {kills} of {MOST_KILLS})"
+        )
         _log.warning("%s", said)
-        if kills >= MOST_KILLS:
+        if kills >= MOST_KILLS and contender not in (ATEN, TRITON):
             self.add_broken(contender, said)

@@ -9,16 +9,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime import __version__
+from nvgemm_runtime.aten_settings import unusual_setting
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.format import Header, sha256_hex
+from nvgemm_runtime.library import require_libraries
 from nvgemm_runtime.refusals import refusal
 
-from ..bundle import write_bundle
+from ..bundle import ProblemRanking, write_bundle
 from .contenders import Contenders
 from .measuring import Bench
 from .outcome import Outcome
-from .output import reserved
+from .output import refuse_foreign_measurements, reserved
 from .pruning import Pruned, prune
 from .session import OUT_OF_BUDGET, OUT_OF_MEMORY, Progress, Session
 from .state import TuningState, state_path
@@ -100,18 +102,22 @@ def tune(
 
     Raises:
         TuningError: If the device cannot run the bundles, they declare no problem or do not go
-            together, no right kernel is left, the state is another tuning's, the output holds
-            measurements and its state is gone, or a kernel leaves the GPU unusable.
+            together, ATen is not set as usual, no right kernel is left, the state is another
+            tuning's, the output holds measurements of another tuning, or a kernel leaves the GPU
+            unusable.
         BundleFormatError: If a bundle is damaged.
+        DriverError: If a library that kernels need is missing or does not fit.
+        ToolchainError: If the native launcher is missing.
         StorageError: If a file cannot be read or written, or the state is damaged.
     """
     begin = clock()
     with contextlib.ExitStack() as stack:
         bundles = stack.enter_context(_opened(paths, bench))
-        content = read_together(bundles)
+        content = read_together(bundles, bench.facts)
         if not content.rankings:
             named = ", ".join(map(str, paths))
             raise TuningError(f"{named}: no problem is declared, so there is nothing to measure")
+        _refuse_unusual_aten(content.rankings)
         stack.enter_context(reserved(output))
         stored_bytes = {
             kernel.id: kernel.span.stored_bytes
@@ -122,6 +128,7 @@ def tune(
             state_path(output), _identity(bundles, bench, options), stored_bytes.keys()
         )
         stack.callback(state.close)
+        refuse_foreign_measurements(output, state.written)
         contenders = Contenders(
             bundles,
             all_kernels=options.all_kernels,
@@ -149,7 +156,10 @@ def tune(
         pruned = None
         if options.prunes:
             made, pruned = prune(made)
-        header = write_bundle(output, with_build_key(made, content.build_key))
+        made = with_build_key(made, content.build_key)
+        if any(ranking.measured is not None for ranking in made.rankings):
+            state.add_written(made.build_key)
+        header = write_bundle(output, made)
         file_bytes = output.stat().st_size
     keys = [ranking.problem.key for ranking in content.rankings]
     return Tuned(
@@ -163,9 +173,8 @@ def tune(
         pruned=pruned,
         state=state_path(output) if state.outcomes else None,
         measured_now=len(left) - len(left_out),
-        is_complete=not any(
-            why.startswith((OUT_OF_BUDGET, OUT_OF_MEMORY)) for why in left_out.values()
-        ),
+        is_complete=not any(outcome.is_disturbed for outcome in state.outcomes.values())
+        and not any(why.startswith((OUT_OF_BUDGET, OUT_OF_MEMORY)) for why in left_out.values()),
     )
 
 
@@ -177,7 +186,18 @@ def _opened(paths: Sequence[Path], bench: Bench) -> Iterator[list[Bundle]]:
             reason = refusal(bundle.header, bench.facts)
             if reason is not None:
                 raise TuningError(f"{bundle.path} cannot be measured here: {reason}")
+            require_libraries(bundle.header)  # or each kernel would be blamed for what is missing
         yield bundles
+
+
+def _refuse_unusual_aten(rankings: Sequence[ProblemRanking]) -> None:
+    for dtype in dict.fromkeys(ranking.problem.signature.a for ranking in rankings):
+        setting = unusual_setting(dtype)
+        if setting is not None:
+            raise TuningError(
+                f"{setting}: ATen's times would be those of another ATen; set it back, perhaps by "
+                "an environment variable of torch's, and run again"
+            )
 
 
 def _identity(bundles: Sequence[Bundle], bench: Bench, options: Options) -> dict[str, str]:

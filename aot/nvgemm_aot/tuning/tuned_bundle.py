@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import TuningError
+from nvgemm_runtime.facts import DeviceFacts
 from nvgemm_runtime.format import (
     Measured,
     RankingSource,
@@ -16,22 +17,29 @@ from nvgemm_runtime.format import (
     sha256_hex,
     source_json,
 )
+from nvgemm_runtime.validity import why_not_here
 
 from ..bundle import BundleContent, ProblemRanking
 from ..bundle_content import read_content
 from .contenders import ATEN, TRITON
-from .outcome import Outcome, contender_name
+from .outcome import Outcome, contender_name, disagreement
 from .separation import Interval, contending, is_decided
 
 LEFT_UNDECIDED = "one of the fastest was thrown out later, and those left were not told apart"
 
 
-def read_together(bundles: Sequence[Bundle]) -> BundleContent:
+def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleContent:
     """What several bundles of one target, device profile and toolchain hold together.
 
-    A problem that several rank has the kernels of all, in the order of the first; what only one of
-    them measured of it comes before an estimate. Kernels that this one did not measure have no time
-    and stand behind all others: `tuned_content` leaves them out again if they still have none.
+    A problem that several rank has the kernels of all, in the order of the one that says most about
+    this device: measured on it without doubts, then with doubts, then on another, then estimated;
+    of equals the first. What two certain measurements on one product of GPU disagree about makes
+    the ranking uncertain. Kernels that were not measured for it have no time and stand behind all
+    others: `tuned_content` leaves them out again if they still have none.
+
+    Args:
+        bundles: At least one.
+        facts: The device that they are tuned on.
 
     Raises:
         BundleFormatError: If one is damaged.
@@ -53,7 +61,7 @@ def read_together(bundles: Sequence[Bundle]) -> BundleContent:
     for content in contents:
         for ranking in content.rankings:
             key = ranking.problem.key
-            rankings[key] = _joined(rankings[key], ranking) if key in rankings else ranking
+            rankings[key] = _joined(rankings[key], ranking, facts) if key in rankings else ranking
     ranked = {ranking.problem for ranking in rankings.values()}
     return replace(
         first,
@@ -72,13 +80,35 @@ def _text(value: object) -> str:
     return str(getattr(value, "key", value))
 
 
-def _joined(one: ProblemRanking, other: ProblemRanking) -> ProblemRanking:
-    if one.measured is None and other.measured is not None:
+def _joined(one: ProblemRanking, other: ProblemRanking, facts: DeviceFacts) -> ProblemRanking:
+    if _weakness(other, facts) < _weakness(one, facts):
         one, other = other, one
     known = {id_ for id_, _ in one.kernels}
     # Times of two sources do not compare, and what one has not measured has no place in its order.
     added = tuple((id_, None) for id_, _ in other.kernels if id_ not in known)
-    return replace(one, kernels=(*one.kernels, *added))
+    joined = replace(one, kernels=(*one.kernels, *added))
+    differs = _disagreement(other, one)
+    if joined.measured is None or differs is None:
+        return joined
+    doubts = (*joined.measured.doubts, differs)
+    return replace(joined, measured=replace(joined.measured, doubts=doubts))
+
+
+def _weakness(ranking: ProblemRanking, facts: DeviceFacts) -> int:
+    """How little a ranking says about a device."""
+    measured, source = ranking.measured, ranking.source
+    if measured is None or source.conditions is None:
+        return 3
+    if why_not_here(replace(measured, doubts=()), source, facts) is not None:
+        return 2
+    return 1 if measured.doubts else 0
+
+
+def _disagreement(before: ProblemRanking, now: ProblemRanking) -> str | None:
+    """What two measurements on one product of GPU disagree about, if they are both that."""
+    gpu = now.source.gpu
+    old, new = previous_outcome(before, gpu), previous_outcome(now, gpu)
+    return None if old is None or new is None else disagreement(old, new)
 
 
 def tuned_content(
@@ -157,7 +187,7 @@ def _as_before(ranking: ProblemRanking) -> ProblemRanking:
     if ranking.source.kind != "measurement":
         return ranking
     timed = tuple(place for place in ranking.kernels if place[1] is not None)
-    return replace(ranking, kernels=timed or ranking.kernels)
+    return replace(ranking, kernels=timed)
 
 
 def _why_unserved(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from .. import jit_client
 from ..aten import OPERATORS, AtenGemm
+from ..aten_settings import unusual_setting
 from ..bundle import Bundle
 from ..counters import COUNTERS
 from ..declarable import declarable
@@ -94,6 +95,7 @@ def find_offers(
         trusts=trusts,
         needs_kernel=needs_kernel,
         is_precise=gemm.is_precise,
+        aten_setting=unusual_setting(asked[0].problem.signature.a),
         beside=beside,
     )
     wanted = declarable(gemm)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch._inductor import ir
+from torch._inductor import config, ir
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
 from torch._inductor.virtualized import V
@@ -75,11 +75,15 @@ def find_aten_gemm(choices: list[Any]) -> tuple[str, Any] | None:
 def backends_beside_aten(choices: list[Any]) -> frozenset[str]:
     """Backends with choices for a GEMM besides ATen: `TRITON`, or else the class of the choices.
 
+    `TRITON` is the one that `tune` asks. Where Inductor is to search more, that is another.
+
     A graph of Inductor's own, such as a decomposed k, stands beside Triton's choices alone, and is
     among those of which the fastest was measured.
     """
+    space = config.max_autotune_gemm_search_space
+    triton = TRITON if space == "DEFAULT" else f"{TRITON}, {space}"
     return frozenset(
-        TRITON if isinstance(choice, _TRITONS) else type(choice).__name__
+        triton if isinstance(choice, _TRITONS) else type(choice).__name__
         for choice in choices
         if aten_operator(choice) is None
     )
