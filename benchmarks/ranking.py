@@ -32,7 +32,14 @@ from resuming import command_line, today
 
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.facts import DeviceFacts
-from nvgemm_runtime.format import Header, Measured, Ranked, Ranking
+from nvgemm_runtime.format import (
+    Conditions,
+    Header,
+    Measured,
+    Ranked,
+    Ranking,
+    RankingSource,
+)
 from nvgemm_runtime.match import BundleView, Index, Miss
 from nvgemm_runtime.nearest import NearestSizes
 from nvgemm_runtime.operands import MAX_ALIGNMENT_BYTES
@@ -43,6 +50,14 @@ OFFERED = (1, 2, 3, 4)
 """Kernels that autotuning picks among."""
 ROUNDS = 5
 WINDOW_NS = 2_000_000.0
+
+TUNED = RankingSource(
+    kind="measurement",
+    by=f"benchmarks/{Path(__file__).name}",
+    gpu=H200.name,
+    conditions=Conditions(driver="", torch="", cuda="13.0", date=""),
+)
+"""As if `nvgemm-aot tune` had measured on this GPU."""
 
 Order = list[int]
 """Positions of kernels in the bundle, the one that should be best first."""
@@ -111,8 +126,8 @@ def with_measured_times(header: Header, times: Times, *, all_kernels: bool) -> H
         order = sorted(ranked, key=row.__getitem__)
         places = tuple(Ranked(kernel=kernel, time_ns=round(row[kernel])) for kernel in order)
         measured = Measured(spreads_ns=(0,) * len(order), aten=None, triton=None, doubts=())
-        rankings.append(replace(ranking, kernels=places, measured=measured))
-    return replace(header, rankings=tuple(rankings))
+        rankings.append(replace(ranking, source=0, kernels=places, measured=measured))
+    return replace(header, sources=(TUNED,), rankings=tuple(rankings))
 
 
 def without_interpolation(header: Header) -> Header:
