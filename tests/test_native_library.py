@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.resources
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from nvgemm_runtime.errors import ToolchainError
 
 def _library() -> ELFFile:
     resource = importlib.resources.files("nvgemm_runtime").joinpath("_native.so")
-    return ELFFile(resource.open("rb"))
+    return ELFFile(io.BytesIO(resource.read_bytes()))
 
 
 def test_the_library_needs_only_what_every_process_has() -> None:
