@@ -143,22 +143,22 @@ def fill(
     measure_one: Callable[[Variant], dict[str, Any]],
 ) -> list[str]:
     """Measure in this order while there is time, and keep each run; returns labels that failed."""
-    failures: dict[str, str] = {}
-    command = {"command": command_line(), "date": today()}
+    failed: list[str] = []
+    before = len(record["runs"])
     for number, variant in in_time(order, budget, kind=lambda variant: variant.mode):
-        if variant.label in failures:
+        if variant.label in failed:
             continue
         try:
             run = measure_one(variant)
             refuse_other_work(record["runs"], run)
         except click.ClickException as error:
-            failures[variant.label] = f"{variant.label} FAILED: {error.message}"
-            click.echo(failures[variant.label], err=True)
+            click.echo(f"{variant.label} FAILED: {error.message}", err=True)
+            failed.append(variant.label)
             continue
         if record["runs"]:
             refuse_other_machine(record["runs"][0], run)
-        if not any(one is command for one in record["commands"]):
-            record["commands"].append(command)
+        if len(record["runs"]) == before:
+            record["commands"].append({"command": command_line(), "date": today()})
         record["runs"].append(run)
         click.echo(
             f"{number + 1}/{len(order)} {variant.label}: first result "
@@ -168,7 +168,7 @@ def fill(
         )
         if path is not None:  # as far as it came, should the time run out
             write(path, f"{json.dumps(record, indent=1)}\n")
-    return list(failures)
+    return failed
 
 
 @click.command()
@@ -254,7 +254,7 @@ def main(
     read_from_disk()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
         kept = Path(name) / "kernels"
-        failures = fill(
+        failed = fill(
             record, order, budget, json_path, lambda one: measure(one, device, batches, kept)
         )
     if record["runs"]:
@@ -262,8 +262,8 @@ def main(
         if json_path is not None:
             write(json_path.with_suffix(".txt"), f"{text}\n")
         click.echo(text)
-    if failures:
-        raise click.ClickException(f"{', '.join(failures)} FAILED, for the reasons above")
+    if failed:
+        raise click.ClickException(f"{', '.join(failed)} FAILED, for the reasons above")
 
 
 if __name__ == "__main__":

@@ -85,11 +85,8 @@ def test_a_state_of_another_tuning_is_refused(
         run(tunable, tuned_path, bench(dictated), all_kernels=True)
 
 
-def test_problems_that_do_not_fit_into_memory_keep_their_ranking(
-    tunable: Path, tuned_path: Path, dictated: DictatedTimer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import torch
-
+def lack_memory(patch: pytest.MonkeyPatch) -> None:
+    """Have the operands of the second problem not fit."""
     make_sets = measuring.make_sets
 
     def lacking(problem: Problem, *arguments: Any, **options: Any) -> Any:
@@ -97,7 +94,13 @@ def test_problems_that_do_not_fit_into_memory_keep_their_ranking(
             raise torch.OutOfMemoryError("tried to allocate 99 GiB")
         return make_sets(problem, *arguments, **options)
 
-    monkeypatch.setattr(measuring, "make_sets", lacking)
+    patch.setattr(measuring, "make_sets", lacking)
+
+
+def test_problems_that_do_not_fit_into_memory_keep_their_ranking(
+    tunable: Path, tuned_path: Path, dictated: DictatedTimer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lack_memory(monkeypatch)
     tuned = run(tunable, tuned_path, bench(dictated))
     ((key, reason),) = tuned.unmeasured.items()
     assert key == PROBLEMS[1].key
@@ -111,15 +114,8 @@ def test_problems_that_do_not_fit_into_memory_keep_their_ranking(
 def test_what_did_not_fit_into_memory_is_tried_again_and_nothing_else(
     tunable: Path, tuned_path: Path, dictated: DictatedTimer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_sets = measuring.make_sets
-
-    def lacking(problem: Problem, *arguments: Any, **options: Any) -> Any:
-        if problem.m == 16:
-            raise torch.OutOfMemoryError("tried to allocate 99 GiB")
-        return make_sets(problem, *arguments, **options)
-
     with monkeypatch.context() as patch:
-        patch.setattr(measuring, "make_sets", lacking)
+        lack_memory(patch)
         run(tunable, tuned_path, bench(dictated))
     dictated.prepared.clear()
     tuned = run(tunable, tuned_path, bench(dictated))

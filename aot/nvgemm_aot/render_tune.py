@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from nvgemm_runtime.format import Timing
-
 from .tables import size_text, table
 from .tuning.outcome import contender_name
+from .tuning.outcome_json import outcome_json
 
 if TYPE_CHECKING:
     from .tuning.outcome import Outcome
@@ -42,18 +41,9 @@ def tuned_document(tuned: Tuned) -> Document:
 
 
 def _outcome_document(outcome: Outcome) -> Document:
-    return {
-        "kernels": [[id_, *_timing(timing)] for id_, timing in outcome.kernels.items()],
-        "aten": outcome.aten and _timing(outcome.aten),
-        "triton": outcome.triton and _timing(outcome.triton),
-        "wrong": dict(outcome.wrong),
-        "doubts": list(outcome.doubts),
-        "date": outcome.conditions.date,
-    }
-
-
-def _timing(timing: Timing) -> list[int]:
-    return [timing.time_ns, timing.spread_ns]
+    document = outcome_json(outcome)
+    conditions = document.pop("conditions")  # but for the date they are the same for all
+    return {**document, "date": conditions["date"]}
 
 
 def tuned_text(document: Document) -> str:

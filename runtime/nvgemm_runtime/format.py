@@ -180,7 +180,8 @@ class Timing:
 
     Attributes:
         time_ns: Median, in nanoseconds.
-        spread_ns: The true median lies within ``time_ns`` ± this, with a confidence of 95 %.
+        spread_ns: The true median lies within ``time_ns`` ± this, with a confidence of 95 % for
+            each timing by itself.
     """
 
     time_ns: int
@@ -295,8 +296,8 @@ def measured_json(measured: Measured) -> dict[str, Any]:
     """What was measured, as the header holds it."""
     return {
         "spreads_ns": list(measured.spreads_ns),
-        "aten": _timing_json(measured.aten),
-        "triton": _timing_json(measured.triton),
+        "aten": timing_json(measured.aten),
+        "triton": timing_json(measured.triton),
         "doubts": list(measured.doubts),
     }
 
@@ -312,7 +313,8 @@ def _ranking_json(ranking: Ranking) -> dict[str, Any]:
     )
 
 
-def _timing_json(timing: Timing | None) -> list[int] | None:
+def timing_json(timing: Timing | None) -> list[int] | None:
+    """A timing as the header holds it: nanoseconds and spread."""
     return None if timing is None else [timing.time_ns, timing.spread_ns]
 
 

@@ -121,6 +121,8 @@ class Index:
                 for problem, why in bundle.header.unserved.items():
                     self._unserved.setdefault(problem, f"{bundle.name}: {why}")
         for places in self._declared.values():
+            if len(places) == 1:  # nearly all
+                continue
             # Stable: of equals, the one preferred.
             places.sort(key=self._day, reverse=True)
             places.sort(

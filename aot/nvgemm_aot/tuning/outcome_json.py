@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import asdict, fields
 from typing import Any
 
-from nvgemm_runtime.format import Conditions, Timing
+from nvgemm_runtime.format import Conditions, Timing, timing_json
 
 from .outcome import Outcome
 
@@ -17,17 +17,15 @@ _MOST = 2**63 - 1
 def outcome_json(outcome: Outcome) -> dict[str, Any]:
     """An outcome as a JSON object."""
     return {
-        "kernels": [[id_, *_timing_json(timing)] for id_, timing in outcome.kernels.items()],
-        "aten": outcome.aten and _timing_json(outcome.aten),
-        "triton": outcome.triton and _timing_json(outcome.triton),
+        "kernels": [
+            [id_, timing.time_ns, timing.spread_ns] for id_, timing in outcome.kernels.items()
+        ],
+        "aten": timing_json(outcome.aten),
+        "triton": timing_json(outcome.triton),
         "wrong": dict(outcome.wrong),
         "doubts": list(outcome.doubts),
         "conditions": asdict(outcome.conditions),
     }
-
-
-def _timing_json(timing: Timing) -> list[int]:
-    return [timing.time_ns, timing.spread_ns]
 
 
 def read_outcome(value: Any, ids: Collection[str]) -> Outcome:

@@ -219,10 +219,8 @@ def _without(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRankin
 
 def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interval]:
     """By contender, what the race went by."""
-    timings: dict[str, Timing | None] = {ATEN: measured.aten, TRITON: measured.triton}
-    for (id_, time_ns), spread_ns in zip(ranking.kernels, measured.spreads_ns):
-        if time_ns is not None:
-            timings[id_] = Timing(time_ns=time_ns, spread_ns=spread_ns)
+    torchs_own = {ATEN: measured.aten, TRITON: measured.triton}
+    timings = {**torchs_own, **_timings(ranking, measured)}
     return {
         name: Interval(
             median=timing.time_ns,
@@ -231,6 +229,15 @@ def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interva
         )
         for name, timing in timings.items()
         if timing is not None
+    }
+
+
+def _timings(ranking: ProblemRanking, measured: Measured) -> dict[str, Timing]:
+    """By id, the kernels that were measured."""
+    return {
+        id_: Timing(time_ns=time_ns, spread_ns=spread_ns)
+        for (id_, time_ns), spread_ns in zip(ranking.kernels, measured.spreads_ns)
+        if time_ns is not None
     }
 
 
@@ -262,11 +269,7 @@ def previous_outcome(ranking: ProblemRanking, gpu: str) -> Outcome | None:
     if measured is None or source.conditions is None or source.gpu != gpu:
         return None
     return Outcome(
-        kernels={
-            id_: Timing(time_ns=time_ns, spread_ns=spread_ns)
-            for (id_, time_ns), spread_ns in zip(ranking.kernels, measured.spreads_ns)
-            if time_ns is not None
-        },
+        kernels=_timings(ranking, measured),
         aten=measured.aten,
         triton=measured.triton,
         wrong={},
