@@ -31,7 +31,7 @@ from .cache_key import installed_digest
 from .choice import GemmChoice, settle
 from .failures import survive
 from .fallbacks import StockCall
-from .hook import why_not_here
+from .hook import on_equal_terms, why_not_here
 from .modes import current_mode
 from .offers import Found, find_offers
 from .reading import operand, operand_of
@@ -97,8 +97,8 @@ def _choices(activation: Activation, unfused: _Unfused) -> list[Any]:
     report.met(found.gemm, basis=found.basis, offered=offered, measured=found.measured)
     unfused.nvgemm_aot_gemm = found.gemm
     if current_mode() is Mode.REQUIRED and not _find(None, unfused).offers:
-        return fused  # what would stand there without us has no prebuilt kernel
-    return [unfused, *fused]
+        return on_equal_terms(fused)  # what would stand there without us has no prebuilt kernel
+    return on_equal_terms([unfused, *fused])
 
 
 def _find(activation: Activation | None, unfused: _Unfused) -> Found:

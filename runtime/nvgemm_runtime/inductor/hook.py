@@ -33,6 +33,7 @@ from .alternatives import is_alternative
 from .choice import GemmChoice, can_settle, settle
 from .failures import log_failure, survive
 from .fallbacks import StockCall, has_cpp_call
+from .gpu_time import time_on_gpu
 from .modes import OPTION, current_mode
 from .reading import (
     backends_beside_aten,
@@ -103,9 +104,16 @@ def _with_ours(choices: list[Any]) -> list[Any]:
     if not ours:
         return choices
     if current_mode() is Mode.REQUIRED:
-        return [*nvgemm_backend.without_any(choices), *ours]
+        return on_equal_terms([*nvgemm_backend.without_any(choices), *ours])
     operators = {choice.offer.kernel.operator for choice in ours}
-    return [*nvgemm_backend.without_doubles(choices, operators), *ours]
+    return on_equal_terms([*nvgemm_backend.without_doubles(choices, operators), *ours])
+
+
+def on_equal_terms(choices: list[Any]) -> list[Any]:
+    """The choices for a GEMM, bundled kernels among them, to be timed by their time on the GPU."""
+    if choices[0].layout.device.type == "cuda":
+        time_on_gpu(choices)
+    return choices
 
 
 @dataclass(frozen=True, kw_only=True)

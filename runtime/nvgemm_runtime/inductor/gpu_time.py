@@ -1,0 +1,211 @@
+"""Times the choices for a GEMM by what they take on the GPU, without their launches.
+
+Inductor times a choice between two events around the host's call. Where the host takes longer than
+the kernel, as for most GEMMs of a small batch, that is the time of the launch, which nobody pays
+under CUDA graphs. The choices that bundled kernels join are all timed here instead: every call
+waits in the stream behind a kernel that spins until the host has sent them all, so that the GPU
+never waits for the host. Before each call the L2 cache is overwritten, as Inductor does, so that
+operands are read from memory.
+
+The names of torch that are used here are private, and were read on torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._inductor import config
+from torch._inductor.runtime import benchmarking
+
+_log = logging.getLogger(__name__)
+
+MOST_CALLS = 30
+"""Calls of a choice that are timed, and at least `FEWEST_CALLS`."""
+
+FEWEST_CALLS = 3
+
+LONGEST_MS = 10.0
+"""Milliseconds on the GPU after which a choice is timed no more often, unless the user allows less
+(``TORCHINDUCTOR_INDUCTOR_DEFAULT_AUTOTUNE_REP``)."""
+
+TRIAL_CALLS = 5
+"""Calls that say how long the host and the GPU take for one."""
+
+WARM_UP_WRITES = 50
+"""Writes over the L2 cache before calls are timed, about a millisecond: while torch compiles, the
+GPU is idle, and the first choice must not be the only one that meets low clocks."""
+
+LAUNCH_SHARE = 1 / 512
+"""Share of a call's time on the host that is added to its time on the GPU: of choices that take the
+same time on the GPU, the cheapest launch wins, and no more than that. Launches take 4 to 40
+microseconds, so this adds less than 0.1."""
+
+CYCLES_PER_MS = 2_000_000
+"""Of a GPU's clock, as `torch.cuda._sleep` counts; Hopper and Blackwell run at up to 1.98 GHz."""
+
+ATTEMPTS = 3
+"""How often the wait is doubled where the host did not keep ahead of the GPU."""
+
+_STOCK_TIMERS = ("InductorBenchmarker", "TritonBenchmarker")
+"""Benchmarkers of torch that time launches too. Its profiler-based one and a user's own measure as
+they were asked to."""
+
+_thread = threading.local()
+
+
+def time_on_gpu(choices: Iterable[Any]) -> None:
+    """Have these choices of one GEMM timed by what they take on the GPU, all in the same way.
+
+    Their times are kept in Inductor's caches apart from those that Inductor took itself. Settings
+    of the user stay in force: a profiler that measures kernels is used as it was asked for.
+
+    Args:
+        choices: Inductor's choices: ATen's, Triton's and bundled kernels.
+    """
+    if config.profile_bandwidth_with_do_bench_using_profiling or not _replace_timer():
+        return
+    for choice in choices:
+        # Requests are what is timed, in other processes too; what compiles itself has none.
+        requests = [name for name in ("bmreq", "_bmreq") if vars(choice).get(name) is not None]
+        for name in requests:
+            setattr(choice, name, TimedRequest(vars(choice)[name]))
+        if not requests:
+            choice.benchmark = functools.partial(_benchmark, choice.benchmark)
+        choice.hash_key = functools.partial(_hash_key, choice.hash_key)
+
+
+class TimedRequest:
+    """A benchmark request of Inductor whose calls are timed on the GPU, in whatever process.
+
+    Args:
+        request: The request, which is used for everything else.
+    """
+
+    def __init__(self, request: Any) -> None:
+        object.__setattr__(self, "_request", request)
+
+    def benchmark(self, *tensors: torch.Tensor, out: torch.Tensor | None = None) -> float:
+        """Milliseconds that a call takes on the GPU."""
+        _replace_timer()  # in a process that torch started for benchmarks, it is not yet
+        return _benchmark(self._request.benchmark, *tensors, out=out)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._request, name, value)
+
+    def __reduce__(self) -> tuple[type[TimedRequest], tuple[Any]]:
+        return TimedRequest, (self._request,)
+
+
+def _benchmark(benchmark: Callable[..., float], *args: Any, **kwargs: Any) -> float:
+    with _timing_on_gpu():
+        return benchmark(*args, **kwargs)
+
+
+def _hash_key(hash_key: Callable[[], str]) -> str:
+    return f"{hash_key()}-on-gpu"
+
+
+@contextlib.contextmanager
+def _timing_on_gpu() -> Iterator[None]:
+    before = getattr(_thread, "is_timing", False)
+    _thread.is_timing = True
+    try:
+        yield
+    finally:
+        _thread.is_timing = before
+
+
+def _replace_timer() -> bool:
+    """Have torch's benchmarker ask `measure_ms` where choices are timed on the GPU.
+
+    Returns:
+        Whether it does. A benchmarker that the user chose or replaced is left alone.
+    """
+    benchmarker: Any = benchmarking.benchmarker
+    found = vars(benchmarker).get("benchmark_gpu")
+    if found is None and type(benchmarker).__name__ in _STOCK_TIMERS:
+        benchmarker.benchmark_gpu = found = _Timer(benchmarker)
+    return isinstance(found, _Timer)
+
+
+class _Timer:
+    """``benchmark_gpu`` of a benchmarker: its own, but for choices that are timed on the GPU."""
+
+    def __init__(self, benchmarker: Any) -> None:
+        self._benchmarker = benchmarker
+
+    def __call__(self, call: Callable[[], Any], *args: Any, **options: Any) -> Any:
+        if not getattr(_thread, "is_timing", False):
+            stock = type(self._benchmarker).benchmark_gpu
+            return stock(self._benchmarker, call, *args, **options)
+        # From torch 2.13 on, processes may be told to keep away from each other's benchmarks.
+        lock = getattr(benchmarking, "maybe_gpu_benchmark_lock", contextlib.nullcontext)
+        with lock():
+            return measure_ms(call, longest_ms=min(LONGEST_MS, float(options.get("rep", 1e9))))
+
+
+def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) -> float:
+    """Milliseconds of a call on the current GPU: the median, and a sliver of the host's time.
+
+    Args:
+        call: Sends work to the current stream. It is called once for nothing.
+        longest_ms: About what all timed calls may take on the GPU.
+    """
+    call()  # loads code, and lets libraries choose their kernels
+    torch.cuda.synchronize()
+    cache = _l2_sized_buffer()
+    trial = [_timed_call(call, cache) for _ in range(TRIAL_CALLS)]
+    torch.cuda.synchronize()
+    launch_ms = statistics.median(host_ms for *_, host_ms in trial)
+    gpu_ms = min(_elapsed_ms(begin, end) for begin, end, _ in trial)
+    count = max(FEWEST_CALLS, min(MOST_CALLS, int(longest_ms / max(gpu_ms, 1e-3))))
+
+    wait_ms = 2 * count * launch_ms
+    for attempt in range(ATTEMPTS):
+        for _ in range(WARM_UP_WRITES if attempt == 0 else 0):
+            cache.zero_()
+        torch.cuda._sleep(int(wait_ms * CYCLES_PER_MS))
+        sent = [_timed_call(call, cache) for _ in range(count)]
+        kept_ahead = not sent[0][0].query()
+        torch.cuda.synchronize()
+        if kept_ahead:
+            break
+        wait_ms *= 2
+    else:
+        _log.debug("a choice was timed while the GPU waited for its launches")
+    median_ms = statistics.median(_elapsed_ms(begin, end) for begin, end, _ in sent)
+    return median_ms + LAUNCH_SHARE * launch_ms
+
+
+_TimedCall = tuple[torch.cuda.Event, torch.cuda.Event, float]
+
+
+def _timed_call(call: Callable[[], object], cache: torch.Tensor) -> _TimedCall:
+    """Send a call behind a write over the L2 cache: its events, and milliseconds of the host."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start = time.perf_counter()
+    cache.zero_()
+    begin.record()
+    call()
+    end.record()
+    return begin, end, (time.perf_counter() - start) * 1e3
+
+
+def _elapsed_ms(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    return float(begin.elapsed_time(end))
+
+
+def _l2_sized_buffer() -> torch.Tensor:
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return torch.empty(int(properties.L2_cache_size) // 4, dtype=torch.int32, device="cuda")
