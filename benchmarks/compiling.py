@@ -89,13 +89,17 @@ class Worker:
         Raises:
             click.ClickException: If the worker ended instead of answering.
         """
+        self.tell(question)
+        return self.answer()
+
+    def tell(self, question: Any) -> None:
+        """Send a line; `answer` reads what comes of it."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(question) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # it has ended: its log says why
-        return self.answer()
 
     def answer(self) -> Any:
         """Read a line; see `ask`."""

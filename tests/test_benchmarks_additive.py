@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +17,13 @@ from nvgemm_aot.manifest import load_manifest
 from nvgemm_runtime.element_types import DType
 from nvgemm_runtime.problem import Problem
 
-(models,) = load("additive_models")
+models, additive_table = load("additive_models", "additive_table")
 
 # Fake tensors replace functions of torch for the rest of a process, so this runs in its own.
 _COUNT_GEMMS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-import additive, additive_models
+import additive_models, additive_worker
 from nvgemm_aot.fake_cuda import fake_tensors
 from nvgemm_aot.gemm_calls import GemmCalls
 
@@ -32,7 +33,7 @@ with fake_tensors():
         for batch in additive_models.BATCHES:
             module, inputs = additive_models.build(name, "cuda", batch=batch)
             with GemmCalls() as calls:
-                additive.run(module, module, inputs, model.training)
+                additive_worker.run(module, module, inputs, model.training)
             assert not calls.others, calls.others
             found.setdefault(name, {})[batch] = [problem.key for problem in calls.problems]
 print(json.dumps(found))
@@ -101,3 +102,41 @@ def test_usual_batch_is_a_declared_one_and_an_empty_batch_is_refused() -> None:
     assert models.USUAL_BATCH in models.BATCHES
     with pytest.raises(ValueError, match="batch of decode must be 1 or more, not 0"):
         models.build("decode", "cpu", batch=0)
+
+
+def case(
+    with_us: list[float], without_us: list[float], model: str = "six_linears"
+) -> dict[str, Any]:
+    report = {"count": {"nvgemm": 1, "aten": 2, "triton": 3}}
+    return {
+        "model": model,
+        "batch": 24,
+        "backends": "ATEN",
+        "modes": {"graphs": {"medians_us": {"with": with_us, "without": without_us}}},
+        "reports": {"with": [report], "without": [report]},
+    }
+
+
+def test_a_model_that_is_slower_in_every_process_is_slower() -> None:
+    """What was seen on an H200 before choices were timed by the GPU's part alone."""
+    cases = [case([153.9, 162.7, 158.0], [136.8, 135.2, 136.0]), case([100.0] * 3, [100.0] * 3)]
+    additive_table.judge(cases)
+    assert [one["modes"]["graphs"]["slower"] for one in cases] == [True, False]
+    text = "\n".join(additive_table.table(cases))
+    assert "slower than 1% beyond noise: six_linears 24 over ATEN (1 of 2)" in text
+
+
+def test_what_compiling_anew_changes_by_itself_is_no_verdict() -> None:
+    cases = [case([100.0, 110.0, 120.0], [100.0, 105.0, 112.0])]
+    additive_table.judge(cases)
+    assert not cases[0]["modes"]["graphs"]["slower"]
+    assert "none (0 of 1)" in additive_table.table(cases)[-1]
+
+
+def test_processes_that_agree_by_chance_do_not_hide_the_usual_noise() -> None:
+    alike = case([103.0, 103.0, 103.0], [100.0, 100.0, 100.0])
+    noisy = [case([100.0, 104.0, 108.0], [104.0, 100.0, 108.0]) for _ in range(5)]
+    additive_table.judge([alike, *noisy])
+    assert not alike["modes"]["graphs"]["slower"]
+    additive_table.judge([alike])
+    assert alike["modes"]["graphs"]["slower"]
