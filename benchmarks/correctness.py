@@ -3,10 +3,11 @@
     nvgemm-aot build benchmarks/correctness.yaml -o dist --wheel  # anywhere; then install the wheel
     python benchmarks/correctness.py --json correctness.json --budget 150
 
-Every kernel of installed bundles that multiplies plain matrices takes its turn at random sizes: m and n
-up to 16384 and k up to 65536, the largest of each among them. First its own results are checked, as
-`tune` does (`nvgemm_aot.tuning.check_operands`), then results with a fault in them (`faults`). Printed
-are, a type of A and B, right results that passed, and planted faults that were noticed, of how many.
+Every kernel of installed bundles that multiplies plain matrices takes its turn at random sizes: m
+and n up to 16384, k up to 65536, the largest of each among them. Its own results are checked as
+`tune` checks them (`nvgemm_aot.tuning.check_operands`), then results with a planted fault (`faults`).
+The table says, for each type of A and B, how many right results passed, and how many planted faults
+were noticed.
 """
 
 from __future__ import annotations

@@ -42,9 +42,9 @@ def random_scales(
     """Scales of A or B as kernels take them: swizzled, padded with zeros, in one dimension.
 
     They are random numbers of two octaves. The middle falls with the number of products, so that
-    the deviation of their sums is at most some 30, up to 2**22 of them, and they fit into fp8. The padding is code 0
-    and no NaN: kernels may multiply it by the zeros that they have for values behind k. Whoever
-    takes it for a scale is found out by that.
+    the deviation of their sums is at most some 30, up to 2**22 of them, and they fit into fp8. The
+    padding is code 0 and no NaN: kernels may multiply it by the zeros that they have for values
+    behind k. Whoever takes it for a scale is found out by that.
 
     Args:
         problem: A problem with scales of blocks.

@@ -1,20 +1,20 @@
-"""Operands on which kernels are checked, so that a right result is known for each element.
+"""Operands on which kernels are checked, so that the right result of each element is known.
 
-They are other ones than those that are timed. Two checks tell right kernels from wrong ones:
+Kernels are timed on other operands. Two checks tell right kernels from wrong ones:
 
-- Whole numbers, none of them 0. Each half of k repeats the other in another order, with B's sign
-  turned, so that nearly all products cancel: partial sums reach hundreds, and the results are small.
-  Every partial sum has an exact value in an accumulator of `SUM_BITS` bits, whatever the order of the
-  sums, so a right result is equal in every bit. Whatever leaves out, or reads twice, one k or more
-  leaves products over, in every element. Whatever rounds partial sums to fewer bits, such as those of
-  bf16, loses the low ones of large sums, which the small result shows. Every two rows, and columns,
-  differ in their results.
-- Few products an element, of random numbers with all their bits, and one NaN each in A and B. With so
-  few products the accumulator's error is small, so it shows what whole numbers do not: a wrong
+- Whole numbers, none of them 0. The second half of k repeats the first in another order, with B's
+  sign turned, so nearly all products cancel: partial sums reach hundreds, and results are small.
+  Every partial sum has an exact value in an accumulator of `SUM_BITS` bits, whatever the order of
+  summation, so a right result is equal in every bit. A kernel that leaves out, or reads twice, one
+  k or more has products left over in every element. One that rounds partial sums to fewer bits,
+  such as those of bf16, loses the low bits of large sums, which shows in the small result. Results
+  of any two rows, or columns, differ.
+- Few products an element, of random numbers with all their bits, and one NaN each in A and B. With
+  so few products the accumulator's error is small, so this shows what whole numbers do not: a wrong
   conversion, a scale that is slightly off, a result that is rounded twice, a NaN that is dropped.
 
-Integers are summed without error: random ones take the place of the second. Without negative numbers
-nothing cancels, so of uint8 there is the second alone.
+Integers are summed without error: random ones take the place of the second. Without negative
+numbers nothing cancels, so uint8 has the second alone.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     import torch
 
 SUM_BITS = 12
-"""Bits that partial sums of whole numbers need, where k is 65536 at most: those of 4096. Hopper keeps
-14 of fp8 (`correctness.FRACTION_BITS_OF_FEW`)."""
+"""Bits that partial sums of whole numbers need where k is 65536 at most: they stay below 4096.
+Hopper keeps 14 for fp8 (`correctness.FRACTION_BITS_OF_FEW`)."""
 
 PEAK = 450.0
-"""Standard deviation that partial sums have in the middle of k, where values can be large enough for
-it: more than bf16's 8 bits hold, and 4096 is nine of it, which none of 2**28 elements reaches."""
+"""Standard deviation of partial sums in the middle of k, where values can be large enough for it:
+more than bf16's 8 bits hold. 4096 is nine times it, which a normal number passes once in 5e18."""
 
 TERMS = 4
 """Products an element of the second check: enough that some are added."""
@@ -50,8 +50,8 @@ _LARGEST_OF_A = {DType.FP4_E2M1: 3, DType.FP8_E5M2: 7}
 """By type: largest value drawn for A. It and the next have an exact value; 15 of all others."""
 
 _LEAST_OF_B = 2
-"""Largest value drawn for B where k is so large that partial sums are, too. What does not cancel adds
-one value of B to a result."""
+"""Largest value drawn for B where k is so large that partial sums are, too. What does not cancel
+adds one value of B to a result."""
 
 _LARGEST_OF_B = {DType.FP8_E5M2: 4, DType.FP8_E4M3: 8, DType.INT8: 4}
 """Likewise where k is small, by output type: so that most results have an exact value in it."""

@@ -1,15 +1,17 @@
 """Whether a kernel's result is right: every element, against sums in fp64 of the same operands.
 
-A result is right if each element lies between the two values that the ends of an interval round to:
-what the sum is in fp64, less and more the error that the tensor core's accumulator may make. Rounding
-keeps order, so whatever a right accumulator holds rounds to something between them. There is no other
+A result is right if each element lies between two bounds: what the sum in fp64, less and plus the
+error that the tensor core's accumulator may make, rounds to in the output's type. Rounding keeps
+order, so whatever a right accumulator holds rounds to something between them. There is no other
 tolerance: nothing is added for the output's type.
 
-The error is a bound for one element and no estimate of a likely one, so right kernels are never
-called wrong while two statements about the accumulator hold: it has at least `FRACTION_BITS`, and it
-drops what lies below these whenever a product is aligned to it, when it is aligned to a product, and
-when the sum is normalised. The bound is useful only for few products an element, or for sums that
-need no more bits than there are, which is what `check_operands` makes.
+The error is the largest possible one of an element and no estimate of a likely one. So a right
+kernel is never called wrong, whatever the number of elements, while two statements hold: the
+accumulator keeps at least `FRACTION_BITS` (`FRACTION_BITS_OF_FEW` for 8 bits and less), and it drops
+what lies below them at most when a product is aligned to the sum, when the sum is aligned to a
+product, and when the new sum is normalised. That bound grows with the number of products, and says
+little of long sums. So `check_operands` makes operands with few products an element, or with sums
+that need no more bits than there are, for which no error is allowed at all.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from nvgemm_runtime.epilogue import Activation
 from nvgemm_runtime.operands import torch_dtype
-from nvgemm_runtime.problem import DType, Op, Signature
+from nvgemm_runtime.problem import Op, Signature
 from nvgemm_runtime.roles import Role, extra_roles
 
 from .block_scales import block_scaled_product
@@ -30,16 +32,17 @@ if TYPE_CHECKING:
     import torch
 
 FRACTION_BITS = 23
-"""Bits behind the leading one that an accumulator of products of 16-bit floats keeps at least: those
-of fp32, into which it is written."""
+"""Bits behind the leading one that an accumulator of products of 16-bit floats keeps at least:
+those of fp32, the type that it is written into."""
 
 FRACTION_BITS_OF_FEW = 13
-"""Likewise of products of 8 bits and less: Hopper's tensor cores keep 14 bits in all of sums of fp8
-(arXiv 2412.19437, section 3.3.2). How Blackwell's sum fp8 and fp4 was not seen: as many are asked."""
+"""Likewise of products of 8 bits and less: Hopper's tensor cores keep 14 bits in all for sums of fp8
+(arXiv 2412.19437, section 3.3.2). Blackwell's were not seen; as many are assumed."""
 
 CUTS_PER_PRODUCT = 3
 """How often bits are dropped for each product: from it, from the sum so far, and from the new sum.
-Each time less than one unit of the last bit of the largest, which the sum of all magnitudes bounds."""
+Each time it is less than the last bit kept of the largest value among them, and none of these is
+larger than the sum of all magnitudes."""
 
 EPILOGUE_ERROR = 4 * 2.0**-24
 """Relative error of what follows the sum in fp32: both scales, their product, and the addition."""
@@ -123,7 +126,7 @@ def reference(operands: Sequence[torch.Tensor], signature: Signature) -> torch.T
 def _before_activation(
     operands: Sequence[torch.Tensor], signature: Signature, *, of_magnitudes: bool = False
 ) -> torch.Tensor:
-    """``scale_a * scale_b * (a @ b) + addend``, or that of the magnitudes of A, B and the addend."""
+    """``scale_a * scale_b * (a @ b) + addend``, perhaps of the magnitudes of A, B and the addend."""
     a, b, _, *extras = operands
     if signature.scales is not None and signature.scales.block is not None:
         scale_a, scale_b = extras  # nothing is added behind them (`nvgemm_runtime.support`)
@@ -189,7 +192,7 @@ def find_fault(out: torch.Tensor, expected: Expected) -> str | None:
 
 
 def is_like(out: torch.Tensor, expected: Expected) -> bool:
-    """Whether a result of torch's own is the same computation; where it must be NaN counts not."""
+    """Whether a result of torch's own is the same computation; elements that must be NaN do not count."""
     low, high = expected.low.double(), expected.high.double()
     wanted = (low + high) / 2
     difference = (out.double() - wanted)[~low.isnan()]
