@@ -39,9 +39,10 @@ static void store_fp32(void *p, int64_t at, float x) { ((float *)p)[at] = x; }
 static float load_bf16(const void *p, int64_t at) {
   return bits_to_fp32((uint32_t)((const uint16_t *)p)[at] << 16);
 }
-static void store_bf16(void *p, int64_t at, float x) { /* to nearest even; no NaN in, none out */
+static void store_bf16(void *p, int64_t at, float x) { /* to nearest even */
   uint32_t bits = fp32_to_bits(x);
-  ((uint16_t *)p)[at] = (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+  ((uint16_t *)p)[at] =
+      x != x ? 0x7fc0 : (uint16_t)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 static float fp16_value(uint16_t h) {
   uint32_t exponent = (h >> 10) & 31;
@@ -51,11 +52,12 @@ static float fp16_value(uint16_t h) {
   return h & 0x8000 ? -x : x;
 }
 static float load_fp16(const void *p, int64_t at) { return fp16_value(((const uint16_t *)p)[at]); }
-static void store_fp16(void *p, int64_t at, float x) { /* to nearest even; no NaN in, none out */
+static void store_fp16(void *p, int64_t at, float x) { /* to nearest even */
   uint32_t bits = fp32_to_bits(x), sign = bits >> 16 & 0x8000;
   uint16_t h;
   bits &= 0x7fffffff;
-  if (bits >= 0x47800000) h = 0x7c00;
+  if (x != x) h = 0x7e00;
+  else if (bits >= 0x47800000) h = 0x7c00;
   else if (bits >= 0x38800000) h = (uint16_t)((bits - 0x38000000 + 0xfff + (bits >> 13 & 1)) >> 13);
   else  /* a sum of that size has its last bit where a subnormal result has its own */
     h = (uint16_t)fp32_to_bits(bits_to_fp32(bits) + 0.5f);
@@ -78,6 +80,7 @@ static float load_fp8_e4m3(const void *p, int64_t at) {
 static uint8_t nearest(float (*value)(uint8_t), uint8_t largest, float x) { /* ties to even */
   uint8_t sign = (uint8_t)(fp32_to_bits(x) >> 24 & 0x80), best = 0;
   float size = x < 0 ? -x : x;
+  if (x != x) return 0x7f; /* NaN in both types */
   for (uint8_t code = 1; code <= largest; ++code) {
     float below = size - value(best), above = value(code) - size;
     if (above < below || (above == below && code % 2 == 0)) best = code;

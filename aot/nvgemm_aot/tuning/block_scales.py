@@ -37,20 +37,21 @@ PORTION = 2**26
 
 
 def random_scales(
-    problem: Problem, role: Role, device: str, generator: torch.Generator
+    problem: Problem, role: Role, device: str, generator: torch.Generator, *, terms: int
 ) -> torch.Tensor:
     """Scales of A or B as kernels take them: swizzled, padded with zeros, in one dimension.
 
-    They are random numbers of two octaves. The middle falls with k, so that the deviation of sums
-    of k products is at most some 30, up to k = 2**22, and they fit into fp8. The padding is code 0
-    and no NaN: kernels may multiply it by the zeros that they have for values behind k. Whoever
-    takes it for a scale is found out by that.
+    They are random numbers of two octaves. The middle falls with the number of products, so that
+    the deviation of their sums is at most some 30, up to 2**22 of them, and they fit into fp8. The
+    padding is code 0 and no NaN: kernels may multiply it by the zeros that they have for values
+    behind k. Whoever takes it for a scale is found out by that.
 
     Args:
         problem: A problem with scales of blocks.
         role: `Role.SCALE_A` or `Role.SCALE_B`.
         device: As torch names it.
         generator: Of the random data, on that device.
+        terms: How many products are summed.
     """
     import torch
 
@@ -59,7 +60,7 @@ def random_scales(
     assert scales.block is not None
     rows = problem.m if role is Role.SCALE_A else problem.n
     octave = _CODES_OF_AN_OCTAVE[scales.dtype]
-    exponent = max(_LEAST_EXPONENT, -round(math.log2(problem.k) / 4))  # of A, and again of B
+    exponent = max(_LEAST_EXPONENT, -round(math.log2(terms) / 4))  # of A, and again of B
     middle = _ONE[scales.dtype] + octave * exponent
     codes = torch.randint(
         middle - octave, middle + octave + 1, (rows, -(-problem.k // scales.block)),
@@ -68,12 +69,40 @@ def random_scales(
     return swizzled(codes).view(torch_dtype(scales.dtype))
 
 
+def scales_of_powers(exponents: torch.Tensor, dtype: DType) -> torch.Tensor:
+    """Powers of two as scales, as kernels take them.
+
+    Args:
+        exponents: Of shape [rows, blocks], each from -6 to 8.
+        dtype: Of the scales.
+    """
+    import torch
+
+    codes = _ONE[dtype] + _CODES_OF_AN_OCTAVE[dtype] * exponents
+    return swizzled(codes.to(torch.uint8)).view(torch_dtype(dtype))
+
+
+def fp4_of(values: torch.Tensor) -> torch.Tensor:
+    """Values that fp4 has, as a tensor of it: two in a byte, the first in the low half.
+
+    Args:
+        values: Of shape [..., k], k even; 0, 1, 2, 3, 4, 6 and their negatives.
+    """
+    import torch
+
+    codes = values.new_tensor([0, 2, 4, 5, 6, 0, 7])[values.abs().long()] + 8 * (values < 0)
+    pairs = codes.to(torch.uint8).unflatten(-1, (-1, 2))
+    return (pairs[..., 0] | pairs[..., 1] << 4).view(torch_dtype(DType.FP4_E2M1))
+
+
 def block_scaled_product(
     a: torch.Tensor,
     b: torch.Tensor,
     scale_a: torch.Tensor,
     scale_b: torch.Tensor,
     signature: Signature,
+    *,
+    of_magnitudes: bool = False,
 ) -> torch.Tensor:
     """``sum over k of (a * scale of a) * (b * scale of b)`` in fp64, some of k at a time.
 
@@ -83,6 +112,7 @@ def block_scaled_product(
         scale_a: Scales of A, swizzled.
         scale_b: Scales of B, likewise.
         signature: What is computed, with scales of blocks.
+        of_magnitudes: Whether A and B count without their signs.
     """
     import torch
 
@@ -99,10 +129,11 @@ def block_scaled_product(
     for first in range(0, blocks, at_once):
         last = first + at_once
         some, elements = slice(first, last), slice(first * width, last * width)
-        result.addmm_(
-            _scaled(a[:, elements], factors_a[:, some], dtype, scales.block),
-            _scaled(b.mT[:, elements], factors_b[:, some], dtype, scales.block).mT,
-        )
+        part_a = _scaled(a[:, elements], factors_a[:, some], dtype, scales.block)
+        part_b = _scaled(b.mT[:, elements], factors_b[:, some], dtype, scales.block)
+        if of_magnitudes:
+            part_a, part_b = part_a.abs_(), part_b.abs_()
+        result.addmm_(part_a, part_b.mT)
     return result
 
 

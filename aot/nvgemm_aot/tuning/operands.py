@@ -50,10 +50,11 @@ def make_sets(problem: Problem, device: str, *, seed: int, total_bytes: int) -> 
         one += dtype.bytes_of(math.prod(role_shape(problem, role)) * dtype.packed)
     count = min(MOST_SETS, max(2, -(-total_bytes // one)))
     generator = torch.Generator(device=device).manual_seed(seed)
-    return [_operands(problem, device, generator) for _ in range(count)]
+    return [make_operands(problem, device, generator) for _ in range(count)]
 
 
-def _operands(problem: Problem, device: str, generator: torch.Generator) -> Operands:
+def make_operands(problem: Problem, device: str, generator: torch.Generator) -> Operands:
+    """One set of operands; see `make_sets`."""
     import torch
 
     signature = problem.signature
@@ -79,14 +80,21 @@ def _extra(problem: Problem, role: Role, device: str, generator: torch.Generator
 
     shape = role_shape(problem, role)
     if role is Role.OFFSETS:
-        ends = [problem.m * group // problem.groups for group in range(1, problem.groups + 1)]
-        return torch.tensor(ends, dtype=torch.int32, device=device)
+        return group_ends(problem, device)
     if role is Role.ADDEND:
         dtype = torch_dtype(role_dtype(problem.signature, role))
         return torch.randn(shape, generator=generator, device=device).to(dtype)
     if _has_blocks(problem):
-        return random_scales(problem, role, device, generator)
+        return random_scales(problem, role, device, generator, terms=problem.k)
     return torch.rand(shape, generator=generator, device=device) + 0.5
+
+
+def group_ends(problem: Problem, device: str) -> torch.Tensor:
+    """Where groups of even sizes end."""
+    import torch
+
+    ends = [problem.m * group // problem.groups for group in range(1, problem.groups + 1)]
+    return torch.tensor(ends, dtype=torch.int32, device=device)
 
 
 def _has_blocks(problem: Problem) -> bool:

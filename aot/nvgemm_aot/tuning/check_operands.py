@@ -1,0 +1,283 @@
+"""Operands on which kernels are checked, so that the right result of each element is known.
+
+Kernels are timed on other operands. Two checks tell right kernels from wrong ones:
+
+- Whole numbers, none of them 0. The second half of k repeats the first in another order, with B's
+  sign turned, so nearly all products cancel: partial sums reach hundreds, and results are small.
+  Every partial sum has an exact value in an accumulator of `SUM_BITS` bits, whatever the order of
+  summation, so a right result is equal in every bit. A kernel that leaves out, or reads twice, one
+  k or more has products left over in every element. One that rounds partial sums to fewer bits,
+  such as those of bf16, loses the low bits of large sums, which shows in the small result. Results
+  of any two rows, or columns, differ.
+- Few products an element, of random numbers with all their bits, and one NaN each in A and B. With
+  so few products the accumulator's error is small, so this shows what whole numbers do not: a wrong
+  conversion, a scale that is slightly off, a result that is rounded twice, a NaN that is dropped.
+
+Integers are summed without error: random ones take the place of the second. Without negative
+numbers nothing cancels, so uint8 has the second alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nvgemm_runtime.operands import torch_dtype
+from nvgemm_runtime.problem import DType, Op, Problem
+from nvgemm_runtime.roles import Role, extra_roles, role_dtype, role_shape
+
+from .block_scales import fp4_of, random_scales, scales_of_powers
+from .correctness import Expected, expect
+from .operands import Operands, group_ends, make_operands
+
+if TYPE_CHECKING:
+    import torch
+
+SUM_BITS = 12
+"""Bits that partial sums of whole numbers need where k is 65536 at most: they stay below 4096.
+Hopper keeps 14 for fp8 (`correctness.FRACTION_BITS_OF_FEW`)."""
+
+PEAK = 450.0
+"""Standard deviation of partial sums in the middle of k, where values can be large enough for it:
+more than bf16's 8 bits hold. 4096 is nine times it, which a normal number passes once in 5e18."""
+
+TERMS = 4
+"""Products an element of the second check: enough that some are added."""
+
+_LARGEST_OF_A = {DType.FP4_E2M1: 3, DType.FP8_E5M2: 7}
+"""By type: largest value drawn for A. It and the next have an exact value; 15 of all others."""
+
+_LEAST_OF_B = 2
+"""Largest value drawn for B where k is so large that partial sums are, too. What does not cancel
+adds one value of B to a result."""
+
+_LARGEST_OF_B = {DType.FP8_E5M2: 4, DType.FP8_E4M3: 8, DType.INT8: 4}
+"""Likewise where k is small, by output type: so that most results have an exact value in it."""
+
+_DEVIATION = {
+    DType.FP8_E5M2: 2.2,
+    DType.FP8_E4M3: 5.0,
+    DType.INT8: 12.0,
+    DType.BF16: 80.0,
+}
+"""By output type: standard deviation of results, of which most have an exact value there."""
+
+_WIDE_DEVIATION = 500.0
+"""Likewise of all other types."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """Operands, and what their result must be.
+
+    Attributes:
+        name: In words.
+        operands: What a kernel is called with.
+        expected: What its result must be.
+    """
+
+    name: str
+    operands: Operands
+    expected: Expected
+
+
+WHOLE_NUMBERS, FEW_PRODUCTS, INTEGERS = "whole numbers", "few products", "random integers"
+
+
+def make_checks(problem: Problem, device: str, *, seed: int) -> list[Check]:
+    """The checks of a problem; the last is of random numbers.
+
+    Args:
+        problem: The problem.
+        device: As torch names it.
+        seed: Of the random data.
+    """
+    import torch
+
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return [
+        Check(name=name, operands=operands, expected=expect(operands, problem.signature, terms=t))
+        for name, operands, t in _checks(problem, device, generator)
+    ]
+
+
+def _checks(
+    problem: Problem, device: str, generator: torch.Generator
+) -> Iterator[tuple[str, Operands, int]]:
+    """Names, operands, and how many products an element has where their sum is not exact."""
+    dtype = problem.signature.a
+    if dtype is not DType.UINT8:
+        yield WHOLE_NUMBERS, _whole_numbers(problem, device, generator), 0
+    if dtype.is_integer:
+        yield INTEGERS, make_operands(problem, device, generator), 0
+    else:
+        yield FEW_PRODUCTS, _few_products(problem, device, generator), TERMS * dtype.packed
+
+
+def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) -> Operands:
+    import torch
+
+    signature = problem.signature
+    half = problem.k // 2
+    partner = torch.randperm(half, generator=generator, device=device) + problem.k - half
+
+    def numbers(shape: tuple[int, ...], largest: int) -> torch.Tensor:
+        drawn = torch.randint(
+            -largest, largest, shape, generator=generator, device=device, dtype=torch.int8
+        )
+        return drawn + (drawn >= 0)  # none is 0
+
+    shape_a, shape_b = _shapes(problem)
+    largest_a, largest_b = _largest_numbers(problem)
+    a, b = numbers(shape_a, largest_a), numbers(shape_b, largest_b)
+    share = _share_of_changed(signature.out, half, largest_b)
+    changed = torch.rand((*shape_a[:-1], half), generator=generator, device=device) < share
+    if half:  # at least one of each row
+        place = torch.randint(half, (*shape_a[:-1], 1), generator=generator, device=device)
+        changed.scatter_(-1, place, True)
+    first = a[..., :half]
+    a[..., partner] = first + first.sign() * changed
+    b[..., partner] = -b[..., :half]
+
+    def extra(role: Role) -> torch.Tensor:
+        shape = role_shape(problem, role)
+        if role is Role.OFFSETS:
+            return group_ends(problem, device)
+        if role is Role.ADDEND:
+            added = torch.randint(-2, 3, shape, generator=generator, device=device)
+            return added.to(torch_dtype(role_dtype(signature, role)))
+        return _powers(problem, role, device, generator)
+
+    return _complete(problem, a, b, device, extra)
+
+
+def _largest_numbers(problem: Problem) -> tuple[int, int]:
+    """The largest values of A and B with which partial sums keep to `PEAK`, as far as types go."""
+    signature = problem.signature
+    most_a = _LARGEST_OF_A.get(signature.a, 15)
+    most_b = min(most_a + 1, _LARGEST_OF_B.get(signature.out, 15))
+    a, b = 1, _LEAST_OF_B
+
+    def keep_to_peak(a: int, b: int) -> bool:
+        return _mean_square(a) * _mean_square(b) * problem.k / 2 <= PEAK**2
+
+    while a < most_a and keep_to_peak(a + 1, b):
+        a += 1
+    while b < most_b and keep_to_peak(a, b + 1):
+        b += 1
+    return a, b
+
+
+def _mean_square(largest: int) -> float:
+    return (largest + 1) * (2 * largest + 1) / 6
+
+
+def _share_of_changed(out: DType, half: int, largest_b: int) -> float:
+    """Share of products that do not cancel, each of which adds one value of B to a result."""
+    squares = _DEVIATION.get(out, _WIDE_DEVIATION) ** 2 / _mean_square(largest_b)
+    return min(0.5, squares / max(1, half))
+
+
+def _powers(problem: Problem, role: Role, device: str, generator: torch.Generator) -> torch.Tensor:
+    """Scales that are powers of two, another one for each row; of blocks, and for each block."""
+    import torch
+
+    scales = problem.signature.scales
+    assert scales is not None
+    shape = role_shape(problem, role)
+    if scales.block is None:
+        drawn = torch.randint(-1, 2, shape, generator=generator, device=device)
+        return torch.exp2(drawn.float())
+    rows = problem.m if role is Role.SCALE_A else problem.n
+    of_rows = torch.randint(-1, 2, (rows, 1), generator=generator, device=device)
+    blocks = torch.arange(-(-problem.k // scales.block), device=device)
+    of_blocks = (blocks * 7 + blocks // 5) % 5 - 2  # those of A cancel B's
+    sign = 1 if role is Role.SCALE_A else -1
+    return scales_of_powers(of_rows + sign * of_blocks, scales.dtype)
+
+
+def _few_products(problem: Problem, device: str, generator: torch.Generator) -> Operands:
+    import torch
+
+    signature = problem.signature
+    shape_a, shape_b = _shapes(problem)
+    packed = signature.a.packed
+
+    def drawn(shape: tuple[int, ...]) -> torch.Tensor:
+        if packed > 1:  # every code
+            shape = (*shape[:-1], shape[-1] // packed)
+            return torch.randint(256, shape, generator=generator, device=device, dtype=torch.uint8)
+        return torch.randn(shape, generator=generator, device=device)
+
+    a, b = drawn(shape_a), drawn(shape_b)
+    places = torch.randint(a.shape[-1], (*a.shape[:-1], TERMS), generator=generator, device=device)
+    a = torch.zeros_like(a).scatter_(-1, places, a.gather(-1, places))
+    if packed == 1 and (signature.epilogue is None or signature.epilogue.activation is None):
+        for matrix in (a, b):
+            _plant_nan(matrix, generator, device)
+
+    def extra(role: Role) -> torch.Tensor:
+        shape = role_shape(problem, role)
+        if role is Role.OFFSETS:
+            return group_ends(problem, device)
+        if role is Role.ADDEND:
+            dtype = torch_dtype(role_dtype(signature, role))
+            return torch.randn(shape, generator=generator, device=device).to(dtype)
+        if signature.scales is not None and signature.scales.block is not None:
+            return random_scales(problem, role, device, generator, terms=TERMS * packed)
+        return torch.rand(shape, generator=generator, device=device) + 0.5
+
+    return _complete(problem, a, b, device, extra)
+
+
+def _plant_nan(matrix: torch.Tensor, generator: torch.Generator, device: str) -> None:
+    """Put a NaN into one row of the first matrix of several, if it has others."""
+    import torch
+
+    while matrix.dim() > 2:
+        matrix = matrix[0]
+    if matrix.shape[0] > 1:
+        row, column = (
+            int(torch.randint(extent, (), generator=generator, device=device))
+            for extent in matrix.shape
+        )
+        matrix[row, column] = math.nan
+
+
+def _shapes(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes in which A and B are drawn, k last in both; extents count values."""
+    batch = (problem.batch,) if problem.signature.op is Op.BMM else ()
+    groups = (problem.groups,) if problem.signature.op is Op.GROUPED_MM else ()
+    return (*batch, problem.m, problem.k), (*batch, *groups, problem.n, problem.k)
+
+
+def _complete(
+    problem: Problem,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    device: str,
+    extra: Callable[[Role], torch.Tensor],
+) -> Operands:
+    """Convert A and B to their types, lay them out as the signature says, and add the others."""
+    import torch
+
+    signature = problem.signature
+    a, b = _converted(a, signature.a), _converted(b, signature.b)
+    a = a if signature.layout.a_row_major else a.mT.contiguous().mT
+    b = b.mT.contiguous() if signature.layout.b_row_major else b.mT
+    out = torch.empty(
+        role_shape(problem, Role.OUT), dtype=torch_dtype(signature.out), device=device
+    )
+    return a, b, out, *map(extra, extra_roles(signature))
+
+
+def _converted(values: torch.Tensor, dtype: DType) -> torch.Tensor:
+    import torch
+
+    if dtype is not DType.FP4_E2M1:
+        if values.dtype is torch.int8 and not dtype.is_integer:
+            values = values.half()  # which has all of them, and which every device casts
+        return values.to(torch_dtype(dtype))
+    return values.view(torch_dtype(dtype)) if values.dtype is torch.uint8 else fp4_of(values)

@@ -1,0 +1,146 @@
+"""Faults to plant: what a kernel would write if it had one.
+
+Where a fault is in what a kernel reads, the kernel itself runs on operands that are changed
+accordingly, so that its result is rounded as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from nvgemm_aot.tuning.check_operands import FEW_PRODUCTS, Check
+from nvgemm_aot.tuning.correctness import reference
+from nvgemm_runtime.problem import DType, Problem
+from nvgemm_runtime.roles import extra_roles
+
+if TYPE_CHECKING:
+    import torch
+
+Run = Callable[..., Any]
+"""Computes a GEMM from A, B, the output and the rest, and returns the output."""
+
+Plant = Callable[[Run, Problem, Sequence[Check], int, "torch.Tensor"], "torch.Tensor | None"]
+"""From a kernel, a problem, its checks, the place of one and the right result on it, to the faulty
+result; None where the fault would change nothing, or the check has nothing to plant it in."""
+
+TILE = 64
+"""Rows and columns of a stale tile."""
+
+STEP = 128
+"""Of k, between two roundings of the accumulator."""
+
+SCALE = 1.0625
+"""By which results of floats are off; integers are twice as large."""
+
+
+def one_k_too_few(
+    run: Run, problem: Problem, checks: Sequence[Check], place: int, right: torch.Tensor
+) -> torch.Tensor:
+    """The last k is left out."""
+    a, b, *others = checks[place].operands
+    a = _copy(a)
+    a.view(_bits(a))[..., -1] = 0
+    return _launched(run, a, b, *others)
+
+
+def stale_tile(
+    run: Run, problem: Problem, checks: Sequence[Check], place: int, right: torch.Tensor
+) -> torch.Tensor | None:
+    """The last tile holds what the launch before wrote, on the other check's operands."""
+    if len(checks) < 2:
+        return None
+    before = _launched(run, *checks[place - 1].operands)
+    result = right.clone()
+    result[..., -TILE:, -TILE:] = before[..., -TILE:, -TILE:]
+    return result
+
+
+def other_row(
+    run: Run, problem: Problem, checks: Sequence[Check], place: int, right: torch.Tensor
+) -> torch.Tensor:
+    """A row of A is read from another matrix: the next row, or the only one reversed."""
+    a, b, *others = checks[place].operands
+    swapped, row = _copy(a), problem.m // 2
+    rows = a.view(_bits(a))
+    other = rows[..., (row + 1) % problem.m, :] if problem.m > 1 else rows[..., row, :].flip(-1)
+    swapped.view(_bits(a))[..., row, :] = other
+    return _launched(run, swapped, b, *others)
+
+
+def wrong_scale(
+    run: Run, problem: Problem, checks: Sequence[Check], place: int, right: torch.Tensor
+) -> torch.Tensor:
+    """Every result is off by a factor, before it is rounded."""
+    signature = problem.signature
+    value = reference(checks[place].operands, signature)
+    if not signature.a.is_integer:
+        return (value * SCALE).to(right.dtype)
+    most = {DType.INT8: 127, DType.UINT8: 255, DType.INT32: 2**31 - 1}.get(signature.out, 2**62)
+    return (value * 2).clamp(-most - 1, most).to(right.dtype)
+
+
+def rounded_accumulator(
+    run: Run, problem: Problem, checks: Sequence[Check], place: int, right: torch.Tensor
+) -> torch.Tensor | None:
+    """The accumulator is rounded to bf16 after every `STEP` of k."""
+    import torch
+
+    signature = problem.signature
+    wide = (DType.FP32, DType.FP16, DType.INT32)
+    if extra_roles(signature) or (problem.k <= STEP and signature.out not in wide):
+        return None
+    a, b, *_ = checks[place].operands
+    total = torch.zeros_like(right, dtype=torch.bfloat16)
+    for first in range(0, problem.k, STEP):
+        some = slice(first, first + STEP)
+        total = (total + a[..., some].float() @ b[..., some, :].float()).bfloat16()
+    if signature.out.is_integer:
+        info = torch.iinfo(right.dtype)
+        return total.double().round().clamp(info.min, info.max).to(right.dtype)
+    return total.to(right.dtype)
+
+
+def dropped_nan(
+    run: Run, problem: Problem, checks: Sequence[Check], place: int, right: torch.Tensor
+) -> torch.Tensor | None:
+    """NaN comes out as 0."""
+    values = right.float()
+    if checks[place].name != FEW_PRODUCTS or not bool(values.isnan().any()):
+        return None
+    return values.nan_to_num(0.0).to(right.dtype)
+
+
+FAULTS: Mapping[str, Plant] = {
+    "one k too few": one_k_too_few,
+    "stale tile": stale_tile,
+    "other row": other_row,
+    "wrong scale": wrong_scale,
+    "bf16 sums": rounded_accumulator,
+    "NaN dropped": dropped_nan,
+}
+"""By column of the table."""
+
+
+def _launched(run: Run, a: Any, b: Any, out: torch.Tensor, *extras: Any) -> torch.Tensor:
+    import torch
+
+    result = torch.empty_like(out)
+    run(a, b, result, *extras)
+    return result
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides."""
+    import torch
+
+    copy = torch.empty_like(tensor, memory_format=torch.preserve_format)
+    return copy.copy_(tensor)
+
+
+def _bits(tensor: torch.Tensor) -> torch.dtype:
+    """An integer type as wide as a tensor's, which can be indexed whatever the device."""
+    import torch
+
+    widths = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+    return widths[tensor.element_size()]
