@@ -23,7 +23,7 @@ from .model_gemms.quantization import Recipe
 from .model_gemms.ranks import share, undivided_heads
 
 PRODUCTS_ALONE = frozenset({"sm_90a"})
-"""Targets for which cutlass.operators 0.3.0 has nothing that is grouped, scaled or adds a bias."""
+"""Targets for which cutlass.operators 0.3.0 has nothing that is grouped or adds a bias."""
 
 
 @dataclass(frozen=True, kw_only=True)
