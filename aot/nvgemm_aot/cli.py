@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from nvgemm_runtime.errors import (
     BundleFormatError,
     NvgemmError,
     StorageError,
+    ToolchainError,
     UnhealthyError,
     VerificationError,
 )
@@ -45,6 +47,16 @@ class _Group(click.Group):
         except NvgemmError as error:
             click.echo(f"nvgemm-aot: error: {error}", err=True)
             ctx.exit(error.exit_code)
+        except ModuleNotFoundError as error:
+            module = (error.name or "").partition(".")[0]
+            if module in ("", "nvgemm_aot", "nvgemm_runtime"):
+                raise
+            click.echo(
+                f"nvgemm-aot: error: the Python module {module} is not installed, as after "
+                "pip install --no-deps; run: pip install nvgemm-aot",
+                err=True,
+            )
+            ctx.exit(ToolchainError.exit_code)
         except KeyboardInterrupt:
             click.echo("nvgemm-aot: interrupted; what was compiled is kept", err=True)
             ctx.exit(INTERRUPTED)
@@ -55,6 +67,8 @@ class _Group(click.Group):
 @click.option("-v", "--verbose", count=True, help="Log more; twice for debug messages.")
 def main(verbose: int) -> None:
     """Compile GEMM kernels ahead of time, check them, and pack them into wheels."""
+    # Torch says so at its import; nothing here uses NumPy.
+    warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     levels = {0: logging.WARNING, 1: logging.INFO}
     logging.basicConfig(
         level=levels.get(verbose, logging.DEBUG), format="%(name)s: %(message)s", stream=sys.stderr

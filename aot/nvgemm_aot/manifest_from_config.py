@@ -19,6 +19,7 @@ from .manifest_schema import NAME_ALLOWED, NAME_PATTERN
 from .model_gemms.config_file import find_config, read_config
 from .model_gemms.gemm import Gemm, Projection, Routing
 from .model_gemms.layers import DecoderConfig
+from .model_gemms.quantization import Recipe
 from .model_gemms.ranks import share, undivided_heads
 
 PRODUCTS_ALONE = frozenset({"sm_90a"})
@@ -49,10 +50,16 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
-    """A GEMM as one of ``ranks`` ranks computes it."""
+    """A GEMM as one of ``ranks`` ranks computes it.
+
+    Attributes:
+        recipe: What it multiplies where it is quantized, or why no kernel computes that; None where
+            it is not.
+    """
 
     ranks: int
     gemm: Gemm
+    recipe: Recipe | str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,10 +139,13 @@ def make_manifest(given: Path, wanted: Wanted, *, name: str | None = None) -> Co
     _check_heads(path, projections, wanted.ranks)
     entries: dict[tuple[Routing | None, Signature], Entry] = {}
     left_out = []
-    for use in _uses(projections, wanted):
-        gemm = use.gemm
-        signature = _signature(gemm, wanted)
-        reason = gemm.unserved or _refusal(gemm, signature)
+    for use in _uses(config, projections, wanted):
+        gemm, recipe = use.gemm, use.recipe
+        if isinstance(recipe, str):
+            left_out.append((use, recipe))
+            continue
+        signature = _signature(gemm, recipe, wanted)
+        reason = gemm.unserved or _refusal(gemm, signature, wanted)
         if reason:
             left_out.append((use, reason))
             continue
@@ -172,18 +182,26 @@ def _check_heads(path: Path, projections: Sequence[Projection], ranks: Iterable[
         raise ManifestError("\n".join(mistakes))
 
 
-def _uses(projections: Sequence[Projection], wanted: Wanted) -> Iterator[Use]:
+def _uses(
+    config: DecoderConfig, projections: Sequence[Projection], wanted: Wanted
+) -> Iterator[Use]:
+    def recipes(gemm: Gemm) -> tuple[Recipe | str | None, ...]:
+        if config.quantization is None:
+            return (None,)
+        return config.quantization.forms(gemm.role, config.num_hidden_layers)
+
     forms = [form for form in (False, True) if (wanted.fused if form else wanted.separate)]
     uses = (
-        Use(ranks=ranks, gemm=gemm)
+        Use(ranks=ranks, gemm=gemm, recipe=recipe)
         for ranks in wanted.ranks
         for fused in forms
         for gemm in share(projections, ranks, fused=fused)
+        for recipe in recipes(gemm)
     )
     yield from dict.fromkeys(uses)  # what cannot be fused is in both forms
 
 
-def _signature(gemm: Gemm, wanted: Wanted) -> Signature:
+def _signature(gemm: Gemm, recipe: Recipe | None, wanted: Wanted) -> Signature:
     """What a GEMM is declared as: with its bias, and all experts in one, where operators can.
 
     A product whose bias is added apart is wanted in fp32, so that the sum is rounded once.
@@ -197,13 +215,22 @@ def _signature(gemm: Gemm, wanted: Wanted) -> Signature:
         op=Op.GROUPED_MM if gemm.routing else Op.MM,
         epilogue=Epilogue.BIAS if gemm.biased else None,
     )
+    if recipe is not None:
+        return replace(whole, a=recipe.dtype, b=recipe.dtype, scales=recipe.scales)
     possible = PRODUCTS_ALONE.isdisjoint(wanted.targets) and unsupported(whole) is None
     if possible:
         return whole
     return replace(product, out=DType.FP32) if gemm.biased else product
 
 
-def _refusal(gemm: Gemm, signature: Signature) -> str:
+def _refusal(gemm: Gemm, signature: Signature, wanted: Wanted) -> str:
+    if signature.scales is not None and PRODUCTS_ALONE.issuperset(wanted.targets):
+        return (
+            f"it is quantized to {signature.a.value} with scales {signature.scales.value}, and "
+            f"{', '.join(wanted.targets)} has no operator with scales"
+        )
+    if signature.scales is not None and (reason := unsupported(signature)):
+        return f"it is quantized to {signature.a.value}: {reason}"
     try:
         problem = Problem(signature=signature, m=1, n=gemm.n, k=gemm.k)
     except ValueError as error:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import yaml
 from pydantic import AliasChoices
 
-from .manifest_from_config import ConfigManifest, Entry, Use
+from .manifest_from_config import ConfigManifest, Entry, Use, Wanted
 from .manifest_schema import VERSION
 from .model_gemms.layers import DecoderConfig
 
@@ -18,7 +18,9 @@ _WIDTH = 98
 
 def manifest_yaml(made: ConfigManifest) -> str:
     """Write a manifest that `load_manifest` reads."""
-    return "\n".join([*_head(made), "gemms:", *_entries(made.entries), *_left_out(made), ""])
+    return "\n".join(
+        [*_head(made), "gemms:", *_entries(made.entries, made.wanted), *_left_out(made), ""]
+    )
 
 
 def _head(made: ConfigManifest) -> Iterator[str]:
@@ -32,6 +34,14 @@ def _head(made: ConfigManifest) -> Iterator[str]:
         "Pairs are [out features, in features] of one of tp GPUs; x2 means that one forward pass "
         "computes it twice."
     )
+    quantization = made.config.quantization
+    if quantization is not None:
+        yield from _comment(
+            f"Its checkpoint is quantized by {json.dumps(quantization.method[:60])}: this is what "
+            "engines run of it, and the end lists what no kernel can serve. A GEMM that is here in "
+            "two types is quantized in some layers only, and its count is that of all. For the "
+            "model before it was quantized, take quantization_config out of a copy of its config."
+        )
     if any(entry.signature.epilogue is None and _biased(entry) for entry in made.entries):
         yield from _comment(
             "+bias: the model adds a bias, and torch.compile computes both as addmm, for which "
@@ -59,7 +69,7 @@ def _head(made: ConfigManifest) -> Iterator[str]:
     yield ""
 
 
-def _entries(entries: Iterable[Entry]) -> Iterator[str]:
+def _entries(entries: Iterable[Entry], wanted: Wanted) -> Iterator[str]:
     for position, entry in enumerate(entries):
         if position:
             yield ""
@@ -67,7 +77,11 @@ def _entries(entries: Iterable[Entry]) -> Iterator[str]:
         if entry.groups is not None:
             yield f"    op: {entry.signature.op.value}"
             yield f"    groups: {entry.groups}"
-        if entry.signature.out is not entry.signature.a:
+        if entry.signature.scales is not None:
+            yield f"    dtype: {entry.signature.a.value}"
+            yield f"    scales: {entry.signature.scales.value}"
+            yield f"    out: [{', '.join(dtype.value for dtype in wanted.dtypes)}]"
+        elif entry.signature.out is not entry.signature.a:
             yield f"    out: {entry.signature.out.value}"
         if entry.signature.epilogue is not None:
             yield f"    epilogue: {entry.signature.epilogue.value}"
@@ -128,6 +142,8 @@ def _left_out(made: ConfigManifest) -> Iterator[str]:
 def _sizes(config: DecoderConfig) -> Iterator[str]:
     """What was read of a config, by its keys."""
     for name, field in type(config).model_fields.items():
+        if name == "quantization":
+            continue
         alias, value = field.validation_alias, getattr(config, name)
         key = alias.choices[0] if isinstance(alias, AliasChoices) else alias or name
         if value is not None:

@@ -17,25 +17,19 @@ from importlib.metadata import files as distribution_files
 from pathlib import Path
 from zipfile import ZIP_STORED, ZipInfo
 
+from packaging.utils import InvalidName, canonicalize_name
+from packaging.version import InvalidVersion, Version
+from wheel.wheelfile import WheelFile  # type: ignore[import-untyped]
+
 from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.discover import BUNDLE_SUFFIX, ENTRY_POINT_GROUP
-from nvgemm_runtime.errors import PackagingError, StorageError, ToolchainError
+from nvgemm_runtime.errors import PackagingError, StorageError
 from nvgemm_runtime.format import Header, sha256_hex
 
+from .sbom import RUNTIME, BundledFile, render_sbom
 from .storage import write_atomic
 from .wheel_template import fill_template, read_template, render_description
-
-try:
-    from packaging.utils import InvalidName, canonicalize_name
-    from packaging.version import InvalidVersion, Version
-    from wheel.wheelfile import WheelFile  # type: ignore[import-untyped]
-
-    from .sbom import RUNTIME, BundledFile, render_sbom
-except ModuleNotFoundError as error:
-    raise ToolchainError(
-        f"cannot pack wheels: {error.name} is not installed; run: pip install 'nvgemm-aot[build]'"
-    ) from error
 
 DISTRIBUTION_PREFIX = "nvgemm-kernels-"
 """What every kernel wheel's distribution name begins with."""

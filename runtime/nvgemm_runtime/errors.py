@@ -48,7 +48,7 @@ class CompileError(NvgemmError):
 
 
 class ToolchainError(NvgemmError):
-    """The builder side is incomplete: a package, the system compiler or a library is missing."""
+    """A package, the system compiler or a library is missing, most often of the builder side."""
 
     exit_code = 14
 

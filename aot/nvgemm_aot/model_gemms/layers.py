@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from nvgemm_runtime.problem import MAX_EXTENT, Layout
 
 from .gemm import Columns, Fusible, Gemm, Heads, Projection, Routing, Rows, repeat
+from .quantization import Quantization, read_quantization
 
 Size = Annotated[int, Field(ge=1, le=MAX_EXTENT)]
 
@@ -28,6 +29,23 @@ class DecoderConfig(BaseModel, ABC):
     hidden_size: Size
     num_hidden_layers: Size
     num_attention_heads: Size
+    quantization: Quantization | None = Field(
+        default=None, validation_alias=AliasChoices("quantization_config", "compression_config")
+    )
+
+    @field_validator("quantization", mode="before")
+    @classmethod
+    def _read_quantization(cls, said: object) -> Quantization | None:
+        if said is None:
+            return None
+        if not isinstance(said, dict):
+            raise ValueError(
+                f"quantization_config: found {str(said)[:60]}; allowed: an object, or no such key"
+            )
+        try:
+            return read_quantization(said)
+        except ValueError as error:
+            raise ValueError(f"quantization_config.{error}") from None
 
     @abstractmethod
     def projections(self) -> Iterator[Projection]:
