@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import statistics
 import tempfile
 import time
 from collections.abc import Iterator
@@ -63,8 +62,9 @@ class Processes:
         for number in range(rounds):
             for side, worker in turns if number % 2 else reversed(turns):
                 times[side][worker].append(self._workers[side][worker].ask(question))
-        medians = {side: [statistics.median(one) for one in times[side]] for side in SIDES}
-        return {"calls": question["calls"], "times_us": times, "medians_us": medians}
+        # Neighbours of the machine only ever add to a time, most of all to the host's.
+        least = {side: [min(one) for one in times[side]] for side in SIDES}
+        return {"calls": question["calls"], "times_us": times, "least_us": least}
 
 
 @contextlib.contextmanager

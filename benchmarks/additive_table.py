@@ -24,19 +24,19 @@ def judge(cases: list[dict[str, Any]]) -> None:
     that is more: a few processes may agree by chance.
 
     Args:
-        cases: With ``backends``, and by mode and side the ``medians_us`` of each process.
+        cases: With ``backends``, and by mode and side the ``least_us`` of each process.
     """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for case in cases:
         for mode, timed in case["modes"].items():
             groups.setdefault((case["backends"], mode), []).append(timed)
     for group in groups.values():
-        variances = [_variance(timed["medians_us"]) for timed in group]
+        variances = [_variance(timed["least_us"]) for timed in group]
         usual = statistics.fmean(variances)
         for timed, variance in zip(group, variances):
-            medians = timed["medians_us"]
-            draws = len(medians["with"])
-            ratio = math.exp(_log_mean(medians["with"]) - _log_mean(medians["without"]))
+            times = timed["least_us"]
+            draws = len(times["with"])
+            ratio = math.exp(_log_mean(times["with"]) - _log_mean(times["without"]))
             noise = T_95[2 * draws - 2] * math.sqrt(2 * max(variance, usual) / draws)
             timed.update(ratio=ratio, noise=noise, slower=ratio > 1 + ALLOWED + noise)
 
@@ -45,9 +45,9 @@ def _log_mean(times: Sequence[float]) -> float:
     return statistics.fmean(map(math.log, times))
 
 
-def _variance(medians: dict[str, list[float]]) -> float:
+def _variance(times: dict[str, list[float]]) -> float:
     """Of the logarithms of times of one side's processes, over both sides."""
-    return statistics.fmean(statistics.variance(map(math.log, medians[side])) for side in SIDES)
+    return statistics.fmean(statistics.variance(map(math.log, times[side])) for side in SIDES)
 
 
 def table(cases: list[dict[str, Any]]) -> list[str]:

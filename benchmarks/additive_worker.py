@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gc
 import json
 import sys
 import time
@@ -177,6 +178,8 @@ def time_us(call: Callable[[], object], calls: int, device: str) -> float:
     """Microseconds a call, of so many in a row, behind a warm-up of half as many."""
     import torch
 
+    gc.collect()
+    gc.disable()  # a model keeps its graphs: what is collected is not the model's doing
     for _ in range(calls // 2 + 1):
         call()
     if device == "cpu":

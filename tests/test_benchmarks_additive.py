@@ -112,7 +112,7 @@ def case(
         "model": model,
         "batch": 24,
         "backends": "ATEN",
-        "modes": {"graphs": {"medians_us": {"with": with_us, "without": without_us}}},
+        "modes": {"graphs": {"least_us": {"with": with_us, "without": without_us}}},
         "reports": {"with": [report], "without": [report]},
     }
 

@@ -19,7 +19,7 @@ from inductor_session import InductorSession
 from nvgemm_runtime.inductor import gpu_time
 
 FLUSH_US = 20.0
-"""What the imitated GPU takes to write over its L2 cache."""
+"""What the imitated GPU takes to read as much as its L2 cache holds."""
 
 
 @dataclass
@@ -76,9 +76,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(torch.cuda, "synchronize", machine.synchronize)
     monkeypatch.setattr(torch.cuda, "_sleep", machine.sleep)
     monkeypatch.setattr(gpu_time.time, "perf_counter", lambda: machine.host_us / 1e6)
-    monkeypatch.setattr(
-        gpu_time, "_l2_sized_buffer", lambda: SimpleNamespace(zero_=lambda: machine.flush())
-    )
+    monkeypatch.setattr(gpu_time, "_l2_flush", lambda: machine.flush)
     return machine
 
 
