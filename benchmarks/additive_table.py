@@ -82,7 +82,7 @@ def _row(case: dict[str, Any], modes: list[str]) -> str:
     columns = []
     for mode in modes:
         timed = case["modes"][mode]
-        times = "/".join(f"{statistics.median(timed['medians_us'][side]):.1f}" for side in SIDES)
+        times = "/".join(f"{statistics.median(timed['least_us'][side]):.1f}" for side in SIDES)
         mark = "*" if timed["slower"] else " "
         columns.append(f"{times:>17} {timed['ratio']:7.4f}{mark}±{timed['noise']:.4f}")
     counts = [
