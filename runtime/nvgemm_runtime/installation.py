@@ -23,7 +23,7 @@ from .jit_cache import find_kept_bundles, origin_of
 from .layers import LayeredIndex
 from .match import BundleView, Index, preferred
 from .problem import Problem
-from .refusals import left_out, process_refusal, refusal, unlaunchable
+from .refusals import describe_fault, left_out, process_refusal, refusal, unlaunchable
 
 _log = logging.getLogger(__name__)
 
@@ -182,8 +182,11 @@ class Installation:
                     # Others are checked a kernel at a time; damage here must be seen as a miss,
                     # for what misses is compiled, and the file made anew.
                     bundle.check_body()
-            except NvgemmError as error:
-                problem, bundle = str(error), None
+            except Exception as error:  # Whatever is wrong with one, the others are used.
+                problem, bundle = describe_fault(error), None
+                if not isinstance(error, NvgemmError):
+                    problem = f"{found.path}: {problem}"
+                    _log.debug("%s", problem, exc_info=True)
                 if is_kept:
                     problem += "; it is made anew when kernels are next compiled"
         if problem is not None and problem not in self._said:
