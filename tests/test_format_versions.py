@@ -308,6 +308,13 @@ def test_an_unknown_scope_or_problem_among_the_unserved_is_no_error(tmp_path: Pa
     }
 
 
+def test_a_verification_says_which_kernels_it_did_not_look_at(tmp_path: Path) -> None:
+    edited(tmp_path, lambda h: h["kernels"][0].update(requires=["pdl"]))
+    report = verify_bundle(tmp_path / "later.nvgemm", disassemble=False)
+    assert len(report.kernels) == 3
+    assert any(note.startswith("1 kernels were not looked at") for note in report.notes)
+
+
 def test_what_is_not_understood_is_not_lost_in_a_copy(tmp_path: Path) -> None:
     edited(tmp_path, lambda h: h["kernels"][0].update(requires=["pdl"]))
     with (

@@ -22,9 +22,9 @@ from nvgemm_aot.compiler import Compilation, Task, compile_all
 from nvgemm_aot.manifest import Manifest, load_manifest
 from nvgemm_aot.pipeline import BuildResult, build, plan_build
 from nvgemm_aot.providers import Enumeration
-from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_aot.render import build_document, build_text
 from nvgemm_aot.render_bundle import bundle_document, bundle_text
+from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_aot.unserved import Unserved, require_served
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError
