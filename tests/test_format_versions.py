@@ -10,6 +10,7 @@ built with cutlass-dsl 4.8.1 for sm_90a: two candidates of bf16, TN, 16 x 5120 x
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -262,16 +263,30 @@ def test_a_bundle_that_requires_an_unknown_feature_is_refused_by_its_name(tmp_pa
         edited(tmp_path, lambda h: (h.update(requires=["remote-payloads"]), h.pop("target")))
 
 
-@pytest.mark.parametrize("name", sorted(KNOWN_FEATURES) or [None])
-def test_an_empty_or_known_list_of_required_features_costs_nothing(
-    name: str | None, tmp_path: Path
+@pytest.mark.parametrize("names", [[], ["pdl"], ["pdl", "stream-k"]])
+def test_features_that_a_release_knows_cost_nothing(
+    names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [] if name is None else [name]
+    known = KNOWN_FEATURES | {"pdl", "stream-k"}
+    monkeypatch.setattr("nvgemm_runtime.header_decoder.KNOWN_FEATURES", known)
+    parts = ("kernels", "rankings", "sources")
     header = edited(
         tmp_path,
-        lambda h: [one.update(requires=names) for one in (h, *h["kernels"], *h["rankings"])],
+        lambda h: [
+            one.update(requires=names)
+            for one in (h, *itertools.chain.from_iterable(h[part] for part in parts))
+        ],
     )
-    assert header.unknown_kernels == header.unknown_rankings == ()
+    assert without_places(header) == without_places(plain(tmp_path))
+
+
+def test_one_unknown_feature_among_known_ones_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nvgemm_runtime.header_decoder.KNOWN_FEATURES", frozenset({"pdl"}))
+    header = edited(tmp_path, lambda h: h["kernels"][0].update(requires=["pdl", "stream-k"]))
+    (unknown,) = header.unknown_kernels
+    assert unknown.why.startswith("requires stream-k, unknown")
 
 
 @pytest.mark.parametrize(("part", "text"), [("arch", "gfx950"), ("cuda", "cuda-14.x")])
