@@ -68,7 +68,8 @@ def _make_noise() -> None:
 class FakeProvider:
     """Offers the operators that the environment variable FAKE_OPERATORS names.
 
-    An operator called ``fail...`` does not compile; ``crash...`` kills the compiler process;
+    An operator called ``fail...`` does not compile; ``crash...`` kills the compiler process,
+    ``dies_once`` the first two times, which is one task: each is tried twice;
     ``slow...`` takes a minute, ``hangs...`` only the first time; ``nospace...`` finds the disk
     full; ``same...`` gives the same code as every other of its kind. What FAKE_NOISE says is
     printed, as compilers do.
@@ -105,6 +106,10 @@ class FakeProvider:
         _make_noise()
         if candidate.operator.startswith("crash"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if candidate.operator == "dies_once":
+            names = Path(os.environ["FAKE_LOG"]).read_text().split()
+            if names.count(candidate.operator) <= 2:
+                os.kill(os.getpid(), signal.SIGKILL)
         if candidate.operator.startswith("slow"):
             time.sleep(60)
         if candidate.operator.startswith("hangs"):

@@ -126,6 +126,18 @@ def test_what_failed_is_not_tried_again_by_the_same_toolchain(
     assert compiler.compile(problem(), 3, DEVICE).compiled == 2, "another request"
 
 
+def test_what_a_killed_compiler_left_out_is_compiled_when_asked_again(
+    machine: JitMachine, compiler: JitCompiler
+) -> None:
+    machine.set(FAKE_OPERATORS="one dies_once two")
+    first = compiler.compile(problem(), 4, DEVICE)
+    assert first.compiled == 2
+    again = compiler.compile(problem(), 4, DEVICE)
+    assert (again.compiled, again.failures) == (1, ())
+    assert compiler.compile(problem(), 4, DEVICE).compiled == 0
+    assert problems_of(again.bundle) == [problem()]
+
+
 def test_a_problem_that_no_operator_takes_says_why(
     machine: JitMachine, compiler: JitCompiler
 ) -> None:

@@ -22,11 +22,13 @@ from nvgemm_aot.compiler import Compilation, Task, compile_all
 from nvgemm_aot.manifest import Manifest, load_manifest
 from nvgemm_aot.pipeline import BuildResult, build, plan_build
 from nvgemm_aot.providers import Enumeration
+from nvgemm_aot.render import build_document, build_text
+from nvgemm_aot.render_bundle import bundle_document, bundle_text
 from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_aot.unserved import Unserved, require_served
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError
-from nvgemm_runtime.format import sha256_hex
+from nvgemm_runtime.format import Scope, UnservedReason, sha256_hex
 from nvgemm_runtime.problem import DType, Signature
 
 TEXT = """
@@ -179,9 +181,11 @@ def test_a_problem_whose_kernels_all_fail_is_left_out_and_the_bundle_says_why(
     assert [ranking.problem.signature.a for ranking in bundle.header.rankings] == [DType.BF16]
     ((problem, reason),) = bundle.header.unserved.items()
     assert problem.signature.a is DType.FP16
-    assert reason == "none of 1 operators compiles: fails: told to fail"
+    assert reason == UnservedReason(
+        text="none of 1 operators compiles: fails: told to fail", scope=Scope.PROBLEM
+    )
     assert result.unserved == (
-        Unserved(arch="sm_100f", problem=problem, reason=reason, failed=True),
+        Unserved(arch="sm_100f", problem=problem, reason=reason.text, failed=True),
     )
     with pytest.raises(CompileError, match="no kernel for 1 problem; change or remove it"):
         require_served(result.unserved, targets=1)
@@ -190,6 +194,35 @@ def test_a_problem_whose_kernels_all_fail_is_left_out_and_the_bundle_says_why(
 def _failing_for_fp16(self: FakeProvider, signature: Signature, target: BuildTarget) -> Enumeration:
     name = "fails" if signature.a is DType.FP16 else "one"
     return Enumeration(candidates=(candidate(name, signature),))
+
+
+@pytest.mark.parametrize(
+    ("operator", "is_complete", "said"),
+    [("crash", False, "process died"), ("fails", True, "told to fail")],
+)
+def test_a_ranking_says_which_kernels_did_not_compile_and_whether_they_may_yet(
+    tmp_path: Path,
+    cache: Cache,
+    monkeypatch: pytest.MonkeyPatch,
+    operator: str,
+    is_complete: bool,
+    said: str,
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", f"one {operator} two")
+    result = run(tmp_path, cache)
+    (built,) = result.bundles
+    header = built.header
+    (failure,) = header.failures
+    assert (failure.operator, failure.is_transient) == (operator, not is_complete)
+    assert said in failure.reason
+    assert [ranking.missing for ranking in header.rankings] == [(0,), (0,)]
+    assert [header.is_complete(ranking) for ranking in header.rankings] == [is_complete] * 2
+    document = build_document(result)
+    assert document["bundles"][0]["incomplete"] == (0 if is_complete else 2)
+    assert ("2 problems may get more kernels" in build_text(document)) is not is_complete
+    with Bundle(built.path) as bundle:
+        assert bundle.header == header
+        assert said in bundle_text(bundle_document(bundle))
 
 
 def test_a_target_without_operators_leaves_the_others_to_be_built(

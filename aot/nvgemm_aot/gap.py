@@ -10,6 +10,7 @@ class Check(str, enum.Enum):
     """One thing that is checked; the name stands in reports and stays the same across releases."""
 
     DEVICE_PROFILE = "device-profile"
+    IMPORTS = "imports"
     OPERATOR_NAME = "operator-name"
     CALLING_CONVENTION = "calling-convention"
     WORKSPACE = "workspace"
@@ -19,9 +20,8 @@ class Check(str, enum.Enum):
     HOST_EXPORTS = "host-exports"
     HOST_SYMBOLS = "host-symbols"
     HOST_LIBRARIES = "host-libraries"
-    HOST_CONSTRUCTORS = "host-constructors"
     HOST_RELOCATIONS = "host-relocations"
-    HOST_SEGMENTS = "host-segments"
+    HOST_STACK = "host-stack"
     HOST_PROCESSOR = "host-processor"
     DEVICE_FORMAT = "device-format"
     ARCHITECTURE = "architecture"

@@ -22,7 +22,9 @@ from .disassembler import (
     find_disassembler,
     require_disassembler,
 )
+from .elf_reading import MalformedElfError
 from .gap import Check, Gap
+from .host_elf_reading import imported_symbols
 from .inspection import KernelEvidence, inspect_kernel
 from .operator_name import NAMING_PROVIDERS
 
@@ -114,10 +116,14 @@ def verify_bundle(
         if header.target.arch == CPU:
             disassembler = None
 
+        imports: set[str] = set()
+
         def inspect(kernel: Kernel) -> tuple[KernelEvidence, list[Gap]]:
+            payload = bundle.payload(kernel)
+            imports.update(_imports(payload))
             return inspect_kernel(
                 kernel,
-                bundle.payload(kernel),
+                payload,
                 target=header.target,
                 profile=profile,
                 disassembler=disassembler,
@@ -133,6 +139,9 @@ def verify_bundle(
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
         results = [future.result() for future in futures]
+        for unknown in header.unknown_kernels:
+            imports.update(_imports(bundle.payload(unknown)))
+    findings += _check_imports(header, imports)
     for evidence, gaps in results:
         findings += [
             Finding(kernel=evidence.id, check=gap.check, message=gap.message) for gap in gaps
@@ -142,7 +151,7 @@ def verify_bundle(
         target=header.target.key,
         device=header.device,
         disassembler=str(disassembler) if disassembler else None,
-        notes=_notes(header, disassemble, disassembler),
+        notes=(*_notes(header, disassemble, disassembler), *_notes_on_unknown(header)),
         kernels=tuple(evidence for evidence, _ in results),
         findings=tuple(findings),
     )
@@ -150,9 +159,9 @@ def verify_bundle(
 
 UNPROVED = (
     "not proved by any payload: k of its tile (compared with the operator's name), cluster limits "
-    "compiled in (compared with the device profile), that host code runs on every processor (only "
-    "signs of AVX are looked for); versions and rankings are the builder's word, and whether "
-    "results are right only a GPU shows"
+    "compiled in (compared with the device profile), that a process can load its host code "
+    "(nothing is loaded), on any processor (only signs of AVX are looked for); versions and "
+    "rankings are the builder's word, and whether results are right only a GPU shows"
 )
 """What stays open where every check holds: part of each report."""
 
@@ -205,6 +214,14 @@ def _notes(
     return tuple(notes)
 
 
+def _notes_on_unknown(header: Header) -> list[str]:
+    """Kernels that were not looked at, for this release does not understand their entries."""
+    unknown = header.unknown_kernels
+    if not unknown:
+        return []
+    return [f"{len(unknown)} kernels were not looked at but for their digests: {unknown[0].why}"]
+
+
 def _notes_on_signatures(header: Header) -> list[str]:
     signatures = {kernel.signature for kernel in header.kernels}
     pointers = any(
@@ -224,6 +241,26 @@ def _notes_on_signatures(header: Header) -> list[str]:
         }.items()
         if applies
     ]
+
+
+def _imports(payload: bytes) -> tuple[str, ...]:
+    try:
+        return imported_symbols(payload)
+    except MalformedElfError:
+        return ()  # its kernel's own gap
+
+
+def _check_imports(header: Header, found: set[str]) -> list[Finding]:
+    """Compare the imports that a header states with those of its payloads."""
+    stated = set(header.imports)
+    if header.format_version == 1 or stated == found:
+        return []
+    missing, extra = sorted(found - stated), sorted(stated - found)
+    message = (
+        "imports must be what the payloads leave undefined: "
+        f"it lacks {', '.join(missing) or 'none'}, and has besides {', '.join(extra) or 'none'}"
+    )
+    return [Finding(kernel=None, check=Check.IMPORTS, message=message)]
 
 
 def _load_device(header: Header) -> tuple[DeviceProfile | None, list[Finding]]:
