@@ -184,7 +184,7 @@ def _load() -> Native:
     except ImportError as error:
         raise ToolchainError(
             f"the native launcher needs torch and apache-tvm-ffi: {error}; "
-            "run: pip install 'torch>=2.11,<2.16' 'apache-tvm-ffi>=0.1.15,<0.2'"
+            "run: pip install 'torch>=2.11,<2.16' 'apache-tvm-ffi>=0.1.9,<0.2'"
         ) from error
     try:
         with importlib.resources.as_file(library) as path:
@@ -200,7 +200,7 @@ def _load() -> Native:
         raise ToolchainError(
             f"{library} does not load with torch {torch.__version__} and apache-tvm-ffi "
             f"{tvm_ffi.__version__} (supported: torch 2.11 to 2.15, apache-tvm-ffi 0.1 from "
-            f"0.1.15): {error}"
+            f"0.1.9): {error}"
         ) from error
     for kind in (NoKernelError, DriverError):
         tvm_ffi.error.register_error(kind)
