@@ -6,7 +6,7 @@ import pytest
 
 from nvgemm_aot.bundle import BundleContent, ProblemRanking, encode_bundle
 from nvgemm_runtime.facts import DeviceFacts
-from nvgemm_runtime.format import Header, sha256_hex
+from nvgemm_runtime.format import Header, Scope, UnservedReason, sha256_hex
 from nvgemm_runtime.match import Basis, BundleView, Index, Match, Miss, preferred
 from nvgemm_runtime.problem import Layout, Problem, Signature
 from nvgemm_runtime.refusals import refusal
@@ -292,16 +292,25 @@ def test_equal_guesses_and_unknown_times_keep_the_shipped_order() -> None:
     assert tiles_of(found(unknown.match(asked, 16))) == [first, (192, 128)]
 
 
-def test_a_miss_says_why_the_build_made_no_kernel() -> None:
+@pytest.mark.parametrize(
+    ("scope", "beside"),
+    [
+        (Scope.SIGNATURE, "b0: no such operator"),
+        (Scope.PROBLEM, "another problem of this signature, {key}: b0: no such operator"),
+        (None, "another problem of this signature, {key}: b0: no such operator"),
+    ],
+)
+def test_a_miss_says_why_the_build_made_no_kernel_and_of_what(
+    scope: Scope | None, beside: str
+) -> None:
     built = with_alignment(16)
     left_out = Problem(signature=replace(problem(16).signature, layout=Layout.NN), m=16, n=8, k=8)
-    partial = replace(built, unserved={left_out: "sm_100f has no such operator"})
+    why = UnservedReason(text="no such operator", scope=scope)
+    partial = replace(built, unserved={left_out: why})
     said = index(partial).match(left_out, 16)
     assert isinstance(said, Miss)
-    assert said.reasons[0] == "b0: sm_100f has no such operator"
+    assert said.reasons[0] == "b0: no such operator"
     other = index(partial).match(replace(left_out, m=17), 16)
     assert isinstance(other, Miss)
-    assert other.reasons[0] == (
-        f"another problem of this signature, {left_out.key}: b0: sm_100f has no such operator"
-    )
+    assert other.reasons[0] == beside.format(key=left_out.key)
     found(index(partial).match(problem(16), 16))

@@ -26,7 +26,7 @@ from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_aot.unserved import Unserved, require_served
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError
-from nvgemm_runtime.format import sha256_hex
+from nvgemm_runtime.format import Scope, UnservedReason, sha256_hex
 from nvgemm_runtime.problem import DType, Signature
 
 TEXT = """
@@ -179,9 +179,11 @@ def test_a_problem_whose_kernels_all_fail_is_left_out_and_the_bundle_says_why(
     assert [ranking.problem.signature.a for ranking in bundle.header.rankings] == [DType.BF16]
     ((problem, reason),) = bundle.header.unserved.items()
     assert problem.signature.a is DType.FP16
-    assert reason == "none of 1 operators compiles: fails: told to fail"
+    assert reason == UnservedReason(
+        text="none of 1 operators compiles: fails: told to fail", scope=Scope.PROBLEM
+    )
     assert result.unserved == (
-        Unserved(arch="sm_100f", problem=problem, reason=reason, failed=True),
+        Unserved(arch="sm_100f", problem=problem, reason=reason.text, failed=True),
     )
     with pytest.raises(CompileError, match="no kernel for 1 problem; change or remove it"):
         require_served(result.unserved, targets=1)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from nvgemm_aot.bundle import encode_bundle
+from nvgemm_aot.bundle import encode_bundle, write_bundle
+from nvgemm_aot.bundle_content import read_content
+from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.facts import UNKNOWN_VERSION
 from nvgemm_runtime.format import Header
-from nvgemm_runtime.imports import DEVICE_SYMBOLS, FFI_SYMBOLS
+from nvgemm_runtime.imports import DEVICE_SYMBOLS, FFI_SYMBOLS, imported_symbols
 from nvgemm_runtime.refusals import library_refusal, refusal
 from synthetic_content import synthetic_content
 from synthetic_facts import B200, LIBRARY
 
+DATA = Path(__file__).parent / "data"
 DISTRIBUTION = "nvidia-cutlass-dsl-libs-cu13"
 ERROR_HELPER = "CuteDSLRT_TVMFFISetRaisedCudaError"
 
@@ -78,3 +82,30 @@ def test_devices_are_judged_by_both_libraries() -> None:
     assert "TVMFFIErrorSetRaisedFromCStr" in str(refusal(built, lacking))
     lacking = replace(facts, runtime_library=replace(library, exports=frozenset()))
     assert ERROR_HELPER in str(refusal(built, lacking))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_bundle_that_states_its_imports_needs_those_and_an_older_one_all_that_are_known(
+    version: int, tmp_path: Path
+) -> None:
+    path = DATA / "format-1" / "sm_90a.nvgemm"
+    if version == 2:
+        with Bundle(path) as old:
+            path = tmp_path / "new.nvgemm"
+            write_bundle(read_content(old), path)
+    with Bundle(path) as bundle:
+        built = bundle.header
+    assert bool(built.imports) == (version == 2)
+    assert imported_symbols(built).of_ffi == FFI_SYMBOLS
+    assert imported_symbols(built).of_device == DEVICE_SYMBOLS
+
+
+def test_a_stated_import_of_either_library_is_looked_up_there() -> None:
+    built = replace(header(), imports=("TVMFFINew", "_cudaNew"))
+    library = replace(LIBRARY, exports=frozenset({"_cudaNew"}))
+    assert library_refusal(built, library, frozenset({"TVMFFINew"})) is None
+    assert "import TVMFFINew, which" in str(library_refusal(built, library, FFI_SYMBOLS))
+    library = replace(LIBRARY, exports=DEVICE_SYMBOLS)
+    assert "import _cudaNew, which" in str(
+        library_refusal(built, library, frozenset({"TVMFFINew"}))
+    )

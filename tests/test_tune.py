@@ -17,6 +17,7 @@ from nvgemm_aot.tuning.tune import PROGRAM
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.errors import TuningError
+from nvgemm_runtime.format import Scope, UnservedReason
 from nvgemm_runtime.problem import DType, Op
 from nvgemm_runtime.scales import ScaleRecipe
 from synthetic_bundles import write_synthetic_bundle
@@ -84,9 +85,10 @@ def test_what_no_kernel_is_left_for_is_named_with_the_reason(
     assert [ranking.problem for ranking in header.rankings] == list(PROBLEMS)
     ((problem, reason),) = header.unserved.items()
     assert problem == problems[-1]
-    assert reason.startswith("all 3 kernels that were made for it were thrown out when tuned")
-    assert f"{problems[-1].key}: " in reason
-    assert "elements are off" in reason
+    assert reason.text.startswith("all 3 kernels that were made for it were thrown out when tuned")
+    assert f"{problems[-1].key}: " in reason.text
+    assert "elements are off" in reason.text
+    assert reason.scope is Scope.PROBLEM
 
 
 def test_reasons_of_the_build_stay(tunable: Path, tmp_path: Path, tuned_path: Path) -> None:
@@ -94,12 +96,13 @@ def test_reasons_of_the_build_stay(tunable: Path, tmp_path: Path, tuned_path: Pa
     with Bundle(tunable) as bundle:
         content = read_content(bundle)
     given = tmp_path / "given.nvgemm"
-    write_bundle(given, replace(content, unserved={problem: "none compiles"}))
+    why = UnservedReason(text="none compiles", scope=Scope.SIGNATURE)
+    write_bundle(given, replace(content, unserved={problem: why}))
     run([given, tunable], tuned_path, bench())
-    assert header_of(tuned_path).unserved == {problem: "none compiles"}
+    assert header_of(tuned_path).unserved == {problem: why}
     other = tmp_path / "other.nvgemm"
     run([tunable, given], other, bench())
-    assert header_of(other).unserved == {problem: "none compiles"}
+    assert header_of(other).unserved == {problem: why}
 
 
 def test_everything_is_measured_by_the_clock_of_this_machine(

@@ -222,8 +222,8 @@ def test_why_no_kernel_is_left_is_said_as_it_was(
     unloadable(DriverError("no binary"))
     run(tunable, tuned_path, bench(dictated))
     (reason,) = header_of(tuned_path).unserved.values()
-    assert reason.startswith("all 1 kernels that were made for it were thrown out when tuned")
-    assert reason.endswith(f": {other.key}: DriverError: no binary")
+    assert reason.text.startswith("all 1 kernels that were made for it were thrown out when tuned")
+    assert reason.text.endswith(f": {other.key}: DriverError: no binary")
 
 
 def test_a_problem_whose_kernels_all_broke_the_gpu_says_so(
@@ -245,7 +245,7 @@ def test_a_problem_whose_kernels_all_broke_the_gpu_says_so(
     assert "is thrown out" in reason
     assert "operands" not in reason
     (unserved,) = header_of(tuned_path).unserved.values()
-    assert "it leaves the GPU unusable: RuntimeError: CUDA error" in unserved
+    assert "it leaves the GPU unusable: RuntimeError: CUDA error" in unserved.text
 
 
 NOISE = [200.0, 280.0, 240.0, 310.0, 220.0, 260.0]

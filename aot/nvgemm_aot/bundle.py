@@ -12,6 +12,7 @@ from nvgemm_runtime.format import (
     FORMAT_VERSION,
     MAGIC,
     PREFIX,
+    CompileFailure,
     Dictionary,
     Header,
     Kernel,
@@ -21,6 +22,7 @@ from nvgemm_runtime.format import (
     Ranking,
     RankingSource,
     Span,
+    UnservedReason,
     canonical_json,
     encode_header,
     sha256_hex,
@@ -30,6 +32,8 @@ from nvgemm_runtime.problem import Problem, Signature
 from nvgemm_runtime.target import Target
 
 from .compression import Packed, compress
+from .elf_reading import MalformedElfError
+from .host_elf_reading import imported_symbols
 from .storage import write_atomic
 
 
@@ -51,6 +55,14 @@ class BuiltKernel:
         """The kernel's name everywhere: sha256 of the payload, in hex."""
         return sha256_hex(self.payload)
 
+    @functools.cached_property
+    def imports(self) -> tuple[str, ...]:
+        """Symbols that the payload leaves undefined; none of one that is no shared object."""
+        try:
+            return imported_symbols(self.payload)
+        except MalformedElfError:  # which `verify` finds
+            return ()
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemRanking:
@@ -60,12 +72,14 @@ class ProblemRanking:
         kernels: Pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds, or
             None where the source has no number.
         measured: What was measured besides; its spreads are in the order of ``kernels``.
+        missing: Kernels that were chosen too and did not compile.
     """
 
     problem: Problem
     source: RankingSource
     kernels: tuple[tuple[str, int | None], ...]
     measured: Measured | None = None
+    missing: tuple[CompileFailure, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +87,7 @@ class BundleContent:
     """Everything that determines a bundle's bytes. The order of kernels and rankings does not.
 
     Attributes:
-        unserved: Declared problems without a kernel, each with the reason on one line.
+        unserved: Declared problems without a kernel, each with the reason.
     """
 
     target: Target
@@ -83,7 +97,7 @@ class BundleContent:
     toolchain: dict[str, str]
     kernels: tuple[BuiltKernel, ...]
     rankings: tuple[ProblemRanking, ...]
-    unserved: dict[Problem, str] = field(default_factory=dict)
+    unserved: dict[Problem, UnservedReason] = field(default_factory=dict)
 
 
 Pack = Callable[[Sequence[bytes]], Packed]
@@ -113,6 +127,7 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
     packed = pack([kernels[id_].payload for id_ in ids])
     dictionary_bytes = len(packed.dictionary_frame)
     sources = sorted({ranking.source for ranking in content.rankings}, key=_source_order)
+    failures = sorted({one for r in content.rankings for one in r.missing}, key=_failure_order)
     body = packed.dictionary_frame + b"".join(packed.frames)
     header = Header(
         target=content.target,
@@ -131,8 +146,10 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
         else None,
         kernels=_entries(ids, kernels, packed.frames, dictionary_bytes),
         sources=tuple(sources),
-        rankings=_rankings(content.rankings, ids, sources),
+        rankings=_rankings(content.rankings, ids, sources, failures),
         unserved=content.unserved,
+        imports=tuple(sorted({name for kernel in kernels.values() for name in kernel.imports})),
+        failures=tuple(failures),
     )
     return _with_final_offsets(header, body)
 
@@ -153,6 +170,10 @@ def _by_id(kernels: tuple[BuiltKernel, ...]) -> dict[str, BuiltKernel]:
 
 def _source_order(source: RankingSource) -> tuple[str, str, str, bytes]:
     return (source.kind, source.by, source.gpu, canonical_json(source_json(source)))
+
+
+def _failure_order(failure: CompileFailure) -> tuple[str, str, bool]:
+    return (failure.operator, failure.reason, failure.is_transient)
 
 
 def _entries(
@@ -179,7 +200,10 @@ def _entries(
 
 
 def _rankings(
-    rankings: tuple[ProblemRanking, ...], ids: list[str], sources: list[RankingSource]
+    rankings: tuple[ProblemRanking, ...],
+    ids: list[str],
+    sources: list[RankingSource],
+    failures: list[CompileFailure],
 ) -> tuple[Ranking, ...]:
     position = {id_: index for index, id_ in enumerate(ids)}
     declared = Counter(ranking.problem for ranking in rankings)
@@ -195,6 +219,7 @@ def _rankings(
                 Ranked(kernel=position[id_], time_ns=time_ns) for id_, time_ns in ranking.kernels
             ),
             measured=ranking.measured,
+            missing=tuple(sorted(failures.index(failure) for failure in set(ranking.missing))),
         )
         for ranking in sorted(rankings, key=lambda ranking: ranking.problem)
     )

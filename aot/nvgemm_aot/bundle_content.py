@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.errors import BundleFormatError
 
 from .bundle import BuiltKernel, BundleContent, ProblemRanking
 
@@ -11,10 +12,19 @@ def read_content(bundle: Bundle) -> BundleContent:
     """Everything a bundle holds; written again, it has the same kernels and rankings.
 
     Raises:
-        BundleFormatError: If a payload is damaged.
+        BundleFormatError: If a payload is damaged, or the header holds what this release does not
+            understand, and so would lose.
         StorageError: If the file cannot be read.
     """
     header = bundle.header
+    unknown = [one.why for one in (*header.unknown_kernels, *header.unknown_rankings)]
+    if unknown:
+        raise BundleFormatError(
+            str(bundle.path),
+            "feature",
+            f"{len(unknown)} kernels and rankings are unknown to this release and would be lost "
+            f"in a copy, the first because it {unknown[0]}",
+        )
     return BundleContent(
         target=header.target,
         device=header.device,
@@ -42,6 +52,7 @@ def read_content(bundle: Bundle) -> BundleContent:
                     (header.kernels[place.kernel].id, place.time_ns) for place in ranking.kernels
                 ),
                 measured=ranking.measured,
+                missing=tuple(header.failures[position] for position in ranking.missing),
             )
             for ranking in header.rankings
         ),

@@ -29,6 +29,12 @@ _log = logging.getLogger(__name__)
 PROCESS_DIED = "the compiler process died (crash, or out of memory)"
 """The one reason for a failure that may be none the next time."""
 
+
+def is_transient(reason: str) -> bool:
+    """Whether a failure may be none the next time, and so says nothing about the kernel."""
+    return PROCESS_DIED in reason
+
+
 Progress = Callable[[int, int], None]
 """Called as (kernels done, kernels to do)."""
 

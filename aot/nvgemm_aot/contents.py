@@ -12,17 +12,21 @@ from nvgemm_runtime.errors import CompileError, StorageError
 from nvgemm_runtime.format import (
     FORMAT_VERSION,
     ClusterLimit,
+    CompileFailure,
     KernelDesign,
+    Scope,
+    UnservedReason,
     canonical_json,
     sha256_hex,
     source_json,
+    unserved_json,
 )
 from nvgemm_runtime.one_line import one_line
 
 from . import linker
 from .bundle import BuiltKernel, BundleContent, ProblemRanking
 from .cache import Cache
-from .compiler import Failure, KernelWorkers, Progress, Task, compile_all
+from .compiler import Failure, KernelWorkers, Progress, Task, compile_all, is_transient
 from .compression import SCHEME
 from .plan import Plan
 from .providers import Candidate, Provider
@@ -30,6 +34,9 @@ from .targets import BuildTarget
 from .unserved import Unserved
 
 GENERATOR = f"nvgemm-aot {__version__}"
+
+_MAX_REASON = 300
+"""Characters of a failure's reason that a bundle keeps: compilers can say megabytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,13 +125,19 @@ def toolchain(provider: Provider) -> dict[str, str]:
     }
 
 
-def build_key(item: PlannedTarget, tasks: Sequence[Task], versions: dict[str, str]) -> str:
+def build_key(
+    item: PlannedTarget,
+    tasks: Sequence[Task],
+    versions: dict[str, str],
+    failures: Sequence[Failure] = (),
+) -> str:
     """Digest of all that determines a bundle: equal keys, equal bytes.
 
     Args:
         item: The planned target.
         tasks: Those of its tasks whose kernels the bundle holds.
         versions: See `toolchain`.
+        failures: Why the bundle does not hold those of the others.
     """
     kernels = {
         task.candidate: [
@@ -147,7 +160,9 @@ def build_key(item: PlannedTarget, tasks: Sequence[Task], versions: dict[str, st
         "rankings": [[planned.problem.key, planned.choices] for planned in item.plan.problems],
     }
     if item.plan.unserved:
-        document["unserved"] = [[problem.key, reason] for problem, reason in item.plan.unserved]
+        document["unserved"] = unserved_json(dict(item.plan.unserved))
+    if failures:
+        document["failures"] = [asdict(_compile_failure(failure)) for failure in failures]
     return sha256_hex(canonical_json(document))
 
 
@@ -175,7 +190,7 @@ def _content(
         target=item.target.target,
         device=item.target.device.name,
         generator=GENERATOR,
-        build_key=build_key(item, present, versions),
+        build_key=build_key(item, present, versions, own),
         toolchain=versions,
         kernels=tuple(
             BuiltKernel(
@@ -191,7 +206,13 @@ def _content(
             for task in present
         ),
         rankings=rankings,
-        unserved={**dict(item.plan.unserved), **{one.problem: one.reason for one in uncompiled}},
+        unserved={
+            **dict(item.plan.unserved),
+            **{
+                one.problem: UnservedReason(text=one.reason, scope=Scope.PROBLEM)
+                for one in uncompiled
+            },
+        },
     )
     return MadeContent(content=content, failures=own, uncompiled=uncompiled)
 
@@ -211,6 +232,7 @@ def _rankings(
 ) -> tuple[tuple[ProblemRanking, ...], tuple[Unserved, ...]]:
     """The rankings of what compiled, and the problems of which nothing did."""
     reasons = {failure.task.candidate: failure.reason for failure in failures}
+    missing = {failure.task.candidate: _compile_failure(failure) for failure in failures}
     rankings, bare = [], []
     for planned in item.plan.problems:
         chosen = [(item.plan.candidates[index], time_ns) for index, time_ns in planned.choices]
@@ -222,7 +244,10 @@ def _rankings(
         if places:
             rankings.append(
                 ProblemRanking(
-                    problem=planned.problem, source=item.plan.source, kernels=tuple(places.items())
+                    problem=planned.problem,
+                    source=item.plan.source,
+                    kernels=tuple(places.items()),
+                    missing=tuple(missing[one] for one, _ in chosen if one in missing),
                 )
             )
         else:
@@ -236,6 +261,14 @@ def _rankings(
                 )
             )
     return tuple(rankings), tuple(bare)
+
+
+def _compile_failure(failure: Failure) -> CompileFailure:
+    return CompileFailure(
+        operator=failure.task.candidate.operator,
+        reason=one_line(failure.reason)[:_MAX_REASON],
+        is_transient=is_transient(failure.reason),
+    )
 
 
 def _failure_text(head: str, failures: Sequence[Failure]) -> str:

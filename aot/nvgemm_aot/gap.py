@@ -10,6 +10,7 @@ class Check(str, enum.Enum):
     """One thing that is checked; the name stands in reports and stays the same across releases."""
 
     DEVICE_PROFILE = "device-profile"
+    IMPORTS = "imports"
     OPERATOR_NAME = "operator-name"
     CALLING_CONVENTION = "calling-convention"
     WORKSPACE = "workspace"

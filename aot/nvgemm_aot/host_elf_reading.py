@@ -63,21 +63,42 @@ def read_host_elf(data: bytes) -> HostElf:
     """
     elf = open_elf(data, sections=False)
     with reading("the shared object"):
-        dynamic = [part for part in elf.iter_segments() if part["p_type"] == "PT_DYNAMIC"]
-        if len(dynamic) != 1:
-            raise MalformedElfError(f"{len(dynamic)} dynamic segments, a shared object has 1")
-        count = dynamic[0].num_symbols()
-        if count > MAX_SYMBOLS:
-            raise MalformedElfError(f"{count} dynamic symbols, at most {MAX_SYMBOLS}")
+        dynamic = _dynamic_segment(elf)
         return HostElf(
             machine=str(elf["e_machine"]),
             kind=str(elf["e_type"]),
             system=str(elf["e_ident"]["EI_OSABI"]),
             segments=tuple(_segment(part, len(data)) for part in elf.iter_segments()),
-            tags=tuple(_tags(dynamic[0])),
-            symbols=tuple(_symbol(dynamic[0].get_symbol(index)) for index in range(count)),
-            relocations=tuple(_relocations(dynamic[0])),
+            tags=tuple(_tags(dynamic)),
+            symbols=_dynamic_symbols(dynamic),
+            relocations=tuple(_relocations(dynamic)),
         )
+
+
+def imported_symbols(data: bytes) -> tuple[str, ...]:
+    """Names that a shared object leaves for other libraries to define, sorted.
+
+    Raises:
+        MalformedElfError: If it cannot be read, or a table is too long or outside it.
+    """
+    elf = open_elf(data, sections=False)
+    with reading("the shared object"):
+        symbols = _dynamic_symbols(_dynamic_segment(elf))
+        return tuple(sorted({one.name for one in symbols if not one.defined and one.name}))
+
+
+def _dynamic_segment(elf: Any) -> Any:
+    dynamic = [part for part in elf.iter_segments() if part["p_type"] == "PT_DYNAMIC"]
+    if len(dynamic) != 1:
+        raise MalformedElfError(f"{len(dynamic)} dynamic segments, a shared object has 1")
+    return dynamic[0]
+
+
+def _dynamic_symbols(dynamic: Any) -> tuple[Symbol, ...]:
+    count = dynamic.num_symbols()
+    if count > MAX_SYMBOLS:
+        raise MalformedElfError(f"{count} dynamic symbols, at most {MAX_SYMBOLS}")
+    return tuple(_symbol(dynamic.get_symbol(index)) for index in range(count))
 
 
 def _segment(part: Any, image_bytes: int) -> Segment:

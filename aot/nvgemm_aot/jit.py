@@ -19,7 +19,7 @@ from nvgemm_runtime.problem import Problem
 
 from . import cache_limit
 from .cache import Cache, cache_key
-from .compiler import PROCESS_DIED
+from .compiler import is_transient
 from .contents import GENERATOR, PlannedTarget, make_contents, toolchain
 from .driver_profile import Device, targets_for
 from .jit_workers import SharedWorkers
@@ -101,7 +101,7 @@ class JitCompiler:
             if known is not None:
                 return Compiled(bundle=None, reason=known.decode())
             made = self._compile(problem, candidates, places)
-            if made.reason is not None and PROCESS_DIED not in made.reason:
+            if made.reason is not None and not is_transient(made.reason):
                 self._cache.put_if_possible(failure, made.reason.encode())
             return made
 

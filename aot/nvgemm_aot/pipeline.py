@@ -93,7 +93,7 @@ def plan_build(
 def without_operator(planned: Sequence[PlannedTarget]) -> tuple[Unserved, ...]:
     """The problems for which targets have no operator."""
     return tuple(
-        Unserved(arch=item.target.target.arch, problem=problem, reason=reason)
+        Unserved(arch=item.target.target.arch, problem=problem, reason=reason.text)
         for item in planned
         for problem, reason in item.plan.unserved
     )

@@ -16,7 +16,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nvgemm_runtime.format import KernelDesign, RankingSource, canonical_json, source_json
+from nvgemm_runtime.format import (
+    KernelDesign,
+    RankingSource,
+    Scope,
+    UnservedReason,
+    canonical_json,
+    source_json,
+    unserved_json,
+)
 from nvgemm_runtime.problem import Problem, Signature
 
 from .cache import Cache, cache_key
@@ -64,7 +72,7 @@ class Plan:
 
     candidates: tuple[Candidate, ...]
     problems: tuple[PlannedProblem, ...]
-    unserved: tuple[tuple[Problem, str], ...]
+    unserved: tuple[tuple[Problem, UnservedReason], ...]
     source: RankingSource
 
 
@@ -197,8 +205,18 @@ def _selections(
         )
 
 
-def _why_unserved(selection: Selection, enumeration: Enumeration, target: BuildTarget) -> str:
-    """The reason to show: what stopped those that came furthest."""
+def _why_unserved(
+    selection: Selection, enumeration: Enumeration, target: BuildTarget
+) -> UnservedReason:
+    """The reason to show: the signature's, where no size of it has a candidate."""
+    return UnservedReason(
+        text=_what_stopped(selection, enumeration, target),
+        scope=Scope.PROBLEM if enumeration.candidates else Scope.SIGNATURE,
+    )
+
+
+def _what_stopped(selection: Selection, enumeration: Enumeration, target: BuildTarget) -> str:
+    """What stopped the operators that came furthest."""
     if not selection.rejections and enumeration.absence is not None:
         return enumeration.absence
     for rejections in (selection.rejections, enumeration.rejections):
@@ -217,7 +235,7 @@ def _encode(plan: Plan) -> dict[str, Any]:
             for candidate in plan.candidates
         ],
         "problems": [[planned.problem.key, planned.choices] for planned in plan.problems],
-        "unserved": [[problem.key, reason] for problem, reason in plan.unserved],
+        "unserved": unserved_json(dict(plan.unserved)),
         "source": source_json(plan.source),
     }
 
@@ -232,7 +250,13 @@ def _decode(document: dict[str, Any]) -> Plan:
             )
             for key, choices in document["problems"]
         ),
-        unserved=tuple((Problem.parse(key), reason) for key, reason in document["unserved"]),
+        unserved=tuple(
+            (
+                Problem.parse(item["problem"]),
+                UnservedReason(text=item["reason"], scope=Scope(item["of"])),
+            )
+            for item in document["unserved"]
+        ),
         source=RankingSource(**document["source"]),
     )
 

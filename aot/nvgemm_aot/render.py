@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.errors import NvgemmError
 
 from .tables import count_text, size_text, table
 
@@ -131,6 +130,9 @@ def build_document(result: BuildResult) -> Document:
                 "target": bundle.header.target.key,
                 "kernels": len(bundle.header.kernels),
                 "problems": len(bundle.header.rankings),
+                "incomplete": sum(
+                    not bundle.header.is_complete(ranking) for ranking in bundle.header.rankings
+                ),
                 "up_to_date": bundle.up_to_date,
                 "failures": [
                     {"operator": f.task.candidate.operator, "reason": f.reason}
@@ -156,6 +158,9 @@ def build_text(document: Document) -> str:
             f"({size_text(bundle['bytes'] // bundle['kernels'])} a kernel)"
         )
         lines += [f"  left out {f['operator']}: {f['reason']}" for f in bundle["failures"]]
+        if bundle["incomplete"]:
+            count = count_text(bundle["incomplete"], "problem")
+            lines.append(f"  {count} may get more kernels: compilers were killed; build again")
     lines += (
         f"{path}: removed; an earlier build made it, and its target has no kernel now"
         for path in document["removed"]
@@ -195,8 +200,8 @@ def installed_document(installed: Sequence[InstalledBundle]) -> list[Document]:
                     "bytes": bundle.file_bytes,
                     "error": None,
                 }
-        except NvgemmError as error:
-            document["error"] = str(error)
+        except Exception as error:  # Whatever is wrong with one bundle, the others are listed.
+            document["error"] = str(error) or type(error).__name__
         documents.append(document)
     return documents
 

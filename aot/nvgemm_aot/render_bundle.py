@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.format import Kernel, RankingSource, measured_json
+from nvgemm_runtime.format import Kernel, RankingSource, measured_json, unserved_json
 
 from .tables import size_text, table
 
@@ -25,9 +26,11 @@ def bundle_document(bundle: Bundle) -> Document:
         "bytes": bundle.file_bytes,
         "target": header.target.key,
         "device": header.device,
+        "format_version": header.format_version,
         "generator": header.generator,
         "build_key": header.build_key,
         "toolchain": header.toolchain,
+        "imports": list(header.imports),
         "dictionary_bytes": header.dictionary.span.stored_bytes if header.dictionary else 0,
         "kernels": [_kernel_document(kernel) for kernel in header.kernels],
         "problems": [
@@ -39,10 +42,22 @@ def bundle_document(bundle: Bundle) -> Document:
                     for place in ranking.kernels
                 ],
                 "measured": ranking.measured and measured_json(ranking.measured),
+                "complete": header.is_complete(ranking),
+                "missing": [asdict(header.failures[position]) for position in ranking.missing],
             }
             for ranking in header.rankings
         ],
-        "unserved": {problem.key: reason for problem, reason in header.unserved.items()},
+        "unserved": unserved_json(header.unserved),
+        "unknown_kernels": [
+            {
+                "id": kernel.id,
+                "signature": kernel.signature,
+                "operator": kernel.operator,
+                "why": kernel.why,
+            }
+            for kernel in header.unknown_kernels
+        ],
+        "unknown_problems": [asdict(ranking) for ranking in header.unknown_rankings],
     }
 
 
@@ -87,17 +102,20 @@ def _by_extents(extents: Sequence[int]) -> str:
 
 def bundle_text(document: Document) -> str:
     """Print a bundle: facts, kernels, problems with their ranking."""
-    kernels = document["kernels"]
+    kernels, unknown = document["kernels"], document["unknown_kernels"]
+    count = len(kernels) + len(unknown)
     counts = Counter(kernel["signature"] for kernel in kernels)
     facts = [
         ["target", document["target"]],
         ["device profile", document["device"]],
+        ["format version", document["format_version"]],
         ["generator", document["generator"]],
         *[[f"toolchain {name}", text] for name, text in sorted(document["toolchain"].items())],
         ["file", size_text(document["bytes"])],
         ["dictionary", size_text(document["dictionary_bytes"])],
-        ["kernels", f"{len(kernels)} ({size_text(document['bytes'] // len(kernels))} each)"],
-        *[[f"signature {key}", f"{count} kernels"] for key, count in sorted(counts.items())],
+        ["imported symbols", len(document["imports"])],
+        ["kernels", f"{count} ({size_text(document['bytes'] // count)} each)"],
+        *[[f"signature {key}", f"{number} kernels"] for key, number in sorted(counts.items())],
     ]
     kernel_rows = [
         [
@@ -114,7 +132,21 @@ def bundle_text(document: Document) -> str:
         for kernel in kernels
     ]
     problem_rows = [row for problem in document["problems"] for row in _problem_rows(problem)]
-    unserved = [[problem, reason] for problem, reason in document["unserved"].items()]
+    unserved = [[one["problem"], one.get("of", "-"), one["reason"]] for one in document["unserved"]]
+    missing = [
+        [
+            problem["problem"],
+            failure["operator"],
+            "yes" if failure["is_transient"] else "no",
+            failure["reason"],
+        ]
+        for problem in document["problems"]
+        for failure in problem["missing"]
+    ]
+    unknown_rows = [
+        *([kernel["id"][:12], kernel["signature"], kernel["why"]] for kernel in unknown),
+        *(["ranking", one["problem"], one["why"]] for one in document["unknown_problems"]),
+    ]
     kernel_header = ["id", "signature", "tile", "ctas", "cluster", "scheduler", "stored", "payload"]
     return "\n\n".join(
         [
@@ -122,7 +154,15 @@ def bundle_text(document: Document) -> str:
             table(facts, ["fact", "value"]),
             table(kernel_rows, kernel_header),
             table(problem_rows, ["problem", "place", "kernel", "time, us", "source"]),
-            *([table(unserved, ["problem without a kernel", "why"])] if unserved else []),
+            *(
+                table(rows, header)
+                for rows, header in (
+                    (unserved, ["problem without a kernel", "reason of the", "why"]),
+                    (missing, ["problem", "kernel not compiled", "try again", "why"]),
+                    (unknown_rows, ["not understood", "computes", "why"]),
+                )
+                if rows
+            ),
         ]
     )
 

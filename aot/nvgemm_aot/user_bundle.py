@@ -10,7 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from nvgemm_runtime.bundle import Bundle
@@ -69,7 +69,10 @@ class UserBundle:
         self._on_damage = on_damage
 
     def holds(self, problem: Problem) -> bool:
-        """Whether there are kernels for a problem. A damaged file is moved aside first.
+        """Whether there are all kernels for a problem that can be compiled.
+
+        A damaged file is moved aside first. A problem one of whose kernels is missing because its
+        compiler was killed counts as not there, and so is compiled again.
 
         Raises:
             StorageError: If the file cannot be read.
@@ -77,7 +80,11 @@ class UserBundle:
         try:
             with Bundle(self.path) as bundle:
                 bundle.check_body()
-                return any(ranking.problem == problem for ranking in bundle.header.rankings)
+                header = bundle.header
+                return any(
+                    ranking.problem == problem and header.is_complete(ranking)
+                    for ranking in header.rankings
+                )
         except BundleFormatError:
             with locked(bundle_lock(self._cache, self.path)):
                 self._read_or_move_aside()
@@ -192,7 +199,12 @@ def _with_build_key(content: BundleContent) -> BundleContent:
             [sha256_hex(kernel.payload), kernel.operator] for kernel in content.kernels
         ),
         "rankings": sorted(
-            [ranking.problem.key, source_json(ranking.source), ranking.kernels]
+            [
+                ranking.problem.key,
+                source_json(ranking.source),
+                ranking.kernels,
+                [asdict(failure) for failure in ranking.missing],
+            ]
             for ranking in content.rankings
         ),
     }

@@ -22,7 +22,9 @@ from .disassembler import (
     find_disassembler,
     require_disassembler,
 )
+from .elf_reading import MalformedElfError
 from .gap import Check, Gap
+from .host_elf_reading import imported_symbols
 from .inspection import KernelEvidence, inspect_kernel
 from .operator_name import NAMING_PROVIDERS
 
@@ -114,10 +116,14 @@ def verify_bundle(
         if header.target.arch == CPU:
             disassembler = None
 
+        imports: set[str] = set()
+
         def inspect(kernel: Kernel) -> tuple[KernelEvidence, list[Gap]]:
+            payload = bundle.payload(kernel)
+            imports.update(_imports(payload))
             return inspect_kernel(
                 kernel,
-                bundle.payload(kernel),
+                payload,
                 target=header.target,
                 profile=profile,
                 disassembler=disassembler,
@@ -133,6 +139,9 @@ def verify_bundle(
             finally:
                 pool.shutdown(wait=True, cancel_futures=True)
         results = [future.result() for future in futures]
+        for unknown in header.unknown_kernels:
+            imports.update(_imports(bundle.payload(unknown)))
+    findings += _check_imports(header, imports)
     for evidence, gaps in results:
         findings += [
             Finding(kernel=evidence.id, check=gap.check, message=gap.message) for gap in gaps
@@ -224,6 +233,26 @@ def _notes_on_signatures(header: Header) -> list[str]:
         }.items()
         if applies
     ]
+
+
+def _imports(payload: bytes) -> tuple[str, ...]:
+    try:
+        return imported_symbols(payload)
+    except MalformedElfError:
+        return ()  # its kernel's own gap
+
+
+def _check_imports(header: Header, found: set[str]) -> list[Finding]:
+    """Compare the imports that a header states with those of its payloads."""
+    stated = set(header.imports)
+    if header.format_version == 1 or stated == found:
+        return []
+    missing, extra = sorted(found - stated), sorted(stated - found)
+    message = (
+        "imports must be what the payloads leave undefined: "
+        f"it lacks {', '.join(missing) or 'none'}, and has besides {', '.join(extra) or 'none'}"
+    )
+    return [Finding(kernel=None, check=Check.IMPORTS, message=message)]
 
 
 def _load_device(header: Header) -> tuple[DeviceProfile | None, list[Finding]]:

@@ -15,17 +15,18 @@ import zstandard
 
 from .errors import BundleFormatError, StorageError
 from .format import (
-    FORMAT_VERSION,
     MAGIC,
     MAX_HEADER_BYTES,
     PREFIX,
+    READABLE_VERSIONS,
     Dictionary,
     Header,
     Kernel,
     Span,
+    UnknownKernel,
     sha256_hex,
 )
-from .header_decoder import decode_header
+from .header_decoder import UPGRADE, decode_header
 
 _CHUNK_BYTES = 1 << 20
 
@@ -104,7 +105,7 @@ class Bundle:
         if descriptor >= 0:
             os.close(descriptor)
 
-    def payload(self, kernel: Kernel) -> bytes:
+    def payload(self, kernel: Kernel | UnknownKernel) -> bytes:
         """Decompress one kernel and check its digest.
 
         Returns:
@@ -163,11 +164,10 @@ class Bundle:
         magic, version, header_bytes, digest = PREFIX.unpack(self._read(0, PREFIX.size))
         if magic != MAGIC:
             self._fail("magic", f"the file starts with {magic!r}, a bundle with {MAGIC!r}")
-        if version != FORMAT_VERSION:
+        if version not in READABLE_VERSIONS:
+            known = " and ".join(map(str, READABLE_VERSIONS))
             self._fail(
-                "version",
-                f"format version {version}, this release reads {FORMAT_VERSION}: "
-                "install the nvgemm-aot release that wrote it, or build it again",
+                "version", f"format version {version}; this release reads {known}; {UPGRADE}"
             )
         body_offset = PREFIX.size + header_bytes
         if header_bytes > MAX_HEADER_BYTES or body_offset > self.file_bytes:
@@ -180,7 +180,11 @@ class Bundle:
         if sha256_hex(data) != digest.hex():
             self._fail("header-digest", "the header's sha256 is not the one before it")
         header = decode_header(
-            data, where=str(self.path), body_offset=body_offset, file_bytes=self.file_bytes
+            data,
+            where=str(self.path),
+            version=version,
+            body_offset=body_offset,
+            file_bytes=self.file_bytes,
         )
         return header, body_offset
 

@@ -5,6 +5,7 @@ FORMAT.md is the specification. `header_decoder` reads what `encode_header` here
 
 from __future__ import annotations
 
+import enum
 import hashlib
 import json
 import struct
@@ -17,8 +18,14 @@ from .target import Target
 MAGIC = b"\x89NVGEMM\n"
 """First bytes of every bundle. A byte above 127 and a line feed show text-mode damage at once."""
 
-FORMAT_VERSION = 1
-"""Version of the file format, independent of the package version."""
+FORMAT_VERSION = 2
+"""Version of the file format that is written, independent of the package version."""
+
+READABLE_VERSIONS = (1, 2)
+"""Versions of the file format that are read."""
+
+KNOWN_FEATURES: frozenset[str] = frozenset()
+"""Names that a ``requires`` list may hold: what this release understands besides version 2."""
 
 PREFIX = struct.Struct("<8sII32s")
 """magic, format version, header bytes, sha256 of the header: 48 bytes, little-endian."""
@@ -128,6 +135,23 @@ class Kernel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class UnknownKernel:
+    """A kernel that this release does not understand, and so never calls.
+
+    Attributes:
+        id, span, operator: As of a `Kernel`.
+        signature: The text that names what it computes.
+        why: What is not understood, in words.
+    """
+
+    id: str
+    span: Span
+    operator: str
+    signature: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Conditions:
     """What a measurement depends on besides the GPU product.
 
@@ -207,6 +231,22 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CompileFailure:
+    """A kernel that was chosen for a problem and did not compile.
+
+    Attributes:
+        operator: Its operator.
+        reason: Why, on one line.
+        is_transient: Whether another attempt may succeed: the compiler was killed or ran out of
+            time, which says nothing about the kernel.
+    """
+
+    operator: str
+    reason: str
+    is_transient: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Ranking:
     """The kernels of one declared problem, best first, and which source says so.
 
@@ -215,12 +255,50 @@ class Ranking:
         source: Position in ``Header.sources``.
         kernels: Best first.
         measured: What was measured besides; None where the order is an estimate.
+        missing: Positions in ``Header.failures``: kernels that should be ranked too.
     """
 
     problem: Problem
     source: int
     kernels: tuple[Ranked, ...]
     measured: Measured | None = None
+    missing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownRanking:
+    """A ranking that this release leaves out.
+
+    Attributes:
+        problem: The text that names its problem.
+        why: What is not understood, in words.
+    """
+
+    problem: str
+    why: str
+
+
+class Scope(str, enum.Enum):
+    """What a reason for having no kernel holds for."""
+
+    SIGNATURE = "signature"
+    """Every problem of the signature, whatever its sizes."""
+
+    PROBLEM = "problem"
+    """This problem alone; others of its signature may have kernels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnservedReason:
+    """Why a declared problem has no kernel.
+
+    Attributes:
+        text: The reason, on one line.
+        scope: What it holds for; None where that is not known: bundles of version 1 do not say.
+    """
+
+    text: str
+    scope: Scope | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,10 +313,16 @@ class Header:
         toolchain: Versions of everything that shaped the code, by distribution or tool name.
         body_sha256: Digest of all bytes behind the header.
         dictionary: The compression dictionary, or None.
-        kernels: Sorted by id.
+        kernels: Sorted by id; those that this release understands.
         sources: Where rankings come from.
-        rankings: Sorted by problem key.
+        rankings: Sorted by problem key; those that this release understands.
         unserved: Problems that were declared and got no kernel, each with the reason.
+        imports: Symbols that payloads leave undefined for the runtime's libraries to define,
+            sorted; empty where that is not known: bundles of version 1 do not say.
+        failures: Kernels that were chosen and did not compile.
+        unknown_kernels: Kernels that this release does not understand.
+        unknown_rankings: Rankings that this release does not understand.
+        format_version: Version of the format that the file was written in.
     """
 
     target: Target
@@ -251,7 +335,16 @@ class Header:
     kernels: tuple[Kernel, ...]
     sources: tuple[RankingSource, ...]
     rankings: tuple[Ranking, ...]
-    unserved: dict[Problem, str] = field(default_factory=dict)
+    unserved: dict[Problem, UnservedReason] = field(default_factory=dict)
+    imports: tuple[str, ...] = ()
+    failures: tuple[CompileFailure, ...] = ()
+    unknown_kernels: tuple[UnknownKernel, ...] = ()
+    unknown_rankings: tuple[UnknownRanking, ...] = ()
+    format_version: int = FORMAT_VERSION
+
+    def is_complete(self, ranking: Ranking) -> bool:
+        """Whether building a ranking again would find no further kernel."""
+        return not any(self.failures[position].is_transient for position in ranking.missing)
 
 
 def sha256_hex(data: bytes) -> str:
@@ -267,7 +360,7 @@ def canonical_json(value: Any) -> bytes:
 
 
 def encode_header(header: Header) -> bytes:
-    """Write a header as canonical JSON."""
+    """Write a header as canonical JSON of version `FORMAT_VERSION`."""
     document: dict[str, Any] = {
         "target": asdict(header.target),
         "device": header.device,
@@ -281,10 +374,24 @@ def encode_header(header: Header) -> bytes:
         "kernels": [_kernel_json(kernel) for kernel in header.kernels],
         "sources": [source_json(source) for source in header.sources],
         "rankings": [_ranking_json(ranking) for ranking in header.rankings],
+        "imports": list(header.imports),
     }
     if header.unserved:
-        document["unserved"] = {problem.key: why for problem, why in header.unserved.items()}
+        document["unserved"] = unserved_json(header.unserved)
+    if header.failures:
+        document["failures"] = [asdict(failure) for failure in header.failures]
     return canonical_json(document)
+
+
+def unserved_json(unserved: dict[Problem, UnservedReason]) -> list[dict[str, str]]:
+    """Problems without a kernel, as the header holds them."""
+    entries = []
+    for problem, reason in sorted(unserved.items(), key=lambda item: item[0]):
+        entry = {"problem": problem.key, "reason": reason.text}
+        if reason.scope is not None:
+            entry["of"] = reason.scope.value
+        entries.append(entry)
+    return entries
 
 
 def source_json(source: RankingSource) -> dict[str, Any]:
@@ -309,6 +416,7 @@ def _ranking_json(ranking: Ranking) -> dict[str, Any]:
             "source": ranking.source,
             "kernels": [[place.kernel, place.time_ns] for place in ranking.kernels],
             "measured": None if ranking.measured is None else measured_json(ranking.measured),
+            "missing": list(ranking.missing) or None,
         }
     )
 

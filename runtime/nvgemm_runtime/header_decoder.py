@@ -1,24 +1,23 @@
 """Reading a bundle's header: every rule of FORMAT.md that needs no byte of the body.
 
-Rules of single values are here, those between values in `header_rules`. Straight-line validation:
-each check names its rule, what was found and what is allowed. Nothing in this module reads a file.
+Rules of single values are here, those between values in `header_rules`; `left_out` leaves out what
+this release does not understand. Straight-line validation: each check names its rule, what was
+found and what is allowed. Nothing in this module reads a file.
 """
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable
-from dataclasses import MISSING
-from dataclasses import fields as dataclass_fields
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from .errors import BundleFormatError
 from .format import (
+    KNOWN_FEATURES,
     MAX_DICTIONARY_BYTES,
     MAX_KERNEL_ALIGNMENT_BYTES,
     MAX_PAYLOAD_BYTES,
     ClusterLimit,
+    CompileFailure,
     Conditions,
     Dictionary,
     Header,
@@ -28,37 +27,69 @@ from .format import (
     Ranked,
     Ranking,
     RankingSource,
+    Scope,
     Span,
     Timing,
+    UnknownKernel,
+    UnknownRanking,
+    UnservedReason,
     canonical_json,
 )
-from .header_rules import check_header
+from .header_rules import Parts, check_header
+from .left_out import understood
 from .problem import Problem, Signature
-from .target import Target
+from .target import Target, read_target
 
-T = TypeVar("T")
+UPGRADE = "upgrade: pip install -U nvgemm-aot"
+"""What to do where a newer release is needed."""
+
+_HEADER = frozenset(
+    {"target", "device", "generator", "build_key", "toolchain", "body_sha256", "dictionary"}
+    | {"kernels", "sources", "rankings"}
+)
+_TARGET = frozenset({"arch", "platform", "cuda"})
+_DICTIONARY = frozenset({"span", "sha256"})
+_ANY_KERNEL = frozenset({"id", "span", "operator", "signature"})
+_KERNEL = _ANY_KERNEL | frozenset(
+    {"provider", "design", "alignment_bytes", "workspace_bytes", "calling_convention"}
+)
+_DESIGN = frozenset(
+    {"tile", "ctas_per_tile", "cluster", "fallback_cluster", "scheduler", "cluster_limits"}
+)
+_CLUSTER_LIMIT = frozenset({"cluster_size", "max_active", "basis"})
+_SOURCE = frozenset({"kind", "by", "gpu"})
+_CONDITIONS = frozenset({"driver", "torch", "cuda", "date"})
+_RANKING = frozenset({"problem", "source", "kernels"})
+_MEASURED = frozenset({"spreads_ns", "aten", "triton", "doubts"})
+_FAILURE = frozenset({"operator", "reason", "is_transient"})
+_UNSERVED = frozenset({"problem", "reason"})
+"""Fields that an object must have. It may have others, which are ignored unless they are known."""
 
 
-def decode_header(data: bytes, *, where: str, body_offset: int, file_bytes: int) -> Header:
+def decode_header(
+    data: bytes, *, where: str, version: int, body_offset: int, file_bytes: int
+) -> Header:
     """Read a header and check every rule that needs no byte of the body.
 
     Args:
         data: The header's bytes, whose digest was already checked.
         where: Name of the file, for messages.
+        version: Version of the format that the file says it has: one that can be read.
         body_offset: First byte behind the header.
         file_bytes: Length of the file.
 
     Raises:
         BundleFormatError: Naming the broken rule, what was found, and what is allowed.
     """
-    return _Decoder(where).decode(data, body_offset, file_bytes)
+    return _Decoder(where, version).decode(data, body_offset, file_bytes)
 
 
 class _Decoder:
-    """Holds the name of the file, for messages."""
+    """Holds the name of the file, for messages, and its version."""
 
-    def __init__(self, where: str) -> None:
+    def __init__(self, where: str, version: int) -> None:
         self.where = where
+        self.version = version
 
     def fail(self, rule: str, message: str) -> NoReturn:
         raise BundleFormatError(self.where, rule, message)
@@ -70,16 +101,12 @@ class _Decoder:
             self.fail("header-json", f"the header is not JSON: {error}")
         if _canonical_or_none(document) != data:
             self.fail("header-canonical", "the header is not in canonical form")
-        top = self.fields(document, "header", Header)
-        header = Header(
-            target=self.value(
-                "target", lambda: Target(**self.texts(top["target"], "target", Target))
-            ),
-            device=self.text(top["device"], "device"),
-            generator=self.text(top["generator"], "generator"),
-            build_key=self.digest(top["build_key"], "build_key"),
-            toolchain=self.toolchain(top["toolchain"]),
-            body_sha256=self.digest(top["body_sha256"], "body_sha256"),
+        top = self.fields(document, "header", frozenset())
+        unknown = self.unknown_features(top, "header")
+        if unknown is not None:
+            self.fail("feature", f"the bundle {unknown}; {UPGRADE}")
+        self.fields(top, "header", _HEADER if self.version == 1 else _HEADER | {"imports"})
+        parts = Parts(
             dictionary=self.dictionary(top["dictionary"]),
             kernels=tuple(
                 self.kernel(item, f"kernels[{i}]")
@@ -94,24 +121,54 @@ class _Decoder:
                 for i, item in enumerate(self.items(top["rankings"], "rankings"))
             ),
             unserved=self.unserved(top["unserved"]) if "unserved" in top else {},
+            failures=tuple(
+                self.failure(item, f"failures[{i}]")
+                for i, item in enumerate(self.items(top.get("failures", []), "failures"))
+            ),
         )
-        check_header(header, where=self.where, body_offset=body_offset, file_bytes=file_bytes)
-        return header
+        check_header(parts, where=self.where, body_offset=body_offset, file_bytes=file_bytes)
+        kept = understood(parts)
+        return Header(
+            target=self.target(top["target"]),
+            device=self.text(top["device"], "device"),
+            generator=self.text(top["generator"], "generator"),
+            build_key=self.digest(top["build_key"], "build_key"),
+            toolchain=self.toolchain(top["toolchain"]),
+            body_sha256=self.digest(top["body_sha256"], "body_sha256"),
+            dictionary=parts.dictionary,
+            kernels=kept.kernels,
+            sources=kept.sources,
+            rankings=kept.rankings,
+            unserved=parts.unserved,
+            imports=self.imports(top["imports"]) if self.version > 1 else (),
+            failures=parts.failures,
+            unknown_kernels=kept.unknown_kernels,
+            unknown_rankings=kept.unknown_rankings,
+            format_version=self.version,
+        )
 
     # Values, each with the path it stands at.
 
-    def fields(self, value: Any, path: str, shape: type) -> dict[str, Any]:
+    def fields(self, value: Any, path: str, required: frozenset[str]) -> dict[str, Any]:
         if not isinstance(value, dict):
             self.fail("header-field", f"{path} must be an object (got {type(value).__name__})")
-        required, allowed = _field_names(shape)
-        if not required <= value.keys() <= allowed:
-            missing, unknown = sorted(required - value.keys()), sorted(value.keys() - allowed)
-            self.fail("header-field", f"{path}: missing fields {missing}, unknown fields {unknown}")
+        if not required <= value.keys():
+            missing = ", ".join(sorted(required - value.keys()))
+            self.fail("header-field", f"{path} lacks {missing}, which it must have")
         return value
 
-    def texts(self, value: Any, path: str, shape: type) -> dict[str, str]:
-        fields = self.fields(value, path, shape)
-        return {name: self.text(item, f"{path}.{name}") for name, item in fields.items()}
+    def texts(self, value: Any, path: str, required: frozenset[str]) -> dict[str, str]:
+        fields = self.fields(value, path, required)
+        return {name: self.text(fields[name], f"{path}.{name}") for name in required}
+
+    def unknown_features(self, fields: dict[str, Any], path: str) -> str | None:
+        """What an object requires that this release does not know, or None."""
+        if "requires" not in fields:
+            return None
+        wanted = self.items(fields["requires"], f"{path}.requires")
+        names = [self.text(name, f"{path}.requires[{i}]") for i, name in enumerate(wanted)]
+        unknown = [name for name in names if name not in KNOWN_FEATURES]
+        return f"requires {', '.join(unknown)}, unknown to this release" if unknown else None
 
     def text(self, value: Any, path: str) -> str:
         if not isinstance(value, str) or not value or not value.isprintable():
@@ -139,13 +196,10 @@ class _Decoder:
             self.fail("header-field", f"{path} must be {wanted} (got {value!r:.80})")
         return value
 
-    def value(self, path: str, make: Callable[[], T]) -> T:
-        try:
-            return make()
-        except ValueError as error:
-            self.fail("header-field", f"{path}: {error}")
-
     # Parts of the header.
+
+    def target(self, value: Any) -> Target:
+        return read_target(**self.texts(value, "target", _TARGET))
 
     def toolchain(self, value: Any) -> dict[str, str]:
         if not isinstance(value, dict) or not value:
@@ -168,15 +222,47 @@ class _Decoder:
     def dictionary(self, value: Any) -> Dictionary | None:
         if value is None:
             return None
-        fields = self.fields(value, "dictionary", Dictionary)
+        fields = self.fields(value, "dictionary", _DICTIONARY)
         return Dictionary(
             span=self.span(fields["span"], "dictionary.span", MAX_DICTIONARY_BYTES),
             sha256=self.digest(fields["sha256"], "dictionary.sha256"),
         )
 
-    def kernel(self, value: Any, path: str) -> Kernel:
-        fields = self.fields(value, path, Kernel)
-        signature = self.text(fields["signature"], f"{path}.signature")
+    def imports(self, value: Any) -> tuple[str, ...]:
+        symbols = [
+            self.text(name, f"imports[{i}]") for i, name in enumerate(self.items(value, "imports"))
+        ]
+        if symbols != sorted(set(symbols)):
+            self.fail("header-field", "imports must be sorted, each symbol once")
+        return tuple(symbols)
+
+    def failure(self, value: Any, path: str) -> CompileFailure:
+        fields = self.fields(value, path, _FAILURE)
+        if not isinstance(fields["is_transient"], bool):
+            self.fail("header-field", f"{path}.is_transient must be true or false")
+        return CompileFailure(
+            operator=self.text(fields["operator"], f"{path}.operator"),
+            reason=self.text(fields["reason"], f"{path}.reason"),
+            is_transient=fields["is_transient"],
+        )
+
+    def kernel(self, value: Any, path: str) -> Kernel | UnknownKernel:
+        fields = self.fields(value, path, _ANY_KERNEL)
+        id_ = self.digest(fields["id"], f"{path}.id")
+        span = self.span(fields["span"], f"{path}.span", MAX_PAYLOAD_BYTES)
+        operator = self.text(fields["operator"], f"{path}.operator")
+        key = self.text(fields["signature"], f"{path}.signature")
+        why = self.unknown_features(fields, path)
+        if why is None:
+            try:
+                signature = Signature.parse(key)
+            except ValueError as error:
+                why = f"computes what this release does not know: {error}"
+        if why is not None:
+            return UnknownKernel(
+                id=id_, span=span, operator=operator, signature=key, why=f"{why}; {UPGRADE}"
+            )
+        self.fields(fields, path, _KERNEL)
         alignment = self.number(
             fields["alignment_bytes"],
             f"{path}.alignment_bytes",
@@ -188,11 +274,11 @@ class _Decoder:
                 "header-field", f"{path}.alignment_bytes must be a power of two (got {alignment})"
             )
         return Kernel(
-            id=self.digest(fields["id"], f"{path}.id"),
-            span=self.span(fields["span"], f"{path}.span", MAX_PAYLOAD_BYTES),
-            signature=self.value(f"{path}.signature", lambda: Signature.parse(signature)),
+            id=id_,
+            span=span,
+            signature=signature,
             provider=self.text(fields["provider"], f"{path}.provider"),
-            operator=self.text(fields["operator"], f"{path}.operator"),
+            operator=operator,
             design=self.design(fields["design"], f"{path}.design"),
             alignment_bytes=alignment,
             workspace_bytes=self.number(fields["workspace_bytes"], f"{path}.workspace_bytes"),
@@ -202,7 +288,7 @@ class _Decoder:
         )
 
     def design(self, value: Any, path: str) -> KernelDesign:
-        fields = self.fields(value, path, KernelDesign)
+        fields = self.fields(value, path, _DESIGN)
         tile_m, tile_n, tile_k = self.extents(fields["tile"], f"{path}.tile", 3)
         fallback = fields["fallback_cluster"]
         limits = self.items(fields["cluster_limits"], f"{path}.cluster_limits")
@@ -231,36 +317,44 @@ class _Decoder:
         ]
 
     def cluster_limit(self, value: Any, path: str) -> ClusterLimit:
-        fields = self.fields(value, path, ClusterLimit)
+        fields = self.fields(value, path, _CLUSTER_LIMIT)
         return ClusterLimit(
             cluster_size=self.number(fields["cluster_size"], f"{path}.cluster_size", least=1),
             max_active=self.number(fields["max_active"], f"{path}.max_active", least=1),
-            basis=self.choice(
-                fields["basis"], f"{path}.basis", ("measured", "reported", "estimated")
-            ),
+            basis=self.text(fields["basis"], f"{path}.basis"),
         )
 
-    def choice(self, value: Any, path: str, allowed: tuple[str, ...]) -> str:
-        if value not in allowed:
-            self.fail("header-field", f"{path} must be one of {allowed} (got {value!r:.80})")
-        return str(value)
-
-    def source(self, value: Any, path: str) -> RankingSource:
-        fields = self.fields(value, path, RankingSource)
+    def source(self, value: Any, path: str) -> RankingSource | str:
+        """A source, or why it is not understood."""
+        fields = self.fields(value, path, frozenset())
+        why = self.unknown_features(fields, path)
+        if why is not None:
+            return why
+        self.fields(fields, path, _SOURCE)
         conditions = None
         if "conditions" in fields:
-            where = f"{path}.conditions"
-            conditions = Conditions(**self.texts(fields["conditions"], where, Conditions))
+            texts = self.texts(fields["conditions"], f"{path}.conditions", _CONDITIONS)
+            conditions = Conditions(**texts)
         return RankingSource(
-            kind=self.choice(fields["kind"], f"{path}.kind", ("estimate", "measurement")),
+            kind=self.text(fields["kind"], f"{path}.kind"),
             by=self.text(fields["by"], f"{path}.by"),
             gpu=self.text(fields["gpu"], f"{path}.gpu"),
             conditions=conditions,
         )
 
-    def ranking(self, value: Any, path: str) -> Ranking:
-        fields = self.fields(value, path, Ranking)
+    def ranking(self, value: Any, path: str) -> Ranking | UnknownRanking:
+        """A ranking, whose positions are those of all kernels."""
+        fields = self.fields(value, path, frozenset({"problem"}))
         key = self.text(fields["problem"], f"{path}.problem")
+        why = self.unknown_features(fields, path)
+        if why is None:
+            try:
+                problem = Problem.parse(key)
+            except ValueError as error:
+                why = f"names a problem that this release does not know: {error}"
+        if why is not None:
+            return UnknownRanking(problem=key, why=f"{why}; {UPGRADE}")
+        self.fields(fields, path, _RANKING)
         places = []
         for i, item in enumerate(self.items(fields["kernels"], f"{path}.kernels")):
             kernel, time_ns = self.items(item, f"{path}.kernels[{i}]", length=2)
@@ -272,17 +366,21 @@ class _Decoder:
                     else self.number(time_ns, f"{path}.kernels[{i}].time_ns", least=1),
                 )
             )
+        missing = self.items(fields.get("missing", []), f"{path}.missing")
         return Ranking(
-            problem=self.value(f"{path}.problem", lambda: Problem.parse(key)),
+            problem=problem,
             source=self.number(fields["source"], f"{path}.source"),
             kernels=tuple(places),
             measured=self.measured(fields["measured"], f"{path}.measured")
             if "measured" in fields
             else None,
+            missing=tuple(
+                self.number(item, f"{path}.missing[{i}]") for i, item in enumerate(missing)
+            ),
         )
 
     def measured(self, value: Any, path: str) -> Measured:
-        fields = self.fields(value, path, Measured)
+        fields = self.fields(value, path, _MEASURED)
         spreads = self.items(fields["spreads_ns"], f"{path}.spreads_ns")
         doubts = self.items(fields["doubts"], f"{path}.doubts")
         return Measured(
@@ -303,26 +401,32 @@ class _Decoder:
             spread_ns=self.number(spread_ns, f"{path}.spread_ns"),
         )
 
-    def unserved(self, value: Any) -> dict[Problem, str]:
-        if not isinstance(value, dict) or not value:
-            self.fail("header-field", "unserved must be an object with at least one problem")
-        found = {}
-        for key, reason in value.items():
-            problem = self.value(f"unserved.{key:.80}", functools.partial(Problem.parse, key))
-            found[problem] = self.text(reason, f"unserved.{key}")
+    def unserved(self, value: Any) -> dict[Problem, UnservedReason]:
+        """Problems without a kernel; what this release does not understand is left out."""
+        if self.version == 1:
+            texts = self.fields(value, "unserved", frozenset())
+            entries = [{"problem": key, "reason": reason} for key, reason in texts.items()]
+        else:
+            entries = self.items(value, "unserved")
+        found: dict[Problem, UnservedReason] = {}
+        for i, item in enumerate(entries):
+            path = f"unserved[{i}]"
+            fields = self.fields(item, path, _UNSERVED)
+            key = self.text(fields["problem"], f"{path}.problem")
+            reason = self.text(fields["reason"], f"{path}.reason")
+            scope = self.text(fields["of"], f"{path}.of") if "of" in fields else None
+            if self.unknown_features(fields, path) is not None:
+                continue
+            try:
+                problem = Problem.parse(key)
+            except ValueError:
+                continue
+            known = Scope(scope) if scope in _SCOPES else None
+            found[problem] = UnservedReason(text=reason, scope=known)
         return found
 
 
-@functools.cache
-def _field_names(shape: type) -> tuple[frozenset[str], frozenset[str]]:
-    """The fields that an object must have, and all that it may: those with a default besides."""
-    fields = dataclass_fields(shape)
-    required = frozenset(
-        field.name
-        for field in fields
-        if field.default is MISSING and field.default_factory is MISSING
-    )
-    return required, frozenset(field.name for field in fields)
+_SCOPES = frozenset(scope.value for scope in Scope)
 
 
 def _canonical_or_none(value: Any) -> bytes | None:

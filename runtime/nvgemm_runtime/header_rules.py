@@ -3,17 +3,48 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from dataclasses import dataclass
 from typing import NoReturn
 
 from .errors import BundleFormatError
-from .format import Header, Measured, Ranking, RankingSource
+from .format import (
+    CompileFailure,
+    Dictionary,
+    Kernel,
+    Measured,
+    Ranking,
+    RankingSource,
+    UnknownKernel,
+    UnknownRanking,
+    UnservedReason,
+)
+from .problem import Problem
 
 
-def check_header(header: Header, *, where: str, body_offset: int, file_bytes: int) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The parts of a header that refer to each other, with what is not understood in its place.
+
+    Attributes:
+        dictionary, kernels, rankings, unserved, failures: As in the header. Rankings name kernels
+            and failures by their positions here.
+        sources: Each source, or why it is not understood.
+    """
+
+    dictionary: Dictionary | None
+    kernels: tuple[Kernel | UnknownKernel, ...]
+    sources: tuple[RankingSource | str, ...]
+    rankings: tuple[Ranking | UnknownRanking, ...]
+    unserved: dict[Problem, UnservedReason]
+    failures: tuple[CompileFailure, ...]
+
+
+def check_header(header: Parts, *, where: str, body_offset: int, file_bytes: int) -> None:
     """Check every rule between values that needs no byte of the body.
 
     Args:
-        header: The header, each of whose values is right.
+        header: Parts of the header, each of whose values is right.
         where: Name of the file, for messages.
         body_offset: First byte behind the header.
         file_bytes: Length of the file.
@@ -36,7 +67,7 @@ class _Checker:
     def fail(self, rule: str, message: str) -> NoReturn:
         raise BundleFormatError(self.where, rule, message)
 
-    def check_spans(self, header: Header, body_offset: int, file_bytes: int) -> None:
+    def check_spans(self, header: Parts, body_offset: int, file_bytes: int) -> None:
         spans = [(f"kernels[{i}]", kernel.span) for i, kernel in enumerate(header.kernels)]
         if header.dictionary is not None:
             spans.insert(0, ("dictionary", header.dictionary.span))
@@ -52,18 +83,24 @@ class _Checker:
         if position != file_bytes:
             self.fail("spans-tile", f"spans end at byte {position}, the file at {file_bytes}")
 
-    def check_order(self, header: Header) -> None:
+    def check_order(self, header: Parts) -> None:
         if not header.kernels:
             self.fail("no-kernels", "a bundle must hold at least one kernel (got 0)")
         ids = [kernel.id for kernel in header.kernels]
         if any(a >= b for a, b in itertools.pairwise(ids)):
             self.fail("kernel-order", "kernel ids must be unique and sorted")
-        problems = [ranking.problem for ranking in header.rankings]
+        problems = [one.problem for one in header.rankings if isinstance(one, Ranking)]
         if any(not a < b for a, b in itertools.pairwise(problems)):
             self.fail("ranking-order", "declared problems must be unique and sorted")
+        others = Counter(one.problem for one in header.rankings if isinstance(one, UnknownRanking))
+        twice = [key for key, count in others.items() if count > 1]
+        if twice or not others.keys().isdisjoint(problem.key for problem in problems if others):
+            self.fail("ranking-order", "declared problems must be unique")
 
-    def check_rankings(self, header: Header) -> None:
+    def check_rankings(self, header: Parts) -> None:
         for ranking in header.rankings:
+            if isinstance(ranking, UnknownRanking):
+                continue
             key = ranking.problem.key
             if ranking.problem in header.unserved:
                 self.fail("ranking-unserved", f"{key} is ranked, and said to have no kernel")
@@ -81,14 +118,23 @@ class _Checker:
                         "ranking-kernels",
                         f"{key} names kernel {place}, there are {len(header.kernels)}",
                     )
-                signature = header.kernels[place].signature
-                if signature != ranking.problem.signature:
+                kernel = header.kernels[place]
+                if isinstance(kernel, UnknownKernel):
+                    continue
+                if kernel.signature != ranking.problem.signature:
                     self.fail(
                         "ranking-signature",
-                        f"{key} ranks kernel {place}, whose signature is {signature.key}",
+                        f"{key} ranks kernel {place}, whose signature is {kernel.signature.key}",
                     )
-            if ranking.measured is not None:
-                self.check_measured(ranking, ranking.measured, header.sources[ranking.source])
+            for failure in ranking.missing:
+                if failure >= len(header.failures):
+                    self.fail(
+                        "ranking-missing",
+                        f"{key} names failure {failure}, there are {len(header.failures)}",
+                    )
+            source = header.sources[ranking.source]
+            if ranking.measured is not None and isinstance(source, RankingSource):
+                self.check_measured(ranking, ranking.measured, source)
 
     def check_measured(self, ranking: Ranking, measured: Measured, source: RankingSource) -> None:
         key = ranking.problem.key

@@ -67,8 +67,11 @@ class Imports:
 
 
 def imported_symbols(header: Header) -> Imports:
-    """What a bundle's kernels import: what it states, else what kernels of its time do."""
-    stated = getattr(header, "imports", ())
+    """What a bundle's kernels import: what it states, else what kernels do that are known.
+
+    Bundles of format version 1 do not state it.
+    """
+    stated = header.imports
     if not stated:
         return Imports(of_ffi=FFI_SYMBOLS, of_device=DEVICE_SYMBOLS)
     of_ffi = frozenset(name for name in stated if name.startswith(_FFI_PREFIX))

@@ -23,7 +23,7 @@ from .jit_cache import find_kept_bundles, origin_of
 from .layers import LayeredIndex
 from .match import BundleView, Index, preferred
 from .problem import Problem
-from .refusals import process_refusal, refusal, unlaunchable
+from .refusals import left_out, process_refusal, refusal, unlaunchable
 
 _log = logging.getLogger(__name__)
 
@@ -57,10 +57,10 @@ class FoundBundle:
         header = self.bundle.header
         reason = refusal(header, facts)
         if reason is None:
-            reasons = {unlaunchable(kernel): None for kernel in header.kernels}  # each once
+            reasons = left_out(header)
             if None not in reasons:
-                said = "; ".join(map(str, reasons))
-                reason = f"none of its {len(header.kernels)} kernels can be launched: {said}"
+                said = "; ".join(map(str, dict.fromkeys(reasons)))  # each once
+                reason = f"none of its {len(reasons)} kernels can be launched: {said}"
         return reason
 
 

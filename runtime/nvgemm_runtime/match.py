@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .facts import DeviceFacts, TorchVersions
-from .format import Header, Measured, RankingSource
+from .format import Header, Measured, RankingSource, Scope, UnservedReason
 from .interpolation import Row, order_between
 from .nearest import Around
 from .places import Place, Served, by_alignment, launchable
 from .problem import Problem, Signature
-from .refusals import describe, needs_compact, refusal, unlaunchable, version_numbers
+from .refusals import describe, left_out, needs_compact, refusal, version_numbers
 from .validity import holds_here, preference
 from .waves import waves
 
@@ -61,6 +61,8 @@ class Match:
         from_jit: Whether they come from the JIT cache, and no wheel serves the problem as well.
         measured: What was measured of this very problem; None where it is not declared, or only
             estimated.
+        is_complete: Whether building the ranking again would find no further kernel; see
+            `Header.is_complete`.
     """
 
     basis: Basis
@@ -69,6 +71,7 @@ class Match:
     kernels: tuple[Served, ...]
     from_jit: bool = False
     measured: Measured | None = None
+    is_complete: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +113,7 @@ class Index:
         self._first_position = first_position
         self._from_jit = from_jit
         self._declared: dict[Problem, list[Place]] = {}
-        self._unserved: dict[Problem, str] = {}
+        self._unserved: dict[Problem, tuple[str, UnservedReason]] = {}
         refusals: list[str] = []
         for position, bundle in enumerate(self.bundles, start=first_position):
             reason = refusal(bundle.header, facts)
@@ -119,7 +122,7 @@ class Index:
             else:
                 refusals += (f"{bundle.name}: {why}" for why in self._add(position, bundle.header))
                 for problem, why in bundle.header.unserved.items():
-                    self._unserved.setdefault(problem, f"{bundle.name}: {why}")
+                    self._unserved.setdefault(problem, (bundle.name, why))
         for places in self._declared.values():
             if len(places) == 1:  # nearly all
                 continue
@@ -140,7 +143,7 @@ class Index:
 
     def _add(self, position: int, header: Header) -> list[str]:
         """Take in a bundle's rankings; returns why some of its kernels are left out."""
-        reasons = [unlaunchable(kernel) for kernel in header.kernels]
+        reasons = left_out(header)
         compact = {
             kernel.id for kernel in header.kernels if needs_compact(kernel.calling_convention)
         }
@@ -257,6 +260,7 @@ class Index:
             kernels=kernels,
             from_jit=self._from_jit,
             measured=place.ranking.measured if basis is Basis.DECLARED else None,
+            is_complete=self._header(place).is_complete(place.ranking),
         )
 
     def _day(self, place: Place) -> str:
@@ -267,18 +271,28 @@ class Index:
         return conditions.date
 
     def _source(self, place: Place) -> RankingSource:
-        header = self.bundles[place.bundle - self._first_position].header
-        return header.sources[place.ranking.source]
+        return self._header(place).sources[place.ranking.source]
+
+    def _header(self, place: Place) -> Header:
+        return self.bundles[place.bundle - self._first_position].header
 
     def _why_unserved(self, problem: Problem) -> tuple[str, ...]:
         """Why the build made no kernel for a problem, or for another of its signature."""
         if problem in self._unserved:
-            return (self._unserved[problem],)
-        return tuple(
-            f"another problem of this signature, {other.key}: {why}"
-            for other, why in self._unserved.items()
+            bundle, why = self._unserved[problem]
+            return (f"{bundle}: {why.text}",)
+        others = [
+            (other, bundle, why)
+            for other, (bundle, why) in self._unserved.items()
             if other.signature == problem.signature
-        )[:1]
+        ]
+        for _, bundle, why in others:
+            if why.scope is Scope.SIGNATURE:
+                return (f"{bundle}: {why.text}",)
+        return tuple(
+            f"another problem of this signature, {other.key}: {bundle}: {why.text}"
+            for other, bundle, why in others[:1]
+        )
 
     def _why_no_signature(self, wanted: Signature) -> str:
         if wanted in self._sizes:

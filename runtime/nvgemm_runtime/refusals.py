@@ -5,8 +5,9 @@ from __future__ import annotations
 from .calling_convention import KNOWN_FORM, parse_calling_convention
 from .facts import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 from .format import Header, Kernel
+from .header_decoder import UPGRADE
 from .imports import FIRST_RELEASE, NEWEST_RUN, imported_symbols
-from .target import CPU, Target
+from .target import CPU, Target, UnknownTarget
 
 _FFI_DISTRIBUTION = "apache-tvm-ffi"
 
@@ -17,10 +18,18 @@ def unlaunchable(kernel: Kernel) -> str | None:
     if convention is None:
         return (
             f"calling convention {kernel.calling_convention!r}, this release calls {KNOWN_FORM}; "
-            "install the nvgemm-aot release that built it"
+            f"{UPGRADE}"
         )
     misfit = convention.misfit(kernel.signature, kernel.workspace_bytes)
     return misfit and f"calling convention {kernel.calling_convention!r}: {misfit}"
+
+
+def left_out(header: Header) -> list[str | None]:
+    """Why this release cannot launch each kernel of a bundle, or None; unknown kernels last."""
+    return [
+        *(unlaunchable(kernel) for kernel in header.kernels),
+        *(kernel.why for kernel in header.unknown_kernels),
+    ]
 
 
 def needs_compact(calling_convention: str) -> bool:
@@ -32,6 +41,8 @@ def needs_compact(calling_convention: str) -> bool:
 def refusal(header: Header, facts: DeviceFacts) -> str | None:
     """Why a device cannot run a bundle's kernels, or None."""
     target = header.target
+    if isinstance(target, UnknownTarget):
+        return f"target {target.key} is unknown to this release; {UPGRADE}"
     reason = _platform_refusal(target, facts.platform)
     if reason is not None:
         return reason

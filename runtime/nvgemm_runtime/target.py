@@ -70,3 +70,33 @@ class Target:
         match = _ARCH.fullmatch(self.arch)
         assert match is not None  # __post_init__ refuses anything else
         return match
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class UnknownTarget(Target):
+    """A target of a form that this release does not know: nothing here runs its kernels."""
+
+    def __post_init__(self) -> None:
+        """Take any text."""
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Nothing."""
+        return 0, 0
+
+    @property
+    def suffix(self) -> str:
+        """Nothing."""
+        return ""
+
+    def runs_on(self, capability: tuple[int, int]) -> bool:
+        """Never."""
+        return False
+
+
+def read_target(*, arch: str, platform: str, cuda: str) -> Target:
+    """A target, or an `UnknownTarget` where a part is not of a known form."""
+    try:
+        return Target(arch=arch, platform=platform, cuda=cuda)
+    except ValueError:
+        return UnknownTarget(arch=arch, platform=platform, cuda=cuda)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import TuningError
@@ -11,11 +11,14 @@ from nvgemm_runtime.facts import DeviceFacts
 from nvgemm_runtime.format import (
     Measured,
     RankingSource,
+    Scope,
     Timing,
+    UnservedReason,
     canonical_json,
     measured_json,
     sha256_hex,
     source_json,
+    unserved_json,
 )
 from nvgemm_runtime.validity import why_not_here
 
@@ -151,7 +154,9 @@ def tuned_content(
         if made.kernels:
             rankings.append(made)
         else:
-            unserved[made.problem] = _why_unserved(ranking, wrong)
+            unserved[made.problem] = UnservedReason(
+                text=_why_unserved(ranking, wrong), scope=Scope.PROBLEM
+            )
     kernels = tuple(kernel for kernel in content.kernels if kernel.id not in wrong)
     if not kernels or not rankings:
         reasons = "; ".join(_why_unserved(ranking, wrong) for ranking in content.rankings[:1])
@@ -255,10 +260,11 @@ def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
                 source_json(ranking.source),
                 ranking.kernels,
                 ranking.measured and measured_json(ranking.measured),
+                [asdict(failure) for failure in ranking.missing],
             ]
             for ranking in content.rankings
         ),
-        "unserved": {problem.key: reason for problem, reason in content.unserved.items()},
+        "unserved": unserved_json(content.unserved),
     }
     return replace(content, build_key=sha256_hex(canonical_json(document)))
 

@@ -186,9 +186,11 @@ class _Answer:
 
     @property
     def is_uncovered(self) -> bool:
-        """Whether kernels are worth compiling: none declared for it, nor shipped for its like."""
+        """Whether kernels are worth compiling: none shipped for its like, nor all compiled here."""
         found = self.found
-        return isinstance(found, Miss) or (found.from_jit and found.basis is not Basis.DECLARED)
+        if isinstance(found, Miss):
+            return True
+        return found.from_jit and (found.basis is not Basis.DECLARED or not found.is_complete)
 
     def offer(
         self,

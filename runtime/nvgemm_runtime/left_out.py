@@ -1,0 +1,103 @@
+"""Leaves out of a header what this release does not understand, and what depends on it.
+
+A kernel that is not understood drops out of every ranking. A measurement whose kernels dropped out
+is in doubt from then on: its order of the others holds, but one of those that are gone may be the
+fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from .format import (
+    Kernel,
+    Ranked,
+    Ranking,
+    RankingSource,
+    UnknownKernel,
+    UnknownRanking,
+)
+from .header_rules import Parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Understood:
+    """What is left; fields as in `format.Header`. Rankings name what is left by its positions."""
+
+    kernels: tuple[Kernel, ...]
+    sources: tuple[RankingSource, ...]
+    rankings: tuple[Ranking, ...]
+    unknown_kernels: tuple[UnknownKernel, ...]
+    unknown_rankings: tuple[UnknownRanking, ...]
+
+
+def understood(parts: Parts) -> Understood:
+    """Tell what is understood from what is not.
+
+    Args:
+        parts: Parts of a header that keep every rule.
+    """
+    kernels = tuple(one for one in parts.kernels if isinstance(one, Kernel))
+    sources = tuple(one for one in parts.sources if isinstance(one, RankingSource))
+    rankings: Sequence[Ranking | UnknownRanking] = parts.rankings
+    if len(kernels) < len(parts.kernels) or len(sources) < len(parts.sources):
+        new_kernels = _positions(parts.kernels, Kernel)
+        new_sources = _positions(parts.sources, RankingSource)
+        rankings = [
+            one
+            if isinstance(one, UnknownRanking)
+            else _reduced(one, parts, new_kernels, new_sources)
+            for one in rankings
+        ]
+    return Understood(
+        kernels=kernels,
+        sources=sources,
+        rankings=tuple(one for one in rankings if isinstance(one, Ranking)),
+        unknown_kernels=tuple(one for one in parts.kernels if isinstance(one, UnknownKernel)),
+        unknown_rankings=tuple(one for one in rankings if isinstance(one, UnknownRanking)),
+    )
+
+
+def _positions(items: Sequence[object], kind: type) -> dict[int, int]:
+    """For the position of each item of a kind, its position among those."""
+    kept = [position for position, item in enumerate(items) if isinstance(item, kind)]
+    return {position: new for new, position in enumerate(kept)}
+
+
+def _reduced(
+    ranking: Ranking,
+    parts: Parts,
+    new_kernels: Mapping[int, int],
+    new_sources: Mapping[int, int],
+) -> Ranking | UnknownRanking:
+    source = parts.sources[ranking.source]
+    if not isinstance(source, RankingSource):
+        return UnknownRanking(problem=ranking.problem.key, why=f"its source {source}")
+    kept = [place for place, ranked in enumerate(ranking.kernels) if ranked.kernel in new_kernels]
+    if not kept:
+        return UnknownRanking(
+            problem=ranking.problem.key,
+            why=f"none of its {len(ranking.kernels)} kernels is understood",
+        )
+    measured = ranking.measured
+    gone = len(ranking.kernels) - len(kept)
+    if measured is not None and gone:
+        doubt = f"{gone} of {len(ranking.kernels)} measured kernels need a newer nvgemm-aot"
+        measured = replace(
+            measured,
+            spreads_ns=tuple(measured.spreads_ns[place] for place in kept),
+            doubts=(*measured.doubts, doubt),
+        )
+    return replace(
+        ranking,
+        source=new_sources[ranking.source],
+        kernels=tuple(
+            Ranked(
+                kernel=new_kernels[ranking.kernels[place].kernel],
+                time_ns=ranking.kernels[place].time_ns,
+            )
+            for place in kept
+        ),
+        measured=measured,
+    )
