@@ -92,7 +92,7 @@ def test_a_bundle_that_states_its_imports_needs_those_and_an_older_one_all_that_
     if version == 2:
         with Bundle(path) as old:
             path = tmp_path / "new.nvgemm"
-            write_bundle(read_content(old), path)
+            write_bundle(path, read_content(old))
     with Bundle(path) as bundle:
         built = bundle.header
     assert bool(built.imports) == (version == 2)

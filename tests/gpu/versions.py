@@ -5,8 +5,9 @@ Where a package registry is, and the project's source::
     python tests/gpu/versions.py prepare DIR BUNDLE...
 
 puts what the pairs need into DIR: the project's wheel, wheels of TVM-FFI and zstandard, the library
-out of each wheel of nvidia-cutlass-dsl-libs-cu13, compressed, and the bundles: one for the GPU to
-be tried, one of equal signatures for another architecture. On the machine with the GPU, which needs
+out of each wheel of nvidia-cutlass-dsl-libs-cu13, compressed, and the bundles, those of
+``nvgemm-aot build tests/gpu/versions.yaml``: one for the GPU to be tried, and one of equal
+signatures for another architecture. What is in DIR already is not downloaded again. On the machine with the GPU, which needs
 Python with torch and numpy, and no network::
 
     python tests/gpu/versions.py run DIR

@@ -2,7 +2,8 @@
 
 ``launches`` launches each usable kernel of the named bundles in turn and compares exactly.
 ``failure`` makes CUDA refuse a launch, by device code of another architecture, and expects an
-exception that a process survives. Prints one JSON object; whatever goes wrong is an exception.
+exception that a process survives; without a GPU it has a kernel refuse its operands. Prints one
+JSON object; whatever goes wrong is an exception.
 """
 
 from __future__ import annotations
@@ -25,34 +26,41 @@ from nvgemm_runtime.facts import DeviceFacts, device_facts, find_runtime_library
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.library import require_libraries
 from nvgemm_runtime.refusals import refusal
+from nvgemm_runtime.roles import extra_roles
 from nvgemm_runtime.target import CPU
 
 LAUNCHES = 64
+"""Least number of launches in a process."""
 
 Place = tuple[Bundle, Kernel]
 
 
 def launch_all(kernels: list[Place], device: str) -> str:
-    """Launch in turn, at the edges of each kernel's sizes, until there were `LAUNCHES`."""
+    """Launch in turn, at the edges of each kernel's sizes; each kernel at least once."""
+    count = max(LAUNCHES, len(kernels))
     rounds = itertools.chain.from_iterable(
         zip(*(itertools.cycle(edges(k.signature, k.alignment_bytes)) for _, k in kernels))
     )
     turns = itertools.cycle([kernel.id for _, kernel in kernels])
-    for problem, kernel_id in itertools.islice(zip(rounds, turns), LAUNCHES):
+    for problem, kernel_id in itertools.islice(zip(rounds, turns), count):
         arguments = exact_arguments(problem, device)
         loaded = load_kernel(kernel_id)
         loaded.launch(arguments.a, arguments.b, arguments.out, *arguments.others)
         assert_exact(arguments.out, arguments)
-    return f"{LAUNCHES} launches of {len(kernels)} kernels exact"
+    return f"{count} launches of {len(kernels)} kernels exact"
 
 
-def provoke(foreign: list[Place], usable: Place, device: str) -> str:
+def provoke(foreign: list[Place], usable: list[Place], device: str) -> str:
     """Launch a kernel whose device code is for another architecture, with all checks passed by."""
+    ours = {kernel.signature: (bundle, kernel) for bundle, kernel in usable}
     bundle, kernel = next(
-        (bundle, kernel)
-        for bundle, kernel in foreign
-        if kernel.signature == usable[1].signature and not kernel.workspace_bytes
+        place
+        for place in foreign
+        if place[1].signature in ours
+        and not extra_roles(place[1].signature)
+        and not place[1].workspace_bytes
     )
+    right = ours[kernel.signature]
     convention = parse_calling_convention(kernel.calling_convention)
     assert convention is not None
     require_libraries(bundle.header)
@@ -64,7 +72,7 @@ def provoke(foreign: list[Place], usable: Place, device: str) -> str:
         ),
         signature=kernel.signature,
         alignment_bytes=kernel.alignment_bytes,
-        target=usable[0].header.target,
+        target=right[0].header.target,
         convention=convention,
     )
     arguments = exact_arguments(edges(kernel.signature, kernel.alignment_bytes)[3], device)
@@ -75,7 +83,20 @@ def provoke(foreign: list[Place], usable: Place, device: str) -> str:
         said = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
     else:
         raise AssertionError(f"a kernel for {bundle.header.target.arch} was launched here")
-    launch_all([usable], device)  # the process goes on
+    launch_all([right], device)  # the process goes on
+    return said
+
+
+def refuse(usable: Place) -> str:
+    """Launch a kernel for the CPU with operands that it cannot take."""
+    loaded = load_kernel(usable[1].id)
+    try:
+        loaded.launch(*(torch.zeros(3, columns) for columns in (3, 5, 3)))
+    except (TypeError, ValueError) as error:
+        said = f"{type(error).__name__}: {error}"
+    else:
+        raise AssertionError("operands that do not fit were taken")
+    launch_all([usable], "cpu")
     return said
 
 
@@ -98,11 +119,12 @@ def main(part: str) -> dict[str, str]:
             print(f"{found.path.name}: {reason}", file=sys.stderr)
     if not usable:
         raise RuntimeError(f"no bundle serves {facts.name}")
-    said = (
-        launch_all(usable, device)
-        if part == "launches"
-        else provoke(foreign, next(p for p in usable if len(p[1].signature.key) < 40), device)
-    )
+    if part == "launches":
+        said = launch_all(usable, device)
+    elif device == "cpu":
+        said = refuse(usable[0])
+    else:
+        said = provoke(foreign, usable, device)
     library = find_runtime_library("cu13")
     return {
         "result": said,
