@@ -9,6 +9,7 @@ import functools
 import importlib.util
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -102,36 +103,37 @@ def find_runtime_library(cuda: str) -> RuntimeLibrary | None:
     It lies in a folder of its CUDA version since 4.6. Older releases have one ``lib`` for whichever
     CUDA version was installed last.
     """
-    for folder in (f"{cuda}/lib", "lib"):
-        path = _package_file("nvidia_cutlass_dsl", folder, RUNTIME_LIBRARY)
-        if path is not None:
-            exports, defect = None, None
-            try:
-                exports = exported_symbols(path)
-            except (OSError, ValueError) as error:
-                defect = str(error)
-            return RuntimeLibrary(
-                path=path, cuda=cuda, version=_version_of(cuda), exports=exports, defect=defect
-            )
-    return None
+    path = _package_file("nvidia_cutlass_dsl", (f"{cuda}/lib", "lib"), RUNTIME_LIBRARY)
+    if path is None:
+        return None
+    exports, defect = None, None
+    try:
+        exports = exported_symbols(path)
+    except (OSError, ValueError) as error:
+        defect = str(error)
+    return RuntimeLibrary(
+        path=path, cuda=cuda, version=_version_of(cuda), exports=exports, defect=defect
+    )
 
 
 @functools.cache
 def find_ffi_exports() -> frozenset[str] | None:
     """Symbols that the installed TVM-FFI exports; None where it is missing or cannot be read."""
-    path = _package_file("tvm_ffi", "lib", FFI_LIBRARY)
+    path = _package_file("tvm_ffi", ("lib",), FFI_LIBRARY)
     try:
         return None if path is None else exported_symbols(path)
     except (OSError, ValueError):  # loading it fails, and says why
         return None
 
 
-def _package_file(package: str, folder: str, name: str) -> Path | None:
+def _package_file(package: str, folders: Sequence[str], name: str) -> Path | None:
+    """A file of an installed package, in the first of some folders that has it."""
     spec = importlib.util.find_spec(package)
     for root in (spec and spec.submodule_search_locations) or ():
-        path = Path(root) / folder / name
-        if path.is_file():
-            return path
+        for folder in folders:
+            path = Path(root) / folder / name
+            if path.is_file():
+                return path
     return None
 
 

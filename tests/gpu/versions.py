@@ -7,8 +7,8 @@ Where a package registry is, and the project's source::
 puts what the pairs need into DIR: the project's wheel, wheels of TVM-FFI and zstandard, the library
 out of each wheel of nvidia-cutlass-dsl-libs-cu13, compressed, and the bundles, those of
 ``nvgemm-aot build tests/gpu/versions.yaml``: one for the GPU to be tried, and one of equal
-signatures for another architecture. What is in DIR already is not downloaded again. On the machine with the GPU, which needs
-Python with torch and numpy, and no network::
+signatures for another architecture. A library that is in DIR already is not downloaded again. On
+the machine with the GPU, which needs Python with torch and numpy, and no network::
 
     python tests/gpu/versions.py run DIR
 
