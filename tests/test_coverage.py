@@ -32,7 +32,6 @@ from nvgemm_runtime.recording import gemm_line
 from recorded_gemms import (
     DECLARED,
     FP16,
-    LIBRARY,
     OTHER_SIZE,
     OTHER_TYPE,
     RECORDING,
@@ -172,17 +171,15 @@ def test_the_installed_library_does_not_matter() -> None:
     assert target.bundles == ("a bundle",)
 
 
-def test_bundles_of_two_toolchains_need_one_library() -> None:
+def test_bundles_of_two_toolchains_are_used_beside_each_other() -> None:
     bundles = [
         view(content(library="4.8.1"), "old"),
         view(content(OTHER_TYPE, library="4.9.0"), "new"),
     ]
     target = only(cover(RECORDING, bundles))
     assert target.runtime_library == "4.9.0"
-    assert target.bundles == ("new",)
-    [refusal] = target.refusals
-    assert refusal.startswith(f"old: built with {LIBRARY} 4.8.1, 4.9.0 is installed")
-    assert [one.status.value for one in target.gemms] == ["missed", "missed", "declared"]
+    assert set(target.bundles) == {"new", "old"}
+    assert target.refusals == ()
     hopper = view(content(arch="sm_90a", library="5.0.0"), "hopper")
     assert only(cover(RECORDING, [*bundles, hopper])).runtime_library == "4.9.0", "not for this GPU"
 

@@ -19,6 +19,7 @@ from nvgemm_aot.cli import main
 from nvgemm_runtime import calling_convention, native
 from nvgemm_runtime.errors import ToolchainError, UnhealthyError
 from nvgemm_runtime.facts import UNKNOWN_VERSION
+from nvgemm_runtime.imports import DEVICE_SYMBOLS
 from nvgemm_runtime.installation import Installation
 from synthetic_bundles import write_synthetic_bundle
 from synthetic_facts import H200, LIBRARY
@@ -160,6 +161,28 @@ def test_a_runtime_library_of_unknown_version_is_shown_as_such(
     monkeypatch.setattr(doctor, "find_runtime_library", lambda cuda: unknown)
     assert problems() == ""
     assert f"{LIBRARY.path} (unknown version)" in run().stdout
+
+
+def test_a_runtime_library_that_lacks_a_symbol_is_a_problem_with_its_next_step(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking = "CuteDSLRT_TVMFFISetRaisedCudaError"
+    old = replace(LIBRARY, version="4.6.3", exports=DEVICE_SYMBOLS - {lacking})
+    monkeypatch.setattr(doctor, "_gpus", lambda: (replace(H200, runtime_library=old),))
+    said = problems()
+    assert said.startswith("no bundle serves NVIDIA H200, compute capability 9.0: ")
+    assert f"import {lacking}, which the installed nvidia-cutlass-dsl-libs-cu13 4.6.3 does" in said
+    assert said.endswith("run: pip install 'nvidia-cutlass-dsl-libs-cu13>=4.7'")
+
+
+def test_a_runtime_library_that_is_cut_off_is_a_problem(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = replace(LIBRARY, defect="it is cut off: 10 bytes, a table needs 64")
+    monkeypatch.setattr(doctor, "find_runtime_library", lambda cuda: cut)
+    said = problems()
+    assert said.startswith("/lib.so cannot be loaded: it is cut off: 10 bytes")
+    assert "--force-reinstall --no-deps nvidia-cutlass-dsl-libs-cu13" in said
 
 
 def test_what_may_not_be_looked_at_is_a_problem_and_no_crash(

@@ -25,9 +25,11 @@ from nvgemm_runtime.counters import COUNTERS
 from nvgemm_runtime.errors import BundleFormatError, DriverError, NoKernelError
 from nvgemm_runtime.facts import UNKNOWN_VERSION, RuntimeLibrary, find_runtime_library
 from nvgemm_runtime.format import Kernel
+from nvgemm_runtime.imports import DEVICE_SYMBOLS
 from nvgemm_runtime.library import Library
 from nvgemm_runtime.target import CPU, Target
 from synthetic_content import synthetic_content
+from synthetic_payload import shared_object
 
 
 @pytest.fixture
@@ -305,39 +307,62 @@ def test_a_missing_runtime_library_is_one_clear_message(
         Library().load(bundle, bundle.header.kernels[0])
 
 
-def test_an_older_runtime_library_is_refused_with_both_versions(
+def test_a_runtime_library_without_a_symbol_is_refused_before_it_is_opened(
     real_bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old = RuntimeLibrary(path=Path("/nowhere.so"), cuda="cu13", version="4.7.9")
+    lacking = "CuteDSLRT_TVMFFISetRaisedCudaError"
+    old = RuntimeLibrary(
+        path=Path("/nowhere.so"),
+        cuda="cu13",
+        version="4.6.3",
+        exports=DEVICE_SYMBOLS - {lacking},
+    )
     monkeypatch.setattr(library_module, "find_runtime_library", lambda cuda: old)
     with (
         Bundle(real_bundles["sm_90a"]) as bundle,
-        pytest.raises(DriverError, match=r"built with .* 4\.8\.\d+, 4\.7\.9 is installed"),
+        pytest.raises(DriverError, match=rf"import {lacking}, which the installed .* 4\.6\.3"),
     ):
         Library().load(bundle, bundle.header.kernels[0])
 
 
-def test_a_runtime_library_of_unknown_version_is_used_with_one_warning(
+@pytest.mark.parametrize(
+    ("version", "warnings"),
+    [("4.7.0", 0), ("4.8.9", 0), (UNKNOWN_VERSION, 0), ("4.9.0", 1), ("5.0", 1)],
+)
+def test_any_runtime_library_that_exports_enough_is_used_a_newer_one_with_one_warning(
     real_bundles: dict[str, Path],
     addresses: dict[str, int],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
+    version: str,
+    warnings: int,
 ) -> None:
     real = find_runtime_library("cu13")
     assert real is not None
-    unknown = replace(real, version=UNKNOWN_VERSION)
-    monkeypatch.setattr(library_module, "find_runtime_library", lambda cuda: unknown)
+    other = replace(real, version=version)
+    monkeypatch.setattr(library_module, "find_runtime_library", lambda cuda: other)
     monkeypatch.setattr(library_module, "_warned", set())
     with caplog.at_level(logging.WARNING, "nvgemm"):
         for arch in ("sm_90a", "sm_100f"):
             with Bundle(real_bundles[arch]) as bundle:
                 Library().load(bundle, bundle.header.kernels[0])
-                built_with = bundle.header.toolchain["nvidia-cutlass-dsl-libs-cu13"]
     assert len(addresses) == 2
-    (record,) = caplog.records
-    assert f"{real.path} is of unknown version" in record.getMessage()
-    assert f"built with {built_with}" in record.getMessage()
-    assert f"pip install 'nvidia-cutlass-dsl-libs-cu13>={built_with}'" in record.getMessage()
+    assert len(caplog.records) == warnings
+    for record in caplog.records:
+        assert f"{real.path} is version {version}" in record.getMessage()
+        assert "kernels were run with 4.8 and older" in record.getMessage()
+
+
+def test_a_payload_that_imports_what_no_library_exports_is_refused(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    source = "int foreign(void); int __tvm_ffi_gemm(void) { return foreign(); }"
+    payload = shared_object(tmp_path, source, libraries=frozenset())
+    with (
+        bundle_with(tmp_path / "foreign.nvgemm", payload) as other,
+        pytest.raises(NoKernelError, match="undefined symbol: foreign"),
+    ):
+        Library().load(other, other.header.kernels[0])
 
 
 def test_a_runtime_library_that_does_not_load_is_named(

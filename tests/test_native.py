@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import tvm_ffi
 
 import cpu_kernels
 from cpu_kernels import Register, foreign, operands, signature
@@ -323,3 +324,13 @@ for _ in range(5):
     for process in processes:
         assert process.communicate()[1] == b""
         assert process.returncode == 0
+
+
+def test_every_element_type_has_a_name_that_old_releases_of_tvm_ffi_know_too() -> None:
+    """Before 0.1.15 they read DLPack's name of packed values, and not torch's."""
+    names = {dtype: native._ffi_name(dtype) for dtype in DType}
+    assert names.pop(DType.FP4_E2M1) == "float4_e2m1fnx2"
+    assert all(name == dtype.torch_name for dtype, name in names.items())
+    for dtype in DType:
+        parsed = tvm_ffi.dtype(native._ffi_name(dtype))
+        assert parsed.bits * parsed.lanes == getattr(torch, dtype.torch_name).itemsize * 8

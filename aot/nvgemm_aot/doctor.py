@@ -139,6 +139,11 @@ def diagnose() -> Diagnosis:
             f"{RUNTIME_LIBRARY} for {cuda} is missing; "
             f"run: pip install nvidia-cutlass-dsl-libs-{cuda}"
         )
+    if library is not None and library.defect is not None:
+        problems.append(
+            f"{library.path} cannot be loaded: {library.defect}; "
+            f"run: pip install --force-reinstall --no-deps nvidia-cutlass-dsl-libs-{cuda}"
+        )
     devices = (_attempt(_gpus, problems) or ()) if driver and cuda else ()
     if driver and cuda and not devices:
         problems.append("torch sees no GPU; is CUDA_VISIBLE_DEVICES empty?")

@@ -10,49 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nvgemm_runtime.errors import LinkError
+from nvgemm_runtime.facts import FFI_LIBRARY, RUNTIME_LIBRARY
+from nvgemm_runtime.imports import DEVICE_SYMBOLS, FFI_SYMBOLS
 
 from .elf_reading import MalformedElfError
 from .gap import Check, Gap
 from .host_elf_reading import HostElf, read_host_elf
 from .launcher import vector_extension
 
-FFI_LIBRARY, DEVICE_LIBRARY = "libtvm_ffi.so", "libcute_dsl_runtime.so"
+ALLOWED_SYMBOLS = FFI_SYMBOLS | DEVICE_SYMBOLS
+"""Symbols a kernel may leave undefined: the runtime says where they come from."""
 
-_FFI_SYMBOLS = frozenset(
-    {
-        "TVMFFIEnvGetStream",
-        "TVMFFIErrorSetRaisedFromCStr",
-        "TVMFFIErrorSetRaisedFromCStrParts",
-    }
-)
-
-_DEVICE_SYMBOLS = frozenset(
-    {
-        "CuteDSLRT_TVMFFISetRaisedCudaError",
-        "_cuKernelGetAttribute",
-        "_cudaDeviceGetAttribute",
-        "_cudaFuncSetAttribute",
-        "_cudaGetDevice",
-        "_cudaKernelSetAttributeForDevice",
-        "_cudaLaunchKernelEx",
-        "_cudaLibraryGetKernel",
-        "_cudaLibraryLoadData",
-        "_cudaSetDevice",
-        "cuda_dialect_init_library_once",
-        "cuda_dialect_unload_library_once",
-    }
-)
-
-ALLOWED_SYMBOLS = _FFI_SYMBOLS | _DEVICE_SYMBOLS
-"""Symbols a kernel may leave undefined.
-
-Source: the objects of 96 kernels that cutlass-dsl 4.8.1 compiled for sm_90a, sm_100a, sm_100f and
-sm_103a (dense persistent with both schedulers, preferred cluster, epilogue fusion, TGV, SM90,
-SM80) all use exactly these; each was found among the exported symbols of libcute_dsl_runtime.so
-4.8.1 (cu13) or libtvm_ffi.so 0.1.15.
-"""
-
-NEEDED_LIBRARIES = frozenset({DEVICE_LIBRARY, FFI_LIBRARY})
+NEEDED_LIBRARIES = frozenset({RUNTIME_LIBRARY, FFI_LIBRARY})
 """Libraries a kernel names as needed: the SONAMEs of the two that export `ALLOWED_SYMBOLS`. A
 kernel for the CPU calls, and may name, but the one of TVM-FFI."""
 
@@ -148,7 +117,7 @@ def _check_exports(elf: HostElf, exported: str | None) -> Iterator[Gap]:
 
 
 def _check_imports(elf: HostElf, on_cpu: bool) -> Iterator[Gap]:
-    allowed = _FFI_SYMBOLS if on_cpu else ALLOWED_SYMBOLS
+    allowed = FFI_SYMBOLS if on_cpu else ALLOWED_SYMBOLS
     libraries = {FFI_LIBRARY} if on_cpu else NEEDED_LIBRARIES
     undefined = {symbol.name for symbol in elf.symbols if not symbol.defined and symbol.name}
     for name in sorted(undefined - allowed):

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from nvgemm_runtime.calling_convention import KNOWN_FORM, parse_calling_convention
 from nvgemm_runtime.errors import LinkError, ToolchainError
+from nvgemm_runtime.facts import FFI_LIBRARY, RUNTIME_LIBRARY
 
-from .host_elf import DEVICE_LIBRARY, FFI_LIBRARY, check_host_elf
+from .host_elf import check_host_elf
 
 FLAGS = (
     "-shared",
@@ -182,8 +183,8 @@ def link(relocatable: bytes, calling_convention: str, *, on_cpu: bool = False) -
             "kernel.so",
             "kernel.o",
         ]
-        for place, library in zip(library_directories(), (DEVICE_LIBRARY, FFI_LIBRARY)):
-            if not (on_cpu and library == DEVICE_LIBRARY):
+        for place, library in zip(library_directories(), (RUNTIME_LIBRARY, FFI_LIBRARY)):
+            if not (on_cpu and library == RUNTIME_LIBRARY):
                 command += [f"-L{place}", f"-l{library[3:-3]}"]
         result = _run(command, folder)
         if os.strerror(errno.ENOSPC) in result.stderr:

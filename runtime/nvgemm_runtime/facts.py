@@ -9,13 +9,18 @@ import functools
 import importlib.util
 import platform
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from .shared_library import exported_symbols
+
 RUNTIME_LIBRARY = "libcute_dsl_runtime.so"
 """The library that kernels call to load and launch device code."""
 
+FFI_LIBRARY = "libtvm_ffi.so"
+"""The library whose calling convention kernels have, and by which they report errors."""
 
 UNKNOWN_VERSION = "unknown"
 """In place of a version where the library is there and its distribution's metadata is not."""
@@ -29,11 +34,16 @@ class RuntimeLibrary:
         path: The file.
         cuda: CUDA major version it is for, e.g. ``cu13``.
         version: Version of the distribution it belongs to, e.g. ``4.8.1``, or `UNKNOWN_VERSION`.
+        exports: Symbols that it exports; None where it was not looked at, which counts as all that
+            kernels import.
+        defect: Why it cannot be loaded, or None.
     """
 
     path: Path
     cuda: str
     version: str
+    exports: frozenset[str] | None = None
+    defect: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +60,7 @@ class DeviceFacts:
         runtime_library: The library for that CUDA version; None where it is not installed.
         shared_memory_bytes: Most shared memory that one thread block can opt in to; None for a CPU,
             or where torch does not tell.
+        ffi_exports: Symbols that the installed TVM-FFI exports; None where it was not looked at.
     """
 
     kind: str
@@ -60,6 +71,7 @@ class DeviceFacts:
     cuda: str | None
     runtime_library: RuntimeLibrary | None
     shared_memory_bytes: int | None = None
+    ffi_exports: frozenset[str] | None = None
 
 
 NO_CUDA = "none"
@@ -86,12 +98,42 @@ def host_platform() -> str:
 
 @functools.cache
 def find_runtime_library(cuda: str) -> RuntimeLibrary | None:
-    """Find the installed library for a CUDA major version such as ``cu13``; imports nothing."""
-    spec = importlib.util.find_spec("nvidia_cutlass_dsl")
+    """Find the installed library for a CUDA major version such as ``cu13``; imports nothing.
+
+    It lies in a folder of its CUDA version since 4.6. Older releases have one ``lib`` for whichever
+    CUDA version was installed last.
+    """
+    path = _package_file("nvidia_cutlass_dsl", (f"{cuda}/lib", "lib"), RUNTIME_LIBRARY)
+    if path is None:
+        return None
+    exports, defect = None, None
+    try:
+        exports = exported_symbols(path)
+    except (OSError, ValueError) as error:
+        defect = str(error)
+    return RuntimeLibrary(
+        path=path, cuda=cuda, version=_version_of(cuda), exports=exports, defect=defect
+    )
+
+
+@functools.cache
+def find_ffi_exports() -> frozenset[str] | None:
+    """Symbols that the installed TVM-FFI exports; None where it is missing or cannot be read."""
+    path = _package_file("tvm_ffi", ("lib",), FFI_LIBRARY)
+    try:
+        return None if path is None else exported_symbols(path)
+    except (OSError, ValueError):  # loading it fails, and says why
+        return None
+
+
+def _package_file(package: str, folders: Sequence[str], name: str) -> Path | None:
+    """A file of an installed package, in the first of some folders that has it."""
+    spec = importlib.util.find_spec(package)
     for root in (spec and spec.submodule_search_locations) or ():
-        path = Path(root) / cuda / "lib" / RUNTIME_LIBRARY
-        if path.is_file():
-            return RuntimeLibrary(path=path, cuda=cuda, version=_version_of(cuda))
+        for folder in folders:
+            path = Path(root) / folder / name
+            if path.is_file():
+                return path
     return None
 
 
@@ -150,4 +192,5 @@ def device_facts(kind: str, index: int) -> DeviceFacts:
         cuda=cuda,
         runtime_library=None if cuda is None else find_runtime_library(cuda),
         shared_memory_bytes=getattr(properties, "shared_memory_per_block_optin", None),
+        ffi_exports=find_ffi_exports(),
     )

@@ -21,10 +21,10 @@ from .bundle import Bundle
 from .calling_convention import parse_calling_convention
 from .counters import COUNTERS
 from .errors import DriverError, NoKernelError
-from .facts import RuntimeLibrary, find_runtime_library
+from .facts import RuntimeLibrary, find_ffi_exports, find_runtime_library
 from .format import Header, Kernel
 from .problem import DType, Op
-from .refusals import library_refusal, unknown_version_warning, unlaunchable
+from .refusals import library_refusal, unlaunchable, untested_version_warning
 from .target import CPU
 
 _PARTS_OF_COMPLEX = frozenset({DType.FP32, DType.FP16})
@@ -135,10 +135,10 @@ def require_libraries(header: Header) -> None:
     if header.target.arch == CPU:
         return
     found = find_runtime_library(header.target.cuda)
-    reason = library_refusal(header, found)
+    reason = library_refusal(header, found, find_ffi_exports())
     if found is None or reason is not None:
         raise DriverError(reason)
-    warning = unknown_version_warning(header, found)
+    warning = untested_version_warning(found)
     if warning is not None:
         _warn_once(found, warning)
     _open_library(found.path)

@@ -132,6 +132,11 @@ _ADDENDS = {Addend.ROW: 1, Addend.MATRIX: 2}
 """Numbers of ``Op``, ``ScaleKind`` and ``AddendKind`` in csrc/gemm.h."""
 
 
+def _ffi_name(dtype: DType) -> str:
+    """TVM-FFI's name of a type; its releases before 0.1.15 do not know torch's of packed values."""
+    return dtype.torch_name.replace("_x", "x")
+
+
 @functools.lru_cache(maxsize=256)  # a bundle has one target and few signatures
 def _built_for(signature: Signature, target: Target | None) -> tuple[Any, ...]:
     """What a kernel is specialised on, as the library takes it."""
@@ -141,14 +146,14 @@ def _built_for(signature: Signature, target: Target | None) -> tuple[Any, ...]:
     scales, epilogue = signature.scales, signature.epilogue
     return (
         _OPS.index(signature.op),
-        *(tvm_ffi.dtype(dtype.torch_name) for dtype in (signature.a, signature.b, signature.out)),
+        *(tvm_ffi.dtype(_ffi_name(one)) for one in (signature.a, signature.b, signature.out)),
         signature.layout.a_row_major,
         signature.layout.b_row_major,
         0 if scales is None else _SCALES[scales],
         0 if scales is None else scales.block or 0,
-        tvm_ffi.dtype((DType.FP32 if scales is None else scales.dtype).torch_name),
+        tvm_ffi.dtype(_ffi_name(DType.FP32 if scales is None else scales.dtype)),
         0 if epilogue is None else _ADDENDS[epilogue.addend],
-        tvm_ffi.dtype(addend_dtype(signature.out).torch_name),
+        tvm_ffi.dtype(_ffi_name(addend_dtype(signature.out))),
         DEVICE_TYPE_CPU if target is None else DEVICE_TYPE_CUDA,
         major,
         minor,
@@ -184,7 +189,7 @@ def _load() -> Native:
     except ImportError as error:
         raise ToolchainError(
             f"the native launcher needs torch and apache-tvm-ffi: {error}; "
-            "run: pip install 'torch>=2.11,<2.16' 'apache-tvm-ffi>=0.1.15,<0.2'"
+            "run: pip install 'torch>=2.11,<2.16' 'apache-tvm-ffi>=0.1.9,<0.2'"
         ) from error
     try:
         with importlib.resources.as_file(library) as path:
@@ -200,7 +205,7 @@ def _load() -> Native:
         raise ToolchainError(
             f"{library} does not load with torch {torch.__version__} and apache-tvm-ffi "
             f"{tvm_ffi.__version__} (supported: torch 2.11 to 2.15, apache-tvm-ffi 0.1 from "
-            f"0.1.15): {error}"
+            f"0.1.9): {error}"
         ) from error
     for kind in (NoKernelError, DriverError):
         tvm_ffi.error.register_error(kind)

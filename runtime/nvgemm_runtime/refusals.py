@@ -7,8 +7,11 @@ from .errors import NvgemmError
 from .facts import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 from .format import Header, Kernel
 from .header_decoder import UPGRADE
+from .imports import FIRST_RELEASE, NEWEST_RUN, imported_symbols
 from .one_line import one_line
 from .target import CPU, Target, UnknownTarget
+
+_FFI_DISTRIBUTION = "apache-tvm-ffi"
 
 
 def unlaunchable(kernel: Kernel) -> str | None:
@@ -62,7 +65,9 @@ def refusal(header: Header, facts: DeviceFacts) -> str | None:
     if not target.runs_on(facts.capability):
         return f"{target.arch} kernels do not run on {describe(facts)}"
     reason = _cuda_refusal(target, facts.cuda)
-    return library_refusal(header, facts.runtime_library) if reason is None else reason
+    if reason is None:
+        reason = library_refusal(header, facts.runtime_library, facts.ffi_exports)
+    return reason
 
 
 def process_refusal(target: Target, platform: str, cuda: str | None) -> str | None:
@@ -92,10 +97,17 @@ def _cuda_refusal(target: Target, cuda: str | None) -> str | None:
     return f"built for {target.cuda}, torch uses {cuda or 'no CUDA'}"
 
 
-def library_refusal(header: Header, library: RuntimeLibrary | None) -> str | None:
-    """Why a bundle's kernels cannot use the installed library that they call, or None.
+def library_refusal(
+    header: Header, library: RuntimeLibrary | None, ffi_exports: frozenset[str] | None
+) -> str | None:
+    """Why a bundle's kernels cannot be loaded beside the installed libraries, or None.
 
-    A library of unknown version is none: see `unknown_version_warning`.
+    What the libraries export decides, whatever their versions.
+
+    Args:
+        header: Of the bundle.
+        library: The library that kernels call, as installed.
+        ffi_exports: Symbols that the installed TVM-FFI exports; None where it was not looked at.
     """
     distribution = library_distribution(header)
     if library is None:
@@ -103,29 +115,47 @@ def library_refusal(header: Header, library: RuntimeLibrary | None) -> str | Non
             f"{RUNTIME_LIBRARY} for {header.target.cuda}, which kernels call, is not installed; "
             f"run: pip install {distribution}"
         )
-    built_with = header.toolchain.get(distribution)
-    if built_with is None or library.version == UNKNOWN_VERSION:
-        return None
-    if not _compatible(built_with, library.version):
+    if library.defect is not None:
         return (
-            f"built with {distribution} {built_with}, {library.version} is installed: versions "
-            "must agree in major and minor, and the installed one must not be older; "
-            f"run: pip install '{distribution}>={built_with}'"
+            f"{library.path}, which kernels call, cannot be loaded: {library.defect}; "
+            f"run: pip install --force-reinstall --no-deps {distribution}"
         )
+    imports = imported_symbols(header)
+    for exports, wanted, name, version in (
+        (library.exports, imports.of_device, distribution, library.version),
+        (ffi_exports, imports.of_ffi, _FFI_DISTRIBUTION, None),
+    ):
+        missing = sorted(wanted - exports) if exports is not None else []
+        if missing:
+            found = name if version in (None, UNKNOWN_VERSION) else f"{name} {version}"
+            return (
+                f"kernels import {', '.join(missing)}, which the installed {found} does not "
+                f"export; run: pip install '{name}{_enough(header, name, missing)}'"
+            )
     return None
 
 
-def unknown_version_warning(header: Header, library: RuntimeLibrary) -> str | None:
-    """What to say of a library that is used though nothing tells its version, or None."""
-    distribution = library_distribution(header)
-    built_with = header.toolchain.get(distribution)
-    if built_with is None or library.version != UNKNOWN_VERSION:
+def untested_version_warning(library: RuntimeLibrary) -> str | None:
+    """What to log about a library that is newer than any that kernels were run with, or None."""
+    found = version_numbers(library.version)
+    if found[:2] <= NEWEST_RUN:
         return None
+    newest = ".".join(map(str, NEWEST_RUN))
     return (
-        f"{library.path} is of unknown version, for {distribution} has no metadata here; kernels "
-        f"were built with {built_with}, and another minor or an older version may crash; "
-        f"run: pip install '{distribution}>={built_with}'"
+        f"{library.path} is version {library.version}, and kernels were run with {newest} and "
+        "older: it exports what kernels import, but no one has seen it work; "
+        f"run: pip install -U nvgemm-aot, or pip install 'nvidia-cutlass-dsl-libs-{library.cuda}"
+        f"=={newest}.*'"
     )
+
+
+def _enough(header: Header, distribution: str, missing: list[str]) -> str:
+    """Versions of a distribution that export what is missing: ``>=4.7``, or nothing if unknown."""
+    since = [FIRST_RELEASE.get(name) for name in missing]
+    if None not in since:
+        return f">={max(map(str, since), key=version_numbers)}"
+    built_with = header.toolchain.get(distribution)
+    return "" if built_with is None else f">={built_with}"
 
 
 def library_distribution(header: Header) -> str:
@@ -138,11 +168,6 @@ def describe(facts: DeviceFacts) -> str:
     if facts.capability is None:
         return facts.name
     return f"{facts.name}, compute capability {facts.capability[0]}.{facts.capability[1]}"
-
-
-def _compatible(built_with: str, installed: str) -> bool:
-    built, found = version_numbers(built_with), version_numbers(installed)
-    return built[:2] == found[:2] and found >= built
 
 
 def version_numbers(version: str) -> tuple[int, ...]:

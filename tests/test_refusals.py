@@ -1,0 +1,111 @@
+"""Which installed libraries kernels can be loaded beside, by what those export."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nvgemm_aot.bundle import encode_bundle, write_bundle
+from nvgemm_aot.bundle_content import read_content
+from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.facts import UNKNOWN_VERSION
+from nvgemm_runtime.format import Header
+from nvgemm_runtime.imports import DEVICE_SYMBOLS, FFI_SYMBOLS, imported_symbols
+from nvgemm_runtime.refusals import library_refusal, refusal
+from synthetic_content import synthetic_content
+from synthetic_facts import B200, LIBRARY
+
+DATA = Path(__file__).parent / "data"
+DISTRIBUTION = "nvidia-cutlass-dsl-libs-cu13"
+ERROR_HELPER = "CuteDSLRT_TVMFFISetRaisedCudaError"
+
+
+def header(**toolchain: str) -> Header:
+    base = synthetic_content(kernels=1, problems=1)
+    return encode_bundle(replace(base, toolchain={"ld": "2.40", **toolchain}))[1]
+
+
+@pytest.mark.parametrize("version", ["4.7.0", "4.8.1", "4.9.0", "5.1", UNKNOWN_VERSION])
+def test_a_library_that_exports_everything_fits_whatever_its_version(version: str) -> None:
+    library = replace(LIBRARY, version=version, exports=DEVICE_SYMBOLS | {"more"})
+    built = header(**{DISTRIBUTION: "4.8.1"})
+    assert library_refusal(built, library, FFI_SYMBOLS | {"more"}) is None
+
+
+def test_a_library_that_was_not_looked_at_fits() -> None:
+    assert library_refusal(header(), LIBRARY, None) is None
+
+
+@pytest.mark.parametrize("symbol", sorted(DEVICE_SYMBOLS))
+def test_each_symbol_of_the_runtime_library_is_needed(symbol: str) -> None:
+    library = replace(LIBRARY, version="4.6.3", exports=DEVICE_SYMBOLS - {symbol})
+    reason = library_refusal(header(**{DISTRIBUTION: "4.8.1"}), library, FFI_SYMBOLS)
+    newest = "4.7" if symbol == ERROR_HELPER else "4.8.1"
+    assert reason == (
+        f"kernels import {symbol}, which the installed {DISTRIBUTION} 4.6.3 does not export; "
+        f"run: pip install '{DISTRIBUTION}>={newest}'"
+    )
+
+
+@pytest.mark.parametrize("symbol", sorted(FFI_SYMBOLS))
+def test_each_symbol_of_tvm_ffi_is_needed(symbol: str) -> None:
+    library = replace(LIBRARY, exports=DEVICE_SYMBOLS)
+    built = header(**{"apache-tvm-ffi": "0.1.15.post2"})
+    assert library_refusal(built, library, FFI_SYMBOLS - {symbol}) == (
+        f"kernels import {symbol}, which the installed apache-tvm-ffi does not export; "
+        "run: pip install 'apache-tvm-ffi>=0.1.15.post2'"
+    )
+
+
+def test_without_a_known_version_the_next_step_names_none() -> None:
+    library = replace(LIBRARY, version=UNKNOWN_VERSION, exports=frozenset())
+    reason = str(library_refusal(header(), library, None))
+    assert f"which the installed {DISTRIBUTION} does not export" in reason
+    assert reason.endswith(f"run: pip install '{DISTRIBUTION}'")
+
+
+def test_a_damaged_library_is_refused_with_what_is_wrong() -> None:
+    library = replace(LIBRARY, defect="it is cut off: 10 bytes, a table needs 64")
+    reason = str(library_refusal(header(), library, None))
+    assert "/lib.so, which kernels call, cannot be loaded: it is cut off: 10 bytes" in reason
+    assert f"--force-reinstall --no-deps {DISTRIBUTION}" in reason
+
+
+def test_devices_are_judged_by_both_libraries() -> None:
+    built = header()
+    library = replace(LIBRARY, exports=DEVICE_SYMBOLS)
+    facts = replace(B200, runtime_library=library, ffi_exports=FFI_SYMBOLS)
+    assert refusal(built, facts) is None
+    lacking = replace(facts, ffi_exports=frozenset({"TVMFFIEnvGetStream"}))
+    assert "TVMFFIErrorSetRaisedFromCStr" in str(refusal(built, lacking))
+    lacking = replace(facts, runtime_library=replace(library, exports=frozenset()))
+    assert ERROR_HELPER in str(refusal(built, lacking))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_bundle_that_states_its_imports_needs_those_and_an_older_one_all_that_are_known(
+    version: int, tmp_path: Path
+) -> None:
+    path = DATA / "format-1" / "sm_90a.nvgemm"
+    if version == 2:
+        with Bundle(path) as old:
+            path = tmp_path / "new.nvgemm"
+            write_bundle(path, read_content(old))
+    with Bundle(path) as bundle:
+        built = bundle.header
+    assert bool(built.imports) == (version == 2)
+    assert imported_symbols(built).of_ffi == FFI_SYMBOLS
+    assert imported_symbols(built).of_device == DEVICE_SYMBOLS
+
+
+def test_a_stated_import_of_either_library_is_looked_up_there() -> None:
+    built = replace(header(), imports=("TVMFFINew", "_cudaNew"))
+    library = replace(LIBRARY, exports=frozenset({"_cudaNew"}))
+    assert library_refusal(built, library, frozenset({"TVMFFINew"})) is None
+    assert "import TVMFFINew, which" in str(library_refusal(built, library, FFI_SYMBOLS))
+    library = replace(LIBRARY, exports=DEVICE_SYMBOLS)
+    assert "import _cudaNew, which" in str(
+        library_refusal(built, library, frozenset({"TVMFFINew"}))
+    )
