@@ -256,7 +256,7 @@ def _compile_one(task: Task, directory: Path) -> Outcome:
         StorageError: If a file cannot be written.
         ToolchainError: If the compiler side is incomplete.
     """
-    cache = Cache(directory)
+    cache = Cache(directory, quiet=True)  # the process that asks has said it
     with locked(cache.lock_path(f"kernel-{task.key}")):
         if cache.get(task.key) is not None:
             return Outcome(was_there=True)

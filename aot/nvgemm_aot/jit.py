@@ -28,6 +28,7 @@ from .manifest import Declared, Manifest
 from .pipeline import plan_build, without_operator
 from .plan import is_planned
 from .providers import Provider
+from .storage import make_directories
 from .targets import BuildTarget
 from .user_bundle import UserBundle
 
@@ -110,17 +111,20 @@ class JitCompiler:
         self._workers.close()
 
     def _require_private(self) -> None:
-        """Refuse a directory whose bundles the runtime would refuse."""
+        """Refuse a directory whose bundles the runtime would refuse, or whose kernels others wrote."""
         directory = jit_directory(self._cache.directory)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            reason = writable_by_others(directory)
+            make_directories(directory)
+            reason = writable_by_others(directory) or self._cache.refusal()
         except OSError as error:
             raise StorageError(
                 f"{directory}: {error.strerror}; set NVGEMM_AOT_CACHE to a directory of yours"
             ) from error
         if reason is not None:
-            raise StorageError(f"{directory}: kernels there could not be trusted: {reason}")
+            raise StorageError(
+                f"{self._cache.directory}: kernels there could not be trusted: {reason}; for all "
+                f"of them: chmod -R go-w {self._cache.directory}"
+            )
 
     def _compile(
         self, problem: Problem, candidates: int, places: list[tuple[BuildTarget, UserBundle]]
@@ -171,5 +175,5 @@ class JitCompiler:
     def _stamp(self, problem: Problem) -> None:
         stamp = stamp_path(self._cache.directory, problem)
         with contextlib.suppress(OSError):  # without one the bundle's own time counts
-            stamp.parent.mkdir(exist_ok=True)
+            make_directories(stamp.parent)
             stamp.touch()

@@ -15,6 +15,8 @@ from pathlib import Path
 
 from nvgemm_runtime.errors import StorageError
 
+from .storage import make_directories, open_new_file
+
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """What file systems say that have no locks. Work is done twice there at worst: files are replaced
 whole."""
@@ -49,7 +51,7 @@ def acquire(path: Path, *, wait: bool = True) -> FileLock | None:
         StorageError: If the file cannot be made.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(path.parent)
         while True:
             descriptor = _open(path)
             try:
@@ -81,7 +83,7 @@ def locked(path: Path) -> Iterator[None]:
 
 def _open(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return open_new_file(path, os.O_RDWR)
     except PermissionError:  # another user's, which can be locked all the same
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
