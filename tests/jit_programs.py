@@ -121,7 +121,7 @@ class JitMachine:
 
     def compilers_of(self, server: int) -> list[int]:
         """Compiler processes of a server."""
-        return [pid for pid in _processes() if _parent(pid) == server and _is(pid, b"spawn_main")]
+        return [pid for pid in _processes() if _parent(pid) == server and _is(pid, b"worker_process")]
 
     @contextlib.contextmanager
     def ending_quietly(self) -> Iterator[None]:
@@ -134,9 +134,7 @@ class JitMachine:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             return False
-        # That of this process stays with it; those of others end a moment after them.
-        is_tracker = _is(pid, b"resource_tracker")
-        return self._mark.encode() in environment.split(b"\0") and not is_tracker
+        return self._mark.encode() in environment.split(b"\0")
 
 
 def wait_until(condition: Callable[[], object], otherwise: str, seconds: float = 30) -> None:
@@ -163,9 +161,9 @@ def _parent(pid: int) -> int | None:
         return None
 
 
-def _is(pid: int, function: bytes) -> bool:
-    """Whether a process of multiprocessing runs this function."""
+def _is(pid: int, word: bytes) -> bool:
+    """Whether the command of a process has such a word."""
     try:
-        return function in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return word in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False

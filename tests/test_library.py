@@ -239,6 +239,19 @@ def test_offsets_that_wrap_around_are_refused(
         lib.open_kernel(bytes(image), "__tvm_ffi_gemm", "it")
 
 
+def test_a_payload_without_its_function_is_closed_again(lib: native.Native, bundle: Bundle) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("nvgemm-kernel")
+
+    image, before = bundle.payload(kernel_of(bundle)), mapped()
+    for _ in range(3):
+        with pytest.raises(NoKernelError, match="it does not export absent"):
+            lib.open_kernel(image, "absent", "it")
+    assert mapped() == before
+    assert lib.open_kernel(image, "__tvm_ffi_gemm", "it")
+    assert mapped() > before
+
+
 def test_an_image_must_be_bytes(lib: native.Native) -> None:
     with pytest.raises(TypeError, match="image must be bytes"):
         lib.open_kernel("text", "__tvm_ffi_gemm", "it")  # type: ignore[arg-type]

@@ -56,7 +56,7 @@ class Cache:
         return self.directory / "locks" / name
 
     def get(self, key: str) -> bytes | None:
-        """Payload of an entry, or None where it is absent, damaged, or others could have written it.
+        """Payload of an entry; None where it is absent or damaged, or others could have written it.
 
         Raises:
             StorageError: If the entry exists and cannot be read.

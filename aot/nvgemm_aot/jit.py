@@ -19,7 +19,6 @@ from nvgemm_runtime.problem import Problem
 
 from . import cache_limit
 from .cache import Cache, cache_key
-from .compiler import PROCESS_DIED
 from .contents import GENERATOR, PlannedTarget, make_contents, toolchain
 from .driver_profile import Device, targets_for
 from .jit_workers import SharedWorkers
@@ -42,12 +41,14 @@ class Compiled:
         compiled: Kernels compiled now, and not by another process meanwhile or before.
         reason: Why there is no kernel, or None.
         failures: Why candidates did not compile, each with its operator.
+        temporary: Whether there may be a kernel the next time: a compiler was killed.
     """
 
     bundle: Path | None
     compiled: int = 0
     reason: str | None = None
     failures: tuple[str, ...] = ()
+    temporary: bool = False
 
 
 class JitCompiler:
@@ -102,7 +103,7 @@ class JitCompiler:
             if known is not None:
                 return Compiled(bundle=None, reason=known.decode())
             made = self._compile(problem, candidates, places)
-            if made.reason is not None and PROCESS_DIED not in made.reason:
+            if made.reason is not None and not made.temporary:
                 self._cache.put_if_possible(failure, made.reason.encode())
             return made
 
@@ -111,7 +112,7 @@ class JitCompiler:
         self._workers.close()
 
     def _require_private(self) -> None:
-        """Refuse a directory whose bundles the runtime would refuse, or whose kernels others wrote."""
+        """Refuse a directory in which others could change bundles or kernels."""
         directory = jit_directory(self._cache.directory)
         try:
             make_directories(directory)
@@ -130,6 +131,7 @@ class JitCompiler:
         self, problem: Problem, candidates: int, places: list[tuple[BuildTarget, UserBundle]]
     ) -> Compiled:
         reasons: list[str] = []
+        temporary = False
         for target, bundle in places:
             planned = self._plan(problem, candidates, target)
             unserved = without_operator(planned)
@@ -143,6 +145,7 @@ class JitCompiler:
                 )
                 [one] = made.contents
                 unserved = one.uncompiled
+                temporary |= any(failure.temporary for failure in one.failures)
             if unserved:
                 reasons += (f"{one.arch}: {one.reason}" for one in unserved)
                 continue
@@ -155,7 +158,7 @@ class JitCompiler:
                 compiled=made.compiled,
                 failures=tuple(f"{f.task.candidate.operator}: {f.reason}" for f in one.failures),
             )
-        return Compiled(bundle=None, reason="\n".join(reasons))
+        return Compiled(bundle=None, reason="\n".join(reasons), temporary=temporary)
 
     def _plan(
         self, problem: Problem, candidates: int, target: BuildTarget
