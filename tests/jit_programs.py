@@ -121,7 +121,9 @@ class JitMachine:
 
     def compilers_of(self, server: int) -> list[int]:
         """Compiler processes of a server."""
-        return [pid for pid in _processes() if _parent(pid) == server and _is(pid, b"worker_process")]
+        return [
+            pid for pid in _processes() if _parent(pid) == server and _is(pid, b"worker_process")
+        ]
 
     @contextlib.contextmanager
     def ending_quietly(self) -> Iterator[None]:

@@ -353,16 +353,19 @@ def test_a_runtime_library_of_unknown_version_is_used_with_one_warning(
     assert f"pip install 'nvidia-cutlass-dsl-libs-cu13>={built_with}'" in record.getMessage()
 
 
+@pytest.mark.parametrize("damage", ["broken", "cut off"])
 def test_a_runtime_library_that_does_not_load_is_named(
-    real_bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real_bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
+    installed = find_runtime_library("cu13")
+    assert installed is not None
     broken = tmp_path / "libcute_dsl_runtime.so"
-    broken.write_bytes(b"broken")
+    broken.write_bytes(b"broken" if damage == "broken" else installed.path.read_bytes()[: 1 << 20])
     with Bundle(real_bundles["sm_90a"]) as bundle:
         built_with = bundle.header.toolchain["nvidia-cutlass-dsl-libs-cu13"]
         found = RuntimeLibrary(path=broken, cuda="cu13", version=built_with)
         monkeypatch.setattr(library_module, "find_runtime_library", lambda cuda: found)
-        with pytest.raises(DriverError, match=rf"{broken} cannot be loaded"):
+        with pytest.raises(DriverError, match=rf"{broken} cannot be loaded: .*{damage}"):
             Library().load(bundle, bundle.header.kernels[0])
 
 

@@ -254,7 +254,10 @@ def _outcomes(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[T
         for task, outcome in workers.run(tasks):
             if isinstance(outcome, TimeLimitExceeded):
                 hint = f"set {LIMIT_VARIABLE} to allow more"
-                yield task, Outcome(failure=f"its compiler was killed: {outcome}; {hint}", temporary=True)
+                yield (
+                    task,
+                    Outcome(failure=f"its compiler was killed: {outcome}; {hint}", temporary=True),
+                )
             elif isinstance(outcome, WorkerDied):
                 yield task, Outcome(failure=f"the compiler process died {outcome}", temporary=True)
             else:

@@ -254,7 +254,9 @@ class Workers(Generic[Item, Result]):
         self._failed_starts += 1
         if self._failed_starts >= self._count + MAX_RESTARTS:
             count, self._failed_starts = self._failed_starts, 0
-            raise WorkersCannotStart(f"{count} in a row ended before they were ready, the last {how}")
+            raise WorkersCannotStart(
+                f"{count} in a row ended before they were ready, the last {how}"
+            )
 
 
 def _duplicate_of_stderr() -> int:
