@@ -30,7 +30,7 @@ from synthetic_facts import H200
 pending = [request(Problem.parse(key), H200) for key in json.loads(sys.argv[2])]
 process = FALLBACK._process
 print(json.dumps(None if process is None else process.pid), flush=True)
-outcomes = [one.result(60) for one in pending]
+outcomes = [one.result(600) for one in pending]
 print(json.dumps({
     "bundles": [str(outcome.bundle) if outcome.bundle else None for outcome in outcomes],
     "compiled": [outcome.compiled for outcome in outcomes],
@@ -64,7 +64,7 @@ class Program:
 
     def answer(self) -> dict[str, Any]:
         """What came of it, with what it said on standard error."""
-        out, said = self.process.communicate(timeout=60)
+        out, said = self.process.communicate(timeout=600)
         assert self.process.returncode == 0, said
         return {**json.loads(out), "said": said}
 
@@ -139,7 +139,7 @@ class JitMachine:
         return self._mark.encode() in environment.split(b"\0")
 
 
-def wait_until(condition: Callable[[], object], otherwise: str, seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], object], otherwise: str, seconds: float = 300) -> None:
     """Wait for what must come."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -275,7 +275,7 @@ def test_where_nothing_can_be_written_kernels_are_for_this_process_alone(
 ) -> None:
     read_only(machine)
     with caplog.at_level(logging.DEBUG, "nvgemm_runtime"):
-        outcomes = [fallback.request(problem(m), H200).result(60) for m in (16, 64)]
+        outcomes = [fallback.request(problem(m), H200).result(600) for m in (16, 64)]
     assert [outcome.reason for outcome in outcomes] == [None, None]
     [warning] = warnings_of(caplog)
     assert "kept for this process alone" in warning

@@ -144,7 +144,7 @@ def test_a_file_that_gets_a_descriptor_of_loading_is_not_taken_for_a_kernel(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", OTHER_FILES, cpu_bundle.path],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
     assert done.stdout.startswith("kernel ")
@@ -415,4 +415,4 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 def test_a_forked_child_loads_though_a_thread_of_its_parent_held_the_locks(
     cpu_bundle: BuiltBundle,
 ) -> None:
-    subprocess.run([sys.executable, "-c", FORK, cpu_bundle.path], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", FORK, cpu_bundle.path], check=True, timeout=600)

@@ -51,9 +51,14 @@ class Cache:
         """Where the entry called ``key`` is or would be."""
         return self.directory / "entries" / key[:2] / key
 
+    @property
+    def lock_directory(self) -> Path:
+        """Where lock files are, and nothing else."""
+        return self.directory / "locks"
+
     def lock_path(self, name: str) -> Path:
         """The lock file of this name; see `locks`."""
-        return self.directory / "locks" / name
+        return self.lock_directory / name
 
     def get(self, key: str) -> bytes | None:
         """Payload of an entry; None where it is absent or damaged, or others could have written it.

@@ -1,7 +1,7 @@
 """Locks between processes: an exclusive flock, which the death of its holder frees.
 
 The file is removed when it is unlocked, so that none is left but those of killed processes; these
-are harmless.
+are harmless, and `remove_unused` removes them.
 """
 
 from __future__ import annotations
@@ -79,6 +79,21 @@ def locked(path: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def remove_unused(directory: Path) -> None:
+    """Remove the lock files that nobody holds: killed processes have left them.
+
+    Each is held while it is removed: whoever comes for it meanwhile waits, and makes a new one.
+
+    Args:
+        directory: Holds nothing but lock files; it need not exist.
+    """
+    for path in directory.glob("*"):
+        with contextlib.suppress(StorageError):
+            lock = acquire(path, wait=False)
+            if lock is not None:
+                lock.release()
 
 
 def _open(path: Path) -> int:
