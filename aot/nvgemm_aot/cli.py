@@ -119,6 +119,9 @@ def build(
     """Compile the kernels that MANIFEST declares, into one bundle a target.
 
     MANIFEST is a file, or the name of a manifest that comes with nvgemm-aot, such as llama-3.1-8b.
+
+    A kernel whose compiler takes longer than $NVGEMM_AOT_COMPILE_TIMEOUT seconds, by default 300,
+    counts as one that does not compile.
     """
     from . import pipeline
     from .cache import Cache, default_directory

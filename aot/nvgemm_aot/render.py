@@ -133,7 +133,11 @@ def build_document(result: BuildResult) -> Document:
                 "problems": len(bundle.header.rankings),
                 "up_to_date": bundle.up_to_date,
                 "failures": [
-                    {"operator": f.task.candidate.operator, "reason": f.reason}
+                    {
+                        "operator": f.task.candidate.operator,
+                        "reason": f.reason,
+                        "temporary": f.temporary,
+                    }
                     for f in bundle.failures
                 ],
             }
@@ -155,7 +159,11 @@ def build_text(document: Document) -> str:
             f"problems, {size_text(bundle['bytes'])} "
             f"({size_text(bundle['bytes'] // bundle['kernels'])} a kernel)"
         )
-        lines += [f"  left out {f['operator']}: {f['reason']}" for f in bundle["failures"]]
+        lines += [
+            f"  left out {f['operator']}: {f['reason']}"
+            + "; the next build tries it again" * f["temporary"]
+            for f in bundle["failures"]
+        ]
     lines += (
         f"{path}: removed; an earlier build made it, and its target has no kernel now"
         for path in document["removed"]
