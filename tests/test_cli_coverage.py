@@ -233,6 +233,7 @@ def test_what_a_recording_could_not_declare_is_said_or_missed(directory: Path) -
             "flops": 2 * 2 * 16 * 64 * 32,
             "ranked_as": None,
             "kernels": 0,
+            "split": False,
             "bundle": None,
             "reasons": ["no bundled kernel adds a bias: really"],
         }
