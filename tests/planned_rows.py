@@ -35,7 +35,9 @@ from nvgemm_runtime.recording import gemm_line
 from synthetic_content import synthetic_content
 
 TESTS = Path(__file__).parent
-ROWS = {name: TESTS / f"gpu/{name}.yaml" for name in ("every_kind", "every_row_sm100", "int8_sm100")}
+ROWS = {
+    name: TESTS / f"gpu/{name}.yaml" for name in ("every_kind", "every_row_sm100", "int8_sm100")
+}
 SHIPPED = {path.stem: path for path in sorted((TESTS.parent / "manifests").glob("*.yaml"))}
 MANIFESTS = {**ROWS, **SHIPPED}
 
@@ -197,9 +199,7 @@ class Planner:
 
 def manifest_text(problems: Iterable[Problem], arch: str, name: str = "written") -> str:
     lines = [gemm_line(problem) for problem in problems]
-    return "\n".join(
-        ["version: 1", f"name: {name}", f"targets: [{arch}]", "gemms:", *lines, ""]
-    )
+    return "\n".join(["version: 1", f"name: {name}", f"targets: [{arch}]", "gemms:", *lines, ""])
 
 
 def _right(case: Case, plan: Plan) -> BundleContent | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from dataclasses import replace
 from importlib.metadata import distributions
 from pathlib import Path
@@ -16,6 +17,7 @@ from zipfile import ZipFile
 import pytest
 from click.testing import CliRunner
 
+from explained_rows import is_called_by_aten
 from nvgemm_aot import bundle_arguments
 from nvgemm_aot.cli import main
 from nvgemm_aot.coverage import gpu_facts
@@ -28,7 +30,6 @@ from nvgemm_runtime.installation import Installation
 from nvgemm_runtime.match import Basis, BundleView, Index, Match
 from nvgemm_runtime.problem import DType, Layout, Problem
 from nvgemm_runtime.roles import contiguous_bytes
-from nvgemm_runtime.support import unsupported
 from planned_rows import (
     CASES,
     MANIFESTS,
@@ -258,3 +259,55 @@ def use(monkeypatch: pytest.MonkeyPatch, *sites: Path) -> None:
     monkeypatch.delenv("NVGEMM_AOT_BUNDLES", raising=False)
     monkeypatch.setattr("nvgemm_runtime.discover.distributions", lambda: found)
     monkeypatch.setattr(bundle_arguments, "INSTALLATION", Installation())
+
+
+PROGRAM = [sys.executable, str(Path(__file__).parent / "explained_rows.py")]
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "bundle"),
+    [
+        ("every_row_sm100", "sm_100f", "right"),
+        ("every_row_sm100", "sm_100f", "plain"),
+        ("every_row_sm100", "sm_90a", "plain"),
+        ("every_kind", "sm_90a", "right"),
+        ("int8_sm100", "sm_100a", "right"),
+    ],
+)
+def test_explain_says_of_tensors_what_coverage_says(
+    planner: Planner,
+    name: str,
+    arch: str,
+    bundle: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The plug-in reads tensors, and coverage a manifest: both come to the same."""
+    planned = planner.plan(Case(name=name, arch=arch))
+    keys, path = tmp_path / "keys", getattr(planned, bundle)
+    keys.write_text("\n".join(problem.key for problem in planned.case.problems))
+    monkeypatch.setenv("NVGEMM_AOT_BUNDLES", str(path))
+    result = run("explain", "--json", "--", *PROGRAM, arch, keys)
+    assert result.exit_code == 0, result.output
+    met = {one["gemm"]: one["basis"] for one in json.loads(result.stdout)["gemms"]}
+    names = {"declared": "declared", "signature": "signature", "missed": "miss"}
+    assert met == {key: names[status] for key, status in covered(planned, path).items()}
+
+
+def test_what_a_program_calls_is_recorded_and_covered(planner: Planner, tmp_path: Path) -> None:
+    """Every row that ATen has a call for."""
+    planned = planner.plan(Case(name="every_row_sm100", arch="sm_100f"))
+    called = [one for one in planned.case.problems if is_called_by_aten(one.signature)]
+    keys, recorded = tmp_path / "keys", tmp_path / "recorded.yaml"
+    keys.write_text("\n".join(problem.key for problem in called))
+    options = ("--fake", "-o", recorded, "--target", "sm_100f")
+    result = run("record", *options, "--", *PROGRAM, "calls", keys)
+    assert result.exit_code == 0, result.output
+    assert {one.problem for one in load_manifest(recorded).declared} == set(called)
+    result = run("coverage", recorded, planned.right, "--fail-under", "100", "--declared-only")
+    assert result.exit_code == 0, result.output
+    [target] = json.loads(run("coverage", recorded, planned.plain, "--json").stdout)["targets"]
+    index = index_of(planned.case, planned.plain)
+    assert {gemm["gemm"]: gemm["status"] for gemm in target["gemms"]} == {
+        one.key: found_as(index, one) for one in called
+    }
