@@ -18,6 +18,7 @@ from nvgemm_aot.manifest import load_manifest
 from nvgemm_aot.shipped import find_manifest
 from nvgemm_aot.wheel import write_wheel
 from nvgemm_runtime import errors
+from nvgemm_runtime.format import FORMAT_VERSION, MAGIC, MAX_HEADER_BYTES, PREFIX
 from nvgemm_runtime.installation import Installation
 from nvgemm_runtime.recording import Recording
 from recorded_gemms import OTHER_TYPE, RECORDING, RECORDING_TEXT, content, write
@@ -233,6 +234,7 @@ def test_what_a_recording_could_not_declare_is_said_or_missed(directory: Path) -
             "flops": 2 * 2 * 16 * 64 * 32,
             "ranked_as": None,
             "kernels": 0,
+            "split": False,
             "bundle": None,
             "reasons": ["no bundled kernel adds a bias: really"],
         }
@@ -258,3 +260,47 @@ def test_the_example_of_the_documentation_is_what_is_printed(directory: Path) ->
     result = run(*command.split()[1:])
     assert result.stdout == printed
     assert result.stderr == complaint
+
+
+def test_of_a_wheel_no_more_than_headers_is_unpacked(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is packed behind them, and however large it would be."""
+    unpacked = 0
+    read_really = zipfile.ZipExtFile.read
+
+    def read(self: zipfile.ZipExtFile, n: int | None = -1) -> bytes:
+        nonlocal unpacked
+        data = read_really(self, n)
+        unpacked += len(data)
+        return data
+
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", read)
+    zeros = bytes(1 << 20)
+    with (
+        zipfile.ZipFile("bomb.whl", "w", zipfile.ZIP_DEFLATED) as wheel,
+        wheel.open("package/zeros.nvgemm", "w") as member,
+    ):
+        for _ in range(64):
+            member.write(zeros)
+    result = run("bomb.whl")
+    assert result.exit_code == FORMAT.exit_code
+    assert "bomb.whl/package/zeros.nvgemm: [magic]" in result.stderr
+    assert unpacked <= PREFIX.size
+
+    whole = Path("dist/half.nvgemm").read_bytes()
+    _, _, header_bytes, _ = PREFIX.unpack(whole[: PREFIX.size])
+    with zipfile.ZipFile("whole.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
+        wheel.writestr("package/half.nvgemm", whole)
+    unpacked = 0
+    assert covered("whole.whl") == {"sm_100f": 50.0}
+    assert unpacked == PREFIX.size + header_bytes < len(whole)
+
+
+def test_a_header_that_claims_too_much_is_not_unpacked(directory: Path) -> None:
+    claims = PREFIX.pack(MAGIC, FORMAT_VERSION, MAX_HEADER_BYTES + 1, bytes(32))
+    with zipfile.ZipFile("claims.whl", "w") as wheel:
+        wheel.writestr("package/claims.nvgemm", claims + bytes(100))
+    result = run("claims.whl")
+    assert result.exit_code == FORMAT.exit_code
+    assert "claims.whl/package/claims.nvgemm: [header-size]" in result.stderr

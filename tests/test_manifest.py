@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -857,7 +858,7 @@ def test_allows_the_results_that_operators_have_for_the_input(
 
 
 def test_long_lists_of_wrong_results_are_a_line_each(tmp_path: Path) -> None:
-    text = gemm(f"dtype: [{'bf16, ' * 3000}], out: [{'int32, ' * 3000}], m: 1, n: 1, k: 1")
+    text = gemm(f"dtype: [{'bf16, ' * 30}], out: [{'int32, ' * 3000}], m: 1, n: 1, k: 1")
     wrong = [line for line in mistakes(tmp_path, text) if "found 'int32'" in line]
     assert len(wrong) == 3000
 
@@ -939,7 +940,7 @@ def test_reports_an_operating_system_error(tmp_path: Path, monkeypatch: pytest.M
     def refuse(*args: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(yaml_nodes, "read_start", refuse)
     with pytest.raises(ManifestError, match=r"x\.yaml: cannot read it: Permission denied"):
         load_manifest(tmp_path / "x.yaml")
 
@@ -1044,6 +1045,40 @@ def test_allows_as_many_problems_as_the_limit(
     assert len(load(tmp_path, gemm("dtype: bf16, m: [1, 2, 3], n: [1, 2], k: 1")).declared) == 6
     with pytest.raises(ManifestError, match="found 8 problems"):
         load(tmp_path, gemm("dtype: bf16, m: [1, 2, 3, 4], n: [1, 2], k: 1"))
+
+
+def test_counts_problems_before_it_looks_at_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither checked nor expanded, nor parsed once more to word a mistake."""
+    monkeypatch.setattr(manifest_rules, "MAX_PROBLEMS", 100)
+    looked: list[str] = []
+
+    def noting(name: str) -> Callable[..., None]:
+        return lambda *_, **__: looked.append(name)
+
+    for name in ("make_source", "expand_signatures", *(("compose",) * yaml.__with_libyaml__)):
+        monkeypatch.setattr(manifest_module, name, noting(name))
+    entries = "\n".join(f"- {{m: {m}, n: 16, k: 16, bad: 1}}" for m in range(1, 112))
+    assert mistakes(tmp_path, f"{HEAD}defaults: {{dtype: bf16}}\ngemms:\n{entries}\n") == [
+        "x.yaml:106:3: gemms[100]: found 101 problems up to here, 1 of them in this entry; "
+        "allowed: at most 100 in a manifest; shorten its lists or split the manifest"
+    ]
+    assert not looked
+
+
+def test_counts_what_entries_take_from_the_defaults_and_by_alias(tmp_path: Path) -> None:
+    numbers = list(range(1, 401))
+    text = f"""{HEAD}defaults: {{dtype: [bf16, fp16]}}
+gemms:
+- {{m: &many {numbers}, n: *many, k: 3, dtype: bf16}}
+- {{m: *many, n: *many, k: 3, out: [bf16]}}
+"""
+    (line,) = mistakes(tmp_path, text)
+    assert "gemms[0]: found 160000 problems up to here, 160000 of them in this entry" in line
+    fewer = text.replace(str(numbers), str(numbers[:250]))
+    (line,) = mistakes(tmp_path, fewer)
+    assert "gemms[1]: found 187500 problems up to here, 125000 of them in this entry" in line
 
 
 # libyaml and PyYAML's own parser.

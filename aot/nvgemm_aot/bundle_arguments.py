@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import zipfile
 import zlib
@@ -13,12 +12,15 @@ from pathlib import Path
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.discover import BUNDLE_SUFFIX
 from nvgemm_runtime.errors import BundleFormatError, StorageError
+from nvgemm_runtime.format import MAGIC, MAX_HEADER_BYTES, PREFIX
 from nvgemm_runtime.installation import INSTALLATION
 from nvgemm_runtime.match import BundleView
 
+from .regular_file import open_regular
+
 _WHEEL_SUFFIX = ".whl"
 
-_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OverflowError)
 """What `zipfile` raises of a file that is no archive, or one that it cannot unpack."""
 
 
@@ -88,19 +90,34 @@ def _read_directory(path: Path) -> Iterator[BundleView]:
 
 def _read_wheel(path: Path) -> Iterator[BundleView]:
     try:
-        with zipfile.ZipFile(path) as wheel, tempfile.TemporaryDirectory() as directory:
+        with (
+            open_regular(path) as archive,
+            zipfile.ZipFile(archive) as wheel,
+            tempfile.TemporaryDirectory() as directory,
+        ):
             members = sorted(name for name in wheel.namelist() if name.endswith(BUNDLE_SUFFIX))
             if not members:
                 raise _no_bundle(path)
             file = Path(directory) / "bundle"
             for member in members:
-                with wheel.open(member) as packed, file.open("wb") as unpacked:
-                    shutil.copyfileobj(packed, unpacked)
+                _unpack_header(wheel, member, file)
                 yield _open_member(file, f"{path}/{member}")
     except _DAMAGED as error:
         raise StorageError(f"{path}: not a whole wheel: {error}; build it again") from error
     except OSError as error:
         raise StorageError(f"{path}: cannot unpack it: {error.strerror or error}") from error
+
+
+def _unpack_header(wheel: zipfile.ZipFile, member: str, file: Path) -> None:
+    """Unpack the header of a bundle, at most; what is behind it becomes a hole of the same size."""
+    with wheel.open(member) as packed, file.open("wb") as unpacked:
+        start = packed.read(PREFIX.size)
+        unpacked.write(start)
+        if len(start) == PREFIX.size and start.startswith(MAGIC):
+            _, _, header_bytes, _ = PREFIX.unpack(start)
+            if header_bytes <= MAX_HEADER_BYTES:
+                unpacked.write(packed.read(header_bytes))
+        unpacked.truncate(wheel.getinfo(member).file_size)
 
 
 def _open_member(file: Path, name: str) -> BundleView:

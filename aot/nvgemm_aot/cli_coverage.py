@@ -118,14 +118,15 @@ def coverage(
 
 def _load(manifest: Path, archs: tuple[str, ...]) -> tuple[Manifest, tuple[Undeclarable, ...]]:
     """Read a manifest, and what a recording met beside it."""
-    from .manifest import load_manifest
+    from .manifest import parse_manifest
     from .shipped import find_manifest
     from .targets import build_target
     from .undeclarable import read_undeclarable
     from .yaml_nodes import read_text
 
     path = find_manifest(manifest)
-    recorded = load_manifest(path)
+    text = read_text(path)  # once, for a pipe can be read once only
+    recorded = parse_manifest(path, text)
     if archs:
         recorded = replace(recorded, targets=tuple(map(build_target, sorted(set(archs)))))
-    return recorded, read_undeclarable(read_text(path))
+    return recorded, read_undeclarable(text)

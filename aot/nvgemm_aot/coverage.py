@@ -1,7 +1,7 @@
 """Coverage: which recorded problems bundles serve, on the GPU of each target, and why not others.
 
-A pure function of a manifest and of bundles. Matching is the runtime's own, asked as a process on
-that GPU would ask it; nothing depends on the machine that this runs on.
+A pure function of a manifest and of bundles. Matching is the runtime's own, asked as torch.compile
+in a process on that GPU would ask it; nothing depends on the machine that this runs on.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from nvgemm_runtime.declarable import ALIGNMENT_BYTES
+from nvgemm_runtime.aten import product_of_sum
 from nvgemm_runtime.facts import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
-from nvgemm_runtime.inductor.operand import Operand
 from nvgemm_runtime.match import Basis, BundleView, Index, Match, first_served, preferred
-from nvgemm_runtime.operands import Request, requests, torch_dtype
-from nvgemm_runtime.problem import DType, Op, Problem
+from nvgemm_runtime.operands import Request
+from nvgemm_runtime.problem import Problem
 from nvgemm_runtime.refusals import library_distribution, refusal, unlaunchable, version_numbers
 
 from .manifest import Declared, Manifest
+from .posed import posed, readings
 from .targets import BuildTarget
 from .undeclarable import Sizes, Undeclarable
 
@@ -59,6 +59,7 @@ class GemmCoverage:
         kernels: How many kernels serve it.
         bundle: Name of the bundle that its best kernel is in; None for a miss.
         reasons: Why it is a miss, beside what `TargetCoverage.refusals` says of all.
+        is_split: Whether kernels compute the product alone, into fp32, and torch.compile adds.
     """
 
     gemm: str
@@ -70,6 +71,7 @@ class GemmCoverage:
     kernels: int = 0
     bundle: str | None = None
     reasons: tuple[str, ...] = ()
+    is_split: bool = False
 
     def weight(self, by: Weight) -> int:
         """Its part of a total, in the unit that ``by`` names; without sizes it has 0 FLOPs."""
@@ -129,7 +131,7 @@ def cover(
         undeclarable: What was recorded beside the manifest.
     """
     views = preferred(bundles)
-    asked = [(declared, readings(declared.problem)) for declared in manifest.declared]
+    asked = [_ask(declared) for declared in manifest.declared]
     missed = tuple(
         GemmCoverage(
             gemm=gemm.gemm,
@@ -146,12 +148,12 @@ def cover(
         facts = gpu_facts(target, views)
         assert facts.runtime_library is not None
         index = Index(views, facts, unusable)
-        matched = (_match(index, declared, posed) for declared, posed in asked)
+        matched = (_match(index, one) for one in asked)
         covered.append(
             TargetCoverage(
                 target=target,
                 runtime_library=facts.runtime_library.version,
-                bundles=tuple(view.name for view in views if _serves(view, facts)),
+                bundles=tuple(view.name for view in views if _is_usable(view, facts)),
                 refusals=index.refusals,
                 gemms=(*matched, *missed),
             )
@@ -185,58 +187,68 @@ def gpu_facts(target: BuildTarget, bundles: Iterable[BundleView]) -> DeviceFacts
     return replace(facts, runtime_library=library)
 
 
-def _serves(bundle: BundleView, facts: DeviceFacts) -> bool:
+def _is_usable(bundle: BundleView, facts: DeviceFacts) -> bool:
     usable = any(unlaunchable(kernel) is None for kernel in bundle.header.kernels)
     return usable and refusal(bundle.header, facts) is None
 
 
-def _match(index: Index, declared: Declared, asked: tuple[Request, ...]) -> GemmCoverage:
-    problem = declared.problem
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What torch.compile asks of matching for a declared problem.
+
+    Attributes:
+        readings: Every way to read the call that poses it.
+        product: Where that is a plain sum, every way to read its product by itself; else empty.
+    """
+
+    declared: Declared
+    readings: tuple[Request, ...]
+    product: tuple[Request, ...]
+
+
+def _ask(declared: Declared) -> _Asked:
+    call = posed(declared.problem)
+    product = product_of_sum(call)
+    return _Asked(
+        declared=declared,
+        readings=readings(call),
+        product=() if product is None else readings(product),
+    )
+
+
+def _match(index: Index, asked: _Asked) -> GemmCoverage:
+    problem = asked.declared.problem
     missed = GemmCoverage(
         gemm=problem.key,
         problem=problem,
         sizes=Sizes(problem.m, problem.n, problem.k, problem.batch),
-        count=declared.count,
+        count=asked.declared.count,
         status=Status.MISSED,
     )
-    _, found = first_served(index.match, asked)
-    if not isinstance(found, Match):
-        reasons = tuple(reason for reason in found.reasons if reason not in index.refusals)
-        return replace(missed, reasons=reasons)
+    _, found = first_served(index.match, asked.readings)
+    if isinstance(found, Match):
+        return _served(index, missed, found)
+    reasons = [reason for reason in found.reasons if reason not in index.refusals]
+    if asked.product:
+        # As in the runtime's `inductor.hook`.
+        request, split = first_served(index.match, asked.product)
+        if isinstance(split, Match):
+            served = _served(index, missed, split)
+            # The sum itself is declared nowhere, whether its product is or not.
+            return replace(served, status=Status.SIGNATURE, is_split=True)
+        reasons += [
+            f"for the product alone, {request.problem.key}: {reason}"
+            for reason in split.reasons
+            if reason not in found.reasons
+        ]
+    return replace(missed, reasons=tuple(reasons))
+
+
+def _served(index: Index, missed: GemmCoverage, found: Match) -> GemmCoverage:
     return replace(
         missed,
         status=Status.DECLARED if found.basis is Basis.DECLARED else Status.SIGNATURE,
         ranked_as=found.ranked_as,
         kernels=len(found.kernels),
         bundle=index.bundles[found.kernels[0].bundle].name,
-    )
-
-
-def readings(problem: Problem) -> tuple[Request, ...]:
-    """What contiguous tensors of a problem's sizes pose, best aligned first.
-
-    They start at addresses that are multiples of `ALIGNMENT_BYTES`. One row or column can be read
-    in both layouts.
-    """
-    served, (m, n, k) = problem.signature, (problem.m, problem.n, problem.k)
-    a = _operand(problem, served.a, m, k, row_major=served.layout.a_row_major)
-    b = _operand(problem, served.b, k, n, row_major=served.layout.b_row_major)
-    return requests(served.op, a, b, out=_operand(problem, served.out, m, n, row_major=True))
-
-
-def _operand(
-    problem: Problem, dtype: DType, rows: int, columns: int, *, row_major: bool
-) -> Operand:
-    import torch
-
-    shape: tuple[int, ...] = (rows, columns)
-    strides: tuple[int, ...] = (columns, 1) if row_major else (1, rows)
-    if problem.signature.op is Op.BMM:
-        shape, strides = (problem.batch, *shape), (rows * columns, *strides)
-    return Operand(
-        dtype=torch_dtype(dtype),
-        device=torch.device("cuda"),
-        shape=shape,
-        strides=strides,
-        address=ALIGNMENT_BYTES,
     )

@@ -104,6 +104,8 @@ def describe(gemm: GemmCoverage) -> str:
     served = f"{gemm.status.value}, {gemm.kernels} kernel{'s' * (gemm.kernels > 1)}"
     if gemm.ranked_as != gemm.problem:
         served += f" ranked as for {gemm.ranked_as.key}"
+    if gemm.is_split:
+        served += ", and torch adds"
     return "\n".join([*lines, served])
 
 

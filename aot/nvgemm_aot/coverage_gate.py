@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
 
+from nvgemm_runtime.aten import product_of_sum
 from nvgemm_runtime.declarable import ALIGNMENT_BYTES
 from nvgemm_runtime.errors import CoverageError
-from nvgemm_runtime.problem import Problem
+from nvgemm_runtime.problem import Op, Problem
 from nvgemm_runtime.recording import gemm_line
 
-from .coverage import SERVED, GemmCoverage, Status, TargetCoverage, Weight, readings
+from .coverage import SERVED, GemmCoverage, Status, TargetCoverage, Weight
+from .posed import posed, readings
 from .tables import percent_text
-from .targets import DEFAULT_DEVICE, BuildTarget
+from .targets import DEFAULT_DEVICE, PRODUCTS_ALONE, BuildTarget
 
 _MOST_SHOWN = 5
 """Missed GEMMs that a message names, for each target."""
@@ -60,9 +62,8 @@ def _say_short(
         f"{by.value}, must be at least {least_percent} %; the heaviest of {len(missing)} missing:",
         *(f"  {_say_why(gemm)}" for gemm in shown),
     ]
-    problems = [
-        gemm.problem for gemm in shown if gemm.problem is not None and _can_be_built(gemm.problem)
-    ]
+    wanted = (_to_declare(gemm, target.target.target.arch) for gemm in shown)
+    problems = list(dict.fromkeys(problem for problem in wanted if problem is not None))
     if problems:
         lines += [
             "a bundle built from these lines covers those that a manifest can declare:",
@@ -73,13 +74,29 @@ def _say_short(
     return "\n".join(lines)
 
 
-def _can_be_built(problem: Problem) -> bool:
-    return readings(problem)[0].alignment_bytes >= ALIGNMENT_BYTES
+def _to_declare(gemm: GemmCoverage, arch: str) -> Problem | None:
+    """What to declare so that a bundle serves a GEMM; None where a target builds nothing for it."""
+    if gemm.problem is None:
+        return None
+    call = posed(gemm.problem)
+    wanted = readings(call)[0]
+    if wanted.alignment_bytes < ALIGNMENT_BYTES:
+        return None
+    served = gemm.problem.signature
+    is_plain = (served.scales, served.epilogue) == (None, None) and served.op is not Op.GROUPED_MM
+    if is_plain or arch not in PRODUCTS_ALONE:
+        return gemm.problem
+    product = product_of_sum(call)
+    if product is None:
+        return None
+    problem = readings(product)[0].problem
+    return None if problem == gemm.ranked_as else problem
 
 
 def _say_why(gemm: GemmCoverage) -> str:
     if gemm.status is Status.SIGNATURE:
-        return f"{gemm.gemm}: served by signature only"
+        how = "; a bundled kernel computes its product, and torch adds" if gemm.is_split else ""
+        return f"{gemm.gemm}: served by signature only{how}"
     return f"{gemm.gemm}: {gemm.reasons[0]}"
 
 

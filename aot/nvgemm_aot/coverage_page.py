@@ -132,6 +132,8 @@ def _explanation(gemm: GemmCoverage) -> str:
         return gemm.reasons[0]
     if gemm.problem is None or gemm.ranked_as == gemm.problem:
         return ""
+    if gemm.is_split:
+        return f"{gemm.ranked_as.key}, and torch adds"
     signature, _, sizes = gemm.ranked_as.key.rpartition("/")
     return sizes if signature == gemm.problem.signature.key else gemm.ranked_as.key
 

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
 from pydantic import ValidationError
 
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.problem import Layout, Op, Problem
 
-from .manifest_rules import MAX_PROBLEMS, find_gemm_mistakes, find_target_mistakes
+from .manifest_rules import MAX_PROBLEMS, find_excess, find_gemm_mistakes, find_target_mistakes
 from .manifest_schema import NONE, VERSION, GemmEntry, ManifestEntry, SharedEntry, json_schema
 from .manifest_signatures import expand_signatures
 from .manifest_wording import clear_meaning, explain_error, explain_key, meant_keys
@@ -32,6 +33,7 @@ __all__ = [
     "Manifest",
     "json_schema",
     "load_manifest",
+    "parse_manifest",
 ]
 
 DEFAULT_CANDIDATES = 8
@@ -82,7 +84,12 @@ def load_manifest(path: Path) -> Manifest:
             position, and ends in their count.
 
     """
-    entry = _read_entry(path)
+    return parse_manifest(path, read_text(path))
+
+
+def parse_manifest(path: Path, text: str) -> Manifest:
+    """As `load_manifest`, of a text that was read already; ``path`` is for messages."""
+    entry = _read_entry(path, text)
     # One entry an architecture: entries that agree merge, and others were refused.
     devices = {target.arch: target.device or None for target in entry.targets}
     return Manifest(
@@ -93,14 +100,23 @@ def load_manifest(path: Path) -> Manifest:
     )
 
 
-def _read_entry(path: Path) -> ManifestEntry:
-    text = read_text(path)
+def _read_entry(path: Path, text: str) -> ManifestEntry:
     root = compose_fast(text)
     if root is not None:
+        _check_number(path, root)
         # Only PyYAML's own parser places and words mistakes: they are looked for again.
         with contextlib.suppress(ManifestError):
             return _check_source(make_source(path, root))
-    return _check_source(make_source(path, compose(path, text)))
+    root = compose(path, text)
+    _check_number(path, root)
+    return _check_source(make_source(path, root))
+
+
+def _check_number(path: Path, root: yaml.Node | None) -> None:
+    """Refuse too many problems, before any of them is looked at."""
+    mistake = find_excess(root)
+    if mistake is not None:
+        report_mistakes(path, [mistake])
 
 
 def _check_source(source: Source) -> ManifestEntry:

@@ -21,9 +21,7 @@ from .model_gemms.gemm import Gemm, Projection, Routing
 from .model_gemms.layers import DecoderConfig
 from .model_gemms.quantization import Recipe
 from .model_gemms.ranks import share, undivided_heads
-
-PRODUCTS_ALONE = frozenset({"sm_90a"})
-"""Targets for which cutlass.operators 0.3.0 has nothing that is grouped or adds a bias."""
+from .targets import PRODUCTS_ALONE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+import yaml
+
 from nvgemm_runtime.errors import TargetError
 from nvgemm_runtime.problem import Op
 
@@ -20,7 +22,7 @@ from .manifest_schema import (
 )
 from .manifest_wording import meant_keys
 from .targets import build_target
-from .yaml_nodes import Mistake
+from .yaml_nodes import Mistake, place
 from .yaml_source import Location, Source
 
 MAX_PROBLEMS = 100_000
@@ -52,12 +54,11 @@ def find_target_mistakes(source: Source) -> Iterator[Mistake]:
 
 
 def find_gemm_mistakes(source: Source) -> Iterator[Mistake]:
-    """Find what single values do not show: what must come together, and how much it makes."""
+    """Find what single values do not show: what must come together."""
     gemms = source.data.get("gemms")
     defaults = source.data.get("defaults")
     defaults = defaults if isinstance(defaults, dict) else {}
     misspelt_defaults = _misspelt(defaults, ("defaults",))
-    total = 0
     for index, gemm in enumerate(gemms if isinstance(gemms, list) else []):
         if not isinstance(gemm, dict):
             continue
@@ -72,14 +73,6 @@ def find_gemm_mistakes(source: Source) -> Iterator[Mistake]:
         op = gemm.get("op", defaults.get("op", Op.MM.value))
         yield from _count_mistakes(source, location, op, set(gemm), misspelt)
         yield from find_combination_mistakes(source, location, gemm, defaults)
-        here = _count_problems({**defaults, **gemm})
-        if total <= MAX_PROBLEMS < total + here:
-            yield source.mistake(
-                location,
-                f"found {total + here} problems up to here, {here} of them in this entry; allowed: "
-                f"at most {MAX_PROBLEMS} in a manifest; shorten its lists or split the manifest",
-            )
-        total += here
 
 
 _COUNTS = {Op.BMM: ("batch", "matrices"), Op.GROUPED_MM: ("groups", "groups")}
@@ -123,7 +116,38 @@ def _size_problem(gemm: dict[str, Any]) -> str | None:
     return f"{found}; allowed: {allowed}" + (f"; {verb} {advice}" if advice else "")
 
 
-def _count_problems(fields: dict[str, Any]) -> int:
+def find_excess(root: yaml.Node | None) -> Mistake | None:
+    """Find the entry with which a manifest declares more than `MAX_PROBLEMS`.
+
+    The lengths of lists tell, before anything of them is looked at: a file of a hundred thousand
+    entries takes a minute to check, and as long again to say what is wrong with each.
+    """
+    gemms = _nodes(root).get("gemms")
+    if not isinstance(gemms, yaml.SequenceNode):
+        return None
+    defaults = _nodes(_nodes(root).get("defaults"))
+    total = 0
+    for index, entry in enumerate(gemms.value):
+        here = _count_problems({**defaults, **_nodes(entry)})
+        total += here
+        if total > MAX_PROBLEMS:
+            return place(
+                entry.start_mark,
+                f"gemms[{index}]: found {total} problems up to here, {here} of them in this entry; "
+                f"allowed: at most {MAX_PROBLEMS} in a manifest; shorten its lists or split the "
+                "manifest",
+            )
+    return None
+
+
+def _nodes(node: yaml.Node | None) -> dict[str, yaml.Node]:
+    """The values of a mapping, by those of its keys that are text; none of anything else."""
+    if not isinstance(node, yaml.MappingNode):
+        return {}
+    return {key.value: value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
+
+
+def _count_problems(fields: dict[str, yaml.Node]) -> int:
     factors = ("dtype", "out", "layout", "scales", "epilogue", "batch", "groups", *SIZE_KEYS)
-    given = [fields[key] for key in factors if key in fields]
-    return math.prod(len(value) for value in given if isinstance(value, list))
+    given = (fields[key] for key in factors if key in fields)
+    return math.prod(len(node.value) for node in given if isinstance(node, yaml.SequenceNode))

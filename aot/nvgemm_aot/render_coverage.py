@@ -60,6 +60,7 @@ def _gemm_document(gemm: GemmCoverage) -> Document:
         "count": gemm.count,
         "flops": gemm.weight(Weight.FLOPS),
         "ranked_as": gemm.ranked_as and gemm.ranked_as.key,
+        "split": gemm.is_split,
         "kernels": gemm.kernels,
         "bundle": gemm.bundle,
         "reasons": list(gemm.reasons),
@@ -123,6 +124,8 @@ def _ranked_as(gemm: Document, reasons: dict[str, int]) -> str:
     if gemm["ranked_as"] == gemm["gemm"]:
         return ""
     ranked_as: str = gemm["ranked_as"]
+    if gemm["split"]:
+        return f"{ranked_as}, and torch adds"
     signature, _, sizes = ranked_as.rpartition("/")
     return sizes if gemm["gemm"].startswith(f"{signature}/") else ranked_as
 

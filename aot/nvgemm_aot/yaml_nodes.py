@@ -13,6 +13,8 @@ from yaml.composer import Composer
 
 from nvgemm_runtime.errors import ManifestError
 
+from .regular_file import IrregularFileError, read_start
+
 MAX_FILE_BYTES = 4 << 20
 """Longest file that is read."""
 
@@ -70,8 +72,9 @@ def read_bytes(path: Path, *, if_absent: str, if_too_long: str) -> bytes:
 
     """
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
+        data = read_start(path, MAX_FILE_BYTES + 1)
+    except IrregularFileError as error:
+        raise ManifestError(str(error)) from None
     except FileNotFoundError:
         raise ManifestError(f"{path}: there is no such file; {if_absent}") from None
     except IsADirectoryError:

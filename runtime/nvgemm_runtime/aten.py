@@ -7,11 +7,12 @@ torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .extras import NOTHING, Extras
-from .problem import Op
+from .operands import torch_dtype
+from .problem import DType, Op
 from .roles import Role
 from .scales import ScaleRecipe
 
@@ -89,6 +90,29 @@ GEMMS = frozenset({*OPERATORS, *UNSERVED})
 
 UNREAD_ADDENDS = ("addbmm", "_addmm_activation")
 """Unserved operators whose first tensor is not multiplied."""
+
+
+_PRODUCT_OF = {"addmm": "mm", "baddbmm": "bmm"}
+
+
+def product_of_sum(gemm: AtenGemm) -> AtenGemm | None:
+    """The product of a sum by itself, into fp32; None where a GEMM is no plain sum.
+
+    Where no kernel adds, torch.compile may have a kernel compute that, and add to it.
+    """
+    op = _PRODUCT_OF.get(gemm.op)
+    if op is None or gemm.obstacle is not None or gemm.extras.activation is not None:
+        return None
+    if gemm.a.dtype.itemsize == 1:
+        return None  # torch's sums take nothing of 8 bits, so none of them is met
+    strides, step = [], 1
+    for extent in reversed(gemm.out.shape):
+        strides.append(step)
+        step *= extent
+    out = replace(
+        gemm.out, dtype=torch_dtype(DType.FP32), strides=tuple(reversed(strides)), address=0
+    )
+    return AtenGemm(op=op, a=gemm.a, b=gemm.b, out=out)
 
 
 def read_call(
