@@ -5,9 +5,9 @@
 
 Every kernel of installed bundles that multiplies plain matrices takes its turn at random sizes: m
 and n up to 16384, k up to 65536, the largest of each among them. Its own results are checked as
-`tune` checks them (`nvgemm_aot.tuning.check_operands`), then results with a planted fault (`faults`).
-The table says, for each type of A and B, how many right results passed, and how many planted faults
-were noticed.
+`tune` checks them (`nvgemm_aot.tuning.check_operands`), then results with a planted fault
+(`faults`). The table says, for each type of A and B, how many right results passed, and how many
+planted faults were noticed.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from nvgemm_aot.cli import main
 from nvgemm_aot.tuning.state import state_path
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.format import Header
-from tuning_bench import DictatedTimer, Lazy, bench, build
+from tuning_bench import DictatedTimer, Lazy, MostlyLazy, bench, build
 
 PROBLEMS = tuple(cpu_provider.problem(sizes=(m, 32, 64)) for m in (8, 16))
 TIMES = {"": [5000.0], "Cpu_16x16": [3000.0], "Cpu_8x32": [2000.0], "aten": [2500.0]}
@@ -173,6 +173,22 @@ def test_a_budget_that_is_used_up_is_said(path: Path, output: Path, timer: Dicta
     assert "0 of 2 problems measured" in result.stdout
     assert "the same command goes on" in result.stdout
     assert str(state_path(output)) not in result.stdout, "there is none"
+
+
+def test_a_suspect_run_fails_first_and_is_written_when_told_to(
+    kernel_cache: Cache, tmp_path: Path, output: Path, timer: DictatedTimer
+) -> None:
+    wrong = build(PROBLEMS, tmp_path / "b", kernel_cache, MostlyLazy())
+    result = run(wrong, "-o", output)
+    assert result.exit_code == 25
+    assert f"error: suspect, so {output} is not written: 2 of 3 kernels" in result.stderr
+    assert not output.exists()
+    result = run(wrong, "-o", output, "--accept-suspect")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.startswith("SUSPECT: 2 of 3 kernels were thrown out, more than half")
+    assert output.exists()
+    document = json.loads(run(wrong, "-o", output, "--accept-suspect", "--json").stdout)
+    assert document["suspicion"].startswith("2 of 3 kernels")
 
 
 @pytest.mark.parametrize("budget", ["10", "m", "-1m", "1d", "1e3s"])

@@ -18,7 +18,13 @@ from nvgemm_aot.tuning.separation import LEAST_SAMPLES
 from nvgemm_aot.tuning.tuned_bundle import LEFT_UNDECIDED
 from nvgemm_runtime import library, native
 from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.errors import DriverError, StorageError, ToolchainError, TuningError
+from nvgemm_runtime.errors import (
+    DriverError,
+    StorageError,
+    SuspectError,
+    ToolchainError,
+    TuningError,
+)
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.library import Library
 from tuning_bench import (
@@ -30,6 +36,8 @@ from tuning_bench import (
     Failing,
     Lazy,
     LazyAtLargeSizes,
+    LazyWithTransposes,
+    MostlyLazy,
     bench,
     build,
     doubts,
@@ -76,9 +84,46 @@ def test_a_bundle_of_wrong_kernels_is_not_written(
     kernel_cache: Cache, tmp_path: Path, tuned_path: Path, dictated: DictatedTimer
 ) -> None:
     tunable = build(PROBLEMS[:1], tmp_path / "b", kernel_cache, AllLazy())
-    with pytest.raises(TuningError, match=r"3 of 3 kernels were thrown out.*elements are off"):
+    wanted = r"3 of 3 kernels were thrown out.*elements are wrong"
+    with pytest.raises(SuspectError, match=wanted):
+        run(tunable, tuned_path, bench(dictated))
+    with pytest.raises(TuningError, match=wanted):
+        run(tunable, tuned_path, bench(dictated), accepts_suspect=True)
+    assert not tuned_path.exists()
+
+
+def test_more_than_half_of_a_bundle_is_suspect_and_written_only_on_request(
+    kernel_cache: Cache,
+    tmp_path: Path,
+    tuned_path: Path,
+    dictated: DictatedTimer,
+) -> None:
+    tunable = build(PROBLEMS, tmp_path / "b", kernel_cache, MostlyLazy())
+    with pytest.raises(SuspectError, match=r"^suspect.* 2 of 3 kernels were thrown out, more than"):
         run(tunable, tuned_path, bench(dictated))
     assert not tuned_path.exists()
+    tuned = run(tunable, tuned_path, bench(dictated), accepts_suspect=True)
+    assert tuned.measured_now == 0, "what was measured was kept"
+    assert tuned.suspicion is not None
+    assert {kernel.operator for kernel in header_of(tuned_path).kernels} == {"Cpu_1x1"}
+
+
+def test_all_kernels_of_one_signature_are_suspect_however_few(
+    kernel_cache: Cache, tmp_path: Path, tuned_path: Path, dictated: DictatedTimer
+) -> None:
+    transposed = cpu_provider.problem("tn")
+    others = [cpu_provider.problem(layout) for layout in ("tt", "nt")]
+    tunable = build([transposed, *others], tmp_path / "b", kernel_cache, LazyWithTransposes())
+    with pytest.raises(SuspectError, match=f"all 3 of {transposed.signature.key}, kernel"):
+        run(tunable, tuned_path, bench(dictated))
+    assert not tuned_path.exists()
+
+
+def test_a_run_with_few_wrong_kernels_is_not_suspect(
+    kernel_cache: Cache, tmp_path: Path, tuned_path: Path, dictated: DictatedTimer
+) -> None:
+    tunable = build(PROBLEMS, tmp_path / "b", kernel_cache, Lazy())
+    assert run(tunable, tuned_path, bench(dictated)).suspicion is None
 
 
 def test_a_kernel_that_breaks_the_device_is_left_out_when_run_again(

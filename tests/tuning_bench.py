@@ -243,6 +243,13 @@ class AllLazy(Behaving):
     behaviours: ClassVar = dict.fromkeys(cpu_provider.TILES, cpu_kernels.NOTHING)
 
 
+class MostlyLazy(Behaving):
+    """All but one compute nothing."""
+
+    name = "tuning_bench:MostlyLazy"
+    behaviours: ClassVar = dict.fromkeys(("Cpu_8x32", "Cpu_16x16"), cpu_kernels.NOTHING)
+
+
 def build(
     problems: Iterable[Problem],
     directory: Path,

@@ -56,6 +56,11 @@ def _sigterm_interrupts() -> Iterator[None]:
 )
 @click.option("--triton", is_flag=True, help="Also ask Inductor for its best Triton kernel.")
 @click.option("--prune", is_flag=True, help="Drop kernels that are never among the first two.")
+@click.option(
+    "--accept-suspect",
+    is_flag=True,
+    help="Write the bundle even if all kernels of a signature, or most of all, came out wrong.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.pass_context
 def tune(
@@ -66,6 +71,7 @@ def tune(
     all_kernels: bool,
     triton: bool,
     prune: bool,
+    accept_suspect: bool,
     as_json: bool,
 ) -> None:
     """Measure the kernels of BUNDLES on this GPU, and write a bundle with what was measured.
@@ -83,7 +89,13 @@ def tune(
         raise click.UsageError(f"{out}: a bundle is named NAME{BUNDLE_SUFFIX}")
     if out.resolve() in [path.resolve() for path in bundles]:
         raise click.UsageError(f"{out} is among the bundles to tune; name another output")
-    options = Options(budget_s=budget, all_kernels=all_kernels, triton=triton, prunes=prune)
+    options = Options(
+        budget_s=budget,
+        all_kernels=all_kernels,
+        triton=triton,
+        prunes=prune,
+        accepts_suspect=accept_suspect,
+    )
     try:
         with _sigterm_interrupts(), report_progress("Measuring", "problems") as progress:
             tuned = measure_and_write(bundles, out, gpu_bench(), options, progress=progress)

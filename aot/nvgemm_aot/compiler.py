@@ -49,7 +49,8 @@ class Failure:
     """A kernel that could not be built, and why.
 
     Attributes:
-        is_transient: Whether it may succeed the next time: its compiler was killed, or took too long.
+        is_transient: Whether it may succeed the next time: its compiler was killed, or took too
+            long.
     """
 
     task: Task

@@ -20,6 +20,7 @@ def tuned_document(tuned: Tuned) -> Document:
     """Describe what was measured and written."""
     pruned = tuned.pruned
     return {
+        "suspicion": tuned.suspicion,
         "path": str(tuned.path),
         "bytes": tuned.file_bytes,
         "kernels": len(tuned.header.kernels),
@@ -50,7 +51,8 @@ def tuned_text(document: Document) -> str:
     """A table of the problems, and below it what needs to be known of the new bundle."""
     header = ("problem", "first", "ours, us", "ATen, us", "Triton, us", "ours / ATen", "kernel")
     rows = [_row(key, item) for key, item in document["problems"].items()]
-    parts = [table(rows, header)] if rows else []
+    parts = [] if document["suspicion"] is None else [f"SUSPECT: {document['suspicion']}"]
+    parts += [table(rows, header)] if rows else []
     return "\n".join([*parts, *_wrong(document), *_doubts(document), *_written(document)])
 
 

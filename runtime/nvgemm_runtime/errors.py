@@ -115,6 +115,12 @@ class TuningError(NvgemmError):
     exit_code = 24
 
 
+class SuspectError(NvgemmError):
+    """So many kernels came out wrong that the machine or the check may be at fault instead."""
+
+    exit_code = 25
+
+
 class NoKernelError(NvgemmError):
     """No installed kernel serves a problem.
 

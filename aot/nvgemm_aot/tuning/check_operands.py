@@ -157,7 +157,7 @@ def _largest_numbers(problem: Problem) -> tuple[int, int]:
     """The largest values of A and B with which partial sums keep to `PEAK`, as far as types go."""
     signature = problem.signature
     most_a = _LARGEST_OF_A.get(signature.a, 15)
-    most_b = min(most_a + 1, _LARGEST_OF_B.get(signature.out, 15))
+    most_b = min(_LARGEST_OF_A.get(signature.b, 14) + 1, _LARGEST_OF_B.get(signature.out, 15))
     a, b = 1, _LEAST_OF_B
 
     def keep_to_peak(a: int, b: int) -> bool:

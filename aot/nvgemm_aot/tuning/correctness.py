@@ -7,9 +7,9 @@ tolerance: nothing is added for the output's type.
 
 The error is the largest possible one of an element and no estimate of a likely one. So a right
 kernel is never called wrong, whatever the number of elements, while two statements hold: the
-accumulator keeps at least `FRACTION_BITS` (`FRACTION_BITS_OF_FEW` for 8 bits and less), and it drops
-what lies below them at most when a product is aligned to the sum, when the sum is aligned to a
-product, and when the new sum is normalised. That bound grows with the number of products, and says
+accumulator keeps at least `FRACTION_BITS` (`FRACTION_BITS_OF_FEW` for 8 bits and less), and it
+drops what lies below them at most when a product is aligned to the sum, when the sum is aligned to
+a product, and when the new sum is normalised. That bound grows with the number of products, and says
 little of long sums. So `check_operands` makes operands with few products an element, or with sums
 that need no more bits than there are, for which no error is allowed at all.
 """
@@ -36,7 +36,7 @@ FRACTION_BITS = 23
 those of fp32, the type that it is written into."""
 
 FRACTION_BITS_OF_FEW = 13
-"""Likewise of products of 8 bits and less: Hopper's tensor cores keep 14 bits in all for sums of fp8
+"""Likewise of values of 8 bits and less: Hopper's tensor cores keep 14 bits in all for sums of fp8
 (arXiv 2412.19437, section 3.3.2). Blackwell's were not seen; as many are assumed."""
 
 CUTS_PER_PRODUCT = 3
@@ -126,7 +126,7 @@ def reference(operands: Sequence[torch.Tensor], signature: Signature) -> torch.T
 def _before_activation(
     operands: Sequence[torch.Tensor], signature: Signature, *, of_magnitudes: bool = False
 ) -> torch.Tensor:
-    """``scale_a * scale_b * (a @ b) + addend``, perhaps of the magnitudes of A, B and the addend."""
+    """``scale_a * scale_b * (a @ b) + addend``, or the same of A, B and addend without signs."""
     a, b, _, *extras = operands
     if signature.scales is not None and signature.scales.block is not None:
         scale_a, scale_b = extras  # nothing is added behind them (`nvgemm_runtime.support`)
@@ -192,7 +192,7 @@ def find_fault(out: torch.Tensor, expected: Expected) -> str | None:
 
 
 def is_like(out: torch.Tensor, expected: Expected) -> bool:
-    """Whether a result of torch's own is the same computation; elements that must be NaN do not count."""
+    """Whether a result of torch's own is the same computation; what must be NaN does not count."""
     low, high = expected.low.double(), expected.high.double()
     wanted = (low + high) / 2
     difference = (out.double() - wanted)[~low.isnan()]

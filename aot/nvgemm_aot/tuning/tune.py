@@ -11,7 +11,7 @@ from pathlib import Path
 from nvgemm_runtime import __version__
 from nvgemm_runtime.aten_settings import unusual_setting
 from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.errors import TuningError
+from nvgemm_runtime.errors import SuspectError, TuningError
 from nvgemm_runtime.format import Header, sha256_hex
 from nvgemm_runtime.library import require_libraries
 from nvgemm_runtime.refusals import refusal
@@ -24,6 +24,7 @@ from .output import refuse_foreign_measurements, reserved
 from .pruning import Pruned, prune
 from .session import OUT_OF_BUDGET, OUT_OF_MEMORY, Progress, Session
 from .state import TuningState, state_path
+from .suspicion import suspicion, thrown_out
 from .tuned_bundle import read_together, tuned_content, with_build_key
 
 PROGRAM = f"nvgemm-aot {__version__}"
@@ -39,12 +40,15 @@ class Options:
             with those that its ranking names.
         triton: Whether Inductor is asked for its best Triton kernel.
         prunes: Whether kernels are dropped that are never among the first two.
+        accepts_suspect: Whether a bundle is written even if so many kernels were thrown out that
+            something else may be wrong.
     """
 
     budget_s: float | None = None
     all_kernels: bool = False
     triton: bool = False
     prunes: bool = False
+    accepts_suspect: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +67,8 @@ class Tuned:
         state: Where what was measured is kept; None where nothing was.
         measured_now: How many problems this run has measured.
         is_complete: Whether the same command would find nothing left to measure.
+        suspicion: Why the measurement may be wrong instead of the kernels that were thrown out;
+            None where few were.
     """
 
     path: Path
@@ -76,6 +82,7 @@ class Tuned:
     state: Path | None
     measured_now: int
     is_complete: bool
+    suspicion: str | None
 
 
 def tune(
@@ -105,6 +112,7 @@ def tune(
             together, ATen is not set as usual, no right kernel is left, the state is another
             tuning's, the output holds measurements of another tuning, or a kernel leaves the GPU
             unusable.
+        SuspectError: If more kernels were thrown out than options accept; nothing is written then.
         BundleFormatError: If a bundle is damaged.
         DriverError: If a library that kernels need is missing or does not fit.
         ToolchainError: If the native launcher is missing.
@@ -145,6 +153,17 @@ def tune(
         )
         left = session.left(content.rankings)
         left_out = session.measure(left, progress)
+        suspect = suspicion(
+            ((kernel.id, kernel.signature) for kernel in content.kernels),
+            thrown_out(state.outcomes, state.broken),
+        )
+        if suspect is not None and not options.accepts_suspect:
+            raise SuspectError(
+                f"suspect, so {output} is not written: {suspect}. That many wrong kernels rather "
+                "mean a broken GPU, driver or check. What was measured is kept in "
+                f"{state_path(output)}; tune on another machine, or have the bundle written "
+                "without these kernels: --accept-suspect"
+            )
         made = tuned_content(
             content,
             state.outcomes,
@@ -175,6 +194,7 @@ def tune(
         measured_now=len(left) - len(left_out),
         is_complete=not any(outcome.is_disturbed for outcome in state.outcomes.values())
         and not any(why.startswith((OUT_OF_BUDGET, OUT_OF_MEMORY)) for why in left_out.values()),
+        suspicion=suspect,
     )
 
 

@@ -27,6 +27,7 @@ from ..bundle_content import read_content
 from .contenders import ATEN, TRITON
 from .outcome import Outcome, contender_name, disagreement
 from .separation import Interval, contending, is_decided
+from .suspicion import thrown_out
 
 LEFT_UNDECIDED = "one of the fastest was thrown out later, and those left were not told apart"
 
@@ -139,11 +140,7 @@ def tuned_content(
     Raises:
         TuningError: If no right kernel is left.
     """
-    wrong = {
-        id_: f"{key}: {fault}"
-        for key, outcome in outcomes.items()
-        for id_, fault in outcome.wrong.items()
-    } | dict(broken)
+    wrong = thrown_out(outcomes, broken)
     rankings, unserved = [], dict(content.unserved)
     for ranking in content.rankings:
         outcome = outcomes.get(ranking.problem.key)
