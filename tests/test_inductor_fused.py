@@ -13,9 +13,11 @@ from torch.nn import functional
 
 import cpu_kernels
 import cpu_provider
+import nvgemm_runtime
 import recording_kernels
 from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.cache import Cache
+from nvgemm_aot.explain import collect
 from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.problem import DType
@@ -108,7 +110,7 @@ def test_a_fused_kernel_that_is_faster_computes(
     name = f"nvgemm_addmm_{activation}_{kernel.id[:12]}"
     assert name in code
     assert "extern_kernels" not in code.partition("def call")[2]
-    met, timed, used = events()
+    timed, met, used = events()
     assert met["gemm"] == used["gemm"] == f"{key}/m16n32k64"
     assert (met["basis"], used["name"]) == ("declared", name)
     assert len(timed["times_ms"]) == 2
@@ -146,6 +148,38 @@ def test_a_fused_kernel_that_is_slower_leaves_the_graph_as_it_was(
     assert compiled.launched == ()
     assert calls(compiled.code[-1]) == calls(without.code[-1])
     assert "nvgemm_aot_gemm" not in compiled.code[-1]
+
+
+def test_a_fused_kernel_that_is_slower_leaves_one_gemm_counted(
+    inductor: InductorSession, sleeping: BuiltBundle, events: Callable[[], list[dict[str, Any]]]
+) -> None:
+    linear = layer()
+    x = torch.randn(M, K, dtype=torch.bfloat16)
+    inductor.use(sleeping.path)
+    nvgemm_runtime.reset_stats()
+    inductor.compile(lambda x: functional.silu(linear(x)), x)
+    stats = nvgemm_runtime.stats()
+    assert (stats.met, stats.missed) == (1, 1), "the sum, for which no kernel is bundled"
+    met = collect(events())
+    assert sum(gemm.graphs for gemm in met) == 1
+    [tried] = [gemm for gemm in met if not gemm.graphs]
+    assert tried.gemm == "mm/tn/bf16xbf16/fp32/bf16/bias_silu/m16n32k64"
+    assert (tried.basis, len(tried.offered), tried.fastest in tried.offered) == (
+        "declared", 1, False,
+    )  # fmt: skip
+
+
+def test_a_fused_kernel_that_wins_is_one_gemm(
+    session: InductorSession, events: Callable[[], list[dict[str, Any]]]
+) -> None:
+    linear = layer()
+    x = torch.randn(M, K, dtype=torch.bfloat16)
+    nvgemm_runtime.reset_stats()
+    session.compile(lambda x: functional.silu(linear(x)), x)
+    stats = nvgemm_runtime.stats()
+    assert (stats.met, stats.declared) == (1, 1)
+    [gemm] = collect(events())
+    assert (gemm.graphs, gemm.basis, sum(gemm.used.values())) == (1, "declared", 1)
 
 
 def calls(code: str) -> list[str]:

@@ -21,6 +21,7 @@ NO_CACHES_VARIABLE = "TORCHINDUCTOR_FORCE_DISABLE_CACHES"
 
 _FIELDS: dict[str, dict[str, type]] = {
     "met": {"basis": str, "reasons": list, "offered": dict},
+    "tried": {"basis": str, "reasons": list, "offered": dict},
     "timed": {"times_ms": dict},
     "used": {"name": str},
 }
@@ -38,7 +39,8 @@ class MetGemm:
         reasons: Why it was a miss, whenever it was one.
         offered: By name in generated code, the operators that joined the choices.
         measured: What a measured ranking says of it; empty where there is none.
-        graphs: How often it was met.
+        graphs: How often it was met; not at all where kernels for it and an activation were tried
+            and lost: then the GEMM was met without the activation.
         times_ms: By choice, milliseconds, of the last time it was timed.
         used: By name in generated code, how often a bundled kernel is called there.
     """
@@ -60,8 +62,8 @@ class MetGemm:
 
     def add(self, event: dict[str, Any]) -> None:
         """Take in one event."""
-        if event["event"] == "met":
-            self.graphs += 1
+        if event["event"] in ("met", "tried"):
+            self.graphs += event["event"] == "met"
             if event["basis"] != "miss":
                 self.basis = event["basis"]
             self.offered |= event["offered"]

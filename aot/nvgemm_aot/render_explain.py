@@ -71,6 +71,8 @@ def _least_time(gemm: Document, *, bundled: bool) -> str:
 
 def _in_code(gemm: Document) -> str:
     """What computes it: what is known for sure is only which calls of ours were generated."""
+    if not gemm["graphs"]:
+        return "tried, slower than apart"
     if gemm["used"]:
         calls = sum(gemm["used"].values())
         text = ", ".join(gemm["used"])
@@ -84,7 +86,8 @@ def _in_code(gemm: Document) -> str:
     return "not timed" if gemm["offered"] else "the only choice"
 
 
-def _summary(gemms: list[Document]) -> str:
+def _summary(document: list[Document]) -> str:
+    gemms = [gemm for gemm in document if gemm["graphs"]]  # others were tried, and stand apart
     used = sum(bool(gemm["used"]) for gemm in gemms)
     missed = sum(gemm["basis"] == "miss" for gemm in gemms)
     return (

@@ -74,6 +74,9 @@ def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool)
     if choices == [unfused]:
         return unfused.output_node()
     chosen = autotune_select_algorithm(UNFUSED, choices, nodes, layout, return_multi_template=False)
+    # Its GEMM counts once: here, or where Inductor has lowered what there is without us.
+    tell = report.tried if unfused.is_in_graph else report.met
+    tell(unfused.nvgemm_aot_gemm, **unfused.offer)
     if not unfused.is_in_graph:  # what Inductor has without us is not lowered, and so not met
         record_gemm(lambda: _read(None, unfused))
     return chosen[0] if isinstance(chosen, tuple) else chosen  # torch 2.11 gives the node alone
@@ -94,8 +97,8 @@ def _choices(activation: Activation, unfused: _Unfused) -> list[Any]:
     )
     fused = [GemmChoice(stock, offer) for offer in found.offers]
     offered = {choice.name: choice.offer.kernel.operator for choice in fused}
-    report.met(found.gemm, basis=found.basis, offered=offered, measured=found.measured)
     unfused.nvgemm_aot_gemm = found.gemm
+    unfused.offer = {"basis": found.basis, "offered": offered, "measured": found.measured}
     if current_mode() is Mode.REQUIRED and not _find(None, unfused).offers:
         return on_equal_terms(fused)  # what would stand there without us has no prebuilt kernel
     return on_equal_terms([unfused, *fused])
@@ -125,6 +128,7 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
         operands: As the graph gives them, for `output_node`.
         is_apart: Whether Inductor would have the product and the sum apart.
         is_in_graph: Whether it has won.
+        offer: What competes with it, as `report` is told.
     """
 
     def __init__(
@@ -139,6 +143,7 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
         self.is_apart = _sums_apart(layout, was_apart)
         self.is_in_graph = False
         self.nvgemm_aot_gemm = ""
+        self.offer: dict[str, Any] = {}
         super().__init__(
             f"{UNFUSED}_{next(_numbers)}",
             nodes,

@@ -46,6 +46,17 @@ def met(
             "offered": dict(offered or {}), "measured": measured})  # fmt: skip
 
 
+def tried(
+    gemm: str, *, basis: str, offered: Mapping[str, str] | None = None, measured: str = ""
+) -> None:
+    """Kernels were offered for several operations as one GEMM, and lost to them as they stand.
+
+    The GEMM among those is met by itself, and counts there. Arguments are those of `met`.
+    """
+    _tell({"event": "tried", "gemm": gemm, "basis": basis, "reasons": [],
+           "offered": dict(offered or {}), "measured": measured})  # fmt: skip
+
+
 def timed(gemm: str, times_ms: Mapping[str, float]) -> None:
     """Its choices were timed.
 
