@@ -36,7 +36,7 @@ FEWEST_CALLS = 3
 
 LONGEST_MS = 10.0
 """Milliseconds on the GPU after which a choice is timed no more often, unless the user allows less
-(``TORCHINDUCTOR_INDUCTOR_DEFAULT_AUTOTUNE_REP``)."""
+(``TORCHINDUCTOR_DEFAULT_AUTOTUNE_REP``)."""
 
 TRIAL_CALLS = 5
 """Calls that say how long the host and the GPU take for one."""

@@ -1,0 +1,71 @@
+"""Choices are compared by what they take on the GPU: a launch that is slow on the host is no loss.
+
+Needs kernels for bf16 in the layout tn: manifests/quickstart.yaml, built for the GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from installed import installed_kernels
+from torch._inductor import config
+from torch._inductor.utils import fresh_cache
+from user_program import ATEN_GEMMS
+
+HOST_DELAY_MS = 2.0
+"""What launches of ATen are delayed by; the kernels here take a hundredth of it."""
+
+
+def delayed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that keeps the host busy first, and the GPU not."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        end = time.perf_counter() + HOST_DELAY_MS / 1e3
+        while time.perf_counter() < end:
+            pass
+        return function(*args, **kwargs)
+
+    return call
+
+
+def test_a_slow_launch_is_not_part_of_the_time() -> None:
+    from nvgemm_runtime.inductor.gpu_time import measure_ms
+
+    a = torch.randn(16, 2048, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16)
+    out = a @ b
+    assert 0.0 < measure_ms(delayed(lambda: torch.mm(a, b, out=out))) < HOST_DELAY_MS / 4
+
+
+@pytest.mark.parametrize("backends", ["ATEN", "ATEN,TRITON"])
+def test_every_choice_of_a_gemm_is_timed_without_its_launch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backends: str
+) -> None:
+    keys = {kernel.signature.key for _, kernel in installed_kernels()}
+    if "mm/tn/bf16xbf16/fp32/bf16" not in keys:
+        pytest.skip("no installed kernel for mm/tn in bf16; install the quickstart wheel")
+    from torch._inductor.kernel import mm  # noqa: F401  it names ATen's functions
+    from torch._inductor.select_algorithm import extern_kernels
+
+    for name in ATEN_GEMMS:
+        monkeypatch.setattr(extern_kernels, name, delayed(getattr(extern_kernels, name)))
+    monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", str(tmp_path / "events"))
+    weight = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(16, 4096, device="cuda", dtype=torch.bfloat16)
+    settings: dict[str, Any] = {"max_autotune_gemm_backends": backends, "compile_threads": 8}
+    torch._dynamo.reset()
+    with fresh_cache(), config.patch(settings):
+        compiled = torch.compile(lambda x: x @ weight.T, options={"max_autotune_gemm": True})
+        torch.testing.assert_close(compiled(x), x @ weight.T, rtol=2e-2, atol=1.0)
+    events = list(map(json.loads, (tmp_path / "events").open()))
+    (times,) = (event["times_ms"] for event in events if event["event"] == "timed")
+    kinds = {name.partition("_")[0] for name in times}
+    assert kinds >= ({"mm", "nvgemm", "triton"} if "TRITON" in backends else {"mm", "nvgemm"})
+    slowest = max(times["mm"], *(one for name, one in times.items() if name.startswith("nvgemm")))
+    assert slowest < HOST_DELAY_MS / 4
