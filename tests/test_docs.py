@@ -11,8 +11,10 @@ from nvgemm_runtime.calling_convention import MNKL, STREAM, WORKSPACE
 from nvgemm_runtime.element_types import DType
 from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.errors import NvgemmError
+from nvgemm_runtime.imports import FIRST_RELEASE, NEWEST_RUN
 from nvgemm_runtime.inductor.autoload import SUPPORTED
 from nvgemm_runtime.problem import Op
+from nvgemm_runtime.refusals import version_numbers
 from nvgemm_runtime.roles import Role
 from nvgemm_runtime.scales import ScaleRecipe
 
@@ -123,6 +125,19 @@ def test_one_range_of_torch_is_said_everywhere() -> None:
     said = f"{first_major}.{first}\N{EN DASH}{last_major}.{last}"
     for document in ("README.md", "CONTRIBUTING.md", "docs/torch-compile.md"):
         assert said in read(document), document
+
+
+def test_one_range_of_each_library_is_said_everywhere() -> None:
+    project, installing = read("pyproject.toml"), read("docs/installing.md")
+    major, minor = NEWEST_RUN
+    oldest = max(FIRST_RELEASE.values(), key=version_numbers)
+    assert f'"nvidia-cutlass-dsl-libs-cu13>={oldest},<{major}.{minor + 1}"' in project
+    assert f"| from {oldest}, below {major}.{minor + 1} |" in installing
+    ((ffi,),) = [re.findall(r'^    "apache-tvm-ffi>=(.*),<0.2",$', project, re.MULTILINE)]
+    assert f'"apache-tvm-ffi=={ffi}"]' in project, "the native part is built with the oldest"
+    assert f"| from {ffi}, below 0.2 |" in installing
+    for source in ("runtime/nvgemm_runtime/native.py", "runtime/csrc/CMakeLists.txt"):
+        assert f"'apache-tvm-ffi>={ffi},<0.2'" in read(source)
 
 
 def test_changelog_names_the_current_format_version() -> None:
