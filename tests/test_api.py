@@ -559,7 +559,7 @@ def in_a_new_process(script: str, bundle: BuiltBundle, *arguments: str) -> str:
     environment = {**os.environ, "NVGEMM_AOT_BUNDLES": str(bundle.path)}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script, *arguments],
-        env=environment, capture_output=True, text=True, check=False, timeout=120,
+        env=environment, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -121,7 +121,7 @@ class Machine(JitMachine):
 
 
 def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, said = process.communicate(timeout=120)
+    out, said = process.communicate(timeout=600)
     assert process.returncode == 0, said
     told: dict[str, Any] = json.loads(out.splitlines()[-1])
     return told

@@ -455,7 +455,7 @@ def test_killed_at_any_point_the_next_build_is_right(
     script.write_text(KILLED_BUILD)
     environment = _marked_environment(tmp_path)
     bundle = tmp_path / "out" / "some-sm_100f-linux_x86_64-cu13.nvgemm"
-    for attempt in range(40):
+    for attempt in range(20):
         process = subprocess.Popen([sys.executable, script, tmp_path], env=environment)
         try:
             process.wait(timeout=0.3 + 0.15 * attempt)
@@ -465,7 +465,7 @@ def test_killed_at_any_point_the_next_build_is_right(
             process.wait()
         if bundle.exists():
             assert bundle.read_bytes() == reference
-    assert process.returncode == 0
+    subprocess.run([sys.executable, script, tmp_path], env=environment, check=True)
     assert bundle.read_bytes() == reference
     _wait_until_no_process_has(f"BUILD_MARK={tmp_path}".encode())
 
@@ -492,7 +492,7 @@ def test_two_interrupts_stop_a_build_at_once_and_leave_nothing_running(
     for _ in range(2):
         os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.02)
-    process.communicate(timeout=30)  # the kernels would take a minute
+    process.communicate(timeout=600)  # the kernels would take an hour
     assert process.returncode != 0
     _wait_until_no_process_has(f"BUILD_MARK={tmp_path}".encode())
 
@@ -507,7 +507,7 @@ def _marked_environment(tmp_path: Path) -> dict[str, str]:
 
 def _wait_until_no_process_has(mark: bytes) -> None:
     """Workers of a killed build must not outlive it."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while running := [path for path in Path("/proc").glob("[0-9]*") if _has(path, mark)]:
         assert time.monotonic() < deadline, f"workers still run: {running}"
         time.sleep(0.2)
