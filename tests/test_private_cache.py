@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -297,3 +299,31 @@ def test_a_bundle_that_others_could_have_put_there_is_not_up_to_date(
     expose(bundle)
     assert [built(), built()] == [False, True]
     assert bundle.stat().st_uid == os.geteuid()
+
+
+TEMPORARY = """
+import os, sys, tempfile
+from pathlib import Path
+from nvgemm_aot.compiler import _prepare
+_prepare("fake_provider:FakeProvider", Path(sys.argv[1]))
+print(tempfile.gettempdir(), os.environ["TMPDIR"], sep="\\n")
+"""
+
+
+@pytest.mark.parametrize(("mode", "is_private"), [(0o700, True), (0o1777, True), (0o770, False)])
+def test_compilers_keep_their_files_where_others_cannot_change_them(
+    tmp_path: Path, mode: int, is_private: bool
+) -> None:
+    temporary, cache = tmp_path / "temporary", tmp_path / "cache"
+    temporary.mkdir()
+    temporary.chmod(mode)
+    done = subprocess.run(
+        [sys.executable, "-c", TEMPORARY, cache],
+        env={**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    place = temporary if is_private else cache / "temporary"
+    assert done.stdout.split() == [str(place), str(place)]
+    assert is_private or not place.stat().st_mode & 0o022

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nvgemm_runtime.errors import CompileError, LinkError, StorageError, ToolchainError
+from nvgemm_runtime.ownership import writable_by_others
 from nvgemm_runtime.target import CPU
 
 from . import linker
@@ -20,7 +21,7 @@ from .cache import Cache, cache_key
 from .device_elf import spilled_bytes
 from .locks import locked
 from .providers import Candidate, Provider, load_provider
-from .storage import sweep_partials_of
+from .storage import make_directories, sweep_partials_of
 from .targets import BuildTarget
 from .time_limit import LIMIT_VARIABLE, compile_limit_seconds
 from .workers import TimeLimitExceeded, WorkerDied, Workers, WorkersCannotStart
@@ -189,7 +190,7 @@ def start_workers(cache: Cache, jobs: int, provider: str) -> Workers[Task, Outco
     return Workers(
         jobs,
         functools.partial(_compile_one, directory=cache.directory),
-        functools.partial(_prepare, provider),
+        functools.partial(_prepare, provider, cache.directory),
         compile_limit_seconds(),
     )
 
@@ -277,8 +278,18 @@ def _outcomes(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[T
         ) from error
 
 
-def _prepare(provider: str) -> None:
+def _prepare(provider: str, directory: Path) -> None:
+    _keep_temporary_files_private(directory)
     _provider(provider).prepare()
+
+
+def _keep_temporary_files_private(directory: Path) -> None:
+    """Have objects and linked kernels written to the cache where others could change them else."""
+    with contextlib.suppress(OSError):  # what cannot be written says so when it is
+        if writable_by_others(Path(tempfile.gettempdir()).absolute()) is not None:
+            place = (directory / "temporary").absolute()
+            make_directories(place)
+            tempfile.tempdir = os.environ["TMPDIR"] = str(place)
 
 
 @functools.cache
