@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from .. import jit_client
 from ..aten import OPERATORS, AtenGemm
 from ..aten_settings import unusual_setting
 from ..bundle import Bundle
 from ..counters import COUNTERS
-from ..declarable import declarable
+from ..declarable import declarable, product_of_sum
 from ..errors import NoKernelError
 from ..facts import DeviceFacts, device_facts, torch_versions
 from ..format import Kernel
 from ..installation import INSTALLATION
 from ..jit_cache import mark_used
 from ..match import Basis, Match, Miss, first_served
-from ..operands import Request, requests, torch_dtype
-from ..problem import DType, Problem
+from ..operands import Request, requests
+from ..problem import Problem
 from ..trust import Terms, decide
 
 LONGEST_WAIT_S = 600.0
@@ -141,21 +141,10 @@ def find_split_offers(gemm: AtenGemm, limit: int) -> Found | None:
     Nothing is compiled for that: it is for what bundles hold. What was measured of the product says
     which kernel, and not whether ATen's sum is faster.
     """
-    op = _PRODUCT_OF.get(gemm.op)
-    if op is None or gemm.obstacle is not None:
+    product = product_of_sum(gemm)
+    if product is None:
         return None
-    strides, step = [], 1
-    for extent in reversed(gemm.out.shape):
-        strides.append(step)
-        step *= extent
-    out = replace(
-        gemm.out, dtype=torch_dtype(DType.FP32), strides=tuple(reversed(strides)), address=0
-    )
-    product = AtenGemm(op=op, a=gemm.a, b=gemm.b, out=out)
     return find_offers(product, limit, may_compile=False, needs_kernel=True)
-
-
-_PRODUCT_OF = {"addmm": "mm", "baddbmm": "bmm"}
 
 
 def _requests(gemm: AtenGemm) -> tuple[Request, ...]:
