@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from gemm_arguments import EXACT_LIMIT
-from gemm_reference import RELATIVE_ERROR
 
 from nvgemm_aot import epilogue_code, heuristics, multiply, operator_name
 from nvgemm_aot.manifest_schema import OUT_DTYPES
@@ -67,7 +66,6 @@ TABLES: dict[str, tuple[Collection[DType], Collection[DType]]] = {
         {dtype for dtype in RESULTS if not dtype.is_integer},
     ),
     "golden rows": (_in_rows(), OUTS),
-    "errors of results on a GPU": (RELATIVE_ERROR, RESULTS),
     "exact results on a GPU": (EXACT_LIMIT, RESULTS),
 }
 """By name: the element types that a table has, and those that it must."""

@@ -9,6 +9,7 @@ import pytest
 
 from nvgemm_aot.manifest import load_manifest
 from nvgemm_runtime.problem import Layout, Op, Signature
+from nvgemm_runtime.support import unavailable
 from test_gemm_arguments import EVERY_SIGNATURE
 
 DIRECTORY = Path(__file__).parent / "gpu"
@@ -44,6 +45,7 @@ def test_hopper_has_every_signature_that_it_compiles() -> None:
         if one.a.bits == 16 or one.layout is Layout.TN
     }
     assert declared("every_kind") == compiled
+    assert {one for one in EVERY_SIGNATURE if unavailable(one, "sm_90a") is None} == compiled
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from nvgemm_runtime.problem import Signature
-from nvgemm_runtime.support import unsupported
+from nvgemm_runtime.support import unavailable, unsupported
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,27 @@ def test_what_none_computes_has_its_reason(key: str, reason: str) -> None:
     said = unsupported(Signature.parse(key))
     assert said is not None
     assert re.search(reason, said), said
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("mm/tn/bf16xbf16/fp32/bf16/bias", "no kernel for sm_90a has an epilogue (here bias)"),
+        (
+            "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row",
+            "no kernel for sm_90a takes scales (here fp32_row)",
+        ),
+        ("grouped_mm/tn/bf16xbf16/fp32/bf16", "no kernel for sm_90a computes groups"),
+        (
+            "mm/nt/int8xint8/int32/int32",
+            "kernels for sm_90a multiply int8 in layout tn alone (here nt)",
+        ),
+        ("mm/nt/bf16xbf16/fp32/fp32", None),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", None),
+    ],
+)
+def test_what_hopper_lacks_has_its_reason(key: str, reason: str | None) -> None:
+    signature = Signature.parse(key)
+    assert unsupported(signature) is None
+    assert unavailable(signature, "sm_90a") == reason
+    assert unavailable(signature, "sm_100f") is None

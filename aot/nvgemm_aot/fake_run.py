@@ -44,7 +44,7 @@ class KeptCalls(GemmCalls):
     """
 
     def __init__(self, kept_by: Recorder, target: str) -> None:
-        super().__init__()
+        super().__init__(target)
         self._kept_by = kept_by
         self._target = target
         self._seen: set[Problem | str] = set()

@@ -20,7 +20,7 @@ from nvgemm_runtime.aten import (
     named_arguments,
     read_call,
 )
-from nvgemm_runtime.declarable import declarable
+from nvgemm_runtime.declarable import declarable, declarable_for
 from nvgemm_runtime.inductor.operand import Operand
 from nvgemm_runtime.operands import MAX_ALIGNMENT_BYTES
 from nvgemm_runtime.problem import Problem
@@ -33,13 +33,17 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
     Products are those of matrices: a vector's have no tensor cores to run on. Storage is taken to
     be aligned as torch's allocators give it.
 
+    Args:
+        arch: Architecture that problems are declared for; None for any, with what one of them has.
+
     Attributes:
         problems: How often each GEMM was called that a manifest can declare.
         others: Likewise of all others, each in words, with the reason.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, arch: str | None = None) -> None:
         super().__init__()
+        self._arch = arch
         self.problems: Counter[Problem] = Counter()
         self.others: Counter[str] = Counter()
 
@@ -63,8 +67,12 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
                 result = func.decompose(*args, **kwargs)
             return func(*args, **kwargs) if result is NotImplemented else result
         result = func(*args, **kwargs)
-        self.count(declarable(_read(func, name, args, kwargs, _operand(result))))
+        self.count(self.declared_as(_read(func, name, args, kwargs, _operand(result))))
         return result
+
+    def declared_as(self, gemm: AtenGemm) -> Problem | str:
+        """What a GEMM counts as: its problem, or what it is in words."""
+        return declarable(gemm) if self._arch is None else declarable_for(gemm, self._arch)
 
     def count(self, met: Problem | str) -> None:
         """Count a GEMM that was called: its problem, or what it is in words."""

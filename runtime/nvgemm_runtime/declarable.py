@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from .aten import OPERATORS, UNSERVED, AtenGemm
 from .errors import NoKernelError
-from .operands import requests
+from .operands import requests, torch_dtype
 from .problem import DType, Problem
-from .support import unsupported
+from .support import has_epilogues, unavailable, unsupported
 
 if TYPE_CHECKING:
     from .inductor.operand import Operand
@@ -31,6 +32,45 @@ def declarable(gemm: AtenGemm) -> Problem | str:
     """
     problem = _problem(gemm)
     return f"{in_words(gemm)}: {problem}" if isinstance(problem, str) else problem
+
+
+def declarable_for(gemm: AtenGemm, arch: str) -> Problem | str:
+    """The problem by which a manifest for one architecture declares what serves a GEMM.
+
+    Where the architecture has no kernel with an epilogue, that of a sum is its product alone, into
+    fp32: torch.compile takes such kernels and adds behind them.
+
+    Args:
+        gemm: The GEMM.
+        arch: Architecture of the target, e.g. ``sm_90a``.
+
+    Returns:
+        The problem; otherwise one line, as `declarable`.
+    """
+    product = None if has_epilogues(arch) else product_of_sum(gemm)
+    wanted = declarable(gemm if product is None else product)
+    if isinstance(wanted, str):
+        return wanted
+    reason = unavailable(wanted.signature, arch)
+    return wanted if reason is None else f"{in_words(gemm)}: {reason}"
+
+
+def product_of_sum(gemm: AtenGemm) -> AtenGemm | None:
+    """The product of a sum, into contiguous fp32; None where the GEMM is no plain sum."""
+    op = _PRODUCT_OF.get(gemm.op)
+    if op is None or gemm.obstacle is not None:
+        return None
+    strides, step = [], 1
+    for extent in reversed(gemm.out.shape):
+        strides.append(step)
+        step *= extent
+    out = replace(
+        gemm.out, dtype=torch_dtype(DType.FP32), strides=tuple(reversed(strides)), address=0
+    )
+    return AtenGemm(op=op, a=gemm.a, b=gemm.b, out=out)
+
+
+_PRODUCT_OF = {"addmm": "mm", "baddbmm": "bmm"}
 
 
 def _problem(gemm: AtenGemm) -> Problem | str:

@@ -64,6 +64,42 @@ def unsupported(signature: Signature) -> str | None:
     return None
 
 
+HOPPER = "sm_90a"
+"""The architecture that lacks some rows of the tables above; see `unavailable`."""
+
+
+def has_epilogues(arch: str) -> bool:
+    """Whether kernels for an architecture can have an epilogue; see `unavailable`."""
+    return arch != HOPPER
+
+
+def unavailable(signature: Signature, arch: str) -> str | None:
+    """Why nothing is built for a supported signature on one architecture, or None.
+
+    What cutlass.operators 0.3.0 lists for sm_90a, and what of that compiles: its operators with
+    scales, groups and epilogues are for sm_100 and newer, and 8-bit types compile in layout tn
+    alone.
+
+    Args:
+        signature: One that `unsupported` has nothing against.
+        arch: Architecture of a target, e.g. ``sm_90a``.
+    """
+    if arch != HOPPER:
+        return None
+    if signature.op is Op.GROUPED_MM:
+        return f"no kernel for {arch} computes groups"
+    if signature.scales is not None:
+        return f"no kernel for {arch} takes scales (here {signature.scales.value})"
+    if signature.epilogue is not None and not has_epilogues(arch):
+        return f"no kernel for {arch} has an epilogue (here {signature.epilogue.value})"
+    if signature.a.bits <= 8 and signature.layout is not Layout.TN:
+        return (
+            f"kernels for {arch} multiply {signature.a.value} in layout tn alone (here "
+            f"{signature.layout.value})"
+        )
+    return None
+
+
 def _unsupported_in_groups(signature: Signature) -> str | None:
     if signature.scales is not None:
         return f"grouped_mm takes no scales (here {signature.scales.value})"

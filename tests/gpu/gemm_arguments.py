@@ -41,10 +41,15 @@ _UNSIGNED = {DType.INT32: (255, 255), DType.FP32: (255, 1)}
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """The tensors of a problem, by role; the result is poisoned."""
+    """The tensors of a problem, by role; the result is poisoned.
+
+    Attributes:
+        has_exact_sums: Whether every sum of products has an exact value in any accumulator.
+    """
 
     problem: Problem
     tensors: dict[Role, torch.Tensor]
+    has_exact_sums: bool
 
     @property
     def a(self) -> torch.Tensor:
@@ -130,12 +135,13 @@ def exact_arguments(problem: Problem, device: str = "cuda") -> Arguments:
         tensors[Role.ADDEND] = _encode(
             torch.randint(-1, 2, shape, device=device), role_dtype(signature, Role.ADDEND)
         )
-    return _complete(problem, tensors, device)
+    return _complete(problem, tensors, device, has_exact_sums=True)
 
 
 def random_arguments(problem: Problem, device: str = "cuda") -> Arguments:
     """Tensors of normally distributed numbers, quantised where there are block scales.
 
+    Of A, few in each row are not zero, so that little can go wrong in sums, and what does shows.
     Whole numbers are as sparse as exact ones.
     """
     signature = problem.signature
@@ -152,13 +158,25 @@ def random_arguments(problem: Problem, device: str = "cuda") -> Arguments:
     else:
         tensors[Role.A] = _encode(normal_a, signature.a)
         tensors[Role.B] = _encode(normal_b, signature.b)
+    tensors[Role.A] = _few_of_each_row(tensors[Role.A])
     if scales is not None and scales.block is None:
         for role in (Role.SCALE_A, Role.SCALE_B):
             tensors[role] = torch.rand(role_shape(problem, role), device=device) + 0.5
     if signature.epilogue is not None:
         added = torch.randn(role_shape(problem, Role.ADDEND), device=device)
         tensors[Role.ADDEND] = _encode(added, role_dtype(signature, Role.ADDEND))
-    return _complete(problem, tensors, device)
+    return _complete(problem, tensors, device, has_exact_sums=False)
+
+
+FEW = 4
+"""Elements of a row of A that are not zero in random arguments."""
+
+
+def _few_of_each_row(encoded: torch.Tensor) -> torch.Tensor:
+    codes = encoded.view(torch.uint8 if encoded.element_size() == 1 else torch.int16)
+    places = torch.randint(codes.shape[-1], (*codes.shape[:-1], FEW), device=codes.device)
+    few = torch.zeros_like(codes).scatter_(-1, places, codes.gather(-1, places))
+    return few.view(encoded.dtype)
 
 
 def poisoned(shape: tuple[int, ...], dtype: DType, device: str = "cuda") -> torch.Tensor:
@@ -206,7 +224,9 @@ def _encode_scale(values: torch.Tensor, dtype: DType) -> torch.Tensor:
     return encode_e8m0(values) if dtype is DType.FP8_E8M0 else values.to(torch_dtype(dtype))
 
 
-def _complete(problem: Problem, tensors: dict[Role, torch.Tensor], device: str) -> Arguments:
+def _complete(
+    problem: Problem, tensors: dict[Role, torch.Tensor], device: str, *, has_exact_sums: bool
+) -> Arguments:
     """Lay A and B out as the signature says, and add the ends of groups and the result."""
     layout = problem.signature.layout
     a, b = tensors[Role.A], tensors[Role.B]
@@ -215,7 +235,7 @@ def _complete(problem: Problem, tensors: dict[Role, torch.Tensor], device: str) 
     if problem.signature.op is Op.GROUPED_MM:
         tensors[Role.OFFSETS] = group_ends(problem.m, problem.groups, device)
     tensors[Role.OUT] = poisoned(role_shape(problem, Role.OUT), problem.signature.out, device)
-    return Arguments(problem=problem, tensors=tensors)
+    return Arguments(problem=problem, tensors=tensors, has_exact_sums=has_exact_sums)
 
 
 def group_ends(m: int, groups: int, device: str) -> torch.Tensor:

@@ -8,8 +8,8 @@ tolerance: nothing is added for the output's type.
 The error is the largest possible one of an element and no estimate of a likely one. So a right
 kernel is never called wrong, whatever the number of elements, while two statements hold: the
 accumulator keeps at least `FRACTION_BITS` (`FRACTION_BITS_OF_FEW` for 8 bits and less), and it
-drops what lies below them at most when a product is aligned to the sum, when the sum is aligned to
-a product, and when the new sum is normalised. That bound grows with the number of products, and says
+drops lower ones at most when a product is aligned to the sum, when the sum is aligned to a product,
+and when the new sum is normalised. That bound grows with the number of products, and says
 little of long sums. So `check_operands` makes operands with few products an element, or with sums
 that need no more bits than there are, for which no error is allowed at all.
 """
@@ -84,15 +84,39 @@ def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
     value = _before_activation(operands, signature)
     error = value.new_zeros(())
     if terms:
-        bits = FRACTION_BITS_OF_FEW if signature.a.bits <= 8 else FRACTION_BITS
         magnitude = _before_activation(operands, signature, of_magnitudes=True)
-        error = magnitude.mul_(CUTS_PER_PRODUCT * terms * 2.0**-bits + EPILOGUE_ERROR)
+        error = sum_error(magnitude, signature, terms=terms)
+    error = activation_error(error, value, signature)
     activation = signature.epilogue.activation if signature.epilogue is not None else None
-    if activation in _CURVES:
-        error = STEEPEST * error + CURVE_ERROR * value.abs()
     if activation is not None:
         value = _ACTIVATIONS[activation](value)
     return expect_between(value, error, torch_dtype(signature.out))
+
+
+def sum_error(magnitude: torch.Tensor, signature: Signature, *, terms: int) -> torch.Tensor:
+    """Largest error of sums of products, with scales and addend.
+
+    Args:
+        magnitude: The sums of all magnitudes, in fp64.
+        signature: What is computed.
+        terms: How many products of an element are not zero, at most.
+    """
+    bits = FRACTION_BITS_OF_FEW if signature.a.bits <= 8 else FRACTION_BITS
+    return magnitude * (CUTS_PER_PRODUCT * terms * 2.0**-bits + EPILOGUE_ERROR)
+
+
+def activation_error(
+    error: torch.Tensor, value: torch.Tensor, signature: Signature
+) -> torch.Tensor:
+    """Largest error behind a signature's activation, if it has one.
+
+    Args:
+        error: That of what goes into it.
+        value: What goes into it.
+        signature: What is computed.
+    """
+    activation = signature.epilogue.activation if signature.epilogue is not None else None
+    return STEEPEST * error + CURVE_ERROR * value.abs() if activation in _CURVES else error
 
 
 def expect_between(value: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> Expected:

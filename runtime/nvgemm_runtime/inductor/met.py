@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..aten import OPERATORS, UNREAD_ADDENDS, AtenGemm
-from ..declarable import declarable
+from ..declarable import declarable_for
 from ..facts import device_facts
 from ..problem import Problem
 from ..recorder import chosen_target
@@ -41,7 +41,5 @@ def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
 def declared_as(gemm: AtenGemm) -> tuple[Problem | str, str]:
     """A GEMM as recordings have it; see `what_was_met`."""
     device = gemm.a.device
-    return (
-        declarable(gemm),
-        chosen_target(device_facts(device.type, device.index or 0).capability),
-    )
+    target = chosen_target(device_facts(device.type, device.index or 0).capability)
+    return declarable_for(gemm, target), target
