@@ -60,6 +60,9 @@ _UNREACHABLE = re.compile(
 )
 """What uv says where a registry does not answer, or lacks a release that a row names."""
 
+_PATIENCE_S = 300
+"""How long a registry may take, in seconds, until it counts as one that does not answer."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
@@ -129,10 +132,14 @@ def resolve(lines: Sequence[str], wheel: Path, cache: Path) -> Resolution:
     command = [sys.executable, "-m", "uv", "pip", "compile", "-", "--quiet", "--no-header"]
     command += ["--no-annotate", "--python-version", PYTHON, "--python-platform", PLATFORM]
     asked = "\n".join([*lines, f"nvgemm-aot @ {wheel.as_uri()}"])
-    done = subprocess.run(
-        [*command, "--cache-dir", str(cache)],
-        input=asked, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [*command, "--cache-dir", str(cache)],
+            input=asked, capture_output=True, text=True, check=False, timeout=_PATIENCE_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        reason = f"uv did not answer within {_PATIENCE_S} s"
+        return Resolution(versions=None, reason=reason, unreachable=True)
     if done.returncode:
         reason = " ".join(done.stderr.split())
         return Resolution(
