@@ -57,8 +57,14 @@ def test_bundles_of_version_1_are_read_whole(name: str) -> None:
         assert "format version" in bundle_text(bundle_document(bundle))
 
 
-def test_a_kernel_of_a_version_1_bundle_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, FORMAT_1 / "cpu.nvgemm")
+def test_a_kernel_of_a_version_1_bundle_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A copy, for others may be able to write where this repository lies.
+    path = tmp_path / "cpu.nvgemm"
+    path.write_bytes((FORMAT_1 / "cpu.nvgemm").read_bytes())
+    path.chmod(0o600)
+    use(monkeypatch, path)
     a, b = torch.randn(16, 64), torch.randn(64, 32)
     torch.testing.assert_close(nvgemm_runtime.mm(a, b), a @ b)
 
