@@ -12,6 +12,7 @@ from nvgemm_aot.targets import build_target
 from nvgemm_runtime.format import sha256_hex
 from nvgemm_runtime.match import BundleView
 from nvgemm_runtime.problem import Problem, Signature
+from nvgemm_runtime.roles import roles
 from nvgemm_runtime.target import Target
 from synthetic_content import SIGNATURE, synthetic_content
 
@@ -63,7 +64,12 @@ def content(
     signatures = sorted({one.signature for one in problems})
     base = synthetic_content(kernels=len(signatures), problems=1)
     kernels = {
-        signature: replace(kernel, signature=signature, alignment_bytes=alignment)
+        signature: replace(
+            kernel,
+            signature=signature,
+            alignment_bytes=alignment,
+            calling_convention=_convention(signature),
+        )
         for signature, kernel in zip(signatures, base.kernels)
     }
     return replace(
@@ -80,6 +86,10 @@ def content(
             for one in problems
         ),
     )
+
+
+def _convention(signature: Signature) -> str:
+    return f"tvm_ffi:gemm({','.join(role.value for role in roles(signature))},stream)"
 
 
 def view(built: BundleContent, name: str = "a bundle") -> BundleView:

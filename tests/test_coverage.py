@@ -382,3 +382,115 @@ def test_what_is_all_covered_says_nothing_of_other_bundles() -> None:
 def test_a_percentage_is_only_100_where_it_is_all() -> None:
     assert percent_text(Fraction(99_999, 1000)) == "99.9 %"
     assert percent_text(Fraction(100)) == "100.0 %"
+
+
+BIASED = Problem.parse("mm/tn/bf16xbf16/fp32/bf16/bias/m16n64k64")
+PRODUCT = Problem.parse("mm/tn/bf16xbf16/fp32/fp32/m16n64k64")
+OTHER_PRODUCT = Problem.parse("mm/tn/bf16xbf16/fp32/fp32/m32n64k64")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "mm/tn/bf16xbf16/fp32/bf16/bias_silu/m16n64k64",
+        "mm/tn/bf16xbf16/fp32/bf16/bias/m16n64k64",
+        "bmm/tn/bf16xbf16/fp32/bf16/add/b3m16n64k64",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/m16n64k64",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_tensor/bias/m16n64k64",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32/m16n64k64",
+        "grouped_mm/tn/bf16xbf16/fp32/bf16/g4m16n64k64",
+    ],
+)
+def test_plain_kernels_serve_nothing_with_scales_groups_or_an_epilogue(key: str) -> None:
+    asked = Problem.parse(key)
+    plain = [
+        Problem.parse(f"{signature}/m16n64k64")
+        for signature in (
+            "mm/tn/bf16xbf16/fp32/bf16",
+            "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16",
+        )
+    ]
+    bundles = [view(content(*plain, Problem.parse("bmm/tn/bf16xbf16/fp32/bf16/b3m16n64k64")))]
+    [missed] = only(cover(recording([(asked, 1)]), bundles)).gemms
+    assert (missed.status, missed.ranked_as) == (Status.MISSED, None)
+    assert missed.reasons[0].startswith(f"no bundled kernel computes {asked.signature.key}")
+    [found] = only(cover(recording([(asked, 1)]), [view(content(*plain, asked))])).gemms
+    assert (found.status, found.ranked_as, found.is_split) == (Status.DECLARED, asked, False)
+
+
+def test_a_sum_is_ranked_as_its_own_problem_beside_plain_ones() -> None:
+    bundle = view(content(problem(16), BIASED, PRODUCT))
+    [found] = only(cover(recording([(BIASED, 1)]), [bundle])).gemms
+    assert (found.status, found.ranked_as, found.is_split) == (Status.DECLARED, BIASED, False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "is_served"),
+    [
+        ("mm/tn/bf16xbf16/fp32/bf16/bias/m16n64k64", True),
+        ("mm/tn/bf16xbf16/fp32/bf16/add/m16n64k64", True),
+        ("mm/tn/bf16xbf16/fp32/bf16/bias_relu/m16n64k64", False),
+        ("mm/tt/bf16xbf16/fp32/bf16/bias/m16n64k64", False),
+        ("mm/tn/fp16xfp16/fp32/fp16/bias/m16n64k64", False),
+    ],
+)
+def test_a_sum_whose_product_is_bundled_in_fp32_is_served_by_signature(
+    asked: str, is_served: bool
+) -> None:
+    """As torch.compile splits it, and however the product is found."""
+    wanted = Problem.parse(asked)
+    for declared in (PRODUCT, OTHER_PRODUCT):
+        manifest = recording([(wanted, 1)], "sm_90a")
+        [found] = only(cover(manifest, [view(content(declared, arch="sm_90a"))])).gemms
+        assert found.status is (Status.SIGNATURE if is_served else Status.MISSED)
+        assert found.ranked_as == (declared if is_served else None)
+        assert found.is_split == is_served
+
+
+def test_a_sum_of_8_bits_is_never_split_for_torch_adds_none() -> None:
+    asked = Problem.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/bias/m16n64k64")
+    product = Problem.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp32/m16n64k64")
+    [found] = only(cover(recording([(asked, 1)]), [view(content(product))])).gemms
+    assert found.status is Status.MISSED
+
+
+def test_a_missed_sum_says_why_its_product_is_missed_too() -> None:
+    target = only(cover(recording([(BIASED, 1)]), [view(content())]))
+    [missed] = target.gemms
+    assert [reason.partition(" (bundled")[0] for reason in missed.reasons] == [
+        f"no bundled kernel computes {BIASED.signature.key}",
+        f"for the product alone, {PRODUCT.key}: no bundled kernel computes {PRODUCT.signature.key}",
+    ]
+
+
+def test_split_sums_are_shown_as_such() -> None:
+    manifest = recording([(BIASED, 1)], "sm_90a")
+    targets = cover(manifest, [view(content(PRODUCT, arch="sm_90a"))])
+    document = coverage_document(manifest, targets, Weight.COUNT)
+    [shown] = document["targets"][0]["gemms"]
+    assert (shown["status"], shown["ranked_as"], shown["split"]) == ("signature", PRODUCT.key, True)
+    assert f"{PRODUCT.key}, and torch adds" in coverage_text(document)
+
+
+def test_the_gate_proposes_the_product_where_no_operator_adds() -> None:
+    silu = Problem.parse("mm/tn/bf16xbf16/fp32/bf16/bias_silu/m16n64k64")
+    grouped = Problem.parse("grouped_mm/tn/bf16xbf16/fp32/bf16/g4m16n64k64")
+    asked = [(BIASED, 1), (silu, 1), (grouped, 1)]
+    with pytest.raises(CoverageError) as raised:
+        require_coverage(cover(recording(asked, "sm_90a"), []), Decimal(1), by=Weight.COUNT)
+    assert raised.value.args[0].splitlines()[-1] == f"    {gemm_line(PRODUCT)}"
+    assert str(raised.value).count("- {") == 1
+    with pytest.raises(CoverageError) as raised:
+        require_coverage(cover(recording(asked, "sm_100f"), []), Decimal(1), by=Weight.COUNT)
+    for one, _ in asked:
+        assert gemm_line(one) in str(raised.value)
+
+
+def test_the_gate_says_how_a_split_sum_is_served() -> None:
+    targets = cover(recording([(BIASED, 1)], "sm_90a"), [view(content(PRODUCT, arch="sm_90a"))])
+    require_coverage(targets, Decimal(100), by=Weight.COUNT)
+    with pytest.raises(CoverageError) as raised:
+        require_coverage(targets, Decimal(100), by=Weight.COUNT, declared_only=True)
+    assert str(raised.value).endswith(
+        "served by signature only; a bundled kernel computes its product, and torch adds"
+    ), "its product is declared already"

@@ -134,6 +134,34 @@ def test_text_says_what_is_known_of_the_code() -> None:
     assert "offered, 1 without a bundled kernel" in text
 
 
+def test_what_was_tried_and_lost_is_shown_and_not_counted() -> None:
+    fused, stays = "mm/tn/bf16xbf16/fp32/bf16/bias_silu/m16n32k64", "a sum"
+    times = {"ours": 0.03, "nvgemm_aot_unfused_0": 0.02}
+    gemms = collect(
+        [
+            {"event": "timed", "gemm": fused, "times_ms": times},
+            {"event": "met", "gemm": stays, "basis": "miss", "reasons": ["why"], "offered": {}},
+            {"event": "tried", "gemm": fused, "basis": "declared", "reasons": [],
+             "offered": {"ours": "Operator"}},
+        ]
+    )  # fmt: skip
+    assert [(gemm.gemm, gemm.graphs, gemm.basis) for gemm in gemms] == [
+        (fused, 0, "declared"),
+        (stays, 1, "miss"),
+    ]
+    lines = explain_text(Explanation(status=0, gemms=gemms, unreadable_lines=0).to_json())
+    [row] = [line for line in lines.splitlines() if line.startswith(fused)]
+    assert row.split()[1:] == [
+        "0",
+        "declared",
+        "1",
+        "30.0",
+        "20.0",
+        *["tried,", "slower", "than", "apart"],
+    ]
+    assert "1 GEMM: 0 on bundled kernels, 0 on others" in lines
+
+
 def test_equal_reasons_are_said_once_and_lines_stay_short() -> None:
     reasons = ["no bundle is for this GPU", "one", "two", "three", "four"]
     names = [f"mm/tn/bf16xbf16/fp32/bf16/m{m}n4096k4096" for m in range(100, 190)]
