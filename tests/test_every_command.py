@@ -17,8 +17,11 @@ from zipfile import ZipFile
 import pytest
 from click.testing import CliRunner
 
+import cpu_provider
+import tuning_bench
 from explained_rows import is_called_by_aten
 from nvgemm_aot import bundle_arguments
+from nvgemm_aot.cache import Cache
 from nvgemm_aot.cli import main
 from nvgemm_aot.coverage import gpu_facts
 from nvgemm_aot.manifest import load_manifest
@@ -44,6 +47,7 @@ from planned_rows import (
     representatives,
 )
 from test_gemm_arguments import EVERY_SIGNATURE
+from tuning_bench import DictatedTimer
 
 
 @pytest.fixture(scope="session")
@@ -311,3 +315,32 @@ def test_what_a_program_calls_is_recorded_and_covered(planner: Planner, tmp_path
     assert {gemm["gemm"]: gemm["status"] for gemm in target["gemms"]} == {
         one.key: found_as(index, one) for one in called
     }
+
+
+def test_tune_measures_each_row_that_it_is_given(
+    kernel_cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By kernels for the CPU, one of each kind, and as matching then finds them."""
+    of_kind = {
+        (one.op, one.scales, one.epilogue): one
+        for one in (*cpu_provider.SIGNATURES, *cpu_provider.FUSED)
+        if one.a is not DType.FP32 and one.layout is Layout.TN
+    }
+    problems = [cpu_provider.problem_of(one) for one in of_kind.values()]
+    built = cpu_provider.build_bundle(problems, tmp_path, kernel_cache, candidates=1)
+    assert run("verify", built.path).exit_code == 0
+    bench = tuning_bench.bench(DictatedTimer({"": [2000.0], "aten": [2500.0]}))
+    monkeypatch.setattr("nvgemm_aot.tuning.bench.gpu_bench", lambda: bench)
+    output = tmp_path / "tuned.nvgemm"
+    result = run("tune", built.path, "-o", output, "--json")
+    assert result.exit_code == 0, result.output
+    keys = {problem.key for problem in problems}
+    assert json.loads(result.stdout)["problems"].keys() == keys
+    shown = json.loads(run("inspect", output, "--json").stdout)
+    assert {one["problem"] for one in shown["problems"] if one["measured"]} == keys
+    with Bundle(output) as bundle:
+        index = Index([BundleView(name="tuned", header=bundle.header)], bench.facts)
+    for problem in problems:
+        found = index.match(problem, ALIGNMENT_BYTES)
+        assert isinstance(found, Match)
+        assert (found.basis, found.measured is not None) == (Basis.DECLARED, True), problem.key
