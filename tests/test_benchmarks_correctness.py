@@ -16,7 +16,7 @@ from installed_bundles import use
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.manifest import load_manifest
 from nvgemm_runtime.problem import DType, Problem, Signature
-from tuning_bench import Lazy, build
+from tuning_bench import LazyAtLargeSizes, build
 
 correctness, faults = load("correctness", "faults")
 
@@ -53,14 +53,16 @@ def test_right_kernels_pass_and_every_fault_is_noticed(
 def test_a_wrong_kernel_is_counted_and_named(
     kernel_cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, build(PROBLEMS[:1], tmp_path / "b", kernel_cache, Lazy()))
+    use(monkeypatch, build(PROBLEMS[:1], tmp_path / "b", kernel_cache, LazyAtLargeSizes()))
     done = run()
     assert done.exit_code == 1
     assert "right, and said to be wrong: mm/tn/bf16xbf16/fp32/bf16/m" in done.output
     assert "(Cpu_8x32)" in done.output
 
 
-def test_without_kernels_it_says_what_to_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kernels_it_says_what_to_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     use(monkeypatch, tmp_path)
     done = run()
     assert done.exit_code == 1
