@@ -85,7 +85,7 @@ def test_wrong_kernels_are_said_loudly(
     assert result.stdout.count("WRONG: kernel") == 1
     for problem in PROBLEMS:
         elements = problem.m * problem.n
-        assert f"{problem.key}: {elements} of {elements} elements are off" in result.stdout
+        assert f"{problem.key}: {elements} of {elements} elements are wrong" in result.stdout
 
 
 def header_of(path: Path) -> Header:

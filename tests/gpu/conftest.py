@@ -1,8 +1,8 @@
 """Tests that run kernels on this machine's GPU, from the kernel wheels that are installed.
 
 They need torch, nvgemm-aot, pytest and kernel wheels for the GPU, and nothing of the builder. Where
-there is no GPU they are skipped. ``tests/gpu/run`` runs them part by part, with the wheels that each
-needs. By hand, run them alone, so that the other tests' needs are not theirs::
+there is no GPU they are skipped. ``tests/gpu/run`` runs them part by part, with the wheels that
+each needs. By hand, run them alone, so that the other tests' needs are not theirs::
 
     pytest --confcutdir=tests/gpu -m gpu tests/gpu
 """
