@@ -20,6 +20,9 @@ from nvgemm_runtime.errors import CompileError
 from nvgemm_runtime.format import KernelDesign
 from nvgemm_runtime.problem import Signature
 
+_FOREVER_SECONDS = 3600
+"""Longer than any test waits, however busy the machine is."""
+
 SOURCE = """
 __attribute__((visibility("default")))
 int __tvm_ffi_gemm(void *self, const void *arguments, int count, void *result) {{
@@ -68,8 +71,9 @@ def _make_noise() -> None:
 class FakeProvider:
     """Offers the operators that the environment variable FAKE_OPERATORS names.
 
-    An operator called ``fail...`` does not compile; ``crash...`` kills the compiler process;
-    ``slow...`` takes a minute, ``hangs...`` only the first time; ``nospace...`` finds the disk
+    An operator called ``fail...`` does not compile; ``crash...`` kills the compiler process,
+    ``dies_once`` the first two times, which is one task: each is tried twice;
+    ``slow...`` takes an hour, ``hangs...`` only the first time; ``nospace...`` finds the disk
     full; ``same...`` gives the same code as every other of its kind. What FAKE_NOISE says is
     printed, as compilers do.
     """
@@ -105,11 +109,15 @@ class FakeProvider:
         _make_noise()
         if candidate.operator.startswith("crash"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if candidate.operator == "dies_once":
+            names = Path(os.environ["FAKE_LOG"]).read_text().split()
+            if names.count(candidate.operator) <= 2:
+                os.kill(os.getpid(), signal.SIGKILL)
         if candidate.operator.startswith("slow"):
-            time.sleep(60)
+            time.sleep(_FOREVER_SECONDS)
         if candidate.operator.startswith("hangs"):
             names = Path(os.environ["FAKE_LOG"]).read_text().split()
-            time.sleep(60 if names.count(candidate.operator) == 1 else 0)
+            time.sleep(_FOREVER_SECONDS if names.count(candidate.operator) == 1 else 0)
         if candidate.operator.startswith("nospace"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         if candidate.operator.startswith("fail"):

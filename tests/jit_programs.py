@@ -30,7 +30,7 @@ from synthetic_facts import H200
 pending = [request(Problem.parse(key), H200) for key in json.loads(sys.argv[2])]
 process = FALLBACK._process
 print(json.dumps(None if process is None else process.pid), flush=True)
-outcomes = [one.result(60) for one in pending]
+outcomes = [one.result(600) for one in pending]
 print(json.dumps({
     "bundles": [str(outcome.bundle) if outcome.bundle else None for outcome in outcomes],
     "compiled": [outcome.compiled for outcome in outcomes],
@@ -64,7 +64,7 @@ class Program:
 
     def answer(self) -> dict[str, Any]:
         """What came of it, with what it said on standard error."""
-        out, said = self.process.communicate(timeout=60)
+        out, said = self.process.communicate(timeout=600)
         assert self.process.returncode == 0, said
         return {**json.loads(out), "said": said}
 
@@ -121,7 +121,9 @@ class JitMachine:
 
     def compilers_of(self, server: int) -> list[int]:
         """Compiler processes of a server."""
-        return [pid for pid in _processes() if _parent(pid) == server and _is(pid, b"spawn_main")]
+        return [
+            pid for pid in _processes() if _parent(pid) == server and _is(pid, b"worker_process")
+        ]
 
     @contextlib.contextmanager
     def ending_quietly(self) -> Iterator[None]:
@@ -134,12 +136,10 @@ class JitMachine:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:
             return False
-        # That of this process stays with it; those of others end a moment after them.
-        is_tracker = _is(pid, b"resource_tracker")
-        return self._mark.encode() in environment.split(b"\0") and not is_tracker
+        return self._mark.encode() in environment.split(b"\0")
 
 
-def wait_until(condition: Callable[[], object], otherwise: str, seconds: float = 30) -> None:
+def wait_until(condition: Callable[[], object], otherwise: str, seconds: float = 300) -> None:
     """Wait for what must come."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -163,9 +163,9 @@ def _parent(pid: int) -> int | None:
         return None
 
 
-def _is(pid: int, function: bytes) -> bool:
-    """Whether a process of multiprocessing runs this function."""
+def _is(pid: int, word: bytes) -> bool:
+    """Whether the command of a process has such a word."""
     try:
-        return function in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return word in Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return False

@@ -24,6 +24,7 @@ from nvgemm_aot.cache import Cache
 from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_runtime import api, choosing, native
 from nvgemm_runtime.errors import NoKernelError
+from nvgemm_runtime.library import Library
 from nvgemm_runtime.match import Basis
 from nvgemm_runtime.operands import torch_dtype
 from nvgemm_runtime.problem import DType, Op, Signature
@@ -130,6 +131,32 @@ def test_choose_gives_the_best_ranked_kernel(installed: BuiltBundle) -> None:
     assert chosen.kernel == match.kernels[0].kernel
     nvgemm_runtime.mm(a, b, out=out, kernel=chosen)
     assert_same(out, expected)
+
+
+def test_a_damaged_payload_costs_its_bundle_alone(
+    cpu_bundle: BuiltBundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    paths = [tmp_path / f"{name}.nvgemm" for name in "abc"]
+    whole = cpu_bundle.path.read_bytes()
+    body_bytes = sum(kernel.span.stored_bytes for kernel in cpu_bundle.header.kernels)
+    damaged = whole[:-body_bytes] + bytes(body_bytes)
+    a, b = torch.ones(16, 64), torch.ones(64, 32)
+    for path, content in zip(paths, (damaged, damaged, whole), strict=True):
+        path.write_bytes(content)
+    use(monkeypatch, *paths)
+    monkeypatch.setattr(choosing, "LIBRARY", Library())
+    assert torch.equal(nvgemm_runtime.mm(a, b), a @ b)
+    assert [path.name in caplog.text for path in paths] == [True, True, False]
+    assert len(caplog.records) == 2
+    assert [found.problem is None for found in nvgemm_runtime.bundles()] == [False, False, True]
+    use(monkeypatch, *paths[:2])
+    monkeypatch.setattr(choosing, "LIBRARY", Library())
+    with pytest.raises(NoKernelError, match=r"b\.nvgemm: \[frame") as caught:
+        nvgemm_runtime.mm(a, b)
+    assert len([reason for reason in caught.value.reasons if "[frame" in reason]) == 2
 
 
 def test_explanations_can_be_read(installed: BuiltBundle) -> None:
@@ -532,7 +559,7 @@ def in_a_new_process(script: str, bundle: BuiltBundle, *arguments: str) -> str:
     environment = {**os.environ, "NVGEMM_AOT_BUNDLES": str(bundle.path)}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script, *arguments],
-        env=environment, capture_output=True, text=True, check=False, timeout=120,
+        env=environment, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

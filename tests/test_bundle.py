@@ -21,6 +21,7 @@ from nvgemm_runtime.errors import BundleFormatError, StorageError
 from nvgemm_runtime.format import (
     FORMAT_VERSION,
     MAGIC,
+    MAX_HEADER_BYTES,
     PREFIX,
     canonical_json,
     encode_header,
@@ -311,6 +312,15 @@ def test_rejects_a_header_longer_than_the_file(path: Path) -> None:
     magic, version, _, digest = PREFIX.unpack(data[: PREFIX.size])
     path.write_bytes(PREFIX.pack(magic, version, 2**32 - 1, digest) + data[PREFIX.size :])
     with pytest.raises(BundleFormatError, match=r"\[header-size\]"):
+        Bundle(path)
+
+
+def test_rejects_a_header_over_the_limit_without_reading_it(tmp_path: Path) -> None:
+    path = tmp_path / "huge.nvgemm"
+    size = MAX_HEADER_BYTES + 1
+    path.write_bytes(PREFIX.pack(MAGIC, FORMAT_VERSION, size, bytes(32)))
+    os.truncate(path, PREFIX.size + size)  # sparse: another rule would be named if it were read
+    with pytest.raises(BundleFormatError, match=rf"\[header-size\] .*{size} .*{MAX_HEADER_BYTES}"):
         Bundle(path)
 
 

@@ -208,6 +208,8 @@ def test_list_of_nothing(tmp_path: Path) -> None:
 def test_clear_removes_everything(cache: Cache) -> None:
     size_bytes = look_at(cache).size_bytes
     (cache.directory / "jit" / "broken.nvgemm").write_bytes(b"")
+    cache.lock_directory.mkdir(exist_ok=True)
+    cache.lock_path("kernel-of-a-killed-process").touch()
     said = run("clear").output
     assert (
         f"{size_text(size_bytes)} freed, 3 problems and 4 compiled kernels and plans removed"

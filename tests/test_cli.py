@@ -66,6 +66,24 @@ def test_build_says_what_it_wrote_and_then_that_nothing_changed(directory: Path)
     assert "0 kernels compiled" in second.output
 
 
+def test_build_says_what_it_left_out_and_whether_that_may_pass(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "one fails crash")
+    said = run("build", "some.yaml").output
+    assert "  left out fails: fails: told to fail\n" in said
+    assert (
+        "  left out crash: the compiler process died by SIGKILL, as when memory is short; the next "
+        "build tries it again\n" in said
+    )
+    document = json.loads(run("build", "some.yaml", "--json").stdout)
+    [bundle] = document["bundles"]
+    assert {f["operator"]: f["temporary"] for f in bundle["failures"]} == {
+        "fails": False,
+        "crash": True,
+    }
+
+
 def test_build_as_json(directory: Path) -> None:
     result = run("build", "some.yaml", "--json")
     document = json.loads(result.stdout)

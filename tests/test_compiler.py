@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -10,9 +12,18 @@ import pytest
 from fake_provider import FakeProvider, candidate
 from nvgemm_aot import compiler, linker
 from nvgemm_aot.cache import Cache
-from nvgemm_aot.compiler import Compilation, Task, compile_all, default_jobs, make_tasks
+from nvgemm_aot.compiler import (
+    Compilation,
+    Outcome,
+    Task,
+    compile_all,
+    default_jobs,
+    make_tasks,
+)
 from nvgemm_aot.targets import build_target
-from nvgemm_runtime.errors import StorageError
+from nvgemm_aot.time_limit import compile_limit_seconds
+from nvgemm_aot.workers import TimeLimitExceeded, WorkerDied
+from nvgemm_runtime.errors import StorageError, ToolchainError
 from nvgemm_runtime.problem import Signature
 
 BF16 = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
@@ -64,6 +75,7 @@ def test_a_failing_kernel_is_reported_and_the_others_go_on(tmp_path: Path) -> No
     assert [(f.task.candidate.operator, f.reason) for f in result.failures] == [
         ("fails", "fails: told to fail")
     ]
+    assert not result.failures[0].temporary
     assert [cache.has(task.key) for task in wanted] == [True, False, True]
 
 
@@ -73,9 +85,82 @@ def test_a_dying_compiler_is_named_and_the_others_go_on(tmp_path: Path, log: Pat
     result = compile_all(wanted, cache, jobs=2)
     assert result.compiled == 3
     assert [f.task.candidate.operator for f in result.failures] == ["crash"]
-    assert "process died" in result.failures[0].reason
+    assert result.failures[0].reason == (
+        "the compiler process died by SIGKILL, as when memory is short"
+    )
+    assert result.failures[0].temporary
     assert all(cache.has(task.key) for task in wanted if task.candidate.operator != "crash")
     assert Counter(log.read_text().split())["crash"] == 2
+
+
+def test_a_compiler_that_takes_too_long_is_killed_and_the_others_go_on(tmp_path: Path) -> None:
+    class Late:
+        """Workers of which one is killed at its limit."""
+
+        def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
+            yield items[0], TimeLimitExceeded("not done within 7 s")
+            yield items[1], Outcome()
+
+    result = compile_all(tasks("slow", "two"), Cache(tmp_path), jobs=1, workers=Late())
+    assert result.compiled == 1
+    [failure] = result.failures
+    assert failure.temporary
+    assert failure.task.candidate.operator == "slow"
+    assert failure.reason == (
+        "its compiler was killed: not done within 7 s; set NVGEMM_AOT_COMPILE_TIMEOUT to allow more"
+    )
+
+
+def test_the_users_limit_is_that_of_compiler_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVGEMM_AOT_COMPILE_TIMEOUT", "1")
+    [slow] = tasks("slow")
+    result = compile_all([slow], Cache(tmp_path), jobs=1)
+    [failure] = result.failures
+    assert "not done within 1 s" in failure.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        (None, 300),
+        ("", 300),
+        ("2.5", 2.5),
+        ("inf", math.inf),
+        ("0", 300),
+        ("-1", 300),
+        ("soon", 300),
+    ],
+)
+def test_the_limit_is_a_number_of_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    text: str | None,
+    seconds: float,
+) -> None:
+    monkeypatch.delenv("NVGEMM_AOT_COMPILE_TIMEOUT", raising=False)
+    if text is not None:
+        monkeypatch.setenv("NVGEMM_AOT_COMPILE_TIMEOUT", text)
+    assert compile_limit_seconds() == seconds
+    wrong = text in ("0", "-1", "soon")
+    assert (
+        caplog.messages
+        == [f"NVGEMM_AOT_COMPILE_TIMEOUT={text}: must be a number of seconds above 0; taken as 300"]
+        * wrong
+    )
+
+
+def test_compilers_that_cannot_start_are_an_error_with_their_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeProvider, "name", "dying_provider:DyingProvider")
+    (tmp_path / "dying_provider.py").write_text(
+        "import os\nos.write(2, b'no such library')\nos._exit(127)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ToolchainError, match=r"3 in a row .*exit status 127: no such library"):
+        compile_all(tasks("one", "two"), Cache(tmp_path / "cache"), jobs=1)
 
 
 def test_a_damaged_entry_is_compiled_again(tmp_path: Path) -> None:

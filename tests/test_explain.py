@@ -17,6 +17,7 @@ import pytest
 import cpu_provider
 import recording_kernels
 from nvgemm_aot.cache import Cache
+from nvgemm_aot.child import run_to_end
 from nvgemm_aot.explain import Explanation, MetGemm, collect, explain
 from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_aot.render_explain import explain_text
@@ -292,11 +293,37 @@ def test_events_that_were_cut_off_are_said_on_standard_error(command: Command) -
     assert "1 events are left out" in done.stderr
 
 
+def test_an_interrupt_while_a_command_is_being_started_is_the_commands_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the program that runs it is at that moment."""
+    begun: list[int] = []
+
+    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            super().__init__(*arguments, **options)
+            os.kill(os.getpid(), signal.SIGINT)
+            begun.append(self.pid)
+
+        def __enter__(self) -> Any:
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().__enter__()
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    is_left_to_it = "signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    code = f"import signal; raise SystemExit(7 if {is_left_to_it} else 8)"
+    assert run_to_end([sys.executable, "-c", code], os.environ) == 7
+    assert len(begun) == 1
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+
 def test_a_command_that_is_interrupted_is_still_explained(tmp_path: Path) -> None:
     program = (
         "import time; from nvgemm_runtime.inductor import report\n"
         "report.met('some GEMM', basis='miss', reasons=['why'])\n"
-        "try: print('ready', flush=True); time.sleep(60)\n"
+        "try: print('ready', flush=True); time.sleep(3600)\n"
         "except KeyboardInterrupt: raise SystemExit(3)\n"
     )
     start = "from nvgemm_aot.cli import main; main()"
@@ -309,7 +336,7 @@ def test_a_command_that_is_interrupted_is_still_explained(tmp_path: Path) -> Non
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=600)
     assert process.returncode == 3
     assert "no bundled kernel for 1 GEMM:\n  some GEMM\nbecause\n  why" in output
 

@@ -10,6 +10,7 @@ built with cutlass-dsl 4.8.1 for sm_90a: two candidates of bf16, TN, 16 x 5120 x
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -56,8 +57,14 @@ def test_bundles_of_version_1_are_read_whole(name: str) -> None:
         assert "format version" in bundle_text(bundle_document(bundle))
 
 
-def test_a_kernel_of_a_version_1_bundle_computes(monkeypatch: pytest.MonkeyPatch) -> None:
-    use(monkeypatch, FORMAT_1 / "cpu.nvgemm")
+def test_a_kernel_of_a_version_1_bundle_computes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A copy, for others may be able to write where this repository lies.
+    path = tmp_path / "cpu.nvgemm"
+    path.write_bytes((FORMAT_1 / "cpu.nvgemm").read_bytes())
+    path.chmod(0o600)
+    use(monkeypatch, path)
     a, b = torch.randn(16, 64), torch.randn(64, 32)
     torch.testing.assert_close(nvgemm_runtime.mm(a, b), a @ b)
 
@@ -262,16 +269,30 @@ def test_a_bundle_that_requires_an_unknown_feature_is_refused_by_its_name(tmp_pa
         edited(tmp_path, lambda h: (h.update(requires=["remote-payloads"]), h.pop("target")))
 
 
-@pytest.mark.parametrize("name", sorted(KNOWN_FEATURES) or [None])
-def test_an_empty_or_known_list_of_required_features_costs_nothing(
-    name: str | None, tmp_path: Path
+@pytest.mark.parametrize("names", [[], ["pdl"], ["pdl", "stream-k"]])
+def test_features_that_a_release_knows_cost_nothing(
+    names: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names = [] if name is None else [name]
+    known = KNOWN_FEATURES | {"pdl", "stream-k"}
+    monkeypatch.setattr("nvgemm_runtime.header_decoder.KNOWN_FEATURES", known)
+    parts = ("kernels", "rankings", "sources")
     header = edited(
         tmp_path,
-        lambda h: [one.update(requires=names) for one in (h, *h["kernels"], *h["rankings"])],
+        lambda h: [
+            one.update(requires=names)
+            for one in (h, *itertools.chain.from_iterable(h[part] for part in parts))
+        ],
     )
-    assert header.unknown_kernels == header.unknown_rankings == ()
+    assert without_places(header) == without_places(plain(tmp_path))
+
+
+def test_one_unknown_feature_among_known_ones_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nvgemm_runtime.header_decoder.KNOWN_FEATURES", frozenset({"pdl"}))
+    header = edited(tmp_path, lambda h: h["kernels"][0].update(requires=["pdl", "stream-k"]))
+    (unknown,) = header.unknown_kernels
+    assert unknown.why.startswith("requires stream-k, unknown")
 
 
 @pytest.mark.parametrize(("part", "text"), [("arch", "gfx950"), ("cuda", "cuda-14.x")])
@@ -306,6 +327,13 @@ def test_an_unknown_scope_or_problem_among_the_unserved_is_no_error(tmp_path: Pa
     assert header.unserved == {
         Problem.parse("mm/nn/bf16xbf16/fp32/bf16/m1n8k8"): UnservedReason(text="r", scope=None)
     }
+
+
+def test_a_verification_says_which_kernels_it_did_not_look_at(tmp_path: Path) -> None:
+    edited(tmp_path, lambda h: h["kernels"][0].update(requires=["pdl"]))
+    report = verify_bundle(tmp_path / "later.nvgemm", disassemble=False)
+    assert len(report.kernels) == 3
+    assert any(note.startswith("1 kernels were not looked at") for note in report.notes)
 
 
 def test_what_is_not_understood_is_not_lost_in_a_copy(tmp_path: Path) -> None:

@@ -59,11 +59,6 @@ def test_finds_second_export(tmp_path: Path) -> None:
     assert_only(gaps_of(payload), Check.HOST_EXPORTS, "exports __tvm_ffi_gemm, second;")
 
 
-def test_finds_entry_point_that_is_no_function(tmp_path: Path) -> None:
-    payload = shared_object(tmp_path, "int __tvm_ffi_gemm = 1;")
-    assert_only(gaps_of(payload), Check.HOST_EXPORTS, "is not a function")
-
-
 def test_finds_undefined_symbol_that_no_runtime_library_exports(tmp_path: Path) -> None:
     payload = shared_object(tmp_path, SOURCE.replace("TVMFFIEnvGetStream", "getenv"))
     assert_only(gaps_of(payload), Check.HOST_SYMBOLS, "needs the symbol getenv")
@@ -93,39 +88,6 @@ def test_finds_missing_library(tmp_path: Path, libraries: frozenset[str], messag
     assert_only(gaps_of(payload), Check.HOST_LIBRARIES, message)
 
 
-@pytest.mark.parametrize(("flag", "tag"), [("-F", "FILTER"), ("-f", "AUXILIARY")])
-def test_finds_filter_of_another_object(tmp_path: Path, flag: str, tag: str) -> None:
-    payload = shared_object(tmp_path, SOURCE, f"-Wl,{flag},libother.so")
-    assert_only(gaps_of(payload), Check.HOST_LIBRARIES, f"{tag} makes the loader map another")
-
-
-@pytest.mark.parametrize(
-    ("addition", "flags", "tag"),
-    [
-        ("__attribute__((constructor)) static void before(void) { table = 0; }", (), "INIT_ARRAY"),
-        ("static void before(void) {}", ("-Wl,-init,__tvm_ffi_gemm",), "INIT"),
-    ],
-)
-def test_finds_code_that_runs_while_loading(
-    tmp_path: Path, addition: str, flags: tuple[str, ...], tag: str
-) -> None:
-    payload = shared_object(tmp_path, SOURCE + addition, *flags)
-    assert_only(gaps_of(payload), Check.HOST_CONSTRUCTORS, f"{tag} runs code while the kernel is")
-
-
-def test_finds_code_that_runs_before_constructors(good: bytes) -> None:
-    # No linker writes this tag into a shared object, but a loader may be given one.
-    hash_tag = struct.pack("<Q", 0x6FFFFEF5)
-    assert good.count(hash_tag) == 1
-    payload = good.replace(hash_tag, struct.pack("<Q", 32))
-    assert Check.HOST_CONSTRUCTORS in {gap.check for gap in gaps_of(payload)}
-
-
-def test_accepts_code_that_runs_while_unloading(tmp_path: Path) -> None:
-    addition = "__attribute__((destructor)) static void after(void) { table = 0; }"
-    assert not gaps_of(shared_object(tmp_path, SOURCE + addition))
-
-
 @pytest.mark.parametrize(("flag", "tag"), [("--enable", "RUNPATH"), ("--disable", "RPATH")])
 def test_finds_library_search_path(tmp_path: Path, flag: str, tag: str) -> None:
     payload = shared_object(tmp_path, SOURCE, "-Wl,-rpath,/opt/lib", f"-Wl,{flag}-new-dtags")
@@ -134,16 +96,7 @@ def test_finds_library_search_path(tmp_path: Path, flag: str, tag: str) -> None:
 
 def test_finds_executable_stack(tmp_path: Path) -> None:
     payload = shared_object(tmp_path, SOURCE, "-Wl,-z,execstack")
-    assert_only(gaps_of(payload), Check.HOST_SEGMENTS, "executable stack")
-
-
-def test_finds_writable_code(good: bytes) -> None:
-    payload = bytearray(good)
-    for header in range(64, 64 + 56 * struct.unpack_from("<H", good, 56)[0], 56):
-        kind, flags = struct.unpack_from("<II", good, header)
-        if kind == 1 and flags & 1:
-            struct.pack_into("<I", payload, header + 4, flags | 2)
-    assert_only(gaps_of(bytes(payload)), Check.HOST_SEGMENTS, "is writable and executable")
+    assert_only(gaps_of(payload), Check.HOST_STACK, "executable stack")
 
 
 def test_finds_text_relocations(tmp_path: Path) -> None:
@@ -152,10 +105,8 @@ def test_finds_text_relocations(tmp_path: Path) -> None:
         asm(".text; .globl __tvm_ffi_gemm; .type __tvm_ffi_gemm, @function;"
             "__tvm_ffi_gemm: movabs $TVMFFIEnvGetStream, %rax; jmp *%rax");
     """
-    gaps = gaps_of(shared_object(tmp_path, source, "-Wl,-z,notext"))
-    assert [gap.check for gap in gaps] == [Check.HOST_RELOCATIONS] * 2
-    assert "has text relocations" in gaps[0].message
-    assert "is not in a writable segment" in gaps[1].message
+    payload = shared_object(tmp_path, source, "-Wl,-z,notext")
+    assert_only(gaps_of(payload), Check.HOST_RELOCATIONS, "has text relocations")
 
 
 def test_finds_relocation_that_runs_code(tmp_path: Path) -> None:
@@ -167,7 +118,7 @@ def test_finds_relocation_that_runs_code(tmp_path: Path) -> None:
     """
     gaps = gaps_of(shared_object(tmp_path, source))
     assert Check.HOST_RELOCATIONS in {gap.check for gap in gaps}
-    assert any("is of type 37" in gap.message for gap in gaps)
+    assert any("a relocation of type 37" in gap.message for gap in gaps)
 
 
 def test_finds_packed_relocations(tmp_path: Path) -> None:
@@ -209,12 +160,6 @@ def test_finds_other_format(
 def test_finds_unknown_platform(good: bytes) -> None:
     gaps = gaps_of(good, platform="linux_aarch64")
     assert_only(gaps, Check.HOST_FORMAT, "no rules for platform 'linux_aarch64'")
-
-
-def test_is_not_misled_by_section_headers(good: bytes) -> None:
-    stripped = bytearray(good)
-    struct.pack_into("<Q", stripped, 40, 0xFFFF_FFFF)
-    assert not gaps_of(bytes(stripped))
 
 
 @pytest.mark.parametrize(

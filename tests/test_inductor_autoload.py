@@ -19,7 +19,9 @@ from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_runtime.inductor import autoload, settings
 
 AT_IMPORT = {
+    "nvgemm_aot_autoload",
     "nvgemm_runtime",
+    "nvgemm_runtime._version",
     "nvgemm_runtime.inductor",
     "nvgemm_runtime.inductor.autoload",
     "nvgemm_runtime.inductor.settings",

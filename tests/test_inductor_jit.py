@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,14 @@ import cpu_provider
 import nvgemm_runtime
 from inductor_session import InductorSession
 from jit_programs import JitMachine
+from nvgemm_aot.bundle import write_bundle
+from nvgemm_aot.bundle_content import read_content
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.cli import main
 from nvgemm_runtime import jit_client
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.facts import DeviceFacts
+from nvgemm_runtime.format import CompileFailure
 from nvgemm_runtime.jit_client import Outcome, Pending
 from nvgemm_runtime.problem import DType, Problem
 
@@ -117,7 +121,7 @@ class Machine(JitMachine):
 
 
 def answer(process: subprocess.Popen[str]) -> dict[str, Any]:
-    out, said = process.communicate(timeout=120)
+    out, said = process.communicate(timeout=600)
     assert process.returncode == 0, said
     told: dict[str, Any] = json.loads(out.splitlines()[-1])
     return told
@@ -292,3 +296,29 @@ def test_what_a_wheel_has_for_other_sizes_is_enough(
     inductor.compile(lambda a, b: a @ b, a, b)
     assert nvgemm_runtime.stats().signature == 1
     assert asked.told == []
+
+
+@pytest.mark.parametrize("is_transient", [True, False])
+def test_a_kept_ranking_that_lost_kernels_to_a_killed_compiler_is_asked_for_again(
+    inductor: InductorSession,
+    asked: Asked,
+    kernel_cache: Cache,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    operands: tuple[torch.Tensor, torch.Tensor],
+    is_transient: bool,
+) -> None:
+    built = cpu_provider.build_bundle([Problem.parse(MM)], tmp_path, kernel_cache)
+    with Bundle(built.path) as bundle:
+        content = read_content(bundle)
+    failure = CompileFailure(operator="o", reason="killed", is_transient=is_transient)
+    (ranking,) = content.rankings
+    kept = tmp_path / "cache/jit/kept.nvgemm"
+    kept.parent.mkdir(parents=True)
+    write_bundle(kept, replace(content, rankings=(replace(ranking, missing=(failure,)),)))
+    monkeypatch.setenv("NVGEMM_AOT_CACHE", str(tmp_path / "cache"))
+    inductor.use()
+    nvgemm_runtime.reset_stats()
+    inductor.compile(lambda a, b: a @ b, *operands)
+    assert nvgemm_runtime.stats().declared == 1, "its other kernels are offered"
+    assert (f"ask {MM}" in asked.told) is is_transient

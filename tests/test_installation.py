@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import logging
 import os
 import shutil
@@ -10,6 +12,7 @@ import threading
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -86,6 +89,50 @@ def test_a_broken_bundle_beside_a_good_one_is_left_out_and_said(
     miss = index.match(not_bundled(), 256)
     assert isinstance(miss, Miss)
     assert any("[header-size]" in reason for reason in miss.reasons), miss.reasons
+
+
+FAULTS = (
+    KeyError("cluster_limits"),
+    MemoryError(),
+    RecursionError("deep"),
+    ValueError("bad\nline"),
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: type(fault).__name__)
+@pytest.mark.parametrize(
+    "place",
+    [
+        "nvgemm_runtime.bundle.decode_header",
+        "nvgemm_runtime.bundle.file_identity",
+        "nvgemm_runtime.match.refusal",
+        "nvgemm_runtime.match.left_out",
+        "nvgemm_runtime.match.launchable",
+    ],
+)
+@pytest.mark.parametrize("call", [0, 1])
+def test_whatever_goes_wrong_with_one_bundle_the_others_are_used(
+    place: str, fault: Exception, call: int, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed, name in enumerate("ab"):
+        add(directory, name, seed=seed)
+    module_name, _, function = place.rpartition(".")
+    module = importlib.import_module(module_name)
+    right = getattr(module, function)
+    calls = itertools.count()
+
+    def faulty(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == call:
+            raise fault
+        return right(*arguments, **named)
+
+    monkeypatch.setattr(module, function, faulty)
+    index, opened = Installation().index(B200)
+    problem = opened[0].header.rankings[0].problem
+    assert isinstance(index.match(problem, 256), Match)
+    assert len(index.refusals) == 1
+    assert f"internal error, {type(fault).__name__}: " in index.refusals[0]
+    assert "\n" not in index.refusals[0]
 
 
 def test_a_miss_names_a_bundle_that_could_not_be_opened(directory: Path) -> None:

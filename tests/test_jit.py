@@ -27,7 +27,7 @@ from nvgemm_aot.manifest import Declared, Manifest
 from nvgemm_aot.pipeline import build
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.errors import StorageError, TargetError
+from nvgemm_runtime.errors import StorageError, TargetError, ToolchainError
 from nvgemm_runtime.installation import Installation
 from nvgemm_runtime.jit_cache import stamp_path
 from nvgemm_runtime.jit_client import Fallback
@@ -124,6 +124,52 @@ def test_what_failed_is_not_tried_again_by_the_same_toolchain(
     machine.set(FAKE_OPERATORS="one two")
     assert compiler.compile(problem(), 4, DEVICE) == first
     assert compiler.compile(problem(), 3, DEVICE).compiled == 2, "another request"
+
+
+def test_what_a_killed_compiler_left_out_is_compiled_when_asked_again(
+    machine: JitMachine, compiler: JitCompiler
+) -> None:
+    machine.set(FAKE_OPERATORS="one dies_once two")
+    first = compiler.compile(problem(), 4, DEVICE)
+    assert first.compiled == 2
+    again = compiler.compile(problem(), 4, DEVICE)
+    assert (again.compiled, again.failures) == (1, ())
+    assert compiler.compile(problem(), 4, DEVICE).compiled == 0
+    assert problems_of(again.bundle) == [problem()]
+
+
+@pytest.mark.parametrize("operator", ["crash", "slow"])
+def test_what_was_killed_is_tried_again(
+    machine: JitMachine, compiler: JitCompiler, operator: str
+) -> None:
+    machine.set(FAKE_OPERATORS=operator)
+    if operator == "slow":
+        machine.set(NVGEMM_AOT_COMPILE_TIMEOUT="1")
+    first = compiler.compile(problem(), 4, DEVICE)
+    assert first.bundle is None
+    assert first.temporary
+    tried = machine.compiled().count(operator)
+    assert tried > 0
+    assert compiler.compile(problem(), 4, DEVICE) == first
+    assert machine.compiled().count(operator) == 2 * tried
+
+
+def test_compilers_that_cannot_start_are_started_a_few_times_and_no_more(
+    machine: JitMachine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts = tmp_path / "starts"
+    (tmp_path / "dying_provider.py").write_text(
+        f"import os\nopen({str(starts)!r}, 'a').write('start\\n')\n"
+        "os.write(2, b'no such library')\nos._exit(127)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(FakeProvider, "name", "dying_provider:DyingProvider")
+    compiler = JitCompiler(Cache(machine.cache), FakeProvider(), 1, print)
+    for m in range(16, 80, 16):
+        with pytest.raises(ToolchainError, match=r"cannot be started: .*127: no such library"):
+            compiler.compile(problem(m), 4, DEVICE)
+    compiler.close()
+    assert 3 <= len(starts.read_text().split()) <= 4
 
 
 def test_a_problem_that_no_operator_takes_says_why(
@@ -241,7 +287,7 @@ def test_where_nothing_can_be_written_kernels_are_for_this_process_alone(
 ) -> None:
     read_only(machine)
     with caplog.at_level(logging.DEBUG, "nvgemm_runtime"):
-        outcomes = [fallback.request(problem(m), H200).result(60) for m in (16, 64)]
+        outcomes = [fallback.request(problem(m), H200).result(600) for m in (16, 64)]
     assert [outcome.reason for outcome in outcomes] == [None, None]
     [warning] = warnings_of(caplog)
     assert "kept for this process alone" in warning

@@ -53,7 +53,7 @@ def test_eight_processes_at_once_compile_each_kernel_once(machine: JitMachine) -
 def test_a_problem_is_asked_for_once_a_process(machine: JitMachine, fallback: Fallback) -> None:
     pending = fallback.request(problem(), H200)
     assert fallback.request(problem(), H200) is pending
-    assert pending.result(60).reason is None
+    assert pending.result(600).reason is None
     assert pending.done()
     assert fallback.request(problem(), H200) is pending
 
@@ -63,7 +63,7 @@ def test_waiting_can_be_given_up_and_taken_up_again(
 ) -> None:
     pending = fallback.request(problem(), H200)
     assert pending.result(0).reason == "not compiled within 0 s"
-    assert pending.result(60).reason is None
+    assert pending.result(600).reason is None
 
 
 def test_a_killed_server_is_started_again_once(machine: JitMachine, fallback: Fallback) -> None:
@@ -72,10 +72,10 @@ def test_a_killed_server_is_started_again_once(machine: JitMachine, fallback: Fa
     wait_until(machine.compiled, "nothing was compiled")
     first = running(fallback)
     kill(first)
-    assert [one.result(60).reason for one in pending] == [None, None]
+    assert [one.result(600).reason for one in pending] == [None, None]
     assert running(fallback) != first
     kill(running(fallback))
-    outcome = fallback.request(problem(128), H200).result(60)
+    outcome = fallback.request(problem(128), H200).result(600)
     assert outcome.bundle is None
     assert outcome.reason == "the builder side ended (killed by signal 9): without a word"
     assert fallback.request(problem(256), H200).result(0).reason == outcome.reason
@@ -84,10 +84,12 @@ def test_a_killed_server_is_started_again_once(machine: JitMachine, fallback: Fa
 
 def test_a_killed_compiler_is_replaced(machine: JitMachine, fallback: Fallback) -> None:
     machine.set(FAKE_OPERATORS="one crash two")
-    outcome = fallback.request(problem(), H200).result(60)
+    outcome = fallback.request(problem(), H200).result(600)
     assert outcome.reason is None
     assert outcome.compiled == 2
-    assert outcome.failures == ("crash: the compiler process died (crash, or out of memory)",)
+    assert outcome.failures == (
+        "crash: the compiler process died by SIGKILL, as when memory is short",
+    )
     assert machine.compiled() == ["crash", "crash", "one", "two"]
 
 
@@ -125,14 +127,14 @@ def test_a_problem_need_not_wait_for_another(machine: JitMachine, fallback: Fall
     first = fallback.request(problem(), H200)
     wait_until(machine.compiled, "nothing was compiled")
     other = Problem.parse("mm/tn/fp16xfp16/fp32/fp16/m16n512k256")
-    assert fallback.request(other, H200).result(60).reason is None
+    assert fallback.request(other, H200).result(600).reason is None
     assert not first.done()
 
 
 def test_an_idle_server_ends_and_is_started_again(machine: JitMachine) -> None:
     fallback = Fallback(["--idle-seconds", "0.2"])
     for m in (16, 64, 128):
-        assert fallback.request(problem(m), H200).result(60).reason is None
+        assert fallback.request(problem(m), H200).result(600).reason is None
         wait_until(lambda: fallback._process is None, "the server does not end")
     fallback.close()
 
@@ -147,7 +149,7 @@ def test_a_forked_child_starts_its_own(machine: JitMachine, fallback: Fallback) 
         try:
             fallback.forget()
             inherited = open_request.result(0).reason
-            fresh = fallback.request(problem(128), H200).result(60)
+            fresh = fallback.request(problem(128), H200).result(600)
             right = (
                 inherited == "asked for before a fork, in the parent process"
                 and fresh.reason is None
@@ -183,7 +185,7 @@ def test_the_server_has_no_gpu_and_writes_nothing_beside_the_program(
     machine: JitMachine, fallback: Fallback, tmp_path: Path
 ) -> None:
     machine.set(TORCH_TRACE=str(tmp_path / "trace"), CUDA_VISIBLE_DEVICES="0,1")
-    assert fallback.request(problem(), H200).result(60).reason is None
+    assert fallback.request(problem(), H200).result(600).reason is None
     variables = Path(f"/proc/{running(fallback)}/environ").read_bytes().split(b"\0")
     assert b"CUDA_VISIBLE_DEVICES=" in variables
     assert not [name for name in variables if name.startswith(b"TORCH_TRACE")]
@@ -208,7 +210,7 @@ def test_a_server_that_cannot_start_says_why(
 ) -> None:
     (tmp_path / "zstandard.py").write_text("raise ImportError('broken installation')")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    outcome = fallback.request(problem(), H200).result(60)
+    outcome = fallback.request(problem(), H200).result(600)
     assert outcome.bundle is None
     assert "the builder side ended (exit status 1): " in str(outcome.reason)
     assert str(outcome.reason).endswith("ImportError: broken installation")
@@ -240,7 +242,7 @@ def test_a_user_without_a_place_for_a_cache_is_a_reason_each_time(
 def test_an_unknown_provider_is_a_reason(machine: JitMachine, fallback: Fallback) -> None:
     machine.set(NVGEMM_AOT_JIT_PROVIDER="nonesuch")
     assert "no provider is called 'nonesuch'" in str(
-        fallback.request(problem(), H200).result(60).reason
+        fallback.request(problem(), H200).result(600).reason
     )
 
 
@@ -258,7 +260,7 @@ def test_candidates_are_a_number(
 
 def test_candidates_bound_what_is_compiled(machine: JitMachine, fallback: Fallback) -> None:
     machine.set(NVGEMM_AOT_JIT_CANDIDATES="2")
-    assert fallback.request(problem(), H200).result(60).compiled == 2
+    assert fallback.request(problem(), H200).result(600).compiled == 2
     machine.set(NVGEMM_AOT_JIT_CANDIDATES="0")
     outcome = fallback.request(problem(64), H200).result(0)
     assert outcome.reason == "NVGEMM_AOT_JIT_CANDIDATES is 0"

@@ -112,5 +112,5 @@ def test_closing_stops_those_that_are_busy(workers: SharedWorkers, log: Path) ->
     running = [worker.process for pool in workers._held for worker in pool._all]
     workers.close()
     thread.join()
-    assert not any(process.is_alive() for process in running)
+    assert all(process.poll() is not None for process in running)
     assert [type(error) for error in refused] == [WorkersKilled]

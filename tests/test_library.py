@@ -146,7 +146,7 @@ def test_a_file_that_gets_a_descriptor_of_loading_is_not_taken_for_a_kernel(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-c", OTHER_FILES, cpu_bundle.path],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
     assert done.stdout.startswith("kernel ")
@@ -239,6 +239,19 @@ def test_offsets_that_wrap_around_are_refused(
     struct.pack_into("<Q", image, 32 if field == "table" else table + 8, 2**64 - 8)
     with pytest.raises(NoKernelError, match=r"it is cut off: .* its segments need 18446744073709"):
         lib.open_kernel(bytes(image), "__tvm_ffi_gemm", "it")
+
+
+def test_a_payload_without_its_function_is_closed_again(lib: native.Native, bundle: Bundle) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("nvgemm-kernel")
+
+    image, before = bundle.payload(kernel_of(bundle)), mapped()
+    for _ in range(3):
+        with pytest.raises(NoKernelError, match="it does not export absent"):
+            lib.open_kernel(image, "absent", "it")
+    assert mapped() == before
+    assert lib.open_kernel(image, "__tvm_ffi_gemm", "it")
+    assert mapped() > before
 
 
 def test_an_image_must_be_bytes(lib: native.Native) -> None:
@@ -365,16 +378,19 @@ def test_a_payload_that_imports_what_no_library_exports_is_refused(
         Library().load(other, other.header.kernels[0])
 
 
+@pytest.mark.parametrize("damage", ["broken", "cut off"])
 def test_a_runtime_library_that_does_not_load_is_named(
-    real_bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    real_bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
+    installed = find_runtime_library("cu13")
+    assert installed is not None
     broken = tmp_path / "libcute_dsl_runtime.so"
-    broken.write_bytes(b"broken")
+    broken.write_bytes(b"broken" if damage == "broken" else installed.path.read_bytes()[: 1 << 20])
     with Bundle(real_bundles["sm_90a"]) as bundle:
         built_with = bundle.header.toolchain["nvidia-cutlass-dsl-libs-cu13"]
         found = RuntimeLibrary(path=broken, cuda="cu13", version=built_with)
         monkeypatch.setattr(library_module, "find_runtime_library", lambda cuda: found)
-        with pytest.raises(DriverError, match=rf"{broken} cannot be loaded"):
+        with pytest.raises(DriverError, match=rf"{broken} cannot be loaded: .*{damage}"):
             Library().load(bundle, bundle.header.kernels[0])
 
 
@@ -424,4 +440,4 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 def test_a_forked_child_loads_though_a_thread_of_its_parent_held_the_locks(
     cpu_bundle: BuiltBundle,
 ) -> None:
-    subprocess.run([sys.executable, "-c", FORK, cpu_bundle.path], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", FORK, cpu_bundle.path], check=True, timeout=600)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nvgemm_aot import locks
-from nvgemm_aot.locks import acquire, locked
+from nvgemm_aot.locks import acquire, locked, remove_unused
 from nvgemm_runtime.errors import StorageError
 
 HOLDER = """
@@ -20,7 +20,7 @@ from pathlib import Path
 from nvgemm_aot.locks import acquire
 acquire(Path(sys.argv[1]))
 print("locked", flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 
@@ -71,6 +71,52 @@ def test_a_killed_holder_frees_its_lock(tmp_path: Path) -> None:
         holder.wait()
     with locked(tmp_path / "a"):
         pass
+
+
+def test_lock_files_of_killed_processes_are_removed_and_no_others(tmp_path: Path) -> None:
+    remove_unused(tmp_path / "none")
+    left, held = tmp_path / "left", tmp_path / "held"
+    left.touch()
+    command = [sys.executable, "-c", HOLDER, str(held)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"locked\n"
+        remove_unused(tmp_path)
+        assert list(tmp_path.iterdir()) == [held]
+        assert acquire(held, wait=False) is None
+        holder.kill()
+        holder.wait()
+    remove_unused(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_who_waits_for_a_lock_file_that_is_removed_gets_the_lock(tmp_path: Path) -> None:
+    """One at a time, while another thread removes files all along."""
+    inside = most = 0
+    done = threading.Event()
+
+    def sweep() -> None:
+        while not done.is_set():
+            remove_unused(tmp_path)
+
+    def work() -> None:
+        nonlocal inside, most
+        for _ in range(50):
+            with locked(tmp_path / "a"):
+                inside += 1
+                most = max(most, inside)
+                inside -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    sweeper = threading.Thread(target=sweep)
+    for thread in (*threads, sweeper):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    sweeper.join()
+    assert most == 1
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_error_inside_frees_the_lock(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from nvgemm_aot.bundle import BundleContent, ProblemRanking, encode_bundle
 from nvgemm_runtime.facts import DeviceFacts
-from nvgemm_runtime.format import Header, Scope, UnservedReason, sha256_hex
+from nvgemm_runtime.format import CompileFailure, Header, Scope, UnservedReason, sha256_hex
 from nvgemm_runtime.match import Basis, BundleView, Index, Match, Miss, preferred
 from nvgemm_runtime.problem import Layout, Problem, Signature
 from nvgemm_runtime.refusals import refusal
@@ -314,3 +314,13 @@ def test_a_miss_says_why_the_build_made_no_kernel_and_of_what(
     assert isinstance(other, Miss)
     assert other.reasons[0] == beside.format(key=left_out.key)
     found(index(partial).match(problem(16), 16))
+
+
+@pytest.mark.parametrize("is_transient", [True, False])
+def test_a_match_says_whether_its_ranking_may_get_more_kernels(is_transient: bool) -> None:
+    made = content(problem(16))
+    failure = CompileFailure(operator="o", reason="why", is_transient=is_transient)
+    rankings = tuple(replace(ranking, missing=(failure,)) for ranking in made.rankings)
+    incomplete = encode_bundle(replace(made, rankings=rankings))[1]
+    assert found(index(incomplete).match(problem(16), 16)).is_complete is not is_transient
+    assert found(index(header(problem(16))).match(problem(16), 16)).is_complete

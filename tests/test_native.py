@@ -286,7 +286,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def test_a_forked_child_loads_the_launcher_though_a_thread_of_its_parent_did() -> None:
-    subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], check=True, timeout=60)
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORK], check=True, timeout=600)
 
 
 def _is_sleeping(thread: threading.Thread) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.resources
 import io
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from elftools.elf.elffile import ELFFile
 from nvgemm_aot.linker import compiler
 from nvgemm_runtime import native
 from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.shared_object import missing_part
 
 
 def _library() -> ELFFile:
@@ -79,6 +81,63 @@ def test_a_damaged_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "_native.so").write_bytes(b"not a library")
     with pytest.raises(ToolchainError, match=r"_native.so does not load with torch .*2\.11 to"):
         _load_from(tmp_path, monkeypatch)
+
+
+CUT_ANYWHERE = """
+import importlib.resources, pathlib, sys
+from nvgemm_runtime import native
+from nvgemm_runtime.errors import ToolchainError
+directory = pathlib.Path(sys.argv[1])
+library = directory / "_native.so"
+whole = importlib.resources.files("nvgemm_runtime").joinpath("_native.so").read_bytes()
+importlib.resources.files = lambda package: directory
+for percent in range(0, 100, 5):
+    library.write_bytes(whole[: len(whole) * percent // 100])
+    try:
+        native._load()
+    except ToolchainError as error:
+        print(percent, error, flush=True)
+library.write_bytes(whole[:-1])
+try:
+    native._load()
+except ToolchainError as error:
+    print(100, error)
+library.write_bytes(whole)
+native._load()
+"""
+
+
+def test_a_library_that_is_cut_off_anywhere_is_named_and_kills_no_process(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CUT_ANYWHERE, str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [int(line.split()[0]) for line in lines] == list(range(0, 101, 5))
+    for line in lines:
+        assert "_native.so cannot be loaded: it is cut off: " in line
+        assert "run: pip install --force-reinstall --no-deps nvgemm-aot" in line
+
+
+@pytest.mark.parametrize("field", ["programs", "sections", "segment"])
+def test_offsets_behind_the_end_are_no_reason_to_read_there(tmp_path: Path, field: str) -> None:
+    resource = importlib.resources.files("nvgemm_runtime").joinpath("_native.so")
+    image = bytearray(resource.read_bytes())
+    (table,) = struct.unpack_from("<Q", image, 32)  # e_phoff
+    place = {"programs": 32, "sections": 40, "segment": table + 8}[field]
+    struct.pack_into("<Q", image, place, 2**64 - 8)
+    (tmp_path / "library.so").write_bytes(image)
+    assert "headers need 18446744073" in str(missing_part(tmp_path / "library.so"))
+
+
+def test_whole_libraries_lack_nothing_nor_do_files_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes(b"not a library")
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    libraries = [Path(path) for path in mapped if ".so" in path and Path(path).is_file()]
+    assert libraries
+    assert [missing_part(path) for path in [tmp_path / "text", *libraries]] == [
+        None for _ in [tmp_path / "text", *libraries]
+    ]
 
 
 def test_a_library_of_another_version_is_named(

@@ -158,6 +158,8 @@ def test_project_wheel_holds_the_data_that_commands_need(project_wheel: Path) ->
     with ZipFile(project_wheel) as archive:
         names = set(archive.namelist())
     assert {
+        "nvgemm_aot_autoload.py",
+        "nvgemm_aot/__main__.py",
         "nvgemm_aot/py.typed",
         "nvgemm_runtime/py.typed",
         "nvgemm_runtime/_native.so",

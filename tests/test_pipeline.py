@@ -22,6 +22,8 @@ from nvgemm_aot.compiler import Compilation, Task, compile_all
 from nvgemm_aot.manifest import Manifest, load_manifest
 from nvgemm_aot.pipeline import BuildResult, build, plan_build
 from nvgemm_aot.providers import Enumeration
+from nvgemm_aot.render import build_document, build_text
+from nvgemm_aot.render_bundle import bundle_document, bundle_text
 from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_aot.unserved import Unserved, require_served
 from nvgemm_runtime.bundle import Bundle
@@ -192,6 +194,35 @@ def test_a_problem_whose_kernels_all_fail_is_left_out_and_the_bundle_says_why(
 def _failing_for_fp16(self: FakeProvider, signature: Signature, target: BuildTarget) -> Enumeration:
     name = "fails" if signature.a is DType.FP16 else "one"
     return Enumeration(candidates=(candidate(name, signature),))
+
+
+@pytest.mark.parametrize(
+    ("operator", "is_complete", "said"),
+    [("crash", False, "process died"), ("fails", True, "told to fail")],
+)
+def test_a_ranking_says_which_kernels_did_not_compile_and_whether_they_may_yet(
+    tmp_path: Path,
+    cache: Cache,
+    monkeypatch: pytest.MonkeyPatch,
+    operator: str,
+    is_complete: bool,
+    said: str,
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", f"one {operator} two")
+    result = run(tmp_path, cache)
+    (built,) = result.bundles
+    header = built.header
+    (failure,) = header.failures
+    assert (failure.operator, failure.is_transient) == (operator, not is_complete)
+    assert said in failure.reason
+    assert [ranking.missing for ranking in header.rankings] == [(0,), (0,)]
+    assert [header.is_complete(ranking) for ranking in header.rankings] == [is_complete] * 2
+    document = build_document(result)
+    assert document["bundles"][0]["incomplete"] == (0 if is_complete else 2)
+    assert ("2 problems may get more kernels" in build_text(document)) is not is_complete
+    with Bundle(built.path) as bundle:
+        assert bundle.header == header
+        assert said in bundle_text(bundle_document(bundle))
 
 
 def test_a_target_without_operators_leaves_the_others_to_be_built(
@@ -424,7 +455,7 @@ def test_killed_at_any_point_the_next_build_is_right(
     script.write_text(KILLED_BUILD)
     environment = _marked_environment(tmp_path)
     bundle = tmp_path / "out" / "some-sm_100f-linux_x86_64-cu13.nvgemm"
-    for attempt in range(40):
+    for attempt in range(20):
         process = subprocess.Popen([sys.executable, script, tmp_path], env=environment)
         try:
             process.wait(timeout=0.3 + 0.15 * attempt)
@@ -434,7 +465,7 @@ def test_killed_at_any_point_the_next_build_is_right(
             process.wait()
         if bundle.exists():
             assert bundle.read_bytes() == reference
-    assert process.returncode == 0
+    subprocess.run([sys.executable, script, tmp_path], env=environment, check=True)
     assert bundle.read_bytes() == reference
     _wait_until_no_process_has(f"BUILD_MARK={tmp_path}".encode())
 
@@ -461,7 +492,7 @@ def test_two_interrupts_stop_a_build_at_once_and_leave_nothing_running(
     for _ in range(2):
         os.killpg(process.pid, signal.SIGINT)
         time.sleep(0.02)
-    process.communicate(timeout=30)  # the kernels would take a minute
+    process.communicate(timeout=600)  # the kernels would take an hour
     assert process.returncode != 0
     _wait_until_no_process_has(f"BUILD_MARK={tmp_path}".encode())
 
@@ -476,7 +507,7 @@ def _marked_environment(tmp_path: Path) -> dict[str, str]:
 
 def _wait_until_no_process_has(mark: bytes) -> None:
     """Workers of a killed build must not outlive it."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 300
     while running := [path for path in Path("/proc").glob("[0-9]*") if _has(path, mark)]:
         assert time.monotonic() < deadline, f"workers still run: {running}"
         time.sleep(0.2)

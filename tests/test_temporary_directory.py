@@ -17,7 +17,7 @@ from pathlib import Path
 from nvgemm_aot import temporary_directory
 temporary_directory._SHARED_MEMORY = Path(sys.argv[1])
 print(temporary_directory.make(), flush=True)
-time.sleep(60)
+time.sleep(3600)
 """
 
 

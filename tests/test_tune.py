@@ -12,6 +12,7 @@ import cpu_provider
 from nvgemm_aot.bundle import encode_bundle, write_bundle
 from nvgemm_aot.bundle_content import read_content
 from nvgemm_aot.cache import Cache
+from nvgemm_aot.tuning.measuring import UNDECIDED
 from nvgemm_aot.tuning.separation import LEAST_SAMPLES
 from nvgemm_aot.tuning.tune import PROGRAM
 from nvgemm_runtime.bundle import Bundle
@@ -121,8 +122,11 @@ def test_everything_is_measured_by_the_clock_of_this_machine(
     assert [kernel.id for kernel in header.kernels] == [kernel.id for kernel in before.kernels]
     assert header.build_key != before.build_key
     assert not tuned.unmeasured
-    assert tuned.is_complete
     assert tuned.measured_now == 4
+    doubts = [ranking.measured and ranking.measured.doubts for ranking in header.rankings]
+    # Where the machine is busy, times vary too much to tell the fastest.
+    assert set(doubts) <= {(), (UNDECIDED,)}
+    assert tuned.is_complete == (set(doubts) == {()})
     has_aten = {
         ranking.problem: ranking.measured is not None and ranking.measured.aten is not None
         for ranking in header.rankings

@@ -19,7 +19,7 @@ from nvgemm_aot.user_bundle import (
     without,
 )
 from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.format import sha256_hex
+from nvgemm_runtime.format import CompileFailure, sha256_hex
 from nvgemm_runtime.problem import Problem
 from synthetic_content import SIGNATURE, synthetic_content
 
@@ -73,6 +73,21 @@ def test_what_is_appended_is_held(bundle: UserBundle) -> None:
     assert bundle.holds(problem(2))
     assert not bundle.holds(problem(3))
     assert summary(read_user_bundle(bundle.path)) == {1: [0, 1], 2: [1, 2]}
+
+
+@pytest.mark.parametrize("is_transient", [True, False])
+def test_a_ranking_whose_compiler_was_killed_does_not_count_as_held(
+    bundle: UserBundle, is_transient: bool
+) -> None:
+    failure = CompileFailure(operator="third", reason="why", is_transient=is_transient)
+    made = content({1: [0, 1]})
+    (ranking,) = made.rankings
+    bundle.append(replace(made, rankings=(replace(ranking, missing=(failure,)),)))
+    assert bundle.holds(problem(1)) is not is_transient
+    bundle.append(content({2: [2]}))
+    assert bundle.holds(problem(1)) is not is_transient, "still, after another was added"
+    bundle.append(made)
+    assert bundle.holds(problem(1))
 
 
 def test_a_newer_ranking_takes_the_place_of_the_older() -> None:

@@ -17,7 +17,10 @@ def read_content(bundle: Bundle) -> BundleContent:
         StorageError: If the file cannot be read.
     """
     header = bundle.header
-    unknown = [one.why for one in (*header.unknown_kernels, *header.unknown_rankings)]
+    unknown = [
+        *(kernel.why for kernel in header.unknown_kernels),
+        *(ranking.why for ranking in header.unknown_rankings),
+    ]
     if unknown:
         raise BundleFormatError(
             str(bundle.path),

@@ -21,7 +21,7 @@ from .cache import Cache
 from .cache_usage import CacheUsage, KeptBundle, KeptProblem, StoredFile, look_at
 from .locks import acquire
 from .storage import write_atomic
-from .user_bundle import remove_problems
+from .user_bundle import SuspectBundleError, remove_problems
 
 _log = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ def _oldest_first(
 
 
 def evict(cache: Cache, eviction: Eviction) -> None:
-    """Drop what was chosen. A damaged bundle is left to the next process that compiles.
+    """Drop what was chosen. An unusable bundle is left to the next process that compiles.
 
     Raises:
         StorageError: If a user bundle cannot be replaced.
@@ -176,7 +176,7 @@ def evict(cache: Cache, eviction: Eviction) -> None:
         with contextlib.suppress(OSError):
             file.unlink()
     for path, problems in eviction.problems.items():
-        with contextlib.suppress(BundleFormatError):
+        with contextlib.suppress(BundleFormatError, SuspectBundleError):
             remove_problems(cache, path, problems)
     if eviction.problems:
         # Graphs that call what is gone must not come from torch's caches any more.

@@ -15,7 +15,7 @@ from nvgemm_runtime.jit_cache import jit_directory, stamp_path
 from nvgemm_runtime.problem import Problem
 
 from .cache import Cache
-from .user_bundle import damaged_files
+from .user_bundle import damaged_files, require_own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class KeptBundle:
         target: Key of its target; None where it cannot be read.
         device: Name of the device profile that its kernels were chosen for; likewise.
         problems: In order of problem.
-        error: Why it cannot be read, or None.
+        error: Why it cannot be read or used, or None.
     """
 
     file: StoredFile
@@ -124,6 +124,7 @@ def _bundle(cache: Cache, path: Path) -> KeptBundle | None:
     if file is None:
         return None
     try:
+        require_own(path)
         with Bundle(path) as bundle:
             header = bundle.header
     except NvgemmError as error:

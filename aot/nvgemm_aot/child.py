@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 
 _STANDARD_ERROR = 2
 
@@ -28,16 +31,28 @@ def run_to_end(
         OSError: If it cannot be started.
     """
     output = _STANDARD_ERROR if quiet else None
-    with subprocess.Popen(command, env=environment, stdout=output) as process:
-        status = _wait(process)
+    with (
+        _leaving_interrupts_to_it(),
+        subprocess.Popen(command, env=environment, stdout=output) as process,
+    ):
+        status = process.wait()
     return status if status >= 0 else _KILLED - status
 
 
-def _wait(process: subprocess.Popen[bytes]) -> int:
-    while True:
-        try:
-            return process.wait()
-        except KeyboardInterrupt:
-            # The terminal interrupts the command too, which ends or goes on as it likes: what it
-            # met is worth as much, and a server has no other end.
-            continue
+@contextlib.contextmanager
+def _leaving_interrupts_to_it() -> Iterator[None]:
+    """Have Ctrl-C do nothing to this process from before the command is started to after its end.
+
+    The terminal interrupts the command too, which ends or goes on as it likes: what it met is worth
+    as much, and a server has no other end.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if not callable(before) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    # Not SIG_IGN, which the command would inherit.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -21,12 +21,12 @@ from nvgemm_runtime.errors import (
     VerificationError,
 )
 
-from . import render, render_bundle, render_doctor, render_explain
+from . import interrupts, render, render_bundle, render_doctor, render_explain
 from .cli_cache import cache as cache_commands
 from .cli_coverage import coverage
 from .cli_manifest import manifest as manifest_commands
 from .cli_record import record
-from .cli_tune import INTERRUPTED, tune
+from .cli_tune import tune
 from .progress import report_progress
 from .rejection_log import open_rejection_log
 
@@ -41,13 +41,14 @@ class _Group(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with interrupts.raised():
+                return super().invoke(ctx)
         except NvgemmError as error:
             click.echo(f"nvgemm-aot: error: {error}", err=True)
             ctx.exit(error.exit_code)
         except KeyboardInterrupt:
             click.echo("nvgemm-aot: interrupted; what was compiled is kept", err=True)
-            ctx.exit(INTERRUPTED)
+            ctx.exit(interrupts.INTERRUPTED)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -118,6 +119,9 @@ def build(
     """Compile the kernels that MANIFEST declares, into one bundle a target.
 
     MANIFEST is a file, or the name of a manifest that comes with nvgemm-aot, such as llama-3.1-8b.
+
+    A kernel whose compiler takes longer than $NVGEMM_AOT_COMPILE_TIMEOUT seconds, by default 300,
+    counts as one that does not compile.
     """
     from . import pipeline
     from .cache import Cache, default_directory

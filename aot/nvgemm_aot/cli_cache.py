@@ -76,6 +76,7 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: int | None)
     from .cache import Cache
     from .cache_limit import evict, select
     from .cache_usage import look_at
+    from .locks import remove_unused
     from .tables import size_text
 
     try:
@@ -89,6 +90,7 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: int | None)
     used_before = None if older_than is None else _now() - older_than
     chosen = select(before, problems=problems, used_before=used_before)
     evict(store, chosen)
+    remove_unused(store.lock_directory)
     left = [file for file in chosen.files if file.exists()]
     if left:
         raise StorageError(

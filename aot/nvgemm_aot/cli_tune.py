@@ -14,13 +14,11 @@ import click
 
 from nvgemm_runtime.discover import BUNDLE_SUFFIX
 
+from .interrupts import INTERRUPTED
 from .progress import report_progress
 
 _ANY_PATH = click.Path(path_type=Path)
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells report it: 128 + SIGINT."""
 
 
 class _Duration(click.ParamType):  # type: ignore[type-arg]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from nvgemm_runtime.errors import CompileError, LinkError, StorageError
+from nvgemm_runtime.errors import CompileError, LinkError, StorageError, ToolchainError
 from nvgemm_runtime.target import CPU
 
 from . import linker
@@ -22,18 +22,10 @@ from .locks import locked
 from .providers import Candidate, Provider, load_provider
 from .storage import sweep_partials_of
 from .targets import BuildTarget
-from .workers import WorkerDied, Workers
+from .time_limit import LIMIT_VARIABLE, compile_limit_seconds
+from .workers import TimeLimitExceeded, WorkerDied, Workers, WorkersCannotStart
 
 _log = logging.getLogger(__name__)
-
-PROCESS_DIED = "the compiler process died (crash, or out of memory)"
-"""The one reason for a failure that may be none the next time."""
-
-
-def is_transient(reason: str) -> bool:
-    """Whether a failure may be none the next time, and so says nothing about the kernel."""
-    return PROCESS_DIED in reason
-
 
 Progress = Callable[[int, int], None]
 """Called as (kernels done, kernels to do)."""
@@ -54,10 +46,15 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A kernel that could not be built, and why."""
+    """A kernel that could not be built, and why.
+
+    Attributes:
+        temporary: Whether it may succeed the next time: its compiler was killed, or took too long.
+    """
 
     task: Task
     reason: str
+    temporary: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,10 +64,12 @@ class Outcome:
     Attributes:
         failure: Why there is no kernel, or None.
         was_there: Whether another process compiled the kernel meanwhile.
+        temporary: See `Failure`.
     """
 
     failure: str | None = None
     was_there: bool = False
+    temporary: bool = False
 
 
 class KernelWorkers(Protocol):
@@ -190,6 +189,7 @@ def start_workers(cache: Cache, jobs: int, provider: str) -> Workers[Task, Outco
         jobs,
         functools.partial(_compile_one, directory=cache.directory),
         functools.partial(_prepare, provider),
+        compile_limit_seconds(),
     )
 
 
@@ -231,18 +231,42 @@ def compile_all(
             count = min(jobs, len(missing))
             started = start_workers(cache, count, missing[0].candidate.provider)
             workers = stack.enter_context(started)
-        for done, (task, outcome) in enumerate(workers.run(missing), start=1):
-            if isinstance(outcome, WorkerDied):
-                outcome = Outcome(failure=PROCESS_DIED)
+        for done, (task, outcome) in enumerate(_outcomes(workers, missing), start=1):
             if outcome.failure is not None:
                 _log.info("%s failed: %s", task.candidate.operator, outcome.failure)
-                failures.append(Failure(task=task, reason=outcome.failure))
+                failure = Failure(task=task, reason=outcome.failure, temporary=outcome.temporary)
+                failures.append(failure)
             elif not outcome.was_there:
                 compiled += 1
             report(done, len(missing))
     order = {key: place for place, key in enumerate(unique)}
     failures.sort(key=lambda failure: order[failure.task.key])
     return Compilation(compiled=compiled, failures=tuple(failures))
+
+
+def _outcomes(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome]]:
+    """What comes of each task, whatever becomes of the process that has it.
+
+    Raises:
+        ToolchainError: If no compiler process gets ready.
+    """
+    try:
+        for task, outcome in workers.run(tasks):
+            if isinstance(outcome, TimeLimitExceeded):
+                hint = f"set {LIMIT_VARIABLE} to allow more"
+                yield (
+                    task,
+                    Outcome(failure=f"its compiler was killed: {outcome}; {hint}", temporary=True),
+                )
+            elif isinstance(outcome, WorkerDied):
+                yield task, Outcome(failure=f"the compiler process died {outcome}", temporary=True)
+            else:
+                yield task, outcome
+    except WorkersCannotStart as error:
+        raise ToolchainError(
+            f"compiler processes cannot be started: {error}; is everything installed "
+            "(pip install 'nvgemm-aot[build]'), and is there enough memory?"
+        ) from error
 
 
 def _prepare(provider: str) -> None:
@@ -262,7 +286,7 @@ def _compile_one(task: Task, directory: Path) -> Outcome:
         StorageError: If a file cannot be written.
         ToolchainError: If the compiler side is incomplete.
     """
-    cache = Cache(directory)
+    cache = Cache(directory, quiet=True)  # the process that asks has said it
     with locked(cache.lock_path(f"kernel-{task.key}")):
         if cache.get(task.key) is not None:
             return Outcome(was_there=True)

@@ -26,7 +26,7 @@ from nvgemm_runtime.one_line import one_line
 from . import linker
 from .bundle import BuiltKernel, BundleContent, ProblemRanking
 from .cache import Cache
-from .compiler import Failure, KernelWorkers, Progress, Task, compile_all, is_transient
+from .compiler import Failure, KernelWorkers, Progress, Task, compile_all
 from .compression import SCHEME
 from .plan import Plan
 from .providers import Candidate, Provider
@@ -267,7 +267,7 @@ def _compile_failure(failure: Failure) -> CompileFailure:
     return CompileFailure(
         operator=failure.task.candidate.operator,
         reason=one_line(failure.reason)[:_MAX_REASON],
-        is_transient=is_transient(failure.reason),
+        is_transient=failure.temporary,
     )
 
 

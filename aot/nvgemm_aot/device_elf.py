@@ -222,7 +222,7 @@ def _find(payload: bytes) -> Iterator[bytes]:
 
 
 def _read(content: bytes) -> Cubin:
-    elf = open_elf(content, sections=True)
+    elf = open_elf(content)
     with reading("device code"):
         abi = elf["e_ident"]["EI_ABIVERSION"]
         if abi != ELFABIVERSION_CUDA_V2:

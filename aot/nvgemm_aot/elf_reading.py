@@ -67,13 +67,11 @@ def reading(what: str) -> Iterator[None]:
         ) from error
 
 
-def open_elf(data: bytes, *, sections: bool) -> Any:
+def open_elf(data: bytes) -> Any:
     """Open a 64-bit little-endian ELF image whose tables lie inside it.
 
     Args:
         data: The image.
-        sections: Whether to read section headers. Without them only what a loader reads is seen,
-            so that section headers that say something else cannot mislead.
 
     Returns:
         A pyelftools ``ELFFile``; use it inside `reading`.
@@ -101,18 +99,15 @@ def open_elf(data: bytes, *, sections: bool) -> Any:
             program_offset,
             len(data),
         )
-        if not sections:
-            data = _without_sections(data)
-        else:
-            _check_table(
-                "section header",
-                section_count,
-                MAX_SECTIONS,
-                section_bytes,
-                SECTION_HEADER_BYTES,
-                section_offset,
-                len(data),
-            )
+        _check_table(
+            "section header",
+            section_count,
+            MAX_SECTIONS,
+            section_bytes,
+            SECTION_HEADER_BYTES,
+            section_offset,
+            len(data),
+        )
         return ELFFile(io.BytesIO(data))
 
 
@@ -127,9 +122,3 @@ def _check_table(
         raise MalformedElfError(
             f"the {name}s end at byte {offset + count * bytes_each}, the image at {limit}"
         )
-
-
-def _without_sections(data: bytes) -> bytes:
-    fields = list(HEADER.unpack_from(data))
-    fields[6] = fields[12] = fields[13] = 0  # e_shoff, e_shnum, e_shstrndx
-    return HEADER.pack(*fields) + data[HEADER.size :]

@@ -1,7 +1,8 @@
 """The host part of a kernel: a small shared object that a process loads and calls.
 
-The linker stage and ``verify`` use the same rules, so that no kernel enters a bundle that could
-not be loaded for a reason known at build time.
+The linker stage and ``verify`` use the same rules, which hold what the toolchain is known to make.
+They find another compiler, linker or setting at work, not somebody's malice: loading a kernel runs
+its code anyway.
 """
 
 from __future__ import annotations
@@ -24,32 +25,21 @@ NEEDED_LIBRARIES = frozenset({RUNTIME_LIBRARY, FFI_LIBRARY})
 """Libraries a kernel names as needed: the SONAMEs of the two that export `ALLOWED_SYMBOLS`. A
 kernel for the CPU calls, and may name, but the one of TVM-FFI."""
 
-_CONSTRUCTORS = frozenset({"DT_INIT", "DT_INIT_ARRAY", "DT_PREINIT_ARRAY"})
-"""Dynamic tags by which a loader runs code before anybody calls the kernel.
-
-None of 124 kernels has one; what cutlass-dsl 4.8.1 does need is DT_FINI_ARRAY, which unloads the
-device code."""
-
-_OTHER_OBJECTS = frozenset({"DT_AUDIT", "DT_DEPAUDIT", "DT_AUXILIARY", "DT_FILTER"})
-"""Dynamic tags by which a loader maps objects that are not among the needed ones (ld.so(8))."""
-
 _MACHINE = {"linux_x86_64": "EM_X86_64"}
 """By host platform: the machine that an ELF header must name."""
 
 _RELOCATIONS = {1: "R_X86_64_64", 6: "R_X86_64_GLOB_DAT", 7: "R_X86_64_JUMP_SLOT", 8: "RELATIVE"}
-"""Dynamic relocations that only store addresses (System V ABI, AMD64 supplement, table 4.10).
-
-Others would copy data or run code while loading, and no kernel seen has any.
-"""
+"""Dynamic relocations that kernels have (System V ABI, AMD64 supplement, table 4.10): they only
+store addresses."""
 
 _DF_TEXTREL = 0x4
-_PF_X, _PF_W = 0x1, 0x2
+_PF_X = 0x1
 
 
 def check_host_elf(
     data: bytes, exported: str, *, platform: str = "linux_x86_64", on_cpu: bool = False
 ) -> None:
-    """Refuse a payload that a process with the two runtime libraries could not load.
+    """Refuse a payload that is not what the toolchain is known to make.
 
     Args:
         data: The shared object.
@@ -63,14 +53,14 @@ def check_host_elf(
     gaps = find_host_gaps(data, exported, platform=platform, on_cpu=on_cpu)
     if gaps:
         raise LinkError(
-            f"the linked kernel could not be loaded: {'; '.join(gap.message for gap in gaps)}"
+            f"the linked kernel is not as it must be: {'; '.join(gap.message for gap in gaps)}"
         )
 
 
 def find_host_gaps(
     data: bytes, exported: str | None, *, platform: str, on_cpu: bool = False
 ) -> tuple[Gap, ...]:
-    """Find what keeps a payload from being loaded; arguments as in `check_host_elf`.
+    """Find how a payload differs from what it must be; arguments as in `check_host_elf`.
 
     ``exported`` is None where nobody can say what its one function is called.
 
@@ -85,8 +75,7 @@ def find_host_gaps(
         *_check_format(elf, platform),
         *_check_exports(elf, exported),
         *_check_imports(elf, on_cpu),
-        *_check_constructors(elf),
-        *_check_segments(elf),
+        *_check_stack(elf),
         *_check_relocations(elf),
         *_check_processor(data, platform),
     )
@@ -125,14 +114,6 @@ def _check_exports(elf: HostElf, exported: str | None) -> Iterator[Gap]:
             message=f"exports {', '.join(names) or 'nothing'}; must export exactly "
             f"{exported or 'one function'}",
         )
-        return
-    code = [part for part in elf.segments if part.flags & _PF_X and part.holds(defined[0].address)]
-    if not defined[0].function or not code:
-        yield Gap(
-            check=Check.HOST_EXPORTS,
-            message=f"{names[0]} at address {defined[0].address:#x} is not a function in an "
-            "executable segment",
-        )
 
 
 def _check_imports(elf: HostElf, on_cpu: bool) -> Iterator[Gap]:
@@ -153,11 +134,6 @@ def _check_imports(elf: HostElf, on_cpu: bool) -> Iterator[Gap]:
             f"{', '.join(sorted(libraries))}",
         )
     for kind, value in elf.tags:
-        if kind in _OTHER_OBJECTS:
-            yield Gap(
-                check=Check.HOST_LIBRARIES,
-                message=f"{kind[3:]} makes the loader map another object; none is allowed",
-            )
         if kind in ("DT_RPATH", "DT_RUNPATH"):
             yield Gap(
                 check=Check.HOST_LIBRARIES,
@@ -165,26 +141,12 @@ def _check_imports(elf: HostElf, on_cpu: bool) -> Iterator[Gap]:
             )
 
 
-def _check_constructors(elf: HostElf) -> Iterator[Gap]:
-    for kind in sorted({kind for kind, _ in elf.tags} & _CONSTRUCTORS):
-        yield Gap(
-            check=Check.HOST_CONSTRUCTORS,
-            message=f"{kind[3:]} runs code while the kernel is loaded; none is allowed",
-        )
-
-
-def _check_segments(elf: HostElf) -> Iterator[Gap]:
-    for part in elf.segments:
-        if part.kind == "PT_LOAD" and part.flags & _PF_W and part.flags & _PF_X:
-            yield Gap(
-                check=Check.HOST_SEGMENTS,
-                message=f"the segment at address {part.address:#x} is writable and executable",
-            )
+def _check_stack(elf: HostElf) -> Iterator[Gap]:
     stacks = [part.flags for part in elf.segments if part.kind == "PT_GNU_STACK"]
-    # Without the header, x86-64 Linux loads the object with an executable stack.
+    # Without the header, an object asks for one too, and glibc 2.41 refuses to load it.
     if not stacks or any(flags & _PF_X for flags in stacks):
         yield Gap(
-            check=Check.HOST_SEGMENTS,
+            check=Check.HOST_STACK,
             message="asks for an executable stack; a GNU_STACK header without X is needed",
         )
 
@@ -199,16 +161,8 @@ def _check_relocations(elf: HostElf) -> Iterator[Gap]:
             message="has packed relative relocations, which loaders before glibc 2.36 ignore; link "
             "with -z nopack-relative-relocs",
         )
-    for kind, address, index in elf.relocations:
-        problem = None
-        if kind not in _RELOCATIONS:
-            problem = f"is of type {kind}, allowed are {sorted(_RELOCATIONS)}"
-        elif index >= len(elf.symbols):
-            problem = f"names symbol {index}, there are {len(elf.symbols)}"
-        elif not any(part.flags & _PF_W and part.holds(address) for part in elf.segments):
-            problem = "is not in a writable segment"
-        if problem:
-            yield Gap(
-                check=Check.HOST_RELOCATIONS,
-                message=f"the relocation at address {address:#x} {problem}",
-            )
+    for kind in sorted(elf.relocations - _RELOCATIONS.keys()):
+        yield Gap(
+            check=Check.HOST_RELOCATIONS,
+            message=f"has a relocation of type {kind}, allowed are {sorted(_RELOCATIONS)}",
+        )

@@ -11,16 +11,10 @@ from .elf_reading import MAX_SYMBOLS, MalformedElfError, open_elf, reading
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A program header: its type, PF_* flags, and the addresses it takes."""
+    """A program header: its type and PF_* flags."""
 
     kind: str
     flags: int
-    address: int
-    memory: int
-
-    def holds(self, address: int) -> bool:
-        """Whether an address is among those that it takes when loaded."""
-        return self.kind == "PT_LOAD" and self.address <= address < self.address + self.memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +24,6 @@ class Symbol:
     name: str
     defined: bool
     local: bool
-    function: bool
-    address: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +35,7 @@ class HostElf:
         segments: Its program headers.
         tags: Entries of its dynamic segment, a name with a text or a number.
         symbols: Its dynamic symbols.
-        relocations: Type, address and index of the symbol.
+        relocations: The types of its relocations.
     """
 
     machine: str
@@ -52,7 +44,7 @@ class HostElf:
     segments: tuple[Segment, ...]
     tags: tuple[tuple[str, Any], ...]
     symbols: tuple[Symbol, ...]
-    relocations: tuple[tuple[int, int, int], ...]
+    relocations: frozenset[int]
 
 
 def read_host_elf(data: bytes) -> HostElf:
@@ -61,17 +53,20 @@ def read_host_elf(data: bytes) -> HostElf:
     Raises:
         MalformedElfError: If it cannot be read, or a table is too long or outside it.
     """
-    elf = open_elf(data, sections=False)
+    elf = open_elf(data)
     with reading("the shared object"):
         dynamic = _dynamic_segment(elf)
         return HostElf(
             machine=str(elf["e_machine"]),
             kind=str(elf["e_type"]),
             system=str(elf["e_ident"]["EI_OSABI"]),
-            segments=tuple(_segment(part, len(data)) for part in elf.iter_segments()),
+            segments=tuple(
+                Segment(kind=str(part["p_type"]), flags=int(part["p_flags"]))
+                for part in elf.iter_segments()
+            ),
             tags=tuple(_tags(dynamic)),
             symbols=_dynamic_symbols(dynamic),
-            relocations=tuple(_relocations(dynamic)),
+            relocations=frozenset(_relocations(dynamic)),
         )
 
 
@@ -81,7 +76,7 @@ def imported_symbols(data: bytes) -> tuple[str, ...]:
     Raises:
         MalformedElfError: If it cannot be read, or a table is too long or outside it.
     """
-    elf = open_elf(data, sections=False)
+    elf = open_elf(data)
     with reading("the shared object"):
         symbols = _dynamic_symbols(_dynamic_segment(elf))
         return tuple(sorted({one.name for one in symbols if not one.defined and one.name}))
@@ -101,20 +96,6 @@ def _dynamic_symbols(dynamic: Any) -> tuple[Symbol, ...]:
     return tuple(_symbol(dynamic.get_symbol(index)) for index in range(count))
 
 
-def _segment(part: Any, image_bytes: int) -> Segment:
-    if part["p_offset"] + part["p_filesz"] > image_bytes:
-        raise MalformedElfError(
-            f"a segment ends at byte {part['p_offset'] + part['p_filesz']}, the image at "
-            f"{image_bytes}"
-        )
-    return Segment(
-        kind=str(part["p_type"]),
-        flags=int(part["p_flags"]),
-        address=int(part["p_vaddr"]),
-        memory=int(part["p_memsz"]),
-    )
-
-
 def _tags(dynamic: Any) -> Iterator[tuple[str, Any]]:
     names = {"DT_NEEDED": "needed", "DT_RPATH": "rpath", "DT_RUNPATH": "runpath"}
     for tag in dynamic.iter_tags():
@@ -127,18 +108,11 @@ def _symbol(symbol: Any) -> Symbol:
         name=str(symbol.name),
         defined=symbol["st_shndx"] != "SHN_UNDEF",
         local=symbol["st_info"]["bind"] == "STB_LOCAL",
-        function=symbol["st_info"]["type"] == "STT_FUNC",
-        address=int(symbol["st_value"]),
     )
 
 
-def _relocations(dynamic: Any) -> Iterator[tuple[int, int, int]]:
+def _relocations(dynamic: Any) -> Iterator[int]:
     for name, table in dynamic.get_relocation_tables().items():
         if name == "RELR":  # has no types; _check_relocations refuses its tag
             continue
-        for relocation in table.iter_relocations():
-            yield (
-                int(relocation["r_info_type"]),
-                int(relocation["r_offset"]),
-                int(relocation["r_info_sym"]),
-            )
+        yield from (int(relocation["r_info_type"]) for relocation in table.iter_relocations())

@@ -19,7 +19,6 @@ from nvgemm_runtime.problem import Problem
 
 from . import cache_limit
 from .cache import Cache, cache_key
-from .compiler import is_transient
 from .contents import GENERATOR, PlannedTarget, make_contents, toolchain
 from .driver_profile import Device, targets_for
 from .jit_workers import SharedWorkers
@@ -28,6 +27,7 @@ from .manifest import Declared, Manifest
 from .pipeline import plan_build, without_operator
 from .plan import is_planned
 from .providers import Provider
+from .storage import make_directories
 from .targets import BuildTarget
 from .user_bundle import UserBundle
 
@@ -41,12 +41,14 @@ class Compiled:
         compiled: Kernels compiled now, and not by another process meanwhile or before.
         reason: Why there is no kernel, or None.
         failures: Why candidates did not compile, each with its operator.
+        temporary: Whether there may be a kernel the next time: a compiler was killed.
     """
 
     bundle: Path | None
     compiled: int = 0
     reason: str | None = None
     failures: tuple[str, ...] = ()
+    temporary: bool = False
 
 
 class JitCompiler:
@@ -101,7 +103,7 @@ class JitCompiler:
             if known is not None:
                 return Compiled(bundle=None, reason=known.decode())
             made = self._compile(problem, candidates, places)
-            if made.reason is not None and not is_transient(made.reason):
+            if made.reason is not None and not made.temporary:
                 self._cache.put_if_possible(failure, made.reason.encode())
             return made
 
@@ -110,22 +112,26 @@ class JitCompiler:
         self._workers.close()
 
     def _require_private(self) -> None:
-        """Refuse a directory whose bundles the runtime would refuse."""
+        """Refuse a directory in which others could change bundles or kernels."""
         directory = jit_directory(self._cache.directory)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            reason = writable_by_others(directory)
+            make_directories(directory)
+            reason = writable_by_others(directory) or self._cache.refusal()
         except OSError as error:
             raise StorageError(
                 f"{directory}: {error.strerror}; set NVGEMM_AOT_CACHE to a directory of yours"
             ) from error
         if reason is not None:
-            raise StorageError(f"{directory}: kernels there could not be trusted: {reason}")
+            raise StorageError(
+                f"{self._cache.directory}: kernels there could not be trusted: {reason}; for all "
+                f"of them: chmod -R go-w {self._cache.directory}"
+            )
 
     def _compile(
         self, problem: Problem, candidates: int, places: list[tuple[BuildTarget, UserBundle]]
     ) -> Compiled:
         reasons: list[str] = []
+        temporary = False
         for target, bundle in places:
             planned = self._plan(problem, candidates, target)
             unserved = without_operator(planned)
@@ -139,6 +145,7 @@ class JitCompiler:
                 )
                 [one] = made.contents
                 unserved = one.uncompiled
+                temporary |= any(failure.temporary for failure in one.failures)
             if unserved:
                 reasons += (f"{one.arch}: {one.reason}" for one in unserved)
                 continue
@@ -151,7 +158,7 @@ class JitCompiler:
                 compiled=made.compiled,
                 failures=tuple(f"{f.task.candidate.operator}: {f.reason}" for f in one.failures),
             )
-        return Compiled(bundle=None, reason="\n".join(reasons))
+        return Compiled(bundle=None, reason="\n".join(reasons), temporary=temporary)
 
     def _plan(
         self, problem: Problem, candidates: int, target: BuildTarget
@@ -171,5 +178,5 @@ class JitCompiler:
     def _stamp(self, problem: Problem) -> None:
         stamp = stamp_path(self._cache.directory, problem)
         with contextlib.suppress(OSError):  # without one the bundle's own time counts
-            stamp.parent.mkdir(exist_ok=True)
+            make_directories(stamp.parent)
             stamp.touch()

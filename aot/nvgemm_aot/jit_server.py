@@ -205,8 +205,10 @@ def serve(requests: int, answers: int, parent: int, idle_seconds: float) -> None
     poll.register(requests, select.POLLIN)
     rest = b""
     try:
-        while os.getppid() == parent and server.idle_seconds < idle_seconds:
+        while os.getppid() == parent:
             if not poll.poll(_POLL_SECONDS * 1000):
+                if server.idle_seconds >= idle_seconds:
+                    return
                 continue
             data = os.read(requests, 1 << 16)
             if not data:

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from .cache import Cache
 from .compiler import Outcome, Task, start_workers
 from .locks import FileLock, acquire
-from .workers import WorkerDied, Workers, WorkersKilled
+from .workers import WorkerDied, Workers, WorkersCannotStart, WorkersKilled
 
 _Process = Workers[Task, Outcome]
 """A pool of one process."""
@@ -38,10 +38,14 @@ class SharedWorkers:
         self._idle: list[_Process] = []
         self._held: dict[_Process, FileLock | None] = {}
         self._closed = False
+        self._unstartable: WorkersCannotStart | None = None
         self._threads = ThreadPoolExecutor(max_workers=most)
 
     def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
-        """Work on all tasks; see `Workers.run`. Several threads may do so at once."""
+        """Work on all tasks; see `Workers.run`. Several threads may do so at once.
+
+        Where processes could not be started once, none is started again.
+        """
         futures: dict[Future[Outcome | WorkerDied], Task] = {
             self._threads.submit(self._run_one, item): item for item in items
         }
@@ -76,6 +80,9 @@ class SharedWorkers:
         try:
             [(_, outcome)] = process.run([item])
             return outcome
+        except WorkersCannotStart as error:
+            self._unstartable = error
+            raise
         finally:
             with self._changed:
                 self._idle.append(process)
@@ -85,6 +92,8 @@ class SharedWorkers:
         with self._changed:
             while not self._idle and not self._start_one():
                 self._changed.wait(_ASK_AGAIN_SECONDS)
+            if self._unstartable is not None:
+                raise self._unstartable
             return self._idle.pop()
 
     def _start_one(self) -> bool:

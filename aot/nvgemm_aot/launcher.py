@@ -122,7 +122,7 @@ def _code(payload: bytes) -> bytes:
 
 def _loaded(payload: bytes, wanted: Callable[[int], bool]) -> bytes:
     try:
-        elf = open_elf(payload, sections=False)
+        elf = open_elf(payload)
         with reading("the host code"):
             return b"".join(
                 payload[part["p_offset"] : part["p_offset"] + part["p_filesz"]]

@@ -155,7 +155,7 @@ def library_directories() -> tuple[Path, Path]:
 
 
 def link(relocatable: bytes, calling_convention: str, *, on_cpu: bool = False) -> bytes:
-    """Link one object and check that the result can be loaded.
+    """Link one object and check that the result is as the toolchain must make it.
 
     Args:
         relocatable: An object for the host platform.

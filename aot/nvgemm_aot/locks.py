@@ -1,7 +1,7 @@
 """Locks between processes: an exclusive flock, which the death of its holder frees.
 
 The file is removed when it is unlocked, so that none is left but those of killed processes; these
-are harmless.
+are harmless, and `remove_unused` removes them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from nvgemm_runtime.errors import StorageError
+
+from .storage import make_directories, open_new_file
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 """What file systems say that have no locks. Work is done twice there at worst: files are replaced
@@ -49,7 +51,7 @@ def acquire(path: Path, *, wait: bool = True) -> FileLock | None:
         StorageError: If the file cannot be made.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_directories(path.parent)
         while True:
             descriptor = _open(path)
             try:
@@ -79,9 +81,24 @@ def locked(path: Path) -> Iterator[None]:
         lock.release()
 
 
+def remove_unused(directory: Path) -> None:
+    """Remove the lock files that nobody holds: killed processes have left them.
+
+    Each is held while it is removed: whoever comes for it meanwhile waits, and makes a new one.
+
+    Args:
+        directory: Holds nothing but lock files; it need not exist.
+    """
+    for path in directory.glob("*"):
+        with contextlib.suppress(StorageError):
+            lock = acquire(path, wait=False)
+            if lock is not None:
+                lock.release()
+
+
 def _open(path: Path) -> int:
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return open_new_file(path, os.O_RDWR)
     except PermissionError:  # another user's, which can be locked all the same
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import BundleFormatError, StorageError
 from nvgemm_runtime.format import Header
+from nvgemm_runtime.ownership import writable_by_others
 
 from .bundle import write_bundle
 from .cache import Cache
@@ -24,6 +25,7 @@ from .compiler import (
 from .contents import PlannedTarget, build_key, make_contents, toolchain
 from .manifest import Manifest
 from .plan import RejectionSink, is_planned, make_plan
+from .private_cache import private_cache
 from .providers import Provider, load_provider
 from .storage import remove_file, require_writable
 from .targets import BuildTarget
@@ -120,7 +122,7 @@ def build(
     Args:
         manifest: What to build.
         out_dir: Where bundles go, as ``<manifest name>-<target>.nvgemm``.
-        cache: Build cache.
+        cache: Build cache. One in which others could change kernels is not used, with a warning.
         jobs: Compiler processes; by default what this machine carries.
         strict: Whether one kernel that does not compile, or one problem that a target has no
             operator for, fails the build.
@@ -136,6 +138,7 @@ def build(
     source = provider or load_provider(DEFAULT_PROVIDER)
     count = jobs or default_jobs()
     with contextlib.ExitStack() as stack:
+        cache = stack.enter_context(private_cache(cache))
         workers: KernelWorkers | None = None
         if not all(is_planned(manifest.declared, t, source, cache) for t in manifest.targets):
             # Planning takes as long as compilers take to start: let both happen at once.
@@ -194,8 +197,10 @@ def _bundle_path(out_dir: Path, manifest: Manifest, target: BuildTarget) -> Path
 
 
 def _up_to_date(path: Path, key: str) -> BuiltBundle | None:
-    """The bundle at ``path`` if it is intact and was made from the same inputs."""
+    """The bundle at ``path`` if it is intact, this user's, and was made from the same inputs."""
     try:
+        if writable_by_others(path.absolute()) is not None:
+            return None
         with Bundle(path) as bundle:
             if bundle.header.build_key != key:
                 return None
@@ -207,5 +212,5 @@ def _up_to_date(path: Path, key: str) -> BuiltBundle | None:
                 up_to_date=True,
                 failures=(),
             )
-    except (StorageError, BundleFormatError):
+    except (OSError, StorageError, BundleFormatError):
         return None

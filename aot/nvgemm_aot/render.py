@@ -135,7 +135,11 @@ def build_document(result: BuildResult) -> Document:
                 ),
                 "up_to_date": bundle.up_to_date,
                 "failures": [
-                    {"operator": f.task.candidate.operator, "reason": f.reason}
+                    {
+                        "operator": f.task.candidate.operator,
+                        "reason": f.reason,
+                        "temporary": f.temporary,
+                    }
                     for f in bundle.failures
                 ],
             }
@@ -157,7 +161,11 @@ def build_text(document: Document) -> str:
             f"problems, {size_text(bundle['bytes'])} "
             f"({size_text(bundle['bytes'] // bundle['kernels'])} a kernel)"
         )
-        lines += [f"  left out {f['operator']}: {f['reason']}" for f in bundle["failures"]]
+        lines += [
+            f"  left out {f['operator']}: {f['reason']}"
+            + "; the next build tries it again" * f["temporary"]
+            for f in bundle["failures"]
+        ]
         if bundle["incomplete"]:
             count = count_text(bundle["incomplete"], "problem")
             lines.append(f"  {count} may get more kernels: compilers were killed; build again")

@@ -1,4 +1,8 @@
-"""Writing files so that a reader, or a crash, never sees half of one."""
+"""Writing files so that a reader, or a crash, never sees half of one.
+
+Files and directories are made without write permission for others, whatever the umask: code is
+loaded from them, and what others could have changed is not loaded.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,10 @@ _STALE_SECONDS = 24 * 3600
 """Partial files older than this are nobody's: their writer was killed."""
 
 
+_DIRECTORY_MODE = 0o755
+_FILE_MODE = 0o644
+"""Of what is made here; the umask can take more away."""
+
 _writing = threading.Lock()
 
 
@@ -30,6 +38,39 @@ def finish_writing() -> None:
     For a process that is about to end though threads of it are at work.
     """
     _writing.acquire()
+
+
+def make_directories(path: Path) -> None:
+    """Make a directory with its parents, each of which only this user can write.
+
+    Those that exist are left as they are.
+
+    Raises:
+        OSError: If one cannot be made.
+    """
+    try:
+        path.mkdir(_DIRECTORY_MODE)
+    except FileNotFoundError:
+        if path == path.parent:
+            raise
+        make_directories(path.parent)
+        make_directories(path)
+    except OSError:
+        if not path.is_dir():
+            raise
+
+
+def open_new_file(path: Path, flags: int) -> int:
+    """Open a file, which is made where it is missing so that only this user can write it.
+
+    Args:
+        path: The file.
+        flags: As for `os.open`, besides ``O_CREAT`` and ``O_CLOEXEC``.
+
+    Raises:
+        OSError: If it cannot be opened.
+    """
+    return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
 
 
 def write_atomic(path: Path, data: bytes) -> None:
@@ -48,8 +89,8 @@ def write_atomic(path: Path, data: bytes) -> None:
 def _write_atomic(path: Path, data: bytes) -> None:
     temporary = path.parent / f".{path.name}.{secrets.token_hex(6)}{_PARTIAL_SUFFIX}"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        make_directories(path.parent)
+        descriptor = open_new_file(temporary, os.O_WRONLY | os.O_EXCL)
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()

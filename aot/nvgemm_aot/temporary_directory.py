@@ -27,13 +27,17 @@ _YOUNG_SECONDS = 60
 """A directory so young may yet be without its lock."""
 
 
-def make() -> Path:
+def make(*, in_memory: bool = True) -> Path:
     """Make a directory that only this user can read.
+
+    Args:
+        in_memory: Whether it shall take memory rather than disk, where it can.
 
     Raises:
         StorageError: If there is no place for it.
     """
-    parent = _parent()
+    usable = in_memory and os.access(_SHARED_MEMORY, os.W_OK | os.X_OK)
+    parent = _SHARED_MEMORY if usable else Path(tempfile.gettempdir())
     _sweep(parent)
     try:
         made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
@@ -46,11 +50,6 @@ def make() -> Path:
 def remove(directory: Path) -> None:
     """Remove one with all that is in it."""
     shutil.rmtree(directory, ignore_errors=True)
-
-
-def _parent() -> Path:
-    usable = os.access(_SHARED_MEMORY, os.W_OK | os.X_OK)
-    return _SHARED_MEMORY if usable else Path(tempfile.gettempdir())
 
 
 def _sweep(parent: Path) -> None:

@@ -18,6 +18,7 @@ from nvgemm_runtime.discover import BUNDLE_SUFFIX
 from nvgemm_runtime.errors import BundleFormatError, StorageError
 from nvgemm_runtime.format import FORMAT_VERSION, canonical_json, sha256_hex, source_json
 from nvgemm_runtime.jit_cache import jit_directory
+from nvgemm_runtime.ownership import writable_by_others
 from nvgemm_runtime.problem import Problem
 
 from .bundle import BuiltKernel, BundleContent, ProblemRanking, write_bundle
@@ -37,6 +38,10 @@ MAX_DAMAGED = 2
 """Damaged files that are kept for a look; older ones are removed."""
 
 _DIGEST_LETTERS = 12
+
+
+class SuspectBundleError(StorageError):
+    """Others than this user and root could have written a user bundle."""
 
 
 class UserBundle:
@@ -71,13 +76,15 @@ class UserBundle:
     def holds(self, problem: Problem) -> bool:
         """Whether there are all kernels for a problem that can be compiled.
 
-        A damaged file is moved aside first. A problem one of whose kernels is missing because its
-        compiler was killed counts as not there, and so is compiled again.
+        A file that is damaged, or that others could have written, is moved aside first. A problem
+        one of whose kernels is missing because its compiler was killed counts as not there, and so
+        is compiled again.
 
         Raises:
             StorageError: If the file cannot be read.
         """
         try:
+            require_own(self.path)
             with Bundle(self.path) as bundle:
                 bundle.check_body()
                 header = bundle.header
@@ -85,7 +92,7 @@ class UserBundle:
                     ranking.problem == problem and header.is_complete(ranking)
                     for ranking in header.rankings
                 )
-        except BundleFormatError:
+        except (BundleFormatError, SuspectBundleError):
             with locked(bundle_lock(self._cache, self.path)):
                 self._read_or_move_aside()
             return False
@@ -109,13 +116,13 @@ class UserBundle:
         """What the file holds; None where there is none, or none any more. Under its lock."""
         try:
             return read_user_bundle(self.path)
-        except BundleFormatError as error:
+        except (BundleFormatError, SuspectBundleError) as error:
             aside = self.path.with_name(f"{self.path.name}{DAMAGED}{time.time_ns()}")
             try:
                 self.path.rename(aside)
             except OSError as cause:
                 raise StorageError(
-                    f"{self.path}: damaged, and cannot be moved aside: {cause.strerror}; remove it"
+                    f"{self.path}: unusable, and cannot be moved aside: {cause.strerror}; remove it"
                 ) from cause
             self._on_damage(f"{error}; moved to {aside.name}, and made anew")
             for one in damaged_files(self.path.parent)[:-MAX_DAMAGED]:
@@ -142,13 +149,27 @@ def read_user_bundle(path: Path) -> BundleContent | None:
 
     Raises:
         BundleFormatError: If it is damaged.
+        SuspectBundleError: If others could have written it.
         StorageError: If it cannot be read.
     """
     if not path.exists():
         return None
+    require_own(path)
     with Bundle(path) as bundle:
         bundle.check_body()
         return read_content(bundle)
+
+
+def require_own(path: Path) -> None:
+    """Refuse a file whose kernels could be anyone's: they would be written again as this user's.
+
+    Raises:
+        SuspectBundleError: If others could have written it.
+    """
+    with contextlib.suppress(OSError):  # then it cannot be read either
+        reason = writable_by_others(path.absolute())
+        if reason is not None:
+            raise SuspectBundleError(f"{path}: its kernels cannot be trusted: {reason}")
 
 
 def write_user_bundle(path: Path, content: BundleContent) -> None:
@@ -216,6 +237,7 @@ def remove_problems(cache: Cache, path: Path, problems: Collection[Problem]) -> 
 
     Raises:
         BundleFormatError: If the file is damaged.
+        SuspectBundleError: If others could have written it.
         StorageError: If it cannot be replaced.
     """
     with locked(bundle_lock(cache, path)):

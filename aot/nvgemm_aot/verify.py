@@ -151,7 +151,7 @@ def verify_bundle(
         target=header.target.key,
         device=header.device,
         disassembler=str(disassembler) if disassembler else None,
-        notes=_notes(header, disassemble, disassembler),
+        notes=(*_notes(header, disassemble, disassembler), *_notes_on_unknown(header)),
         kernels=tuple(evidence for evidence, _ in results),
         findings=tuple(findings),
     )
@@ -159,9 +159,9 @@ def verify_bundle(
 
 UNPROVED = (
     "not proved by any payload: k of its tile (compared with the operator's name), cluster limits "
-    "compiled in (compared with the device profile), that host code runs on every processor (only "
-    "signs of AVX are looked for); versions and rankings are the builder's word, and whether "
-    "results are right only a GPU shows"
+    "compiled in (compared with the device profile), that a process can load its host code "
+    "(nothing is loaded), on any processor (only signs of AVX are looked for); versions and "
+    "rankings are the builder's word, and whether results are right only a GPU shows"
 )
 """What stays open where every check holds: part of each report."""
 
@@ -212,6 +212,14 @@ def _notes(
             f"unchecked ({why})"
         )
     return tuple(notes)
+
+
+def _notes_on_unknown(header: Header) -> list[str]:
+    """Kernels that were not looked at, for this release does not understand their entries."""
+    unknown = header.unknown_kernels
+    if not unknown:
+        return []
+    return [f"{len(unknown)} kernels were not looked at but for their digests: {unknown[0].why}"]
 
 
 def _notes_on_signatures(header: Header) -> list[str]:

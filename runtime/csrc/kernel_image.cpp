@@ -111,12 +111,13 @@ uintptr_t OpenKernelImage(std::string_view image, const std::string& symbol,
   const uint64_t number = images.fetch_add(1, std::memory_order_relaxed);
   void* const library = dlopen(file.UniquePath(number).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) FailToLoad(name, dlerror());
-  TakeAwayPath(library, number);
   void* const function = dlsym(library, symbol.c_str());
   if (function == nullptr) {
+    dlclose(library);
     throw Failure(kNoKernelError,
                   Text(name, " does not export ", symbol, "; build the bundle again"));
   }
+  TakeAwayPath(library, number);
   return reinterpret_cast<uintptr_t>(function);
 }
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .errors import NoKernelError
+from .bundle import Bundle
+from .errors import BundleFormatError, NoKernelError, StorageError
 from .extras import NOTHING, Extras
 from .facts import DeviceFacts, device_facts, host_platform, torch_cuda
 from .installation import INSTALLATION
@@ -55,24 +56,40 @@ def _match_and_load(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras
 ) -> LoadedKernel:
     facts = facts_of(a)
-    request, found = find(requests(op, a, b, out=out, extras=extras), facts)
-    if isinstance(found, Miss):
-        raise NoKernelError(
-            f"no kernel for {request.problem.key}:\n" + "\n".join(f"  {r}" for r in found.reasons),
-            found.reasons,
-        )
-    best = found.kernels[0]
-    _, opened = INSTALLATION.index(facts)
-    return LIBRARY.load(opened[best.bundle], best.kernel)
+    asked = requests(op, a, b, out=out, extras=extras)
+    while True:
+        request, found, opened = _find(asked, facts)
+        if isinstance(found, Miss):
+            raise NoKernelError(
+                f"no kernel for {request.problem.key}:\n"
+                + "\n".join(f"  {reason}" for reason in found.reasons),
+                found.reasons,
+            )
+        best = found.kernels[0]
+        bundle = opened[best.bundle]
+        try:
+            return LIBRARY.load(bundle, best.kernel)
+        except (BundleFormatError, StorageError) as error:
+            # Headers are checked when bundles are found, payloads now: another may serve as well.
+            if not INSTALLATION.leave_out(bundle, str(error)):
+                raise
 
 
 def find(asked: tuple[Request, ...], facts: DeviceFacts) -> tuple[Request, Match | Miss]:
     """The first reading of the operands that a kernel serves, or why none serves any."""
-    index, _ = INSTALLATION.index(facts)
+    request, found, _ = _find(asked, facts)
+    return request, found
+
+
+def _find(
+    asked: tuple[Request, ...], facts: DeviceFacts
+) -> tuple[Request, Match | Miss, tuple[Bundle, ...]]:
+    """`find`, and the bundles that a match gives by position."""
+    index, opened = INSTALLATION.index(facts)
     request, found = first_served(index.match, asked)
     if isinstance(found, Match) and found.from_jit:
         mark_used(found.ranked_as)
-    return request, found
+    return request, found, opened
 
 
 def facts_of(tensor: torch.Tensor) -> DeviceFacts:

@@ -36,7 +36,7 @@ from .format import (
     canonical_json,
 )
 from .header_rules import Parts, check_header
-from .left_out import understood
+from .left_out import with_understood
 from .problem import Problem, Signature
 from .target import Target, read_target
 
@@ -126,9 +126,7 @@ class _Decoder:
                 for i, item in enumerate(self.items(top.get("failures", []), "failures"))
             ),
         )
-        check_header(parts, where=self.where, body_offset=body_offset, file_bytes=file_bytes)
-        kept = understood(parts)
-        return Header(
+        header = Header(
             target=self.target(top["target"]),
             device=self.text(top["device"], "device"),
             generator=self.text(top["generator"], "generator"),
@@ -136,16 +134,16 @@ class _Decoder:
             toolchain=self.toolchain(top["toolchain"]),
             body_sha256=self.digest(top["body_sha256"], "body_sha256"),
             dictionary=parts.dictionary,
-            kernels=kept.kernels,
-            sources=kept.sources,
-            rankings=kept.rankings,
+            kernels=(),
+            sources=(),
+            rankings=(),
             unserved=parts.unserved,
             imports=self.imports(top["imports"]) if self.version > 1 else (),
             failures=parts.failures,
-            unknown_kernels=kept.unknown_kernels,
-            unknown_rankings=kept.unknown_rankings,
             format_version=self.version,
         )
+        check_header(parts, where=self.where, body_offset=body_offset, file_bytes=file_bytes)
+        return with_understood(header, parts)
 
     # Values, each with the path it stands at.
 

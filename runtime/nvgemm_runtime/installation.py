@@ -11,7 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .bundle import Bundle, file_identity
@@ -23,7 +23,7 @@ from .jit_cache import find_kept_bundles, origin_of
 from .layers import LayeredIndex
 from .match import BundleView, Index, preferred
 from .problem import Problem
-from .refusals import left_out, process_refusal, refusal, unlaunchable
+from .refusals import describe_fault, left_out, process_refusal, refusal, unlaunchable
 
 _log = logging.getLogger(__name__)
 
@@ -137,6 +137,32 @@ class Installation:
             current = _kernels_of(self._kept)
             self._replaced = {id_: place for id_, place in known.items() if id_ not in current}
 
+    def leave_out(self, bundle: Bundle, problem: str) -> bool:
+        """Stop using a bundle whose content turns out to be damaged; the others are used.
+
+        Args:
+            bundle: One that `index` has given.
+            problem: What is wrong with it.
+
+        Returns:
+            Whether it was in use.
+        """
+
+        def without(found: tuple[FoundBundle, ...]) -> tuple[FoundBundle, ...]:
+            return tuple(
+                replace(one, bundle=None, problem=problem) if one.bundle is bundle else one
+                for one in found
+            )
+
+        with self._lock:
+            shipped, kept = self.shipped_bundles(), self._kept
+            self._shipped, self._kept = without(shipped), without(kept)
+            if (self._shipped, self._kept) == (shipped, kept):
+                return False
+            self._shipped_indexes, self._indexes, self._kernels = {}, {}, None
+            self._warn(self._origins[bundle], problem)
+            return True
+
     def kept_problems(self, kernel_id: str) -> tuple[Problem, ...]:
         """Problems of user bundles that a kernel is ranked for."""
         with self._lock:
@@ -182,16 +208,23 @@ class Installation:
                     # Others are checked a kernel at a time; damage here must be seen as a miss,
                     # for what misses is compiled, and the file made anew.
                     bundle.check_body()
-            except NvgemmError as error:
-                problem, bundle = str(error), None
+            except Exception as error:  # Whatever is wrong with one, the others are used.
+                problem, bundle = describe_fault(error), None
+                if not isinstance(error, NvgemmError):
+                    problem = f"{found.path}: {problem}"
+                    _log.debug("%s", problem, exc_info=True)
                 if is_kept:
                     problem += "; it is made anew when kernels are next compiled"
-        if problem is not None and problem not in self._said:
-            self._said.add(problem)
-            _log.warning("bundle left out (%s): %s", found.origin, problem)
+        if problem is not None:
+            self._warn(found.origin, problem)
         if bundle is not None:
             self._origins[bundle] = found.origin
         return FoundBundle(path=found.path, origin=found.origin, bundle=bundle, problem=problem)
+
+    def _warn(self, origin: str, problem: str) -> None:
+        if problem not in self._said:
+            self._said.add(problem)
+            _log.warning("bundle left out (%s): %s", origin, problem)
 
     def _make_index(self, facts: DeviceFacts) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
         if facts not in self._shipped_indexes:

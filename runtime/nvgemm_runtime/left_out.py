@@ -8,9 +8,10 @@ fastest.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from .format import (
+    Header,
     Kernel,
     Ranked,
     Ranking,
@@ -21,22 +22,12 @@ from .format import (
 from .header_rules import Parts
 
 
-@dataclass(frozen=True, kw_only=True)
-class Understood:
-    """What is left; fields as in `format.Header`. Rankings name what is left by its positions."""
-
-    kernels: tuple[Kernel, ...]
-    sources: tuple[RankingSource, ...]
-    rankings: tuple[Ranking, ...]
-    unknown_kernels: tuple[UnknownKernel, ...]
-    unknown_rankings: tuple[UnknownRanking, ...]
-
-
-def understood(parts: Parts) -> Understood:
-    """Tell what is understood from what is not.
+def with_understood(header: Header, parts: Parts) -> Header:
+    """A header with what is understood of its parts, and beside it what is not.
 
     Args:
-        parts: Parts of a header that keep every rule.
+        header: The rest of it.
+        parts: Parts of the header that keep every rule.
     """
     kernels = tuple(one for one in parts.kernels if isinstance(one, Kernel))
     sources = tuple(one for one in parts.sources if isinstance(one, RankingSource))
@@ -50,7 +41,8 @@ def understood(parts: Parts) -> Understood:
             else _reduced(one, parts, new_kernels, new_sources)
             for one in rankings
         ]
-    return Understood(
+    return replace(
+        header,
         kernels=kernels,
         sources=sources,
         rankings=tuple(one for one in rankings if isinstance(one, Ranking)),

@@ -25,6 +25,7 @@ from .facts import RuntimeLibrary, find_ffi_exports, find_runtime_library
 from .format import Header, Kernel
 from .problem import DType, Op
 from .refusals import library_refusal, unlaunchable, untested_version_warning
+from .shared_object import missing_part
 from .target import CPU
 
 _PARTS_OF_COMPLEX = frozenset({DType.FP32, DType.FP16})
@@ -160,6 +161,9 @@ def _open_library(path: Path) -> None:
     """Open a library once and for good; payloads then find it by its name."""
     if path not in _open:
         try:
+            missing = missing_part(path)
+            if missing is not None:
+                raise OSError(missing)
             _open[path] = ctypes.CDLL(str(path))
         except OSError as error:
             raise DriverError(f"{path} cannot be loaded: {error}") from error

@@ -21,7 +21,7 @@ from .interpolation import Row, order_between
 from .nearest import Around
 from .places import Place, Served, by_alignment, launchable
 from .problem import Problem, Signature
-from .refusals import describe, left_out, needs_compact, refusal, version_numbers
+from .refusals import describe, describe_fault, left_out, needs_compact, refusal, version_numbers
 from .validity import holds_here, preference
 from .waves import waves
 
@@ -116,11 +116,16 @@ class Index:
         self._unserved: dict[Problem, tuple[str, UnservedReason]] = {}
         refusals: list[str] = []
         for position, bundle in enumerate(self.bundles, start=first_position):
-            reason = refusal(bundle.header, facts)
-            if reason is not None:
-                refusals.append(f"{bundle.name}: {reason}")
-            else:
-                refusals += (f"{bundle.name}: {why}" for why in self._add(position, bundle.header))
+            try:
+                reason = refusal(bundle.header, facts)
+                places, reasons = ([], [reason]) if reason else _places(position, bundle.header)
+            except Exception as error:  # Whatever is wrong with one bundle, the others are used.
+                reason = describe_fault(error)
+                places, reasons = [], [reason]
+            refusals += (f"{bundle.name}: {one}" for one in reasons)
+            for place in places:
+                self._declared.setdefault(place.ranking.problem, []).append(place)
+            if reason is None:
                 for problem, why in bundle.header.unserved.items():
                     self._unserved.setdefault(problem, (bundle.name, why))
         for places in self._declared.values():
@@ -140,23 +145,6 @@ class Index:
             for place in places
         ):
             self._sizes_with_gaps = by_alignment(self._declared, is_compact=False)
-
-    def _add(self, position: int, header: Header) -> list[str]:
-        """Take in a bundle's rankings; returns why some of its kernels are left out."""
-        reasons = left_out(header)
-        compact = {
-            kernel.id for kernel in header.kernels if needs_compact(kernel.calling_convention)
-        }
-        for ranking in header.rankings:
-            served = launchable(position, header, ranking, reasons)
-            if served:
-                with_gaps = served
-                if compact:
-                    with_gaps = tuple(one for one in served if one.kernel.id not in compact)
-                places = self._declared.setdefault(ranking.problem, [])
-                places.append(Place(position, ranking, served, with_gaps))
-        counts = Counter(reason for reason in reasons if reason is not None)
-        return [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
 
     def match(
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
@@ -312,6 +300,23 @@ class Index:
     @functools.cached_property
     def _bundled(self) -> str:
         return ", ".join(sorted(signature.key for signature in self._sizes))
+
+
+def _places(position: int, header: Header) -> tuple[list[Place], list[str]]:
+    """A bundle's rankings, and why some of its kernels are left out."""
+    reasons = left_out(header)
+    compact = {kernel.id for kernel in header.kernels if needs_compact(kernel.calling_convention)}
+    places = []
+    for ranking in header.rankings:
+        served = launchable(position, header, ranking, reasons)
+        if served:
+            with_gaps = served
+            if compact:
+                with_gaps = tuple(one for one in served if one.kernel.id not in compact)
+            places.append(Place(position, ranking, served, with_gaps))
+    counts = Counter(reason for reason in reasons if reason is not None)
+    said = [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
+    return places, said
 
 
 def _row(place: Place) -> Row:

@@ -23,6 +23,7 @@ from .errors import DriverError, NoKernelError, ToolchainError
 from .fakes import register_fakes
 from .problem import Op, Signature
 from .scales import ScaleRecipe
+from .shared_object import missing_part
 from .target import Target
 
 ABI = 3
@@ -193,6 +194,12 @@ def _load() -> Native:
         ) from error
     try:
         with importlib.resources.as_file(library) as path:
+            missing = missing_part(path)
+            if missing is not None:
+                raise ToolchainError(
+                    f"{library} cannot be loaded: {missing}; "
+                    "run: pip install --force-reinstall --no-deps nvgemm-aot"
+                )
             module = tvm_ffi.load_module(path)
         found = module["abi"]()
         if found != ABI:

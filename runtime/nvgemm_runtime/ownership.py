@@ -21,17 +21,25 @@ def writable_by_others(file: Path) -> str | None:
     Raises:
         OSError: If it is not there.
     """
-    for place in _places(file):
-        status = place.lstat()
-        if status.st_uid not in (0, os.geteuid()):
-            return f"{place} belongs to another user (uid {status.st_uid}), who could change it"
-        if stat.S_ISLNK(status.st_mode):
-            continue  # its mode says nothing; whoever can replace it can write its directory
-        # In a sticky directory others can add files, but not replace those of this user.
-        sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
-            mode = stat.filemode(status.st_mode)
-            return f"{place} can be written by others ({mode}); run: chmod go-w {place}"
+    return next(filter(None, map(place_writable_by_others, _places(file))), None)
+
+
+def place_writable_by_others(place: Path) -> str | None:
+    """The same of a directory, link or file itself, whatever the directories above it are.
+
+    Raises:
+        OSError: If it is not there.
+    """
+    status = place.lstat()
+    if status.st_uid not in (0, os.geteuid()):
+        return f"{place} belongs to another user (uid {status.st_uid}), who could change it"
+    if stat.S_ISLNK(status.st_mode):
+        return None  # its mode says nothing; whoever can replace it can write its directory
+    # In a sticky directory others can add files, but not replace those of this user.
+    sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not sticky:
+        mode = stat.filemode(status.st_mode)
+        return f"{place} can be written by others ({mode}); run: chmod go-w {place}"
     return None
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from .calling_convention import KNOWN_FORM, parse_calling_convention
+from .errors import NvgemmError
 from .facts import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 from .format import Header, Kernel
 from .header_decoder import UPGRADE
 from .imports import FIRST_RELEASE, NEWEST_RUN, imported_symbols
+from .one_line import one_line
 from .target import CPU, Target, UnknownTarget
 
 _FFI_DISTRIBUTION = "apache-tvm-ffi"
@@ -30,6 +32,16 @@ def left_out(header: Header) -> list[str | None]:
         *(unlaunchable(kernel) for kernel in header.kernels),
         *(kernel.why for kernel in header.unknown_kernels),
     ]
+
+
+def describe_fault(error: Exception) -> str:
+    """Why a bundle cannot be used with which something went wrong, foreseen or not."""
+    if isinstance(error, NvgemmError):
+        return str(error)
+    return (
+        f"internal error, {type(error).__name__}: {one_line(str(error)) or 'no message'}; "
+        "please report it with the bundle"
+    )
 
 
 def needs_compact(calling_convention: str) -> bool:

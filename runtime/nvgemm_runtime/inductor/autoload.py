@@ -1,8 +1,7 @@
-"""What torch calls at its import: it only waits for the parts of Inductor that matter.
+"""What happens at torch's import: it only waits for the parts of Inductor that matter.
 
-Torch finds `activate` by the entry point group ``torch.backends``. An exception there would fail
-``import torch``, in compile workers too, so nothing may escape, and nothing heavy may be imported:
-Inductor itself takes seconds.
+Torch calls the module `nvgemm_aot_autoload` by the entry point group ``torch.backends``, and that
+calls `activate`. Nothing heavy may be imported here: Inductor itself takes seconds.
 """
 
 from __future__ import annotations
@@ -32,6 +31,9 @@ _WAITED_FOR = {
 """Modules of torch, and which module here is installed when one was imported."""
 
 _log = logging.getLogger(__name__)
+
+_said: set[str] = set()
+"""Failures that were warned of."""
 
 
 def activate() -> None:
@@ -89,7 +91,11 @@ def _install(module: str) -> None:
     try:
         importlib.import_module(f"{__package__}.{module}").install()
     except Exception as error:
-        _log.warning(
+        # A module that all of them import fails them all: once is enough.
+        level = logging.DEBUG if repr(error) in _said else logging.WARNING
+        _said.add(repr(error))
+        _log.log(
+            level,
             "nvgemm-aot stays out of torch.compile: %s cannot be installed: %r",
             module,
             error,

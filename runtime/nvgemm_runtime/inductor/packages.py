@@ -11,6 +11,8 @@ import logging
 
 _log = logging.getLogger(__name__)
 
+_said: set[str] = set()
+
 
 @functools.cache
 def install() -> None:
@@ -29,4 +31,10 @@ def load_operators() -> None:
     try:
         load()
     except NvgemmError as error:
+        _said.add(str(error))
         _log.warning("compiled code runs GEMMs on ATen: %s", error)
+
+
+def was_said(error: Exception) -> bool:
+    """Whether this is why operators could not be loaded, which was warned of."""
+    return str(error) in _said

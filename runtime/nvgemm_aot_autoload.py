@@ -1,0 +1,32 @@
+"""What torch calls at its import, and all of nvgemm-aot that ``import torch`` depends on.
+
+Torch's import fails where what an entry point names cannot be loaded or raises. So this is a module
+of its own that needs the standard library alone: whatever else of nvgemm-aot is missing or damaged
+costs one warning.
+"""
+
+from __future__ import annotations
+
+import logging
+
+_log = logging.getLogger(__name__)
+
+
+def activate() -> None:
+    """Have bundled kernels join the choices of torch.compile, if nvgemm-aot is whole."""
+    try:
+        import nvgemm_runtime
+
+        # Asked for, because a package whose __init__.py is missing or empty can be imported too.
+        nvgemm_runtime.__version__  # noqa: B018
+        from nvgemm_runtime.inductor.autoload import activate as begin
+
+        begin()
+    except (KeyboardInterrupt, SystemExit):
+        raise  # Ctrl-C, or a signal's handler that ends the program
+    except BaseException as error:
+        _log.warning(
+            "nvgemm-aot stays out of torch.compile: it is installed incompletely: %s: %s; "
+            "run: pip install --force-reinstall --no-deps nvgemm-aot",
+            *(type(error).__name__, error),
+        )
