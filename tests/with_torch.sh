@@ -22,10 +22,11 @@ if [ ${#versions[@]} -eq 0 ] || [[ ! "$dependencies" =~ ^(oldest|pinned|newest)$
     exit 2
 fi
 
-# The oldest releases of the direct dependencies that can be installed together, without torch's own.
+# The oldest releases of the dependencies that can be installed together with the tests' tools, some
+# of which need newer ones than we do; without torch's own.
 oldest() {
     "$1/bin/pip" install -q 'uv>=0.8,<1'
-    "$1/bin/uv" pip compile pyproject.toml --extra build --resolution lowest-direct --quiet \
+    "$1/bin/uv" pip compile pyproject.toml --extra build --extra test --resolution lowest-direct --quiet \
         --no-annotate --no-header --python "$1/bin/python" |
         grep -E '^(apache-tvm-ffi|click|nvidia-cutlass-.*|nvidia-matmul-heuristics|packaging|pydantic|pyelftools|pyyaml|wheel|zstandard)=='
 }

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from .shared_library import exported_symbols
+from .exports import exported_symbols
 
 RUNTIME_LIBRARY = "libcute_dsl_runtime.so"
 """The library that kernels call to load and launch device code."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nvgemm_runtime.shared_library import exported_symbols
+from nvgemm_runtime.exports import exported_symbols
 from synthetic_payload import shared_object
 
 SOURCE = """
