@@ -9,13 +9,14 @@ from fractions import Fraction
 from nvgemm_runtime.aten import product_of_sum
 from nvgemm_runtime.declarable import ALIGNMENT_BYTES
 from nvgemm_runtime.errors import CoverageError
-from nvgemm_runtime.problem import Op, Problem
+from nvgemm_runtime.problem import Problem
 from nvgemm_runtime.recording import gemm_line
+from nvgemm_runtime.support import unavailable
 
 from .coverage import SERVED, GemmCoverage, Status, TargetCoverage, Weight
 from .posed import posed, readings
 from .tables import percent_text
-from .targets import DEFAULT_DEVICE, PRODUCTS_ALONE, BuildTarget
+from .targets import DEFAULT_DEVICE, BuildTarget
 
 _MOST_SHOWN = 5
 """Missed GEMMs that a message names, for each target."""
@@ -82,9 +83,7 @@ def _to_declare(gemm: GemmCoverage, arch: str) -> Problem | None:
     wanted = readings(call)[0]
     if wanted.alignment_bytes < ALIGNMENT_BYTES:
         return None
-    served = gemm.problem.signature
-    is_plain = (served.scales, served.epilogue) == (None, None) and served.op is not Op.GROUPED_MM
-    if is_plain or arch not in PRODUCTS_ALONE:
+    if unavailable(gemm.problem.signature, arch) is None:
         return gemm.problem
     product = product_of_sum(call)
     if product is None:

@@ -11,7 +11,7 @@ from nvgemm_runtime.declarable import ALIGNMENT_BYTES
 from nvgemm_runtime.epilogue import Epilogue
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.problem import DType, Op, Problem, Signature
-from nvgemm_runtime.support import unsupported
+from nvgemm_runtime.support import unavailable, unsupported
 
 from .candidates import misalignment
 from .manifest_rules import MAX_PROBLEMS
@@ -21,7 +21,6 @@ from .model_gemms.gemm import Gemm, Projection, Routing
 from .model_gemms.layers import DecoderConfig
 from .model_gemms.quantization import Recipe
 from .model_gemms.ranks import share, undivided_heads
-from .targets import PRODUCTS_ALONE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,20 +214,19 @@ def _signature(gemm: Gemm, recipe: Recipe | None, wanted: Wanted) -> Signature:
     )
     if recipe is not None:
         return replace(whole, a=recipe.dtype, b=recipe.dtype, scales=recipe.scales)
-    possible = PRODUCTS_ALONE.isdisjoint(wanted.targets) and unsupported(whole) is None
-    if possible:
+    if unsupported(whole) is None and not any(unavailable(whole, arch) for arch in wanted.targets):
         return whole
     return replace(product, out=DType.FP32) if gemm.biased else product
 
 
 def _refusal(gemm: Gemm, signature: Signature, wanted: Wanted) -> str:
-    if signature.scales is not None and PRODUCTS_ALONE.issuperset(wanted.targets):
+    if signature.scales is not None and (reason := unsupported(signature)):
+        return f"it is quantized to {signature.a.value}: {reason}"
+    if signature.scales is not None and all(unavailable(signature, one) for one in wanted.targets):
         return (
             f"it is quantized to {signature.a.value} with scales {signature.scales.value}, and "
             f"{', '.join(wanted.targets)} has no operator with scales"
         )
-    if signature.scales is not None and (reason := unsupported(signature)):
-        return f"it is quantized to {signature.a.value}: {reason}"
     try:
         problem = Problem(signature=signature, m=1, n=gemm.n, k=gemm.k)
     except ValueError as error:

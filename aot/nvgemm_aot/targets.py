@@ -17,10 +17,6 @@ DEFAULT_DEVICE = {
 }
 """By architecture: the device profile that a manifest which names none gets."""
 
-PRODUCTS_ALONE = frozenset({"sm_90a"})
-"""Targets for which cutlass.operators 0.3.0 has plain products alone: nothing with scales, groups
-or an epilogue."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class BuildTarget:

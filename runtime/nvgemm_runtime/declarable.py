@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .aten import OPERATORS, UNSERVED, AtenGemm
+from .aten import OPERATORS, UNSERVED, AtenGemm, product_of_sum
 from .errors import NoKernelError
-from .operands import requests, torch_dtype
-from .problem import DType, Problem
+from .operands import requests
+from .problem import Problem
 from .support import has_epilogues, unavailable, unsupported
 
 if TYPE_CHECKING:
@@ -53,24 +52,6 @@ def declarable_for(gemm: AtenGemm, arch: str) -> Problem | str:
         return wanted
     reason = unavailable(wanted.signature, arch)
     return wanted if reason is None else f"{in_words(gemm)}: {reason}"
-
-
-def product_of_sum(gemm: AtenGemm) -> AtenGemm | None:
-    """The product of a sum, into contiguous fp32; None where the GEMM is no plain sum."""
-    op = _PRODUCT_OF.get(gemm.op)
-    if op is None or gemm.obstacle is not None:
-        return None
-    strides, step = [], 1
-    for extent in reversed(gemm.out.shape):
-        strides.append(step)
-        step *= extent
-    out = replace(
-        gemm.out, dtype=torch_dtype(DType.FP32), strides=tuple(reversed(strides)), address=0
-    )
-    return AtenGemm(op=op, a=gemm.a, b=gemm.b, out=out)
-
-
-_PRODUCT_OF = {"addmm": "mm", "baddbmm": "bmm"}
 
 
 def _problem(gemm: AtenGemm) -> Problem | str:

@@ -10,7 +10,7 @@ from ..aten import OPERATORS, AtenGemm, product_of_sum
 from ..aten_settings import unusual_setting
 from ..bundle import Bundle
 from ..counters import COUNTERS
-from ..declarable import declarable, product_of_sum
+from ..declarable import declarable
 from ..errors import NoKernelError
 from ..facts import DeviceFacts, device_facts, torch_versions
 from ..format import Kernel
