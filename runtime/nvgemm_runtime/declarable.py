@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .aten import OPERATORS, UNSERVED, AtenGemm, product_of_sum
 from .errors import NoKernelError
 from .operands import requests
-from .problem import Problem
+from .problem import DType, Problem
 from .support import has_epilogues, unavailable, unsupported
 
 if TYPE_CHECKING:
