@@ -131,7 +131,7 @@ def test_a_kernel_that_leaves_one_element_out_never_wins(
         return spoiling if kernel.id in fastest else run
 
     monkeypatch.setattr(contenders, "kernel_run", spoiled)
-    result, without = tuned_bundle(small, tmp_path / "tuned.nvgemm")
+    result, without = tuned_bundle(small, tmp_path / "tuned.nvgemm", accepts_suspect=True)
     assert not fastest & {kernel.id for kernel in without.kernels}
     named = {id_ for outcome in result.outcomes.values() for id_ in outcome.wrong}
     assert named == fastest
