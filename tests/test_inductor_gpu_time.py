@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch._inductor import config
+from torch._inductor.autotune_process import TritonGPUBenchmarkRequest
 from torch._inductor.runtime import benchmarking
 
 from inductor_session import InductorSession
@@ -166,6 +167,18 @@ class Request:
         return float(time)
 
 
+def test_a_request_is_still_of_its_class() -> None:
+    """Inductor compiles those of Triton's in processes beside this one, and others here."""
+    request = object.__new__(TritonGPUBenchmarkRequest)
+    request.module_path = "x.py"
+    timed: Any = gpu_time.TimedRequest(request)
+    assert isinstance(timed, TritonGPUBenchmarkRequest)
+    copy = pickle.loads(pickle.dumps(timed))
+    assert type(copy) is gpu_time.TimedRequest
+    assert isinstance(copy, TritonGPUBenchmarkRequest)
+    assert copy.module_path == "x.py"
+
+
 class Choice:
     """A choice of Inductor's: with a request, as kernels have, or timed by itself."""
 
@@ -191,6 +204,20 @@ def test_choices_of_every_kind_are_timed_alike(timer: list[float]) -> None:
     assert timer == [gpu_time.LONGEST_MS] * 2
 
 
+def test_a_choice_that_has_a_request_and_times_itself_is_timed_alike(timer: list[float]) -> None:
+    """So a part of a graph does, where autotuning is pipelined."""
+
+    class Part(Choice):
+        def benchmark(self, *tensors: torch.Tensor, out: torch.Tensor) -> float:
+            return Request().benchmark(*tensors, out=out)
+
+    choice = Part(None)
+    choice._bmreq = Request()  # type: ignore[attr-defined]
+    gpu_time.time_on_gpu([choice])
+    assert choice.benchmark(out=torch.empty(1)) == 0.5
+    assert choice._bmreq.benchmark() == 0.5  # type: ignore[attr-defined]
+
+
 def test_a_request_is_timed_alike_in_another_process(timer: list[float]) -> None:
     choice = Choice(Request())
     gpu_time.time_on_gpu([choice])
@@ -198,6 +225,20 @@ def test_a_request_is_timed_alike_in_another_process(timer: list[float]) -> None
     request.kernel_name = "renamed"
     assert request.benchmark() == 0.5
     assert (request.module_path, request.kernel_name) == ("x.py", "renamed")
+
+
+def test_what_is_compiled_to_be_timed_is_tuned_as_usual(timer: list[float]) -> None:
+    """A part of a graph has choices of its own, whose times are kept as Inductor's."""
+
+    class Part(Choice):
+        def benchmark(self, *tensors: torch.Tensor, out: torch.Tensor) -> float:
+            with gpu_time.timing_as_usual():
+                assert Request().benchmark() == 35.4
+            return super().benchmark(*tensors, out=out)
+
+    choice = Part(None)
+    gpu_time.time_on_gpu([choice])
+    assert choice.benchmark(out=torch.empty(1)) == 0.5
 
 
 def test_a_failure_leaves_inductors_timing_as_it_was(timer: list[float]) -> None:

@@ -112,6 +112,7 @@ def run(folder: Path) -> int:
                 failure = _child("failure", parts, bundles)
                 outcomes += [launches, failure]
                 rows.append((ffi, library, launches.text, failure.text))
+                print(f"{len(rows)} pairs tried", file=sys.stderr)
     answers = [outcome.answer for outcome in outcomes if outcome.answer is not None]
     if answers:
         day = datetime.now(timezone.utc).date()

@@ -31,6 +31,7 @@ from .cache_key import installed_digest
 from .choice import GemmChoice, settle
 from .failures import survive
 from .fallbacks import StockCall
+from .gpu_time import timing_as_usual
 from .hook import on_equal_terms, why_not_here
 from .modes import current_mode
 from .offers import Found, find_offers
@@ -188,7 +189,7 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
         for symbol in self.sym_inputs:
             graph.graph_inputs[symbol.name] = symbol
             graph.graph_input_names.append(symbol.name)
-        with V.set_graph_handler(graph):
+        with timing_as_usual(), V.set_graph_handler(graph):
             graph.run(*inputs)
             return graph.compile_to_module()
 

@@ -75,17 +75,17 @@ def time_on_gpu(choices: Iterable[Any]) -> None:
     if config.profile_bandwidth_with_do_bench_using_profiling or not _replace_timer():
         return
     for choice in choices:
-        # Requests are what is timed, in other processes too; what compiles itself has none.
-        requests = [name for name in ("bmreq", "_bmreq") if vars(choice).get(name) is not None]
-        for name in requests:
-            setattr(choice, name, TimedRequest(vars(choice)[name]))
-        if not requests:
-            choice.benchmark = functools.partial(_benchmark, choice.benchmark)
+        choice.benchmark = functools.partial(_benchmark, choice.benchmark)
+        for name in ("bmreq", "_bmreq"):  # what other processes are asked to time
+            if vars(choice).get(name) is not None:
+                setattr(choice, name, TimedRequest(vars(choice)[name]))
         choice.hash_key = functools.partial(_hash_key, choice.hash_key)
 
 
 class TimedRequest:
     """A benchmark request of Inductor whose calls are timed on the GPU, in whatever process.
+
+    It passes for the request: Inductor compiles in other processes what is of certain classes.
 
     Args:
         request: The request, which is used for everything else.
@@ -99,6 +99,10 @@ class TimedRequest:
         _replace_timer()  # in a process that torch started for benchmarks, it is not yet
         return _benchmark(self._request.benchmark, *tensors, out=out)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Any]:
+        return type(self._request)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._request, name)
 
@@ -109,8 +113,13 @@ class TimedRequest:
         return TimedRequest, (self._request,)
 
 
+def timing_as_usual() -> contextlib.AbstractContextManager[None]:
+    """Within this, Inductor times as it does: for what is compiled in order to be timed."""
+    return _timing(on_gpu=False)
+
+
 def _benchmark(benchmark: Callable[..., float], *args: Any, **kwargs: Any) -> float:
-    with _timing_on_gpu():
+    with _timing(on_gpu=True):
         return benchmark(*args, **kwargs)
 
 
@@ -119,13 +128,13 @@ def _hash_key(hash_key: Callable[[], str]) -> str:
 
 
 @contextlib.contextmanager
-def _timing_on_gpu() -> Iterator[None]:
-    before = getattr(_thread, "is_timing", False)
-    _thread.is_timing = True
+def _timing(*, on_gpu: bool) -> Iterator[None]:
+    before = getattr(_thread, "on_gpu", False)
+    _thread.on_gpu = on_gpu
     try:
         yield
     finally:
-        _thread.is_timing = before
+        _thread.on_gpu = before
 
 
 def _replace_timer() -> bool:
@@ -148,7 +157,7 @@ class _Timer:
         self._benchmarker = benchmarker
 
     def __call__(self, call: Callable[[], Any], *args: Any, **options: Any) -> Any:
-        if not getattr(_thread, "is_timing", False):
+        if not getattr(_thread, "on_gpu", False):
             stock = type(self._benchmarker).benchmark_gpu
             return stock(self._benchmarker, call, *args, **options)
         # From torch 2.13 on, processes may be told to keep away from each other's benchmarks.
