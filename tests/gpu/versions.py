@@ -40,6 +40,9 @@ LIBRARY = ("4.7.1", "4.8.1")
 LIBRARY_DISTRIBUTION = "nvidia-cutlass-dsl-libs-cu13"
 LIBRARY_NAME = "libcute_dsl_runtime.so"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_24_x86_64", "manylinux2014_x86_64")
+LIMIT_S = 120
+"""A process that takes longer hangs; importing torch is most of it."""
+
 HERE = Path(__file__).resolve().parent
 FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 4}]
 
@@ -154,7 +157,12 @@ def _child(part: str, parts: list[Path], bundles: list[Path]) -> Outcome:
         "NVGEMM_AOT_CACHE": str(parts[0].parent / "cache"),
     }
     command = [sys.executable, str(HERE / "versions_child.py"), part]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return Outcome(answer=None, error=f"FAILED: not done within {LIMIT_S} s")
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["no output"]
         sys.stderr.write(done.stderr)

@@ -25,6 +25,7 @@ from nvgemm_runtime.choosing import load_kernel
 from nvgemm_runtime.facts import DeviceFacts, device_facts, find_runtime_library
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.library import require_libraries
+from nvgemm_runtime.problem import Op
 from nvgemm_runtime.refusals import refusal
 from nvgemm_runtime.roles import extra_roles
 from nvgemm_runtime.target import CPU
@@ -87,16 +88,17 @@ def provoke(foreign: list[Place], usable: list[Place], device: str) -> str:
     return said
 
 
-def refuse(usable: Place) -> str:
-    """Launch a kernel for the CPU with operands that it cannot take."""
-    loaded = load_kernel(usable[1].id)
+def refuse(usable: list[Place]) -> str:
+    """Launch a kernel for the CPU with operands of a type that none takes."""
+    place = next(place for place in usable if place[1].signature.op is Op.MM)
+    loaded = load_kernel(place[1].id)
     try:
-        loaded.launch(*(torch.zeros(3, columns) for columns in (3, 5, 3)))
+        loaded.launch(*(torch.zeros(3, 3, dtype=torch.float64) for _ in range(3)))
     except (TypeError, ValueError) as error:
         said = f"{type(error).__name__}: {error}"
     else:
         raise AssertionError("operands that do not fit were taken")
-    launch_all([usable], "cpu")
+    launch_all([place], "cpu")
     return said
 
 
@@ -122,7 +124,7 @@ def main(part: str) -> dict[str, str]:
     if part == "launches":
         said = launch_all(usable, device)
     elif device == "cpu":
-        said = refuse(usable[0])
+        said = refuse(usable)
     else:
         said = provoke(foreign, usable, device)
     library = find_runtime_library("cu13")
