@@ -212,9 +212,10 @@ def test_inspect_shows_each_problem(planned: Planned, case: Case) -> None:
             problem = Problem.parse(shown["problem"])
             assert {signatures[one["id"]] for one in shown["kernels"]} == {problem.signature.key}
             assert found_as(index, problem) == "declared"
-        for key in document["unserved"]:
+        unserved = {one["problem"] for one in document["unserved"]}
+        for key in unserved:
             assert index.match_declared(Problem.parse(key), ALIGNMENT_BYTES) is None
-        declared = {one["problem"] for one in document["problems"]} | document["unserved"].keys()
+        declared = {one["problem"] for one in document["problems"]} | unserved
         assert path == planned.plain or declared == {one.key for one in case.problems}
 
 

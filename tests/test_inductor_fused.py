@@ -401,7 +401,7 @@ def test_a_recording_has_the_sum_once_whatever_wins(
         inductor.slow_down_aten()
     path = tmp_path / "out.yaml"
     inductor.monkeypatch.setenv("NVGEMM_AOT_RECORD", str(path))
-    inductor.monkeypatch.setenv("NVGEMM_AOT_RECORD_TARGET", "sm_90a")
+    inductor.monkeypatch.setenv("NVGEMM_AOT_RECORD_TARGET", "sm_100f")
     linear = layer()
     x = torch.randn(M, K, dtype=torch.bfloat16)
     compiled = inductor.compile(lambda x: functional.relu(linear(x)), x)
