@@ -23,7 +23,12 @@ from nvgemm_runtime import native
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.counters import COUNTERS
 from nvgemm_runtime.errors import BundleFormatError, DriverError, NoKernelError
-from nvgemm_runtime.facts import UNKNOWN_VERSION, RuntimeLibrary, find_runtime_library
+from nvgemm_runtime.facts import (
+    UNKNOWN_VERSION,
+    RuntimeLibrary,
+    find_runtime_library,
+    look_at_library,
+)
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.imports import DEVICE_SYMBOLS
 from nvgemm_runtime.library import Library
@@ -379,7 +384,8 @@ def test_a_payload_that_imports_what_no_library_exports_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason"), [("broken", "file too short"), ("cut off", "it is cut off")]
+    ("damage", "reason"),
+    [("broken", "no 64-bit little-endian ELF file"), ("cut off", "it is cut off")],
 )
 def test_a_runtime_library_that_does_not_load_is_named(
     real_bundles: dict[str, Path],
@@ -393,8 +399,7 @@ def test_a_runtime_library_that_does_not_load_is_named(
     broken = tmp_path / "libcute_dsl_runtime.so"
     broken.write_bytes(b"broken" if damage == "broken" else installed.path.read_bytes()[: 1 << 20])
     with Bundle(real_bundles["sm_90a"]) as bundle:
-        built_with = bundle.header.toolchain["nvidia-cutlass-dsl-libs-cu13"]
-        found = RuntimeLibrary(path=broken, cuda="cu13", version=built_with)
+        found = look_at_library(broken, "cu13")
         monkeypatch.setattr(library_module, "find_runtime_library", lambda cuda: found)
         with pytest.raises(DriverError, match=rf"{broken} cannot be loaded: .*{reason}"):
             Library().load(bundle, bundle.header.kernels[0])
