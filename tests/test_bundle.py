@@ -23,6 +23,7 @@ from nvgemm_runtime.format import (
     MAGIC,
     MAX_HEADER_BYTES,
     PREFIX,
+    CompileFailure,
     canonical_json,
     encode_header,
     sha256_hex,
