@@ -342,6 +342,14 @@ def test_an_unknown_convention_is_never_called(tmp_path: Path) -> None:
         assert isinstance(match, Match)
         assert header.kernels[0].id not in {served.kernel.id for served in match.kernels}
         assert match.basis is Basis.DECLARED
+        lost = any(place.kernel == 0 for place in ranking.kernels)
+        if ranking.measured is not None:
+            assert match.measured is not None
+            doubt = "1 of 3 measured kernels cannot be launched here"
+            assert (doubt in match.measured.doubts) is lost
+    assert any(
+        place.kernel == 0 for one in header.rankings if one.measured for place in one.kernels
+    )
 
 
 def test_an_unknown_scope_or_problem_among_the_unserved_is_no_error(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def bundle_text(document: Document) -> str:
             *(
                 table(rows, header)
                 for rows, header in (
-                    (unserved, ["problem without a kernel", "reason of the", "why"]),
+                    (unserved, ["problem without a kernel", "scope", "why"]),
                     (missing, ["problem", "kernel not compiled", "try again", "why"]),
                     (unknown_rows, ["not understood", "computes", "why"]),
                 )
