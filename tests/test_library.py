@@ -343,10 +343,6 @@ def test_a_runtime_library_without_a_symbol_is_refused_before_it_is_opened(
         Library().load(bundle, bundle.header.kernels[0])
 
 
-@pytest.mark.parametrize(
-    ("version", "warnings"),
-    [("4.7.0", 0), ("4.8.9", 0), (UNKNOWN_VERSION, 0), ("4.9.0", 1), ("5.0", 1)],
-)
 def test_a_kernel_that_imports_what_is_not_there_is_refused_before_it_is_opened() -> None:
     with Bundle(Path(__file__).parent / "data/format-1/sm_90a.nvgemm") as bundle:
         first, second = bundle.header.kernels
@@ -356,6 +352,10 @@ def test_a_kernel_that_imports_what_is_not_there_is_refused_before_it_is_opened(
         assert Library().load(bundle, second).kernel is second
 
 
+@pytest.mark.parametrize(
+    ("version", "warnings"),
+    [("4.7.0", 0), ("4.8.9", 0), (UNKNOWN_VERSION, 0), ("4.9.0", 1), ("5.0", 1)],
+)
 def test_any_runtime_library_that_exports_enough_is_used_a_newer_one_with_one_warning(
     real_bundles: dict[str, Path],
     addresses: dict[str, int],
