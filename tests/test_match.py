@@ -25,6 +25,10 @@ def content(*problems: Problem, seed: int = 0) -> BundleContent:
     source = base.rankings[0].source
     return replace(
         base,
+        kernels=tuple(
+            replace(kernel, signature=declared.signature)
+            for declared, kernel in zip(problems, base.kernels)
+        ),
         rankings=tuple(
             ProblemRanking(
                 problem=declared, source=source, kernels=((sha256_hex(kernel.payload), 1000 + i),)
