@@ -23,6 +23,7 @@ from nvgemm_runtime.format import (
     MAGIC,
     MAX_HEADER_BYTES,
     PREFIX,
+    CompileFailure,
     canonical_json,
     encode_header,
     sha256_hex,
@@ -459,6 +460,51 @@ def test_writer_refuses_equal_code_for_different_signatures(content: BundleConte
     twin = replace(content.kernels[0], signature=other)
     with pytest.raises(ValueError, match="equal code but compute"):
         encode_bundle(replace(content, kernels=(twin, *content.kernels)))
+
+
+def test_writer_refuses_a_header_that_is_longer_than_readers_take(
+    content: BundleContent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(encode_header(encode_bundle(content)[1]))
+    monkeypatch.setattr("nvgemm_aot.bundle.MAX_HEADER_BYTES", size)
+    encode_bundle(content)
+    monkeypatch.setattr("nvgemm_aot.bundle.MAX_HEADER_BYTES", size - 1)
+    with pytest.raises(
+        BundleFormatError,
+        match=rf"\[header-size\] its header has {size} bytes .*at most {size - 1} .*split the",
+    ):
+        encode_bundle(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "path"),
+    [
+        (
+            lambda content: replace(
+                content,
+                rankings=(
+                    replace(
+                        content.rankings[0],
+                        missing=(CompileFailure(operator="o", reason="", is_transient=False),),
+                    ),
+                ),
+            ),
+            r"failures\[0\]\.reason",
+        ),
+        (lambda content: replace(content, device="B200\n"), "device"),
+        (
+            lambda content: replace(
+                content, kernels=(replace(content.kernels[0], operator=""), *content.kernels[1:])
+            ),
+            r"kernels\[\d+\]\.operator",
+        ),
+    ],
+)
+def test_writer_refuses_what_the_reader_would(
+    content: BundleContent, change: Callable[[BundleContent], BundleContent], path: str
+) -> None:
+    with pytest.raises(BundleFormatError, match=rf"\[header-field\] {path} must be non-empty"):
+        encode_bundle(change(content))
 
 
 def test_missing_file_and_directory_are_storage_errors(tmp_path: Path) -> None:

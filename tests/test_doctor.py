@@ -24,6 +24,8 @@ from nvgemm_runtime.installation import Installation
 from synthetic_bundles import write_synthetic_bundle
 from synthetic_facts import H200, LIBRARY
 
+REAL_SM_90A = Path(__file__).parent / "data/format-1/sm_90a.nvgemm"
+
 
 def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["doctor", *arguments])
@@ -166,6 +168,7 @@ def test_a_runtime_library_of_unknown_version_is_shown_as_such(
 def test_a_runtime_library_that_lacks_a_symbol_is_a_problem_with_its_next_step(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    machine.write_bytes(REAL_SM_90A.read_bytes())
     lacking = "CuteDSLRT_TVMFFISetRaisedCudaError"
     old = replace(LIBRARY, version="4.6.3", exports=DEVICE_SYMBOLS - {lacking})
     monkeypatch.setattr(doctor, "_gpus", lambda: (replace(H200, runtime_library=old),))

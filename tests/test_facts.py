@@ -12,6 +12,7 @@ from nvgemm_runtime import facts
 from nvgemm_runtime.facts import RUNTIME_LIBRARY, find_ffi_exports, find_runtime_library
 from nvgemm_runtime.imports import DEVICE_SYMBOLS, FFI_SYMBOLS
 from synthetic_payload import shared_object
+from test_elf import without_sections
 
 
 @pytest.fixture
@@ -78,3 +79,18 @@ def test_a_library_that_is_cut_off_is_found_with_its_defect(package: Path) -> No
     assert library.exports is None
     assert library.defect is not None
     assert "cut off" in library.defect
+
+
+def test_a_library_that_does_not_show_its_exports_counts_as_fitting(package: Path) -> None:
+    without_sections(put(package, "cu13/lib", "first"))
+    library = find_runtime_library("cu13")
+    assert library is not None
+    assert library.exports is None
+    assert library.defect is None
+
+
+def test_what_is_no_library_is_found_with_its_defect(package: Path) -> None:
+    put(package, "cu13/lib", "first").write_text("no library")
+    library = find_runtime_library("cu13")
+    assert library is not None
+    assert library.defect == "no 64-bit little-endian ELF file"

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -35,6 +37,7 @@ from nvgemm_runtime.target import UnknownTarget
 from nvgemm_runtime.validity import why_not_here
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import B200
+from synthetic_payload import shared_object
 from test_bundle import header_of, with_header
 
 FORMAT_1 = Path(__file__).parent / "data/format-1"
@@ -50,7 +53,8 @@ def test_bundles_of_version_1_are_read_whole(name: str) -> None:
         bundle.check_body()
         header = bundle.header
         assert header.format_version == 1
-        assert header.imports == ()
+        assert header.imports is None
+        assert all(kernel.imports is None for kernel in header.kernels)
         assert header.unknown_kernels == header.unknown_rankings == ()
         assert all(bundle.payload(kernel) for kernel in header.kernels)
         assert all(header.is_complete(ranking) for ranking in header.rankings)
@@ -82,6 +86,7 @@ def test_a_version_1_bundle_is_written_again_as_version_2_with_its_imports(tmp_p
     with Bundle(tmp_path / "new.nvgemm") as bundle:
         header = bundle.header
     assert header.format_version == 2
+    assert header.imports is not None
     assert "TVMFFIErrorSetRaisedFromCStr" in header.imports
     assert "CuteDSLRT_TVMFFISetRaisedCudaError" in header.imports
     assert list(header.imports) == sorted(header.imports)
@@ -106,8 +111,29 @@ def test_imports_that_are_not_those_of_the_payloads_are_found(
     path = tmp_path / "other.nvgemm"
     path.write_bytes(with_header(data, document))
     report = verify_bundle(path, disassemble=False)
-    assert [finding.check.value for finding in report.findings] == ["imports"]
-    assert said in report.findings[0].message
+    assert {finding.check.value for finding in report.findings} == {"imports"}
+    assert {finding.kernel for finding in report.findings} == {k["id"] for k in document["kernels"]}
+    assert all(said in finding.message for finding in report.findings)
+
+
+def test_a_kernel_that_imports_other_symbols_states_them_itself(tmp_path: Path) -> None:
+    with Bundle(FORMAT_1 / "sm_90a.nvgemm") as bundle:
+        content = read_content(bundle)
+    source = "int _cudaNew(void); int __tvm_ffi_gemm(void) { return _cudaNew(); }"
+    other = replace(content.kernels[0], payload=shared_object(tmp_path, source), operator="other")
+    path = tmp_path / "mixed.nvgemm"
+    path.write_bytes(encode_bundle(replace(content, kernels=(*content.kernels, other)))[0])
+    with Bundle(path) as bundle:
+        header = bundle.header
+    assert header.imports is not None
+    assert "_cudaNew" not in header.imports
+    assert {kernel.id: kernel.imports for kernel in header.kernels} == {
+        **{kernel.id: None for kernel in content.kernels},
+        other.id: ("_cudaNew",),
+    }
+    report = verify_bundle(path, disassemble=False)
+    assert "imports" not in {finding.check.value for finding in report.findings}
+    assert "of 1 kernels others" in bundle_text(bundle_document(Bundle(path)))
 
 
 # What later releases add.
@@ -316,12 +342,20 @@ def test_an_unknown_convention_is_never_called(tmp_path: Path) -> None:
         assert isinstance(match, Match)
         assert header.kernels[0].id not in {served.kernel.id for served in match.kernels}
         assert match.basis is Basis.DECLARED
+        lost = any(place.kernel == 0 for place in ranking.kernels)
+        if ranking.measured is not None:
+            assert match.measured is not None
+            doubt = "1 of 3 measured kernels cannot be launched here"
+            assert (doubt in match.measured.doubts) is lost
+    assert any(
+        place.kernel == 0 for one in header.rankings if one.measured for place in one.kernels
+    )
 
 
 def test_an_unknown_scope_or_problem_among_the_unserved_is_no_error(tmp_path: Path) -> None:
     entries = [
-        {"problem": "mm/nn/bf16xbf16/fp32/bf16/m1n8k8", "reason": "r", "of": "layout"},
-        {"problem": "conv/nhwc", "reason": "r", "of": "signature"},
+        {"problem": "mm/nn/bf16xbf16/fp32/bf16/m1n8k8", "reason": "r", "scope": "layout"},
+        {"problem": "conv/nhwc", "reason": "r", "scope": "signature"},
     ]
     header = edited(tmp_path, lambda h: h.update(unserved=copy.deepcopy(entries)))
     assert header.unserved == {
@@ -336,10 +370,98 @@ def test_a_verification_says_which_kernels_it_did_not_look_at(tmp_path: Path) ->
     assert any(note.startswith("1 kernels were not looked at") for note in report.notes)
 
 
-def test_what_is_not_understood_is_not_lost_in_a_copy(tmp_path: Path) -> None:
-    edited(tmp_path, lambda h: h["kernels"][0].update(requires=["pdl"]))
+UNKNOWN_ENTRY = {"problem": "conv/nhwc/m1", "reason": "r", "requires": ["convolutions"]}
+
+
+@pytest.mark.parametrize(
+    ("edit", "why"),
+    [
+        (lambda h: h["kernels"][0].update(requires=["pdl"]), "requires pdl"),
+        (lambda h: h["rankings"][0].update(requires=["dispatch"]), "requires dispatch"),
+        (lambda h: h.update(unserved=[UNKNOWN_ENTRY]), "requires convolutions"),
+        (
+            lambda h: h.update(unserved=[{"problem": "conv/nhwc/m1", "reason": "r"}]),
+            "names a problem that this release does not know",
+        ),
+        # Sources that no ranking uses.
+        (lambda h: h["sources"].append({"requires": ["energy"]}), "requires energy"),
+        (
+            lambda h: h["sources"].append({"kind": "confirmation", "by": "b", "gpu": "g"}),
+            "is of the kind 'confirmation', unknown to this release",
+        ),
+    ],
+)
+def test_what_is_not_understood_is_not_lost_in_a_copy(edit: Edit, why: str, tmp_path: Path) -> None:
+    edited(tmp_path, edit)
+    path = tmp_path / "later.nvgemm"
     with (
-        Bundle(tmp_path / "later.nvgemm") as bundle,
-        pytest.raises(BundleFormatError, match=r"\[feature\] 1 kernels .* requires pdl"),
+        Bundle(path) as bundle,
+        pytest.raises(BundleFormatError, match=rf"\[feature\] 1 kernels, .* {re.escape(why)}"),
     ):
         read_content(bundle)
+    with Bundle(path) as bundle:
+        assert why in bundle_text(bundle_document(bundle))
+
+
+def test_a_source_of_an_unknown_kind_counts_as_an_estimate(tmp_path: Path) -> None:
+    before = plain(tmp_path)
+    (place,) = [i for i, source in enumerate(before.sources) if source.kind == "measurement"]
+    changed = [i for i, ranking in enumerate(before.rankings) if ranking.source == place]
+    assert all(before.rankings[i].measured for i in changed)
+    header = edited(tmp_path, lambda h: h["sources"][place].update(kind="confirmation"))
+    assert header.sources[place] == replace(before.sources[place], kind="estimate", conditions=None)
+    assert header.unknown_rankings == ()
+    for number, (ranking, whole) in enumerate(zip(header.rankings, before.rankings, strict=True)):
+        assert ranking == (replace(whole, measured=None) if number in changed else whole)
+
+
+def test_an_estimate_has_nothing_measured(tmp_path: Path) -> None:
+    with pytest.raises(BundleFormatError, match=r"\[ranking-measured\]"):
+        edited(
+            tmp_path,
+            lambda h: [one.update(kind="estimate") for one in h["sources"]],
+        )
+
+
+@pytest.mark.parametrize(
+    ("problems", "message"),
+    [
+        (["mm/nn/bf16xbf16/fp32/bf16/m1n8k8"] * 2, "each once"),
+        (["mm/nn/bf16xbf16/fp32/bf16/m2n8k8", "mm/nn/bf16xbf16/fp32/bf16/m1n8k8"], "sorted"),
+        (["conv/nhwc/m1"] * 2, "conv/nhwc/m1 more than once"),
+    ],
+)
+def test_the_unserved_are_in_order_each_once(
+    problems: list[str], message: str, tmp_path: Path
+) -> None:
+    entries = [{"problem": key, "reason": str(place)} for place, key in enumerate(problems)]
+    with pytest.raises(BundleFormatError, match=rf"\[unserved-order\] .*{message}"):
+        edited(tmp_path, lambda h: h.update(unserved=entries))
+
+
+def test_problems_that_are_not_understood_may_lie_anywhere_among_the_unserved(
+    tmp_path: Path,
+) -> None:
+    known = "mm/nn/bf16xbf16/fp32/bf16/m{}n8k8"
+    keys = ["zoo/1", known.format(1), "conv/1", known.format(2)]
+    entries = [{"problem": key, "reason": "r"} for key in keys]
+    header = edited(tmp_path, lambda h: h.update(unserved=entries))
+    assert [problem.key for problem in header.unserved] == keys[1::2]
+    assert [one.problem for one in header.unknown_unserved] == keys[::2]
+
+
+def test_what_version_1_does_not_have_is_ignored_in_its_bundles(tmp_path: Path) -> None:
+    data = (FORMAT_1 / "sm_90a.nvgemm").read_bytes()
+    document = header_of(data)
+    document.update(failures=[{"any": "thing"}], requires=["remote-payloads"], imports=7)
+    for kernel in document["kernels"]:
+        kernel.update(requires=["pdl"], imports=["_cudaNew"])
+    for ranking in document["rankings"]:
+        ranking.update(missing=[0], requires=["dispatch"])
+    path = tmp_path / "edited.nvgemm"
+    written = bytearray(with_header(data, document))
+    struct.pack_into("<I", written, 8, 1)  # the version
+    path.write_bytes(written)
+    with Bundle(path) as bundle, Bundle(FORMAT_1 / "sm_90a.nvgemm") as whole:
+        assert bundle.header.format_version == 1
+        assert without_places(bundle.header) == without_places(whole.header)

@@ -193,7 +193,9 @@ def test_members_that_are_added_anywhere_are_a_broken_rule_or_no_matter(
     document = copy.deepcopy(DOCUMENTS[version])
     place = data.draw(st.sampled_from(PLACES[version]))
     inner = holder(document, place)[place[-1]]
-    name = data.draw(st.sampled_from(["requires", "missing", "measured", "conditions", "of", "x"]))
+    name = data.draw(
+        st.sampled_from(["requires", "missing", "measured", "conditions", "scope", "imports", "x"])
+    )
     if isinstance(inner, dict):
         inner[name] = data.draw(VALUES)
     elif isinstance(inner, list):

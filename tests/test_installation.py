@@ -106,7 +106,7 @@ FAULTS = (
         "nvgemm_runtime.bundle.decode_header",
         "nvgemm_runtime.bundle.file_identity",
         "nvgemm_runtime.match.refusal",
-        "nvgemm_runtime.match.left_out",
+        "nvgemm_runtime.match.kernel_refusals",
         "nvgemm_runtime.match.launchable",
     ],
 )

@@ -23,7 +23,12 @@ from nvgemm_runtime import native
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.counters import COUNTERS
 from nvgemm_runtime.errors import BundleFormatError, DriverError, NoKernelError
-from nvgemm_runtime.facts import UNKNOWN_VERSION, RuntimeLibrary, find_runtime_library
+from nvgemm_runtime.facts import (
+    UNKNOWN_VERSION,
+    RuntimeLibrary,
+    find_runtime_library,
+    look_at_library,
+)
 from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.imports import DEVICE_SYMBOLS
 from nvgemm_runtime.library import Library
@@ -338,6 +343,15 @@ def test_a_runtime_library_without_a_symbol_is_refused_before_it_is_opened(
         Library().load(bundle, bundle.header.kernels[0])
 
 
+def test_a_kernel_that_imports_what_is_not_there_is_refused_before_it_is_opened() -> None:
+    with Bundle(Path(__file__).parent / "data/format-1/sm_90a.nvgemm") as bundle:
+        first, second = bundle.header.kernels
+        later = replace(first, imports=("_cudaNew",))
+        with pytest.raises(DriverError, match=rf"kernel {first.id[:12]} of .*: .* import _cudaNew"):
+            Library().load(bundle, later)
+        assert Library().load(bundle, second).kernel is second
+
+
 @pytest.mark.parametrize(
     ("version", "warnings"),
     [("4.7.0", 0), ("4.8.9", 0), (UNKNOWN_VERSION, 0), ("4.9.0", 1), ("5.0", 1)],
@@ -379,7 +393,8 @@ def test_a_payload_that_imports_what_no_library_exports_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("damage", "reason"), [("broken", "file too short"), ("cut off", "it is cut off")]
+    ("damage", "reason"),
+    [("broken", "no 64-bit little-endian ELF file"), ("cut off", "it is cut off")],
 )
 def test_a_runtime_library_that_does_not_load_is_named(
     real_bundles: dict[str, Path],
@@ -393,10 +408,11 @@ def test_a_runtime_library_that_does_not_load_is_named(
     broken = tmp_path / "libcute_dsl_runtime.so"
     broken.write_bytes(b"broken" if damage == "broken" else installed.path.read_bytes()[: 1 << 20])
     with Bundle(real_bundles["sm_90a"]) as bundle:
-        built_with = bundle.header.toolchain["nvidia-cutlass-dsl-libs-cu13"]
-        found = RuntimeLibrary(path=broken, cuda="cu13", version=built_with)
+        found = look_at_library(broken, "cu13")
         monkeypatch.setattr(library_module, "find_runtime_library", lambda cuda: found)
-        with pytest.raises(DriverError, match=rf"{broken} cannot be loaded: .*{reason}"):
+        with pytest.raises(
+            DriverError, match=rf"{broken}, which kernels call, cannot be loaded: {reason}"
+        ):
             Library().load(bundle, bundle.header.kernels[0])
 
 

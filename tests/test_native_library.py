@@ -14,8 +14,8 @@ from elftools.elf.elffile import ELFFile
 
 from nvgemm_aot.linker import compiler
 from nvgemm_runtime import native
+from nvgemm_runtime.elf import missing_part
 from nvgemm_runtime.errors import ToolchainError
-from nvgemm_runtime.shared_object import missing_part
 
 
 def _library() -> ELFFile:

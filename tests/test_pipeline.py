@@ -225,6 +225,22 @@ def test_a_ranking_says_which_kernels_did_not_compile_and_whether_they_may_yet(
         assert said in bundle_text(bundle_document(bundle))
 
 
+@pytest.mark.parametrize("operators", ["one fails two", "one fails"])
+def test_a_compiler_that_gives_no_reason_makes_a_bundle_that_can_be_read(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, operators: str
+) -> None:
+    def silent(*arguments: Any, **named: Any) -> Compilation:
+        done = compile_all(*arguments, **named)
+        failures = tuple(replace(failure, reason="") for failure in done.failures)
+        return replace(done, failures=failures)
+
+    monkeypatch.setenv("FAKE_OPERATORS", operators)
+    monkeypatch.setattr(contents, "compile_all", silent)
+    (built,) = run(tmp_path, cache).bundles
+    with Bundle(built.path) as bundle:
+        assert [failure.reason for failure in bundle.header.failures] == ["no reason given"]
+
+
 def test_a_target_without_operators_leaves_the_others_to_be_built(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

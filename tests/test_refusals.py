@@ -12,7 +12,8 @@ from nvgemm_aot.bundle_content import read_content
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.facts import UNKNOWN_VERSION
 from nvgemm_runtime.format import Header
-from nvgemm_runtime.imports import DEVICE_SYMBOLS, FFI_SYMBOLS, imported_symbols
+from nvgemm_runtime.imports import DEVICE_SYMBOLS, FFI_SYMBOLS, needed_symbols
+from nvgemm_runtime.match import BundleView, Index, Match, Miss
 from nvgemm_runtime.refusals import library_refusal, refusal
 from synthetic_content import synthetic_content
 from synthetic_facts import B200, LIBRARY
@@ -23,8 +24,10 @@ ERROR_HELPER = "CuteDSLRT_TVMFFISetRaisedCudaError"
 
 
 def header(**toolchain: str) -> Header:
+    """A header that does not state what is imported, as those of version 1."""
     base = synthetic_content(kernels=1, problems=1)
-    return encode_bundle(replace(base, toolchain={"ld": "2.40", **toolchain}))[1]
+    made = encode_bundle(replace(base, toolchain={"ld": "2.40", **toolchain}))[1]
+    return replace(made, imports=None)
 
 
 @pytest.mark.parametrize("version", ["4.7.0", "4.8.1", "4.9.0", "5.1", UNKNOWN_VERSION])
@@ -95,9 +98,11 @@ def test_a_bundle_that_states_its_imports_needs_those_and_an_older_one_all_that_
             write_bundle(path, read_content(old))
     with Bundle(path) as bundle:
         built = bundle.header
-    assert bool(built.imports) == (version == 2)
-    assert imported_symbols(built).of_ffi == FFI_SYMBOLS
-    assert imported_symbols(built).of_device == DEVICE_SYMBOLS
+    assert (built.imports is not None) == (version == 2)
+    for kernel in built.kernels:
+        assert kernel.imports is None
+        assert needed_symbols(built, kernel).of_ffi == FFI_SYMBOLS
+        assert needed_symbols(built, kernel).of_device == DEVICE_SYMBOLS
 
 
 def test_a_stated_import_of_either_library_is_looked_up_there() -> None:
@@ -109,3 +114,62 @@ def test_a_stated_import_of_either_library_is_looked_up_there() -> None:
     assert "import _cudaNew, which" in str(
         library_refusal(built, library, frozenset({"TVMFFINew"}))
     )
+
+
+NOTHING = replace(LIBRARY, exports=frozenset())
+
+
+def test_a_bundle_that_states_no_imports_at_all_needs_none() -> None:
+    assert library_refusal(replace(header(), imports=()), NOTHING, frozenset()) is None
+    assert library_refusal(header(), NOTHING, frozenset()) is not None
+
+
+@pytest.mark.parametrize("symbol", ["memcpy", "__tls_get_addr", "pthread_create"])
+def test_symbols_of_other_libraries_are_not_asked_of_these_two(symbol: str) -> None:
+    assert library_refusal(replace(header(), imports=(symbol,)), NOTHING, frozenset()) is None
+
+
+def with_imports(*of_kernels: tuple[str, ...] | None) -> Header:
+    """A bundle that imports what all known kernels do, but for some of its kernels."""
+    base = synthetic_content(kernels=len(of_kernels), problems=2)
+    made = encode_bundle(base)[1]
+    kernels = (replace(kernel, imports=own) for kernel, own in zip(made.kernels, of_kernels))
+    common = tuple(sorted(DEVICE_SYMBOLS | FFI_SYMBOLS))
+    return replace(made, imports=common, kernels=tuple(kernels))
+
+
+GPU = replace(
+    B200, runtime_library=replace(LIBRARY, exports=DEVICE_SYMBOLS), ffi_exports=FFI_SYMBOLS
+)
+
+
+@pytest.mark.parametrize("new", ["_cudaNew", "TVMFFINew"])
+def test_a_kernel_that_imports_what_is_not_there_costs_itself_alone(new: str) -> None:
+    built = with_imports(None, (new,), None)
+    assert refusal(built, GPU) is None
+    index = Index([BundleView(name="new", header=built)], GPU)
+    (reason,) = index.refusals
+    assert f"1 kernels are left out: kernels import {new}, which the installed" in reason
+    for ranking in built.rankings:
+        match = index.match(ranking.problem, 16)
+        assert isinstance(match, Match)
+        served = {one.kernel.id for one in match.kernels}
+        assert served == {built.kernels[0].id, built.kernels[2].id}
+        if ranking.measured is not None:
+            assert match.measured is not None
+            assert "1 of 3 measured kernels cannot be launched here" in match.measured.doubts
+
+
+def test_a_kernel_of_an_older_library_is_used_though_the_others_cannot_be() -> None:
+    lacking = DEVICE_SYMBOLS - {ERROR_HELPER}
+    facts = replace(GPU, runtime_library=replace(LIBRARY, exports=lacking))
+    built = with_imports(None, tuple(sorted(lacking)), None)
+    match = Index([BundleView(name="mixed", header=built)], facts).match(
+        built.rankings[0].problem, 16
+    )
+    assert isinstance(match, Match)
+    assert {one.kernel.id for one in match.kernels} == {built.kernels[1].id}
+    none = Index([BundleView(name="new", header=with_imports(None, None))], facts)
+    miss = none.match(built.rankings[0].problem, 16)
+    assert isinstance(miss, Miss)
+    assert any(ERROR_HELPER in reason for reason in miss.reasons)

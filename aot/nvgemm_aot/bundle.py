@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from nvgemm_runtime.errors import BundleFormatError
 from nvgemm_runtime.format import (
     FORMAT_VERSION,
     MAGIC,
+    MAX_HEADER_BYTES,
     PREFIX,
     CompileFailure,
     Dictionary,
@@ -28,6 +30,7 @@ from nvgemm_runtime.format import (
     sha256_hex,
     source_json,
 )
+from nvgemm_runtime.header_decoder import decode_header
 from nvgemm_runtime.problem import Problem, Signature
 from nvgemm_runtime.target import Target
 
@@ -113,6 +116,8 @@ def write_bundle(path: Path, content: BundleContent, pack: Pack = compress) -> H
     Raises:
         ValueError: If a ranking names a kernel that is not among the kernels, a problem is ranked
             twice, or kernels of different signatures have equal payloads.
+        BundleFormatError: If readers would refuse the bundle: its header is too long, or a value is
+            not one that FORMAT.md allows.
         StorageError: If the file cannot be written; nothing is left half-written.
     """
     data, header = encode_bundle(content, pack)
@@ -128,6 +133,7 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
     dictionary_bytes = len(packed.dictionary_frame)
     sources = sorted({ranking.source for ranking in content.rankings}, key=_source_order)
     failures = sorted({one for r in content.rankings for one in r.missing}, key=_failure_order)
+    common = _common_imports(kernels.values())
     body = packed.dictionary_frame + b"".join(packed.frames)
     header = Header(
         target=content.target,
@@ -144,11 +150,11 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
         )
         if packed.dictionary
         else None,
-        kernels=_entries(ids, kernels, packed.frames, dictionary_bytes),
+        kernels=_entries(ids, kernels, packed.frames, dictionary_bytes, common),
         sources=tuple(sources),
         rankings=_rankings(content.rankings, ids, sources, failures),
         unserved=content.unserved,
-        imports=tuple(sorted({name for kernel in kernels.values() for name in kernel.imports})),
+        imports=common,
         failures=tuple(failures),
     )
     return _with_final_offsets(header, body)
@@ -168,6 +174,12 @@ def _by_id(kernels: tuple[BuiltKernel, ...]) -> dict[str, BuiltKernel]:
     return found
 
 
+def _common_imports(kernels: Iterable[BuiltKernel]) -> tuple[str, ...]:
+    """What most kernels import: those that import it need no list of their own."""
+    counts = Counter(kernel.imports for kernel in kernels)
+    return min(counts, key=lambda imports: (-counts[imports], imports), default=())
+
+
 def _source_order(source: RankingSource) -> tuple[str, str, str, bytes]:
     return (source.kind, source.by, source.gpu, canonical_json(source_json(source)))
 
@@ -177,7 +189,11 @@ def _failure_order(failure: CompileFailure) -> tuple[str, str, bool]:
 
 
 def _entries(
-    ids: list[str], kernels: dict[str, BuiltKernel], frames: list[bytes], offset: int
+    ids: list[str],
+    kernels: dict[str, BuiltKernel],
+    frames: list[bytes],
+    offset: int,
+    common_imports: tuple[str, ...],
 ) -> tuple[Kernel, ...]:
     entries = []
     for id_, frame in zip(ids, frames):
@@ -193,6 +209,7 @@ def _entries(
                 alignment_bytes=built.alignment_bytes,
                 workspace_bytes=built.workspace_bytes,
                 calling_convention=built.calling_convention,
+                imports=None if built.imports == common_imports else built.imports,
             )
         )
         offset += len(frame)
@@ -240,11 +257,33 @@ def _with_final_offsets(header: Header, body: bytes) -> tuple[bytes, Header]:
         )
         encoded = encode_header(final)
         if len(encoded) == header_bytes:
+            _require_readable(encoded, final, len(body))
             prefix = PREFIX.pack(
                 MAGIC, FORMAT_VERSION, header_bytes, bytes.fromhex(sha256_hex(encoded))
             )
             return prefix + encoded + body, final
         header_bytes = len(encoded)
+
+
+def _require_readable(encoded: bytes, header: Header, body_bytes: int) -> None:
+    """Refuse to write what `Bundle` would refuse to read."""
+    where = f"the bundle for {header.target.key}, which is not written"
+    if len(encoded) > MAX_HEADER_BYTES:
+        raise BundleFormatError(
+            where,
+            "header-size",
+            f"its header has {len(encoded)} bytes for {len(header.rankings)} problems and "
+            f"{len(header.kernels)} kernels, at most {MAX_HEADER_BYTES} can be read; declare fewer "
+            "candidates, or split the manifest",
+        )
+    base = PREFIX.size + len(encoded)
+    decode_header(
+        encoded,
+        where=where,
+        version=FORMAT_VERSION,
+        body_offset=base,
+        file_bytes=base + body_bytes,
+    )
 
 
 def _shift(span: Span, base: int) -> Span:

@@ -20,13 +20,15 @@ def read_content(bundle: Bundle) -> BundleContent:
     unknown = [
         *(kernel.why for kernel in header.unknown_kernels),
         *(ranking.why for ranking in header.unknown_rankings),
+        *header.unknown_sources,
+        *(entry.why for entry in header.unknown_unserved),
     ]
     if unknown:
         raise BundleFormatError(
             str(bundle.path),
             "feature",
-            f"{len(unknown)} kernels and rankings are unknown to this release and would be lost "
-            f"in a copy, the first because it {unknown[0]}",
+            f"{len(unknown)} kernels, rankings, sources and entries of unserved are unknown to "
+            f"this release and would be lost in a copy, the first because it {unknown[0]}",
         )
     return BundleContent(
         target=header.target,

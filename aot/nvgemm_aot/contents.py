@@ -39,6 +39,10 @@ _MAX_REASON = 300
 """Characters of a failure's reason that a bundle keeps: compilers can say megabytes."""
 
 
+_NO_REASON = "no reason given"
+"""In place of an empty reason, which the format does not have."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlannedTarget:
     """One target of a build before anything is compiled.
@@ -251,7 +255,7 @@ def _rankings(
                 )
             )
         else:
-            words = "; ".join(dict.fromkeys(reasons[candidate] for candidate, _ in chosen))
+            words = "; ".join(dict.fromkeys(reasons[one] or _NO_REASON for one, _ in chosen))
             bare.append(
                 Unserved(
                     arch=item.target.target.arch,
@@ -266,7 +270,7 @@ def _rankings(
 def _compile_failure(failure: Failure) -> CompileFailure:
     return CompileFailure(
         operator=failure.task.candidate.operator,
-        reason=one_line(failure.reason)[:_MAX_REASON],
+        reason=one_line(failure.reason)[:_MAX_REASON] or _NO_REASON,
         is_transient=failure.is_transient,
     )
 

@@ -23,6 +23,7 @@ from .compiler import (
     start_workers,
 )
 from .contents import PlannedTarget, build_key, make_contents, toolchain
+from .header_size import require_readable_size
 from .manifest import Manifest
 from .plan import RejectionSink, is_planned, make_plan
 from .private_cache import private_cache
@@ -80,12 +81,14 @@ def plan_build(
     Problems for which a target has no operator are in its plan, with the reason.
 
     Raises:
+        ManifestError: If a target's bundle would hold more than readers take.
         ToolchainError: If the compiler side is incomplete.
     """
     source = provider or load_provider(DEFAULT_PROVIDER)
     planned = []
     for target in manifest.targets:
         plan = make_plan(manifest.declared, target, source, cache, on_rejection=on_rejection)
+        require_readable_size(manifest.name, target.target, plan)
         tasks = make_tasks(plan.candidates, target, source)
         missing = sum(not cache.has(task.key) for task in tasks)
         planned.append(PlannedTarget(target=target, plan=plan, tasks=tasks, missing=missing))
@@ -130,6 +133,7 @@ def build(
         progress: Told of each compiled kernel.
 
     Raises:
+        ManifestError: If a target's bundle would hold more than readers take.
         NoCandidateError: If there is no operator for any problem, or ``strict`` and one has none.
         CompileError: If no kernel compiles at all, or ``strict`` and one does not.
         StorageError: If the cache or ``out_dir`` cannot be written.

@@ -253,7 +253,7 @@ def _decode(document: dict[str, Any]) -> Plan:
         unserved=tuple(
             (
                 Problem.parse(item["problem"]),
-                UnservedReason(text=item["reason"], scope=Scope(item["of"])),
+                UnservedReason(text=item["reason"], scope=Scope(item["scope"])),
             )
             for item in document["unserved"]
         ),

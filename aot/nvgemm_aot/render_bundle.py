@@ -30,7 +30,7 @@ def bundle_document(bundle: Bundle) -> Document:
         "generator": header.generator,
         "build_key": header.build_key,
         "toolchain": header.toolchain,
-        "imports": list(header.imports),
+        "imports": _list_or_none(header.imports),
         "dictionary_bytes": header.dictionary.span.stored_bytes if header.dictionary else 0,
         "kernels": [_kernel_document(kernel) for kernel in header.kernels],
         "problems": [
@@ -58,6 +58,8 @@ def bundle_document(bundle: Bundle) -> Document:
             for kernel in header.unknown_kernels
         ],
         "unknown_problems": [asdict(ranking) for ranking in header.unknown_rankings],
+        "unknown_sources": list(header.unknown_sources),
+        "unknown_unserved": [asdict(entry) for entry in header.unknown_unserved],
     }
 
 
@@ -91,9 +93,22 @@ def _kernel_document(kernel: Kernel) -> Document:
         "alignment_bytes": kernel.alignment_bytes,
         "workspace_bytes": kernel.workspace_bytes,
         "calling_convention": kernel.calling_convention,
+        "imports": _list_or_none(kernel.imports),
         "stored_bytes": kernel.span.stored_bytes,
         "payload_bytes": kernel.span.content_bytes,
     }
+
+
+def _list_or_none(names: Sequence[str] | None) -> list[str] | None:
+    return None if names is None else list(names)
+
+
+def _imports_text(document: Document) -> str:
+    common = document["imports"]
+    if common is None:
+        return "not stated"
+    others = sum(kernel["imports"] is not None for kernel in document["kernels"])
+    return f"{len(common)}, of {others} kernels others" if others else str(len(common))
 
 
 def _by_extents(extents: Sequence[int]) -> str:
@@ -113,7 +128,7 @@ def bundle_text(document: Document) -> str:
         *[[f"toolchain {name}", text] for name, text in sorted(document["toolchain"].items())],
         ["file", size_text(document["bytes"])],
         ["dictionary", size_text(document["dictionary_bytes"])],
-        ["imported symbols", len(document["imports"])],
+        ["imported symbols", _imports_text(document)],
         ["kernels", f"{count} ({size_text(document['bytes'] // count)} each)"],
         *[[f"signature {key}", f"{number} kernels"] for key, number in sorted(counts.items())],
     ]
@@ -132,7 +147,9 @@ def bundle_text(document: Document) -> str:
         for kernel in kernels
     ]
     problem_rows = [row for problem in document["problems"] for row in _problem_rows(problem)]
-    unserved = [[one["problem"], one.get("of", "-"), one["reason"]] for one in document["unserved"]]
+    unserved = [
+        [one["problem"], one.get("scope", "-"), one["reason"]] for one in document["unserved"]
+    ]
     missing = [
         [
             problem["problem"],
@@ -146,6 +163,8 @@ def bundle_text(document: Document) -> str:
     unknown_rows = [
         *([kernel["id"][:12], kernel["signature"], kernel["why"]] for kernel in unknown),
         *(["ranking", one["problem"], one["why"]] for one in document["unknown_problems"]),
+        *(["source", "-", why] for why in document["unknown_sources"]),
+        *(["unserved", one["problem"], one["why"]] for one in document["unknown_unserved"]),
     ]
     kernel_header = ["id", "signature", "tile", "ctas", "cluster", "scheduler", "stored", "payload"]
     return "\n\n".join(
@@ -157,7 +176,7 @@ def bundle_text(document: Document) -> str:
             *(
                 table(rows, header)
                 for rows, header in (
-                    (unserved, ["problem without a kernel", "reason of the", "why"]),
+                    (unserved, ["problem without a kernel", "scope", "why"]),
                     (missing, ["problem", "kernel not compiled", "try again", "why"]),
                     (unknown_rows, ["not understood", "computes", "why"]),
                 )

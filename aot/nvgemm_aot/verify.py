@@ -116,18 +116,16 @@ def verify_bundle(
         if header.target.arch == CPU:
             disassembler = None
 
-        imports: set[str] = set()
-
         def inspect(kernel: Kernel) -> tuple[KernelEvidence, list[Gap]]:
             payload = bundle.payload(kernel)
-            imports.update(_imports(payload))
-            return inspect_kernel(
+            evidence, gaps = inspect_kernel(
                 kernel,
                 payload,
                 target=header.target,
                 profile=profile,
                 disassembler=disassembler,
             )
+            return evidence, [*gaps, *_imports_gaps(header, kernel, payload)]
 
         with ThreadPoolExecutor(max_workers=jobs) as pool:
             futures = [pool.submit(inspect, kernel) for kernel in header.kernels]
@@ -140,8 +138,7 @@ def verify_bundle(
                 pool.shutdown(wait=True, cancel_futures=True)
         results = [future.result() for future in futures]
         for unknown in header.unknown_kernels:
-            imports.update(_imports(bundle.payload(unknown)))
-    findings += _check_imports(header, imports)
+            bundle.payload(unknown)  # checks its digest
     for evidence, gaps in results:
         findings += [
             Finding(kernel=evidence.id, check=gap.check, message=gap.message) for gap in gaps
@@ -243,24 +240,23 @@ def _notes_on_signatures(header: Header) -> list[str]:
     ]
 
 
-def _imports(payload: bytes) -> tuple[str, ...]:
-    try:
-        return imported_symbols(payload)
-    except MalformedElfError:
-        return ()  # its kernel's own gap
-
-
-def _check_imports(header: Header, found: set[str]) -> list[Finding]:
-    """Compare the imports that a header states with those of its payloads."""
-    stated = set(header.imports)
-    if header.format_version == 1 or stated == found:
+def _imports_gaps(header: Header, kernel: Kernel, payload: bytes) -> list[Gap]:
+    """Compare the imports that are stated of a kernel with those of its payload."""
+    stated = header.imports if kernel.imports is None else kernel.imports
+    if stated is None:
         return []
-    missing, extra = sorted(found - stated), sorted(stated - found)
+    try:
+        found = imported_symbols(payload)
+    except MalformedElfError:
+        return []  # a gap of its own
+    if stated == found:
+        return []
+    missing, extra = sorted({*found} - {*stated}), sorted({*stated} - {*found})
     message = (
-        "imports must be what the payloads leave undefined: "
+        "imports must be what the payload leaves undefined: "
         f"it lacks {', '.join(missing) or 'none'}, and has besides {', '.join(extra) or 'none'}"
     )
-    return [Finding(kernel=None, check=Check.IMPORTS, message=message)]
+    return [Gap(check=Check.IMPORTS, message=message)]
 
 
 def _load_device(header: Header) -> tuple[DeviceProfile | None, list[Finding]]:

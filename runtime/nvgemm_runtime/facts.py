@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from .exports import exported_symbols
+from .elf import exported_symbols, missing_part
 
 RUNTIME_LIBRARY = "libcute_dsl_runtime.so"
 """The library that kernels call to load and launch device code."""
@@ -34,8 +34,8 @@ class RuntimeLibrary:
         path: The file.
         cuda: CUDA major version it is for, e.g. ``cu13``.
         version: Version of the distribution it belongs to, e.g. ``4.8.1``, or `UNKNOWN_VERSION`.
-        exports: Symbols that it exports; None where it was not looked at, which counts as all that
-            kernels import.
+        exports: Symbols that it exports; None where it was not looked at or its file does not show
+            them, which counts as all that kernels import.
         defect: Why it cannot be loaded, or None.
     """
 
@@ -104,11 +104,21 @@ def find_runtime_library(cuda: str) -> RuntimeLibrary | None:
     CUDA version was installed last.
     """
     path = _package_file("nvidia_cutlass_dsl", (f"{cuda}/lib", "lib"), RUNTIME_LIBRARY)
-    if path is None:
-        return None
+    return None if path is None else look_at_library(path, cuda)
+
+
+def look_at_library(path: Path, cuda: str) -> RuntimeLibrary:
+    """What a file of the library shows: what it exports, and whether it can be loaded.
+
+    Args:
+        path: The file.
+        cuda: CUDA major version it is for, e.g. ``cu13``.
+    """
     exports, defect = None, None
     try:
-        exports = exported_symbols(path)
+        defect = missing_part(path)
+        if defect is None:
+            exports = exported_symbols(path)
     except (OSError, ValueError) as error:
         defect = str(error)
     return RuntimeLibrary(
@@ -118,7 +128,7 @@ def find_runtime_library(cuda: str) -> RuntimeLibrary | None:
 
 @functools.cache
 def find_ffi_exports() -> frozenset[str] | None:
-    """Symbols that the installed TVM-FFI exports; None where it is missing or cannot be read."""
+    """Symbols that the installed TVM-FFI exports; None where no file shows them."""
     path = _package_file("tvm_ffi", ("lib",), FFI_LIBRARY)
     try:
         return None if path is None else exported_symbols(path)

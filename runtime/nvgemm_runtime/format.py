@@ -124,6 +124,8 @@ class Kernel:
         calling_convention: How to call it: ``tvm_ffi:gemm(a,b,out,stream)`` is a TVM-FFI function
             exported as ``__tvm_ffi_gemm`` that takes the operands in this order, then the CUDA
             stream as an opaque pointer.
+        imports: Symbols that its payload leaves undefined, sorted; None where ``Header.imports``
+            are its own.
     """
 
     id: str
@@ -135,6 +137,7 @@ class Kernel:
     alignment_bytes: int
     workspace_bytes: int
     calling_convention: str
+    imports: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +172,10 @@ class Conditions:
     torch: str
     cuda: str
     date: str
+
+
+ESTIMATE, MEASUREMENT = "estimate", "measurement"
+"""Kinds of sources that are known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,6 +288,19 @@ class UnknownRanking:
     why: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class UnknownUnserved:
+    """An entry of ``unserved`` that this release leaves out.
+
+    Attributes:
+        problem: The text that names its problem.
+        why: What is not understood, in words.
+    """
+
+    problem: str
+    why: str
+
+
 class Scope(str, enum.Enum):
     """What a reason for having no kernel holds for."""
 
@@ -320,11 +340,15 @@ class Header:
         sources: Where rankings come from.
         rankings: Sorted by problem key; those that this release understands.
         unserved: Problems that were declared and got no kernel, each with the reason.
-        imports: Symbols that payloads leave undefined for the runtime's libraries to define,
-            sorted; empty where that is not known: bundles of version 1 do not say.
+        imports: Symbols that each payload leaves undefined for the runtime's libraries to define,
+            but for kernels that list their own, sorted; None where that is not known: bundles of
+            version 1 do not say.
         failures: Kernels that were chosen and did not compile.
         unknown_kernels: Kernels that this release does not understand.
         unknown_rankings: Rankings that this release does not understand.
+        unknown_sources: Of each source that this release does not understand, or takes for an
+            estimate though it is none, why.
+        unknown_unserved: Entries of ``unserved`` that this release does not understand.
         format_version: Version of the format that the file was written in.
     """
 
@@ -339,10 +363,12 @@ class Header:
     sources: tuple[RankingSource, ...]
     rankings: tuple[Ranking, ...]
     unserved: dict[Problem, UnservedReason] = field(default_factory=dict)
-    imports: tuple[str, ...] = ()
+    imports: tuple[str, ...] | None = None
     failures: tuple[CompileFailure, ...] = ()
     unknown_kernels: tuple[UnknownKernel, ...] = ()
     unknown_rankings: tuple[UnknownRanking, ...] = ()
+    unknown_sources: tuple[str, ...] = ()
+    unknown_unserved: tuple[UnknownUnserved, ...] = ()
     format_version: int = FORMAT_VERSION
 
     def is_complete(self, ranking: Ranking) -> bool:
@@ -377,7 +403,7 @@ def encode_header(header: Header) -> bytes:
         "kernels": [_kernel_json(kernel) for kernel in header.kernels],
         "sources": [source_json(source) for source in header.sources],
         "rankings": [_ranking_json(ranking) for ranking in header.rankings],
-        "imports": list(header.imports),
+        "imports": list(header.imports or ()),
     }
     if header.unserved:
         document["unserved"] = unserved_json(header.unserved)
@@ -392,7 +418,7 @@ def unserved_json(unserved: dict[Problem, UnservedReason]) -> list[dict[str, str
     for problem, reason in sorted(unserved.items(), key=lambda item: item[0]):
         entry = {"problem": problem.key, "reason": reason.text}
         if reason.scope is not None:
-            entry["of"] = reason.scope.value
+            entry["scope"] = reason.scope.value
         entries.append(entry)
     return entries
 
@@ -438,7 +464,7 @@ def _span_json(span: Span) -> list[int]:
 
 
 def _kernel_json(kernel: Kernel) -> dict[str, Any]:
-    return {
+    fields = {
         "id": kernel.id,
         "span": _span_json(kernel.span),
         "signature": kernel.signature.key,
@@ -449,3 +475,6 @@ def _kernel_json(kernel: Kernel) -> dict[str, Any]:
         "workspace_bytes": kernel.workspace_bytes,
         "calling_convention": kernel.calling_convention,
     }
+    if kernel.imports is not None:
+        fields["imports"] = list(kernel.imports)
+    return fields

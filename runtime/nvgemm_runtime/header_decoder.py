@@ -32,6 +32,7 @@ from .format import (
     Timing,
     UnknownKernel,
     UnknownRanking,
+    UnknownUnserved,
     UnservedReason,
     canonical_json,
 )
@@ -120,10 +121,10 @@ class _Decoder:
                 self.ranking(item, f"rankings[{i}]")
                 for i, item in enumerate(self.items(top["rankings"], "rankings"))
             ),
-            unserved=self.unserved(top["unserved"]) if "unserved" in top else {},
+            unserved=self.unserved(top["unserved"]) if "unserved" in top else (),
             failures=tuple(
                 self.failure(item, f"failures[{i}]")
-                for i, item in enumerate(self.items(top.get("failures", []), "failures"))
+                for i, item in enumerate(self.added_items(top, "failures", "failures"))
             ),
         )
         header = Header(
@@ -137,8 +138,7 @@ class _Decoder:
             kernels=(),
             sources=(),
             rankings=(),
-            unserved=parts.unserved,
-            imports=self.imports(top["imports"]) if self.version > 1 else (),
+            imports=self.imports(top["imports"], "imports") if self.version > 1 else None,
             failures=parts.failures,
             format_version=self.version,
         )
@@ -161,7 +161,7 @@ class _Decoder:
 
     def unknown_features(self, fields: dict[str, Any], path: str) -> str | None:
         """What an object requires that this release does not know, or None."""
-        if "requires" not in fields:
+        if self.version == 1 or "requires" not in fields:
             return None
         wanted = self.items(fields["requires"], f"{path}.requires")
         names = [self.text(name, f"{path}.requires[{i}]") for i, name in enumerate(wanted)]
@@ -193,6 +193,10 @@ class _Decoder:
             wanted = "a list" if length is None else f"a list of {length}"
             self.fail("header-field", f"{path} must be {wanted} (got {value!r:.80})")
         return value
+
+    def added_items(self, fields: dict[str, Any], name: str, path: str) -> list[Any]:
+        """An optional list that version 1 does not have; empty where it is not there."""
+        return [] if self.version == 1 else self.items(fields.get(name, []), path)
 
     # Parts of the header.
 
@@ -226,12 +230,12 @@ class _Decoder:
             sha256=self.digest(fields["sha256"], "dictionary.sha256"),
         )
 
-    def imports(self, value: Any) -> tuple[str, ...]:
+    def imports(self, value: Any, path: str) -> tuple[str, ...]:
         symbols = [
-            self.text(name, f"imports[{i}]") for i, name in enumerate(self.items(value, "imports"))
+            self.text(name, f"{path}[{i}]") for i, name in enumerate(self.items(value, path))
         ]
         if symbols != sorted(set(symbols)):
-            self.fail("header-field", "imports must be sorted, each symbol once")
+            self.fail("header-field", f"{path} must be sorted, each symbol once")
         return tuple(symbols)
 
     def failure(self, value: Any, path: str) -> CompileFailure:
@@ -283,6 +287,9 @@ class _Decoder:
             calling_convention=self.text(
                 fields["calling_convention"], f"{path}.calling_convention"
             ),
+            imports=self.imports(fields["imports"], f"{path}.imports")
+            if self.version > 1 and "imports" in fields
+            else None,
         )
 
     def design(self, value: Any, path: str) -> KernelDesign:
@@ -364,7 +371,7 @@ class _Decoder:
                     else self.number(time_ns, f"{path}.kernels[{i}].time_ns", least=1),
                 )
             )
-        missing = self.items(fields.get("missing", []), f"{path}.missing")
+        missing = self.added_items(fields, "missing", f"{path}.missing")
         return Ranking(
             problem=problem,
             source=self.number(fields["source"], f"{path}.source"),
@@ -399,29 +406,38 @@ class _Decoder:
             spread_ns=self.number(spread_ns, f"{path}.spread_ns"),
         )
 
-    def unserved(self, value: Any) -> dict[Problem, UnservedReason]:
-        """Problems without a kernel; what this release does not understand is left out."""
-        if self.version == 1:
-            texts = self.fields(value, "unserved", frozenset())
-            entries = [{"problem": key, "reason": reason} for key, reason in texts.items()]
-        else:
+    def unserved(self, value: Any) -> tuple[tuple[Problem, UnservedReason] | UnknownUnserved, ...]:
+        """Problems without a kernel, in the order of the file."""
+        if self.version > 1:
             entries = self.items(value, "unserved")
-        found: dict[Problem, UnservedReason] = {}
-        for i, item in enumerate(entries):
-            path = f"unserved[{i}]"
-            fields = self.fields(item, path, _UNSERVED)
-            key = self.text(fields["problem"], f"{path}.problem")
-            reason = self.text(fields["reason"], f"{path}.reason")
-            scope = self.text(fields["of"], f"{path}.of") if "of" in fields else None
-            if self.unknown_features(fields, path) is not None:
-                continue
+            return tuple(
+                self.unserved_entry(item, f"unserved[{i}]") for i, item in enumerate(entries)
+            )
+        texts = self.fields(value, "unserved", frozenset())  # in the order of their texts
+        read = [
+            self.unserved_entry({"problem": key, "reason": reason}, f"unserved.{key:.80}")
+            for key, reason in texts.items()
+        ]
+        known = sorted((one for one in read if isinstance(one, tuple)), key=lambda one: one[0])
+        return (*known, *(one for one in read if isinstance(one, UnknownUnserved)))
+
+    def unserved_entry(
+        self, value: Any, path: str
+    ) -> tuple[Problem, UnservedReason] | UnknownUnserved:
+        fields = self.fields(value, path, _UNSERVED)
+        key = self.text(fields["problem"], f"{path}.problem")
+        reason = self.text(fields["reason"], f"{path}.reason")
+        why = self.unknown_features(fields, path)
+        if why is None:
             try:
                 problem = Problem.parse(key)
-            except ValueError:
-                continue
-            known = Scope(scope) if scope in _SCOPES else None
-            found[problem] = UnservedReason(text=reason, scope=known)
-        return found
+            except ValueError as error:
+                why = f"names a problem that this release does not know: {error}"
+        if why is not None:
+            return UnknownUnserved(problem=key, why=f"{why}; {UPGRADE}")
+        scope = self.text(fields["scope"], f"{path}.scope") if "scope" in fields else None
+        known = Scope(scope) if scope in _SCOPES else None
+        return problem, UnservedReason(text=reason, scope=known)
 
 
 _SCOPES = frozenset(scope.value for scope in Scope)

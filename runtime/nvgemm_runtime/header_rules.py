@@ -9,6 +9,8 @@ from typing import NoReturn
 
 from .errors import BundleFormatError
 from .format import (
+    ESTIMATE,
+    MEASUREMENT,
     CompileFailure,
     Dictionary,
     Kernel,
@@ -17,6 +19,7 @@ from .format import (
     RankingSource,
     UnknownKernel,
     UnknownRanking,
+    UnknownUnserved,
     UnservedReason,
 )
 from .problem import Problem
@@ -27,16 +30,17 @@ class Parts:
     """The parts of a header that refer to each other, with what is not understood in its place.
 
     Attributes:
-        dictionary, kernels, rankings, unserved, failures: As in the header. Rankings name kernels
-            and failures by their positions here.
+        dictionary, kernels, rankings, failures: As in the header. Rankings name kernels and
+            failures by their positions here.
         sources: Each source, or why it is not understood.
+        unserved: Entries in the order of the file: a problem with the reason.
     """
 
     dictionary: Dictionary | None
     kernels: tuple[Kernel | UnknownKernel, ...]
     sources: tuple[RankingSource | str, ...]
     rankings: tuple[Ranking | UnknownRanking, ...]
-    unserved: dict[Problem, UnservedReason]
+    unserved: tuple[tuple[Problem, UnservedReason] | UnknownUnserved, ...]
     failures: tuple[CompileFailure, ...]
 
 
@@ -55,6 +59,7 @@ def check_header(header: Parts, *, where: str, body_offset: int, file_bytes: int
     checker = _Checker(where)
     checker.check_spans(header, body_offset, file_bytes)
     checker.check_order(header)
+    checker.check_unserved(header)
     checker.check_rankings(header)
 
 
@@ -97,13 +102,32 @@ class _Checker:
         if twice or not others.keys().isdisjoint(problem.key for problem in problems if others):
             self.fail("ranking-order", "declared problems must be unique")
 
+    def check_unserved(self, header: Parts) -> None:
+        known = [one[0] for one in header.unserved if isinstance(one, tuple)]
+        for before, after in itertools.pairwise(known):
+            if not before < after:
+                self.fail(
+                    "unserved-order",
+                    f"unserved has {after.key} after {before.key}; its problems must be sorted, "
+                    "each once",
+                )
+        others = Counter(one.problem for one in header.unserved if isinstance(one, UnknownUnserved))
+        twice = {key for key, count in others.items() if count > 1}
+        twice |= others.keys() & {problem.key for problem in known}
+        if twice:
+            self.fail(
+                "unserved-order",
+                f"unserved must have each problem once (got {min(twice)} more than once)",
+            )
+
     def check_rankings(self, header: Parts) -> None:
+        unserved = {one[0] for one in header.unserved if isinstance(one, tuple)}
         for ranking in header.rankings:
             if isinstance(ranking, UnknownRanking):
                 continue
             key = ranking.problem.key
-            if ranking.problem in header.unserved:
-                self.fail("ranking-unserved", f"{key} is ranked, and said to have no kernel")
+            if ranking.problem in unserved:
+                self.fail("ranking-unserved", f"{key} has a ranking, and is in unserved too")
             if ranking.source >= len(header.sources):
                 self.fail(
                     "ranking-source",
@@ -133,12 +157,16 @@ class _Checker:
                         f"{key} names failure {failure}, there are {len(header.failures)}",
                     )
             source = header.sources[ranking.source]
-            if ranking.measured is not None and isinstance(source, RankingSource):
+            if (
+                ranking.measured is not None
+                and isinstance(source, RankingSource)
+                and source.kind in (ESTIMATE, MEASUREMENT)
+            ):
                 self.check_measured(ranking, ranking.measured, source)
 
     def check_measured(self, ranking: Ranking, measured: Measured, source: RankingSource) -> None:
         key = ranking.problem.key
-        if source.kind != "measurement" or source.conditions is None:
+        if source.kind != MEASUREMENT or source.conditions is None:
             self.fail(
                 "ranking-measured",
                 f"{key} has measured times, and names source {ranking.source}, which must be a "

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .format import Header
+from .format import Header, Kernel
 
-_FFI_PREFIX = "TVMFFI"
-"""What the names of TVM-FFI's C functions begin with (``tvm/ffi/c_api.h``); the others that kernels
-import are of the library for device code."""
+_FFI_PREFIXES = ("TVMFFI",)
+"""What the names of TVM-FFI's C functions begin with (``tvm/ffi/c_api.h``)."""
+
+_DEVICE_PREFIXES = ("CuteDSLRT", "_cu", "cuda_dialect")
+"""What the names of the functions of the library for device code begin with. Source: its dynamic
+symbols in 4.5.2 to 4.8.1; the functions of CUDA that it wraps begin with ``_cu``."""
 
 FFI_SYMBOLS = frozenset(
     {
@@ -55,7 +58,7 @@ NEWEST_RUN = (4, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class Imports:
-    """What kernels import.
+    """What a kernel imports from the two libraries.
 
     Attributes:
         of_ffi: From TVM-FFI.
@@ -66,13 +69,19 @@ class Imports:
     of_device: frozenset[str]
 
 
-def imported_symbols(header: Header) -> Imports:
-    """What a bundle's kernels import: what it states, else what kernels do that are known.
+_USUAL = Imports(of_ffi=FFI_SYMBOLS, of_device=DEVICE_SYMBOLS)
 
-    Bundles of format version 1 do not state it.
+
+def needed_symbols(header: Header, kernel: Kernel) -> Imports:
+    """What a kernel imports: as it states, else as its bundle does, else what all known ones do.
+
+    Bundles of format version 1 do not state it. Symbols whose names are of neither library, such as
+    those of the C library, are left to the loader, which names those that it does not find.
     """
-    stated = header.imports
-    if not stated:
-        return Imports(of_ffi=FFI_SYMBOLS, of_device=DEVICE_SYMBOLS)
-    of_ffi = frozenset(name for name in stated if name.startswith(_FFI_PREFIX))
-    return Imports(of_ffi=of_ffi, of_device=frozenset(stated) - of_ffi)
+    stated = header.imports if kernel.imports is None else kernel.imports
+    if stated is None:
+        return _USUAL
+    return Imports(
+        of_ffi=frozenset(name for name in stated if name.startswith(_FFI_PREFIXES)),
+        of_device=frozenset(name for name in stated if name.startswith(_DEVICE_PREFIXES)),
+    )

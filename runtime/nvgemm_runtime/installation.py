@@ -23,7 +23,13 @@ from .jit_cache import find_kept_bundles, origin_of
 from .layers import LayeredIndex
 from .match import BundleView, Index, preferred
 from .problem import Problem
-from .refusals import describe_fault, left_out, process_refusal, refusal, unlaunchable
+from .refusals import (
+    describe_fault,
+    kernel_refusals,
+    process_refusal,
+    refusal,
+    unlaunchable,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -57,7 +63,7 @@ class FoundBundle:
         header = self.bundle.header
         reason = refusal(header, facts)
         if reason is None:
-            reasons = left_out(header)
+            reasons = kernel_refusals(header, facts)
             if None not in reasons:
                 said = "; ".join(map(str, dict.fromkeys(reasons)))  # each once
                 reason = f"none of its {len(reasons)} kernels can be launched: {said}"

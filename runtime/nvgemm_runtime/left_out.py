@@ -2,7 +2,7 @@
 
 A kernel that is not understood drops out of every ranking. A measurement whose kernels dropped out
 is in doubt from then on: its order of the others holds, but one of those that are gone may be the
-fastest.
+fastest. A source of an unknown kind counts as an estimate, and so do its rankings.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from .format import (
+    ESTIMATE,
+    MEASUREMENT,
     Header,
     Kernel,
     Ranked,
@@ -18,6 +20,7 @@ from .format import (
     RankingSource,
     UnknownKernel,
     UnknownRanking,
+    UnknownUnserved,
 )
 from .header_rules import Parts
 
@@ -31,8 +34,9 @@ def with_understood(header: Header, parts: Parts) -> Header:
     """
     kernels = tuple(one for one in parts.kernels if isinstance(one, Kernel))
     sources = tuple(one for one in parts.sources if isinstance(one, RankingSource))
+    unknown_sources = [why for source in parts.sources if (why := _why_unknown(source))]
     rankings: Sequence[Ranking | UnknownRanking] = parts.rankings
-    if len(kernels) < len(parts.kernels) or len(sources) < len(parts.sources):
+    if len(kernels) < len(parts.kernels) or unknown_sources:
         new_kernels = _positions(parts.kernels, Kernel)
         new_sources = _positions(parts.sources, RankingSource)
         rankings = [
@@ -44,11 +48,34 @@ def with_understood(header: Header, parts: Parts) -> Header:
     return replace(
         header,
         kernels=kernels,
-        sources=sources,
+        sources=tuple(
+            source if _is_known_kind(source) else replace(source, kind=ESTIMATE, conditions=None)
+            for source in sources
+        ),
         rankings=tuple(one for one in rankings if isinstance(one, Ranking)),
         unknown_kernels=tuple(one for one in parts.kernels if isinstance(one, UnknownKernel)),
         unknown_rankings=tuple(one for one in rankings if isinstance(one, UnknownRanking)),
+        unserved=dict(one for one in parts.unserved if isinstance(one, tuple)),
+        unknown_sources=tuple(unknown_sources),
+        unknown_unserved=tuple(one for one in parts.unserved if isinstance(one, UnknownUnserved)),
     )
+
+
+def _is_known_kind(source: RankingSource) -> bool:
+    return source.kind in (ESTIMATE, MEASUREMENT)
+
+
+def _why_unknown(source: RankingSource | str) -> str | None:
+    if isinstance(source, str):
+        return source
+    if _is_known_kind(source):
+        return None
+    return f"is of the kind {source.kind!r}, unknown to this release, and counts as an estimate"
+
+
+def doubt_about(gone: int, total: int, why: str) -> str:
+    """What a measured ranking says of its order where it lost kernels."""
+    return f"{gone} of {total} measured kernels {why}"
 
 
 def _positions(items: Sequence[object], kind: type) -> dict[int, int]:
@@ -72,10 +99,10 @@ def _reduced(
             problem=ranking.problem.key,
             why=f"none of its {len(ranking.kernels)} kernels is understood",
         )
-    measured = ranking.measured
+    measured = ranking.measured if _is_known_kind(source) else None
     gone = len(ranking.kernels) - len(kept)
     if measured is not None and gone:
-        doubt = f"{gone} of {len(ranking.kernels)} measured kernels need a newer nvgemm-aot"
+        doubt = doubt_about(gone, len(ranking.kernels), "need a newer nvgemm-aot")
         measured = replace(
             measured,
             spreads_ns=tuple(measured.spreads_ns[place] for place in kept),

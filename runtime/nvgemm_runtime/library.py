@@ -24,8 +24,7 @@ from .errors import DriverError, NoKernelError
 from .facts import RuntimeLibrary, find_ffi_exports, find_runtime_library
 from .format import Header, Kernel
 from .problem import DType, Op
-from .refusals import library_refusal, unlaunchable, untested_version_warning
-from .shared_object import missing_part
+from .refusals import imports_refusal, library_refusal, unlaunchable, untested_version_warning
 from .target import CPU
 
 _PARTS_OF_COMPLEX = frozenset({DType.FP32, DType.FP16})
@@ -103,6 +102,7 @@ class Library:
         if bundle not in self._provided:
             require_libraries(bundle.header)
             self._provided.add(bundle)
+        require_imports(bundle.header, kernel, name)
         launcher = native.load()
         handle = launcher.register_kernel(
             id=kernel.id,
@@ -145,6 +145,25 @@ def require_libraries(header: Header) -> None:
     _open_library(found.path)
 
 
+def require_imports(header: Header, kernel: Kernel, name: str) -> None:
+    """Have the installed libraries export what a kernel imports.
+
+    Args:
+        header: Of its bundle.
+        kernel: Its entry.
+        name: What messages call it.
+
+    Raises:
+        DriverError: If they do not.
+    """
+    if header.target.arch == CPU:
+        return
+    found = find_runtime_library(header.target.cuda)
+    reason = found and imports_refusal(header, kernel, found, find_ffi_exports())
+    if reason:
+        raise DriverError(f"{name}: {reason}")
+
+
 _warned: set[RuntimeLibrary] = set()
 
 
@@ -161,9 +180,6 @@ def _open_library(path: Path) -> None:
     """Open a library once and for good; payloads then find it by its name."""
     if path not in _open:
         try:
-            missing = missing_part(path)
-            if missing is not None:
-                raise OSError(missing)
             _open[path] = ctypes.CDLL(str(path))
         except OSError as error:
             raise DriverError(f"{path} cannot be loaded: {error}") from error

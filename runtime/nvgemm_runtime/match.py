@@ -19,9 +19,16 @@ from .facts import DeviceFacts, TorchVersions
 from .format import Header, Measured, RankingSource, Scope, UnservedReason
 from .interpolation import Row, order_between
 from .nearest import Around
-from .places import Place, Served, by_alignment, launchable
+from .places import Place, Served, by_alignment, launchable, with_doubt
 from .problem import Problem, Signature
-from .refusals import describe, describe_fault, left_out, needs_compact, refusal, version_numbers
+from .refusals import (
+    describe,
+    describe_fault,
+    kernel_refusals,
+    needs_compact,
+    refusal,
+    version_numbers,
+)
 from .validity import holds_here, preference
 from .waves import waves
 
@@ -118,7 +125,9 @@ class Index:
         for position, bundle in enumerate(self.bundles, start=first_position):
             try:
                 reason = refusal(bundle.header, facts)
-                places, reasons = ([], [reason]) if reason else _places(position, bundle.header)
+                places, reasons = (
+                    ([], [reason]) if reason else _places(position, bundle.header, facts)
+                )
             except Exception as error:  # Whatever is wrong with one bundle, the others are used.
                 reason = describe_fault(error)
                 places, reasons = [], [reason]
@@ -302,9 +311,9 @@ class Index:
         return ", ".join(sorted(signature.key for signature in self._sizes))
 
 
-def _places(position: int, header: Header) -> tuple[list[Place], list[str]]:
+def _places(position: int, header: Header, facts: DeviceFacts) -> tuple[list[Place], list[str]]:
     """A bundle's rankings, and why some of its kernels are left out."""
-    reasons = left_out(header)
+    reasons = kernel_refusals(header, facts)
     compact = {kernel.id for kernel in header.kernels if needs_compact(kernel.calling_convention)}
     places = []
     for ranking in header.rankings:
@@ -313,7 +322,8 @@ def _places(position: int, header: Header) -> tuple[list[Place], list[str]]:
             with_gaps = served
             if compact:
                 with_gaps = tuple(one for one in served if one.kernel.id not in compact)
-            places.append(Place(position, ranking, served, with_gaps))
+            gone = len(ranking.kernels) - len(served)
+            places.append(Place(position, with_doubt(ranking, gone), served, with_gaps))
     counts = Counter(reason for reason in reasons if reason is not None)
     said = [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
     return places, said

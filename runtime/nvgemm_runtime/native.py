@@ -18,12 +18,12 @@ from typing import Any
 from .autograd_refusal import register_refusals
 from .calling_convention import PLAIN, CallingConvention
 from .element_types import DType
+from .elf import missing_part
 from .epilogue import Addend, addend_dtype
 from .errors import DriverError, NoKernelError, ToolchainError
 from .fakes import register_fakes
 from .problem import Op, Signature
 from .scales import ScaleRecipe
-from .shared_object import missing_part
 from .target import Target
 
 ABI = 3

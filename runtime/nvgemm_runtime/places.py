@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .format import Header, Kernel, Ranking
+from .left_out import doubt_about
 from .nearest import NearestSizes
 from .problem import Problem, Signature
 
@@ -36,6 +37,18 @@ def launchable(
         for rank, one in enumerate(ranking.kernels)
         if reasons[one.kernel] is None
     )
+
+
+def with_doubt(ranking: Ranking, gone: int) -> Ranking:
+    """A ranking of which some kernels cannot be launched: one that was measured is in doubt.
+
+    Its places stay as they are, and `Served.rank` counts them.
+    """
+    if ranking.measured is None or not gone:
+        return ranking
+    doubt = doubt_about(gone, len(ranking.kernels), "cannot be launched here")
+    measured = replace(ranking.measured, doubts=(*ranking.measured.doubts, doubt))
+    return replace(ranking, measured=measured)
 
 
 class Place:

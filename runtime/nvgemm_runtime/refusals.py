@@ -7,7 +7,7 @@ from .errors import NvgemmError
 from .facts import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 from .format import Header, Kernel
 from .header_decoder import UPGRADE
-from .imports import FIRST_RELEASE, NEWEST_RUN, imported_symbols
+from .imports import FIRST_RELEASE, NEWEST_RUN, needed_symbols
 from .one_line import one_line
 from .target import CPU, Target, UnknownTarget
 
@@ -26,10 +26,20 @@ def unlaunchable(kernel: Kernel) -> str | None:
     return misfit and f"calling convention {kernel.calling_convention!r}: {misfit}"
 
 
-def left_out(header: Header) -> list[str | None]:
-    """Why this release cannot launch each kernel of a bundle, or None; unknown kernels last."""
+def kernel_refusals(header: Header, facts: DeviceFacts) -> list[str | None]:
+    """Why each kernel of a bundle that a device can use cannot be launched there, or None.
+
+    Those of ``header.kernels`` come first, at their positions, then the unknown ones.
+    """
+
+    def misfit(kernel: Kernel) -> str | None:
+        library = facts.runtime_library
+        if facts.capability is None or library is None:  # a CPU's kernels need neither
+            return None
+        return imports_refusal(header, kernel, library, facts.ffi_exports)
+
     return [
-        *(unlaunchable(kernel) for kernel in header.kernels),
+        *(unlaunchable(kernel) or misfit(kernel) for kernel in header.kernels),
         *(kernel.why for kernel in header.unknown_kernels),
     ]
 
@@ -100,7 +110,7 @@ def _cuda_refusal(target: Target, cuda: str | None) -> str | None:
 def library_refusal(
     header: Header, library: RuntimeLibrary | None, ffi_exports: frozenset[str] | None
 ) -> str | None:
-    """Why a bundle's kernels cannot be loaded beside the installed libraries, or None.
+    """Why none of a bundle's kernels can be loaded beside the installed libraries, or None.
 
     What the libraries export decides, whatever their versions.
 
@@ -120,9 +130,29 @@ def library_refusal(
             f"{library.path}, which kernels call, cannot be loaded: {library.defect}; "
             f"run: pip install --force-reinstall --no-deps {distribution}"
         )
-    imports = imported_symbols(header)
+    reasons = [imports_refusal(header, kernel, library, ffi_exports) for kernel in header.kernels]
+    if None in reasons:
+        return None
+    return "; ".join(dict.fromkeys(map(str, reasons))) or None  # each once
+
+
+def imports_refusal(
+    header: Header,
+    kernel: Kernel,
+    library: RuntimeLibrary,
+    ffi_exports: frozenset[str] | None,
+) -> str | None:
+    """Which symbols a kernel imports that the installed libraries do not export, or None.
+
+    Args:
+        header: Of its bundle.
+        kernel: An entry of it.
+        library: The library that kernels call, as installed.
+        ffi_exports: Symbols that the installed TVM-FFI exports; None where it was not looked at.
+    """
+    imports = needed_symbols(header, kernel)
     for exports, wanted, name, version in (
-        (library.exports, imports.of_device, distribution, library.version),
+        (library.exports, imports.of_device, library_distribution(header), library.version),
         (ffi_exports, imports.of_ffi, _FFI_DISTRIBUTION, None),
     ):
         missing = sorted(wanted - exports) if exports is not None else []

@@ -1,13 +1,15 @@
-"""Exported symbols, read from a file that nobody loads."""
+"""What a library's file shows without being loaded: that it is whole, and what it exports."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import struct
 from pathlib import Path
 
 import pytest
 
-from nvgemm_runtime.exports import exported_symbols
+from nvgemm_runtime.elf import exported_symbols, missing_part
 from synthetic_payload import shared_object
 
 SOURCE = """
@@ -28,16 +30,37 @@ def library(tmp_path: Path) -> Path:
     return path
 
 
+def without_sections(library: Path) -> None:
+    """Cut the section headers off, as ``llvm-strip --strip-sections`` does."""
+    image = bytearray(library.read_bytes())
+    (start,) = struct.unpack_from("<Q", image, 0x28)
+    struct.pack_into("<Q", image, 0x28, 0)  # e_shoff
+    struct.pack_into("<HHH", image, 0x3A, 0, 0, 0)  # e_shentsize, e_shnum, e_shstrndx
+    library.write_bytes(image[:start])
+
+
 def test_reads_what_is_defined_and_visible(library: Path) -> None:
     assert exported_symbols(library) == {"entry", "weak", "value"}
 
 
-def test_a_library_that_is_cut_off_anywhere_is_refused(library: Path) -> None:
+def test_a_library_that_is_cut_off_anywhere_lacks_something(library: Path) -> None:
     whole = library.read_bytes()
+    assert missing_part(library) is None
     for size in range(0, len(whole), 61):
         library.write_bytes(whole[:size])
-        with pytest.raises(ValueError, match="cut off"):
-            exported_symbols(library)
+        assert "cut off" in str(missing_part(library))
+
+
+def test_a_library_without_section_headers_is_whole_and_does_not_show_its_exports(
+    tmp_path: Path,
+) -> None:
+    library = tmp_path / "library.so"
+    source = "int entry(void) { return 7; }"
+    library.write_bytes(shared_object(tmp_path, source, libraries=frozenset()))
+    without_sections(library)
+    assert missing_part(library) is None
+    assert exported_symbols(library) is None
+    assert ctypes.CDLL(str(library)).entry() == 7
 
 
 def test_what_is_no_elf_file_is_refused(library: Path) -> None:
@@ -52,5 +75,6 @@ def test_changed_bytes_never_crash(library: Path) -> None:
         changed = bytearray(whole)
         changed[place] ^= 0xFF
         library.write_bytes(changed)
+        missing_part(library)
         with contextlib.suppress(ValueError):
-            assert isinstance(exported_symbols(library), frozenset)
+            assert isinstance(exported_symbols(library), frozenset | None)
