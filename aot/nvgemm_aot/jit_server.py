@@ -118,7 +118,7 @@ class Server:
                 "bundle": None if outcome.bundle is None else str(outcome.bundle),
                 "compiled": outcome.compiled,
                 "reason": outcome.reason,
-                "failures": outcome.failures,
+                "failures": [f"{f.task.candidate.operator}: {f.reason}" for f in outcome.failures],
                 "seconds": time.monotonic() - began,
                 "warnings": warnings,
                 "notes": notes,
