@@ -58,7 +58,7 @@ def test_a_wrong_kernel_is_counted_and_named(
     use(monkeypatch, build(PROBLEMS[:1], tmp_path / "b", kernel_cache, LazyAtLargeSizes()))
     done = run("--sizes", 12)
     assert done.exit_code == 1
-    assert "right, and said to be wrong: mm/tn/bf16xbf16/fp32/bf16/m" in done.output
+    assert "right, but called wrong: mm/tn/bf16xbf16/fp32/bf16/m" in done.output
     assert "(Cpu_8x32)" in done.output
 
 

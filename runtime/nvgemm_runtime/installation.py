@@ -80,7 +80,7 @@ class Installation:
         self._kept: tuple[FoundBundle, ...] = ()
         self._temporary: tuple[Path, ...] = ()
         self._origins: weakref.WeakKeyDictionary[Bundle, str] = weakref.WeakKeyDictionary()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._replaced: dict[str, tuple[Bundle, Kernel]] = {}
         self._kernels: dict[str, tuple[Bundle, Kernel]] | None = None
         self._shipped_indexes: dict[DeviceFacts, _Indexed] = {}
@@ -225,8 +225,8 @@ class Installation:
         return FoundBundle(path=found.path, origin=found.origin, bundle=bundle, problem=problem)
 
     def _warn(self, origin: str, problem: str) -> None:
-        if problem not in self._said:
-            self._said.add(problem)
+        if problem not in self._logged:
+            self._logged.add(problem)
             _log.warning("bundle left out (%s): %s", origin, problem)
 
     def _make_index(self, facts: DeviceFacts) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:

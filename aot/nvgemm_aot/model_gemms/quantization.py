@@ -182,10 +182,10 @@ def _recipe_of_fp8(config: Mapping[str, Any]) -> Recipe | str:
     if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         return f"fmt is {_short(config['fmt'])}, and e4m3 is what is known here"
     if config.get("activation_scheme") != "static":
-        # vLLM and SGLang quantize a token at a time here, on GPUs of sm_90 and later.
+        # vLLM's Fp8LinearMethod: PER_TOKEN where its CUTLASS kernels run.
         return (
-            "its weights are fp8 by tensor, and its activations, unless activation_scheme is "
-            "static, fp8 by token in vLLM and SGLang, a pair that no operator takes"
+            "its weights are fp8 by tensor and its activations, for activation_scheme is not "
+            "static, fp8 by token (so vLLM reads it), a pair that no operator takes"
         )
     return _TENSORS
 

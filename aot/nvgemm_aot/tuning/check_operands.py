@@ -187,7 +187,7 @@ def _largest_numbers(problem: Problem) -> tuple[int, int]:
     def keep_to_peak(a: int, b: int) -> bool:
         if problem.k <= ONE_SIGN_K:
             count = problem.k // 2 if _cancels(problem) else problem.k
-            return (a + 1) * b * count < 2**SUM_BITS
+            return (a + 1) * b * count < 1 << SUM_BITS
         return _mean_square(a) * _mean_square(b) * problem.k / 2 <= PEAK**2
 
     while a < most_a and keep_to_peak(a + 1, b):

@@ -58,7 +58,7 @@ STEEPEST = 1.2
 
 LIKENESS = 0.05
 """Norm of the difference, over that of the result, up to which torch's own result is taken: it may
-sum in parts that are rounded to the output's type, and is what a program gets without us."""
+sum in parts that are rounded to the output's type, and programs get it in stock torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
