@@ -155,7 +155,7 @@ def try_one(installed: Installed, problem: Problem, device: str, seed: int, tall
     tally.tried += 1
     tally.passed += not faults
     if faults:
-        tally.failures.append(f"right, and said to be wrong: {where}: {'; '.join(faults)}")
+        tally.failures.append(f"right, but called wrong: {where}: {'; '.join(faults)}")
     for name, plant in FAULTS.items():
         results = [plant(run, problem, checks, i, right) for i, right in enumerate(rights)]
         noticed = [

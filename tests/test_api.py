@@ -23,7 +23,9 @@ from nvgemm_aot.bundle import write_bundle
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.pipeline import BuiltBundle
 from nvgemm_runtime import api, choosing, native
-from nvgemm_runtime.errors import NoKernelError
+from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.errors import NoKernelError, StorageError
+from nvgemm_runtime.format import Kernel
 from nvgemm_runtime.library import Library
 from nvgemm_runtime.match import Basis
 from nvgemm_runtime.operands import torch_dtype
@@ -157,6 +159,41 @@ def test_a_damaged_payload_costs_its_bundle_alone(
     with pytest.raises(NoKernelError, match=r"b\.nvgemm: \[frame") as caught:
         nvgemm_runtime.mm(a, b)
     assert len([reason for reason in caught.value.reasons if "[frame" in reason]) == 2
+
+
+def test_a_bundle_that_cannot_be_read_for_a_moment_is_tried_again(
+    cpu_bundle: BuiltBundle,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    paths = [tmp_path / f"{name}.nvgemm" for name in "ab"]
+    for path in paths:
+        path.write_bytes(cpu_bundle.path.read_bytes())
+    use(monkeypatch, *paths)
+    monkeypatch.setattr(choosing, "LIBRARY", Library())
+    a, b = torch.ones(16, 64), torch.ones(64, 32)
+    read, unreadable, tried = Bundle.payload, ["a.nvgemm"], []
+
+    def payload(self: Bundle, kernel: Kernel) -> bytes:
+        tried.append(self.path.name)
+        if self.path.name in unreadable:
+            raise StorageError(f"{self.path}: cannot read: Input/output error")
+        return read(self, kernel)
+
+    monkeypatch.setattr(Bundle, "payload", payload)
+    assert torch.equal(nvgemm_runtime.mm(a, b), a @ b)
+    assert tried == ["a.nvgemm", "b.nvgemm"]
+    assert [found.problem for found in nvgemm_runtime.bundles()] == [None, None]
+    monkeypatch.setattr(choosing, "LIBRARY", Library())
+    unreadable.append("b.nvgemm")
+    with pytest.raises(StorageError, match="cannot read: Input/output error"):
+        nvgemm_runtime.mm(a, b)
+    unreadable.clear()
+    tried.clear()
+    assert torch.equal(nvgemm_runtime.mm(a, b), a @ b)
+    assert tried == ["a.nvgemm"], "the best again"
+    assert not caplog.records
 
 
 def test_explanations_can_be_read(installed: BuiltBundle) -> None:

@@ -15,6 +15,8 @@ from benchmark_modules import BENCHMARKS, load
 from installed_bundles import use
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.manifest import load_manifest
+from nvgemm_aot.tuning.check_operands import make_checks
+from nvgemm_aot.tuning.correctness import find_fault
 from nvgemm_runtime.problem import DType, Problem, Signature
 from tuning_bench import LazyAtLargeSizes, build
 
@@ -56,7 +58,7 @@ def test_a_wrong_kernel_is_counted_and_named(
     use(monkeypatch, build(PROBLEMS[:1], tmp_path / "b", kernel_cache, LazyAtLargeSizes()))
     done = run("--sizes", 12)
     assert done.exit_code == 1
-    assert "right, and said to be wrong: mm/tn/bf16xbf16/fp32/bf16/m" in done.output
+    assert "right, but called wrong: mm/tn/bf16xbf16/fp32/bf16/m" in done.output
     assert "(Cpu_8x32)" in done.output
 
 
@@ -114,3 +116,21 @@ def test_its_manifest_has_every_type_that_is_promised() -> None:
         DType.FP8_E4M3, DType.FP8_E5M2, DType.FP16, DType.BF16, DType.INT8,
     }  # fmt: skip
     assert {target.target.arch for target in manifest.targets} == {"sm_90a"}
+
+
+@pytest.mark.parametrize(
+    ("out", "k", "is_planted"),
+    [("fp8_e5m2", 144, False), ("fp8_e5m2", 160, True), ("fp32", 16, True)],
+)
+def test_bf16_sums_are_planted_where_they_change_something_and_are_noticed_there(
+    out: str, k: int, is_planted: bool
+) -> None:
+    problem = Problem.parse(f"mm/tn/fp8_e4m3xfp8_e4m3/fp32/{out}/m2n16k{k}")
+    checks = make_checks(problem, "cpu", seed=1)
+    found = [
+        faults.rounded_accumulator(lambda: None, problem, checks, place, check.operands[2])
+        for place, check in enumerate(checks)
+    ]
+    assert [result is not None for result in found] == [is_planted] * 2
+    if found[0] is not None:
+        assert find_fault(found[0], checks[0].expected) is not None

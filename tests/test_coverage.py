@@ -20,7 +20,7 @@ from nvgemm_aot.coverage import (
 )
 from nvgemm_aot.coverage_gate import require_coverage
 from nvgemm_aot.manifest import load_manifest
-from nvgemm_aot.posed import posed, readings
+from nvgemm_aot.problem_call import call_of, readings
 from nvgemm_aot.render_coverage import coverage_document, coverage_text
 from nvgemm_aot.tables import percent_text
 from nvgemm_aot.targets import build_target
@@ -127,7 +127,7 @@ def test_the_manifests_gpu_is_asked_for() -> None:
 
 def test_a_single_row_is_read_in_both_layouts_as_the_runtime_does() -> None:
     tn, nn = problem(1), problem(1, signature=replace(DECLARED.signature, layout=Layout.NN))
-    assert [asked.problem for asked in readings(posed(tn))] == [tn, nn]
+    assert [asked.problem for asked in readings(call_of(tn))] == [tn, nn]
     target = only(cover(recording([(tn, 1)]), [view(content(nn, alignment=2))]))
     assert gemm(target, tn).status is Status.DECLARED
     assert gemm(target, tn).ranked_as == nn
@@ -147,7 +147,7 @@ def test_a_single_row_is_read_in_both_layouts_as_the_runtime_does() -> None:
     ],
 )
 def test_operands_are_contiguous_at_aligned_addresses(asked: Problem, alignment: int) -> None:
-    best = readings(posed(asked))[0]
+    best = readings(call_of(asked))[0]
     assert best.problem == asked
     assert best.alignment_bytes == alignment
 

@@ -322,3 +322,4 @@ def test_a_kept_ranking_that_lost_kernels_to_a_killed_compiler_is_asked_for_agai
     inductor.compile(lambda a, b: a @ b, *operands)
     assert nvgemm_runtime.stats().declared == 1, "its other kernels are offered"
     assert (f"ask {MM}" in asked.told) is is_transient
+    assert f"wait {MM}" not in asked.told, "some kernels are there"

@@ -48,13 +48,13 @@ def test_a_mistake_of_ours_is_said_once_and_compiling_goes_on(
         raise RuntimeError("wrong on purpose")
 
     inductor.monkeypatch.setattr(INSTALLATION, "index", fail)
-    failures._said.clear()
+    failures._logged.clear()
     launched, code = compile_gemms(inductor)
     assert launched == 0
     assert "nvgemm" not in code
     (message,) = warnings_of(caplog)
     assert "RuntimeError: wrong on purpose" in message
-    failures._said.clear()
+    failures._logged.clear()
 
 
 def test_without_any_choice_there_is_nothing_to_say(

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +22,13 @@ from nvgemm_aot import contents, jit_server
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.compiler import Outcome, compile_all
 from nvgemm_aot.driver_profile import Device
+from nvgemm_aot.giving_up import GivingUp
 from nvgemm_aot.jit import Compiled, JitCompiler
 from nvgemm_aot.jit_server import Server
 from nvgemm_aot.manifest import Declared, Manifest
 from nvgemm_aot.pipeline import build
 from nvgemm_aot.targets import build_target
+from nvgemm_aot.workers import TimeLimitExceeded, WorkerDied
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.errors import StorageError, TargetError, ToolchainError
 from nvgemm_runtime.installation import Installation
@@ -101,7 +104,8 @@ def test_a_candidate_that_fails_does_not_keep_the_others_out(
     machine.set(FAKE_OPERATORS="one fails two")
     outcome = compiler.compile(problem(), 4, DEVICE)
     assert outcome.compiled == 2
-    assert outcome.failures == ("fails: fails: told to fail",)
+    [failure] = outcome.failures
+    assert (failure.task.candidate.operator, failure.reason) == ("fails", "fails: told to fail")
     assert problems_of(outcome.bundle) == [problem()]
 
 
@@ -122,7 +126,7 @@ def test_what_failed_is_not_tried_again_by_the_same_toolchain(
     machine.set(FAKE_OPERATORS="fail1 fail2")
     first = compiler.compile(problem(), 4, DEVICE)
     machine.set(FAKE_OPERATORS="one two")
-    assert compiler.compile(problem(), 4, DEVICE) == first
+    assert compiler.compile(problem(), 4, DEVICE).reason == first.reason
     assert compiler.compile(problem(), 3, DEVICE).compiled == 2, "another request"
 
 
@@ -152,6 +156,53 @@ def test_what_was_killed_is_tried_again(
     assert tried > 0
     assert compiler.compile(problem(), 4, DEVICE) == first
     assert machine.compiled().count(operator) == 2 * tried
+
+
+def test_a_kernel_whose_compiler_is_always_killed_is_given_up_for_a_day(
+    machine: JitMachine, warned: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.set(FAKE_OPERATORS="crash")
+
+    def in_a_new_process(m: int) -> Compiled:
+        compiler = JitCompiler(Cache(machine.cache), FakeProvider(), 2, warned.append)
+        made = compiler.compile(problem(m), 4, DEVICE)
+        compiler.close()
+        return made
+
+    for m in (16, 32):
+        assert "given up" not in str(in_a_new_process(m).reason)
+    tried = len(machine.compiled())
+    made = in_a_new_process(16)
+    assert "by SIGKILL, as when memory is short; given up for a day after 2 att" in str(made.reason)
+    assert "given up" in str(in_a_new_process(48).reason), "for whatever problem"
+    machine.set(FAKE_OPERATORS="crash one")
+    made = in_a_new_process(64)
+    assert made.compiled == 1, "the others are compiled"
+    assert len(machine.compiled()) == tried + 1
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 25 * 3600)
+    assert "given up" not in str(in_a_new_process(16).failures)
+    assert machine.compiled().count("crash") > tried
+
+
+def test_a_higher_time_limit_gives_a_kernel_another_chance(machine: JitMachine) -> None:
+    machine.set(NVGEMM_AOT_COMPILE_TIMEOUT="1")
+    wanted, cache = tasks("slow"), Cache(machine.cache)
+
+    class Late:
+        """Workers that take too long."""
+
+        def run(self, items: Any, /) -> Iterator[tuple[Any, WorkerDied]]:
+            for item in items:
+                yield item, TimeLimitExceeded("not done within 1 s")
+
+    def given_up() -> bool:
+        [failure] = compile_all(wanted, cache, jobs=1, workers=GivingUp(Late(), cache)).failures
+        return "given up" in failure.reason
+
+    assert [given_up() for _ in range(3)] == [False, False, True]
+    machine.set(NVGEMM_AOT_COMPILE_TIMEOUT="2")
+    assert not given_up()
 
 
 def test_compilers_that_cannot_start_are_started_a_few_times_and_no_more(

@@ -13,7 +13,7 @@ from jit_programs import kill, wait_until
 from nvgemm_aot.cache import Cache
 from nvgemm_aot.compiler import Outcome
 from nvgemm_aot.jit_workers import SharedWorkers
-from nvgemm_aot.workers import WorkersKilled
+from nvgemm_aot.workers import WorkersCannotStart, WorkersKilled
 from test_compiler import tasks
 
 
@@ -60,7 +60,8 @@ def test_threads_share_them_and_each_task_is_done_once(
     assert len(outcomes) == 4 * len(wanted)
     assert sum(outcome == Outcome() for outcome in outcomes) == 4
     assert sum(outcome == Outcome(was_there=True) for outcome in outcomes) == 12
-    assert sum(outcome.failure == "fails: told to fail" for outcome in outcomes) == 4
+    failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+    assert [failure.reason for failure in failures] == 4 * ["fails: told to fail"]
     assert sorted(set(log.read_text().split())) == ["fails", "four", "one", "three", "two"]
     assert log.read_text().split().count("one") == 1
     assert 1 <= len(processes(workers)) <= 2
@@ -114,3 +115,20 @@ def test_closing_stops_those_that_are_busy(workers: SharedWorkers, log: Path) ->
     thread.join()
     assert all(process.poll() is not None for process in running)
     assert [type(error) for error in refused] == [WorkersKilled]
+
+
+def test_none_is_started_after_one_could_not_be(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dying_provider.py").write_text("import os; os._exit(127)")
+    monkeypatch.syspath_prepend(tmp_path)
+    workers = SharedWorkers(cache, "dying_provider:DyingProvider", 2)
+    with pytest.raises(WorkersCannotStart):
+        list(workers.run(tasks("one")))
+    workers._idle.clear()  # as where another thread has it
+    held = len(workers._held)
+    with pytest.raises(WorkersCannotStart):
+        list(workers.run(tasks("two")))
+    workers.prepare(2)
+    assert len(workers._held) == held
+    workers.close()

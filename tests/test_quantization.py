@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from nvgemm_aot.manifest import Manifest, load_manifest
 from nvgemm_aot.manifest_from_config import Wanted, make_manifest
+from nvgemm_aot.model_gemms import quantization as quantization_module
 from nvgemm_aot.model_gemms.quantization import read_quantization
 from nvgemm_aot.render_manifest import manifest_yaml
 from nvgemm_runtime.errors import ManifestError
@@ -23,6 +25,8 @@ LINEARS = {Q_PROJ, KV_PROJ, MLP, DOWN}
 
 TENSORS, ROWS = "fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_tensor", "fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row"
 NVFP4, BF16 = "fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16", "bf16xbf16/fp32/bf16"
+
+STATIC = {"quant_method": "fp8", "activation_scheme": "static"}
 
 
 def group(
@@ -46,6 +50,12 @@ def group(
         "ignore": ["lm_head"],
         **rest,
     }
+
+
+def targets(found: object) -> dict[str, Any]:
+    quantization = group(("float", 8, "tensor"), ("float", 8, "tensor"))
+    quantization["config_groups"]["group_0"]["targets"] = found
+    return quantization
 
 
 def write(directory: Path, stem: str, quantization: object, **changes: Any) -> Path:
@@ -78,9 +88,10 @@ def by_type(manifest: Manifest) -> dict[str, set[tuple[int, int]]]:
     ("quantization", "types"),
     [
         ({"quant_method": "fp8", "activation_scheme": "static"}, TENSORS),
-        ({"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}, TENSORS),
+        ({"quant_method": "fp8", "activation_scheme": "static", "fmt": "e4m3"}, TENSORS),
         ({"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}, ROWS),
         (group(("float", 8, "tensor"), ("float", 8, "tensor")), TENSORS),
+        (targets("Linear"), TENSORS),
         (group(("float", 8, "channel"), ("float", 8, "token")), ROWS),
         (group(("float", 4, "tensor_group"), ("float", 4, "tensor_group")), NVFP4),
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, TENSORS),
@@ -133,6 +144,19 @@ OTHERS = {
         "its config_groups do not say what weights are",
     ),
     "unknown": ({"quant_method": "new"}, "what quantization_config new means for a GEMM"),
+    "dynamic": (
+        {"quant_method": "fp8", "activation_scheme": "dynamic"},
+        "for activation_scheme is not static, fp8 by token (so vLLM reads it), a pair that no",
+    ),
+    "no scheme": ({"quant_method": "fp8"}, "its weights are fp8 by tensor and its activations"),
+    "odd targets": (
+        targets(5),
+        "its config_groups are not for all Linears",
+    ),
+    "targets in part": (
+        targets("LinearAttention"),
+        "its config_groups are not for all Linears",
+    ),
     "unnamed": ({}, "what quantization_config without a quant_method means for a GEMM"),
 }
 
@@ -164,13 +188,13 @@ def test_excepted_modules_keep_their_type(
     exceptions: dict[str, Any], excepted: set[tuple[int, int]], tmp_path: Path
 ) -> None:
     everywhere = "model.layers.1" not in (exceptions.get("modules_to_not_convert") or ())
-    found = by_type(made(tmp_path, {"quant_method": "fp8", **exceptions})[0])
+    found = by_type(made(tmp_path, {**STATIC, **exceptions})[0])
     assert found[TENSORS] == LINEARS - excepted
     assert found[BF16] == {HEAD} | (excepted if everywhere else LINEARS)
 
 
 def test_a_fused_pair_is_excepted_by_the_names_of_its_parts() -> None:
-    read = read_quantization({"quant_method": "fp8", "ignore": ["q_proj", "k_proj", "v_proj"]})
+    read = read_quantization({**STATIC, "ignore": ["q_proj", "k_proj", "v_proj"]})
     assert read.forms("attention qkv_proj", 2) == (None,)
     assert read.forms("mlp gate_up_proj", 2) == (read.recipe,)
 
@@ -191,7 +215,7 @@ def test_mxfp4_is_of_experts_alone(tmp_path: Path) -> None:
 
 
 def test_no_grouped_operator_takes_scales(tmp_path: Path) -> None:
-    manifest, text = made(tmp_path, {"quant_method": "fp8"}, stem="qwen3-30b-a3b")
+    manifest, text = made(tmp_path, STATIC, stem="qwen3-30b-a3b")
     assert {declared.problem.signature.op for declared in manifest.declared} == {Op.MM}
     assert (
         "expert gate_up_proj x6144 [1536, 2048]: it is quantized to fp8_e4m3: grouped_mm takes no "
@@ -201,19 +225,19 @@ def test_no_grouped_operator_takes_scales(tmp_path: Path) -> None:
 
 
 def test_hopper_has_no_operator_with_scales(tmp_path: Path) -> None:
-    manifest, text = made(tmp_path, {"quant_method": "fp8"}, targets=("sm_90a",))
+    manifest, text = made(tmp_path, STATIC, targets=("sm_90a",))
     assert by_type(manifest) == {BF16: {HEAD}}
     assert "sm_90a has no operator with scales" in text
-    both, _ = made(tmp_path, {"quant_method": "fp8"}, targets=("sm_100f", "sm_90a"))
+    both, _ = made(tmp_path, STATIC, targets=("sm_100f", "sm_90a"))
     assert by_type(both)[TENSORS] == LINEARS
 
 
 def test_results_are_of_every_wanted_type(tmp_path: Path) -> None:
     wanted = {"dtypes": (DType.BF16, DType.FP16)}
-    manifest, _ = made(tmp_path, {"quant_method": "fp8"}, **wanted)
+    manifest, _ = made(tmp_path, STATIC, **wanted)
     outs = {declared.problem.signature.out for declared in manifest.declared}
     assert outs == {DType.BF16, DType.FP16}
-    path = write(tmp_path, "llama-3.1-8b", {"quant_method": "fp8"})
+    path = write(tmp_path, "llama-3.1-8b", STATIC)
     counted = make_manifest(path, Wanted(tokens=(16,), ranks=(1,), **wanted)).problems
     assert counted == len(manifest.declared) == 10
 
@@ -234,3 +258,15 @@ def test_mistakes_are_named(quantization: object, line: str, tmp_path: Path) -> 
     with pytest.raises(ManifestError) as caught:
         made(tmp_path, quantization)
     assert str(caught.value) == f"{tmp_path / 'model.json'}: {line}"
+
+
+def test_patterns_that_never_end_are_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantization_module, "_MOST_SECONDS", 0.5)
+    endless = {**group(("float", 8, "tensor"), ("float", 8, "tensor")), "ignore": ["re:(.+)+$!"]}
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(ManifestError, match=r"its exceptions are not compared .* within 0\.5 s"):
+        made(tmp_path, endless)
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

@@ -258,6 +258,31 @@ def test_an_accumulator_that_is_rounded_to_bf16_is_noticed(key: str, k: int) -> 
         assert found[0] is not None
 
 
+@pytest.mark.parametrize(
+    ("key", "m", "n", "k"),
+    [
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp32", 2, 4, 16),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp32", 2, 4, 144),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp16", 2, 8, 64),
+        ("mm/tn/bf16xbf16/fp32/fp32", 2, 8, 24),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp8_e5m2", 1, 16, 160),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", 1, 16, 160),
+    ],
+)
+def test_sums_rounded_to_bf16_are_noticed_in_a_handful_of_elements(
+    key: str, m: int, n: int, k: int
+) -> None:
+    posed = problem(key, k, m=m, n=n)
+    for seed in range(20):
+        whole = make_checks(posed, "cpu", seed=seed)[0]
+        a, b, *_ = whole.operands
+        total = torch.zeros(whole.operands[2].shape)
+        for first in range(0, k, 128):
+            some = slice(first, first + 128)
+            total = (total + a[..., some].float() @ b[..., some, :].float()).bfloat16().float()
+        assert find_fault(rounded(total, posed), whole.expected) is not None, seed
+
+
 @pytest.mark.parametrize("key", [key for key in FLOATS if key.startswith("mm")])
 def test_a_nan_that_is_dropped_or_added_is_noticed(key: str) -> None:
     posed = problem(key)

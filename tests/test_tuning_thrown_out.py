@@ -102,6 +102,10 @@ def test_more_than_half_of_a_bundle_is_suspect_and_written_only_on_request(
     with pytest.raises(SuspectError, match=r"^suspect.* 2 of 3 kernels were thrown out, more than"):
         run(tunable, tuned_path, bench(dictated))
     assert not tuned_path.exists()
+    measured = len(dictated.prepared)
+    with pytest.raises(SuspectError, match="to measure again, remove that file or name another"):
+        run(tunable, tuned_path, bench(dictated))
+    assert len(dictated.prepared) == measured, "the state has the verdicts"
     tuned = run(tunable, tuned_path, bench(dictated), accepts_suspect=True)
     assert tuned.measured_now == 0, "what was measured was kept"
     assert tuned.suspicion is not None

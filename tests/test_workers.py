@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from nvgemm_aot import workers
+from nvgemm_aot.worker_process import clock_stopped
 from nvgemm_aot.workers import (
     TimeLimitExceeded,
     WorkerDied,
@@ -86,6 +87,20 @@ def hang_on_three(number: int) -> int:
 
 def let_time_pass() -> None:
     Path(os.environ["LEAP"]).touch()
+
+
+def wait_for_another(number: int) -> int:
+    with clock_stopped():
+        let_time_pass()
+        time.sleep(0.5)
+    return number
+
+
+def wait_and_hang(_: int) -> None:
+    with clock_stopped():
+        pass
+    let_time_pass()
+    time.sleep(600)
 
 
 def hang() -> None:
@@ -208,6 +223,34 @@ def test_getting_ready_does_not_count_as_work(leap: Path, monkeypatch: pytest.Mo
     with Workers(1, double, let_time_pass, limit_seconds=900) as pool:
         assert list(pool.run([7])) == [(7, 14)]
     assert leap.exists()
+
+
+def test_waiting_for_another_process_does_not_count_as_work(leap: Path) -> None:
+    with Workers(1, wait_for_another, nothing, limit_seconds=900) as pool:
+        assert list(pool.run([7])) == [(7, 7)]
+    assert leap.exists()
+
+
+def test_what_comes_after_waiting_counts_as_work(leap: Path) -> None:
+    with Workers(1, wait_and_hang, nothing, limit_seconds=900) as pool:
+        [(_, late)] = pool.run([7])
+    assert isinstance(late, TimeLimitExceeded)
+
+
+def test_processes_have_the_flags_of_the_interpreter() -> None:
+    asked = "(lambda sys: (sys.flags.isolated, sys.warnoptions))(__import__('sys'))"
+    program = (
+        "from nvgemm_aot.workers import Workers\n"
+        "with Workers(1, eval, list) as pool:\n"
+        f"    print([result for _, result in pool.run([{asked!r}])])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-W", "error::UserWarning", "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "[(1, ['error::UserWarning'])]"
 
 
 def test_a_process_that_is_never_ready_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from nvgemm_runtime.errors import CompileError, LinkError, StorageError, Toolcha
 from nvgemm_runtime.ownership import writable_by_others
 from nvgemm_runtime.target import CPU
 
-from . import linker
+from . import linker, temporary_directory
 from .cache import Cache, cache_key
 from .device_elf import spilled_bytes
 from .locks import locked
@@ -24,6 +24,7 @@ from .providers import Candidate, Provider, load_provider
 from .storage import make_directories, sweep_partials_of
 from .targets import BuildTarget
 from .time_limit import LIMIT_VARIABLE, compile_limit_seconds
+from .worker_process import clock_stopped
 from .workers import TimeLimitExceeded, WorkerDied, Workers, WorkersCannotStart
 
 _log = logging.getLogger(__name__)
@@ -66,12 +67,10 @@ class Outcome:
     Attributes:
         failure: Why there is no kernel, or None.
         was_there: Whether another process compiled the kernel meanwhile.
-        is_transient: See `Failure`.
     """
 
-    failure: str | None = None
+    failure: Failure | None = None
     was_there: bool = False
-    is_transient: bool = False
 
 
 class KernelWorkers(Protocol):
@@ -235,11 +234,8 @@ def compile_all(
             workers = stack.enter_context(started)
         for done, (task, outcome) in enumerate(_outcomes(workers, missing), start=1):
             if outcome.failure is not None:
-                _log.info("%s failed: %s", task.candidate.operator, outcome.failure)
-                failure = Failure(
-                    task=task, reason=outcome.failure, is_transient=outcome.is_transient
-                )
-                failures.append(failure)
+                _log.info("%s failed: %s", task.candidate.operator, outcome.failure.reason)
+                failures.append(outcome.failure)
             elif not outcome.was_there:
                 compiled += 1
             report(done, len(missing))
@@ -256,19 +252,9 @@ def _outcomes(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[T
     """
     try:
         for task, outcome in workers.run(tasks):
-            if isinstance(outcome, TimeLimitExceeded):
-                hint = f"set {LIMIT_VARIABLE} to allow more"
-                yield (
-                    task,
-                    Outcome(
-                        failure=f"its compiler was killed: {outcome}; {hint}", is_transient=True
-                    ),
-                )
-            elif isinstance(outcome, WorkerDied):
-                yield (
-                    task,
-                    Outcome(failure=f"the compiler process died {outcome}", is_transient=True),
-                )
+            if isinstance(outcome, WorkerDied):
+                failure = Failure(task=task, reason=death_text(outcome), is_transient=True)
+                yield task, Outcome(failure=failure)
             else:
                 yield task, outcome
     except WorkersCannotStart as error:
@@ -278,18 +264,38 @@ def _outcomes(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[T
         ) from error
 
 
+def death_text(death: WorkerDied) -> str:
+    """Why there is no kernel whose compiler was killed."""
+    if isinstance(death, TimeLimitExceeded):
+        return f"its compiler was killed: {death}; set {LIMIT_VARIABLE} to allow more"
+    return f"the compiler process died {death}"
+
+
 def _prepare(provider: str, directory: Path) -> None:
     _keep_temporary_files_private(directory)
     _provider(provider).prepare()
 
 
 def _keep_temporary_files_private(directory: Path) -> None:
-    """Have objects and linked kernels written to the cache where others could change them else."""
+    """Have objects and linked kernels written to the cache where others could change them else.
+
+    Raises:
+        StorageError: If others could change them there, too.
+    """
     with contextlib.suppress(OSError):  # what cannot be written says so when it is
-        if writable_by_others(Path(tempfile.gettempdir()).absolute()) is not None:
-            place = (directory / "temporary").absolute()
-            make_directories(place)
-            tempfile.tempdir = os.environ["TMPDIR"] = str(place)
+        if writable_by_others(Path(tempfile.gettempdir()).absolute()) is None:
+            return
+        place = (directory / "temporary").absolute()
+        make_directories(place)
+        reason = writable_by_others(place)
+        if reason is not None:
+            raise StorageError(
+                f"others could change what compilers write, in {tempfile.gettempdir()} and in the "
+                f"cache: {reason}; or set TMPDIR to a directory that only you can write"
+            )
+        # Nobody removes it: workers are killed when they are done. The next one to start sweeps.
+        made = temporary_directory.make(place)
+        tempfile.tempdir = os.environ["TMPDIR"] = str(made)
 
 
 @functools.cache
@@ -306,11 +312,14 @@ def _compile_one(task: Task, directory: Path) -> Outcome:
         ToolchainError: If the compiler side is incomplete.
     """
     cache = Cache(directory, quiet=True)  # the process that asks has said it
-    with locked(cache.lock_path(f"kernel-{task.key}")):
+    with contextlib.ExitStack() as stack:
+        with clock_stopped():  # another process that compiles it has its own time limit
+            stack.enter_context(locked(cache.lock_path(f"kernel-{task.key}")))
         if cache.get(task.key) is not None:
             return Outcome(was_there=True)
         sweep_partials_of(cache.path(task.key))
-        return Outcome(failure=_compile_and_store(task, cache))
+        reason = _compile_and_store(task, cache)
+        return Outcome(failure=None if reason is None else Failure(task=task, reason=reason))
 
 
 def _compile_and_store(task: Task, cache: Cache) -> str | None:

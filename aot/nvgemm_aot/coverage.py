@@ -20,7 +20,7 @@ from nvgemm_runtime.problem import Problem
 from nvgemm_runtime.refusals import library_distribution, refusal, unlaunchable, version_numbers
 
 from .manifest import Declared, Manifest
-from .posed import posed, readings
+from .problem_call import call_of, readings
 from .targets import BuildTarget
 from .undeclarable import Sizes, Undeclarable
 
@@ -207,7 +207,7 @@ class _Asked:
 
 
 def _ask(declared: Declared) -> _Asked:
-    call = posed(declared.problem)
+    call = call_of(declared.problem)
     product = product_of_sum(call)
     return _Asked(
         declared=declared,

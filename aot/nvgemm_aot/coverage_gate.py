@@ -14,7 +14,7 @@ from nvgemm_runtime.recording import gemm_line
 from nvgemm_runtime.support import unavailable
 
 from .coverage import SERVED, GemmCoverage, Status, TargetCoverage, Weight
-from .posed import posed, readings
+from .problem_call import call_of, readings
 from .tables import percent_text
 from .targets import DEFAULT_DEVICE, BuildTarget
 
@@ -79,7 +79,7 @@ def _to_declare(gemm: GemmCoverage, arch: str) -> Problem | None:
     """What to declare so that a bundle serves a GEMM; None where a target builds nothing for it."""
     if gemm.problem is None:
         return None
-    call = posed(gemm.problem)
+    call = call_of(gemm.problem)
     wanted = readings(call)[0]
     if wanted.alignment_bytes < ALIGNMENT_BYTES:
         return None

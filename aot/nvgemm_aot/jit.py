@@ -6,6 +6,7 @@ The pipeline of builds does it, over a manifest of one problem.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,15 +20,17 @@ from nvgemm_runtime.problem import Problem
 
 from . import cache_limit
 from .cache import Cache, cache_key
+from .compiler import Failure
 from .contents import GENERATOR, PlannedTarget, make_contents, toolchain
 from .driver_profile import Device, targets_for
+from .giving_up import GivingUp
 from .jit_workers import SharedWorkers
 from .locks import locked
 from .manifest import Declared, Manifest
 from .pipeline import plan_build, without_operator
 from .plan import is_planned
 from .providers import Provider
-from .storage import make_directories
+from .storage import make_directories, open_new_file
 from .targets import BuildTarget
 from .user_bundle import UserBundle
 
@@ -40,15 +43,18 @@ class Compiled:
         bundle: The user bundle that has kernels for it; None where there is none.
         compiled: Kernels compiled now, and not by another process meanwhile or before.
         reason: Why there is no kernel, or None.
-        failures: Why candidates did not compile, each with its operator.
-        is_transient: Whether there may be a kernel the next time: a compiler was killed.
+        failures: Why candidates did not compile.
     """
 
     bundle: Path | None
     compiled: int = 0
     reason: str | None = None
-    failures: tuple[str, ...] = ()
-    is_transient: bool = False
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether there may be a further kernel another time: a compiler was killed."""
+        return any(failure.is_transient for failure in self.failures)
 
 
 class JitCompiler:
@@ -131,7 +137,7 @@ class JitCompiler:
         self, problem: Problem, candidates: int, places: list[tuple[BuildTarget, UserBundle]]
     ) -> Compiled:
         reasons: list[str] = []
-        is_transient = False
+        failures: list[Failure] = []
         for target, bundle in places:
             planned = self._plan(problem, candidates, target)
             unserved = without_operator(planned)
@@ -141,11 +147,11 @@ class JitCompiler:
                     self._cache,
                     provider=self._provider,
                     jobs=self._jobs,
-                    workers=self._workers,
+                    workers=GivingUp(self._workers, self._cache),
                 )
                 [one] = made.contents
                 unserved = one.uncompiled
-                is_transient |= any(failure.is_transient for failure in one.failures)
+                failures += one.failures
             if unserved:
                 reasons += (f"{one.arch}: {one.reason}" for one in unserved)
                 continue
@@ -156,9 +162,9 @@ class JitCompiler:
             return Compiled(
                 bundle=bundle.path,
                 compiled=made.compiled,
-                failures=tuple(f"{f.task.candidate.operator}: {f.reason}" for f in one.failures),
+                failures=one.failures,
             )
-        return Compiled(bundle=None, reason="\n".join(reasons), is_transient=is_transient)
+        return Compiled(bundle=None, reason="\n".join(reasons), failures=tuple(failures))
 
     def _plan(
         self, problem: Problem, candidates: int, target: BuildTarget
@@ -179,4 +185,5 @@ class JitCompiler:
         stamp = stamp_path(self._cache.directory, problem)
         with contextlib.suppress(OSError):  # without one the bundle's own time counts
             make_directories(stamp.parent)
-            stamp.touch()
+            os.close(open_new_file(stamp, os.O_WRONLY))
+            os.utime(stamp)

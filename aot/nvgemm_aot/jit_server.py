@@ -68,7 +68,7 @@ class Server:
         self._compilers: dict[Path, JitCompiler] = {}
         self._temporary: Path | None = None
         self._warnings: list[str] = []
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._notes: list[str] = []
         self._threads = ThreadPoolExecutor(max_workers=_MOST_REQUESTS)
         self._working = 0
@@ -88,9 +88,9 @@ class Server:
         self._threads.submit(self._work, request)
 
     def warn(self, text: str) -> None:
-        """Have something said with the next answer, if it was not said before."""
-        if text not in self._said:
-            self._said.add(text)
+        """Send a warning with the next answer, each text once."""
+        if text not in self._logged:
+            self._logged.add(text)
             self._warnings.append(text)
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class Server:
                 "bundle": None if outcome.bundle is None else str(outcome.bundle),
                 "compiled": outcome.compiled,
                 "reason": outcome.reason,
-                "failures": outcome.failures,
+                "failures": [f"{f.task.candidate.operator}: {f.reason}" for f in outcome.failures],
                 "seconds": time.monotonic() - began,
                 "warnings": warnings,
                 "notes": notes,
@@ -150,7 +150,7 @@ class Server:
             return self._compilers[directory]
 
     def _give_up(self, error: StorageError) -> Path:
-        """Keep kernels for this user process alone, from now on; said once."""
+        """Keep kernels for this user process alone, from now on; warns once."""
         with self._setup:
             if self._temporary is None:
                 self._temporary = temporary_directory.make()
@@ -173,7 +173,7 @@ def _jobs() -> int:
 
 
 class _ToUser(logging.Handler):
-    """Has warnings of this process said by the one that asked, each once."""
+    """Passes warnings of this process on to the one that asked, each once."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(logging.WARNING)

@@ -60,7 +60,7 @@ class SharedWorkers:
         """Start processes for so many tasks to come, if they do not run yet and the machine may."""
         with self._changed:
             for _ in range(min(count, self._most) - len(self._idle)):
-                if not self._start_one():
+                if self._unstartable is not None or not self._start_one():
                     return
 
     def close(self) -> None:
@@ -90,11 +90,11 @@ class SharedWorkers:
 
     def _take(self) -> _Process:
         with self._changed:
-            while not self._idle and not self._start_one():
+            while self._unstartable is None:
+                if self._idle or self._start_one():
+                    return self._idle.pop()
                 self._changed.wait(_ASK_AGAIN_SECONDS)
-            if self._unstartable is not None:
-                raise self._unstartable
-            return self._idle.pop()
+            raise self._unstartable
 
     def _start_one(self) -> bool:
         """Start one process if the machine has room, or if there is none yet."""

@@ -136,7 +136,7 @@ def make_manifest(given: Path, wanted: Wanted, *, name: str | None = None) -> Co
     _check_heads(path, projections, wanted.ranks)
     entries: dict[tuple[Routing | None, Signature], Entry] = {}
     left_out = []
-    for use in _uses(config, projections, wanted):
+    for use in _uses(path, config, projections, wanted):
         gemm, recipe = use.gemm, use.recipe
         if isinstance(recipe, str):
             left_out.append((use, recipe))
@@ -180,12 +180,15 @@ def _check_heads(path: Path, projections: Sequence[Projection], ranks: Iterable[
 
 
 def _uses(
-    config: DecoderConfig, projections: Sequence[Projection], wanted: Wanted
+    path: Path, config: DecoderConfig, projections: Sequence[Projection], wanted: Wanted
 ) -> Iterator[Use]:
     def recipes(gemm: Gemm) -> tuple[Recipe | str | None, ...]:
         if config.quantization is None:
             return (None,)
-        return config.quantization.forms(gemm.role, config.num_hidden_layers)
+        try:
+            return config.quantization.forms(gemm.role, config.num_hidden_layers)
+        except ValueError as error:
+            raise ManifestError(f"{path}: {error}") from None
 
     forms = [form for form in (False, True) if (wanted.fused if form else wanted.separate)]
     uses = (

@@ -27,17 +27,19 @@ _YOUNG_SECONDS = 60
 """A directory so young may yet be without its lock."""
 
 
-def make(*, in_memory: bool = True) -> Path:
+def make(parent: Path | None = None, *, in_memory: bool = True) -> Path:
     """Make a directory that only this user can read.
 
     Args:
+        parent: Where to make it; by default where the system has temporary files.
         in_memory: Whether it shall take memory rather than disk, where it can.
 
     Raises:
         StorageError: If there is no place for it.
     """
-    usable = in_memory and os.access(_SHARED_MEMORY, os.W_OK | os.X_OK)
-    parent = _SHARED_MEMORY if usable else Path(tempfile.gettempdir())
+    if parent is None:
+        usable = in_memory and os.access(_SHARED_MEMORY, os.W_OK | os.X_OK)
+        parent = _SHARED_MEMORY if usable else Path(tempfile.gettempdir())
     _sweep(parent)
     try:
         made = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))

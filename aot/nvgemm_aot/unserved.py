@@ -1,4 +1,4 @@
-"""Declared problems that a target gets no kernel for: they are said, and the others are built."""
+"""Reports declared problems that no kernel serves; the others are built."""
 
 from __future__ import annotations
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,7 +19,25 @@ BOOTSTRAP = (
 
 
 class Ready:
-    """The first message of a process, after its preparations."""
+    """A message: preparations are over, or what was waited for is there. Time counts from now."""
+
+
+class Waiting:
+    """A message: the process waits for another one, which is to count as nobody's time."""
+
+
+_to_maker: Connection[Any, Any] | None = None
+"""The pipe to the maker, in a worker process."""
+
+
+@contextlib.contextmanager
+def clock_stopped() -> Iterator[None]:
+    """Have the time limit of the item at hand begin after the block; nothing elsewhere."""
+    if _to_maker is not None:
+        _to_maker.send(Waiting())
+    yield
+    if _to_maker is not None:
+        _to_maker.send(Ready())
 
 
 def serve(connection: int, stderr: int) -> None:
@@ -32,7 +51,9 @@ def serve(connection: int, stderr: int) -> None:
     # Ctrl-C goes to the whole process group; the maker alone decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_maker, args=(connection,), daemon=True).start()
+    global _to_maker
     pipe: Connection[Any, Any] = Connection(connection)
+    _to_maker = pipe
     try:
         work, prepare = pipe.recv()
         prepared: Exception | None = None

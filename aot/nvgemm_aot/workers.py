@@ -14,10 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from .worker_process import BOOTSTRAP, Ready
+from .worker_process import BOOTSTRAP, Ready, Waiting
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -34,7 +35,7 @@ START_SECONDS = 300.0
 TASKS_PER_WORKER = 200
 """After so many tasks a worker starts anew: one was seen to grow from 0.55 to 0.92 GB in 200."""
 
-_LAST_WORDS_BYTES = 1000
+_STDERR_TAIL_BYTES = 1000
 
 _LOOK_AGAIN_SECONDS = 3600.0
 """No system call takes endless times."""
@@ -67,7 +68,7 @@ class _Worker(Generic[Item, Result]):
         try:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-c", BOOTSTRAP),
+                    *(sys.executable, *_args_from_interpreter_flags(), "-c", BOOTSTRAP),
                     *(str(theirs.fileno()), str(stderr), *map(str, sys.path)),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -91,17 +92,17 @@ class _Worker(Generic[Item, Result]):
             self.connection.send(item)
 
     def stop(self) -> str:
-        """End the process, and say how it ended, if it had by itself, with its last words."""
+        """End the process; returns how it ended, with its errors if it was never ready."""
         # Killed, not asked: what a worker has finished is stored, and the rest is wanted no more.
         self.process.kill()
         status = self.process.wait()
         size_bytes = os.fstat(self._errors).st_size
-        start = max(0, size_bytes - _LAST_WORDS_BYTES)
-        said = os.pread(self._errors, _LAST_WORDS_BYTES, start).decode(errors="replace").strip()
+        start = max(0, size_bytes - _STDERR_TAIL_BYTES)
+        tail = os.pread(self._errors, _STDERR_TAIL_BYTES, start).decode(errors="replace").strip()
         self.connection.close()
         self._close_errors()
         how = _status_text(status)
-        return how if self.ready else f"{how}: {said or 'without a word'}"
+        return how if self.ready else f"{how}: {tail or 'it printed no error'}"
 
 
 class Workers(Generic[Item, Result]):
@@ -114,7 +115,7 @@ class Workers(Generic[Item, Result]):
         count: Processes, at least 1.
         work: What to do with an item; importable by name.
         prepare: What a process does first, such as slow imports; importable by name.
-        limit_seconds: How long an item may take.
+        limit_seconds: How long an item may take, but for what `clock_stopped` leaves out.
     """
 
     def __init__(
@@ -196,6 +197,9 @@ class Workers(Generic[Item, Result]):
                     self._failed_starts = 0
                     worker.ready = True
                     worker.deadline = time.monotonic() + self._limit_seconds
+                    continue
+                if isinstance(outcome, Waiting):
+                    worker.deadline = math.inf
                     continue
                 if worker.tasks >= TASKS_PER_WORKER:
                     self._drop(worker)

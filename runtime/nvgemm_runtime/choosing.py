@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from .bundle import Bundle
@@ -39,10 +40,11 @@ def choose_kernel(
     key = (*what, *(fact for tensor in tensors for fact in _all_that_counts(tensor)))
     kernel = _chosen.get(key)
     if kernel is None:
-        kernel = _match_and_load(op, a, b, out, extras)
-        if len(_chosen) >= _MAX_CHOSEN:
-            _chosen.clear()
-        _chosen[key] = kernel
+        kernel, is_best = _match_and_load(op, a, b, out, extras)
+        if is_best:
+            if len(_chosen) >= _MAX_CHOSEN:
+                _chosen.clear()
+            _chosen[key] = kernel
     return kernel
 
 
@@ -54,12 +56,16 @@ def _all_that_counts(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def _match_and_load(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras
-) -> LoadedKernel:
+) -> tuple[LoadedKernel, bool]:
+    """The kernel, and whether a better one would not serve once all bundles can be read."""
     facts = facts_of(a)
     asked = requests(op, a, b, out=out, extras=extras)
+    unread: dict[Bundle, StorageError] = {}
     while True:
-        request, found, opened = _find(asked, facts)
+        request, found, opened = _find(asked, facts, without=unread.keys())
         if isinstance(found, Miss):
+            if unread:
+                raise next(iter(unread.values()))
             raise NoKernelError(
                 f"no kernel for {request.problem.key}:\n"
                 + "\n".join(f"  {reason}" for reason in found.reasons),
@@ -68,8 +74,11 @@ def _match_and_load(
         best = found.kernels[0]
         bundle = opened[best.bundle]
         try:
-            return LIBRARY.load(bundle, best.kernel)
-        except (BundleFormatError, StorageError) as error:
+            return LIBRARY.load(bundle, best.kernel), not unread
+        except StorageError as error:
+            # It may pass: another bundle may serve this call, and the next one tries again.
+            unread[bundle] = error
+        except BundleFormatError as error:
             # Headers are checked when bundles are found, payloads now: another may serve as well.
             if not INSTALLATION.leave_out(bundle, str(error)):
                 raise
@@ -82,10 +91,10 @@ def find(asked: tuple[Request, ...], facts: DeviceFacts) -> tuple[Request, Match
 
 
 def _find(
-    asked: tuple[Request, ...], facts: DeviceFacts
+    asked: tuple[Request, ...], facts: DeviceFacts, *, without: Collection[Bundle] = ()
 ) -> tuple[Request, Match | Miss, tuple[Bundle, ...]]:
-    """`find`, and the bundles that a match gives by position."""
-    index, opened = INSTALLATION.index(facts)
+    """`find` without some bundles, and the bundles that a match gives by position."""
+    index, opened = INSTALLATION.index(facts, without=without)
     request, found = first_served(index.match, asked)
     if isinstance(found, Match) and found.from_jit:
         mark_used(found.ranked_as)

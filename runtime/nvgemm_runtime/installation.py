@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,7 +86,7 @@ class Installation:
         self._kept: tuple[FoundBundle, ...] = ()
         self._temporary: tuple[Path, ...] = ()
         self._origins: weakref.WeakKeyDictionary[Bundle, str] = weakref.WeakKeyDictionary()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._replaced: dict[str, tuple[Bundle, Kernel]] = {}
         self._kernels: dict[str, tuple[Bundle, Kernel]] | None = None
         self._shipped_indexes: dict[DeviceFacts, _Indexed] = {}
@@ -110,8 +110,17 @@ class Installation:
                 self._shipped = shipped  # last, for it says that all have been looked at
             return self._shipped
 
-    def index(self, facts: DeviceFacts) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
-        """The kernels that a device can run, and the bundle of each position in the index."""
+    def index(
+        self, facts: DeviceFacts, *, without: Collection[Bundle] = ()
+    ) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
+        """The kernels that a device can run, and the bundle of each position in the index.
+
+        Args:
+            facts: The device.
+            without: Bundles that are not to be used this time, as they cannot be read just now.
+        """
+        if without:
+            return self._make_index_without(facts, without)
         known = self._indexes.get(facts)
         if known is not None:
             return known
@@ -153,16 +162,10 @@ class Installation:
         Returns:
             Whether it was in use.
         """
-
-        def without(found: tuple[FoundBundle, ...]) -> tuple[FoundBundle, ...]:
-            return tuple(
-                replace(one, bundle=None, problem=problem) if one.bundle is bundle else one
-                for one in found
-            )
-
         with self._lock:
             shipped, kept = self.shipped_bundles(), self._kept
-            self._shipped, self._kept = without(shipped), without(kept)
+            self._shipped = _without(shipped, (bundle,), problem)
+            self._kept = _without(kept, (bundle,), problem)
             if (self._shipped, self._kept) == (shipped, kept):
                 return False
             self._shipped_indexes, self._indexes, self._kernels = {}, {}, None
@@ -228,18 +231,22 @@ class Installation:
         return FoundBundle(path=found.path, origin=found.origin, bundle=bundle, problem=problem)
 
     def _warn(self, origin: str, problem: str) -> None:
-        if problem not in self._said:
-            self._said.add(problem)
+        if problem not in self._logged:
+            self._logged.add(problem)
             _log.warning("bundle left out (%s): %s", origin, problem)
 
     def _make_index(self, facts: DeviceFacts) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
         if facts not in self._shipped_indexes:
             self._shipped_indexes[facts] = _index(self.shipped_bundles(), facts)
-        shipped, bundles = self._shipped_indexes[facts]
-        if not self._kept:
-            return shipped, bundles
-        kept, behind = _index(self._kept, facts, first_position=len(bundles), from_jit=True)
-        return LayeredIndex(shipped, kept), bundles + behind
+        return _layered(self._shipped_indexes[facts], self._kept, facts)
+
+    def _make_index_without(
+        self, facts: DeviceFacts, unread: Collection[Bundle]
+    ) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
+        problem = "it cannot be read just now"
+        with self._lock:
+            shipped = _index(_without(self.shipped_bundles(), unread, problem), facts)
+            return _layered(shipped, _without(self._kept, unread, problem), facts)
 
     def kernels(self) -> dict[str, tuple[Bundle, Kernel]]:
         """Every kernel of every usable bundle, by id, with the first bundle that holds it.
@@ -265,6 +272,26 @@ class Installation:
                 found = {kernel.id: (bundle, kernel) for bundle, kernel in reversed(places)}
                 self._kernels = {**self._replaced, **found}
             return self._kernels
+
+
+def _without(
+    found: tuple[FoundBundle, ...], unusable: Collection[Bundle], problem: str
+) -> tuple[FoundBundle, ...]:
+    return tuple(
+        replace(one, bundle=None, problem=problem) if one.bundle in unusable else one
+        for one in found
+    )
+
+
+def _layered(
+    indexed: _Indexed, kept: tuple[FoundBundle, ...], facts: DeviceFacts
+) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
+    """An index with the user bundles behind the others."""
+    shipped, bundles = indexed
+    if not kept:
+        return shipped, bundles
+    behind, opened = _index(kept, facts, first_position=len(bundles), from_jit=True)
+    return LayeredIndex(shipped, behind), bundles + opened
 
 
 def _index(

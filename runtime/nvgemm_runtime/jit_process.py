@@ -18,7 +18,7 @@ SERVER = "nvgemm_aot.jit_server"
 _PIPE_BYTES = 1 << 20
 """Room for thousands of requests, so that sending one never waits: the default is 64 KiB."""
 
-_LAST_WORDS_BYTES = 2000
+_STDERR_TAIL_BYTES = 2000
 
 _END_SECONDS = 2.0
 
@@ -110,14 +110,14 @@ class JitProcess:
             count = self._read_answers()
         except Exception as error:  # none of its answers can be made sense of any more
             self._process.kill()
-            count, said = 0, f"{type(error).__name__}: {error}"
+            count, tail = 0, f"{type(error).__name__}: {error}"
         else:
-            said = self._last_words()
+            tail = self._stderr_tail()
         status = self._process.wait()
         self._close_requests()
         os.close(self._answers)
         os.close(self._errors)
-        crash = f"the builder side ended ({_status_text(status)}): {said or 'without a word'}"
+        crash = f"the builder side ended ({_status_text(status)}): {tail or 'it printed no error'}"
         self._ended(self, crash if status or not count else None)
 
     def _read_answers(self) -> int:
@@ -131,10 +131,10 @@ class JitProcess:
                 count += 1
         return count
 
-    def _last_words(self) -> str:
+    def _stderr_tail(self) -> str:
         size_bytes = os.fstat(self._errors).st_size
-        start = max(0, size_bytes - _LAST_WORDS_BYTES)
-        return os.pread(self._errors, _LAST_WORDS_BYTES, start).decode(errors="replace").strip()
+        start = max(0, size_bytes - _STDERR_TAIL_BYTES)
+        return os.pread(self._errors, _STDERR_TAIL_BYTES, start).decode(errors="replace").strip()
 
 
 def _status_text(status: int) -> str:

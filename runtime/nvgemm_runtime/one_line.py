@@ -1,4 +1,4 @@
-"""Texts of others, as one line that can be printed."""
+"""Squeezes third-party messages into one printable line."""
 
 from __future__ import annotations
 

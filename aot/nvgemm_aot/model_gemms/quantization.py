@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -31,6 +34,9 @@ _PARTS = {
 
 _MOST_LAYERS = 512
 """Layers whose modules are looked up among the exceptions; no model has as many."""
+
+_MOST_SECONDS = 10.0
+"""For the exceptions of a config, which may be regular expressions that never end."""
 
 _WEIGHTS_ALONE = frozenset({"awq", "gptq", "bitsandbytes", "hqq", "aqlm", "eetq", "higgs", "vptq"})
 """Methods that leave activations in the model's type."""
@@ -81,16 +87,20 @@ class Quantization:
         Args:
             role: As `gemm.Gemm.role`.
             layers: Number of layers.
+
+        Raises:
+            ValueError: If the exceptions take too long to be compared with names of modules.
         """
         if role == "router" or (role == "lm_head" and not self.head):
             return (None,)  # engines compute these in the model's type
         if self.experts_alone and not role.startswith("expert "):
             return (None,)
-        found = {
-            self._excepts(name)
-            for layer in range(min(layers, _MOST_LAYERS) if self.exceptions else 1)
-            for name in _names(role, layer)
-        }
+        with _time_limit(_MOST_SECONDS):
+            found = {
+                self._excepts(name)
+                for layer in range(min(layers, _MOST_LAYERS) if self.exceptions else 1)
+                for name in _names(role, layer)
+            }
         return tuple(None if excepted else self.recipe for excepted in sorted(found))
 
     def _excepts(self, name: str) -> bool:
@@ -106,6 +116,28 @@ class Quantization:
             elif f".{exception}." in f".{name}.":
                 return True
         return False
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Have the block end with a ValueError after a time; only in the main thread, as signals do."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise ValueError(
+            "quantization_config: its exceptions are not compared with the names of modules "
+            f"within {seconds:g} s; allowed: regular expressions that are"
+        )
+
+    before = signal.signal(signal.SIGALRM, end)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization:
@@ -149,6 +181,12 @@ def _recipe_of_fp8(config: Mapping[str, Any]) -> Recipe | str:
         return f"its weights are fp8 in blocks of {_short(block)}, which no operator scales"
     if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
         return f"fmt is {_short(config['fmt'])}, and e4m3 is what is known here"
+    if config.get("activation_scheme") != "static":
+        # vLLM's Fp8LinearMethod: PER_TOKEN where its CUTLASS kernels run.
+        return (
+            "its weights are fp8 by tensor and its activations, for activation_scheme is not "
+            "static, fp8 by token (so vLLM reads it), a pair that no operator takes"
+        )
     return _TENSORS
 
 
@@ -157,7 +195,8 @@ def _recipe_of_groups(groups: Mapping[str, Any]) -> Recipe | str:
     if len(groups) != 1:
         return f"it has {len(groups)} config_groups, and what is known here is one for all Linears"
     (group,) = groups.values()
-    if not isinstance(group, Mapping) or "Linear" not in (group.get("targets") or ()):
+    targets = group.get("targets") if isinstance(group, Mapping) else None
+    if "Linear" not in (targets if isinstance(targets, list) else [targets]):
         return "its config_groups are not for all Linears"
     weights, activations = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, Mapping):
@@ -179,13 +218,13 @@ def _recipe_of_groups(groups: Mapping[str, Any]) -> Recipe | str:
 Form = tuple[object, object, object, object]
 
 
-def _form(said: Mapping[str, Any]) -> Form:
-    grouped = said.get("group_size") if _strategy(said) == "group" else None
-    return said.get("type"), said.get("num_bits"), _strategy(said), grouped
+def _form(stated: Mapping[str, Any]) -> Form:
+    grouped = stated.get("group_size") if _strategy(stated) == "group" else None
+    return stated.get("type"), stated.get("num_bits"), _strategy(stated), grouped
 
 
-def _strategy(said: Mapping[str, Any]) -> object:
-    strategy = said.get("strategy")
+def _strategy(stated: Mapping[str, Any]) -> object:
+    strategy = stated.get("strategy")
     return "group" if strategy == "tensor_group" else strategy
 
 
@@ -198,9 +237,9 @@ _RECIPES: dict[tuple[Form, Form], Recipe] = {
 """By type, bits, strategy and group size of weights, and of activations."""
 
 
-def _kind(said: Mapping[str, Any]) -> str:
+def _kind(stated: Mapping[str, Any]) -> str:
     """Words such as ``int4 by group of 128``."""
-    kind, bits, strategy, size = _form(said)
+    kind, bits, strategy, size = _form(stated)
     grouped = f" of {_short(size)}" if size is not None else ""
     return f"{_short(kind)}{_short(bits)} by {_short(strategy)}{grouped}"
 

@@ -4,8 +4,11 @@ Kernels are timed on other operands. Two checks tell right kernels from wrong on
 
 - Whole numbers, none of them 0. The second half of k repeats the first in another order, with B's
   sign turned, so nearly all products cancel: partial sums reach hundreds, and results are small.
-  Every partial sum has an exact value in an accumulator of `SUM_BITS` bits, whatever the order of
-  summation, so a right result is equal in every bit. A kernel that leaves out, or reads twice, one
+  Every partial sum has an exact value in an accumulator of `SUM_BITS` bits, in any order of
+  summation that does not depend on the values, so a right result is equal in every bit. (All
+  positive products of an element, summed first, would not fit; no kernel sorts them.) Where k is
+  small and the output has room, nothing cancels, and results themselves are too large for bf16. A
+  kernel that leaves out, or reads twice, one
   k or more has products left over in every element. One that rounds partial sums to fewer bits,
   such as those of bf16, loses the low bits of large sums, which shows in the small result. Results
   of any two rows, or columns, differ.
@@ -42,6 +45,14 @@ Hopper keeps 14 for fp8 (`correctness.FRACTION_BITS_OF_FEW`)."""
 PEAK = 450.0
 """Standard deviation of partial sums in the middle of k, where values can be large enough for it:
 more than bf16's 8 bits hold. 4096 is nine times it, which a normal number passes once in 5e18."""
+
+ONE_SIGN_K = 512
+"""Up to this k all products of the first half have the sign of their column. Were signs random, so
+few products would seldom sum up to 256, below which bf16 has every whole number: a kernel that
+rounds sums to bf16 would pass where the result has few elements."""
+
+_WIDE_OUTS = (DType.FP32, DType.FP16)
+"""Types of floats with more bits than bf16: up to `ONE_SIGN_K` nothing needs to cancel for them."""
 
 TERMS = 4
 """Products an element of the second check: enough that some are added."""
@@ -129,18 +140,6 @@ def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) ->
         )
         return drawn + (drawn >= 0)  # none is 0
 
-    shape_a, shape_b = _shapes(problem)
-    largest_a, largest_b = _largest_numbers(problem)
-    a, b = numbers(shape_a, largest_a), numbers(shape_b, largest_b)
-    share = _share_of_changed(signature.out, half, largest_b)
-    changed = torch.rand((*shape_a[:-1], half), generator=generator, device=device) < share
-    if half:  # at least one of each row
-        place = torch.randint(half, (*shape_a[:-1], 1), generator=generator, device=device)
-        changed.scatter_(-1, place, True)
-    first = a[..., :half]
-    a[..., partner] = first + first.sign() * changed
-    b[..., partner] = -b[..., :half]
-
     def extra(role: Role) -> torch.Tensor:
         shape = role_shape(problem, role)
         if role is Role.OFFSETS:
@@ -150,17 +149,45 @@ def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) ->
             return added.to(torch_dtype(role_dtype(signature, role)))
         return _powers(problem, role, device, generator)
 
+    shape_a, shape_b = _shapes(problem)
+    largest_a, largest_b = _largest_numbers(problem)
+    a, b = numbers(shape_a, largest_a), numbers(shape_b, largest_b)
+    if problem.k <= ONE_SIGN_K:
+        a, b = a.abs(), b.abs() * numbers((*shape_b[:-2], shape_b[-2], 1), 1)
+    if not _cancels(problem):
+        return _complete(problem, a, b, device, extra)
+    share = _share_of_changed(signature.out, half, largest_b)
+    changed = torch.rand((*shape_a[:-1], half), generator=generator, device=device) < share
+    if half:  # at least one of each row
+        place = torch.randint(half, (*shape_a[:-1], 1), generator=generator, device=device)
+        changed.scatter_(-1, place, True)
+    first = a[..., :half]
+    change = first.sign()
+    if problem.k <= ONE_SIGN_K:  # or all results of a column would have one sign
+        change = torch.where(first > 1, numbers(tuple(first.shape), 1), change)
+    a[..., partner] = first + change * changed
+    b[..., partner] = -b[..., :half]
     return _complete(problem, a, b, device, extra)
 
 
+def _cancels(problem: Problem) -> bool:
+    return problem.k > ONE_SIGN_K or problem.signature.out not in _WIDE_OUTS
+
+
 def _largest_numbers(problem: Problem) -> tuple[int, int]:
-    """The largest values of A and B with which partial sums keep to `PEAK`, as far as types go."""
+    """The largest values of A and B with which partial sums keep to `PEAK`, as far as types go.
+
+    Where products have one sign, all sums keep to `SUM_BITS`.
+    """
     signature = problem.signature
     most_a = _LARGEST_OF_A.get(signature.a, 15)
     most_b = min(_LARGEST_OF_A.get(signature.b, 14) + 1, _LARGEST_OF_B.get(signature.out, 15))
     a, b = 1, _LEAST_OF_B
 
     def keep_to_peak(a: int, b: int) -> bool:
+        if problem.k <= ONE_SIGN_K:
+            count = problem.k // 2 if _cancels(problem) else problem.k
+            return (a + 1) * b * count < 1 << SUM_BITS
         return _mean_square(a) * _mean_square(b) * problem.k / 2 <= PEAK**2
 
     while a < most_a and keep_to_peak(a + 1, b):

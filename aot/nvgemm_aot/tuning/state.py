@@ -24,8 +24,8 @@ from .outcome_json import outcome_json, read_outcome, read_text
 
 _log = logging.getLogger(__name__)
 
-VERSION = 3
-"""Of the file."""
+VERSION = 4
+"""Of the file. States of version 3 may hold verdicts of a check that called right kernels wrong."""
 
 MOST_KILLS = 2
 """A kernel that was running for the first time on a problem when so many runs were killed counts as

@@ -161,8 +161,9 @@ def tune(
             raise SuspectError(
                 f"suspect, so {output} is not written: {suspect}. That many wrong kernels rather "
                 "mean a broken GPU, driver or check. What was measured is kept in "
-                f"{state_path(output)}; tune on another machine, or have the bundle written "
-                "without these kernels: --accept-suspect"
+                f"{state_path(output)}, and the same command finds it there: to measure again, "
+                "remove that file or name another output; to have the bundle written without "
+                "these kernels: --accept-suspect"
             )
         made = tuned_content(
             content,

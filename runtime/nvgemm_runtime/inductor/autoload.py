@@ -32,7 +32,7 @@ _WAITED_FOR = {
 
 _log = logging.getLogger(__name__)
 
-_said: set[str] = set()
+_logged: set[str] = set()
 """Failures that were warned of."""
 
 
@@ -92,8 +92,8 @@ def _install(module: str) -> None:
         importlib.import_module(f"{__package__}.{module}").install()
     except Exception as error:
         # A module that all of them import fails them all: once is enough.
-        level = logging.DEBUG if repr(error) in _said else logging.WARNING
-        _said.add(repr(error))
+        level = logging.DEBUG if repr(error) in _logged else logging.WARNING
+        _logged.add(repr(error))
         _log.log(
             level,
             "nvgemm-aot stays out of torch.compile: %s cannot be installed: %r",
@@ -153,7 +153,7 @@ class _Then(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # What is imported must look as it would without us.
+        # What is imported must look as it would without this package.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

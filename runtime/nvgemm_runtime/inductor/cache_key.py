@@ -33,7 +33,7 @@ class InstalledBundles(CustomGraphModulePass):  # type: ignore[misc]
         """Do nothing."""
 
     def uuid(self) -> str:
-        """A digest of the installed bundles and the settings; the same for graphs without us."""
+        """A digest of the installed bundles and the settings; the same for any graph."""
         if os.environ.get(RECORD_VARIABLE):
             return f"{_KEY} {secrets.token_hex()}"  # what came from a cache would not be met
         if not (config.max_autotune or config.max_autotune_gemm):

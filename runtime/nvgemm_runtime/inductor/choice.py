@@ -16,7 +16,7 @@ from torch._inductor.virtualized import V
 
 from ..counters import COUNTERS
 from .nodes import GemmNode, name_of
-from .packages import was_said
+from .packages import was_logged
 
 if TYPE_CHECKING:
     from .fallbacks import StockCall
@@ -99,7 +99,7 @@ class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
             with COUNTERS.spending("timing"):
                 return float(super().benchmark(*args, out=out))
         except Exception as error:
-            known = was_said(error) or _is_known(self.offer.origin, type(error))
+            known = was_logged(error) or _is_known(self.offer.origin, type(error))
             level = logging.DEBUG if known else logging.WARNING
             _log.log(level, "%s of %s is not offered: %s", self.name, self.offer.origin, error)
             return math.inf

@@ -1,4 +1,4 @@
-"""Mistakes of ours while torch compiles: said once, and survived."""
+"""Logs an internal error once and lets compilation continue without bundled kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..errors import NvgemmError
 
 _log = logging.getLogger(__name__)
 
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
 def survive(error: Exception) -> None:
@@ -21,9 +21,9 @@ def survive(error: Exception) -> None:
 def log_failure(error: Exception) -> None:
     """Once for each failure: what went wrong with one GEMM mostly does with all."""
     failure = f"{type(error).__name__}: {error}"
-    if failure in _said:
+    if failure in _logged:
         return
-    _said.add(failure)
+    _logged.add(failure)
     _log.warning(
         "bundled kernels stay out of the choices: %s; this is a mistake of nvgemm-aot, please "
         "report it",

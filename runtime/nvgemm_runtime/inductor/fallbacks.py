@@ -1,4 +1,4 @@
-"""What computes a GEMM where its kernel cannot: ATen, by the call that stands there without us.
+"""What computes a GEMM where its kernel cannot: ATen, by the call that stock torch makes.
 
 The function that generated Python calls is an expression, for it stands in the generated module,
 which must do without this package.

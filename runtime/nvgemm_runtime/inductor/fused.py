@@ -3,7 +3,7 @@
 Inductor's graphs have ``addmm`` (or ``mm`` and a sum) and the operations that an activation is made
 of. Where a bundle has a kernel with that activation in its epilogue, they become one node, and
 what that node is made of is decided when it is lowered: the kernel if it took less time than the
-best of what would stand there without us, which is compiled and timed as a whole, or that.
+best of what Inductor lowers without them, which is compiled and timed as a whole, or that.
 
 A kernel rounds once, behind the activation, as Inductor's own Triton template does that has the
 activation fused; ATen's addmm rounds in between. So nothing rounds otherwise than it might without
@@ -145,7 +145,7 @@ _BACKENDS_NEEDED = {
     Activation.SILU: {"ATEN", "TRITON"},
 }
 """What must be among ``max_autotune_gemm_backends``: ATen computes where the kernel cannot, and
-Triton alone might round once without us."""
+Triton alone might round once in stock torch."""
 
 _SETTINGS_AGAINST = (
     "emulate_precision_casts",  # eager's roundings are wanted

@@ -1,4 +1,4 @@
-"""What a sum with an activation is made of: a kernel with both, or what stands there without us.
+"""What a sum with an activation is made of: a kernel with both, or what Inductor makes without one.
 
 The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
 """
@@ -75,10 +75,10 @@ def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool)
     if choices == [unfused]:
         return unfused.output_node()
     chosen = autotune_select_algorithm(UNFUSED, choices, nodes, layout, return_multi_template=False)
-    # Its GEMM counts once: here, or where Inductor has lowered what there is without us.
+    # Its GEMM counts once: here, or where Inductor has lowered the unfused choice.
     tell = report.tried if unfused.is_in_graph else report.met
     tell(unfused.nvgemm_aot_gemm, **unfused.offer)
-    if not unfused.is_in_graph:  # what Inductor has without us is not lowered, and so not met
+    if not unfused.is_in_graph:  # the unfused choice is not lowered, and so not met
         record_gemm(lambda: _read(None, unfused))
     return chosen[0] if isinstance(chosen, tuple) else chosen  # torch 2.11 gives the node alone
 
@@ -101,18 +101,18 @@ def _choices(activation: Activation, unfused: _Unfused) -> list[Any]:
     unfused.nvgemm_aot_gemm = found.gemm
     unfused.offer = {"basis": found.basis, "offered": offered, "measured": found.measured}
     if current_mode() is Mode.REQUIRED and not _find(None, unfused).offers:
-        return on_equal_terms(fused)  # what would stand there without us has no prebuilt kernel
+        return on_equal_terms(fused)  # the unfused choice has no prebuilt kernel
     return on_equal_terms([unfused, *fused])
 
 
 def _find(activation: Activation | None, unfused: _Unfused) -> Found:
     gemm = _read(activation, unfused)
-    # What was measured says which kernel. What stands there without us may be none of ATen's.
+    # What was measured says which kernel. The unfused choice may be none of ATen's.
     return find_offers(gemm, max_choices(), may_compile=False, needs_kernel=True)
 
 
 def _read(activation: Activation | None, unfused: _Unfused) -> AtenGemm:
-    """The GEMM with an activation behind it, or the one that Inductor has without us."""
+    """The GEMM with an activation behind it, or the one that Inductor lowers unfused."""
     tensors = [operand(node) for node in unfused.input_nodes]
     if activation is None and unfused.is_apart:
         return read_inputs("mm", tensors[1:], {}, operand_of(unfused.layout, 0))
@@ -120,7 +120,7 @@ def _read(activation: Activation | None, unfused: _Unfused) -> AtenGemm:
 
 
 class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
-    """What would stand there without us, as one choice.
+    """What Inductor lowers without a fused kernel, as one choice.
 
     It is timed as a whole, with its GEMM chosen among all that Inductor and bundles have for it.
     Where it wins, it becomes part of the graph as if it had never been looked at.

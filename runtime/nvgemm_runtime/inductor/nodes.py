@@ -26,9 +26,9 @@ except Exception:
     def nvgemm_aot_gemm(aten, kernel_id, origin, order, split):
         import logging
         log = logging.getLogger("nvgemm_runtime.inductor.compiled")
-        said = log.__dict__.setdefault("nvgemm_aot_said", set())
-        if origin not in said:
-            said.add(origin)
+        logged = log.__dict__.setdefault("nvgemm_aot_logged", set())
+        if origin not in logged:
+            logged.add(origin)
             log.warning("nvgemm-aot is not installed: GEMMs compiled for %s run on ATen", origin)
         return aten
 """

@@ -109,7 +109,11 @@ def find_offers(
     pending = jit_client.asked(wanted, facts)
     if pending is None and known.is_uncovered:
         pending = jit_client.request(wanted, facts)
-    if pending is None or (pending in _offered and not known.is_uncovered):
+    if pending is None:
+        return known.offer(terms, wanted)
+    if pending in _offered and (known.lacks_few or not known.is_uncovered):
+        return known.offer(terms, wanted)
+    if known.lacks_few and not pending.done():
         return known.offer(terms, wanted)
     with COUNTERS.spending("jit"):
         outcome = pending.result(LONGEST_WAIT_S)
@@ -180,6 +184,15 @@ class _Answer:
         if isinstance(found, Miss):
             return True
         return found.from_jit and (found.basis is not Basis.DECLARED or not found.is_complete)
+
+    @property
+    def lacks_few(self) -> bool:
+        """Whether kernels were compiled here, and others lost: not worth waiting for."""
+        return (
+            isinstance(self.found, Match)
+            and self.is_uncovered
+            and self.found.basis is Basis.DECLARED
+        )
 
     def offer(
         self,

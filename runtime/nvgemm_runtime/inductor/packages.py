@@ -11,7 +11,7 @@ import logging
 
 _log = logging.getLogger(__name__)
 
-_said: set[str] = set()
+_logged: set[str] = set()
 
 
 @functools.cache
@@ -24,17 +24,17 @@ def install() -> None:
 
 
 def load_operators() -> None:
-    """Load the operators; where that fails, say so once, and ATen does the work."""
+    """Load the operators; where that fails, warn, and ATen does the work."""
     from ..api import load_operators as load
     from ..errors import NvgemmError
 
     try:
         load()
     except NvgemmError as error:
-        _said.add(str(error))
+        _logged.add(str(error))
         _log.warning("compiled code runs GEMMs on ATen: %s", error)
 
 
-def was_said(error: Exception) -> bool:
+def was_logged(error: Exception) -> bool:
     """Whether this is why operators could not be loaded, which was warned of."""
-    return str(error) in _said
+    return str(error) in _logged

@@ -2,7 +2,7 @@
 
 Inductor asks for choices for the scales that its own templates know. For the others, the scales of
 blocks in their swizzle, this lowering does: ATen's operator and bundled kernels are the choices. It
-declines where no kernel is there, and Inductor does what it does without us.
+declines where no kernel is there, and Inductor lowers the call as stock torch does.
 
 The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
 """

@@ -17,7 +17,7 @@ _SUMS = {Op.MM: "addmm", Op.BMM: "baddbmm"}
 _PRODUCTS = {Op.MM: "mm", Op.BMM: "bmm", Op.GROUPED_MM: "_grouped_mm"}
 
 
-def posed(problem: Problem) -> AtenGemm:
+def call_of(problem: Problem) -> AtenGemm:
     """A call on contiguous tensors that a problem declares: with scales, offsets and addend.
 
     Tensors start at multiples of `ALIGNMENT_BYTES`; swizzled scales, as every kernel needs them, at
@@ -33,7 +33,7 @@ def posed(problem: Problem) -> AtenGemm:
         extras=Extras(
             scale_a=tensors.get(Role.SCALE_A),
             scale_b=tensors.get(Role.SCALE_B),
-            # Said, not read off shapes: those of two recipes can be equal.
+            # Named, not read off shapes: those of two recipes can be equal.
             recipe=served.scales,
             offsets=tensors.get(Role.OFFSETS),
             addend=tensors.get(Role.ADDEND),
