@@ -161,19 +161,27 @@ def main(
     end = time.monotonic() + budget
     cases: list[dict[str, Any]] = []
     left = 0
+    failure: click.ClickException | None = None
+    # Batch by batch, so that little time still means every model.
+    wanted = [(batch, name) for batch in map(int, batches) for name in models]
     for over in backends:
-        with started(over, draws, device) as processes:
-            # Batch by batch, so that little time still means every model.
-            for batch, name in ((batch, name) for batch in map(int, batches) for name in models):
-                if time.monotonic() > end:
-                    left += 1
-                    continue
-                case = processes.compare(name, batch, rounds, window_ms)
-                _check_bundles(case)
-                cases.append({"backends": over, **case})
-                click.echo(f"{over} {name} {batch}", err=True)
-                if json_path is not None:  # as far as it came, should it be stopped
-                    json_path.write_text(json.dumps({"cases": cases}, indent=1) + "\n")
+        try:
+            with started(over, draws, device) as processes:
+                for batch, name in wanted:
+                    if time.monotonic() > end:
+                        left += 1
+                        continue
+                    case = processes.compare(name, batch, rounds, window_ms)
+                    _check_bundles(case)
+                    cases.append({"backends": over, **case})
+                    click.echo(f"{over} {name} {batch}", err=True)
+                    if json_path is not None:  # as far as it came, should it be stopped
+                        json_path.write_text(json.dumps({"cases": cases}, indent=1) + "\n")
+        except click.ClickException as error:  # what was measured is shown first
+            failure = click.ClickException(f"{name} {batch} over {over}: {error.message}")
+            break
+    if failure is not None and not cases:
+        raise failure
     if not cases:
         raise click.ClickException(f"--budget {budget:g} is too short to compile one model")
     judge(cases)
@@ -187,6 +195,8 @@ def main(
         click.echo(line)
     if left:
         click.echo(f"{left} models and batches were left out: the budget of {budget:g} s was spent")
+    if failure is not None:
+        raise failure
 
 
 def _check_bundles(case: dict[str, Any]) -> None:

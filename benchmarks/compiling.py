@@ -112,14 +112,14 @@ class Worker:
             raise click.ClickException(f"{command} ended with status {code}:\n{tail}")
         return json.loads(line)
 
-    def close(self) -> None:
-        """Let the worker end; it is killed where it does not."""
+    def close(self, patience_s: float = 60) -> None:
+        """Let the worker end; it is killed where it does not within so many seconds."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
-            self._process.wait(timeout=60)
+            self._process.wait(timeout=patience_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -128,8 +128,8 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, failure: object, *_: object) -> None:
+        self.close(patience_s=60 if failure is None else 1)
 
 
 def answering() -> Callable[[Any], None]:

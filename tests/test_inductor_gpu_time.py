@@ -129,6 +129,11 @@ def test_a_call_that_waits_for_the_gpu_itself_still_gets_a_time(machine: Machine
     assert len(machine.waits_us) == gpu_time.ATTEMPTS
 
 
+def test_no_call_has_the_gpu_wait_for_long(machine: Machine) -> None:
+    gpu_time.measure_ms(lambda: machine.run(host_us=1e6, gpu_us=10.0))
+    assert max(machine.waits_us) <= gpu_time.LONGEST_WAIT_MS * 1e3
+
+
 @pytest.mark.parametrize(("gpu_ms", "calls"), [(0.01, 30), (1.0, 10), (100.0, 3)])
 def test_slow_kernels_are_timed_less_often(machine: Machine, gpu_ms: float, calls: int) -> None:
     counted: list[None] = []

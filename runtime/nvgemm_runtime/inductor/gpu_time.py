@@ -5,9 +5,8 @@ the kernel, as for most GEMMs of a small batch, that is the time of the launch, 
 under CUDA graphs. The choices that bundled kernels join are all timed here instead: every call
 waits in the stream behind a kernel that spins until the host has sent them all, so that the GPU
 never waits for the host. Before each call a buffer as large as the L2 cache is read, so that
-operands come from memory. Inductor writes that buffer instead: then kernels also wait for the cache
-to be written back, some more than others, and on an H200 the choice was up to 25 % slower than the
-fastest in a CUDA graph over cold operands, instead of up to 3 %.
+operands come from memory. Inductor writes that buffer instead, and then kernels also wait for the
+cache to be written back, some more than others; `benchmarks/choice_timing.py` compares these ways.
 
 The names of torch that are used here are private, and were read on torch 2.11 to 2.15.
 """
@@ -52,6 +51,10 @@ microseconds, so this adds less than 0.1."""
 
 CYCLES_PER_MS = 2_000_000
 """Of a GPU's clock, as `torch.cuda._sleep` counts; Hopper and Blackwell run at up to 1.98 GHz."""
+
+LONGEST_WAIT_MS = 200.0
+"""Milliseconds that calls wait for the host at most: a call that waits for the GPU by itself would
+otherwise wait for what it waits for."""
 
 ATTEMPTS = 3
 """How often the wait is doubled where the host did not keep ahead of the GPU."""
@@ -182,7 +185,7 @@ def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) ->
     gpu_ms = min(_elapsed_ms(begin, end) for begin, end, _ in trial)
     count = max(FEWEST_CALLS, min(MOST_CALLS, int(longest_ms / max(gpu_ms, 1e-3))))
 
-    wait_ms = 2 * count * launch_ms
+    wait_ms = min(LONGEST_WAIT_MS, 2 * count * launch_ms)
     for attempt in range(ATTEMPTS):
         for _ in range(WARM_UP_READS if attempt == 0 else 0):
             flush()
@@ -192,7 +195,7 @@ def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) ->
         torch.cuda.synchronize()
         if kept_ahead:
             break
-        wait_ms *= 2
+        wait_ms = min(LONGEST_WAIT_MS, 2 * wait_ms)
     else:
         _log.debug("a choice was timed while the GPU waited for its launches")
     median_ms = statistics.median(_elapsed_ms(begin, end) for begin, end, _ in sent)
