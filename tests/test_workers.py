@@ -86,7 +86,8 @@ def hang_on_three(number: int) -> int:
 
 
 def let_time_pass() -> None:
-    Path(os.environ["LEAP"]).touch()
+    with Path(os.environ["LEAP"]).open("ab") as file:
+        file.write(b".")
 
 
 def wait_for_another(number: int) -> int:
@@ -99,8 +100,9 @@ def wait_for_another(number: int) -> int:
 def wait_and_hang(_: int) -> None:
     with clock_stopped():
         pass
-    let_time_pass()
-    time.sleep(600)
+    while True:  # whenever the pool learns that the wait is over, more time passes behind it
+        let_time_pass()
+        time.sleep(0.05)
 
 
 def hang() -> None:
@@ -198,12 +200,16 @@ def test_a_death_says_how() -> None:
 
 @pytest.fixture
 def leap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file; once it exists, it is 1000 seconds later for pools of this process."""
+    """A file; for each byte in it, it is 1000 seconds later for pools of this process."""
     file = tmp_path / "leap"
     clock = time.monotonic
     monkeypatch.setenv("LEAP", str(file))
     monkeypatch.setattr(workers, "_LOOK_AGAIN_SECONDS", 0.05)
-    monkeypatch.setattr(workers.time, "monotonic", lambda: clock() + 1000 * file.exists())
+
+    def leaping() -> float:
+        return clock() + 1000 * (file.stat().st_size if file.exists() else 0)
+
+    monkeypatch.setattr(workers.time, "monotonic", leaping)
     return file
 
 
