@@ -168,6 +168,17 @@ class _Decoder:
         unknown = [name for name in names if name not in KNOWN_FEATURES]
         return f"requires {', '.join(unknown)}, unknown to this release" if unknown else None
 
+    def problem(self, fields: dict[str, Any], path: str) -> tuple[str, Problem | str]:
+        """The text that names an entry's problem; the problem, or why the entry is left out."""
+        key = self.text(fields["problem"], f"{path}.problem")
+        why = self.unknown_features(fields, path)
+        if why is None:
+            try:
+                return key, Problem.parse(key)
+            except ValueError as error:
+                why = f"names a problem that this release does not know: {error}"
+        return key, f"{why}; {UPGRADE}"
+
     def text(self, value: Any, path: str) -> str:
         if not isinstance(value, str) or not value or not value.isprintable():
             self.fail(
@@ -350,15 +361,9 @@ class _Decoder:
     def ranking(self, value: Any, path: str) -> Ranking | UnknownRanking:
         """A ranking, whose positions are those of all kernels."""
         fields = self.fields(value, path, frozenset({"problem"}))
-        key = self.text(fields["problem"], f"{path}.problem")
-        why = self.unknown_features(fields, path)
-        if why is None:
-            try:
-                problem = Problem.parse(key)
-            except ValueError as error:
-                why = f"names a problem that this release does not know: {error}"
-        if why is not None:
-            return UnknownRanking(problem=key, why=f"{why}; {UPGRADE}")
+        key, problem = self.problem(fields, path)
+        if isinstance(problem, str):
+            return UnknownRanking(problem=key, why=problem)
         self.fields(fields, path, _RANKING)
         places = []
         for i, item in enumerate(self.items(fields["kernels"], f"{path}.kernels")):
@@ -425,16 +430,10 @@ class _Decoder:
         self, value: Any, path: str
     ) -> tuple[Problem, UnservedReason] | UnknownUnserved:
         fields = self.fields(value, path, _UNSERVED)
-        key = self.text(fields["problem"], f"{path}.problem")
+        key, problem = self.problem(fields, path)
         reason = self.text(fields["reason"], f"{path}.reason")
-        why = self.unknown_features(fields, path)
-        if why is None:
-            try:
-                problem = Problem.parse(key)
-            except ValueError as error:
-                why = f"names a problem that this release does not know: {error}"
-        if why is not None:
-            return UnknownUnserved(problem=key, why=f"{why}; {UPGRADE}")
+        if isinstance(problem, str):
+            return UnknownUnserved(problem=key, why=problem)
         scope = self.text(fields["scope"], f"{path}.scope") if "scope" in fields else None
         known = Scope(scope) if scope in _SCOPES else None
         return problem, UnservedReason(text=reason, scope=known)
