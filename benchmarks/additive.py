@@ -1,9 +1,11 @@
 """Does an installed bundle ever make a model slower?
 
-Small models of several kinds, at several batches, are compiled with max-autotune in fresh processes
-with empty caches, with bundles and with NVGEMM_AOT=off. Each is called from Python, and as a CUDA
-graph of a call, as servers do. Processes of both sides take turns, so that clocks and neighbours of
-the machine do to both what they do; while they compile side by side, only one of them has the GPU.
+Small models of several kinds, at several batches, are compiled with max-autotune, each by several
+fresh processes with empty caches. A process compiles a model twice, with bundles and with the
+plug-in off, one or the other first, over the same weights and inputs. Then each process times both,
+window by window in turns, while the others rest: called from Python, and as a CUDA graph of a call,
+as servers do. So clocks, neighbours and the luck of a process do to both sides what they do. While
+processes compile side by side, only one of them has the GPU.
 
     pip install the wheel of benchmarks/additive.yaml, then:
     python benchmarks/additive.py --json additive.json
@@ -15,7 +17,7 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,46 +32,57 @@ BACKENDS = ("ATEN", "ATEN,TRITON")
 
 
 class Processes:
-    """The workers of both sides, over one choice of backends."""
+    """The workers over one choice of backends.
 
-    def __init__(self, workers: dict[str, list[Worker]]) -> None:
+    Args:
+        workers: At least as many as compile one model.
+        draws: Workers that compile each model.
+    """
+
+    def __init__(self, workers: Sequence[Worker], draws: int) -> None:
         self._workers = workers
+        self._draws = draws
 
-    def compare(self, name: str, batch: int, rounds: int, window_ms: float) -> dict[str, Any]:
-        """Compile a model everywhere at once, then let the processes take turns."""
-        every = [worker for side in SIDES for worker in self._workers[side]]
-        for worker in every:
-            worker.tell({"compile": [name, batch]})
-        reports = {side: [one.answer() for one in self._workers[side]] for side in SIDES}
-        modes = {
-            mode: self._times(name, batch, mode, rounds, window_ms)
-            for mode in (
-                [CALLS] if reports["with"][0]["versions"]["device"] == "cpu" else [CALLS, GRAPHS]
-            )
+    def compare(
+        self, names: Sequence[str], batch: int, rounds: int, window_ms: float
+    ) -> Iterator[dict[str, Any]]:
+        """Compile models side by side, then time them one after the other."""
+        chosen = {
+            name: [
+                self._workers[(number + draw) % len(self._workers)] for draw in range(self._draws)
+            ]
+            for number, name in enumerate(names)
         }
-        return {"model": name, "batch": batch, "modes": modes, "reports": reports}
+        reports: dict[str, list[Any]] = {name: [] for name in names}
+        for name, workers in chosen.items():
+            for draw, worker in enumerate(workers):
+                worker.tell({"compile": [name, batch], "first": list(SIDES)[draw % len(SIDES)]})
+        # A worker answers in the order of its questions, which is the order of the models.
+        for name, workers in chosen.items():
+            for worker in workers:
+                reports[name].append(_answered(worker, name, batch))
+        for name, workers in chosen.items():
+            on_gpu = reports[name][0]["with"]["versions"]["device"] != "cpu"
+            modes = {}
+            for mode in [CALLS, GRAPHS] if on_gpu else [CALLS]:
+                question = {"time": [name, batch], "mode": mode}
+                question.update(rounds=rounds, window_ms=window_ms)
+                modes[mode] = {"times_us": [worker.ask(question) for worker in workers]}
+            yield {"model": name, "batch": batch, "modes": modes, "reports": reports[name]}
+        for worker in self._workers:
+            worker.ask({"forget": True})
 
-    def _times(
-        self, name: str, batch: int, mode: str, rounds: int, window_ms: float
-    ) -> dict[str, Any]:
-        question = {"time": [name, batch], "mode": mode, "calls": 10}
-        once_us = min(self._workers["without"][0].ask(question) for _ in range(2))
-        question["calls"] = max(3, round(window_ms * 1e3 / once_us))
-        turns = [(side, worker) for side in SIDES for worker in range(len(self._workers[side]))]
-        times: dict[str, list[list[float]]] = {
-            side: [[] for _ in self._workers[side]] for side in SIDES
-        }
-        for number in range(rounds):
-            for side, worker in turns if number % 2 else reversed(turns):
-                times[side][worker].append(self._workers[side][worker].ask(question))
-        # Neighbours of the machine only ever add to a time, most of all to the host's.
-        least = {side: [min(one) for one in times[side]] for side in SIDES}
-        return {"calls": question["calls"], "times_us": times, "least_us": least}
+
+def _answered(worker: Worker, name: str, batch: int) -> Any:
+    try:
+        return worker.answer()
+    except click.ClickException as error:
+        raise click.ClickException(f"{name} {batch}: {error.message}") from None
 
 
 @contextlib.contextmanager
-def started(backends: str, draws: int, device: str) -> Iterator[Processes]:
-    """Start processes of both sides; Triton's compiled kernels are all that they share."""
+def started(backends: str, processes: int, draws: int, device: str) -> Iterator[Processes]:
+    """Start processes; Triton's compiled kernels are all that they share."""
     with contextlib.ExitStack() as stack:
 
         def directory() -> Path:
@@ -77,21 +90,21 @@ def started(backends: str, draws: int, device: str) -> Iterator[Processes]:
             return Path(stack.enter_context(path))
 
         shared = directory()
-        workers: dict[str, list[Worker]] = {side: [] for side in SIDES}
-        for _ in range(draws):
-            for side, mode in SIDES.items():
-                own = directory()
-                environment = fresh_environment(
-                    own,
-                    NVGEMM_AOT=mode,
-                    TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS=backends,
-                    TORCHINDUCTOR_COMPILE_THREADS="4",
-                    TRITON_CACHE_DIR=str(shared / "triton"),
-                )
-                arguments = [__file__, "--worker", "--device", device, "--directory", str(own)]
-                arguments += ["--lock", str(shared / "lock")]
-                workers[side].append(stack.enter_context(Worker(arguments, own, environment)))
-        yield Processes(workers)
+        workers = []
+        for _ in range(processes):
+            own = directory()
+            environment = fresh_environment(
+                own,
+                TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS=backends,
+                TORCHINDUCTOR_COMPILE_THREADS="4",
+                # Both sides are compiled, rather than one found where it equals the other.
+                TORCHINDUCTOR_FX_GRAPH_CACHE="0",
+                TORCHINDUCTOR_AUTOGRAD_CACHE="0",
+                TRITON_CACHE_DIR=str(shared / "triton"),
+            )
+            arguments = [__file__, "--worker", "--device", device, "--lock", str(shared / "lock")]
+            workers.append(stack.enter_context(Worker(arguments, own, environment)))
+        yield Processes(workers, draws)
 
 
 @click.command()
@@ -121,8 +134,15 @@ def started(backends: str, draws: int, device: str) -> Iterator[Processes]:
     "--draws",
     default=3,
     show_default=True,
-    type=click.IntRange(min=2, max=max(T_95) // 2 + 1),
-    help="Processes that compile, of each side.",
+    type=click.IntRange(min=2, max=max(T_95) + 1),
+    help="Processes that compile a model, on both sides.",
+)
+@click.option(
+    "--processes",
+    default=8,
+    show_default=True,
+    type=click.IntRange(min=2),
+    help="Processes in all; at least --draws.",
 )
 @click.option("--rounds", default=11, show_default=True, type=click.IntRange(min=2))
 @click.option("--window-ms", default=5.0, show_default=True, help="Milliseconds of a turn.")
@@ -130,64 +150,60 @@ def started(backends: str, draws: int, device: str) -> Iterator[Processes]:
     "--budget",
     default=3600.0,
     show_default=True,
-    help="Seconds after which no further model is compiled.",
+    help="Seconds after which no further batch is compiled.",
 )
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default="cuda", hidden=True)
 @click.option("--worker", is_flag=True, hidden=True)
-@click.option("--directory", type=click.Path(path_type=Path), hidden=True)
 @click.option("--lock", type=click.Path(path_type=Path), hidden=True)
 def main(
     models: tuple[str, ...],
     batches: tuple[str, ...],
     backends: tuple[str, ...],
     draws: int,
+    processes: int,
     rounds: int,
     window_ms: float,
     budget: float,
     json_path: Path | None,
     device: str,
     worker: bool,
-    directory: Path | None,
     lock: Path | None,
 ) -> None:
     """Measure and print a table."""
     if worker:
-        assert directory is not None
         assert lock is not None
-        work(device, directory, lock)
+        work(device, lock)
         return
     read_from_disk()
     end = time.monotonic() + budget
     cases: list[dict[str, Any]] = []
     left = 0
     failure: click.ClickException | None = None
-    # Batch by batch, so that little time still means every model.
-    wanted = [(batch, name) for batch in map(int, batches) for name in models]
     for over in backends:
         try:
-            with started(over, draws, device) as processes:
-                for batch, name in wanted:
+            with started(over, max(draws, processes), draws, device) as pool:
+                for batch in map(int, batches):
                     if time.monotonic() > end:
-                        left += 1
+                        left += len(models)
                         continue
-                    case = processes.compare(name, batch, rounds, window_ms)
-                    _check_bundles(case)
-                    cases.append({"backends": over, **case})
-                    click.echo(f"{over} {name} {batch}", err=True)
+                    for case in pool.compare(models, batch, rounds, window_ms):
+                        _check_bundles(case)
+                        cases.append({"backends": over, **case})
+                        click.echo(f"{over} {case['model']} {batch}", err=True)
                     if json_path is not None:  # as far as it came, should it be stopped
                         json_path.write_text(json.dumps({"cases": cases}, indent=1) + "\n")
         except click.ClickException as error:  # what was measured is shown first
-            failure = click.ClickException(f"{name} {batch} over {over}: {error.message}")
+            failure = click.ClickException(f"over {over}: {error.message}")
             break
     if failure is not None and not cases:
         raise failure
     if not cases:
-        raise click.ClickException(f"--budget {budget:g} is too short to compile one model")
+        raise click.ClickException(f"--budget {budget:g} is too short to compile one batch")
     judge(cases)
     if json_path is not None:
         json_path.write_text(json.dumps({"cases": cases}, indent=1) + "\n")
-    found = cases[0]["reports"]["with"][0]["versions"]
+    found = cases[0]["reports"][0]["with"]["versions"]
     click.echo(f"{found['device']}, torch {found['torch']}, nvgemm-aot {found['nvgemm-aot']}")
     for bundle in found["bundles"]:
         click.echo(f"  {bundle}")
@@ -200,7 +216,7 @@ def main(
 
 
 def _check_bundles(case: dict[str, Any]) -> None:
-    if not case["reports"]["with"][0]["versions"]["bundles"]:
+    if not case["reports"][0]["with"]["versions"]["bundles"]:
         raise click.ClickException(
             "no usable bundle was found: install a kernel wheel, or name bundles in "
             "NVGEMM_AOT_BUNDLES"

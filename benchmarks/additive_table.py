@@ -4,50 +4,52 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
 from typing import Any
 
-SIDES: dict[str, str | None] = {"with": None, "without": "off"}
-"""What is compared, and NVGEMM_AOT in each."""
+SIDES = {"with": "auto", "without": "off"}
+"""What is compared, and the plug-in's mode in each."""
 
 ALLOWED = 0.01
 """A model may be slower by this share, beyond noise."""
 
-T_95 = {2: 2.920, 4: 2.132, 6: 1.943, 8: 1.860}
+T_95 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895}
 """Student's t at 95 %, one-sided, by degrees of freedom; from any table of it."""
 
 
 def judge(cases: list[dict[str, Any]]) -> None:
     """Add ratio, noise and verdict to each model, batch and mode.
 
-    The noise of a case is that of its processes, or of all cases of its backends and mode where
-    that is more: a few processes may agree by chance.
+    A process gives one ratio, of the least times of both sides: neighbours on the machine only ever
+    add to a time. The noise of a case is that of its processes' ratios, or of all cases of its
+    backends and mode where that is more: a few processes may agree by chance.
 
     Args:
-        cases: With ``backends``, and by mode and side the ``least_us`` of each process.
+        cases: With ``backends``, and by mode ``times_us``: of each process, times by side.
     """
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for case in cases:
         for mode, timed in case["modes"].items():
             groups.setdefault((case["backends"], mode), []).append(timed)
     for group in groups.values():
-        variances = [_variance(timed["least_us"]) for timed in group]
+        variances = [statistics.variance(_log_ratios(timed)) for timed in group]
         usual = statistics.fmean(variances)
         for timed, variance in zip(group, variances):
-            times = timed["least_us"]
-            draws = len(times["with"])
-            ratio = math.exp(_log_mean(times["with"]) - _log_mean(times["without"]))
-            noise = T_95[2 * draws - 2] * math.sqrt(2 * max(variance, usual) / draws)
-            timed.update(ratio=ratio, noise=noise, slower=ratio > 1 + ALLOWED + noise)
+            ratios = _log_ratios(timed)
+            ratio = math.exp(statistics.fmean(ratios))
+            noise = T_95[len(ratios) - 1] * math.sqrt(max(variance, usual) / len(ratios))
+            timed.update(
+                least_us={
+                    side: [min(times[side]) for times in timed["times_us"]] for side in SIDES
+                },
+                ratio=ratio,
+                noise=noise,
+                slower=ratio > 1 + ALLOWED + noise,
+            )
 
 
-def _log_mean(times: Sequence[float]) -> float:
-    return statistics.fmean(map(math.log, times))
-
-
-def _variance(times: dict[str, list[float]]) -> float:
-    """Of the logarithms of times of one side's processes, over both sides."""
-    return statistics.fmean(statistics.variance(map(math.log, times[side])) for side in SIDES)
+def _log_ratios(timed: dict[str, Any]) -> list[float]:
+    """Of each process, the logarithm of the time with bundles over that without."""
+    return [math.log(min(times["with"]) / min(times["without"])) for times in timed["times_us"]]
 
 
 def table(cases: list[dict[str, Any]]) -> list[str]:
@@ -87,7 +89,7 @@ def _row(case: dict[str, Any], modes: list[str]) -> str:
         columns.append(f"{times:>17} {timed['ratio']:7.4f}{mark}±{timed['noise']:.4f}")
     counts = [
         "/".join(
-            str(case["reports"][side][0]["count"][who]) for who in ("nvgemm", "aten", "triton")
+            str(case["reports"][0][side]["count"][who]) for who in ("nvgemm", "aten", "triton")
         )
         for side in SIDES
     ]

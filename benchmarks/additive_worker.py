@@ -1,7 +1,8 @@
-"""The processes of additive.py: each compiles models as it is asked to, and times their calls.
+"""The processes of additive.py: each compiles models with bundles and without, and times both.
 
-Questions, a line of JSON each: ``{"compile": [MODEL, BATCH]}``, answered by what came of it, and
-``{"time": [MODEL, BATCH], "mode": MODE, "calls": N}``, answered by microseconds a call.
+Questions, a line of JSON each: ``{"compile": [MODEL, BATCH], "first": SIDE}``, answered by what came
+of it on each side; ``{"time": [MODEL, BATCH], "mode": MODE, "rounds": N, "window_ms": T}``, answered
+by microseconds a call; and ``{"forget": true}``, which frees what was compiled.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from additive_models import MODELS, build
-from compiling import answering, check_results, count_gemms, generated_gemms, versions
+from additive_table import SIDES
+from compiling import answering, check_results, count_gemms, gemm_calls, versions
 
 if TYPE_CHECKING:
     import torch
@@ -27,14 +30,15 @@ CALLS, GRAPHS = "calls", "graphs"
 """How a compiled model is called: from Python, or by replays of a CUDA graph of a call."""
 
 Results = list["torch.Tensor"]
+Ways = dict[str, Callable[[], object]]
+"""Calls of a compiled model, by mode."""
 
 
-def work(device: str, directory: Path, lock: Path) -> None:
+def work(device: str, lock: Path) -> None:
     """Answer questions until there are none.
 
     Args:
         device: ``cuda`` or ``cpu``.
-        directory: Inductor's caches are there.
         lock: A file; who holds it has the GPU alone, of all workers.
     """
     send = answering()
@@ -45,17 +49,24 @@ def work(device: str, directory: Path, lock: Path) -> None:
     torch._dynamo.config.accumulated_recompile_limit = 1_000
     gpu = _Lock(lock)
     _benchmark_alone(gpu)
-    calls: dict[tuple[str, int], dict[str, Callable[[], object]]] = {}
+    compiled: dict[tuple[str, int], dict[str, Ways]] = {}
     for line in sys.stdin:
         question = json.loads(line)
         if "compile" in question:
             name, batch = question["compile"]
-            calls[name, batch], report = _compile(name, batch, device, directory, gpu)
-            send(report)
-        else:
+            compiled[name, batch], reports = _compile(name, batch, device, question["first"], gpu)
+            send(reports)
+        elif "time" in question:
             name, batch = question["time"]
-            call = calls[name, batch][question["mode"]]
-            send(time_us(call, question["calls"], device))
+            calls = {side: ways[question["mode"]] for side, ways in compiled[name, batch].items()}
+            send(_times_us(calls, question["rounds"], question["window_ms"], device))
+        else:
+            compiled.clear()
+            torch._dynamo.reset()
+            gc.enable()
+            gc.collect()
+            torch.cuda.empty_cache()
+            send({})
 
 
 class _Lock:
@@ -103,44 +114,61 @@ def _benchmark_alone(gpu: _Lock) -> None:
 
 
 def _compile(
-    name: str, batch: int, device: str, directory: Path, gpu: _Lock
-) -> tuple[dict[str, Callable[[], object]], dict[str, Any]]:
-    """Compile a model: its calls by mode, and what came of it."""
-    import torch
-
+    name: str, batch: int, device: str, first: str, gpu: _Lock
+) -> tuple[dict[str, Ways], dict[str, Any]]:
+    """Compile a model on both sides: its calls, and what came of it."""
     training = MODELS[name].training
-    before = Counter(generated_gemms(directory))
     with gpu.held():
         module, inputs = build(name, device, batch=batch)
-        _synchronize(device)
-    compiled = torch.compile(module, mode="max-autotune-no-cudagraphs", dynamic=False)
-    begin = time.perf_counter()
-    results = run(compiled, module, inputs, training)
-    _synchronize(device)
-    cold_s = time.perf_counter() - begin
-    calls: dict[str, Callable[[], object]] = {
-        CALLS: lambda: run(compiled, module, inputs, training)
-    }
-    with gpu.held():
         eager = run(module, module, inputs, training)
         exact_module, exact_inputs = build(name, device, batch=batch, exact=True)
         exact = run(exact_module, exact_module, exact_inputs, training)
-        error = check_results(results, eager, exact)
         del exact_module, exact_inputs
-        if device == "cuda":
-            graph, in_graph = _capture(calls[CALLS])
-            graph.replay()
-            check_results(in_graph, eager, exact)
-            calls[GRAPHS] = graph.replay
         _synchronize(device)
-    gemms = dict(Counter(generated_gemms(directory)) - before)
-    return calls, {
-        "cold_s": cold_s,
-        "gemms": gemms,
-        "count": count_gemms(gemms),
-        "error": error,
-        "versions": versions(),
-    }
+    compiled, reports = {}, {}
+    for side in sorted(SIDES, key=lambda side: side != first):
+        call, codes, cold_s = _compile_side(SIDES[side], module, inputs, training, device)
+        with gpu.held():
+            error = check_results(call(), eager, exact)
+            compiled[side] = {CALLS: call}
+            if device == "cuda":
+                graph, in_graph = _capture(call)
+                graph.replay()
+                check_results(in_graph, eager, exact)
+                compiled[side][GRAPHS] = graph.replay
+            _synchronize(device)
+        gemms: Counter[str] = sum(map(gemm_calls, codes), Counter())
+        reports[side] = {
+            "cold_s": cold_s,
+            "gemms": dict(gemms),
+            "count": count_gemms(dict(gemms)),
+            "error": error,
+            "versions": versions(),
+        }
+    return compiled, reports
+
+
+def _compile_side(
+    mode: str, module: torch.nn.Module, inputs: Results, training: bool, device: str
+) -> tuple[Callable[[], Results], list[str], float]:
+    """Compile a model in a mode of the plug-in: its call, the generated code, and seconds."""
+    import torch
+    from torch._inductor.graph import GraphLowering
+
+    options = torch._inductor.list_mode_options("max-autotune-no-cudagraphs")
+    model: Any = torch.compile(
+        module, options={**options, "nvgemm_aot_mode": mode}, dynamic=False
+    )
+    codes: list[str] = []
+
+    def call() -> Results:
+        return run(model, module, inputs, training)
+
+    with mock.patch.object(GraphLowering, "save_output_code", codes.append):
+        begin = time.perf_counter()
+        call()
+        _synchronize(device)
+        return call, codes, time.perf_counter() - begin
 
 
 def _capture(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Results]:
@@ -174,12 +202,25 @@ def run(model: Any, module: torch.nn.Module, inputs: Results, training: bool) ->
     return [result.detach(), *torch.autograd.grad(result, leaves, result.detach())]
 
 
-def time_us(call: Callable[[], object], calls: int, device: str) -> float:
+def _times_us(
+    calls: Ways, rounds: int, window_ms: float, device: str
+) -> dict[str, list[float]]:
+    """Microseconds a call on each side, of windows that take turns."""
+    gc.collect()
+    gc.disable()  # a model keeps its graphs: what is collected is not the model's doing
+    once_us = max(_window_us(call, 10, device) for call in calls.values())
+    count = max(3, round(window_ms * 1e3 / once_us))
+    times: dict[str, list[float]] = {side: [] for side in calls}
+    for number in range(rounds):
+        for side in sorted(calls, reverse=number % 2 == 1):
+            times[side].append(_window_us(calls[side], count, device))
+    return times
+
+
+def _window_us(call: Callable[[], object], calls: int, device: str) -> float:
     """Microseconds a call, of so many in a row, behind a warm-up of half as many."""
     import torch
 
-    gc.collect()
-    gc.disable()  # a model keeps its graphs: what is collected is not the model's doing
     for _ in range(calls // 2 + 1):
         call()
     if device == "cpu":
