@@ -1,8 +1,8 @@
 """The processes of additive.py: each compiles models with bundles and without, and times both.
 
-Questions, a line of JSON each: ``{"compile": [MODEL, BATCH], "first": SIDE}``, answered by what came
-of it on each side; ``{"time": [MODEL, BATCH], "mode": MODE, "rounds": N, "window_ms": T}``, answered
-by microseconds a call; and ``{"forget": true}``, which frees what was compiled.
+Questions, a line of JSON each: ``{"compile": [MODEL, BATCH], "first": SIDE}``, answered by what
+came of it on each side; ``{"time": [MODEL, BATCH], "mode": MODE, "rounds": N, "window_ms": T}``,
+answered by microseconds a call; and ``{"forget": true}``, which frees what was compiled.
 """
 
 from __future__ import annotations
@@ -156,9 +156,7 @@ def _compile_side(
     from torch._inductor.graph import GraphLowering
 
     options = torch._inductor.list_mode_options("max-autotune-no-cudagraphs")
-    model: Any = torch.compile(
-        module, options={**options, "nvgemm_aot_mode": mode}, dynamic=False
-    )
+    model: Any = torch.compile(module, options={**options, "nvgemm_aot_mode": mode}, dynamic=False)
     codes: list[str] = []
 
     def call() -> Results:
@@ -202,9 +200,7 @@ def run(model: Any, module: torch.nn.Module, inputs: Results, training: bool) ->
     return [result.detach(), *torch.autograd.grad(result, leaves, result.detach())]
 
 
-def _times_us(
-    calls: Ways, rounds: int, window_ms: float, device: str
-) -> dict[str, list[float]]:
+def _times_us(calls: Ways, rounds: int, window_ms: float, device: str) -> dict[str, list[float]]:
     """Microseconds a call on each side, of windows that take turns."""
     gc.collect()
     gc.disable()  # a model keeps its graphs: what is collected is not the model's doing

@@ -12,13 +12,15 @@ the machine with the GPU, which needs Python with torch and numpy, and no networ
 
     python tests/gpu/versions.py run DIR
 
-starts two processes for each pair, which launch and which fail on purpose, and prints one table.
+starts two processes for each pair, pairs side by side: one launches, one fails on purpose. It
+prints one table.
 The exit code is 1 where any pair failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import lzma
 import os
@@ -26,6 +28,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -41,7 +44,7 @@ LIBRARY_DISTRIBUTION = "nvidia-cutlass-dsl-libs-cu13"
 LIBRARY_NAME = "libcute_dsl_runtime.so"
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_24_x86_64", "manylinux2014_x86_64")
 LIMIT_S = 120
-"""A process that takes longer hangs; importing torch is most of it."""
+"""A process that takes longer is ended; by then it should have said where it hangs."""
 
 HERE = Path(__file__).resolve().parent
 FILTERS = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": 4}]
@@ -107,15 +110,19 @@ def run(folder: Path) -> int:
             _unpack(folder, f"apache_tvm_ffi-{version}-*.whl", root / f"ffi-{version}")
         for version in LIBRARY:
             _unpack_library(folder, version, root / f"library-{version}")
-        rows, outcomes = [], []
-        for ffi in TVM_FFI:
-            for library in LIBRARY:
-                parts = [root / f"library-{library}", root / f"ffi-{ffi}", root / "common"]
-                launches = _child("launches", parts, bundles)
-                failure = _child("failure", parts, bundles)
-                outcomes += [launches, failure]
-                rows.append((ffi, library, launches.text, failure.text))
-                print(f"{len(rows)} pairs tried", file=sys.stderr)
+        pairs = list(itertools.product(TVM_FFI, LIBRARY))
+
+        def tried(pair: tuple[str, str]) -> list[Outcome]:
+            ffi, library = pair
+            parts = [root / f"library-{library}", root / f"ffi-{ffi}", root / "common"]
+            found = [_child(part, parts, bundles) for part in ("launches", "failure")]
+            print(f"tvm-ffi {ffi}, library {library}: tried", file=sys.stderr)
+            return found
+
+        with ThreadPoolExecutor(max_workers=min(len(pairs), os.cpu_count() or 1)) as pool:
+            tries = list(pool.map(tried, pairs))
+    outcomes = [outcome for found in tries for outcome in found]
+    rows = [(*pair, *(one.text for one in found)) for pair, found in zip(pairs, tries)]
     answers = [outcome.answer for outcome in outcomes if outcome.answer is not None]
     if answers:
         day = datetime.now(timezone.utc).date()

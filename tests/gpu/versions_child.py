@@ -8,6 +8,7 @@ JSON object; whatever goes wrong is an exception.
 
 from __future__ import annotations
 
+import faulthandler
 import itertools
 import json
 import sys
@@ -32,6 +33,9 @@ from nvgemm_runtime.target import CPU
 
 LAUNCHES = 64
 """Least number of launches in a process."""
+
+HANGS_AFTER_S = 100
+"""A process that takes longer prints where it stands, and ends; importing torch is most of it."""
 
 Place = tuple[Bundle, Kernel]
 
@@ -140,4 +144,5 @@ def main(part: str) -> dict[str, str]:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(HANGS_AFTER_S, exit=True)
     print(json.dumps(main(sys.argv[1])))
