@@ -170,3 +170,58 @@ def test_refuses_tensors_of_the_cpu_for_cuda(lib: native.Native, plain: tuple[st
     )
     with pytest.raises(ValueError, match="a is on cpu; the kernel runs on cuda"):
         lib.launch(handle, *operands())
+
+
+FAILS = """
+  { extern char *getenv(const char *);
+    if (getenv("FAKE_LOAD_FAILS")) return raise("RuntimeError", "no kernel image is available"); }
+"""
+
+
+@pytest.mark.parametrize("keeps_lock", [True, False])
+def test_after_a_failed_load_nothing_is_loaded_by_a_library_that_keeps_its_lock(
+    driver: Path, keeps_lock: bool
+) -> None:
+    """As libcute_dsl_runtime.so 4.7.1 does, with which the last launch hung on an H200."""
+    script = f"""{CUDA}
+from nvgemm_runtime.errors import DriverError
+lib.set_library_keeps_lock({keeps_lock})
+loaded, failing, other = (register({FAILS!r} + mark) for mark in ("", "/* 2 */", "/* 3 */"))
+launch(loaded)
+os.environ["FAKE_LOAD_FAILS"] = "1"
+try:
+    launch(failing)
+except RuntimeError as error:
+    print(error)
+del os.environ["FAKE_LOAD_FAILS"]
+launch(loaded)
+for handle in (other, failing):
+    out.fill_(float("nan"))
+    try:
+        launch(handle)
+        torch.testing.assert_close(out, a @ b)
+    except DriverError as error:
+        print(error)
+"""
+    first, *others = fake_driver.run(driver, script).splitlines()
+    assert "no kernel image is available" in first
+    assert len(others) == 2 * keeps_lock
+    for other in others:
+        assert "cannot be loaded: a kernel failed to load in this process" in other
+        assert "run: pip install 'nvidia-cutlass-dsl-libs-cu13>=4.8'" in other
+
+
+REFUSES = 'return raise("ValueError", "not these");'
+
+
+def test_operands_that_a_kernel_refuses_do_not_stop_loading(driver: Path) -> None:
+    script = f"""{CUDA}
+lib.set_library_keeps_lock(True)
+try:
+    launch(register({REFUSES!r}))
+except ValueError as error:
+    print(error)
+launch(register())
+torch.testing.assert_close(out, a @ b)
+"""
+    assert "not these" in fake_driver.run(driver, script)

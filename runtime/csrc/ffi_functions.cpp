@@ -303,6 +303,14 @@ NVGEMM_EXPORT int __tvm_ffi_set_loader(void*, const TVMFFIAny* values, int32_t c
   });
 }
 
+NVGEMM_EXPORT int __tvm_ffi_set_library_keeps_lock(void*, const TVMFFIAny* values, int32_t count,
+                                                   TVMFFIAny*) {
+  return Guarded([&] {
+    const Arguments arguments("set_library_keeps_lock", values, count, 1);
+    nvgemm::SetLibraryKeepsLock(arguments.Bool(0, "keeps"));
+  });
+}
+
 NVGEMM_EXPORT int __tvm_ffi_register_torch_ops(void*, const TVMFFIAny* values, int32_t count,
                                                TVMFFIAny*) {
   return Guarded([&] {

@@ -2,6 +2,7 @@
 
 #include <tvm/ffi/extra/c_env_api.h>
 
+#include <atomic>
 #include <cstring>
 #include <mutex>
 #include <string_view>
@@ -47,6 +48,36 @@ void Call(const KernelSpec& spec, CheckedCall* call, TVMFFIStreamHandle stream) 
   Invoke(spec, arguments, kPlainParameters);
 }
 
+// A kernel's first call has libcute_dsl_runtime.so load its device code, under one lock for all
+// kernels. Releases before 4.8 keep that lock where loading fails, and wait for it for ever at the
+// next kernel: with these, nothing more is loaded after a failure.
+std::atomic<bool> library_keeps_lock{false};
+std::mutex loading;          // so that nobody waits for the lock while it is lost
+bool lock_is_lost = false;   // guarded by loading
+
+bool IsRefusal(const Failure& failure) {
+  const std::string_view kind = failure.kind();
+  return kind == kValueError || kind == kTypeError;
+}
+
+void CallForTheFirstTime(const KernelSpec& spec, CheckedCall* call, TVMFFIStreamHandle stream) {
+  if (!library_keeps_lock.load(std::memory_order_relaxed)) return Call(spec, call, stream);
+  const std::lock_guard<std::mutex> lock(loading);
+  if (lock_is_lost) {
+    throw Failure(kDriverError,
+                  Text("kernel ", ShortId(spec.id),
+                       " cannot be loaded: a kernel failed to load in this process, and "
+                       "nvidia-cutlass-dsl-libs-cu13 before 4.8 loads none after that; run: "
+                       "pip install 'nvidia-cutlass-dsl-libs-cu13>=4.8'"));
+  }
+  try {
+    Call(spec, call, stream);
+  } catch (const Failure& failure) {
+    lock_is_lost = !IsRefusal(failure);
+    throw;
+  }
+}
+
 void Run(Kernel* kernel, CheckedCall* call, TVMFFIStreamHandle stream) {
   const int device = (*call)[Role::kA].tensor.device.device_id;
   const uint64_t bit = device >= 0 && device < 64 ? uint64_t{1} << device : 0;
@@ -55,7 +86,11 @@ void Run(Kernel* kernel, CheckedCall* call, TVMFFIStreamHandle stream) {
   }
   const std::lock_guard<std::mutex> lock(kernel->first_use);
   if (kernel->spec.device_type == kDLCUDA) cuda::CheckArchitecture(kernel->spec, device);
-  Call(kernel->spec, call, stream);
+  if (kernel->ready_devices.load(std::memory_order_acquire) == 0) {
+    CallForTheFirstTime(kernel->spec, call, stream);
+  } else {
+    Call(kernel->spec, call, stream);
+  }
   kernel->ready_devices.fetch_or(bit, std::memory_order_release);
 }
 
@@ -89,6 +124,10 @@ void LaunchChecked(Kernel* kernel, CheckedCall* call) {
 
 }  // namespace
 
+void SetLibraryKeepsLock(bool keeps) {
+  library_keeps_lock.store(keeps, std::memory_order_relaxed);
+}
+
 void Launch(Kernel* kernel, const Operands& operands) {
   CheckedCall call;
   CheckOperands(kernel->spec, operands, &call);
@@ -102,8 +141,7 @@ bool TryLaunch(Kernel* kernel, const Operands& operands) {
     LaunchChecked(kernel, &call);
   } catch (const Failure& failure) {
     // So says a kernel that does not run on this device, or that itself refuses an operand.
-    const std::string_view kind = failure.kind();
-    if (kind != kValueError && kind != kTypeError) throw;
+    if (!IsRefusal(failure)) throw;
     return false;
   }
   return true;

@@ -18,6 +18,10 @@ void Launch(Kernel* kernel, const Operands& operands);
 // not run on their device. Thread-safe. Throws Failure where anything else goes wrong.
 bool TryLaunch(Kernel* kernel, const Operands& operands);
 
+// Whether the installed libcute_dsl_runtime.so keeps its lock where it fails to load a kernel. Then,
+// after one has failed, Launch throws Failure for kernels that were not launched before.
+void SetLibraryKeepsLock(bool keeps);
+
 }  // namespace nvgemm
 
 #endif  // NVGEMM_RUNTIME_CSRC_LAUNCH_H_

@@ -52,6 +52,14 @@ Source: the dynamic symbols of nvidia-cutlass-dsl-libs-cu13 4.5.2, 4.6.3, 4.7.0,
 4.8.1; each of the other `DEVICE_SYMBOLS` is in all of them, and `FFI_SYMBOLS` in apache-tvm-ffi
 0.1.9, 0.1.11 and 0.1.15.post2."""
 
+RELEASES_ITS_LOCK = "_cuLibraryLoadData"
+"""A symbol of the releases of the library whose ``cuda_dialect_init_library_once``, which loads a
+kernel's device code, releases its lock where that fails. Others wait for it for ever at the next
+kernel.
+
+Source: the machine code of that function in 4.7.0 and 4.7.1, which lack the symbol and return from
+a failure with the lock held, and in 4.8.0 and 4.8.1; on an H200 the next launch hung with 4.7.1."""
+
 NEWEST_RUN = (4, 8)
 """Newest minor version of the library that kernels were run with; docs/installing.md says how."""
 

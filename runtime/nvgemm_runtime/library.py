@@ -23,6 +23,7 @@ from .counters import COUNTERS
 from .errors import DriverError, NoKernelError
 from .facts import RuntimeLibrary, find_ffi_exports, find_runtime_library
 from .format import Header, Kernel
+from .imports import RELEASES_ITS_LOCK
 from .problem import DType, Op
 from .refusals import imports_refusal, library_refusal, unlaunchable, untested_version_warning
 from .target import CPU
@@ -132,7 +133,7 @@ def require_libraries(header: Header) -> None:
         DriverError: If one is missing or does not fit.
         ToolchainError: If the native launcher is missing.
     """
-    native.load()  # brings libtvm_ffi.so
+    launcher = native.load()  # brings libtvm_ffi.so
     if header.target.arch == CPU:
         return
     found = find_runtime_library(header.target.cuda)
@@ -143,6 +144,8 @@ def require_libraries(header: Header) -> None:
     if warning is not None:
         _warn_once(found, warning)
     _open_library(found.path)
+    exports = found.exports
+    launcher.set_library_keeps_lock(exports is not None and RELEASES_ITS_LOCK not in exports)
 
 
 def require_imports(header: Header, kernel: Kernel, name: str) -> None:

@@ -74,6 +74,10 @@ class Native:
             operator names and that is not registered; it is expected to register it. Compiled code
             adds what brought the kernel, and can do without it. None for nothing. May be called
             from any thread.
+        set_library_keeps_lock: ``set_library_keeps_lock(keeps)`` says whether the library that
+            kernels call keeps its lock where it fails to load a kernel; see
+            `imports.RELEASES_ITS_LOCK`. Then, after one has failed, a kernel that was not launched
+            before raises DriverError instead of waiting for ever.
     """
 
     launch: Callable[..., None]
@@ -82,6 +86,7 @@ class Native:
     find_kernel: Callable[[str], int | None]
     out_dtype: Callable[[str], Any]
     set_loader: Callable[[Callable[..., object] | None], None]
+    set_library_keeps_lock: Callable[[bool], None]
     _register_kernel: Callable[..., int]
 
     def register_kernel(
@@ -223,6 +228,7 @@ def _load() -> Native:
         find_kernel=module["find_kernel"],
         out_dtype=module["out_dtype"],
         set_loader=module["set_loader"],
+        set_library_keeps_lock=module["set_library_keeps_lock"],
         _register_kernel=module["register_kernel"],
     )
     register_fakes(native.out_dtype)

@@ -4,9 +4,13 @@ Inductor times a choice between two events around the host's call. Where the hos
 the kernel, as for most GEMMs of a small batch, that is the time of the launch, which nobody pays
 under CUDA graphs. The choices that bundled kernels join are all timed here instead: every call
 waits in the stream behind a kernel that spins until the host has sent them all, so that the GPU
-never waits for the host. Before each call a buffer as large as the L2 cache is read, so that
-operands come from memory. Inductor writes that buffer instead, and then kernels also wait for the
-cache to be written back, some more than others; `benchmarks/choice_timing.py` compares these ways.
+never waits for the host.
+
+A weight comes from memory in a model that is larger than the L2 cache, and from the cache in a small
+one, and a kernel that wins in one may lose in the other. So a choice's time is the mean of a call
+that finds nothing in the cache, for a buffer as large was read before it, and of one that finds all.
+Inductor writes such a buffer instead, and then kernels also wait for the cache to be written back,
+some more than others; `benchmarks/choice_timing.py` compares these ways.
 
 The names of torch that are used here are private, and were read on torch 2.11 to 2.15.
 """
@@ -29,7 +33,7 @@ from torch._inductor.runtime import benchmarking
 _log = logging.getLogger(__name__)
 
 MOST_CALLS = 30
-"""Calls of a choice that are timed, and at least `FEWEST_CALLS`."""
+"""Calls of a choice that are timed each way, and at least `FEWEST_CALLS`."""
 
 FEWEST_CALLS = 3
 
@@ -170,11 +174,14 @@ class _Timer:
 
 
 def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) -> float:
-    """Milliseconds of a call on the current GPU: the median, and a sliver of the host's time.
+    """Milliseconds of a call on the current GPU, and a sliver of the host's time.
 
     Args:
         call: Sends work to the current stream. It is called once for nothing.
         longest_ms: About what all timed calls may take on the GPU.
+
+    Returns:
+        The mean of its time with a cold and with a warm cache.
     """
     call()  # loads code, and lets libraries choose their kernels
     torch.cuda.synchronize()
@@ -183,23 +190,31 @@ def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) ->
     torch.cuda.synchronize()
     launch_ms = statistics.median(host_ms for *_, host_ms in trial)
     gpu_ms = min(_elapsed_ms(begin, end) for begin, end, _ in trial)
-    count = max(FEWEST_CALLS, min(MOST_CALLS, int(longest_ms / max(gpu_ms, 1e-3))))
+    count = max(FEWEST_CALLS, min(MOST_CALLS, int(longest_ms / 2 / max(gpu_ms, 1e-3))))
 
-    wait_ms = min(LONGEST_WAIT_MS, 2 * count * launch_ms)
+    wait_ms = min(LONGEST_WAIT_MS, 4 * count * launch_ms)
     for attempt in range(ATTEMPTS):
         for _ in range(WARM_UP_READS if attempt == 0 else 0):
             flush()
         torch.cuda._sleep(int(wait_ms * CYCLES_PER_MS))
-        sent = [_timed_call(call, flush) for _ in range(count)]
-        kept_ahead = not sent[0][0].query()
+        cold = [_timed_call(call, flush) for _ in range(count)]
+        warm_begin, warm_end, _ = _timed_calls(call, count)
+        kept_ahead = not cold[0][0].query()
         torch.cuda.synchronize()
         if kept_ahead:
             break
         wait_ms = min(LONGEST_WAIT_MS, 2 * wait_ms)
     else:
         _log.debug("a choice was timed while the GPU waited for its launches")
-    median_ms = statistics.median(_elapsed_ms(begin, end) for begin, end, _ in sent)
-    return median_ms + LAUNCH_SHARE * launch_ms
+    cold_ms = _middle_mean([_elapsed_ms(begin, end) for begin, end, _ in cold])
+    warm_ms = _elapsed_ms(warm_begin, warm_end) / count
+    return (cold_ms + warm_ms) / 2 + LAUNCH_SHARE * launch_ms
+
+
+def _middle_mean(times: list[float]) -> float:
+    """The mean of the middle half: finer than the median where events count in steps."""
+    outer = len(times) // 4
+    return statistics.fmean(sorted(times)[outer : len(times) - outer])
 
 
 _TimedCall = tuple[torch.cuda.Event, torch.cuda.Event, float]
@@ -207,11 +222,19 @@ _TimedCall = tuple[torch.cuda.Event, torch.cuda.Event, float]
 
 def _timed_call(call: Callable[[], object], flush: Callable[[], object]) -> _TimedCall:
     """Send a call behind a flush of the L2 cache: its events, and milliseconds of the host."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start = time.perf_counter()
     flush()
+    begin, end, _ = _timed_calls(call, 1)
+    return begin, end, (time.perf_counter() - start) * 1e3
+
+
+def _timed_calls(call: Callable[[], object], count: int) -> _TimedCall:
+    """Send calls one after the other: events around them, and milliseconds of the host."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start = time.perf_counter()
     begin.record()
-    call()
+    for _ in range(count):
+        call()
     end.record()
     return begin, end, (time.perf_counter() - start) * 1e3
 
