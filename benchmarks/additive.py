@@ -3,9 +3,9 @@
 Small models of several kinds, at several batches, are compiled with max-autotune, each by several
 fresh processes with empty caches. A process compiles a model twice, with bundles and with the
 plug-in off, one or the other first, over the same weights and inputs. Then each process times both,
-window by window in turns, while the others rest: called from Python, and as a CUDA graph of a call,
-as servers do. So clocks, neighbours and the luck of a process do to both sides what they do. While
-processes compile side by side, only one of them has the GPU.
+window by window in turns, while the others rest: called from Python, and in a CUDA graph of ten
+calls, as servers do. So clocks, neighbours and the luck of a process do to both sides what they do.
+While processes compile side by side, only one of them has the GPU.
 
     pip install the wheel of benchmarks/additive.yaml, then:
     python benchmarks/additive.py --json additive.json

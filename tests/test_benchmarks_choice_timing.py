@@ -7,16 +7,28 @@ from benchmark_modules import load
 (choice_timing,) = load("choice_timing")
 
 
-def times(stock: float, written: float, read: float, graph: float) -> dict[str, float]:
-    return {"stock": stock, "written": written, "read": read, "graph": graph}
+def times(stock: float, cold: float, gpu: float, memory: float, cache: float) -> dict[str, float]:
+    return {"stock": stock, "cold": cold, "gpu_time": gpu, "memory": memory, "cache": cache}
 
 
 def test_a_way_loses_what_its_choice_takes_longer_than_the_fastest() -> None:
-    choices = {"aten": times(35.4, 15.0, 13.0, 10.0), "kernel": times(17.4, 16.0, 15.0, 12.0)}
+    choices = {
+        "aten": times(35.4, 13.0, 10.5, memory=10.0, cache=5.0),
+        "kernel": times(17.4, 12.0, 10.8, memory=9.5, cache=6.0),
+    }
     lines = choice_timing.table([{"m": 24, "n": 5120, "k": 2560, "times_us": choices}])
+    assert lines[1].split()[3:] == [
+        "9.5",
+        "1.000",
+        "1.000",
+        "1.053",
+        "5.0",
+        "1.200",
+        "1.200",
+        "1.000",
+    ]
     text = "\n".join(lines)
-    assert "stock: its choices take 1.2000 times as long" in text
-    assert "written: its choices take 1.0000 times as long" in text
-    assert "read: its choices take 1.0000 times as long" in text
-    assert lines[1].split()[3:] == ["10.0", "12.0", "kernel", "10.0", "aten", "10.0", "aten"]
-    assert "read: 3.0 us more than in the graph, the median; 3.0 to 3.0" in text
+    assert "gpu_time, from memory: its choices take 1.0526 times as long as the fastest" in text
+    assert "longer than ATen by over 2 % in 0 of 1, at most 1.0000" in text
+    assert "cold, from cache: its choices take 1.2000 times as long" in text
+    assert "longer than ATen by over 2 % in 1 of 1, at most 1.2000" in text

@@ -23,8 +23,10 @@ from nvgemm_runtime import bundles, native
 from nvgemm_runtime.bundle import Bundle
 from nvgemm_runtime.calling_convention import parse_calling_convention
 from nvgemm_runtime.choosing import load_kernel
+from nvgemm_runtime.errors import DriverError
 from nvgemm_runtime.facts import DeviceFacts, device_facts, find_runtime_library
 from nvgemm_runtime.format import Kernel
+from nvgemm_runtime.imports import RELEASES_ITS_LOCK
 from nvgemm_runtime.library import require_libraries
 from nvgemm_runtime.problem import Op
 from nvgemm_runtime.refusals import refusal
@@ -80,6 +82,7 @@ def provoke(foreign: list[Place], usable: list[Place], device: str) -> str:
         target=right[0].header.target,
         convention=convention,
     )
+    launch_all([right], device)
     arguments = exact_arguments(edges(kernel.signature, kernel.alignment_bytes)[3], device)
     try:
         launcher.launch(handle, arguments.a, arguments.b, arguments.out, *arguments.others)
@@ -89,7 +92,19 @@ def provoke(foreign: list[Place], usable: list[Place], device: str) -> str:
     else:
         raise AssertionError(f"a kernel for {bundle.header.target.arch} was launched here")
     launch_all([right], device)  # the process goes on
-    return said
+    library = find_runtime_library("cu13")
+    assert library is not None
+    assert library.exports is not None
+    other = next(place for place in usable if place[1].id != right[1].id)
+    try:
+        launch_all([other], device)
+    except DriverError:
+        if RELEASES_ITS_LOCK in library.exports:
+            raise
+        return f"{said}; others are refused from then on"
+    if RELEASES_ITS_LOCK not in library.exports:
+        raise AssertionError("a kernel was loaded by a library that has lost its lock")
+    return f"{said}; others load"
 
 
 def refuse(usable: list[Place]) -> str:

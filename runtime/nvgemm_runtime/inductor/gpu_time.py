@@ -6,11 +6,11 @@ under CUDA graphs. The choices that bundled kernels join are all timed here inst
 waits in the stream behind a kernel that spins until the host has sent them all, so that the GPU
 never waits for the host.
 
-A weight comes from memory in a model that is larger than the L2 cache, and from the cache in a small
-one, and a kernel that wins in one may lose in the other. So a choice's time is the mean of a call
-that finds nothing in the cache, for a buffer as large was read before it, and of one that finds all.
-Inductor writes such a buffer instead, and then kernels also wait for the cache to be written back,
-some more than others; `benchmarks/choice_timing.py` compares these ways.
+A weight comes from memory in a model that is larger than the L2 cache, and from the cache in a
+small one, and a kernel that wins in one may lose in the other. So a choice's time is the mean of a
+call that finds nothing in the cache, for a buffer as large was read before it, and of one that
+finds all. Inductor writes such a buffer instead, and then kernels also wait for the cache to be
+written back, some more than others. `benchmarks/choice_timing.py` compares ways of timing.
 
 The names of torch that are used here are private, and were read on torch 2.11 to 2.15.
 """
