@@ -1,6 +1,6 @@
 """Does an installed bundle ever make a model slower?
 
-Small models of several kinds, at several batches, are compiled with max-autotune, each by several
+Small models of several kinds, at several batches, have their GEMMs autotuned, each by several
 fresh processes with empty caches. A process compiles a model twice, with bundles and with the
 plug-in off, one or the other first, over the same weights and inputs. Then each process times both,
 window by window in turns, while the others rest: called from Python, and in a CUDA graph of ten
@@ -139,13 +139,13 @@ def started(backends: str, processes: int, draws: int, device: str) -> Iterator[
 )
 @click.option(
     "--processes",
-    default=8,
+    default=10,
     show_default=True,
     type=click.IntRange(min=2),
     help="Processes in all; at least --draws.",
 )
-@click.option("--rounds", default=11, show_default=True, type=click.IntRange(min=2))
-@click.option("--window-ms", default=5.0, show_default=True, help="Milliseconds of a turn.")
+@click.option("--rounds", default=15, show_default=True, type=click.IntRange(min=2))
+@click.option("--window-ms", default=3.0, show_default=True, help="Milliseconds of a turn.")
 @click.option(
     "--budget",
     default=3600.0,

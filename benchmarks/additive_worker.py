@@ -162,8 +162,10 @@ def _compile_side(
     import torch
     from torch._inductor.graph import GraphLowering
 
-    options = torch._inductor.list_mode_options("max-autotune-no-cudagraphs")
-    model: Any = torch.compile(module, options={**options, "nvgemm_aot_mode": mode}, dynamic=False)
+    # Of max-autotune only what chooses GEMMs: the other kernels would be chosen anew on each side,
+    # by timings whose luck changes a model by up to a tenth.
+    options: dict[str, Any] = {"max_autotune_gemm": True, "nvgemm_aot_mode": mode}
+    model: Any = torch.compile(module, options=options, dynamic=False)
     codes: list[str] = []
 
     def call() -> Results:
