@@ -7,6 +7,7 @@ prints goes to a log in the worker's directory, which also holds Inductor's and 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -218,6 +219,7 @@ def check_results(results: Any, eager: Any, exact: Any) -> dict[str, float]:
     return {"compiled": max(one for one, _ in errors), "eager": max(one for _, one in errors)}
 
 
+@functools.cache  # asking the driver takes about a second
 def versions() -> dict[str, Any]:
     """What is measured with, and the bundles that serve it; opens them: call it afterwards."""
     import torch

@@ -30,7 +30,7 @@ from nvgemm_runtime.facts import (
     look_at_library,
 )
 from nvgemm_runtime.format import Kernel
-from nvgemm_runtime.imports import DEVICE_SYMBOLS
+from nvgemm_runtime.imports import DEVICE_SYMBOLS, RELEASES_ITS_LOCK
 from nvgemm_runtime.library import Library
 from nvgemm_runtime.target import CPU, Target
 from synthetic_content import synthetic_content
@@ -50,6 +50,7 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
     class Recorder:
         open_kernel = staticmethod(native.load().open_kernel)
+        set_library_keeps_lock = staticmethod(native.load().set_library_keeps_lock)
 
         def register_kernel(self, *, id: str, function_address: int, **other: Any) -> int:
             seen[id] = function_address
@@ -378,6 +379,27 @@ def test_any_runtime_library_that_exports_enough_is_used_a_newer_one_with_one_wa
     for record in caplog.records:
         assert f"{real.path} is version {version}" in record.getMessage()
         assert "kernels were run with 4.8 and older" in record.getMessage()
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_the_launcher_hears_of_a_library_that_keeps_its_lock(
+    real_bundles: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
+    keeps: bool,
+) -> None:
+    real = find_runtime_library("cu13")
+    assert real is not None
+    assert real.exports is not None
+    of_4_7 = replace(real, version="4.7.1", exports=real.exports - {RELEASES_ITS_LOCK})
+    monkeypatch.setattr(
+        library_module, "find_runtime_library", lambda cuda: of_4_7 if keeps else real
+    )
+    told: list[bool] = []
+    launcher = replace(native.load(), set_library_keeps_lock=told.append)
+    monkeypatch.setattr(native, "load", lambda: launcher)
+    with Bundle(real_bundles["sm_90a"]) as bundle:
+        Library().load(bundle, bundle.header.kernels[0])
+    assert told == [keeps]
 
 
 def test_a_payload_that_imports_what_no_library_exports_is_refused(
