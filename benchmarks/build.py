@@ -37,9 +37,9 @@ gemms:
 BARE = """
 import json, sys
 from pathlib import Path
-from nvgemm_aot.cache import Cache
-from nvgemm_aot.manifest import load_manifest
-from nvgemm_aot.pipeline import plan_build
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.build.pipeline import plan_build
 from nvgemm_aot.providers import cutlass_operators as provider
 import time
 
@@ -65,7 +65,7 @@ print(time.perf_counter() - begin)
 def run_build(directory: Path, cache: str, *options: str) -> float:
     """Seconds of one `nvgemm-aot build`, process start included."""
     command = [
-        sys.executable, "-c", "from nvgemm_aot.cli import main; main()", "build",
+        sys.executable, "-c", "from nvgemm_aot.cli.main import main; main()", "build",
         str(directory / "benchmark.yaml"), "-o", str(directory / f"out-{cache}"),
         "--cache-dir", str(directory / cache), *options,
     ]  # fmt: skip
@@ -77,7 +77,7 @@ def run_build(directory: Path, cache: str, *options: str) -> float:
 def plan_size(directory: Path) -> int:
     """Kernels that the manifest's plan names."""
     command = [
-        sys.executable, "-c", "from nvgemm_aot.cli import main; main()", "build",
+        sys.executable, "-c", "from nvgemm_aot.cli.main import main; main()", "build",
         str(directory / "benchmark.yaml"), "--dry-run", "--json",
         "--cache-dir", str(directory / "plan-cache"),
     ]  # fmt: skip

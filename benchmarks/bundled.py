@@ -10,10 +10,10 @@ from compiling import versions
 from measuring import Exact, Launch
 
 from nvgemm_runtime import bundles
-from nvgemm_runtime.api import load_kernel
 from nvgemm_runtime.errors import NvgemmError
-from nvgemm_runtime.facts import device_facts
-from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
+from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
+from nvgemm_runtime.launch.api import load_kernel
+from nvgemm_runtime.matching.device import device_facts
 
 
 def environment(**libraries: str) -> dict[str, Any]:

@@ -27,9 +27,9 @@ from bundled import declared, environment
 from records import require_gpu
 
 from nvgemm_aot.tuning.timer import GpuTimer, buffer_bytes
-from nvgemm_runtime.api import load_kernel
+from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem
 from nvgemm_runtime.inductor import gpu_time
-from nvgemm_runtime.problem import DType, Layout, Op, Problem
+from nvgemm_runtime.launch.api import load_kernel
 
 if TYPE_CHECKING:
     import torch

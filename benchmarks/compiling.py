@@ -22,7 +22,7 @@ from typing import Any
 import click
 from resuming import nvidia_smi
 
-from nvgemm_runtime.discover import BUNDLES_VARIABLE
+from nvgemm_runtime.installed.discover import BUNDLES_VARIABLE
 
 _GEMM_CALLS = {
     "nvgemm": re.compile(r"\bnvgemm_(?:mm|bmm|addmm|baddbmm)_[0-9a-f]{12}\("),
@@ -149,7 +149,7 @@ def read_from_disk() -> None:
     for modules in (
         "torch._dynamo, torch._inductor.compile_fx, torch._inductor.select_algorithm",
         "triton.compiler",
-        "nvgemm_aot.jit_server, cutlass.cute",
+        "nvgemm_aot.jit.server, cutlass.cute",
     ):
         command = [sys.executable, "-c", f"import {modules}"]
         subprocess.run(command, check=False, capture_output=True)
@@ -225,7 +225,7 @@ def versions() -> dict[str, Any]:
     import torch
 
     import nvgemm_runtime
-    from nvgemm_runtime.facts import device_facts
+    from nvgemm_runtime.matching.device import device_facts
 
     facts = device_facts("cuda" if torch.cuda.is_available() else "cpu", 0)
     return {

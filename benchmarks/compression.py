@@ -19,8 +19,8 @@ from pathlib import Path
 import click
 import zstandard
 
-from nvgemm_aot.compression import LEVEL, WORD_BYTES, compress, cover
-from nvgemm_runtime.bundle import Bundle
+from nvgemm_aot.bundle.compression import LEVEL, WORD_BYTES, compress, cover
+from nvgemm_runtime.bundle.reader import Bundle
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,11 +34,11 @@ from nvgemm_aot.tuning.contenders import kernel_run
 from nvgemm_aot.tuning.correctness import find_fault
 from nvgemm_aot.tuning.operands import poison
 from nvgemm_runtime import bundles
-from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.facts import device_facts
-from nvgemm_runtime.format import Kernel
-from nvgemm_runtime.problem import DType, Op, Problem, Signature
-from nvgemm_runtime.roles import extra_roles
+from nvgemm_runtime.bundle.format import Kernel
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
+from nvgemm_runtime.gemm.roles import extra_roles
+from nvgemm_runtime.matching.device import device_facts
 
 WHAT = "correctness"
 

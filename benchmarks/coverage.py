@@ -23,12 +23,12 @@ from pathlib import Path
 
 import click
 
-from nvgemm_aot.cache import Cache
-from nvgemm_aot.manifest import Manifest, load_manifest
-from nvgemm_aot.pipeline import build, plan_build
-from nvgemm_aot.progress import report_progress
-from nvgemm_aot.storage import write_atomic
-from nvgemm_aot.tables import size_text, table
+from nvgemm_aot.build.pipeline import build, plan_build
+from nvgemm_aot.cli.progress import report_progress
+from nvgemm_aot.cli.tables import size_text, table
+from nvgemm_aot.manifest.parse import Manifest, load_manifest
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.storage.files import write_atomic
 from nvgemm_aot.targets import build_target
 
 ROOT = Path(__file__).parent.parent

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nvgemm_runtime.problem import Layout
+from nvgemm_runtime.gemm.problem import Layout
 
 if TYPE_CHECKING:
     import torch

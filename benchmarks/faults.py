@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from nvgemm_aot.tuning.check_operands import FEW_PRODUCTS, Check
 from nvgemm_aot.tuning.correctness import reference
-from nvgemm_runtime.problem import DType, Problem
-from nvgemm_runtime.roles import extra_roles
+from nvgemm_runtime.gemm.problem import DType, Problem
+from nvgemm_runtime.gemm.roles import extra_roles
 
 if TYPE_CHECKING:
     import torch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nvgemm_runtime.facts import RUNTIME_LIBRARY, DeviceFacts, RuntimeLibrary
+from nvgemm_runtime.matching.device import RUNTIME_LIBRARY, DeviceFacts, RuntimeLibrary
 
 H200 = DeviceFacts(
     kind="cuda",

@@ -43,7 +43,7 @@ from summaries import (
 )
 from triton_gemm import compile_triton, triton_version
 
-from nvgemm_runtime.problem import DType, Problem
+from nvgemm_runtime.gemm.problem import DType, Problem
 
 WHAT = "kernels"
 WINDOW_NS = 1_000_000.0
@@ -253,7 +253,7 @@ def measure(
     """Measure, keeping results in PATH, and print the table."""
     os.environ["NVGEMM_AOT"] = "off"  # Triton is measured as it is without us
     require_gpu()
-    from nvgemm_runtime.operands import torch_dtype
+    from nvgemm_runtime.gemm.operands import torch_dtype
 
     kernels = declared([DType(dtype) for dtype in dtypes])
     if not kernels:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-sys.path.append(str(Path(__file__).parent.parent / "tests"))
+sys.path.append(str(Path(__file__).parent.parent / "tests/support"))
 import cpu_kernels
-from nvgemm_runtime import native
+from nvgemm_runtime.launch import native
 
 CALLS = 20_000
 ROUNDS = 15

@@ -30,12 +30,12 @@ from typing import Any
 import click
 from h200 import H200
 
-from nvgemm_aot.bundle import BuiltKernel, BundleContent, ProblemRanking, write_bundle
-from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.format import KernelDesign, RankingSource, sha256_hex
-from nvgemm_runtime.match import Basis, BundleView, Index, Match, Miss
-from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
-from nvgemm_runtime.target import Target
+from nvgemm_aot.bundle.writer import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from nvgemm_runtime.bundle.format import KernelDesign, RankingSource, sha256_hex
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
+from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match, Miss
 
 GOAL_US = 50
 RANKED = 8
@@ -58,7 +58,7 @@ DESIGN = KernelDesign(
 
 OPEN = """
 import sys, time
-from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.bundle.reader import Bundle
 begin = time.perf_counter()
 bundle = Bundle(sys.argv[1])
 print((time.perf_counter() - begin) * 1e3)

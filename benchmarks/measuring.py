@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nvgemm_runtime.problem import Layout
+from nvgemm_runtime.gemm.problem import Layout
 
 if TYPE_CHECKING:
     import torch

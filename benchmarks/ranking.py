@@ -30,9 +30,7 @@ from measuring import Arena, Exact, offline_ns
 from records import as_written, check_output, read_record, require_gpu, write
 from resuming import command_line, today
 
-from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.facts import DeviceFacts
-from nvgemm_runtime.format import (
+from nvgemm_runtime.bundle.format import (
     Conditions,
     Header,
     Measured,
@@ -40,10 +38,12 @@ from nvgemm_runtime.format import (
     Ranking,
     RankingSource,
 )
-from nvgemm_runtime.match import BundleView, Index, Miss
-from nvgemm_runtime.nearest import NearestSizes
-from nvgemm_runtime.operands import MAX_ALIGNMENT_BYTES
-from nvgemm_runtime.problem import Layout, Problem
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.operands import MAX_ALIGNMENT_BYTES
+from nvgemm_runtime.gemm.problem import Layout, Problem
+from nvgemm_runtime.matching.device import DeviceFacts
+from nvgemm_runtime.matching.index import BundleView, Index, Miss
+from nvgemm_runtime.matching.nearest import NearestSizes
 
 WHAT = "ranking"
 OFFERED = (1, 2, 3, 4)
@@ -220,7 +220,7 @@ def measure(bundle_path: Path, times_path: Path) -> None:
     require_gpu()
     import torch
 
-    from nvgemm_runtime.library import LIBRARY
+    from nvgemm_runtime.launch.library import LIBRARY
 
     with as_written(bundle_path):
         bundle = Bundle(bundle_path)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from nvgemm_aot.storage import require_writable, write_atomic
+from nvgemm_aot.storage.files import require_writable, write_atomic
 from nvgemm_runtime.errors import NvgemmError
 
 SUFFIX = ".json"

@@ -23,12 +23,13 @@ from typing import Any
 import click
 import torch
 
-from nvgemm_runtime import __version__, bundles, mm, native
-from nvgemm_runtime.api import choose
-from nvgemm_runtime.facts import device_facts
-from nvgemm_runtime.library import Library
-from nvgemm_runtime.operands import torch_dtype
-from nvgemm_runtime.problem import Op
+from nvgemm_runtime import __version__, bundles, mm
+from nvgemm_runtime.gemm.operands import torch_dtype
+from nvgemm_runtime.gemm.problem import Op
+from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.api import choose
+from nvgemm_runtime.launch.library import Library
+from nvgemm_runtime.matching.device import device_facts
 
 WINDOW_CALLS = 200
 WINDOWS = 30

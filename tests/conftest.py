@@ -15,13 +15,13 @@ import tuning_bench
 from cpu_kernels import Register
 from inductor_session import InductorSession
 from jit_programs import JitMachine
-from nvgemm_aot.cache import Cache
-from nvgemm_aot.manifest import load_manifest
-from nvgemm_aot.pipeline import BuildResult, BuiltBundle, build
-from nvgemm_runtime import native
-from nvgemm_runtime.calling_convention import parse_calling_convention
-from nvgemm_runtime.jit_client import Fallback
-from nvgemm_runtime.problem import DType, Op, Signature
+from nvgemm_aot.build.pipeline import BuildResult, BuiltBundle, build
+from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
+from nvgemm_runtime.gemm.problem import DType, Op, Signature
+from nvgemm_runtime.jit.client import Fallback
+from nvgemm_runtime.launch import native
 from recording_kernels import Record
 from tuning_bench import DictatedTimer
 

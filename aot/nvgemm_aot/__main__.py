@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .interrupts import leave_at_once
+from .cli.interrupts import leave_at_once
 
 
 def main() -> None:
     """Run the command with this process's arguments, and exit."""
     leave_at_once()
-    from .cli import main as command
+    from .cli.main import main as command
 
     command(prog_name="nvgemm-aot")
 

@@ -8,7 +8,7 @@
 namespace nvgemm {
 namespace {
 
-// Alignment that block-scaled kernels assume of scales (nvgemm_runtime/scales.py), and that which
+// Alignment that block-scaled kernels assume of scales (nvgemm_runtime/gemm/scales.py), and that which
 // kernels assume of a single scale and of int32 offsets, in bytes. Scales of rows are moved by TMA,
 // as operands are, and are held to the kernel's own alignment.
 constexpr int64_t kSwizzledAlignment = 32;

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._version import __version__
-    from .api import Explanation, bmm, bundles, choose, explain, load_operators, mm
     from .counters import Stats, reset_stats, stats
-    from .fused import addmm, baddbmm, grouped_mm, scaled_mm
     from .inductor.modes import mode
+    from .launch.api import Explanation, bmm, bundles, choose, explain, load_operators, mm
+    from .launch.fused import addmm, baddbmm, grouped_mm, scaled_mm
 
 __all__ = [
     "Explanation",
@@ -37,21 +37,21 @@ __all__ = [
 _ELSEWHERE = {
     "Stats": "counters",
     "__version__": "_version",
-    "addmm": "fused",
-    "baddbmm": "fused",
-    "grouped_mm": "fused",
+    "addmm": "launch.fused",
+    "baddbmm": "launch.fused",
+    "grouped_mm": "launch.fused",
     "mode": "inductor.modes",
     "reset_stats": "counters",
-    "scaled_mm": "fused",
+    "scaled_mm": "launch.fused",
     "stats": "counters",
 }
-"""By name: the module that it is in, where that is not `api`."""
+"""By name: the module that it is in, where that is not `launch.api`."""
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f".{_ELSEWHERE.get(name, 'api')}", __name__)
+    module = importlib.import_module(f".{_ELSEWHERE.get(name, 'launch.api')}", __name__)
     return getattr(module, name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from nvgemm_runtime.problem import DType, Op, Problem, Signature
+from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 
 BATCH = 3
 GROUPS = 4

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from microscaling import encode_e8m0, encode_fp4, quantise, swizzle
 
-from nvgemm_runtime.extras import Extras
-from nvgemm_runtime.operands import torch_dtype
-from nvgemm_runtime.problem import DType, Op, Problem
-from nvgemm_runtime.roles import Role, extra_roles, role_dtype, role_shape
-from nvgemm_runtime.scales import ScaleRecipe
+from nvgemm_runtime.gemm.extras import Extras
+from nvgemm_runtime.gemm.operands import torch_dtype
+from nvgemm_runtime.gemm.problem import DType, Op, Problem
+from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape
+from nvgemm_runtime.gemm.scales import ScaleRecipe
 
 EXACT_LIMIT = {
     DType.FP32: 2**24,
@@ -70,7 +70,7 @@ class Arguments:
 
     @property
     def extras(self) -> Extras:
-        """The same as `nvgemm_runtime.operands.requests` takes it."""
+        """The same as `nvgemm_runtime.gemm.operands.requests` takes it."""
         signature = self.problem.signature
         return Extras(
             scale_a=self.tensors.get(Role.SCALE_A),

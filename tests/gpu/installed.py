@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from nvgemm_runtime import bundles
-from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.facts import device_facts
-from nvgemm_runtime.format import Kernel
+from nvgemm_runtime.bundle.format import Kernel
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.matching.device import device_facts
 
 
 def installed_kernels() -> list[tuple[Bundle, Kernel]]:

@@ -27,8 +27,8 @@ from torch._inductor import config
 from torch._inductor.utils import fresh_cache
 from user_program import ATEN_GEMMS, GatedMlp, relative_error, slow_down_aten
 
-from nvgemm_runtime.discover import installed_bundles
-from nvgemm_runtime.format import Kernel
+from nvgemm_runtime.bundle.format import Kernel
+from nvgemm_runtime.installed.discover import installed_bundles
 
 DEVICE = "cuda"
 ERROR_FACTOR = 1.5

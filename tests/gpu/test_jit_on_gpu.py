@@ -13,9 +13,9 @@ import pytest
 import torch
 from installed import installed_kernels
 
-from nvgemm_runtime import jit_client
-from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.facts import device_facts
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.jit import client
+from nvgemm_runtime.matching.device import device_facts
 
 _PROGRAM = """
 import json, sys
@@ -44,7 +44,7 @@ try:
 except Exception as caught:
     right, error = False, str(caught)
 import nvgemm_runtime
-from nvgemm_runtime.jit_client import FALLBACK
+from nvgemm_runtime.jit.client import FALLBACK
 stats = nvgemm_runtime.stats()
 builder = {"nvgemm_aot", "cutlass"} & {name.split(".")[0] for name in sys.modules}
 print(json.dumps({
@@ -62,7 +62,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 @pytest.fixture(scope="module")
 def uncovered() -> tuple[str, str]:
     """Type and layout of GEMMs that no installed wheel serves."""
-    reason = jit_client.unavailable(device_facts("cuda", torch.cuda.current_device()))
+    reason = client.unavailable(device_facts("cuda", torch.cuda.current_device()))
     if reason is not None:
         pytest.skip(reason)
     served = {kernel.signature.key for _, kernel in installed_kernels()}

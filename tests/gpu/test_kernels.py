@@ -13,12 +13,12 @@ from gemm_arguments import Arguments, exact_arguments, poisoned, random_argument
 from gemm_reference import assert_close, assert_exact, has_exact_results
 
 import nvgemm_runtime
-from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.calling_convention import parse_calling_convention
-from nvgemm_runtime.choosing import load_kernel
-from nvgemm_runtime.format import Kernel
-from nvgemm_runtime.problem import Op
-from nvgemm_runtime.roles import Role, extra_roles, role_shape
+from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
+from nvgemm_runtime.bundle.format import Kernel
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.problem import Op
+from nvgemm_runtime.gemm.roles import Role, extra_roles, role_shape
+from nvgemm_runtime.launch.select import load_kernel
 
 Installed = tuple[Bundle, Kernel]
 

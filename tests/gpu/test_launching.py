@@ -14,12 +14,12 @@ from gemm_arguments import Arguments, exact_arguments, poisoned
 from gemm_reference import assert_exact
 from installed import installed_kernels
 
-from nvgemm_runtime.api import choose, explain, load_kernel, mm
+from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.errors import NoKernelError
-from nvgemm_runtime.format import Kernel
-from nvgemm_runtime.operands import torch_dtype
-from nvgemm_runtime.problem import Op
-from nvgemm_runtime.roles import extra_roles
+from nvgemm_runtime.gemm.operands import torch_dtype
+from nvgemm_runtime.gemm.problem import Op
+from nvgemm_runtime.gemm.roles import extra_roles
+from nvgemm_runtime.launch.api import choose, explain, load_kernel, mm
 
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 
@@ -93,7 +93,7 @@ def test_cuda_graphs_capture_and_replay(kernel: Kernel) -> None:
 RACE = """
 import sys, threading
 import torch
-from nvgemm_runtime.api import mm
+from nvgemm_runtime.launch.api import mm
 kernel, devices = sys.argv[1], int(sys.argv[2])
 torch.manual_seed(0)
 work = []
@@ -219,7 +219,7 @@ def test_chooses_and_explains(kernel: Kernel) -> None:
 def test_a_forked_child_is_refused_and_its_parent_goes_on(kernel: Kernel) -> None:
     script = (
         "import os, sys, torch\n"
-        "from nvgemm_runtime.api import mm\n"
+        "from nvgemm_runtime.launch.api import mm\n"
         "a = torch.ones(64, 64, dtype=getattr(torch, sys.argv[2]), device='cuda')\n"
         "out = torch.empty_like(a)\n"
         "mm(a, a.T, out, kernel=sys.argv[1]); torch.cuda.synchronize()\n"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nvgemm_runtime.recorder import Recorder, chosen_target
+from nvgemm_runtime.recording.recorder import Recorder, chosen_target
 
 _PROGRAM = """
 import sys, torch

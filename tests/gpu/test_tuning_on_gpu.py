@@ -20,18 +20,18 @@ from gemm_arguments import exact_arguments, random_arguments
 from gemm_reference import assert_close, assert_exact
 from installed import installed_kernels
 
-from nvgemm_aot.bundle import write_bundle
-from nvgemm_aot.bundle_content import read_content
+from nvgemm_aot.bundle.content import read_content
+from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.tuning import contenders
 from nvgemm_aot.tuning.bench import gpu_bench
 from nvgemm_aot.tuning.correctness import reference
 from nvgemm_aot.tuning.gpu_state import UNKNOWN_DRIVER
 from nvgemm_aot.tuning.operands import make_sets
 from nvgemm_aot.tuning.tune import Options, Tuned, tune
-from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.choosing import load_kernel
-from nvgemm_runtime.format import Header
-from nvgemm_runtime.problem import Op, Problem, Signature
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.problem import Op, Problem, Signature
+from nvgemm_runtime.launch.select import load_kernel
 
 SIGNATURE = "mm/tn/bf16xbf16/fp32/bf16"
 

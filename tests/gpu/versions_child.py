@@ -19,19 +19,20 @@ from edges import edges
 from gemm_arguments import exact_arguments
 from gemm_reference import assert_exact, has_exact_results
 
-from nvgemm_runtime import bundles, native
-from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.calling_convention import parse_calling_convention
-from nvgemm_runtime.choosing import load_kernel
+from nvgemm_runtime import bundles
+from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
+from nvgemm_runtime.bundle.format import Kernel
+from nvgemm_runtime.bundle.imported_symbols import RELEASES_ITS_LOCK
+from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import DriverError
-from nvgemm_runtime.facts import DeviceFacts, device_facts, find_runtime_library
-from nvgemm_runtime.format import Kernel
-from nvgemm_runtime.imports import RELEASES_ITS_LOCK
-from nvgemm_runtime.library import require_libraries
-from nvgemm_runtime.problem import Op
-from nvgemm_runtime.refusals import refusal
-from nvgemm_runtime.roles import extra_roles
-from nvgemm_runtime.target import CPU
+from nvgemm_runtime.gemm.problem import Op
+from nvgemm_runtime.gemm.roles import extra_roles
+from nvgemm_runtime.gemm.target import CPU
+from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch.library import require_libraries
+from nvgemm_runtime.launch.select import load_kernel
+from nvgemm_runtime.matching.device import DeviceFacts, device_facts, find_runtime_library
+from nvgemm_runtime.matching.refusals import refusal
 
 LAUNCHES = 64
 """Least number of launches in a process."""

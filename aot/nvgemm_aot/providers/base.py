@@ -1,15 +1,15 @@
-"""What a source of kernels must offer; `candidates` and `compiler` know providers only by this."""
+"""What a source of kernels must offer; `select` and `compiler` know providers only by this."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from nvgemm_runtime.format import KernelDesign
-from nvgemm_runtime.problem import Signature
+from nvgemm_runtime.bundle.format import KernelDesign
+from nvgemm_runtime.gemm.problem import Signature
 
-from ..runtime_model import BlockShape, RuntimeModel
 from ..targets import BuildTarget
+from .runtime_model import BlockShape, RuntimeModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,7 @@ class Candidate:
     Attributes:
         provider, operator: The provider's name and its own name for the operator.
         signature: What the kernel would compute.
-        calling_convention: How it would be called; see `nvgemm_runtime.calling_convention`.
+        calling_convention: How it would be called; see `nvgemm_runtime.bundle.calling_convention`.
         design: How it would work, without the device-dependent constants.
         cluster_sizes: Sizes, in thread blocks, of the clusters whose number on the device is
             compiled in; empty where the kernel does not depend on the device profile.

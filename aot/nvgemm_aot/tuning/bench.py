@@ -6,7 +6,7 @@ import datetime
 import time
 
 from nvgemm_runtime.errors import TuningError
-from nvgemm_runtime.facts import device_facts, torch_versions
+from nvgemm_runtime.matching.device import device_facts, torch_versions
 
 from .gpu_state import watch_gpu
 from .measuring import Bench

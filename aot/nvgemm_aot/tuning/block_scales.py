@@ -9,10 +9,10 @@ import functools
 import math
 from typing import TYPE_CHECKING
 
-from nvgemm_runtime.operands import torch_dtype
-from nvgemm_runtime.problem import DType, Problem, Signature
-from nvgemm_runtime.roles import Role
-from nvgemm_runtime.scales import SWIZZLE_COLUMNS, SWIZZLE_ROWS
+from nvgemm_runtime.gemm.operands import torch_dtype
+from nvgemm_runtime.gemm.problem import DType, Problem, Signature
+from nvgemm_runtime.gemm.roles import Role
+from nvgemm_runtime.gemm.scales import SWIZZLE_COLUMNS, SWIZZLE_ROWS
 
 if TYPE_CHECKING:
     import torch

@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvgemm_runtime.operands import torch_dtype
-from nvgemm_runtime.problem import DType, Op, Problem
-from nvgemm_runtime.roles import Role, extra_roles, role_dtype, role_shape
+from nvgemm_runtime.gemm.operands import torch_dtype
+from nvgemm_runtime.gemm.problem import DType, Op, Problem
+from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape
 
 from .block_scales import fp4_of, random_scales, scales_of_powers
 from .correctness import Expected, expect

@@ -6,16 +6,16 @@ import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.epilogue import Epilogue
-from nvgemm_runtime.format import Kernel
-from nvgemm_runtime.operands import torch_dtype
-from nvgemm_runtime.problem import DType, Layout, Op, Problem, Signature
-from nvgemm_runtime.refusals import unlaunchable
-from nvgemm_runtime.roles import Role, contiguous_bytes, extra_roles
-from nvgemm_runtime.scales import ScaleRecipe
+from nvgemm_runtime.bundle.format import Kernel
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.epilogue import Epilogue
+from nvgemm_runtime.gemm.operands import torch_dtype
+from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
+from nvgemm_runtime.gemm.roles import Role, contiguous_bytes, extra_roles
+from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.matching.refusals import unlaunchable
 
-from ..bundle import ProblemRanking
+from ..bundle.writer import ProblemRanking
 
 Run = Callable[..., Any]
 """``run(a, b, out, *extras)`` computes a GEMM and returns where the result is; see `operands`."""
@@ -89,7 +89,7 @@ def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:
     Raises:
         NvgemmError: If it cannot be loaded; see `Library.load`.
     """
-    from nvgemm_runtime.library import LIBRARY
+    from nvgemm_runtime.launch.library import LIBRARY
 
     launch = LIBRARY.load(bundle, kernel).launch
 

@@ -21,10 +21,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvgemm_runtime.epilogue import Activation
-from nvgemm_runtime.operands import torch_dtype
-from nvgemm_runtime.problem import Op, Signature
-from nvgemm_runtime.roles import Role, extra_roles
+from nvgemm_runtime.gemm.epilogue import Activation
+from nvgemm_runtime.gemm.operands import torch_dtype
+from nvgemm_runtime.gemm.problem import Op, Signature
+from nvgemm_runtime.gemm.roles import Role, extra_roles
 
 from .block_scales import block_scaled_product
 
@@ -155,7 +155,7 @@ def _before_activation(
     """``scale_a * scale_b * (a @ b) + addend``, or the same of A, B and addend without signs."""
     a, b, _, *extras = operands
     if signature.scales is not None and signature.scales.block is not None:
-        scale_a, scale_b = extras  # nothing is added behind them (`nvgemm_runtime.support`)
+        scale_a, scale_b = extras  # nothing is added behind them (`nvgemm_runtime.gemm.support`)
         return block_scaled_product(a, b, scale_a, scale_b, signature, of_magnitudes=of_magnitudes)
 
     def values(tensor: torch.Tensor) -> torch.Tensor:

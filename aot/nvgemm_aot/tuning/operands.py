@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from nvgemm_runtime.operands import torch_dtype
-from nvgemm_runtime.problem import DType, Problem
-from nvgemm_runtime.roles import Role, extra_roles, role_dtype, role_shape, roles
+from nvgemm_runtime.gemm.operands import torch_dtype
+from nvgemm_runtime.gemm.problem import DType, Problem
+from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape, roles
 
 from .block_scales import random_scales
 

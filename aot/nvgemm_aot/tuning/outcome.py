@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from nvgemm_runtime.format import Conditions, Timing
-from nvgemm_runtime.refusals import version_numbers
+from nvgemm_runtime.bundle.format import Conditions, Timing
+from nvgemm_runtime.matching.refusals import version_numbers
 
 from .contenders import ATEN, TRITON
 from .separation import RESOLUTION

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import asdict, fields
 from typing import Any
 
-from nvgemm_runtime.format import Conditions, Timing, timing_json
+from nvgemm_runtime.bundle.format import Conditions, Timing, timing_json
 
 from .outcome import Outcome
 

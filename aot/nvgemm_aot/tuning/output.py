@@ -6,11 +6,11 @@ import contextlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, StorageError, TuningError
 
-from ..locks import acquire
-from ..storage import require_writable, sweep_partials_of
+from ..storage.files import require_writable, sweep_partials_of
+from ..storage.locks import acquire
 from .state import state_path
 
 

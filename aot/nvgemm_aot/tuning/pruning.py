@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from nvgemm_runtime.problem import Signature
-from nvgemm_runtime.refusals import needs_compact
+from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.matching.refusals import needs_compact
 
-from ..bundle import BuiltKernel, BundleContent, ProblemRanking
+from ..bundle.writer import BuiltKernel, BundleContent, ProblemRanking
 
 KEPT_PLACES = 2
 """A kernel stays that is among so many first of any problem, or not told apart from these."""

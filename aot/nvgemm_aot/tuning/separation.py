@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from nvgemm_runtime.format import Timing
+from nvgemm_runtime.bundle.format import Timing
 
 CONFIDENCE = 0.95
 """Of the interval of a median, each by itself: the fastest of many is partly so by luck, and its

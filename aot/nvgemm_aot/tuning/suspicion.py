@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from nvgemm_runtime.problem import Signature
+from nvgemm_runtime.gemm.problem import Signature
 
 from .outcome import Outcome, contender_name
 

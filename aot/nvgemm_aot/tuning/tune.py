@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime import __version__
-from nvgemm_runtime.aten_settings import unusual_setting
-from nvgemm_runtime.bundle import Bundle
+from nvgemm_runtime.bundle.format import Header, sha256_hex
+from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import SuspectError, TuningError
-from nvgemm_runtime.format import Header, sha256_hex
-from nvgemm_runtime.library import require_libraries
-from nvgemm_runtime.refusals import refusal
+from nvgemm_runtime.gemm.aten_settings import unusual_setting
+from nvgemm_runtime.launch.library import require_libraries
+from nvgemm_runtime.matching.refusals import refusal
 
-from ..bundle import ProblemRanking, write_bundle
+from ..bundle.writer import ProblemRanking, write_bundle
 from .contenders import Contenders
 from .measuring import Bench
 from .outcome import Outcome

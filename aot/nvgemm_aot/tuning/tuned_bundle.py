@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
-from nvgemm_runtime.bundle import Bundle
-from nvgemm_runtime.errors import TuningError
-from nvgemm_runtime.facts import DeviceFacts
-from nvgemm_runtime.format import (
+from nvgemm_runtime.bundle.format import (
     Measured,
     RankingSource,
     Scope,
@@ -20,10 +17,13 @@ from nvgemm_runtime.format import (
     source_json,
     unserved_json,
 )
-from nvgemm_runtime.validity import why_not_here
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import TuningError
+from nvgemm_runtime.matching.device import DeviceFacts
+from nvgemm_runtime.matching.validity import why_not_here
 
-from ..bundle import BundleContent, ProblemRanking
-from ..bundle_content import read_content
+from ..bundle.content import read_content
+from ..bundle.writer import BundleContent, ProblemRanking
 from .contenders import ATEN, TRITON
 from .outcome import Outcome, contender_name, disagreement
 from .separation import Interval, contending, is_decided

@@ -23,7 +23,7 @@ _WAITED_FOR = {
     "torch._inductor.config": "options",
     "torch._inductor.codegen.common": "cache_key",
     "torch._inductor.select_algorithm": "hook",
-    "torch._inductor.fx_passes.post_grad": "fused",
+    "torch._inductor.fx_passes.post_grad": "epilogue_fusion",
     "torch._inductor.lowering": "scaled",
     "torch._inductor.package.package": "packages",
     "torch.export.pt2_archive._package": "packages",
@@ -45,7 +45,7 @@ def activate() -> None:
 
 
 def _activate() -> None:
-    from .settings import RECORD_VARIABLE, is_off
+    from ..settings import RECORD_VARIABLE, is_off
 
     recording = os.environ.get(RECORD_VARIABLE)
     if is_off():
@@ -72,8 +72,8 @@ def _activate() -> None:
 def _prepare_recording() -> None:
     """Say now if GEMMs cannot be recorded. The first one that is compiled raises the same."""
     from ..errors import RecordError
-    from ..recorder import chosen_target, recorder
-    from .settings import RECORD_VARIABLE
+    from ..recording.recorder import chosen_target, recorder
+    from ..settings import RECORD_VARIABLE
 
     kept_by = recorder()
     if kept_by is None:

@@ -17,8 +17,8 @@ from torch._inductor import config
 from torch._inductor.codegen.common import custom_backend_passes
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
+from ..settings import RECORD_VARIABLE, choosing_key
 from . import packages
-from .settings import RECORD_VARIABLE, choosing_key
 
 _KEY = "nvgemm_aot"
 """Where torch looks for a device's name: the pass is never run, for no device has this one."""
@@ -50,12 +50,13 @@ def _key_with_choices() -> str:
     if config.cpp_wrapper:
         # Torch asks before it runs a graph from its cache, too, whose code needs these.
         packages.load_operators()
-    from .. import __version__, jit_client
-    from ..jit_cache import generation
+    from .. import __version__
+    from ..installed.jit_cache import generation
+    from ..jit import client
 
     # Not what the JIT cache holds: it grows by what is compiled, and graphs stay right until
     # something is removed.
-    compiles = jit_client.candidates() if jit_client.missing_module() is None else 0
+    compiles = client.candidates() if client.missing_module() is None else 0
     settings = f"{choosing_key()} {compiles}"
     return f"{_KEY} {__version__} {settings} {generation()} {installed_digest()}"
 
@@ -69,7 +70,7 @@ def _log_failure(failure: str) -> None:
 @functools.cache
 def installed_digest() -> str:
     """Digest over the headers of all bundles, as they are when it is first asked for."""
-    from ..discover import find_bundles
+    from ..installed.discover import find_bundles
 
     digest = hashlib.sha256()
     for found in find_bundles():
@@ -80,7 +81,7 @@ def installed_digest() -> str:
 
 def _header_identity(path: object) -> bytes:
     """A bundle's first bytes: they hold a digest of its header, which holds one of the rest."""
-    from ..format import PREFIX
+    from ..bundle.format import PREFIX
 
     try:
         with open(str(path), "rb") as file:  # noqa: PTH123

@@ -56,7 +56,7 @@ def _benchmarked(
     **_: Any,
 ) -> torch.Tensor:
     """What Inductor times: the kernel, and never ATen in its place."""
-    from ..choosing import load_kernel
+    from ..launch.select import load_kernel
 
     a, b, *extras = (tensors[place] for place in order)
     if not split:

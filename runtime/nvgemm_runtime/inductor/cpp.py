@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..roles import Role
+from ..gemm.roles import Role
 
 ABI = 3
 """Version of the operators that the code here calls: kAbi of runtime/csrc/torch_ops.h."""
@@ -142,7 +142,7 @@ def condition(
         a: C++ expression for the first operand.
         b: For the second.
         out: For the result.
-        extras: For what else the kernel takes, by the names of `nvgemm_runtime.roles.Role`.
+        extras: For what else the kernel takes, by the names of `nvgemm_runtime.gemm.roles.Role`.
     """
     quoted = origin.replace("\\", "\\\\").replace('"', '\\"')
     given = extras or {}

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..aten import kernel_order
-from ..epilogue import Activation
+from ..gemm.aten import kernel_order
+from ..gemm.epilogue import Activation
 
 _OF_OPERATOR = {
     "mm": "torch.mm",

@@ -23,12 +23,13 @@ from torch._inductor import config, ir
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
-from ..aten import UNSERVED
 from ..errors import RequiredError
-from ..match import Basis
-from ..problem import Problem
-from ..recording import gemm_line
-from . import nvgemm_backend, report
+from ..gemm.aten import UNSERVED
+from ..gemm.problem import Problem
+from ..matching.index import Basis
+from ..recording.text import gemm_line
+from ..settings import MODE_VARIABLE, Mode, max_choices, trusts_rankings
+from . import report, torch_nvgemm
 from .alternatives import is_alternative
 from .choice import GemmChoice, can_settle, settle
 from .failures import log_failure, survive
@@ -43,8 +44,7 @@ from .reading import (
     gemms_of_graph,
     read_choice,
 )
-from .record import record_choices
-from .settings import MODE_VARIABLE, Mode, max_choices, trusts_rankings
+from .recording import record_choices
 
 if TYPE_CHECKING:
     from .offers import Found
@@ -104,9 +104,9 @@ def _with_ours(choices: list[Any]) -> list[Any]:
     if not ours:
         return choices
     if current_mode() is Mode.REQUIRED:
-        return on_equal_terms([*nvgemm_backend.without_any(choices), *ours])
+        return on_equal_terms([*torch_nvgemm.without_any(choices), *ours])
     operators = {choice.offer.kernel.operator for choice in ours}
-    return on_equal_terms([*nvgemm_backend.without_doubles(choices, operators), *ours])
+    return on_equal_terms([*torch_nvgemm.without_doubles(choices, operators), *ours])
 
 
 def on_equal_terms(choices: list[Any]) -> list[Any]:
@@ -149,9 +149,9 @@ def _find_served(choices: list[Any]) -> _Served | None:
         current_mode() is Mode.AUTO
         and not obstacles
         and not is_alternative()
-        and not nvgemm_backend.compiles_itself(choices)
+        and not torch_nvgemm.compiles_itself(choices)
     )
-    if may_compile and not nvgemm_backend.is_on() and _is_first_of_graph():
+    if may_compile and not torch_nvgemm.is_on() and _is_first_of_graph():
         start_compiling(gemms_of_graph())
     found = find_offers(
         gemm,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..aten import OPERATORS, UNREAD_ADDENDS, AtenGemm
-from ..declarable import declarable_for
-from ..facts import device_facts
-from ..problem import Problem
-from ..recorder import chosen_target
+from ..gemm.aten import OPERATORS, UNREAD_ADDENDS, AtenGemm
+from ..gemm.problem import Problem
+from ..matching.device import device_facts
+from ..recording.declarable import declarable_for
+from ..recording.recorder import chosen_target
 from .alternatives import is_alternative
 from .reading import find_operator, operand, operand_of, read_choice
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from ..errors import SettingError
-from .settings import MODE_VARIABLE, Mode, default_mode
+from ..settings import MODE_VARIABLE, Mode, default_mode
 
 OPTION = "nvgemm_aot_mode"
 """Among Inductor's options; see `options`."""
@@ -33,7 +33,7 @@ def mode(name: str) -> Iterator[None]:
     is called.
 
     Args:
-        name: ``auto``, ``required`` or ``off``; see `nvgemm_runtime.inductor.settings.Mode`.
+        name: ``auto``, ``required`` or ``off``; see `nvgemm_runtime.settings.Mode`.
 
     Raises:
         SettingError: If the name is none of them, or ``NVGEMM_AOT=off`` kept the plug-in out when

@@ -11,7 +11,7 @@ from torch._inductor import config, ir
 from torch._inductor.codegen import wrapper as code_lines
 from torch._inductor.virtualized import V
 
-from ..roles import extra_roles
+from ..gemm.roles import extra_roles
 from . import cpp, packages, report
 from .alternatives import is_alternative
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 _HEADER = """
 try:
-    from nvgemm_runtime.inductor.compiled import gemm as nvgemm_aot_gemm
+    from nvgemm_runtime.launch.compiled import gemm as nvgemm_aot_gemm
 except Exception:
     def nvgemm_aot_gemm(aten, kernel_id, origin, order, split):
         import logging
-        log = logging.getLogger("nvgemm_runtime.inductor.compiled")
+        log = logging.getLogger("nvgemm_runtime.launch.compiled")
         logged = log.__dict__.setdefault("nvgemm_aot_logged", set())
         if origin not in logged:
             logged.add(origin)

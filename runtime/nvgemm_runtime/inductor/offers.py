@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .. import jit_client
-from ..aten import OPERATORS, AtenGemm, product_of_sum
-from ..aten_settings import unusual_setting
-from ..bundle import Bundle
+from ..bundle.format import Kernel
+from ..bundle.reader import Bundle
 from ..counters import COUNTERS
-from ..declarable import declarable
 from ..errors import NoKernelError
-from ..facts import DeviceFacts, device_facts, torch_versions
-from ..format import Kernel
-from ..installation import INSTALLATION
-from ..jit_cache import mark_used
-from ..match import Basis, Match, Miss, first_served
-from ..operands import Request, requests
-from ..problem import Problem
-from ..trust import Terms, decide
+from ..gemm.aten import OPERATORS, AtenGemm, product_of_sum
+from ..gemm.aten_settings import unusual_setting
+from ..gemm.operands import Request, requests
+from ..gemm.problem import Problem
+from ..installed.jit_cache import mark_used
+from ..installed.registry import INSTALLATION
+from ..jit import client
+from ..matching.device import DeviceFacts, device_facts, torch_versions
+from ..matching.index import Basis, Match, Miss, first_served
+from ..matching.trust import Terms, decide
+from ..recording.declarable import declarable
 
 LONGEST_WAIT_S = 600.0
 """From asking for a problem's kernels: what takes longer is there for other graphs."""
@@ -106,9 +106,9 @@ def find_offers(
     if not may_compile:
         return known.offer(terms, wanted)
     # What `start_compiling` asked for may be there by now, as if it had been declared.
-    pending = jit_client.asked(wanted, facts)
+    pending = client.asked(wanted, facts)
     if pending is None and known.is_uncovered:
-        pending = jit_client.request(wanted, facts)
+        pending = client.request(wanted, facts)
     if pending is None:
         return known.offer(terms, wanted)
     if pending in _offered and (known.lacks_few or not known.is_uncovered):
@@ -125,7 +125,7 @@ def find_offers(
     return _ask(asked, facts).offer(terms, wanted, basis="jit")
 
 
-_offered: set[jit_client.Pending] = set()
+_offered: set[client.Pending] = set()
 """Requests whose kernels have joined choices: from then on they are declared as any others."""
 
 
@@ -136,7 +136,7 @@ def start_compiling(gemms: Iterable[AtenGemm]) -> None:
         if isinstance(wanted, Problem):
             facts = _facts(gemm)
             if _ask(_requests(gemm), facts).is_uncovered:
-                jit_client.request(wanted, facts)
+                client.request(wanted, facts)
 
 
 def find_split_offers(gemm: AtenGemm, limit: int) -> Found | None:

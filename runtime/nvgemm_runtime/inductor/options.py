@@ -9,7 +9,7 @@ import sys
 
 from torch.utils._config_module import install_config_module
 
-from .settings import default_mode
+from ..settings import default_mode
 
 nvgemm_aot_mode: str = default_mode().value
 

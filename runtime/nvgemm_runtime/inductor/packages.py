@@ -17,7 +17,7 @@ _logged: set[str] = set()
 @functools.cache
 def install() -> None:
     """Load the operators, if any bundle is installed."""
-    from ..discover import find_bundles
+    from ..installed.discover import find_bundles
 
     if any(found.problem is None for found in find_bundles()):
         load_operators()
@@ -25,8 +25,8 @@ def install() -> None:
 
 def load_operators() -> None:
     """Load the operators; where that fails, warn, and ATen does the work."""
-    from ..api import load_operators as load
     from ..errors import NvgemmError
+    from ..launch.api import load_operators as load
 
     try:
         load()

@@ -14,10 +14,10 @@ from torch._inductor import select_algorithm as autotuning
 from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
 from torch._inductor.virtualized import V
 
-from ..aten import GEMMS, OPERATORS, AtenGemm, named_arguments, read_call, read_inputs
-from ..scales import SWIZZLED_ALIGNMENT_BYTES
-from ..trust import TRITON
-from .operand import Operand
+from ..gemm.aten import GEMMS, OPERATORS, AtenGemm, named_arguments, read_call, read_inputs
+from ..gemm.operand import Operand
+from ..gemm.scales import SWIZZLED_ALIGNMENT_BYTES
+from ..matching.trust import TRITON
 
 _BASE_ALIGNMENT_BYTES = SWIZZLED_ALIGNMENT_BYTES
 """Alignment that buffers are taken to have: torch's allocators give 64 bytes and more.

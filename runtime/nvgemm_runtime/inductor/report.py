@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from torch._logging import trace_structured
 
 from ..counters import COUNTERS
-from .settings import EXPLAIN_VARIABLE
+from ..settings import EXPLAIN_VARIABLE
 
 _log = logging.getLogger(__name__)
 

@@ -14,16 +14,16 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError, ToolchainError
-from nvgemm_runtime.format import KernelDesign
-from nvgemm_runtime.problem import Signature
-from nvgemm_runtime.support import unsupported
+from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.support import unsupported
 
-from ...heuristics import MatmulHeuristics
-from ...runtime_model import RuntimeModel
 from ...targets import BuildTarget
 from ..base import Candidate, Enumeration, Rejection
-from . import library
+from ..heuristics import MatmulHeuristics
+from ..runtime_model import RuntimeModel
+from . import toolchain as library
 from .families import family_of
 from .family import Family
 

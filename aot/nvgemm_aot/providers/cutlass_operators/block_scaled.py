@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from nvgemm_runtime.format import KernelDesign
-from nvgemm_runtime.problem import Op, Signature
-from nvgemm_runtime.roles import Role
+from nvgemm_runtime.bundle.format import KernelDesign
+from nvgemm_runtime.gemm.problem import Op, Signature
+from nvgemm_runtime.gemm.roles import Role
 
 from ...targets import BuildTarget
 from .family import Family
-from .library import import_operators
 from .samples import sample_tensors, torch_type
+from .toolchain import import_operators
 
 _PAIRED_TILE_M = 256
 """From this m on, pairs of thread blocks compute a tile, whatever an operator's name says: read in

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvgemm_runtime.element_types import DType
-from nvgemm_runtime.format import KernelDesign
-from nvgemm_runtime.problem import Op, Signature
-from nvgemm_runtime.roles import Role, extra_roles
+from nvgemm_runtime.bundle.format import KernelDesign
+from nvgemm_runtime.gemm.element_types import DType
+from nvgemm_runtime.gemm.problem import Op, Signature
+from nvgemm_runtime.gemm.roles import Role, extra_roles
 
-from ...runtime_model import BlockShape
 from ...targets import BuildTarget
+from ..runtime_model import BlockShape
 from .epilogue import EFC_OPERATOR
 from .family import Family
-from .library import import_operators
 from .samples import sample_tensors, torch_type
+from .toolchain import import_operators
 
 _SM90_OPERATOR = "Sm90StaticPersistentGemmOperator"
 _TGV_OPERATOR = "TgvGemmOperator"

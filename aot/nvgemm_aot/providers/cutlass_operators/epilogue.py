@@ -10,15 +10,15 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from nvgemm_runtime.epilogue import Activation, Epilogue
-from nvgemm_runtime.problem import Op, Signature
-from nvgemm_runtime.roles import Role, extra_roles
-from nvgemm_runtime.scales import ScaleRecipe
+from nvgemm_runtime.gemm.epilogue import Activation, Epilogue
+from nvgemm_runtime.gemm.problem import Op, Signature
+from nvgemm_runtime.gemm.roles import Role, extra_roles
+from nvgemm_runtime.gemm.scales import ScaleRecipe
 
 from ...targets import BuildTarget
 from .family import Family
-from .library import import_operators
 from .samples import sample_tensors, torch_type
+from .toolchain import import_operators
 
 EFC_OPERATOR = "PersistentDenseGemmEFCOperator"
 

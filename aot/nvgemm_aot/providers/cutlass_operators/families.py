@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nvgemm_runtime.problem import Signature
+from nvgemm_runtime.gemm.problem import Signature
 
 from .block_scaled import BlockScaled
 from .dense import Dense

@@ -5,11 +5,11 @@ from __future__ import annotations
 import abc
 from typing import Any, ClassVar
 
-from nvgemm_runtime.format import KernelDesign
-from nvgemm_runtime.problem import Signature
+from nvgemm_runtime.bundle.format import KernelDesign
+from nvgemm_runtime.gemm.problem import Signature
 
-from ...runtime_model import BlockShape
 from ...targets import BuildTarget
+from ..runtime_model import BlockShape
 
 
 class Family(abc.ABC):
@@ -27,7 +27,7 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def parameters(self, signature: Signature) -> tuple[str, ...]:
-        """What its kernels take, as `nvgemm_runtime.calling_convention` spells it."""
+        """What its kernels take, as `nvgemm_runtime.bundle.calling_convention` spells it."""
 
     @abc.abstractmethod
     def arguments(self, signature: Signature) -> Any:

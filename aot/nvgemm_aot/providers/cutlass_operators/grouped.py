@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvgemm_runtime.problem import Op, Signature
-from nvgemm_runtime.roles import Role
+from nvgemm_runtime.gemm.problem import Op, Signature
+from nvgemm_runtime.gemm.roles import Role
 
 from ...targets import BuildTarget
 from .family import Family
-from .library import import_operators
 from .samples import sample_tensors, torch_type
+from .toolchain import import_operators
 
 
 class Grouped(Family):

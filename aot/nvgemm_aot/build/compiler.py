@@ -1,0 +1,345 @@
+"""Compiling kernels in parallel worker processes, through the cache. The only parallel stage."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from nvgemm_runtime.errors import CompileError, LinkError, StorageError, ToolchainError
+from nvgemm_runtime.gemm.target import CPU
+from nvgemm_runtime.installed.ownership import writable_by_others
+
+from ..providers import Candidate, Provider, load_provider
+from ..storage import temporary_directory
+from ..storage.cache import Cache, cache_key
+from ..storage.files import make_directories, sweep_partials_of
+from ..storage.locks import locked
+from ..targets import BuildTarget
+from ..verify.cubin import spilled_bytes
+from . import linker
+from .time_limit import LIMIT_VARIABLE, compile_limit_seconds
+from .worker_process import clock_stopped
+from .workers import TimeLimitExceeded, WorkerDied, Workers, WorkersCannotStart
+
+_log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+"""Called as (kernels done, kernels to do)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One kernel to compile.
+
+    Attributes:
+        key: Its name in the cache, from everything that shapes its code.
+    """
+
+    candidate: Candidate
+    target: BuildTarget
+    key: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A kernel that could not be built, and why.
+
+    Attributes:
+        is_transient: Whether it may succeed the next time: its compiler was killed, or took too
+            long.
+    """
+
+    task: Task
+    reason: str
+    is_transient: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a task.
+
+    Attributes:
+        failure: Why there is no kernel, or None.
+        was_there: Whether another process compiled the kernel meanwhile.
+    """
+
+    failure: Failure | None = None
+    was_there: bool = False
+
+
+class KernelWorkers(Protocol):
+    """Compiler processes."""
+
+    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
+        """Work on all tasks; see `Workers.run`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compilation:
+    """Outcome of a compile stage.
+
+    Attributes:
+        compiled: How many kernels were compiled now; the others were in the cache.
+        failures: Kernels that are missing, in the order of the tasks.
+    """
+
+    compiled: int
+    failures: tuple[Failure, ...]
+
+
+def make_tasks(
+    candidates: Iterable[Candidate], target: BuildTarget, provider: Provider
+) -> tuple[Task, ...]:
+    """Describe the compilation of one target's candidates.
+
+    A key covers what changes the code and nothing else: neither paths nor times, and of the device
+    profile only the numbers that the kernel is compiled with.
+
+    Raises:
+        ToolchainError: If the compiler side is incomplete.
+        TargetError: If the device profile lacks a number that a kernel needs.
+    """
+    shared = {
+        "provider": provider.name,
+        "recipe": provider.recipe,
+        "target": target.target.key,
+        "toolchain": provider.toolchain(),
+        "linker": linker.linker_version(),
+        "linker_flags": [*linker.compiler()[1:], *linker.FLAGS],
+    }
+
+    def key(candidate: Candidate) -> str:
+        capacities = {
+            str(size): target.device.cluster_capacity(size).value
+            for size in candidate.cluster_sizes
+        }
+        own = {
+            "operator": candidate.operator,
+            "signature": candidate.signature.key,
+            "calling_convention": candidate.calling_convention,
+            "cluster_capacities": capacities,
+        }
+        if candidate.added_code:
+            own["added_code"] = candidate.added_code
+        return cache_key("kernel", {**shared, **own})
+
+    return tuple(
+        Task(
+            candidate=candidate,
+            target=target,
+            key=key(candidate),
+        )
+        for candidate in candidates
+    )
+
+
+def default_jobs() -> int:
+    """Worker processes that this machine carries: its cores, or fewer where memory is short."""
+    return max(1, min(len(os.sched_getaffinity(0)), _free_memory_bytes() // _WORKER_BYTES))
+
+
+_WORKER_BYTES = 1_500_000_000
+"""Memory to allow a worker: a compiler process was seen to take about 1 GB."""
+
+
+_CGROUPS = (
+    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
+    (
+        Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+        Path("/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+    ),
+)
+"""Limit and use of memory in a container, by either version of cgroups."""
+
+
+def _free_memory_bytes() -> int:
+    free = _meminfo_available_bytes()
+    for limit, used in _CGROUPS:
+        try:
+            taken = int(used.read_text()) - _page_cache_bytes(used.parent)
+            free = min(free, int(limit.read_text()) - taken)
+        except (OSError, ValueError):
+            continue
+    return max(0, free)
+
+
+def _page_cache_bytes(cgroup: Path) -> int:
+    """Memory that counts as used and is given back on demand: file contents kept around."""
+    for line in (cgroup / "memory.stat").read_text().splitlines():
+        if line.startswith(("inactive_file ", "total_inactive_file ")):
+            return int(line.split()[1])
+    return 0
+
+
+def _meminfo_available_bytes() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return _WORKER_BYTES
+
+
+def start_workers(cache: Cache, jobs: int, provider: str) -> Workers[Task, Outcome]:
+    """Start compiler processes, which import the compiler at once; a context manager."""
+    return Workers(
+        jobs,
+        functools.partial(_compile_one, directory=cache.directory),
+        functools.partial(_prepare, provider, cache.directory),
+        compile_limit_seconds(),
+    )
+
+
+def compile_all(
+    tasks: Sequence[Task],
+    cache: Cache,
+    *,
+    jobs: int,
+    progress: Progress | None = None,
+    workers: KernelWorkers | None = None,
+) -> Compilation:
+    """Make sure that every task's kernel is in the cache.
+
+    Workers store what they finish at once, so an interrupted build continues where it stopped.
+
+    Args:
+        tasks: What to compile; several may share a key.
+        cache: Where kernels are looked up and stored.
+        jobs: Worker processes.
+        progress: Told that it begins (with 0) and of each kernel that is done.
+        workers: Processes that were started before; by default they are started here.
+
+    Raises:
+        StorageError: If the cache or the directory for temporary files cannot be written.
+        ToolchainError: If the compiler side is incomplete.
+    """
+    unique = {task.key: task for task in tasks}
+    missing = [task for task in unique.values() if cache.get(task.key) is None]
+    if not missing:
+        return Compilation(compiled=0, failures=())
+    cache.require_writable()
+    linker.library_directories()
+    report = progress or (lambda done, total: None)
+    report(0, len(missing))
+    failures = []
+    compiled = 0
+    with contextlib.ExitStack() as stack:
+        if workers is None:
+            count = min(jobs, len(missing))
+            started = start_workers(cache, count, missing[0].candidate.provider)
+            workers = stack.enter_context(started)
+        for done, (task, outcome) in enumerate(_outcomes(workers, missing), start=1):
+            if outcome.failure is not None:
+                _log.info("%s failed: %s", task.candidate.operator, outcome.failure.reason)
+                failures.append(outcome.failure)
+            elif not outcome.was_there:
+                compiled += 1
+            report(done, len(missing))
+    order = {key: place for place, key in enumerate(unique)}
+    failures.sort(key=lambda failure: order[failure.task.key])
+    return Compilation(compiled=compiled, failures=tuple(failures))
+
+
+def _outcomes(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome]]:
+    """What comes of each task, whatever becomes of the process that has it.
+
+    Raises:
+        ToolchainError: If no compiler process gets ready.
+    """
+    try:
+        for task, outcome in workers.run(tasks):
+            if isinstance(outcome, WorkerDied):
+                failure = Failure(task=task, reason=death_text(outcome), is_transient=True)
+                yield task, Outcome(failure=failure)
+            else:
+                yield task, outcome
+    except WorkersCannotStart as error:
+        raise ToolchainError(
+            f"compiler processes cannot be started: {error}; is everything installed "
+            "(pip install 'nvgemm-aot[build]'), and is there enough memory?"
+        ) from error
+
+
+def death_text(death: WorkerDied) -> str:
+    """Why there is no kernel whose compiler was killed."""
+    if isinstance(death, TimeLimitExceeded):
+        return f"its compiler was killed: {death}; set {LIMIT_VARIABLE} to allow more"
+    return f"the compiler process died {death}"
+
+
+def _prepare(provider: str, directory: Path) -> None:
+    _keep_temporary_files_private(directory)
+    _provider(provider).prepare()
+
+
+def _keep_temporary_files_private(directory: Path) -> None:
+    """Have objects and linked kernels written to the cache where others could change them else.
+
+    Raises:
+        StorageError: If others could change them there, too.
+    """
+    with contextlib.suppress(OSError):  # what cannot be written says so when it is
+        if writable_by_others(Path(tempfile.gettempdir()).absolute()) is None:
+            return
+        place = (directory / "temporary").absolute()
+        make_directories(place)
+        reason = writable_by_others(place)
+        if reason is not None:
+            raise StorageError(
+                f"others could change what compilers write, in {tempfile.gettempdir()} and in the "
+                f"cache: {reason}; or set TMPDIR to a directory that only you can write"
+            )
+        # Nobody removes it: workers are killed when they are done. The next one to start sweeps.
+        made = temporary_directory.make(place)
+        tempfile.tempdir = os.environ["TMPDIR"] = str(made)
+
+
+@functools.cache
+def _provider(name: str) -> Provider:
+    """The provider of a worker process, which keeps it for all its tasks."""
+    return load_provider(name)
+
+
+def _compile_one(task: Task, directory: Path) -> Outcome:
+    """Compile, link and store one kernel, in a worker; each once, however many processes want it.
+
+    Raises:
+        StorageError: If a file cannot be written.
+        ToolchainError: If the compiler side is incomplete.
+    """
+    cache = Cache(directory, quiet=True)  # the process that asks has said it
+    with contextlib.ExitStack() as stack:
+        with clock_stopped():  # another process that compiles it has its own time limit
+            stack.enter_context(locked(cache.lock_path(f"kernel-{task.key}")))
+        if cache.get(task.key) is not None:
+            return Outcome(was_there=True)
+        sweep_partials_of(cache.path(task.key))
+        reason = _compile_and_store(task, cache)
+        return Outcome(failure=None if reason is None else Failure(task=task, reason=reason))
+
+
+def _compile_and_store(task: Task, cache: Cache) -> str | None:
+    """Why it failed, or None."""
+    try:
+        relocatable = _provider(task.candidate.provider).compile(task.candidate, task.target)
+        on_cpu = task.target.target.arch == CPU
+        payload = linker.link(relocatable, task.candidate.calling_convention, on_cpu=on_cpu)
+    except (CompileError, LinkError) as error:
+        return str(error)
+    except OSError as error:
+        raise StorageError(
+            f"cannot compile {task.candidate.operator}: {error}; "
+            f"is there space in the directory for temporary files ({tempfile.gettempdir()})?"
+        ) from error
+    if spilled := spilled_bytes(payload):
+        return (
+            f"{task.candidate.operator}: registers spill, {spilled} bytes a thread: slow, and "
+            "refused by verify"
+        )
+    cache.put(task.key, payload)
+    return None

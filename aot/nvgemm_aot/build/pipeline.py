@@ -1,0 +1,220 @@
+"""The build, in a straight line: manifest, plan, compile, bundle, wheel."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import BundleFormatError, StorageError
+from nvgemm_runtime.installed.ownership import writable_by_others
+
+from ..bundle.writer import write_bundle
+from ..manifest.parse import Manifest
+from ..providers import Provider, load_provider
+from ..storage.cache import Cache
+from ..storage.files import remove_file, require_writable
+from ..storage.private_cache import private_cache
+from ..targets import BuildTarget
+from .assemble import PlannedTarget, build_key, make_contents, toolchain
+from .compiler import (
+    Failure,
+    KernelWorkers,
+    Progress,
+    default_jobs,
+    make_tasks,
+    start_workers,
+)
+from .header_size import require_readable_size
+from .plan import RejectionSink, is_planned, make_plan
+from .unserved import Unserved, require_served
+
+DEFAULT_PROVIDER = "cutlass_operators"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltBundle:
+    """One bundle of a finished build.
+
+    Attributes:
+        up_to_date: Whether the file already was what this build makes, and was left alone.
+        failures: Kernels that did not compile and were left out.
+    """
+
+    path: Path
+    header: Header
+    file_bytes: int
+    up_to_date: bool
+    failures: tuple[Failure, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildResult:
+    """A finished build.
+
+    Attributes:
+        bundles: One for each target that serves any of the problems.
+        compiled: Kernels compiled now; all others came from the cache.
+        unserved: What bundles were written without, by target and problem.
+        removed: Bundles of earlier builds that were removed: their targets serve none of the
+            problems any more.
+    """
+
+    bundles: tuple[BuiltBundle, ...]
+    compiled: int
+    unserved: tuple[Unserved, ...]
+    removed: tuple[Path, ...] = ()
+
+
+def plan_build(
+    manifest: Manifest,
+    cache: Cache,
+    *,
+    provider: Provider | None = None,
+    on_rejection: RejectionSink | None = None,
+) -> tuple[PlannedTarget, ...]:
+    """Plan every target of a manifest; see `plan.make_plan`.
+
+    Problems for which a target has no operator are in its plan, with the reason.
+
+    Raises:
+        ManifestError: If a target's bundle would hold more than readers take.
+        ToolchainError: If the compiler side is incomplete.
+    """
+    source = provider or load_provider(DEFAULT_PROVIDER)
+    planned = []
+    for target in manifest.targets:
+        plan = make_plan(manifest.declared, target, source, cache, on_rejection=on_rejection)
+        require_readable_size(manifest.name, target.target, plan)
+        tasks = make_tasks(plan.candidates, target, source)
+        missing = sum(not cache.has(task.key) for task in tasks)
+        planned.append(PlannedTarget(target=target, plan=plan, tasks=tasks, missing=missing))
+    return tuple(planned)
+
+
+def without_operator(planned: Sequence[PlannedTarget]) -> tuple[Unserved, ...]:
+    """The problems for which targets have no operator."""
+    return tuple(
+        Unserved(arch=item.target.target.arch, problem=problem, reason=reason.text)
+        for item in planned
+        for problem, reason in item.plan.unserved
+    )
+
+
+def build(
+    manifest: Manifest,
+    out_dir: Path,
+    cache: Cache,
+    *,
+    jobs: int | None = None,
+    strict: bool = False,
+    provider: Provider | None = None,
+    progress: Progress | None = None,
+) -> BuildResult:
+    """Build the bundles of a manifest, one a target.
+
+    Nothing is written to ``out_dir`` before every kernel of every target is there. A bundle that is
+    already what the build would make is left alone. A problem for which a target has no operator,
+    or none that compiles, is left out of that target's bundle, which records the reason. A target
+    that has an operator for none of the problems has no bundle: what an earlier build left there is
+    removed.
+
+    Args:
+        manifest: What to build.
+        out_dir: Where bundles go, as ``<manifest name>-<target>.nvgemm``.
+        cache: Build cache. One in which others could change kernels is not used, with a warning.
+        jobs: Compiler processes; by default what this machine carries.
+        strict: Whether one kernel that does not compile, or one problem that a target has no
+            operator for, fails the build.
+        provider: Where kernels come from; by default ``cutlass.operators``.
+        progress: Told of each compiled kernel.
+
+    Raises:
+        ManifestError: If a target's bundle would hold more than readers take.
+        NoCandidateError: If there is no operator for any problem, or ``strict`` and one has none.
+        CompileError: If no kernel compiles at all, or ``strict`` and one does not.
+        StorageError: If the cache or ``out_dir`` cannot be written.
+        ToolchainError: If the compiler side is incomplete.
+    """
+    source = provider or load_provider(DEFAULT_PROVIDER)
+    count = jobs or default_jobs()
+    with contextlib.ExitStack() as stack:
+        cache = stack.enter_context(private_cache(cache))
+        workers: KernelWorkers | None = None
+        if not all(is_planned(manifest.declared, t, source, cache) for t in manifest.targets):
+            # Planning takes as long as compilers take to start: let both happen at once.
+            workers = stack.enter_context(start_workers(cache, count, source.name))
+        planned = plan_build(manifest, cache, provider=source)
+        unserved = without_operator(planned)
+        if strict:
+            require_served(unserved, targets=1)
+        planned = tuple(item for item in planned if item.tasks)
+        if not planned:
+            require_served(unserved, len(manifest.targets))
+        versions = toolchain(source)
+        paths = [_bundle_path(out_dir, manifest, item.target) for item in planned]
+        done = {
+            path: current
+            for path, item in zip(paths, planned)
+            if (current := _up_to_date(path, build_key(item, item.tasks, versions))) is not None
+        }
+        todo = [(path, item) for path, item in zip(paths, planned) if path not in done]
+        if todo:
+            require_writable(out_dir)
+        made = make_contents(
+            [item for _, item in todo],
+            cache,
+            provider=source,
+            jobs=count,
+            strict=strict,
+            progress=progress,
+            workers=workers,
+        )
+    unserved += tuple(problem for one in made.contents for problem in one.uncompiled)
+    if not done and not any(one.content for one in made.contents):
+        require_served(unserved, len(manifest.targets))
+    for (path, _), one in zip(todo, made.contents):
+        if one.content is None:
+            continue
+        header = write_bundle(path, one.content)
+        done[path] = BuiltBundle(
+            path=path,
+            header=header,
+            file_bytes=path.stat().st_size,
+            up_to_date=False,
+            failures=one.failures,
+        )
+    all_paths = [_bundle_path(out_dir, manifest, target) for target in manifest.targets]
+    return BuildResult(
+        bundles=tuple(done[path] for path in paths if path in done),
+        compiled=made.compiled,
+        unserved=tuple(sorted(unserved, key=lambda one: (one.arch, one.problem))),
+        removed=tuple(path for path in all_paths if path not in paths and remove_file(path)),
+    )
+
+
+def _bundle_path(out_dir: Path, manifest: Manifest, target: BuildTarget) -> Path:
+    return out_dir / f"{manifest.name}-{target.target.key}.nvgemm"
+
+
+def _up_to_date(path: Path, key: str) -> BuiltBundle | None:
+    """The bundle at ``path`` if it is intact, this user's, and was made from the same inputs."""
+    try:
+        if writable_by_others(path.absolute()) is not None:
+            return None
+        with Bundle(path) as bundle:
+            if bundle.header.build_key != key:
+                return None
+            bundle.check_body()
+            return BuiltBundle(
+                path=path,
+                header=bundle.header,
+                file_bytes=bundle.file_bytes,
+                up_to_date=True,
+                failures=(),
+            )
+    except (OSError, StorageError, BundleFormatError):
+        return None

@@ -1,0 +1,172 @@
+"""Choosing what to compile: for each problem, the candidates most likely to be fast.
+
+A candidate that can run a problem is ranked by its estimated runtime. Estimates tie often, and
+designs that differ only in scheduling always tie, so the list is thinned to stay diverse; a small m
+gets a kernel made for it wherever there is room for two. Every candidate left out keeps its reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.roles import Role, role_dtype
+
+from ..providers.base import Candidate, Rejection
+from ..providers.runtime_model import BlockShape
+
+Estimate = Callable[[Problem, BlockShape], "int | None"]
+"""Estimated runtime in nanoseconds, or None; `RuntimeModel.estimate_ns`."""
+
+MAX_PER_SHAPE = 2
+"""Most candidates of one problem that share what the model sees of them and differ in scheduling
+or pairing. It gives them one estimate, so more would crowd out other shapes on no evidence."""
+
+SMALL_M = 64
+"""Up to this m, and where two or more are kept, a kernel whose tile is transposed, as TGV's, gets
+a place whatever its estimate: it was written for such m (its documentation says m <= 64) and the
+model was not made for it."""
+
+_SIGNIFICANT_DIGITS = 3
+"""Estimates that agree in these are taken as equal: the model's own resolution is coarser."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A chosen candidate and its estimated runtime in nanoseconds, where the model has one."""
+
+    candidate: Candidate
+    time_ns: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The outcome for one problem: what to compile, best first, and why not the others."""
+
+    problem: Problem
+    choices: tuple[Choice, ...]
+    rejections: tuple[Rejection, ...]
+
+
+def select(
+    problem: Problem, candidates: tuple[Candidate, ...], estimate: Estimate, limit: int
+) -> Selection:
+    """Choose at most ``limit`` of a signature's candidates for one problem.
+
+    Args:
+        problem: The problem; its signature is the candidates'.
+        candidates: All that the provider offers for the signature.
+        estimate: The runtime model of the target's device.
+        limit: Most candidates to keep, at least 1.
+    """
+    rejections: list[Rejection] = []
+    able = []
+    for candidate in candidates:
+        misfit = misalignment(problem, candidate.alignment_bytes)
+        if misfit is None:
+            able.append(candidate)
+        else:
+            rejections.append(Rejection(operator=candidate.operator, reason=misfit))
+    times: dict[BlockShape, int | None] = {}
+    for candidate in able:
+        if candidate.block_shape not in times:
+            times[candidate.block_shape] = estimate(problem, candidate.block_shape)
+    ranked = sorted(
+        (Choice(candidate=c, time_ns=times[c.block_shape]) for c in able),
+        key=lambda choice: _order(problem, choice),
+    )
+    kept = _thin(problem, ranked, limit, rejections)
+    return Selection(problem=problem, choices=tuple(kept), rejections=tuple(rejections))
+
+
+def misalignment(problem: Problem, alignment_bytes: int) -> str | None:
+    """Why operands of this problem cannot be aligned as a kernel needs, or None.
+
+    Pointers can be chosen, sizes cannot: the extent along which an operand is contiguous is the
+    stride of its other dimension and must be a multiple of the alignment.
+    """
+    signature = problem.signature
+    contiguous = {
+        "A": ("k", signature.a) if signature.layout.a_row_major else ("m", signature.a),
+        "B": ("n", signature.b) if signature.layout.b_row_major else ("k", signature.b),
+        "out": ("n", signature.out),
+    }
+    if signature.epilogue is not None:
+        contiguous["addend"] = ("n", role_dtype(signature, Role.ADDEND))
+    for operand, (name, dtype) in contiguous.items():
+        extent: int = getattr(problem, name)
+        if extent * dtype.bits % (8 * alignment_bytes):
+            multiple = 8 * alignment_bytes // dtype.bits
+            return (
+                f"{operand} is contiguous along {name} = {extent}, which must be a multiple of "
+                f"{multiple} ({alignment_bytes} bytes of {dtype.value})"
+            )
+    return None
+
+
+def _order(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, int, str]:
+    candidate = choice.candidate
+    design = candidate.design
+    # Rounding makes near-equal estimates equal, so that the later, structural criteria decide.
+    time = float("inf") if choice.time_ns is None else _round_ns(choice.time_ns)
+    wasted_rows = -problem.m % design.tile[0] if _made_for_small_m(candidate) else 0
+    # The model takes an even cluster along m for 2-CTA instructions.
+    unlike_modelled = (design.ctas_per_tile == 2) != (design.cluster[0] % 2 == 0)
+    cluster_size = design.cluster[0] * design.cluster[1]
+    return (
+        time,
+        wasted_rows,
+        unlike_modelled,
+        cluster_size,
+        candidate.preference,
+        candidate.operator,
+    )
+
+
+def _round_ns(time_ns: int) -> int:
+    return round(time_ns, _SIGNIFICANT_DIGITS - len(str(time_ns)))
+
+
+def _made_for_small_m(candidate: Candidate) -> bool:
+    return candidate.block_shape.swapped
+
+
+def _thin(
+    problem: Problem, ranked: list[Choice], limit: int, rejections: list[Rejection]
+) -> list[Choice]:
+    kept: list[Choice] = []
+    special = _small_m_choice(problem, ranked) if limit > 1 else None
+    per_shape: Counter[BlockShape] = Counter()
+    for place, choice in enumerate(ranked, start=1):
+        shape = choice.candidate.block_shape
+        room = limit - (special is not None and special not in kept)
+        if choice is special:
+            kept.append(choice)
+        elif per_shape[shape] >= MAX_PER_SHAPE:
+            _reject(rejections, choice, f"{MAX_PER_SHAPE} of the same block shape rank higher")
+        elif len(kept) >= room:
+            time = "no estimate" if choice.time_ns is None else f"estimate {choice.time_ns} ns"
+            _reject(rejections, choice, f"place {place} of {len(ranked)} ({time}), {limit} kept")
+        else:
+            kept.append(choice)
+            per_shape[shape] += 1
+    return kept
+
+
+def _small_m_choice(problem: Problem, ranked: list[Choice]) -> Choice | None:
+    """The first kernel made for small m whose tile wastes fewest rows, where m is small."""
+    if problem.m > SMALL_M:
+        return None
+    made = [choice for choice in ranked if _made_for_small_m(choice.candidate)]
+
+    def row_tiles_then_width(choice: Choice) -> tuple[int, int]:
+        tile_m = choice.candidate.design.tile[0]
+        return -(-problem.m // tile_m), tile_m
+
+    return min(made, key=row_tiles_then_width, default=None)
+
+
+def _reject(rejections: list[Rejection], choice: Choice, reason: str) -> None:
+    rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))

@@ -1,0 +1,151 @@
+"""The software bill of materials of a kernel wheel: a CycloneDX 1.6 document.
+
+Written directly, not through `cyclonedx-python-lib`: that library gives every document a random
+serial number and the time it was made, and brings a serialisation framework for the few fields
+used here. Both are optional in CycloneDX and left out, so equal bundles give equal bytes. The tests
+hold the result against the published schema.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires
+from typing import Any
+from urllib.parse import quote
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from nvgemm_runtime import __version__
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.errors import PackagingError
+
+RUNTIME = "nvgemm-aot"
+"""Distribution whose runtime loads the bundles."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundledFile:
+    """A bundle as a wheel holds it.
+
+    Attributes:
+        path: Path inside the wheel.
+        sha256: Digest of the whole file, in hex.
+        header: What the bundle says about itself.
+    """
+
+    path: str
+    sha256: str
+    header: Header
+
+
+def render_sbom(
+    *, distribution: str, version: str, license_expression: str, files: Sequence[BundledFile]
+) -> bytes:
+    """Describe a wheel: its bundles, what compiled them, and what it needs to run.
+
+    Toolchain components have the scope ``excluded``, CycloneDX's word for what shaped a product and
+    is not part of it.
+
+    Args:
+        distribution: Name of the wheel's distribution.
+        version: Its version.
+        license_expression: Its SPDX expression.
+        files: Its bundles.
+
+    Returns:
+        A CycloneDX 1.6 JSON document without a serial number or a time.
+    """
+    root = _purl(distribution, version)
+    tools = sorted({item for file in files for item in file.header.toolchain.items()})
+    runtime = f"pkg:pypi/{RUNTIME}"
+    document = {
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {
+            "lifecycles": [{"phase": "build"}],
+            "tools": {"components": [_component("application", RUNTIME, __version__, scope=None)]},
+            "component": {
+                "type": "library",
+                "bom-ref": root,
+                "name": distribution,
+                "version": version,
+                "purl": root,
+                "licenses": [{"expression": license_expression}],
+            },
+        },
+        "components": [
+            *(_bundle(file, license_expression) for file in files),
+            {
+                "type": "library",
+                "bom-ref": runtime,
+                "name": RUNTIME,
+                "scope": "required",
+                "purl": runtime,
+            },
+            *(_component("application", *tool, scope="excluded") for tool in tools),
+        ],
+        "dependencies": [
+            {"ref": root, "dependsOn": sorted([runtime, *(_file_ref(file) for file in files)])},
+            *(
+                {
+                    "ref": _file_ref(file),
+                    "dependsOn": sorted(_purl(*tool) for tool in file.header.toolchain.items()),
+                }
+                for file in files
+            ),
+        ],
+    }
+    return json.dumps(document, indent=2).encode("ascii") + b"\n"
+
+
+def _bundle(file: BundledFile, license_expression: str) -> dict[str, Any]:
+    header = file.header
+    facts = {
+        "target": header.target.key,
+        "device": header.device,
+        "kernels": str(len(header.kernels)),
+        "problems": str(len(header.rankings)),
+        "generator": header.generator,
+        "build_key": header.build_key,
+    }
+    return {
+        "type": "file",
+        "bom-ref": _file_ref(file),
+        "name": file.path,
+        "hashes": [{"alg": "SHA-256", "content": file.sha256}],
+        "licenses": [{"expression": license_expression}],
+        "properties": [{"name": f"nvgemm:{name}", "value": value} for name, value in facts.items()],
+    }
+
+
+def _component(kind: str, name: str, version: str, *, scope: str | None) -> dict[str, Any]:
+    purl = _purl(name, version)
+    # A tool that made the document must not share its reference with a component it describes.
+    component = {"type": kind, "name": name, "version": version, "purl": purl}
+    return component if scope is None else {**component, "bom-ref": purl, "scope": scope}
+
+
+def _file_ref(file: BundledFile) -> str:
+    return f"file:{file.path}"
+
+
+def _purl(name: str, version: str) -> str:
+    """Package URL of a distribution, or of a tool that is none (the system's linker, say).
+
+    A distribution is this project, a kernel wheel, or what this project's metadata depends on: the
+    same on every machine, whatever is installed there.
+    """
+    try:
+        requirements = requires(RUNTIME) or ()
+    except PackageNotFoundError as error:
+        raise PackagingError(f"{RUNTIME} has no metadata here: install it") from error
+    known = {canonicalize_name(Requirement(line).name) for line in requirements}
+    canonical = canonicalize_name(name)
+    is_ours = canonical == RUNTIME or canonical.startswith("nvgemm-kernels-")
+    if is_ours or canonical in known:
+        return f"pkg:pypi/{canonical}@{quote(version, safe='')}"
+    return f"pkg:generic/{quote(name, safe='')}@{quote(version, safe='')}"

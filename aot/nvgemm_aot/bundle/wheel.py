@@ -1,0 +1,318 @@
+"""Packs bundles into a wheel: data only, found by the runtime through an entry point.
+
+Every byte follows from the bundles, the name and version, and this release of the builder: entries
+are stored in a fixed order with a fixed time, mode and host system, and are not compressed. Bundles
+are compressed already, and DEFLATE's output depends on the zlib that a machine happens to have.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import stat
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import files as distribution_files
+from pathlib import Path
+from zipfile import ZIP_STORED, ZipInfo
+
+from packaging.utils import InvalidName, canonicalize_name
+from packaging.version import InvalidVersion, Version
+from wheel.wheelfile import WheelFile  # type: ignore[import-untyped]
+
+from nvgemm_runtime import __version__
+from nvgemm_runtime.bundle.format import Header, sha256_hex
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import PackagingError, StorageError
+from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX, ENTRY_POINT_GROUP
+
+from ..storage.files import write_atomic
+from .sbom import RUNTIME, BundledFile, render_sbom
+from .wheel_template import fill_template, read_template, render_description
+
+DISTRIBUTION_PREFIX = "nvgemm-kernels-"
+"""What every kernel wheel's distribution name begins with."""
+
+MAX_WHEEL_BYTES = 95 << 20
+"""Largest wheel in bytes. The public index takes files up to 100 MB unless a project asks for more;
+95 MiB (99.6 MB) is under that by either meaning of the unit."""
+
+PLATFORM_TAGS = {"linux_x86_64": "manylinux_2_28_x86_64"}
+"""By host platform of a target: the wheel's platform tag.
+
+A kernel is linked against libtvm_ffi.so and libcute_dsl_runtime.so alone, with no symbol left
+undefined, so it runs where those two do. Of their wheels, nvidia-cutlass-dsl-libs-cu13's has the
+narrowest tag, and a kernel wheel gets the same."""
+
+LICENSE_EXPRESSION = "Apache-2.0 AND BSD-3-Clause"
+"""The bundle's metadata and our launcher code are Apache-2.0; kernels are compiled from the
+BSD-3-Clause operator sources of nvidia-cutlass-operators."""
+
+REQUIRES_PYTHON = ">=3.10"
+"""As the runtime's own lower bound; its upper bound is the runtime's to set."""
+
+MAX_SUMMARY_CHARACTERS = 512
+"""Longest summary that the public index takes."""
+
+_ENTRY_TIME = (1980, 1, 1, 0, 0, 0)  # The earliest that the zip format can say.
+_ENTRY_MODE = stat.S_IFREG | 0o644
+_UNIX = 3  # zip's "version made by" host system, which says how to read the mode.
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Identity:
+    """How a wheel, the package inside it and its release are called, all normalised."""
+
+    distribution: str
+    package: str
+    version: str
+
+    @property
+    def dist_info(self) -> str:
+        return f"{self.package}-{self.version}.dist-info"
+
+
+class _ReproducibleWheel(WheelFile):  # type: ignore[misc]
+    """A `WheelFile` whose entries carry no trace of when and where they were written.
+
+    The library takes times from the clock or from SOURCE_DATE_EPOCH, the latter also for the RECORD
+    that it writes by itself; this process's environment is not ours to change.
+    """
+
+    def writestr(self, name: str, data: bytes | str, compress_type: int | None = None) -> None:
+        entry = ZipInfo(name, date_time=_ENTRY_TIME)
+        entry.create_system = _UNIX
+        entry.external_attr = _ENTRY_MODE << 16
+        entry.compress_type = ZIP_STORED
+        super().writestr(entry, data, ZIP_STORED)
+
+
+def write_wheel(
+    bundles: Sequence[Path], *, name: str, version: str, out_dir: Path, summary: str | None = None
+) -> Path:
+    """Pack bundles, one a target, into a wheel; equal bundles in any order give equal bytes.
+
+    Args:
+        bundles: Bundle files.
+        name: What follows ``nvgemm-kernels-`` in the distribution's name; normalised.
+        version: The wheel's version; normalised.
+        out_dir: Directory that the wheel is put in; created where it is missing.
+        summary: One line about the wheel (line breaks become spaces); made from the bundles where
+            it is left out.
+
+    Returns:
+        The wheel's path.
+
+    Raises:
+        PackagingError: If there is no bundle, two are for one target, their platforms differ or
+            have no wheel tag, the name, version or summary is not valid, or the wheel is over
+            `MAX_WHEEL_BYTES`.
+        BundleFormatError: If a bundle breaks a rule of the format.
+        StorageError: If a file cannot be read or written; nothing is left half-written.
+    """
+    identity = _identify(name, version)
+    contents = _read_bundles(bundles, identity)
+    headers = [header for header, _ in contents.values()]
+    tag = _platform_tag(headers)
+    filename = f"{identity.package}-{identity.version}-py3-none-{tag}.whl"
+    line = _summary_line(summary, headers)
+    data = _encode_wheel(filename, _wheel_files(identity, contents, tag, line))
+    _check_size(len(data), len(contents))
+    write_atomic(out_dir / filename, data)
+    return out_dir / filename
+
+
+def check_identity(name: str, version: str) -> None:
+    """Refuse a name or version that no wheel can have, before time is spent on its content.
+
+    Raises:
+        PackagingError: Saying what is allowed.
+    """
+    _identify(name, version)
+
+
+def _identify(name: str, version: str) -> _Identity:
+    try:
+        distribution = DISTRIBUTION_PREFIX + canonicalize_name(name, validate=True)
+    except InvalidName as error:
+        raise PackagingError(
+            f"wheel name {name!r} is not valid: letters, digits, '-', '_' and '.' are allowed, "
+            "with a letter or digit at both ends"
+        ) from error
+    try:
+        normalized = str(Version(version))
+    except InvalidVersion as error:
+        raise PackagingError(
+            f"wheel version {version!r} is not a Python package version, e.g. 1.0 or 2026.1.post1"
+        ) from error
+    return _Identity(
+        distribution=distribution, package=distribution.replace("-", "_"), version=normalized
+    )
+
+
+def _read_bundles(bundles: Sequence[Path], identity: _Identity) -> dict[str, tuple[Header, bytes]]:
+    """By path inside the wheel, sorted: each bundle's header and bytes."""
+    if not bundles:
+        raise PackagingError("a wheel needs at least one bundle (got 0)")
+    contents: dict[str, tuple[Header, bytes]] = {}
+    sources: dict[str, Path] = {}
+    size_bytes = 0
+    for path in bundles:
+        with Bundle(path) as bundle:
+            inner = f"{identity.package}/{bundle.header.target.key}{BUNDLE_SUFFIX}"
+            if inner in contents:
+                raise PackagingError(
+                    f"{sources[inner]} and {path} are both for target "
+                    f"{bundle.header.target.key}, a wheel holds one bundle a target: build them "
+                    "from one manifest, or pack them in wheels of different names"
+                )
+            size_bytes += bundle.file_bytes
+            _check_size(size_bytes, len(bundles))
+            bundle.check_body()
+            for kernel in bundle.header.kernels:
+                bundle.payload(kernel)
+            contents[inner] = (bundle.header, bundle.content())
+            sources[inner] = path
+    return dict(sorted(contents.items()))
+
+
+def _check_size(size_bytes: int, bundle_count: int) -> None:
+    if size_bytes <= MAX_WHEEL_BYTES:
+        return
+    how = (
+        "pack each target by itself (nvgemm-aot wheel <one bundle>, each with its own name)"
+        if bundle_count > 1
+        else "split the manifest in two and pack each part's bundle under its own name"
+    )
+    raise PackagingError(
+        f"the wheel would have {size_bytes / 2**20:.1f} MiB or more, at most "
+        f"{MAX_WHEEL_BYTES / 2**20:.1f} MiB is allowed, so that any index takes it: {how}, or "
+        "lower the manifest's candidates per problem"
+    )
+
+
+def _platform_tag(headers: Sequence[Header]) -> str:
+    platforms = sorted({header.target.platform for header in headers})
+    if len(platforms) > 1:
+        raise PackagingError(
+            f"the bundles are for different platforms ({', '.join(platforms)}): "
+            "pack each platform's by itself"
+        )
+    if platforms[0] not in PLATFORM_TAGS:
+        raise PackagingError(
+            f"there is no wheel tag for platform {platforms[0]!r} "
+            f"(known: {', '.join(sorted(PLATFORM_TAGS))})"
+        )
+    return PLATFORM_TAGS[platforms[0]]
+
+
+def _summary_line(summary: str | None, headers: Sequence[Header]) -> str:
+    if summary is None:
+        archs = ", ".join(header.target.arch for header in headers)
+        return f"Ahead-of-time compiled GEMM kernels for {archs}"
+    line = " ".join(summary.split())
+    if not line.isprintable() or not 1 <= len(line) <= MAX_SUMMARY_CHARACTERS:
+        raise PackagingError(
+            f"the summary must be 1 to {MAX_SUMMARY_CHARACTERS} printable characters "
+            f"(got {len(line)}: {line!r:.80})"
+        )
+    return line
+
+
+def _wheel_files(
+    identity: _Identity,
+    contents: dict[str, tuple[Header, bytes]],
+    tag: str,
+    summary: str,
+) -> dict[str, bytes]:
+    """Every file but RECORD, by path; metadata last, as the wheel format recommends."""
+    info = identity.dist_info
+    headers = [header for header, _ in contents.values()]
+    archs = ", ".join(header.target.arch for header in headers)
+    licences = {
+        "Apache-2.0.txt": _own_licence(),
+        "BSD-3-Clause.txt": read_template("licenses/BSD-3-Clause.txt").encode(),
+    }
+    sbom = render_sbom(
+        distribution=identity.distribution,
+        version=identity.version,
+        license_expression=LICENSE_EXPRESSION,
+        files=[
+            BundledFile(path=path, sha256=sha256_hex(data), header=header)
+            for path, (header, data) in contents.items()
+        ],
+    )
+    return {
+        f"{identity.package}/__init__.py": fill_template("__init__.py.in", targets=archs).encode(),
+        **{path: data for path, (_, data) in contents.items()},
+        **{f"{info}/licenses/{name}": text for name, text in licences.items()},
+        f"{info}/sboms/{identity.distribution}.cdx.json": sbom,
+        f"{info}/METADATA": _metadata(identity, headers, summary, sorted(licences)),
+        f"{info}/WHEEL": (
+            f"Wheel-Version: 1.0\nGenerator: {RUNTIME} {__version__}\n"
+            f"Root-Is-Purelib: false\nTag: py3-none-{tag}\n"
+        ).encode(),
+        f"{info}/entry_points.txt": (
+            f"[{ENTRY_POINT_GROUP}]\n{identity.distribution} = {identity.package}\n"
+        ).encode(),
+    }
+
+
+def _encode_wheel(filename: str, files: dict[str, bytes]) -> bytes:
+    try:
+        with tempfile.TemporaryDirectory(prefix="nvgemm-wheel-") as directory:
+            path = Path(directory, filename)
+            with _ReproducibleWheel(str(path), "w") as wheel:
+                for name, data in files.items():
+                    wheel.writestr(name, data)
+            return path.read_bytes()
+    except OSError as error:
+        raise StorageError(
+            f"{tempfile.gettempdir()}: cannot write the wheel there first: {error.strerror}; "
+            "free space there or point TMPDIR elsewhere"
+        ) from error
+
+
+def _metadata(
+    identity: _Identity, headers: Sequence[Header], summary: str, licences: list[str]
+) -> bytes:
+    # Not by `packaging.metadata`: it writes field names in lower case, which twine does not find.
+    fields = [
+        ("Metadata-Version", "2.4"),
+        ("Name", identity.distribution),
+        ("Version", identity.version),
+        ("Summary", summary),
+        ("License-Expression", LICENSE_EXPRESSION),
+        *(("License-File", name) for name in licences),
+        ("Classifier", "Operating System :: POSIX :: Linux"),
+        ("Classifier", "Topic :: Scientific/Engineering :: Artificial Intelligence"),
+        ("Requires-Python", REQUIRES_PYTHON),
+        ("Requires-Dist", runtime_requirement(__version__)),
+        ("Description-Content-Type", "text/markdown; charset=UTF-8; variant=GFM"),
+    ]
+    head = "".join(f"{name}: {value}\n" for name, value in fields)
+    description = render_description(identity.distribution, headers, summary)
+    return f"{head}\n{description}".encode()
+
+
+def runtime_requirement(builder_version: str) -> str:
+    """State what a wheel requires of the runtime: this release or a later compatible one.
+
+    The lower bound is the release that packed the wheel, the oldest one known to read its bundles:
+    an element type or calling convention that it added is one that older releases refuse. The upper
+    bound is the next release that may stop reading them, or move the versions of the libraries that
+    kernels call: the next minor version before 1.0, the next major one after.
+    """
+    version = Version(builder_version)
+    upper = f"{version.major + 1}" if version.major else f"0.{version.minor + 1}"
+    return f"{RUNTIME}>={version.public},<{upper}"
+
+
+def _own_licence() -> bytes:
+    """Read the Apache-2.0 text from this distribution's own metadata."""
+    with contextlib.suppress(PackageNotFoundError):
+        for file in distribution_files(RUNTIME) or ():
+            if file.match("*.dist-info/licenses/LICENSE"):
+                return file.read_binary()
+    raise PackagingError(f"{RUNTIME}'s metadata holds no licence text: reinstall {RUNTIME}")

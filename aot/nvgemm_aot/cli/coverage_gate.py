@@ -1,0 +1,104 @@
+"""The gate for CI: fails where bundles cover less than was asked for, and says what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from fractions import Fraction
+
+from nvgemm_runtime.errors import CoverageError
+from nvgemm_runtime.gemm.aten import product_of_sum
+from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.support import unavailable
+from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
+from nvgemm_runtime.recording.text import gemm_line
+
+from ..targets import DEFAULT_DEVICE, BuildTarget
+from ..workload.coverage import SERVED, GemmCoverage, Status, TargetCoverage, Weight
+from ..workload.problem_call import call_of, readings
+from .tables import percent_text
+
+_MOST_SHOWN = 5
+"""Missed GEMMs that a message names, for each target."""
+
+
+def require_coverage(
+    targets: Sequence[TargetCoverage],
+    least_percent: Decimal,
+    *,
+    by: Weight,
+    declared_only: bool = False,
+) -> None:
+    """Check that every target is covered well enough.
+
+    Args:
+        targets: What is covered.
+        least_percent: The percentage that each must reach, 0 to 100.
+        by: What the percentage is of.
+        declared_only: Whether problems that are served by signature alone do not count.
+
+    Raises:
+        CoverageError: If one is not: which, its percentage, the heaviest GEMMs that are missing,
+            and the manifest lines that would cover them.
+    """
+    enough = frozenset({Status.DECLARED}) if declared_only else SERVED
+    short = [
+        _say_short(target, least_percent, by, enough)
+        for target in targets
+        if target.percent(by, enough) < Fraction(least_percent)
+    ]
+    if short:
+        raise CoverageError("\n".join(short))
+
+
+def _say_short(
+    target: TargetCoverage, least_percent: Decimal, by: Weight, enough: frozenset[Status]
+) -> str:
+    percent = percent_text(target.percent(by, enough))
+    kind = "covered" if enough == SERVED else "declared"
+    missing = target.heaviest(by, frozenset(Status) - enough)
+    shown = missing[:_MOST_SHOWN]
+    lines = [
+        f"{target.target.target.key} on {target.target.device.name}: {percent} {kind} by "
+        f"{by.value}, must be at least {least_percent} %; the heaviest of {len(missing)} missing:",
+        *(f"  {_say_why(gemm)}" for gemm in shown),
+    ]
+    wanted = (_to_declare(gemm, target.target.target.arch) for gemm in shown)
+    problems = list(dict.fromkeys(problem for problem in wanted if problem is not None))
+    if problems:
+        lines += [
+            "a bundle built from these lines covers those that a manifest can declare:",
+            f"  targets: [{_target_entry(target.target)}]",
+            "  gemms:",
+            *(f"    {gemm_line(problem)}" for problem in problems),
+        ]
+    return "\n".join(lines)
+
+
+def _to_declare(gemm: GemmCoverage, arch: str) -> Problem | None:
+    """What to declare so that a bundle serves a GEMM; None where a target builds nothing for it."""
+    if gemm.problem is None:
+        return None
+    call = call_of(gemm.problem)
+    wanted = readings(call)[0]
+    if wanted.alignment_bytes < ALIGNMENT_BYTES:
+        return None
+    if unavailable(gemm.problem.signature, arch) is None:
+        return gemm.problem
+    product = product_of_sum(call)
+    if product is None:
+        return None
+    problem = readings(product)[0].problem
+    return None if problem == gemm.ranked_as else problem
+
+
+def _say_why(gemm: GemmCoverage) -> str:
+    if gemm.status is Status.SIGNATURE:
+        how = "; a bundled kernel computes its product, and torch adds" if gemm.is_split else ""
+        return f"{gemm.gemm}: served by signature only{how}"
+    return f"{gemm.gemm}: {gemm.reasons[0]}"
+
+
+def _target_entry(target: BuildTarget) -> str:
+    arch, device = target.target.arch, target.device.name
+    return arch if DEFAULT_DEVICE[arch] == device else f"{{arch: {arch}, device: {device}}}"

@@ -1,0 +1,193 @@
+"""Keeping a cache directory within its size: what was not used for longest goes first."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvgemm_runtime.errors import BundleFormatError, StorageError
+from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.installed.jit_cache import generation_path, stamp_path
+
+from ..storage.cache import Cache
+from ..storage.files import write_atomic
+from ..storage.locks import acquire
+from .cache_usage import CacheUsage, KeptBundle, KeptProblem, StoredFile, look_at
+from .user_bundle import SuspectBundleError, remove_problems
+
+_log = logging.getLogger(__name__)
+
+LIMIT_VARIABLE = "NVGEMM_AOT_CACHE_LIMIT"
+"""Environment variable: most bytes that run-time compiling leaves in the cache directory."""
+
+DEFAULT_LIMIT_BYTES = 1 << 30
+
+_IN_USE_SECONDS = 60
+"""What was used so lately is not evicted: a process may be about to read it."""
+
+_BUILD_SECONDS = 6 * 3600
+"""Compiled kernels so young are not evicted: a build that is still running may read them again."""
+
+_FREED_SHARE = 0.1
+"""Of the limit, what is freed beyond it, so that not every new kernel evicts another."""
+
+_SIZE = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eviction:
+    """What to drop from a cache directory.
+
+    Attributes:
+        files: Files to remove.
+        problems: By user bundle, the problems to take out.
+    """
+
+    files: tuple[Path, ...]
+    problems: dict[Path, frozenset[Problem]]
+
+
+def limit_bytes() -> int:
+    """The limit that the user has set, or the default; what is no size counts as not set."""
+    text = os.environ.get(LIMIT_VARIABLE)
+    if text is None:
+        return DEFAULT_LIMIT_BYTES
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        _log.warning(
+            "%s=%s: must be a number of bytes, or one followed by K, M, G or T; taken as %d",
+            *(LIMIT_VARIABLE, text, DEFAULT_LIMIT_BYTES),
+        )
+        return DEFAULT_LIMIT_BYTES
+    return int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ")
+
+
+def enforce(cache: Cache) -> None:
+    """Evict what was not used for longest, if the cache directory is over its limit.
+
+    Where it cannot be written, or another process does the same, nothing happens.
+    """
+    with contextlib.suppress(StorageError):
+        lock = acquire(cache.lock_path("limit"), wait=False)
+        if lock is None:
+            return
+        try:
+            evict(cache, choose(look_at(cache), limit_bytes(), time.time()))
+        finally:
+            lock.release()
+
+
+def choose(usage: CacheUsage, limit: int, now: float) -> Eviction:
+    """What to drop so that a cache fits its limit.
+
+    Args:
+        usage: What there is.
+        limit: Bytes.
+        now: The time, in seconds since 1970.
+    """
+    excess = usage.size_bytes - limit
+    if excess <= 0:
+        return Eviction(files=(), problems={})
+    excess += round(limit * _FREED_SHARE)
+    files: list[Path] = []
+    problems: dict[Path, set[Problem]] = {}
+    holders = {
+        bundle.file.path: Counter(id_ for kept in bundle.problems for id_ in kept.kernels)
+        for bundle in usage.bundles
+    }
+    for bundle, item in _oldest_first(usage):
+        if excess <= 0 or now - item.used_at < _IN_USE_SECONDS:
+            break
+        if isinstance(item, StoredFile):
+            if now - item.used_at < _BUILD_SECONDS:
+                continue
+            files.append(item.path)
+            excess -= item.size_bytes
+            continue
+        assert bundle is not None  # problems come with theirs
+        path = bundle.file.path
+        problems.setdefault(path, set()).add(item.problem)
+        for id_, size_bytes in item.kernels.items():
+            holders[path][id_] -= 1
+            excess -= size_bytes * (holders[path][id_] == 0)
+    return Eviction(
+        files=tuple(files), problems={path: frozenset(some) for path, some in problems.items()}
+    )
+
+
+def select(
+    usage: CacheUsage, *, problems: Collection[Problem] = (), used_before: float | None = None
+) -> Eviction:
+    """What a person wants to be rid of.
+
+    Args:
+        usage: What there is.
+        problems: Only these problems; empty for all, and all compiled kernels and plans.
+        used_before: Only what was last used before this time, in seconds since 1970.
+    """
+
+    def is_old(item: StoredFile | KeptProblem) -> bool:
+        return used_before is None or item.used_at < used_before
+
+    files = () if problems else (*usage.entries, *usage.damaged, *_unreadable(usage))
+    return Eviction(
+        files=tuple(file.path for file in files if is_old(file)),
+        problems={
+            bundle.file.path: some
+            for bundle in usage.bundles
+            if (
+                some := frozenset(
+                    kept.problem
+                    for kept in bundle.problems
+                    if is_old(kept) and (not problems or kept.problem in problems)
+                )
+            )
+        },
+    )
+
+
+def _unreadable(usage: CacheUsage) -> list[StoredFile]:
+    return [bundle.file for bundle in usage.bundles if bundle.error is not None]
+
+
+def _oldest_first(
+    usage: CacheUsage,
+) -> Iterable[tuple[KeptBundle | None, StoredFile | KeptProblem]]:
+    files = [(None, file) for file in (*usage.entries, *usage.damaged)]
+    problems = [(bundle, kept) for bundle in usage.bundles for kept in bundle.problems]
+    return sorted([*files, *problems], key=lambda item: item[1].used_at)
+
+
+def evict(cache: Cache, eviction: Eviction) -> None:
+    """Drop what was chosen. An unusable bundle is left to the next process that compiles.
+
+    Raises:
+        StorageError: If a user bundle cannot be replaced.
+    """
+    for file in eviction.files:
+        with contextlib.suppress(OSError):
+            file.unlink()
+    for path, problems in eviction.problems.items():
+        with contextlib.suppress(BundleFormatError, SuspectBundleError):
+            remove_problems(cache, path, problems)
+    if eviction.problems:
+        # Graphs that call what is gone must not come from torch's caches any more.
+        write_atomic(generation_path(cache.directory), secrets.token_hex(8).encode())
+    _remove_stamps(cache, {p for problems in eviction.problems.values() for p in problems})
+
+
+def _remove_stamps(cache: Cache, problems: set[Problem]) -> None:
+    if not problems:
+        return
+    kept = {kept.problem for bundle in look_at(cache).bundles for kept in bundle.problems}
+    for problem in problems - kept:
+        with contextlib.suppress(OSError):
+            stamp_path(cache.directory, problem).unlink()

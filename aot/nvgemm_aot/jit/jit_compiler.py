@@ -1,0 +1,189 @@
+"""Compiling single problems for the device at hand, and keeping the kernels in user bundles.
+
+The pipeline of builds does it, over a manifest of one problem.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvgemm_runtime.bundle.format import canonical_json, sha256_hex
+from nvgemm_runtime.errors import StorageError
+from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.installed.jit_cache import jit_directory, stamp_path
+from nvgemm_runtime.installed.ownership import writable_by_others
+
+from ..build.assemble import GENERATOR, PlannedTarget, make_contents, toolchain
+from ..build.compiler import Failure
+from ..build.pipeline import plan_build, without_operator
+from ..build.plan import is_planned
+from ..manifest.parse import Declared, Manifest
+from ..providers import Provider
+from ..storage.cache import Cache, cache_key
+from ..storage.files import make_directories, open_new_file
+from ..storage.locks import locked
+from ..targets import BuildTarget
+from ..targets.local import Device, targets_for
+from . import eviction
+from .giving_up import GivingUp
+from .shared_workers import SharedWorkers
+from .user_bundle import UserBundle
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What came of a problem.
+
+    Attributes:
+        bundle: The user bundle that has kernels for it; None where there is none.
+        compiled: Kernels compiled now, and not by another process meanwhile or before.
+        reason: Why there is no kernel, or None.
+        failures: Why candidates did not compile.
+    """
+
+    bundle: Path | None
+    compiled: int = 0
+    reason: str | None = None
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether there may be a further kernel another time: a compiler was killed."""
+        return any(failure.is_transient for failure in self.failures)
+
+
+class JitCompiler:
+    """Compiles problems into the user bundles of one cache directory. Several threads may ask.
+
+    Args:
+        cache: The cache directory.
+        provider: Where kernels come from.
+        jobs: Most compiler processes.
+        note: Told in words that a damaged user bundle was moved aside.
+    """
+
+    def __init__(
+        self, cache: Cache, provider: Provider, jobs: int, note: Callable[[str], None]
+    ) -> None:
+        self._cache = cache
+        self._provider = provider
+        self._jobs = jobs
+        self._note = note
+        self._planning = threading.Lock()  # operators are listed by one thread at a time
+        self._workers = SharedWorkers(cache, provider.name, jobs)
+
+    def compile(self, problem: Problem, candidates: int, device: Device) -> Compiled:
+        """Compile a problem, or find that it has been; one process at a time does either.
+
+        Args:
+            problem: What is to be computed.
+            candidates: Most kernels to compile.
+            device: What they are to run on.
+
+        Raises:
+            TargetError: If nothing can be compiled for the device.
+            ToolchainError: If the compiler side is incomplete.
+            StorageError: If the cache directory cannot be written.
+        """
+        self._require_private()
+        versions = toolchain(self._provider)
+        places = [
+            (target, UserBundle(self._cache, target, versions, GENERATOR, self._note))
+            for target in targets_for(device)
+        ]
+        identity = [problem.key, *(bundle.path.name for _, bundle in places)]
+        name = f"problem-{sha256_hex(canonical_json(identity))}"
+        failure = cache_key(
+            "jit failure", [*identity, candidates, self._provider.recipe, GENERATOR]
+        )
+        with locked(self._cache.lock_path(name)):
+            for _, bundle in places:
+                if bundle.holds(problem):
+                    return Compiled(bundle=bundle.path)
+            known = self._cache.get(failure)
+            if known is not None:
+                return Compiled(bundle=None, reason=known.decode())
+            made = self._compile(problem, candidates, places)
+            if made.reason is not None and not made.is_transient:
+                self._cache.put_if_possible(failure, made.reason.encode())
+            return made
+
+    def close(self) -> None:
+        """Stop the compiler processes."""
+        self._workers.close()
+
+    def _require_private(self) -> None:
+        """Refuse a directory in which others could change bundles or kernels."""
+        directory = jit_directory(self._cache.directory)
+        try:
+            make_directories(directory)
+            reason = writable_by_others(directory) or self._cache.refusal()
+        except OSError as error:
+            raise StorageError(
+                f"{directory}: {error.strerror}; set NVGEMM_AOT_CACHE to a directory of yours"
+            ) from error
+        if reason is not None:
+            raise StorageError(
+                f"{self._cache.directory}: kernels there could not be trusted: {reason}; for all "
+                f"of them: chmod -R go-w {self._cache.directory}"
+            )
+
+    def _compile(
+        self, problem: Problem, candidates: int, places: list[tuple[BuildTarget, UserBundle]]
+    ) -> Compiled:
+        reasons: list[str] = []
+        failures: list[Failure] = []
+        for target, bundle in places:
+            planned = self._plan(problem, candidates, target)
+            unserved = without_operator(planned)
+            if not unserved:
+                made = make_contents(
+                    planned,
+                    self._cache,
+                    provider=self._provider,
+                    jobs=self._jobs,
+                    workers=GivingUp(self._workers, self._cache),
+                )
+                [one] = made.contents
+                unserved = one.uncompiled
+                failures += one.failures
+            if unserved:
+                reasons += (f"{one.arch}: {one.reason}" for one in unserved)
+                continue
+            assert one.content is not None
+            bundle.append(one.content)
+            self._stamp(problem)
+            eviction.enforce(self._cache)
+            return Compiled(
+                bundle=bundle.path,
+                compiled=made.compiled,
+                failures=one.failures,
+            )
+        return Compiled(bundle=None, reason="\n".join(reasons), failures=tuple(failures))
+
+    def _plan(
+        self, problem: Problem, candidates: int, target: BuildTarget
+    ) -> tuple[PlannedTarget, ...]:
+        manifest = Manifest(
+            name="jit",
+            description="",
+            targets=(target,),
+            declared=(Declared(problem=problem, candidates=candidates),),
+        )
+        if not is_planned(manifest.declared, target, self._provider, self._cache):
+            # Planning takes as long as compilers take to start: let both happen at once.
+            self._workers.prepare(candidates)
+        with self._planning:
+            return plan_build(manifest, self._cache, provider=self._provider)
+
+    def _stamp(self, problem: Problem) -> None:
+        stamp = stamp_path(self._cache.directory, problem)
+        with contextlib.suppress(OSError):  # without one the bundle's own time counts
+            make_directories(stamp.parent)
+            os.close(open_new_file(stamp, os.O_WRONLY))
+            os.utime(stamp)

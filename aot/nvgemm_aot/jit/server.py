@@ -1,0 +1,246 @@
+"""The process beside a user's process that compiles for it, so that none of the compiler is there.
+
+It reads requests from its standard input and writes answers to its standard output, a line of JSON
+each; `nvgemm_runtime.jit.client` starts it and is the other end. It ends when that process does,
+in whatever way, and when there was nothing to do for a while.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from nvgemm_runtime.errors import NvgemmError, StorageError
+from nvgemm_runtime.gemm.problem import Problem
+
+from ..build.compiler import default_jobs
+from ..build.pipeline import DEFAULT_PROVIDER
+from ..providers import load_provider
+from ..storage import temporary_directory
+from ..storage.cache import Cache
+from ..storage.files import finish_writing
+from ..targets.local import Device
+from .jit_compiler import Compiled, JitCompiler
+
+_log = logging.getLogger(__name__)
+
+JOBS_VARIABLE = "NVGEMM_AOT_JIT_JOBS"
+"""Environment variable: most compiler processes, over all user processes of a cache directory."""
+
+PROVIDER_VARIABLE = "NVGEMM_AOT_JIT_PROVIDER"
+"""Environment variable: another source of kernels, as ``module:class``."""
+
+IDLE_SECONDS = 60
+"""After so long without work the server ends, for it and its compilers hold gigabytes."""
+
+_MOST_REQUESTS = 256
+"""Requests that are worked on at once; most of them wait for compilers or for other servers."""
+
+_ATTEMPTS = 2
+"""So often a cache directory is tried: once it may be a person who clears it meanwhile."""
+
+_POLL_SECONDS = 0.5
+
+
+class Server:
+    """Answers requests.
+
+    Args:
+        answers: Descriptor that answers are written to.
+    """
+
+    def __init__(self, answers: int) -> None:
+        self._answers = answers
+        self._writing = threading.Lock()
+        self._setup = threading.Lock()
+        self._compilers: dict[Path, JitCompiler] = {}
+        self._temporary: Path | None = None
+        self._warnings: list[str] = []
+        self._logged: set[str] = set()
+        self._notes: list[str] = []
+        self._threads = ThreadPoolExecutor(max_workers=_MOST_REQUESTS)
+        self._working = 0
+        self._last_work = time.monotonic()
+
+    @property
+    def idle_seconds(self) -> float:
+        """How long there has been nothing to do, nor anything to keep."""
+        if self._working or self._temporary is not None:
+            return 0.0
+        return time.monotonic() - self._last_work
+
+    def take(self, request: dict[str, Any]) -> None:
+        """Begin with a request; the answer is written when it is done."""
+        with self._writing:
+            self._working += 1
+        self._threads.submit(self._work, request)
+
+    def warn(self, text: str) -> None:
+        """Send a warning with the next answer, each text once."""
+        if text not in self._logged:
+            self._logged.add(text)
+            self._warnings.append(text)
+
+    def close(self) -> None:
+        """Stop compiling, and remove what is kept nowhere else."""
+        with self._setup:
+            for compiler in self._compilers.values():
+                compiler.close()
+            if self._temporary is not None:
+                temporary_directory.remove(self._temporary)
+
+    def _work(self, request: dict[str, Any]) -> None:
+        began = time.monotonic()
+        try:
+            outcome = self._compile(request)
+        except NvgemmError as error:
+            outcome = Compiled(bundle=None, reason=str(error))
+        except Exception as error:
+            _log.exception("%s", request.get("problem"))
+            outcome = Compiled(bundle=None, reason=f"{type(error).__name__}: {error}")
+        with self._writing:
+            warnings, self._warnings = self._warnings, []
+            notes, self._notes = self._notes, []
+            answer = {
+                "id": request["id"],
+                "bundle": None if outcome.bundle is None else str(outcome.bundle),
+                "compiled": outcome.compiled,
+                "reason": outcome.reason,
+                "failures": [f"{f.task.candidate.operator}: {f.reason}" for f in outcome.failures],
+                "seconds": time.monotonic() - began,
+                "warnings": warnings,
+                "notes": notes,
+            }
+            _write_all(self._answers, json.dumps(answer).encode() + b"\n")
+            self._working -= 1
+            self._last_work = time.monotonic()
+
+    def _compile(self, request: dict[str, Any]) -> Compiled:
+        problem = Problem.parse(request["problem"])
+        device = Device.from_json(request["device"])
+        candidates = int(request["candidates"])
+        for _ in range(_ATTEMPTS if self._temporary is None else 0):
+            try:
+                compiler = self._compiler(Path(request["cache"]))
+                return compiler.compile(problem, candidates, device)
+            except StorageError as error:
+                refusal = error
+        directory = self._temporary or self._give_up(refusal)
+        return self._compiler(directory).compile(problem, candidates, device)
+
+    def _compiler(self, directory: Path) -> JitCompiler:
+        with self._setup:
+            if directory not in self._compilers:
+                provider = load_provider(os.environ.get(PROVIDER_VARIABLE) or DEFAULT_PROVIDER)
+                self._compilers[directory] = JitCompiler(
+                    Cache(directory), provider, _jobs(), self._notes.append
+                )
+            return self._compilers[directory]
+
+    def _give_up(self, error: StorageError) -> Path:
+        """Keep kernels for this user process alone, from now on; warns once."""
+        with self._setup:
+            if self._temporary is None:
+                self._temporary = temporary_directory.make()
+                self._warnings.append(
+                    f"kernels that are compiled now are kept for this process alone: {error}"
+                )
+            return self._temporary
+
+
+def _jobs() -> int:
+    named = os.environ.get(JOBS_VARIABLE)
+    if not named:
+        return default_jobs()
+    if not (named.isdecimal() and int(named)):
+        _log.warning(
+            "%s=%s: must be a number, 1 or more; taken as %d", JOBS_VARIABLE, named, default_jobs()
+        )
+        return default_jobs()
+    return int(named)
+
+
+class _ToUser(logging.Handler):
+    """Passes warnings of this process on to the one that asked, each once."""
+
+    def __init__(self, server: Server) -> None:
+        super().__init__(logging.WARNING)
+        self._server = server
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info is None:  # what has a traceback is part of an answer
+            self._server.warn(record.getMessage())
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    with contextlib.suppress(OSError):  # whoever asked is gone, and so will this process be
+        while data:
+            data = data[os.write(descriptor, data) :]
+
+
+def serve(requests: int, answers: int, parent: int, idle_seconds: float) -> None:
+    """Answer requests until the parent is gone, or there was nothing to do for a while.
+
+    Args:
+        requests: Descriptor to read from. Its end ends the server.
+        answers: Descriptor to write to.
+        parent: Process id of the parent. Other processes may hold the pipe open; its death tells.
+        idle_seconds: How long to wait for more to do.
+    """
+    server = Server(answers)
+    logging.getLogger("nvgemm_aot").addHandler(_ToUser(server))
+    poll = select.poll()
+    poll.register(requests, select.POLLIN)
+    rest = b""
+    try:
+        while os.getppid() == parent:
+            if not poll.poll(_POLL_SECONDS * 1000):
+                if server.idle_seconds >= idle_seconds:
+                    return
+                continue
+            data = os.read(requests, 1 << 16)
+            if not data:
+                return
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                server.take(json.loads(line))
+    finally:
+        server.close()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Be the server."""
+    parser = argparse.ArgumentParser(prog="nvgemm_aot.jit.server", description=__doc__)
+    parser.add_argument("--parent", type=int, required=True)
+    parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS)
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What others could write would not be loaded.
+    os.umask(os.umask(0o077) | 0o022)
+    # What compilers print must not end up among the answers, nor may they read requests.
+    requests, answers = os.dup(0), os.dup(1)
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
+    serve(requests, answers, options.parent, options.idle_seconds)
+    # Threads may be waiting for locks or compilers, which must not keep this process.
+    finish_writing()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Compiler processes that several threads share, and as many as the machine carries over all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+
+from ..build.compiler import Outcome, Task, start_workers
+from ..build.workers import WorkerDied, Workers, WorkersCannotStart, WorkersKilled
+from ..storage.cache import Cache
+from ..storage.locks import FileLock, acquire
+
+_Process = Workers[Task, Outcome]
+"""A pool of one process."""
+
+_ASK_AGAIN_SECONDS = 0.2
+
+
+class SharedWorkers:
+    """Compiler processes, started when there is work for them, and kept until `close`.
+
+    Servers of several user processes run on one machine: each process holds one of as many lock
+    files as the machine carries compilers. One server has one process at least, so none waits for
+    another for long.
+
+    Args:
+        cache: Where kernels are stored; its lock files count processes.
+        provider: Whose kernels are compiled.
+        most: Most processes, over all servers of the cache directory.
+    """
+
+    def __init__(self, cache: Cache, provider: str, most: int) -> None:
+        self._cache = cache
+        self._most = most
+        self._start: Callable[[], _Process] = lambda: start_workers(cache, 1, provider)
+        self._changed = threading.Condition()
+        self._idle: list[_Process] = []
+        self._held: dict[_Process, FileLock | None] = {}
+        self._closed = False
+        self._unstartable: WorkersCannotStart | None = None
+        self._threads = ThreadPoolExecutor(max_workers=most)
+
+    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
+        """Work on all tasks; see `Workers.run`. Several threads may do so at once.
+
+        Where processes could not be started once, none is started again.
+        """
+        futures: dict[Future[Outcome | WorkerDied], Task] = {
+            self._threads.submit(self._run_one, item): item for item in items
+        }
+        try:
+            for done in as_completed(futures):
+                yield futures[done], done.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def prepare(self, count: int) -> None:
+        """Start processes for so many tasks to come, if they do not run yet and the machine may."""
+        with self._changed:
+            for _ in range(min(count, self._most) - len(self._idle)):
+                if self._unstartable is not None or not self._start_one():
+                    return
+
+    def close(self) -> None:
+        """Stop every process, busy or not; threads that wait for one get WorkersKilled."""
+        with self._changed:
+            self._closed = True
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            for process, slot in self._held.items():
+                process.kill()
+                if slot is not None:
+                    slot.release()
+            self._held = {}
+            self._idle = []
+
+    def _run_one(self, item: Task) -> Outcome | WorkerDied:
+        process = self._take()
+        try:
+            [(_, outcome)] = process.run([item])
+            return outcome
+        except WorkersCannotStart as error:
+            self._unstartable = error
+            raise
+        finally:
+            with self._changed:
+                self._idle.append(process)
+                self._changed.notify()
+
+    def _take(self) -> _Process:
+        with self._changed:
+            while self._unstartable is None:
+                if self._idle or self._start_one():
+                    return self._idle.pop()
+                self._changed.wait(_ASK_AGAIN_SECONDS)
+            raise self._unstartable
+
+    def _start_one(self) -> bool:
+        """Start one process if the machine has room, or if there is none yet."""
+        if self._closed:
+            raise WorkersKilled
+        if len(self._held) >= self._most:
+            return False
+        slot = self._free_slot()
+        if slot is None and self._held:
+            return False
+        try:
+            process = self._start()
+        except BaseException:
+            if slot is not None:
+                slot.release()
+            raise
+        self._held[process] = slot
+        self._idle.append(process)
+        return True
+
+    def _free_slot(self) -> FileLock | None:
+        for number in range(self._most):
+            slot = acquire(self._cache.lock_path(f"compiler-{number}"), wait=False)
+            if slot is not None:
+                return slot
+        return None

@@ -1,0 +1,254 @@
+"""User bundles: what was compiled at run time, one file a device, target and toolchain.
+
+A file is replaced whole by a larger one, under a lock, so that many processes may add to it; those
+that have the old one open go on reading it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from nvgemm_runtime.bundle.format import FORMAT_VERSION, canonical_json, sha256_hex, source_json
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import BundleFormatError, StorageError
+from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
+from nvgemm_runtime.installed.jit_cache import jit_directory
+from nvgemm_runtime.installed.ownership import writable_by_others
+
+from ..bundle.compression import compress_quickly
+from ..bundle.content import read_content
+from ..bundle.writer import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from ..storage.cache import Cache
+from ..storage.files import sweep_partials_of
+from ..storage.locks import locked
+from ..targets import BuildTarget
+
+_log = logging.getLogger(__name__)
+
+DAMAGED = ".damaged-"
+"""Between a user bundle's name and the time at which it was found damaged and moved aside."""
+
+MAX_DAMAGED = 2
+"""Damaged files that are kept for a look; older ones are removed."""
+
+_DIGEST_LETTERS = 12
+
+
+class SuspectBundleError(StorageError):
+    """Others than this user and root could have written a user bundle."""
+
+
+class UserBundle:
+    """One user bundle, which need not exist yet. Safe to use from several threads and processes.
+
+    Args:
+        cache: The cache directory that it belongs to.
+        target: What its kernels run on, and the device that they are chosen for.
+        toolchain: Versions of everything that shapes its kernels.
+        generator: Program and version that writes it.
+        on_damage: Told, in words, that a damaged file was moved aside.
+
+    Attributes:
+        path: The file.
+    """
+
+    def __init__(
+        self,
+        cache: Cache,
+        target: BuildTarget,
+        toolchain: dict[str, str],
+        generator: str,
+        on_damage: Callable[[str], None],
+    ) -> None:
+        identity = [FORMAT_VERSION, generator, toolchain, target.device.name]
+        digest = sha256_hex(canonical_json(identity))[:_DIGEST_LETTERS]
+        name = f"{target.target.key}-{digest}{BUNDLE_SUFFIX}"
+        self.path = jit_directory(cache.directory) / name
+        self._cache = cache
+        self._on_damage = on_damage
+
+    def holds(self, problem: Problem) -> bool:
+        """Whether there are all kernels for a problem that can be compiled.
+
+        A file that is damaged, or that others could have written, is moved aside first. A problem
+        one of whose kernels is missing because its compiler was killed counts as not there, and so
+        is compiled again.
+
+        Raises:
+            StorageError: If the file cannot be read.
+        """
+        try:
+            require_own(self.path)
+            with Bundle(self.path) as bundle:
+                bundle.check_body()
+                header = bundle.header
+                return any(
+                    ranking.problem == problem and header.is_complete(ranking)
+                    for ranking in header.rankings
+                )
+        except (BundleFormatError, SuspectBundleError):
+            with locked(bundle_lock(self._cache, self.path)):
+                self._read_or_move_aside()
+            return False
+        except StorageError:
+            if self.path.exists():
+                raise
+            return False
+
+    def append(self, content: BundleContent) -> None:
+        """Add kernels and rankings. A ranking takes the place of an older one of its problem.
+
+        Raises:
+            StorageError: If the file cannot be written; it is then as before.
+        """
+        with locked(bundle_lock(self._cache, self.path)):
+            sweep_partials_of(self.path)
+            old = self._read_or_move_aside()
+            write_user_bundle(self.path, content if old is None else merge(old, content))
+
+    def _read_or_move_aside(self) -> BundleContent | None:
+        """What the file holds; None where there is none, or none any more. Under its lock."""
+        try:
+            return read_user_bundle(self.path)
+        except (BundleFormatError, SuspectBundleError) as error:
+            aside = self.path.with_name(f"{self.path.name}{DAMAGED}{time.time_ns()}")
+            try:
+                self.path.rename(aside)
+            except OSError as cause:
+                raise StorageError(
+                    f"{self.path}: unusable, and cannot be moved aside: {cause.strerror}; remove it"
+                ) from cause
+            self._on_damage(f"{error}; moved to {aside.name}, and made anew")
+            for one in damaged_files(self.path.parent)[:-MAX_DAMAGED]:
+                with contextlib.suppress(OSError):
+                    one.unlink()
+            return None
+
+
+def bundle_lock(cache: Cache, path: Path) -> Path:
+    """The lock file under which a user bundle is replaced."""
+    return cache.lock_path(f"bundle-{path.name}")
+
+
+def damaged_files(directory: Path) -> list[Path]:
+    """Damaged user bundles that were moved aside, oldest first."""
+    return sorted(
+        directory.glob(f"*{BUNDLE_SUFFIX}{DAMAGED}*"),
+        key=lambda path: path.name.rpartition(DAMAGED)[2],
+    )
+
+
+def read_user_bundle(path: Path) -> BundleContent | None:
+    """Everything a bundle holds, as it is written; None where there is no file.
+
+    Raises:
+        BundleFormatError: If it is damaged.
+        SuspectBundleError: If others could have written it.
+        StorageError: If it cannot be read.
+    """
+    if not path.exists():
+        return None
+    require_own(path)
+    with Bundle(path) as bundle:
+        bundle.check_body()
+        return read_content(bundle)
+
+
+def require_own(path: Path) -> None:
+    """Refuse a file whose kernels could be anyone's: they would be written again as this user's.
+
+    Raises:
+        SuspectBundleError: If others could have written it.
+    """
+    with contextlib.suppress(OSError):  # then it cannot be read either
+        reason = writable_by_others(path.absolute())
+        if reason is not None:
+            raise SuspectBundleError(f"{path}: its kernels cannot be trusted: {reason}")
+
+
+def write_user_bundle(path: Path, content: BundleContent) -> None:
+    """Write a user bundle; equal kernels and rankings give equal bytes.
+
+    Raises:
+        StorageError: If it cannot be written.
+    """
+    write_bundle(path, _with_build_key(content), pack=compress_quickly)
+
+
+def merge(old: BundleContent, new: BundleContent) -> BundleContent:
+    """What two contents for one target hold together; rankings of ``new`` come before the old."""
+    problems = {ranking.problem for ranking in new.rankings}
+    kept = tuple(ranking for ranking in old.rankings if ranking.problem not in problems)
+    kernels = {sha256_hex(kernel.payload): kernel for kernel in (*new.kernels, *old.kernels)}
+    return _of(new, kernels, (*kept, *new.rankings))
+
+
+def without(content: BundleContent, problems: Collection[Problem]) -> BundleContent:
+    """A content without some problems, and without the kernels that no other problem ranks."""
+    kernels = {sha256_hex(kernel.payload): kernel for kernel in content.kernels}
+    return _of(content, kernels, [r for r in content.rankings if r.problem not in problems])
+
+
+def _of(
+    base: BundleContent, kernels: dict[str, BuiltKernel], rankings: Iterable[ProblemRanking]
+) -> BundleContent:
+    """A content with these rankings, and the kernels that they name."""
+    rankings = tuple(rankings)
+    ranked = {id_ for ranking in rankings for id_, _ in ranking.kernels}
+    return replace(
+        base,
+        kernels=tuple(kernel for id_, kernel in kernels.items() if id_ in ranked),
+        rankings=rankings,
+    )
+
+
+def _with_build_key(content: BundleContent) -> BundleContent:
+    """The content under a key of its own: it has grown out of several builds."""
+    document = {
+        "user bundle": FORMAT_VERSION,
+        "generator": content.generator,
+        "target": content.target.key,
+        "device": content.device,
+        "toolchain": content.toolchain,
+        "kernels": sorted(
+            [sha256_hex(kernel.payload), kernel.operator] for kernel in content.kernels
+        ),
+        "rankings": sorted(
+            [
+                ranking.problem.key,
+                source_json(ranking.source),
+                ranking.kernels,
+                [asdict(failure) for failure in ranking.missing],
+            ]
+            for ranking in content.rankings
+        ),
+    }
+    return replace(content, build_key=sha256_hex(canonical_json(document)))
+
+
+def remove_problems(cache: Cache, path: Path, problems: Collection[Problem]) -> None:
+    """Take problems out of a user bundle, which is removed with its last one.
+
+    Raises:
+        BundleFormatError: If the file is damaged.
+        SuspectBundleError: If others could have written it.
+        StorageError: If it cannot be replaced.
+    """
+    with locked(bundle_lock(cache, path)):
+        content = read_user_bundle(path)
+        if content is None:
+            return
+        rest = without(content, problems)
+        if rest.rankings:
+            write_user_bundle(path, rest)
+            return
+        try:
+            path.unlink()
+        except OSError as error:
+            raise StorageError(f"{path}: cannot remove: {error.strerror}") from error

@@ -1,0 +1,171 @@
+"""The parts that model families share: what their configs say, and the GEMMs that follow."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from nvgemm_runtime.gemm.problem import MAX_EXTENT, Layout
+
+from .gemm import Columns, Fusible, Gemm, Heads, Projection, Routing, Rows, repeat
+from .quantization import Quantization, read_quantization
+
+Size = Annotated[int, Field(ge=1, le=MAX_EXTENT)]
+
+
+class DecoderConfig(BaseModel, ABC):
+    """What is read of a config.json.
+
+    A field is named for its key, and has a default only where transformers has the same one, or
+    derives it so.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
+
+    vocab_size: Size
+    hidden_size: Size
+    num_hidden_layers: Size
+    num_attention_heads: Size
+    quantization: Quantization | None = Field(
+        default=None, validation_alias=AliasChoices("quantization_config", "compression_config")
+    )
+
+    @field_validator("quantization", mode="before")
+    @classmethod
+    def _read_quantization(cls, said: object) -> Quantization | None:
+        if said is None:
+            return None
+        if not isinstance(said, dict):
+            raise ValueError(
+                f"quantization_config: found {str(said)[:60]}; allowed: an object, or no such key"
+            )
+        try:
+            return read_quantization(said)
+        except ValueError as error:
+            raise ValueError(f"quantization_config.{error}") from None
+
+    @abstractmethod
+    def projections(self) -> Iterator[Projection]:
+        """Every GEMM of one forward pass but those within attention and the embedding."""
+
+    def lm_head(self) -> Gemm:
+        """The head. One that is tied to the embedding is the same GEMM."""
+        return Gemm(role="lm_head", n=self.vocab_size, k=self.hidden_size, split=Columns())
+
+    @property
+    def query_heads(self) -> Heads:
+        """The heads that queries, and the latents of keys and values, are projected to."""
+        return Heads(key="num_attention_heads", count=self.num_attention_heads)
+
+
+class GroupedQueryConfig(DecoderConfig):
+    """A decoder whose query heads share key-value heads."""
+
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> GroupedQueryConfig:
+        if self.num_attention_heads % self._key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads: found {self.num_key_value_heads}; allowed: "
+                f"a divisor of num_attention_heads, {self.num_attention_heads}"
+            )
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"head_dim: found none, and hidden_size {self.hidden_size} is no multiple of "
+                f"num_attention_heads {self.num_attention_heads}; allowed: a positive integer"
+            )
+        return self
+
+    @property
+    def _key_value_heads(self) -> int:
+        return self.num_key_value_heads or self.num_attention_heads
+
+    def attention(self, *, biased: bool = False) -> Iterator[Projection]:
+        """The projections around attention; ``biased`` is whether they add biases."""
+        head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
+        heads = self.query_heads
+        shared = Heads(key="num_key_value_heads", count=self._key_value_heads, copied=True)
+
+        def into(name: str, heads: Heads) -> Gemm:
+            return Gemm(
+                role=f"attention {name}",
+                n=heads.count * head_dim,
+                k=self.hidden_size,
+                split=Columns(heads=heads),
+                biased=biased,
+            )
+
+        parts = (into("q_proj", heads), into("k_proj", shared), into("v_proj", shared))
+        yield Fusible(role="attention qkv_proj", parts=parts)
+        yield Gemm(
+            role="attention o_proj",
+            n=self.hidden_size,
+            k=heads.count * head_dim,
+            split=Rows(heads=heads),
+            biased=biased,
+        )
+
+
+class SparseConfig(DecoderConfig):
+    """A decoder with routed experts. A family says which key holds their number."""
+
+    experts: Size
+    num_experts_per_tok: Size
+
+    @model_validator(mode="after")
+    def _check_experts(self) -> SparseConfig:
+        if self.num_experts_per_tok > self.experts:
+            raise ValueError(
+                f"num_experts_per_tok: found {self.num_experts_per_tok}; allowed: "
+                f"at most the number of experts, {self.experts}"
+            )
+        return self
+
+    def router(self, *, biased: bool = False, unserved: str = "") -> Gemm:
+        """The Linear that scores experts; every rank computes it."""
+        return Gemm(
+            role="router", n=self.experts, k=self.hidden_size, biased=biased, unserved=unserved
+        )
+
+    def routed_experts(
+        self, *, intermediate: int, layout: Layout = Layout.TN
+    ) -> Iterator[Projection]:
+        """The experts, of which transformers too keeps the gate and up projections as one weight.
+
+        Biases of experts, where there are any, are added by an operation of their own.
+        """
+        routing = Routing(experts=self.experts, chosen=self.num_experts_per_tok)
+        into = Gemm(
+            role="expert gate_up_proj",
+            n=2 * intermediate,
+            k=self.hidden_size,
+            split=Columns(),
+            routing=routing,
+            layout=layout,
+        )
+        out_of = Gemm(
+            role="expert down_proj",
+            n=self.hidden_size,
+            k=intermediate,
+            split=Rows(),
+            routing=routing,
+            layout=layout,
+        )
+        yield from repeat(self.experts, [into, out_of])
+
+
+def gated_mlp(
+    role: str, *, hidden: int, intermediate: int, biased: bool = False
+) -> Iterator[Projection]:
+    """A feed-forward block whose gate and up projections are Linears of their own."""
+
+    def into(name: str) -> Gemm:
+        return Gemm(role=f"{role} {name}", n=intermediate, k=hidden, split=Columns(), biased=biased)
+
+    yield Fusible(role=f"{role} gate_up_proj", parts=(into("gate_proj"), into("up_proj")))
+    yield Gemm(role=f"{role} down_proj", n=hidden, k=intermediate, split=Rows(), biased=biased)

@@ -1,0 +1,106 @@
+"""The GEMMs of a model as its config gives them, before tokens and ranks are known."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from nvgemm_runtime.gemm.problem import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """Attention heads, which tensor parallelism keeps whole.
+
+    Attributes:
+        key: The config's key that holds their number.
+        count: Their number.
+        copied: Whether more ranks than heads hold copies, as servers do with key-value heads.
+
+    """
+
+    key: str
+    count: int
+    copied: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """A GEMM whose n is divided over tensor-parallel ranks; by whole heads, where it has heads."""
+
+    heads: Heads | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A GEMM whose k is divided over tensor-parallel ranks; by whole heads, where it has heads."""
+
+    heads: Heads | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Routing:
+    """Experts and how many of them a token is sent to."""
+
+    experts: int
+    chosen: int
+
+    def tokens_of_one(self, tokens: int) -> int:
+        """Tokens that each expert sees when they spread evenly: rounded up, so at least one."""
+        return -(-self.chosen * tokens // self.experts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gemm:
+    """One matrix product: activations [tokens, k] by a weight into [tokens, n].
+
+    Attributes:
+        role: What it is in the model, such as ``attention q_proj``.
+        n: Out features, on one GPU.
+        k: In features, on one GPU.
+        split: How tensor parallelism divides it; None where every rank computes all of it.
+        calls: How often one forward pass computes it.
+        routing: For one expert's weight: how tokens reach it. None where every token does.
+        layout: ``tn`` for a weight kept as [n, k], as Linear does, and ``tt`` for [k, n].
+        biased: Whether the model adds a bias to the product.
+        unserved: Why no kernel computes it as the model does, in words; empty where one can.
+
+    """
+
+    role: str
+    n: int
+    k: int
+    split: Columns | Rows | None = None
+    calls: int = 1
+    routing: Routing | None = None
+    layout: Layout = Layout.TN
+    biased: bool = False
+    unserved: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fusible:
+    """GEMMs of one input that serving engines compute as one, their weights side by side.
+
+    Attributes:
+        role: What it is when fused.
+        parts: The GEMMs as the model has them: equal but for role, n and split.
+
+    """
+
+    role: str
+    parts: tuple[Gemm, ...]
+
+
+Projection = Gemm | Fusible
+
+
+def repeat(times: int, projections: Iterable[Projection]) -> Iterator[Projection]:
+    """What stands ``times`` times in a model, such as the projections of its layers."""
+    if times > 0:
+        for projection in projections:
+            if isinstance(projection, Fusible):
+                parts = tuple(replace(p, calls=p.calls * times) for p in projection.parts)
+                yield replace(projection, parts=parts)
+            else:
+                yield replace(projection, calls=projection.calls * times)

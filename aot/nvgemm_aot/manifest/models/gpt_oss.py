@@ -1,0 +1,30 @@
+"""gpt-oss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import Field
+
+from nvgemm_runtime.gemm.problem import Layout
+
+from .decoder import GroupedQueryConfig, Size, SparseConfig
+from .gemm import Projection, repeat
+
+
+class GptOssConfig(GroupedQueryConfig, SparseConfig):
+    """A gpt-oss' config.json."""
+
+    head_dim: Size = 64
+    intermediate_size: Size
+    experts: Size = Field(validation_alias="num_local_experts")
+    attention_bias: bool = True
+
+    def projections(self) -> Iterator[Projection]:
+        """Sparse layers and the head. Expert weights are kept as [in features, out features]."""
+        layers = self.num_hidden_layers
+        yield from repeat(layers, self.attention(biased=self.attention_bias))
+        yield from repeat(layers, [self.router(biased=True)])
+        experts = self.routed_experts(intermediate=self.intermediate_size, layout=Layout.TT)
+        yield from repeat(layers, experts)
+        yield self.lm_head()

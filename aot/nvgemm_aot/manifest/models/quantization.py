@@ -1,0 +1,275 @@
+"""What a config's ``quantization_config`` makes of a model's GEMMs, as serving engines read it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from nvgemm_runtime.gemm.element_types import DType
+from nvgemm_runtime.gemm.scales import ScaleRecipe
+
+_EXCEPTIONS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
+"""Keys that list modules which are not quantized; each method has a key of its own."""
+
+_MODULES = {
+    "attention": "self_attn",
+    "mlp": "mlp",
+    "shared experts": "mlp.shared_experts",
+    "expert": "mlp.experts.0",
+}
+"""By the first words of a role: the module of a layer that its Linears are in."""
+
+_PARTS = {
+    "qkv_proj": ("q_proj", "k_proj", "v_proj"),
+    "qkv_a_proj": ("q_a_proj", "kv_a_proj_with_mqa"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+}
+"""By the last word of a fused role: the Linears of the checkpoint."""
+
+_MOST_LAYERS = 512
+"""Layers whose modules are looked up among the exceptions; no model has as many."""
+
+_MOST_SECONDS = 10.0
+"""For the exceptions of a config, which may be regular expressions that never end."""
+
+_WEIGHTS_ALONE = frozenset({"awq", "gptq", "bitsandbytes", "hqq", "aqlm", "eetq", "higgs", "vptq"})
+"""Methods that leave activations in the model's type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What a quantized Linear multiplies.
+
+    Attributes:
+        dtype: Type of weights and activations.
+        scales: Their scales.
+    """
+
+    dtype: DType
+    scales: ScaleRecipe
+
+
+_TENSORS = Recipe(dtype=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR)
+_ROWS = Recipe(dtype=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW)
+_NVFP4 = Recipe(dtype=DType.FP4_E2M1, scales=ScaleRecipe.E4M3_1X16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantization:
+    """How a model is quantized.
+
+    Attributes:
+        method: The config's ``quant_method``.
+        recipe: What its quantized Linears multiply, or why no kernel computes that.
+        exceptions: Modules that are not quantized: names, shell patterns, or ``re:`` and a regular
+            expression.
+        experts_alone: Whether nothing but routed experts is quantized.
+        head: Whether the head is quantized, too, which it is only where a config says so.
+    """
+
+    method: str
+    recipe: Recipe | str
+    exceptions: tuple[str, ...] = ()
+    experts_alone: bool = False
+    head: bool = False
+
+    def forms(self, role: str, layers: int) -> tuple[Recipe | str | None, ...]:
+        """What a GEMM is in this model; None stands for the model's own type.
+
+        Two where the exceptions name the modules of some layers, and not those of others.
+
+        Args:
+            role: As `gemm.Gemm.role`.
+            layers: Number of layers.
+
+        Raises:
+            ValueError: If the exceptions take too long to be compared with names of modules.
+        """
+        if role == "router" or (role == "lm_head" and not self.head):
+            return (None,)  # engines compute these in the model's type
+        if self.experts_alone and not role.startswith("expert "):
+            return (None,)
+        with _time_limit(_MOST_SECONDS):
+            found = {
+                self._excepts(name)
+                for layer in range(min(layers, _MOST_LAYERS) if self.exceptions else 1)
+                for name in _names(role, layer)
+            }
+        return tuple(None if excepted else self.recipe for excepted in sorted(found))
+
+    def _excepts(self, name: str) -> bool:
+        words = name.split(".")
+        beginnings = [".".join(words[:count]) for count in range(1, len(words) + 1)]
+        for exception in self.exceptions:
+            if exception.startswith("re:"):
+                if re.match(exception.removeprefix("re:"), name):
+                    return True
+            elif "*" in exception:
+                if any(fnmatchcase(beginning, exception) for beginning in beginnings):
+                    return True
+            elif f".{exception}." in f".{name}.":
+                return True
+        return False
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Have the block end with a ValueError after a time; only in the main thread, as signals do."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise ValueError(
+            "quantization_config: its exceptions are not compared with the names of modules "
+            f"within {seconds:g} s; allowed: regular expressions that are"
+        )
+
+    before = signal.signal(signal.SIGALRM, end)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def read_quantization(config: Mapping[str, Any]) -> Quantization:
+    """Read a ``quantization_config``.
+
+    Raises:
+        ValueError: If a key of it cannot be understood. The message has the form
+            ``key: found; allowed``.
+    """
+    method = str(config.get("quant_method", "")).lower()
+    return Quantization(
+        method=method or "an unnamed method",
+        recipe=_recipe(method, config),
+        exceptions=tuple(_exceptions(config)),
+        experts_alone=method == "mxfp4",
+        head=config.get("lm_head") is True,
+    )
+
+
+def _recipe(method: str, config: Mapping[str, Any]) -> Recipe | str:
+    if method == "mxfp4":
+        return "its weights are MXFP4 and tokens are not: no operator mixes the two"
+    if method in _WEIGHTS_ALONE:
+        return f"{method} quantizes weights alone, which engines multiply with kernels of their own"
+    if isinstance(config.get("config_groups"), Mapping):
+        return _recipe_of_groups(config["config_groups"])
+    if method == "fbgemm_fp8":
+        return _ROWS
+    if method == "fp8":
+        return _recipe_of_fp8(config)
+    algorithm = str(config.get("quant_algo", "")).upper()
+    if method == "modelopt" and algorithm in ("FP8", "NVFP4"):
+        return _TENSORS if algorithm == "FP8" else _NVFP4
+    named = f"{method} {algorithm}".strip() or "without a quant_method"
+    return f"what quantization_config {named} means for a GEMM is not known here"
+
+
+def _recipe_of_fp8(config: Mapping[str, Any]) -> Recipe | str:
+    block = config.get("weight_block_size")
+    if block is not None:
+        return f"its weights are fp8 in blocks of {_short(block)}, which no operator scales"
+    if config.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        return f"fmt is {_short(config['fmt'])}, and e4m3 is what is known here"
+    if config.get("activation_scheme") != "static":
+        # vLLM's Fp8LinearMethod: PER_TOKEN where its CUTLASS kernels run.
+        return (
+            "its weights are fp8 by tensor and its activations, for activation_scheme is not "
+            "static, fp8 by token (so vLLM reads it), a pair that no operator takes"
+        )
+    return _TENSORS
+
+
+def _recipe_of_groups(groups: Mapping[str, Any]) -> Recipe | str:
+    """Read the groups of compressed-tensors, which modelopt writes too."""
+    if len(groups) != 1:
+        return f"it has {len(groups)} config_groups, and what is known here is one for all Linears"
+    (group,) = groups.values()
+    targets = group.get("targets") if isinstance(group, Mapping) else None
+    if "Linear" not in (targets if isinstance(targets, list) else [targets]):
+        return "its config_groups are not for all Linears"
+    weights, activations = group.get("weights"), group.get("input_activations")
+    if not isinstance(weights, Mapping):
+        return "its config_groups do not say what weights are"
+    if not isinstance(activations, Mapping):
+        return (
+            f"its weights are {_kind(weights)} and its activations are not quantized: engines "
+            "multiply them with kernels of their own"
+        )
+    for pair, recipe in _RECIPES.items():
+        if (_form(weights), _form(activations)) == pair:
+            return recipe
+    return (
+        f"its weights are {_kind(weights)} and its activations {_kind(activations)}, a pair that "
+        "no operator takes"
+    )
+
+
+Form = tuple[object, object, object, object]
+
+
+def _form(stated: Mapping[str, Any]) -> Form:
+    grouped = stated.get("group_size") if _strategy(stated) == "group" else None
+    return stated.get("type"), stated.get("num_bits"), _strategy(stated), grouped
+
+
+def _strategy(stated: Mapping[str, Any]) -> object:
+    strategy = stated.get("strategy")
+    return "group" if strategy == "tensor_group" else strategy
+
+
+_FP4_BLOCK: Form = ("float", 4, "group", 16)
+_RECIPES: dict[tuple[Form, Form], Recipe] = {
+    (("float", 8, "tensor", None), ("float", 8, "tensor", None)): _TENSORS,
+    (("float", 8, "channel", None), ("float", 8, "token", None)): _ROWS,
+    (_FP4_BLOCK, _FP4_BLOCK): _NVFP4,
+}
+"""By type, bits, strategy and group size of weights, and of activations."""
+
+
+def _kind(stated: Mapping[str, Any]) -> str:
+    """Words such as ``int4 by group of 128``."""
+    kind, bits, strategy, size = _form(stated)
+    grouped = f" of {_short(size)}" if size is not None else ""
+    return f"{_short(kind)}{_short(bits)} by {_short(strategy)}{grouped}"
+
+
+def _exceptions(config: Mapping[str, Any]) -> Iterator[str]:
+    for key in _EXCEPTIONS:
+        listed = config.get(key)
+        for name in () if listed is None else listed if isinstance(listed, list) else (listed,):
+            if not isinstance(name, str):
+                raise ValueError(f"{key}: found {_short(name)}; allowed: names of modules")
+            if name.startswith("re:"):
+                try:
+                    re.compile(name.removeprefix("re:"))
+                except re.error as error:
+                    raise ValueError(
+                        f"{key}: found {_short(name)}; allowed: a regular expression after re: "
+                        f"({error})"
+                    ) from None
+            yield name
+
+
+def _names(role: str, layer: int) -> Iterable[str]:
+    """Full names of the Linears of one layer that a role stands for."""
+    for words, module in _MODULES.items():
+        if role.startswith(f"{words} "):
+            last = role.removeprefix(f"{words} ")
+            parts = _PARTS.get(last, (last,))
+            return [f"model.layers.{layer}.{module}.{part}" for part in parts]
+    return [role]
+
+
+def _short(value: object) -> str:
+    return str(value)[:60]

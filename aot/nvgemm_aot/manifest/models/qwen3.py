@@ -1,0 +1,24 @@
+"""Dense Qwen3."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .decoder import GroupedQueryConfig, Size, gated_mlp
+from .gemm import Projection, repeat
+
+
+class Qwen3Config(GroupedQueryConfig):
+    """A dense Qwen3's config.json."""
+
+    head_dim: Size = 128
+    intermediate_size: Size
+    attention_bias: bool = False
+
+    def projections(self) -> Iterator[Projection]:
+        """Dense layers and the head."""
+        layers = self.num_hidden_layers
+        yield from repeat(layers, self.attention(biased=self.attention_bias))
+        mlp = gated_mlp("mlp", hidden=self.hidden_size, intermediate=self.intermediate_size)
+        yield from repeat(layers, mlp)
+        yield self.lm_head()

@@ -1,0 +1,306 @@
+"""What a manifest file may say, entry by entry.
+
+The models check each value alone; rules between values are in `manifest`. A field that was left out
+is empty or zero in its model, which no given value can be.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from nvgemm_runtime.gemm.epilogue import Epilogue
+from nvgemm_runtime.gemm.problem import MAX_EXTENT, DType, Layout, Op
+from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.support import OUTS
+
+from ..targets import DEFAULT_DEVICE
+from ..targets.profile import profile_names
+from .yaml_source import Location
+
+VERSION = 1
+"""The version of the manifest format that this package reads."""
+
+MAX_CANDIDATES = 64
+
+ARCHITECTURES = tuple(sorted(DEFAULT_DEVICE))
+
+INPUT_DTYPES = tuple(dtype.value for dtype in OUTS)
+OUT_DTYPES = tuple(d.value for d in DType if any(d in outs for outs in OUTS.values()))
+
+NONE = "none"
+"""No scales, or no epilogue, where a list or the defaults name some."""
+SCALES = (NONE, *(recipe.value for recipe in ScaleRecipe))
+EPILOGUES = (NONE, *(epilogue.value for epilogue in Epilogue))
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Rule:
+    """A check of one scalar, as pydantic metadata.
+
+    Attributes:
+        allowed: What is allowed, for messages.
+        accepts: Whether a value keeps the rule.
+        choices: All allowed texts, where they can be listed.
+        help: What to write, for a value that is like nothing allowed; possibly empty.
+        schema: The same as JSON Schema.
+
+    """
+
+    allowed: str
+    accepts: Callable[[object], bool]
+    choices: tuple[str, ...] = ()
+    help: str = ""
+    schema: dict[str, Any]
+
+    def _check(self, value: object) -> object:
+        if not self.accepts(value):
+            raise PydanticCustomError("rule", "breaks a rule", {"rule": self})
+        return value
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return dict(self.schema)
+
+
+def _one_of(choices: Iterable[str], help: str = "") -> Rule:
+    listed = tuple(choices)
+    return Rule(
+        allowed=", ".join(listed),
+        choices=listed,
+        help=help,
+        accepts=lambda value: isinstance(value, str) and value in listed,
+        schema={"type": "string", "enum": list(listed)},
+    )
+
+
+def _integer(least: int, most: int, help: str = "") -> Rule:
+    return Rule(
+        allowed=f"an integer in {least}..{most}" if least < most else str(least),
+        accepts=lambda value: type(value) is int and least <= value <= most,
+        help=help,
+        schema={"type": "integer", "minimum": least, "maximum": most},
+    )
+
+
+def _text(allowed: str, pattern: str = r"[\s\S]+", help: str = "") -> Rule:
+    return Rule(
+        allowed=allowed,
+        accepts=lambda value: isinstance(value, str) and re.fullmatch(pattern, value) is not None,
+        help=help,
+        schema={"type": "string", "pattern": f"^{pattern}$"},
+    )
+
+
+class _ScalarOrList:
+    """Lets one value stand for a list of one."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(
+            lambda value: value if isinstance(value, list) else [value], handler(source)
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        listed = handler(schema)
+        return {"anyOf": [listed["items"], listed]}
+
+
+class _ListOfLists:
+    """Makes a list without its inner brackets one mistake, not one for each number."""
+
+    @staticmethod
+    def check(value: object) -> object:
+        items = value if isinstance(value, list) else [value]
+        if items and not any(isinstance(item, list) for item in items):
+            raise PydanticCustomError("flat", "is no list of lists")
+        return value
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.check, handler(source))
+
+
+class _ArchitectureOrMapping:
+    """Lets an architecture stand for a target that names nothing else."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(
+            lambda value: {"arch": value} if isinstance(value, str) else value, handler(source)
+        )
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string", "enum": list(ARCHITECTURES)}, handler(schema)]}
+
+
+NAME_PATTERN = r"[a-z0-9]([a-z0-9.\-]{0,62}[a-z0-9])?"
+NAME_ALLOWED = "lower-case letters, digits, '-' and '.', at most 64, a letter or digit at each end"
+
+Number = Annotated[int, _integer(1, MAX_EXTENT)]
+Extent = Annotated[int, _integer(1, MAX_EXTENT, help="list the values, as in [1, 2, 4]")]
+Candidates = Annotated[int, _integer(1, MAX_CANDIDATES)]
+OneOrMore = Annotated[list[T], Field(min_length=1), _ScalarOrList()]
+Pair = Annotated[list[Number], Field(min_length=2, max_length=2)]
+Triple = Annotated[list[Number], Field(min_length=3, max_length=3)]
+Comment = Annotated[str, _text("text", help="remove the key or give a text")]
+
+LAYOUTS = tuple(layout.value for layout in Layout)
+_LAYOUT_HELP = "a letter for A and one for B: t row-major, n column-major"
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class TargetEntry(_Entry):
+    """A GPU architecture, and the product whose numbers its kernels are chosen with."""
+
+    arch: Annotated[str, _one_of(ARCHITECTURES)] = Field(description="GPU architecture.")
+    device: Annotated[str, _one_of(profile_names())] = Field(
+        default_factory=str,
+        description="GPU product to tune for; left out, the architecture's usual one.",
+    )
+
+
+class SharedEntry(_Entry):
+    """What gemms have in common; an entry of `gemms` overrides it."""
+
+    op: Annotated[str, _one_of(op.value for op in Op)] = Field(
+        default_factory=str, description="Operation, by torch's name; mm if left out."
+    )
+    dtype: OneOrMore[Annotated[str, _one_of(INPUT_DTYPES)]] = Field(
+        default_factory=list, description="Element type of A and B, or several."
+    )
+    out: OneOrMore[Annotated[str, _one_of(OUT_DTYPES)]] = Field(
+        default_factory=list,
+        description="Element type of the result, or several. Left out: the inputs' for fp16 and "
+        "bf16, bf16 for fp8 and fp4, int32 for integers.",
+    )
+    layout: OneOrMore[Annotated[str, _one_of(LAYOUTS, _LAYOUT_HELP)]] = Field(
+        default_factory=list,
+        description="Majors of A and B, or several: t is row-major, n column-major. tn, the layout "
+        "of torch.nn.Linear, if left out.",
+    )
+    scales: OneOrMore[Annotated[str, _one_of(SCALES)]] = Field(
+        default_factory=list,
+        description="Element type of the scales of A and B and which values share one, or several: "
+        "e8m0_1x32 for MXFP8 and MXFP4, e4m3_1x16 for NVFP4. None if left out.",
+    )
+    epilogue: OneOrMore[Annotated[str, _one_of(EPILOGUES)]] = Field(
+        default_factory=list,
+        description="What is done to the product before it is rounded and stored, or several: bias "
+        "adds a row, add a matrix. None if left out.",
+    )
+    candidates: Candidates = Field(
+        default_factory=int, description="Kernels to build for each problem."
+    )
+    comment: Comment = Field(default_factory=str, description="Free text for readers.")
+
+
+SIZE_WAYS = (("m", "n", "k"), ("m", "nk"), ("mnk",))
+SIZE_KEYS = ("m", "n", "k", "nk", "mnk")
+
+
+def _only_with(way: tuple[str, ...]) -> dict[str, Any]:
+    others = [{"required": [key]} for key in SIZE_KEYS if key not in way]
+    return {"required": list(way), "not": {"anyOf": others}}
+
+
+class GemmEntry(SharedEntry):
+    """One GEMM, or the product of all of its lists."""
+
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_only_with(w) for w in SIZE_WAYS]})
+
+    m: OneOrMore[Extent] = Field(default_factory=list, description="Rows of A and of the result.")
+    n: OneOrMore[Extent] = Field(default_factory=list, description="Columns of B and the result.")
+    k: OneOrMore[Extent] = Field(
+        default_factory=list, description="Columns of A, rows of B, in values."
+    )
+    nk: Annotated[list[Pair], Field(min_length=1), _ListOfLists()] = Field(
+        default_factory=list, description="Pairs [n, k]: a Linear's [out, in] features."
+    )
+    mnk: Annotated[list[Triple], Field(min_length=1), _ListOfLists()] = Field(
+        default_factory=list, description="Triples [m, n, k]."
+    )
+    batch: OneOrMore[Extent] = Field(
+        default_factory=list, description="Matrices of a batch; bmm alone has them, and needs it."
+    )
+    groups: OneOrMore[Extent] = Field(
+        default_factory=list,
+        description="Groups of rows, and matrices B; grouped_mm alone has them, and needs it.",
+    )
+    count: Number = Field(
+        default_factory=int,
+        description="How often each GEMM stands in the graphs that were recorded; 1 if left out. "
+        "What is built does not depend on it.",
+    )
+
+
+class ManifestEntry(_Entry):
+    """GEMM shapes to build kernels for."""
+
+    model_config = ConfigDict(title="nvgemm-aot manifest")
+
+    version: Annotated[int, _integer(VERSION, VERSION)] = Field(
+        description="Version of the manifest format."
+    )
+    name: Annotated[
+        str,
+        _text(NAME_ALLOWED, NAME_PATTERN),
+    ] = Field(description="Name of what is built; it becomes part of the wheel's name.")
+    description: Comment = Field(default_factory=str, description="One sentence on what it is for.")
+    targets: Annotated[
+        list[Annotated[TargetEntry, _ArchitectureOrMapping()]], Field(min_length=1)
+    ] = Field(description="What to build for.")
+    candidates: Candidates = Field(
+        default_factory=int, description="Kernels to build for each problem; 8 if left out."
+    )
+    defaults: SharedEntry = Field(
+        default_factory=SharedEntry, description="What gemms have in common."
+    )
+    gemms: Annotated[list[GemmEntry], Field(min_length=1)] = Field(
+        description="The GEMMs to build for."
+    )
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON Schema (draft 2020-12) of a manifest, for editors.
+
+    It accepts every manifest that `load_manifest` accepts. Rules between entries, such as a dtype
+    given neither in a gemm nor in the defaults, are beyond it.
+    """
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **ManifestEntry.model_json_schema(),
+    }
+
+
+def allowed_keys(location: Location) -> tuple[str, ...]:
+    """List the keys that the mapping at a location may have."""
+    models: dict[str | int, type[_Entry]] = {
+        "targets": TargetEntry,
+        "defaults": SharedEntry,
+        "gemms": GemmEntry,
+    }
+    return tuple((models[location[0]] if location else ManifestEntry).model_fields)

@@ -1,0 +1,146 @@
+"""Runtime estimates for kernel designs, from nvMatmulHeuristics' analytical model. Needs no GPU.
+
+The model knows plain GEMMs. Scales and epilogues cost the same in every kernel that it is asked to
+compare, nearly, and are left out; groups are taken for a batch of as many GEMMs with rows shared
+out evenly among them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.gemm.problem import DType, Problem
+
+from .runtime_model import BlockShape
+
+_DISTRIBUTION = "nvidia-matmul-heuristics"
+
+_LETTERS = {
+    DType.FP32: "S",
+    DType.FP16: "H",
+    DType.BF16: "T",
+    DType.FP8_E4M3: "Q",
+    DType.FP8_E5M2: "R",
+    DType.FP4_E2M1: "O",
+    DType.INT32: "I",
+    DType.INT8: "B",
+    DType.UINT8: "B",  # the model knows one 8-bit integer type
+}
+
+_MIN_TILE_N = 32
+"""Narrowest tile that the model answers for on SM100; narrower ones are estimated as this."""
+
+_MIN_TILE_K_BYTES = 128
+"""Shortest tile along k that the model answers for: one row of 128-byte swizzled shared memory."""
+
+
+class MatmulHeuristics:
+    """nvMatmulHeuristics' model of one GPU product.
+
+    Args:
+        gpu: The product's name in nvMatmulHeuristics, e.g. ``H200_SXM``.
+        shared_memory_bytes: Shared memory of a thread block, which bounds the pipeline stages.
+
+    It is loaded by the first estimate.
+    """
+
+    def __init__(self, gpu: str, shared_memory_bytes: int) -> None:
+        self._gpu = gpu
+        self._shared_memory_bytes = shared_memory_bytes
+        self._loaded: _Loaded | None = None
+
+    @property
+    def name(self) -> str:
+        """Name and version; see `RuntimeModel.name`."""
+        try:
+            return f"{_DISTRIBUTION} {version(_DISTRIBUTION)}"
+        except PackageNotFoundError as error:
+            raise ToolchainError(
+                f"cannot rank kernels: {_DISTRIBUTION} is not installed; "
+                "run: pip install 'nvgemm-aot[build]'"
+            ) from error
+
+    def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
+        """Estimate a runtime; see `RuntimeModel.estimate_ns`."""
+        if self._loaded is None:
+            self._loaded = _Loaded(self.name, self._gpu, self._shared_memory_bytes)
+        return self._loaded.estimate_ns(problem, shape)
+
+
+class _Loaded:
+    """The model with its package imported and its calibration at hand."""
+
+    def __init__(self, name: str, gpu: str, shared_memory_bytes: int) -> None:
+        import nvMatmulHeuristics as model  # noqa: N813
+
+        if gpu not in model.NvMatmulHeuristicsNvidiaGpu.__members__:
+            raise ToolchainError(f"{name} does not model {gpu!r}")
+        self._shared_memory_bytes = shared_memory_bytes
+        self._layouts = model.NvMatmulHeuristicsMatmulLayout
+        # CUTLASS3 is the back end whose kernels are built like CuTe-DSL ones: TMA, clusters.
+        self._interface = model.NvMatmulHeuristicsInterfaceEx(
+            backend=model.NvMatmulHeuristicsTarget.CUTLASS3,
+            flags=model.NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING,
+            gpu=model.NvMatmulHeuristicsNvidiaGpu[gpu],
+        )
+        self._warm = functools.lru_cache(maxsize=None)(self._load_discovery)
+
+    def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
+        precision = self._precision(problem)
+        layout = self._layout(problem, shape.swapped)
+        self._warm(precision, layout)
+        rows = -(-problem.m // problem.groups)
+        m, n = (problem.n, rows) if shape.swapped else (rows, problem.n)
+        question = self._interface.makeNvMatmulHeuristicsProblem(
+            m, n, problem.k, layout, problem.batch * problem.groups
+        )
+        config = self._configuration(problem, shape)
+        # The package's own wrapper of this function calls a method that does not exist (0.1.0.27).
+        seconds = self._interface.nvMatmulHeuristicsEstimateRuntime(
+            self._interface.handle,
+            precision.encode("ascii"),
+            ctypes.c_int(self._interface.target),
+            ctypes.byref(question),
+            ctypes.byref(config),
+            self._interface.hardware_descriptor,
+        )
+        return max(1, round(seconds * 1e9)) if seconds > 0 else None
+
+    def _load_discovery(self, precision: str, layout: Any) -> None:
+        """Load the calibration that the model uses for this precision and layout."""
+        self._interface.loadInternalDiscoverySet(layout, precision=precision)
+
+    def _configuration(self, problem: Problem, shape: BlockShape) -> Any:
+        bits = problem.signature.a.bits
+        tile_m, tile_n = shape.tile[0], max(shape.tile[1], _MIN_TILE_N)
+        tile_k = max(shape.tile[2], 8 * _MIN_TILE_K_BYTES // bits)
+        stage_bytes = (tile_m + tile_n) * tile_k * bits // 8
+        config = self._interface.nvmmhKernelConfiguration()
+        config.cta[:] = (tile_m, tile_n, tile_k)
+        config.warp[:] = (min(tile_m, 64), tile_n, tile_k)
+        config.instr[:] = (min(tile_m, 64), tile_n, 256 // bits)
+        config.splitK = 1
+        config.loadStages = max(2, min(8, self._shared_memory_bytes // stage_bytes))
+        config.gridSwizzle = 1
+        config.ctaOrder = 0
+        config.cluster[:] = shape.cluster
+        return config
+
+    def _precision(self, problem: Problem) -> str:
+        signature = problem.signature
+        a, b = _LETTERS[signature.a], _LETTERS[signature.b]
+        accumulator, out = _LETTERS[signature.accumulator], _LETTERS[signature.out]
+        if signature.a.is_fp8 or signature.a is DType.FP4_E2M1:
+            return f"{a}{b}{out}{accumulator}{out}"
+        return f"{a}{accumulator}{out}"
+
+    def _layout(self, problem: Problem, swapped: bool) -> Any:
+        a, b = problem.signature.layout.value
+        if swapped:  # out^T = B^T A^T: the operands change places and majors
+            other = {"t": "n", "n": "t"}
+            return self._layouts[f"{other[b]}{other[a]}_COL_MAJOR".upper()]
+        return self._layouts[f"{a}{b}_ROW_MAJOR".upper()]

@@ -1,0 +1,150 @@
+"""The build cache: files named by the digest of everything that determines their content.
+
+An entry is its payload's sha256 followed by the payload, so damage is noticed when it is read; a
+damaged entry counts as absent. So does one that others than this user and root could have written:
+entries hold native code. Entries are written whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+from pathlib import Path
+
+from nvgemm_runtime.bundle.format import canonical_json
+from nvgemm_runtime.errors import StorageError
+from nvgemm_runtime.installed.jit_cache import default_directory
+from nvgemm_runtime.installed.ownership import place_writable_by_others, writable_by_others
+
+from .files import require_writable, sweep_partials, write_atomic
+
+__all__ = ["Cache", "cache_key", "default_directory"]
+
+_log = logging.getLogger(__name__)
+
+_DIGEST_BYTES = hashlib.sha256().digest_size
+
+
+def cache_key(kind: str, inputs: object) -> str:
+    """Name of the entry that is determined by ``inputs`` (anything JSON can say)."""
+    return hashlib.sha256(canonical_json([kind, inputs])).hexdigest()
+
+
+class Cache:
+    """A directory of entries. Safe for many processes at once: entries never change.
+
+    Args:
+        directory: Where the entries are; created when first written to.
+        quiet: Whether not to warn of entries that others could have written.
+
+    Attributes:
+        directory: As given.
+    """
+
+    def __init__(self, directory: Path, *, quiet: bool = False) -> None:
+        self.directory = directory
+        self._quiet = quiet
+
+    def path(self, key: str) -> Path:
+        """Where the entry called ``key`` is or would be."""
+        return self.directory / "entries" / key[:2] / key
+
+    @property
+    def lock_directory(self) -> Path:
+        """Where lock files are, and nothing else."""
+        return self.directory / "locks"
+
+    def lock_path(self, name: str) -> Path:
+        """The lock file of this name; see `locks`."""
+        return self.lock_directory / name
+
+    def get(self, key: str) -> bytes | None:
+        """Payload of an entry; None where it is absent or damaged, or others could have written it.
+
+        Raises:
+            StorageError: If the entry exists and cannot be read.
+        """
+        try:
+            refusal = writable_by_others(self.path(key).absolute())
+            data = b"" if refusal else self.path(key).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StorageError(f"{self.path(key)}: cannot read: {error.strerror}") from error
+        if refusal is not None:
+            if not self._quiet:
+                _warn_of_others(self.directory, refusal)
+            return None
+        digest, payload = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+        if hashlib.sha256(payload).digest() != digest:
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(self.path(key))  # what was not used for longest is evicted first
+        return payload
+
+    def has(self, key: str) -> bool:
+        """Whether an entry exists that only this user could have written; it may be damaged."""
+        try:
+            return writable_by_others(self.path(key).absolute()) is None
+        except OSError:
+            return False
+
+    def put(self, key: str, payload: bytes) -> None:
+        """Store an entry.
+
+        Raises:
+            StorageError: If the cache cannot be written.
+        """
+        write_atomic(self.path(key), hashlib.sha256(payload).digest() + payload)
+
+    def put_if_possible(self, key: str, payload: bytes) -> None:
+        """Store an entry that is only a convenience: a cache that cannot be written is no error."""
+        with contextlib.suppress(StorageError):
+            self.put(key, payload)
+
+    def refusal(self) -> str | None:
+        """Why no entry that is put here would be used again, or None: others could change it.
+
+        Raises:
+            OSError: If the directories cannot be looked at.
+        """
+        place = self.directory.absolute() / "entries"
+        if not place.is_dir():
+            while not place.exists():
+                place = place.parent
+            return writable_by_others(place)
+        folders = (place_writable_by_others(one) for one in list(place.iterdir()) if one.is_dir())
+        return writable_by_others(place) or next(filter(None, folders), None)
+
+    def require_writable(self) -> None:
+        """Fail now rather than after hours of compiling, and sweep what killed builds left behind.
+
+        Raises:
+            StorageError: If the directory cannot be written, with how to name another.
+        """
+        try:
+            require_writable(self.directory / "entries")
+        except StorageError as error:
+            raise StorageError(
+                f"the build cache is not writable: {error}; "
+                "set NVGEMM_AOT_CACHE or --cache-dir to a directory that is"
+            ) from error
+        for directory in self.directory.glob("entries/*"):
+            sweep_partials(directory)
+
+
+_warned = False
+
+
+def _warn_of_others(directory: Path, refusal: str) -> None:
+    """Say once a process that entries are not used."""
+    global _warned
+    if not _warned:
+        _warned = True
+        _log.warning(
+            "compiled kernels of the cache are not used where others could have changed them: %s; "
+            "for all of them: chmod -R go-w %s",
+            *(refusal, directory.absolute()),
+        )

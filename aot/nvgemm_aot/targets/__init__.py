@@ -1,0 +1,48 @@
+"""The targets that can be built for, and the GPU product each is tuned for by default."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nvgemm_runtime.errors import TargetError
+from nvgemm_runtime.gemm.target import Target
+
+from .profile import DeviceProfile, load_profile
+
+DEFAULT_DEVICE = {
+    "sm_90a": "H200",
+    "sm_100a": "B200",
+    "sm_100f": "B200",
+    "sm_103a": "GB300",
+}
+"""By architecture: the device profile that a manifest which names none gets."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildTarget:
+    """A target and the product whose numbers its kernels are chosen and compiled with."""
+
+    target: Target
+    device: DeviceProfile
+
+
+def build_target(arch: str, device: str | None = None) -> BuildTarget:
+    """Resolve an architecture, and optionally a device profile's name, to a target.
+
+    Raises:
+        TargetError: If the architecture is not buildable, the profile does not exist, or the
+            device cannot run that architecture's kernels.
+    """
+    if arch not in DEFAULT_DEVICE:
+        raise TargetError(
+            f"no provider builds for target {arch!r} (known: {', '.join(sorted(DEFAULT_DEVICE))})"
+        )
+    target = Target(arch=arch)
+    profile = load_profile(device or DEFAULT_DEVICE[arch])
+    if not target.runs_on(profile.capability):
+        major, minor = profile.capability
+        raise TargetError(
+            f"target {arch}: device {profile.name} has compute capability {major}.{minor} "
+            f"and cannot run {arch} kernels; leave the device out for {DEFAULT_DEVICE[arch]}"
+        )
+    return BuildTarget(target=target, device=profile)

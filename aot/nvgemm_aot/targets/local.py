@@ -1,0 +1,154 @@
+"""Device profiles of the GPUs at hand: what the driver tells, and what it is compared with.
+
+A build for another machine takes its numbers from shipped profiles. Here the driver has told the
+product's name, its multiprocessors and its shared memory, so that a GPU of which nothing is shipped
+can be compiled for, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nvgemm_runtime.errors import TargetError
+from nvgemm_runtime.gemm.target import CPU, Target
+
+from . import DEFAULT_DEVICE, BuildTarget
+from .profile import DeviceProfile, Fact, load_profile, profile_names
+
+_DRIVER = "read from the driver of this machine"
+
+_NONE = Fact(value=1, basis="estimated", source="a CPU has none; nothing is computed from it")
+
+CPU_PROFILE = DeviceProfile(
+    name=CPU,
+    driver_name=CPU,
+    capability=(0, 0),
+    heuristics_gpu="none",
+    sm_count=_NONE,
+    shared_memory_per_block_bytes=_NONE,
+    registers_per_thread=_NONE,
+    max_active_clusters={},
+)
+"""Of the host itself, for providers of CPU kernels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """A device as a process with a driver describes it; fields as in `DeviceFacts`.
+
+    Attributes:
+        shared_memory_bytes: Most shared memory one thread block can opt in to; None where it is
+            not known.
+    """
+
+    kind: str
+    name: str
+    capability: tuple[int, int] | None
+    multiprocessors: int | None
+    shared_memory_bytes: int | None
+    platform: str
+    cuda: str | None
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> Device:
+        """Read what `nvgemm_runtime.jit.client` writes."""
+        capability = document["capability"]
+        return cls(**{**document, "capability": None if capability is None else tuple(capability)})
+
+
+def targets_for(device: Device) -> tuple[BuildTarget, ...]:
+    """The targets whose kernels a device runs, in the order in which to try them.
+
+    A family's target comes first, for its kernels serve more devices; some operators exist for
+    exactly one architecture only.
+
+    Raises:
+        TargetError: If nothing can be built for the device.
+    """
+    if device.kind == CPU:
+        return (BuildTarget(target=Target(arch=CPU, platform=device.platform), device=CPU_PROFILE),)
+    for what, found, built in (
+        ("platform", device.platform, Target.platform),
+        ("CUDA version of torch", device.cuda, Target.cuda),
+    ):
+        if found != built:
+            raise TargetError(f"{what} {found}: kernels are compiled for {built} only")
+    capability = device.capability
+    fitting = [
+        arch
+        for arch in sorted(DEFAULT_DEVICE)
+        if capability is not None and Target(arch=arch).runs_on(capability)
+    ]
+    if not fitting:
+        raise TargetError(
+            f"{device.name}, compute capability {_text(capability)}: kernels are compiled for "
+            f"{', '.join(sorted(DEFAULT_DEVICE))} only"
+        )
+    profile = profile_of(device)
+    family_first = sorted(fitting, key=lambda arch: Target(arch=arch).suffix != "f")
+    return tuple(BuildTarget(target=Target(arch=arch), device=profile) for arch in family_first)
+
+
+def profile_of(device: Device) -> DeviceProfile:
+    """The profile of a GPU: the shipped one of its name, if the driver agrees, else a derived one.
+
+    Raises:
+        TargetError: If no shipped profile has its compute capability.
+    """
+    alike = [
+        profile
+        for profile in map(load_profile, profile_names())
+        if profile.capability == device.capability
+    ]
+    if not alike:
+        raise TargetError(
+            f"{device.name}: no device profile has compute capability {_text(device.capability)}"
+        )
+    same = [profile for profile in alike if profile.driver_name == device.name]
+    usual = [profile for profile in alike if profile.name in DEFAULT_DEVICE.values()]
+    base = [*same, *usual, *alike][0]
+    return base if same and _agrees(base, device) else _derive(base, device)
+
+
+def _agrees(profile: DeviceProfile, device: Device) -> bool:
+    return profile.sm_count.value == device.multiprocessors and (
+        device.shared_memory_bytes in (None, profile.shared_memory_per_block_bytes.value)
+    )
+
+
+def _derive(base: DeviceProfile, device: Device) -> DeviceProfile:
+    """The profile of another product of the same capability, with the driver's numbers.
+
+    How many clusters run at once depends on how multiprocessors are grouped, which is not told. A
+    number too small leaves multiprocessors idle, one too large does no harm but to balance: so the
+    base's number is scaled and rounded down.
+    """
+    count = device.multiprocessors
+    if not count:
+        raise TargetError(f"{device.name}: the driver gives no number of multiprocessors")
+    memory = device.shared_memory_bytes
+    rule = f"{base.name}'s number times {count} of {base.sm_count.value} SMs, rounded down"
+    return replace(
+        base,
+        name=device.name,
+        driver_name=device.name,
+        sm_count=Fact(value=count, basis="measured", source=_DRIVER),
+        shared_memory_per_block_bytes=base.shared_memory_per_block_bytes
+        if memory is None
+        else Fact(value=memory, basis="measured", source=_DRIVER),
+        max_active_clusters={
+            size: Fact(value=count, basis="measured", source=f"{_DRIVER}: one block an SM")
+            if size == 1
+            else Fact(
+                value=max(1, min(fact.value * count // base.sm_count.value, count // size)),
+                basis="estimated",
+                source=rule,
+            )
+            for size, fact in base.max_active_clusters.items()
+        },
+    )
+
+
+def _text(capability: tuple[int, int] | None) -> str:
+    return "unknown" if capability is None else f"{capability[0]}.{capability[1]}"

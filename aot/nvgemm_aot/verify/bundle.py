@@ -1,0 +1,276 @@
+"""Checking that a bundle holds what its entries say, kernel by kernel, with the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
+from nvgemm_runtime.bundle.format import Header, Kernel
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import TargetError
+from nvgemm_runtime.gemm.problem import Op
+from nvgemm_runtime.gemm.target import CPU
+
+from ..targets.profile import DeviceProfile, load_profile
+from .disassembler import (
+    INSTALL_COMMAND,
+    Disassembler,
+    find_disassembler,
+    require_disassembler,
+)
+from .elf import MalformedElfError
+from .findings import Check, Gap
+from .host_elf_reading import imported_symbols
+from .kernel import KernelEvidence, inspect_kernel
+from .operator_name import NAMING_PROVIDERS
+
+Progress = Callable[[int, int], None]
+"""Called after each kernel, in the caller's thread: how many are done, how many there are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One check that a bundle or one of its kernels fails.
+
+    Attributes:
+        kernel: Id of the kernel, or None where the bundle as a whole is meant.
+        check: Which check.
+        message: What was observed, against what is allowed.
+    """
+
+    kernel: str | None
+    check: Check
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Result of a verification.
+
+    Attributes:
+        path: The bundle.
+        target: Key of its target.
+        device: Name of the device profile that limits were taken from.
+        disassembler: The program that disassembled device code, or None if that was left out.
+        notes: What a reader must know about how far the checks went.
+        kernels: Evidence, in the order of the bundle.
+        findings: What does not hold; empty if the bundle is good.
+    """
+
+    path: Path
+    target: str
+    device: str
+    disassembler: str | None
+    notes: tuple[str, ...]
+    kernels: tuple[KernelEvidence, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every check that was made holds."""
+        return not self.findings
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything as values that ``json.dumps`` takes."""
+        findings = [
+            {"kernel": finding.kernel, "check": finding.check.value, "message": finding.message}
+            for finding in self.findings
+        ]
+        return asdict(self) | {"path": str(self.path), "ok": self.ok, "findings": findings}
+
+
+def verify_bundle(
+    path: Path,
+    *,
+    disassemble: bool | None = None,
+    jobs: int = 1,
+    progress: Progress | None = None,
+) -> Report:
+    """Check every rule and hash of a bundle, and what is in each of its kernels.
+
+    Args:
+        path: The bundle.
+        disassemble: Whether to check device code; None to do so where the disassembler is found.
+        jobs: How many kernels to look at, and so disassembler processes to run, at once.
+        progress: Told of each finished kernel.
+
+    Returns:
+        Evidence a kernel, and all that does not hold.
+
+    Raises:
+        StorageError: If the bundle cannot be read.
+        BundleFormatError: If it breaks a rule of the format, or content differs from its digest.
+        ToolchainError: If ``disassemble`` is true and there is no disassembler.
+    """
+    disassembler = None
+    if disassemble is not False:
+        disassembler = require_disassembler() if disassemble else find_disassembler()
+    with Bundle(path) as bundle:
+        bundle.check_body()
+        header = bundle.header
+        profile, findings = _load_device(header)
+        if header.target.arch == CPU:
+            disassembler = None
+
+        def inspect(kernel: Kernel) -> tuple[KernelEvidence, list[Gap]]:
+            payload = bundle.payload(kernel)
+            evidence, gaps = inspect_kernel(
+                kernel,
+                payload,
+                target=header.target,
+                profile=profile,
+                disassembler=disassembler,
+            )
+            return evidence, [*gaps, *_imports_gaps(header, kernel, payload)]
+
+        with ThreadPoolExecutor(max_workers=jobs) as pool:
+            futures = [pool.submit(inspect, kernel) for kernel in header.kernels]
+            try:
+                for done, future in enumerate(as_completed(futures), start=1):
+                    future.result()
+                    if progress is not None:
+                        progress(done, len(futures))
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
+        results = [future.result() for future in futures]
+        for unknown in header.unknown_kernels:
+            bundle.payload(unknown)  # checks its digest
+    for evidence, gaps in results:
+        findings += [
+            Finding(kernel=evidence.id, check=gap.check, message=gap.message) for gap in gaps
+        ]
+    return Report(
+        path=Path(path),
+        target=header.target.key,
+        device=header.device,
+        disassembler=str(disassembler) if disassembler else None,
+        notes=(*_notes(header, disassemble, disassembler), *_notes_on_unknown(header)),
+        kernels=tuple(evidence for evidence, _ in results),
+        findings=tuple(findings),
+    )
+
+
+UNPROVED = (
+    "not proved by any payload: k of its tile (compared with the operator's name), cluster limits "
+    "compiled in (compared with the device profile), that a process can load its host code "
+    "(nothing is loaded), on any processor (only signs of AVX are looked for); versions and "
+    "rankings are the builder's word, and whether results are right only a GPU shows"
+)
+"""What stays open where every check holds: part of each report."""
+
+
+POINTERS = (
+    "launchers of kernels that take pointers (those with block scales) show neither types nor "
+    "ranks nor alignment; disassembled code shows the types of A, B, their scales and the result; "
+    "alignment, and how scales lie in memory, are the builder's word"
+)
+"""The same for kernels that are called with the addresses of their operands."""
+
+EPILOGUES = (
+    "of an epilogue, the launcher shows the types and ranks of what it takes, disassembled code "
+    "its activation and that it computes in fp32; how it combines these, and which of two "
+    "arguments of one type and rank is which, is the builder's word"
+)
+"""The same for kernels that do more than multiply and round."""
+
+GROUPS = "that offsets say where the groups of grouped_mm end is the builder's word"
+"""The same for grouped_mm."""
+
+
+HOST_ONLY = (
+    "kernels for the CPU have no device code: digests, calling convention and host code were "
+    "checked, checks of device code do not apply; signature, alignment and design are the "
+    "builder's word"
+)
+"""The same for target ``cpu``, of which payloads show less."""
+
+
+def _notes(
+    header: Header, wanted: bool | None, disassembler: Disassembler | None
+) -> tuple[str, ...]:
+    if header.target.arch == CPU:
+        return (HOST_ONLY,)
+    notes = [UNPROVED, *_notes_on_signatures(header)]
+    others = {kernel.provider for kernel in header.kernels} - NAMING_PROVIDERS
+    if others:
+        notes.append(
+            f"operator names of {', '.join(sorted(others))} are not read: nothing tells the "
+            "schedulers static_persistent and one_tile apart, nor any k of a tile from another"
+        )
+    if disassembler is None:
+        why = "not asked for" if wanted is False else f"no nvdisasm found; run: {INSTALL_COMMAND}"
+        notes.append(
+            "device code was not disassembled: tensor-core instructions, operand types and "
+            "layouts, block scales, tile, epilogues, result types and spill instructions are "
+            f"unchecked ({why})"
+        )
+    return tuple(notes)
+
+
+def _notes_on_unknown(header: Header) -> list[str]:
+    """Kernels that were not looked at, for this release does not understand their entries."""
+    unknown = header.unknown_kernels
+    if not unknown:
+        return []
+    return [f"{len(unknown)} kernels were not looked at but for their digests: {unknown[0].why}"]
+
+
+def _notes_on_signatures(header: Header) -> list[str]:
+    signatures = {kernel.signature for kernel in header.kernels}
+    pointers = any(
+        convention.needs_compact
+        for kernel in header.kernels
+        if (convention := parse_calling_convention(kernel.calling_convention)) is not None
+    )
+    return [
+        note
+        for note, applies in {
+            POINTERS: pointers,
+            EPILOGUES: any(
+                served.epilogue or (served.scales and not served.scales.is_swizzled)
+                for served in signatures
+            ),
+            GROUPS: any(served.op is Op.GROUPED_MM for served in signatures),
+        }.items()
+        if applies
+    ]
+
+
+def _imports_gaps(header: Header, kernel: Kernel, payload: bytes) -> list[Gap]:
+    """Compare the imports that are stated of a kernel with those of its payload."""
+    stated = header.imports if kernel.imports is None else kernel.imports
+    if stated is None:
+        return []
+    try:
+        found = imported_symbols(payload)
+    except MalformedElfError:
+        return []  # a gap of its own
+    if stated == found:
+        return []
+    missing, extra = sorted({*found} - {*stated}), sorted({*stated} - {*found})
+    message = (
+        "imports must be what the payload leaves undefined: "
+        f"it lacks {', '.join(missing) or 'none'}, and has besides {', '.join(extra) or 'none'}"
+    )
+    return [Gap(check=Check.IMPORTS, message=message)]
+
+
+def _load_device(header: Header) -> tuple[DeviceProfile | None, list[Finding]]:
+    if header.target.arch == CPU:
+        return None, []
+    try:
+        profile = load_profile(header.device)
+    except TargetError as error:
+        return None, [Finding(kernel=None, check=Check.DEVICE_PROFILE, message=str(error))]
+    if header.target.runs_on(profile.capability):
+        return profile, []
+    major, minor = profile.capability
+    message = (
+        f"device {profile.name} has compute capability {major}.{minor} and cannot run target "
+        f"{header.target.arch}"
+    )
+    return profile, [Finding(kernel=None, check=Check.DEVICE_PROFILE, message=message)]

@@ -1,0 +1,301 @@
+"""The device part of a kernel: the cubin that lies inside its shared object.
+
+What the fields mean was established by compiling kernels for sm_90, sm_90a, sm_100, sm_100a,
+sm_100f, sm_103, sm_103a and sm_103f with cutlass-dsl 4.8.1 (ptxas 13.4) and comparing the bytes
+with what ``cuobjdump -elf`` 13.5 prints; names of attributes are that tool's.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nvgemm_runtime.gemm.target import Target
+
+from ..targets.profile import DeviceProfile
+from .elf import HEADER, MAGIC, MAX_SYMBOLS, MalformedElfError, open_elf, reading
+from .findings import Check, Gap
+
+EM_CUDA = 190
+"""e_machine of device code (LLVM, BinaryFormat/ELF.h)."""
+
+ELFABIVERSION_CUDA_V2 = 8
+"""EI_ABIVERSION of cubins whose e_flags have the layout below (LLVM, BinaryFormat/ELF.h)."""
+
+EF_CUDA_SM_OFFSET = 8
+EF_CUDA_SM_MASK = 0xFF00
+"""Where e_flags keep the architecture: 90 is 0x06005a04, 100 is 0x06006402 (LLVM, as above).
+
+LLVM's EF_CUDA_ACCELERATORS bit (0x8) is set in none of these cubins: sm_100, sm_100a and sm_100f
+have equal e_flags, so architecture-specific code is told by `_ACCELERATOR_TARGET` alone.
+"""
+
+_ACCELERATOR_TARGET = 0x09
+"""EICOMPAT_ATTR_CUDA_ACCELERATOR_TARGET in .nv.compat: 1 for sm_90a, sm_100a, sm_103a; 0 for
+sm_100f and plain sm_100, which nothing but the compiler's arguments in .note.nv.tkinfo tells
+apart (both run on the same GPUs)."""
+
+_TCGEN05_1CTA_USED, _TCGEN05_2CTA_USED, _CLUSTER_LAUNCH_CONTROL_USED = 0x51, 0x52, 0x62
+"""EIATTR_TCGEN05_1CTA_USED, EIATTR_TCGEN05_2CTA_USED and EIATTR_CLUSTER_LAUNCH_CONTROL_USED (in
+.nv.info.<kernel>, without a value): ptxas writes them where the code has such instructions."""
+
+_CUDA_API_VERSION = 0x37
+"""EIATTR_CUDA_API_VERSION (in .nv.info.<kernel>): 134 in what the ptxas of CUDA 13.4 wrote."""
+
+_REQNTID, _FRAME_SIZE, _MIN_STACK_SIZE, _REGCOUNT = 0x10, 0x11, 0x12, 0x2F
+"""EIATTR_REQNTID (in .nv.info.<kernel>: threads along x, y, z) and, in .nv.info,
+EIATTR_FRAME_SIZE, EIATTR_MIN_STACK_SIZE and EIATTR_REGCOUNT (symbol index, value)."""
+
+RESERVED_SHARED_BYTES = 1024
+"""Shared memory that CUDA keeps for itself in every thread block (CUDA C++ Programming Guide,
+compute capabilities 8.x to 10.x); .nv.shared.<kernel> counts it: 1024 bytes in all 96 kernels
+seen, none of which has static shared memory of its own."""
+
+MAX_THREADS_PER_BLOCK = 1024
+MAX_REGISTERS_PER_BLOCK = 65536
+"""CUDA C++ Programming Guide, technical specifications per compute capability: the same for all
+from 5.3 on but 6.2, which is no target."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceKernel:
+    """One kernel function of a cubin.
+
+    Attributes:
+        name: Its symbol.
+        registers: Registers of a thread at launch.
+        threads: Threads of a block that it was compiled for; None if any number.
+        shared_bytes: Static shared memory with the part that CUDA reserves, per thread block.
+        local_bytes: Local memory of a thread: its own, and the stack with all it calls.
+        ctas_per_tile: Thread blocks that issue a tcgen05 instruction together: 1 or 2; None if it
+            has none, or both kinds.
+        cluster_launch_control: Whether it asks for its work by cluster launch control (CLC).
+        cuda_version: CUDA that it was compiled with, ten times: 134 is 13.4.
+    """
+
+    name: str
+    registers: int
+    threads: int | None
+    shared_bytes: int
+    local_bytes: int
+    ctas_per_tile: int | None
+    cluster_launch_control: bool
+    cuda_version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cubin:
+    """Device code for one architecture.
+
+    Attributes:
+        content: The ELF image.
+        sm: Architecture number, e.g. 100.
+        architecture_specific: Whether it runs on that compute capability only (suffix ``a``).
+        compiled_for: Architecture in the compiler's recorded arguments, e.g. ``sm_100f``.
+        kernels: Its kernel functions.
+    """
+
+    content: bytes
+    sm: int
+    architecture_specific: bool
+    compiled_for: str
+    kernels: tuple[DeviceKernel, ...]
+
+    @property
+    def architecture(self) -> str:
+        """What flags and attributes say, e.g. ``sm_90a``; ``sm_100`` for a family, too."""
+        return f"sm_{self.sm}{'a' if self.architecture_specific else ''}"
+
+
+def read_cubins(payload: bytes) -> tuple[Cubin, ...]:
+    """Find and read all device code inside a host shared object.
+
+    Raises:
+        MalformedElfError: If there is none, or some of it cannot be read.
+    """
+    cubins = tuple(_read(content) for content in _find(payload))
+    if not cubins:
+        raise MalformedElfError(f"no device code: no ELF image of machine {EM_CUDA} inside")
+    return cubins
+
+
+def spilled_bytes(payload: bytes) -> int:
+    """Local memory of a thread, the most of any kernel; 0 where no device code can be read."""
+    try:
+        cubins = read_cubins(payload)
+    except MalformedElfError:
+        return 0
+    return max(kernel.local_bytes for cubin in cubins for kernel in cubin.kernels)
+
+
+def check_cubin(
+    cubin: Cubin, *, target: Target, profile: DeviceProfile | None, launch_bytes: int | None
+) -> Iterator[Gap]:
+    """Check device code against what it is said to run on.
+
+    Args:
+        cubin: The device code.
+        target: What it must be compiled for.
+        profile: Limits of the GPU; None to check none.
+        launch_bytes: Dynamic shared memory of the launch per thread block; None, which is a gap,
+            if the launcher does not show it.
+
+    Yields:
+        What does not hold.
+    """
+    wanted = target.arch.removesuffix("f")
+    if cubin.architecture != wanted:
+        yield Gap(
+            check=Check.ARCHITECTURE,
+            message=f"device code is for {cubin.architecture} by its flags, target {target.arch} "
+            f"needs {wanted}",
+        )
+    if cubin.compiled_for != target.arch:
+        yield Gap(
+            check=Check.ARCHITECTURE,
+            message=f"device code was compiled for {cubin.compiled_for}, must be {target.arch}",
+        )
+    if launch_bytes is None:
+        yield Gap(
+            check=Check.SHARED_MEMORY,
+            message="the launcher does not show its dynamic shared memory",
+        )
+    for kernel in cubin.kernels:
+        if f"cu{kernel.cuda_version // 10}" != target.cuda:
+            yield Gap(
+                check=Check.CUDA_VERSION,
+                message=f"device code was compiled with CUDA {kernel.cuda_version / 10}, target "
+                f"{target.key} needs {target.cuda}",
+            )
+        if kernel.local_bytes:
+            # No exception: none of 96 kernels has any, and where one has, registers spill.
+            yield Gap(
+                check=Check.LOCAL_MEMORY,
+                message=f"{kernel.local_bytes} bytes of local memory a thread, must be 0",
+            )
+        if profile is not None:
+            yield from _check_limits(kernel, profile, launch_bytes or 0)
+
+
+def _check_limits(kernel: DeviceKernel, profile: DeviceProfile, launch_bytes: int) -> Iterator[Gap]:
+    shared = kernel.shared_bytes + launch_bytes
+    shared_limit = profile.shared_memory_per_block_bytes.value + RESERVED_SHARED_BYTES
+    limits = [
+        (
+            Check.REGISTERS,
+            kernel.registers,
+            profile.registers_per_thread.value,
+            "registers a thread",
+        ),
+        (Check.SHARED_MEMORY, shared, shared_limit, "bytes of shared memory a block"),
+    ]
+    if kernel.threads is not None:
+        registers = kernel.threads * kernel.registers
+        limits += [
+            (Check.THREADS, kernel.threads, MAX_THREADS_PER_BLOCK, "threads a block"),
+            (Check.REGISTERS, registers, MAX_REGISTERS_PER_BLOCK, "registers a block"),
+        ]
+    for check, observed, most, unit in limits:
+        if observed > most:
+            yield Gap(check=check, message=f"{observed} {unit}, {profile.name} has {most}")
+
+
+def _find(payload: bytes) -> Iterator[bytes]:
+    start = payload.find(MAGIC, 1)
+    while start >= 0:
+        with reading(f"the image at byte {start}"):
+            header = HEADER.unpack_from(payload, start)
+        size = len(MAGIC)
+        if header[2] == EM_CUDA:
+            # The tables lie behind all contents: ptxas writes sections, then both tables.
+            size = max(header[5] + header[9] * header[10], header[6] + header[11] * header[12])
+            if start + size > len(payload):
+                raise MalformedElfError(
+                    f"device code at byte {start} ends at byte {start + size}, the payload at "
+                    f"{len(payload)}"
+                )
+            yield payload[start : start + size]
+        start = payload.find(MAGIC, start + size)
+
+
+def _read(content: bytes) -> Cubin:
+    elf = open_elf(content)
+    with reading("device code"):
+        abi = elf["e_ident"]["EI_ABIVERSION"]
+        if abi != ELFABIVERSION_CUDA_V2:
+            raise MalformedElfError(f"device code has ABI {abi}, must be {ELFABIVERSION_CUDA_V2}")
+        sections = {str(part.name): part for part in elf.iter_sections()}
+        symbols = sections[".symtab"]
+        if symbols.num_symbols() > MAX_SYMBOLS:
+            raise MalformedElfError(
+                f"device code has {symbols.num_symbols()} symbols, at most {MAX_SYMBOLS}"
+            )
+        names = [str(symbol.name) for symbol in symbols.iter_symbols()]
+        compiled_for = re.search(rb"-arch (sm_[0-9]+[af]?)\b", sections[".note.nv.tkinfo"].data())
+        accelerator = dict(_attributes(sections[".nv.compat"].data())).get(_ACCELERATOR_TARGET)
+        kernels = tuple(_kernels(sections, names))
+        if compiled_for is None or accelerator is None or not kernels:
+            raise MalformedElfError(
+                "device code lacks the compiler's arguments, the accelerator attribute or kernels"
+            )
+        return Cubin(
+            content=content,
+            sm=(int(elf["e_flags"]) & EF_CUDA_SM_MASK) >> EF_CUDA_SM_OFFSET,
+            architecture_specific=accelerator[0] != 0,
+            compiled_for=compiled_for[1].decode("ascii"),
+            kernels=kernels,
+        )
+
+
+def _kernels(sections: dict[str, Any], names: list[str]) -> Iterator[DeviceKernel]:
+    registers: dict[str, int] = {}
+    stack_bytes = 0
+    for kind, value in _attributes(sections[".nv.info"].data()):
+        if kind == _REGCOUNT:
+            symbol, count = struct.unpack("<II", value)
+            registers[names[symbol]] = count
+        elif kind in (_FRAME_SIZE, _MIN_STACK_SIZE):
+            stack_bytes = max(stack_bytes, struct.unpack("<II", value)[1])
+    for section in sections:
+        prefix, _, name = section.partition(".nv.info.")
+        if prefix or not name:
+            continue
+        attributes = dict(_attributes(sections[section].data()))
+        threads = attributes.get(_REQNTID)
+        pairs = {_TCGEN05_1CTA_USED: 1, _TCGEN05_2CTA_USED: 2}
+        ctas = [count for kind, count in pairs.items() if kind in attributes]
+        x, y, z = struct.unpack("<III", threads) if threads else (0, 0, 0)
+        yield DeviceKernel(
+            name=name,
+            registers=registers[name],
+            threads=x * y * z or None,
+            shared_bytes=_size(sections, f".nv.shared.{name}"),
+            local_bytes=_size(sections, f".nv.local.{name}") + stack_bytes,
+            ctas_per_tile=ctas[0] if len(ctas) == 1 else None,
+            cluster_launch_control=_CLUSTER_LAUNCH_CONTROL_USED in attributes,
+            cuda_version=struct.unpack("<I", attributes[_CUDA_API_VERSION])[0],
+        )
+
+
+def _size(sections: dict[str, Any], name: str) -> int:
+    return int(sections[name]["sh_size"]) if name in sections else 0
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Split .nv.info or .nv.compat: format, attribute, then two bytes or a length and content."""
+    position = 0
+    while position < len(data):
+        form, kind, short = struct.unpack_from("<BBH", data, position)
+        position += 4
+        if form == 4:  # EIFMT_SVAL
+            if position + short > len(data):
+                raise MalformedElfError(f"attribute {kind:#x} ends behind its section")
+            yield kind, data[position : position + short]
+            position += short
+        elif form in (1, 2, 3):  # EIFMT_NVAL, EIFMT_BVAL, EIFMT_HVAL
+            yield kind, struct.pack("<H", short)
+        else:
+            raise MalformedElfError(f"attribute {kind:#x} has the unknown format {form}")

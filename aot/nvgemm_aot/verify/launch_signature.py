@@ -1,0 +1,220 @@
+"""What the launcher says about its operands, and what the entry of its kernel says instead.
+
+A TVM-FFI launcher checks its arguments and, where one does not fit, raises an error that shows the
+function as it must be called. The text is written from the same types as the checks, one parameter
+after another:
+
+- ``a: Tensor([n0, n1], bfloat16)`` and ``, expected data alignment=16 bytes``;
+- ``a_ptr: DataPointer``, which says nothing of types, shapes or alignment;
+- ``problem_mnkl: Tuple[int32, int32, int32, int32]``;
+- ``stream: Stream``.
+
+Seen in 124 dense kernels and in 95 with epilogues, scales or groups (cutlass-dsl 4.8.1, all
+operator families, every element type).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nvgemm_runtime.bundle.calling_convention import (
+    KNOWN_FORM,
+    MNKL,
+    STREAM,
+    WORKSPACE,
+    CallingConvention,
+    parse_calling_convention,
+)
+from nvgemm_runtime.bundle.format import Kernel
+from nvgemm_runtime.gemm.problem import DType, Problem, Signature
+from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape
+from nvgemm_runtime.gemm.scales import ScaleRecipe
+
+from .findings import Check, Gap
+from .launch_code import read_only_bytes
+
+_CALL = re.compile(
+    rb"when calling: `[A-Za-z_][A-Za-z0-9_]{0,63}\(([\x20-\x5f\x61-\x7e]{1,1000})\)`"
+)
+_ALIGNMENT = re.compile(rb", expected data alignment=([0-9]{1,9}) bytes")
+
+_NAMES = {
+    Role.A.value: r"a(?:_api)?",
+    Role.B.value: r"b(?:_api)?",
+    Role.OUT.value: r"(?:c(?:_api)?|_vararg_[0-9]+)",
+    Role.SCALE_A.value: r"_vararg_[0-9]+",
+    Role.SCALE_B.value: r"_vararg_[0-9]+",
+    Role.ADDEND.value: r"_vararg_[0-9]+",
+    Role.OFFSETS.value: "offset_mapping",
+    WORKSPACE: "workspace",
+}
+"""What launchers call their tensors. The transposed family writes ``a_api``; operators with an
+epilogue take what comes after the stream as nameless arguments, told apart by their order."""
+
+_POINTER_NAMES = {
+    Role.A.value: "a",
+    Role.B.value: "b",
+    Role.OUT.value: "c",
+    Role.SCALE_A.value: "sfa",
+    Role.SCALE_B.value: "sfb",
+}
+"""What launchers call their pointers, before ``_ptr``."""
+
+_OTHERS = {
+    MNKL: "problem_mnkl: Tuple[int32, int32, int32, int32]",
+    STREAM: "stream: Stream",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherText:
+    """What a launcher says.
+
+    Attributes:
+        operands: Its parameters in order, such as ``a: Tensor([n0, n1], bfloat16), …``; empty if
+            the payload does not show exactly one call.
+        alignment_bytes: Alignments that it demands of their data; empty if it shows none.
+    """
+
+    operands: str
+    alignment_bytes: frozenset[int]
+
+
+def read_launcher_text(payload: bytes) -> LauncherText:
+    """Read what the launcher of a payload says; a malformed payload says nothing."""
+    data = read_only_bytes(payload)
+    calls = set(_CALL.findall(data))
+    return LauncherText(
+        operands=calls.pop().decode("ascii") if len(calls) == 1 else "",
+        alignment_bytes=frozenset(int(digits) for digits in _ALIGNMENT.findall(data)),
+    )
+
+
+def check_call(kernel: Kernel) -> Iterator[Gap]:
+    """Check that a kernel is called in a way that this release knows and its signature fits.
+
+    Yields:
+        What does not hold.
+    """
+    convention = parse_calling_convention(kernel.calling_convention)
+    if convention is None:
+        yield Gap(
+            check=Check.CALLING_CONVENTION,
+            message=f"calling convention {kernel.calling_convention!r}; this release knows "
+            f"{KNOWN_FORM} with the parameters that FORMAT.md lists",
+        )
+        return
+    takes_workspace = WORKSPACE in convention.parameters
+    if takes_workspace != (kernel.workspace_bytes > 0):
+        wanted = "more than" if takes_workspace else "must be"
+        passed = "passes one" if takes_workspace else "passes none"
+        yield Gap(
+            check=Check.WORKSPACE,
+            message=f"{kernel.workspace_bytes} bytes of workspace, {wanted} 0: "
+            f"{kernel.calling_convention} {passed}",
+        )
+    misfit = convention.misfit(kernel.signature, int(takes_workspace))
+    if misfit is not None:
+        yield Gap(
+            check=Check.CALLING_CONVENTION,
+            message=f"calling convention {kernel.calling_convention!r}: {misfit}",
+        )
+
+
+def check_interface(kernel: Kernel, text: LauncherText) -> Iterator[Gap]:
+    """Check how a kernel's entry says it is called against what its launcher says.
+
+    Yields:
+        What does not hold.
+    """
+    broken = [*check_call(kernel)]
+    yield from broken
+    convention = parse_calling_convention(kernel.calling_convention)
+    if convention is None or any(gap.check is Check.CALLING_CONVENTION for gap in broken):
+        return
+    yield from _check_operands(kernel.signature, convention, text)
+    yield from _check_alignment(kernel, convention, text)
+
+
+def _check_operands(
+    signature: Signature, convention: CallingConvention, text: LauncherText
+) -> Iterator[Gap]:
+    if not text.operands:
+        yield Gap(check=Check.OPERANDS, message="the launcher does not show its operands")
+        return
+    # The whole text is matched: no argument may hide between those that the convention lists.
+    parameters = [_parameter(signature, name) for name in convention.parameters]
+    if not re.fullmatch(", ".join(pattern for pattern, _ in parameters), text.operands):
+        yield Gap(
+            check=Check.OPERANDS,
+            message=f"the launcher takes ({text.operands}), its signature is {signature.key}: "
+            f"{', '.join(words for _, words in parameters)}",
+        )
+
+
+def _parameter(signature: Signature, name: str) -> tuple[str, str]:
+    """The pattern of a parameter in a launcher's text, and what it is in words."""
+    if name in _OTHERS:
+        return re.escape(_OTHERS[name]), name
+    if name.endswith("*"):
+        role = name.removesuffix("*")
+        # A pointer that no launcher was seen to take has no name that could match.
+        called = _POINTER_NAMES.get(role)
+        return f"{called}_ptr: DataPointer" if called else r"(?!)", f"pointer {role}"
+    if name == WORKSPACE:
+        rank, dtype = 1, DType.UINT8
+    else:
+        rank, dtype = _rank(signature, Role(name)), role_dtype(signature, Role(name))
+    extents = ", ".join([_ONE if _is_scalar(signature, name) else _ANY] * rank)
+    return (
+        rf"{_NAMES[name]}: Tensor\(\[{extents}\], {dtype.torch_name}\)",
+        f"{name} of rank {rank}, {dtype.torch_name}",
+    )
+
+
+_ANY, _ONE = "n[0-9]+", "1"
+"""An extent that is passed at run time, and one that is compiled in."""
+
+
+def _is_scalar(signature: Signature, name: str) -> bool:
+    """Whether a parameter is a scale of all of A or B: a tensor of one element."""
+    scales = (Role.SCALE_A.value, Role.SCALE_B.value)
+    return name in scales and signature.scales is ScaleRecipe.FP32_TENSOR
+
+
+def _rank(signature: Signature, role: Role) -> int:
+    smallest = Problem(signature=signature, m=1, n=1, k=signature.a.packed)
+    return len(role_shape(smallest, role))
+
+
+def _check_alignment(
+    kernel: Kernel, convention: CallingConvention, text: LauncherText
+) -> Iterator[Gap]:
+    wanted = {
+        _alignment(kernel, name)
+        for name in convention.parameters
+        if name not in _OTHERS and not name.endswith("*")
+    }
+    if text.alignment_bytes != wanted:
+        observed = ", ".join(map(str, sorted(text.alignment_bytes))) or "no number of"
+        others = "".join(
+            f", and other tensors to {n}" for n in sorted(wanted - {kernel.alignment_bytes})
+        )
+        stated = (
+            f"its entry says {kernel.alignment_bytes}{others}"
+            if wanted
+            else "it takes pointers, which show none"
+        )
+        yield Gap(
+            check=Check.ALIGNMENT,
+            message=f"the launcher demands data aligned to {observed} bytes, {stated}",
+        )
+
+
+def _alignment(kernel: Kernel, name: str) -> int:
+    """Alignment of a tensor: scales and offsets need no more than that of their elements."""
+    if name in (Role.SCALE_A.value, Role.SCALE_B.value, Role.OFFSETS.value):
+        return role_dtype(kernel.signature, Role(name)).bits // 8
+    return kernel.alignment_bytes

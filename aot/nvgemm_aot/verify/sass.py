@@ -1,0 +1,191 @@
+"""What disassembled device code proves about a kernel: its tensor-core instructions and spills.
+
+`tensor_core` reads what those instructions multiply, `epilogue_code` what follows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+
+from nvgemm_runtime.bundle.format import KernelDesign
+from nvgemm_runtime.gemm.problem import DType, Signature
+from nvgemm_runtime.gemm.target import Target
+
+from .epilogue_code import EpilogueCode, check_epilogue_code, read_epilogue_code
+from .findings import Check, Gap
+from .kernel_design import ONE_TILE
+from .tensor_core import Instruction, Multiply, read_multiplies
+
+_FP8 = (DType.FP8_E4M3, DType.FP8_E5M2)
+_INT8 = (DType.INT8, DType.UINT8)
+
+TENSOR_CORE_INSTRUCTIONS: dict[tuple[int, DType], str] = {
+    **{(9, dtype): "HGMMA" for dtype in (DType.FP16, DType.BF16)},
+    **{(9, dtype): "QGMMA" for dtype in _FP8},
+    **{(9, dtype): "IGMMA" for dtype in _INT8},
+    **{(10, dtype): "UTCHMMA" for dtype in (DType.FP16, DType.BF16)},
+    **{(10, dtype): "UTCQMMA" for dtype in _FP8},
+    **{(10, dtype): "UTCIMMA" for dtype in _INT8},
+    (10, DType.FP4_E2M1): "UTCOMMA",
+}
+"""By major compute capability and element type of A: the one instruction that may multiply.
+
+Kernels written for sm_80 multiply with HMMA or IMMA wherever they run, at a fraction of the speed:
+they are not what these targets call for. The names stand in the instruction tables of NVIDIA's
+CUDA Binary Utilities (Hopper, Blackwell); which dtype gives which was seen, a kernel of each.
+"""
+
+LOCAL_MEMORY_INSTRUCTIONS = frozenset({"LDL", "STL"})
+"""Loads and stores of local memory (CUDA Binary Utilities): registers spill where these are."""
+
+# `        /*0240*/              @!P1 BRA 0x300 ;`: offset, optional predicate, opcode, operands.
+_INSTRUCTION = re.compile(
+    r"^\s+/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P(?:[0-9]+|T)\s+)?([A-Z][A-Za-z0-9_.]*)([^;\n]*)",
+    re.MULTILINE,
+)
+_TENSOR_CORE = re.compile(r"(?:UTC)?[A-Z]+MMA")
+_IMMEDIATE = re.compile(r"(?<![\w\[\]])0x([0-9a-f]{1,8})\b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disassembly:
+    """What a kernel's disassembly shows.
+
+    Attributes:
+        tensor_core: Tensor-core instructions with their modifiers, and how many of each.
+        local_memory: Instructions that access local memory, and how many of each.
+        scaled: Whether tensor-core instructions take block scales: all, none, or both kinds.
+        multiplies: What the tensor-core instructions multiply, as far as the code shows it.
+        epilogue: What is done with the products.
+    """
+
+    tensor_core: dict[str, int]
+    local_memory: dict[str, int]
+    scaled: frozenset[bool]
+    multiplies: frozenset[Multiply]
+    epilogue: EpilogueCode
+
+
+def read_disassembly(text: str) -> Disassembly:
+    """Read what ``nvdisasm -c`` prints for one cubin."""
+    tensor_core: Counter[str] = Counter()
+    local_memory: Counter[str] = Counter()
+    multiplying: set[Instruction] = set()
+    immediates: set[int] = set()
+    instructions = _INSTRUCTION.findall(text)
+    for opcode, operands in instructions:
+        name = opcode.partition(".")[0]
+        if _TENSOR_CORE.fullmatch(name):
+            tensor_core[opcode] += 1
+            multiplying.add(Instruction.read(opcode, operands))
+        elif name in LOCAL_MEMORY_INSTRUCTIONS:
+            local_memory[opcode] += 1
+        immediates |= {int(digits, 16) for digits in _IMMEDIATE.findall(operands)}
+    return Disassembly(
+        tensor_core=dict(sorted(tensor_core.items())),
+        local_memory=dict(sorted(local_memory.items())),
+        scaled=frozenset(instruction.scaled for instruction in multiplying),
+        multiplies=read_multiplies(multiplying, immediates),
+        epilogue=read_epilogue_code(instructions),
+    )
+
+
+def check_disassembly(
+    code: Disassembly, *, target: Target, signature: Signature, design: KernelDesign
+) -> Iterator[Gap]:
+    """Check that device code computes what its entry says, with the instruction meant for it.
+
+    Yields:
+        What does not hold.
+    """
+    for opcode, count in code.local_memory.items():
+        yield Gap(
+            check=Check.LOCAL_MEMORY, message=f"{count} x {opcode}: registers spill, must be none"
+        )
+    major = target.capability[0]
+    wanted = TENSOR_CORE_INSTRUCTIONS.get((major, signature.a))
+    if wanted is None:
+        known = sorted({f"{dtype.value} on sm_{m}x" for m, dtype in TENSOR_CORE_INSTRUCTIONS})
+        yield Gap(
+            check=Check.TENSOR_CORE,
+            message=f"no rule for {signature.a.value} on {target.arch} (known: {', '.join(known)})",
+        )
+        return
+    observed = {opcode.partition(".")[0] for opcode in code.tensor_core}
+    if observed != {wanted}:
+        shown = ", ".join(sorted(observed)) or "no tensor-core instruction"
+        yield Gap(
+            check=Check.TENSOR_CORE,
+            message=f"multiplies with {shown}; {signature.a.value} on {target.arch} calls for "
+            f"{wanted}",
+        )
+        return
+    yield from _check_pairs(code, design)
+    yield from _check_multiplies(code, major, signature, design)
+    yield from check_epilogue_code(code.epilogue, signature)
+
+
+def _check_pairs(code: Disassembly, design: KernelDesign) -> Iterator[Gap]:
+    """Check the modifier of tcgen05 instructions that pairs of thread blocks issue."""
+    ctas = {2 if "2CTA" in opcode.split(".") else 1 for opcode in code.tensor_core}
+    if ctas != {design.ctas_per_tile}:
+        wanted = "every" if design.ctas_per_tile == 2 else "no"
+        yield Gap(
+            check=Check.CTAS_PER_TILE,
+            message=f"multiplies with {', '.join(code.tensor_core)}; its entry says "
+            f"{design.ctas_per_tile} thread blocks a tile, so {wanted} instruction is 2CTA",
+        )
+
+
+def _check_multiplies(
+    code: Disassembly, major: int, signature: Signature, design: KernelDesign
+) -> Iterator[Gap]:
+    tile_m, tile_n, _ = design.tile
+    types = (signature.a, signature.b, signature.accumulator)
+    scales = signature.scales if signature.scales and signature.scales.is_swizzled else None
+    if code.scaled != {scales is not None}:
+        yield Gap(
+            check=Check.BLOCK_SCALES,
+            message=f"{_how_many(code.scaled)} of {', '.join(code.tensor_core)} take block scales, "
+            f"its signature is {signature.key}: {_how_many({scales is not None})} must",
+        )
+    if not code.multiplies:
+        yield Gap(
+            check=Check.OPERAND_TYPES,
+            message=f"{', '.join(code.tensor_core)} show no operand types to compare with "
+            f"{signature.key}",
+        )
+    for observed in sorted(code.multiplies, key=str):
+        # What it is of the problem that the signature names, and not of the transposed one.
+        multiply = observed.transposed if design.scheduler == ONE_TILE else observed
+        if (multiply.a, multiply.b, multiply.accumulator) != types:
+            yield Gap(
+                check=Check.OPERAND_TYPES,
+                message=f"multiplies {multiply}, its signature is {signature.key}",
+            )
+        if multiply.scales and scales and multiply.scales is not scales:
+            yield Gap(
+                check=Check.BLOCK_SCALES,
+                message=f"multiplies {multiply}, its signature is {signature.key}",
+            )
+        if multiply.layout is not signature.layout:
+            yield Gap(
+                check=Check.OPERAND_LAYOUT,
+                message=f"multiplies {multiply}, its signature is {signature.key}",
+            )
+        if major == 9:
+            fits = multiply.n == tile_n and tile_m % multiply.m == 0
+        else:
+            fits = (multiply.m, multiply.n) == (tile_m, tile_n)
+        if not fits:
+            yield Gap(
+                check=Check.INSTRUCTION_TILE,
+                message=f"multiplies {multiply}, its entry says tile {tile_m}x{tile_n}",
+            )
+
+
+def _how_many(scaled: Set[bool]) -> str:
+    return {frozenset({True}): "all", frozenset({False}): "none"}.get(frozenset(scaled), "some")

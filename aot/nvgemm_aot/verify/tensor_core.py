@@ -1,0 +1,203 @@
+"""What tensor-core instructions multiply, as far as disassembled code shows it.
+
+The tables rest on the disassembly (nvdisasm 13.5) of kernels that cutlass-dsl 4.8.1 compiled for
+sm_90a, sm_100a, sm_100f and sm_103a: dense, grouped and block-scaled ones, of each type.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from nvgemm_runtime.gemm.problem import DType, Layout
+from nvgemm_runtime.gemm.scales import ScaleRecipe
+
+_GMMA_TYPES = {
+    "F32": DType.FP32,
+    "F16": DType.FP16,
+    "BF16": DType.BF16,
+    "E4M3": DType.FP8_E4M3,
+    "E5M2": DType.FP8_E5M2,
+    "S8": DType.INT8,
+    "U8": DType.UINT8,
+}
+"""Type modifiers of HGMMA, QGMMA and IGMMA: the accumulator's (none where it is int32), then A's
+and B's; HGMMA has one for both, and none where both are fp16."""
+
+_DESCRIPTOR_ACCUMULATOR = {0: DType.FP16, 1: DType.FP32, 2: DType.INT32}
+_DESCRIPTOR_TYPES = {
+    "UTCHMMA": {0: DType.FP16, 1: DType.BF16},
+    "UTCQMMA": {0: DType.FP8_E4M3, 1: DType.FP8_E5M2},
+    "UTCIMMA": {0: DType.UINT8, 1: DType.INT8},
+    "UTCOMMA": {1: DType.FP4_E2M1},
+}
+"""Type codes in a tcgen05 instruction descriptor (PTX ISA, tcgen05, tables "Instruction descriptor
+format for .kind::tf32, .kind::f16, .kind::f8f6f4 and .kind::i8", "… for .kind::mxf8f6f4" and "…
+for .kind::mxf4 and .kind::mxf4nvf4")."""
+
+_SCALE_TYPES = {0: DType.FP8_E4M3, 1: DType.FP8_E8M0}
+"""Codes of the scales' type in the descriptor of a block-scaled instruction."""
+
+_BLOCKS_OF_16 = frozenset({"4X", "BLOCK16"})
+"""Modifiers of block-scaled instructions, either of which says that 16 values share a scale."""
+
+# The last operand but one of a tcgen05 instruction: a register where nothing scales, else the
+# address of the scales of A and B in tensor memory.
+_SCALES_ADDRESS = re.compile(r"idesc\[[^\]]+\], tmem\[")
+
+
+class Instruction(NamedTuple):
+    """A tensor-core instruction: what of its text says how it multiplies."""
+
+    opcode: str
+    """With its modifiers."""
+    a_transposed: bool
+    b_transposed: bool
+    scaled: bool
+
+    @classmethod
+    def read(cls, opcode: str, operands: str) -> Instruction:
+        """Read an instruction from its disassembly."""
+        return cls(
+            opcode=opcode,
+            a_transposed=".tnspA" in operands,
+            b_transposed=".tnspB" in operands,
+            scaled=_SCALES_ADDRESS.search(operands) is not None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Multiply:
+    """What one tensor-core instruction multiplies.
+
+    Attributes:
+        m, n: Extents of the result. On SM100 they are the tile's; on SM90 several warp groups,
+            each with 64 rows, may share a tile.
+        layout: Majors of its operands as it reads them: ``t`` for A along k and for B along n.
+        a, b, accumulator: Element types.
+        scales: Block scales that it multiplies with, if any.
+    """
+
+    m: int
+    n: int
+    layout: Layout
+    a: DType
+    b: DType
+    accumulator: DType
+    scales: ScaleRecipe | None = None
+
+    def __str__(self) -> str:
+        types = f"{self.a.value}x{self.b.value}/{self.accumulator.value}"
+        scales = f"/{self.scales.value}" if self.scales else ""
+        return f"m{self.m}n{self.n} {self.layout.value} {types}{scales}"
+
+    @property
+    def transposed(self) -> Multiply:
+        """The multiplication whose result is this one's transposed: C.T = B.T @ A.T."""
+        layout = _layout(
+            a_row_major=not self.layout.b_row_major, b_row_major=not self.layout.a_row_major
+        )
+        return replace(self, m=self.n, n=self.m, layout=layout, a=self.b, b=self.a)
+
+
+def read_multiplies(instructions: set[Instruction], immediates: set[int]) -> frozenset[Multiply]:
+    """Read what a kernel multiplies.
+
+    Args:
+        instructions: Its tensor-core instructions.
+        immediates: The constants of its code.
+    """
+    return frozenset([*_from_modifiers(instructions), *_from_descriptors(instructions, immediates)])
+
+
+def _layout(*, a_row_major: bool, b_row_major: bool) -> Layout:
+    return Layout(("t" if a_row_major else "n") + ("t" if b_row_major else "n"))
+
+
+def _from_modifiers(instructions: set[Instruction]) -> Iterator[Multiply]:
+    """Read ``HGMMA.64x64x16.F32.BF16`` and its like; SM90 shows all in the instruction.
+
+    An operand that is not contiguous along k has the suffix ``.tnspA`` or ``.tnspB``; 8-bit ones
+    have no such form.
+    """
+    for instruction in instructions:
+        name, *modifiers = instruction.opcode.split(".")
+        shape = re.fullmatch(r"([0-9]+)x([0-9]+)x[0-9]+", modifiers[0]) if modifiers else None
+        if shape is None or name not in ("HGMMA", "QGMMA", "IGMMA"):
+            continue
+        types = [_GMMA_TYPES[part] for part in modifiers[1:] if part in _GMMA_TYPES]
+        accumulator = DType.INT32 if name == "IGMMA" else types.pop(0) if types else DType.FP16
+        if not types:
+            types = [DType.FP16]
+        yield Multiply(
+            m=int(shape[1]),
+            n=int(shape[2]),
+            layout=_layout(
+                a_row_major=not instruction.a_transposed, b_row_major=instruction.b_transposed
+            ),
+            a=types[0],
+            b=types[-1],
+            accumulator=accumulator,
+        )
+
+
+def _from_descriptors(instructions: set[Instruction], immediates: set[int]) -> Iterator[Multiply]:
+    """Find tcgen05 instruction descriptors among the constants of the code.
+
+    On SM100 an instruction takes types and extents from a descriptor in a register, which the code
+    builds from a constant. Few constants fit the format: each of 971 kernels shows its own types,
+    majors, scales and tile, and nothing else.
+    """
+    for opcode, scaled in {(item.opcode, item.scaled) for item in instructions}:
+        name, *modifiers = opcode.split(".")
+        types = _DESCRIPTOR_TYPES.get(name, {})
+        for value in immediates:
+            a, b = types.get(value >> 7 & 0b111), types.get(value >> 10 & 0b111)
+            n = (value >> 17 & 0b111111) << 3
+            # Bits 15 and 16 say that A and B are not contiguous along k.
+            layout = _layout(a_row_major=not value >> 15 & 1, b_row_major=bool(value >> 16 & 1))
+            if a is None or b is None or not n:
+                continue
+            block = _block(modifiers) if scaled else None
+            for m, accumulator, scales in _scaled(value, block) if block else _unscaled(value):
+                yield Multiply(
+                    m=m, n=n, layout=layout, a=a, b=b, accumulator=accumulator, scales=scales
+                )
+
+
+def _block(modifiers: list[str]) -> int:
+    """How many values share a scale, which stands in the opcode.
+
+    Where it is 16, ``.4X`` does in code for sm_100a and sm_100f, ``.BLOCK16`` in that for sm_103a.
+    Where it is 32, none of them has a modifier for it.
+    """
+    return 32 if _BLOCKS_OF_16.isdisjoint(modifiers) else 16
+
+
+_Rest = tuple[int, DType, ScaleRecipe | None]
+
+
+def _unscaled(value: int) -> Iterator[_Rest]:
+    """M, accumulator and no scales of a descriptor, if it is one."""
+    reserved = value & (1 << 6 | 1 << 23 | 0b111 << 29 | 0b111)  # and sparsity
+    accumulator = _DESCRIPTOR_ACCUMULATOR.get(value >> 4 & 0b11)
+    m = (value >> 24 & 0b11111) << 4
+    if not reserved and m in (64, 128, 256) and accumulator is not None:
+        yield m, accumulator, None
+
+
+def _scaled(value: int, block: int) -> Iterator[_Rest]:
+    """M, accumulator and scales of a block-scaled descriptor, if it is one.
+
+    Products are summed in fp32 by all such instructions, and ``block`` values share a scale. Which
+    quarter of a column of scales an instruction takes, the code adds to the constant (bits 4, 5, 29
+    and 30).
+    """
+    reserved = value & (0b1111111 | 0b111 << 24 | 0b111 << 29)
+    m = (value >> 27 & 0b11) << 7
+    dtype = _SCALE_TYPES[value >> 23 & 1]
+    for scales in ScaleRecipe:
+        if not reserved and m in (128, 256) and (scales.block, scales.dtype) == (block, dtype):
+            yield m, DType.FP32, scales

@@ -1,0 +1,264 @@
+"""Coverage: which recorded problems bundles serve, on the GPU of each target, and why not others.
+
+A pure function of a manifest and of bundles. Matching is the runtime's own, asked as torch.compile
+in a process on that GPU would ask it; nothing depends on the machine that this runs on.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+
+from nvgemm_runtime.gemm.aten import product_of_sum
+from nvgemm_runtime.gemm.operands import Request
+from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.matching.device import (
+    RUNTIME_LIBRARY,
+    UNKNOWN_VERSION,
+    DeviceFacts,
+    RuntimeLibrary,
+)
+from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match, first_served, preferred
+from nvgemm_runtime.matching.refusals import (
+    library_distribution,
+    refusal,
+    unlaunchable,
+    version_numbers,
+)
+
+from ..manifest.parse import Declared, Manifest
+from ..targets import BuildTarget
+from .problem_call import call_of, readings
+from .undeclarable import Sizes, Undeclarable
+
+
+class Status(str, enum.Enum):
+    """What becomes of a GEMM."""
+
+    DECLARED = "declared"
+    SIGNATURE = "signature"
+    MISSED = "missed"
+
+
+SERVED = frozenset({Status.DECLARED, Status.SIGNATURE})
+"""What counts as covered, unless declared problems alone are asked for."""
+
+
+class Weight(str, enum.Enum):
+    """What percentages are of: GEMMs, each once; how often they came up; or their FLOPs."""
+
+    PROBLEMS = "problems"
+    COUNT = "count"
+    FLOPS = "flops"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmCoverage:
+    """A recorded GEMM, and what becomes of it on one target.
+
+    Attributes:
+        gemm: Its problem's key, or a text where no problem describes it.
+        problem: Its problem; None where no manifest can declare it.
+        sizes: Its sizes; None where they are not known.
+        count: How often it was recorded.
+        status: Whether it is served, and how.
+        ranked_as: The declared problem whose ranking is used; None for a miss.
+        kernels: How many kernels serve it.
+        bundle: Name of the bundle that its best kernel is in; None for a miss.
+        reasons: Why it is a miss, beside what `TargetCoverage.refusals` says of all.
+        is_split: Whether kernels compute the product alone, into fp32, and torch.compile adds.
+    """
+
+    gemm: str
+    problem: Problem | None
+    sizes: Sizes | None
+    count: int
+    status: Status
+    ranked_as: Problem | None = None
+    kernels: int = 0
+    bundle: str | None = None
+    reasons: tuple[str, ...] = ()
+    is_split: bool = False
+
+    def weight(self, by: Weight) -> int:
+        """Its part of a total, in the unit that ``by`` names; without sizes it has 0 FLOPs."""
+        if by is Weight.PROBLEMS:
+            return 1
+        if by is Weight.COUNT:
+            return self.count
+        return 0 if self.sizes is None else self.count * self.sizes.flops
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetCoverage:
+    """What bundles serve on the GPU of one target.
+
+    Attributes:
+        target: The target, and the GPU.
+        runtime_library: Version of the library that kernels call, as assumed: the newest that a
+            bundle for this GPU was built with.
+        bundles: Names of those that this GPU can use, preferred first.
+        refusals: Why it cannot use others, or kernels of them.
+        gemms: Every recorded GEMM: the manifest's in its order, then those it cannot declare.
+    """
+
+    target: BuildTarget
+    runtime_library: str
+    bundles: tuple[str, ...]
+    refusals: tuple[str, ...]
+    gemms: tuple[GemmCoverage, ...]
+
+    def weight(self, by: Weight, statuses: Collection[Status] = frozenset(Status)) -> int:
+        """Total of the GEMMs that have one of some statuses."""
+        return sum(gemm.weight(by) for gemm in self.gemms if gemm.status in statuses)
+
+    def percent(self, by: Weight, statuses: Collection[Status]) -> Fraction:
+        """Share of the GEMMs that have one of some statuses: exact, 0 to 100."""
+        return Fraction(100 * self.weight(by, statuses), self.weight(by))
+
+    def heaviest(self, by: Weight, statuses: Collection[Status]) -> list[GemmCoverage]:
+        """The GEMMs that have one of some statuses, by weight and then by FLOPs, most first."""
+        chosen = [gemm for gemm in self.gemms if gemm.status in statuses]
+        return sorted(chosen, key=lambda gemm: (-gemm.weight(by), -gemm.weight(Weight.FLOPS)))
+
+
+def cover(
+    manifest: Manifest,
+    bundles: Iterable[BundleView],
+    *,
+    unusable: Sequence[str] = (),
+    undeclarable: Sequence[Undeclarable] = (),
+) -> tuple[TargetCoverage, ...]:
+    """Say what bundles serve of the GEMMs that were recorded, for each of the manifest's targets.
+
+    Args:
+        manifest: Recorded or written by hand.
+        bundles: What there would be in the process.
+        unusable: Why other bundles could not be opened.
+        undeclarable: What was recorded beside the manifest.
+    """
+    views = preferred(bundles)
+    asked = [_ask(declared) for declared in manifest.declared]
+    missed = tuple(
+        GemmCoverage(
+            gemm=gemm.gemm,
+            problem=None,
+            sizes=gemm.sizes,
+            count=gemm.count,
+            status=Status.MISSED,
+            reasons=(gemm.reason,),
+        )
+        for gemm in undeclarable
+    )
+    covered = []
+    for target in manifest.targets:
+        facts = gpu_facts(target, views)
+        assert facts.runtime_library is not None
+        index = Index(views, facts, unusable)
+        matched = (_match(index, one) for one in asked)
+        covered.append(
+            TargetCoverage(
+                target=target,
+                runtime_library=facts.runtime_library.version,
+                bundles=tuple(view.name for view in views if _is_usable(view, facts)),
+                refusals=index.refusals,
+                gemms=(*matched, *missed),
+            )
+        )
+    return tuple(covered)
+
+
+def gpu_facts(target: BuildTarget, bundles: Iterable[BundleView]) -> DeviceFacts:
+    """A target's GPU, in a process whose libraries fit the newest bundle that it can use."""
+    facts = DeviceFacts(
+        kind="cuda",
+        name=target.device.driver_name,
+        capability=target.device.capability,
+        multiprocessors=target.device.sm_count.value,
+        platform=target.target.platform,
+        cuda=target.target.cuda,
+        runtime_library=RuntimeLibrary(
+            path=Path(RUNTIME_LIBRARY), cuda=target.target.cuda, version=UNKNOWN_VERSION
+        ),
+    )
+    headers = [view.header for view in bundles if refusal(view.header, facts) is None]
+    named = [header.toolchain.get(library_distribution(header)) for header in headers]
+    versions = [version for version in named if version is not None]
+    if not versions:
+        return facts
+    library = RuntimeLibrary(
+        path=Path(RUNTIME_LIBRARY),
+        cuda=target.target.cuda,
+        version=max(versions, key=version_numbers),
+    )
+    return replace(facts, runtime_library=library)
+
+
+def _is_usable(bundle: BundleView, facts: DeviceFacts) -> bool:
+    usable = any(unlaunchable(kernel) is None for kernel in bundle.header.kernels)
+    return usable and refusal(bundle.header, facts) is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What torch.compile asks of matching for a declared problem.
+
+    Attributes:
+        readings: Every way to read the call that poses it.
+        product: Where that is a plain sum, every way to read its product by itself; else empty.
+    """
+
+    declared: Declared
+    readings: tuple[Request, ...]
+    product: tuple[Request, ...]
+
+
+def _ask(declared: Declared) -> _Asked:
+    call = call_of(declared.problem)
+    product = product_of_sum(call)
+    return _Asked(
+        declared=declared,
+        readings=readings(call),
+        product=() if product is None else readings(product),
+    )
+
+
+def _match(index: Index, asked: _Asked) -> GemmCoverage:
+    problem = asked.declared.problem
+    missed = GemmCoverage(
+        gemm=problem.key,
+        problem=problem,
+        sizes=Sizes(problem.m, problem.n, problem.k, problem.batch),
+        count=asked.declared.count,
+        status=Status.MISSED,
+    )
+    _, found = first_served(index.match, asked.readings)
+    if isinstance(found, Match):
+        return _served(index, missed, found)
+    reasons = [reason for reason in found.reasons if reason not in index.refusals]
+    if asked.product:
+        # As in the runtime's `inductor.hook`.
+        request, split = first_served(index.match, asked.product)
+        if isinstance(split, Match):
+            served = _served(index, missed, split)
+            # The sum itself is declared nowhere, whether its product is or not.
+            return replace(served, status=Status.SIGNATURE, is_split=True)
+        reasons += [
+            f"for the product alone, {request.problem.key}: {reason}"
+            for reason in split.reasons
+            if reason not in found.reasons
+        ]
+    return replace(missed, reasons=tuple(reasons))
+
+
+def _served(index: Index, missed: GemmCoverage, found: Match) -> GemmCoverage:
+    return replace(
+        missed,
+        status=Status.DECLARED if found.basis is Basis.DECLARED else Status.SIGNATURE,
+        ranked_as=found.ranked_as,
+        kernels=len(found.kernels),
+        bundle=index.bundles[found.kernels[0].bundle].name,
+    )

@@ -1,0 +1,108 @@
+"""Counts the GEMMs that a program calls, seen by torch's dispatcher: no compiler, no GPU, no data.
+
+Import it only where torch is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nvgemm_runtime.gemm.aten import (
+    GEMMS,
+    OPERATORS,
+    UNREAD_ADDENDS,
+    AtenGemm,
+    named_arguments,
+    read_call,
+)
+from nvgemm_runtime.gemm.operand import Operand
+from nvgemm_runtime.gemm.operands import MAX_ALIGNMENT_BYTES
+from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.recording.declarable import declarable, declarable_for
+
+
+class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
+    """While it is entered, counts every matrix product that ATen is called for.
+
+    Tensors may be real, meta or fake; where a `FakeTensorMode` is used, enter it before this one.
+    Products are those of matrices: a vector's have no tensor cores to run on. Storage is taken to
+    be aligned as torch's allocators give it.
+
+    Args:
+        arch: Architecture that problems are declared for; None for any, with what one of them has.
+
+    Attributes:
+        problems: How often each GEMM was called that a manifest can declare.
+        others: Likewise of all others, each in words, with the reason.
+    """
+
+    def __init__(self, arch: str | None = None) -> None:
+        super().__init__()
+        self._arch = arch
+        self.problems: Counter[Problem] = Counter()
+        self.others: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run an operator, and count it if it is a GEMM."""
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # the tensors within, a shard's say, come by again
+        kwargs = kwargs or {}
+        name = func.overloadpacket.__name__
+        if func.namespace != "aten":
+            return func(*args, **kwargs)
+        if name not in GEMMS:
+            # Inference mode lets composite operators through, such as linear.
+            with self:
+                result = func.decompose(*args, **kwargs)
+            return func(*args, **kwargs) if result is NotImplemented else result
+        result = func(*args, **kwargs)
+        self.count(self.declared_as(_read(func, name, args, kwargs, _operand(result))))
+        return result
+
+    def declared_as(self, gemm: AtenGemm) -> Problem | str:
+        """What a GEMM counts as: its problem, or what it is in words."""
+        return declarable(gemm) if self._arch is None else declarable_for(gemm, self._arch)
+
+    def count(self, met: Problem | str) -> None:
+        """Count a GEMM that was called: its problem, or what it is in words."""
+        if isinstance(met, Problem):
+            self.problems[met] += 1
+        else:
+            self.others[met] += 1
+
+
+def _read(
+    func: Any, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], out: Operand
+) -> AtenGemm:
+    if name in OPERATORS:
+        return read_call(name, named_arguments(func, args, kwargs, _value), out)
+    operands = args[1:] if name in UNREAD_ADDENDS else args
+    a, b = map(_operand, operands[:2])
+    return AtenGemm(op=name, a=a, b=b, out=out)
+
+
+def _value(argument: Any) -> Any:
+    return _operand(argument) if isinstance(argument, torch.Tensor) else argument
+
+
+def _operand(tensor: torch.Tensor) -> Operand:
+    """What a tensor is, without its data."""
+    offset = int(tensor.storage_offset()) * tensor.dtype.itemsize
+    return Operand(
+        dtype=tensor.dtype,
+        device=tensor.device,
+        shape=tuple(map(int, tensor.shape)),
+        strides=tuple(map(int, tensor.stride())),
+        address=MAX_ALIGNMENT_BYTES + offset,
+    )

@@ -1,0 +1,131 @@
+"""Bundles to look into: those that a user names, or those that are installed; none is run."""
+
+from __future__ import annotations
+
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvgemm_runtime.bundle.format import MAGIC, MAX_HEADER_BYTES, PREFIX
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import BundleFormatError, StorageError
+from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
+from nvgemm_runtime.installed.registry import INSTALLATION
+from nvgemm_runtime.matching.index import BundleView
+
+from ..storage.regular_file import open_regular
+
+_WHEEL_SUFFIX = ".whl"
+
+_DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OverflowError)
+"""What `zipfile` raises of a file that is no archive, or one that it cannot unpack."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundles:
+    """What was found.
+
+    Attributes:
+        views: Bundles whose headers keep every rule.
+        unusable: Why others cannot be used, a line each.
+    """
+
+    views: tuple[BundleView, ...]
+    unusable: tuple[str, ...] = ()
+
+
+def read_bundles(paths: Sequence[Path]) -> Bundles:
+    """Read the headers of all bundles at some places.
+
+    Args:
+        paths: Bundles, directories that hold some, and wheels, as ``nvgemm-aot wheel`` makes them.
+
+    Raises:
+        BundleFormatError: If a bundle breaks a rule of the format.
+        StorageError: If a place cannot be read, or holds no bundle.
+    """
+    return Bundles(views=tuple(view for path in paths for view in _read(path)))
+
+
+def installed_bundles() -> Bundles:
+    """The bundles of installed wheels and NVGEMM_AOT_BUNDLES; not what was compiled here by JIT."""
+    found = INSTALLATION.shipped_bundles()
+    return Bundles(
+        views=tuple(
+            BundleView(name=one.name, header=one.bundle.header)
+            for one in found
+            if one.bundle is not None
+        ),
+        unusable=tuple(f"{one.name}: {one.problem}" for one in found if one.bundle is None),
+    )
+
+
+def _read(path: Path) -> Iterator[BundleView]:
+    if path.is_dir():
+        yield from _read_directory(path)
+    elif path.suffix == _WHEEL_SUFFIX:
+        yield from _read_wheel(path)
+    else:
+        yield _open(path, str(path))
+
+
+def _open(path: Path, name: str) -> BundleView:
+    with Bundle(path) as bundle:
+        return BundleView(name=name, header=bundle.header)
+
+
+def _read_directory(path: Path) -> Iterator[BundleView]:
+    try:
+        files = sorted(file for file in path.iterdir() if file.suffix == BUNDLE_SUFFIX)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot list it: {error.strerror}") from error
+    if not files:
+        raise _no_bundle(path)
+    for file in files:
+        yield _open(file, str(file))
+
+
+def _read_wheel(path: Path) -> Iterator[BundleView]:
+    try:
+        with (
+            open_regular(path) as archive,
+            zipfile.ZipFile(archive) as wheel,
+            tempfile.TemporaryDirectory() as directory,
+        ):
+            members = sorted(name for name in wheel.namelist() if name.endswith(BUNDLE_SUFFIX))
+            if not members:
+                raise _no_bundle(path)
+            file = Path(directory) / "bundle"
+            for member in members:
+                _unpack_header(wheel, member, file)
+                yield _open_member(file, f"{path}/{member}")
+    except _DAMAGED as error:
+        raise StorageError(f"{path}: not a whole wheel: {error}; build it again") from error
+    except OSError as error:
+        raise StorageError(f"{path}: cannot unpack it: {error.strerror or error}") from error
+
+
+def _unpack_header(wheel: zipfile.ZipFile, member: str, file: Path) -> None:
+    """Unpack the header of a bundle, at most; what is behind it becomes a hole of the same size."""
+    with wheel.open(member) as packed, file.open("wb") as unpacked:
+        start = packed.read(PREFIX.size)
+        unpacked.write(start)
+        if len(start) == PREFIX.size and start.startswith(MAGIC):
+            _, _, header_bytes, _ = PREFIX.unpack(start)
+            if header_bytes <= MAX_HEADER_BYTES:
+                unpacked.write(packed.read(header_bytes))
+        unpacked.truncate(wheel.getinfo(member).file_size)
+
+
+def _open_member(file: Path, name: str) -> BundleView:
+    try:
+        return _open(file, name)
+    except BundleFormatError as error:
+        raise BundleFormatError(name, error.rule, error.message) from error
+
+
+def _no_bundle(path: Path) -> StorageError:
+    return StorageError(f"{path}: holds no {BUNDLE_SUFFIX} file; name a bundle, or build one")

@@ -1,0 +1,115 @@
+"""Runs a command and keeps the GEMMs that it meets in a manifest."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvgemm_runtime.errors import RecordError
+from nvgemm_runtime.recording.recorder import Recorder, chosen_target
+from nvgemm_runtime.recording.text import Recording
+from nvgemm_runtime.settings import MODE_VARIABLE, RECORD_VARIABLE, TARGET_VARIABLE
+
+from .process import run_to_end
+
+_PYTHON = re.compile(r"python[0-9.]*")
+
+_OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
+"""Python's own options that take the next argument."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """What came of a command.
+
+    Attributes:
+        status: Its exit status, as shells give it.
+        path: The file.
+        met: How many GEMMs were met that a manifest can declare.
+        distinct: How many of these differ.
+        new: How many of those the file did not have.
+        others_met: How many GEMMs were met that no manifest can declare.
+        others: How many of these differ.
+    """
+
+    status: int
+    path: Path
+    met: int
+    distinct: int
+    new: int
+    others_met: int
+    others: int
+
+
+def record(
+    command: Sequence[str], path: Path, *, target: str | None = None, fake: bool = False
+) -> Recorded:
+    """Run a command and keep the GEMMs that it meets.
+
+    Args:
+        command: The program and its arguments; a Python program if ``fake``.
+        path: The file: a recording, which they are merged into, or nothing yet.
+        target: The architecture to build for, if not that of the device.
+        fake: Run it under fake tensors, and keep what it calls instead of what it compiles.
+
+    Raises:
+        RecordError: If nothing could be recorded. The command was not started.
+        OSError: If the command cannot be started.
+    """
+    recorder = Recorder(path)
+    environment = {**os.environ, RECORD_VARIABLE: str(recorder.path)}
+    if target is not None:
+        environment[TARGET_VARIABLE] = target
+    _check(environment, recorder)
+    if fake:
+        command = _with_fake_tensors(command)
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    before = recorder.read()
+    status = run_to_end(command, environment)
+    return _compare(status, recorder.path, before, recorder.read())
+
+
+def _check(environment: Mapping[str, str], recorder: Recorder) -> None:
+    if environment.get(MODE_VARIABLE) == "off":
+        raise RecordError(f"{MODE_VARIABLE}=off: nothing would be recorded; unset it")
+    chosen_target(None, environment)
+    recorder.check()
+
+
+def _compare(status: int, path: Path, before: Recording, after: Recording) -> Recorded:
+    problems = after.problems - before.problems
+    others = after.others - before.others
+    return Recorded(
+        status=status,
+        path=path,
+        met=problems.total(),
+        distinct=len(problems),
+        new=len(after.problems.keys() - before.problems.keys()),
+        others_met=others.total(),
+        others=len(others),
+    )
+
+
+def _with_fake_tensors(command: Sequence[str]) -> list[str]:
+    """The command that runs a Python program under fake tensors.
+
+    Raises:
+        RecordError: If it is no Python program.
+    """
+    python, *arguments = command
+    place = 0
+    while place < len(arguments) and arguments[place].startswith("-"):
+        if arguments[place] in ("-m", "-c"):
+            break
+        place += 2 if arguments[place] in _OPTIONS_WITH_VALUE else 1
+    program = arguments[place:]
+    is_whole = len(program) > (program[:1] in (["-m"], ["-c"]))
+    if not _PYTHON.fullmatch(Path(python).name) or not is_whole:
+        raise RecordError(
+            f"--fake runs Python programs: the command is {' '.join(command)!r}, must be of the "
+            "form python script.py …, python -m package … or python -c code …"
+        )
+    return [python, *arguments[:place], "-m", "nvgemm_aot.workload.fake_run", *program]

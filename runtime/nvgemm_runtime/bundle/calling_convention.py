@@ -1,0 +1,93 @@
+"""How compiled kernels are called: what each takes, as its entry states it.
+
+The text is ``tvm_ffi:NAME(PARAMETERS)``: a TVM-FFI function and what it takes, in order. Each
+parameter is one of
+
+- a role of `nvgemm_runtime.gemm.roles`, for a tensor: ``a``, ``b``, ``scale_a``, ``scale_b``,
+  ``offsets``, ``addend``, ``out``;
+- a role and ``*``, for the address of a tensor's first element, whose strides the kernel takes to
+  be those of a compact tensor;
+- ``mnkl``: the array (m, n, k, batch);
+- ``workspace``: a tensor of bytes that it may overwrite;
+- ``stream``: the CUDA stream, as an opaque pointer.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from ..gemm.problem import Signature
+from ..gemm.roles import Role, roles
+
+MNKL = "mnkl"
+WORKSPACE = "workspace"
+STREAM = "stream"
+
+KNOWN_FORM = "tvm_ffi:NAME(PARAMETERS)"
+"""The one form that this release knows; FORMAT.md lists the parameters."""
+
+_FORM = re.compile(r"tvm_ffi:([A-Za-z_][A-Za-z0-9_]*)\(([a-z_*]+(?:,[a-z_*]+)*)\)")
+_TENSORS = frozenset(role.value for role in Role)
+_PARAMETERS = _TENSORS | frozenset(f"{name}*" for name in _TENSORS) | {MNKL, WORKSPACE, STREAM}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallingConvention:
+    """A function and its parameters.
+
+    Attributes:
+        name: The function's name in TVM-FFI.
+        parameters: What it takes, in order, each as the text of a calling convention spells it.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+
+    @property
+    def symbol(self) -> str:
+        """What a kernel that is called this way exports."""
+        return f"__tvm_ffi_{self.name}"
+
+    @property
+    def needs_compact(self) -> bool:
+        """Whether operands must be compact, for their strides are not passed on."""
+        return any(parameter.endswith("*") for parameter in self.parameters)
+
+    def misfit(self, signature: Signature, workspace_bytes: int) -> str | None:
+        """Why a kernel of a signature cannot be called this way, or None."""
+        wanted = Counter(role.value for role in roles(signature))
+        wanted[STREAM] = 1
+        wanted[WORKSPACE] = int(workspace_bytes > 0)
+        wanted[MNKL] = int(self.needs_compact)
+        given = Counter(parameter.removesuffix("*") for parameter in self.parameters)
+        differing = sorted(name for name in wanted | given if wanted[name] != given[name])
+        if not differing:
+            return None
+        name = differing[0]
+        return (
+            f"parameter {name} is passed {_times(given[name])}, must be {_times(wanted[name])} for "
+            f"{signature.key} with {workspace_bytes} bytes of workspace"
+        )
+
+
+PLAIN = CallingConvention(name="gemm", parameters=("a", "b", "out", STREAM))
+"""How kernels are called that multiply, and do nothing else."""
+
+
+@functools.lru_cache(maxsize=64)  # bundles name few, thousands of times
+def parse_calling_convention(text: str) -> CallingConvention | None:
+    """Read a calling convention; None for one that this release does not know."""
+    match = _FORM.fullmatch(text)
+    if match is None:
+        return None
+    parameters = tuple(match[2].split(","))
+    if not _PARAMETERS.issuperset(parameters):
+        return None
+    return CallingConvention(name=match[1], parameters=parameters)
+
+
+def _times(count: int) -> str:
+    return {0: "never", 1: "once"}.get(count, f"{count} times")

@@ -1,0 +1,450 @@
+"""Reading a bundle's header: every rule of FORMAT.md that needs no byte of the body.
+
+Rules of single values are here, those between values in `header_rules`; `left_out` leaves out what
+this release does not understand. Straight-line validation: each check names its rule, what was
+found and what is allowed. Nothing in this module reads a file.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+from ..errors import BundleFormatError
+from ..gemm.problem import Problem, Signature
+from ..gemm.target import Target, read_target
+from .format import (
+    KNOWN_FEATURES,
+    MAX_DICTIONARY_BYTES,
+    MAX_KERNEL_ALIGNMENT_BYTES,
+    MAX_PAYLOAD_BYTES,
+    ClusterLimit,
+    CompileFailure,
+    Conditions,
+    Dictionary,
+    Header,
+    Kernel,
+    KernelDesign,
+    Measured,
+    Ranked,
+    Ranking,
+    RankingSource,
+    Scope,
+    Span,
+    Timing,
+    UnknownKernel,
+    UnknownRanking,
+    UnknownUnserved,
+    UnservedReason,
+    canonical_json,
+)
+from .header_rules import Parts, check_header
+from .left_out import with_understood
+
+UPGRADE = "upgrade: pip install -U nvgemm-aot"
+"""What to do where a newer release is needed."""
+
+_HEADER = frozenset(
+    {"target", "device", "generator", "build_key", "toolchain", "body_sha256", "dictionary"}
+    | {"kernels", "sources", "rankings"}
+)
+_TARGET = frozenset({"arch", "platform", "cuda"})
+_DICTIONARY = frozenset({"span", "sha256"})
+_ANY_KERNEL = frozenset({"id", "span", "operator", "signature"})
+_KERNEL = _ANY_KERNEL | frozenset(
+    {"provider", "design", "alignment_bytes", "workspace_bytes", "calling_convention"}
+)
+_DESIGN = frozenset(
+    {"tile", "ctas_per_tile", "cluster", "fallback_cluster", "scheduler", "cluster_limits"}
+)
+_CLUSTER_LIMIT = frozenset({"cluster_size", "max_active", "basis"})
+_SOURCE = frozenset({"kind", "by", "gpu"})
+_CONDITIONS = frozenset({"driver", "torch", "cuda", "date"})
+_RANKING = frozenset({"problem", "source", "kernels"})
+_MEASURED = frozenset({"spreads_ns", "aten", "triton", "doubts"})
+_FAILURE = frozenset({"operator", "reason", "is_transient"})
+_UNSERVED = frozenset({"problem", "reason"})
+"""Fields that an object must have. It may have others, which are ignored unless they are known."""
+
+
+def decode_header(
+    data: bytes, *, where: str, version: int, body_offset: int, file_bytes: int
+) -> Header:
+    """Read a header and check every rule that needs no byte of the body.
+
+    Args:
+        data: The header's bytes, whose digest was already checked.
+        where: Name of the file, for messages.
+        version: Version of the format that the file says it has: one that can be read.
+        body_offset: First byte behind the header.
+        file_bytes: Length of the file.
+
+    Raises:
+        BundleFormatError: Naming the broken rule, what was found, and what is allowed.
+    """
+    return _Decoder(where, version).decode(data, body_offset, file_bytes)
+
+
+class _Decoder:
+    """Holds the name of the file, for messages, and its version."""
+
+    def __init__(self, where: str, version: int) -> None:
+        self.where = where
+        self.version = version
+
+    def fail(self, rule: str, message: str) -> NoReturn:
+        raise BundleFormatError(self.where, rule, message)
+
+    def decode(self, data: bytes, body_offset: int, file_bytes: int) -> Header:
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            self.fail("header-json", f"the header is not JSON: {error}")
+        if _canonical_or_none(document) != data:
+            self.fail("header-canonical", "the header is not in canonical form")
+        top = self.fields(document, "header", frozenset())
+        unknown = self.unknown_features(top, "header")
+        if unknown is not None:
+            self.fail("feature", f"the bundle {unknown}; {UPGRADE}")
+        self.fields(top, "header", _HEADER if self.version == 1 else _HEADER | {"imports"})
+        parts = Parts(
+            dictionary=self.dictionary(top["dictionary"]),
+            kernels=tuple(
+                self.kernel(item, f"kernels[{i}]")
+                for i, item in enumerate(self.items(top["kernels"], "kernels"))
+            ),
+            sources=tuple(
+                self.source(item, f"sources[{i}]")
+                for i, item in enumerate(self.items(top["sources"], "sources"))
+            ),
+            rankings=tuple(
+                self.ranking(item, f"rankings[{i}]")
+                for i, item in enumerate(self.items(top["rankings"], "rankings"))
+            ),
+            unserved=self.unserved(top["unserved"]) if "unserved" in top else (),
+            failures=tuple(
+                self.failure(item, f"failures[{i}]")
+                for i, item in enumerate(self.added_items(top, "failures", "failures"))
+            ),
+        )
+        header = Header(
+            target=self.target(top["target"]),
+            device=self.text(top["device"], "device"),
+            generator=self.text(top["generator"], "generator"),
+            build_key=self.digest(top["build_key"], "build_key"),
+            toolchain=self.toolchain(top["toolchain"]),
+            body_sha256=self.digest(top["body_sha256"], "body_sha256"),
+            dictionary=parts.dictionary,
+            kernels=(),
+            sources=(),
+            rankings=(),
+            imports=self.imports(top["imports"], "imports") if self.version > 1 else None,
+            failures=parts.failures,
+            format_version=self.version,
+        )
+        check_header(parts, where=self.where, body_offset=body_offset, file_bytes=file_bytes)
+        return with_understood(header, parts)
+
+    # Values, each with the path it stands at.
+
+    def fields(self, value: Any, path: str, required: frozenset[str]) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            self.fail("header-field", f"{path} must be an object (got {type(value).__name__})")
+        if not required <= value.keys():
+            missing = ", ".join(sorted(required - value.keys()))
+            self.fail("header-field", f"{path} lacks {missing}, which it must have")
+        return value
+
+    def texts(self, value: Any, path: str, required: frozenset[str]) -> dict[str, str]:
+        fields = self.fields(value, path, required)
+        return {name: self.text(fields[name], f"{path}.{name}") for name in required}
+
+    def unknown_features(self, fields: dict[str, Any], path: str) -> str | None:
+        """What an object requires that this release does not know, or None."""
+        if self.version == 1 or "requires" not in fields:
+            return None
+        wanted = self.items(fields["requires"], f"{path}.requires")
+        names = [self.text(name, f"{path}.requires[{i}]") for i, name in enumerate(wanted)]
+        unknown = [name for name in names if name not in KNOWN_FEATURES]
+        return f"requires {', '.join(unknown)}, unknown to this release" if unknown else None
+
+    def problem(self, fields: dict[str, Any], path: str) -> tuple[str, Problem | str]:
+        """The text that names an entry's problem; the problem, or why the entry is left out."""
+        key = self.text(fields["problem"], f"{path}.problem")
+        why = self.unknown_features(fields, path)
+        if why is None:
+            try:
+                return key, Problem.parse(key)
+            except ValueError as error:
+                why = f"names a problem that this release does not know: {error}"
+        return key, f"{why}; {UPGRADE}"
+
+    def text(self, value: Any, path: str) -> str:
+        if not isinstance(value, str) or not value or not value.isprintable():
+            self.fail(
+                "header-field", f"{path} must be non-empty printable text (got {value!r:.80})"
+            )
+        return value
+
+    def digest(self, value: Any, path: str) -> str:
+        text = self.text(value, path)
+        if len(text) != 64 or set(text) - set("0123456789abcdef"):
+            self.fail("header-field", f"{path} must be 64 lower-case hex digits (got {text!r:.80})")
+        return text
+
+    def number(self, value: Any, path: str, least: int = 0, most: int = 2**63 - 1) -> int:
+        if type(value) is not int or not least <= value <= most:
+            self.fail(
+                "header-field", f"{path} must be an integer in {least}..{most} (got {value!r:.80})"
+            )
+        return value
+
+    def items(self, value: Any, path: str, length: int | None = None) -> list[Any]:
+        if not isinstance(value, list) or (length is not None and len(value) != length):
+            wanted = "a list" if length is None else f"a list of {length}"
+            self.fail("header-field", f"{path} must be {wanted} (got {value!r:.80})")
+        return value
+
+    def added_items(self, fields: dict[str, Any], name: str, path: str) -> list[Any]:
+        """An optional list that version 1 does not have; empty where it is not there."""
+        return [] if self.version == 1 else self.items(fields.get(name, []), path)
+
+    # Parts of the header.
+
+    def target(self, value: Any) -> Target:
+        return read_target(**self.texts(value, "target", _TARGET))
+
+    def toolchain(self, value: Any) -> dict[str, str]:
+        if not isinstance(value, dict) or not value:
+            self.fail("header-field", "toolchain must be an object with at least one version")
+        return {
+            self.text(name, "a name in toolchain"): self.text(version, f"toolchain.{name}")
+            for name, version in value.items()
+        }
+
+    def span(self, value: Any, path: str, max_content_bytes: int) -> Span:
+        offset, stored, content = self.items(value, path, length=3)
+        return Span(
+            offset=self.number(offset, f"{path}.offset"),
+            stored_bytes=self.number(stored, f"{path}.stored_bytes", least=1),
+            content_bytes=self.number(
+                content, f"{path}.content_bytes", least=1, most=max_content_bytes
+            ),
+        )
+
+    def dictionary(self, value: Any) -> Dictionary | None:
+        if value is None:
+            return None
+        fields = self.fields(value, "dictionary", _DICTIONARY)
+        return Dictionary(
+            span=self.span(fields["span"], "dictionary.span", MAX_DICTIONARY_BYTES),
+            sha256=self.digest(fields["sha256"], "dictionary.sha256"),
+        )
+
+    def imports(self, value: Any, path: str) -> tuple[str, ...]:
+        symbols = [
+            self.text(name, f"{path}[{i}]") for i, name in enumerate(self.items(value, path))
+        ]
+        if symbols != sorted(set(symbols)):
+            self.fail("header-field", f"{path} must be sorted, each symbol once")
+        return tuple(symbols)
+
+    def failure(self, value: Any, path: str) -> CompileFailure:
+        fields = self.fields(value, path, _FAILURE)
+        if not isinstance(fields["is_transient"], bool):
+            self.fail("header-field", f"{path}.is_transient must be true or false")
+        return CompileFailure(
+            operator=self.text(fields["operator"], f"{path}.operator"),
+            reason=self.text(fields["reason"], f"{path}.reason"),
+            is_transient=fields["is_transient"],
+        )
+
+    def kernel(self, value: Any, path: str) -> Kernel | UnknownKernel:
+        fields = self.fields(value, path, _ANY_KERNEL)
+        id_ = self.digest(fields["id"], f"{path}.id")
+        span = self.span(fields["span"], f"{path}.span", MAX_PAYLOAD_BYTES)
+        operator = self.text(fields["operator"], f"{path}.operator")
+        key = self.text(fields["signature"], f"{path}.signature")
+        why = self.unknown_features(fields, path)
+        if why is None:
+            try:
+                signature = Signature.parse(key)
+            except ValueError as error:
+                why = f"computes what this release does not know: {error}"
+        if why is not None:
+            return UnknownKernel(
+                id=id_, span=span, operator=operator, signature=key, why=f"{why}; {UPGRADE}"
+            )
+        self.fields(fields, path, _KERNEL)
+        alignment = self.number(
+            fields["alignment_bytes"],
+            f"{path}.alignment_bytes",
+            least=1,
+            most=MAX_KERNEL_ALIGNMENT_BYTES,
+        )
+        if alignment & (alignment - 1):
+            self.fail(
+                "header-field", f"{path}.alignment_bytes must be a power of two (got {alignment})"
+            )
+        return Kernel(
+            id=id_,
+            span=span,
+            signature=signature,
+            provider=self.text(fields["provider"], f"{path}.provider"),
+            operator=operator,
+            design=self.design(fields["design"], f"{path}.design"),
+            alignment_bytes=alignment,
+            workspace_bytes=self.number(fields["workspace_bytes"], f"{path}.workspace_bytes"),
+            calling_convention=self.text(
+                fields["calling_convention"], f"{path}.calling_convention"
+            ),
+            imports=self.imports(fields["imports"], f"{path}.imports")
+            if self.version > 1 and "imports" in fields
+            else None,
+        )
+
+    def design(self, value: Any, path: str) -> KernelDesign:
+        fields = self.fields(value, path, _DESIGN)
+        tile_m, tile_n, tile_k = self.extents(fields["tile"], f"{path}.tile", 3)
+        fallback = fields["fallback_cluster"]
+        limits = self.items(fields["cluster_limits"], f"{path}.cluster_limits")
+        return KernelDesign(
+            tile=(tile_m, tile_n, tile_k),
+            ctas_per_tile=self.number(fields["ctas_per_tile"], f"{path}.ctas_per_tile", 1, 2),
+            cluster=self.cluster(fields["cluster"], f"{path}.cluster"),
+            fallback_cluster=None
+            if fallback is None
+            else self.cluster(fallback, f"{path}.fallback_cluster"),
+            scheduler=self.text(fields["scheduler"], f"{path}.scheduler"),
+            cluster_limits=tuple(
+                self.cluster_limit(item, f"{path}.cluster_limits[{i}]")
+                for i, item in enumerate(limits)
+            ),
+        )
+
+    def cluster(self, value: Any, path: str) -> tuple[int, int]:
+        cluster_m, cluster_n = self.extents(value, path, 2)
+        return cluster_m, cluster_n
+
+    def extents(self, value: Any, path: str, length: int) -> list[int]:
+        return [
+            self.number(item, f"{path}[{i}]", least=1)
+            for i, item in enumerate(self.items(value, path, length))
+        ]
+
+    def cluster_limit(self, value: Any, path: str) -> ClusterLimit:
+        fields = self.fields(value, path, _CLUSTER_LIMIT)
+        return ClusterLimit(
+            cluster_size=self.number(fields["cluster_size"], f"{path}.cluster_size", least=1),
+            max_active=self.number(fields["max_active"], f"{path}.max_active", least=1),
+            basis=self.text(fields["basis"], f"{path}.basis"),
+        )
+
+    def source(self, value: Any, path: str) -> RankingSource | str:
+        """A source, or why it is not understood."""
+        fields = self.fields(value, path, frozenset())
+        why = self.unknown_features(fields, path)
+        if why is not None:
+            return why
+        self.fields(fields, path, _SOURCE)
+        conditions = None
+        if "conditions" in fields:
+            texts = self.texts(fields["conditions"], f"{path}.conditions", _CONDITIONS)
+            conditions = Conditions(**texts)
+        return RankingSource(
+            kind=self.text(fields["kind"], f"{path}.kind"),
+            by=self.text(fields["by"], f"{path}.by"),
+            gpu=self.text(fields["gpu"], f"{path}.gpu"),
+            conditions=conditions,
+        )
+
+    def ranking(self, value: Any, path: str) -> Ranking | UnknownRanking:
+        """A ranking, whose positions are those of all kernels."""
+        fields = self.fields(value, path, frozenset({"problem"}))
+        key, problem = self.problem(fields, path)
+        if isinstance(problem, str):
+            return UnknownRanking(problem=key, why=problem)
+        self.fields(fields, path, _RANKING)
+        places = []
+        for i, item in enumerate(self.items(fields["kernels"], f"{path}.kernels")):
+            kernel, time_ns = self.items(item, f"{path}.kernels[{i}]", length=2)
+            places.append(
+                Ranked(
+                    kernel=self.number(kernel, f"{path}.kernels[{i}].kernel"),
+                    time_ns=None
+                    if time_ns is None
+                    else self.number(time_ns, f"{path}.kernels[{i}].time_ns", least=1),
+                )
+            )
+        missing = self.added_items(fields, "missing", f"{path}.missing")
+        return Ranking(
+            problem=problem,
+            source=self.number(fields["source"], f"{path}.source"),
+            kernels=tuple(places),
+            measured=self.measured(fields["measured"], f"{path}.measured")
+            if "measured" in fields
+            else None,
+            missing=tuple(
+                self.number(item, f"{path}.missing[{i}]") for i, item in enumerate(missing)
+            ),
+        )
+
+    def measured(self, value: Any, path: str) -> Measured:
+        fields = self.fields(value, path, _MEASURED)
+        spreads = self.items(fields["spreads_ns"], f"{path}.spreads_ns")
+        doubts = self.items(fields["doubts"], f"{path}.doubts")
+        return Measured(
+            spreads_ns=tuple(
+                self.number(item, f"{path}.spreads_ns[{i}]") for i, item in enumerate(spreads)
+            ),
+            aten=self.timing(fields["aten"], f"{path}.aten"),
+            triton=self.timing(fields["triton"], f"{path}.triton"),
+            doubts=tuple(self.text(item, f"{path}.doubts[{i}]") for i, item in enumerate(doubts)),
+        )
+
+    def timing(self, value: Any, path: str) -> Timing | None:
+        if value is None:
+            return None
+        time_ns, spread_ns = self.items(value, path, length=2)
+        return Timing(
+            time_ns=self.number(time_ns, f"{path}.time_ns", least=1),
+            spread_ns=self.number(spread_ns, f"{path}.spread_ns"),
+        )
+
+    def unserved(self, value: Any) -> tuple[tuple[Problem, UnservedReason] | UnknownUnserved, ...]:
+        """Problems without a kernel, in the order of the file."""
+        if self.version > 1:
+            entries = self.items(value, "unserved")
+            return tuple(
+                self.unserved_entry(item, f"unserved[{i}]") for i, item in enumerate(entries)
+            )
+        texts = self.fields(value, "unserved", frozenset())  # in the order of their texts
+        read = [
+            self.unserved_entry({"problem": key, "reason": reason}, f"unserved.{key:.80}")
+            for key, reason in texts.items()
+        ]
+        known = sorted((one for one in read if isinstance(one, tuple)), key=lambda one: one[0])
+        return (*known, *(one for one in read if isinstance(one, UnknownUnserved)))
+
+    def unserved_entry(
+        self, value: Any, path: str
+    ) -> tuple[Problem, UnservedReason] | UnknownUnserved:
+        fields = self.fields(value, path, _UNSERVED)
+        key, problem = self.problem(fields, path)
+        reason = self.text(fields["reason"], f"{path}.reason")
+        if isinstance(problem, str):
+            return UnknownUnserved(problem=key, why=problem)
+        scope = self.text(fields["scope"], f"{path}.scope") if "scope" in fields else None
+        known = Scope(scope) if scope in _SCOPES else None
+        return problem, UnservedReason(text=reason, scope=known)
+
+
+_SCOPES = frozenset(scope.value for scope in Scope)
+
+
+def _canonical_or_none(value: Any) -> bytes | None:
+    """Canonical form of ``value``, or None where it has none (a NaN, a lone surrogate)."""
+    try:
+        return canonical_json(value)
+    except (ValueError, RecursionError):
+        return None

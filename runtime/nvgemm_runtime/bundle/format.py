@@ -1,0 +1,480 @@
+"""The bundle header: its dataclasses and its canonical JSON.
+
+FORMAT.md is the specification. `decode` reads what `encode_header` here writes.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import struct
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..gemm.problem import Problem, Signature
+from ..gemm.target import Target
+
+MAGIC = b"\x89NVGEMM\n"
+"""First bytes of every bundle. A byte above 127 and a line feed show text-mode damage at once."""
+
+FORMAT_VERSION = 2
+"""Version of the file format that is written, independent of the package version."""
+
+READABLE_VERSIONS = (1, 2)
+"""Versions of the file format that are read."""
+
+KNOWN_FEATURES: frozenset[str] = frozenset()
+"""Names that a ``requires`` list may hold: what this release understands besides version 2."""
+
+PREFIX = struct.Struct("<8sII32s")
+"""magic, format version, header bytes, sha256 of the header: 48 bytes, little-endian."""
+
+MAX_HEADER_BYTES = 16 << 20
+"""Ten times what the largest real bundle needs. All ten manifests that are shipped, in one bundle
+(736 kernels and 4,267 problems of sm_100f), take 1.06 MB of header with estimates, and 1.5 MB once
+each is measured with ATen and Triton beside; the largest single one, hgemm-1000, takes 0.37 MB."""
+MAX_PAYLOAD_BYTES = 64 << 20
+MAX_DICTIONARY_BYTES = 64 << 20
+MAX_KERNEL_ALIGNMENT_BYTES = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """Where compressed bytes lie and what they must become.
+
+    Attributes:
+        offset: First byte, counted from the start of the file.
+        stored_bytes: Length in the file.
+        content_bytes: Length after decompression.
+    """
+
+    offset: int
+    stored_bytes: int
+    content_bytes: int
+
+    @property
+    def end(self) -> int:
+        """First byte behind the span."""
+        return self.offset + self.stored_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dictionary:
+    """The zstd dictionary that every kernel frame refers to.
+
+    Attributes:
+        span: Where its own zstd frame (made without a dictionary) lies.
+        sha256: Digest of the decompressed dictionary.
+    """
+
+    span: Span
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterLimit:
+    """The device-dependent constant that a static-persistent scheduler was compiled with.
+
+    Attributes:
+        cluster_size: Thread blocks in one cluster.
+        max_active: Clusters of that size that run at once on the build's device profile.
+        basis: ``measured``, ``reported`` or ``estimated``: how the profile knows ``max_active``.
+    """
+
+    cluster_size: int
+    max_active: int
+    basis: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelDesign:
+    """How a kernel works, for people and for ranking; it never changes what is computed.
+
+    Attributes:
+        tile: Extents (m, n, k) that ``ctas_per_tile`` thread blocks compute at a time.
+        ctas_per_tile: 1, or 2 where pairs of thread blocks issue one matrix instruction.
+        cluster: Thread blocks of a cluster along (m, n).
+        fallback_cluster: Smaller cluster for where ``cluster`` does not fit, or None.
+        scheduler: How tiles reach thread blocks, e.g. ``clc``, ``static_persistent``, ``one_tile``.
+        cluster_limits: Device-dependent constants compiled in; empty where there are none.
+    """
+
+    tile: tuple[int, int, int]
+    ctas_per_tile: int
+    cluster: tuple[int, int]
+    fallback_cluster: tuple[int, int] | None
+    scheduler: str
+    cluster_limits: tuple[ClusterLimit, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One compiled kernel.
+
+    Attributes:
+        id: sha256 of the uncompressed payload, in hex: the kernel's name everywhere.
+        span: Where its zstd frame lies.
+        signature: What it computes.
+        provider, operator: Where it came from.
+        design: How it works.
+        alignment_bytes: Alignment that pointers, and in bytes contiguous extents and strides other
+            than 1, must have; at most 4096.
+        workspace_bytes: Device memory that a launch needs besides its operands.
+        calling_convention: How to call it: ``tvm_ffi:gemm(a,b,out,stream)`` is a TVM-FFI function
+            exported as ``__tvm_ffi_gemm`` that takes the operands in this order, then the CUDA
+            stream as an opaque pointer.
+        imports: Symbols that its payload leaves undefined, sorted; None where ``Header.imports``
+            are its own.
+    """
+
+    id: str
+    span: Span
+    signature: Signature
+    provider: str
+    operator: str
+    design: KernelDesign
+    alignment_bytes: int
+    workspace_bytes: int
+    calling_convention: str
+    imports: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownKernel:
+    """A kernel that this release does not understand, and so never calls.
+
+    Attributes:
+        id, span, operator: As of a `Kernel`.
+        signature: The text that names what it computes.
+        why: What is not understood, in words.
+    """
+
+    id: str
+    span: Span
+    operator: str
+    signature: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What a measurement depends on besides the GPU product.
+
+    Attributes:
+        driver: Version of the GPU's driver, e.g. ``580.95.05``.
+        torch: Version of torch, whose ATen was measured beside, e.g. ``2.11.0+cu130``.
+        cuda: CUDA version that torch was built for, which names its cuBLAS, e.g. ``13.0``.
+        date: Day of the measurement in UTC, e.g. ``2026-11-21``.
+    """
+
+    driver: str
+    torch: str
+    cuda: str
+    date: str
+
+
+ESTIMATE, MEASUREMENT = "estimate", "measurement"
+"""Kinds of sources that are known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankingSource:
+    """Where the order of a ranking comes from.
+
+    Attributes:
+        kind: ``estimate`` or ``measurement``.
+        by: The model and its version, or the measuring program.
+        gpu: The GPU that was modelled or measured, as its driver names it.
+        conditions: Of a measurement, where they were written down.
+    """
+
+    kind: str
+    by: str
+    gpu: str
+    conditions: Conditions | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranked:
+    """One place of a ranking.
+
+    Attributes:
+        kernel: Position in ``Header.kernels``.
+        time_ns: Estimated or measured runtime in nanoseconds; None where the source has no number.
+    """
+
+    kernel: int
+    time_ns: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """A measured runtime.
+
+    Attributes:
+        time_ns: Median, in nanoseconds.
+        spread_ns: The true median lies within ``time_ns`` ± this, with a confidence of 95 % for
+            each timing by itself.
+    """
+
+    time_ns: int
+    spread_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What was measured of a problem besides its kernels' times.
+
+    Attributes:
+        spreads_ns: Of each place of the ranking; see `Timing`.
+        aten: ATen's time for the problem; None where it has no operator that computes the same.
+        triton: Time of the best Triton kernel that Inductor found; None where it was not
+            measured.
+        doubts: Why the order is not to be relied on; empty where it is.
+    """
+
+    spreads_ns: tuple[int, ...]
+    aten: Timing | None
+    triton: Timing | None
+    doubts: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompileFailure:
+    """A kernel that was chosen for a problem and did not compile.
+
+    Attributes:
+        operator: Its operator.
+        reason: Why, on one line.
+        is_transient: Whether another attempt may succeed: the compiler was killed or ran out of
+            time, which says nothing about the kernel.
+    """
+
+    operator: str
+    reason: str
+    is_transient: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranking:
+    """The kernels of one declared problem, best first, and which source says so.
+
+    Attributes:
+        problem: The problem.
+        source: Position in ``Header.sources``.
+        kernels: Best first.
+        measured: What was measured besides; None where the order is an estimate.
+        missing: Positions in ``Header.failures``: kernels that should be ranked too.
+    """
+
+    problem: Problem
+    source: int
+    kernels: tuple[Ranked, ...]
+    measured: Measured | None = None
+    missing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownRanking:
+    """A ranking that this release leaves out.
+
+    Attributes:
+        problem: The text that names its problem.
+        why: What is not understood, in words.
+    """
+
+    problem: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnknownUnserved:
+    """An entry of ``unserved`` that this release leaves out.
+
+    Attributes:
+        problem: The text that names its problem.
+        why: What is not understood, in words.
+    """
+
+    problem: str
+    why: str
+
+
+class Scope(str, enum.Enum):
+    """What a reason for having no kernel holds for."""
+
+    SIGNATURE = "signature"
+    """Every problem of the signature, whatever its sizes."""
+
+    PROBLEM = "problem"
+    """This problem alone; others of its signature may have kernels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnservedReason:
+    """Why a declared problem has no kernel.
+
+    Attributes:
+        text: The reason, on one line.
+        scope: What it holds for; None where that is not known: bundles of version 1 do not say.
+    """
+
+    text: str
+    scope: Scope | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Header:
+    """Everything a bundle says about itself; see FORMAT.md for each field.
+
+    Attributes:
+        target: What the kernels run on.
+        device: Name of the device profile that the build used.
+        generator: Program and version that wrote the file.
+        build_key: Digest of all inputs of the build: equal keys, equal bundles.
+        toolchain: Versions of everything that shaped the code, by distribution or tool name.
+        body_sha256: Digest of all bytes behind the header.
+        dictionary: The compression dictionary, or None.
+        kernels: Sorted by id; those that this release understands.
+        sources: Where rankings come from.
+        rankings: Sorted by problem key; those that this release understands.
+        unserved: Problems that were declared and got no kernel, each with the reason.
+        imports: Symbols that each payload leaves undefined for the runtime's libraries to define,
+            but for kernels that list their own, sorted; None where that is not known: bundles of
+            version 1 do not say.
+        failures: Kernels that were chosen and did not compile.
+        unknown_kernels: Kernels that this release does not understand.
+        unknown_rankings: Rankings that this release does not understand.
+        unknown_sources: Of each source that this release does not understand, or takes for an
+            estimate though it is none, why.
+        unknown_unserved: Entries of ``unserved`` that this release does not understand.
+        format_version: Version of the format that the file was written in.
+    """
+
+    target: Target
+    device: str
+    generator: str
+    build_key: str
+    toolchain: dict[str, str]
+    body_sha256: str
+    dictionary: Dictionary | None
+    kernels: tuple[Kernel, ...]
+    sources: tuple[RankingSource, ...]
+    rankings: tuple[Ranking, ...]
+    unserved: dict[Problem, UnservedReason] = field(default_factory=dict)
+    imports: tuple[str, ...] | None = None
+    failures: tuple[CompileFailure, ...] = ()
+    unknown_kernels: tuple[UnknownKernel, ...] = ()
+    unknown_rankings: tuple[UnknownRanking, ...] = ()
+    unknown_sources: tuple[str, ...] = ()
+    unknown_unserved: tuple[UnknownUnserved, ...] = ()
+    format_version: int = FORMAT_VERSION
+
+    def is_complete(self, ranking: Ranking) -> bool:
+        """Whether building a ranking again would find no further kernel."""
+        return not any(self.failures[position].is_transient for position in ranking.missing)
+
+
+def sha256_hex(data: bytes) -> str:
+    """Hex sha256 of ``data``."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def canonical_json(value: Any) -> bytes:
+    """The one byte string a JSON value may be written as: sorted keys, no spaces, ASCII."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
+    ).encode("ascii")
+
+
+def encode_header(header: Header) -> bytes:
+    """Write a header as canonical JSON of version `FORMAT_VERSION`."""
+    document: dict[str, Any] = {
+        "target": asdict(header.target),
+        "device": header.device,
+        "generator": header.generator,
+        "build_key": header.build_key,
+        "toolchain": header.toolchain,
+        "body_sha256": header.body_sha256,
+        "dictionary": None
+        if header.dictionary is None
+        else {"span": _span_json(header.dictionary.span), "sha256": header.dictionary.sha256},
+        "kernels": [_kernel_json(kernel) for kernel in header.kernels],
+        "sources": [source_json(source) for source in header.sources],
+        "rankings": [_ranking_json(ranking) for ranking in header.rankings],
+        "imports": list(header.imports or ()),
+    }
+    if header.unserved:
+        document["unserved"] = unserved_json(header.unserved)
+    if header.failures:
+        document["failures"] = [asdict(failure) for failure in header.failures]
+    return canonical_json(document)
+
+
+def unserved_json(unserved: dict[Problem, UnservedReason]) -> list[dict[str, str]]:
+    """Problems without a kernel, as the header holds them."""
+    entries = []
+    for problem, reason in sorted(unserved.items(), key=lambda item: item[0]):
+        entry = {"problem": problem.key, "reason": reason.text}
+        if reason.scope is not None:
+            entry["scope"] = reason.scope.value
+        entries.append(entry)
+    return entries
+
+
+def source_json(source: RankingSource) -> dict[str, Any]:
+    """A source as the header holds it: without what is not known."""
+    return _without_none(asdict(source))
+
+
+def measured_json(measured: Measured) -> dict[str, Any]:
+    """What was measured, as the header holds it."""
+    return {
+        "spreads_ns": list(measured.spreads_ns),
+        "aten": timing_json(measured.aten),
+        "triton": timing_json(measured.triton),
+        "doubts": list(measured.doubts),
+    }
+
+
+def _ranking_json(ranking: Ranking) -> dict[str, Any]:
+    return _without_none(
+        {
+            "problem": ranking.problem.key,
+            "source": ranking.source,
+            "kernels": [[place.kernel, place.time_ns] for place in ranking.kernels],
+            "measured": None if ranking.measured is None else measured_json(ranking.measured),
+            "missing": list(ranking.missing) or None,
+        }
+    )
+
+
+def timing_json(timing: Timing | None) -> list[int] | None:
+    """A timing as the header holds it: nanoseconds and spread."""
+    return None if timing is None else [timing.time_ns, timing.spread_ns]
+
+
+def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _span_json(span: Span) -> list[int]:
+    return [span.offset, span.stored_bytes, span.content_bytes]
+
+
+def _kernel_json(kernel: Kernel) -> dict[str, Any]:
+    fields = {
+        "id": kernel.id,
+        "span": _span_json(kernel.span),
+        "signature": kernel.signature.key,
+        "provider": kernel.provider,
+        "operator": kernel.operator,
+        "design": asdict(kernel.design),
+        "alignment_bytes": kernel.alignment_bytes,
+        "workspace_bytes": kernel.workspace_bytes,
+        "calling_convention": kernel.calling_convention,
+    }
+    if kernel.imports is not None:
+        fields["imports"] = list(kernel.imports)
+    return fields

@@ -1,0 +1,223 @@
+"""The bundle reader: opens a file, checks it, and hands out verified payloads."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+import zstandard
+
+from ..errors import BundleFormatError, StorageError
+from .decode import UPGRADE, decode_header
+from .format import (
+    MAGIC,
+    MAX_HEADER_BYTES,
+    PREFIX,
+    READABLE_VERSIONS,
+    Dictionary,
+    Header,
+    Kernel,
+    Span,
+    UnknownKernel,
+    sha256_hex,
+)
+
+_CHUNK_BYTES = 1 << 20
+
+_dictionary_lock = threading.Lock()
+"""Held while a bundle's dictionary is read: once a bundle, so that one lock is enough for all."""
+
+
+def _renew_lock() -> None:
+    """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
+    global _dictionary_lock
+    _dictionary_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def file_identity(status: os.stat_result) -> tuple[int, int, int]:
+    """What tells a file from one that replaced it: device, inode, time of change."""
+    return status.st_dev, status.st_ino, status.st_mtime_ns
+
+
+class Bundle:
+    """An open bundle whose header keeps every rule of FORMAT.md.
+
+    The file stays open, so replacing it on disk does not change what this object reads. Safe to use
+    from several threads.
+
+    Attributes:
+        path: Where it was opened.
+        header: The validated header.
+        file_bytes: Length of the file.
+        identity: Device, inode and time of change of the file that was opened.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Open and validate ``path``.
+
+        Raises:
+            StorageError: If the file cannot be read.
+            BundleFormatError: If it breaks a rule of the format.
+        """
+        self._descriptor = -1  # first, for __del__ runs whatever fails here
+        self.path = Path(path)
+        self._local = threading.local()
+        self._dictionary: zstandard.ZstdCompressionDict | None = None
+        try:
+            # Non-blocking, for opening a named pipe would wait for a writer.
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+            self._descriptor = os.open(self.path, flags)
+            status = os.fstat(self._descriptor)
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot open the bundle: {error.strerror}") from error
+        if not stat.S_ISREG(status.st_mode):
+            raise StorageError(f"{self.path}: not a regular file; name a bundle")
+        self.file_bytes = status.st_size
+        self.identity = file_identity(status)
+        self.header, self._body_offset = self._read_header()
+
+    def __enter__(self) -> Bundle:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file; payloads can no longer be read."""
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def payload(self, kernel: Kernel | UnknownKernel) -> bytes:
+        """Decompress one kernel and check its digest.
+
+        Returns:
+            The ELF shared object whose sha256 is ``kernel.id``.
+
+        Raises:
+            BundleFormatError: If its frame is damaged or its content is not what its id says.
+        """
+        name = f"kernel {kernel.id[:12]}"
+        content = self._decompress(name, kernel.span, self._decompressor())
+        if sha256_hex(content) != kernel.id:
+            self._fail("payload-digest", f"{name} at byte {kernel.span.offset} has another content")
+        return content
+
+    def check_body(self) -> None:
+        """Check the digest of everything behind the header.
+
+        Raises:
+            BundleFormatError: If a byte of the body was changed.
+        """
+        digest = hashlib.sha256()
+        for chunk in self._chunks(self._body_offset):
+            digest.update(chunk)
+        observed = digest.hexdigest()
+        if observed != self.header.body_sha256:
+            self._fail(
+                "body-digest", f"the body's sha256 is {observed}, must be {self.header.body_sha256}"
+            )
+
+    def content(self) -> bytes:
+        """The whole file, as it was opened."""
+        return b"".join(self._chunks(0))
+
+    def _chunks(self, offset: int) -> Iterator[bytes]:
+        for start in range(offset, self.file_bytes, _CHUNK_BYTES):
+            yield self._read(start, min(_CHUNK_BYTES, self.file_bytes - start))
+
+    def _fail(self, rule: str, message: str) -> NoReturn:
+        raise BundleFormatError(str(self.path), rule, message)
+
+    def _read(self, offset: int, size_bytes: int) -> bytes:
+        if self._descriptor < 0:
+            raise StorageError(f"{self.path}: the bundle is closed")
+        try:
+            data = os.pread(self._descriptor, size_bytes, offset)
+        except OSError as error:
+            raise StorageError(f"{self.path}: cannot read: {error.strerror}") from error
+        if len(data) != size_bytes:
+            self._fail("truncated", f"{len(data)} bytes at byte {offset}, {size_bytes} expected")
+        return data
+
+    def _read_header(self) -> tuple[Header, int]:
+        """Read the header, and where the body starts."""
+        if self.file_bytes < PREFIX.size:
+            self._fail("truncated", f"{self.file_bytes} bytes, a bundle has at least {PREFIX.size}")
+        magic, version, header_bytes, digest = PREFIX.unpack(self._read(0, PREFIX.size))
+        if magic != MAGIC:
+            self._fail("magic", f"the file starts with {magic!r}, a bundle with {MAGIC!r}")
+        if version not in READABLE_VERSIONS:
+            known = " and ".join(map(str, READABLE_VERSIONS))
+            self._fail(
+                "version", f"format version {version}; this release reads {known}; {UPGRADE}"
+            )
+        body_offset = PREFIX.size + header_bytes
+        if header_bytes > MAX_HEADER_BYTES or body_offset > self.file_bytes:
+            self._fail(
+                "header-size",
+                f"a header of {header_bytes} bytes in a file of {self.file_bytes} "
+                f"(at most {MAX_HEADER_BYTES})",
+            )
+        data = self._read(PREFIX.size, header_bytes)
+        if sha256_hex(data) != digest.hex():
+            self._fail("header-digest", "the header's sha256 is not the one before it")
+        header = decode_header(
+            data,
+            where=str(self.path),
+            version=version,
+            body_offset=body_offset,
+            file_bytes=self.file_bytes,
+        )
+        return header, body_offset
+
+    def _decompressor(self) -> zstandard.ZstdDecompressor:
+        # One a thread: a ZstdDecompressor must not be used by two threads at once.
+        made: zstandard.ZstdDecompressor | None = getattr(self._local, "decompressor", None)
+        if made is None:
+            made = self._local.decompressor = self._make_decompressor()
+        return made
+
+    def _make_decompressor(self) -> zstandard.ZstdDecompressor:
+        if self.header.dictionary is None:
+            return zstandard.ZstdDecompressor()
+        with _dictionary_lock:
+            if self._dictionary is None:
+                self._dictionary = self._load_dictionary(self.header.dictionary)
+        return zstandard.ZstdDecompressor(dict_data=self._dictionary)
+
+    def _load_dictionary(self, dictionary: Dictionary) -> zstandard.ZstdCompressionDict:
+        content = self._decompress("dictionary", dictionary.span, zstandard.ZstdDecompressor())
+        if sha256_hex(content) != dictionary.sha256:
+            self._fail("dictionary-digest", "the dictionary has another content")
+        return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+
+    def _decompress(self, name: str, span: Span, decompressor: zstandard.ZstdDecompressor) -> bytes:
+        frame = self._read(span.offset, span.stored_bytes)
+        try:
+            declared = zstandard.frame_content_size(frame)
+            if declared != span.content_bytes:
+                self._fail(
+                    "frame-size",
+                    f"{name} declares {declared} bytes, its entry {span.content_bytes}",
+                )
+            return decompressor.decompress(frame, allow_extra_data=False)
+        except zstandard.ZstdError as error:
+            self._fail("frame", f"{name} at byte {span.offset} does not decompress: {error}")

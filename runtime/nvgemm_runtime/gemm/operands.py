@@ -1,0 +1,369 @@
+"""From tensors to the problem they pose, and how well they are aligned."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING
+
+from ..errors import NoKernelError
+from .epilogue import Addend, Epilogue
+from .extras import NOTHING, Extras, check_offsets, read_epilogues, read_scales
+from .problem import DType, Layout, Op, Problem, Signature
+from .scales import ScaleRecipe
+
+if TYPE_CHECKING:
+    import torch
+
+MAX_ALIGNMENT_BYTES = 256
+"""Alignments are told apart up to this: what torch's CUDA allocator at least gives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A problem as tensors pose it.
+
+    Attributes:
+        problem: What is to be computed.
+        alignment_bytes: Largest power of two, up to 256, that divides every pointer (but those of
+            scales and of offsets, which have rules of their own; row-wise scales count), and in
+            bytes every
+            contiguous extent and every stride other than that of 1.
+        is_compact: Whether A, B and the result lie without gaps, as kernels need them that are
+            given addresses and no strides.
+    """
+
+    problem: Problem
+    alignment_bytes: int
+    is_compact: bool = True
+
+
+@functools.cache
+def _dtypes() -> dict[torch.dtype, DType]:
+    import torch
+
+    return {getattr(torch, dtype.torch_name): dtype for dtype in DType}
+
+
+@functools.cache
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """Torch's name for an element type."""
+    return next(theirs for theirs, ours in _dtypes().items() if ours is dtype)
+
+
+def usual_out_dtype(operand: torch.dtype) -> torch.dtype:
+    """Type of a result where none is named (`DType.usual_out`); A's if A has an unknown one."""
+    dtype = _dtypes().get(operand)
+    return operand if dtype is None else torch_dtype(dtype.usual_out)
+
+
+RANKS = {Op.MM: (2, 2), Op.BMM: (3, 3), Op.GROUPED_MM: (2, 3)}
+"""Ranks of A and B; the result has that of A."""
+
+
+def check_shapes(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None
+) -> tuple[int, ...]:
+    """Check that operands can be multiplied, whatever the kernel.
+
+    Args:
+        op: The operation; it fixes the ranks of the operands.
+        a: Operand of shape [m, k], with a leading batch for ``bmm``.
+        b: Operand of shape [k, n], with a leading batch for ``bmm``, or groups for ``grouped_mm``.
+        out: The tensor to be written, if there is one already.
+
+    Returns:
+        The shape of the result.
+
+    Raises:
+        ValueError: If ranks, shapes or devices do not fit.
+    """
+    ranks = RANKS[op]
+    if (a.dim(), b.dim()) != ranks:
+        wanted = f"rank {ranks[0]}" if ranks[0] == ranks[1] else f"ranks {ranks[0]} and {ranks[1]}"
+        raise ValueError(f"{op.value} takes tensors of {wanted} (got {a.dim()} and {b.dim()})")
+    if a.shape[-1] != b.shape[-2] or (op is Op.BMM and a.shape[0] != b.shape[0]):
+        raise ValueError(f"{op.value}: shapes {list(a.shape)} and {list(b.shape)} do not multiply")
+    if a.device != b.device:
+        raise ValueError(f"{op.value}: operands are on two devices ({a.device} and {b.device})")
+    shape = (*a.shape[:-1], b.shape[-1])
+    if out is not None and out.shape != shape:
+        raise ValueError(f"{op.value}: out has shape {list(out.shape)}, must have {list(shape)}")
+    if out is not None and out.device != a.device:
+        raise ValueError(f"{op.value}: out is on {out.device}, the operands on {a.device}")
+    return shape
+
+
+def check_kinds(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None) -> None:
+    """Check that operands are what they look like: numbers in memory, whatever their shapes.
+
+    Raises:
+        ValueError: If one is sparse, of another library's layout, quantized, fake, or inside a
+            transform of ``torch.func``.
+    """
+    for name, tensor in (("a", a), ("b", b), ("out", out)):
+        if tensor is not None:
+            check_kind(op.value, name, tensor)
+
+
+def check_kind(where: str, name: str, tensor: torch.Tensor) -> None:
+    """Check one operand as `check_kinds` does.
+
+    Args:
+        where: What messages call the function.
+        name: What they call the operand.
+        tensor: The operand.
+    """
+    import torch
+
+    if tensor.layout is not torch.strided:
+        raise ValueError(
+            f"{where}: {name} has layout {tensor.layout}, must have torch.strided; "
+            "call .to_dense() on it"
+        )
+    if tensor.is_quantized:
+        raise ValueError(f"{where}: {name} is quantized ({tensor.dtype}); call .int_repr() on it")
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        kind = "inside a transform of torch.func"
+    elif isinstance(tensor, _fake_tensor()) or torch._is_functional_tensor(tensor):
+        kind = "a fake or functional tensor"
+    else:
+        return
+    raise ValueError(
+        f"{where}: {name} is {kind}, which this function cannot see into; call "
+        f"torch.ops.nvgemm_aot.{where} (nvgemm_runtime.load_operators() gives it)"
+    )
+
+
+@functools.cache
+def _fake_tensor() -> type:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    kind: type = FakeTensor
+    return kind
+
+
+def check_empty(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras = NOTHING
+) -> None:
+    """Check a GEMM without products as one that has some: its types, extras, and where it goes.
+
+    Raises:
+        ValueError: If what it takes besides A and B is missing, or elsewhere.
+        NoKernelError: If types, extras or the output's strides are such that no kernel can exist.
+    """
+    a_dtype, b_dtype, out_dtype = (_dtype(tensor.dtype) for tensor in (a, b, out))
+    if a_dtype is not b_dtype or (out_dtype.is_integer and not a_dtype.is_integer):
+        raise NoKernelError(
+            f"{op.value}: no kernel computes {a_dtype.value} x {b_dtype.value} to "
+            f"{out_dtype.value}; give a and b one type"
+        )
+    _read_extras(op, a, b, out_dtype, extras)
+    if out.numel():
+        _out_alignment_bytes(out)
+
+
+def _read_extras(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: DType, extras: Extras
+) -> tuple[ScaleRecipe | None, tuple[Epilogue | None, ...]]:
+    """The scales, and every way to read what is added; offsets are checked."""
+    for tensor in extras.tensors():
+        if tensor.device != a.device:
+            raise ValueError(
+                f"{op.value}: tensors are on two devices ({a.device} and {tensor.device})"
+            )
+    dtype = _dtype(a.dtype)
+    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1] * dtype.packed
+    if op is Op.GROUPED_MM:
+        check_offsets(extras, b.shape[0])
+    return read_scales(extras, dtype, m, n, k), read_epilogues(extras, out, (*a.shape[:-1], n))
+
+
+def requests(
+    op: Op,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+    *,
+    extras: Extras = NOTHING,
+) -> tuple[Request, ...]:
+    """Describe ``out = a @ b``, with what else it takes.
+
+    Args:
+        op: The operation; it fixes the ranks of the operands.
+        a: Operand of shape [m, k], with a leading batch for ``bmm``.
+        b: Operand of shape [k, n], with a leading batch for ``bmm``, or groups for ``grouped_mm``.
+        out_dtype: Type of the result; by default what `usual_out_dtype` says.
+        out: The tensor to be written, if there is one already; its type counts.
+        extras: Scales, offsets and addend.
+
+    Returns:
+        Every way to read the operands, best aligned first: one, but for a matrix of one row or
+        column, which is in both layouts, and for a row that is added to one row.
+
+    Raises:
+        ValueError: If ranks, shapes or devices do not fit.
+        NoKernelError: If types, strides or extents are such that no kernel can exist.
+    """
+    shape = check_shapes(op, a, b, out)
+    if out is not None:
+        out_dtype = out.dtype
+    # Types before layouts: theirs is the reason that helps most.
+    a_dtype, b_dtype = _dtype(a.dtype), _dtype(b.dtype)
+    result = _dtype(out_dtype or usual_out_dtype(a.dtype))
+    scales, epilogues = _read_extras(op, a, b, result, extras)
+    added = [(one, _addend_alignment_bytes(extras.addend, one)) for one in epilogues]
+    readings = {"a": _readings("a", a), "b": _readings("b", b)}
+    if out is None:
+        alignment, is_compact = _power_of_two(result.bytes_of(shape[-1])), True
+    else:
+        alignment, is_compact = _out_alignment_bytes(out), _lies_compact(out, -1, -2)
+    alignment = min(alignment, _row_scale_alignment_bytes(extras, scales))
+    found = []
+    for a_major, a_alignment in readings["a"]:
+        for (b_major, b_alignment), (epilogue, addend_alignment) in product(readings["b"], added):
+            signature = Signature(
+                op=op,
+                layout=Layout(a_major + b_major),
+                a=a_dtype,
+                b=b_dtype,
+                accumulator=a_dtype.accumulator,
+                out=result,
+                scales=scales,
+                epilogue=epilogue,
+            )
+            found.append(
+                Request(
+                    problem=_problem(signature, a, b),
+                    alignment_bytes=min(a_alignment, b_alignment, addend_alignment, alignment),
+                    is_compact=is_compact
+                    and _lies_compact(a, *_DIMENSIONS[a_major])
+                    and _lies_compact(b, *_DIMENSIONS[b_major]),
+                )
+            )
+    found.sort(key=lambda request: -request.alignment_bytes)  # stable: row-major first
+    return tuple(found)
+
+
+_DIMENSIONS = {"t": (-1, -2), "n": (-2, -1)}
+"""By major: the dimension along which a tensor is contiguous, and the other of its matrices."""
+
+
+def _lies_compact(tensor: torch.Tensor, inner: int, outer: int) -> bool:
+    """Whether matrices lie without gaps, and one behind the other."""
+    shape, strides = tensor.shape, tensor.stride()
+    if shape[outer] > 1 and strides[outer] != shape[inner]:
+        return False
+    return len(shape) < 3 or shape[0] == 1 or strides[0] == shape[-1] * shape[-2]
+
+
+def _row_scale_alignment_bytes(extras: Extras, scales: ScaleRecipe | None) -> int:
+    """Alignment of the scales of rows, which kernels move as they do operands."""
+    if scales is not ScaleRecipe.FP32_ROW:
+        return MAX_ALIGNMENT_BYTES
+    assert extras.scale_a is not None
+    assert extras.scale_b is not None
+    return _power_of_two(extras.scale_a.data_ptr() | extras.scale_b.data_ptr())
+
+
+def _addend_alignment_bytes(addend: torch.Tensor | None, epilogue: Epilogue | None) -> int:
+    """Alignment of what is added, which kernels hold to the rule of operands."""
+    if epilogue is None or addend is None:
+        return MAX_ALIGNMENT_BYTES
+    if epilogue.addend is Addend.ROW:
+        return _power_of_two(addend.data_ptr() | addend.shape[-1] * addend.element_size())
+    alignment = _alignment_bytes(addend, -1, -2)
+    if alignment is None:
+        raise NoKernelError(
+            f"what is added is not row-major, or its elements share memory (shape "
+            f"{list(addend.shape)}, strides {list(addend.stride())}); call .contiguous() on it"
+        )
+    return alignment
+
+
+def _out_alignment_bytes(out: torch.Tensor) -> int:
+    """Alignment of an output.
+
+    Raises:
+        NoKernelError: If it is not row-major, or elements share memory.
+    """
+    for major, alignment in _readings("out", out):
+        if major == "t":
+            return alignment
+    raise NoKernelError(f"out is not row-major (strides {list(out.stride())})")
+
+
+def _problem(signature: Signature, a: torch.Tensor, b: torch.Tensor) -> Problem:
+    batch = a.shape[0] if signature.op is Op.BMM else 1
+    groups = b.shape[0] if signature.op is Op.GROUPED_MM else 1
+    m, n, k = a.shape[-2], b.shape[-1], a.shape[-1] * signature.a.packed
+    for name, extent in (("m", m), ("n", n), ("k", k), ("batch", batch), ("groups", groups)):
+        if extent == 0:
+            raise NoKernelError(
+                f"{signature.op.value}: nothing to compute, for {name} is 0; it needs no kernel: "
+                f"nvgemm_runtime.{signature.op.value}(a, b) fills its result with zeros"
+            )
+    try:
+        return Problem(signature=signature, m=m, n=n, k=k, batch=batch, groups=groups)
+    except ValueError as error:
+        raise NoKernelError(f"{signature.op.value}: {error}") from None
+
+
+def _dtype(dtype: torch.dtype) -> DType:
+    try:
+        return _dtypes()[dtype]
+    except KeyError:
+        known = ", ".join(str(theirs).removeprefix("torch.") for theirs in _dtypes())
+        raise NoKernelError(f"no kernel takes {dtype} (known: {known})") from None
+
+
+def _readings(name: str, tensor: torch.Tensor) -> list[tuple[str, int]]:
+    """The majors that a tensor has, each with its alignment in bytes.
+
+    ``t`` is contiguous along the last dimension, ``n`` along the one before. The stride of a
+    dimension of extent 1 says nothing, so a single row or column is in both.
+
+    Raises:
+        NoKernelError: If it has neither.
+    """
+    found = [
+        (major, alignment)
+        for major, (inner, outer) in _DIMENSIONS.items()
+        if (alignment := _alignment_bytes(tensor, inner, outer)) is not None
+    ]
+    if not found:
+        raise NoKernelError(
+            f"{name} is contiguous along neither dimension, or its elements share memory (shape "
+            f"{list(tensor.shape)}, strides {list(tensor.stride())}); call .contiguous() on it"
+        )
+    return found
+
+
+def _alignment_bytes(tensor: torch.Tensor, inner: int, outer: int) -> int | None:
+    """Alignment of a tensor that is contiguous along ``inner``; None if it is not."""
+    shape, strides = tensor.shape, tensor.stride()
+    extent = shape[inner]
+    if extent > 1 and strides[inner] != 1:
+        return None
+    elements = extent
+    reach = extent  # of one matrix
+    if shape[outer] > 1:
+        if strides[outer] < extent:
+            return None
+        elements |= strides[outer]
+        reach += (shape[outer] - 1) * strides[outer]
+    if len(shape) == 3 and shape[0] > 1:
+        # Matrices lie one behind the other, or each row of one between the rows of the others.
+        between = extent + (shape[0] - 1) * strides[0]
+        apart = strides[0] >= reach or strides[outer] >= between
+        if strides[0] < extent or not apart:
+            return None
+        elements |= strides[0]
+    return _power_of_two(tensor.data_ptr() | elements * tensor.element_size())
+
+
+def _power_of_two(value: int) -> int:
+    """Largest power of two that divides ``value``, up to 256."""
+    return min(MAX_ALIGNMENT_BYTES, value & -value) if value else MAX_ALIGNMENT_BYTES

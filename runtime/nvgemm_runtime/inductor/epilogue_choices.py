@@ -1,0 +1,218 @@
+"""What a sum with an activation is made of: a kernel with both, or what Inductor makes without one.
+
+The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._inductor import config, ir
+from torch._inductor.codegen.subgraph import SubgraphChoiceCaller, inline_subgraph_to_ir_nodes
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.graph import GraphLowering
+from torch._inductor.kernel.mm_common import mm_args
+from torch._inductor.select_algorithm import autotune_select_algorithm, realize_inputs
+from torch._inductor.utils import is_gpu
+from torch._inductor.virtualized import V
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional
+
+from ..gemm.aten import AtenGemm, read_inputs
+from ..gemm.epilogue import Activation
+from ..settings import Mode, choosing_key, max_choices
+from . import report
+from .alternatives import UNFUSED
+from .cache_key import installed_digest
+from .choice import GemmChoice, settle
+from .failures import survive
+from .fallbacks import StockCall
+from .gpu_time import timing_as_usual
+from .hook import on_equal_terms, why_not_here
+from .modes import current_mode
+from .offers import Found, find_offers
+from .reading import operand, operand_of
+from .recording import record_gemm
+
+_log = logging.getLogger(__name__)
+
+_numbers = itertools.count()
+
+_FUNCTIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+    Activation.RELU: functional.relu,
+    Activation.GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
+    Activation.SILU: functional.silu,
+}
+
+
+def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool) -> Any:
+    """Lower ``activation(a @ b + bias)``.
+
+    Args:
+        activation: What follows the sum.
+        bias: Inductor's node of what is added, one row.
+        a: Of the matrix [m, k].
+        b: Of the matrix [k, n].
+        was_apart: Whether the graph had a product and a sum, and not both in one.
+
+    Returns:
+        The node of the result, [m, n].
+    """
+    operands = [bias, a, b]
+    _, _, _, layout, a, b = mm_args(a, b)
+    nodes = [realize_inputs(bias), a, b]
+    unfused = _Unfused(activation, operands, nodes, layout, was_apart)
+    try:
+        choices = _choices(activation, unfused)
+    except Exception as error:
+        survive(error)
+        choices = [unfused]
+    if choices == [unfused]:
+        return unfused.output_node()
+    chosen = autotune_select_algorithm(UNFUSED, choices, nodes, layout, return_multi_template=False)
+    # Its GEMM counts once: here, or where Inductor has lowered the unfused choice.
+    tell = report.tried if unfused.is_in_graph else report.met
+    tell(unfused.nvgemm_aot_gemm, **unfused.offer)
+    if not unfused.is_in_graph:  # the unfused choice is not lowered, and so not met
+        record_gemm(lambda: _read(None, unfused))
+    return chosen[0] if isinstance(chosen, tuple) else chosen  # torch 2.11 gives the node alone
+
+
+def _choices(activation: Activation, unfused: _Unfused) -> list[Any]:
+    found = _find(activation, unfused)
+    if not found.offers or why_not_here("addmm", unfused.input_nodes, unfused.layout):
+        return [unfused]  # strides came out otherwise than the graph had said
+    for node in unfused.input_nodes:
+        settle(node)
+    stock = StockCall(
+        op="addmm",
+        gemm=found.gemm,
+        inputs=unfused.input_nodes,
+        layout=unfused.layout,
+        activation=activation,
+    )
+    fused = [GemmChoice(stock, offer) for offer in found.offers]
+    offered = {choice.name: choice.offer.kernel.operator for choice in fused}
+    unfused.nvgemm_aot_gemm = found.gemm
+    unfused.offer = {"basis": found.basis, "offered": offered, "measured": found.measured}
+    if current_mode() is Mode.REQUIRED and not _find(None, unfused).offers:
+        return on_equal_terms(fused)  # the unfused choice has no prebuilt kernel
+    return on_equal_terms([unfused, *fused])
+
+
+def _find(activation: Activation | None, unfused: _Unfused) -> Found:
+    gemm = _read(activation, unfused)
+    # What was measured says which kernel. The unfused choice may be none of ATen's.
+    return find_offers(gemm, max_choices(), may_compile=False, needs_kernel=True)
+
+
+def _read(activation: Activation | None, unfused: _Unfused) -> AtenGemm:
+    """The GEMM with an activation behind it, or the one that Inductor lowers unfused."""
+    tensors = [operand(node) for node in unfused.input_nodes]
+    if activation is None and unfused.is_apart:
+        return read_inputs("mm", tensors[1:], {}, operand_of(unfused.layout, 0))
+    return read_inputs("addmm", tensors, {}, operand_of(unfused.layout, 0), activation)
+
+
+class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
+    """What Inductor lowers without a fused kernel, as one choice.
+
+    It is timed as a whole, with its GEMM chosen among all that Inductor and bundles have for it.
+    Where it wins, it becomes part of the graph as if it had never been looked at.
+
+    Attributes:
+        operands: As the graph gives them, for `output_node`.
+        is_apart: Whether Inductor would have the product and the sum apart.
+        is_in_graph: Whether it has won.
+        offer: What competes with it, as `report` is told.
+    """
+
+    def __init__(
+        self,
+        activation: Activation,
+        operands: list[Any],
+        nodes: list[Any],
+        layout: ir.Layout,
+        was_apart: bool,
+    ) -> None:
+        self.operands = operands
+        self.is_apart = _sums_apart(layout, was_apart)
+        self.is_in_graph = False
+        self.nvgemm_aot_gemm = ""
+        self.offer: dict[str, Any] = {}
+        super().__init__(
+            f"{UNFUSED}_{next(_numbers)}",
+            nodes,
+            layout,
+            description=f"addmm and {activation.value} without a kernel for both",
+            make_fx_graph=make_fx(
+                _sum_and(activation, self.is_apart), decomposition_table=select_decomp_table()
+            ),
+        )
+
+    def benchmark(self, *args: Any, out: Any) -> float:
+        """Milliseconds of a call; infinite where it cannot be compiled by itself."""
+        try:
+            return float(super().benchmark(*args, out=out))
+        except Exception as error:
+            _log.debug("%s cannot be timed: %s", self.name, error, exc_info=True)
+            return math.inf
+
+    def hash_key(self) -> str:
+        """What its time is kept under: its GEMM may be of any bundle, and any backend."""
+        known = (installed_digest(), config.max_autotune_gemm_backends, choosing_key())
+        return "-".join([super().hash_key(), *map(str, known)])
+
+    def output_node(self) -> Any:
+        """The nodes that are scheduled when this choice has won."""
+        self.is_in_graph = True
+        return inline_subgraph_to_ir_nodes(self.gm, self.operands, self.name)
+
+    def _compile_for_benchmarking(self) -> Any:
+        """As the base class does, but with all choices for the GEMM."""
+        # Torch 2.11 has one kind of example inputs.
+        static: Any = getattr(self, "benchmark_inputs", self.example_inputs)
+        inputs = self.example_inputs if self.sym_inputs else static
+        graph = GraphLowering(
+            gm=self.gm,
+            example_inputs=inputs,
+            shape_env=V.graph._shape_env,
+            is_inference=V.graph.is_inference,
+            is_backward=V.graph.is_backward,
+            name=f"benchmark_{self.name}",
+        )
+        for symbol in self.sym_inputs:
+            graph.graph_inputs[symbol.name] = symbol
+            graph.graph_input_names.append(symbol.name)
+        with timing_as_usual(), V.set_graph_handler(graph):
+            graph.run(*inputs)
+            return graph.compile_to_module()
+
+
+def _sum_and(activation: Activation, is_apart: bool) -> Callable[..., torch.Tensor]:
+    function = _FUNCTIONS[activation]
+
+    def in_one(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return function(torch.addmm(bias, a, b))
+
+    def apart(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return function(a @ b + bias)
+
+    return apart if is_apart else in_one
+
+
+def _sums_apart(layout: ir.Layout, was_apart: bool) -> bool:
+    """Whether Inductor has a sum apart from its product, in front of an activation.
+
+    On GPUs it has, so that sum and activation become one kernel; from torch 2.13 on it leaves addmm
+    alone for half precision.
+    """
+    if not is_gpu(layout.device.type):
+        return False
+    half = layout.dtype in (torch.bfloat16, torch.float16)
+    return was_apart or not (half and getattr(config, "keep_addmm_fused_for_half_dtypes", False))

@@ -1,0 +1,238 @@
+"""A sum and the activation behind it in one kernel, where that is measured to be faster.
+
+Inductor's graphs have ``addmm`` (or ``mm`` and a sum) and the operations that an activation is made
+of. Where a bundle has a kernel with that activation in its epilogue, they become one node, and
+what that node is made of is decided when it is lowered: the kernel if it took less time than the
+best of what Inductor lowers without them, which is compiled and timed as a whole, or that.
+
+A kernel rounds once, behind the activation, as Inductor's own Triton template does that has the
+activation fused; ATen's addmm rounds in between. So nothing rounds otherwise than it might without
+us: relu gives the same either way, and is fused wherever ATen is among the backends; the others
+only where Triton is too, and nothing where the user asks for eager's roundings
+(``emulate_precision_casts``).
+
+The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._inductor import config
+from torch._inductor.pattern_matcher import (
+    CallFunction,
+    KeywordArg,
+    Match,
+    PatternExpr,
+    register_lowering_pattern,
+)
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from ..gemm.epilogue import Activation
+from ..gemm.operand import Operand
+from ..settings import Mode
+from .failures import survive
+from .modes import current_mode
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_PASS = 2
+"""Which of Inductor's passes over a graph: that in which it takes sums and products apart, later
+nodes first, so that an activation is found before."""
+
+
+def install() -> None:
+    """Have Inductor look for sums with activations."""
+    from torch._inductor.fx_passes.post_grad import pass_patterns
+
+    for activation, pattern in _patterns():
+        register_lowering_pattern(pattern, _may_fuse(activation), pass_dict=pass_patterns[_PASS])(
+            _lowering(activation)
+        )
+
+
+def _patterns() -> Iterator[tuple[Activation, PatternExpr]]:
+    for form in _SUMS:
+        yield Activation.RELU, CallFunction(aten.relu.default, form())
+        for dtype in (torch.bfloat16, torch.float16):
+            yield Activation.SILU, _rounded(_silu, form(), dtype)
+            yield Activation.GELU_TANH, _rounded(_gelu_tanh, form(), dtype)
+
+
+def _addmm() -> PatternExpr:
+    return CallFunction(aten.addmm.default, KeywordArg("bias"), KeywordArg("a"), KeywordArg("b"))
+
+
+def _mm() -> PatternExpr:
+    return CallFunction(aten.mm.default, KeywordArg("a"), KeywordArg("b"))
+
+
+def _reshaped(product: PatternExpr) -> PatternExpr:
+    return CallFunction(aten.reshape.default, product, KeywordArg("shape"))
+
+
+_SUMS: tuple[Callable[[], PatternExpr], ...] = (
+    _addmm,
+    lambda: _reshaped(_addmm()),
+    lambda: CallFunction(aten.add.Tensor, _mm(), KeywordArg("bias")),
+    lambda: CallFunction(aten.add.Tensor, KeywordArg("bias"), _mm()),
+    lambda: CallFunction(aten.add.Tensor, _reshaped(_mm()), KeywordArg("bias")),
+    lambda: CallFunction(aten.add.Tensor, KeywordArg("bias"), _reshaped(_mm())),
+)
+"""How a product and a bias stand in graphs."""
+
+
+def _rounded(
+    activation: Callable[[PatternExpr], PatternExpr], x: PatternExpr, dtype: torch.dtype
+) -> PatternExpr:
+    """An activation as torch decomposes it: in fp32, and rounded."""
+    convert = prims.convert_element_type.default
+    return CallFunction(convert, activation(x), dtype)
+
+
+def _wide(x: PatternExpr, users: int) -> PatternExpr:
+    return CallFunction(prims.convert_element_type.default, x, torch.float32, _users=users)
+
+
+def _silu(x: PatternExpr) -> PatternExpr:
+    wide = _wide(x, 2)
+    exponential = CallFunction(aten.exp.default, CallFunction(aten.neg.default, wide))
+    return CallFunction(aten.div.Tensor, wide, CallFunction(aten.add.Tensor, exponential, 1))
+
+
+def _gelu_tanh(x: PatternExpr) -> PatternExpr:
+    def times(one: object, other: object) -> PatternExpr:
+        return CallFunction(aten.mul.Tensor, one, other)
+
+    wide = _wide(x, 4)
+    cubic = times(times(times(wide, wide), wide), 0.044715)
+    inner = times(CallFunction(aten.add.Tensor, wide, cubic), 0.7978845608028654)
+    outer = CallFunction(aten.add.Tensor, CallFunction(aten.tanh.default, inner), 1)
+    return times(times(wide, 0.5), outer)
+
+
+_FIXES_SIZES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+"""Whether Inductor, when it times a part of a graph, makes constants of sizes that are dynamic."""
+
+
+def _may_fuse(activation: Activation) -> Callable[[Match], bool]:
+    def may_fuse(match: Match) -> bool:
+        try:
+            return _is_wanted(activation) and _is_plain(match) and _has_kernels(match, activation)
+        except Exception as error:
+            survive(error)
+            return False
+
+    return may_fuse
+
+
+def _is_wanted(activation: Activation) -> bool:
+    """Whether settings allow it."""
+    backends = {name.strip() for name in config.max_autotune_gemm_backends.upper().split(",")}
+    return (
+        (config.max_autotune or config.max_autotune_gemm)
+        and backends >= _BACKENDS_NEEDED[activation]
+        and current_mode() is not Mode.OFF
+        and not any(getattr(config, name, False) for name in _SETTINGS_AGAINST)
+    )
+
+
+_BACKENDS_NEEDED = {
+    Activation.RELU: {"ATEN"},  # rounding before it or behind it is the same
+    Activation.GELU_TANH: {"ATEN", "TRITON"},
+    Activation.SILU: {"ATEN", "TRITON"},
+}
+"""What must be among ``max_autotune_gemm_backends``: ATen computes where the kernel cannot, and
+Triton alone might round once in stock torch."""
+
+_SETTINGS_AGAINST = (
+    "emulate_precision_casts",  # eager's roundings are wanted
+    "deterministic",  # nothing is timed
+    "distributed_max_autotune_gemm",  # passes ATen's choices alone on
+    "pipeline_max_autotune_gemm",  # times each choice in a process of its own
+    "cpp_wrapper",  # no line of generated C++ calls ATen for both
+)
+
+
+def _is_plain(match: Match) -> bool:
+    """Whether no more than a row is added, all is of one type, and sizes let both be timed."""
+    for node in match.nodes:
+        if any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
+            return False
+    values = [_value(match.kwargs[name]) for name in ("bias", "a", "b")]
+    values.append(_value(match.output_node()))
+    if any(value is None for value in values):
+        return False  # what is added is a number
+    if _FIXES_SIZES and any(isinstance(n, torch.SymInt) for value in values for n in value.shape):
+        return False
+    return len({value.dtype for value in values}) == 1 and _adds_a_row(match, *values)
+
+
+def _value(node: object) -> Any:
+    """The tensor that a node stands for; None for what stands for none."""
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _adds_a_row(match: Match, bias: Any, a: Any, b: Any, out: Any) -> bool:
+    """Whether what is added is one row of n, and the sum has the shape of the product.
+
+    A product that is reshaped before the sum may be broadcast with it, and the row may lie along
+    another of its dimensions than n.
+    """
+    n = b.shape[1]
+    if not _are_equal(bias.shape, (1, n) if bias.dim() == 2 else (n,)):
+        return False
+    if aten.addmm.default in match.targets.values():
+        return True  # a reshape stands behind the sum
+    reshaped = [node for node in match.nodes if node.target is aten.reshape.default]
+    summand = _value(reshaped[0]).shape if reshaped else (a.shape[0], n)
+    return _are_equal(out.shape, summand) and _are_equal(summand[-1:], (n,))
+
+
+def _are_equal(shape: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether shapes are one for all values of their sizes that are dynamic."""
+    return len(shape) == len(other) and all(
+        statically_known_true(one == two) for one, two in zip(shape, other)
+    )
+
+
+def _has_kernels(match: Match, activation: Activation) -> bool:
+    """Whether a bundle has a kernel, as far as can be told before strides are known."""
+    from ..gemm.aten import read_inputs
+    from ..settings import max_choices
+    from .offers import find_offers
+    from .reading import operand_of_tensor
+
+    bias, a, b = (
+        operand_of_tensor(match.kwargs[name].meta["val"], _hint) for name in ("bias", "a", "b")
+    )
+    m, n = a.shape[0], b.shape[1]
+    out = Operand(dtype=a.dtype, device=a.device, shape=(m, n), strides=(n, 1), address=0)
+    gemm = read_inputs("addmm", [bias, a, b], {}, out, activation)
+    found = find_offers(gemm, max_choices(), may_compile=False, needs_kernel=True)
+    return bool(found.offers)
+
+
+def _hint(extent: int | torch.SymInt) -> int:
+    if isinstance(extent, int):
+        return extent
+    hint = extent.node.hint
+    if hint is None:
+        raise ValueError(f"size {extent} is known only when the graph runs")
+    return int(hint)
+
+
+def _lowering(activation: Activation) -> Callable[..., Any]:
+    def nvgemm_aot_fused(match: Match, *, bias: Any, a: Any, b: Any, shape: Any = None) -> Any:
+        from torch._inductor.lowering import lowerings
+
+        from .epilogue_choices import lower
+
+        was_apart = aten.mm.default in match.targets.values()
+        result = lower(activation, bias, a, b, was_apart=was_apart)
+        return result if shape is None else lowerings[aten.reshape.default](result, shape)
+
+    return nvgemm_aot_fused

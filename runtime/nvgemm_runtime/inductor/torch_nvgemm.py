@@ -1,0 +1,67 @@
+"""Where torch's own NVGEMM backend is on: it compiles kernels by JIT for the same choices.
+
+The backend is in torch from 2.14 and was only read here, never run: it needs a Blackwell GPU. All
+that is known of it stands in this module.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Any
+
+from torch._inductor import config
+
+from ..settings import KEEP_VARIABLE, keeps_nvgemm
+
+_CALLER = "NVUniversalGemmCaller"
+"""The class of its choices. Its ``kernel.metadata.operator_name`` is `Kernel.operator` of ours."""
+
+_log = logging.getLogger(__name__)
+
+
+def compiles_itself(choices: list[Any]) -> bool:
+    """Whether the backend has choices for a GEMM, and so compiles kernels for it."""
+    return any(type(choice).__name__ == _CALLER for choice in choices)
+
+
+def is_on() -> bool:
+    """Whether the backend may have choices for some GEMM of a graph."""
+    return "NVGEMM" in config.max_autotune_gemm_backends.upper().split(",")
+
+
+def without_any(choices: list[Any]) -> list[Any]:
+    """The choices without that backend's, which are compiled before they can be timed."""
+    return [choice for choice in choices if type(choice).__name__ != _CALLER]
+
+
+def without_doubles(choices: list[Any], operators: Collection[str]) -> list[Any]:
+    """The choices without those that would compile what bundled kernels are already.
+
+    A choice that computes the transposed product, or fuses a bias, is another kernel and stays.
+
+    Args:
+        choices: Inductor's choices for a GEMM.
+        operators: Operators of the bundled kernels that join.
+    """
+    if keeps_nvgemm():
+        return choices
+    kept = [choice for choice in choices if _plain_operator(choice) not in operators]
+    if len(kept) < len(choices):
+        _log.debug(
+            "%d choices of torch's NVGEMM backend are left out: bundled kernels are the same "
+            "operators (%s=1 keeps them)",
+            len(choices) - len(kept),
+            KEEP_VARIABLE,
+        )
+    return kept
+
+
+def _plain_operator(choice: Any) -> str | None:
+    """Operator of a choice of the backend that computes a GEMM as it stands; None for others."""
+    if type(choice).__name__ != _CALLER:
+        return None
+    if getattr(choice, "swap_ab", False) or getattr(choice, "bias_node", None) is not None:
+        return None
+    name: str | None = getattr(choice.kernel.metadata, "operator_name", None)
+    return name

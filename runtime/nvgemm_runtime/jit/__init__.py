@@ -1,0 +1,5 @@
+"""Has kernels compiled at run time, by a process of the builder beside this one.
+
+May import `launch` and what is below it; not `inductor` or `recording`, and never the builder.
+Start at `client`.
+"""

@@ -1,0 +1,319 @@
+"""Has kernels compiled that no bundle has, by a process of the builder side beside this one.
+
+Nothing of the builder or the compiler is imported here. The other process is started by the first
+request and ends when this one does, in whatever way, or after a while without requests. What it
+compiles goes into a user bundle; `Installation.refresh_kept_bundles` finds it there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.util
+import itertools
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from ..counters import COUNTERS
+from ..gemm.problem import Problem
+from ..gemm.target import CPU
+from ..installed.jit_cache import default_directory
+from ..matching.device import DeviceFacts
+from .process import JitProcess
+
+CANDIDATES_VARIABLE = "NVGEMM_AOT_JIT_CANDIDATES"
+"""Most kernels to compile for one problem; 0 compiles none."""
+
+DEFAULT_CANDIDATES = 4
+
+PROVIDER_VARIABLE = "NVGEMM_AOT_JIT_PROVIDER"
+"""Another source of kernels than the product's; read by the builder side."""
+
+MAX_CRASHES = 2
+"""After so many the builder side is not started again: once may be the memory that others took."""
+
+_BUILDER_MODULES = ("nvgemm_aot", "nvMatmulHeuristics", "pydantic", "yaml", "cutlass")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a request.
+
+    Attributes:
+        problem: The problem that was asked for.
+        bundle: The user bundle that holds kernels for it; None where there is none.
+        compiled: Kernels that were compiled for this request; 0 where others had compiled them.
+        seconds: Time that the builder side took, with waiting for others that do the same.
+        reason: Why there is no kernel; None where there is one.
+        failures: Why candidates did not compile, though others may have.
+    """
+
+    problem: Problem
+    bundle: Path | None = None
+    compiled: int = 0
+    seconds: float = 0.0
+    reason: str | None = None
+    failures: tuple[str, ...] = ()
+
+
+class Pending:
+    """A request that is worked on.
+
+    Attributes:
+        problem: What was asked for.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+        self._asked_at = time.monotonic()
+        self._outcome: Outcome | None = None
+        self._done = threading.Event()
+
+    def done(self) -> bool:
+        """Whether `result` would not wait."""
+        return self._done.is_set()
+
+    def result(self, timeout: float | None = None) -> Outcome:
+        """Wait for what comes of it. Never raises: a failure is an outcome with its reason.
+
+        Args:
+            timeout: Seconds since it was asked for after which not to wait any longer. Work goes
+                on behind it, and may be asked for again.
+        """
+        if timeout is None:
+            self._done.wait()
+        else:
+            self._done.wait(max(0.0, self._asked_at + timeout - time.monotonic()))
+        return self._outcome or Outcome(
+            problem=self.problem, reason=f"not compiled within {timeout} s"
+        )
+
+    def settle(self, outcome: Outcome) -> None:
+        """Say what came of it; the first word counts."""
+        if self._outcome is None:
+            self._outcome = outcome
+            self._done.set()
+
+    def fail(self, reason: str) -> Pending:
+        """Say that there is no kernel."""
+        self.settle(Outcome(problem=self.problem, reason=reason))
+        return self
+
+
+def candidates() -> int:
+    """Most kernels to compile for one problem; a value that is no number counts as not set."""
+    text = os.environ.get(CANDIDATES_VARIABLE)
+    if text is None or text.isdecimal():
+        return DEFAULT_CANDIDATES if text is None else int(text)
+    _warn_once(
+        f"{CANDIDATES_VARIABLE}={text}: must be a number, 0 or more; taken as {DEFAULT_CANDIDATES}"
+    )
+    return DEFAULT_CANDIDATES
+
+
+def unavailable(facts: DeviceFacts) -> str | None:
+    """Why nothing can be compiled for a device in this process, or None. Imports nothing."""
+    if not candidates():
+        return f"{CANDIDATES_VARIABLE} is 0"
+    if os.environ.get(PROVIDER_VARIABLE):
+        return None if _is_installed("nvgemm_aot") else _missing("nvgemm_aot")
+    if facts.kind == CPU:
+        return "nothing compiles kernels for the CPU"
+    missing = missing_module()
+    return None if missing is None else _missing(missing)
+
+
+def _missing(module: str) -> str:
+    return f"the builder side is not installed: no {module}; run: pip install 'nvgemm-aot[build]'"
+
+
+@functools.cache
+def missing_module() -> str | None:
+    """A module of the builder side that is not installed, or None. Imports nothing."""
+    missing = (module for module in _BUILDER_MODULES if not _is_installed(module))
+    # A part of the compiler's package, which may lie elsewhere; asking for it would import that.
+    places = [f"{place}/cutlass" for place in sys.path]
+    operators = PathFinder.find_spec("cutlass.operators", places)
+    return next(missing, None if operators else "cutlass.operators")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # imported, and by someone who made up how
+        return True
+
+
+class Fallback:
+    """The requests of this process. Safe to use from several threads, and after a fork.
+
+    Args:
+        arguments: Further arguments of `nvgemm_aot.jit.server`.
+    """
+
+    def __init__(self, arguments: Sequence[str] = ()) -> None:
+        self._arguments = tuple(arguments)
+        self._process: JitProcess | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.RLock()
+        self._numbers = itertools.count()
+        self._asked: dict[tuple[Problem, DeviceFacts], Pending] = {}
+        self._open: dict[int, tuple[dict[str, Any], Pending]] = {}
+        self._crashes = 0
+        self._closed: str | None = None
+
+    def request(self, problem: Problem, facts: DeviceFacts) -> Pending:
+        """Ask for kernels; each problem is asked for once a process, however often this is called.
+
+        Never raises, and never waits for the builder side.
+
+        Args:
+            problem: What is to be computed.
+            facts: The device that it is computed on.
+        """
+        pending = Pending(problem)
+        try:
+            reason = unavailable(facts)
+            if reason is not None:
+                return pending.fail(reason)
+            with self._lock:
+                known = self._asked.setdefault((problem, facts), pending)
+                if known is pending:
+                    self._ask(pending, facts)
+                return known
+        except Exception as error:  # Compiling goes on without our kernels.
+            _log.debug("%s: cannot ask for kernels", problem.key, exc_info=True)
+            return pending.fail(f"{type(error).__name__}: {error}")
+
+    def asked(self, problem: Problem, facts: DeviceFacts) -> Pending | None:
+        """The request for a problem, if there was one."""
+        return self._asked.get((problem, facts))
+
+    def close(self) -> None:
+        """Have the other process end; what it has compiled is kept. Waits for a moment at most."""
+        with self._lock:
+            process, self._process = self._process, None
+            self._give_up("this process is ending")
+        if process is not None:
+            process.end()
+
+    def forget(self) -> None:
+        """Drop what the parent had, in a forked child, which starts a process of its own."""
+        process, self._process = self._process, None
+        pending = self._open
+        self._reset()
+        for _, one in pending.values():
+            one.fail("asked for before a fork, in the parent process")
+        if process is not None:
+            process.abandon()
+
+    def _ask(self, pending: Pending, facts: DeviceFacts) -> None:
+        if self._closed is not None:
+            pending.fail(self._closed)
+            return
+        number = next(self._numbers)
+        request = {
+            "id": number,
+            "problem": pending.problem.key,
+            "candidates": candidates(),
+            "cache": str(default_directory().absolute()),
+            "device": {
+                "kind": facts.kind,
+                "name": facts.name,
+                "capability": facts.capability,
+                "multiprocessors": facts.multiprocessors,
+                "shared_memory_bytes": facts.shared_memory_bytes,
+                "platform": facts.platform,
+                "cuda": facts.cuda,
+            },
+        }
+        self._open[number] = request, pending
+        if self._process is None:
+            self._start([request])
+        else:
+            self._process.send(request)
+
+    def _start(self, requests: Sequence[dict[str, Any]]) -> None:
+        try:
+            self._process = JitProcess(self._arguments, self._answered, self._ended)
+        except (OSError, RuntimeError) as error:  # RuntimeError: no thread can be started
+            self._give_up(f"the builder side cannot be started: {error}")
+            return
+        for request in requests:
+            self._process.send(request)
+
+    def _answered(self, process: JitProcess, answer: dict[str, Any]) -> None:
+        for warning in answer["warnings"]:
+            _log.warning("%s", warning)
+        for note in answer["notes"]:
+            _log.info("%s", note)
+        with self._lock:
+            _, pending = self._open.pop(answer["id"], (None, None))
+        if pending is None:
+            return
+        COUNTERS.compiled(answer["compiled"])
+        bundle = answer["bundle"]
+        pending.settle(
+            Outcome(
+                problem=pending.problem,
+                bundle=None if bundle is None else Path(bundle),
+                compiled=answer["compiled"],
+                seconds=answer["seconds"],
+                reason=answer["reason"],
+                failures=tuple(answer["failures"]),
+            )
+        )
+
+    def _ended(self, process: JitProcess, crash: str | None) -> None:
+        with self._lock:
+            if process is not self._process:
+                return  # closed on purpose
+            self._process = None
+            if crash is not None:
+                self._crashes += 1
+                _log.debug("%s", crash)
+            if self._crashes >= MAX_CRASHES:
+                self._give_up(str(crash))
+            elif self._open:
+                self._start([request for request, _ in self._open.values()])
+
+    def _give_up(self, reason: str) -> None:
+        self._closed = reason
+        for _, pending in self._open.values():
+            pending.fail(reason)
+        self._open = {}
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    _log.warning("%s", message)
+
+
+FALLBACK = Fallback()
+"""The requests of this process."""
+
+
+def request(problem: Problem, facts: DeviceFacts) -> Pending:
+    """Ask for kernels of a problem; see `Fallback.request`."""
+    return FALLBACK.request(problem, facts)
+
+
+def asked(problem: Problem, facts: DeviceFacts) -> Pending | None:
+    """The request for a problem, if there was one; see `Fallback.asked`."""
+    return FALLBACK.asked(problem, facts)
+
+
+atexit.register(FALLBACK.close)
+os.register_at_fork(after_in_child=FALLBACK.forget)

@@ -1,0 +1,200 @@
+"""What generated code calls: a GEMM by a kernel's id, and by ATen where that cannot be.
+
+Generated modules outlive what made them, in torch's caches and in packages. The kernel wheel may be
+gone, another release of it installed, or the GPU another one; then ATen computes the same, and one
+warning says which wheel is missed.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import operator
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from ..gemm.extras import check_offset_values
+from ..gemm.operands import RANKS
+from ..gemm.problem import Op
+from ..installed.jit_cache import JIT_ORIGIN, mark_used
+from ..installed.registry import INSTALLATION
+from ..matching.device import DeviceFacts, device_facts
+from ..matching.refusals import refusal
+from ..settings import is_off
+from . import native
+from .debugging import is_debugging
+from .library import LoadedKernel
+from .select import load_kernel
+
+if TYPE_CHECKING:
+    import torch
+
+_log = logging.getLogger(__name__)
+
+_TryLaunch = Callable[..., bool]
+"""As `nvgemm_runtime.launch.native.Native.try_launch`, without the handle."""
+
+
+class Gemm(Protocol):
+    """A call in generated code, which takes what ATen's operator does."""
+
+    def __call__(
+        self, *tensors: torch.Tensor, out: torch.Tensor, **options: object
+    ) -> torch.Tensor:
+        """Write into ``out`` and return it."""
+
+
+def gemm(
+    aten: Callable[..., torch.Tensor],
+    kernel_id: str,
+    origin: str,
+    order: tuple[int, ...] = (0, 1),
+    split: bool = False,
+) -> Gemm:
+    """Make a function for generated code to call; the kernel is loaded at its first call.
+
+    Args:
+        aten: Computes the same, with the same tensors and options.
+        kernel_id: The kernel.
+        origin: What brought it, for the warning: ``distribution version`` or a variable's name.
+        order: Which of the tensors the kernel takes, as it takes them: A, B and the others.
+        split: Whether the kernel takes A and B alone, its result is fp32, and the third tensor is
+            added behind it.
+
+    Where the user debugs as this is called, calls raise ValueError for ends of groups that fall or
+    pass the end of A; see `nvgemm_runtime.launch.debugging`.
+    """
+    if split:
+        return _split(aten, gemm(_never, kernel_id, origin), order)
+    lock = threading.Lock()
+    loaded: _TryLaunch | None = None
+    proven: _TryLaunch | None = None  # once the kernel has run, or is known never to
+
+    def first_launch(
+        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *extras: torch.Tensor
+    ) -> bool:
+        nonlocal loaded, proven
+        with lock:
+            loaded = loaded or _launcher(kernel_id, origin, a.device)
+            try:
+                done = loaded(a, b, out, *extras)
+            except Exception as error:
+                # A kernel that never ran here, say because the driver cannot load it.
+                _warn(origin, f"kernel {kernel_id[:12]}: {error}")
+                loaded, done = _refuse, False
+            if done or loaded is _refuse:
+                proven = loaded
+            return done
+
+    pick = operator.itemgetter(*order)
+
+    def call(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
+        a, b, *extras = pick(tensors)
+        if (proven or first_launch)(a, b, out, *extras):
+            return out
+        return aten(*tensors, out=out, **options)
+
+    return _checked(call, order) if is_debugging() else call
+
+
+def _checked(call: Gemm, order: tuple[int, ...]) -> Gemm:
+    """A call that looks at the ends of groups first, for which it waits for the device."""
+
+    def checked(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
+        a, b, *extras = (tensors[place] for place in order)
+        if (a.dim(), b.dim()) == RANKS[Op.GROUPED_MM]:
+            check_offset_values(extras[0], a.shape[0])
+        return call(*tensors, out=out, **options)
+
+    return checked
+
+
+def _split(aten: Callable[..., torch.Tensor], product: Gemm, order: tuple[int, ...]) -> Gemm:
+    """A product in fp32 and a sum, which rounds once, as ATen does."""
+    import torch
+
+    def call(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
+        a, b, addend = (tensors[place] for place in order)
+        try:
+            exact = product(a, b, out=torch.empty_like(out, dtype=torch.float32))
+        except _NotComputedError:
+            return aten(*tensors, out=out, **options)
+        return torch.add(exact, addend, out=out)
+
+    return call
+
+
+class _NotComputedError(Exception):
+    """A kernel could not compute a product."""
+
+
+def _never(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
+    raise _NotComputedError
+
+
+def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> LoadedKernel | None:
+    """Load a kernel that code was compiled for; None, with one warning a wheel, if that cannot be.
+
+    Under ``NVGEMM_AOT=off`` it is None, and nothing is said.
+
+    Args:
+        kernel_id: The kernel.
+        origin: What brought it.
+        device: Where it is to run; by default where CUDA would.
+    """
+    if is_off():
+        return None
+    try:
+        facts = _facts(device)
+        place = INSTALLATION.kernels().get(kernel_id)
+        if place is None:
+            # Perhaps another process compiled it since, and torch's cache gave us its graph.
+            INSTALLATION.refresh_kept_bundles()
+            place = INSTALLATION.kernels().get(kernel_id)
+        for problem in INSTALLATION.kept_problems(kernel_id):
+            mark_used(problem)
+        reason = None if place is None else refusal(place[0].header, facts)
+        if reason is None:
+            return load_kernel(kernel_id)
+    except Exception as error:  # ATen can always compute it.
+        reason = str(error)
+    _warn(origin, f"kernel {kernel_id[:12]}: {reason}")
+    return None
+
+
+def _facts(device: torch.device | None) -> DeviceFacts:
+    import torch
+
+    if device is not None:
+        return device_facts(device.type, device.index or 0)
+    if torch.cuda.is_available():
+        return device_facts("cuda", torch.cuda.current_device())
+    return device_facts("cpu", 0)
+
+
+def _launcher(kernel_id: str, origin: str, device: torch.device) -> _TryLaunch:
+    kernel = prepare(kernel_id, origin, device)
+    if kernel is None:
+        return _refuse
+    return functools.partial(native.load().try_launch, kernel.handle)
+
+
+def _refuse(*tensors: torch.Tensor) -> bool:
+    return False
+
+
+_warned: set[str] = set()
+
+
+def _warn(origin: str, reason: str) -> None:
+    """One warning a wheel: where one of its kernels is missing, the others mostly are too."""
+    if origin not in _warned:
+        _warned.add(origin)
+        is_wheel = not origin.startswith(JIT_ORIGIN)
+        _log.warning(
+            "a compiled graph runs GEMMs on ATen instead of the kernels of %s: %s; %s",
+            origin,
+            reason,
+            "install that kernel wheel again, or compile again" if is_wheel else "compile again",
+        )

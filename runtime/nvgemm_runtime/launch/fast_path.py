@@ -1,0 +1,127 @@
+"""A call of a loaded kernel from Python: everything that must be looked at each time.
+
+Torch does not see such a call, so what torch would do for one of its own operators is done here:
+refuse to lose a derivative or a traced operation, and count up the version of what is written.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..gemm.operands import check_kinds, check_shapes
+from ..gemm.problem import Op
+from . import native
+from .autograd import refuse_lost_derivative
+from .library import LoadedKernel
+
+if TYPE_CHECKING:
+    import torch
+
+
+Gemm = Callable[..., "torch.Tensor"]
+"""``gemm(a, b, out=None, kernel=None)``"""
+
+
+def quick_with_kernel(op: Op) -> Callable[[Gemm], Gemm]:
+    """Decorate a function of ``(a, b, out, kernel)``: a loaded kernel and an ``out`` skip its body.
+
+    Such a call should cost little more than the launch, so it is one frame of Python, and all that
+    it looks up is a name of its own. For the same reason ``torch.jit.trace`` is not looked for.
+
+    Args:
+        op: What the function computes.
+    """
+
+    def decorate(function: Gemm) -> Gemm:
+        grad_enabled: Any = None
+        forward_ad: Any = None
+        modes: Any = None
+        count_up: Any = None
+        launch: Any = None
+
+        @functools.wraps(function)
+        def call(
+            a: torch.Tensor,
+            b: torch.Tensor,
+            out: torch.Tensor | None = None,
+            kernel: str | LoadedKernel | None = None,
+        ) -> torch.Tensor:
+            nonlocal grad_enabled, forward_ad, modes, count_up, launch
+            if type(kernel) is not LoadedKernel or kernel.op is not op or out is None:
+                return function(a, b, out, kernel)
+            if launch is None:
+                grad_enabled, forward_ad, modes, count_up = _of_torch()
+                launch = native.load().launch
+            if (
+                (grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad))
+                or forward_ad._current_level >= 0
+                or modes()
+            ):
+                _look_closer(op, a, b, out)
+            if kernel.sees_negation and (a.is_neg() or b.is_neg() or out.is_neg()):
+                refuse_negation(op.value, a, b, out)
+            count_up((out,))  # before the launch: what was saved of out is lost from then on
+            try:
+                launch(kernel.handle, a, b, out)
+            except (RuntimeError, ValueError):
+                # Some tensors do not even reach the launcher, and it is torch that complains.
+                check_kinds(op, a, b, out)
+                check_shapes(op, a, b, out)
+                raise
+            return out
+
+        return call
+
+    return decorate
+
+
+@functools.cache
+def _of_torch() -> tuple[Any, ...]:
+    import torch
+    from torch.autograd import forward_ad
+
+    return (
+        torch.is_grad_enabled,
+        forward_ad,
+        torch._C._len_torch_dispatch_stack,
+        torch._C._increment_version,
+    )
+
+
+def _look_closer(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+    refuse_lost_derivative(op.value, a=a, b=b, out=out)
+    refuse_tracing(op.value)
+
+
+def refuse_tracing(where: str) -> None:
+    """Refuse a call while torch records operations, for it would be missing among them.
+
+    Raises:
+        RuntimeError: If ``torch.jit.trace`` runs or a dispatch mode is active.
+    """
+    import torch
+
+    if torch._C._get_tracing_state() is not None:
+        recorder = "torch.jit.trace"
+    elif torch._C._len_torch_dispatch_stack():
+        from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+        recorder = type(_get_current_dispatch_mode()).__name__
+    else:
+        return
+    raise RuntimeError(
+        f"nvgemm_runtime.{where} cannot be seen by {recorder}, which is active; call "
+        f"torch.ops.nvgemm_aot.{where}, which can (nvgemm_runtime.load_operators() gives it)"
+    )
+
+
+def refuse_negation(where: str, *operands: torch.Tensor) -> None:
+    """Refuse lazily negated views: the launcher would read and write their values negated.
+
+    Raises:
+        ValueError: If an operand is one.
+    """
+    if any(operand.is_neg() for operand in operands):
+        raise ValueError(f"{where}: an operand is a lazily negated view; call .resolve_neg() on it")

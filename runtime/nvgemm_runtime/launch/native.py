@@ -1,0 +1,244 @@
+"""The native launcher: registers kernels, launches them, and gives torch the operators.
+
+Importing this module loads nothing. `load` imports torch and TVM-FFI and then the library, which
+binds to both; the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``addmm``, ``baddbmm``,
+``scaled_mm`` and ``grouped_mm`` (each with an ``out`` form) and ``abi`` exist from then on.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..bundle.calling_convention import PLAIN, CallingConvention
+from ..errors import DriverError, NoKernelError, ToolchainError
+from ..gemm.element_types import DType
+from ..gemm.epilogue import Addend, addend_dtype
+from ..gemm.problem import Op, Signature
+from ..gemm.scales import ScaleRecipe
+from ..gemm.target import Target
+from ..matching.shared_library import missing_part
+from .autograd import register_refusals
+from .fakes import register_fakes
+
+ABI = 3
+"""What ``torch.ops.nvgemm_aot.abi()`` answers: the version of the operators' schemas."""
+
+DEVICE_TYPE_CPU = 1
+DEVICE_TYPE_CUDA = 2
+"""Device types as DLPack numbers them (``kDLCPU``, ``kDLCUDA`` of dlpack.h)."""
+
+_LIBRARY = "_native.so"
+_lock = threading.Lock()
+_loaded: Native | None = None
+
+
+def _renew_lock() -> None:
+    """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Native:
+    """The loaded library's functions.
+
+    Attributes:
+        launch: ``launch(handle, a, b, out, *extras)`` checks everything and enqueues what the
+            kernel computes on the current stream of the tensors' device. The extras are the tensors
+            that the kernel's signature has besides, in the order of `roles.extra_roles`: scale_a,
+            scale_b, offsets, addend. It raises ValueError or TypeError for operands that the kernel
+            cannot take, NoKernelError for an unknown handle, DriverError where the driver fails,
+            and what the kernel itself raises. The ends of groups are on the device, and not looked
+            at: see `extras.check_offset_values`. Torch does not see the call:
+            derivatives, negative bits (``torch.Tensor.is_neg``), versions and tracing are the
+            caller's to look after, see `nvgemm_runtime.launch.fast_path`.
+        try_launch: ``try_launch(handle, a, b, out, *extras)`` is as ``launch``, but False, with
+            nothing launched, where that raises ValueError or TypeError, and True otherwise.
+        open_kernel: ``open_kernel(image, symbol, name)`` loads a payload for as long as the process
+            lives and gives the address of the function it exports as ``symbol``. It raises
+            NoKernelError, which calls the payload ``name``, for an image that is damaged or lacks
+            the function.
+        find_kernel: ``find_kernel(id)`` is the handle of a registered kernel, or None.
+        out_dtype: ``out_dtype(id)`` is the dtype (of TVM-FFI) of a kernel's result; it asks the
+            loader for a kernel that is not registered.
+        set_loader: ``set_loader(function)`` sets what is called with the id of a kernel that an
+            operator names and that is not registered; it is expected to register it. Compiled code
+            adds what brought the kernel, and can do without it. None for nothing. May be called
+            from any thread.
+        set_library_keeps_lock: ``set_library_keeps_lock(keeps)`` says whether the library that
+            kernels call keeps its lock where it fails to load a kernel; see
+            `imports.RELEASES_ITS_LOCK`. Then, after one has failed, a kernel that was not launched
+            before raises DriverError instead of waiting for ever.
+    """
+
+    launch: Callable[..., None]
+    try_launch: Callable[..., bool]
+    open_kernel: Callable[[bytes, str, str], int]
+    find_kernel: Callable[[str], int | None]
+    out_dtype: Callable[[str], Any]
+    set_loader: Callable[[Callable[..., object] | None], None]
+    set_library_keeps_lock: Callable[[bool], None]
+    _register_kernel: Callable[..., int]
+
+    def register_kernel(
+        self,
+        *,
+        id: str,
+        function_address: int,
+        signature: Signature,
+        alignment_bytes: int,
+        target: Target | None,
+        workspace_bytes: int = 0,
+        convention: CallingConvention = PLAIN,
+    ) -> int:
+        """Make a loaded kernel launchable; the same id again gives the same handle.
+
+        Args:
+            id: sha256 of the kernel's content in hex, by which operators name it.
+            function_address: Address of its TVM-FFI function. The library that holds the function
+                must stay loaded as long as the process lives.
+            signature: What it computes.
+            alignment_bytes: Alignment of pointers, contiguous extents and strides other than 1.
+            target: Which GPUs it runs on; None for a kernel that runs on the CPU.
+            workspace_bytes: Device memory it needs besides its operands; each launch takes it from
+                torch's allocator.
+            convention: What its function takes, in order.
+
+        Returns:
+            The handle that `launch` takes, valid in this process.
+
+        Raises:
+            ValueError: If a value is out of range, or the convention does not fit the signature.
+        """
+        return self._register_kernel(
+            id,
+            function_address,
+            alignment_bytes,
+            workspace_bytes,
+            *_built_for(signature, target),
+            *convention.parameters,
+        )
+
+
+_OPS = (Op.MM, Op.BMM, Op.GROUPED_MM)
+_SCALES = {
+    recipe: 1 if recipe is ScaleRecipe.FP32_TENSOR else 3 if recipe.is_swizzled else 2
+    for recipe in ScaleRecipe
+}
+_ADDENDS = {Addend.ROW: 1, Addend.MATRIX: 2}
+"""Numbers of ``Op``, ``ScaleKind`` and ``AddendKind`` in csrc/gemm.h."""
+
+
+def _ffi_name(dtype: DType) -> str:
+    """TVM-FFI's name of a type; its releases before 0.1.15 do not know torch's of packed values."""
+    return dtype.torch_name.replace("_x", "x")
+
+
+@functools.lru_cache(maxsize=256)  # a bundle has one target and few signatures
+def _built_for(signature: Signature, target: Target | None) -> tuple[Any, ...]:
+    """What a kernel is specialised on, as the library takes it."""
+    import tvm_ffi
+
+    major, minor = (0, 0) if target is None else target.capability
+    scales, epilogue = signature.scales, signature.epilogue
+    return (
+        _OPS.index(signature.op),
+        *(tvm_ffi.dtype(_ffi_name(one)) for one in (signature.a, signature.b, signature.out)),
+        signature.layout.a_row_major,
+        signature.layout.b_row_major,
+        0 if scales is None else _SCALES[scales],
+        0 if scales is None else scales.block or 0,
+        tvm_ffi.dtype(_ffi_name(DType.FP32 if scales is None else scales.dtype)),
+        0 if epilogue is None else _ADDENDS[epilogue.addend],
+        tvm_ffi.dtype(_ffi_name(addend_dtype(signature.out))),
+        DEVICE_TYPE_CPU if target is None else DEVICE_TYPE_CUDA,
+        major,
+        minor,
+        "" if target is None else target.suffix,
+    )
+
+
+def load() -> Native:
+    """Load the library and register its operators; later calls return the same object.
+
+    Raises:
+        ToolchainError: If the library, torch or TVM-FFI is missing or does not fit.
+    """
+    global _loaded
+    if _loaded is None:
+        with _lock:
+            if _loaded is None:
+                _loaded = _load()
+    return _loaded
+
+
+def _load() -> Native:
+    library = importlib.resources.files("nvgemm_runtime").joinpath(_LIBRARY)
+    if not library.is_file():
+        raise ToolchainError(
+            f"{library} is missing: nvgemm-aot was installed without its native part; "
+            "run: pip install --force-reinstall --no-deps nvgemm-aot"
+        )
+    try:
+        # The library needs libtorch_cpu.so and libtvm_ffi.so by name only; these imports load them.
+        import torch
+        import tvm_ffi
+    except ImportError as error:
+        raise ToolchainError(
+            f"the native launcher needs torch and apache-tvm-ffi: {error}; "
+            "run: pip install 'torch>=2.11,<2.16' 'apache-tvm-ffi>=0.1.9,<0.2'"
+        ) from error
+    try:
+        with importlib.resources.as_file(library) as path:
+            missing = missing_part(path)
+            if missing is not None:
+                raise ToolchainError(
+                    f"{library} cannot be loaded: {missing}; "
+                    "run: pip install --force-reinstall --no-deps nvgemm-aot"
+                )
+            module = tvm_ffi.load_module(path)
+        found = module["abi"]()
+        if found != ABI:
+            raise ToolchainError(
+                f"{library} has operators of version {found}, this package needs {ABI}: files of "
+                "two versions are mixed; run: pip install --force-reinstall --no-deps nvgemm-aot"
+            )
+        module["register_torch_ops"]()
+    except (AttributeError, OSError, RuntimeError) as error:
+        raise ToolchainError(
+            f"{library} does not load with torch {torch.__version__} and apache-tvm-ffi "
+            f"{tvm_ffi.__version__} (supported: torch 2.11 to 2.15, apache-tvm-ffi 0.1 from "
+            f"0.1.9): {error}"
+        ) from error
+    for kind in (NoKernelError, DriverError):
+        tvm_ffi.error.register_error(kind)
+    native = Native(
+        launch=module["launch"],
+        try_launch=module["try_launch"],
+        open_kernel=module["open_kernel"],
+        find_kernel=module["find_kernel"],
+        out_dtype=module["out_dtype"],
+        set_loader=module["set_loader"],
+        set_library_keeps_lock=module["set_library_keeps_lock"],
+        _register_kernel=module["register_kernel"],
+    )
+    register_fakes(native.out_dtype)
+    register_refusals()
+    return native
+
+
+def abi() -> int:
+    """Version of the operators' schemas, by way of the loaded library."""
+    import torch
+
+    load()
+    return int(torch.ops.nvgemm_aot.abi())

@@ -1,0 +1,129 @@
+"""From tensors to a loaded kernel: the best-ranked one that serves them, or one by its id."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from ..bundle.reader import Bundle
+from ..errors import BundleFormatError, NoKernelError, StorageError
+from ..gemm.extras import NOTHING, Extras
+from ..gemm.operands import MAX_ALIGNMENT_BYTES, Request, requests
+from ..gemm.problem import Op
+from ..installed.jit_cache import mark_used
+from ..installed.registry import INSTALLATION
+from ..matching.device import DeviceFacts, device_facts, host_platform, torch_cuda
+from ..matching.index import Match, Miss, first_served
+from ..matching.refusals import process_refusal
+from .library import LIBRARY, LoadedKernel
+
+if TYPE_CHECKING:
+    import torch
+
+_chosen: dict[tuple[object, ...], LoadedKernel] = {}
+"""The kernel that was chosen for operands like these: what is installed stays as it was found."""
+
+_MAX_CHOSEN = 4096
+
+
+def choose_kernel(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras = NOTHING
+) -> LoadedKernel:
+    """Load the best-ranked kernel for operands.
+
+    Raises:
+        NoKernelError: If no bundled kernel serves them, with every reason why.
+        ValueError: If they do not fit together.
+    """
+    tensors = (a, b, out, *extras.tensors())
+    what = (op, extras.recipe, extras.activation, *extras.named())
+    key = (*what, *(fact for tensor in tensors for fact in _all_that_counts(tensor)))
+    kernel = _chosen.get(key)
+    if kernel is None:
+        kernel, is_best = _match_and_load(op, a, b, out, extras)
+        if is_best:
+            if len(_chosen) >= _MAX_CHOSEN:
+                _chosen.clear()
+            _chosen[key] = kernel
+    return kernel
+
+
+def _all_that_counts(tensor: torch.Tensor) -> tuple[object, ...]:
+    """What of a tensor can decide which kernel serves it."""
+    place = tensor.data_ptr() % MAX_ALIGNMENT_BYTES
+    return tensor.device, tensor.dtype, tensor.shape, tensor.stride(), place
+
+
+def _match_and_load(
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras
+) -> tuple[LoadedKernel, bool]:
+    """The kernel, and whether a better one would not serve once all bundles can be read."""
+    facts = facts_of(a)
+    asked = requests(op, a, b, out=out, extras=extras)
+    unread: dict[Bundle, StorageError] = {}
+    while True:
+        request, found, opened = _find(asked, facts, without=unread.keys())
+        if isinstance(found, Miss):
+            if unread:
+                raise next(iter(unread.values()))
+            raise NoKernelError(
+                f"no kernel for {request.problem.key}:\n"
+                + "\n".join(f"  {reason}" for reason in found.reasons),
+                found.reasons,
+            )
+        best = found.kernels[0]
+        bundle = opened[best.bundle]
+        try:
+            return LIBRARY.load(bundle, best.kernel), not unread
+        except StorageError as error:
+            # It may pass: another bundle may serve this call, and the next one tries again.
+            unread[bundle] = error
+        except BundleFormatError as error:
+            # Headers are checked when bundles are found, payloads now: another may serve as well.
+            if not INSTALLATION.leave_out(bundle, str(error)):
+                raise
+
+
+def find(asked: tuple[Request, ...], facts: DeviceFacts) -> tuple[Request, Match | Miss]:
+    """The first reading of the operands that a kernel serves, or why none serves any."""
+    request, found, _ = _find(asked, facts)
+    return request, found
+
+
+def _find(
+    asked: tuple[Request, ...], facts: DeviceFacts, *, without: Collection[Bundle] = ()
+) -> tuple[Request, Match | Miss, tuple[Bundle, ...]]:
+    """`find` without some bundles, and the bundles that a match gives by position."""
+    index, opened = INSTALLATION.index(facts, without=without)
+    request, found = first_served(index.match, asked)
+    if isinstance(found, Match) and found.from_jit:
+        mark_used(found.ranked_as)
+    return request, found, opened
+
+
+def facts_of(tensor: torch.Tensor) -> DeviceFacts:
+    """Facts of the device that a tensor is on."""
+    return device_facts(tensor.device.type, tensor.device.index or 0)
+
+
+def load_kernel(kernel_id: str) -> LoadedKernel:
+    """Load a kernel by its id, from whichever bundle holds it.
+
+    Raises:
+        NoKernelError: If no bundle holds it, or only one for another platform or CUDA version.
+        NvgemmError: If it cannot be loaded; see `Library.load`.
+    """
+    loaded = LIBRARY.get(kernel_id)
+    if loaded is not None:
+        return loaded
+    place = INSTALLATION.kernels().get(kernel_id)
+    if place is None:
+        raise NoKernelError(
+            f"no installed bundle holds kernel {kernel_id[:12]}; install the kernel wheel it came "
+            "from"
+        )
+    bundle, kernel = place
+    reason = process_refusal(bundle.header.target, host_platform(), torch_cuda())
+    if reason is not None:
+        raise NoKernelError(f"kernel {kernel_id[:12]} of {bundle.path}: {reason}", (reason,))
+    return LIBRARY.load(bundle, kernel)

@@ -1,0 +1,368 @@
+"""Matching: which kernels of which bundles serve a problem, or every reason why none does.
+
+A pure function of explicit facts. A declared problem gets the ranking that was shipped for it. Any
+other problem of a bundled signature gets the kernels of the nearest declared one, ordered by their
+times scaled to its sizes, or those of two that were measured around it, by `interpolation`: kernels
+serve all sizes of their signature, so only the order is a guess.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..bundle.format import Header, Measured, RankingSource, Scope, UnservedReason
+from ..gemm.problem import Problem, Signature
+from .device import DeviceFacts, TorchVersions
+from .interpolation import Row, order_between
+from .nearest import Around
+from .places import Place, Served, by_alignment, launchable, with_doubt
+from .refusals import (
+    describe,
+    describe_fault,
+    kernel_refusals,
+    needs_compact,
+    refusal,
+    version_numbers,
+)
+from .validity import holds_here, preference
+from .waves import waves
+
+if TYPE_CHECKING:
+    from ..gemm.operands import Request
+
+
+class Basis(str, enum.Enum):
+    """How a problem was found."""
+
+    DECLARED = "declared"
+    SIGNATURE = "signature"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleView:
+    """A bundle as matching sees it.
+
+    Attributes:
+        name: Where it came from, for messages: distribution or path.
+        header: What it says about itself.
+    """
+
+    name: str
+    header: Header
+
+
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """Kernels that serve a problem.
+
+    Attributes:
+        basis: Whether the problem was declared, or another of its signature.
+        ranked_as: The declared problem whose ranking is used.
+        source: Where that ranking comes from.
+        kernels: Best first; at least one.
+        from_jit: Whether they come from the JIT cache, and no wheel serves the problem as well.
+        measured: What was measured of this very problem; None where it is not declared, or only
+            estimated.
+        is_complete: Whether building the ranking again would find no further kernel; see
+            `Header.is_complete`.
+    """
+
+    basis: Basis
+    ranked_as: Problem
+    source: RankingSource
+    kernels: tuple[Served, ...]
+    from_jit: bool = False
+    measured: Measured | None = None
+    is_complete: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Miss:
+    """No kernel serves a problem: every reason why not, most specific first."""
+
+    reasons: tuple[str, ...]
+
+
+class Index:
+    """The kernels that one device can run, ready to be asked.
+
+    Args:
+        bundles: In order of preference: the first that declares a problem ranks it, but one whose
+            measurement holds here comes before, that beside this torch's ATen first of all, and of
+            two such the newer.
+        facts: The device.
+        unusable: Why other bundles that were found could not even be opened.
+        first_position: Position of the first bundle, as `Served.bundle` gives it.
+        from_jit: Whether the bundles are those of the JIT cache.
+        versions: Of the torch at hand; None where there is none.
+
+    Attributes:
+        refusals: Why bundles, or kernels of them, cannot serve this device.
+    """
+
+    def __init__(
+        self,
+        bundles: Sequence[BundleView],
+        facts: DeviceFacts,
+        unusable: Sequence[str] = (),
+        *,
+        first_position: int = 0,
+        from_jit: bool = False,
+        versions: TorchVersions | None = None,
+    ) -> None:
+        self.bundles = tuple(bundles)
+        self.facts = facts
+        self._first_position = first_position
+        self._from_jit = from_jit
+        self._declared: dict[Problem, list[Place]] = {}
+        self._unserved: dict[Problem, tuple[str, UnservedReason]] = {}
+        refusals: list[str] = []
+        for position, bundle in enumerate(self.bundles, start=first_position):
+            try:
+                reason = refusal(bundle.header, facts)
+                places, reasons = (
+                    ([], [reason]) if reason else _places(position, bundle.header, facts)
+                )
+            except Exception as error:  # Whatever is wrong with one bundle, the others are used.
+                reason = describe_fault(error)
+                places, reasons = [], [reason]
+            refusals += (f"{bundle.name}: {one}" for one in reasons)
+            for place in places:
+                self._declared.setdefault(place.ranking.problem, []).append(place)
+            if reason is None:
+                for problem, why in bundle.header.unserved.items():
+                    self._unserved.setdefault(problem, (bundle.name, why))
+        for places in self._declared.values():
+            if len(places) == 1:  # nearly all
+                continue
+            # Stable: of equals, the one preferred.
+            places.sort(key=self._day, reverse=True)
+            places.sort(
+                key=lambda place: preference(place.ranking, self._source(place), facts, versions)
+            )
+        self.refusals = (*refusals, *unusable)
+        self._sizes = by_alignment(self._declared, is_compact=True)
+        self._sizes_with_gaps = self._sizes
+        if any(
+            place.with_gaps is not place.served
+            for places in self._declared.values()
+            for place in places
+        ):
+            self._sizes_with_gaps = by_alignment(self._declared, is_compact=False)
+
+    def match(
+        self, problem: Problem, alignment_bytes: int, is_compact: bool = True
+    ) -> Match | Miss:
+        """Find the kernels for a problem.
+
+        Args:
+            problem: What is to be computed.
+            alignment_bytes: Largest power of two that divides every pointer, and in bytes every
+                contiguous extent and every stride other than that of 1, of the operands at hand.
+            is_compact: Whether they lie without gaps; see `operands.Request`.
+        """
+        declared = self.match_declared(problem, alignment_bytes, is_compact)
+        return declared or self.match_signature(problem, alignment_bytes, is_compact)
+
+    def match_declared(
+        self, problem: Problem, alignment_bytes: int, is_compact: bool = True
+    ) -> Match | None:
+        """The ranking that was shipped for a problem; None where there is none."""
+        for place in self._declared.get(problem, ()):
+            kernels = place.aligned(alignment_bytes, is_compact)
+            if kernels:
+                return self._found(Basis.DECLARED, place, kernels)
+        return None
+
+    def match_signature(
+        self, problem: Problem, alignment_bytes: int, is_compact: bool = True
+    ) -> Match | Miss:
+        """Kernels of a problem's signature, as ranked for its nearest declared problem."""
+        indexed = self._sizes if is_compact else self._sizes_with_gaps
+        by_alignment = indexed.get(problem.signature)
+        if by_alignment is None:
+            reasons = (*self._why_unserved(problem), self._why_no_signature(problem.signature))
+            return Miss(reasons=(*reasons, *self.refusals))
+        for needed, sizes in by_alignment:
+            if needed <= alignment_bytes:
+                around = sizes.around(problem)
+                if self._can_interpolate(around):
+                    kernels = self._interpolated(around, alignment_bytes, is_compact, problem)
+                else:
+                    near = around.nearest
+                    kernels = self._scaled(near.aligned(alignment_bytes, is_compact), near, problem)
+                return self._found(Basis.SIGNATURE, around.nearest, kernels)
+        reason = (
+            f"operands are aligned to {alignment_bytes} bytes (pointers, contiguous extents and "
+            f"strides), the kernels for {problem.signature.key} need {by_alignment[-1][0]}"
+        )
+        return Miss(reasons=(reason, *self.refusals))
+
+    def _can_interpolate(self, around: Around[Place]) -> bool:
+        """Whether what was measured of the places around a problem holds on this device.
+
+        Interpolation counts waves, of which another product has others.
+        """
+        return self.facts.multiprocessors is not None and all(
+            holds_here(place.ranking, self._source(place), self.facts)
+            for place in (around.below, around.above)
+        )
+
+    def _interpolated(
+        self, around: Around[Place], alignment_bytes: int, is_compact: bool, problem: Problem
+    ) -> tuple[Served, ...]:
+        """The kernels of two measured places, in the order that their times suggest between."""
+        assert self.facts.multiprocessors is not None
+        kernels = {
+            served.kernel.id: served
+            for place in (around.below, around.above)
+            for served in place.aligned(alignment_bytes, is_compact)
+        }
+        order = order_between(
+            problem,
+            {kernel_id: served.kernel.design for kernel_id, served in kernels.items()},
+            below=_row(around.below),
+            above=_row(around.above),
+            multiprocessors=self.facts.multiprocessors,
+        )
+        return tuple(kernels[kernel_id] for kernel_id in order)
+
+    def _scaled(
+        self, kernels: tuple[Served, ...], place: Place, problem: Problem
+    ) -> tuple[Served, ...]:
+        """The kernels of a near problem in the order that this one's sizes suggest."""
+        multiprocessors = self.facts.multiprocessors
+        if multiprocessors is None or any(served.time_ns is None for served in kernels):
+            return kernels
+        near = place.ranking.problem
+
+        def scaled_time(served: Served) -> float:
+            assert served.time_ns is not None
+            design = served.kernel.design
+            here, there = (waves(design, sizes, multiprocessors) for sizes in (problem, near))
+            return served.time_ns * here / there
+
+        return tuple(sorted(kernels, key=scaled_time))  # stable: of equals, the one ranked first
+
+    def _found(self, basis: Basis, place: Place, kernels: tuple[Served, ...]) -> Match:
+        return Match(
+            basis=basis,
+            ranked_as=place.ranking.problem,
+            source=self._source(place),
+            kernels=kernels,
+            from_jit=self._from_jit,
+            measured=place.ranking.measured if basis is Basis.DECLARED else None,
+            is_complete=self._header(place).is_complete(place.ranking),
+        )
+
+    def _day(self, place: Place) -> str:
+        """When a ranking was measured, if that holds here: text that sorts like the days."""
+        conditions = self._source(place).conditions
+        if conditions is None or not holds_here(place.ranking, self._source(place), self.facts):
+            return ""
+        return conditions.date
+
+    def _source(self, place: Place) -> RankingSource:
+        return self._header(place).sources[place.ranking.source]
+
+    def _header(self, place: Place) -> Header:
+        return self.bundles[place.bundle - self._first_position].header
+
+    def _why_unserved(self, problem: Problem) -> tuple[str, ...]:
+        """Why the build made no kernel for a problem, or for another of its signature."""
+        if problem in self._unserved:
+            bundle, why = self._unserved[problem]
+            return (f"{bundle}: {why.text}",)
+        others = [
+            (other, bundle, why)
+            for other, (bundle, why) in self._unserved.items()
+            if other.signature == problem.signature
+        ]
+        for _, bundle, why in others:
+            if why.scope is Scope.SIGNATURE:
+                return (f"{bundle}: {why.text}",)
+        return tuple(
+            f"another problem of this signature, {other.key}: {bundle}: {why.text}"
+            for other, bundle, why in others[:1]
+        )
+
+    def _why_no_signature(self, wanted: Signature) -> str:
+        if wanted in self._sizes:
+            return (
+                f"rows or matrices of a, b or the result lie apart, and the kernels for "
+                f"{wanted.key} take them without gaps; make copies in the same layout"
+            )
+        if self._sizes:
+            return f"no bundled kernel computes {wanted.key} (bundled: {self._bundled})"
+        if self.refusals or self.bundles:
+            return f"no bundle serves this device ({describe(self.facts)})"
+        return (
+            "no bundle is installed: pip install a kernel wheel, or name bundles in "
+            "NVGEMM_AOT_BUNDLES"
+        )
+
+    @functools.cached_property
+    def _bundled(self) -> str:
+        return ", ".join(sorted(signature.key for signature in self._sizes))
+
+
+def _places(position: int, header: Header, facts: DeviceFacts) -> tuple[list[Place], list[str]]:
+    """A bundle's rankings, and why some of its kernels are left out."""
+    reasons = kernel_refusals(header, facts)
+    compact = {kernel.id for kernel in header.kernels if needs_compact(kernel.calling_convention)}
+    places = []
+    for ranking in header.rankings:
+        served = launchable(position, header, ranking, reasons)
+        if served:
+            with_gaps = served
+            if compact:
+                with_gaps = tuple(one for one in served if one.kernel.id not in compact)
+            gone = len(ranking.kernels) - len(served)
+            places.append(Place(position, with_doubt(ranking, gone), served, with_gaps))
+    counts = Counter(reason for reason in reasons if reason is not None)
+    said = [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
+    return places, said
+
+
+def _row(place: Place) -> Row:
+    times = {served.kernel.id: served.time_ns for served in place.served}
+    return Row(
+        problem=place.ranking.problem,
+        times_ns={kernel_id: time for kernel_id, time in times.items() if time is not None},
+    )
+
+
+def first_served(
+    match: Callable[[Problem, int, bool], Match | Miss], asked: Sequence[Request]
+) -> tuple[Request, Match | Miss]:
+    """Find the kernels for operands that can be read in several ways.
+
+    Args:
+        match: `Index.match`.
+        asked: Every reading, as `operands.requests` gives them; at least one.
+
+    Returns:
+        The first reading that a kernel serves; or the first of all, and why none is served.
+    """
+    reasons: dict[str, None] = {}  # in order, each once
+    for request in asked:
+        found = match(request.problem, request.alignment_bytes, request.is_compact)
+        if isinstance(found, Match):
+            return request, found
+        reasons.update(dict.fromkeys(found.reasons))
+    return asked[0], Miss(reasons=tuple(reasons))
+
+
+def preferred(bundles: Iterable[BundleView]) -> list[BundleView]:
+    """Order bundles: newest compiler first, then by name."""
+    by_name = sorted(bundles, key=lambda bundle: (bundle.name, bundle.header.build_key))
+    return sorted(by_name, key=_compiler_version, reverse=True)  # stable: equals stay as they are
+
+
+def _compiler_version(bundle: BundleView) -> tuple[int, ...]:
+    return version_numbers(bundle.header.toolchain.get("nvidia-cutlass-dsl", ""))

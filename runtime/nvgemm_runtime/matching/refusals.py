@@ -1,0 +1,210 @@
+"""Why kernels cannot be used: by this release, in this process, or on one of its devices."""
+
+from __future__ import annotations
+
+from ..bundle.calling_convention import KNOWN_FORM, parse_calling_convention
+from ..bundle.decode import UPGRADE
+from ..bundle.format import Header, Kernel
+from ..bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN, needed_symbols
+from ..errors import NvgemmError
+from ..gemm.target import CPU, Target, UnknownTarget
+from ..one_line import one_line
+from .device import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
+
+_FFI_DISTRIBUTION = "apache-tvm-ffi"
+
+
+def unlaunchable(kernel: Kernel) -> str | None:
+    """Why this release cannot launch a kernel, whatever the device, or None."""
+    convention = parse_calling_convention(kernel.calling_convention)
+    if convention is None:
+        return (
+            f"calling convention {kernel.calling_convention!r}, this release calls {KNOWN_FORM}; "
+            f"{UPGRADE}"
+        )
+    misfit = convention.misfit(kernel.signature, kernel.workspace_bytes)
+    return misfit and f"calling convention {kernel.calling_convention!r}: {misfit}"
+
+
+def kernel_refusals(header: Header, facts: DeviceFacts) -> list[str | None]:
+    """Why each kernel of a bundle that a device can use cannot be launched there, or None.
+
+    Those of ``header.kernels`` come first, at their positions, then the unknown ones.
+    """
+
+    def misfit(kernel: Kernel) -> str | None:
+        library = facts.runtime_library
+        if facts.capability is None or library is None:  # a CPU's kernels need neither
+            return None
+        return imports_refusal(header, kernel, library, facts.ffi_exports)
+
+    return [
+        *(unlaunchable(kernel) or misfit(kernel) for kernel in header.kernels),
+        *(kernel.why for kernel in header.unknown_kernels),
+    ]
+
+
+def describe_fault(error: Exception) -> str:
+    """Why a bundle cannot be used with which something went wrong, foreseen or not."""
+    if isinstance(error, NvgemmError):
+        return str(error)
+    return (
+        f"internal error, {type(error).__name__}: {one_line(str(error)) or 'no message'}; "
+        "please report it with the bundle"
+    )
+
+
+def needs_compact(calling_convention: str) -> bool:
+    """Whether kernels that are so called take operands without gaps alone: they get no strides."""
+    convention = parse_calling_convention(calling_convention)
+    return convention is not None and convention.needs_compact
+
+
+def refusal(header: Header, facts: DeviceFacts) -> str | None:
+    """Why a device cannot run a bundle's kernels, or None."""
+    target = header.target
+    if isinstance(target, UnknownTarget):
+        return f"target {target.key} is unknown to this release; {UPGRADE}"
+    reason = _platform_refusal(target, facts.platform)
+    if reason is not None:
+        return reason
+    if (target.arch == CPU) != (facts.kind == "cpu"):
+        return f"built for {target.arch}, this device is {describe(facts)}"
+    if facts.capability is None:
+        return None
+    if not target.runs_on(facts.capability):
+        return f"{target.arch} kernels do not run on {describe(facts)}"
+    reason = _cuda_refusal(target, facts.cuda)
+    if reason is None:
+        reason = library_refusal(header, facts.runtime_library, facts.ffi_exports)
+    return reason
+
+
+def process_refusal(target: Target, platform: str, cuda: str | None) -> str | None:
+    """Why no device of a process can run a target's kernels, or None.
+
+    Args:
+        target: What the kernels were built for.
+        platform: Of the process, e.g. ``linux_x86_64``.
+        cuda: CUDA major version that torch was built for; None for a CPU build, which shows no GPU
+            that could be refused.
+    """
+    reason = _platform_refusal(target, platform)
+    if reason is None and target.arch != CPU and cuda is not None:
+        return _cuda_refusal(target, cuda)
+    return reason
+
+
+def _platform_refusal(target: Target, platform: str) -> str | None:
+    if target.platform == platform:
+        return None
+    return f"built for platform {target.platform}, this is {platform}"
+
+
+def _cuda_refusal(target: Target, cuda: str | None) -> str | None:
+    if target.cuda == cuda:
+        return None
+    return f"built for {target.cuda}, torch uses {cuda or 'no CUDA'}"
+
+
+def library_refusal(
+    header: Header, library: RuntimeLibrary | None, ffi_exports: frozenset[str] | None
+) -> str | None:
+    """Why none of a bundle's kernels can be loaded beside the installed libraries, or None.
+
+    What the libraries export decides, whatever their versions.
+
+    Args:
+        header: Of the bundle.
+        library: The library that kernels call, as installed.
+        ffi_exports: Symbols that the installed TVM-FFI exports; None where it was not looked at.
+    """
+    distribution = library_distribution(header)
+    if library is None:
+        return (
+            f"{RUNTIME_LIBRARY} for {header.target.cuda}, which kernels call, is not installed; "
+            f"run: pip install {distribution}"
+        )
+    if library.defect is not None:
+        return (
+            f"{library.path}, which kernels call, cannot be loaded: {library.defect}; "
+            f"run: pip install --force-reinstall --no-deps {distribution}"
+        )
+    reasons = [imports_refusal(header, kernel, library, ffi_exports) for kernel in header.kernels]
+    if None in reasons:
+        return None
+    return "; ".join(dict.fromkeys(map(str, reasons))) or None  # each once
+
+
+def imports_refusal(
+    header: Header,
+    kernel: Kernel,
+    library: RuntimeLibrary,
+    ffi_exports: frozenset[str] | None,
+) -> str | None:
+    """Which symbols a kernel imports that the installed libraries do not export, or None.
+
+    Args:
+        header: Of its bundle.
+        kernel: An entry of it.
+        library: The library that kernels call, as installed.
+        ffi_exports: Symbols that the installed TVM-FFI exports; None where it was not looked at.
+    """
+    imports = needed_symbols(header, kernel)
+    for exports, wanted, name, version in (
+        (library.exports, imports.of_device, library_distribution(header), library.version),
+        (ffi_exports, imports.of_ffi, _FFI_DISTRIBUTION, None),
+    ):
+        missing = sorted(wanted - exports) if exports is not None else []
+        if missing:
+            found = name if version in (None, UNKNOWN_VERSION) else f"{name} {version}"
+            return (
+                f"kernels import {', '.join(missing)}, which the installed {found} does not "
+                f"export; run: pip install '{name}{_enough(header, name, missing)}'"
+            )
+    return None
+
+
+def untested_version_warning(library: RuntimeLibrary) -> str | None:
+    """What to log about a library that is newer than any that kernels were run with, or None."""
+    found = version_numbers(library.version)
+    if found[:2] <= NEWEST_RUN:
+        return None
+    newest = ".".join(map(str, NEWEST_RUN))
+    return (
+        f"{library.path} is version {library.version}, and kernels were run with {newest} and "
+        "older: it exports what kernels import, but no one has seen it work; "
+        f"run: pip install -U nvgemm-aot, or pip install 'nvidia-cutlass-dsl-libs-{library.cuda}"
+        f"=={newest}.*'"
+    )
+
+
+def _enough(header: Header, distribution: str, missing: list[str]) -> str:
+    """Versions of a distribution that export what is missing: ``>=4.7``, or nothing if unknown."""
+    since = [FIRST_RELEASE.get(name) for name in missing]
+    if None not in since:
+        return f">={max(map(str, since), key=version_numbers)}"
+    built_with = header.toolchain.get(distribution)
+    return "" if built_with is None else f">={built_with}"
+
+
+def library_distribution(header: Header) -> str:
+    """Distribution of the library that a bundle's kernels call; its toolchain names its version."""
+    return f"nvidia-cutlass-dsl-libs-{header.target.cuda}"
+
+
+def describe(facts: DeviceFacts) -> str:
+    """A device in words."""
+    if facts.capability is None:
+        return facts.name
+    return f"{facts.name}, compute capability {facts.capability[0]}.{facts.capability[1]}"
+
+
+def version_numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers of a version, for comparing: ``4.8.1.dev0`` gives (4, 8, 1)."""
+    leading: list[int] = []
+    for part in version.split("."):
+        if not part.isdigit():
+            break
+        leading.append(int(part))
+    return tuple(leading)

@@ -1,0 +1,147 @@
+"""What a measured ranking is good for: which kernels to offer, and whether to time them again.
+
+A pure function of a match, the operands, the device, and the versions at hand. Only a measurement
+on this very product of GPU counts, and only of the declared problem itself, with operands as they
+were measured: an estimate, another GPU's times or those of other sizes change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..bundle.format import Measured
+from ..gemm.operands import Request
+from ..gemm.roles import contiguous_bytes
+from .device import DeviceFacts, TorchVersions
+from .index import Match
+from .places import Served
+from .validity import why_aten_is_open, why_not_here
+
+TRITON = "Triton"
+"""The backend besides ATen's that may have been measured."""
+
+KNOWN_ALIGNMENT_BYTES = 32
+"""Alignment from which on operands count as measured: those of `tune` have 256 or more, and
+torch.compile knows of no more than this, whatever they have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms:
+    """How kernels are to be offered for a GEMM.
+
+    Attributes:
+        limit: Most kernels to offer.
+        trusts: Whether what was measured need not be measured again.
+        needs_kernel: Whether a kernel must be offered even where ATen was faster.
+        is_precise: Whether ATen is asked for `aten.AtenGemm.is_precise` sums.
+        aten_setting: In words, a setting that makes ATen another than `tune` measures; see
+            `aten_settings.unusual_setting`.
+        beside: Which backends compete besides ATen's; `TRITON` is the one by that name.
+    """
+
+    limit: int
+    trusts: bool = False
+    needs_kernel: bool = False
+    is_precise: bool = False
+    aten_setting: str | None = None
+    beside: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What to offer for a GEMM.
+
+    Attributes:
+        kernels: The kernels to offer, best first; empty where ATen was measured to be the fastest.
+        is_final: Whether nothing needs timing: the first kernel wins, or ATen where there is none.
+        why: In words, what a measurement decided, or why it decided nothing; empty where the
+            ranking is no measurement.
+    """
+
+    kernels: tuple[Served, ...]
+    is_final: bool
+    why: str
+
+
+def decide(
+    match: Match, request: Request, facts: DeviceFacts, versions: TorchVersions, terms: Terms
+) -> Decision:
+    """Say what to offer.
+
+    Args:
+        match: The kernels that serve the GEMM.
+        request: The GEMM, as its operands pose it.
+        facts: The device that it is computed on.
+        versions: Of the torch at hand.
+        terms: How.
+    """
+    measured, conditions = match.measured, match.source.conditions
+    if measured is None or conditions is None:
+        return _open(match.kernels, terms, "")
+    obstacle = why_not_here(measured, match.source, facts) or _why_not_these(match, request)
+    if obstacle is not None:
+        return _open(match.kernels, terms, obstacle)
+    winner = match.kernels[0]
+    assert winner.time_ns is not None  # of a measured ranking
+    told = f"measured on {match.source.gpu}, {conditions.date}: {winner.time_ns / 1e3:.1f} us"
+    obstacle = why_aten_is_open(measured, conditions, versions) or _why_another_aten(request, terms)
+    if measured.aten is None or obstacle is not None:
+        return _open(_contending(match.kernels, measured), terms, f"{told}; {obstacle}")
+    told += f", ATen {measured.aten.time_ns / 1e3:.1f} us"
+    triton = measured.triton
+    if triton is not None and triton.time_ns < min(winner.time_ns, measured.aten.time_ns):
+        told += f", Triton {triton.time_ns / 1e3:.1f} us"
+        return _open(_contending(match.kernels, measured), terms, told)
+    is_ours = winner.time_ns < measured.aten.time_ns
+    if not is_ours and terms.needs_kernel:
+        return _open(_contending(match.kernels, measured), terms, told)
+    is_final = terms.trusts
+    unknown = terms.beside - {TRITON} if triton is not None else terms.beside
+    if is_final and unknown:
+        told += f"; not measured: {', '.join(sorted(unknown))}"
+        is_final = False
+    return Decision(kernels=(winner,) if is_ours else (), is_final=is_final, why=told)
+
+
+def _open(kernels: tuple[Served, ...], terms: Terms, why: str) -> Decision:
+    return Decision(kernels=kernels[: terms.limit], is_final=False, why=why)
+
+
+def _contending(kernels: tuple[Served, ...], measured: Measured) -> tuple[Served, ...]:
+    """The kernels that were not told apart from the first.
+
+    A race in which ATen or Triton wins is over before ours are told apart from each other.
+    """
+
+    def interval(served: Served) -> tuple[int, int]:
+        assert served.time_ns is not None
+        spread = measured.spreads_ns[served.rank]
+        return served.time_ns - spread, served.time_ns + spread
+
+    _, reach = interval(kernels[0])
+    return tuple(served for served in kernels if interval(served)[0] <= reach)
+
+
+def _why_not_these(match: Match, request: Request) -> str | None:
+    """Why times say nothing of these operands, or None: `tune` measures compact, aligned ones."""
+    if not request.is_compact:
+        return "measured without gaps between rows or matrices, which these operands have"
+    least = contiguous_bytes(request.problem) | KNOWN_ALIGNMENT_BYTES
+    if request.alignment_bytes < least & -least:
+        return (
+            f"measured with operands aligned to {least & -least} bytes or more, these are to "
+            f"{request.alignment_bytes}"
+        )
+    if match.kernels[0].rank:
+        return "the kernel that was measured to be the fastest does not serve here"
+    return None
+
+
+def _why_another_aten(request: Request, terms: Terms) -> str | None:
+    """Why ATen takes other time than was measured, or None."""
+    scales = request.problem.signature.scales
+    if terms.is_precise and (scales is None or scales.block is None):
+        return "ATen was measured with use_fast_accum, which is off here"
+    if terms.aten_setting is not None:
+        return f"ATen was measured as it is usually set: {terms.aten_setting}"
+    return None

@@ -1,0 +1,109 @@
+"""Which GEMMs a manifest can declare and `build` can serve; for any other, why not, in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ..errors import NoKernelError
+from ..gemm.aten import OPERATORS, UNSERVED, AtenGemm, product_of_sum
+from ..gemm.operands import requests
+from ..gemm.problem import DType, Problem
+from ..gemm.support import has_epilogues, unavailable, unsupported
+
+if TYPE_CHECKING:
+    from ..gemm.operand import Operand
+
+ALIGNMENT_BYTES = 16
+"""What every kernel of the builder's providers demands of pointers, contiguous extents and strides.
+
+Seen with cutlass.operators 0.3.0 for mm and bmm of fp16 and bf16, in all layouts, into fp32, fp16
+and bf16, on sm_90a, sm_100f and sm_103a.
+"""
+
+
+def declarable(gemm: AtenGemm) -> Problem | str:
+    """The problem by which a manifest declares a GEMM, or why none can.
+
+    Returns:
+        The problem; otherwise one line: operator, types, sizes and the reason.
+    """
+    problem = _problem(gemm)
+    return f"{in_words(gemm)}: {problem}" if isinstance(problem, str) else problem
+
+
+def declarable_for(gemm: AtenGemm, arch: str) -> Problem | str:
+    """The problem by which a manifest for one architecture declares what serves a GEMM.
+
+    Where the architecture has no kernel with an epilogue, that of a sum is its product alone, into
+    fp32: torch.compile takes such kernels and adds behind them.
+
+    Args:
+        gemm: The GEMM.
+        arch: Architecture of the target, e.g. ``sm_90a``.
+
+    Returns:
+        The problem; otherwise one line, as `declarable`.
+    """
+    product = None if has_epilogues(arch) else product_of_sum(gemm)
+    wanted = declarable(gemm if product is None else product)
+    if isinstance(wanted, str):
+        return wanted
+    reason = unavailable(wanted.signature, arch)
+    return wanted if reason is None else f"{in_words(gemm)}: {reason}"
+
+
+def _problem(gemm: AtenGemm) -> Problem | str:
+    reason = UNSERVED.get(gemm.op, gemm.obstacle)
+    if reason is not None:
+        return reason
+    try:
+        op = OPERATORS[gemm.op].op
+        # The best aligned way to read it.
+        request = requests(op, gemm.a, gemm.b, out=gemm.out, extras=gemm.extras)[0]
+    except (NoKernelError, ValueError) as error:
+        return str(error)
+    signature = request.problem.signature
+    reason = unsupported(signature)
+    if reason is not None:
+        return reason
+    if request.alignment_bytes < ALIGNMENT_BYTES:
+        return (
+            f"rows or columns are aligned to {request.alignment_bytes} bytes, kernels need "
+            f"{ALIGNMENT_BYTES} (layout {signature.layout.value})"
+        )
+    if signature.scales is not None and signature.scales.is_swizzled and not request.is_compact:
+        return "operands have gaps between rows; block-scaled kernels take none"
+    return request.problem
+
+
+def in_words(gemm: AtenGemm) -> str:
+    """A GEMM in words, e.g. ``addmm of bf16[16, 64] and bf16[64, 32] into bf16[16, 32]``."""
+    return f"{gemm.op} of {_word(gemm.a)} and {_word(gemm.b)} into {_word(gemm.out)}"
+
+
+_IN_WORDS = re.compile(r"\w+ of \w+\[([0-9, ]+)\] and \w+\[([0-9, ]+)\] into \w+\[[0-9, ]+\]")
+
+
+def sizes_in_words(words: str) -> tuple[int, int, int, int] | None:
+    """m, n, k and batch of a GEMM that `in_words` describes; None where that is not to be read."""
+    match = _IN_WORDS.fullmatch(words)
+    if match is None:
+        return None
+    a, b = ([int(extent) for extent in shape.split(", ")] for shape in match.groups())
+    if not (2 <= len(a) <= 3 and 2 <= len(b) <= 3 and all(a + b)):
+        return None
+    return a[-2], b[-1], a[-1], a[0] if len(a) == 3 else 1
+
+
+def _word(operand: Operand) -> str:
+    dtype = str(operand.dtype).removeprefix("torch.")
+    return f"{_SHORT_NAMES.get(dtype, dtype)}{_extents(operand.shape)}"
+
+
+def _extents(shape: Sequence[int]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+_SHORT_NAMES = {dtype.torch_name: dtype.value for dtype in DType}

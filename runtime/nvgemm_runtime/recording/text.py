@@ -1,0 +1,188 @@
+"""The text of a recording: a manifest that is written and read by machines alone.
+
+One line a GEMM, in one form and one order, so that what was read back is known to be what was
+written. What no manifest can declare stands behind it, as comments.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+from ..gemm.epilogue import Epilogue
+from ..gemm.problem import DType, Layout, Op, Problem, Signature
+from ..gemm.scales import ScaleRecipe
+from ..one_line import one_line
+
+TARGETS = ("sm_90a", "sm_100a", "sm_100f", "sm_103a")
+"""What a recording can be made for: what the builder builds for."""
+
+_FIRST_LINE = "# Recorded by nvgemm-aot, form 1. Later runs merge into this file: edit a copy."
+_OTHERS_LINE = "# Met as well, with no kernel to build for it: how often, what, and why."
+_VERSION_LINE = "version: 1"
+
+_FIXED_LINES = (_FIRST_LINE, _VERSION_LINE, "gemms:", "gemms: []", _OTHERS_LINE)
+
+_NAME = re.compile(r'name: "([a-z0-9.\-]+)"')
+_TARGETS = re.compile(r"targets: \[([a-z0-9_]+(?:, [a-z0-9_]+)*)\]")
+_GEMM = re.compile(
+    r"- \{op: (?P<op>\w+), dtype: (?P<dtype>\w+), out: (?P<out>\w+), layout: (?P<layout>\w+),"
+    r"(?: scales: (?P<scales>\w+),)?(?: epilogue: (?P<epilogue>\w+),)?"
+    r"(?: batch: (?P<batch>[1-9][0-9]*),)?(?: groups: (?P<groups>[1-9][0-9]*),)?"
+    r" m: (?P<m>[1-9][0-9]*), n: (?P<n>[1-9][0-9]*), k: (?P<k>[1-9][0-9]*),"
+    r" count: (?P<count>[1-9][0-9]*)\}"
+)
+_OTHER = re.compile(r"# ([1-9][0-9]*) x (.+)")
+
+
+@dataclass(kw_only=True)
+class Recording:
+    """GEMMs that were met, and how often.
+
+    Attributes:
+        name: The manifest's.
+        targets: The manifest's; some of `TARGETS`.
+        problems: What it declares.
+        others: What it cannot declare, each in words on one line.
+    """
+
+    name: str
+    targets: set[str] = field(default_factory=set)
+    problems: Counter[Problem] = field(default_factory=Counter)
+    others: Counter[str] = field(default_factory=Counter)
+
+    def merge(self, other: Recording) -> None:
+        """Take in what another recording has."""
+        self.targets |= other.targets
+        self.problems.update(other.problems)
+        for text, count in other.others.items():
+            self.others[one_line(text)] += count
+
+    def render(self) -> str:
+        """The file's text."""
+        lines = [
+            _FIRST_LINE,
+            _VERSION_LINE,
+            f'name: "{self.name}"',
+            f"targets: [{', '.join(sorted(self.targets))}]",
+            "gemms:" if self.problems else "gemms: []",
+        ]
+        ordered = sorted(self.problems.items(), key=lambda met: _order(met[0]))
+        lines += [gemm_line(problem, count) for problem, count in ordered]
+        if self.others:
+            lines.append(_OTHERS_LINE)
+            lines += [f"# {count} x {text}" for text, count in sorted(self.others.items())]
+        return "\n".join([*lines, ""])
+
+
+def parse(text: str) -> Recording:
+    """Read a recording.
+
+    Raises:
+        ValueError: If it is not, to the letter, what `Recording.render` would write; the message
+            names the line.
+    """
+    recording = Recording(name="")
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not _read_line(line, recording):
+            raise ValueError(f"line {number} is {line[:80]!r}")
+    lines = itertools.zip_longest(text.split("\n"), recording.render().split("\n"), fillvalue="")
+    for number, (found, expected) in enumerate(lines, start=1):
+        if found != expected:
+            raise ValueError(f"line {number} is {found[:80]!r}, must be {expected[:80]!r}")
+    if not text.endswith("\n"):
+        raise ValueError("the last line is cut off")
+    return recording
+
+
+def read_others(text: str) -> Counter[str]:
+    """What a recording has in `Recording.others`, even where it was edited since.
+
+    Any other manifest has none.
+    """
+    others: Counter[str] = Counter()
+    _, _, comments = text.partition(f"\n{_OTHERS_LINE}\n")
+    for line in comments.splitlines():
+        if match := _OTHER.fullmatch(line):
+            others[match[2]] += int(match[1])
+    return others
+
+
+def _read_line(line: str, recording: Recording) -> bool:
+    """Take in what a line says; False if it can be in no recording."""
+    if match := _GEMM.fullmatch(line):
+        try:
+            problem = _problem(match.groupdict())
+        except ValueError:
+            return False
+        recording.problems[problem] += int(match["count"])
+    elif match := _OTHER.fullmatch(line):
+        recording.others[match[2]] += int(match[1])
+    elif match := _NAME.fullmatch(line):
+        recording.name = match[1]
+    elif match := _TARGETS.fullmatch(line):
+        recording.targets = {*match[1].split(", ")}
+        return recording.targets <= {*TARGETS}
+    else:
+        return line in _FIXED_LINES
+    return True
+
+
+def _problem(texts: dict[str, str | None]) -> Problem:
+    """The problem that an entry declares.
+
+    Raises:
+        ValueError: If there is none such.
+    """
+    operand = DType(texts["dtype"])
+    scales, epilogue = texts["scales"], texts["epilogue"]
+    signature = Signature(
+        op=Op(texts["op"]),
+        layout=Layout(texts["layout"]),
+        a=operand,
+        b=operand,
+        accumulator=operand.accumulator,
+        out=DType(texts["out"]),
+        scales=None if scales is None else ScaleRecipe(scales),
+        epilogue=None if epilogue is None else Epilogue(epilogue),
+    )
+    sizes = {name: int(texts[name] or 1) for name in ("m", "n", "k", "batch", "groups")}
+    return Problem(signature=signature, **sizes)
+
+
+def gemm_line(problem: Problem, count: int | None = None) -> str:
+    """The entry under ``gemms`` that declares a problem, on one line.
+
+    Args:
+        problem: What it declares.
+        count: How often it was met; left out if None.
+    """
+    signature = problem.signature
+    values = {
+        "op": signature.op.value,
+        "dtype": signature.a.value,
+        "out": signature.out.value,
+        "layout": signature.layout.value,
+        "scales": signature.scales and signature.scales.value,
+        "epilogue": signature.epilogue and signature.epilogue.value,
+        "batch": problem.batch if signature.op is Op.BMM else None,
+        "groups": problem.groups if signature.op is Op.GROUPED_MM else None,
+        "m": problem.m,
+        "n": problem.n,
+        "k": problem.k,
+        "count": count,
+    }
+    given = (f"{key}: {value}" for key, value in values.items() if value is not None)
+    return f"- {{{', '.join(given)}}}"
+
+
+def _order(problem: Problem) -> tuple[str, int, int, int, int]:
+    return (problem.signature.key, problem.n, problem.k, problem.batch * problem.groups, problem.m)
+
+
+def manifest_name(stem: str) -> str:
+    """A manifest's name made of a file's, without its suffix."""
+    name = re.sub(r"[^a-z0-9.]+", "-", stem.lower()).strip("-.")
+    return name[:64].strip("-.") or "recorded"

@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nvgemm_aot.build import linker
+from nvgemm_runtime.errors import LinkError, ToolchainError
+
+CONVENTION = "tvm_ffi:gemm(a,b,out,stream)"
+
+
+@pytest.fixture(autouse=True)
+def forget_the_compiler() -> Iterator[None]:
+    """Have each test find the compiler anew; kept here, for tests replace some of the functions."""
+    caches = (linker.compiler, linker.linker_version, linker.library_directories)
+    for cached in caches:
+        cached.cache_clear()
+    yield
+    for cached in caches:
+        cached.cache_clear()
+
+
+def compiled(directory: Path, source: str) -> bytes:
+    (directory / "k.c").write_text(source)
+    subprocess.run(
+        [*linker.compiler(), "-c", "-O1", "-fPIC", "-o", "k.o", "k.c"], cwd=directory, check=True
+    )
+    return (directory / "k.o").read_bytes()
+
+
+def test_links_to_a_library_that_loads_and_shows_only_its_entry(tmp_path: Path) -> None:
+    relocatable = compiled(
+        tmp_path,
+        "int helper(int x) { return x + 1; } int __tvm_ffi_gemm(void) { return helper(41); }",
+    )
+    path = tmp_path / "k.so"
+    path.write_bytes(linker.link(relocatable, CONVENTION))
+    import tvm_ffi  # noqa: F401 - its library must be there before one that needs it
+
+    runtime = linker.library_directories()[0] / "libcute_dsl_runtime.so"
+    ctypes.CDLL(str(runtime))
+    library = ctypes.CDLL(str(path))
+    assert library.__getattr__("__tvm_ffi_gemm")() == 42
+    with pytest.raises(AttributeError):
+        library.__getattr__("helper")
+
+
+def test_output_depends_on_nothing_but_the_object(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relocatable = compiled(tmp_path, "int __tvm_ffi_gemm(void) { return 1; }")
+    first = linker.link(relocatable, CONVENTION)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")
+    assert linker.link(relocatable, CONVENTION) == first
+
+
+def test_refuses_an_object_that_needs_an_unknown_symbol(tmp_path: Path) -> None:
+    relocatable = compiled(
+        tmp_path, "int nowhere(void); int __tvm_ffi_gemm(void) { return nowhere(); }"
+    )
+    with pytest.raises(LinkError, match="nowhere"):
+        linker.link(relocatable, CONVENTION)
+
+
+def test_refuses_a_symbol_that_is_there_but_not_allowed(tmp_path: Path) -> None:
+    relocatable = compiled(
+        tmp_path,
+        "int TVMFFIFunctionCall(void); int __tvm_ffi_gemm(void) { return TVMFFIFunctionCall(); }",
+    )
+    with pytest.raises(LinkError, match="TVMFFIFunctionCall"):
+        linker.link(relocatable, CONVENTION)
+
+
+def test_refuses_an_object_without_the_entry_point(tmp_path: Path) -> None:
+    with pytest.raises(LinkError, match="__tvm_ffi_gemm"):
+        linker.link(compiled(tmp_path, "int other(void) { return 1; }"), CONVENTION)
+
+
+def test_refuses_what_is_no_object() -> None:
+    with pytest.raises(LinkError, match="fails"):
+        linker.link(b"not an object", CONVENTION)
+
+
+def test_the_environment_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    relocatable = compiled(tmp_path, "int __tvm_ffi_gemm(void) { return 1; }")
+    first = linker.link(relocatable, CONVENTION)
+    for name in ("LD_RUN_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH", "LDFLAGS"):
+        monkeypatch.setenv(name, "/somewhere")
+    assert linker.link(relocatable, CONVENTION) == first
+
+
+def test_no_space_is_not_a_link_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = tmp_path / "full-disk"
+    stub.write_text(
+        "#!/bin/sh\necho 'ld: final link failed: No space left on device' >&2; exit 1\n"
+    )
+    stub.chmod(0o755)
+    relocatable = compiled(tmp_path, "int __tvm_ffi_gemm(void) { return 1; }")
+    linker.compiler.cache_clear()
+    monkeypatch.setenv("CC", str(stub))
+    with pytest.raises(OSError, match="No space left"):
+        linker.link(relocatable, CONVENTION)
+
+
+def test_a_compiler_named_by_a_relative_path_is_found_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mycc").symlink_to(linker.compiler()[0])
+    relocatable = compiled(tmp_path, "int __tvm_ffi_gemm(void) { return 1; }")
+    linker.compiler.cache_clear()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CC", "./mycc")
+    assert linker.link(relocatable, CONVENTION).startswith(b"\x7fELF")
+
+
+@pytest.mark.parametrize(
+    ("line", "identity"),
+    [
+        ("GNU ld (GNU Binutils for Debian) 2.40", ("GNU ld", "2.40")),
+        ("LLD 17.0.6 (compatible with GNU linkers)", ("LLD", "17.0.6")),
+        ("mold 2.30.0 (compatible with GNU ld)", ("mold", "2.30.0")),
+        ("some linker", ("some linker", "unknown")),
+    ],
+)
+def test_tells_name_and_version_of_the_linker(
+    line: str, identity: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linker, "linker_version", lambda: line)
+    assert linker.linker_identity() == identity
+
+
+def test_names_both_libraries_where_the_compiler_drops_unused_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    relocatable = compiled(tmp_path, "int __tvm_ffi_gemm(void) { return 1; }")
+    first = linker.link(relocatable, CONVENTION)
+    as_needed = f"{linker.compiler()[0]} -Wl,--as-needed"  # Ubuntu's default
+    linker.compiler.cache_clear()
+    monkeypatch.setenv("CC", as_needed)
+    assert linker.link(relocatable, CONVENTION) == first
+
+
+@pytest.mark.parametrize(
+    "convention",
+    [
+        "",
+        "c:gemm(a)",
+        "tvm_ffi:",
+        "tvm_ffi:a b(c)",
+        "tvm_ffi:gemm",
+        "tvm_ffi:gemm((((",
+        "tvm_ffi:gemm(b,a,c)",
+        "tvm_ffi:gemm()",
+        "tvm_ffi:gemm(a,b,out,stream) ",
+        "tvm_ffi:1gemm(a,b,out,stream)",
+    ],
+)
+def test_refuses_unknown_calling_conventions(convention: str) -> None:
+    with pytest.raises(LinkError, match="calling convention"):
+        linker.entry_symbol(convention)
+
+
+def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolchainError, match="install one"):
+        linker.compiler()
+
+
+def test_honours_cc_and_reports_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "gcc -m64")
+    assert linker.compiler() == (shutil.which("gcc"), "-m64")
+    linker.compiler.cache_clear()
+    for wrong, reason in (("no-such-compiler", "no such program"), ("gcc '", "No closing quot")):
+        linker.compiler.cache_clear()
+        monkeypatch.setenv("CC", wrong)
+        with pytest.raises(ToolchainError, match=f"CC={wrong}: {reason}"):
+            linker.compiler()
+
+
+def test_a_compiler_without_linker_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(ToolchainError, match="binutils"):
+        linker.linker_version()
+
+
+def test_missing_library_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ToolchainError, match=r"libcute_dsl_runtime.so not found .*pip install"):
+        linker.library_directories()

@@ -1,0 +1,536 @@
+"""The whole build over the fake provider: planning, resuming, determinism, failures."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fake_provider import FakeProvider, candidate
+from nvgemm_aot.build import assemble, plan
+from nvgemm_aot.build.compiler import Compilation, Task, compile_all
+from nvgemm_aot.build.pipeline import BuildResult, build, plan_build
+from nvgemm_aot.build.unserved import Unserved, require_served
+from nvgemm_aot.cli.render import build_document, build_text
+from nvgemm_aot.cli.render_bundle import bundle_document, bundle_text
+from nvgemm_aot.manifest.parse import Manifest, load_manifest
+from nvgemm_aot.providers import Enumeration
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.targets import BuildTarget, build_target
+from nvgemm_runtime.bundle.format import Scope, UnservedReason, sha256_hex
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import CompileError, NoCandidateError, StorageError
+from nvgemm_runtime.gemm.problem import DType, Signature
+
+TEXT = """
+version: 1
+name: some
+targets: [{targets}]
+candidates: 8
+gemms:
+{gemms}
+"""
+GEMM = "  - {{dtype: {dtype}, mnk: [[{m}, 512, {k}]]}}"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
+
+
+def manifest(
+    directory: Path,
+    *,
+    ms: tuple[int, ...] = (1, 16),
+    ks: tuple[int, ...] = (256,),
+    dtype: str = "bf16",
+    targets: str = "sm_100f",
+) -> Manifest:
+    directory.mkdir(exist_ok=True)
+    path = directory / "some.yaml"
+    gemms = "\n".join(GEMM.format(m=m, k=k, dtype=dtype) for m in ms for k in ks)
+    path.write_text(TEXT.format(targets=targets, gemms=gemms))
+    return load_manifest(path)
+
+
+def run(directory: Path, cache: Cache, out: str = "out", **options: object) -> BuildResult:
+    ms = options.pop("ms", (1, 16))
+    targets = options.pop("targets", "sm_100f")
+    return build(
+        manifest(directory, ms=ms, targets=targets),  # type: ignore[arg-type]
+        directory / out,
+        cache,
+        jobs=2,
+        provider=FakeProvider(),
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def test_builds_one_bundle_a_target(tmp_path: Path, cache: Cache) -> None:
+    result = run(tmp_path, cache, targets="sm_100f, sm_90a")
+    assert [bundle.path.name for bundle in result.bundles] == [
+        "some-sm_100f-linux_x86_64-cu13.nvgemm",
+        "some-sm_90a-linux_x86_64-cu13.nvgemm",
+    ]
+    for built in result.bundles:
+        with Bundle(built.path) as bundle:
+            bundle.check_body()
+            assert bundle.header == built.header
+            assert len(bundle.header.rankings) == 2
+            assert {kernel.operator for kernel in bundle.header.kernels} == {"one", "two", "three"}
+            for kernel in bundle.header.kernels:
+                assert sha256_hex(bundle.payload(kernel)) == kernel.id
+
+
+def test_bytes_depend_on_nothing_but_the_inputs(tmp_path: Path) -> None:
+    first = run(tmp_path / "a", Cache(tmp_path / "cache1"), ms=(1, 16, 64))
+    second = run(tmp_path / "b", Cache(tmp_path / "cache2"), ms=(64, 1, 16))
+    assert first.bundles[0].path.read_bytes() == second.bundles[0].path.read_bytes()
+
+
+def test_second_build_leaves_the_bundle_alone(tmp_path: Path, cache: Cache) -> None:
+    first = run(tmp_path, cache).bundles[0]
+    stamp = first.path.stat().st_mtime_ns
+    again = run(tmp_path, cache)
+    assert again.compiled == 0
+    assert again.bundles[0].up_to_date
+    assert again.bundles[0].header == first.header
+    assert first.path.stat().st_mtime_ns == stamp
+
+
+def test_how_often_gemms_were_met_changes_nothing_that_is_built(
+    tmp_path: Path, cache: Cache
+) -> None:
+    run(tmp_path, cache)
+    path = tmp_path / "some.yaml"
+    path.write_text(path.read_text().replace("256]]}", "256]], count: 7}"))
+    counted = load_manifest(path)
+    assert {declared.count for declared in counted.declared} == {7}
+    again = build(counted, tmp_path / "out", cache, provider=FakeProvider())
+    assert (again.compiled, again.bundles[0].up_to_date) == (0, True)
+
+
+def test_a_damaged_bundle_is_made_again_from_the_cache(tmp_path: Path, cache: Cache) -> None:
+    path = run(tmp_path, cache).bundles[0].path
+    good = path.read_bytes()
+    path.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    again = run(tmp_path, cache)
+    assert (again.compiled, again.bundles[0].up_to_date) == (0, False)
+    assert path.read_bytes() == good
+
+
+def test_another_manifest_makes_another_bundle(tmp_path: Path, cache: Cache) -> None:
+    first = run(tmp_path, cache).bundles[0].header
+    second = run(tmp_path, cache, ms=(1, 16, 64))
+    assert second.compiled == 0
+    assert second.bundles[0].header.build_key != first.build_key
+    assert len(second.bundles[0].header.rankings) == 3
+
+
+def test_a_kernel_that_fails_is_left_out_and_said(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "one fails two")
+    bundle = run(tmp_path, cache).bundles[0]
+    assert [failure.task.candidate.operator for failure in bundle.failures] == ["fails"]
+    assert {kernel.operator for kernel in bundle.header.kernels} == {"one", "two"}
+    again = run(tmp_path, cache).bundles[0]
+    assert not again.up_to_date, "a failed kernel is tried again"
+
+
+def test_strict_makes_one_failure_fatal_and_writes_nothing(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "one fails two")
+    with pytest.raises(CompileError, match=r"1 kernels failed \(--strict\)\n  fails: fails: told"):
+        run(tmp_path, cache, strict=True)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_where_nothing_compiles_nothing_is_written(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "fail1 fail2")
+    with pytest.raises(CompileError, match=r"no kernel for 2 problems.*\n.*m1n512k256: none of 2"):
+        run(tmp_path, cache)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_problem_whose_kernels_all_fail_is_left_out_and_the_bundle_says_why(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "one fails")
+    monkeypatch.setattr(FakeProvider, "enumerate", _failing_for_fp16)
+    result = build(
+        manifest(tmp_path, dtype="[bf16, fp16]", ms=(1,)),
+        tmp_path / "out",
+        cache,
+        jobs=1,
+        provider=FakeProvider(),
+    )
+    (bundle,) = result.bundles
+    assert [ranking.problem.signature.a for ranking in bundle.header.rankings] == [DType.BF16]
+    ((problem, reason),) = bundle.header.unserved.items()
+    assert problem.signature.a is DType.FP16
+    assert reason == UnservedReason(
+        text="none of 1 operators compiles: fails: told to fail", scope=Scope.PROBLEM
+    )
+    assert result.unserved == (
+        Unserved(arch="sm_100f", problem=problem, reason=reason.text, failed=True),
+    )
+    with pytest.raises(CompileError, match="no kernel for 1 problem; change or remove it"):
+        require_served(result.unserved, targets=1)
+
+
+def _failing_for_fp16(self: FakeProvider, signature: Signature, target: BuildTarget) -> Enumeration:
+    name = "fails" if signature.a is DType.FP16 else "one"
+    return Enumeration(candidates=(candidate(name, signature),))
+
+
+@pytest.mark.parametrize(
+    ("operator", "is_complete", "said"),
+    [("crash", False, "process died"), ("fails", True, "told to fail")],
+)
+def test_a_ranking_says_which_kernels_did_not_compile_and_whether_they_may_yet(
+    tmp_path: Path,
+    cache: Cache,
+    monkeypatch: pytest.MonkeyPatch,
+    operator: str,
+    is_complete: bool,
+    said: str,
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", f"one {operator} two")
+    result = run(tmp_path, cache)
+    (built,) = result.bundles
+    header = built.header
+    (failure,) = header.failures
+    assert (failure.operator, failure.is_transient) == (operator, not is_complete)
+    assert said in failure.reason
+    assert [ranking.missing for ranking in header.rankings] == [(0,), (0,)]
+    assert [header.is_complete(ranking) for ranking in header.rankings] == [is_complete] * 2
+    document = build_document(result)
+    assert document["bundles"][0]["incomplete"] == (0 if is_complete else 2)
+    assert ("2 problems may get more kernels" in build_text(document)) is not is_complete
+    with Bundle(built.path) as bundle:
+        assert bundle.header == header
+        assert said in bundle_text(bundle_document(bundle))
+
+
+@pytest.mark.parametrize("operators", ["one fails two", "one fails"])
+def test_a_compiler_that_gives_no_reason_makes_a_bundle_that_can_be_read(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, operators: str
+) -> None:
+    def silent(*arguments: Any, **named: Any) -> Compilation:
+        done = compile_all(*arguments, **named)
+        failures = tuple(replace(failure, reason="") for failure in done.failures)
+        return replace(done, failures=failures)
+
+    monkeypatch.setenv("FAKE_OPERATORS", operators)
+    monkeypatch.setattr(assemble, "compile_all", silent)
+    (built,) = run(tmp_path, cache).bundles
+    with Bundle(built.path) as bundle:
+        assert [failure.reason for failure in bundle.header.failures] == ["no reason given"]
+
+
+def test_a_target_without_operators_leaves_the_others_to_be_built(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FakeProvider, "enumerate", _nothing_for_hopper)
+    result = run(tmp_path, cache, targets="sm_90a, sm_100f")
+    assert [bundle.header.target.arch for bundle in result.bundles] == ["sm_100f"]
+    assert not result.bundles[0].header.unserved
+    assert {(one.arch, one.reason) for one in result.unserved} == {
+        ("sm_90a", "sm_90a has no such thing")
+    }
+    require_served(result.unserved, targets=2)  # another target serves them all
+    with pytest.raises(NoCandidateError, match="sm_90a has no such thing"):
+        run(tmp_path / "strict", cache, targets="sm_90a, sm_100f", strict=True)
+    assert not (tmp_path / "strict" / "out").exists()
+
+
+def _nothing_for_hopper(
+    self: FakeProvider, signature: Signature, target: BuildTarget
+) -> Enumeration:
+    if target.target.arch == "sm_90a":
+        return Enumeration(absence="sm_90a has no such thing")
+    return Enumeration(candidates=(candidate("one", signature),))
+
+
+def test_a_bundle_whose_target_serves_nothing_any_more_is_removed(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blackwell, hopper = run(tmp_path, cache, targets="sm_100f, sm_90a").bundles
+    other = hopper.path.with_name("other-sm_90a-linux_x86_64-cu13.nvgemm")
+    other.write_bytes(b"of another manifest")
+    monkeypatch.setattr(FakeProvider, "enumerate", _nothing_for_hopper)
+    cache = Cache(tmp_path / "another cache")
+    result = run(tmp_path, cache, targets="sm_100f, sm_90a")
+    assert result.removed == (hopper.path,)
+    assert not hopper.path.exists()
+    assert blackwell.path.exists()
+    assert other.exists()
+    assert run(tmp_path, cache, targets="sm_100f, sm_90a").removed == ()
+
+
+def test_a_build_that_fails_removes_nothing(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (hopper,) = run(tmp_path, cache, targets="sm_90a").bundles
+    monkeypatch.setattr(FakeProvider, "enumerate", _nothing_for_hopper)
+    with pytest.raises(NoCandidateError, match="sm_90a has no such thing"):
+        run(tmp_path, Cache(tmp_path / "another cache"), targets="sm_90a")
+    assert hopper.path.exists()
+
+
+def test_some_unserved_problems_are_no_reason_to_build_again(tmp_path: Path, cache: Cache) -> None:
+    def once() -> BuildResult:
+        declared = manifest(tmp_path, ks=(256, 250))
+        return build(declared, tmp_path / "out", cache, jobs=1, provider=FakeProvider())
+
+    first, second = once(), once()
+    assert len(first.bundles[0].header.unserved) == 2
+    assert second.bundles[0].up_to_date
+    assert second.unserved == first.unserved
+
+
+def test_a_problem_no_operator_supports_is_found_before_compiling(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    with pytest.raises(NoCandidateError, match=r"A is contiguous along k = 250, which must be a"):
+        build(
+            manifest(tmp_path, ks=(250,)), tmp_path / "out", cache, jobs=1, provider=FakeProvider()
+        )
+    assert not log.exists()
+
+
+def test_operators_with_equal_code_become_one_kernel(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "same1 same2 one")
+    header = run(tmp_path, cache).bundles[0].header
+    assert len(header.kernels) == 2
+    assert all(len(ranking.kernels) == 2 for ranking in header.rankings)
+
+
+def test_unwritable_output_is_found_before_anything_is_compiled(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setenv("FAKE_LOG", str(log))
+    (tmp_path / "out").write_bytes(b"a file in the way")
+    with pytest.raises(StorageError, match="out"):
+        run(tmp_path, cache)
+    assert not log.exists()
+
+
+def test_plan_tells_every_rejection(tmp_path: Path, cache: Cache) -> None:
+    reasons: list[tuple[str, str]] = []
+    planned = plan_build(
+        manifest(tmp_path, ms=(1,)),
+        cache,
+        provider=FakeProvider(),
+        on_rejection=lambda problem, rejection: reasons.append(
+            (rejection.operator, rejection.reason)
+        ),
+    )
+    assert reasons == [("old", "it is old")]
+    assert planned[0].missing == 3
+
+
+def test_planning_again_needs_no_compiler(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = plan_build(manifest(tmp_path), cache, provider=FakeProvider())
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("asked the provider although the plan is cached")
+
+    monkeypatch.setattr(FakeProvider, "enumerate", refuse)
+    assert plan_build(manifest(tmp_path), cache, provider=FakeProvider()) == first
+    monkeypatch.setenv("FAKE_VERSION", "2")
+    with pytest.raises(AssertionError):
+        plan_build(manifest(tmp_path), cache, provider=FakeProvider())
+
+
+def test_a_kernel_that_vanishes_is_an_error_not_a_smaller_bundle(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compile_and_lose(tasks: list[Task], *arguments: Any, **options: Any) -> Compilation:
+        result = compile_all(tasks, *arguments, **options)
+        cache.path(tasks[0].key).unlink()
+        return result
+
+    monkeypatch.setattr(assemble, "compile_all", compile_and_lose)
+    with pytest.raises(StorageError, match="gone or damaged"):
+        run(tmp_path, cache)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_a_full_disk_while_compiling_is_a_storage_error(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "one nospace two")
+    with pytest.raises(StorageError, match=r"No space left on device.*temporary files"):
+        run(tmp_path, cache)
+
+
+def test_each_target_reports_its_own_failures_once(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "one fails")
+    result = run(tmp_path, cache, targets="sm_100f, sm_100a")
+    assert [len(bundle.failures) for bundle in result.bundles] == [1, 1]
+
+
+def test_build_key_changes_with_the_provenance_of_device_numbers(
+    tmp_path: Path, cache: Cache
+) -> None:
+    (item,) = plan_build(manifest(tmp_path), cache, provider=FakeProvider())
+    sized = replace(item.tasks[0].candidate, cluster_sizes=(2,))
+    tasks = [replace(item.tasks[0], candidate=sized)]
+    plan = replace(item.plan, candidates=(sized,))
+    fact = item.target.device.max_active_clusters[2]
+    guessed = {**item.target.device.max_active_clusters, 2: replace(fact, basis="measured")}
+    device = replace(item.target.device, max_active_clusters=guessed)
+    other = [replace(tasks[0], target=replace(item.target, device=device))]
+    item = replace(item, plan=replace(plan, problems=()))
+    keys = {assemble.build_key(item, chosen, {"x": "1"}) for chosen in (tasks, other)}
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["nvgemm_aot.build.select", "fake_provider"]
+    + [f"nvgemm_runtime.gemm.{name}" for name in ("support", "roles", "scales", "element_types")],
+)
+def test_other_source_of_what_shapes_a_plan_makes_another(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    declared = manifest(tmp_path).declared
+    planned = functools.partial(
+        plan.is_planned, declared, build_target("sm_100f"), FakeProvider(), cache
+    )
+    plan_build(manifest(tmp_path), cache, provider=FakeProvider())
+    assert planned()
+    read = inspect.getsource
+
+    def read_changed(module: Any) -> str:
+        return read(module) + ("# changed" if module.__name__ == name else "")
+
+    monkeypatch.setattr(plan, "_source_digest", plan._source_digest.__wrapped__)
+    assert planned()
+    monkeypatch.setattr(inspect, "getsource", read_changed)
+    assert not planned()
+
+
+def test_another_provider_never_gets_this_ones_plan(tmp_path: Path, cache: Cache) -> None:
+    plan_build(manifest(tmp_path), cache, provider=FakeProvider())
+
+    class Other(FakeProvider):
+        name = "other"
+
+        def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
+            raise LookupError("asked")
+
+    with pytest.raises(LookupError, match="asked"):
+        plan_build(manifest(tmp_path), cache, provider=Other())
+
+
+KILLED_BUILD = """
+import sys
+from pathlib import Path
+from fake_provider import FakeProvider
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.build.pipeline import build
+if __name__ == "__main__":
+    directory = Path(sys.argv[1])
+    build(load_manifest(directory / "some.yaml"), directory / "out", Cache(directory / "cache"),
+          jobs=2, provider=FakeProvider())
+"""
+
+
+def test_killed_at_any_point_the_next_build_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", " ".join(f"k{number}" for number in range(8)))
+    reference = run(tmp_path / "calm", Cache(tmp_path / "calm-cache")).bundles[0].path.read_bytes()
+    manifest(tmp_path)
+    script = tmp_path / "killed.py"
+    script.write_text(KILLED_BUILD)
+    environment = _marked_environment(tmp_path)
+    bundle = tmp_path / "out" / "some-sm_100f-linux_x86_64-cu13.nvgemm"
+    for attempt in range(20):
+        process = subprocess.Popen([sys.executable, script, tmp_path], env=environment)
+        try:
+            process.wait(timeout=0.3 + 0.15 * attempt)
+            break
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        if bundle.exists():
+            assert bundle.read_bytes() == reference
+    subprocess.run([sys.executable, script, tmp_path], env=environment, check=True)
+    assert bundle.read_bytes() == reference
+    _wait_until_no_process_has(f"BUILD_MARK={tmp_path}".encode())
+
+
+def test_two_interrupts_stop_a_build_at_once_and_leave_nothing_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "slow1 slow2 slow3")
+    manifest(tmp_path)
+    script = tmp_path / "interrupted.py"
+    script.write_text(KILLED_BUILD)
+    environment = _marked_environment(tmp_path)
+    log = tmp_path / "log"
+    process = subprocess.Popen(
+        [sys.executable, script, tmp_path],
+        env={**environment, "FAKE_LOG": str(log)},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        # A run in the background may have been told to ignore it.
+        preexec_fn=functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    while not log.exists():
+        time.sleep(0.05)
+    for _ in range(2):
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(0.02)
+    process.communicate(timeout=600)  # the kernels would take an hour
+    assert process.returncode != 0
+    _wait_until_no_process_has(f"BUILD_MARK={tmp_path}".encode())
+
+
+def _marked_environment(tmp_path: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "BUILD_MARK": str(tmp_path),
+    }
+
+
+def _wait_until_no_process_has(mark: bytes) -> None:
+    """Workers of a killed build must not outlive it."""
+    deadline = time.monotonic() + 300
+    while running := [path for path in Path("/proc").glob("[0-9]*") if _has(path, mark)]:
+        assert time.monotonic() < deadline, f"workers still run: {running}"
+        time.sleep(0.2)
+
+
+def _has(process: Path, mark: bytes) -> bool:
+    try:
+        return mark in (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return False

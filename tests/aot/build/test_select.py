@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from fake_provider import candidate
+from nvgemm_aot.build.select import MAX_PER_SHAPE, Estimate, misalignment, select
+from nvgemm_aot.providers import Candidate
+from nvgemm_aot.providers.heuristics import MatmulHeuristics
+from nvgemm_aot.providers.runtime_model import BlockShape
+from nvgemm_aot.targets.profile import load_profile
+from nvgemm_runtime.gemm.problem import Problem, Signature
+
+BF16 = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
+
+
+def problem(m: int = 1024, n: int = 4096, k: int = 4096, signature: Signature = BF16) -> Problem:
+    return Problem(signature=signature, m=m, n=n, k=k)
+
+
+def tiled(*tiles: tuple[int, int, int]) -> tuple[Candidate, ...]:
+    return tuple(candidate(f"tile{tile}", BF16, tile=tile) for tile in tiles)
+
+
+def times(by_tile: Mapping[tuple[int, int, int], int | None]) -> Estimate:
+    def estimate(problem: Problem, shape: BlockShape) -> int | None:
+        return by_tile[shape.tile]
+
+    return estimate
+
+
+def test_keeps_the_fastest_by_estimate_best_first() -> None:
+    small, middle, large = (64, 64, 64), (128, 128, 64), (256, 128, 64)
+    selection = select(
+        problem(),
+        tiled(small, middle, large),
+        times({small: 3000, middle: 2000, large: 1000}),
+        2,
+    )
+    assert [c.candidate.design.tile for c in selection.choices] == [large, middle]
+    assert [c.time_ns for c in selection.choices] == [1000, 2000]
+
+
+def test_every_candidate_is_kept_or_has_a_reason() -> None:
+    offered = tiled((64, 64, 64), (128, 64, 64), (256, 64, 64))
+    selection = select(problem(), offered, lambda *_: 1000, 1)
+    kept = {choice.candidate.operator for choice in selection.choices}
+    rejected = {rejection.operator: rejection.reason for rejection in selection.rejections}
+    assert kept | rejected.keys() == {c.operator for c in offered}
+    assert not kept & rejected.keys()
+    assert all("estimate 1000 ns), 1 kept" in reason for reason in rejected.values())
+
+
+def test_candidates_without_estimate_come_last() -> None:
+    known, unknown = (64, 64, 64), (128, 128, 64)
+    selection = select(problem(), tiled(unknown, known), times({known: 9999, unknown: None}), 8)
+    assert [c.time_ns for c in selection.choices] == [9999, None]
+
+
+def test_variants_of_one_shape_do_not_crowd_out_other_shapes() -> None:
+    fast = tuple(candidate(f"fast{i}", BF16, preference=i) for i in range(6))
+    slow = candidate("slow", BF16, tile=(128, 128, 64))
+    selection = select(
+        problem(), (*fast, slow), times({(64, 64, 64): 1000, (128, 128, 64): 2000}), 4
+    )
+    names = [choice.candidate.operator for choice in selection.choices]
+    assert names == ["fast0", "fast1", "slow"]
+    assert len(names) == MAX_PER_SHAPE + 1
+
+
+@pytest.mark.parametrize(
+    ("m", "expected_tile_m"), [(1, 8), (8, 8), (9, 16), (16, 16), (17, 32), (64, 32)]
+)
+def test_small_m_gets_the_kernel_made_for_it_however_slow_the_estimate(
+    m: int, expected_tile_m: int
+) -> None:
+    ordinary = tiled((64, 64, 64), (128, 64, 64), (128, 128, 64))
+    made = tuple(
+        candidate(f"tgv{rows}", BF16, tile=(rows, 64, 128), swapped=True) for rows in (8, 16, 32)
+    )
+
+    def estimate(problem: Problem, shape: BlockShape) -> int:
+        return 10**6 if shape.swapped else 1000
+
+    selection = select(problem(m), (*ordinary, *made), estimate, 2)
+    tiles = [choice.candidate.design.tile[0] for choice in selection.choices]
+    assert len(tiles) == 2
+    assert tiles[-1] == expected_tile_m
+
+
+def test_large_m_gets_no_place_for_small_kernels() -> None:
+    made = candidate("tgv", BF16, tile=(8, 64, 128), swapped=True)
+
+    def estimate(problem: Problem, shape: BlockShape) -> int:
+        return 10**6 if shape.swapped else 1000
+
+    selection = select(problem(65), (*tiled((64, 64, 64)), made), estimate, 1)
+    assert [choice.candidate.operator for choice in selection.choices] == ["tile(64, 64, 64)"]
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes", "blamed"),
+    [
+        ("tn", (7, 8, 8), None),
+        ("tn", (8, 8, 12), "A is contiguous along k = 12"),
+        ("nn", (12, 8, 8), "A is contiguous along m = 12"),
+        ("nt", (8, 12, 8), "B is contiguous along n = 12"),
+        ("nn", (8, 8, 12), "B is contiguous along k = 12"),
+        ("tn", (8, 4, 8), "out is contiguous along n = 4"),
+        ("nt", (16, 16, 3), None),
+    ],
+)
+def test_misalignment_names_operand_extent_and_multiple(
+    layout: str, sizes: tuple[int, int, int], blamed: str | None
+) -> None:
+    m, n, k = sizes
+    signature = Signature.parse(f"mm/{layout}/bf16xbf16/fp32/bf16")
+    reason = misalignment(problem(m, n, k, signature), 16)
+    if blamed is None:
+        assert reason is None
+    else:
+        assert reason == f"{blamed}, which must be a multiple of 8 (16 bytes of bf16)"
+
+
+def test_alignment_counts_bytes_of_each_operands_own_type() -> None:
+    signature = Signature.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp32")
+    assert misalignment(problem(1, 4, 16, signature), 16) is None
+    assert "multiple of 16" in str(misalignment(problem(1, 4, 8, signature), 16))
+    assert "multiple of 4" in str(misalignment(problem(1, 2, 16, signature), 16))
+
+
+def test_alignment_of_fp4_counts_two_values_a_byte() -> None:
+    signature = Signature.parse("mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp8_e4m3/e4m3_1x16")
+    assert misalignment(problem(1, 16, 64, signature), 16) is None
+    assert misalignment(problem(1, 16, 48, signature), 16) == (
+        "A is contiguous along k = 48, which must be a multiple of 32 (16 bytes of fp4_e2m1)"
+    )
+
+
+def test_alignment_of_what_is_added_is_that_of_its_own_type() -> None:
+    signature = Signature.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp8_e4m3/bias")
+    assert "out is contiguous along n = 8" in str(misalignment(problem(1, 8, 16, signature), 16))
+    assert misalignment(problem(1, 8, 16, signature), 8) is None
+    assert misalignment(problem(1, 12, 16, signature), 4) is None
+    assert misalignment(problem(1, 16, 16, signature), 32) is not None
+
+
+def test_estimates_know_every_type_groups_and_batches() -> None:
+    device = load_profile("B200")
+    model = MatmulHeuristics(device.heuristics_gpu, device.shared_memory_per_block_bytes.value)
+
+    def estimate(key: str, tile_k: int, **counts: int) -> int:
+        asked = Problem(signature=Signature.parse(key), m=4096, n=4096, k=4096, **counts)
+        shape = BlockShape(tile=(128, 128, tile_k), cluster=(1, 1))
+        time_ns = model.estimate_ns(asked, shape)
+        assert time_ns is not None
+        return time_ns
+
+    bf16 = estimate("mm/tn/bf16xbf16/fp32/bf16", 64)
+    fp8 = estimate("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32", 128)
+    fp4 = estimate("mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16", 256)
+    assert bf16 > fp8 > fp4
+    assert estimate("mm/tn/bf16xbf16/fp32/bf16/bias", 64) == bf16
+    grouped = estimate("grouped_mm/tn/bf16xbf16/fp32/bf16", 64, groups=8)
+    rows = Problem(
+        signature=Signature.parse("bmm/tn/bf16xbf16/fp32/bf16"), m=512, n=4096, k=4096, batch=8
+    )
+    assert grouped == model.estimate_ns(rows, BlockShape(tile=(128, 128, 64), cluster=(1, 1)))
+
+
+def test_a_problem_that_no_candidate_can_run_says_why_for_each() -> None:
+    selection = select(problem(k=12), tiled((64, 64, 64), (128, 64, 64)), lambda *_: 1, 8)
+    assert not selection.choices
+    assert len(selection.rejections) == 2
+    assert all("k = 12" in rejection.reason for rejection in selection.rejections)

@@ -1,0 +1,285 @@
+"""The command line: what it prints, and which exit code each kind of failure gets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from fake_provider import FakeProvider, candidate
+from nvgemm_aot.build import assemble, linker, pipeline
+from nvgemm_aot.cli.main import main
+from nvgemm_aot.providers import Enumeration
+from nvgemm_aot.targets import BuildTarget
+from nvgemm_runtime import errors
+from nvgemm_runtime.errors import NvgemmError
+from nvgemm_runtime.gemm.problem import Signature
+from synthetic_bundles import write_synthetic_bundle
+
+MANIFEST = """
+version: 1
+name: some
+targets: [sm_100f]
+gemms:
+  - {dtype: bf16, mnk: [[16, 512, 256]]}
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a manifest, a private cache and the fake provider."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NVGEMM_AOT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(pipeline, "DEFAULT_PROVIDER", FakeProvider.name)
+    (tmp_path / "some.yaml").write_text(MANIFEST)
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def test_every_error_has_its_own_exit_code() -> None:
+    kinds = [
+        kind
+        for kind in vars(errors).values()
+        if isinstance(kind, type) and issubclass(kind, NvgemmError)
+    ]
+    codes = [kind.exit_code for kind in kinds]
+    assert len(kinds) > 10
+    assert len(set(codes)) == len(codes)
+    assert not {0, 1, 2} & set(codes), "left to success, crashes and usage errors"
+
+
+def test_build_says_what_it_wrote_and_then_that_nothing_changed(directory: Path) -> None:
+    first = run("build", "some.yaml", "-o", "out", "--wheel")
+    assert first.exit_code == 0, first.output
+    assert (
+        "some-sm_100f-linux_x86_64-cu13.nvgemm: written, 3 kernels for 1 problems" in first.output
+    )
+    assert "nvgemm_kernels_some-0.1.0-py3-none-manylinux_2_28_x86_64.whl: written" in first.output
+    assert "3 kernels compiled" in first.output
+    second = run("build", "some.yaml", "-o", "out")
+    assert "up to date" in second.output
+    assert "0 kernels compiled" in second.output
+
+
+def test_build_says_what_it_left_out_and_whether_that_may_pass(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "one fails crash")
+    said = run("build", "some.yaml").output
+    assert "  left out fails: fails: told to fail\n" in said
+    assert (
+        "  left out crash: the compiler process died by SIGKILL, as when memory is short; the next "
+        "build tries it again\n" in said
+    )
+    document = json.loads(run("build", "some.yaml", "--json").stdout)
+    [bundle] = document["bundles"]
+    assert {f["operator"]: f["is_transient"] for f in bundle["failures"]} == {
+        "fails": False,
+        "crash": True,
+    }
+
+
+def test_build_as_json(directory: Path) -> None:
+    result = run("build", "some.yaml", "--json")
+    document = json.loads(result.stdout)
+    assert document["compiled"] == 3
+    assert [bundle["kernels"] for bundle in document["bundles"]] == [3]
+    assert Path(document["bundles"][0]["path"]).stat().st_size == document["bundles"][0]["bytes"]
+
+
+def test_dry_run_prints_the_plan_and_compiles_nothing(directory: Path) -> None:
+    result = run("build", "some.yaml", "--dry-run", "--rejections", "why.jsonl")
+    assert result.exit_code == 0, result.output
+    assert "1 problems, 3 unique kernels (3 to compile), at most about 14.1 kB" in result.output
+    assert "mm/tn/bf16xbf16/fp32/bf16/m16n512k256" in result.output
+    assert not (directory / "dist").exists()
+    rejections = [json.loads(line) for line in Path("why.jsonl").read_text().splitlines()]
+    assert rejections == [
+        {
+            "problem": "mm/tn/bf16xbf16/fp32/bf16/m16n512k256",
+            "operator": "old",
+            "reason": "it is old",
+        }
+    ]
+
+
+@pytest.fixture
+def partly_served(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest for two targets, of which one has had kernels and has none now."""
+    two = MANIFEST.replace("[sm_100f]", "[sm_100f, sm_90a]")
+    (directory / "some.yaml").write_text(two)
+    assert run("build", "some.yaml").exit_code == 0
+
+    def enumerate_for_blackwell(
+        self: FakeProvider, signature: Signature, target: BuildTarget
+    ) -> Enumeration:
+        if target.target.arch == "sm_90a":
+            return Enumeration(absence="sm_90a has none")
+        return Enumeration(candidates=(candidate("one", signature),))
+
+    monkeypatch.setattr(FakeProvider, "enumerate", enumerate_for_blackwell)
+    monkeypatch.setenv("NVGEMM_AOT_CACHE", str(directory / "another cache"))
+
+
+@pytest.mark.usefixtures("partly_served")
+def test_build_says_which_bundle_it_removed() -> None:
+    path = "dist/some-sm_90a-linux_x86_64-cu13.nvgemm"
+    result = run("build", "some.yaml")
+    assert result.exit_code == 0, result.output
+    assert f"{path}: removed; an earlier build made it" in result.output
+    assert "sm_90a: no kernel for 1 problem: sm_90a has none" in result.output
+    Path(path).touch()
+    assert json.loads(run("build", "some.yaml", "--json").stdout)["removed"] == [path]
+    assert json.loads(run("build", "some.yaml", "--json").stdout)["removed"] == []
+
+
+@pytest.mark.usefixtures("partly_served")
+def test_a_dry_run_is_as_strict_as_the_build() -> None:
+    assert run("build", "some.yaml", "--dry-run").exit_code == 0
+    for option in ("--dry-run", "--wheel"):
+        result = run("build", "some.yaml", "--strict", option)
+        assert result.exit_code == errors.NoCandidateError.exit_code, result.output
+        assert "sm_90a has none" in result.stderr
+
+
+def test_rejections_need_a_dry_run(directory: Path) -> None:
+    assert run("build", "some.yaml", "--rejections", "why.jsonl").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "says"),
+    [
+        ("", errors.ManifestError.exit_code, "some.yaml"),
+        ("version: [", errors.ManifestError.exit_code, "some.yaml:"),
+        (MANIFEST.replace("sm_100f", "sm_77"), errors.ManifestError.exit_code, "sm_77"),
+        (MANIFEST.replace("bf16", "fp12"), errors.ManifestError.exit_code, "fp12"),
+        (MANIFEST.replace("256", "250"), errors.NoCandidateError.exit_code, "multiple of 8"),
+    ],
+)
+def test_bad_manifests_have_an_exit_code_and_leave_nothing(
+    directory: Path, text: str, code: int, says: str
+) -> None:
+    (directory / "some.yaml").write_text(text)
+    result = run("build", "some.yaml")
+    assert result.exit_code == code, result.output
+    assert says in result.stderr
+    assert result.stderr.startswith("nvgemm-aot: error: ")
+    assert not (directory / "dist").exists()
+
+
+def test_a_bad_wheel_version_is_found_before_anything_is_compiled(directory: Path) -> None:
+    result = run("build", "some.yaml", "--wheel", "--wheel-version", "not a version")
+    assert result.exit_code == errors.PackagingError.exit_code
+    assert not (directory / "dist").exists()
+    assert run("build", "some.yaml", "--wheel-version", "1.0").exit_code == 2
+
+
+def test_a_shipped_manifest_is_found_by_its_name(directory: Path) -> None:
+    result = run("build", "quickstart", "--dry-run", "--json")
+    assert result.exit_code == 0, result.output
+    planned = json.loads(result.stdout)["targets"]
+    assert [target["target"][:6] for target in planned] == ["sm_100", "sm_90a"]
+    (directory / "quickstart").write_text(MANIFEST)
+    mine = json.loads(run("build", "quickstart", "--dry-run", "--json").stdout)["targets"]
+    assert len(mine) == 1, "a file of that name comes first"
+
+
+def test_verify_goes_on_after_a_file_that_is_no_bundle(directory: Path) -> None:
+    write_synthetic_bundle(directory / "x.nvgemm", "sm_90a")
+    result = run("verify", "some.yaml", "x.nvgemm", "--no-disassemble", "--json")
+    documents = json.loads(result.stdout)
+    assert "[magic]" in documents[0]["error"]
+    assert documents[1]["kernels"]
+    assert result.exit_code == errors.VerificationError.exit_code
+
+
+def test_missing_manifest(directory: Path) -> None:
+    result = run("build", "other.yaml")
+    assert result.exit_code == errors.ManifestError.exit_code
+    assert "other.yaml" in result.stderr
+
+
+def test_no_compiler(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for cached in (linker.compiler, linker.linker_version):
+        monkeypatch.setattr(linker, cached.__name__, cached.__wrapped__)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    result = run("build", "some.yaml")
+    assert result.exit_code == errors.ToolchainError.exit_code
+    assert "no-such-compiler" in result.stderr
+
+
+def test_unwritable_cache(directory: Path) -> None:
+    (directory / "cache").write_text("in the way")
+    result = run("build", "some.yaml")
+    assert result.exit_code == errors.StorageError.exit_code
+    assert "NVGEMM_AOT_CACHE" in result.stderr
+    assert not list((directory / "dist").iterdir())
+
+
+def test_interrupt_is_reported_as_shells_do(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(assemble, "compile_all", interrupted)
+    result = run("build", "some.yaml")
+    assert result.exit_code == 130
+    assert "what was compiled is kept" in result.stderr
+
+
+def test_inspect_shows_header_kernels_and_rankings(directory: Path) -> None:
+    write_synthetic_bundle(directory / "x.nvgemm", "sm_90a")
+    text = run("inspect", "x.nvgemm").output
+    for expected in ("sm_90a-linux_x86_64-cu13", "H200", "128x64x64", "m1024n4096k4096", "4.8.1"):
+        assert expected in text
+    document = json.loads(run("inspect", "x.nvgemm", "--json").output)
+    assert document["kernels"][0]["operator"] == "SyntheticGemm"
+    assert document["problems"][0]["kernels"] == [
+        {"id": document["kernels"][0]["id"], "time_ns": 1000}
+    ]
+
+
+def test_inspect_refuses_a_foreign_file(directory: Path) -> None:
+    result = run("inspect", "some.yaml")
+    assert result.exit_code == errors.BundleFormatError.exit_code
+    assert "[magic]" in result.stderr
+
+
+def test_verify_fails_on_a_bundle_whose_payload_is_no_kernel(directory: Path) -> None:
+    write_synthetic_bundle(directory / "x.nvgemm", "sm_90a")
+    result = run("verify", "x.nvgemm", "--no-disassemble")
+    assert result.exit_code == errors.VerificationError.exit_code
+    assert "x.nvgemm" in result.stderr
+
+
+def test_wheel_of_bundles(directory: Path) -> None:
+    write_synthetic_bundle(directory / "x.nvgemm", "sm_90a")
+    result = run("wheel", "x.nvgemm", "--name", "mine", "--version", "2.0", "-o", "wheels")
+    assert result.exit_code == 0, result.output
+    assert [path.name for path in Path("wheels").iterdir()] == [
+        "nvgemm_kernels_mine-2.0-py3-none-manylinux_2_28_x86_64.whl"
+    ]
+
+
+def test_wheel_errors_have_an_exit_code(directory: Path) -> None:
+    write_synthetic_bundle(directory / "x.nvgemm", "sm_90a")
+    result = run("wheel", "x.nvgemm", "x.nvgemm", "--name", "mine")
+    assert result.exit_code == errors.PackagingError.exit_code
+
+
+def test_schema_is_json_schema() -> None:
+    schema = json.loads(run("schema").output)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert {"name", "targets", "gemms"} <= schema["properties"].keys()
+
+
+def test_list_works_without_any_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nvgemm_runtime.installed.discover.installed_bundles", tuple)
+    assert "no bundle is installed" in run("list").output
+    assert json.loads(run("list", "--json").output) == []

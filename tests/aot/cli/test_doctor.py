@@ -1,0 +1,254 @@
+"""What `nvgemm-aot doctor` finds on machines that lack this or that."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from nvgemm_aot.cli import doctor
+from nvgemm_aot.cli.main import main
+from nvgemm_runtime.bundle import calling_convention
+from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS
+from nvgemm_runtime.errors import ToolchainError, UnhealthyError
+from nvgemm_runtime.installed.registry import Installation
+from nvgemm_runtime.launch import native
+from nvgemm_runtime.matching.device import UNKNOWN_VERSION
+from repository import TESTS
+from synthetic_bundles import write_synthetic_bundle
+from synthetic_facts import H200, LIBRARY
+
+REAL_SM_90A = TESTS / "data/format-1/sm_90a.nvgemm"
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["doctor", *arguments])
+
+
+def name_bundles(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
+    monkeypatch.setenv("NVGEMM_AOT_BUNDLES", os.pathsep.join(map(str, places)))
+    monkeypatch.setattr("nvgemm_runtime.installed.discover.distributions", lambda: ())
+    monkeypatch.setattr(doctor, "INSTALLATION", Installation())
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with one H200, all software, an empty cache, and a bundle for it."""
+    monkeypatch.setenv("NVGEMM_AOT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(doctor, "_version", lambda name: "1.2.3")
+    monkeypatch.setattr(doctor, "_driver_version", lambda: "13.0")
+    monkeypatch.setattr(doctor, "torch_cuda", lambda: "cu13")
+    monkeypatch.setattr(doctor, "find_runtime_library", lambda cuda: LIBRARY)
+    monkeypatch.setattr(doctor, "_gpus", lambda: (H200,))
+    bundle = write_synthetic_bundle(tmp_path / "hopper.nvgemm", "sm_90a")
+    name_bundles(monkeypatch, bundle)
+    return bundle
+
+
+def problems() -> str:
+    result = run("--json")
+    document = json.loads(result.stdout)
+    assert document["healthy"] is (not document["problems"])
+    assert result.exit_code == (UnhealthyError.exit_code if document["problems"] else 0)
+    return "\n".join(document["problems"])
+
+
+def test_a_machine_with_everything_is_healthy(machine: Path) -> None:
+    assert problems() == ""
+    result = run()
+    assert result.exit_code == 0
+    assert result.stdout.endswith("\nhealthy\n")
+    for part in ("NVIDIA H200, compute capability 9.0", "13.0", str(LIBRARY.path), str(machine)):
+        assert part in result.stdout
+    assert "  GPU 0: served" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("lacks", "value", "reason"),
+    [
+        ("_driver_version", None, "no CUDA driver: libcuda.so.1"),
+        ("torch_cuda", None, "torch is a CPU build"),
+        ("find_runtime_library", None, "pip install nvidia-cutlass-dsl-libs-cu13"),
+        ("_gpus", (), "torch sees no GPU"),
+        ("_gpus", (replace(H200, capability=(8, 0), name="A100"),), "no bundle serves A100"),
+    ],
+)
+def test_says_what_is_missing(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, lacks: str, value: Any, reason: str
+) -> None:
+    monkeypatch.setattr(doctor, lacks, lambda *_: value)
+    assert reason in problems()
+    assert run().stdout.endswith("\nnot healthy\n")
+
+
+def test_says_which_distribution_is_missing(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = {"apache-tvm-ffi", "nvidia-cutlass-dsl"}
+    monkeypatch.setattr(doctor, "_version", lambda name: None if name in missing else "1")
+    assert problems() == "apache-tvm-ffi is not installed; run: pip install nvgemm-aot"
+    assert "missing (needed for building alone)" in run().stdout
+
+
+def test_a_launcher_that_does_not_load_is_a_problem(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load() -> None:
+        raise ToolchainError("_native.so is missing")
+
+    monkeypatch.setattr(native, "load", load)
+    assert problems() == "_native.so is missing"
+
+
+@pytest.mark.parametrize("part", ["torch_cuda", "_gpus"])
+def test_what_fails_while_looking_is_a_problem_and_no_crash(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error: unknown")
+
+    monkeypatch.setattr(doctor, part, fail)
+    assert "RuntimeError: CUDA error: unknown" in problems()
+
+
+def test_each_bundle_is_judged_for_each_gpu(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b200 = replace(H200, capability=(10, 0), name="NVIDIA B200")
+    monkeypatch.setattr(doctor, "_gpus", lambda: (H200, b200))
+    assert problems().startswith("no bundle serves NVIDIA B200, compute capability 10.0: sm_90a")
+    other = write_synthetic_bundle(tmp_path / "blackwell.nvgemm", "sm_100f")
+    name_bundles(monkeypatch, machine, other)
+    assert problems() == ""
+    text = run().stdout
+    assert "  GPU 0: served\n  GPU 1: sm_90a kernels do not run on NVIDIA B200" in text
+    assert "  GPU 0: sm_100f kernels do not run on NVIDIA H200" in text
+
+
+def test_a_broken_or_forbidden_bundle_is_a_problem_beside_a_good_one(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, open_ = tmp_path / "broken.nvgemm", tmp_path / "open.nvgemm"
+    broken.write_bytes(b"broken")
+    open_.write_bytes(machine.read_bytes())
+    open_.chmod(0o666)
+    name_bundles(monkeypatch, broken, machine, open_)
+    said = problems()
+    assert "broken.nvgemm: [truncated]" in said
+    assert "open.nvgemm can be written by others" in said
+    assert "no bundle serves" not in said
+
+
+def test_a_bundle_without_a_kernel_that_can_be_launched_is_a_problem(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calling_convention, "_FORM", re.compile("never"))
+    calling_convention.parse_calling_convention.cache_clear()
+    try:
+        said = problems()
+    finally:
+        calling_convention.parse_calling_convention.cache_clear()
+    assert said.startswith("no bundle serves NVIDIA H200, compute capability 9.0: none of its 1")
+    assert "calling convention 'tvm_ffi:gemm(a,b,out,stream)'" in said
+
+
+def test_a_runtime_library_of_unknown_version_is_shown_as_such(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = replace(LIBRARY, version=UNKNOWN_VERSION)
+    monkeypatch.setattr(doctor, "find_runtime_library", lambda cuda: unknown)
+    assert problems() == ""
+    assert f"{LIBRARY.path} (unknown version)" in run().stdout
+
+
+def test_a_runtime_library_that_lacks_a_symbol_is_a_problem_with_its_next_step(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine.write_bytes(REAL_SM_90A.read_bytes())
+    lacking = "CuteDSLRT_TVMFFISetRaisedCudaError"
+    old = replace(LIBRARY, version="4.6.3", exports=DEVICE_SYMBOLS - {lacking})
+    monkeypatch.setattr(doctor, "_gpus", lambda: (replace(H200, runtime_library=old),))
+    said = problems()
+    assert said.startswith("no bundle serves NVIDIA H200, compute capability 9.0: ")
+    assert f"import {lacking}, which the installed nvidia-cutlass-dsl-libs-cu13 4.6.3 does" in said
+    assert said.endswith("run: pip install 'nvidia-cutlass-dsl-libs-cu13>=4.7'")
+
+
+def test_a_runtime_library_that_is_cut_off_is_a_problem(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = replace(LIBRARY, defect="it is cut off: 10 bytes, a table needs 64")
+    monkeypatch.setattr(doctor, "find_runtime_library", lambda cuda: cut)
+    said = problems()
+    assert said.startswith("/lib.so cannot be loaded: it is cut off: 10 bytes")
+    assert "--force-reinstall --no-deps nvidia-cutlass-dsl-libs-cu13" in said
+
+
+def test_what_may_not_be_looked_at_is_a_problem_and_no_crash(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "/site/nvidia")
+
+    monkeypatch.setattr(doctor, "find_runtime_library", refused)
+    monkeypatch.setattr(doctor.INSTALLATION, "bundles", refused)
+    said = problems()
+    assert said.count("PermissionError: [Errno 13] Permission denied: '/site/nvidia'") == 2
+    assert "is missing" not in said
+    assert "no bundle" not in said
+
+
+def test_a_cache_that_may_not_be_looked_at_is_no_problem(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "exists", refused)
+    assert problems() == ""
+    assert ", not writable" in run().stdout
+
+
+def test_no_bundle_at_all_is_a_problem(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name_bundles(monkeypatch)
+    assert "no bundle is installed; pip install a kernel wheel" in problems()
+
+
+def test_the_cache_is_described(machine: Path, tmp_path: Path) -> None:
+    assert json.loads(run("--json").stdout)["cache"]["entries"] == 0
+    entries = tmp_path / "cache" / "entries" / "ab"
+    entries.mkdir(parents=True)
+    (entries / "abc").write_bytes(bytes(1000))
+    assert json.loads(run("--json").stdout)["cache"] == {
+        "directory": str(tmp_path / "cache"),
+        "writable": True,
+        "entries": 1,
+        "size_bytes": 1000,
+    }
+    assert "1 entries, 1000 B" in run().stdout
+
+
+def test_works_for_real_on_this_machine(tmp_path: Path) -> None:
+    """Nothing is replaced: on a machine without a GPU it says so, on one with a GPU what it is."""
+    import torch
+
+    environment = {**os.environ, "NVGEMM_AOT_CACHE": str(tmp_path)}
+    command = [sys.executable, "-W", "ignore", "-c", "from nvgemm_aot.cli.main import main; main()"]
+    done = subprocess.run(
+        [*command, "doctor", "--json"],
+        env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    document = json.loads(done.stdout)
+    assert done.returncode == (0 if document["healthy"] else UnhealthyError.exit_code)
+    assert document["launcher"] is True
+    assert len(document["gpus"]) == torch.cuda.device_count()
+    if not document["gpus"]:
+        assert "no CUDA driver" in done.stdout or "torch" in done.stdout
+        assert "error" in done.stderr
+    assert list(tmp_path.iterdir()) == []

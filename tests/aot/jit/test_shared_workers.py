@@ -1,0 +1,134 @@
+"""Compiler processes that threads share, and that are counted over all servers of a machine."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_compiler import tasks
+
+from fake_provider import FakeProvider
+from jit_programs import kill, wait_until
+from nvgemm_aot.build.compiler import Outcome
+from nvgemm_aot.build.workers import WorkersCannotStart, WorkersKilled
+from nvgemm_aot.jit.shared_workers import SharedWorkers
+from nvgemm_aot.storage.cache import Cache
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "log"
+    path.touch()
+    monkeypatch.setenv("FAKE_LOG", str(path))
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    return Cache(tmp_path / "cache")
+
+
+@pytest.fixture
+def workers(cache: Cache) -> Iterator[SharedWorkers]:
+    workers = SharedWorkers(cache, FakeProvider.name, 2)
+    yield workers
+    workers.close()
+
+
+def processes(workers: SharedWorkers) -> list[int]:
+    return [worker.process.pid for pool in workers._held for worker in pool._idle]
+
+
+def test_threads_share_them_and_each_task_is_done_once(
+    workers: SharedWorkers, cache: Cache, log: Path
+) -> None:
+    wanted = tasks("one", "two", "three", "four", "fails")
+    outcomes: list[Outcome] = []
+
+    def run() -> None:
+        for _, outcome in workers.run(wanted):
+            assert isinstance(outcome, Outcome)
+            outcomes.append(outcome)
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(outcomes) == 4 * len(wanted)
+    assert sum(outcome == Outcome() for outcome in outcomes) == 4
+    assert sum(outcome == Outcome(was_there=True) for outcome in outcomes) == 12
+    failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
+    assert [failure.reason for failure in failures] == 4 * ["fails: told to fail"]
+    assert sorted(set(log.read_text().split())) == ["fails", "four", "one", "three", "two"]
+    assert log.read_text().split().count("one") == 1
+    assert 1 <= len(processes(workers)) <= 2
+
+
+def test_servers_share_the_machine_and_none_goes_without(
+    workers: SharedWorkers, cache: Cache
+) -> None:
+    workers.prepare(8)
+    assert len(workers._held) == 2
+    other = SharedWorkers(cache, FakeProvider.name, 2)
+    other.prepare(8)
+    assert len(other._held) == 1
+    [(_, outcome)] = other.run(tasks("one"))
+    assert outcome == Outcome()
+    workers.close()
+    other.prepare(2)
+    assert len(other._held) == 2
+    other.close()
+    assert not list((cache.directory / "locks").iterdir())
+
+
+def test_those_that_are_prepared_are_used(workers: SharedWorkers) -> None:
+    workers.prepare(1)
+    before = processes(workers)
+    list(workers.run(tasks("one")))
+    assert processes(workers) == before
+
+
+def test_a_process_that_was_killed_while_idle_is_replaced(workers: SharedWorkers) -> None:
+    list(workers.run(tasks("one")))
+    for pid in processes(workers):
+        kill(pid)
+    assert [outcome for _, outcome in workers.run(tasks("two"))] == [Outcome()]
+
+
+def test_closing_stops_those_that_are_busy(workers: SharedWorkers, log: Path) -> None:
+    refused: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            list(workers.run(tasks("slow", "one")))
+        except Exception as error:
+            refused.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    wait_until(lambda: "slow" in log.read_text(), "nothing was compiled")
+    running = [worker.process for pool in workers._held for worker in pool._all]
+    workers.close()
+    thread.join()
+    assert all(process.poll() is not None for process in running)
+    assert [type(error) for error in refused] == [WorkersKilled]
+
+
+def test_none_is_started_after_one_could_not_be(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dying_provider.py").write_text("import os; os._exit(127)")
+    monkeypatch.syspath_prepend(tmp_path)
+    workers = SharedWorkers(cache, "dying_provider:DyingProvider", 2)
+    with pytest.raises(WorkersCannotStart):
+        list(workers.run(tasks("one")))
+    workers._idle.clear()  # as where another thread has it
+    held = len(workers._held)
+    with pytest.raises(WorkersCannotStart):
+        list(workers.run(tasks("two")))
+    workers.prepare(2)
+    assert len(workers._held) == held
+    workers.close()

@@ -1,0 +1,1297 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packaging.utils import canonicalize_name
+from pydantic import ValidationError
+
+from nvgemm_aot.manifest import parse as manifest_module
+from nvgemm_aot.manifest import rules, yaml_nodes, yaml_source
+from nvgemm_aot.manifest.parse import Manifest, json_schema, load_manifest
+from nvgemm_aot.manifest.schema import NAME_PATTERN, ManifestEntry, allowed_keys
+from nvgemm_runtime.errors import ManifestError
+from nvgemm_runtime.gemm.problem import MAX_EXTENT
+
+HEAD = "version: 1\nname: a\ntargets: [sm_90a]\n"
+DTYPES = "fp16, bf16, fp8_e4m3, fp8_e5m2, fp4_e2m1, int8, uint8"
+OUTS = "fp32, fp16, bf16, fp8_e4m3, fp8_e5m2, int32, int8, uint8"
+EPILOGUES = "none, bias, bias_relu, bias_gelu_tanh, bias_silu, add"
+FLOAT_OUTS = "fp32, fp16, bf16, fp8_e4m3, fp8_e5m2"
+GEMM_KEYS = (
+    "op, dtype, out, layout, scales, epilogue, candidates, comment, m, n, k, nk, mnk, batch, "
+    "groups, count"
+)
+TOP_KEYS = "version, name, description, targets, candidates, defaults, gemms"
+EXTENT = "an integer in 1..2147483647"
+WAYS = "'m, n, k' or 'm, nk' or 'mnk'"
+
+
+def load(tmp_path: Path, text: str | bytes) -> Manifest:
+    path = tmp_path / "x.yaml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return load_manifest(path)
+
+
+def mistakes(tmp_path: Path, text: str | bytes) -> list[str]:
+    """The lines of the error that a file gives, without the directory; the count is checked."""
+    with pytest.raises(ManifestError) as caught:
+        load(tmp_path, text)
+    message = str(caught.value).replace(f"{tmp_path}{os.sep}", "")
+    *lines, last = message.splitlines()
+    count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
+    assert last == f"{count} in x.yaml; nothing was built"
+    return lines
+
+
+def keys(manifest: Manifest) -> list[str]:
+    return [declared.problem.key for declared in manifest.declared]
+
+
+def gemm(fields: str) -> str:
+    """A manifest whose only gemm has these fields; it starts at line 4, column 10."""
+    return f"{HEAD}gemms: [ {{{fields}}} ]\n"
+
+
+# What loads.
+
+
+def test_loads_one_gemm_with_every_default(tmp_path: Path) -> None:
+    manifest = load(tmp_path, gemm("dtype: bf16, m: 16, n: 6144, k: 4096"))
+    assert manifest.name == "a"
+    assert manifest.description == ""
+    assert [(t.target.arch, t.device.name) for t in manifest.targets] == [("sm_90a", "H200")]
+    assert keys(manifest) == ["mm/tn/bf16xbf16/fp32/bf16/m16n6144k4096"]
+    assert manifest.declared[0].candidates == 8
+
+
+@pytest.mark.parametrize(
+    ("dtype", "signature"),
+    [
+        ("fp16", "fp16xfp16/fp32/fp16"),
+        ("bf16", "bf16xbf16/fp32/bf16"),
+        ("fp8_e4m3", "fp8_e4m3xfp8_e4m3/fp32/bf16"),
+        ("fp8_e5m2", "fp8_e5m2xfp8_e5m2/fp32/bf16"),
+        ("int8", "int8xint8/int32/int32"),
+    ],
+)
+def test_accumulator_and_usual_output_follow_the_input(
+    tmp_path: Path, dtype: str, signature: str
+) -> None:
+    manifest = load(tmp_path, gemm(f"dtype: {dtype}, mnk: [[1, 2, 3]]"))
+    assert keys(manifest) == [f"mm/tn/{signature}/m1n2k3"]
+
+
+def test_multiplies_all_lists(tmp_path: Path) -> None:
+    text = gemm(
+        "op: bmm, dtype: [bf16, fp16], out: [fp32, bf16], layout: [tn, nt], "
+        "m: [1, 2], n: [3, 4], k: [5, 6], batch: [7, 8]"
+    )
+    expected = {
+        f"bmm/{layout}/{dtype}x{dtype}/fp32/{out}/b{batch}m{m}n{n}k{k}"
+        for layout in ("tn", "nt")
+        for dtype in ("bf16", "fp16")
+        for out in ("fp32", "bf16")
+        for batch in (7, 8)
+        for m in (1, 2)
+        for n in (3, 4)
+        for k in (5, 6)
+    }
+    assert set(keys(load(tmp_path, text))) == expected
+    assert len(expected) == 2**7
+
+
+def test_nk_pairs_stay_together(tmp_path: Path) -> None:
+    manifest = load(tmp_path, gemm("dtype: bf16, m: [1, 2], nk: [[3, 4], [5, 6]]"))
+    sizes = {key.rpartition("/")[2] for key in keys(manifest)}
+    assert sizes == {"m1n3k4", "m2n3k4", "m1n5k6", "m2n5k6"}
+
+
+def test_duplicates_merge_and_the_larger_number_of_candidates_wins(tmp_path: Path) -> None:
+    text = f"""{HEAD}candidates: 3
+defaults: {{dtype: bf16, candidates: 4}}
+gemms:
+- {{m: [1, 1], n: 2, k: 3, candidates: 9}}
+- {{mnk: [[1, 2, 3], [4, 5, 6]]}}
+"""
+    declared = load(tmp_path, text).declared
+    assert [(d.problem.m, d.candidates) for d in declared] == [(1, 9), (4, 4)]
+
+
+def test_counts_of_duplicates_add_up_and_one_is_taken_where_none_stands(tmp_path: Path) -> None:
+    text = f"""{HEAD}
+defaults: {{dtype: bf16}}
+gemms:
+- {{m: [1, 2], n: 8, k: 8, count: 5}}
+- {{mnk: [[2, 8, 8]], count: 100}}
+- {{mnk: [[2, 8, 8], [3, 8, 8]]}}
+"""
+    declared = load(tmp_path, text).declared
+    assert [(d.problem.m, d.count) for d in declared] == [(1, 5), (2, 106), (3, 1)]
+
+
+def test_scales_epilogues_and_groups_multiply_like_all_lists(tmp_path: Path) -> None:
+    manifest = load(
+        tmp_path,
+        """version: 1
+name: a
+targets: [sm_100f]
+defaults: {dtype: fp8_e4m3}
+gemms:
+- {scales: [none, fp32_row], epilogue: [none, bias], mnk: [[1, 2, 4]]}
+- {scales: e8m0_1x32, layout: nt, mnk: [[1, 2, 4]]}
+- {dtype: fp4_e2m1, scales: [e4m3_1x16, e8m0_1x16], out: fp8_e5m2, mnk: [[1, 2, 4]]}
+- {op: grouped_mm, groups: [8, 16], mnk: [[1, 2, 4]]}
+- {dtype: uint8, mnk: [[1, 2, 4]]}
+""",
+    )
+    assert [declared.problem.key for declared in manifest.declared] == [
+        "grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/g8m1n2k4",
+        "grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/g16m1n2k4",
+        "mm/nt/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32/m1n2k4",
+        "mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp8_e5m2/e4m3_1x16/m1n2k4",
+        "mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp8_e5m2/e8m0_1x16/m1n2k4",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/m1n2k4",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/bias/m1n2k4",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/m1n2k4",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/bias/m1n2k4",
+        "mm/tn/uint8xuint8/int32/int32/m1n2k4",
+    ]
+
+
+def test_gemm_overrides_defaults_and_defaults_override_top_level(tmp_path: Path) -> None:
+    text = f"""{HEAD}candidates: 3
+defaults: {{dtype: bf16, layout: nn, out: fp32}}
+gemms:
+- {{mnk: [[1, 2, 3]]}}
+- {{mnk: [[1, 2, 3]], layout: tt, out: fp16, dtype: fp16, candidates: 1}}
+"""
+    manifest = load(tmp_path, text)
+    assert [(d.problem.signature.key, d.candidates) for d in manifest.declared] == [
+        ("mm/nn/bf16xbf16/fp32/fp32", 3),
+        ("mm/tt/fp16xfp16/fp32/fp16", 1),
+    ]
+
+
+def test_order_of_a_file_does_not_matter(tmp_path: Path) -> None:
+    a = load(
+        tmp_path,
+        "version: 1\nname: a\ntargets: [sm_90a, sm_100f]\ndefaults: {dtype: [bf16, fp16]}\n"
+        "gemms: [{m: [10, 9, 1], nk: [[64, 8], [8, 64]]}, {mnk: [[1, 1, 1]]}]\n",
+    )
+    b = load(
+        tmp_path,
+        "gemms: [{mnk: [[1, 1, 1]]}, {nk: [[8, 64], [64, 8]], m: [1, 9, 10]}]\n"
+        "defaults: {dtype: [fp16, bf16]}\nname: a\ntargets: [sm_100f, sm_90a]\nversion: 1\n",
+    )
+    assert a == b
+
+
+def test_problems_come_in_their_own_order(tmp_path: Path) -> None:
+    text = gemm("op: bmm, dtype: [fp16, bf16], m: [10, 9], n: [100, 20], k: [7, 8], batch: [2, 1]")
+    problems = [declared.problem for declared in load(tmp_path, text).declared]
+    assert problems == sorted(problems)
+
+
+def test_targets_are_sorted_merged_and_keep_their_device(tmp_path: Path) -> None:
+    text = (
+        "version: 1\nname: a\ngemms: [{dtype: bf16, mnk: [[1, 1, 1]]}]\n"
+        "targets: [sm_90a, {arch: sm_100f, device: GB200}, {arch: sm_90a, device: H200}]\n"
+    )
+    targets = load(tmp_path, text).targets
+    assert [(t.target.arch, t.device.name) for t in targets] == [
+        ("sm_100f", "GB200"),
+        ("sm_90a", "H200"),
+    ]
+
+
+def test_description_becomes_one_line(tmp_path: Path) -> None:
+    text = gemm("dtype: bf16, mnk: [[1, 1, 1]]") + "description: |\n  two\n  lines\n"
+    assert load(tmp_path, text).description == "two lines"
+
+
+def test_aliases_and_comments_are_read(tmp_path: Path) -> None:
+    text = f"""{HEAD}gemms:
+- {{dtype: bf16, m: &m [1, 2], nk: [[3, 4]], comment: "tp: 1"}}
+- {{dtype: fp16, m: *m, nk: [[3, 4]]}}
+"""
+    assert len(load(tmp_path, text).declared) == 4
+
+
+def test_largest_extent_is_allowed_and_alignment_is_not_judged(tmp_path: Path) -> None:
+    manifest = load(tmp_path, gemm(f"dtype: bf16, mnk: [[1, 3, {MAX_EXTENT}]]"))
+    assert keys(manifest) == [f"mm/tn/bf16xbf16/fp32/bf16/m1n3k{MAX_EXTENT}"]
+
+
+def test_byte_order_mark_and_crlf_are_read(tmp_path: Path) -> None:
+    text = gemm("dtype: bf16, mnk: [[1, 1, 1]]").replace("\n", "\r\n")
+    assert load(tmp_path, b"\xef\xbb\xbf" + text.encode()).name == "a"
+
+
+# One mistake each.
+
+MISTAKES = {
+    "misspelt layout": (
+        "layout: [tm], dtype: bf16, mnk: [[1, 1, 1]]",
+        "4:20: gemms[0].layout[0]: found 'tm'; allowed: tn, tt, nn, nt; did you mean 'tn'?",
+    ),
+    "scalar layout": (
+        "layout: TN, dtype: bf16, mnk: [[1, 1, 1]]",
+        "4:19: gemms[0].layout: found 'TN'; allowed: tn, tt, nn, nt; did you mean 'tn'?",
+    ),
+    "torch's name of a dtype": (
+        "dtype: bfloat16, mnk: [[1, 1, 1]]",
+        f"4:18: gemms[0].dtype: found 'bfloat16'; allowed: {DTYPES}; did you mean 'bf16'?",
+    ),
+    "qualified dtype": (
+        "dtype: torch.float16, mnk: [[1, 1, 1]]",
+        f"4:18: gemms[0].dtype: found 'torch.float16'; allowed: {DTYPES}; did you mean 'fp16'?",
+    ),
+    "half": (
+        "dtype: half, mnk: [[1, 1, 1]]",
+        f"4:18: gemms[0].dtype: found 'half'; allowed: {DTYPES}; did you mean 'fp16'?",
+    ),
+    "e4m3": (
+        "dtype: e4m3, mnk: [[1, 1, 1]]",
+        f"4:18: gemms[0].dtype: found 'e4m3'; allowed: {DTYPES}; did you mean 'fp8_e4m3'?",
+    ),
+    "fp8 of either kind": (
+        "dtype: fp8, mnk: [[1, 1, 1]]",
+        f"4:18: gemms[0].dtype: found 'fp8'; allowed: {DTYPES}; "
+        "did you mean 'fp8_e4m3' or 'fp8_e5m2'?",
+    ),
+    "output that is no dtype": (
+        "dtype: bf16, out: float32, mnk: [[1, 1, 1]]",
+        f"4:29: gemms[0].out: found 'float32'; allowed: {OUTS}; did you mean 'fp32'?",
+    ),
+    "unknown op": (
+        "op: matmul, dtype: bf16, mnk: [[1, 1, 1]]",
+        "4:15: gemms[0].op: found 'matmul'; allowed: mm, bmm, grouped_mm; did you mean 'mm'?",
+    ),
+    "op that is a list": (
+        "op: [mm], dtype: bf16, mnk: [[1, 1, 1]]",
+        "4:15: gemms[0].op: found a list of 1; allowed: mm, bmm, grouped_mm",
+    ),
+    "boolean as integer": (
+        "dtype: bf16, m: true, n: 1, k: 1",
+        f"4:27: gemms[0].m: found true (a boolean); allowed: {EXTENT}",
+    ),
+    "text as integer": (
+        "dtype: bf16, m: [1, '16'], n: 1, k: 1",
+        f"4:31: gemms[0].m[1]: found '16'; allowed: {EXTENT}; did you mean 16, without quotes?",
+    ),
+    "fraction": (
+        "dtype: bf16, m: 16.0, n: 1, k: 1",
+        f"4:27: gemms[0].m: found 16.0 (a number with a fraction); allowed: {EXTENT}; "
+        "did you mean 16?",
+    ),
+    "octal": (
+        "dtype: bf16, m: 010, n: 1, k: 1",
+        f"4:27: gemms[0].m: found 010 (not a plain decimal integer); allowed: {EXTENT}; "
+        "did you mean 10?",
+    ),
+    "underscore": (
+        "dtype: bf16, m: 1_000, n: 1, k: 1",
+        f"4:27: gemms[0].m: found 1_000 (not a plain decimal integer); allowed: {EXTENT}; "
+        "did you mean 1000?",
+    ),
+    "sexagesimal": (
+        "dtype: bf16, m: 1:30, n: 1, k: 1",
+        f"4:27: gemms[0].m: found 1:30 (not a plain decimal integer); allowed: {EXTENT}; "
+        "list the values, as in [1, 2, 4]",
+    ),
+    "zero": (
+        "dtype: bf16, m: 0, n: 1, k: 1",
+        f"4:27: gemms[0].m: found 0; allowed: {EXTENT}",
+    ),
+    "negative": (
+        "dtype: bf16, m: -1, n: 1, k: 1",
+        f"4:27: gemms[0].m: found -1; allowed: {EXTENT}",
+    ),
+    "past 32 bits": (
+        "dtype: bf16, m: 2147483648, n: 1, k: 1",
+        f"4:27: gemms[0].m: found 2147483648; allowed: {EXTENT}",
+    ),
+    "thousands of digits": (
+        f"dtype: bf16, m: {'9' * 5000}, n: 1, k: 1",
+        f"4:27: gemms[0].m: found {'9' * 37}... (too long); allowed: {EXTENT}",
+    ),
+    "null": (
+        "dtype: bf16, m: null, n: 1, k: 1",
+        f"4:27: gemms[0].m: found null; allowed: {EXTENT}",
+    ),
+    "nothing": (
+        "dtype: bf16, m: , n: 1, k: 1",
+        f"4:26: gemms[0].m: found nothing; allowed: {EXTENT}",
+    ),
+    "nested list": (
+        "dtype: bf16, m: [[1]], n: 1, k: 1",
+        f"4:28: gemms[0].m[0]: found a list of 1; allowed: {EXTENT}",
+    ),
+    "empty list": (
+        "dtype: bf16, m: [], n: 1, k: 1",
+        "4:27: gemms[0].m: found an empty list; allowed: at least one entry",
+    ),
+    "empty dtype": (
+        "dtype: [], m: 1, n: 1, k: 1",
+        "4:18: gemms[0].dtype: found an empty list; allowed: at least one entry",
+    ),
+    "empty nk": (
+        "dtype: bf16, m: 1, nk: []",
+        "4:34: gemms[0].nk: found an empty list; allowed: at least one entry",
+    ),
+    "flat nk": (
+        "dtype: bf16, m: 1, nk: 5",
+        "4:34: gemms[0].nk: found 5; allowed: a list [[n, k], ...]",
+    ),
+    "triple in nk": (
+        "dtype: bf16, m: 1, nk: [[1, 2], [1, 2, 3]]",
+        "4:43: gemms[0].nk[1]: found a list of 3; allowed: a pair [n, k]",
+    ),
+    "pair in mnk": (
+        "dtype: bf16, mnk: [[1, 2]]",
+        "4:30: gemms[0].mnk[0]: found a list of 2; allowed: a triple [m, n, k]",
+    ),
+    "empty pair": (
+        "dtype: bf16, m: 1, nk: [[]]",
+        "4:35: gemms[0].nk[0]: found an empty list; allowed: a pair [n, k]",
+    ),
+    "number in mnk": (
+        "dtype: bf16, mnk: [1]",
+        "4:29: gemms[0].mnk: found a list of 1; allowed: a list [[m, n, k], ...]",
+    ),
+    "pair without its brackets": (
+        "dtype: bf16, m: 1, nk: [4096, 512]",
+        "4:34: gemms[0].nk: found a list of 2; allowed: a list [[n, k], ...]; "
+        "did you mean [[4096, 512]]?",
+    ),
+    "pair as a mapping": (
+        "dtype: bf16, m: 1, nk: {n: 1, k: 2}",
+        "4:34: gemms[0].nk: found a mapping; allowed: a list [[n, k], ...]",
+    ),
+    "number as triples": (
+        "dtype: bf16, mnk: 4096",
+        "4:29: gemms[0].mnk: found 4096; allowed: a list [[m, n, k], ...]",
+    ),
+    "number beside a triple": (
+        "dtype: bf16, mnk: [[1, 2, 3], 4]",
+        "4:41: gemms[0].mnk[1]: found 4; allowed: a triple [m, n, k]",
+    ),
+    "no sizes": (
+        "dtype: bf16",
+        f"4:10: gemms[0]: found no sizes; allowed: {WAYS}; add m and n and k or m and nk or mnk",
+    ),
+    "a size missing": (
+        "dtype: bf16, m: 1, n: 2",
+        f"4:10: gemms[0]: found sizes m, n; allowed: {WAYS}; add k",
+    ),
+    "two ways of sizes": (
+        "dtype: bf16, m: 1, nk: [[1, 2]], mnk: [[1, 2, 3]]",
+        f"4:10: gemms[0]: found sizes m, nk, mnk; allowed: {WAYS}; leave out mnk or m and nk",
+    ),
+    "no dtype": (
+        "m: 1, n: 2, k: 3",
+        "4:10: gemms[0]: found no key 'dtype', which is required here or under 'defaults'; "
+        f"allowed: {DTYPES}",
+    ),
+    "bmm without batch": (
+        "op: bmm, dtype: bf16, m: 1, n: 2, k: 3",
+        "4:10: gemms[0]: found no key 'batch', which bmm requires; add the number of matrices",
+    ),
+    "mm with batch": (
+        "dtype: bf16, m: 1, n: 2, k: 3, batch: 4",
+        "4:42: gemms[0]: found key 'batch' with op mm; allowed: with op bmm only; add 'op: bmm'?",
+    ),
+    "too many candidates": (
+        "dtype: bf16, m: 1, n: 2, k: 3, candidates: 65",
+        "4:54: gemms[0].candidates: found 65; allowed: an integer in 1..64",
+    ),
+    "count of nothing": (
+        "dtype: bf16, m: 1, n: 2, k: 3, count: 0",
+        "4:49: gemms[0].count: found 0; allowed: an integer in 1..2147483647",
+    ),
+    "comment that is no text": (
+        "dtype: bf16, m: 1, n: 2, k: 3, comment: yes",
+        "4:51: gemms[0].comment: found yes (a boolean); allowed: text; put text in quotes",
+    ),
+    "unknown key": (
+        "dtype: bf16, m: 1, n: 2, k: 3, layuot: tn",
+        f"4:42: gemms[0]: found key 'layuot'; allowed: {GEMM_KEYS}; did you mean 'layout'?",
+    ),
+    "misspelt size": (
+        "dtype: bf16, m: 1, shapes: [[1, 2]]",
+        f"4:30: gemms[0]: found key 'shapes'; allowed: {GEMM_KEYS}; did you mean 'nk'?",
+    ),
+    "size of triples": (
+        "dtype: bf16, size: [[1, 2, 3]]",
+        f"4:24: gemms[0]: found key 'size'; allowed: {GEMM_KEYS}; did you mean 'mnk'?",
+    ),
+    "shape of neither": (
+        "dtype: bf16, shape: 1x2x3",
+        f"4:24: gemms[0]: found key 'shape'; allowed: {GEMM_KEYS}; did you mean 'mnk' or 'nk'?",
+    ),
+    "accumulator": (
+        "dtype: bf16, m: 1, n: 2, k: 3, accumulator: fp32",
+        f"4:42: gemms[0]: found key 'accumulator'; allowed: {GEMM_KEYS}; there is no such key: "
+        "sums are fp32 for floating inputs and int32 for integers",
+    ),
+    "hexadecimal": (
+        "dtype: bf16, m: 0x10, n: 1, k: 1",
+        f"4:27: gemms[0].m: found 0x10 (not a plain decimal integer); allowed: {EXTENT}; "
+        "did you mean 16?",
+    ),
+    "exponent": (
+        "dtype: bf16, m: 1e3, n: 1, k: 1",
+        f"4:27: gemms[0].m: found '1e3'; allowed: {EXTENT}; did you mean 1000?",
+    ),
+    "exponent past the limit": (
+        "dtype: bf16, m: 1e99, n: 1, k: 1",
+        f"4:27: gemms[0].m: found '1e99'; allowed: {EXTENT}",
+    ),
+    "plus sign": (
+        "dtype: bf16, m: +16, n: 1, k: 1",
+        f"4:27: gemms[0].m: found +16 (not a plain decimal integer); allowed: {EXTENT}; "
+        "did you mean 16?",
+    ),
+    "thousands separator": (
+        "dtype: bf16, m: '1,024', n: 1, k: 1",
+        f"4:27: gemms[0].m: found '1,024'; allowed: {EXTENT}; did you mean 1024?",
+    ),
+    "list in quotes": (
+        "dtype: bf16, m: '1, 2, 4', n: 1, k: 1",
+        f"4:27: gemms[0].m: found '1, 2, 4'; allowed: {EXTENT}; list the values, as in [1, 2, 4]",
+    ),
+    "number that another key would allow": (
+        "dtype: bf16, m: 1, n: 1, k: 1, candidates: '65'",
+        "4:54: gemms[0].candidates: found '65'; allowed: an integer in 1..64",
+    ),
+    "range": (
+        "dtype: bf16, m: 1..8, n: 1, k: 1",
+        f"4:27: gemms[0].m: found '1..8'; allowed: {EXTENT}; list the values, as in [1, 2, 4]",
+    ),
+    "range as a mapping": (
+        "dtype: bf16, m: {from: 1, to: 8}, n: 1, k: 1",
+        f"4:27: gemms[0].m: found a mapping; allowed: {EXTENT}; list the values, as in [1, 2, 4]",
+    ),
+    "major as layout": (
+        "dtype: bf16, layout: row, m: 1, n: 1, k: 1",
+        "4:32: gemms[0].layout: found 'row'; allowed: tn, tt, nn, nt; "
+        "a letter for A and one for B: t row-major, n column-major",
+    ),
+    "column-major layout": (
+        "dtype: bf16, layout: [col], m: 1, n: 1, k: 1",
+        "4:33: gemms[0].layout[0]: found 'col'; allowed: tn, tt, nn, nt; "
+        "a letter for A and one for B: t row-major, n column-major",
+    ),
+    "scales left out": (
+        "dtype: fp4_e2m1, m: 1, n: 1, k: 2",
+        "4:18: gemms[0].dtype: found 'fp4_e2m1'; fp4_e2m1 needs scales (e8m0_1x32, e4m3_1x16, "
+        "e8m0_1x16)",
+    ),
+    "scales of another type": (
+        "dtype: fp8_e4m3, scales: e4m3_1x16, m: 1, n: 1, k: 1",
+        "4:36: gemms[0].scales: found 'e4m3_1x16'; scales e4m3_1x16 are not for fp8_e4m3, but "
+        "fp4_e2m1; allowed here: none, e8m0_1x32, fp32_tensor, fp32_row",
+    ),
+    "scales of fp8 for fp4": (
+        "dtype: fp4_e2m1, scales: [fp32_row], m: 1, n: 1, k: 2",
+        "4:37: gemms[0].scales[0]: found 'fp32_row'; scales fp32_row are not for fp4_e2m1, but "
+        "fp8_e4m3, fp8_e5m2; allowed here: e8m0_1x32, e4m3_1x16, e8m0_1x16",
+    ),
+    "no scales for fp4": (
+        "dtype: fp4_e2m1, scales: none, m: 1, n: 1, k: 2",
+        "4:36: gemms[0].scales: found 'none'; fp4_e2m1 needs scales (e8m0_1x32, e4m3_1x16, "
+        "e8m0_1x16); allowed here: e8m0_1x32, e4m3_1x16, e8m0_1x16",
+    ),
+    "scales and out": (
+        "dtype: fp8_e4m3, out: fp8_e4m3, scales: fp32_row, epilogue: bias, m: 1, n: 1, k: 1",
+        "4:33: gemms[0].out: found 'fp8_e4m3'; scales fp32_row give no fp8_e4m3, but fp32, fp16, "
+        "bf16; allowed here: fp32, fp16, bf16",
+    ),
+    "out of groups": (
+        "op: grouped_mm, dtype: bf16, out: fp8_e4m3, groups: 8, m: 1, n: 1, k: 1",
+        "4:45: gemms[0].out: found 'fp8_e4m3'; grouped_mm gives no fp8_e4m3, but fp32, fp16, bf16; "
+        "allowed here: fp32, fp16, bf16",
+    ),
+    "scales and layout": (
+        "dtype: fp8_e4m3, scales: fp32_row, layout: [tn, nn], m: 1, n: 1, k: 1",
+        "4:59: gemms[0].layout[1]: found 'nn'; fp8_e4m3 with scales fp32_row has layout tn alone; "
+        "allowed here: tn",
+    ),
+    "scales and epilogue": (
+        "dtype: fp8_e4m3, scales: fp32_row, epilogue: bias_relu, m: 1, n: 1, k: 1",
+        "4:56: gemms[0].epilogue: found 'bias_relu'; with scales fp32_row the one epilogue is "
+        "bias; allowed here: none, bias",
+    ),
+    "epilogue of integers": (
+        "dtype: int8, epilogue: bias, m: 1, n: 1, k: 1",
+        "4:34: gemms[0].epilogue: found 'bias'; no operator has an epilogue for int8; "
+        "allowed here: none",
+    ),
+    "another activation": (
+        "dtype: bf16, epilogue: bias_sigmoid, m: 1, n: 1, k: 1",
+        f"4:34: gemms[0].epilogue: found 'bias_sigmoid'; allowed: {EPILOGUES}; no kernel applies "
+        "it: write 'epilogue: bias' and apply it apart",
+    ),
+    "exact gelu": (
+        "dtype: bf16, epilogue: bias_gelu_erf, m: 1, n: 1, k: 1",
+        f"4:34: gemms[0].epilogue: found 'bias_gelu_erf'; allowed: {EPILOGUES}; no kernel applies "
+        "it: write 'epilogue: bias' and apply it apart",
+    ),
+    "activation alone": (
+        "dtype: bf16, epilogue: gelu, m: 1, n: 1, k: 1",
+        f"4:34: gemms[0].epilogue: found 'gelu'; allowed: {EPILOGUES}; did you mean "
+        "'bias_gelu_tanh'?",
+    ),
+    "odd k of fp4": (
+        "dtype: fp4_e2m1, scales: e4m3_1x16, mnk: [[1, 1, 31]]",
+        "4:60: gemms[0].mnk[0][2]: found 31; allowed with dtype 'fp4_e2m1': a multiple of 2; "
+        "k counts values, not bytes",
+    ),
+    "groups left out": (
+        "op: grouped_mm, dtype: bf16, m: 1, n: 1, k: 1",
+        "4:10: gemms[0]: found no key 'groups', which grouped_mm requires; add the number of "
+        "groups",
+    ),
+    "groups of mm": (
+        "dtype: bf16, groups: 8, m: 1, n: 1, k: 1",
+        "4:24: gemms[0]: found key 'groups' with op mm; allowed: with op grouped_mm only; add "
+        "'op: grouped_mm'?",
+    ),
+    "layout in groups": (
+        "op: grouped_mm, dtype: bf16, groups: 8, layout: tt, m: 1, n: 1, k: 1",
+        "4:59: gemms[0].layout: found 'tt'; grouped_mm has layout tn alone (here tt); "
+        "allowed here: tn",
+    ),
+    "integers in groups": (
+        "op: grouped_mm, dtype: int8, groups: 8, m: 1, n: 1, k: 1",
+        "4:15: gemms[0].op: found 'grouped_mm'; grouped_mm takes no int8, but fp16, bf16, "
+        "fp8_e4m3, fp8_e5m2; allowed here: mm, bmm",
+    ),
+    "batch of groups": (
+        "op: grouped_mm, dtype: bf16, groups: 8, batch: 2, m: 1, n: 1, k: 1",
+        "4:51: gemms[0]: found key 'batch' with op grouped_mm; allowed: with op bmm only; write "
+        "'op: bmm' or leave it out",
+    ),
+    "addmm": (
+        "op: addmm, dtype: bf16, m: 1, n: 1, k: 1",
+        "4:15: gemms[0].op: found 'addmm'; allowed: mm, bmm, grouped_mm; write 'op: mm' with an "
+        "epilogue: bias adds a row, add a matrix",
+    ),
+    "nvfp4": (
+        "dtype: nvfp4, m: 1, n: 1, k: 1",
+        f"4:18: gemms[0].dtype: found 'nvfp4'; allowed: {DTYPES}; write 'dtype: fp4_e2m1' with "
+        "'scales: e4m3_1x16'",
+    ),
+    "experts": (
+        "op: grouped_mm, dtype: bf16, experts: 8, m: 1, n: 1, k: 1",
+        f"4:40: gemms[0]: found key 'experts'; allowed: {GEMM_KEYS}; did you mean 'groups'?",
+    ),
+    "uint8 result": (
+        "dtype: int8, out: uint8, m: 1, n: 1, k: 1",
+        "4:29: gemms[0].out: found 'uint8' with dtype 'int8'; allowed with it: int32, fp32, int8",
+    ),
+    "integer result of floats": (
+        "dtype: bf16, out: [fp32, int32], m: 1, n: 1, k: 1",
+        f"4:36: gemms[0].out[1]: found 'int32' with dtype 'bf16'; allowed with it: {FLOAT_OUTS}",
+    ),
+    "float16 result of integers": (
+        "dtype: int8, out: bf16, m: 1, n: 1, k: 1",
+        "4:29: gemms[0].out: found 'bf16' with dtype 'int8'; allowed with it: int32, fp32, int8",
+    ),
+    "python object": (
+        "dtype: bf16, m: !!python/object:os.x {a: 1}, n: 1, k: 1",
+        "4:27: gemms[0].m: found !!python/object:os.x (a tagged value); "
+        f"allowed: {EXTENT}; remove the tag",
+    ),
+    "tag on a scalar": (
+        "dtype: !dtype bf16, m: 1, n: 1, k: 1",
+        f"4:18: gemms[0].dtype: found bf16 (tag !dtype); allowed: {DTYPES}; remove the tag",
+    ),
+    "empty comment": (
+        "dtype: bf16, m: 1, n: 2, k: 3, comment: ",
+        "4:50: gemms[0].comment: found nothing; allowed: text; remove the key or give a text",
+    ),
+    "comment of no characters": (
+        "dtype: bf16, m: 1, n: 2, k: 3, comment: ''",
+        "4:51: gemms[0].comment: found ''; allowed: text; remove the key or give a text",
+    ),
+    "number as comment": (
+        "dtype: bf16, m: 1, n: 2, k: 3, comment: 8",
+        "4:51: gemms[0].comment: found 8; allowed: text; put text in quotes",
+    ),
+    "misspelt dtype key": (
+        "dtypes: bf16, m: 1, n: 2, k: 3",
+        f"4:11: gemms[0]: found key 'dtypes'; allowed: {GEMM_KEYS}; did you mean 'dtype'?",
+    ),
+    "upper-case size": (
+        "dtype: bf16, M: 1, n: 2, k: 3",
+        f"4:24: gemms[0]: found key 'M'; allowed: {GEMM_KEYS}; did you mean 'm'?",
+    ),
+    "merge key": (
+        "dtype: bf16, m: 1, n: 2, k: 3, <<: {m: 1}",
+        f"4:42: gemms[0]: found key '<<'; allowed: {GEMM_KEYS}; merge keys are not read: "
+        "put what gemms share under 'defaults'",
+    ),
+    "duplicate key": (
+        "dtype: bf16, m: 1, n: 2, k: 3, m: 4",
+        "4:42: gemms[0]: found key 'm' again (first on line 4); allowed: once; "
+        "merge or remove one of them",
+    ),
+    "number as key": (
+        "dtype: bf16, m: 1, n: 2, k: 3, 4: 5",
+        "4:42: gemms[0]: found key 4 (a number); allowed: a plain word",
+    ),
+    "list as key": (
+        "dtype: bf16, m: 1, n: 2, k: 3, [a]: 5",
+        "4:42: gemms[0]: found key [...] (not a scalar); allowed: a plain word",
+    ),
+    "foreign tag": (
+        "dtype: bf16, m: !!set {a}, n: 2, k: 3",
+        f"4:27: gemms[0].m: found !!set (a tagged value); allowed: {EXTENT}; remove the tag",
+    ),
+    "date": (
+        "dtype: bf16, m: 2020-01-01, n: 2, k: 3",
+        f"4:27: gemms[0].m: found 2020-01-01 (a date); allowed: {EXTENT}",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES)
+def test_names_position_finding_allowance_and_likely_meaning(tmp_path: Path, case: str) -> None:
+    fields, expected = MISTAKES[case]
+    assert mistakes(tmp_path, gemm(fields)) == [f"x.yaml:{expected}"]
+
+
+TAIL = "gemms: [{dtype: bf16, mnk: [[1, 1, 1]]}]\n"
+TOP_MISTAKES = {
+    "no version": (
+        f"name: a\ntargets: [sm_90a]\n{TAIL}",
+        "1:1: top level: found no key 'version', which is required; add 'version: 1'",
+    ),
+    "newer version": (
+        "version: 2\nnom: a\n",
+        "1:10: version: found 2; allowed: 1; this nvgemm-aot reads no other version",
+    ),
+    "version as text": (
+        f"version: '1'\nname: a\ntargets: [sm_90a]\n{TAIL}",
+        "1:10: version: found '1'; allowed: 1; did you mean 1, without quotes?",
+    ),
+    "no name": (
+        f"version: 1\ntargets: [sm_90a]\n{TAIL}",
+        "1:1: top level: found no key 'name', which is required",
+    ),
+    "name unfit for a wheel": (
+        f"version: 1\nname: My Model\ntargets: [sm_90a]\n{TAIL}",
+        "2:7: name: found 'My Model'; allowed: lower-case letters, digits, '-' and '.', at most "
+        "64, a letter or digit at each end; did you mean 'my-model'?",
+    ),
+    "no targets": (
+        f"version: 1\nname: a\n{TAIL}",
+        "1:1: top level: found no key 'targets', which is required",
+    ),
+    "empty targets": (
+        f"version: 1\nname: a\ntargets: []\n{TAIL}",
+        "3:10: targets: found an empty list; allowed: at least one entry",
+    ),
+    "one target without a list": (
+        f"version: 1\nname: a\ntargets: sm_90a\n{TAIL}",
+        "3:10: targets: found 'sm_90a'; allowed: a list; did you mean [sm_90a]?",
+    ),
+    "unsuffixed target": (
+        f"version: 1\nname: a\ntargets: [sm100]\n{TAIL}",
+        "3:11: targets[0]: found 'sm100'; allowed: sm_100a, sm_100f, sm_103a, sm_90a; "
+        "did you mean 'sm_100f' or 'sm_100a'?",
+    ),
+    "target that is a number": (
+        f"version: 1\nname: a\ntargets: [100]\n{TAIL}",
+        "3:11: targets[0]: found 100; allowed: sm_100a, sm_100f, sm_103a, sm_90a or a mapping "
+        "with keys out of arch, device",
+    ),
+    "target without arch": (
+        f"version: 1\nname: a\ntargets: [{{device: B200}}]\n{TAIL}",
+        "3:11: targets[0]: found no key 'arch', which is required",
+    ),
+    "unknown device": (
+        f"version: 1\nname: a\ntargets: [{{arch: sm_90a, device: h200}}]\n{TAIL}",
+        "3:34: targets[0].device: found 'h200'; allowed: B200, GB200, GB300, H100, H200; "
+        "did you mean 'H200'?",
+    ),
+    "device of another architecture": (
+        f"version: 1\nname: a\ntargets: [{{arch: sm_100f, device: H200}}]\n{TAIL}",
+        "3:35: targets[0].device: found 'H200'; target sm_100f: device H200 has compute "
+        "capability 9.0 and cannot run sm_100f kernels; leave the device out for B200",
+    ),
+    "two devices": (
+        f"version: 1\nname: a\ntargets: [sm_90a, {{arch: sm_90a, device: H100}}]\n{TAIL}",
+        "3:42: targets[1].device: found device 'H100' for sm_90a, which targets[0] builds for "
+        "'H200'; allowed: one device an architecture; build the other into a bundle of its own",
+    ),
+    "no gemms": (HEAD, "1:1: top level: found no key 'gemms', which is required"),
+    "empty gemms": (
+        f"{HEAD}gemms: []\n",
+        "4:8: gemms: found an empty list; allowed: at least one entry",
+    ),
+    "gemms that is a mapping": (
+        f"{HEAD}gemms: {{m: 1}}\n",
+        '4:8: gemms: found a mapping; allowed: a list; start each entry with "- "',
+    ),
+    "gemm that is text": (
+        f"{HEAD}gemms: [foo]\n",
+        f"4:9: gemms[0]: found 'foo'; allowed: a mapping with keys out of {GEMM_KEYS}",
+    ),
+    "gemm that is nothing": (
+        f"{HEAD}gemms:\n-\n",
+        f"5:2: gemms[0]: found nothing; allowed: a mapping with keys out of {GEMM_KEYS}",
+    ),
+    "dtype beside gemms": (
+        f"{HEAD}dtype: bf16\n{TAIL}",
+        f"4:1: top level: found key 'dtype'; allowed: {TOP_KEYS}; it belongs under 'defaults' or "
+        "in the entries of 'gemms'",
+    ),
+    "size in defaults": (
+        f"{HEAD}defaults: {{m: 1}}\n{TAIL}",
+        "4:12: defaults: found key 'm'; allowed: op, dtype, out, layout, scales, epilogue, "
+        "candidates, comment; sizes belong in the entries of 'gemms'",
+    ),
+    "defaults that is a list": (
+        f"{HEAD}defaults: [1]\n{TAIL}",
+        "4:11: defaults: found a list of 1; allowed: a mapping with keys out of op, dtype, out, "
+        "layout, scales, epilogue, candidates, comment",
+    ),
+    "number as name": (
+        f"version: 1\nname: 8\ntargets: [sm_90a]\n{TAIL}",
+        "2:7: name: found 8; allowed: lower-case letters, digits, '-' and '.', at most 64, a "
+        "letter or digit at each end; put text in quotes",
+    ),
+    "tagged top level": (
+        f"!x\n{HEAD}{TAIL}",
+        "1:1: top level: found !x (a tagged value); allowed: a mapping that starts with "
+        "'version: 1'",
+    ),
+    "tagged key": (
+        f"{HEAD}{TAIL}!x comment: 1\n",
+        "5:1: top level: found key comment (tag !x); allowed: a plain word; remove the tag",
+    ),
+    "empty description": (
+        f"{HEAD}{TAIL}description:\n",
+        "5:13: description: found nothing; allowed: text; remove the key or give a text",
+    ),
+    "unprintable description": (
+        f'{HEAD}description: "a\\0b"\n{TAIL}',
+        "4:14: description: found a\\x00b (text with the unprintable character U+0000); "
+        "allowed: text; remove that character",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TOP_MISTAKES)
+def test_names_mistakes_of_the_top_level(tmp_path: Path, case: str) -> None:
+    text, expected = TOP_MISTAKES[case]
+    assert mistakes(tmp_path, text) == [f"x.yaml:{expected}"]
+
+
+@pytest.mark.parametrize("wrong", ["gems", "Gemms", "problems"])
+def test_checks_what_stands_under_a_misspelt_key(tmp_path: Path, wrong: str) -> None:
+    text = f"{HEAD}{wrong}:\n- {{dtype: int4, m: 1}}\n"
+    first, second, third = mistakes(tmp_path, text)
+    assert first == (
+        f"x.yaml:4:1: top level: found key {wrong!r}; allowed: {TOP_KEYS}; did you mean 'gemms'?"
+    )
+    assert second == f"x.yaml:5:3: gemms[0]: found sizes m; allowed: {WAYS}; add n and k or nk"
+    assert third.startswith("x.yaml:5:11: gemms[0].dtype: found 'int4'; ")
+
+
+def test_checks_several_misspelt_keys_at_once(tmp_path: Path) -> None:
+    text = (
+        "version: 1\nnames: A\ntarget: [sm_90b]\ndefault: {dtype: bf17}\n"
+        "gems:\n- {m: 0, n: 2, k: 3}\n"
+    )
+    places = [line.split(": ")[0].removeprefix("x.yaml:") for line in mistakes(tmp_path, text)]
+    assert places == ["2:1", "2:8", "3:1", "3:10", "4:1", "4:18", "5:1", "6:7"]
+
+
+def test_misspelt_version_is_still_another_version(tmp_path: Path) -> None:
+    lines = mistakes(tmp_path, "Version: 2\nnom: a\n")
+    assert [line.split(";")[0] for line in lines] == [
+        "x.yaml:1:1: top level: found key 'Version'",
+        "x.yaml:1:10: version: found 2",
+    ]
+
+
+def test_misspelling_beside_the_key_itself_is_only_a_wrong_key(tmp_path: Path) -> None:
+    (line,) = mistakes(tmp_path, f"{HEAD}{TAIL}gems: [1]\n")
+    assert line.startswith("x.yaml:5:1: top level: found key 'gems'; ")
+
+
+def test_key_that_may_mean_anything_is_not_checked_further(tmp_path: Path) -> None:
+    (line,) = mistakes(tmp_path, f"{HEAD}{TAIL}widgets: [1]\n")
+    assert line.startswith("x.yaml:5:1: top level: found key 'widgets'; ")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "outs"),
+    [
+        *((dtype, FLOAT_OUTS) for dtype in ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2")),
+        ("int8", "int32, fp32, int8"),
+    ],
+)
+def test_allows_the_results_that_operators_have_for_the_input(
+    tmp_path: Path, dtype: str, outs: str
+) -> None:
+    for out in OUTS.split(", "):
+        text = gemm(f"dtype: {dtype}, out: {out}, mnk: [[1, 2, 3]]")
+        if out in outs.split(", "):
+            assert load(tmp_path, text).declared[0].problem.signature.out.value == out
+        else:
+            (line,) = mistakes(tmp_path, text)
+            assert line.endswith(f"found {out!r} with dtype {dtype!r}; allowed with it: {outs}")
+
+
+def test_long_lists_of_wrong_results_are_a_line_each(tmp_path: Path) -> None:
+    text = gemm(f"dtype: [{'bf16, ' * 30}], out: [{'int32, ' * 3000}], m: 1, n: 1, k: 1")
+    wrong = [line for line in mistakes(tmp_path, text) if "found 'int32'" in line]
+    assert len(wrong) == 3000
+
+
+def test_wrong_result_of_the_defaults_is_reported_once(tmp_path: Path) -> None:
+    text = f"""{HEAD}defaults: {{dtype: int8, out: bf16}}
+gemms:
+- {{mnk: [[1, 1, 1]]}}
+- {{mnk: [[2, 2, 2]]}}
+- {{mnk: [[2, 2, 2]], out: int32}}
+- {{mnk: [[2, 2, 2]], dtype: [bf16, int8]}}
+"""
+    assert mistakes(tmp_path, text) == [
+        "x.yaml:4:30: defaults.out: found 'bf16' with dtype 'int8'; "
+        "allowed with it: int32, fp32, int8",
+        "x.yaml:9:36: gemms[3].dtype[1]: found 'int8' with out 'bf16' of 'defaults'; allowed out "
+        "with int8: int32, fp32, int8; give this gemm an 'out' of its own",
+    ]
+
+
+def test_bmm_in_defaults_requires_batch(tmp_path: Path) -> None:
+    text = f"{HEAD}defaults: {{op: bmm, dtype: bf16}}\ngemms:\n- {{mnk: [[1, 1, 1]]}}\n"
+    assert [line[:20] for line in mistakes(tmp_path, text)] == ["x.yaml:6:3: gemms[0]"]
+
+
+def test_reports_all_mistakes_at_once_by_position(tmp_path: Path) -> None:
+    text = textwrap.dedent("""\
+        version: 1
+        name: Bad
+        targets: [sm100, sm_90a]
+        defaults: {dtype: float16}
+        gemms:
+          - {m: 1, n: 2}
+          - {mnk: [[1, 2, 0]], layout: [tn, xx], m: 3}
+          - {mnk: [[1, 2, 3]], mnk: [[1, 2, 3]]}
+        """)
+    places = [line.split(": ")[0] for line in mistakes(tmp_path, text)]
+    assert places == [
+        f"x.yaml:{place}" for place in ("2:7", "3:11", "4:19", "6:5", "7:5", "7:19", "7:37", "8:24")
+    ]
+
+
+def test_message_starts_with_the_path_as_it_was_given(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(HEAD, encoding="utf-8")
+    with pytest.raises(ManifestError, match=r"x\.yaml:1:1: top level: ") as caught:
+        load_manifest(path)
+    assert str(caught.value).startswith(f"{path}:1:1: ")
+
+
+# Files that are no manifest.
+
+
+def test_refuses_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"absent\.yaml: there is no such file"):
+        load_manifest(tmp_path / "absent.yaml")
+
+
+def test_refuses_directory(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="this is a directory"):
+        load_manifest(tmp_path)
+
+
+def test_refuses_impossible_path() -> None:
+    with pytest.raises(ManifestError, match="cannot read it"):
+        load_manifest(Path("a\0b"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_refuses_unreadable_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(HEAD, encoding="utf-8")
+    path.chmod(0)
+    with pytest.raises(ManifestError, match=r"x\.yaml: cannot read it: Permission denied"):
+        load_manifest(path)
+
+
+def test_reports_an_operating_system_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(yaml_nodes, "read_start", refuse)
+    with pytest.raises(ManifestError, match=r"x\.yaml: cannot read it: Permission denied"):
+        load_manifest(tmp_path / "x.yaml")
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n...\n", "--- # x\n"])
+def test_refuses_empty_file(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ManifestError, match="the file is empty; allowed: a mapping"):
+        load(tmp_path, text)
+
+
+def test_refuses_file_that_is_too_long(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="over 4194304 bytes"):
+        load(tmp_path, b"#" * (yaml_nodes.MAX_FILE_BYTES + 1))
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (
+            b"version: 1\n# \xc3\xa9 caf\xe9\n",
+            "2:8: found byte 0xe9; allowed: UTF-8; save the file as UTF-8",
+        ),
+        (
+            "version: 1".encode("utf-16"),
+            "1:1: found byte 0xff; allowed: UTF-8; save the file as UTF-8",
+        ),
+        (
+            b"version: 1\nname: \x07",
+            "2:7: found character '\\x07', which YAML does not allow; remove it",
+        ),
+        (b"--- {}\n--- {}\n", "2:1: found a second YAML document; allowed: one a file"),
+        (
+            b"- 1\n",
+            "1:1: top level: found a list; allowed: a mapping that starts with 'version: 1'",
+        ),
+        (
+            b"\nhello\n",
+            "2:1: top level: found a single value; allowed: a mapping that starts with "
+            "'version: 1'",
+        ),
+        (
+            b"a: [1\n",
+            "2:1: not valid YAML: while parsing a flow sequence, expected ',' or ']', but got "
+            "'<stream end>'",
+        ),
+        (
+            b"a:\n\tb: 1\n",
+            "2:1: not valid YAML: while scanning for the next token, found character '\\t' that "
+            "cannot start any token; indent with spaces",
+        ),
+        (b"a: *b\n", "1:4: not valid YAML: found undefined alias 'b'"),
+        (b"x: " + b"[" * 9999, "1:36: not valid YAML: found more than 32 levels of nesting"),
+        (
+            b"version: 1\nx: &x [*x]\n",
+            "2:4: found over 32 levels of nesting, or an alias inside the value that it stands "
+            "for; write the value out",
+        ),
+    ],
+)
+def test_refuses_what_is_no_manifest(tmp_path: Path, data: bytes, expected: str) -> None:
+    assert mistakes(tmp_path, data) == [f"x.yaml:{expected}"]
+
+
+def test_refuses_escapes_that_the_parser_itself_trips_over(tmp_path: Path) -> None:
+    (line,) = mistakes(tmp_path, 'a: "\\UFFFFFFFF"\n')
+    assert line.startswith("x.yaml:1:")
+    assert "not valid YAML" in line
+
+
+@pytest.mark.parametrize("key", ['"\\ud800"', '"\\0"', "!%0a x", "! x"])
+def test_message_stays_on_one_line_and_can_be_written(tmp_path: Path, key: str) -> None:
+    (line,) = mistakes(tmp_path, f"{HEAD}{TAIL}{key}: {key}\n")
+    assert line.encode().startswith(b"x.yaml:5:1: top level: found key ")
+
+
+def test_refuses_alias_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(yaml_source, "MAX_VALUES", 10_000)
+    lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 20)]
+    (line,) = mistakes(tmp_path, "\n".join(lines))
+    assert "found over 10000 values once aliases are expanded" in line
+
+
+def test_refuses_more_problems_than_a_build_can_mean(tmp_path: Path) -> None:
+    hundred = list(range(1, 101))
+    text = f"""{HEAD}defaults: {{dtype: [bf16, fp16]}}
+gemms:
+- {{m: 1, n: 2, k: 3}}
+- {{m: {hundred}, n: {hundred}, k: {hundred}}}
+- {{m: 1, n: 2, k: 3}}
+"""
+    assert mistakes(tmp_path, text) == [
+        "x.yaml:7:3: gemms[1]: found 2000002 problems up to here, 2000000 of them in this entry; "
+        "allowed: at most 100000 in a manifest; shorten its lists or split the manifest"
+    ]
+
+
+def test_allows_as_many_problems_as_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "MAX_PROBLEMS", 6)
+    assert len(load(tmp_path, gemm("dtype: bf16, m: [1, 2, 3], n: [1, 2], k: 1")).declared) == 6
+    with pytest.raises(ManifestError, match="found 8 problems"):
+        load(tmp_path, gemm("dtype: bf16, m: [1, 2, 3, 4], n: [1, 2], k: 1"))
+
+
+def test_counts_problems_before_it_looks_at_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither checked nor expanded, nor parsed once more to word a mistake."""
+    monkeypatch.setattr(rules, "MAX_PROBLEMS", 100)
+    looked: list[str] = []
+
+    def noting(name: str) -> Callable[..., None]:
+        return lambda *_, **__: looked.append(name)
+
+    for name in ("make_source", "expand_signatures", *(("compose",) * yaml.__with_libyaml__)):
+        monkeypatch.setattr(manifest_module, name, noting(name))
+    entries = "\n".join(f"- {{m: {m}, n: 16, k: 16, bad: 1}}" for m in range(1, 112))
+    assert mistakes(tmp_path, f"{HEAD}defaults: {{dtype: bf16}}\ngemms:\n{entries}\n") == [
+        "x.yaml:106:3: gemms[100]: found 101 problems up to here, 1 of them in this entry; "
+        "allowed: at most 100 in a manifest; shorten its lists or split the manifest"
+    ]
+    assert not looked
+
+
+def test_counts_what_entries_take_from_the_defaults_and_by_alias(tmp_path: Path) -> None:
+    numbers = list(range(1, 401))
+    text = f"""{HEAD}defaults: {{dtype: [bf16, fp16]}}
+gemms:
+- {{m: &many {numbers}, n: *many, k: 3, dtype: bf16}}
+- {{m: *many, n: *many, k: 3, out: [bf16]}}
+"""
+    (line,) = mistakes(tmp_path, text)
+    assert "gemms[0]: found 160000 problems up to here, 160000 of them in this entry" in line
+    fewer = text.replace(str(numbers), str(numbers[:250]))
+    (line,) = mistakes(tmp_path, fewer)
+    assert "gemms[1]: found 187500 problems up to here, 125000 of them in this entry" in line
+
+
+# libyaml and PyYAML's own parser.
+
+
+def test_libyaml_only_ever_decides_that_a_file_is_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good, bad = gemm("dtype: bf16, mnk: [[1, 1, 1]]"), gemm("dtype: bf16, m: , n: 1, k: 1")
+    own = yaml_nodes.compose
+    calls: list[str] = []
+    monkeypatch.setattr(
+        manifest_module, "compose", lambda path, text: calls.append(text) or own(path, text)
+    )
+    load(tmp_path, good)
+    assert calls == ([] if yaml.__with_libyaml__ else [good])
+    # libyaml has another column for a value of nothing.
+    assert mistakes(tmp_path, bad)[0].startswith("x.yaml:4:26: ")
+    assert calls[-1] == bad
+
+
+def test_works_without_libyaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = gemm("dtype: bf16, m: [1, 2], nk: [[3, 4]], comment: 'é'")
+    fast = load(tmp_path, text)
+    monkeypatch.setattr(yaml, "__with_libyaml__", False)
+    assert load(tmp_path, text) == fast
+
+
+@pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML was built without libyaml")
+@pytest.mark.parametrize("text", ["a: [", "a: *b", "a: 1\n---\nb: 1", "[" * 9999, "a:\t1"])
+def test_libyaml_leaves_what_it_refuses_to_the_other_parser(text: str) -> None:
+    assert yaml_nodes.compose_fast(text) is None
+
+
+def test_file_that_can_be_read_once_only_is_read_once(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as pipe:
+        pipe.write(gemm("dtype: bf16, m: 0, n: 1, k: 1"))
+    try:
+        with pytest.raises(ManifestError, match="found 0; allowed: an integer"):
+            load_manifest(Path(f"/dev/fd/{read}"))
+    finally:
+        os.close(read)
+
+
+# The JSON Schema.
+
+
+def test_json_schema_names_every_key_with_a_description() -> None:
+    schema = json_schema()
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert schema["required"] == ["version", "name", "targets", "gemms"]
+    parts: dict[tuple[str, ...], Any] = {(): schema}
+    for place, name in (("targets", "Target"), ("defaults", "Shared"), ("gemms", "Gemm")):
+        parts[place,] = schema["$defs"][f"{name}Entry"]
+    for location, part in parts.items():
+        assert part["additionalProperties"] is False
+        assert tuple(part["properties"]) == allowed_keys(location)
+        assert all(value.get("description") for value in part["properties"].values())
+
+
+def test_json_schema_allows_a_scalar_or_a_list() -> None:
+    gemm_schema = json_schema()["$defs"]["GemmEntry"]["properties"]
+    item = {"type": "string", "enum": ["tn", "tt", "nn", "nt"]}
+    assert gemm_schema["layout"]["anyOf"] == [
+        item,
+        {"type": "array", "items": item, "minItems": 1},
+    ]
+    for key in ("dtype", "out", "m", "n", "k", "batch"):
+        scalar, listed = gemm_schema[key]["anyOf"]
+        assert listed["items"] == scalar
+    assert "anyOf" not in gemm_schema["nk"]
+    assert gemm_schema["nk"]["items"]["type"] == "array"
+    assert gemm_schema["dtype"]["anyOf"][0]["enum"] == DTYPES.split(", ")
+    assert gemm_schema["out"]["anyOf"][0]["enum"] == OUTS.split(", ")
+    assert json_schema()["properties"]["targets"]["items"]["anyOf"][0]["enum"]
+
+
+def test_json_schema_asks_for_exactly_one_way_of_sizes() -> None:
+    ways = json_schema()["$defs"]["GemmEntry"]["oneOf"]
+    assert [way["required"] for way in ways] == [["m", "n", "k"], ["m", "nk"], ["mnk"]]
+
+
+@settings(max_examples=200)
+@given(name=st.from_regex(NAME_PATTERN, fullmatch=True))
+def test_every_name_is_fit_for_a_wheel(name: str) -> None:
+    assert canonicalize_name(f"nvgemm-kernels-{name}", validate=True)
+    assert canonicalize_name(name, validate=True)
+
+
+@pytest.mark.parametrize("name", ["-a", "a-", ".a", "a.", "a_b", "a b", "A", "é", "a/b", "a" * 65])
+def test_refuses_a_name_unfit_for_a_wheel(tmp_path: Path, name: str) -> None:
+    (line,) = mistakes(tmp_path, f"version: 1\nname: {name}\ntargets: [sm_90a]\n{TAIL}")
+    assert line.startswith(f"x.yaml:2:7: name: found {name[:57]!r}")
+
+
+def test_models_are_strict() -> None:
+    good: dict[str, Any] = {
+        "version": 1,
+        "name": "a",
+        "targets": ["sm_90a"],
+        "gemms": [{"dtype": "bf16", "mnk": [[1, 1, 1]]}],
+    }
+    ManifestEntry.model_validate(good)
+    for key, value in (("version", True), ("version", 1.0), ("candidates", "8"), ("extra", 1)):
+        with pytest.raises(ValidationError):
+            ManifestEntry.model_validate({**good, key: value})
+
+
+def test_importing_loads_neither_torch_nor_a_compiler() -> None:
+    code = (
+        "import sys, nvgemm_aot.manifest.parse; "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'cutlass', 'tvm_ffi')))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# Anything at all.
+
+_dtypes = st.sampled_from([d for d in DTYPES.split(", ") if d != "fp4_e2m1"])  # needs scales
+_sizes = st.integers(1, MAX_EXTENT)
+
+
+def _some(item: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return item | st.lists(item, min_size=1, max_size=3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    dtype=_some(_dtypes),
+    layout=_some(st.sampled_from(["tn", "tt", "nn", "nt"])),
+    m=_some(_sizes),
+    nk=st.lists(st.tuples(_sizes, _sizes).map(list), min_size=1, max_size=3),
+    candidates=st.integers(1, 64),
+    flow=st.booleans(),
+)
+def test_loads_what_was_declared(
+    tmp_path_factory: pytest.TempPathFactory,
+    dtype: Any,
+    layout: Any,
+    m: Any,
+    nk: list[list[int]],
+    candidates: int,
+    flow: bool,
+) -> None:
+    entry = {"dtype": dtype, "layout": layout, "m": m, "nk": nk, "candidates": candidates}
+    document = {"version": 1, "name": "a", "targets": ["sm_100f"], "gemms": [entry]}
+    text = yaml.safe_dump(document, default_flow_style=flow)
+    manifest = load(tmp_path_factory.mktemp("m"), text)
+
+    def listed(value: Any) -> list[Any]:
+        return value if isinstance(value, list) else [value]
+
+    expected = {
+        (d, lay, rows, n, k)
+        for d in listed(dtype)
+        for lay in listed(layout)
+        for rows in listed(m)
+        for n, k in nk
+    }
+    problems = [declared.problem for declared in manifest.declared]
+    found = {(p.signature.a.value, p.signature.layout.value, p.m, p.n, p.k) for p in problems}
+    assert found == expected
+    assert len(problems) == len(expected)
+    assert {declared.candidates for declared in manifest.declared} == {candidates}
+
+
+_words = st.sampled_from(
+    [*GEMM_KEYS.split(", "), *TOP_KEYS.split(", "), "arch", "device", "sm_90a", "bf16", "tn", "bmm"]
+)
+_scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | _words
+_values = st.recursive(
+    _scalars,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(_words | st.text(max_size=3), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(changes=st.dictionaries(_words, _values, max_size=3), first=_values)
+def test_random_documents_raise_nothing_but_manifest_errors(
+    tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any], first: Any
+) -> None:
+    document = {"version": 1, "name": "a", "targets": ["sm_90a"], "gemms": [first], **changes}
+    directory = tmp_path_factory.mktemp("f")
+    try:
+        load(directory, yaml.safe_dump(document, allow_unicode=True))
+    except ManifestError as error:
+        str(error).encode()
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    pieces=st.lists(
+        st.sampled_from(
+            [
+                *("version: 1", "\n", "\n  ", "- ", "gemms:", "{", "}", "[", "]", ":", "? ", ", "),
+                *("&a ", "*a", "!!int ", "!x ", "!%0a ", "|", ">-", '"', "'", "\\U", "\\ud800"),
+                *("%YAML 1.1", "---", "<<: ", "m", "1", "0x1", "1e3", ".inf", "~", "\t", "#", "%"),
+                *("@", "\ufeff", "é", "="),
+            ]
+        ),
+        max_size=25,
+    )
+)
+def test_random_text_raises_nothing_but_manifest_errors(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[str]
+) -> None:
+    directory = tmp_path_factory.mktemp("t")
+    try:
+        load(directory, "".join(pieces))
+    except ManifestError as error:
+        str(error).encode()

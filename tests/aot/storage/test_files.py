@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nvgemm_aot.storage.cache import Cache, cache_key, default_directory
+from nvgemm_aot.storage.files import remove_file, write_atomic
+from nvgemm_runtime.errors import StorageError
+
+
+def test_writes_through_missing_directories(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "a" / "b", b"content")
+    assert (tmp_path / "a" / "b").read_bytes() == b"content"
+
+
+def test_removes_a_file_that_is_there_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    assert remove_file(path)
+    assert not remove_file(path)
+    with pytest.raises(StorageError, match=r"cannot remove .*; remove it by hand"):
+        remove_file(tmp_path)
+
+
+def test_respects_the_umask(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        write_atomic(tmp_path / "file", b"")
+    finally:
+        os.umask(old)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
+
+
+def test_full_disk_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, b"old")
+
+    def no_space(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_space)
+    with pytest.raises(StorageError, match=r"file: cannot write 3 bytes: No space left"):
+        write_atomic(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_parent_that_is_a_file_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StorageError, match="cannot write"):
+        write_atomic(tmp_path / "file" / "inner", b"")
+
+
+def test_cache_gives_back_what_was_put(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    key = cache_key("kind", {"a": 1})
+    assert cache.get(key) is None
+    assert not cache.has(key)
+    cache.put(key, b"payload")
+    assert cache.get(key) == b"payload"
+    assert cache.has(key)
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", bytes(40)])
+def test_damaged_cache_entry_counts_as_absent(tmp_path: Path, damage: bytes) -> None:
+    cache = Cache(tmp_path)
+    key = cache_key("kind", 1)
+    cache.put(key, b"payload")
+    cache.path(key).write_bytes(damage)
+    assert cache.get(key) is None
+
+
+def test_cache_keys_depend_on_content_not_on_order() -> None:
+    assert cache_key("k", {"a": 1, "b": 2}) == cache_key("k", {"b": 2, "a": 1})
+    assert cache_key("k", {"a": 1}) != cache_key("k", {"a": 2})
+    assert cache_key("k", {"a": 1}) != cache_key("l", {"a": 1})
+
+
+def test_unwritable_cache_says_how_to_name_another(tmp_path: Path) -> None:
+    (tmp_path / "entries").write_bytes(b"in the way")
+    with pytest.raises(StorageError, match=r"NVGEMM_AOT_CACHE or --cache-dir"):
+        Cache(tmp_path).require_writable()
+
+
+def test_sweeps_what_killed_builds_left_but_not_what_others_write(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.put("aa", b"x")
+    folder = cache.path("aa").parent
+    old, young = folder / ".aa.1.partial", folder / ".aa.2.partial"
+    old.write_bytes(b"")
+    young.write_bytes(b"")
+    os.utime(old, (0, 0))
+    cache.require_writable()
+    assert not old.exists()
+    assert young.exists()
+    assert cache.get("aa") == b"x"
+
+
+def test_a_process_that_ends_finishes_what_another_of_its_threads_writes(tmp_path: Path) -> None:
+    script = """
+import os, sys, threading, time
+from pathlib import Path
+from nvgemm_aot.storage.files import finish_writing, write_atomic
+fsync, begun = os.fsync, threading.Event()
+
+def slow(descriptor):
+    begun.set()
+    time.sleep(0.2)
+    fsync(descriptor)
+
+def write_on():
+    for count in range(100):
+        write_atomic(Path(sys.argv[1]) / f"{count}", b"content")
+
+os.fsync = slow
+threading.Thread(target=write_on).start()
+begun.wait()
+finish_writing()
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-c", script, tmp_path], check=True)
+    written = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert "0" in written
+    assert len(written) < 100, "the process ended before the thread did"
+    assert all(name.isdecimal() and content == b"content" for name, content in written.items())
+
+
+def test_default_directory_follows_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NVGEMM_AOT_CACHE", "/somewhere")
+    assert default_directory() == Path("/somewhere")
+    monkeypatch.delenv("NVGEMM_AOT_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert default_directory() == Path("/xdg/nvgemm-aot")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert default_directory() == Path.home() / ".cache" / "nvgemm-aot"
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(StorageError, match="set NVGEMM_AOT_CACHE"):
+        default_directory()

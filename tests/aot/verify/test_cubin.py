@@ -1,0 +1,226 @@
+"""Device code inside a payload, with synthetic cubins; real ones are in test_verify."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvgemm_aot.targets.profile import load_profile
+from nvgemm_aot.verify.cubin import check_cubin, read_cubins, spilled_bytes
+from nvgemm_aot.verify.elf import MAGIC, MalformedElfError
+from nvgemm_aot.verify.findings import Check, Gap
+from nvgemm_runtime.gemm.target import Target
+from synthetic_cubin import (
+    CLUSTER_LAUNCH_CONTROL_USED,
+    KERNEL,
+    TCGEN05_1CTA_USED,
+    TCGEN05_2CTA_USED,
+    synthetic_cubin,
+)
+
+PREFIX = b"host code"
+
+
+def gaps_of(
+    arch: str = "sm_100f", device: str = "B200", launch_bytes: int | None = 0, **fields: Any
+) -> list[Gap]:
+    (cubin,) = read_cubins(PREFIX + synthetic_cubin(**fields))
+    return list(
+        check_cubin(
+            cubin,
+            target=Target(arch=arch),
+            profile=load_profile(device),
+            launch_bytes=launch_bytes,
+        )
+    )
+
+
+def test_reads_architecture_and_resources() -> None:
+    image = synthetic_cubin(registers=168, threads=(384, 1, 1))
+    (cubin,) = read_cubins(PREFIX + image + b"more host code")
+    assert cubin.content == image
+    assert (cubin.architecture, cubin.compiled_for) == ("sm_100", "sm_100f")
+    (kernel,) = cubin.kernels
+    assert kernel.name == KERNEL
+    assert (kernel.registers, kernel.threads) == (168, 384)
+    assert (kernel.shared_bytes, kernel.local_bytes) == (1024, 0)
+    assert (kernel.ctas_per_tile, kernel.cluster_launch_control) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("uses", "ctas_per_tile", "cluster_launch_control"),
+    [
+        ((TCGEN05_2CTA_USED,), 2, False),
+        ((TCGEN05_1CTA_USED, CLUSTER_LAUNCH_CONTROL_USED), 1, True),
+        ((TCGEN05_1CTA_USED, TCGEN05_2CTA_USED), None, False),
+        ((), None, False),
+    ],
+)
+def test_reads_instructions_that_the_code_uses(
+    uses: tuple[int, ...], ctas_per_tile: int | None, cluster_launch_control: bool
+) -> None:
+    (cubin,) = read_cubins(PREFIX + synthetic_cubin(uses=uses))
+    (kernel,) = cubin.kernels
+    assert kernel.ctas_per_tile == ctas_per_tile
+    assert kernel.cluster_launch_control is cluster_launch_control
+
+
+def test_finds_unknown_shared_memory_of_the_launch() -> None:
+    (gap,) = gaps_of(launch_bytes=None)
+    assert gap.check is Check.SHARED_MEMORY
+    assert gap.message == "the launcher does not show its dynamic shared memory"
+
+
+def test_finds_other_cuda_version() -> None:
+    (gap,) = gaps_of(cuda_version=128)
+    assert gap.check is Check.CUDA_VERSION
+    assert "CUDA 12.8" in gap.message
+
+
+def test_finds_every_cubin() -> None:
+    payload = PREFIX + synthetic_cubin() + b"between" + synthetic_cubin(sm=103)
+    assert [cubin.sm for cubin in read_cubins(payload)] == [100, 103]
+
+
+@pytest.mark.parametrize(
+    ("arch", "device", "sm", "accelerator"),
+    [
+        ("sm_90a", "H200", 90, 1),
+        ("sm_100a", "B200", 100, 1),
+        ("sm_100f", "B200", 100, 0),
+        ("sm_103a", "GB300", 103, 1),
+    ],
+)
+def test_accepts_each_target(arch: str, device: str, sm: int, accelerator: int) -> None:
+    assert not gaps_of(arch, device, sm=sm, accelerator=accelerator, compiled_for=arch)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sm": 90}, "for sm_90 by its flags, target sm_100f needs sm_100"),
+        ({"sm": 103}, "for sm_103 by its flags"),
+        ({"accelerator": 1}, "for sm_100a by its flags, target sm_100f needs sm_100"),
+        ({"compiled_for": "sm_100"}, "compiled for sm_100, must be sm_100f"),
+    ],
+)
+def test_finds_other_architecture(fields: dict[str, Any], message: str) -> None:
+    (gap,) = gaps_of(**fields)
+    assert gap.check is Check.ARCHITECTURE
+    assert message in gap.message
+
+
+def test_finds_family_code_in_an_architecture_specific_target() -> None:
+    assert {gap.check for gap in gaps_of("sm_100a")} == {Check.ARCHITECTURE}
+
+
+@pytest.mark.parametrize(
+    ("fields", "check", "message"),
+    [
+        ({"registers": 256}, Check.REGISTERS, "256 registers a thread, B200 has 255"),
+        (
+            {"registers": 200, "threads": (384, 1, 1)},
+            Check.REGISTERS,
+            "76800 registers a block, B200 has 65536",
+        ),
+        ({"registers": 8, "threads": (64, 32, 1)}, Check.THREADS, "2048 threads a block"),
+        ({"shared_bytes": 233473}, Check.SHARED_MEMORY, "233473 bytes of shared memory a block"),
+        ({"launch_bytes": 232449}, Check.SHARED_MEMORY, "B200 has 233472"),
+        ({"stack_bytes": 8}, Check.LOCAL_MEMORY, "8 bytes of local memory a thread, must be 0"),
+        ({"local_bytes": 16}, Check.LOCAL_MEMORY, "16 bytes of local memory a thread, must be 0"),
+    ],
+)
+def test_finds_resources_over_the_limit(fields: dict[str, Any], check: Check, message: str) -> None:
+    (gap,) = gaps_of(**fields)
+    assert gap.check is check
+    assert message in gap.message
+
+
+def test_accepts_resources_at_the_limit() -> None:
+    assert not gaps_of(registers=255, threads=(256, 1, 1), launch_bytes=232448)
+
+
+def test_rejects_payload_without_device_code() -> None:
+    with pytest.raises(MalformedElfError, match="no device code"):
+        read_cubins(PREFIX * 100)
+
+
+def test_rejects_cut_off_device_code() -> None:
+    with pytest.raises(MalformedElfError, match="ends at byte"):
+        read_cubins(PREFIX + synthetic_cubin()[:-1])
+
+
+def test_rejects_cut_off_header() -> None:
+    with pytest.raises(MalformedElfError, match="cannot be read as ELF"):
+        read_cubins(PREFIX + MAGIC)
+
+
+def test_rejects_other_abi() -> None:
+    with pytest.raises(MalformedElfError, match="ABI 7, must be 8"):
+        read_cubins(PREFIX + synthetic_cubin(abi=7))
+
+
+@pytest.mark.parametrize(
+    "name", [".symtab", ".note.nv.tkinfo", ".nv.info", ".nv.compat", f".nv.info.{KERNEL}"]
+)
+def test_rejects_missing_section(name: str) -> None:
+    with pytest.raises(MalformedElfError):
+        read_cubins(PREFIX + synthetic_cubin(left_out=name))
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "message"),
+    [(56, 65, "65 program headers"), (56, 0, "0 program headers"), (60, 1025, "1025 section")],
+)
+def test_rejects_table_of_unreasonable_length(position: int, value: int, message: str) -> None:
+    image = bytearray(synthetic_cubin() + bytes(100_000))
+    struct.pack_into("<H", image, position, value)
+    with pytest.raises(MalformedElfError, match=message):
+        read_cubins(PREFIX + bytes(image))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    changes=st.lists(
+        st.tuples(st.integers(0, len(synthetic_cubin()) - 1), st.integers(0, 255)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_malformed_device_code_is_one_kind_of_error(changes: list[tuple[int, int]]) -> None:
+    image = bytearray(synthetic_cubin())
+    for position, value in changes:
+        image[position] = value
+    try:
+        cubins = read_cubins(PREFIX + bytes(image))
+    except MalformedElfError:
+        return
+    for cubin in cubins:
+        list(
+            check_cubin(
+                cubin,
+                target=Target(arch="sm_100f"),
+                profile=load_profile("B200"),
+                launch_bytes=None,
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    ("payload", "spilled"),
+    [
+        (PREFIX + synthetic_cubin(), 0),
+        (PREFIX + synthetic_cubin(local_bytes=16), 16),
+        (PREFIX + synthetic_cubin() + synthetic_cubin(local_bytes=24), 24),
+        (PREFIX, 0),
+        (PREFIX + synthetic_cubin(local_bytes=16)[:-1], 0),
+    ],
+)
+def test_says_how_much_is_spilled_where_device_code_can_be_read(
+    payload: bytes, spilled: int
+) -> None:
+    assert spilled_bytes(payload) == spilled

@@ -1,0 +1,377 @@
+"""One real kernel of each row of the support table: what it must be, and lies about it.
+
+`data/rows.json` says for each kernel how it is called and what its code must show, and is compared
+with what `verify` reads. Nothing rewrites it: whoever changes it claims that a kernel is right in
+another way than before. Bytes are not held, for they change with every patch of the toolchain.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvgemm_aot.build.compiler import Task, compile_all, make_tasks
+from nvgemm_aot.bundle.writer import BuiltKernel, BundleContent, write_bundle
+from nvgemm_aot.providers.cutlass_operators import CutlassOperators
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.targets import build_target
+from nvgemm_aot.verify.bundle import EPILOGUES, GROUPS, POINTERS, UNPROVED, Report, verify_bundle
+from nvgemm_aot.verify.disassembler import require_disassembler
+from nvgemm_aot.verify.findings import Check
+from nvgemm_runtime.bundle.format import ClusterLimit, KernelDesign, sha256_hex
+from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.target import Target
+from repository import TESTS
+
+ROWS: dict[str, dict[str, Any]] = {
+    row.pop("row"): row for row in json.loads((TESTS / "data" / "rows.json").read_text())
+}
+TARGETS = sorted({row["target"] for row in ROWS.values()})
+
+
+@pytest.fixture(scope="module")
+def kernels(kernel_cache: Cache) -> dict[str, BuiltKernel]:
+    """The kernel of each row."""
+    provider = CutlassOperators()
+    tasks = {name: _task(provider, row) for name, row in ROWS.items()}
+    assert not compile_all(list(tasks.values()), kernel_cache, jobs=2).failures
+    return {
+        name: BuiltKernel(
+            payload=kernel_cache.get(task.key) or b"",
+            signature=task.candidate.signature,
+            provider=provider.name,
+            operator=task.candidate.operator,
+            design=_design(task),
+            alignment_bytes=task.candidate.alignment_bytes,
+            workspace_bytes=task.candidate.workspace_bytes,
+            calling_convention=task.candidate.calling_convention,
+        )
+        for name, task in tasks.items()
+    }
+
+
+def _task(provider: CutlassOperators, row: dict[str, Any]) -> Task:
+    target = build_target(row["target"])
+    found = provider.enumerate(Signature.parse(row["signature"]), target).candidates
+    chosen = [candidate for candidate in found if candidate.operator == row["operator"]]
+    assert len(chosen) == 1, f"{row['operator']} is {len(chosen)} of {len(found)} candidates"
+    (task,) = make_tasks(chosen, target, provider)
+    return task
+
+
+def _design(task: Task) -> KernelDesign:
+    capacities = {s: task.target.device.cluster_capacity(s) for s in task.candidate.cluster_sizes}
+    limits = tuple(
+        ClusterLimit(cluster_size=size, max_active=fact.value, basis=fact.basis)
+        for size, fact in sorted(capacities.items())
+    )
+    return replace(task.candidate.design, cluster_limits=limits)
+
+
+def verify(folder: Path, arch: str, *kernels: BuiltKernel) -> Report:
+    path = folder / f"{arch}.nvgemm"
+    write_bundle(
+        path,
+        BundleContent(
+            target=Target(arch=arch),
+            device=build_target(arch).device.name,
+            generator="test",
+            build_key=sha256_hex(b"build"),
+            toolchain={"test": "1"},
+            kernels=kernels,
+            rankings=(),
+        ),
+    )
+    return verify_bundle(path, disassemble=True, jobs=2)
+
+
+@pytest.fixture(scope="module")
+def reports(
+    kernels: dict[str, BuiltKernel], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Report]:
+    """What `verify` says of each target's kernels."""
+    require_disassembler()
+    folder = tmp_path_factory.mktemp("rows")
+    return {
+        arch: verify(
+            folder, arch, *(kernels[name] for name, row in ROWS.items() if row["target"] == arch)
+        )
+        for arch in TARGETS
+    }
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_kernel_is_what_the_table_says(
+    name: str, kernels: dict[str, BuiltKernel], reports: dict[str, Report]
+) -> None:
+    kernel, row = kernels[name], ROWS[name]
+    evidence = next(
+        item for item in reports[row["target"]].kernels if item.id == sha256_hex(kernel.payload)
+    )
+    observed = {
+        "target": evidence.compiled_for,
+        "signature": evidence.signature,
+        "operator": evidence.operator,
+        "calling_convention": kernel.calling_convention,
+        "workspace_bytes": kernel.workspace_bytes,
+        "operands": evidence.operands,
+        "alignment_bytes": list(evidence.alignment_bytes),
+        "instructions": list(evidence.instructions),
+        "multiplies": list(evidence.multiplies),
+        "clusters": [list(cluster) for cluster in evidence.clusters],
+        "scheduler": kernel.design.scheduler,
+        "ctas_per_tile": kernel.design.ctas_per_tile,
+    }
+    assert observed == row
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_nothing_is_wrong_with_any(arch: str, reports: dict[str, Report]) -> None:
+    assert not reports[arch].findings
+    assert (
+        reports[arch].notes
+        == {
+            "sm_100f": (UNPROVED, POINTERS, EPILOGUES, GROUPS),
+            "sm_103a": (UNPROVED, POINTERS),
+            "sm_100a": (UNPROVED,),
+            "sm_90a": (UNPROVED,),
+        }[arch]
+    )
+
+
+FP4 = "mm/tn/fp4_e2m1xfp4_e2m1/fp32/"
+LIES: list[tuple[str, dict[str, Any], set[Check], str]] = [
+    (
+        "bias",
+        {"signature": "mm/tn/bf16xbf16/fp32/bf16"},
+        {Check.CALLING_CONVENTION},
+        "parameter addend is passed once, must be never",
+    ),
+    (
+        "dense",
+        {"signature": "mm/tn/bf16xbf16/fp32/bf16/bias"},
+        {Check.CALLING_CONVENTION},
+        "parameter addend is passed never, must be once",
+    ),
+    (
+        "bias",
+        {"signature": "mm/tn/bf16xbf16/fp32/bf16/add"},
+        {Check.OPERANDS},
+        "addend of rank 2, bfloat16",
+    ),
+    (
+        "bias",
+        {"signature": "mm/tn/bf16xbf16/fp32/bf16/bias_relu"},
+        {Check.EPILOGUE},
+        "what no activation takes, its signature is mm/tn/bf16xbf16/fp32/bf16/bias_relu: relu",
+    ),
+    (
+        "bias-relu",
+        {"signature": "bmm/nn/fp16xfp16/fp32/fp16/bias"},
+        {Check.EPILOGUE},
+        "computes what relu takes",
+    ),
+    (
+        "bias-gelu",
+        {"signature": "mm/tn/bf16xbf16/fp32/bf16/bias_silu"},
+        {Check.EPILOGUE},
+        "computes what gelu_tanh takes",
+    ),
+    (
+        "bias-silu",
+        {"signature": "mm/tt/fp8_e4m3xfp8_e4m3/fp32/bf16/bias_gelu_tanh"},
+        {Check.EPILOGUE},
+        "computes what silu takes",
+    ),
+    (
+        "bias-fp8",
+        {"signature": "mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp8_e5m2/bias"},
+        {Check.OPERANDS, Check.RESULT_TYPE},
+        "turns sums into fp8_e4m3",
+    ),
+    (
+        "scales-tensor-wise",
+        {"signature": "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row"},
+        {Check.OPERANDS},
+        "scale_a of rank 2, float32",
+    ),
+    (
+        "scales-row-wise-bias",
+        {"calling_convention": "tvm_ffi:gemm(a,b,stream,addend,scale_a,scale_b,out)"},
+        {Check.OPERANDS},
+        "addend of rank 1, float16, scale_a of rank 2, float32",
+    ),
+    (
+        "mxfp8",
+        {"signature": "mm/nn/fp8_e5m2xfp8_e5m2/fp32/bf16/e8m0_1x32"},
+        {Check.OPERAND_TYPES},
+        "multiplies m256n128 nn fp8_e4m3xfp8_e4m3/fp32/e8m0_1x32",
+    ),
+    (
+        "mxfp8",
+        {"signature": "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32"},
+        {Check.OPERAND_LAYOUT},
+        "multiplies m256n128 nn fp8_e4m3xfp8_e4m3/fp32/e8m0_1x32",
+    ),
+    (
+        "mxfp8",
+        {"signature": "mm/nn/fp8_e4m3xfp8_e4m3/fp32/fp16/e8m0_1x32"},
+        {Check.RESULT_TYPE},
+        "turns sums into bf16",
+    ),
+    (
+        "mxfp8",
+        {"signature": "mm/nn/fp8_e4m3xfp8_e4m3/fp32/bf16"},
+        {Check.CALLING_CONVENTION, Check.BLOCK_SCALES},
+        "parameter scale_a is passed once, must be never",
+    ),
+    (
+        "mxfp4",
+        {"signature": f"{FP4}bf16/e4m3_1x16"},
+        {Check.BLOCK_SCALES},
+        "fp4_e2m1xfp4_e2m1/fp32/e8m0_1x32, its signature",
+    ),
+    (
+        "nvfp4",
+        {"signature": f"{FP4}fp16/e8m0_1x16"},
+        {Check.BLOCK_SCALES},
+        "fp4_e2m1xfp4_e2m1/fp32/e4m3_1x16, its signature",
+    ),
+    (
+        "nvfp4-e8m0",
+        {"signature": f"{FP4}fp8_e4m3/e8m0_1x32"},
+        {Check.BLOCK_SCALES},
+        "fp4_e2m1xfp4_e2m1/fp32/e8m0_1x16, its signature",
+    ),
+    (
+        "sm_103a-nvfp4",
+        {"signature": f"{FP4}fp16/e8m0_1x16"},
+        {Check.BLOCK_SCALES},
+        "fp4_e2m1xfp4_e2m1/fp32/e4m3_1x16, its signature",
+    ),
+    (
+        "sm_103a-nvfp4-e8m0",
+        {"signature": f"{FP4}fp8_e4m3/e8m0_1x32"},
+        {Check.BLOCK_SCALES},
+        "fp4_e2m1xfp4_e2m1/fp32/e8m0_1x16, its signature",
+    ),
+    (
+        "sm_103a-mxfp4",
+        {"signature": f"{FP4}bf16/e8m0_1x16"},
+        {Check.BLOCK_SCALES},
+        "fp4_e2m1xfp4_e2m1/fp32/e8m0_1x32, its signature",
+    ),
+    (
+        "nvfp4",
+        {"calling_convention": "tvm_ffi:gemm(a*,b*,scale_b*,scale_a*,out*,mnkl,stream)"},
+        {Check.OPERANDS},
+        "pointer scale_b, pointer scale_a",
+    ),
+    (
+        "nvfp4",
+        {"calling_convention": "tvm_ffi:gemm(a,b,scale_a,scale_b,out,stream)"},
+        {Check.OPERANDS, Check.ALIGNMENT},
+        "scale_a of rank 1, float8_e4m3fn",
+    ),
+    ("nvfp4-e8m0", {"ctas_per_tile": 2}, {Check.CTAS_PER_TILE}, "UTCOMMA.4X; its entry says 2"),
+    ("mxfp4", {"tile": (256, 128, 256)}, {Check.INSTRUCTION_TILE}, "its entry says tile 256x128"),
+    (
+        "grouped",
+        {"signature": "mm/tn/bf16xbf16/fp32/bf16"},
+        {Check.CALLING_CONVENTION},
+        "parameter offsets is passed once, must be never",
+    ),
+    (
+        "grouped-fp8",
+        {"signature": "grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16"},
+        {Check.OPERANDS, Check.RESULT_TYPE},
+        "out of rank 2, bfloat16",
+    ),
+    ("grouped", {"alignment_bytes": 4}, {Check.ALIGNMENT}, "to 4, 16 bytes, its entry says 4"),
+    ("grouped", {"workspace_bytes": 1024}, {Check.WORKSPACE}, "1024 bytes of workspace, must be 0"),
+    (
+        "int8-into-fp32",
+        {"signature": "bmm/tn/int8xint8/int32/int32"},
+        {Check.OPERANDS, Check.RESULT_TYPE},
+        "turns sums into fp32",
+    ),
+    (
+        "uint8",
+        {"signature": "mm/nn/int8xint8/int32/int32"},
+        {Check.OPERANDS, Check.OPERAND_TYPES},
+        "multiplies m128n128 nn uint8xuint8/int32",
+    ),
+    (
+        "hopper-int8",
+        {"signature": "mm/tn/uint8xuint8/int32/uint8"},
+        {Check.OPERANDS, Check.OPERAND_TYPES},
+        "multiplies m64n128 tn int8xint8/int32",
+    ),
+]
+"""Row, what its entry says falsely, what finds it, and in which words."""
+
+
+@pytest.mark.parametrize(("name", "change", "checks", "words"), LIES)
+def test_finds_lies(
+    name: str,
+    change: dict[str, Any],
+    checks: set[Check],
+    words: str,
+    kernels: dict[str, BuiltKernel],
+    tmp_path: Path,
+) -> None:
+    """Of a provider whose names are not read: what the code shows must be enough."""
+    kernel = _changed(replace(kernels[name], provider="test"), change)
+    report = verify(tmp_path, ROWS[name]["target"], kernel)
+    assert {finding.check for finding in report.findings} == checks, report.findings
+    assert any(words in finding.message for finding in report.findings), report.findings
+
+
+def _changed(kernel: BuiltKernel, change: dict[str, Any]) -> BuiltKernel:
+    fields = dict(change)
+    if "signature" in fields:
+        fields["signature"] = Signature.parse(fields["signature"])
+    of_design = {name: fields.pop(name) for name in ("ctas_per_tile", "tile") if name in fields}
+    return replace(kernel, design=replace(kernel.design, **of_design), **fields)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("bias", {"signature": "mm/tn/bf16xbf16/fp32/bf16"}, "kind epilogue, its entry says plain"),
+        ("mxfp4", {"signature": f"{FP4}bf16/e4m3_1x16"}, "scale_a Float8E8M0FNU, its entry says"),
+        ("mxfp4", {"signature": f"{FP4}bf16/e8m0_1x16"}, "scale_mode Blockwise1x32, its entry"),
+        ("mxfp4", {"signature": f"{FP4}bf16"}, "swizzle Swizzle32x4x4, its entry says none"),
+        ("mxfp8-e5m2", {"ctas_per_tile": 2}, "states ctas_per_tile 1, its entry says 2"),
+        ("grouped", {"signature": "mm/tn/bf16xbf16/fp32/bf16"}, "kind grouped, its entry says"),
+        ("dense", {"tile": (256, 128, 128)}, "tile 256x128x64, its entry says 256x128x128"),
+    ],
+)
+def test_finds_entries_that_operator_names_contradict(
+    name: str,
+    change: dict[str, Any],
+    words: str,
+    kernels: dict[str, BuiltKernel],
+    tmp_path: Path,
+) -> None:
+    report = verify(tmp_path, ROWS[name]["target"], _changed(kernels[name], change))
+    messages = [item.message for item in report.findings if item.check is Check.OPERATOR_NAME]
+    assert any(words in message for message in messages), messages
+
+
+def test_kernels_that_spill_are_not_kept(kernel_cache: Cache) -> None:
+    """Seen of this tile: `verify` would refuse it, so no bundle may get it."""
+    operator = (
+        "cutedsl.PersistentDenseGemmEFCOperator_sm100_tnt_AFloat8E5M2_BFloat8E5M2_outFloat16"
+        "_accFloat32_1cta_cluster8x2x1_tile128x128x128_tma_store"
+    )
+    signature = "mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp16/fp32_row"
+    row = {"target": "sm_100f", "signature": signature, "operator": operator}
+    task = _task(CutlassOperators(), row)
+    (failure,) = compile_all([task], kernel_cache, jobs=1).failures
+    assert "registers spill, 16 bytes a thread" in failure.reason
+    assert kernel_cache.get(task.key) is None

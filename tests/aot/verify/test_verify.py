@@ -1,0 +1,732 @@
+"""Whole bundles: two real kernels compiled here, and what was tampered with after that."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nvgemm_aot.build.compiler import compile_all, make_tasks
+from nvgemm_aot.bundle.writer import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from nvgemm_aot.providers.cutlass_operators import CutlassOperators
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.targets import build_target
+from nvgemm_aot.verify import disassembler
+from nvgemm_aot.verify.bundle import UNPROVED, Finding, Report, verify_bundle
+from nvgemm_aot.verify.cubin import read_cubins
+from nvgemm_aot.verify.findings import Check
+from nvgemm_aot.verify.kernel import NOT_DISASSEMBLED, inspect_kernel
+from nvgemm_runtime.bundle.format import ClusterLimit, KernelDesign, sha256_hex
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import BundleFormatError, StorageError, ToolchainError
+from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.target import Target
+from synthetic_cubin import CLUSTER_LAUNCH_CONTROL_USED, TCGEN05_1CTA_USED, synthetic_cubin
+from synthetic_payload import CALL, host_payload
+
+CONVENTION = "tvm_ffi:gemm(a,b,out,stream)"
+SIGNATURE = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
+LIMIT = ClusterLimit(cluster_size=1, max_active=132, basis="measured")
+DEVICES = {"sm_100f": "B200", "sm_100a": "B200", "sm_90a": "H200"}
+
+
+def built(payload: bytes, tile: tuple[int, int, int]) -> BuiltKernel:
+    return BuiltKernel(
+        payload=payload,
+        signature=SIGNATURE,
+        provider="test",
+        operator="operator",
+        design=KernelDesign(
+            tile=tile,
+            ctas_per_tile=1,
+            cluster=(1, 1),
+            fallback_cluster=None,
+            scheduler="clc",
+        ),
+        alignment_bytes=16,
+        workspace_bytes=0,
+        calling_convention=CONVENTION,
+    )
+
+
+@pytest.fixture(scope="session")
+def kernels(kernel_cache: Cache) -> dict[str, BuiltKernel]:
+    """One real kernel of each architecture."""
+    provider = CutlassOperators()
+    tasks = {}
+    for arch, wanted in (
+        ("sm_100f", "1cta_cluster1x1x1_tile64x32x64_schedulerCLC"),
+        ("sm_90a", "cluster1x1x1_tile64x64x64"),
+    ):
+        target = build_target(arch)
+        found = provider.enumerate(SIGNATURE, target).candidates
+        candidate = next(c for c in found if wanted in c.operator)
+        (tasks[arch],) = make_tasks([candidate], target, provider)
+    assert not compile_all(list(tasks.values()), kernel_cache, jobs=1).failures
+    limits = {"sm_100f": (), "sm_90a": (LIMIT,)}
+    return {
+        arch: BuiltKernel(
+            payload=kernel_cache.get(task.key) or b"",
+            signature=SIGNATURE,
+            provider=provider.name,
+            operator=task.candidate.operator,
+            design=replace(task.candidate.design, cluster_limits=limits[arch]),
+            alignment_bytes=task.candidate.alignment_bytes,
+            workspace_bytes=task.candidate.workspace_bytes,
+            calling_convention=task.candidate.calling_convention,
+        )
+        for arch, task in tasks.items()
+    }
+
+
+@pytest.fixture
+def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disassembler, "_places", lambda: iter(()))
+
+
+@pytest.fixture
+def tools() -> None:
+    if disassembler.find_disassembler() is None:
+        pytest.skip("nvdisasm is not installed")
+
+
+def bundle(folder: Path, *content: BuiltKernel, arch: str, device: str | None = None) -> Path:
+    path = folder / "kernels.nvgemm"
+    rankings: tuple[ProblemRanking, ...] = ()
+    write_bundle(
+        path,
+        BundleContent(
+            target=Target(arch=arch),
+            device=device or DEVICES[arch],
+            generator="test",
+            build_key=sha256_hex(b"build"),
+            toolchain={"test": "1"},
+            kernels=content,
+            rankings=rankings,
+        ),
+    )
+    return path
+
+
+def assert_only(report: Report, check: Check, message: str) -> Finding:
+    assert not report.ok
+    assert [finding.check for finding in report.findings] == [check], report.findings
+    assert message in report.findings[0].message
+    return report.findings[0]
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize(
+    ("arch", "flags", "opcode", "multiplies"),
+    [
+        ("sm_100f", "sm_100", "UTCHMMA", "m64n32 tn bf16xbf16/fp32"),
+        ("sm_90a", "sm_90a", "HGMMA.64x64x16.F32.BF16", "m64n64 tn bf16xbf16/fp32"),
+    ],
+)
+def test_accepts_real_kernel_and_shows_the_evidence(
+    tmp_path: Path,
+    kernels: dict[str, BuiltKernel],
+    arch: str,
+    flags: str,
+    opcode: str,
+    multiplies: str,
+) -> None:
+    report = verify_bundle(bundle(tmp_path, kernels[arch], arch=arch), disassemble=True)
+    assert report.ok, report.findings
+    assert report.notes == (UNPROVED,)
+    (evidence,) = report.kernels
+    assert evidence.id == sha256_hex(kernels[arch].payload)
+    assert (evidence.architecture, evidence.compiled_for) == (flags, arch)
+    assert evidence.registers is not None
+    assert 16 <= evidence.registers <= 255
+    assert evidence.threads in (192, 224, 256, 384)
+    assert evidence.static_shared_bytes == evidence.local_bytes == 0
+    assert evidence.dynamic_shared_bytes is not None
+    assert 1 << 16 <= evidence.dynamic_shared_bytes <= 232448
+    assert list(evidence.instructions) == [opcode]
+    assert evidence.instructions[opcode] >= 4
+    assert evidence.multiplies == (multiplies,)
+    assert evidence.operands == CALL.removeprefix("__call__(").removesuffix(")")
+    assert evidence.alignment_bytes == (16,)
+    assert evidence.clusters == ((1, 1),)
+    assert evidence.disassembled_by.startswith("nvdisasm V")
+    document = json.loads(json.dumps(report.to_json()))
+    assert document["ok"] is True
+    assert document["kernels"][0]["instructions"] == evidence.instructions
+
+
+@pytest.mark.usefixtures("tools")
+def test_numbers_are_those_that_cuobjdump_prints(
+    tmp_path: Path, kernels: dict[str, BuiltKernel]
+) -> None:
+    found = disassembler.require_disassembler()
+    tool = found.path.with_name("cuobjdump")
+    if not tool.exists():
+        pytest.skip("cuobjdump is not installed")
+    for arch, kernel in kernels.items():
+        (cubin,) = read_cubins(kernel.payload)
+        (function,) = cubin.kernels
+        image = tmp_path / f"{arch}.cubin"
+        image.write_bytes(cubin.content)
+        printed = subprocess.run(
+            [str(tool), "-res-usage", str(image)], capture_output=True, text=True, check=True
+        ).stdout
+        wanted = f"REG:{function.registers} STACK:0 SHARED:{function.shared_bytes} LOCAL:0"
+        assert wanted in printed
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(
+    ("kernel", "arch", "messages"),
+    [
+        (
+            "sm_100f",
+            "sm_100a",
+            ["for sm_100 by its flags, target sm_100a", "compiled for sm_100f, must be sm_100a"],
+        ),
+        (
+            "sm_90a",
+            "sm_100f",
+            ["for sm_90a by its flags, target sm_100f", "compiled for sm_90a, must be sm_100f"],
+        ),
+    ],
+)
+def test_finds_kernel_of_another_target(
+    tmp_path: Path,
+    kernels: dict[str, BuiltKernel],
+    kernel: str,
+    arch: str,
+    messages: list[str],
+) -> None:
+    limits = tuple(
+        replace(limit, max_active=148, basis="estimated")  # the profile of B200
+        for limit in kernels[kernel].design.cluster_limits
+    )
+    design = replace(kernels[kernel].design, cluster_limits=limits)
+    report = verify_bundle(bundle(tmp_path, replace(kernels[kernel], design=design), arch=arch))
+    assert {finding.check for finding in report.findings} == {Check.ARCHITECTURE}
+    assert all(part in finding.message for part, finding in zip(messages, report.findings))
+    assert all(finding.kernel == report.kernels[0].id for finding in report.findings)
+
+
+@pytest.mark.usefixtures("tools")
+def test_finds_device_code_replaced_by_another_architectures(
+    tmp_path: Path, kernels: dict[str, BuiltKernel]
+) -> None:
+    (own,) = read_cubins(kernels["sm_100f"].payload)
+    (other,) = read_cubins(kernels["sm_90a"].payload)
+    swapped = kernels["sm_100f"].payload.replace(
+        own.content, other.content.ljust(len(own.content), b"\0")
+    )
+    kernel = replace(kernels["sm_100f"], payload=swapped)
+    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_100f"))
+    checks = {finding.check for finding in report.findings}
+    assert checks == {
+        Check.ARCHITECTURE,
+        Check.TENSOR_CORE,
+        Check.OPERATOR_NAME,
+        Check.SCHEDULER,
+    }
+
+
+@pytest.mark.usefixtures("tools")
+def test_finds_entry_with_another_type(tmp_path: Path, kernels: dict[str, BuiltKernel]) -> None:
+    signature = Signature.parse("mm/tn/fp16xfp16/fp32/fp16")
+    kernel = replace(kernels["sm_100f"], signature=signature, provider="test")
+    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_100f"))
+    assert {finding.check for finding in report.findings} == {
+        Check.OPERANDS,
+        Check.OPERAND_TYPES,
+        Check.RESULT_TYPE,
+    }
+    assert all("is mm/tn/fp16xfp16/fp32/fp16" in finding.message for finding in report.findings)
+
+
+@pytest.mark.usefixtures("tools")
+def test_finds_entry_with_another_tile(tmp_path: Path, kernels: dict[str, BuiltKernel]) -> None:
+    design = replace(kernels["sm_90a"].design, tile=(64, 128, 64))
+    kernel = replace(kernels["sm_90a"], design=design, provider="test")
+    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_90a"))
+    assert_only(report, Check.INSTRUCTION_TILE, "its entry says tile 64x128")
+
+
+LIES: list[tuple[str, dict[str, Any], set[Check], str]] = [
+    (
+        "sm_100f",
+        {"signature": Signature.parse("mm/tn/bf16xbf16/fp32/fp32")},
+        {Check.OPERANDS},
+        "out of rank 2, float32",
+    ),
+    (
+        "sm_90a",
+        {"signature": Signature.parse("bmm/tn/bf16xbf16/fp32/bf16")},
+        {Check.OPERANDS},
+        "a of rank 3, bfloat16",
+    ),
+    ("sm_100f", {"alignment_bytes": 1}, {Check.ALIGNMENT}, "to 16 bytes, its entry says 1"),
+    ("sm_90a", {"alignment_bytes": 32}, {Check.ALIGNMENT}, "to 16 bytes, its entry says 32"),
+    ("sm_100f", {"workspace_bytes": 1 << 62}, {Check.WORKSPACE}, "must be 0"),
+    *(
+        ("sm_100f", {"calling_convention": text}, {Check.CALLING_CONVENTION}, repr(text))
+        for text in (
+            "tvm_ffi:gemm(b,a,out)",
+            "tvm_ffi:gemm",
+            "tvm_ffi:gemm((((",
+            "tvm_ffi:gemm(a,b,stream,addend,out)",
+            "tvm_ffi:gemm(a*,b*,out*,stream)",
+        )
+    ),
+    *(
+        ("sm_100f", {"calling_convention": text}, {check}, message)
+        for text, check, message in (
+            ("tvm_ffi:gemm(b,a,out,stream)", Check.OPERANDS, "b of rank 2, bfloat16, a of rank 2"),
+            ("tvm_ffi:gemm(a,b,stream,out)", Check.OPERANDS, "stream, out of rank 2, bfloat16"),
+            ("tvm_ffi:other(a,b,out,stream)", Check.HOST_EXPORTS, "exactly __tvm_ffi_other"),
+        )
+    ),
+    (
+        "sm_100f",
+        {"calling_convention": "tvm_ffi:gemm(a*,b*,out*,mnkl,stream)"},
+        {Check.OPERANDS, Check.ALIGNMENT},
+        "to 16 bytes, it takes pointers, which show none",
+    ),
+    (
+        "sm_100f",
+        {"calling_convention": "tvm_ffi:gemm(a,b,out,workspace,stream)"},
+        {Check.OPERANDS, Check.WORKSPACE},
+        "0 bytes of workspace, more than 0",
+    ),
+]
+"""What an entry says falsely, beside the truth: the architecture, the change, what finds it."""
+
+DESIGN_LIES: list[tuple[str, dict[str, Any], set[Check], str]] = [
+    ("sm_100f", {"ctas_per_tile": 2}, {Check.CTAS_PER_TILE}, "with 1 thread blocks a tile"),
+    ("sm_90a", {"ctas_per_tile": 2}, {Check.CTAS_PER_TILE}, "with 1 thread blocks a tile"),
+    ("sm_100f", {"cluster": (999, 7)}, {Check.CLUSTER}, "clusters of 1x1, its entry says 999x7"),
+    ("sm_100f", {"fallback_cluster": (2, 1)}, {Check.CLUSTER}, "its entry says 1x1 and 2x1"),
+    ("sm_100f", {"scheduler": "banana"}, {Check.SCHEDULER}, "'banana' is none of clc, one_tile"),
+    (
+        "sm_100f",
+        {"scheduler": "static_persistent"},
+        {Check.SCHEDULER, Check.CLUSTER_LIMITS},
+        "uses cluster launch control",
+    ),
+    (
+        "sm_90a",
+        {"scheduler": "clc", "cluster_limits": ()},
+        {Check.SCHEDULER},
+        "does not use cluster launch control",
+    ),
+    ("sm_90a", {"cluster_limits": ()}, {Check.CLUSTER_LIMITS}, "takes [1]"),
+    ("sm_100f", {"cluster_limits": (LIMIT,)}, {Check.CLUSTER_LIMITS}, "takes none"),
+    (
+        "sm_90a",
+        {"cluster_limits": (replace(LIMIT, max_active=131),)},
+        {Check.CLUSTER_LIMITS},
+        "H200 has 132 (measured)",
+    ),
+    (
+        "sm_90a",
+        {"cluster_limits": (replace(LIMIT, basis="estimated"),)},
+        {Check.CLUSTER_LIMITS},
+        "H200 has 132 (measured)",
+    ),
+    (
+        "sm_90a",
+        {"cluster_limits": (ClusterLimit(cluster_size=3, max_active=1, basis="measured"),)},
+        {Check.CLUSTER_LIMITS},
+        "no max active clusters for cluster size 3",
+    ),
+]
+
+
+def assert_finds(report: Report, checks: set[Check], message: str) -> None:
+    assert {finding.check for finding in report.findings} == checks, report.findings
+    assert any(message in finding.message for finding in report.findings), report.findings
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(("arch", "change", "checks", "message"), LIES)
+def test_finds_entry_that_its_payload_contradicts(
+    tmp_path: Path,
+    kernels: dict[str, BuiltKernel],
+    arch: str,
+    change: dict[str, Any],
+    checks: set[Check],
+    message: str,
+) -> None:
+    kernel = replace(kernels[arch], provider="test", **change)
+    assert_finds(verify_bundle(bundle(tmp_path, kernel, arch=arch)), checks, message)
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(("arch", "change", "checks", "message"), DESIGN_LIES)
+def test_finds_design_that_its_payload_contradicts(
+    tmp_path: Path,
+    kernels: dict[str, BuiltKernel],
+    arch: str,
+    change: dict[str, Any],
+    checks: set[Check],
+    message: str,
+) -> None:
+    design = replace(kernels[arch].design, **change)
+    kernel = replace(kernels[arch], provider="test", design=design)
+    report = verify_bundle(bundle(tmp_path, kernel, arch=arch, device=DEVICES[arch]))
+    assert_finds(report, checks, message)
+
+
+@pytest.mark.usefixtures("tools")
+@pytest.mark.parametrize("layout", ["nn", "tt", "nt"])
+@pytest.mark.parametrize("arch", ["sm_100f", "sm_90a"])
+def test_finds_entry_with_another_layout(
+    tmp_path: Path, kernels: dict[str, BuiltKernel], arch: str, layout: str
+) -> None:
+    signature = Signature.parse(SIGNATURE.key.replace("tn", layout))
+    kernel = replace(kernels[arch], provider="test", signature=signature)
+    report = verify_bundle(bundle(tmp_path, kernel, arch=arch))
+    assert_only(report, Check.OPERAND_LAYOUT, f"its signature is mm/{layout}/")
+
+
+@pytest.mark.usefixtures("tools")
+def test_finds_transposed_tile(tmp_path: Path, kernels: dict[str, BuiltKernel]) -> None:
+    design = replace(kernels["sm_100f"].design, tile=(32, 64, 64))
+    kernel = replace(kernels["sm_100f"], provider="test", design=design)
+    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_100f"))
+    assert_only(report, Check.INSTRUCTION_TILE, "its entry says tile 32x64")
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(
+    ("arch", "change", "message"),
+    [
+        ("sm_100f", {"tile": (64, 32, 7)}, "states tile 64x32x64, its entry says 64x32x7"),
+        ("sm_90a", {"tile": (64, 128, 64)}, "states tile 64x64x64, its entry says 64x128x64"),
+    ],
+)
+def test_finds_design_that_the_operators_name_contradicts(
+    tmp_path: Path,
+    kernels: dict[str, BuiltKernel],
+    arch: str,
+    change: dict[str, Any],
+    message: str,
+) -> None:
+    kernel = replace(kernels[arch], design=replace(kernels[arch].design, **change))
+    assert_only(verify_bundle(bundle(tmp_path, kernel, arch=arch)), Check.OPERATOR_NAME, message)
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_operator_of_another_family(tmp_path: Path, kernels: dict[str, BuiltKernel]) -> None:
+    real = kernels["sm_90a"]
+    name = real.operator.replace("Sm90StaticPersistentGemm", "TgvGemm").replace(
+        "64x64x64", "64x64x9"
+    )
+    design = replace(real.design, scheduler="one_tile", tile=(64, 64, 9), cluster_limits=())
+    kernel = replace(real, operator=name, design=design)
+    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_90a"))
+    assert_only(report, Check.OPERATOR_NAME, "states TgvGemm, the device function is called")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_device_code_of_another_cuda_version(tmp_path: Path) -> None:
+    image = synthetic_cubin(cuda_version=128)
+    report = verify_payload(tmp_path, host_payload(tmp_path, cubin=image))
+    assert_only(report, Check.CUDA_VERSION, "CUDA 12.8, target")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_says_which_providers_operator_names_are_not_read(
+    tmp_path: Path, kernels: dict[str, BuiltKernel]
+) -> None:
+    kernel = replace(kernels["sm_90a"], provider="nobody", operator="rm -rf")
+    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_90a"))
+    assert report.ok, report.findings
+    assert "operator names of nobody are not read" in report.notes[1]
+    kernel = replace(kernel, provider="cutlass_operators")
+    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_90a"))
+    assert_only(report, Check.OPERATOR_NAME, "has no operator called 'rm -rf'")
+
+
+@pytest.mark.usefixtures("tools")
+def test_finds_spills(
+    tmp_path: Path, kernels: dict[str, BuiltKernel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = disassembler.Disassembler.disassemble
+
+    def spilling(self: disassembler.Disassembler, cubin: bytes) -> str:
+        return honest(self, cubin) + "        /*ff00*/                   STL [R1+0x4], R8 ;\n"
+
+    monkeypatch.setattr(disassembler.Disassembler, "disassemble", spilling)
+    report = verify_bundle(bundle(tmp_path, kernels["sm_90a"], arch="sm_90a"))
+    assert_only(report, Check.LOCAL_MEMORY, "1 x STL")
+    assert report.kernels[0].instructions["STL"] == 1
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_unknown_device_profile(tmp_path: Path, kernels: dict[str, BuiltKernel]) -> None:
+    path = bundle(tmp_path, kernels["sm_90a"], arch="sm_90a", device="H9000")
+    finding = assert_only(verify_bundle(path), Check.DEVICE_PROFILE, "'H9000'")
+    assert finding.kernel is None
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_device_that_cannot_run_the_target(
+    tmp_path: Path, kernels: dict[str, BuiltKernel]
+) -> None:
+    path = bundle(tmp_path, kernels["sm_100f"], arch="sm_100f", device="H200")
+    report = verify_bundle(path)
+    assert_only(report, Check.DEVICE_PROFILE, "capability 9.0 and cannot run target sm_100f")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_says_plainly_that_device_code_was_not_disassembled(
+    tmp_path: Path, kernels: dict[str, BuiltKernel]
+) -> None:
+    path = bundle(tmp_path, kernels["sm_100f"], arch="sm_100f")
+    report = verify_bundle(path)
+    assert report.ok
+    assert report.disassembler is None
+    assert report.kernels[0].disassembled_by == NOT_DISASSEMBLED
+    assert report.notes[0] == UNPROVED
+    assert "was not disassembled" in report.notes[1]
+    assert "pip install 'nvgemm-aot[build]'" in report.notes[1]
+    assert "not asked for" in verify_bundle(path, disassemble=False).notes[1]
+    with pytest.raises(ToolchainError, match=r"pip install 'nvgemm-aot\[build\]'"):
+        verify_bundle(path, disassemble=True)
+
+
+# Without the compiler: payloads from the system's C compiler around synthetic device code.
+
+
+@pytest.fixture
+def fake_nvdisasm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A disassembler that prints what the test wrote beside it; its temporary files are watched."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    program = tmp_path / "nvdisasm"
+    program.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in --version) echo "release 99.1, V99.1.2";;\n'
+        f'*) test -s "$2" && . {tmp_path}/says;; esac\n'
+    )
+    program.chmod(0o755)
+    (tmp_path / "says").write_text("echo nothing\n")
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setattr(disassembler, "_places", lambda: iter([program]))
+    yield tmp_path / "says"
+    assert not list(temporary.iterdir())
+
+
+def verify_payload(folder: Path, payload: bytes, **options: Any) -> Report:
+    return verify_bundle(bundle(folder, built(payload, (64, 32, 64)), arch="sm_100f"), **options)
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_accepts_synthetic_kernel(tmp_path: Path) -> None:
+    assert verify_payload(tmp_path, host_payload(tmp_path, cubin=synthetic_cubin())).ok
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_payload_without_device_code(tmp_path: Path) -> None:
+    report = verify_payload(tmp_path, host_payload(tmp_path))
+    assert_only(report, Check.DEVICE_FORMAT, "no device code")
+    assert report.kernels[0].registers is None
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_undefined_symbol(tmp_path: Path) -> None:
+    payload = host_payload(tmp_path, body="return foreign();", cubin=synthetic_cubin())
+    assert_only(verify_payload(tmp_path, payload), Check.HOST_SYMBOLS, "needs the symbol foreign")
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(
+    ("flag", "extension"), [("-mavx2", "AVX"), ("-mavx512f", "AVX-512")], ids=["avx", "avx512"]
+)
+def test_finds_host_code_for_some_processors_only(
+    tmp_path: Path, flag: str, extension: str
+) -> None:
+    bits = "512" if flag == "-mavx512f" else "256"
+    body = (
+        f"typedef long vector __attribute__((vector_size({bits} / 8)));"
+        "static volatile vector stored; stored = (vector){0}; TVMFFIEnvGetStream();"
+        "stored = stored + 1; TVMFFIEnvGetStream(); return 0;"
+    )
+    payload = host_payload(tmp_path, "-O2", flag, body=body, cubin=synthetic_cubin())
+    report = verify_payload(tmp_path, payload)
+    assert_only(report, Check.HOST_PROCESSOR, f"host code uses {extension};")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_runpath(tmp_path: Path) -> None:
+    payload = host_payload(tmp_path, "-Wl,-rpath,/opt/lib", cubin=synthetic_cubin())
+    assert_only(verify_payload(tmp_path, payload), Check.HOST_LIBRARIES, "'/opt/lib'")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_unknown_calling_convention(tmp_path: Path) -> None:
+    kernel = built(host_payload(tmp_path, cubin=synthetic_cubin()), (64, 32, 64))
+    kernel = replace(kernel, calling_convention="magic")
+    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_100f"))
+    assert_only(report, Check.CALLING_CONVENTION, "'magic'")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_shared_memory_of_the_launch_over_the_limit(tmp_path: Path) -> None:
+    payload = host_payload(
+        tmp_path,
+        shared_bytes=300000,
+        cubin=synthetic_cubin(),
+    )
+    report = verify_payload(tmp_path, payload)
+    assert report.kernels[0].dynamic_shared_bytes == 300000
+    assert_only(report, Check.SHARED_MEMORY, "301024 bytes of shared memory a block, B200 has")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_unknown_shared_memory_of_the_launch(tmp_path: Path) -> None:
+    report = verify_payload(
+        tmp_path, host_payload(tmp_path, shared_bytes=None, cubin=synthetic_cubin())
+    )
+    assert report.kernels[0].dynamic_shared_bytes is None
+    assert_only(report, Check.SHARED_MEMORY, "does not show its dynamic shared memory")
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (CALL.replace("a: ", "x: ").replace("b: ", "a: ").replace("x: ", "b: "), "takes (b: "),
+        (CALL.replace("[n2, n3], bfloat16", "[n2, n3], float16"), "takes (a: "),
+        (CALL.replace("[n2, n3]", "[n2]"), "takes (a: "),
+        (CALL.replace(", stream: Stream", ", scale: float, stream: Stream"), "takes (a: "),
+        (CALL.replace(", stream: Stream", ""), "takes (a: "),
+        (CALL.replace(", c: Tensor([n4, n5], bfloat16)", ""), "takes (a: "),
+        ("nothing of the kind", "does not show its operands"),
+        (CALL + "` when calling: `" + CALL.replace("bfloat16", "float16"), "does not show"),
+    ],
+)
+def test_finds_launcher_with_other_operands(tmp_path: Path, call: str, message: str) -> None:
+    payload = host_payload(tmp_path, call=call, cubin=synthetic_cubin())
+    assert_only(verify_payload(tmp_path, payload), Check.OPERANDS, message)
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_launcher_with_other_alignment(tmp_path: Path) -> None:
+    payload = host_payload(tmp_path, alignment_bytes=32, cubin=synthetic_cubin())
+    assert_only(verify_payload(tmp_path, payload), Check.ALIGNMENT, "aligned to 32 bytes")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_finds_launcher_with_other_cluster(tmp_path: Path) -> None:
+    payload = host_payload(tmp_path, clusters=((1, 1), (2, 1)), cubin=synthetic_cubin())
+    assert_only(verify_payload(tmp_path, payload), Check.CLUSTER, "clusters of 1x1 and 2x1")
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(
+    ("uses", "check"),
+    [
+        ((TCGEN05_1CTA_USED,), Check.SCHEDULER),
+        ((CLUSTER_LAUNCH_CONTROL_USED,), Check.CTAS_PER_TILE),
+    ],
+)
+def test_finds_device_code_of_another_design(
+    tmp_path: Path, uses: tuple[int, ...], check: Check
+) -> None:
+    payload = host_payload(tmp_path, cubin=synthetic_cubin(uses=uses))
+    assert_only(verify_payload(tmp_path, payload), check, "device code")
+
+
+def test_finds_kernel_without_tensor_core_instructions(tmp_path: Path, fake_nvdisasm: Path) -> None:
+    report = verify_payload(tmp_path, host_payload(tmp_path, cubin=synthetic_cubin()))
+    assert report.disassembler is not None
+    assert report.disassembler.startswith("nvdisasm V99.1.2")
+    assert_only(report, Check.TENSOR_CORE, "no tensor-core instruction; bf16 on sm_100f calls for")
+
+
+def test_finds_device_code_that_does_not_disassemble(tmp_path: Path, fake_nvdisasm: Path) -> None:
+    fake_nvdisasm.write_text("echo 'fatal: bad image' >&2; exit 3\n")
+    report = verify_payload(tmp_path, host_payload(tmp_path, cubin=synthetic_cubin()))
+    assert_only(report, Check.DISASSEMBLY, "exits with 3: fatal: bad image")
+    assert report.kernels[0].disassembled_by == NOT_DISASSEMBLED
+
+
+def test_finds_disassembly_that_takes_too_long(
+    tmp_path: Path, fake_nvdisasm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disassembler, "TIMEOUT_SECONDS", 0.3)
+    fake_nvdisasm.write_text("exec sleep 5\n")
+    report = verify_payload(tmp_path, host_payload(tmp_path, cubin=synthetic_cubin()))
+    assert_only(report, Check.DISASSEMBLY, "timed out")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_jobs_change_nothing_and_progress_counts_kernels(tmp_path: Path) -> None:
+    images = [synthetic_cubin(registers=registers) for registers in (254, 255, 256)]
+    content = [built(host_payload(tmp_path, cubin=image), (64, 32, 64)) for image in images]
+    path = bundle(tmp_path, *content, arch="sm_100f")
+    calls: list[tuple[int, int]] = []
+    report = verify_bundle(path, jobs=3, progress=lambda done, total: calls.append((done, total)))
+    assert calls == [(1, 3), (2, 3), (3, 3)]
+    assert report == verify_bundle(path)
+    ids = [evidence.id for evidence in report.kernels]
+    assert ids == sorted(ids)
+    assert_only(report, Check.REGISTERS, "256 registers a thread")
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_damaged_bundle_is_a_format_error(tmp_path: Path) -> None:
+    path = bundle(tmp_path, built(host_payload(tmp_path), (64, 32, 64)), arch="sm_100f")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(BundleFormatError, match="body-digest"):
+        verify_bundle(path)
+
+
+def test_missing_bundle_is_a_storage_error(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="missing"):
+        verify_bundle(tmp_path / "missing.nvgemm")
+
+
+@pytest.fixture(scope="module")
+def synthetic_payload(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return host_payload(tmp_path_factory.mktemp("fuzz"), cubin=synthetic_cubin())
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_malformed_payload_is_a_finding_and_never_an_error(
+    tmp_path_factory: pytest.TempPathFactory, synthetic_payload: bytes, data: st.DataObject
+) -> None:
+    image = bytearray(synthetic_payload)
+    for _ in range(data.draw(st.integers(1, 10))):
+        image[data.draw(st.integers(0, len(image) - 1))] = data.draw(st.integers(0, 255))
+    path = bundle(
+        tmp_path_factory.getbasetemp(),
+        built(bytes(image[: data.draw(st.integers(1, len(image)))]), (64, 32, 64)),
+        arch="sm_100f",
+    )
+    with Bundle(path) as opened:
+        (kernel,) = opened.header.kernels
+        evidence, _ = inspect_kernel(
+            kernel,
+            opened.payload(kernel),
+            target=opened.header.target,
+            profile=None,
+            disassembler=None,
+        )
+    assert evidence.id == kernel.id
+
+
+def test_import_brings_neither_torch_nor_the_compiler() -> None:
+    code = "import sys, nvgemm_aot.verify.bundle; sys.exit(bool({'torch', 'cutlass'} & sys.modules.keys()))"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,470 @@
+"""What became of each GEMM of a command: gathered, printed, and seen in real runs of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import cpu_provider
+import recording_kernels
+from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.cli.render_explain import explain_text
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.workload.explain import Explanation, MetGemm, collect, explain
+from nvgemm_aot.workload.process import run_to_end
+from nvgemm_runtime.gemm.problem import DType
+from nvgemm_runtime.inductor import report
+from nvgemm_runtime.settings import EXPLAIN_VARIABLE
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+Line = dict[str, Any]
+
+
+def met(gemm: str, *reasons: str, offered: dict[str, str] | None = None) -> Line:
+    basis = "declared" if offered else "miss"
+    return {
+        "event": "met",
+        "gemm": gemm,
+        "basis": basis,
+        "reasons": list(reasons),
+        "offered": offered or {},
+    }
+
+
+def timed(gemm: str, **times_ms: float) -> Line:
+    return {"event": "timed", "gemm": gemm, "times_ms": times_ms}
+
+
+def used(gemm: str, name: str) -> Line:
+    return {"event": "used", "gemm": gemm, "name": name}
+
+
+def text_of(*events: Line, unreadable_lines: int = 0) -> str:
+    explanation = Explanation(status=0, gemms=collect(events), unreadable_lines=unreadable_lines)
+    return explain_text(explanation.to_json())
+
+
+def row_of(text: str, gemm: str) -> list[str]:
+    """The cells of a GEMM's row, which two blanks or more separate."""
+    (line,) = [line for line in text.splitlines() if line.startswith(gemm)]
+    return [cell.strip() for cell in line.split("  ") if cell.strip()]
+
+
+OURS = {"nvgemm_mm_1": "Tile_16x16"}
+
+
+def test_collects_all_that_happened_to_a_gemm() -> None:
+    one, other = collect(
+        [
+            met("a", offered=OURS),
+            met("b", "no bundle"),
+            timed("a", mm=0.5, nvgemm_mm_1=0.25),
+            met("a", offered={"nvgemm_mm_2": "Tile_8x8"}),
+            used("a", "nvgemm_mm_1"),
+            used("a", "nvgemm_mm_1"),
+        ]
+    )
+    assert one == MetGemm(
+        gemm="a",
+        basis="declared",
+        offered={**OURS, "nvgemm_mm_2": "Tile_8x8"},
+        graphs=2,
+        times_ms={"mm": 0.5, "nvgemm_mm_1": 0.25},
+        used={"nvgemm_mm_1": 2},
+    )
+    assert one.fastest == "nvgemm_mm_1"
+    assert (other.basis, other.reasons, other.fastest) == ("miss", ["no bundle"], None)
+
+
+def test_a_miss_does_not_hide_that_kernels_were_offered_before() -> None:
+    (gemm,) = collect([met("a", offered=OURS), met("a", "strides"), met("a", "strides")])
+    assert (gemm.basis, gemm.offered, gemm.reasons) == ("declared", OURS, ["strides"])
+
+
+def test_a_choice_that_failed_is_never_the_fastest_and_null_in_json() -> None:
+    (gemm,) = collect([timed("a", mm=0.5, broken=math.inf)])
+    document = gemm.to_json()
+    assert document["fastest"] == "mm"
+    assert document["times_ms"] == {"mm": 0.5, "broken": None}
+    (failed,) = collect([timed("a", broken=math.inf)])
+    assert failed.fastest is None
+
+
+def test_text_of_a_gemm_that_was_won() -> None:
+    text = text_of(
+        met("a", offered=OURS),
+        timed("a", mm=0.5, nvgemm_mm_1=0.25, broken=math.inf),
+        used("a", "nvgemm_mm_1"),
+    )
+    assert row_of(text, "GEMM") == [
+        "GEMM", "met", "found as", "offered", "ours, us", "other, us", "in the code"
+    ]  # fmt: skip
+    assert row_of(text, "a") == ["a", "1", "declared", "1", "250.0", "500.0", "nvgemm_mm_1"]
+    assert "1 GEMM: 1 on bundled kernels, 0 on others" in text
+    assert text.endswith("bundled kernels in the code:\n  nvgemm_mm_1  Tile_16x16")
+
+
+def test_text_says_what_is_known_of_the_code() -> None:
+    text = text_of(
+        met("lost", offered=OURS),
+        timed("lost", mm=0.25, nvgemm_mm_1=0.5),
+        met("fastest yet unused", offered=OURS),
+        timed("fastest yet unused", mm=0.5, nvgemm_mm_1=0.25),
+        met("offered, not timed", offered=OURS),
+        met("alone", "no bundle"),
+        met("sometimes", offered=OURS),
+        met("sometimes", offered=OURS),
+        used("sometimes", "nvgemm_mm_1"),
+    )
+    assert row_of(text, "lost")[-1] == "mm"
+    assert row_of(text, "fastest yet")[-1] == "not ours"
+    assert row_of(text, "offered, not")[-3:] == ["-", "-", "not timed"]
+    assert row_of(text, "alone")[-3:] == ["-", "-", "the only choice"]
+    assert row_of(text, "sometimes")[-1] == "nvgemm_mm_1 (1 of 2)"
+    assert "5 GEMMs: 1 on bundled kernels, 3 on others though" in text
+    assert "offered, 1 without a bundled kernel" in text
+
+
+def test_what_was_tried_and_lost_is_shown_and_not_counted() -> None:
+    fused, stays = "mm/tn/bf16xbf16/fp32/bf16/bias_silu/m16n32k64", "a sum"
+    times = {"ours": 0.03, "nvgemm_aot_unfused_0": 0.02}
+    gemms = collect(
+        [
+            {"event": "timed", "gemm": fused, "times_ms": times},
+            {"event": "met", "gemm": stays, "basis": "miss", "reasons": ["why"], "offered": {}},
+            {"event": "tried", "gemm": fused, "basis": "declared", "reasons": [],
+             "offered": {"ours": "Operator"}},
+        ]
+    )  # fmt: skip
+    assert [(gemm.gemm, gemm.graphs, gemm.basis) for gemm in gemms] == [
+        (fused, 0, "declared"),
+        (stays, 1, "miss"),
+    ]
+    lines = explain_text(Explanation(status=0, gemms=gemms, unreadable_lines=0).to_json())
+    [row] = [line for line in lines.splitlines() if line.startswith(fused)]
+    assert row.split()[1:] == [
+        "0",
+        "declared",
+        "1",
+        "30.0",
+        "20.0",
+        *["tried,", "slower", "than", "apart"],
+    ]
+    assert "1 GEMM: 0 on bundled kernels, 0 on others" in lines
+
+
+def test_equal_reasons_are_said_once_and_lines_stay_short() -> None:
+    reasons = ["no bundle is for this GPU", "one", "two", "three", "four"]
+    names = [f"mm/tn/bf16xbf16/fp32/bf16/m{m}n4096k4096" for m in range(100, 190)]
+    text = text_of(*(met(name, *reasons) for name in names), met("other, one", "a bias"))
+    assert text.count(reasons[0]) == 1
+    assert "no bundled kernel for 90 GEMMs:" in text
+    assert "… and 2 more reasons (--json has them all)" in text
+    assert "no bundled kernel for 1 GEMM:\n  other, one\nbecause\n  a bias" in text
+    assert max(map(len, text.splitlines())) <= 120
+    for name in names:
+        assert text.count(name) == 2, "in the table and with its reasons"
+
+
+def test_a_long_name_is_whole_only_below_the_table() -> None:
+    name = f"mm of {'torch.float64[64, 64], ' * 10}"
+    table, below = text_of(met(name, "fp64")).split("\n\n", 1)
+    assert "…" in table
+    assert max(map(len, table.splitlines())) <= 130
+    assert name in below
+
+
+def test_text_without_a_gemm_lists_what_may_be_why() -> None:
+    text = text_of()
+    assert "max-autotune" in text
+    assert "NVGEMM_AOT=off" in text
+    assert "has no GEMM" in text
+    assert "no GEMM came up" not in text_of(unreadable_lines=1)
+
+
+def test_lines_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> None:
+    lines = [
+        json.dumps(met("a", "no bundle")),
+        '{"event": "met", "gemm": "b", "basis": "mi',
+        '{"event": "met", "gemm": "c"}',
+        '{"event": "dreamt", "gemm": "d"}',
+        "[1]",
+        "\0",
+        json.dumps(timed("a", mm=math.inf)),
+        '{"event": "timed"',
+    ]
+    events = tmp_path / "events"
+    events.write_text("\n".join(lines))
+    explanation = explain(["sh", "-c", f'cat "{events}" >"${EXPLAIN_VARIABLE}"'])
+    assert [gemm.gemm for gemm in explanation.gemms] == ["a"]
+    assert explanation.unreadable_lines == 6
+
+
+def test_events_of_several_processes_do_not_mix(tmp_path: Path) -> None:
+    events = tmp_path / "events"
+    program = (
+        "import sys; from nvgemm_runtime.inductor import report\n"
+        "for turn in range(50): report.met(sys.argv[1], basis='miss', reasons=['why' * 50_000])"
+    )
+    environment = {**os.environ, EXPLAIN_VARIABLE: str(events)}
+    processes = [
+        subprocess.Popen([sys.executable, "-c", program, name], env=environment) for name in "abc"
+    ]
+    assert [process.wait() for process in processes] == [0, 0, 0]
+    gemms = collect(json.loads(line) for line in events.read_text().splitlines())
+    assert {gemm.gemm: gemm.graphs for gemm in gemms} == {"a": 50, "b": 50, "c": 50}
+
+
+def test_a_file_that_cannot_be_written_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(EXPLAIN_VARIABLE, str(tmp_path))
+    report.used("a", "nvgemm_mm_1", "1" * 64)
+    report.used("b", "nvgemm_mm_1", "1" * 64)
+    (record,) = (one for one in caplog.records if one.name.startswith("nvgemm"))
+    assert str(tmp_path) in record.getMessage()
+
+
+def test_nothing_is_written_where_nobody_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(EXPLAIN_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    report.used("a", "nvgemm_mm_1", "1" * 64)
+    assert not list(tmp_path.iterdir())
+
+
+def test_neither_torch_nor_the_compiler_is_imported() -> None:
+    program = (
+        "import sys, nvgemm_aot.workload.explain, nvgemm_aot.cli.render_explain\n"
+        "import nvgemm_runtime.settings\n"
+        "print({'torch', 'cutlass'} & {name.split('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("set()\n", "")
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Command:
+    """Runs ``nvgemm-aot explain`` in a process of its own."""
+
+    def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        inherited = {name: v for name, v in os.environ.items() if not name.startswith("NVGEMM_AOT")}
+        return subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "from nvgemm_aot.cli.main import main; main()",
+                "explain",
+                *arguments,
+            ],
+            env={**inherited, **variables},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def test_help_says_what_json_does_to_output_and_what_the_exit_status_is(command: Command) -> None:
+    done = command("--help")
+    text = " ".join(done.stdout.split())
+    assert done.returncode == 0
+    assert "what COMMAND prints goes to standard error" in text
+    assert "128 + N where signal N ended it" in text
+
+
+def test_a_command_without_gemms(command: Command) -> None:
+    done = command("--", "sh", "-c", "echo out; echo err >&2; exit 7")
+    assert done.returncode == 7
+    assert done.stdout.startswith("out\nno GEMM came up")
+    assert done.stderr == "err\n"
+
+
+def test_json_is_alone_on_standard_output(command: Command) -> None:
+    done = command("--json", "--", "sh", "-c", "echo out; exit 7")
+    assert json.loads(done.stdout) == {"status": 7, "unreadable_lines": 0, "gemms": []}
+    assert (done.returncode, done.stderr) == (7, "out\n")
+
+
+def test_a_command_that_cannot_be_started(command: Command, tmp_path: Path) -> None:
+    for name, why in (("./missing", "No such file"), (str(tmp_path), "Permission denied")):
+        done = command("--", name)
+        assert done.returncode == 2
+        assert f"cannot run {name}: {why}" in done.stderr
+        assert done.stdout == ""
+
+
+def test_a_command_that_a_signal_ends(command: Command) -> None:
+    done = command("--json", "--", "sh", "-c", "kill -KILL $$")
+    assert done.returncode == 128 + signal.SIGKILL
+    assert json.loads(done.stdout)["status"] == 128 + signal.SIGKILL
+
+
+def test_events_that_were_cut_off_are_said_on_standard_error(command: Command) -> None:
+    write = f'printf "{{" >>"${EXPLAIN_VARIABLE}"; kill -KILL $$'
+    done = command("--json", "--", "sh", "-c", write)
+    assert json.loads(done.stdout)["unreadable_lines"] == 1
+    assert "1 events are left out" in done.stderr
+
+
+def test_an_interrupt_while_a_command_is_being_started_is_the_commands_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the program that runs it is at that moment."""
+    begun: list[int] = []
+
+    class Interrupted(subprocess.Popen):  # type: ignore[type-arg]
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            super().__init__(*arguments, **options)
+            os.kill(os.getpid(), signal.SIGINT)
+            begun.append(self.pid)
+
+        def __enter__(self) -> Any:
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().__enter__()
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    is_left_to_it = "signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    code = f"import signal; raise SystemExit(7 if {is_left_to_it} else 8)"
+    assert run_to_end([sys.executable, "-c", code], os.environ) == 7
+    assert len(begun) == 1
+    assert signal.signal(signal.SIGINT, before) is signal.default_int_handler
+
+
+def test_a_command_that_is_interrupted_is_still_explained(tmp_path: Path) -> None:
+    program = (
+        "import time; from nvgemm_runtime.inductor import report\n"
+        "report.met('some GEMM', basis='miss', reasons=['why'])\n"
+        "try: print('ready', flush=True); time.sleep(3600)\n"
+        "except KeyboardInterrupt: raise SystemExit(3)\n"
+    )
+    start = "from nvgemm_aot.cli.main import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", start, "explain", "--", sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 3
+    assert "no bundled kernel for 1 GEMM:\n  some GEMM\nbecause\n  why" in output
+
+
+_MODEL = """
+import time, torch
+from torch._inductor.select_algorithm import extern_kernels
+
+extern_kernels.mm = lambda *arguments, **options: (
+    time.sleep(0.02), torch.mm(*arguments, **options)
+)[1]
+
+def model(a, b, half_a, half_b, bias):
+    return a @ b, half_a @ half_b, a.double() @ b.double(), torch.addmm(bias, a, b, alpha=2)
+
+a, b = torch.randn(16, 64), torch.randn(64, 32)
+arguments = a, b, a.half(), b.half(), torch.randn(16, 32)
+results = torch.compile(model, mode="max-autotune")(*arguments)
+for result, expected in zip(results, model(*arguments)):
+    torch.testing.assert_close(result, expected, atol=0.1, rtol=0.01)
+print("the model's own words")
+raise SystemExit(5)
+"""
+"""ATen loses by 20 ms; the kernel for fp16 takes 100."""
+
+_WON, _LOST = "mm/tt/fp32xfp32/fp32/fp32/m16n32k64", "mm/tt/fp16xfp16/fp32/fp16/m16n32k64"
+
+
+@pytest.fixture(scope="module")
+def sleeping_half(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> BuiltBundle:
+    """A kernel for fp16 that loses."""
+    return recording_kernels.build_recording(
+        [cpu_provider.problem(operand=DType.FP16)],
+        tmp_path_factory.mktemp("sleeping-half"),
+        kernel_cache,
+        recording_kernels.Sleeping(),
+    )
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_model_that_is_compiled(
+    command: Command,
+    recording_bundle: BuiltBundle,
+    sleeping_half: BuiltBundle,
+    tmp_path: Path,
+    as_json: bool,
+) -> None:
+    (tmp_path / "model.py").write_text(_MODEL)
+    done = command(
+        *(["--json"] if as_json else []),
+        "--",
+        sys.executable,
+        "model.py",
+        NVGEMM_AOT_BUNDLES=os.pathsep.join(map(str, (recording_bundle.path, sleeping_half.path))),
+        TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS="ATEN",
+        TORCHINDUCTOR_COMPILE_THREADS="1",
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "caches"),
+    )
+    assert done.returncode == 5, done.stderr
+    if not as_json:
+        assert done.stdout.startswith("the model's own words\nGEMM ")
+        *_, ours, other, code = row_of(done.stdout, _WON)
+        assert float(ours) < float(other)
+        assert code.startswith("nvgemm_mm_")
+        assert f"\n  {code}  Cpu_" in done.stdout
+        *_, ours, other, code = row_of(done.stdout, _LOST)
+        assert float(ours) > float(other)
+        assert code == "mm"
+        assert ": 1 on bundled kernels, 1 on others though" in done.stdout
+        assert "\n  alpha is 2, must be 1" in done.stdout
+        return
+    assert "the model's own words" in done.stderr
+    document = json.loads(done.stdout)
+    assert document["status"] == 5
+    gemms = {gemm["gemm"]: gemm for gemm in document["gemms"]}
+    won, lost = gemms.pop(_WON), gemms.pop(_LOST)
+    assert (won["basis"], won["graphs"]) == ("declared", 1)
+    assert won["used"] == {won["fastest"]: 1}
+    assert list(won["offered"]) == [won["fastest"]]
+    assert (lost["basis"], lost["fastest"], lost["used"]) == ("declared", "mm", {})
+    assert len(lost["offered"]) == 1
+    assert {gemm["basis"] for gemm in gemms.values()} == {"miss"}
+    assert all(gemm["reasons"] for gemm in gemms.values())
+    addmm, fp64 = sorted(gemms)
+    assert fp64.startswith("mm of torch.float64[16, 64]")
+    assert addmm.startswith("addmm of torch.float32[16, 64]")
+
+
+def test_a_model_with_the_plug_in_off(
+    command: Command, recording_bundle: BuiltBundle, tmp_path: Path
+) -> None:
+    (tmp_path / "model.py").write_text(_MODEL)
+    done = command(
+        "--",
+        sys.executable,
+        "model.py",
+        NVGEMM_AOT="off",
+        NVGEMM_AOT_BUNDLES=str(recording_bundle.path),
+        TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS="ATEN",
+        TORCHINDUCTOR_COMPILE_THREADS="1",
+    )
+    assert done.returncode == 5, done.stderr
+    assert "\nno GEMM came up" in done.stdout

@@ -1,0 +1,153 @@
+"""benchmarks/additive_models.py: what its models compute, and that additive.yaml declares it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from benchmark_modules import BENCHMARKS, load
+from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_runtime.gemm.element_types import DType
+from nvgemm_runtime.gemm.problem import Problem
+
+models, additive_table = load("additive_models", "additive_table")
+
+# Fake tensors replace functions of torch for the rest of a process, so this runs in its own.
+_COUNT_GEMMS = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import additive_models, additive_worker
+from nvgemm_aot.workload.fake_cuda import fake_tensors
+from nvgemm_aot.workload.dispatch import GemmCalls
+
+found = {}
+with fake_tensors():
+    for name, model in additive_models.MODELS.items():
+        for batch in additive_models.BATCHES:
+            module, inputs = additive_models.build(name, "cuda", batch=batch)
+            with GemmCalls() as calls:
+                additive_worker.run(module, module, inputs, model.training)
+            assert not calls.others, calls.others
+            found.setdefault(name, {})[batch] = [problem.key for problem in calls.problems]
+print(json.dumps(found))
+"""
+
+
+@cache
+def called() -> dict[str, dict[str, list[str]]]:
+    """Keys of the GEMMs that each model calls, by its batch."""
+    command = [sys.executable, "-c", _COUNT_GEMMS, str(BENCHMARKS)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    found: dict[str, dict[str, list[str]]] = json.loads(done.stdout)
+    return found
+
+
+def as_served_on_hopper(problem: Problem) -> str:
+    """sm_90a has no kernel with an epilogue: of a sum, a kernel computes the product in fp32."""
+    signature = problem.signature
+    if signature.epilogue is None:
+        return problem.key
+    return replace(problem, signature=replace(signature, epilogue=None, out=DType.FP32)).key
+
+
+def test_manifest_declares_what_ten_models_compute_at_every_batch_and_nothing_else() -> None:
+    assert len(called()) == 10
+    manifest = load_manifest(BENCHMARKS / "additive.yaml")
+    assert [target.target.arch for target in manifest.targets] == ["sm_90a"]
+    declared = {entry.problem.key for entry in manifest.declared}
+    needed = {
+        as_served_on_hopper(Problem.parse(key))
+        for batches in called().values()
+        for keys in batches.values()
+        for key in keys
+    }
+    assert needed - declared == set()
+    assert declared - needed == set()
+
+
+def test_six_linears_are_those_that_were_slower_under_cuda_graphs() -> None:
+    sizes = [(5120, 2560), (7168, 5120), (5120, 7168), (2560, 5120), (13824, 2560), (2560, 13824)]
+    assert called()["six_linears"]["24"] == [
+        f"mm/tn/bf16xbf16/fp32/bf16/m24n{n}k{k}" for n, k in sizes
+    ]
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_first_extent_of_the_inputs_grows_with_the_batch(name: str) -> None:
+    _, one = models.build(name, "cpu", batch=1)
+    module, three = models.build(name, "cpu", batch=3)
+    for small, large in zip(one, three, strict=True):
+        assert large.shape == (3 * small.shape[0], *small.shape[1:])
+    assert module(*three).shape[0] == three[0].shape[0]
+
+
+@pytest.mark.parametrize("name", models.MODELS)
+def test_weights_and_inputs_are_the_same_each_time(name: str) -> None:
+    module, inputs = models.build(name, "cpu", batch=2)
+    again, same = models.build(name, "cpu", batch=2)
+    _, exact = models.build(name, "cpu", batch=2, exact=True)
+    assert all(map(torch.equal, inputs, same))
+    assert all(map(torch.equal, module.state_dict().values(), again.state_dict().values()))
+    assert all(torch.equal(one.float(), other) for one, other in zip(inputs, exact, strict=True))
+
+
+def test_usual_batch_is_a_declared_one_and_an_empty_batch_is_refused() -> None:
+    assert models.USUAL_BATCH in models.BATCHES
+    with pytest.raises(ValueError, match="batch of decode must be 1 or more, not 0"):
+        models.build("decode", "cpu", batch=0)
+
+
+def case(
+    with_us: list[float], without_us: list[float], model: str = "six_linears"
+) -> dict[str, Any]:
+    """A model's times by process: the least that each process saw of each side."""
+    report = {"count": {"nvgemm": 1, "aten": 2, "triton": 3}}
+    times = [
+        {"with": [one, one + 5], "without": [other + 5, other]}
+        for one, other in zip(with_us, without_us, strict=True)
+    ]
+    return {
+        "model": model,
+        "batch": 24,
+        "backends": "ATEN",
+        "modes": {"graphs": {"times_us": times}},
+        "reports": [{"with": report, "without": report}],
+    }
+
+
+def test_a_model_that_is_slower_in_every_process_is_slower() -> None:
+    """What was seen on an H200 before choices were timed by the GPU's part alone."""
+    cases = [case([153.9, 162.7, 158.0], [136.8, 135.2, 136.0]), case([100.0] * 3, [100.0] * 3)]
+    additive_table.judge(cases)
+    assert [one["modes"]["graphs"]["slower"] for one in cases] == [True, False]
+    text = "\n".join(additive_table.table(cases))
+    assert "slower than 1% beyond noise: six_linears 24 over ATEN (1 of 2)" in text
+
+
+def test_what_compiling_anew_changes_by_itself_is_no_verdict() -> None:
+    cases = [case([100.0, 110.0, 120.0], [100.0, 112.0, 112.0])]
+    additive_table.judge(cases)
+    assert not cases[0]["modes"]["graphs"]["slower"]
+    assert "none (0 of 1)" in additive_table.table(cases)[-1]
+
+
+def test_a_process_that_is_slower_on_both_sides_adds_no_noise() -> None:
+    cases = [case([103.0, 206.0, 412.0], [100.0, 200.0, 400.0])]
+    additive_table.judge(cases)
+    assert cases[0]["modes"]["graphs"]["slower"]
+
+
+def test_processes_that_agree_by_chance_do_not_hide_the_usual_noise() -> None:
+    alike = case([103.0, 103.0, 103.0], [100.0, 100.0, 100.0])
+    noisy = [case([100.0, 104.0, 108.0], [104.0, 100.0, 108.0]) for _ in range(5)]
+    additive_table.judge([alike, *noisy])
+    assert not alike["modes"]["graphs"]["slower"]
+    additive_table.judge([alike])
+    assert alike["modes"]["graphs"]["slower"]

@@ -1,0 +1,70 @@
+"""The benchmark of rankings: what it takes for measured, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from test_index import header, problem
+
+from benchmark_modules import load
+from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_runtime.matching.validity import holds_here
+
+(ranking,) = load("ranking")
+
+
+def test_times_count_as_measured_here_and_not_once_they_are_taken_for_estimates() -> None:
+    built = header(problem(16), problem(64))
+    times = {
+        one.problem.key: [
+            float(len(built.kernels) - number) for number in range(len(built.kernels))
+        ]
+        for one in built.rankings
+    }
+    measured = ranking.with_measured_times(built, times, all_kernels=True)
+    for one in measured.rankings:
+        assert holds_here(one, measured.sources[one.source], ranking.H200)
+        assert [place.kernel for place in one.kernels] == [*reversed(range(len(built.kernels)))]
+    few = ranking.with_measured_times(built, times, all_kernels=False)
+    assert [{place.kernel for place in one.kernels} for one in few.rankings] == [
+        {place.kernel for place in one.kernels} for one in built.rankings
+    ]
+    scaled = ranking.without_interpolation(measured)
+    for one in scaled.rankings:
+        assert not holds_here(one, scaled.sources[one.source], ranking.H200)
+    assert replace(scaled, rankings=()) == replace(measured, rankings=())
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [
+        ({"what": "kernels"}, "is no result of ranking (it says 'kernels')"),
+        ({"what": "ranking", "gpu": "G", "kernels": ["x"]}, "has no times_ns"),
+        (
+            {"what": "ranking", "gpu": "G", "kernels": ["x"], "times_ns": {"k": [1.0]}},
+            "was measured over another bundle",
+        ),
+    ],
+)
+def test_refuses_times_of_something_else(
+    tmp_path: Path, cpu_bundle: BuiltBundle, times: dict[str, Any], said: str
+) -> None:
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps(times))
+    done = CliRunner().invoke(ranking.main, ["compare", str(cpu_bundle.path), str(path)])
+    assert done.exit_code == 1
+    assert said in done.output
+
+
+def test_refuses_what_is_no_bundle(tmp_path: Path) -> None:
+    path = tmp_path / "times.json"
+    path.write_text("{}")
+    done = CliRunner().invoke(ranking.main, ["compare", str(path), str(path)])
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: ")
+    assert "times.json" in done.output

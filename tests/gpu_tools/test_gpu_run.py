@@ -1,0 +1,192 @@
+"""``tests/gpu/run``, without a GPU: which wheels it wants, what it installs, and what it says."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import yaml
+
+from repository import TESTS
+
+SCRIPT = TESTS / "gpu" / "run"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    loader = SourceFileLoader("gpu_run", str(SCRIPT))
+    spec = importlib.util.spec_from_loader("gpu_run", loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gpu_run"] = module  # for its dataclasses
+    loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def on_hopper(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script, "_compute_capability", lambda: (9, 0))
+
+
+def add_wheel(directory: Path, name: str, version: str = "0.1.0") -> Path:
+    """A wheel of one file, which is enough for pip."""
+    from zipfile import ZipFile
+
+    package = f"nvgemm_kernels_{name.replace('-', '_')}"
+    path = directory / f"{package}-{version}-py3-none-any.whl"
+    info = f"{package.replace('.', '_')}-{version}.dist-info"
+    with ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{package.replace('.', '_')}/here.txt", name)
+        wheel.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n"
+        )
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def test_every_test_file_is_in_one_part(script: ModuleType) -> None:
+    there = sorted(path.name for path in SCRIPT.parent.glob("test_*.py"))
+    assert sorted(test for part in script.PARTS.values() for test in part.tests) == there
+
+
+def test_wheels_are_named_as_their_manifests(script: ModuleType) -> None:
+    for name, path in script.MANIFESTS.items():
+        assert yaml.safe_load(path.read_text())["name"] == name
+    for blackwell in (False, True):
+        for part in script.PARTS.values():
+            assert {*script.wheels_of(part, blackwell=blackwell)} <= {*script.MANIFESTS}
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_missing_wheels_are_named_before_any_test_runs(
+    script: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_wheel(tmp_path, "quickstart")
+    with pytest.raises(SystemExit) as ended:
+        script.main(["--wheels", str(tmp_path), "inductor", "packages"])
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert f"{tmp_path} has no wheel of every-kind; build them" in said
+    assert "tests/gpu/run --build DIR" in said
+
+
+def test_a_machine_without_a_gpu_an_unknown_part_and_no_directory_are_refused(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(script, "_compute_capability", lambda: None)
+    for arguments, said in (
+        (["--wheels", "w"], "torch sees no GPU"),
+        (["--wheels", "w", "kernel"], "there is no part kernel; there are kernels, launching"),
+        ([], "give either --wheels DIR"),
+        (["--wheels", "w", "--build", "b"], "give either --wheels DIR"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            script.main(arguments)
+        assert ended.value.code == 2
+        assert said in capsys.readouterr().err
+
+
+def test_the_newest_wheel_of_a_name_is_taken(script: ModuleType, tmp_path: Path) -> None:
+    old, new = (add_wheel(tmp_path, "llama-3.1-8b", version) for version in ("0.2.0", "0.1.0"))
+    os.utime(old, (1, 1))
+    add_wheel(tmp_path, "llama-3.1-8b-fp8")
+    assert script.find_wheel(tmp_path, "llama-3.1-8b") == new
+    assert script.find_wheel(tmp_path, "quickstart") is None
+
+
+REPORT = """<testsuites><testsuite tests="{tests}" failures="{failures}" errors="{errors}"
+skipped="{skipped}"/></testsuites>"""
+
+
+@pytest.mark.parametrize(
+    ("counts", "status", "found", "is_good"),
+    [
+        ((10, 0, 0, 3), 0, (7, 0, 3, ""), True),
+        ((10, 2, 1, 3), 1, (4, 3, 3, ""), False),
+        ((3, 0, 0, 3), 0, (0, 0, 3, ""), True),
+        ((0, 0, 0, 0), 5, (0, 0, 0, "no test was found"), False),
+        ((4, 0, 0, 0), 2, (4, 0, 0, "pytest ended with status 2"), False),
+        (None, -11, (0, 0, 0, "pytest ended with status -11 and no report"), False),
+    ],
+)
+def test_a_report_is_counted(
+    script: ModuleType,
+    tmp_path: Path,
+    counts: tuple[int, ...] | None,
+    status: int,
+    found: tuple[int, int, int, str],
+    is_good: bool,
+) -> None:
+    path = tmp_path / "report.xml"
+    if counts is not None:
+        names = ("tests", "failures", "errors", "skipped")
+        path.write_text(REPORT.format(**dict(zip(names, counts))))
+    outcome = script.read_report(path, status, 1.0)
+    assert (outcome.passed, outcome.failed, outcome.skipped, outcome.note) == found
+    assert outcome.is_good is is_good
+
+
+def test_the_table_has_a_row_a_part_and_their_sum(script: ModuleType) -> None:
+    outcomes = {
+        "kernels": script.Outcome(1302, 0, 10, 61.7),
+        "jit": script.Outcome(0, 1, 3, 4.2, "pytest ended with status 2"),
+    }
+    assert script.table(outcomes).splitlines() == [
+        "part     passed  failed  skipped  seconds",
+        "kernels    1302       0       10       62",
+        "jit           0       1        3        4",
+        "all        1302       1       13       66",
+        "jit: pytest ended with status 2",
+    ]
+
+
+@pytest.mark.usefixtures("on_hopper")
+def test_a_part_sees_its_wheels_and_a_failure_is_the_exit_status(
+    script: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Pytest is run for real, over tests that stand in for those of a GPU."""
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "test_one.py").write_text(
+        "import os, pytest\n"
+        "from importlib.resources import files\n"
+        "pytestmark = pytest.mark.gpu\n"
+        "def test_right():\n"
+        "    assert files('nvgemm_kernels_quickstart').joinpath('here.txt').is_file()\n"
+        "    assert 'NVGEMM_AOT_BUNDLES' not in os.environ\n"
+        "def test_wrong():\n"
+        "    import nvgemm_kernels_every_kind\n"
+        "@pytest.mark.skip\n"
+        "def test_skipped(): pass\n"
+    )
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for name in ("quickstart", "every-kind"):
+        add_wheel(wheels, name)
+    part = script.Part(("test_one.py",), ("quickstart",))
+    monkeypatch.setattr(script, "PARTS", {"one": part})
+    monkeypatch.setattr(script, "HERE", folder)
+    monkeypatch.setattr(script, "ROOT", folder)
+    monkeypatch.setenv("NVGEMM_AOT_BUNDLES", "elsewhere")
+    assert script.main(["--wheels", str(wheels)]) == 1
+    assert capfd.readouterr().out.splitlines()[-2].split()[:4] == ["one", "1", "1", "1"]
+    assert script.main(["--wheels", str(wheels), "--pytest=-k=right"]) == 0
+
+
+def test_the_script_runs_as_a_command() -> None:
+    done = subprocess.run([str(SCRIPT), "--help"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0
+    assert "--wheels DIR" in done.stdout

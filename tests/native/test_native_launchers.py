@@ -1,0 +1,155 @@
+"""The calling conventions of compiled kernels against their own launchers, where no GPU is.
+
+A compiled kernel checks its arguments before it calls CUDA. So a call that is wrong ends in its
+message, and one that is right gets as far as CUDA, which the stand-in for the driver is not.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from edges import problem_of
+
+import fake_driver
+from cpu_kernels import signature
+from nvgemm_aot.build.pipeline import build
+from nvgemm_aot.manifest.parse import Declared, Manifest
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.targets import build_target
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.epilogue import Epilogue
+from nvgemm_runtime.gemm.problem import DType, Op
+from nvgemm_runtime.gemm.scales import ScaleRecipe
+
+SIGNATURES = (
+    signature("tn", operand=DType.BF16),
+    signature("nt", op=Op.BMM, operand=DType.FP16),
+    signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS),
+    signature("tt", op=Op.BMM, operand=DType.BF16, epilogue=Epilogue.BIAS_GELU_TANH),
+    signature("tn", op=Op.BMM, operand=DType.FP16, epilogue=Epilogue.ADD),
+    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR),
+    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW, epilogue=Epilogue.BIAS),
+    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.E8M0_1X32),
+    signature("tn", operand=DType.FP4_E2M1, scales=ScaleRecipe.E4M3_1X16),
+    signature("tn", op=Op.GROUPED_MM, operand=DType.BF16),
+)
+"""One kernel of each calling convention, and of each rank and shape of what it takes."""
+
+REACHES_CUDA = "Got Cuda Runtime Error: cudaErrorInsufficientDriver"
+
+PRELUDE = """
+import ctypes, sys, torch, tvm_ffi
+from dataclasses import replace
+import fake_driver
+from edges import problem_of
+from gemm_arguments import random_arguments
+from nvgemm_runtime.launch import native
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
+from nvgemm_runtime.launch.library import Library
+driver = ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)
+lib, library, bundle = native.load(), Library(), Bundle(sys.argv[1])
+def on(tensor):
+    return tvm_ffi.from_dlpack(fake_driver.OnDevice(tensor))
+def tensors(signature, m):
+    arguments = random_arguments(problem_of(signature, m, 64, 256), "cpu")
+    return [on(tensor) for tensor in (*arguments.operands(), *arguments.others)]
+def say(kernel, function, *arguments):
+    try:
+        function(*arguments)
+        message = "returned"
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+    print(kernel.signature.key, message.replace("\\n", " "), sep="|")
+"""
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_driver.build(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture(scope="module")
+def bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A kernel of each signature for sm_100f, from the whole pipeline."""
+    declared = tuple(
+        Declared(problem=problem_of(served, 128, 256, 512), candidates=1)
+        for served in sorted(SIGNATURES)
+    )
+    manifest = Manifest(
+        name="launchers",
+        description="",
+        targets=(build_target("sm_100f", None),),
+        declared=declared,
+    )
+    (built,) = build(manifest, tmp_path_factory.mktemp("launchers"), kernel_cache).bundles
+    assert not built.failures
+    return built.path
+
+
+def run(driver: Path, bundle: Path, script: str) -> dict[str, str]:
+    """What a script says of each signature's kernel."""
+    printed = fake_driver.run(driver, PRELUDE + script, str(bundle), capability=100)
+    said = dict(line.split("|") for line in printed.splitlines())
+    assert set(said) == {served.key for served in SIGNATURES}
+    return said
+
+
+@pytest.mark.parametrize("m", [128, 8])
+def test_launchers_take_what_they_are_given(driver: Path, bundle: Path, m: int) -> None:
+    said = run(driver, bundle, f"""
+for kernel in bundle.header.kernels:
+    say(kernel, library.load(bundle, kernel).launch, *tensors(kernel.signature, {m}))
+""")  # fmt: skip
+    for key, message in said.items():
+        assert REACHES_CUDA in message, (key, message)
+
+
+def test_row_wise_scales_may_be_of_any_number_of_rows_and_one_scale_anywhere(
+    driver: Path, bundle: Path
+) -> None:
+    said = run(driver, bundle, """
+for kernel in bundle.header.kernels:
+    m = 3 if kernel.signature.layout.a_row_major else 8
+    given = tensors(kernel.signature, m)
+    if kernel.signature.scales is not None and not kernel.signature.scales.is_swizzled:
+        n = given[1].shape[1]
+        shapes = ((m, 1), (1, n)) if kernel.signature.scales.value == "fp32_row" else ((1,), (1,))
+        for place, shape in zip((3, 4), shapes):
+            first = 1 if shape == (1,) else 4  # of rows: aligned as operands are
+            given[place] = on(torch.rand(max(shape) + 4)[first : first + max(shape)].view(shape))
+    say(kernel, library.load(bundle, kernel).launch, *given)
+""")  # fmt: skip
+    for key, message in said.items():
+        assert REACHES_CUDA in message, (key, message)
+
+
+def test_launchers_notice_another_order(driver: Path, bundle: Path) -> None:
+    """That the calls above get further is a finding: what is in the wrong place is refused."""
+    said = run(driver, bundle, """
+for kernel in bundle.header.kernels:
+    loaded = library.load(bundle, kernel)
+    convention = parse_calling_convention(kernel.calling_convention)
+    address = lib.open_kernel(bundle.payload(kernel), convention.symbol, "again")
+    turned = replace(convention, parameters=convention.parameters[1:] + convention.parameters[:1])
+    handle = lib.register_kernel(
+        id="turned " + kernel.id, function_address=address, signature=kernel.signature,
+        alignment_bytes=kernel.alignment_bytes, target=bundle.header.target, convention=turned)
+    say(kernel, lib.launch, handle, *tensors(kernel.signature, 128))
+""")  # fmt: skip
+    for key, message in said.items():
+        assert "Mismatched" in message or "Invalid" in message, (key, message)
+
+
+def test_every_convention_is_among_them(bundle: Path) -> None:
+    with Bundle(bundle) as opened:
+        conventions = {kernel.calling_convention for kernel in opened.header.kernels}
+    assert conventions == {
+        "tvm_ffi:gemm(a,b,out,stream)",
+        "tvm_ffi:gemm(a,b,stream,addend,out)",
+        "tvm_ffi:gemm(a,b,stream,scale_a,scale_b,out)",
+        "tvm_ffi:gemm(a,b,stream,scale_a,scale_b,addend,out)",
+        "tvm_ffi:gemm(a*,b*,scale_a*,scale_b*,out*,mnkl,stream)",
+        "tvm_ffi:gemm(a,b,out,offsets,stream)",
+    }

@@ -1,0 +1,166 @@
+"""The operators of GEMMs that take more than A and B."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from edges import problem_of
+from gemm_arguments import Arguments, random_arguments
+from gemm_reference import assert_close
+
+from cpu_kernels import Register, signature
+from nvgemm_runtime.gemm.epilogue import Epilogue
+from nvgemm_runtime.gemm.problem import DType, Op, Signature
+from nvgemm_runtime.gemm.scales import ScaleRecipe
+
+BIASED = signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)
+ROW_WISE = signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW)
+GROUPED = signature("tn", op=Op.GROUPED_MM, operand=DType.BF16)
+SIGNATURES = (
+    BIASED,
+    signature("tn", operand=DType.BF16, epilogue=Epilogue.ADD),
+    signature("tn", op=Op.BMM, operand=DType.BF16, epilogue=Epilogue.BIAS_SILU),
+    ROW_WISE,
+    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR, epilogue=Epilogue.BIAS),
+    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.E8M0_1X32),
+    signature("tn", operand=DType.FP4_E2M1, scales=ScaleRecipe.E4M3_1X16),
+    GROUPED,
+)
+
+by_key = pytest.mark.parametrize("served", SIGNATURES, ids=lambda served: served.key)
+
+
+def arguments_of(served: Signature) -> Arguments:
+    torch.manual_seed(0)
+    return random_arguments(problem_of(served, 16, 32, 64), "cpu")
+
+
+def operator_of(arguments: Arguments, kernel: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    name, tensors, keywords = arguments.operator_call()
+    return getattr(torch.ops.nvgemm_aot, name), (*tensors, kernel), dict(keywords)
+
+
+@pytest.mark.parametrize(
+    "served",
+    [
+        *(served for served in SIGNATURES if served.scales is None),
+        # opcheck multiplies and copies arguments, which torch's CPU does with no fp8.
+        signature("tn", operand=DType.BF16, scales=ScaleRecipe.FP32_ROW),
+        signature("tn", operand=DType.BF16, scales=ScaleRecipe.FP32_TENSOR, epilogue=Epilogue.BIAS),
+    ],
+    ids=lambda served: served.key,
+)
+def test_opcheck(register: Register, served: Signature) -> None:
+    id, _ = register(served)
+    arguments = arguments_of(served)
+    packet, positional, keywords = operator_of(arguments, id)
+    torch.library.opcheck(packet.default, positional, keywords)
+    out = torch.zeros_like(arguments.out)
+    torch.library.opcheck(packet.out, positional, {**keywords, "out": out})
+
+
+@by_key
+def test_out_forms_and_try_gemm_give_the_same(register: Register, served: Signature) -> None:
+    id, handle = register(served)
+    arguments = arguments_of(served)
+    packet, positional, keywords = operator_of(arguments, id)
+    made = packet(*positional, **keywords)
+    assert_close(made, arguments)
+    packet.out(*positional, **keywords, out=arguments.out)
+    assert torch.equal(made, arguments.out)
+    tried = torch.zeros_like(made)
+    a, b, _ = arguments.operands()
+    extras = arguments.extras.named()
+    assert torch.ops.nvgemm_aot.try_gemm(a, b, handle, out=tried, **extras)
+    assert torch.equal(made, tried)
+    assert not torch.ops.nvgemm_aot.try_gemm(a, b, handle, out=tried)
+
+
+def test_compiles_without_graph_breaks(register: Register) -> None:
+    id, _ = register(BIASED)
+    bias, a, b = arguments_of(BIASED).operator_call()[1]
+
+    def model(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = torch.empty(a.shape[0], b.shape[1], dtype=torch.bfloat16)
+        torch.ops.nvgemm_aot.addmm.out(bias, a, b, id, out=out)
+        return torch.ops.nvgemm_aot.addmm(bias, a, b, id) + out
+
+    with torch.no_grad():
+        got = torch.compile(model, fullgraph=True)(bias, a, b)
+        expected = torch.ops.nvgemm_aot.addmm(bias, a, b, id) * 2
+    torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("name", ["input", "a", "b"])
+def test_derivatives_are_not_lost(register: Register, name: str) -> None:
+    id, _ = register(BIASED)
+    bias, a, b = arguments_of(BIASED).operator_call()[1]
+    tensors = {"input": bias, "a": a, "b": b}
+    tensors[name].requires_grad_()
+    packet = torch.ops.nvgemm_aot.addmm
+    with pytest.raises(RuntimeError, match=rf"nvgemm_aot::addmm: {name} requires grad"):
+        packet(*tensors.values(), id)
+    out = torch.zeros(16, 32).bfloat16()
+    with pytest.raises(RuntimeError, match=rf"nvgemm_aot::addmm.out: {name} requires grad"):
+        packet.out(*tensors.values(), id, out=out)
+    with torch.no_grad():
+        assert packet(*tensors.values(), id).shape == out.shape
+
+
+def test_derivatives_are_not_lost_through_keywords(register: Register) -> None:
+    served = SIGNATURES[4]
+    id, _ = register(served)
+    packet, positional, keywords = operator_of(arguments_of(served), id)
+    keywords["bias"].requires_grad_()
+    with pytest.raises(RuntimeError, match="scaled_mm: bias requires grad"):
+        packet(*positional, **keywords)
+
+
+def test_an_out_that_is_a_negative_view_is_refused(register: Register) -> None:
+    id, _ = register(BIASED)
+    arguments = arguments_of(BIASED)
+    packet, positional, _ = operator_of(arguments, id)
+    with pytest.raises(RuntimeError, match=r"addmm.out: out is a lazily negated view"):
+        packet.out(*positional, out=torch._neg_view(arguments.out))
+
+
+def test_negative_views_are_resolved(register: Register) -> None:
+    id, _ = register(BIASED)
+    bias, a, b = arguments_of(BIASED).operator_call()[1]
+    negative = torch.ops.nvgemm_aot.addmm(torch._neg_view(bias), a, b, id)
+    assert torch.equal(negative, torch.ops.nvgemm_aot.addmm(-bias, a, b, id))
+
+
+def test_kernels_of_other_operators_are_refused(register: Register) -> None:
+    biased, _ = register(BIASED)
+    grouped, _ = register(GROUPED)
+    bias, a, b = arguments_of(BIASED).operator_call()[1]
+    with pytest.raises(RuntimeError, match=f"kernel {grouped[:12]} is for grouped_mm, not for mm"):
+        torch.ops.nvgemm_aot.addmm(bias, a, b, grouped)
+    with pytest.raises(RuntimeError, match="addend is missing; besides a, b and out the kernel"):
+        torch.ops.nvgemm_aot.mm(a, b, biased)
+    with pytest.raises(RuntimeError, match="scale_a is given; besides a, b and out the kernel"):
+        torch.ops.nvgemm_aot.scaled_mm(a, b, bias, bias, biased, bias=bias)
+
+
+def test_fake_results_need_shapes_that_fit(register: Register) -> None:
+    id, _ = register(GROUPED)
+    a, b, offsets = (tensor.to("meta") for tensor in arguments_of(GROUPED).operator_call()[1])
+    assert torch.ops.nvgemm_aot.grouped_mm(a, b, offsets, id).shape == (16, 32)
+    with pytest.raises(RuntimeError, match="have 2 and 2 dimensions; must have 2 and 3"):
+        torch.ops.nvgemm_aot.grouped_mm(a, b[0], offsets, id)
+    with pytest.raises(RuntimeError, match="k must agree"):
+        torch.ops.nvgemm_aot.grouped_mm(a[:, :8], b, offsets, id)
+
+
+@pytest.mark.parametrize("operand", [DType.FP8_E4M3, DType.FP4_E2M1])
+def test_scaled_results_are_traced(register: Register, operand: DType) -> None:
+    served = next(one for one in SIGNATURES if one.scales is not None and one.a is operand)
+    id, _ = register(served)
+    arguments = arguments_of(served)
+    packet, positional, keywords = operator_of(arguments, id)
+    meta = [x.to("meta") if isinstance(x, torch.Tensor) else x for x in positional]
+    made = packet(*meta, **{name: x.to("meta") for name, x in keywords.items()})
+    assert (made.shape, made.dtype) == (arguments.out.shape, arguments.out.dtype)

@@ -1,0 +1,213 @@
+"""GEMM kernels for the CPU, written as C in the calling convention of compiled kernels.
+
+They let everything behind the compiler run for real where no GPU is. Slow, and right for any
+strides: what a kernel may be called with is for the launcher to check.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fake_driver
+from nvgemm_aot.build.linker import compiler
+from nvgemm_runtime.bundle.calling_convention import MNKL, STREAM, parse_calling_convention
+from nvgemm_runtime.gemm.epilogue import Addend, Epilogue, addend_dtype
+from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
+from nvgemm_runtime.gemm.roles import extra_roles
+from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.support import unsupported
+
+Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+Register = Callable[..., tuple[str, int]]
+"""What the fixture ``register`` gives: see conftest.py."""
+
+_SOURCE = Path(__file__).with_name("cpu_gemm.c")
+
+NOTHING = "return 0;"
+"""A behaviour that computes nothing: what is left is the cost of the call."""
+
+RAISES = 'TVMFFIErrorSetRaisedFromCStr("RuntimeError", "out of patience"); return -1;'
+RETURNS_SILENTLY = "return -1;"
+
+REPORTS_STRIDES = """{
+  for (int i = 0; i < RANK; ++i) store_fp32(out->data, i, (float)a->strides[i]);
+  return 0;
+}"""
+"""Writes the strides of A that it was given to the beginning of the output."""
+
+RACES_ON_FIRST_CALL = """
+  if (calls == 0) {  /* as a kernel that loads its module: wrong if two threads get here */
+    struct timespec pause = {0, 20000000};
+    nanosleep(&pause, 0);
+    if (calls != 0) { TVMFFIErrorSetRaisedFromCStr("RuntimeError", "two first calls"); return -1; }
+    calls = 1;
+  }
+"""
+
+
+def computes(served: Signature) -> bool:
+    """Whether these kernels compute such a thing; they do most of the support table, and fp32."""
+    if served.a is DType.FP32:
+        return served.a is served.b and served.scales is None and served.out is DType.FP32
+    return unsupported(served) is None and (not served.a.is_integer or served.out.is_integer)
+
+
+def convention(served: Signature, workspace_bytes: int = 0) -> str:
+    """How a kernel is called: as the compiled kernels of its kind are."""
+    extras = [role.value for role in extra_roles(served)]
+    if served.scales is not None and served.scales.is_swizzled:
+        parameters = ["a*", "b*", *(f"{name}*" for name in extras), "out*", "mnkl"]
+    elif served.epilogue is not None or served.scales is not None:
+        parameters = ["a", "b", "stream", *extras, "out"]
+    else:
+        parameters = ["a", "b", "out", *extras]
+    if workspace_bytes:
+        parameters.append("workspace")
+    if "stream" not in parameters:
+        parameters.append("stream")
+    return f"tvm_ffi:gemm({','.join(parameters)})"
+
+
+def signature(
+    layout: str = "tt",
+    *,
+    op: Op = Op.MM,
+    operand: DType = DType.FP32,
+    out: DType | None = None,
+    scales: ScaleRecipe | None = None,
+    epilogue: Epilogue | None = None,
+) -> Signature:
+    """A signature that these kernels can serve, if `computes` says so."""
+    whole = operand.is_integer
+    usual = DType.INT32 if whole else operand if operand.bits > 8 else DType.BF16
+    return Signature(
+        op=op,
+        layout=Layout(layout),
+        a=operand,
+        b=operand,
+        accumulator=DType.INT32 if whole else DType.FP32,
+        out=out or usual,
+        scales=scales,
+        epilogue=epilogue,
+    )
+
+
+def source(
+    served: Signature,
+    behaviour: str = "",
+    tile: tuple[int, int] = (1, 1),
+    workspace_bytes: int = 0,
+) -> str:
+    """C source of a kernel; ``behaviour`` is run first and may return."""
+    called = parse_calling_convention(convention(served, workspace_bytes))
+    assert called is not None
+    definitions: dict[str, object] = {
+        "RANK": 3 if served.op is Op.BMM else 2,
+        "LOAD": f"load_{served.a.value}",
+        "STORE": f"store_{served.out.value}",
+        "SUM": {DType.FP32: "float", DType.INT32: "int32_t"}[served.accumulator],
+        "TILE_M": tile[0],
+        "TILE_N": tile[1],
+        "KINDS": ", ".join(_kind(parameter) for parameter in called.parameters),
+        "POINTERS": int(called.needs_compact),
+        "A_ROW_MAJOR": int(served.layout.a_row_major),
+        "B_ROW_MAJOR": int(served.layout.b_row_major),
+    }
+    for place, parameter in enumerate(called.parameters):
+        definitions[f"AT_{parameter.removesuffix('*').upper()}"] = place
+    if served.scales is not None:
+        definitions["LOAD_SCALE"] = f"load_{served.scales.dtype.value}"
+        definitions[f"SCALES_{_SCALES[served.scales]}"] = 1
+        definitions["BLOCK"] = served.scales.block or 0
+    if served.epilogue is not None:
+        activation = served.epilogue.activation
+        definitions["ADDEND_IS_ROW"] = int(served.epilogue.addend is Addend.ROW)
+        definitions["LOAD_ADDEND"] = f"load_{addend_dtype(served.out).value}"
+        definitions["ACTIVATION"] = "identity" if activation is None else activation.value
+    if workspace_bytes:
+        definitions["WORKSPACE_BYTES"] = workspace_bytes
+    lines = [f"#define {name} {value}" for name, value in definitions.items()]
+    head = "#define _POSIX_C_SOURCE 199309L\n#include <time.h>\n" + "\n".join(lines) + "\n"
+    return head + _SOURCE.read_text().replace("\n  BEHAVIOUR\n", f"\n  {behaviour}\n")
+
+
+_SCALES = {
+    ScaleRecipe.E8M0_1X32: "BLOCK",
+    ScaleRecipe.E4M3_1X16: "BLOCK",
+    ScaleRecipe.E8M0_1X16: "BLOCK",
+    ScaleRecipe.FP32_TENSOR: "TENSOR",
+    ScaleRecipe.FP32_ROW: "ROW",
+}
+
+
+def _kind(parameter: str) -> str:
+    """What TVM-FFI makes of an argument."""
+    if parameter.endswith("*") or parameter == STREAM:
+        return "POINTER"
+    return "ARRAY" if parameter == MNKL else "TENSOR"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedKernel:
+    """A kernel of this process: its id, the address of its function, and how that is called."""
+
+    id: str
+    address: int
+    library: ctypes.CDLL
+    convention: str
+
+
+def load(
+    served: Signature, directory: Path, behaviour: str = "", *, workspace_bytes: int = 0
+) -> LoadedKernel:
+    """Compile a kernel and load it, as it must be: with TVM-FFI already in the process."""
+    text = source(served, behaviour, workspace_bytes=workspace_bytes)
+    name = hashlib.sha256(text.encode()).hexdigest()
+    path = directory / f"{name}.so"
+    (directory / f"{name}.c").write_text(text)
+    command = [*compiler(), "-std=c99", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
+    command += ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unused-variable"]
+    subprocess.run([*command, "-o", path, path.with_suffix(".c")], check=True)
+    import tvm_ffi
+    from tvm_ffi.libinfo import find_libtvm_ffi
+
+    assert tvm_ffi
+    ctypes.CDLL(find_libtvm_ffi(), ctypes.RTLD_GLOBAL)  # where the kernel finds TVMFFIError*
+    library = ctypes.CDLL(str(path))
+    address = ctypes.cast(getattr(library, "__tvm_ffi_gemm"), ctypes.c_void_p).value
+    assert address is not None
+    return LoadedKernel(
+        id=name,
+        address=address,
+        library=library,
+        convention=convention(served, workspace_bytes),
+    )
+
+
+def operands(m: int = 8, n: int = 8, k: int = 8, batch: int | None = None) -> Tensors:
+    """Row-major A and B with random values, and an output full of NaN."""
+    lead = () if batch is None else (batch,)
+    a, b = torch.randn(*lead, m, k), torch.randn(*lead, k, n)
+    return a, b, torch.full((*lead, m, n), float("nan"))
+
+
+def foreign(tensor: torch.Tensor, shape: Any, strides: Any) -> Any:
+    """A tensor of TVM-FFI over memory of torch, with strides that torch refuses."""
+    import tvm_ffi
+
+    wrapped = fake_driver.OnDevice(tensor)
+    sizes = ctypes.c_int64 * len(shape)
+    wrapped._shape, wrapped._strides = sizes(*shape), sizes(*strides)
+    managed = wrapped._managed
+    managed.rank, managed.device[0] = len(shape), 1
+    managed.shape = ctypes.addressof(wrapped._shape)
+    managed.strides = ctypes.addressof(wrapped._strides)
+    return tvm_ffi.from_dlpack(wrapped)

@@ -1,0 +1,137 @@
+"""A stand-in for the CUDA driver, so that the launcher's CUDA path runs where no GPU is.
+
+"Device" memory is host memory, and a kernel for the CPU can be registered as one for CUDA. Only
+what the launcher asks the driver for exists; nothing of NVIDIA's compiler or runtime is replaced.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, ClassVar
+
+import tvm_ffi
+
+from nvgemm_aot.build.linker import compiler
+
+_SOURCE = r"""
+#include <stdlib.h>
+#include <string.h>
+#define EXPORT __attribute__((visibility("default")))
+static __thread void *current;
+EXPORT int memsets; EXPORT void *last_stream; EXPORT int context_sets;
+EXPORT int cuInit(unsigned flags) {
+  const char *result = getenv("FAKE_INIT");
+  return result ? atoi(result) : flags;
+}
+EXPORT int cuDeviceGet(int *device, int ordinal) {
+  *device = ordinal; return ordinal < 2 ? 0 : 101;
+}
+EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
+  int capability = atoi(getenv("FAKE_CAPABILITY"));
+  *value = attribute == 75 ? capability / 10 : capability % 10;
+  return device < 0;
+}
+EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
+  *context = (void *)(0x1000L + device); return 0;
+}
+EXPORT int cuCtxGetCurrent(void **context) { *context = current; return 0; }
+EXPORT int cuCtxSetCurrent(void *context) { ++context_sets; current = context; return 0; }
+EXPORT int cuGetErrorName(int error, const char **name) {
+  *name = error == 101 ? "CUDA_ERROR_INVALID_DEVICE" : "CUDA_ERROR_OTHER"; return 0;
+}
+EXPORT int cuMemsetD8Async(unsigned long long to, unsigned char value, size_t n, void *stream) {
+  ++memsets; last_stream = stream; memset((void *)to, value, n); return 0;
+}
+EXPORT int cuMemsetD2D8Async(unsigned long long to, size_t pitch, unsigned char value, size_t width,
+                             size_t height, void *stream) {
+  if (pitch < width) return 1;
+  ++memsets; last_stream = stream;
+  for (size_t row = 0; row < height; ++row) memset((char *)to + row * pitch, value, width);
+  return 0;
+}
+"""
+
+LEAVES_ANOTHER_DEVICE_CURRENT = """
+  { extern int cuCtxSetCurrent(void *); cuCtxSetCurrent((void *)0x1001L); }
+"""
+"""A kernel's behaviour, as NVIDIA/cutlass#2808 has it."""
+
+
+def build(directory: Path) -> Path:
+    """Compile the driver and return the directory to put on LD_LIBRARY_PATH."""
+    (directory / "driver.c").write_text(_SOURCE)
+    command = [*compiler(), "-shared", "-fPIC", "-o", directory / "libcuda.so.1"]
+    subprocess.run([*command, directory / "driver.c"], check=True)
+    return directory
+
+
+def run(directory: Path, script: str, *arguments: str, capability: int = 90) -> str:
+    """Run a Python script in a process that finds this driver; returns what it printed."""
+    environment = dict(
+        os.environ,
+        LD_LIBRARY_PATH=str(directory),
+        FAKE_CAPABILITY=str(capability),
+        PYTHONPATH=os.pathsep.join(sys.path),
+    )
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", script, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("rank", ctypes.c_int32),
+        ("dtype", ctypes.c_uint8 * 4),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+class OnDevice:
+    """A tensor of the CPU that says it lives on a CUDA device.
+
+    Whoever takes it by DLPack keeps pointers to it, so it lives as long as the process.
+    """
+
+    _alive: ClassVar[list[OnDevice]] = []
+
+    def __init__(self, tensor: Any, device: int = 0) -> None:
+        self._alive.append(self)
+        sizes = ctypes.c_int64 * tensor.dim()
+        dtype = tvm_ffi.dtype(str(tensor.dtype).removeprefix("torch."))
+        self._tensor = tensor
+        self._shape, self._strides = sizes(*tensor.shape), sizes(*tensor.stride())
+        self._managed = _Tensor(
+            data=tensor.data_ptr(),
+            device=(ctypes.c_int32 * 2)(2, device),
+            rank=tensor.dim(),
+            dtype=(ctypes.c_uint8 * 4)(dtype.type_code, dtype.bits, dtype.lanes, 0),
+            shape=ctypes.addressof(self._shape),
+            strides=ctypes.addressof(self._strides),
+        )
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self._managed.device[1]
+
+    def __dlpack__(self, **_: object) -> Any:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = (
+            ctypes.py_object,
+            (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p),
+        )
+        return new(ctypes.addressof(self._managed), b"dltensor", None)

@@ -1,0 +1,9 @@
+"""Where the repository and its tests are, whatever folder a test is in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = ROOT / "tests"
+SUPPORT = TESTS / "support"

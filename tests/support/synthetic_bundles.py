@@ -1,0 +1,54 @@
+"""Bundles with payloads that are no kernels, for tests of what carries bundles around."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nvgemm_aot.bundle.writer import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from nvgemm_runtime.bundle.format import KernelDesign, RankingSource, sha256_hex
+from nvgemm_runtime.gemm.problem import Problem, Signature
+from nvgemm_runtime.gemm.target import Target
+
+SIGNATURE = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
+
+
+def write_synthetic_bundle(
+    path: Path, arch: str, *, platform: str = "linux_x86_64", payload: bytes = b"not a kernel"
+) -> Path:
+    """Write a bundle of one kernel that is ranked for two problems."""
+    kernel = BuiltKernel(
+        payload=payload + arch.encode(),
+        signature=SIGNATURE,
+        provider="cutlass_operators",
+        operator="SyntheticGemm",
+        design=KernelDesign(
+            tile=(128, 64, 64),
+            ctas_per_tile=1,
+            cluster=(1, 1),
+            fallback_cluster=None,
+            scheduler="static_persistent",
+        ),
+        alignment_bytes=16,
+        workspace_bytes=0,
+        calling_convention="tvm_ffi:gemm(a,b,out,stream)",
+    )
+    source = RankingSource(kind="estimate", by="a | model 1.0", gpu="H200")
+    rankings = tuple(
+        ProblemRanking(
+            problem=Problem(signature=SIGNATURE, m=m, n=4096, k=4096),
+            source=source,
+            kernels=((sha256_hex(kernel.payload), 1000),),
+        )
+        for m in (16, 1024)
+    )
+    content = BundleContent(
+        target=Target(arch=arch, platform=platform),
+        device="H200",
+        generator="nvgemm-aot 0.1.0",
+        build_key="0" * 64,
+        toolchain={"nvidia-cutlass-dsl": "4.8.1", "apache-tvm-ffi": "0.1.15.post2", "ld": "2.40"},
+        kernels=(kernel,),
+        rankings=rankings,
+    )
+    write_bundle(path, content)
+    return path
