@@ -162,3 +162,8 @@ class UnhealthyError(NvgemmError):
     """This machine lacks something that running prebuilt kernels needs."""
 
     exit_code = 32
+
+
+def one_line(text: str) -> str:
+    """A text as one line, whatever is in it, as headers and comments may hold it."""
+    return "".join(one if one.isprintable() else "?" for one in " ".join(text.split()))

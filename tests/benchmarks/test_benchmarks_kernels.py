@@ -10,12 +10,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import test_index
 import torch
 from click.testing import CliRunner
-from test_index import header
 
+import matching_headers
 from benchmark_modules import load
+from matching_headers import header
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
@@ -197,9 +197,11 @@ def test_declared_are_plain_products_of_usable_bundles_with_all_their_kernels(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wide = replace(SIGNATURE, out=DType.FP32)
-    one = header(test_index.problem(1), test_index.problem(16))
-    other = header(test_index.problem(16), test_index.problem(64, signature=wide), seed=1)
-    refused = header(test_index.problem(1024))
+    one = header(matching_headers.problem(1), matching_headers.problem(16))
+    other = header(
+        matching_headers.problem(16), matching_headers.problem(64, signature=wide), seed=1
+    )
+    refused = header(matching_headers.problem(1024))
     found = [found_bundle(one), found_bundle(other), found_bundle(refused, "another GPU")]
     found.append(SimpleNamespace(bundle=None))
     monkeypatch.setattr(bundled, "bundles", lambda: found)
@@ -213,7 +215,7 @@ def test_declared_are_plain_products_of_usable_bundles_with_all_their_kernels(
         if ranking.problem.m == 16
         for place in ranking.kernels
     ]
-    assert declared[test_index.problem(16)] == list(dict.fromkeys(ids))
+    assert declared[matching_headers.problem(16)] == list(dict.fromkeys(ids))
     assert bundled.declared([DType.FP16]) == {}
 
 

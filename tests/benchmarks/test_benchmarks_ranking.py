@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from test_index import header, problem
 
 from benchmark_modules import load
+from matching_headers import header, problem
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_runtime.matching.validity import holds_here
 

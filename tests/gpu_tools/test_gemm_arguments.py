@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 
 import pytest
@@ -18,34 +17,14 @@ from gemm_reference import (
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from every_signature import EVERY_SIGNATURE
 from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.extras import check_offset_values
 from nvgemm_runtime.gemm.operands import requests, torch_dtype
-from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
+from nvgemm_runtime.gemm.problem import Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
 from nvgemm_runtime.gemm.scales import ScaleRecipe
-from nvgemm_runtime.gemm.support import OUTS, unsupported
-
-EVERY_SIGNATURE = [
-    signature
-    for op, layout, dtype, scales, epilogue in itertools.product(
-        Op, Layout, OUTS, (None, *ScaleRecipe), (None, *Epilogue)
-    )
-    for out in OUTS[dtype]
-    if unsupported(
-        signature := Signature(
-            op=op,
-            layout=layout,
-            a=dtype,
-            b=dtype,
-            accumulator=DType.INT32 if dtype.is_integer else DType.FP32,
-            out=out,
-            scales=scales,
-            epilogue=epilogue,
-        )
-    )
-    is None
-]
+from nvgemm_runtime.gemm.support import OUTS
 
 
 def rows() -> list[pytest.ParameterSet]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
-from test_gemm_arguments import EVERY_SIGNATURE
 
+from every_signature import EVERY_SIGNATURE
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_runtime.gemm.problem import Layout, Op, Signature
 from nvgemm_runtime.gemm.support import unavailable

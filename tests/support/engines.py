@@ -3,8 +3,8 @@
 `tests/data/engines.json` holds a row a release: its requirement lines for `SHARED`, as its metadata
 states them, and whether this package can be installed beside it. Where a package registry is::
 
-    python tests/support/engines.py read vllm==0.34.0 sglang==0.6.0   # adds rows, or renews them
-    python tests/support/engines.py table                             # resolves all; the table of the docs
+    python tests/support/engines.py read vllm==0.34.0 sglang==0.6.0  # adds rows, or renews them
+    python tests/support/engines.py table  # resolves all; the table of the docs
 
 `tests/whole/test_engines.py` compares rows, docs and what uv resolves.
 """

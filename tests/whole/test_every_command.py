@@ -16,10 +16,10 @@ from zipfile import ZipFile
 
 import pytest
 from click.testing import CliRunner
-from test_gemm_arguments import EVERY_SIGNATURE
 
 import cpu_provider
 import tuning_bench
+from every_signature import EVERY_SIGNATURE
 from explained_rows import is_called_by_aten
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.manifest.parse import load_manifest

@@ -20,8 +20,7 @@ from nvgemm_runtime.bundle.format import (
     source_json,
     unserved_json,
 )
-from nvgemm_runtime.errors import CompileError, StorageError
-from nvgemm_runtime.one_line import one_line
+from nvgemm_runtime.errors import CompileError, StorageError, one_line
 
 from ..bundle.compression import SCHEME
 from ..bundle.writer import BuiltKernel, BundleContent, ProblemRanking

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.gemm.roles import Role, role_dtype
+from nvgemm_runtime.gemm.roles import misalignment
 
 from ..providers.base import Candidate, Rejection
 from ..providers.runtime_model import BlockShape
@@ -79,31 +79,6 @@ def select(
     )
     kept = _thin(problem, ranked, limit, rejections)
     return Selection(problem=problem, choices=tuple(kept), rejections=tuple(rejections))
-
-
-def misalignment(problem: Problem, alignment_bytes: int) -> str | None:
-    """Why operands of this problem cannot be aligned as a kernel needs, or None.
-
-    Pointers can be chosen, sizes cannot: the extent along which an operand is contiguous is the
-    stride of its other dimension and must be a multiple of the alignment.
-    """
-    signature = problem.signature
-    contiguous = {
-        "A": ("k", signature.a) if signature.layout.a_row_major else ("m", signature.a),
-        "B": ("n", signature.b) if signature.layout.b_row_major else ("k", signature.b),
-        "out": ("n", signature.out),
-    }
-    if signature.epilogue is not None:
-        contiguous["addend"] = ("n", role_dtype(signature, Role.ADDEND))
-    for operand, (name, dtype) in contiguous.items():
-        extent: int = getattr(problem, name)
-        if extent * dtype.bits % (8 * alignment_bytes):
-            multiple = 8 * alignment_bytes // dtype.bits
-            return (
-                f"{operand} is contiguous along {name} = {extent}, which must be a multiple of "
-                f"{multiple} ({alignment_bytes} bytes of {dtype.value})"
-            )
-    return None
 
 
 def _order(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, int, str]:

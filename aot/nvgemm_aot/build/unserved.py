@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from nvgemm_runtime.errors import CompileError, NoCandidateError
 from nvgemm_runtime.gemm.problem import Problem
 
-from ..cli.tables import count_text
-
 
 @dataclass(frozen=True, kw_only=True)
 class Unserved:
@@ -47,7 +45,7 @@ def require_served(unserved: Sequence[Unserved], targets: int) -> None:
         return
     count = len({one.problem for one in nowhere})
     head = (
-        f"no kernel for {count_text(count, 'problem')}; change or remove "
+        f"no kernel for {count} problem{'s' * (count > 1)}; change or remove "
         f"{'it' if count == 1 else 'them'}:"
     )
     lines = [f"  {one.arch}: {one.problem.key}: {one.reason}" for one in nowhere]

@@ -42,7 +42,7 @@ from .compression import Packed, compress
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltKernel:
-    """A linked kernel on its way into a bundle; fields as in `nvgemm_runtime.bundle.format.Kernel`."""
+    """A linked kernel on its way into a bundle; its fields are those of the header's `Kernel`."""
 
     payload: bytes
     signature: Signature

@@ -10,10 +10,10 @@ from pathlib import Path
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
+from nvgemm_runtime.gemm.roles import misalignment
 from nvgemm_runtime.gemm.support import unavailable, unsupported
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 
-from ..build.select import misalignment
 from .models.config import find_config, read_config
 from .models.decoder import DecoderConfig
 from .models.gemm import Gemm, Projection, Routing

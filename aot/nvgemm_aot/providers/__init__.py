@@ -1,4 +1,8 @@
-"""Sources of kernels. Each is one module; this table is the only place that names them."""
+"""Sources of kernels: each enumerates candidates for a problem and compiles them.
+
+May import `targets` and `storage`; not `manifest`. Start at `base`, the interface; the table here
+is the only place that names the providers.
+"""
 
 from __future__ import annotations
 

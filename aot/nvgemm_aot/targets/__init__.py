@@ -1,4 +1,8 @@
-"""The targets that can be built for, and the GPU product each is tuned for by default."""
+"""The targets that can be built for, and the GPU product each is tuned for by default.
+
+May import no other room of this package. The targets are here; `profile` reads what is known of a
+GPU product (``profiles/``), and `local` makes a profile of a GPU at hand.
+"""
 
 from __future__ import annotations
 

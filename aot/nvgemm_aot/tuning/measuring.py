@@ -9,10 +9,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from nvgemm_runtime.bundle.format import Conditions, sha256_hex
-from nvgemm_runtime.errors import StorageError, ToolchainError
+from nvgemm_runtime.errors import StorageError, ToolchainError, one_line
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions
-from nvgemm_runtime.one_line import one_line
 
 from .check_operands import Check, make_checks
 from .contenders import ATEN, TRITON, Run

@@ -1,7 +1,7 @@
 """Runs a Python program under fake tensors and records the GEMMs that it calls.
 
-``python -m nvgemm_aot.workload.fake_run script.py …``, ``-m package …`` or ``-c code …``; the variables of
-`nvgemm_runtime.recording.recorder` say where to. `nvgemm-aot record --fake` starts it.
+``python -m nvgemm_aot.workload.fake_run script.py …``, ``-m package …`` or ``-c code …``; the
+variables of `nvgemm_runtime.recording.recorder` say where to. `nvgemm-aot record --fake` starts it.
 """
 
 from __future__ import annotations

@@ -70,6 +70,31 @@ def contiguous_bytes(problem: Problem) -> int:
     )
 
 
+def misalignment(problem: Problem, alignment_bytes: int) -> str | None:
+    """Why operands of this problem cannot be aligned as a kernel needs, or None.
+
+    Pointers can be chosen, sizes cannot: the extent along which an operand is contiguous is the
+    stride of its other dimension and must be a multiple of the alignment.
+    """
+    signature = problem.signature
+    contiguous = {
+        "A": ("k", signature.a) if signature.layout.a_row_major else ("m", signature.a),
+        "B": ("n", signature.b) if signature.layout.b_row_major else ("k", signature.b),
+        "out": ("n", signature.out),
+    }
+    if signature.epilogue is not None:
+        contiguous["addend"] = ("n", role_dtype(signature, Role.ADDEND))
+    for operand, (name, dtype) in contiguous.items():
+        extent: int = getattr(problem, name)
+        if extent * dtype.bits % (8 * alignment_bytes):
+            multiple = 8 * alignment_bytes // dtype.bits
+            return (
+                f"{operand} is contiguous along {name} = {extent}, which must be a multiple of "
+                f"{multiple} ({alignment_bytes} bytes of {dtype.value})"
+            )
+    return None
+
+
 def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
     """Shape of one of a problem's tensors, as torch counts: two values of fp4 are one element.
 

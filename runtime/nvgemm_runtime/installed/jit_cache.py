@@ -1,6 +1,7 @@
 """Where kernels that were compiled at run time are kept, so that later processes find them.
 
-The builder's `nvgemm_aot.jit.user_bundle` writes there. This side only reads, and notes what is used.
+The builder's `nvgemm_aot.jit.user_bundle` writes there. This side only reads, and notes what is
+used.
 """
 
 from __future__ import annotations

@@ -6,9 +6,8 @@ from ..bundle.calling_convention import KNOWN_FORM, parse_calling_convention
 from ..bundle.decode import UPGRADE
 from ..bundle.format import Header, Kernel
 from ..bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN, needed_symbols
-from ..errors import NvgemmError
+from ..errors import NvgemmError, one_line
 from ..gemm.target import CPU, Target, UnknownTarget
-from ..one_line import one_line
 from .device import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 
 _FFI_DISTRIBUTION = "apache-tvm-ffi"

@@ -11,10 +11,10 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
+from ..errors import one_line
 from ..gemm.epilogue import Epilogue
 from ..gemm.problem import DType, Layout, Op, Problem, Signature
 from ..gemm.scales import ScaleRecipe
-from ..one_line import one_line
 
 TARGETS = ("sm_90a", "sm_100a", "sm_100f", "sm_103a")
 """What a recording can be made for: what the builder builds for."""

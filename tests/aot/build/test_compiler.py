@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fake_provider import FakeProvider, candidate
+from compile_tasks import tasks
+from fake_provider import FakeProvider
 from nvgemm_aot.build import compiler, linker
 from nvgemm_aot.build.compiler import (
     Compilation,
@@ -17,26 +18,11 @@ from nvgemm_aot.build.compiler import (
     Task,
     compile_all,
     default_jobs,
-    make_tasks,
 )
 from nvgemm_aot.build.time_limit import compile_limit_seconds
 from nvgemm_aot.build.workers import TimeLimitExceeded, WorkerDied
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.targets import build_target
 from nvgemm_runtime.errors import StorageError, ToolchainError
-from nvgemm_runtime.gemm.problem import Signature
-
-BF16 = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
-
-
-def tasks(*operators: str, cluster_sizes: tuple[int, ...] = (), device: str = "B200") -> list[Task]:
-    return list(
-        make_tasks(
-            [candidate(name, BF16, cluster_sizes=cluster_sizes) for name in operators],
-            build_target("sm_100f", device),
-            FakeProvider(),
-        )
-    )
 
 
 @pytest.fixture

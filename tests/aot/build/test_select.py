@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 
 from fake_provider import candidate
-from nvgemm_aot.build.select import MAX_PER_SHAPE, Estimate, misalignment, select
+from nvgemm_aot.build.select import MAX_PER_SHAPE, Estimate, select
 from nvgemm_aot.providers import Candidate
 from nvgemm_aot.providers.heuristics import MatmulHeuristics
 from nvgemm_aot.providers.runtime_model import BlockShape
@@ -97,53 +97,6 @@ def test_large_m_gets_no_place_for_small_kernels() -> None:
 
     selection = select(problem(65), (*tiled((64, 64, 64)), made), estimate, 1)
     assert [choice.candidate.operator for choice in selection.choices] == ["tile(64, 64, 64)"]
-
-
-@pytest.mark.parametrize(
-    ("layout", "sizes", "blamed"),
-    [
-        ("tn", (7, 8, 8), None),
-        ("tn", (8, 8, 12), "A is contiguous along k = 12"),
-        ("nn", (12, 8, 8), "A is contiguous along m = 12"),
-        ("nt", (8, 12, 8), "B is contiguous along n = 12"),
-        ("nn", (8, 8, 12), "B is contiguous along k = 12"),
-        ("tn", (8, 4, 8), "out is contiguous along n = 4"),
-        ("nt", (16, 16, 3), None),
-    ],
-)
-def test_misalignment_names_operand_extent_and_multiple(
-    layout: str, sizes: tuple[int, int, int], blamed: str | None
-) -> None:
-    m, n, k = sizes
-    signature = Signature.parse(f"mm/{layout}/bf16xbf16/fp32/bf16")
-    reason = misalignment(problem(m, n, k, signature), 16)
-    if blamed is None:
-        assert reason is None
-    else:
-        assert reason == f"{blamed}, which must be a multiple of 8 (16 bytes of bf16)"
-
-
-def test_alignment_counts_bytes_of_each_operands_own_type() -> None:
-    signature = Signature.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp32")
-    assert misalignment(problem(1, 4, 16, signature), 16) is None
-    assert "multiple of 16" in str(misalignment(problem(1, 4, 8, signature), 16))
-    assert "multiple of 4" in str(misalignment(problem(1, 2, 16, signature), 16))
-
-
-def test_alignment_of_fp4_counts_two_values_a_byte() -> None:
-    signature = Signature.parse("mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp8_e4m3/e4m3_1x16")
-    assert misalignment(problem(1, 16, 64, signature), 16) is None
-    assert misalignment(problem(1, 16, 48, signature), 16) == (
-        "A is contiguous along k = 48, which must be a multiple of 32 (16 bytes of fp4_e2m1)"
-    )
-
-
-def test_alignment_of_what_is_added_is_that_of_its_own_type() -> None:
-    signature = Signature.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp8_e4m3/bias")
-    assert "out is contiguous along n = 8" in str(misalignment(problem(1, 8, 16, signature), 16))
-    assert misalignment(problem(1, 8, 16, signature), 8) is None
-    assert misalignment(problem(1, 12, 16, signature), 4) is None
-    assert misalignment(problem(1, 16, 16, signature), 32) is not None
 
 
 def test_estimates_know_every_type_groups_and_batches() -> None:

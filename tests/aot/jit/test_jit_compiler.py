@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_compiler import tasks
 
+from compile_tasks import tasks
 from fake_provider import FakeProvider
 from inductor_session import warnings_of
 from jit_programs import JitMachine, problem, wait_until
+from jit_requests import DEVICE, manifest_of
 from nvgemm_aot.build import assemble
 from nvgemm_aot.build.compiler import Outcome, compile_all
 from nvgemm_aot.build.pipeline import build
@@ -27,10 +28,7 @@ from nvgemm_aot.jit import server
 from nvgemm_aot.jit.giving_up import GivingUp
 from nvgemm_aot.jit.jit_compiler import Compiled, JitCompiler
 from nvgemm_aot.jit.server import Server
-from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.targets import build_target
-from nvgemm_aot.targets.local import Device
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import StorageError, TargetError, ToolchainError
 from nvgemm_runtime.gemm.problem import Problem
@@ -39,16 +37,6 @@ from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.jit.client import Fallback
 from nvgemm_runtime.matching.index import Basis, Match
 from synthetic_facts import H200
-
-DEVICE = Device(
-    kind="cuda",
-    name="NVIDIA H200",
-    capability=(9, 0),
-    multiprocessors=132,
-    shared_memory_bytes=None,
-    platform="linux_x86_64",
-    cuda="cu13",
-)
 
 
 @pytest.fixture
@@ -88,15 +76,6 @@ def test_a_user_bundle_holds_what_a_build_would_make(
         for ours, theirs in zip(user.header.kernels, shipped.header.kernels):
             assert replace(ours, span=theirs.span) == theirs
             assert user.payload(ours) == shipped.payload(theirs)
-
-
-def manifest_of(wanted: Problem, candidates: int) -> Manifest:
-    return Manifest(
-        name="some",
-        description="",
-        targets=(build_target("sm_90a"),),
-        declared=(Declared(problem=wanted, candidates=candidates),),
-    )
 
 
 def test_a_candidate_that_fails_does_not_keep_the_others_out(

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_compiler import tasks
 
+from compile_tasks import tasks
 from fake_provider import FakeProvider
 from jit_programs import kill, wait_until
 from nvgemm_aot.build.compiler import Outcome

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from test_compiler import tasks
-from test_jit_compiler import DEVICE, manifest_of
 
+from compile_tasks import tasks
 from fake_provider import FakeProvider
 from jit_programs import JitMachine, problem
+from jit_requests import DEVICE, manifest_of
 from nvgemm_aot.build.compiler import compile_all
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.jit.cache_usage import look_at

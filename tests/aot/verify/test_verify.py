@@ -728,5 +728,8 @@ def test_malformed_payload_is_a_finding_and_never_an_error(
 
 
 def test_import_brings_neither_torch_nor_the_compiler() -> None:
-    code = "import sys, nvgemm_aot.verify.bundle; sys.exit(bool({'torch', 'cutlass'} & sys.modules.keys()))"
+    code = (
+        "import sys, nvgemm_aot.verify.bundle; "
+        "sys.exit(bool({'torch', 'cutlass'} & sys.modules.keys()))"
+    )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -5,11 +5,12 @@ import torch
 
 from nvgemm_runtime.gemm.extras import Extras
 from nvgemm_runtime.gemm.operands import requests
-from nvgemm_runtime.gemm.problem import DType, Op, Problem
+from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import (
     Role,
     contiguous_bytes,
     extra_roles,
+    misalignment,
     role_dtype,
     role_shape,
     roles,
@@ -87,3 +88,54 @@ def test_contiguous_extents_align_what_was_just_allocated(
     least = contiguous_bytes(request.problem)
     assert request.problem.signature.layout.value == layout
     assert request.alignment_bytes == least & -least == alignment
+
+
+def sized(signature: Signature, m: int, n: int, k: int) -> Problem:
+    return Problem(signature=signature, m=m, n=n, k=k)
+
+
+@pytest.mark.parametrize(
+    ("layout", "sizes", "blamed"),
+    [
+        ("tn", (7, 8, 8), None),
+        ("tn", (8, 8, 12), "A is contiguous along k = 12"),
+        ("nn", (12, 8, 8), "A is contiguous along m = 12"),
+        ("nt", (8, 12, 8), "B is contiguous along n = 12"),
+        ("nn", (8, 8, 12), "B is contiguous along k = 12"),
+        ("tn", (8, 4, 8), "out is contiguous along n = 4"),
+        ("nt", (16, 16, 3), None),
+    ],
+)
+def test_misalignment_names_operand_extent_and_multiple(
+    layout: str, sizes: tuple[int, int, int], blamed: str | None
+) -> None:
+    m, n, k = sizes
+    signature = Signature.parse(f"mm/{layout}/bf16xbf16/fp32/bf16")
+    reason = misalignment(sized(signature, m, n, k), 16)
+    if blamed is None:
+        assert reason is None
+    else:
+        assert reason == f"{blamed}, which must be a multiple of 8 (16 bytes of bf16)"
+
+
+def test_alignment_counts_bytes_of_each_operands_own_type() -> None:
+    signature = Signature.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp32")
+    assert misalignment(sized(signature, 1, 4, 16), 16) is None
+    assert "multiple of 16" in str(misalignment(sized(signature, 1, 4, 8), 16))
+    assert "multiple of 4" in str(misalignment(sized(signature, 1, 2, 16), 16))
+
+
+def test_alignment_of_fp4_counts_two_values_a_byte() -> None:
+    signature = Signature.parse("mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp8_e4m3/e4m3_1x16")
+    assert misalignment(sized(signature, 1, 16, 64), 16) is None
+    assert misalignment(sized(signature, 1, 16, 48), 16) == (
+        "A is contiguous along k = 48, which must be a multiple of 32 (16 bytes of fp4_e2m1)"
+    )
+
+
+def test_alignment_of_what_is_added_is_that_of_its_own_type() -> None:
+    signature = Signature.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp8_e4m3/bias")
+    assert "out is contiguous along n = 8" in str(misalignment(sized(signature, 1, 8, 16), 16))
+    assert misalignment(sized(signature, 1, 8, 16), 8) is None
+    assert misalignment(sized(signature, 1, 12, 16), 4) is None
+    assert misalignment(sized(signature, 1, 16, 16), 32) is not None

@@ -14,6 +14,7 @@ from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.format import PREFIX
+from nvgemm_runtime.inductor import compiled as old_name
 from nvgemm_runtime.launch import compiled
 from synthetic_bundles import write_synthetic_bundle
 
@@ -194,3 +195,7 @@ def test_switched_off_means_aten_and_no_word(
     )
     assert inductor.record.lines() == []
     assert warnings_of(caplog) == []
+
+
+def test_code_in_caches_of_earlier_releases_finds_what_it_calls() -> None:
+    assert old_name.gemm is compiled.gemm

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_index import found, header, problem, reasons
 
+from matching_headers import found, header, problem, reasons
 from nvgemm_runtime.gemm.problem import DType
 from nvgemm_runtime.matching.index import Basis, BundleView, Index
 from nvgemm_runtime.matching.layers import LayeredIndex

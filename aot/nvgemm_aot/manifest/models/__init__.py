@@ -1,7 +1,9 @@
 """The GEMMs of models, from their Hugging Face config.json: one module a family.
 
+May import `targets`, `storage` and the rest of `manifest`. Start at `decoder`, what families share.
 To add a family, write a module with a class like `llama.LlamaConfig`, name it in `FAMILIES`, and
-give it a small model in ``tests/aot/manifest/test_model_gemms.py``, which compares it with transformers.
+give it a small model in ``tests/aot/manifest/test_model_gemms.py``, which compares it with
+transformers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Provider of NVIDIA's ``cutlass.operators``: CuTe-DSL GEMMs for Hopper and Blackwell.
 
 `families` says which operators compute what, and how each is called; the provider lists and
-compiles them. Importing it is cheap; the compiler is imported when a method first needs it.
+compiles them. It imports what `providers` may. Importing it is cheap; the compiler is imported when
+a method first needs it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ...targets import BuildTarget
 from ..base import Candidate, Enumeration, Rejection
 from ..heuristics import MatmulHeuristics
 from ..runtime_model import RuntimeModel
-from . import toolchain as library
+from . import toolchain
 from .families import family_of
 from .family import Family
 
@@ -56,7 +57,7 @@ class CutlassOperators:
     """Lists and compiles the operators of ``cutlass.operators``."""
 
     name = "cutlass_operators"
-    recipe = f"1, host {library.HOST_CPU} {library.HOST_FEATURES}"
+    recipe = f"1, host {toolchain.HOST_CPU} {toolchain.HOST_FEATURES}"
 
     def toolchain(self) -> dict[str, str]:
         """Versions of the compiler's distributions; see `Provider.toolchain`."""
@@ -79,8 +80,8 @@ class CutlassOperators:
             if (name, value) != (_ARCHITECTURE_VARIABLE, _ARCHITECTURE):
                 _log.warning("%s=%s is ignored by builds", name, value)
         os.environ[_ARCHITECTURE_VARIABLE] = _ARCHITECTURE
-        library.import_operators()
-        library.warm_up()
+        toolchain.import_operators()
+        toolchain.warm_up()
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
         """List operators by their metadata; see `Provider.enumerate`."""
@@ -118,15 +119,15 @@ class CutlassOperators:
         arch = target.target.arch
         signature = candidate.signature
         operator = self._operators(signature, arch)[candidate.operator]
-        hardware = library.hardware_facts(target.device)
+        hardware = toolchain.hardware_facts(target.device)
         with hardware as asked, tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "kernel.o"
             try:
-                library.warm_up()
+                toolchain.warm_up()
                 artifact = _family(signature).compile(
                     operator, _sample_arguments(signature), arch.removeprefix("sm_")
                 )
-                library.use_baseline_host_code(artifact.compiled_obj.ir_module)
+                toolchain.use_baseline_host_code(artifact.compiled_obj.ir_module)
                 artifact.compiled_obj.export_to_c(
                     object_file_path=str(path), function_name=_FUNCTION_NAME
                 )
@@ -153,7 +154,7 @@ class CutlassOperators:
         """Operators of a signature by name, in the order that the library lists them."""
         key = (signature, arch)
         if key not in self._operator_cache:
-            found = library.import_operators().get_operators(
+            found = toolchain.import_operators().get_operators(
                 args=_sample_arguments(signature), target_sm=arch.removeprefix("sm_")
             )
             self._operator_cache[key] = {
@@ -213,7 +214,7 @@ def _first_line(error: Exception) -> str:
 @functools.cache
 def _sample_arguments(signature: Signature) -> Any:
     """What a signature's operators are listed and compiled with."""
-    library.import_operators()
+    toolchain.import_operators()
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():

@@ -1,0 +1,31 @@
+"""Every row of the support table, as a signature."""
+
+from __future__ import annotations
+
+import itertools
+
+from nvgemm_runtime.gemm.epilogue import Epilogue
+from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
+from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.support import OUTS, unsupported
+
+EVERY_SIGNATURE = [
+    signature
+    for op, layout, dtype, scales, epilogue in itertools.product(
+        Op, Layout, OUTS, (None, *ScaleRecipe), (None, *Epilogue)
+    )
+    for out in OUTS[dtype]
+    if unsupported(
+        signature := Signature(
+            op=op,
+            layout=layout,
+            a=dtype,
+            b=dtype,
+            accumulator=DType.INT32 if dtype.is_integer else DType.FP32,
+            out=out,
+            scales=scales,
+            epilogue=epilogue,
+        )
+    )
+    is None
+]
