@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import pkgutil
 import subprocess
 import sys
+from types import ModuleType
 
 import pytest
 
+import nvgemm_aot
+import nvgemm_runtime
 from repository import ROOT
 
 HEAVY = ("torch", "cutlass", "nvMatmulHeuristics", "pydantic", "cuda", "tvm_ffi")
@@ -23,12 +28,26 @@ def modules_after(statement: str) -> set[str]:
     return set(result.stdout.split())
 
 
+def modules_of(package: ModuleType) -> list[str]:
+    """Every module of a package, and of the packages in it; but for the native part, no module."""
+    names = (one.name for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}."))
+    found = [name for name in names if not name.endswith("._native")]
+    assert len(found) > 60
+    return found
+
+
 @pytest.mark.parametrize(
-    "module", sorted(p.stem for p in (ROOT / "runtime/nvgemm_runtime").glob("[!_]*.py"))
+    "module", [name for name in modules_of(nvgemm_runtime) if ".inductor" not in name]
 )
 def test_runtime_modules_import_neither_builder_nor_compiler(module: str) -> None:
-    loaded = modules_after(f"import nvgemm_runtime.{module}")
-    assert not loaded & {*HEAVY, "nvgemm_aot"}
+    assert not modules_after(f"import {module}") & {*HEAVY, "nvgemm_aot"}
+
+
+@pytest.mark.parametrize("package", [nvgemm_aot, nvgemm_runtime], ids=lambda one: one.__name__)
+def test_every_module_can_be_imported_and_says_what_it_is_for(package: ModuleType) -> None:
+    for name in modules_of(package):
+        if not name.endswith("__main__"):
+            assert importlib.import_module(name).__doc__, name
 
 
 def test_runtime_sources_never_name_the_builder() -> None:
@@ -38,6 +57,19 @@ def test_runtime_sources_never_name_the_builder() -> None:
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 names.append(node.module or "")
             assert not {name.split(".")[0] for name in names} & {"nvgemm_aot", "cutlass"}, path
+
+
+def test_the_plug_in_alone_imports_inductor() -> None:
+    plug_in = ROOT / "runtime/nvgemm_runtime/inductor"
+    importing = set()
+    for path in [*ROOT.glob("aot/**/*.py"), *ROOT.glob("runtime/**/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{alias.name}" for alias in node.names]
+            if any(f"{name}.".startswith("torch._inductor.") for name in names):
+                importing.add(path.is_relative_to(plug_in))
+    assert importing == {True}
 
 
 def test_the_command_starts_without_the_compiler() -> None:
