@@ -17,8 +17,8 @@ from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.build.plan import make_plan
 from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
+from nvgemm_aot.providers.base import BlockShape
 from nvgemm_aot.providers.heuristics import MatmulHeuristics
-from nvgemm_aot.providers.runtime_model import BlockShape
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.verify.bundle import HOST_ONLY, verify_bundle
 from nvgemm_aot.verify.findings import Check

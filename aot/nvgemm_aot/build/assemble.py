@@ -23,14 +23,13 @@ from nvgemm_runtime.bundle.format import (
 from nvgemm_runtime.errors import CompileError, StorageError, one_line
 
 from ..bundle.compression import SCHEME
-from ..bundle.writer import BuiltKernel, BundleContent, ProblemRanking
+from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from ..providers import Candidate, Provider
 from ..storage.cache import Cache
 from ..targets import BuildTarget
 from . import linker
 from .compiler import Failure, KernelWorkers, Progress, Task, compile_all
-from .plan import Plan
-from .unserved import Unserved
+from .plan import Plan, Unserved
 
 GENERATOR = f"nvgemm-aot {__version__}"
 

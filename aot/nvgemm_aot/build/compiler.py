@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,11 +25,21 @@ from ..storage.locks import locked
 from ..targets import BuildTarget
 from ..verify.cubin import spilled_bytes
 from . import linker
-from .time_limit import LIMIT_VARIABLE, compile_limit_seconds
-from .worker_process import clock_stopped
-from .workers import TimeLimitExceeded, WorkerDied, Workers, WorkersCannotStart
+from .workers import (
+    TimeLimitExceeded,
+    WorkerDied,
+    Workers,
+    WorkersCannotStart,
+    clock_stopped,
+)
 
 _log = logging.getLogger(__name__)
+
+LIMIT_VARIABLE = "NVGEMM_AOT_COMPILE_TIMEOUT"
+"""Environment variable: seconds after which the compiler of a kernel is killed."""
+
+DEFAULT_LIMIT_SECONDS = 300.0
+"""Hundreds of times what kernels were seen to take (0.35 to 1.5 s on one core)."""
 
 Progress = Callable[[int, int], None]
 """Called as (kernels done, kernels to do)."""
@@ -183,6 +194,24 @@ def _meminfo_available_bytes() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return _WORKER_BYTES
+
+
+def compile_limit_seconds() -> float:
+    """The limit that the user has set, or the default; a value that is no number is warned of."""
+    text = os.environ.get(LIMIT_VARIABLE)
+    if not text:
+        return DEFAULT_LIMIT_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if seconds > 0:
+        return seconds
+    _log.warning(
+        "%s=%s: must be a number of seconds above 0; taken as %g",
+        *(LIMIT_VARIABLE, text, DEFAULT_LIMIT_SECONDS),
+    )
+    return DEFAULT_LIMIT_SECONDS
 
 
 def start_workers(cache: Cache, jobs: int, provider: str) -> Workers[Task, Outcome]:

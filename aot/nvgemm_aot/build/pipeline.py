@@ -29,8 +29,7 @@ from .compiler import (
     start_workers,
 )
 from .header_size import require_readable_size
-from .plan import RejectionSink, is_planned, make_plan
-from .unserved import Unserved, require_served
+from .plan import RejectionSink, Unserved, is_planned, make_plan, require_served
 
 DEFAULT_PROVIDER = "cutlass_operators"
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from nvgemm_runtime.bundle.decode import decode_header
@@ -18,90 +17,20 @@ from nvgemm_runtime.bundle.format import (
     Dictionary,
     Header,
     Kernel,
-    KernelDesign,
-    Measured,
     Ranked,
     Ranking,
     RankingSource,
     Span,
-    UnservedReason,
     canonical_json,
     encode_header,
     sha256_hex,
     source_json,
 )
 from nvgemm_runtime.errors import BundleFormatError
-from nvgemm_runtime.gemm.problem import Problem, Signature
-from nvgemm_runtime.gemm.target import Target
 
 from ..storage.files import write_atomic
-from ..verify.elf import MalformedElfError
-from ..verify.host_elf_reading import imported_symbols
 from .compression import Packed, compress
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuiltKernel:
-    """A linked kernel on its way into a bundle; its fields are those of the header's `Kernel`."""
-
-    payload: bytes
-    signature: Signature
-    provider: str
-    operator: str
-    design: KernelDesign
-    alignment_bytes: int
-    workspace_bytes: int
-    calling_convention: str
-
-    @functools.cached_property
-    def id(self) -> str:
-        """The kernel's name everywhere: sha256 of the payload, in hex."""
-        return sha256_hex(self.payload)
-
-    @functools.cached_property
-    def imports(self) -> tuple[str, ...]:
-        """Symbols that the payload leaves undefined; none of one that is no shared object."""
-        try:
-            return imported_symbols(self.payload)
-        except MalformedElfError:  # which `verify` finds
-            return ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProblemRanking:
-    """The kernels of one problem, best first.
-
-    Attributes:
-        kernels: Pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds, or
-            None where the source has no number.
-        measured: What was measured besides; its spreads are in the order of ``kernels``.
-        missing: Kernels that were chosen too and did not compile.
-    """
-
-    problem: Problem
-    source: RankingSource
-    kernels: tuple[tuple[str, int | None], ...]
-    measured: Measured | None = None
-    missing: tuple[CompileFailure, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class BundleContent:
-    """Everything that determines a bundle's bytes. The order of kernels and rankings does not.
-
-    Attributes:
-        unserved: Declared problems without a kernel, each with the reason.
-    """
-
-    target: Target
-    device: str
-    generator: str
-    build_key: str
-    toolchain: dict[str, str]
-    kernels: tuple[BuiltKernel, ...]
-    rankings: tuple[ProblemRanking, ...]
-    unserved: dict[Problem, UnservedReason] = field(default_factory=dict)
-
+from .content import BuiltKernel, BundleContent, ProblemRanking
 
 Pack = Callable[[Sequence[bytes]], Packed]
 """How payloads are compressed: a function of `compression`."""

@@ -10,8 +10,14 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 
-from ..build.compiler import Failure, KernelWorkers, Outcome, Task, death_text
-from ..build.time_limit import compile_limit_seconds
+from ..build.compiler import (
+    Failure,
+    KernelWorkers,
+    Outcome,
+    Task,
+    compile_limit_seconds,
+    death_text,
+)
 from ..build.workers import WorkerDied
 from ..storage.cache import Cache, cache_key
 

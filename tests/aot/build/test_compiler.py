@@ -17,9 +17,9 @@ from nvgemm_aot.build.compiler import (
     Outcome,
     Task,
     compile_all,
+    compile_limit_seconds,
     default_jobs,
 )
-from nvgemm_aot.build.time_limit import compile_limit_seconds
 from nvgemm_aot.build.workers import TimeLimitExceeded, WorkerDied
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.errors import StorageError, ToolchainError

@@ -21,9 +21,8 @@ from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.support import unsupported
 
 from ...targets import BuildTarget
-from ..base import Candidate, Enumeration, Rejection
+from ..base import Candidate, Enumeration, Rejection, RuntimeModel
 from ..heuristics import MatmulHeuristics
-from ..runtime_model import RuntimeModel
 from . import toolchain
 from .families import family_of
 from .family import Family

@@ -10,7 +10,7 @@ from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
 
 from ...targets import BuildTarget
-from ..runtime_model import BlockShape
+from ..base import BlockShape
 from .epilogue import EFC_OPERATOR
 from .family import Family
 from .samples import sample_tensors, torch_type

@@ -9,7 +9,7 @@ from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.gemm.problem import Signature
 
 from ...targets import BuildTarget
-from ..runtime_model import BlockShape
+from ..base import BlockShape
 
 
 class Family(abc.ABC):
