@@ -57,7 +57,7 @@ class PlannedTarget:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MadeContent:
+class AssembledBundle:
     """What one bundle is written from.
 
     Attributes:
@@ -72,7 +72,7 @@ class MadeContent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MadeContents:
+class Assembly:
     """What bundles are written from.
 
     Attributes:
@@ -80,11 +80,11 @@ class MadeContents:
         compiled: Kernels compiled now; all others came from the cache.
     """
 
-    contents: tuple[MadeContent, ...]
+    contents: tuple[AssembledBundle, ...]
     compiled: int
 
 
-def make_contents(
+def compile_and_assemble(
     planned: Sequence[PlannedTarget],
     cache: Cache,
     *,
@@ -93,7 +93,7 @@ def make_contents(
     strict: bool = False,
     progress: Progress | None = None,
     workers: KernelWorkers | None = None,
-) -> MadeContents:
+) -> Assembly:
     """Compile what was planned, and put together what goes into each target's bundle.
 
     Args:
@@ -114,7 +114,7 @@ def make_contents(
     compilation = compile_all(tasks, cache, jobs=jobs, progress=progress, workers=workers)
     versions = toolchain(provider)
     contents = [_content(item, versions, cache, compilation.failures, strict) for item in planned]
-    return MadeContents(contents=tuple(contents), compiled=compilation.compiled)
+    return Assembly(contents=tuple(contents), compiled=compilation.compiled)
 
 
 def toolchain(provider: Provider) -> dict[str, str]:
@@ -174,7 +174,7 @@ def _content(
     cache: Cache,
     failures: Sequence[Failure],
     strict: bool,
-) -> MadeContent:
+) -> AssembledBundle:
     """Assemble one bundle from the cache, without the kernels that failed."""
     arch = item.target.target.arch
     keys = {task.key for task in item.tasks}
@@ -187,7 +187,7 @@ def _content(
     ids = {candidate: sha256_hex(payload) for candidate, payload in payloads.items()}
     rankings, uncompiled = _rankings(item, ids, own)
     if not rankings:
-        return MadeContent(content=None, failures=own, uncompiled=uncompiled)
+        return AssembledBundle(content=None, failures=own, uncompiled=uncompiled)
     content = BundleContent(
         target=item.target.target,
         device=item.target.device.name,
@@ -216,7 +216,7 @@ def _content(
             },
         },
     )
-    return MadeContent(content=content, failures=own, uncompiled=uncompiled)
+    return AssembledBundle(content=content, failures=own, uncompiled=uncompiled)
 
 
 def _payload(task: Task, cache: Cache) -> bytes:

@@ -73,7 +73,7 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TaskResult:
     """What came of a task.
 
     Attributes:
@@ -88,13 +88,13 @@ class Outcome:
 class KernelWorkers(Protocol):
     """Compiler processes."""
 
-    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
+    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
         """Work on all tasks; see `Workers.run`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compilation:
-    """Outcome of a compile stage.
+    """Result of a compile stage.
 
     Attributes:
         compiled: How many kernels were compiled now; the others were in the cache.
@@ -214,7 +214,7 @@ def compile_limit_seconds() -> float:
     return DEFAULT_LIMIT_SECONDS
 
 
-def start_workers(cache: Cache, jobs: int, provider: str) -> Workers[Task, Outcome]:
+def start_workers(cache: Cache, jobs: int, provider: str) -> Workers[Task, TaskResult]:
     """Start compiler processes, which import the compiler at once; a context manager."""
     return Workers(
         jobs,
@@ -274,7 +274,7 @@ def compile_all(
     return Compilation(compiled=compiled, failures=tuple(failures))
 
 
-def _outcomes(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome]]:
+def _outcomes(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Task, TaskResult]]:
     """What comes of each task, whatever becomes of the process that has it.
 
     Raises:
@@ -284,7 +284,7 @@ def _outcomes(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[T
         for task, outcome in workers.run(tasks):
             if isinstance(outcome, WorkerDied):
                 failure = Failure(task=task, reason=death_text(outcome), is_transient=True)
-                yield task, Outcome(failure=failure)
+                yield task, TaskResult(failure=failure)
             else:
                 yield task, outcome
     except WorkersCannotStart as error:
@@ -334,7 +334,7 @@ def _provider(name: str) -> Provider:
     return load_provider(name)
 
 
-def _compile_one(task: Task, directory: Path) -> Outcome:
+def _compile_one(task: Task, directory: Path) -> TaskResult:
     """Compile, link and store one kernel, in a worker; each once, however many processes want it.
 
     Raises:
@@ -346,10 +346,10 @@ def _compile_one(task: Task, directory: Path) -> Outcome:
         with clock_stopped():  # another process that compiles it has its own time limit
             stack.enter_context(locked(cache.lock_path(f"kernel-{task.key}")))
         if cache.get(task.key) is not None:
-            return Outcome(was_there=True)
+            return TaskResult(was_there=True)
         sweep_partials_of(cache.path(task.key))
         reason = _compile_and_store(task, cache)
-        return Outcome(failure=None if reason is None else Failure(task=task, reason=reason))
+        return TaskResult(failure=None if reason is None else Failure(task=task, reason=reason))
 
 
 def _compile_and_store(task: Task, cache: Cache) -> str | None:

@@ -19,7 +19,7 @@ from ..storage.cache import Cache
 from ..storage.files import remove_file, require_writable
 from ..storage.private_cache import private_cache
 from ..targets import BuildTarget
-from .assemble import PlannedTarget, build_key, make_contents, toolchain
+from .assemble import PlannedTarget, build_key, compile_and_assemble, toolchain
 from .compiler import (
     Failure,
     KernelWorkers,
@@ -163,7 +163,7 @@ def build(
         todo = [(path, item) for path, item in zip(paths, planned) if path not in done]
         if todo:
             require_writable(out_dir)
-        made = make_contents(
+        made = compile_and_assemble(
             [item for _, item in todo],
             cache,
             provider=source,
@@ -172,10 +172,10 @@ def build(
             progress=progress,
             workers=workers,
         )
-    unserved += tuple(problem for one in made.contents for problem in one.uncompiled)
-    if not done and not any(one.content for one in made.contents):
+    unserved += tuple(problem for one in made.bundles for problem in one.uncompiled)
+    if not done and not any(one.content for one in made.bundles):
         require_served(unserved, len(manifest.targets))
-    for (path, _), one in zip(todo, made.contents):
+    for (path, _), one in zip(todo, made.bundles):
         if one.content is None:
             continue
         header = write_bundle(path, one.content)

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from ..build.compiler import (
     Failure,
     KernelWorkers,
-    Outcome,
     Task,
+    TaskResult,
     compile_limit_seconds,
     death_text,
 )
@@ -42,7 +42,7 @@ class GivingUp:
         self._cache = cache
         self._limit = str(compile_limit_seconds())
 
-    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
+    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
         """Work on the tasks that were not given up; see `Workers.run`."""
         wanted = []
         for task in items:
@@ -56,7 +56,7 @@ class GivingUp:
                 "cache clear`",
                 is_transient=True,
             )
-            yield task, Outcome(failure=failure)
+            yield task, TaskResult(failure=failure)
         for task, outcome in self._workers.run(wanted):
             if isinstance(outcome, WorkerDied):
                 self._count(task, death_text(outcome))

@@ -18,7 +18,7 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.jit_cache import jit_directory, stamp_path
 from nvgemm_runtime.installed.ownership import writable_by_others
 
-from ..build.assemble import GENERATOR, PlannedTarget, make_contents, toolchain
+from ..build.assemble import GENERATOR, PlannedTarget, compile_and_assemble, toolchain
 from ..build.compiler import Failure
 from ..build.pipeline import plan_build, without_operator
 from ..build.plan import is_planned
@@ -142,14 +142,14 @@ class JitCompiler:
             planned = self._plan(problem, candidates, target)
             unserved = without_operator(planned)
             if not unserved:
-                made = make_contents(
+                made = compile_and_assemble(
                     planned,
                     self._cache,
                     provider=self._provider,
                     jobs=self._jobs,
                     workers=GivingUp(self._workers, self._cache),
                 )
-                [one] = made.contents
+                [one] = made.bundles
                 unserved = one.uncompiled
                 failures += one.failures
             if unserved:

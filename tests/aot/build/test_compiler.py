@@ -14,8 +14,8 @@ from fake_provider import FakeProvider
 from nvgemm_aot.build import compiler, linker
 from nvgemm_aot.build.compiler import (
     Compilation,
-    Outcome,
     Task,
+    TaskResult,
     compile_all,
     compile_limit_seconds,
     default_jobs,
@@ -83,9 +83,9 @@ def test_a_compiler_that_takes_too_long_is_killed_and_the_others_go_on(tmp_path:
     class Late:
         """Workers of which one is killed at its limit."""
 
-        def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
+        def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
             yield items[0], TimeLimitExceeded("not done within 7 s")
-            yield items[1], Outcome()
+            yield items[1], TaskResult()
 
     result = compile_all(tasks("slow", "two"), Cache(tmp_path), jobs=1, workers=Late())
     assert result.compiled == 1

@@ -21,7 +21,7 @@ from inductor_session import warnings_of
 from jit_programs import JitMachine, problem, wait_until
 from jit_requests import DEVICE, manifest_of
 from nvgemm_aot.build import assemble
-from nvgemm_aot.build.compiler import Outcome, compile_all
+from nvgemm_aot.build.compiler import TaskResult, compile_all
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.build.workers import TimeLimitExceeded, WorkerDied
 from nvgemm_aot.jit import server
@@ -299,9 +299,9 @@ def test_what_another_process_compiled_meanwhile_is_not_counted(machine: JitMach
     class Late:
         """Workers that find everything done."""
 
-        def run(self, items: Any, /) -> Iterator[tuple[Any, Outcome]]:
+        def run(self, items: Any, /) -> Iterator[tuple[Any, TaskResult]]:
             for item in items:
-                yield item, Outcome(was_there=True)
+                yield item, TaskResult(was_there=True)
 
     wanted = tasks("one", "two")
     assert compile_all(wanted, Cache(machine.cache), jobs=1, workers=Late()).compiled == 0
