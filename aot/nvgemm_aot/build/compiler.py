@@ -9,20 +9,22 @@ import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from nvgemm_runtime.bundle.format import ClusterLimit
 from nvgemm_runtime.errors import CompileError, LinkError, StorageError, ToolchainError
 from nvgemm_runtime.gemm.target import CPU
 from nvgemm_runtime.installed.ownership import writable_by_others
 
 from ..providers import Candidate, Provider, load_provider
 from ..storage import temporary_directory
-from ..storage.cache import Cache, cache_key
+from ..storage.cache import Cache, Entry, cache_key
 from ..storage.files import make_directories, sweep_partials_of
 from ..storage.locks import locked
 from ..targets import BuildTarget
+from ..targets.profile import DeviceProfile
 from ..verify.cubin import spilled_bytes
 from . import linker
 from .workers import (
@@ -50,6 +52,8 @@ class Task:
     """One kernel to compile.
 
     Attributes:
+        candidate: The operator. Its design has the cluster limits that are compiled in.
+        target: What to compile for.
         key: Its name in the cache, from everything that shapes its code.
     """
 
@@ -97,10 +101,12 @@ class Compilation:
     """Result of a compile stage.
 
     Attributes:
+        kernels: By key of their tasks, the kernels with their digests.
         compiled: How many kernels were compiled now; the others were in the cache.
         failures: Kernels that are missing, in the order of the tasks.
     """
 
+    kernels: dict[str, Entry]
     compiled: int
     failures: tuple[Failure, ...]
 
@@ -127,28 +133,29 @@ def make_tasks(
     }
 
     def key(candidate: Candidate) -> str:
-        capacities = {
-            str(size): target.device.cluster_capacity(size).value
-            for size in candidate.cluster_sizes
-        }
+        limits = candidate.design.cluster_limits
         own = {
             "operator": candidate.operator,
             "signature": candidate.signature.key,
             "calling_convention": candidate.calling_convention,
-            "cluster_capacities": capacities,
+            "cluster_capacities": {str(one.cluster_size): one.max_active for one in limits},
         }
         if candidate.added_code:
             own["added_code"] = candidate.added_code
         return cache_key("kernel", {**shared, **own})
 
-    return tuple(
-        Task(
-            candidate=candidate,
-            target=target,
-            key=key(candidate),
-        )
-        for candidate in candidates
+    limited = (_with_cluster_limits(candidate, target.device) for candidate in candidates)
+    return tuple(Task(candidate=one, target=target, key=key(one)) for one in limited)
+
+
+def _with_cluster_limits(candidate: Candidate, device: DeviceProfile) -> Candidate:
+    """Add the numbers of a device profile that are compiled in to a candidate's design."""
+    facts = {size: device.cluster_capacity(size) for size in sorted(candidate.cluster_sizes)}
+    limits = tuple(
+        ClusterLimit(cluster_size=size, max_active=fact.value, basis=fact.basis)
+        for size, fact in facts.items()
     )
+    return replace(candidate, design=replace(candidate.design, cluster_limits=limits))
 
 
 def default_jobs() -> int:
@@ -232,7 +239,7 @@ def compile_all(
     progress: Progress | None = None,
     workers: KernelWorkers | None = None,
 ) -> Compilation:
-    """Make sure that every task's kernel is in the cache.
+    """Read every task's kernel from the cache, after compiling those that are not there.
 
     Workers store what they finish at once, so an interrupted build continues where it stopped.
 
@@ -244,13 +251,15 @@ def compile_all(
         workers: Processes that were started before; by default they are started here.
 
     Raises:
-        StorageError: If the cache or the directory for temporary files cannot be written.
+        StorageError: If the cache or the directory for temporary files cannot be written, or a
+            kernel is gone that was just compiled.
         ToolchainError: If the compiler side is incomplete.
     """
     unique = {task.key: task for task in tasks}
-    missing = [task for task in unique.values() if cache.get(task.key) is None]
+    kernels = {key: entry for key in unique if (entry := cache.read(key)) is not None}
+    missing = [task for key, task in unique.items() if key not in kernels]
     if not missing:
-        return Compilation(compiled=0, failures=())
+        return Compilation(kernels=kernels, compiled=0, failures=())
     cache.require_writable()
     linker.library_directories()
     report = progress or (lambda done, total: None)
@@ -262,19 +271,33 @@ def compile_all(
             count = min(jobs, len(missing))
             started = start_workers(cache, count, missing[0].candidate.provider)
             workers = stack.enter_context(started)
-        for done, (task, outcome) in enumerate(_outcomes(workers, missing), start=1):
+        for done, (task, outcome) in enumerate(_results(workers, missing), start=1):
             if outcome.failure is not None:
                 _log.info("%s failed: %s", task.candidate.operator, outcome.failure.reason)
                 failures.append(outcome.failure)
             elif not outcome.was_there:
                 compiled += 1
             report(done, len(missing))
-    order = {key: place for place, key in enumerate(unique)}
-    failures.sort(key=lambda failure: order[failure.task.key])
-    return Compilation(compiled=compiled, failures=tuple(failures))
+    failed = {failure.task.key: failure for failure in failures}
+    kernels |= {t.key: _read_compiled(t, cache) for t in missing if t.key not in failed}
+    return Compilation(
+        kernels=kernels,
+        compiled=compiled,
+        failures=tuple(failed[key] for key in unique if key in failed),
+    )
 
 
-def _outcomes(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Task, TaskResult]]:
+def _read_compiled(task: Task, cache: Cache) -> Entry:
+    entry = cache.read(task.key)
+    if entry is None:
+        raise StorageError(
+            f"{cache.path(task.key)}: the kernel that was just compiled is gone or damaged; "
+            "does something else clean this directory? Build again"
+        )
+    return entry
+
+
+def _results(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Task, TaskResult]]:
     """What comes of each task, whatever becomes of the process that has it.
 
     Raises:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 from nvgemm_runtime.bundle.format import (
     CompileFailure,
-    KernelDesign,
+    KernelFacts,
     Measured,
     RankingSource,
     UnservedReason,
@@ -15,7 +15,7 @@ from nvgemm_runtime.bundle.format import (
 )
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError
-from nvgemm_runtime.gemm.problem import Problem, Signature
+from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
 
 from ..verify.elf import MalformedElfError
@@ -23,22 +23,23 @@ from ..verify.host_object import imported_symbols
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuiltKernel:
-    """A linked kernel on its way into a bundle; its fields are those of the header's `Kernel`."""
+class BuiltKernel(KernelFacts):
+    """A linked kernel on its way into a bundle.
+
+    Args:
+        sha256: Digest of the payload, in hex, if the caller has just computed or checked it.
+
+    Attributes:
+        payload: The shared object.
+        id: The kernel's name everywhere: the digest of its payload.
+    """
 
     payload: bytes
-    signature: Signature
-    provider: str
-    operator: str
-    design: KernelDesign
-    alignment_bytes: int
-    workspace_bytes: int
-    calling_convention: str
+    id: str = field(init=False)
+    sha256: InitVar[str | None] = None
 
-    @functools.cached_property
-    def id(self) -> str:
-        """The kernel's name everywhere: sha256 of the payload, in hex."""
-        return sha256_hex(self.payload)
+    def __post_init__(self, sha256: str | None) -> None:
+        object.__setattr__(self, "id", sha256 or sha256_hex(self.payload))
 
     @functools.cached_property
     def imports(self) -> tuple[str, ...]:
@@ -114,16 +115,7 @@ def read_content(bundle: Bundle) -> BundleContent:
         build_key=header.build_key,
         toolchain=header.toolchain,
         kernels=tuple(
-            BuiltKernel(
-                payload=bundle.payload(kernel),
-                signature=kernel.signature,
-                provider=kernel.provider,
-                operator=kernel.operator,
-                design=kernel.design,
-                alignment_bytes=kernel.alignment_bytes,
-                workspace_bytes=kernel.workspace_bytes,
-                calling_convention=kernel.calling_convention,
-            )
+            BuiltKernel(**kernel.facts(), payload=bundle.payload(kernel), sha256=kernel.id)
             for kernel in header.kernels
         ),
         rankings=tuple(

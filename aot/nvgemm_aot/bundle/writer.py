@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -93,8 +94,7 @@ def _by_id(kernels: tuple[BuiltKernel, ...]) -> dict[str, BuiltKernel]:
     """Kernels by id. Of operators with equal code, the first by name stands for all."""
     found: dict[str, BuiltKernel] = {}
     for kernel in sorted(kernels, key=lambda kernel: (kernel.signature.key, kernel.operator)):
-        id_ = sha256_hex(kernel.payload)
-        first = found.setdefault(id_, kernel)
+        first = found.setdefault(kernel.id, kernel)
         if first.signature != kernel.signature:
             raise ValueError(
                 f"{first.operator} and {kernel.operator} have equal code but compute "
@@ -129,15 +129,9 @@ def _entries(
         built = kernels[id_]
         entries.append(
             Kernel(
+                **built.facts(),
                 id=id_,
                 span=Span(offset=offset, stored_bytes=len(frame), content_bytes=len(built.payload)),
-                signature=built.signature,
-                provider=built.provider,
-                operator=built.operator,
-                design=built.design,
-                alignment_bytes=built.alignment_bytes,
-                workspace_bytes=built.workspace_bytes,
-                calling_convention=built.calling_convention,
                 imports=None if built.imports == common_imports else built.imports,
             )
         )
@@ -187,9 +181,8 @@ def _with_final_offsets(header: Header, body: bytes) -> tuple[bytes, Header]:
         encoded = encode_header(final)
         if len(encoded) == header_bytes:
             _require_readable(encoded, final, len(body))
-            prefix = PREFIX.pack(
-                MAGIC, FORMAT_VERSION, header_bytes, bytes.fromhex(sha256_hex(encoded))
-            )
+            digest = hashlib.sha256(encoded).digest()
+            prefix = PREFIX.pack(MAGIC, FORMAT_VERSION, header_bytes, digest)
             return prefix + encoded + body, final
         header_bytes = len(encoded)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from nvgemm_runtime.bundle.format import KernelDesign
+from nvgemm_runtime.bundle.format import KernelFacts
 from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..targets import BuildTarget
@@ -50,34 +50,21 @@ class RuntimeModel(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """An operator that could be compiled for a signature.
+class Candidate(KernelFacts):
+    """An operator that could be compiled for a signature; a provider leaves out cluster limits.
 
     Attributes:
-        provider, operator: The provider's name and its own name for the operator.
-        signature: What the kernel would compute.
-        calling_convention: How it would be called; see `nvgemm_runtime.bundle.calling_convention`.
-        design: How it would work, without the device-dependent constants.
         cluster_sizes: Sizes, in thread blocks, of the clusters whose number on the device is
             compiled in; empty where the kernel does not depend on the device profile.
         block_shape: What the runtime model needs to know of it.
         preference: Order among operators that the model cannot tell apart; lower is better.
-        alignment_bytes: Alignment of pointers, and of strides other than 1.
-        workspace_bytes: Device memory that a launch needs besides its operands.
         added_code: What the provider adds to the operator's own code, such as an epilogue's source;
             the cache is keyed on it.
     """
 
-    provider: str
-    operator: str
-    signature: Signature
-    calling_convention: str
-    design: KernelDesign
     cluster_sizes: tuple[int, ...]
     block_shape: BlockShape
     preference: int
-    alignment_bytes: int
-    workspace_bytes: int
     added_code: str = ""
 
 

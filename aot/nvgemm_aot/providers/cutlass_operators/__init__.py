@@ -175,7 +175,7 @@ class CutlassOperators:
             signature=signature,
             design=design,
             cluster_sizes=_cluster_sizes(design),
-            block_shape=family.block_shape(metadata),
+            block_shape=family.block_shape(metadata, design),
             preference=_preference(design),
             alignment_bytes=max(operand.ptr_alignment_bytes for operand in constraints),
             workspace_bytes=workspace.size_bytes,

@@ -99,9 +99,8 @@ class Dense(Family):
             scheduler=_scheduler(metadata),
         )
 
-    def block_shape(self, metadata: Any) -> BlockShape:
+    def block_shape(self, metadata: Any, design: KernelDesign) -> BlockShape:
         """See `Family.block_shape`."""
-        design = self.design(metadata)
         tile_m, tile_n, tile_k = metadata.design.tile_shape
         return BlockShape(
             tile=(tile_m // design.ctas_per_tile, tile_n, tile_k),
