@@ -18,7 +18,7 @@ from nvgemm_runtime.bundle.calling_convention import KNOWN_FORM, parse_calling_c
 from nvgemm_runtime.errors import LinkError, ToolchainError
 from nvgemm_runtime.matching.device import FFI_LIBRARY, RUNTIME_LIBRARY
 
-from ..verify.host_object import check_host_elf
+from ..verify.host_object import require_host_object
 
 FLAGS = (
     "-shared",
@@ -192,5 +192,5 @@ def link(relocatable: bytes, calling_convention: str, *, on_cpu: bool = False) -
         if result.returncode:
             raise LinkError(f"{shlex.join(command)} fails: {result.stderr.strip()[:500]}")
         linked = (folder / "kernel.so").read_bytes()
-    check_host_elf(linked, symbol, on_cpu=on_cpu)
+    require_host_object(linked, symbol, on_cpu=on_cpu)
     return linked

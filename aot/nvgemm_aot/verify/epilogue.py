@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from nvgemm_runtime.gemm.epilogue import Activation
 from nvgemm_runtime.gemm.problem import DType, Signature
 
-from .findings import Check, Gap
+from .findings import Check, Finding
 
 _RESULTS = {
     "F2FP.BF16.F32": DType.BF16,
@@ -90,33 +90,33 @@ def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
     )
 
 
-def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Gap]:
+def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Finding]:
     """Check that sums are finished in the accumulator's type, and become what they should.
 
     Yields:
         What does not hold.
     """
     if code.half_precision:
-        yield Gap(
+        yield Finding(
             check=Check.EPILOGUE,
             message=f"computes with {', '.join(sorted(code.half_precision))}: an epilogue must "
             f"compute in {signature.accumulator.value} and round once",
         )
     if code.drops_nan:
-        yield Gap(
+        yield Finding(
             check=Check.EPILOGUE,
             message="takes maxima by FMNMX, which drops NaN: relu of NaN must be NaN",
         )
     wanted = signature.epilogue.activation if signature.epilogue is not None else None
     if code.activation is not wanted:
-        yield Gap(
+        yield Finding(
             check=Check.EPILOGUE,
             message=f"computes what {_words(code.activation)} takes, its signature is "
             f"{signature.key}: {_words(wanted)}",
         )
     results = _results(signature)
     if code.results != results:
-        yield Gap(
+        yield Finding(
             check=Check.RESULT_TYPE,
             message=f"turns sums into {_listed(code.results)}, its signature is {signature.key}: "
             f"{_listed(results)}",

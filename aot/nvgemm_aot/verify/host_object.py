@@ -1,8 +1,8 @@
 """The host part of a kernel: a small shared object that a process loads and calls.
 
-The linker stage and ``verify`` use the same rules, which hold what the toolchain is known to make.
-They find another compiler, linker or setting at work, not somebody's malice: loading a kernel runs
-its code anyway.
+The build checks what it has linked and ``verify`` checks what a bundle holds by the same rules,
+which describe what the toolchain is known to make. They find another compiler, linker or setting,
+not malice: loading a kernel runs its code anyway.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS, FFI_SYMBOLS
 from nvgemm_runtime.errors import LinkError
 from nvgemm_runtime.matching.device import FFI_LIBRARY, RUNTIME_LIBRARY
 
-from .elf import MAX_SYMBOLS, MalformedElfError, open_elf, reading
-from .findings import Check, Gap
+from .elf import MalformedElfError, open_elf, reading
+from .findings import Check, Finding
 from .launch_code import vector_extension
 
 ALLOWED_SYMBOLS = FFI_SYMBOLS | DEVICE_SYMBOLS
@@ -37,7 +37,7 @@ _DF_TEXTREL = 0x4
 _PF_X = 0x1
 
 
-def check_host_elf(
+def require_host_object(
     data: bytes, exported: str, *, platform: str = "linux_x86_64", on_cpu: bool = False
 ) -> None:
     """Refuse a payload that is not what the toolchain is known to make.
@@ -51,27 +51,26 @@ def check_host_elf(
     Raises:
         LinkError: Naming everything that is wrong, each with what is allowed.
     """
-    gaps = find_host_gaps(data, exported, platform=platform, on_cpu=on_cpu)
-    if gaps:
-        raise LinkError(
-            f"the linked kernel is not as it must be: {'; '.join(gap.message for gap in gaps)}"
-        )
+    findings = check_host_object(data, exported, platform=platform, on_cpu=on_cpu)
+    if findings:
+        messages = "; ".join(finding.message for finding in findings)
+        raise LinkError(f"the linked kernel is not as it must be: {messages}")
 
 
-def find_host_gaps(
+def check_host_object(
     data: bytes, exported: str | None, *, platform: str, on_cpu: bool = False
-) -> tuple[Gap, ...]:
-    """Find how a payload differs from what it must be; arguments as in `check_host_elf`.
+) -> tuple[Finding, ...]:
+    """Find how a payload differs from what it must be; arguments as of `require_host_object`.
 
-    ``exported`` is None where nobody can say what its one function is called.
+    ``exported`` is None if the name of its one function is not known.
 
     Returns:
-        What is wrong; empty if nothing is. Malformed input is one of the gaps.
+        Every rule that it breaks. Malformed input is one of the findings.
     """
     try:
         elf = read_host_elf(data)
     except MalformedElfError as error:
-        return (Gap(check=Check.HOST_FORMAT, message=str(error)),)
+        return (Finding(check=Check.HOST_FORMAT, message=str(error)),)
     return (
         *_check_format(elf, platform),
         *_check_exports(elf, exported),
@@ -82,88 +81,90 @@ def find_host_gaps(
     )
 
 
-def _check_processor(data: bytes, platform: str) -> list[Gap]:
+def _check_processor(data: bytes, platform: str) -> list[Finding]:
     extension = vector_extension(data)
     if extension is None:
         return []
     message = f"host code uses {extension}; not every {platform} processor has it"
-    return [Gap(check=Check.HOST_PROCESSOR, message=message)]
+    return [Finding(check=Check.HOST_PROCESSOR, message=message)]
 
 
-def _check_format(elf: HostElf, platform: str) -> Iterator[Gap]:
+def _check_format(elf: HostElf, platform: str) -> Iterator[Finding]:
     wanted = _MACHINE.get(platform)
     observed = (elf.machine, elf.kind, elf.system)
     if wanted is None:
-        yield Gap(
+        yield Finding(
             check=Check.HOST_FORMAT,
             message=f"no rules for platform {platform!r} (known: {', '.join(sorted(_MACHINE))})",
         )
     elif observed != (wanted, "ET_DYN", "ELFOSABI_SYSV"):
-        yield Gap(
+        yield Finding(
             check=Check.HOST_FORMAT,
             message=f"machine, type and system are {', '.join(observed)}; platform {platform} "
             f"needs {wanted}, ET_DYN, ELFOSABI_SYSV",
         )
 
 
-def _check_exports(elf: HostElf, exported: str | None) -> Iterator[Gap]:
+def _check_exports(elf: HostElf, exported: str | None) -> Iterator[Finding]:
     defined = [symbol for symbol in elf.symbols if symbol.defined and not symbol.local]
     names = sorted(symbol.name for symbol in defined)
     if len(names) != 1 or exported not in (None, *names):
-        yield Gap(
+        yield Finding(
             check=Check.HOST_EXPORTS,
             message=f"exports {', '.join(names) or 'nothing'}; must export exactly "
             f"{exported or 'one function'}",
         )
 
 
-def _check_imports(elf: HostElf, on_cpu: bool) -> Iterator[Gap]:
+def _check_imports(elf: HostElf, on_cpu: bool) -> Iterator[Finding]:
     allowed = FFI_SYMBOLS if on_cpu else ALLOWED_SYMBOLS
     libraries = {FFI_LIBRARY} if on_cpu else NEEDED_LIBRARIES
     undefined = {symbol.name for symbol in elf.symbols if not symbol.defined and symbol.name}
     for name in sorted(undefined - allowed):
-        yield Gap(
+        yield Finding(
             check=Check.HOST_SYMBOLS,
             message=f"needs the symbol {name}, which is not among the {len(allowed)} that "
             "the runtime libraries are known to export",
         )
     needed = sorted(str(value) for kind, value in elf.tags if kind == "DT_NEEDED")
     if needed != sorted(libraries):
-        yield Gap(
+        yield Finding(
             check=Check.HOST_LIBRARIES,
             message=f"needs the libraries {', '.join(needed) or '(none)'}; must need exactly "
             f"{', '.join(sorted(libraries))}",
         )
     for kind, value in elf.tags:
         if kind in ("DT_RPATH", "DT_RUNPATH"):
-            yield Gap(
+            yield Finding(
                 check=Check.HOST_LIBRARIES,
                 message=f"{kind[3:]} makes the loader search {value!r}; none is allowed",
             )
 
 
-def _check_stack(elf: HostElf) -> Iterator[Gap]:
+def _check_stack(elf: HostElf) -> Iterator[Finding]:
     stacks = [part.flags for part in elf.segments if part.kind == "PT_GNU_STACK"]
     # Without the header, an object asks for one too, and glibc 2.41 refuses to load it.
     if not stacks or any(flags & _PF_X for flags in stacks):
-        yield Gap(
+        yield Finding(
             check=Check.HOST_STACK,
             message="asks for an executable stack; a GNU_STACK header without X is needed",
         )
 
 
-def _check_relocations(elf: HostElf) -> Iterator[Gap]:
+def _check_relocations(elf: HostElf) -> Iterator[Finding]:
     flags = {kind: value for kind, value in elf.tags if kind in ("DT_TEXTREL", "DT_FLAGS")}
     if "DT_TEXTREL" in flags or flags.get("DT_FLAGS", 0) & _DF_TEXTREL:
-        yield Gap(check=Check.HOST_RELOCATIONS, message="has text relocations; none are allowed")
+        yield Finding(
+            check=Check.HOST_RELOCATIONS, message="has text relocations; none are allowed"
+        )
     if any(kind == "DT_RELR" for kind, _ in elf.tags):
-        yield Gap(
+        yield Finding(
             check=Check.HOST_RELOCATIONS,
             message="has packed relative relocations, which loaders before glibc 2.36 ignore; link "
             "with -z nopack-relative-relocs",
         )
     for kind in sorted(elf.relocations - _RELOCATIONS.keys()):
-        yield Gap(
+        yield Finding(
             check=Check.HOST_RELOCATIONS,
             message=f"has a relocation of type {kind}, allowed are {sorted(_RELOCATIONS)}",
         )
@@ -211,7 +212,7 @@ def read_host_elf(data: bytes) -> HostElf:
     """Read a shared object by its program headers and dynamic segment.
 
     Raises:
-        MalformedElfError: If it cannot be read, or a table is too long or outside it.
+        MalformedElfError: If it cannot be read.
     """
     elf = open_elf(data)
     with reading("the shared object"):
@@ -234,7 +235,7 @@ def imported_symbols(data: bytes) -> tuple[str, ...]:
     """Names that a shared object leaves for other libraries to define, sorted.
 
     Raises:
-        MalformedElfError: If it cannot be read, or a table is too long or outside it.
+        MalformedElfError: If it cannot be read.
     """
     elf = open_elf(data)
     with reading("the shared object"):
@@ -250,10 +251,14 @@ def _dynamic_segment(elf: Any) -> Any:
 
 
 def _dynamic_symbols(dynamic: Any) -> tuple[Symbol, ...]:
-    count = dynamic.num_symbols()
-    if count > MAX_SYMBOLS:
-        raise MalformedElfError(f"{count} dynamic symbols, at most {MAX_SYMBOLS}")
-    return tuple(_symbol(dynamic.get_symbol(index)) for index in range(count))
+    return tuple(
+        Symbol(
+            name=str(symbol.name),
+            defined=symbol["st_shndx"] != "SHN_UNDEF",
+            local=symbol["st_info"]["bind"] == "STB_LOCAL",
+        )
+        for symbol in map(dynamic.get_symbol, range(dynamic.num_symbols()))
+    )
 
 
 def _tags(dynamic: Any) -> Iterator[tuple[str, Any]]:
@@ -261,14 +266,6 @@ def _tags(dynamic: Any) -> Iterator[tuple[str, Any]]:
     for tag in dynamic.iter_tags():
         kind = str(tag.entry.d_tag)
         yield kind, getattr(tag, names[kind]) if kind in names else int(tag.entry.d_val)
-
-
-def _symbol(symbol: Any) -> Symbol:
-    return Symbol(
-        name=str(symbol.name),
-        defined=symbol["st_shndx"] != "SHN_UNDEF",
-        local=symbol["st_info"]["bind"] == "STB_LOCAL",
-    )
 
 
 def _relocations(dynamic: Any) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Looking at one kernel of a bundle: what is in its payload, and what its entry says is not."""
+"""Inspects one kernel of a bundle: what its payload shows, and where its entry differs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..targets.profile import DeviceProfile
 from .cubin import RESERVED_SHARED_BYTES, Cubin, check_cubin, read_cubins
 from .disassembler import Disassembler, DisassemblyError
 from .elf import MalformedElfError
-from .findings import Check, Gap
-from .host_object import find_host_gaps
+from .findings import Check, Finding
+from .host_object import check_host_object
 from .kernel_design import check_design
 from .launch_code import Launch, read_launch
 from .launch_signature import (
@@ -23,7 +23,6 @@ from .launch_signature import (
     check_interface,
     read_launcher_text,
 )
-from .operator_name import check_operator_name
 from .sass import Disassembly, check_disassembly, read_disassembly
 
 NOT_DISASSEMBLED = "not disassembled"
@@ -80,8 +79,8 @@ def inspect_kernel(
     target: Target,
     profile: DeviceProfile | None,
     disassembler: Disassembler | None,
-) -> tuple[KernelEvidence, list[Gap]]:
-    """Look at one kernel.
+) -> tuple[KernelEvidence, list[Finding]]:
+    """Inspect one kernel.
 
     Args:
         kernel: Its entry.
@@ -91,54 +90,55 @@ def inspect_kernel(
         disassembler: What to look at device code with; None to leave that out.
 
     Returns:
-        What was seen, and what does not hold. A malformed payload is a gap, never an error.
+        What was seen, and every check that fails. A malformed payload is a finding, not an error.
     """
     if target.arch == CPU:
         return _inspect_cpu_kernel(kernel, payload, target)
     text = read_launcher_text(payload)
-    gaps = [*check_interface(kernel, text), *_check_host(kernel, payload, target)]
+    findings = [*check_interface(kernel, text), *_check_host(kernel, payload, target)]
     launch = read_launch(payload)
     cubins: tuple[Cubin, ...] = ()
     try:
         cubins = read_cubins(payload)
     except MalformedElfError as error:
-        gaps.append(Gap(check=Check.DEVICE_FORMAT, message=str(error)))
-    gaps += check_operator_name(kernel, cubins)
-    gaps += check_design(kernel.design, cubins, profile=profile, clusters=launch.clusters)
+        findings.append(Finding(check=Check.DEVICE_FORMAT, message=str(error)))
+    findings += check_design(kernel, cubins, profile=profile, clusters=launch.clusters)
     codes: list[Disassembly] = []
     for cubin in cubins:
-        gaps += check_cubin(cubin, target=target, profile=profile, launch_bytes=launch.shared_bytes)
+        findings += check_cubin(
+            cubin, target=target, profile=profile, launch_bytes=launch.shared_bytes
+        )
         if disassembler is None:
             continue
         try:
             code = read_disassembly(disassembler.disassemble(cubin.content))
         except DisassemblyError as error:
-            gaps.append(Gap(check=Check.DISASSEMBLY, message=str(error)))
+            findings.append(Finding(check=Check.DISASSEMBLY, message=str(error)))
             continue
         codes.append(code)
-        gaps += check_disassembly(
+        findings += check_disassembly(
             code, target=target, signature=kernel.signature, design=kernel.design
         )
     by = str(disassembler) if codes else NOT_DISASSEMBLED
-    return _evidence(kernel, launch, text, cubins, codes, by), gaps
+    return _evidence(kernel, launch, text, cubins, codes, by), findings
 
 
 def _inspect_cpu_kernel(
     kernel: Kernel, payload: bytes, target: Target
-) -> tuple[KernelEvidence, list[Gap]]:
-    """Look at a kernel that is host code alone: what is shown of launchers it does not have."""
-    gaps = [*check_call(kernel), *_check_host(kernel, payload, target)]
-    nothing = Launch(shared_bytes=None, clusters=frozenset())
-    silent = LauncherText(operands="", alignment_bytes=frozenset())
-    return _evidence(kernel, nothing, silent, (), [], NO_DEVICE_CODE), gaps
+) -> tuple[KernelEvidence, list[Finding]]:
+    """Inspect a kernel that is host code alone, without a launcher of device code."""
+    findings = [*check_call(kernel), *_check_host(kernel, payload, target)]
+    no_launch = Launch(shared_bytes=None, clusters=frozenset())
+    no_text = LauncherText(operands="", alignment_bytes=frozenset())
+    return _evidence(kernel, no_launch, no_text, (), [], NO_DEVICE_CODE), findings
 
 
-def _check_host(kernel: Kernel, payload: bytes, target: Target) -> list[Gap]:
+def _check_host(kernel: Kernel, payload: bytes, target: Target) -> list[Finding]:
     convention = parse_calling_convention(kernel.calling_convention)
-    # An unknown one is a gap of its own; what such a kernel exports, nobody can say.
+    # An unknown convention is a finding of its own, and does not say what the kernel exports.
     exported = convention.symbol if convention is not None else None
     on_cpu = target.arch == CPU
-    return [*find_host_gaps(payload, exported, platform=target.platform, on_cpu=on_cpu)]
+    return [*check_host_object(payload, exported, platform=target.platform, on_cpu=on_cpu)]
 
 
 def _evidence(

@@ -32,7 +32,7 @@ from nvgemm_runtime.gemm.problem import DType, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape
 from nvgemm_runtime.gemm.scales import ScaleRecipe
 
-from .findings import Check, Gap
+from .findings import Check, Finding
 from .launch_code import read_only_bytes
 
 _CALL = re.compile(
@@ -92,7 +92,7 @@ def read_launcher_text(payload: bytes) -> LauncherText:
     )
 
 
-def check_call(kernel: Kernel) -> Iterator[Gap]:
+def check_call(kernel: Kernel) -> Iterator[Finding]:
     """Check that a kernel is called in a way that this release knows and its signature fits.
 
     Yields:
@@ -100,7 +100,7 @@ def check_call(kernel: Kernel) -> Iterator[Gap]:
     """
     convention = parse_calling_convention(kernel.calling_convention)
     if convention is None:
-        yield Gap(
+        yield Finding(
             check=Check.CALLING_CONVENTION,
             message=f"calling convention {kernel.calling_convention!r}; this release knows "
             f"{KNOWN_FORM} with the parameters that FORMAT.md lists",
@@ -110,20 +110,20 @@ def check_call(kernel: Kernel) -> Iterator[Gap]:
     if takes_workspace != (kernel.workspace_bytes > 0):
         wanted = "more than" if takes_workspace else "must be"
         passed = "passes one" if takes_workspace else "passes none"
-        yield Gap(
+        yield Finding(
             check=Check.WORKSPACE,
             message=f"{kernel.workspace_bytes} bytes of workspace, {wanted} 0: "
             f"{kernel.calling_convention} {passed}",
         )
     misfit = convention.misfit(kernel.signature, int(takes_workspace))
     if misfit is not None:
-        yield Gap(
+        yield Finding(
             check=Check.CALLING_CONVENTION,
             message=f"calling convention {kernel.calling_convention!r}: {misfit}",
         )
 
 
-def check_interface(kernel: Kernel, text: LauncherText) -> Iterator[Gap]:
+def check_interface(kernel: Kernel, text: LauncherText) -> Iterator[Finding]:
     """Check how a kernel's entry says it is called against what its launcher says.
 
     Yields:
@@ -132,7 +132,7 @@ def check_interface(kernel: Kernel, text: LauncherText) -> Iterator[Gap]:
     broken = [*check_call(kernel)]
     yield from broken
     convention = parse_calling_convention(kernel.calling_convention)
-    if convention is None or any(gap.check is Check.CALLING_CONVENTION for gap in broken):
+    if convention is None or any(finding.check is Check.CALLING_CONVENTION for finding in broken):
         return
     yield from _check_operands(kernel.signature, convention, text)
     yield from _check_alignment(kernel, convention, text)
@@ -140,14 +140,14 @@ def check_interface(kernel: Kernel, text: LauncherText) -> Iterator[Gap]:
 
 def _check_operands(
     signature: Signature, convention: CallingConvention, text: LauncherText
-) -> Iterator[Gap]:
+) -> Iterator[Finding]:
     if not text.operands:
-        yield Gap(check=Check.OPERANDS, message="the launcher does not show its operands")
+        yield Finding(check=Check.OPERANDS, message="the launcher does not show its operands")
         return
     # The whole text is matched: no argument may hide between those that the convention lists.
     parameters = [_parameter(signature, name) for name in convention.parameters]
     if not re.fullmatch(", ".join(pattern for pattern, _ in parameters), text.operands):
-        yield Gap(
+        yield Finding(
             check=Check.OPERANDS,
             message=f"the launcher takes ({text.operands}), its signature is {signature.key}: "
             f"{', '.join(words for _, words in parameters)}",
@@ -191,7 +191,7 @@ def _rank(signature: Signature, role: Role) -> int:
 
 def _check_alignment(
     kernel: Kernel, convention: CallingConvention, text: LauncherText
-) -> Iterator[Gap]:
+) -> Iterator[Finding]:
     wanted = {
         _alignment(kernel, name)
         for name in convention.parameters
@@ -207,7 +207,7 @@ def _check_alignment(
             if wanted
             else "it takes pointers, which show none"
         )
-        yield Gap(
+        yield Finding(
             check=Check.ALIGNMENT,
             message=f"the launcher demands data aligned to {observed} bytes, {stated}",
         )

@@ -10,7 +10,7 @@ from gemm_arguments import EXACT_LIMIT
 
 from nvgemm_aot.manifest.schema import OUT_DTYPES
 from nvgemm_aot.providers import heuristics
-from nvgemm_aot.verify import epilogue, operator_name, tensor_core
+from nvgemm_aot.verify import epilogue, tensor_core
 from nvgemm_aot.verify.sass import TENSOR_CORE_INSTRUCTIONS
 from nvgemm_runtime.gemm.element_types import DType
 from nvgemm_runtime.gemm.problem import Signature
@@ -43,7 +43,6 @@ def _in_rows() -> set[DType]:
 
 TABLES: dict[str, tuple[Collection[DType], Collection[DType]]] = {
     "heuristics": (heuristics._LETTERS, {*OUTS, *RESULTS, *SUMS}),
-    "operator names": (operator_name._DTYPES, DType),
     "instructions of sm_90a": (
         {dtype for major, dtype in TENSOR_CORE_INSTRUCTIONS if major == 9},
         {*OUTS} - {DType.FP4_E2M1},  # Hopper does not multiply it
