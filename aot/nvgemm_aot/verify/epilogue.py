@@ -1,4 +1,4 @@
-"""What a kernel does with its products before it stores them, as far as disassembled code shows it.
+"""Reads from disassembled code what a kernel does with its products before it stores them.
 
 The tables rest on the disassembly (nvdisasm 13.5) of kernels that cutlass-dsl 4.8.1 compiled: those
 of `tensor_core`, and for each epilogue several tiles, layouts and element types.
@@ -21,7 +21,7 @@ _RESULTS = {
     "F2FP.SATFINITE.E5M2.F32": DType.FP8_E5M2,
     "I2FP.F32.S32": DType.FP32,
 }
-"""How an instruction begins that turns sums into results, and which ones."""
+"""By the beginning of an instruction that converts sums: the type of the results."""
 
 _HALF_PRECISION = frozenset({"HADD2", "HFMA2", "HMUL2", "HMNMX2"})
 """Arithmetic on pairs of 16-bit numbers. ``HADD2.F32`` only widens them, and HFMA2 of zeros
@@ -36,13 +36,13 @@ _GELU_CONSTANT = "0.0447149"
 
 @dataclass(frozen=True, kw_only=True)
 class EpilogueCode:
-    """What of an epilogue is seen in a kernel.
+    """What the code of a kernel shows of its epilogue.
 
     Attributes:
         half_precision: Instructions that compute in 16 bits.
         maximum: Whether it takes maxima of fp32 numbers.
-        drops_nan: Whether it does so by an instruction that gives the other operand for NaN, where
-            torch gives NaN.
+        drops_nan: Whether the instruction for that gives the other operand for NaN, where torch
+            gives NaN.
         exponential: Whether it takes exponentials or hyperbolic tangents.
         gelu_constant: Whether it multiplies by 0.044715.
         results: Types that sums are turned into: none where they are stored as they are.
@@ -91,7 +91,7 @@ def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
 
 
 def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Finding]:
-    """Check that sums are finished in the accumulator's type, and become what they should.
+    """Check that the epilogue computes in the accumulator's type, and the type of its results.
 
     Yields:
         What does not hold.
@@ -111,27 +111,27 @@ def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Fi
     if code.activation is not wanted:
         yield Finding(
             check=Check.EPILOGUE,
-            message=f"computes what {_words(code.activation)} takes, its signature is "
-            f"{signature.key}: {_words(wanted)}",
+            message=f"computes what {_activation_name(code.activation)} takes, its signature is "
+            f"{signature.key}: {_activation_name(wanted)}",
         )
-    results = _results(signature)
+    results = _expected_results(signature)
     if code.results != results:
         yield Finding(
             check=Check.RESULT_TYPE,
-            message=f"turns sums into {_listed(code.results)}, its signature is {signature.key}: "
-            f"{_listed(results)}",
+            message=f"turns sums into {_type_names(code.results)}, its signature is "
+            f"{signature.key}: {_type_names(results)}",
         )
 
 
-def _results(signature: Signature) -> frozenset[DType]:
-    """What sums must be turned into; nothing where they are stored as they are, or cut (int8)."""
+def _expected_results(signature: Signature) -> frozenset[DType]:
+    """Types that sums must be converted to; none if they are stored as they are or cut (int8)."""
     kept = (signature.accumulator, DType.INT8, DType.UINT8)
     return frozenset() if signature.out in kept else frozenset({signature.out})
 
 
-def _words(activation: Activation | None) -> str:
+def _activation_name(activation: Activation | None) -> str:
     return activation.value if activation is not None else "no activation"
 
 
-def _listed(results: frozenset[DType]) -> str:
+def _type_names(results: frozenset[DType]) -> str:
     return ", ".join(sorted(dtype.value for dtype in results)) or "nothing else"

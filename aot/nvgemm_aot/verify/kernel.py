@@ -31,7 +31,7 @@ NO_DEVICE_CODE = "no device code"
 
 @dataclass(frozen=True, kw_only=True)
 class KernelEvidence:
-    """What was seen of one kernel; None and empty where it could not be seen.
+    """What was seen of one kernel. A field is None or empty if the payload does not show it.
 
     Attributes:
         id: sha256 of the payload, in hex.
@@ -39,7 +39,7 @@ class KernelEvidence:
         signature: Key of the signature that its entry names.
         architecture: Architecture by the flags of the device code, e.g. ``sm_90a``; a family's
             code has the flags of its first member: ``sm_100`` for ``sm_100f``.
-        compiled_for: Architecture that the device compiler was told, e.g. ``sm_100f``.
+        compiled_for: Architecture that was passed to the device compiler, e.g. ``sm_100f``.
         registers: Registers of a thread at launch.
         threads: Threads of a block.
         static_shared_bytes: Static shared memory of a block, without what CUDA reserves.

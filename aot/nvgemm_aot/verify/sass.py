@@ -1,6 +1,6 @@
-"""What disassembled device code proves about a kernel: its tensor-core instructions and spills.
+"""Checks disassembled device code: tensor-core instructions, what they multiply, and spills.
 
-`tensor_core` reads what those instructions multiply, `epilogue_code` what follows.
+`tensor_core` reads what these instructions multiply, and `epilogue` what the code does next.
 """
 
 from __future__ import annotations
@@ -149,8 +149,8 @@ def _check_multiplies(
     if code.scaled != {scales is not None}:
         yield Finding(
             check=Check.BLOCK_SCALES,
-            message=f"{_how_many(code.scaled)} of {', '.join(code.tensor_core)} take block scales, "
-            f"its signature is {signature.key}: {_how_many({scales is not None})} must",
+            message=f"{_quantifier(code.scaled)} of {', '.join(code.tensor_core)} take block "
+            f"scales, its signature is {signature.key}: {_quantifier({scales is not None})} must",
         )
     if not code.multiplies:
         yield Finding(
@@ -159,7 +159,7 @@ def _check_multiplies(
             f"{signature.key}",
         )
     for observed in sorted(code.multiplies, key=str):
-        # What it is of the problem that the signature names, and not of the transposed one.
+        # Kernels with scheduler one_tile compute the transposed problem.
         multiply = observed.transposed if design.scheduler == ONE_TILE else observed
         if (multiply.a, multiply.b, multiply.accumulator) != types:
             yield Finding(
@@ -187,5 +187,5 @@ def _check_multiplies(
             )
 
 
-def _how_many(scaled: Set[bool]) -> str:
+def _quantifier(scaled: Set[bool]) -> str:
     return {frozenset({True}): "all", frozenset({False}): "none"}.get(frozenset(scaled), "some")
