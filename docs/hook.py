@@ -61,7 +61,7 @@ def _with_links(text: str, origin: str, where: str, config: Any, files: Files) -
         elif path.startswith(f"{DOCS}/"):
             uri = path.removeprefix(f"{DOCS}/")
         elif (ROOT / path).is_file():
-            uri = f"repository/{path}"
+            uri = f"repository/{path}" + (".txt" if path.endswith(".md") else "")
             if files.get_file_from_path(uri) is None:
                 files.append(File.generated(config, uri, abs_src_path=str(ROOT / path)))
         else:
