@@ -63,11 +63,11 @@ class InductorSession:
         from nvgemm_runtime.inductor import cache_key, choice
         from nvgemm_runtime.installed.registry import INSTALLATION, Installation
         from nvgemm_runtime.launch import compiled
-        from nvgemm_runtime.launch.library import LIBRARY, Library
+        from nvgemm_runtime.launch.loader import LOADER, KernelLoader
 
         self.monkeypatch.setenv("NVGEMM_AOT_BUNDLES", os.pathsep.join(map(str, places)))
         self.monkeypatch.setattr("nvgemm_runtime.installed.discover.distributions", lambda: ())
-        for kept, fresh in ((INSTALLATION, Installation()), (LIBRARY, Library())):
+        for kept, fresh in ((INSTALLATION, Installation()), (LOADER, KernelLoader())):
             for name, value in vars(fresh).items():
                 self.monkeypatch.setattr(kept, name, value)
         self.monkeypatch.setattr(compiled, "_warned", set())

@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class JitResult:
     """What came of a request.
 
     Attributes:
@@ -76,14 +76,14 @@ class Pending:
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._asked_at = time.monotonic()
-        self._outcome: Outcome | None = None
+        self._outcome: JitResult | None = None
         self._done = threading.Event()
 
     def done(self) -> bool:
         """Whether `result` would not wait."""
         return self._done.is_set()
 
-    def result(self, timeout: float | None = None) -> Outcome:
+    def result(self, timeout: float | None = None) -> JitResult:
         """Wait for what comes of it. Never raises: a failure is an outcome with its reason.
 
         Args:
@@ -94,11 +94,11 @@ class Pending:
             self._done.wait()
         else:
             self._done.wait(max(0.0, self._asked_at + timeout - time.monotonic()))
-        return self._outcome or Outcome(
+        return self._outcome or JitResult(
             problem=self.problem, reason=f"not compiled within {timeout} s"
         )
 
-    def settle(self, outcome: Outcome) -> None:
+    def settle(self, outcome: JitResult) -> None:
         """Say what came of it; the first word counts."""
         if self._outcome is None:
             self._outcome = outcome
@@ -106,7 +106,7 @@ class Pending:
 
     def fail(self, reason: str) -> Pending:
         """Say that there is no kernel."""
-        self.settle(Outcome(problem=self.problem, reason=reason))
+        self.settle(JitResult(problem=self.problem, reason=reason))
         return self
 
 
@@ -154,7 +154,7 @@ def _is_installed(module: str) -> bool:
         return True
 
 
-class Fallback:
+class JitClient:
     """The requests of this process. Safe to use from several threads, and after a fork.
 
     Args:
@@ -266,7 +266,7 @@ class Fallback:
         COUNTERS.compiled(answer["compiled"])
         bundle = answer["bundle"]
         pending.settle(
-            Outcome(
+            JitResult(
                 problem=pending.problem,
                 bundle=None if bundle is None else Path(bundle),
                 compiled=answer["compiled"],
@@ -301,19 +301,19 @@ def _warn_once(message: str) -> None:
     _log.warning("%s", message)
 
 
-FALLBACK = Fallback()
+CLIENT = JitClient()
 """The requests of this process."""
 
 
 def request(problem: Problem, facts: DeviceFacts) -> Pending:
-    """Ask for kernels of a problem; see `Fallback.request`."""
-    return FALLBACK.request(problem, facts)
+    """Ask for kernels of a problem; see `JitClient.request`."""
+    return CLIENT.request(problem, facts)
 
 
 def asked(problem: Problem, facts: DeviceFacts) -> Pending | None:
-    """The request for a problem, if there was one; see `Fallback.asked`."""
-    return FALLBACK.asked(problem, facts)
+    """The request for a problem, if there was one; see `JitClient.asked`."""
+    return CLIENT.asked(problem, facts)
 
 
-atexit.register(FALLBACK.close)
-os.register_at_fork(after_in_child=FALLBACK.forget)
+atexit.register(CLIENT.close)
+os.register_at_fork(after_in_child=CLIENT.forget)

@@ -16,7 +16,7 @@ from ..matching.index import Match, Miss
 from . import native
 from .calls import prepare_call, unseen_by_dynamo
 from .fast_path import quick_with_kernel
-from .library import LoadedKernel
+from .loader import LoadedKernel
 from .select import choose_kernel, facts_of, find, load_kernel
 
 if TYPE_CHECKING:

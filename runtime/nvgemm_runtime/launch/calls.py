@@ -23,7 +23,7 @@ from ..gemm.problem import Op
 from .autograd import refuse_lost_derivative
 from .debugging import is_debugging
 from .fast_path import refuse_negation, refuse_tracing
-from .library import LoadedKernel
+from .loader import LoadedKernel
 from .select import choose_kernel, load_kernel
 
 if TYPE_CHECKING:

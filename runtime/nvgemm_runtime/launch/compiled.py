@@ -24,7 +24,7 @@ from ..matching.refusals import refusal
 from ..settings import is_off
 from . import native
 from .debugging import is_debugging
-from .library import LoadedKernel
+from .loader import LoadedKernel
 from .select import load_kernel
 
 if TYPE_CHECKING:

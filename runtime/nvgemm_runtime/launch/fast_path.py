@@ -14,7 +14,7 @@ from ..gemm.operands import check_kinds, check_shapes
 from ..gemm.problem import Op
 from . import native
 from .autograd import refuse_lost_derivative
-from .library import LoadedKernel
+from .loader import LoadedKernel
 
 if TYPE_CHECKING:
     import torch

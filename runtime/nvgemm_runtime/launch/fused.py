@@ -14,7 +14,7 @@ from ..gemm.extras import Extras
 from ..gemm.problem import Op
 from ..gemm.scales import ScaleRecipe
 from .calls import run_with_extras, unseen_by_dynamo
-from .library import LoadedKernel
+from .loader import LoadedKernel
 
 if TYPE_CHECKING:
     import torch

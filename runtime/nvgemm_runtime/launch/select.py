@@ -15,7 +15,7 @@ from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, device_facts, host_platform, torch_cuda
 from ..matching.index import Match, Miss, first_served
 from ..matching.refusals import process_refusal
-from .library import LIBRARY, LoadedKernel
+from .loader import LOADER, LoadedKernel
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ def _match_and_load(
         best = found.kernels[0]
         bundle = opened[best.bundle]
         try:
-            return LIBRARY.load(bundle, best.kernel), not unread
+            return LOADER.load(bundle, best.kernel), not unread
         except StorageError as error:
             # It may pass: another bundle may serve this call, and the next one tries again.
             unread[bundle] = error
@@ -111,9 +111,9 @@ def load_kernel(kernel_id: str) -> LoadedKernel:
 
     Raises:
         NoKernelError: If no bundle holds it, or only one for another platform or CUDA version.
-        NvgemmError: If it cannot be loaded; see `Library.load`.
+        NvgemmError: If it cannot be loaded; see `KernelLoader.load`.
     """
-    loaded = LIBRARY.get(kernel_id)
+    loaded = LOADER.get(kernel_id)
     if loaded is not None:
         return loaded
     place = INSTALLATION.kernels().get(kernel_id)
@@ -126,4 +126,4 @@ def load_kernel(kernel_id: str) -> LoadedKernel:
     reason = process_refusal(bundle.header.target, host_platform(), torch_cuda())
     if reason is not None:
         raise NoKernelError(f"kernel {kernel_id[:12]} of {bundle.path}: {reason}", (reason,))
-    return LIBRARY.load(bundle, kernel)
+    return LOADER.load(bundle, kernel)

@@ -59,7 +59,7 @@ class LoadedKernel:
     sees_negation: bool
 
 
-class Library:
+class KernelLoader:
     """The kernels that this process has loaded. Safe to use from several threads."""
 
     def __init__(self) -> None:
@@ -193,7 +193,7 @@ def _open_library(path: Path) -> None:
             raise DriverError(f"{path} cannot be loaded: {error}") from error
 
 
-LIBRARY = Library()
+LOADER = KernelLoader()
 """The kernels of this process."""
 
-os.register_at_fork(after_in_child=LIBRARY.renew_lock)
+os.register_at_fork(after_in_child=LOADER.renew_lock)
