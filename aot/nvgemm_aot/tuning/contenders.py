@@ -15,7 +15,7 @@ from nvgemm_runtime.gemm.roles import Role, contiguous_bytes, extra_roles
 from nvgemm_runtime.gemm.scales import ScaleRecipe
 from nvgemm_runtime.matching.refusals import unlaunchable
 
-from ..bundle.writer import ProblemRanking
+from ..bundle.content import ProblemRanking
 
 Run = Callable[..., Any]
 """``run(a, b, out, *extras)`` computes a GEMM and returns where the result is; see `operands`."""

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from nvgemm_aot.build.pipeline import BuiltBundle
-from nvgemm_aot.bundle.writer import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
+from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS, RELEASES_ITS_LOCK
 from nvgemm_runtime.bundle.reader import Bundle
