@@ -24,11 +24,11 @@ from nvgemm_runtime.gemm.problem import Problem
 _PROGRAM = """
 import json, sys
 sys.path.extend(json.loads(sys.argv[1]))
-from nvgemm_runtime.jit.client import FALLBACK, request
+from nvgemm_runtime.jit.client import CLIENT, request
 from nvgemm_runtime.gemm.problem import Problem
 from synthetic_facts import H200
 pending = [request(Problem.parse(key), H200) for key in json.loads(sys.argv[2])]
-process = FALLBACK._process
+process = CLIENT._process
 print(json.dumps(None if process is None else process.pid), flush=True)
 outcomes = [one.result(600) for one in pending]
 print(json.dumps({

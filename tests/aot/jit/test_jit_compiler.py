@@ -34,7 +34,7 @@ from nvgemm_runtime.errors import StorageError, TargetError, ToolchainError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.jit_cache import stamp_path
 from nvgemm_runtime.installed.registry import Installation
-from nvgemm_runtime.jit.client import Fallback
+from nvgemm_runtime.jit.client import JitClient
 from nvgemm_runtime.matching.index import Basis, Match
 from synthetic_facts import H200
 
@@ -315,7 +315,7 @@ def read_only(machine: JitMachine) -> None:
 
 
 def test_where_nothing_can_be_written_kernels_are_for_this_process_alone(
-    machine: JitMachine, fallback: Fallback, caplog: pytest.LogCaptureFixture
+    machine: JitMachine, fallback: JitClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     read_only(machine)
     with caplog.at_level(logging.DEBUG, "nvgemm_runtime"):
