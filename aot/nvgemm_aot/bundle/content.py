@@ -19,7 +19,7 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
 
 from ..verify.elf import MalformedElfError
-from ..verify.host_object import imported_symbols
+from ..verify.host_object import read_host_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class BuiltKernel(KernelFacts):
     def imports(self) -> tuple[str, ...]:
         """Symbols that the payload leaves undefined; empty if it is no shared object."""
         try:
-            return imported_symbols(self.payload)
+            return read_host_object(self.payload).imports
         except MalformedElfError:  # `verify` reports it
             return ()
 

@@ -22,9 +22,7 @@ from .disassembler import (
     find_disassembler,
     require_disassembler,
 )
-from .elf import MalformedElfError
 from .findings import Check, Finding
-from .host_object import imported_symbols
 from .kernel import KernelEvidence, inspect_kernel
 from .kernel_design import NAMING_PROVIDERS
 
@@ -102,15 +100,14 @@ def verify_bundle(
             disassembler = None
 
         def inspect(kernel: Kernel) -> tuple[KernelEvidence, list[Finding]]:
-            payload = bundle.payload(kernel)
             evidence, found = inspect_kernel(
                 kernel,
-                payload,
+                bundle.payload(kernel),
                 target=header.target,
                 profile=profile,
                 disassembler=disassembler,
+                stated_imports=header.imports if kernel.imports is None else kernel.imports,
             )
-            found += _check_stated_imports(header, kernel, payload)
             return evidence, [replace(finding, kernel=kernel.id) for finding in found]
 
         with ThreadPoolExecutor(max_workers=jobs) as pool:
@@ -222,25 +219,6 @@ def _notes_on_signatures(header: Header) -> list[str]:
         }.items()
         if applies
     ]
-
-
-def _check_stated_imports(header: Header, kernel: Kernel, payload: bytes) -> list[Finding]:
-    """Compare the imports that the header states for a kernel with those of its payload."""
-    stated = header.imports if kernel.imports is None else kernel.imports
-    if stated is None:
-        return []
-    try:
-        found = imported_symbols(payload)
-    except MalformedElfError:
-        return []  # a finding of its own
-    if stated == found:
-        return []
-    missing, extra = sorted({*found} - {*stated}), sorted({*stated} - {*found})
-    message = (
-        "imports must be what the payload leaves undefined: "
-        f"it lacks {', '.join(missing) or 'none'}, and has besides {', '.join(extra) or 'none'}"
-    )
-    return [Finding(check=Check.IMPORTS, message=message)]
 
 
 def _load_device(header: Header) -> tuple[DeviceProfile | None, list[Finding]]:

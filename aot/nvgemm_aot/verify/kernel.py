@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
@@ -14,7 +15,7 @@ from .cubin import RESERVED_SHARED_BYTES, Cubin, check_cubin, read_cubins
 from .disassembler import Disassembler, DisassemblyError
 from .elf import MalformedElfError
 from .findings import Check, Finding
-from .host_object import check_host_object
+from .host_object import check_host_object, read_host_object
 from .kernel_design import check_design
 from .launch_code import Launch, read_launch
 from .launch_signature import (
@@ -79,6 +80,7 @@ def inspect_kernel(
     target: Target,
     profile: DeviceProfile | None,
     disassembler: Disassembler | None,
+    stated_imports: tuple[str, ...] | None = None,
 ) -> tuple[KernelEvidence, list[Finding]]:
     """Inspect one kernel.
 
@@ -88,15 +90,33 @@ def inspect_kernel(
         target: What the bundle is for.
         profile: Limits of the GPU; None to check none.
         disassembler: What to look at device code with; None to leave that out.
+        stated_imports: The imports that the header states; None if it states none.
 
     Returns:
         What was seen, and every check that fails. A malformed payload is a finding, not an error.
     """
-    if target.arch == CPU:
-        return _inspect_cpu_kernel(kernel, payload, target)
-    text = read_launcher_text(payload)
-    findings = [*check_interface(kernel, text), *_check_host(kernel, payload, target)]
-    launch = read_launch(payload)
+    on_cpu = target.arch == CPU
+    findings: list[Finding] = []
+    code = text_bytes = b""
+    try:
+        host = read_host_object(payload)
+    except MalformedElfError as error:
+        findings.append(Finding(check=Check.HOST_FORMAT, message=str(error)))
+    else:
+        convention = parse_calling_convention(kernel.calling_convention)
+        # An unknown convention is a finding of its own; it does not say what the kernel exports.
+        exported = convention.symbol if convention is not None else None
+        findings += check_host_object(host, exported, platform=target.platform, on_cpu=on_cpu)
+        findings += _check_stated_imports(stated_imports, host.imports)
+        code, text_bytes = host.code, host.read_only
+    if on_cpu:
+        # Such a kernel is host code alone, without a launcher of device code.
+        no_launch = Launch(shared_bytes=None, clusters=frozenset())
+        no_text = LauncherText(operands="", alignment_bytes=frozenset())
+        findings += check_call(kernel)
+        return _evidence(kernel, no_launch, no_text, (), [], NO_DEVICE_CODE), findings
+    text, launch = read_launcher_text(text_bytes), read_launch(code)
+    findings += check_interface(kernel, text)
     cubins: tuple[Cubin, ...] = ()
     try:
         cubins = read_cubins(payload)
@@ -111,34 +131,28 @@ def inspect_kernel(
         if disassembler is None:
             continue
         try:
-            code = read_disassembly(disassembler.disassemble(cubin.content))
+            disassembly = read_disassembly(disassembler.disassemble(cubin.content))
         except DisassemblyError as error:
             findings.append(Finding(check=Check.DISASSEMBLY, message=str(error)))
             continue
-        codes.append(code)
+        codes.append(disassembly)
         findings += check_disassembly(
-            code, target=target, signature=kernel.signature, design=kernel.design
+            disassembly, target=target, signature=kernel.signature, design=kernel.design
         )
     by = str(disassembler) if codes else NOT_DISASSEMBLED
     return _evidence(kernel, launch, text, cubins, codes, by), findings
 
 
-def _inspect_cpu_kernel(
-    kernel: Kernel, payload: bytes, target: Target
-) -> tuple[KernelEvidence, list[Finding]]:
-    """Inspect a kernel that is host code alone, without a launcher of device code."""
-    findings = [*check_call(kernel), *_check_host(kernel, payload, target)]
-    no_launch = Launch(shared_bytes=None, clusters=frozenset())
-    no_text = LauncherText(operands="", alignment_bytes=frozenset())
-    return _evidence(kernel, no_launch, no_text, (), [], NO_DEVICE_CODE), findings
-
-
-def _check_host(kernel: Kernel, payload: bytes, target: Target) -> list[Finding]:
-    convention = parse_calling_convention(kernel.calling_convention)
-    # An unknown convention is a finding of its own, and does not say what the kernel exports.
-    exported = convention.symbol if convention is not None else None
-    on_cpu = target.arch == CPU
-    return [*check_host_object(payload, exported, platform=target.platform, on_cpu=on_cpu)]
+def _check_stated_imports(
+    stated: tuple[str, ...] | None, found: tuple[str, ...]
+) -> Iterator[Finding]:
+    if stated is not None and stated != found:
+        missing, extra = sorted({*found} - {*stated}), sorted({*stated} - {*found})
+        yield Finding(
+            check=Check.IMPORTS,
+            message="imports must be what the payload leaves undefined: it lacks "
+            f"{', '.join(missing) or 'none'}, and has besides {', '.join(extra) or 'none'}",
+        )
 
 
 def _evidence(

@@ -7,12 +7,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
-
-from .elf import MalformedElfError, open_elf, reading
-
-_PF_X, _PF_W = 0x1, 0x2
 
 # mov qword ptr [base (+ index) + displacement], imm32: how the launcher stores the 64-bit field
 # dynamicSmemBytes of cudaLaunchConfig_t. Base registers rsp and r12 need an index byte.
@@ -51,12 +46,12 @@ class Launch:
     clusters: frozenset[tuple[int, int]]
 
 
-def read_launch(payload: bytes) -> Launch:
-    """Read the launch from the code of a payload; a malformed payload shows neither."""
-    return Launch(shared_bytes=launch_shared_bytes(payload), clusters=launch_clusters(payload))
+def read_launch(code: bytes) -> Launch:
+    """Read the launch from the code of a launcher."""
+    return Launch(shared_bytes=launch_shared_bytes(code), clusters=launch_clusters(code))
 
 
-def launch_shared_bytes(payload: bytes) -> int | None:
+def launch_shared_bytes(code: bytes) -> int | None:
     """Dynamic shared memory that the launcher asks for, in bytes per thread block.
 
     The number is a constant in the launcher's code: in the objects of 96 kernels (cutlass-dsl
@@ -66,15 +61,12 @@ def launch_shared_bytes(payload: bytes) -> int | None:
     Returns:
         The number, or None where the code does not show exactly one such constant.
     """
-    stored = {
-        int(struct.unpack("<i", constant)[0])
-        for constant in _STORE_64.findall(_executable_bytes(payload))
-    }
+    stored = {int(struct.unpack("<i", constant)[0]) for constant in _STORE_64.findall(code)}
     plausible = {value for value in stored if 1 << 10 <= value <= 1 << 20}
     return plausible.pop() if len(plausible) == 1 else None
 
 
-def launch_clusters(payload: bytes) -> frozenset[tuple[int, int]]:
+def launch_clusters(code: bytes) -> frozenset[tuple[int, int]]:
     """Cluster dimensions (m, n) that the launcher asks for, in thread blocks.
 
     Every launch sets its cluster dimension, 1 x 1 too; kernels with a fallback set both. In 124
@@ -83,7 +75,7 @@ def launch_clusters(payload: bytes) -> frozenset[tuple[int, int]]:
     """
     constants = (
         (int.from_bytes(low, "little"), int.from_bytes(high, "little"))
-        for low, high in _MOVE_64.findall(_executable_bytes(payload))
+        for low, high in _MOVE_64.findall(code)
     )
     return frozenset(
         (m, n)
@@ -92,7 +84,7 @@ def launch_clusters(payload: bytes) -> frozenset[tuple[int, int]]:
     )
 
 
-def vector_extension(payload: bytes) -> str | None:
+def vector_extension(code: bytes) -> str | None:
     """Extension beyond what every x86-64 processor has that the launcher shows signs of.
 
     cutlass-dsl 4.8.1 compiles host code for the processor of the build machine. Functions that
@@ -106,29 +98,6 @@ def vector_extension(payload: bytes) -> str | None:
     Returns:
         ``AVX-512``, ``AVX``, or None where the code shows no sign of either.
     """
-    code = _executable_bytes(payload)
     if _AVX512.search(code):
         return "AVX-512"
     return "AVX" if code.count(_VZEROUPPER) > 1 else None
-
-
-def read_only_bytes(payload: bytes) -> bytes:
-    """The read-only part of a payload in memory; empty if the payload cannot be read."""
-    return _loaded_bytes(payload, lambda flags: not flags & _PF_W)
-
-
-def _executable_bytes(payload: bytes) -> bytes:
-    return _loaded_bytes(payload, lambda flags: bool(flags & _PF_X))
-
-
-def _loaded_bytes(payload: bytes, wanted: Callable[[int], bool]) -> bytes:
-    try:
-        elf = open_elf(payload)
-        with reading("the host code"):
-            return b"".join(
-                payload[part["p_offset"] : part["p_offset"] + part["p_filesz"]]
-                for part in elf.iter_segments()
-                if part["p_type"] == "PT_LOAD" and wanted(part["p_flags"])
-            )
-    except MalformedElfError:
-        return b""

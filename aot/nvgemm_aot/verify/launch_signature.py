@@ -33,7 +33,6 @@ from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape
 from nvgemm_runtime.gemm.scales import ScaleRecipe
 
 from .findings import Check, Finding
-from .launch_code import read_only_bytes
 
 _CALL = re.compile(
     rb"when calling: `[A-Za-z_][A-Za-z0-9_]{0,63}\(([\x20-\x5f\x61-\x7e]{1,1000})\)`"
@@ -82,9 +81,8 @@ class LauncherText:
     alignment_bytes: frozenset[int]
 
 
-def read_launcher_text(payload: bytes) -> LauncherText:
-    """Read the text of a payload's launcher; both fields are empty for a malformed payload."""
-    data = read_only_bytes(payload)
+def read_launcher_text(data: bytes) -> LauncherText:
+    """Read the text of a launcher from the part of a payload that cannot be written."""
     calls = set(_CALL.findall(data))
     return LauncherText(
         operands=calls.pop().decode("ascii") if len(calls) == 1 else "",

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from nvgemm_aot.verify.findings import Check, Finding
-from nvgemm_aot.verify.launch_signature import LauncherText, check_interface, read_launcher_text
+from nvgemm_aot.verify.launch_signature import LauncherText, check_interface
 from nvgemm_runtime.bundle.format import Kernel, KernelDesign, Span
 from nvgemm_runtime.gemm.problem import Signature
 
@@ -204,8 +204,3 @@ def test_pointers_that_no_launcher_was_seen_to_take_match_nothing() -> None:
     entry = kernel("mm/tn/bf16xbf16/fp32/bf16/bias", "tvm_ffi:gemm(a*,b*,addend*,out*,mnkl,stream)")
     operands = POINTERS.replace("sfa_ptr: DataPointer, sfb_ptr", "addend_ptr")
     assert [finding.check for finding in findings_of(entry, operands, set())] == [Check.OPERANDS]
-
-
-def test_reads_nothing_from_what_is_no_payload() -> None:
-    text = read_launcher_text(b" when calling: `__call__(a: Stream)`")
-    assert text == LauncherText(operands="", alignment_bytes=frozenset())

@@ -686,6 +686,12 @@ def synthetic_payload(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return host_payload(tmp_path_factory.mktemp("fuzz"), cubin=synthetic_cubin())
 
 
+@pytest.mark.usefixtures("no_tools")
+def test_finds_payload_that_is_no_shared_object(tmp_path: Path) -> None:
+    checks = {finding.check for finding in verify_payload(tmp_path, b"PK").findings}
+    assert {Check.HOST_FORMAT, Check.DEVICE_FORMAT} <= checks
+
+
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_malformed_payload_is_a_finding_and_never_an_error(
