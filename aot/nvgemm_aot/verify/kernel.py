@@ -15,7 +15,7 @@ from .cubin import RESERVED_SHARED_BYTES, Cubin, check_cubin, read_cubins
 from .disassembler import Disassembler, DisassemblyError
 from .elf import MalformedElfError
 from .findings import Check, Finding
-from .host_object import check_host_object, read_host_object
+from .host_object import HostObject, check_host_object, read_host_object
 from .kernel_design import check_design
 from .launch_code import Launch, read_launch
 from .launch_signature import (
@@ -95,27 +95,15 @@ def inspect_kernel(
     Returns:
         What was seen, and every check that fails. A malformed payload is a finding, not an error.
     """
-    on_cpu = target.arch == CPU
-    findings: list[Finding] = []
-    code = text_bytes = b""
-    try:
-        host = read_host_object(payload)
-    except MalformedElfError as error:
-        findings.append(Finding(check=Check.HOST_FORMAT, message=str(error)))
-    else:
-        convention = parse_calling_convention(kernel.calling_convention)
-        # An unknown convention is a finding of its own; it does not say what the kernel exports.
-        exported = convention.symbol if convention is not None else None
-        findings += check_host_object(host, exported, platform=target.platform, on_cpu=on_cpu)
-        findings += _check_stated_imports(stated_imports, host.imports)
-        code, text_bytes = host.code, host.read_only
-    if on_cpu:
+    host, findings = _inspect_host_object(kernel, payload, target, stated_imports)
+    if target.arch == CPU:
         # Such a kernel is host code alone, without a launcher of device code.
         no_launch = Launch(shared_bytes=None, clusters=frozenset())
         no_text = LauncherText(operands="", alignment_bytes=frozenset())
         findings += check_call(kernel)
         return _evidence(kernel, no_launch, no_text, (), [], NO_DEVICE_CODE), findings
-    text, launch = read_launcher_text(text_bytes), read_launch(code)
+    text = read_launcher_text(host.read_only if host is not None else b"")
+    launch = read_launch(host.code if host is not None else b"")
     findings += check_interface(kernel, text)
     cubins: tuple[Cubin, ...] = ()
     try:
@@ -131,16 +119,34 @@ def inspect_kernel(
         if disassembler is None:
             continue
         try:
-            disassembly = read_disassembly(disassembler.disassemble(cubin.content))
+            code = read_disassembly(disassembler.disassemble(cubin.content))
         except DisassemblyError as error:
             findings.append(Finding(check=Check.DISASSEMBLY, message=str(error)))
             continue
-        codes.append(disassembly)
+        codes.append(code)
         findings += check_disassembly(
-            disassembly, target=target, signature=kernel.signature, design=kernel.design
+            code, target=target, signature=kernel.signature, design=kernel.design
         )
     by = str(disassembler) if codes else NOT_DISASSEMBLED
     return _evidence(kernel, launch, text, cubins, codes, by), findings
+
+
+def _inspect_host_object(
+    kernel: Kernel, payload: bytes, target: Target, stated_imports: tuple[str, ...] | None
+) -> tuple[HostObject | None, list[Finding]]:
+    """Read and check the host part; None if it cannot be read, which is a finding."""
+    try:
+        host = read_host_object(payload)
+    except MalformedElfError as error:
+        return None, [Finding(check=Check.HOST_FORMAT, message=str(error))]
+    convention = parse_calling_convention(kernel.calling_convention)
+    # An unknown convention is a finding of its own; it does not say what the kernel exports.
+    exported = convention.symbol if convention is not None else None
+    on_cpu = target.arch == CPU
+    return host, [
+        *check_host_object(host, exported, platform=target.platform, on_cpu=on_cpu),
+        *_check_stated_imports(stated_imports, host.imports),
+    ]
 
 
 def _check_stated_imports(

@@ -63,11 +63,6 @@ def test_finds_other_entry_point(good: bytes) -> None:
     assert_only(findings, Check.HOST_EXPORTS, "exports __tvm_ffi_gemm; must export exactly")
 
 
-def test_finds_second_export(tmp_path: Path) -> None:
-    payload = shared_object(tmp_path, SOURCE + "int second(void) { return 2; }")
-    assert_only(findings_of(payload), Check.HOST_EXPORTS, "exports __tvm_ffi_gemm, second;")
-
-
 def test_finds_undefined_symbol_that_no_runtime_library_exports(tmp_path: Path) -> None:
     payload = shared_object(tmp_path, SOURCE.replace("TVMFFIEnvGetStream", "getenv"))
     assert_only(findings_of(payload), Check.HOST_SYMBOLS, "needs the symbol getenv")

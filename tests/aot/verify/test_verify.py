@@ -375,26 +375,6 @@ def test_finds_design_that_its_payload_contradicts(
     assert_finds(report, checks, message)
 
 
-@pytest.mark.usefixtures("tools")
-@pytest.mark.parametrize("layout", ["nn", "tt", "nt"])
-@pytest.mark.parametrize("arch", ["sm_100f", "sm_90a"])
-def test_finds_entry_with_another_layout(
-    tmp_path: Path, kernels: dict[str, BuiltKernel], arch: str, layout: str
-) -> None:
-    signature = Signature.parse(SIGNATURE.key.replace("tn", layout))
-    kernel = replace(kernels[arch], provider="test", signature=signature)
-    report = verify_bundle(bundle(tmp_path, kernel, arch=arch))
-    assert_only(report, Check.OPERAND_LAYOUT, f"its signature is mm/{layout}/")
-
-
-@pytest.mark.usefixtures("tools")
-def test_finds_transposed_tile(tmp_path: Path, kernels: dict[str, BuiltKernel]) -> None:
-    design = replace(kernels["sm_100f"].design, tile=(32, 64, 64))
-    kernel = replace(kernels["sm_100f"], provider="test", design=design)
-    report = verify_bundle(bundle(tmp_path, kernel, arch="sm_100f"))
-    assert_only(report, Check.INSTRUCTION_TILE, "its entry says tile 32x64")
-
-
 @pytest.mark.usefixtures("no_tools")
 @pytest.mark.parametrize(
     ("arch", "change", "message"),
