@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvgemm_aot.verify.findings import Check, Gap
-from nvgemm_aot.verify.host_elf import ALLOWED_SYMBOLS, check_host_elf, find_host_gaps
+from nvgemm_aot.verify.host_object import ALLOWED_SYMBOLS, check_host_elf, find_host_gaps
 from nvgemm_aot.verify.launch_code import launch_clusters, launch_shared_bytes
 from nvgemm_runtime.errors import LinkError
 from synthetic_payload import host_payload, shared_object

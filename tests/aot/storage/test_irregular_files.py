@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from nvgemm_aot.storage import regular_file
-from nvgemm_aot.storage.regular_file import IrregularFileError, open_regular, read_start
+from nvgemm_aot.storage import files
+from nvgemm_aot.storage.files import IrregularFileError, open_regular, read_start
 
 _COMMAND = [sys.executable, "-c", "from nvgemm_aot.cli.main import main; main()"]
 _LONG_S = 300
@@ -67,7 +67,7 @@ def test_a_manifest_may_come_through_a_pipe_that_is_written_to(pipe: Path) -> No
 def test_a_pipe_whose_writer_is_silent_is_refused(
     pipe: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(regular_file, "LONGEST_SILENCE_S", 0.01)
+    monkeypatch.setattr(files, "LONGEST_SILENCE_S", 0.01)
     reader, writer = os.pipe()
     with os.fdopen(reader), os.fdopen(writer, "wb") as file:
         file.write(b"some")
@@ -93,7 +93,7 @@ def test_standard_input_may_be_a_file(tmp_path: Path) -> None:
     path.write_bytes(b"content")
     with path.open("rb") as file:
         program = (
-            "from pathlib import Path; from nvgemm_aot.storage.regular_file import read_start; "
+            "from pathlib import Path; from nvgemm_aot.storage.files import read_start; "
             "print(read_start(Path('/dev/stdin'), 99))"
         )
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Gives torch our operators where a package of AOTInductor is about to be loaded.
+"""Gives torch the operators of nvgemm-aot before a package of AOTInductor is loaded.
 
 A package's code finds the operators by name and runs on ATen without them. Loading the library
 takes some tens of milliseconds, so it is only done where kernels are installed.
@@ -24,7 +24,7 @@ def install() -> None:
 
 
 def load_operators() -> None:
-    """Load the operators; where that fails, warn, and ATen does the work."""
+    """Load the operators; where that fails, warn, and compiled code runs on ATen."""
     from ..errors import NvgemmError
     from ..launch.api import load_operators as load
 
@@ -36,5 +36,5 @@ def load_operators() -> None:
 
 
 def was_logged(error: Exception) -> bool:
-    """Whether this is why operators could not be loaded, which was warned of."""
+    """Whether this error kept the operators from loading, and was logged then."""
     return str(error) in _logged

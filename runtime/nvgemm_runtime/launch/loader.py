@@ -1,7 +1,7 @@
-"""Loading kernels: from a bundle's bytes to something that can be launched, once a process.
+"""Loads each kernel of a bundle once a process, so that it can be launched.
 
-Verified payload, in-memory file, dlopen, entry in the native kernel table. Nothing is written to
-disk and no compiler is imported.
+A verified payload becomes an in-memory file, is opened by dlopen, and gets an entry in the native
+kernel table. Nothing is written to disk and no compiler is imported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..matching.refusals import (
 from . import native
 
 _PARTS_OF_COMPLEX = frozenset({DType.FP32, DType.FP16})
-"""Types that a lazily negated view mostly has: what ``.imag`` of a conjugate gives."""
+"""Types of lazily negated views, which ``.imag`` of a conjugated complex tensor gives."""
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class LoadedKernel:
         handle: Its number in the native kernel table.
         launch: ``launch(a, b, out, *extras)``: `nvgemm_runtime.launch.native.Native.launch` of this
             kernel.
-        sees_negation: Whether a lazily negated view can be among the operands of well-meant calls.
+        sees_negation: Whether its operands can be lazily negated views by accident.
     """
 
     kernel: Kernel
@@ -59,7 +59,7 @@ class LoadedKernel:
     sees_negation: bool
 
 
-class Library:
+class KernelLoader:
     """The kernels that this process has loaded. Safe to use from several threads."""
 
     def __init__(self) -> None:
@@ -72,7 +72,7 @@ class Library:
         return self._loaded.get(kernel_id)
 
     def renew_lock(self) -> None:
-        """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
+        """Replace the lock: in a forked child, a thread that it does not have may hold it."""
         self._lock = threading.Lock()
 
     def load(self, bundle: Bundle, kernel: Kernel) -> LoadedKernel:
@@ -132,7 +132,7 @@ class Library:
 
 
 def require_libraries(header: Header) -> None:
-    """Have the two libraries in the process whose names a bundle's payloads need.
+    """Load the two libraries that a bundle's payloads need by name.
 
     Raises:
         DriverError: If one is missing or does not fit.
@@ -154,7 +154,7 @@ def require_libraries(header: Header) -> None:
 
 
 def require_imports(header: Header, kernel: Kernel, name: str) -> None:
-    """Have the installed libraries export what a kernel imports.
+    """Check that the installed libraries export what a kernel imports.
 
     Args:
         header: Of its bundle.
@@ -185,7 +185,7 @@ _open: dict[Path, ctypes.CDLL] = {}
 
 
 def _open_library(path: Path) -> None:
-    """Open a library once and for good; payloads then find it by its name."""
+    """Open a library for the life of the process; payloads then find it by its name."""
     if path not in _open:
         try:
             _open[path] = ctypes.CDLL(str(path))
@@ -193,7 +193,7 @@ def _open_library(path: Path) -> None:
             raise DriverError(f"{path} cannot be loaded: {error}") from error
 
 
-LIBRARY = Library()
+LOADER = KernelLoader()
 """The kernels of this process."""
 
-os.register_at_fork(after_in_child=LIBRARY.renew_lock)
+os.register_at_fork(after_in_child=LOADER.renew_lock)

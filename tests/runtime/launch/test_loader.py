@@ -17,16 +17,17 @@ import pytest
 import torch
 
 from nvgemm_aot.build.pipeline import BuiltBundle
-from nvgemm_aot.bundle.writer import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
+from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS, RELEASES_ITS_LOCK
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.counters import COUNTERS
 from nvgemm_runtime.errors import BundleFormatError, DriverError, NoKernelError
 from nvgemm_runtime.gemm.target import CPU, Target
-from nvgemm_runtime.launch import library as library_module
+from nvgemm_runtime.launch import loader as loader_module
 from nvgemm_runtime.launch import native
-from nvgemm_runtime.launch.library import Library
+from nvgemm_runtime.launch.loader import KernelLoader
 from nvgemm_runtime.matching.device import (
     UNKNOWN_VERSION,
     RuntimeLibrary,
@@ -83,14 +84,14 @@ def bundle_with(
 
 
 def test_a_loaded_kernel_computes(bundle: Bundle, lib: native.Native) -> None:
-    loaded = Library().load(bundle, kernel_of(bundle))
+    loaded = KernelLoader().load(bundle, kernel_of(bundle))
     a, b, out = torch.randn(16, 64), torch.randn(64, 32), torch.full((16, 32), float("nan"))
     lib.launch(loaded.handle, a, b, out)
     torch.testing.assert_close(out, a @ b, rtol=1e-4, atol=1e-4)
 
 
 def test_the_same_kernel_is_loaded_once(bundle: Bundle) -> None:
-    library, kernel = Library(), kernel_of(bundle)
+    library, kernel = KernelLoader(), kernel_of(bundle)
     assert library.get(kernel.id) is None
     loaded = library.load(bundle, kernel)
     assert library.load(bundle, kernel) is loaded
@@ -98,7 +99,7 @@ def test_the_same_kernel_is_loaded_once(bundle: Bundle) -> None:
 
 
 def test_the_time_that_loading_takes_is_counted_once(bundle: Bundle) -> None:
-    library = Library()
+    library = KernelLoader()
     before = COUNTERS.stats()
     library.load(bundle, bundle.header.kernels[0])
     loaded = COUNTERS.stats()
@@ -108,7 +109,7 @@ def test_the_time_that_loading_takes_is_counted_once(bundle: Bundle) -> None:
 
 
 def test_every_kernel_has_a_function_of_its_own(bundle: Bundle, addresses: dict[str, int]) -> None:
-    library = Library()
+    library = KernelLoader()
     for kernel in bundle.header.kernels:
         library.load(bundle, kernel)
     assert len(set(addresses.values())) == len(bundle.header.kernels) > 50
@@ -116,7 +117,7 @@ def test_every_kernel_has_a_function_of_its_own(bundle: Bundle, addresses: dict[
 
 def test_libraries_do_not_mix_up_their_kernels(bundle: Bundle, addresses: dict[str, int]) -> None:
     first, second = bundle.header.kernels[:2]
-    keep = Library(), Library()
+    keep = KernelLoader(), KernelLoader()
     keep[0].load(bundle, first)
     keep[1].load(bundle, second)
     assert addresses[first.id] != addresses[second.id]
@@ -126,7 +127,7 @@ def test_no_descriptor_is_left_open(bundle: Bundle, addresses: dict[str, int]) -
     def descriptors() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    library = Library()
+    library = KernelLoader()
     before = descriptors()
     for kernel in bundle.header.kernels[:10]:
         library.load(bundle, kernel)
@@ -137,9 +138,9 @@ OTHER_FILES = """
 import sys, tempfile
 import torch
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.launch.library import Library
+from nvgemm_runtime.launch.loader import KernelLoader
 bundle = Bundle(sys.argv[1])
-kernels = [Library().load(bundle, kernel) for kernel in bundle.header.kernels[:3]]
+kernels = [KernelLoader().load(bundle, kernel) for kernel in bundle.header.kernels[:3]]
 files = [tempfile.TemporaryFile() for _ in range(20)]  # empty, under descriptors that were free
 try:
     kernels[0].launch(*(torch.zeros(3, columns) for columns in (3, 5, 3)))
@@ -173,7 +174,7 @@ def test_a_corrupted_entry_is_refused_and_the_others_load(
         half = file.read(bad.span.end - middle)
         file.seek(middle)
         file.write(bytes(byte ^ 0xFF for byte in half))
-    library = Library()
+    library = KernelLoader()
     with Bundle(path) as bundle:
         for _ in range(2):
             with pytest.raises(BundleFormatError, match=r"\[(payload-digest|frame|frame-size)\]"):
@@ -185,7 +186,7 @@ def test_a_corrupted_entry_is_refused_and_the_others_load(
 def test_a_missing_symbol_is_named(bundle: Bundle) -> None:
     kernel = replace(kernel_of(bundle), calling_convention="tvm_ffi:other(a,b,out,stream)")
     with pytest.raises(NoKernelError, match=rf"{kernel.id[:12]} .* not export __tvm_ffi_other"):
-        Library().load(bundle, kernel)
+        KernelLoader().load(bundle, kernel)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +202,7 @@ def test_an_unknown_calling_convention_is_refused(bundle: Bundle, convention: st
     with pytest.raises(
         NoKernelError, match=r"this release calls tvm_ffi:NAME\(PARAMETERS\)"
     ) as error:
-        Library().load(bundle, kernel)
+        KernelLoader().load(bundle, kernel)
     assert convention in str(error.value)
 
 
@@ -222,7 +223,7 @@ def test_a_calling_convention_that_does_not_fit_the_kernel_is_refused(
 ) -> None:
     kernel = replace(kernel_of(bundle), **change)  # type: ignore[arg-type]
     with pytest.raises(NoKernelError, match=message):
-        Library().load(bundle, kernel)
+        KernelLoader().load(bundle, kernel)
 
 
 @pytest.mark.parametrize("size", [0, 1, 40, 64, 200, 2000])
@@ -234,7 +235,7 @@ def test_a_payload_that_is_cut_off_is_refused(bundle: Bundle, tmp_path: Path, si
         bundle_with(tmp_path / "cut.nvgemm", cut) as other,
         pytest.raises(NoKernelError, match=r"no 64-bit ELF image|is cut off"),
     ):
-        Library().load(other, other.header.kernels[0])
+        KernelLoader().load(other, other.header.kernels[0])
 
 
 @pytest.mark.parametrize("field", ["table", "segment"])
@@ -281,7 +282,7 @@ def test_a_damaged_image_is_refused(bundle: Bundle, tmp_path: Path, damage: str)
         bundle_with(tmp_path / "damaged.nvgemm", bytes(image)) as other,
         pytest.raises(NoKernelError, match=r"no 64-bit ELF image|cannot be loaded from memory"),
     ):
-        Library().load(other, other.header.kernels[0])
+        KernelLoader().load(other, other.header.kernels[0])
 
 
 def test_threads_that_race_load_a_kernel_once(
@@ -295,7 +296,7 @@ def test_threads_that_race_load_a_kernel_once(
         return payload(self, kernel)
 
     monkeypatch.setattr(Bundle, "payload", counted)
-    library, kernels = Library(), bundle.header.kernels[:5]
+    library, kernels = KernelLoader(), bundle.header.kernels[:5]
     barrier = threading.Barrier(8)
     handles: list[list[int]] = [[] for _ in range(8)]
 
@@ -316,7 +317,7 @@ def test_threads_that_race_load_a_kernel_once(
 def test_a_missing_runtime_library_is_one_clear_message(
     real_bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(library_module, "find_runtime_library", lambda cuda: None)
+    monkeypatch.setattr(loader_module, "find_runtime_library", lambda cuda: None)
     with (
         Bundle(real_bundles["sm_90a"]) as bundle,
         pytest.raises(
@@ -324,7 +325,7 @@ def test_a_missing_runtime_library_is_one_clear_message(
             match=r"libcute_dsl_runtime.so for cu13.* pip install nvidia-cutlass-dsl-libs-cu13",
         ),
     ):
-        Library().load(bundle, bundle.header.kernels[0])
+        KernelLoader().load(bundle, bundle.header.kernels[0])
 
 
 def test_a_runtime_library_without_a_symbol_is_refused_before_it_is_opened(
@@ -337,12 +338,12 @@ def test_a_runtime_library_without_a_symbol_is_refused_before_it_is_opened(
         version="4.6.3",
         exports=DEVICE_SYMBOLS - {lacking},
     )
-    monkeypatch.setattr(library_module, "find_runtime_library", lambda cuda: old)
+    monkeypatch.setattr(loader_module, "find_runtime_library", lambda cuda: old)
     with (
         Bundle(real_bundles["sm_90a"]) as bundle,
         pytest.raises(DriverError, match=rf"import {lacking}, which the installed .* 4\.6\.3"),
     ):
-        Library().load(bundle, bundle.header.kernels[0])
+        KernelLoader().load(bundle, bundle.header.kernels[0])
 
 
 def test_a_kernel_that_imports_what_is_not_there_is_refused_before_it_is_opened() -> None:
@@ -350,8 +351,8 @@ def test_a_kernel_that_imports_what_is_not_there_is_refused_before_it_is_opened(
         first, second = bundle.header.kernels
         later = replace(first, imports=("_cudaNew",))
         with pytest.raises(DriverError, match=rf"kernel {first.id[:12]} of .*: .* import _cudaNew"):
-            Library().load(bundle, later)
-        assert Library().load(bundle, second).kernel is second
+            KernelLoader().load(bundle, later)
+        assert KernelLoader().load(bundle, second).kernel is second
 
 
 @pytest.mark.parametrize(
@@ -369,12 +370,12 @@ def test_any_runtime_library_that_exports_enough_is_used_a_newer_one_with_one_wa
     real = find_runtime_library("cu13")
     assert real is not None
     other = replace(real, version=version)
-    monkeypatch.setattr(library_module, "find_runtime_library", lambda cuda: other)
-    monkeypatch.setattr(library_module, "_warned", set())
+    monkeypatch.setattr(loader_module, "find_runtime_library", lambda cuda: other)
+    monkeypatch.setattr(loader_module, "_warned", set())
     with caplog.at_level(logging.WARNING, "nvgemm"):
         for arch in ("sm_90a", "sm_100f"):
             with Bundle(real_bundles[arch]) as bundle:
-                Library().load(bundle, bundle.header.kernels[0])
+                KernelLoader().load(bundle, bundle.header.kernels[0])
     assert len(addresses) == 2
     assert len(caplog.records) == warnings
     for record in caplog.records:
@@ -393,13 +394,13 @@ def test_the_launcher_hears_of_a_library_that_keeps_its_lock(
     assert real.exports is not None
     of_4_7 = replace(real, version="4.7.1", exports=real.exports - {RELEASES_ITS_LOCK})
     monkeypatch.setattr(
-        library_module, "find_runtime_library", lambda cuda: of_4_7 if keeps else real
+        loader_module, "find_runtime_library", lambda cuda: of_4_7 if keeps else real
     )
     told: list[bool] = []
     launcher = replace(native.load(), set_library_keeps_lock=told.append)
     monkeypatch.setattr(native, "load", lambda: launcher)
     with Bundle(real_bundles["sm_90a"]) as bundle:
-        Library().load(bundle, bundle.header.kernels[0])
+        KernelLoader().load(bundle, bundle.header.kernels[0])
     assert told == [keeps]
 
 
@@ -412,7 +413,7 @@ def test_a_payload_that_imports_what_no_library_exports_is_refused(
         bundle_with(tmp_path / "foreign.nvgemm", payload) as other,
         pytest.raises(NoKernelError, match="undefined symbol: foreign"),
     ):
-        Library().load(other, other.header.kernels[0])
+        KernelLoader().load(other, other.header.kernels[0])
 
 
 @pytest.mark.parametrize(
@@ -432,18 +433,18 @@ def test_a_runtime_library_that_does_not_load_is_named(
     broken.write_bytes(b"broken" if damage == "broken" else installed.path.read_bytes()[: 1 << 20])
     with Bundle(real_bundles["sm_90a"]) as bundle:
         found = look_at_library(broken, "cu13")
-        monkeypatch.setattr(library_module, "find_runtime_library", lambda cuda: found)
+        monkeypatch.setattr(loader_module, "find_runtime_library", lambda cuda: found)
         with pytest.raises(
             DriverError, match=rf"{broken}, which kernels call, cannot be loaded: {reason}"
         ):
-            Library().load(bundle, bundle.header.kernels[0])
+            KernelLoader().load(bundle, bundle.header.kernels[0])
 
 
 def test_gpu_kernels_load_where_no_gpu_is(
     real_bundles: dict[str, Path], addresses: dict[str, int]
 ) -> None:
     with Bundle(real_bundles["sm_90a"]) as bundle:
-        library = Library()
+        library = KernelLoader()
         for kernel in bundle.header.kernels:
             library.load(bundle, kernel)
     assert len(set(addresses.values())) == len(addresses) == len(bundle.header.kernels)
@@ -454,16 +455,16 @@ import os, sys, threading
 from nvgemm_runtime.bundle import reader as bundle_module
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.installed.registry import INSTALLATION
-from nvgemm_runtime.launch.library import LIBRARY
+from nvgemm_runtime.launch.loader import LOADER
 
 bundle = Bundle(sys.argv[1])
 first, second = bundle.header.kernels[:2]
-loaded = LIBRARY.load(bundle, first)
+loaded = LOADER.load(bundle, first)
 unread = Bundle(sys.argv[1])
 held, done = threading.Event(), threading.Event()
 
 def hold():
-    with LIBRARY._lock, INSTALLATION._lock, bundle_module._dictionary_lock:
+    with LOADER._lock, INSTALLATION._lock, bundle_module._dictionary_lock:
         held.set()
         done.wait()
 
@@ -471,10 +472,10 @@ threading.Thread(target=hold).start()
 held.wait()
 child = os.fork()
 if child == 0:
-    assert LIBRARY.load(bundle, first) is loaded
+    assert LOADER.load(bundle, first) is loaded
     assert bundle.header.dictionary is not None and unread._dictionary is None
     unread.payload(first)
-    assert LIBRARY.load(bundle, second).handle != loaded.handle
+    assert LOADER.load(bundle, second).handle != loaded.handle
     INSTALLATION.bundles()
     os._exit(7)
 done.set()
