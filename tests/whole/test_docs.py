@@ -53,6 +53,29 @@ def test_readme_is_short() -> None:
     assert len(read("README.md").splitlines()) <= 120
 
 
+def test_numbers_of_the_readme_are_printed_in_the_results_that_it_links() -> None:
+    rows = read("README.md").split("## Results")[1].split("## ")[0].splitlines()
+    printed: list[float] = []
+    checked = 0
+    for row in rows:
+        if links := re.findall(r"\]\((benchmarks/results/[^)]+)\)", row):
+            printed = numbers("".join(map(read, links)))
+        if row.startswith("| ") and printed:
+            for number in re.findall(NUMBER, row.split("|")[2]):
+                decimals = len(number.partition(".")[2])
+                rounded = {round(value, decimals) for value in printed}
+                assert float(number.replace(",", "")) in rounded, row
+                checked += 1
+    assert checked > 15
+
+
+NUMBER = r"\d[\d,]*(?:\.\d+)?"
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in re.findall(NUMBER, text)]
+
+
 def test_every_exit_code_is_in_the_reference() -> None:
     listed = {int(code) for code in re.findall(r"^\| (\d+) \|", SECTIONS["exit-codes"](), re.M)}
     assigned = {
