@@ -24,11 +24,8 @@ from documents import (
 from nvgemm_aot.verify.findings import Check
 from nvgemm_runtime.bundle.calling_convention import MNKL, STREAM, WORKSPACE
 from nvgemm_runtime.bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN
-from nvgemm_runtime.gemm.element_types import DType
-from nvgemm_runtime.gemm.epilogue import Epilogue
-from nvgemm_runtime.gemm.problem import Op
+from nvgemm_runtime.gemm.problem import DType, Epilogue, Op, ScaleRecipe
 from nvgemm_runtime.gemm.roles import Role
-from nvgemm_runtime.gemm.scales import ScaleRecipe
 from nvgemm_runtime.inductor.autoload import SUPPORTED
 from nvgemm_runtime.matching.refusals import version_numbers
 from nvgemm_runtime.settings import VARIABLES
