@@ -42,6 +42,62 @@ KEEP_VARIABLE = "NVGEMM_AOT_KEEP_NVGEMM"
 EXPLAIN_VARIABLE = "NVGEMM_AOT_EXPLAIN"
 """Names the file that `report` appends events to; nothing is written where it is not set."""
 
+_log = logging.getLogger(__name__)
+
+
+def default_mode() -> Mode:
+    """The mode that the environment asks for; a value that is none counts as not set."""
+    text = os.environ.get(MODE_VARIABLE) or Mode.AUTO.value
+    try:
+        return Mode(text)
+    except ValueError:
+        allowed = ", ".join(mode.value for mode in Mode)
+        _warn_once(f"{MODE_VARIABLE}={text}: allowed are {allowed}; taken as {Mode.AUTO.value}")
+        return Mode.AUTO
+
+
+def is_off() -> bool:
+    """Whether the user has turned the plug-in off for the whole process."""
+    return default_mode() is Mode.OFF
+
+
+def max_choices() -> int:
+    """Most kernels to offer for one GEMM; a value that is no number counts as not set."""
+    text = os.environ.get(MAX_CHOICES_VARIABLE)
+    if not text:
+        return DEFAULT_MAX_CHOICES
+    if not text.isdecimal():
+        _warn_once(
+            f"{MAX_CHOICES_VARIABLE}={text}: must be a number, 0 or more; "
+            f"taken as {DEFAULT_MAX_CHOICES}"
+        )
+        return DEFAULT_MAX_CHOICES
+    return int(text)
+
+
+def trusts_rankings() -> bool:
+    """Whether measured rankings decide alone; a value that is neither 0 nor 1 counts as 0."""
+    text = os.environ.get(TRUST_VARIABLE) or "0"
+    if text not in ("0", "1"):
+        _warn_once(f"{TRUST_VARIABLE}={text}: allowed are 0, 1; taken as 0")
+    return text == "1"
+
+
+def keeps_nvgemm() -> bool:
+    """Whether choices of torch's NVGEMM backend stay that bundled kernels double."""
+    return os.environ.get(KEEP_VARIABLE) == "1"
+
+
+def choosing_key() -> str:
+    """The settings that change which choices there are for a GEMM, as part of a cache's key."""
+    return f"{max_choices()} {int(trusts_rankings())} {int(keeps_nvgemm())}"
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+    _log.warning("%s", message)
+
+
 VARIABLES = {
     MODE_VARIABLE: (
         "`auto` (the default), `required` or `off`: what torch.compile may do with bundled kernels."
@@ -105,58 +161,3 @@ VARIABLES = {
     ),
 }
 """Every variable of the project, by name: what the reference says of it, in Markdown."""
-
-_log = logging.getLogger(__name__)
-
-
-def default_mode() -> Mode:
-    """The mode that the environment asks for; a value that is none counts as not set."""
-    text = os.environ.get(MODE_VARIABLE) or Mode.AUTO.value
-    try:
-        return Mode(text)
-    except ValueError:
-        allowed = ", ".join(mode.value for mode in Mode)
-        _warn_once(f"{MODE_VARIABLE}={text}: allowed are {allowed}; taken as {Mode.AUTO.value}")
-        return Mode.AUTO
-
-
-def is_off() -> bool:
-    """Whether the user has turned the plug-in off for the whole process."""
-    return default_mode() is Mode.OFF
-
-
-def max_choices() -> int:
-    """Most kernels to offer for one GEMM; a value that is no number counts as not set."""
-    text = os.environ.get(MAX_CHOICES_VARIABLE)
-    if not text:
-        return DEFAULT_MAX_CHOICES
-    if not text.isdecimal():
-        _warn_once(
-            f"{MAX_CHOICES_VARIABLE}={text}: must be a number, 0 or more; "
-            f"taken as {DEFAULT_MAX_CHOICES}"
-        )
-        return DEFAULT_MAX_CHOICES
-    return int(text)
-
-
-def trusts_rankings() -> bool:
-    """Whether measured rankings decide alone; a value that is neither 0 nor 1 counts as 0."""
-    text = os.environ.get(TRUST_VARIABLE) or "0"
-    if text not in ("0", "1"):
-        _warn_once(f"{TRUST_VARIABLE}={text}: allowed are 0, 1; taken as 0")
-    return text == "1"
-
-
-def keeps_nvgemm() -> bool:
-    """Whether choices of torch's NVGEMM backend stay that bundled kernels double."""
-    return os.environ.get(KEEP_VARIABLE) == "1"
-
-
-def choosing_key() -> str:
-    """The settings that change which choices there are for a GEMM, as part of a cache's key."""
-    return f"{max_choices()} {int(trusts_rankings())} {int(keeps_nvgemm())}"
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    _log.warning("%s", message)
