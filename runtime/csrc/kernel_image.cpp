@@ -87,10 +87,10 @@ class MemoryFile {
   const int descriptor_;
 };
 
-// Renames a library in the loader's list to a name that no file can have. Otherwise the loader keeps
-// the path of the descriptor, which is closed and soon reused: a program that opens the files of all
-// libraries to print a stack would read another file, wait for it if it is a pipe, or be killed by
-// mapping it if it is empty. Writing l_name is not documented; it works with glibc 2.36. Where it
+// Renames a library in the loader's list to a name that no file can have. Otherwise the loader
+// keeps the path of the descriptor, which is closed and soon reused: a program that opens the files
+// of all libraries to print a stack would read another file, wait for it if it is a pipe, or be
+// killed by mapping it if it is empty. Writing l_name is not documented; it works with glibc 2.36. Where it
 // fails the kernel runs all the same.
 void TakeAwayPath(void* library, uint64_t number) {
   link_map* entry = nullptr;

@@ -43,8 +43,8 @@ class StreamScope {
   TVMFFIStreamHandle previous_ = nullptr;
 };
 
-// Runs a body and, after everything it owned is destroyed, fails as torch's kernels do: with torch's
-// own exception, thrown by torch.
+// Runs a body and, after everything it owned is destroyed, fails as torch's kernels do: with an
+// exception of torch's, thrown by torch.
 template <typename Body>
 void Guarded(const char* op, const Body& body) {
   std::string message;
