@@ -10,41 +10,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..gemm.aten import kernel_order
-from ..gemm.epilogue import Activation
-
-_OF_OPERATOR = {
-    "mm": "torch.mm",
-    "bmm": "torch.bmm",
-    "addmm": "torch.addmm",
-    "baddbmm": "torch.baddbmm",
-    "_int_mm": "torch._int_mm",
-    "_scaled_mm": "torch._scaled_mm",
-    "_scaled_mm_v2": (
-        "lambda a, b, s, t, c=None, *, recipe_a, swizzle_a, recipe_b, swizzle_b, out_dtype, "
-        "use_fast_accum, out: torch.ops.aten._scaled_mm_v2.out(a, b, [s], [recipe_a], "
-        "[swizzle_a], [t], [recipe_b], [swizzle_b], c, out_dtype, [], use_fast_accum, out=out)"
-    ),
-    "_grouped_mm": "lambda *a, out, **o: out.copy_(torch._grouped_mm(*a, **o))",
-}
-"""By ATen's name of an operator: what is called with its tensors and options, and ``out``."""
-
-_WITH_ACTIVATION = {
-    Activation.RELU: "lambda *a, out: torch.addmm(*a, out=out).relu_()",
-    Activation.GELU_TANH: (
-        "lambda *a, out: out.copy_(torch.nn.functional.gelu(torch.addmm(*a), approximate='tanh'))"
-    ),
-    Activation.SILU: "lambda *a, out: out.copy_(torch.nn.functional.silu(torch.addmm(*a)))",
-}
-"""By what follows the sum: addmm and the activation, which rounds in between, as eager does."""
-
-_WITHOUT_CPP = frozenset({"_grouped_mm", "_scaled_mm_v2"})
-"""Operators that no stock line of generated C++ calls with a result which is there already."""
+from ..gemm.aten import OPERATORS, kernel_order
+from ..gemm.types import Activation
 
 
 def has_cpp_call(op: str) -> bool:
     """Whether generated C++ can call ATen where a kernel cannot compute."""
-    return op not in _WITHOUT_CPP
+    return OPERATORS[op].has_cpp_call
+
+
+def _with_activation(activation: Activation) -> str:
+    """Addmm and what follows it, which rounds in between, as eager does."""
+    row = activation.row
+    if row.commutes_with_rounding:
+        return f"lambda *a, out: torch.addmm(*a, out=out).{row.torch_name}_()"
+    options = "".join(f", {name}={value!r}" for name, value in row.torch_options.items())
+    call = f"torch.nn.functional.{row.torch_name}(torch.addmm(*a){options})"
+    return f"lambda *a, out: out.copy_({call})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,5 +85,5 @@ class StockCall:
     def expression(self) -> str:
         """A function, in the text of a module that has imported torch."""
         if self.activation is not None:
-            return _WITH_ACTIVATION[self.activation]
-        return _OF_OPERATOR[self.op]
+            return _with_activation(self.activation)
+        return OPERATORS[self.op].stock_call

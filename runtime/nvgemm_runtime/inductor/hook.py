@@ -246,7 +246,7 @@ def _report_unserved(choices: list[Any]) -> None:
     op, choice = found
     no_aten = "ATEN is not among max_autotune_gemm_backends, and is needed beside our kernels"
     choice.nvgemm_aot_gemm = f"{op} into {_text_of(choice.layout)}"
-    _miss(choice.nvgemm_aot_gemm, [UNSERVED.get(op, no_aten)])
+    _miss(choice.nvgemm_aot_gemm, [UNSERVED[op].reason if op in UNSERVED else no_aten])
 
 
 def _text_of(layout: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..gemm.aten import OPERATORS, UNREAD_ADDENDS, AtenGemm
+from ..gemm.aten import OPERATORS, UNSERVED, AtenGemm
 from ..gemm.problem import Problem
 from ..matching.device import device_facts
 from ..recording.declarable import declarable_for
@@ -32,7 +32,7 @@ def what_was_met(choices: list[Any]) -> tuple[Problem | str, str] | None:
     if op in OPERATORS:
         gemm = read_choice(op, choice)
     else:
-        nodes = choice.input_nodes[1:] if op in UNREAD_ADDENDS else choice.input_nodes
+        nodes = choice.input_nodes[1:] if UNSERVED[op].adds_first else choice.input_nodes
         a, b = map(operand, nodes[:2])
         gemm = AtenGemm(op=op, a=a, b=b, out=operand_of(choice.layout, 0))
     return declared_as(gemm)

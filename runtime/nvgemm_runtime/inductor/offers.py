@@ -9,8 +9,7 @@ from ..bundle.format import Kernel
 from ..bundle.reader import Bundle
 from ..counters import COUNTERS
 from ..errors import NoKernelError
-from ..gemm.aten import OPERATORS, AtenGemm, product_of_sum
-from ..gemm.aten_settings import unusual_setting
+from ..gemm.aten import OPERATORS, AtenGemm, product_of_sum, unusual_setting
 from ..gemm.operands import Request, requests
 from ..gemm.problem import Problem
 from ..installed.jit_cache import mark_used

@@ -14,9 +14,18 @@ from torch._inductor import select_algorithm as autotuning
 from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
 from torch._inductor.virtualized import V
 
-from ..gemm.aten import GEMMS, OPERATORS, AtenGemm, named_arguments, read_call, read_inputs
-from ..gemm.operand import Operand
-from ..gemm.scales import SWIZZLED_ALIGNMENT_BYTES
+from ..gemm.aten import (
+    BIAS_ADDMM,
+    GEMMS,
+    OPERATORS,
+    AtenGemm,
+    aten_name,
+    named_arguments,
+    read_call,
+    read_inputs,
+)
+from ..gemm.operands import Operand
+from ..gemm.types import SWIZZLED_ALIGNMENT_BYTES
 from ..matching.trust import TRITON
 
 _BASE_ALIGNMENT_BYTES = SWIZZLED_ALIGNMENT_BYTES
@@ -27,17 +36,6 @@ where a kernel needs more, for the launcher looks again."""
 
 
 _TRITONS = (ir.TritonTemplateCallerBase, SubgraphChoiceCaller)
-
-_BIAS_ADDMM = "bias_addmm"
-"""A second choice of ATen's for addmm, beside ``addmm`` itself."""
-
-_OPERATORS = {
-    "mm_dtype": "mm",
-    "bmm_dtype": "bmm",
-    _BIAS_ADDMM: "addmm",
-    "_mm_plus_mm": "mm_plus_mm",
-}
-"""By name of Inductor's choice, where it is another one: ATen's of the operator."""
 
 
 def find_operator(choices: list[Any]) -> tuple[str, Any] | None:
@@ -59,15 +57,14 @@ def aten_operator(choice: Any) -> str | None:
         return ours  # ATen's all the same, of a lowering of ours
     if type(choice) is not autotuning.ExternKernelCaller:
         return None
-    name = str(choice.choice.name)
-    return _OPERATORS.get(name, name)
+    return aten_name(str(choice.choice.name))
 
 
 def find_aten_gemm(choices: list[Any]) -> tuple[str, Any] | None:
     """ATen's choice for a GEMM that kernels may compute, behind its operator; None without one."""
     for choice in choices:
         operator = aten_operator(choice)
-        if operator in OPERATORS and choice.name != _BIAS_ADDMM:
+        if operator in OPERATORS and choice.name != BIAS_ADDMM:
             return operator, choice
     return None
 
@@ -91,7 +88,7 @@ def backends_beside_aten(choices: list[Any]) -> frozenset[str]:
 
 def find_usual_aten(choices: list[Any], aten: Any) -> Any:
     """Of ATen's choices for a GEMM, the one that computes it as ATen does outside of graphs."""
-    usual = (one for one in choices if aten_operator(one) and one.name == _BIAS_ADDMM)
+    usual = (one for one in choices if aten_operator(one) and one.name == BIAS_ADDMM)
     return next(usual, aten)
 
 

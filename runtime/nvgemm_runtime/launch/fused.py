@@ -9,10 +9,9 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, TypeVar
 
-from ..gemm.epilogue import Activation
 from ..gemm.extras import Extras
 from ..gemm.problem import Op
-from ..gemm.scales import ScaleRecipe
+from ..gemm.types import Activation, ScaleRecipe
 from .calls import run_with_extras, unseen_by_dynamo
 from .library import LoadedKernel
 
@@ -88,7 +87,7 @@ def scaled_mm(
         a: Matrix of shape [m, k] (fp4: [m, k / 2], two values an element), row-major.
         b: Matrix of shape [k, n] (fp4: [k / 2, n]), column-major.
         scale_a: Scales of ``a``. Block scales: one for each 32 (MX) or 16 (NVFP4) values along k,
-            swizzled 32 x 4 x 4 and padded (`nvgemm_runtime.gemm.scales.swizzled_elements`), in any
+            swizzled 32 x 4 x 4 and padded (`nvgemm_runtime.gemm.types.swizzled_elements`), in any
             contiguous shape. Row-wise: fp32 of shape [m, 1]. Tensor-wise: fp32, one element.
         scale_b: Scales of ``b``, likewise; row-wise ones of shape [1, n].
         out: Where the result goes, [m, n] row-major; made if None.

@@ -13,7 +13,7 @@ from ..gemm.problem import DType, Problem
 from ..gemm.support import has_epilogues, unavailable, unsupported
 
 if TYPE_CHECKING:
-    from ..gemm.operand import Operand
+    from ..gemm.operands import Operand
 
 ALIGNMENT_BYTES = 16
 """What every kernel of the builder's providers demands of pointers, contiguous extents and strides.
@@ -55,7 +55,8 @@ def declarable_for(gemm: AtenGemm, arch: str) -> Problem | str:
 
 
 def _problem(gemm: AtenGemm) -> Problem | str:
-    reason = UNSERVED.get(gemm.op, gemm.obstacle)
+    unserved = UNSERVED.get(gemm.op)
+    reason = gemm.obstacle if unserved is None else unserved.reason
     if reason is not None:
         return reason
     try:
