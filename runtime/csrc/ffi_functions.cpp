@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "element_types.h"
 #include "failure.h"
 #include "kernel_image.h"
 #include "kernel_table.h"
@@ -69,7 +70,7 @@ class Arguments {
   DLDataType DType(int at, const char* name) const {
     if (values_[at].type_index != kTVMFFIDataType) Refuse(name, "a dtype");
     const DLDataType dtype = values_[at].v_dtype;
-    const bool is_packed = SameDType(dtype, {kDLFloat4_e2m1fn, 4, 2});
+    const bool is_packed = dtype.lanes > 1 && FindElementType(dtype) != nullptr;
     if (!is_packed && (dtype.bits == 0 || dtype.bits % 8 != 0 || dtype.lanes != 1)) {
       throw Failure(kValueError, Text(function_, ": ", name, " has ", dtype.bits, " bits and ",
                                       dtype.lanes, " lanes; must have whole bytes and 1 lane"));

@@ -14,8 +14,8 @@ import torch
 
 from benchmark_modules import BENCHMARKS, load
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_runtime.gemm.element_types import DType
 from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.types import DType
 
 models, additive_table = load("additive_models", "additive_table")
 

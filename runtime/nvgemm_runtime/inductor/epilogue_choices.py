@@ -9,6 +9,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from ..gemm.aten import AtenGemm, read_inputs
-from ..gemm.epilogue import Activation
+from ..gemm.types import Activation
 from ..settings import Mode, choosing_key, max_choices
 from . import report
 from .cache_key import installed_digest
@@ -41,11 +42,10 @@ _log = logging.getLogger(__name__)
 
 _numbers = itertools.count()
 
-_FUNCTIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
-    Activation.RELU: functional.relu,
-    Activation.GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
-    Activation.SILU: functional.silu,
-}
+
+def _function(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
+    row = activation.row
+    return partial(getattr(functional, row.torch_name), **row.torch_options)
 
 
 def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool) -> Any:
@@ -190,7 +190,7 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
 
 
 def _sum_and(activation: Activation, is_apart: bool) -> Callable[..., torch.Tensor]:
-    function = _FUNCTIONS[activation]
+    function = _function(activation)
 
     def in_one(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return function(torch.addmm(bias, a, b))

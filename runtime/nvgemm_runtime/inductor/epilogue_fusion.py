@@ -29,8 +29,8 @@ from torch._inductor.pattern_matcher import (
 )
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ..gemm.epilogue import Activation
-from ..gemm.operand import Operand
+from ..gemm.operands import Operand
+from ..gemm.types import Activation
 from ..settings import Mode
 from .failures import survive
 from .modes import current_mode
@@ -132,19 +132,20 @@ def _is_wanted(activation: Activation) -> bool:
     backends = {name.strip() for name in config.max_autotune_gemm_backends.upper().split(",")}
     return (
         (config.max_autotune or config.max_autotune_gemm)
-        and backends >= _BACKENDS_NEEDED[activation]
+        and backends >= _backends_needed(activation)
         and current_mode() is not Mode.OFF
         and not any(getattr(config, name, False) for name in _SETTINGS_AGAINST)
     )
 
 
-_BACKENDS_NEEDED = {
-    Activation.RELU: {"ATEN"},  # rounding before it or behind it is the same
-    Activation.GELU_TANH: {"ATEN", "TRITON"},
-    Activation.SILU: {"ATEN", "TRITON"},
-}
-"""Backends that ``max_autotune_gemm_backends`` must have: ATen as the fallback, and Triton where
-rounding once needs a precedent in stock torch."""
+def _backends_needed(activation: Activation) -> set[str]:
+    """Backends that ``max_autotune_gemm_backends`` must have.
+
+    ATen is the fallback. Where rounding once makes a difference, Triton is its precedent in stock
+    torch.
+    """
+    return {"ATEN"} if activation.row.commutes_with_rounding else {"ATEN", "TRITON"}
+
 
 _SETTINGS_AGAINST = (
     "emulate_precision_casts",  # asks for eager's roundings

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from ..bundle.format import Kernel
 from ..bundle.reader import Bundle
 from ..counters import COUNTERS
-from ..gemm.aten import AtenGemm, product_of_sum
-from ..gemm.aten_settings import unusual_setting
+from ..gemm.aten import AtenGemm, product_of_sum, unusual_setting
 from ..gemm.operands import Request
 from ..gemm.problem import Problem
 from ..installed.jit_cache import mark_used

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import NoKernelError
-from ..gemm.epilogue import Activation
 from ..gemm.extras import NOTHING, Extras, check_offset_values
 from ..gemm.operands import (
     Request,
@@ -28,7 +27,7 @@ from ..gemm.operands import (
     usual_out_dtype,
 )
 from ..gemm.problem import Op
-from ..gemm.scales import ScaleRecipe
+from ..gemm.types import Activation, ScaleRecipe
 from ..installed.registry import INSTALLATION, FoundBundle
 from ..matching.device import DeviceFacts
 from ..matching.index import Match, Miss
@@ -220,7 +219,7 @@ def scaled_mm(
         a: Matrix of shape [m, k] (fp4: [m, k / 2], two values an element), row-major.
         b: Matrix of shape [k, n] (fp4: [k / 2, n]), column-major.
         scale_a: Scales of ``a``. Block scales: one for each 32 (MX) or 16 (NVFP4) values along k,
-            swizzled 32 x 4 x 4 and padded (`nvgemm_runtime.gemm.scales.swizzled_elements`), in any
+            swizzled 32 x 4 x 4 and padded (`nvgemm_runtime.gemm.types.swizzled_elements`), in any
             contiguous shape. Row-wise: fp32 of shape [m, 1]. Tensor-wise: fp32, one element.
         scale_b: Scales of ``b``, likewise; row-wise ones of shape [1, n].
         out: Where the result goes, [m, n] row-major; made if None.

@@ -17,11 +17,9 @@ from typing import Any
 
 from ..bundle.calling_convention import PLAIN, CallingConvention
 from ..errors import DriverError, NoKernelError, ToolchainError
-from ..gemm.element_types import DType
-from ..gemm.epilogue import Addend, addend_dtype
 from ..gemm.problem import Op, Signature
-from ..gemm.scales import ScaleRecipe
 from ..gemm.target import Target
+from ..gemm.types import Addend, DType, addend_dtype
 from ..matching.shared_library import missing_part
 from .autograd import register_refusals
 from .fakes import register_fakes
@@ -130,12 +128,8 @@ class Native:
 
 
 _OPS = (Op.MM, Op.BMM, Op.GROUPED_MM)
-_SCALES = {
-    recipe: 1 if recipe is ScaleRecipe.FP32_TENSOR else 3 if recipe.is_swizzled else 2
-    for recipe in ScaleRecipe
-}
 _ADDENDS = {Addend.ROW: 1, Addend.MATRIX: 2}
-"""Numbers of ``Op``, ``ScaleKind`` and ``AddendKind`` in csrc/gemm.h."""
+"""Numbers of ``Op`` and ``AddendKind`` in csrc/gemm.h."""
 
 
 def _ffi_name(dtype: DType) -> str:
@@ -155,7 +149,7 @@ def _built_for(signature: Signature, target: Target | None) -> tuple[Any, ...]:
         *(tvm_ffi.dtype(_ffi_name(one)) for one in (signature.a, signature.b, signature.out)),
         signature.layout.a_row_major,
         signature.layout.b_row_major,
-        0 if scales is None else _SCALES[scales],
+        0 if scales is None else scales.row.native_kind,
         0 if scales is None else scales.block or 0,
         tvm_ffi.dtype(_ffi_name(DType.FP32 if scales is None else scales.dtype)),
         0 if epilogue is None else _ADDENDS[epilogue.addend],

@@ -20,9 +20,8 @@ from installed_bundles import use
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.errors import NoKernelError
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from nvgemm_runtime.launch.debugging import DEBUG_VARIABLE
 from nvgemm_runtime.launch.select import load_kernel
 
