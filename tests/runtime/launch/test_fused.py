@@ -210,7 +210,7 @@ REFUSALS: dict[str, tuple[Signature, Callable[[Arguments], Any], type, str]] = {
         BIASED,
         lambda x: nvgemm_runtime.addmm(*x.others, x.a[:, :0], x.b[:0]),
         NoKernelError,
-        "addmm: k is 0, so that the result is what is added alone; add it with torch",
+        "addmm: k is 0, so the result is the addend alone",
     ),
     "fake tensors": (
         BIASED,
