@@ -35,7 +35,7 @@ CANDIDATES_VARIABLE = "NVGEMM_AOT_JIT_CANDIDATES"
 DEFAULT_CANDIDATES = 4
 
 PROVIDER_VARIABLE = "NVGEMM_AOT_JIT_PROVIDER"
-"""Another source of kernels than the product's; read by the builder side."""
+"""Another source of kernels than the product's, as `module:class`; the server reads it."""
 
 MAX_CRASHES = 2
 """After so many crashes the server is not started again; one may be for lack of memory."""

@@ -31,9 +31,9 @@ from ..gemm.types import Activation, ScaleRecipe
 from ..installed.registry import INSTALLATION, FoundBundle
 from ..matching.device import DeviceFacts
 from ..matching.index import Match, Miss
+from ..settings import is_debugging
 from . import native
 from .autograd import refuse_lost_derivative
-from .debugging import is_debugging
 from .fast_path import count_write, refuse_negation, refuse_tracing, skip_if_loaded
 from .loader import LoadedKernel
 from .select import choose_kernel, facts_of, find, load_kernel

@@ -21,8 +21,8 @@ from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
-from nvgemm_runtime.launch.debugging import DEBUG_VARIABLE
 from nvgemm_runtime.recording.recorder import Recorder
+from nvgemm_runtime.settings import DEBUG_VARIABLE
 
 Tensor = torch.Tensor
 
