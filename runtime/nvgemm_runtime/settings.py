@@ -43,8 +43,8 @@ EXPLAIN_VARIABLE = "NVGEMM_AOT_EXPLAIN"
 """Names the file that `report` appends events to; nothing is written where it is not set."""
 
 DEBUG_VARIABLE = "NVGEMM_AOT_DEBUG"
-"""1: `grouped_mm`, and compiled code that is loaded while it is set, copy offsets from the device to
-check them, and wait for that. Torch's operators and generated C++ do not check them."""
+"""1: `grouped_mm`, and compiled code that is loaded while it is set, copy offsets from the device
+and check them, for which they wait. Torch's operators and generated C++ do not."""
 
 _log = logging.getLogger(__name__)
 

@@ -305,15 +305,7 @@ CLIENT = JitClient()
 """The requests of this process."""
 
 
-def request(problem: Problem, facts: DeviceFacts) -> Pending:
-    """Ask for kernels of a problem; see `JitClient.request`."""
-    return CLIENT.request(problem, facts)
-
-
-def asked(problem: Problem, facts: DeviceFacts) -> Pending | None:
-    """The request for a problem, if there was one; see `JitClient.asked`."""
-    return CLIENT.asked(problem, facts)
-
+request, asked = CLIENT.request, CLIENT.asked
 
 atexit.register(CLIENT.close)
 os.register_at_fork(after_in_child=CLIENT.forget)
