@@ -10,9 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..gemm.roles import Role
-
-ABI = 3
-"""Version of the operators that the code here calls: kAbi of runtime/csrc/torch_ops.h."""
+from ..launch.native import ABI
 
 _EXTRAS = tuple(role.value for role in Role if role not in (Role.A, Role.B, Role.OUT))
 """What kernels take besides A and B, in the order of ``try_gemm``'s arguments."""

@@ -182,7 +182,7 @@ def _report_times(timings: dict[Any, float], *_: object) -> None:
     """Inductor's feedback function: what each choice took, in milliseconds."""
     try:
         if is_alternative():
-            return  # a part of what is timed as a whole
+            return  # part of a choice that is timed as a whole
         named = (getattr(choice, "nvgemm_aot_gemm", None) for choice in timings)
         gemm = next(filter(None, named), None)
         if gemm is not None:

@@ -33,7 +33,7 @@ from ..gemm.types import SWIZZLED_ALIGNMENT_BYTES
 from ..matching.trust import TRITON
 
 _BASE_ALIGNMENT_BYTES = SWIZZLED_ALIGNMENT_BYTES
-"""Alignment that buffers are taken to have: torch's allocators give 64 bytes and more.
+"""Assumed alignment of buffers: torch's allocators give 64 bytes and more.
 
 Inductor itself assumes 16. Where an input has less than a kernel needs, say because it is a view,
 the launcher refuses it and the generated call runs ATen."""
@@ -63,8 +63,8 @@ class AutotunedGemm:
 
     Attributes:
         op: ATen's name of its operator.
-        choice: ATen's choice; where kernels cannot stand in for one, any with the same operands.
-        is_served: Whether `choice` is ATen's, of an operator that kernels may compute.
+        choice: ATen's choice that kernels can replace; otherwise any choice with these operands.
+        is_served: Whether kernels can replace `choice`: it is ATen's, of an operator they compute.
     """
 
     op: str
@@ -154,9 +154,9 @@ def operand_of(layout: Any, base_address: int) -> Operand:
 
 
 def gemms_of_graph() -> Iterator[AtenGemm]:
-    """The GEMMs of the graph that Inductor is lowering, as far as can be told beforehand.
+    """The GEMMs of the graph that Inductor is lowering, with the strides of the graph.
 
-    Inductor may yet choose other strides for what it computes.
+    Inductor may yet choose other strides for intermediate results.
     """
     for node in V.graph.graph.nodes:
         overload = node.target
@@ -169,11 +169,11 @@ def gemms_of_graph() -> Iterator[AtenGemm]:
             arguments = named_arguments(overload, node.args, node.kwargs, _value_of)
             yield read_call(operator, arguments, _value_of(node))
         except (AttributeError, KeyError, TypeError, ValueError):
-            continue  # no size that is known yet; the GEMM comes up again by itself
+            continue  # a size is not known yet; Inductor asks for this GEMM later
 
 
 def _value_of(argument: Any) -> Any:
-    """An argument of a graph's node: tensors as operands, all else as it is."""
+    """The value of a graph node's argument; tensors become operands."""
     value = argument.meta.get("val") if isinstance(argument, torch.fx.Node) else argument
     return operand_of_tensor(value) if isinstance(value, torch.Tensor) else value
 
@@ -185,11 +185,11 @@ def _hint(extent: Any) -> int:
 
 
 def operand_of_tensor(tensor: torch.Tensor, hint: Callable[[Any], int] = _hint) -> Operand:
-    """A tensor of a graph, as far as it is known beforehand.
+    """A fake tensor of a graph as an operand.
 
     Args:
-        tensor: Fake, and perhaps of sizes that are symbols.
-        hint: The number that a size counts as.
+        tensor: The fake tensor; its sizes may be symbols.
+        hint: Gives the number that a size counts as.
     """
     return Operand(
         dtype=tensor.dtype,

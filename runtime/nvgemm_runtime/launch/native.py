@@ -25,7 +25,8 @@ from .autograd import register_refusals
 from .fakes import register_fakes
 
 ABI = 3
-"""What ``torch.ops.nvgemm_aot.abi()`` answers: the version of the operators' schemas."""
+"""Version of the operators' schemas, which ``torch.ops.nvgemm_aot.abi()`` returns: kAbi of
+runtime/csrc/torch_ops.h."""
 
 DEVICE_TYPE_CPU = 1
 DEVICE_TYPE_CUDA = 2
@@ -68,8 +69,8 @@ class Native:
         find_kernel: ``find_kernel(id)`` is the handle of a registered kernel, or None.
         out_dtype: ``out_dtype(id)`` is the dtype (of TVM-FFI) of a kernel's result; it asks the
             loader for a kernel that is not registered.
-        set_loader: ``set_loader(function)`` sets what is called with the id of a kernel that an
-            operator names and that is not registered; it is expected to register it. Compiled code
+        set_loader: ``set_loader(function)`` sets the function that is called with the id of a kernel
+            that an operator names and that is not registered; it must register the kernel. Compiled code
             adds what brought the kernel, and can do without it. None for nothing. May be called
             from any thread.
         set_library_keeps_lock: ``set_library_keeps_lock(keeps)`` says whether the library that
