@@ -69,10 +69,10 @@ class Native:
         find_kernel: ``find_kernel(id)`` is the handle of a registered kernel, or None.
         out_dtype: ``out_dtype(id)`` is the dtype (of TVM-FFI) of a kernel's result; it asks the
             loader for a kernel that is not registered.
-        set_loader: ``set_loader(function)`` sets the function that is called with the id of a kernel
-            that an operator names and that is not registered; it must register the kernel. Compiled code
-            adds what brought the kernel, and can do without it. None for nothing. May be called
-            from any thread.
+        set_loader: ``set_loader(function)`` sets the function that is called with the id of a
+            kernel that an operator names and that is not registered; it must register the kernel.
+            Compiled code passes the kernel's origin as well, and runs on ATen without the kernel.
+            None unsets it. May be called from any thread.
         set_library_keeps_lock: ``set_library_keeps_lock(keeps)`` says whether the library that
             kernels call keeps its lock where it fails to load a kernel; see
             `imports.RELEASES_ITS_LOCK`. Then, after one has failed, a kernel that was not launched
