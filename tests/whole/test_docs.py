@@ -9,11 +9,9 @@ from nvgemm_runtime import errors
 from nvgemm_runtime.bundle.calling_convention import MNKL, STREAM, WORKSPACE
 from nvgemm_runtime.bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN
 from nvgemm_runtime.errors import NvgemmError
-from nvgemm_runtime.gemm.element_types import DType
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.roles import Role
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import DType, Epilogue, ScaleRecipe
 from nvgemm_runtime.inductor.autoload import SUPPORTED
 from nvgemm_runtime.matching.refusals import version_numbers
 from repository import ROOT

@@ -44,10 +44,7 @@ _MAKERS = (
             "providers.base",
         )
     ),
-    *(
-        f"nvgemm_runtime.gemm.{name}"
-        for name in ("support", "problem", "element_types", "scales", "epilogue", "roles")
-    ),
+    *(f"nvgemm_runtime.gemm.{name}" for name in ("support", "problem", "types", "roles", "target")),
 )
 """Modules whose source shapes a plan, with the provider's and the runtime model's own."""
 

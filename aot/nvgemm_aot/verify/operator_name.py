@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from nvgemm_runtime.bundle.format import Kernel
-from nvgemm_runtime.gemm.problem import DType, Op, Signature
+from nvgemm_runtime.gemm.problem import Op, Signature
 
 from .cubin import Cubin
 from .findings import Check, Gap
@@ -54,20 +54,6 @@ _FAMILIES = {
 }
 """Families that the provider offers. Which epilogue an operator has, its name does not say."""
 
-_DTYPES = {
-    DType.FP32: "Float32",
-    DType.FP16: "Float16",
-    DType.BF16: "BFloat16",
-    DType.FP8_E4M3: "Float8E4M3FN",
-    DType.FP8_E5M2: "Float8E5M2",
-    DType.FP8_E8M0: "Float8E8M0FNU",
-    DType.FP4_E2M1: "Float4E2M1FN",
-    DType.INT32: "Int32",
-    DType.INT8: "Int8",
-    DType.UINT8: "Uint8",
-}
-"""What names call the element types: the compiler's own names, which the runtime does not know."""
-
 _SWIZZLE = "Swizzle32x4x4"
 
 
@@ -109,10 +95,10 @@ def check_operator_name(kernel: Kernel, cubins: tuple[Cubin, ...]) -> Iterator[G
     pairs = {
         "kind": (family.kind, _kind(signature)),
         "layout": (match["layout"], signature.layout.value),
-        "a": (match["a"], _DTYPES[signature.a]),
-        "b": (match["b"], _DTYPES[signature.b]),
-        "out": (match["out"], _DTYPES[signature.out]),
-        "accumulator": (match["accumulator"], _DTYPES[signature.accumulator]),
+        "a": (match["a"], signature.a.row.cutlass_name),
+        "b": (match["b"], signature.b.row.cutlass_name),
+        "out": (match["out"], signature.out.row.cutlass_name),
+        "accumulator": (match["accumulator"], signature.accumulator.row.cutlass_name),
         **_scales(match, signature),
         "ctas_per_tile": (ctas, str(design.ctas_per_tile)),
         "cluster": (match["cluster"] or "1x1", _extents(design.cluster)),
@@ -135,7 +121,7 @@ def _scales(match: re.Match[str], signature: Signature) -> dict[str, tuple[str, 
     """What the name states of block scales, and what the entry says."""
     entry = dict.fromkeys(("scale_a", "scale_b", "scale_mode", "swizzle"), "none")
     if signature.scales is not None and signature.scales.is_swizzled:
-        dtype = _DTYPES[signature.scales.dtype]
+        dtype = signature.scales.dtype.row.cutlass_name
         mode = f"Blockwise1x{signature.scales.block}"
         entry = {"scale_a": dtype, "scale_b": dtype, "scale_mode": mode, "swizzle": _SWIZZLE}
     return {field: (match[field] or "none", said) for field, said in entry.items()}

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from nvgemm_aot.verify.findings import Check
-from nvgemm_aot.verify.operator_name import _DTYPES, check_operator_name
+from nvgemm_aot.verify.operator_name import check_operator_name
 from nvgemm_runtime.bundle.format import Kernel, KernelDesign, Span
-from nvgemm_runtime.gemm.problem import DType, Signature
+from nvgemm_runtime.gemm.problem import Signature
 
 NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "epilogue": (
@@ -114,8 +114,3 @@ def test_an_epilogue_is_not_in_the_name() -> None:
         kernel("epilogue"), signature=Signature.parse("mm/tn/bf16xbf16/fp32/bf16/bias_silu")
     )
     assert not list(check_operator_name(entry, ()))
-
-
-def test_every_element_type_has_a_name() -> None:
-    assert set(_DTYPES) == set(DType)
-    assert len(set(_DTYPES.values())) == len(DType)
