@@ -42,6 +42,10 @@ KEEP_VARIABLE = "NVGEMM_AOT_KEEP_NVGEMM"
 EXPLAIN_VARIABLE = "NVGEMM_AOT_EXPLAIN"
 """Names the file that `report` appends events to; nothing is written where it is not set."""
 
+DEBUG_VARIABLE = "NVGEMM_AOT_DEBUG"
+"""1: `grouped_mm`, and compiled code that is loaded while it is set, copy offsets from the device
+and check them, for which they wait. Torch's operators and generated C++ do not."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -81,6 +85,11 @@ def trusts_rankings() -> bool:
     if text not in ("0", "1"):
         _warn_once(f"{TRUST_VARIABLE}={text}: allowed are 0, 1; taken as 0")
     return text == "1"
+
+
+def is_debugging() -> bool:
+    """Whether the user asks for checks that wait for the device."""
+    return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
 
 
 def keeps_nvgemm() -> bool:
@@ -129,7 +138,7 @@ VARIABLES = {
         "Bundle files, or directories of them, besides those of installed wheels; separated by "
         "`:`. Others must not be able to write to them or to a directory above."
     ),
-    "NVGEMM_AOT_DEBUG": (
+    DEBUG_VARIABLE: (
         "`1`: `nvgemm_runtime.grouped_mm`, and compiled code that is loaded while it is set, copy "
         "offsets from the device and check them. Each call waits for that, so no CUDA graph can "
         "be captured. `torch.ops.nvgemm_aot.grouped_mm` never checks; in generated C++, ATen "
