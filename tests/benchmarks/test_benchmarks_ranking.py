@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from benchmark_modules import load
 from matching_headers import header, problem
 from nvgemm_aot.build.pipeline import BuiltBundle
-from nvgemm_runtime.matching.validity import holds_here
+from nvgemm_runtime.matching.trust import holds_here
 
 (ranking,) = load("ranking")
 

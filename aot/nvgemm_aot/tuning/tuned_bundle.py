@@ -20,7 +20,7 @@ from nvgemm_runtime.bundle.format import (
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.matching.device import DeviceFacts
-from nvgemm_runtime.matching.validity import why_not_here
+from nvgemm_runtime.matching.trust import why_order_is_open
 
 from ..bundle.content import read_content
 from ..bundle.writer import BundleContent, ProblemRanking
@@ -103,7 +103,7 @@ def _weakness(ranking: ProblemRanking, facts: DeviceFacts) -> int:
     measured, source = ranking.measured, ranking.source
     if measured is None or source.conditions is None:
         return 3
-    if why_not_here(replace(measured, doubts=()), source, facts) is not None:
+    if why_order_is_open(replace(measured, doubts=()), source, facts) is not None:
         return 2
     return 1 if measured.doubts else 0
 

@@ -19,8 +19,7 @@ from ..bundle.reader import Bundle, file_identity
 from ..errors import NvgemmError
 from ..gemm.problem import Problem
 from ..matching.device import DeviceFacts, host_platform, torch_cuda, torch_versions
-from ..matching.index import BundleView, Index, preferred
-from ..matching.layers import LayeredIndex
+from ..matching.index import BundleView, Index, LayeredIndex, preferred
 from ..matching.refusals import (
     describe_fault,
     kernel_refusals,
