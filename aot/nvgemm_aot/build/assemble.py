@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 import zstandard
 
 from nvgemm_runtime import __version__
+from nvgemm_runtime.bundle.encode import source_json, unserved_json
 from nvgemm_runtime.bundle.format import (
     FORMAT_VERSION,
     ClusterLimit,
@@ -17,8 +18,6 @@ from nvgemm_runtime.bundle.format import (
     UnservedReason,
     canonical_json,
     sha256_hex,
-    source_json,
-    unserved_json,
 )
 from nvgemm_runtime.errors import CompileError, StorageError, one_line
 

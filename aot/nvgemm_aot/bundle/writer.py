@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nvgemm_runtime.bundle.decode import decode_header
+from nvgemm_runtime.bundle.encode import encode_header, source_json
 from nvgemm_runtime.bundle.format import (
     FORMAT_VERSION,
     MAGIC,
@@ -26,9 +27,7 @@ from nvgemm_runtime.bundle.format import (
     Span,
     UnservedReason,
     canonical_json,
-    encode_header,
     sha256_hex,
-    source_json,
 )
 from nvgemm_runtime.errors import BundleFormatError
 from nvgemm_runtime.gemm.problem import Problem, Signature

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
+from nvgemm_runtime.bundle.encode import measured_json, source_json, unserved_json
 from nvgemm_runtime.bundle.format import (
     Measured,
     RankingSource,
@@ -12,10 +13,7 @@ from nvgemm_runtime.bundle.format import (
     Timing,
     UnservedReason,
     canonical_json,
-    measured_json,
     sha256_hex,
-    source_json,
-    unserved_json,
 )
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError

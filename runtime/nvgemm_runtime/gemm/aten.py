@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .extras import NOTHING, Extras
+from .extra_operands import NO_EXTRAS, ExtraOperands
 from .operands import torch_dtype
 from .problem import Op, Signature
 from .roles import Role, roles
@@ -40,7 +40,7 @@ class AtenGemm:
     a: Operand
     b: Operand
     out: Operand
-    extras: Extras = NOTHING
+    extras: ExtraOperands = NO_EXTRAS
     obstacle: str | None = None
     is_precise: bool = False
 
@@ -180,7 +180,7 @@ def product_of_sum(gemm: AtenGemm) -> AtenGemm | None:
     Where no kernel adds, torch.compile may have a kernel compute that, and add to it.
     """
     op = OPERATORS[gemm.op].product if gemm.op in OPERATORS else None
-    if op is None or gemm.obstacle is not None or gemm.extras.activation is not None:
+    if op is None or gemm.obstacle is not None or gemm.extra_operands.activation is not None:
         return None
     if gemm.a.dtype.itemsize == 1:
         return None  # torch's sums take nothing of 8 bits, so none of them is met
@@ -219,7 +219,7 @@ def read_call(
         a=given[Role.A],
         b=given[Role.B],
         out=out,
-        extras=Extras(
+        extras=ExtraOperands(
             scale_a=given.get(Role.SCALE_A),
             scale_b=given.get(Role.SCALE_B),
             recipe=recipe,

@@ -8,7 +8,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
-from .extras import NOTHING, Extras, check_offsets, read_epilogues, read_scales
+from .extra_operands import NO_EXTRAS, ExtraOperands, check_offsets, read_epilogues, read_scales
 from .problem import DType, Layout, Op, Problem, Signature
 from .types import Addend, Epilogue, ScaleRecipe
 
@@ -182,7 +182,7 @@ def _fake_tensor() -> type:
 
 
 def check_empty(
-    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras = NOTHING
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands = NO_EXTRAS
 ) -> None:
     """Check a GEMM without products as one that has some: its types, extras, and where it goes.
 
@@ -202,7 +202,7 @@ def check_empty(
 
 
 def _read_extras(
-    op: Op, a: torch.Tensor, b: torch.Tensor, out: DType, extras: Extras
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: DType, extras: ExtraOperands
 ) -> tuple[ScaleRecipe | None, tuple[Epilogue | None, ...]]:
     """The scales, and every way to read what is added; offsets are checked."""
     for tensor in extras.tensors():
@@ -224,7 +224,7 @@ def requests(
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     *,
-    extras: Extras = NOTHING,
+    extras: ExtraOperands = NO_EXTRAS,
 ) -> tuple[Request, ...]:
     """Describe ``out = a @ b``, with what else it takes.
 
@@ -296,7 +296,7 @@ def _lies_compact(tensor: torch.Tensor, inner: int, outer: int) -> bool:
     return len(shape) < 3 or shape[0] == 1 or strides[0] == shape[-1] * shape[-2]
 
 
-def _row_scale_alignment_bytes(extras: Extras, scales: ScaleRecipe | None) -> int:
+def _row_scale_alignment_bytes(extras: ExtraOperands, scales: ScaleRecipe | None) -> int:
     """Alignment of the scales of rows, which kernels move as they do operands."""
     if scales is not ScaleRecipe.FP32_ROW:
         return MAX_ALIGNMENT_BYTES

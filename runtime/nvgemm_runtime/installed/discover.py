@@ -82,7 +82,7 @@ def installed_bundles() -> tuple[InstalledBundle, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class BundleFile:
     """A place where a bundle should be.
 
     Attributes:
@@ -97,7 +97,7 @@ class Candidate:
     problem: str | None
 
 
-def find_bundles() -> tuple[Candidate, ...]:
+def find_bundles() -> tuple[BundleFile, ...]:
     """Find every bundle that is named in NVGEMM_AOT_BUNDLES or installed, in this order.
 
     Each file comes once, whatever leads to it. One that is named and that someone else could have
@@ -105,23 +105,23 @@ def find_bundles() -> tuple[Candidate, ...]:
     lie among code that is run anyway.
     """
     installed = (
-        Candidate(path=bundle.path, origin=f"{bundle.distribution} {bundle.version}", problem=None)
+        BundleFile(path=bundle.path, origin=f"{bundle.distribution} {bundle.version}", problem=None)
         for bundle in installed_bundles()
     )
-    first: dict[str, Candidate] = {}
+    first: dict[str, BundleFile] = {}
     for candidate in (*_named_bundles(os.environ.get(BUNDLES_VARIABLE, "")), *installed):
         first.setdefault(os.path.realpath(candidate.path), candidate)
     return tuple(first.values())
 
 
-def _named_bundles(value: str) -> Iterator[Candidate]:
+def _named_bundles(value: str) -> Iterator[BundleFile]:
     for name in filter(None, value.split(os.pathsep)):
         path = Path(os.path.abspath(name))  # noqa: PTH100
         try:
             files = _files_at(path)
         except OSError as error:
             reason = f"{path}: {error.strerror}"
-            yield Candidate(path=path, origin=BUNDLES_VARIABLE, problem=reason)
+            yield BundleFile(path=path, origin=BUNDLES_VARIABLE, problem=reason)
             continue
         for file in files:
             # Each with a problem of its own: a dangling link says nothing about its neighbours.
@@ -129,7 +129,7 @@ def _named_bundles(value: str) -> Iterator[Candidate]:
                 problem = writable_by_others(file)
             except OSError as error:
                 problem = f"{file}: {error.strerror}"
-            yield Candidate(path=file, origin=BUNDLES_VARIABLE, problem=problem)
+            yield BundleFile(path=file, origin=BUNDLES_VARIABLE, problem=problem)
 
 
 def _files_at(path: Path) -> list[Path]:

@@ -27,7 +27,7 @@ from ..matching.refusals import (
     refusal,
     unlaunchable,
 )
-from .discover import Candidate, find_bundles
+from .discover import BundleFile, find_bundles
 from .jit_cache import find_kept_bundles, origin_of
 
 _log = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ class Installation:
         kept = find_kept_bundles()
         known_paths = {candidate.path for candidate in kept}
         temporary = (
-            Candidate(path=path, origin=origin_of(path), problem=None)
+            BundleFile(path=path, origin=origin_of(path), problem=None)
             for path in self._temporary
             if path not in known_paths
         )
@@ -206,7 +206,7 @@ class Installation:
             for candidate in (*kept, *temporary)
         )
 
-    def _open(self, found: Candidate, *, is_kept: bool = False) -> FoundBundle:
+    def _open(self, found: BundleFile, *, is_kept: bool = False) -> FoundBundle:
         problem = found.problem
         bundle = None
         if problem is None:

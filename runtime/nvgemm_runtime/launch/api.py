@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
-from ..gemm.extras import NOTHING, Extras
+from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
 from ..gemm.operands import Request, check_kinds, requests
 from ..gemm.problem import Op
 from ..installed.registry import INSTALLATION, FoundBundle
@@ -62,7 +62,7 @@ def explain(
     a: torch.Tensor,
     b: torch.Tensor,
     out_dtype: torch.dtype | None = None,
-    extras: Extras = NOTHING,
+    extras: ExtraOperands = NO_EXTRAS,
 ) -> Explanation:
     """Say which kernels serve ``a @ b``, or every reason why none does.
 
@@ -71,7 +71,7 @@ def explain(
         b: Matrix [k, n], or a batch of them.
         out_dtype: Type of the result; by default as ``a``, but int32 for integers and bfloat16 for
             fp8.
-        extras: What else is there, as `nvgemm_runtime.gemm.extras.Extras` names it.
+        extras: What else is there, as `nvgemm_runtime.gemm.extra_operands.ExtraOperands` names it.
     """
     facts = facts_of(a)
     op = _op(a, extras)
@@ -132,7 +132,7 @@ def bmm(
 
 
 def choose(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras = NOTHING
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands = NO_EXTRAS
 ) -> LoadedKernel:
     """Load the best-ranked kernel for ``out = a @ b``: `mm` of matrices, `bmm` of batches.
 
@@ -140,7 +140,7 @@ def choose(
         a: Matrix [m, k], or a batch of them.
         b: Matrix [k, n], or a batch of them.
         out: Where the result is to go.
-        extras: What else is there, as `nvgemm_runtime.gemm.extras.Extras` names it.
+        extras: What else is there, as `nvgemm_runtime.gemm.extra_operands.ExtraOperands` names it.
 
     Raises:
         NoKernelError: If no bundled kernel serves this, with every reason why.
@@ -151,7 +151,7 @@ def choose(
     return choose_kernel(op, a, b, out, extras)
 
 
-def _op(a: torch.Tensor, extras: Extras) -> Op:
+def _op(a: torch.Tensor, extras: ExtraOperands) -> Op:
     if extras.offsets is not None:
         return Op.GROUPED_MM
     return Op.BMM if a.dim() == 3 else Op.MM

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import NoKernelError
-from ..gemm.extras import NOTHING, Extras, check_offset_values
+from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands, check_offset_values
 from ..gemm.operands import (
     check_empty,
     check_kind,
@@ -45,7 +45,7 @@ def unseen_by_dynamo(function: Function) -> Function:
 
 
 def resolve(
-    where: str, op: Op, kernel: str | LoadedKernel | None, extras: Extras = NOTHING
+    where: str, op: Op, kernel: str | LoadedKernel | None, extras: ExtraOperands = NO_EXTRAS
 ) -> LoadedKernel | None:
     """The kernel that a caller names, if one is named.
 
@@ -97,7 +97,7 @@ def run_with_extras(
     b: torch.Tensor,
     out: torch.Tensor | None,
     kernel: str | LoadedKernel | None,
-    extras: Extras,
+    extras: ExtraOperands,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Compute something that takes more than A and B.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 from typing import TYPE_CHECKING, TypeVar
 
-from ..gemm.extras import Extras
+from ..gemm.extra_operands import ExtraOperands
 from ..gemm.problem import Op
 from ..gemm.types import Activation, ScaleRecipe
 from .calls import run_with_extras, unseen_by_dynamo
@@ -51,7 +51,7 @@ def addmm(
         TypeError: If types are not.
         RuntimeError: As for `nvgemm_runtime.mm`.
     """
-    extras = Extras(addend=input, activation=_named("addmm", Activation, activation))
+    extras = ExtraOperands(addend=input, activation=_named("addmm", Activation, activation))
     return unseen_by_dynamo(run_with_extras)("addmm", Op.MM, a, b, out, kernel, extras)
 
 
@@ -65,7 +65,7 @@ def baddbmm(
     activation: Activation | str | None = None,
 ) -> torch.Tensor:
     """As `addmm` with a leading batch; a row is one for all matrices."""
-    extras = Extras(addend=input, activation=_named("baddbmm", Activation, activation))
+    extras = ExtraOperands(addend=input, activation=_named("baddbmm", Activation, activation))
     return unseen_by_dynamo(run_with_extras)("baddbmm", Op.BMM, a, b, out, kernel, extras)
 
 
@@ -107,7 +107,7 @@ def scaled_mm(
         TypeError: If types are not.
         RuntimeError: As for `nvgemm_runtime.mm`.
     """
-    extras = Extras(
+    extras = ExtraOperands(
         scale_a=scale_a,
         scale_b=scale_b,
         recipe=_named("scaled_mm", ScaleRecipe, recipe),
@@ -153,7 +153,7 @@ def grouped_mm(
         TypeError: If types are not.
         RuntimeError: As for `nvgemm_runtime.mm`.
     """
-    extras = Extras(offsets=offsets)
+    extras = ExtraOperands(offsets=offsets)
     return unseen_by_dynamo(run_with_extras)(
         "grouped_mm", Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype
     )

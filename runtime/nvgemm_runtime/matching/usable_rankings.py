@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..bundle.format import Header, Kernel, Ranking
-from ..bundle.left_out import doubt_about
+from ..bundle.unknown_parts import doubt_about
 from ..gemm.problem import Problem, Signature
 from .nearest import NearestSizes
 
