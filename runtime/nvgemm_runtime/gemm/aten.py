@@ -180,7 +180,7 @@ def product_of_sum(gemm: AtenGemm) -> AtenGemm | None:
     Where no kernel adds, torch.compile may have a kernel compute that, and add to it.
     """
     op = OPERATORS[gemm.op].product if gemm.op in OPERATORS else None
-    if op is None or gemm.obstacle is not None or gemm.extra_operands.activation is not None:
+    if op is None or gemm.obstacle is not None or gemm.extras.activation is not None:
         return None
     if gemm.a.dtype.itemsize == 1:
         return None  # torch's sums take nothing of 8 bits, so none of them is met
