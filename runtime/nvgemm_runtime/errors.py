@@ -15,8 +15,9 @@ class NvgemmError(Exception):
     Attributes:
         exit_code: Process exit status that the command line maps this class to. 0, 1 and 2 are
             left to success, unexpected failures and usage errors.
-        stops_compilation: Whether it ends a compilation of torch.compile, for it says that what
-            the user asked for cannot be had. All others cost no more than our choices.
+        stops_compilation: Whether it ends a compilation by torch.compile, because what the user
+            asked for cannot be had. Any other error only costs bundled kernels their place among
+            the choices.
     """
 
     exit_code: ClassVar[int] = 3
@@ -165,5 +166,5 @@ class UnhealthyError(NvgemmError):
 
 
 def one_line(text: str) -> str:
-    """A text as one line, whatever is in it, as headers and comments may hold it."""
+    """Squeezes a text into one printable line."""
     return "".join(one if one.isprintable() else "?" for one in " ".join(text.split()))

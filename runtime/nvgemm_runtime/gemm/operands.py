@@ -1,4 +1,4 @@
-"""From tensors to the problem they pose, and how well they are aligned."""
+"""Reads off tensors which problem they pose, and how well they are aligned."""
 
 from __future__ import annotations
 
@@ -59,16 +59,15 @@ class Operand:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A problem as tensors pose it.
+    """A problem, and how the tensors that pose it lie in memory.
 
     Attributes:
         problem: What is to be computed.
-        alignment_bytes: Largest power of two, up to 256, that divides every pointer (but those of
-            scales and of offsets, which have rules of their own; row-wise scales count), and in
-            bytes every
-            contiguous extent and every stride other than that of 1.
-        is_compact: Whether A, B and the result lie without gaps, as kernels need them that are
-            given addresses and no strides.
+        alignment_bytes: Largest power of two, up to 256, that divides every pointer, and in bytes
+            every contiguous extent and every stride other than 1. Offsets and scales have rules of
+            their own; only pointers of row-wise scales count.
+        is_compact: Whether A, B and the result have no gaps between rows or matrices. Kernels that
+            take addresses and no strides need that.
     """
 
     problem: Problem

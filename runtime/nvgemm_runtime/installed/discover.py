@@ -68,7 +68,7 @@ def installed_bundles() -> tuple[InstalledBundle, ...]:
                 continue
             seen_names.add(key)
             paths = list(_bundle_files(distribution, packages))
-        except Exception as error:  # The metadata of others can be wrong in any way.
+        except Exception as error:  # Metadata of third parties can be wrong in any way.
             _log.warning(
                 "%s is left out: %s; reinstall or uninstall it", _describe(distribution), error
             )
@@ -83,7 +83,7 @@ def installed_bundles() -> tuple[InstalledBundle, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class BundleFile:
-    """A place where a bundle should be.
+    """A file that should be a bundle.
 
     Attributes:
         path: The file.
@@ -153,7 +153,7 @@ def _declared_packages(distribution: Distribution) -> tuple[str, ...]:
     Raises:
         ValueError: If a value is not the dotted name of a package.
     """
-    # Most distributions are not ours: look before parsing, so that their mistakes stay theirs.
+    # Most distributions hold no bundles; their entry points may be malformed and are not parsed.
     if ENTRY_POINT_GROUP not in (distribution.read_text("entry_points.txt") or ""):
         return ()
     values = [

@@ -1,7 +1,7 @@
-"""Where kernels that were compiled at run time are kept, so that later processes find them.
+"""The directory of kernels that were compiled at run time, where later processes find them.
 
-The builder's `nvgemm_aot.jit.user_bundle` writes there. This side only reads, and notes what is
-used.
+The builder's `nvgemm_aot.jit.user_bundle` writes there. The runtime reads bundles, and marks which
+problems are in use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The bundles of this process: found, opened and indexed once, when first asked for.
 
-What is installed or named stays as it was found. User bundles of the JIT cache grow while processes
-run, and are looked at again when `Installation.refresh_kept_bundles` says so.
+Bundles that are installed or named are read once. User bundles of the JIT cache grow while
+processes run; `Installation.refresh_kept_bundles` reads them again.
 """
 
 from __future__ import annotations

@@ -338,8 +338,8 @@ def _usable_rankings(
             gone = len(ranking.kernels) - len(served)
             rankings.append(UsableRanking(position, with_doubt(ranking, gone), served, with_gaps))
     counts = Counter(reason for reason in reasons if reason is not None)
-    said = [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
-    return rankings, said
+    told = [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
+    return rankings, told
 
 
 def _measured_times(usable: UsableRanking) -> MeasuredTimes:

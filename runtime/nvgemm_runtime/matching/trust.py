@@ -1,8 +1,8 @@
-"""What a measured ranking is good for: which kernels to offer, and whether to time them again.
+"""Whether a measurement holds here, which kernels it says to offer, and whether to time them again.
 
-A pure function of a match, the operands, the device, and the versions at hand. Only a measurement
-on this very product of GPU counts, and only of the declared problem itself, with operands as they
-were measured: an estimate, another GPU's times or those of other sizes change nothing.
+Pure functions of a match, the operands, the device, and the versions at hand. A measurement counts
+only on the GPU product it was taken on, for the declared problem itself, and with operands aligned
+as they were measured. Estimates, and times of other GPUs or sizes, change nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ torch.compile knows of no more than this, whatever they have."""
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """How kernels are to be offered for a GEMM.
+    """What bounds an offer of kernels for a GEMM.
 
     Attributes:
         limit: Most kernels to offer.
@@ -69,14 +69,14 @@ class Decision:
 def decide(
     match: Match, request: Request, facts: DeviceFacts, versions: TorchVersions, terms: Terms
 ) -> Decision:
-    """Say what to offer.
+    """Decide which kernels to offer for a GEMM.
 
     Args:
         match: The kernels that serve the GEMM.
         request: The GEMM, as its operands pose it.
         facts: The device that it is computed on.
         versions: Of the torch at hand.
-        terms: How.
+        terms: The settings and circumstances that bound the offer.
     """
     measured, conditions = match.measured, match.source.conditions
     if measured is None or conditions is None:
@@ -113,9 +113,9 @@ def _open(kernels: tuple[MatchedKernel, ...], terms: Terms, why: str) -> Decisio
 def _contending(
     kernels: tuple[MatchedKernel, ...], measured: Measured
 ) -> tuple[MatchedKernel, ...]:
-    """The kernels that were not told apart from the first.
+    """The kernels whose measured times are not clearly longer than the first's.
 
-    A race in which ATen or Triton wins is over before ours are told apart from each other.
+    Where ATen or Triton wins, measuring stops before the kernels are told apart from each other.
     """
 
     def interval(served: MatchedKernel) -> tuple[int, int]:
@@ -128,7 +128,7 @@ def _contending(
 
 
 def _why_not_these(match: Match, request: Request) -> str | None:
-    """Why times say nothing of these operands, or None: `tune` measures compact, aligned ones."""
+    """Why times do not hold for these operands, or None: `tune` measures compact, aligned ones."""
     if not request.is_compact:
         return "measured without gaps between rows or matrices, which these operands have"
     least = contiguous_bytes(request.problem) | KNOWN_ALIGNMENT_BYTES
@@ -143,7 +143,7 @@ def _why_not_these(match: Match, request: Request) -> str | None:
 
 
 def _why_another_aten(request: Request, terms: Terms) -> str | None:
-    """Why ATen takes other time than was measured, or None."""
+    """Why ATen's time differs from the measured one, or None."""
     scales = request.problem.signature.scales
     if terms.is_precise and (scales is None or scales.block is None):
         return "ATen was measured with use_fast_accum, which is off here"
@@ -153,7 +153,7 @@ def _why_another_aten(request: Request, terms: Terms) -> str | None:
 
 
 def why_order_is_open(measured: Measured, source: RankingSource, facts: DeviceFacts) -> str | None:
-    """Why the order of our own kernels is open on a device, or None.
+    """Why a measured order of kernels does not hold on a device, or None.
 
     Args:
         measured: What was measured.
@@ -172,7 +172,7 @@ def why_order_is_open(measured: Measured, source: RankingSource, facts: DeviceFa
 
 
 def holds_here(ranking: Ranking, source: RankingSource, facts: DeviceFacts) -> bool:
-    """Whether a ranking is a measurement whose order of our own kernels counts on a device."""
+    """Whether a ranking is a measurement whose order of kernels holds on a device."""
     measured = ranking.measured
     if measured is None or source.conditions is None:
         return False
@@ -182,7 +182,7 @@ def holds_here(ranking: Ranking, source: RankingSource, facts: DeviceFacts) -> b
 def why_aten_is_open(
     measured: Measured, conditions: Conditions, versions: TorchVersions
 ) -> str | None:
-    """Why ATen must be timed again, or None: its kernels come with torch and CUDA's cuBLAS."""
+    """Why ATen's time does not hold here, or None: its kernels are torch's and cuBLAS's."""
     if measured.aten is None:
         return "ATen was not measured"
     then, now = version_numbers(conditions.torch), version_numbers(versions.torch)
@@ -196,7 +196,7 @@ def why_aten_is_open(
 def preference(
     ranking: Ranking, source: RankingSource, facts: DeviceFacts, versions: TorchVersions | None
 ) -> int:
-    """How little a ranking says here; of several for one problem the one with the least counts.
+    """Which of several rankings of one problem to use: the one for which this is least.
 
     Returns:
         0 for one that was measured on this product of GPU, beside the ATen of this torch; 1 where
