@@ -79,13 +79,17 @@ class Request:
 def _dtypes() -> dict[torch.dtype, DType]:
     import torch
 
-    return {getattr(torch, dtype.torch_name): dtype for dtype in DType}
+    known = ((getattr(torch, dtype.torch_name, None), dtype) for dtype in DType)
+    return {theirs: dtype for theirs, dtype in known if theirs is not None}
 
 
 @functools.cache
 def torch_dtype(dtype: DType) -> torch.dtype:
     """Torch's name for an element type."""
-    return next(theirs for theirs, ours in _dtypes().items() if ours is dtype)
+    import torch
+
+    found: torch.dtype = getattr(torch, dtype.torch_name)
+    return found
 
 
 def usual_out_dtype(operand: torch.dtype) -> torch.dtype:
