@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import posixpath
 import re
-from pathlib import Path
 from typing import Any
 
 from mkdocs.exceptions import PluginError

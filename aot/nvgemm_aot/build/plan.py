@@ -17,14 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nvgemm_runtime.bundle.encode import source_json, unserved_json
 from nvgemm_runtime.bundle.format import (
     KernelDesign,
     RankingSource,
     Scope,
     UnservedReason,
     canonical_json,
-    source_json,
-    unserved_json,
 )
 from nvgemm_runtime.errors import CompileError, NoCandidateError
 from nvgemm_runtime.gemm.problem import Problem, Signature
@@ -44,10 +43,7 @@ _MAKERS = (
             "providers.base",
         )
     ),
-    *(
-        f"nvgemm_runtime.gemm.{name}"
-        for name in ("support", "problem", "element_types", "scales", "epilogue", "roles")
-    ),
+    *(f"nvgemm_runtime.gemm.{name}" for name in ("support", "problem", "types", "roles", "target")),
 )
 """Modules whose source shapes a plan, besides those of the provider and the runtime model."""
 

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
-from nvgemm_runtime.gemm.scales import ScaleRecipe
 from nvgemm_runtime.gemm.support import OUTS, unsupported
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 from .schema import EPILOGUES, INPUT_DTYPES, LAYOUTS, NONE, OUT_DTYPES, SCALES
 from .signatures import expand_signatures

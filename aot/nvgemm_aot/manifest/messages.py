@@ -9,7 +9,10 @@ from decimal import Decimal
 
 from pydantic_core import ErrorDetails
 
-from nvgemm_runtime.gemm.element_types import DType
+from nvgemm_runtime.gemm import target
+from nvgemm_runtime.gemm.aten import OPERATORS
+from nvgemm_runtime.gemm.roles import Role
+from nvgemm_runtime.gemm.types import DType, Epilogue, ScaleRecipe
 
 from .schema import (
     ARCHITECTURES,
@@ -21,22 +24,18 @@ from .schema import (
 )
 from .yaml_source import Foreign, Location
 
-_VALUE_ALIASES = {
+_ROWS = (
+    *((member.value, member.row.aliases) for member in (*DType, *ScaleRecipe, *Epilogue)),
+    *((arch, row.aliases) for arch, row in target.ARCHITECTURES.items()),
+)
+
+_VALUE_ALIASES: dict[str, tuple[str, ...]] = {
     **{dtype.torch_name: (dtype.value,) for dtype in DType},
-    "half": ("fp16",),
-    "fp4": ("fp4_e2m1",),
-    "e2m1": ("fp4_e2m1",),
-    "f16": ("fp16",),
-    "fp8": ("fp8_e4m3", "fp8_e5m2"),
-    "e4m3": ("fp8_e4m3",),
-    "e5m2": ("fp8_e5m2",),
-    "float": ("fp32",),
-    "f32": ("fp32",),
-    "s8": ("int8",),
-    "i8": ("int8",),
-    "u8": ("uint8",),
-    "int": ("int32",),
-    "i32": ("int32",),
+    **{
+        alias: tuple(value for value, aliases in _ROWS if alias in aliases)
+        for _, aliases in _ROWS
+        for alias in aliases
+    },
     "linear": ("tn",),
     "rc": ("tn",),
     "rcr": ("tn",),
@@ -54,38 +53,8 @@ _VALUE_ALIASES = {
     "_grouped_mm": ("grouped_mm",),
     "grouped": ("grouped_mm",),
     "moe": ("grouped_mm",),
-    "mxfp8": ("e8m0_1x32",),
-    "mxfp4": ("e8m0_1x32",),
-    "mx": ("e8m0_1x32",),
-    "1x32": ("e8m0_1x32",),
-    "nvfp4": ("e4m3_1x16",),
-    "1x16": ("e4m3_1x16", "e8m0_1x16"),
-    "tensor": ("fp32_tensor",),
-    "tensorwise": ("fp32_tensor",),
-    "per_tensor": ("fp32_tensor",),
-    "row": ("fp32_row",),
-    "rowwise": ("fp32_row",),
-    "per_row": ("fp32_row",),
-    "per_channel": ("fp32_row",),
-    "relu": ("bias_relu",),
-    "gelu": ("bias_gelu_tanh",),
-    "gelu_tanh": ("bias_gelu_tanh",),
-    "bias_gelu": ("bias_gelu_tanh",),
-    "silu": ("bias_silu",),
-    "swish": ("bias_silu",),
-    "residual": ("add",),
-    "sm90": ("sm_90a",),
-    "h100": ("sm_90a",),
-    "h200": ("sm_90a",),
-    "hopper": ("sm_90a",),
-    "sm100": ("sm_100f", "sm_100a"),
-    "b200": ("sm_100f",),
-    "gb200": ("sm_100f",),
-    "blackwell": ("sm_100f",),
-    "sm103": ("sm_100f", "sm_103a"),
-    "b300": ("sm_100f", "sm_103a"),
-    "gb300": ("sm_100f", "sm_103a"),
 }
+"""By what people write: the values that they may mean."""
 
 _KEY_ALIASES = {
     "shape": ("gemms", "mnk", "nk"),
@@ -148,11 +117,12 @@ _VALUE_HELP = {
     ("dtype", "mxfp8"): "write 'dtype: fp8_e4m3' with 'scales: e8m0_1x32'",
     ("dtype", "mxfp4"): "write 'dtype: fp4_e2m1' with 'scales: e8m0_1x32'",
     ("dtype", "nvfp4"): "write 'dtype: fp4_e2m1' with 'scales: e4m3_1x16'",
-    ("op", "addmm"): _BIAS_HELP.format("mm"),
-    ("op", "baddbmm"): _BIAS_HELP.format("bmm"),
-    ("op", "_scaled_mm"): _SCALED_HELP,
     ("op", "scaled_mm"): _SCALED_HELP,
-    ("op", "_scaled_mm_v2"): _SCALED_HELP,
+    **{
+        ("op", name): _SCALED_HELP if row.product is None else _BIAS_HELP.format(row.op.value)
+        for name, row in OPERATORS.items()
+        if Role.ADDEND in row.tensors.values()
+    },
 }
 """By field and what was found: what to write instead, where that is more than another value."""
 

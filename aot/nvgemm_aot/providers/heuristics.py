@@ -18,18 +18,6 @@ from .base import BlockShape
 
 _DISTRIBUTION = "nvidia-matmul-heuristics"
 
-_LETTERS = {
-    DType.FP32: "S",
-    DType.FP16: "H",
-    DType.BF16: "T",
-    DType.FP8_E4M3: "Q",
-    DType.FP8_E5M2: "R",
-    DType.FP4_E2M1: "O",
-    DType.INT32: "I",
-    DType.INT8: "B",
-    DType.UINT8: "B",  # the model knows one 8-bit integer type
-}
-
 _MIN_TILE_N = 32
 """Narrowest tile that the model answers for on SM100; narrower ones are estimated as this."""
 
@@ -131,9 +119,11 @@ class _LoadedModel:
 
     def _precision(self, problem: Problem) -> str:
         signature = problem.signature
-        a, b = _LETTERS[signature.a], _LETTERS[signature.b]
-        accumulator, out = _LETTERS[signature.accumulator], _LETTERS[signature.out]
-        if signature.a.is_fp8 or signature.a is DType.FP4_E2M1:
+        a, b, accumulator, out = (
+            _letter(dtype)
+            for dtype in (signature.a, signature.b, signature.accumulator, signature.out)
+        )
+        if signature.a.bits <= 8 and not signature.a.is_integer:
             return f"{a}{b}{out}{accumulator}{out}"
         return f"{a}{accumulator}{out}"
 
@@ -143,3 +133,10 @@ class _LoadedModel:
             other = {"t": "n", "n": "t"}
             return self._layouts[f"{other[b]}{other[a]}_COL_MAJOR".upper()]
         return self._layouts[f"{a}{b}_ROW_MAJOR".upper()]
+
+
+def _letter(dtype: DType) -> str:
+    letter = dtype.row.heuristics_letter
+    if letter is None:
+        raise ToolchainError(f"{_DISTRIBUTION} does not model {dtype.value}")
+    return letter

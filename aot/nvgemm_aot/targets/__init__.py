@@ -9,16 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nvgemm_runtime.errors import TargetError
-from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.gemm.target import ARCHITECTURES, Target
 
 from .profile import DeviceProfile, load_profile
 
-DEFAULT_DEVICE = {
-    "sm_90a": "H200",
-    "sm_100a": "B200",
-    "sm_100f": "B200",
-    "sm_103a": "GB300",
-}
+DEFAULT_DEVICE = {arch: row.device for arch, row in ARCHITECTURES.items()}
 """By architecture: the device profile of manifests that name none."""
 
 

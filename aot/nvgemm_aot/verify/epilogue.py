@@ -9,19 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from nvgemm_runtime.gemm.epilogue import Activation
 from nvgemm_runtime.gemm.problem import DType, Signature
+from nvgemm_runtime.gemm.types import Activation
 
 from .findings import Check, Finding
 
-_RESULTS = {
-    "F2FP.BF16.F32": DType.BF16,
-    "F2FP.F16.F32": DType.FP16,
-    "F2FP.SATFINITE.E4M3.F32": DType.FP8_E4M3,
-    "F2FP.SATFINITE.E5M2.F32": DType.FP8_E5M2,
-    "I2FP.F32.S32": DType.FP32,
-}
-"""By the beginning of an instruction that converts sums: the type of the results."""
+_RESULTS = {dtype.row.rounded_by: dtype for dtype in DType if dtype.row.rounded_by}
+"""How an instruction begins that turns sums into results, and which ones."""
 
 _HALF_PRECISION = frozenset({"HADD2", "HFMA2", "HMUL2", "HMNMX2"})
 """Arithmetic on pairs of 16-bit numbers. ``HADD2.F32`` only widens them, and HFMA2 of zeros

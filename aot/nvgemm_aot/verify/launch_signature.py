@@ -30,7 +30,7 @@ from nvgemm_runtime.bundle.calling_convention import (
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.gemm.problem import DType, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 
 from .findings import Check, Finding
 

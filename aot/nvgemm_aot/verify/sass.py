@@ -19,23 +19,13 @@ from .findings import Check, Finding
 from .kernel_design import ONE_TILE
 from .tensor_core import Instruction, Multiply, read_multiplies
 
-_FP8 = (DType.FP8_E4M3, DType.FP8_E5M2)
-_INT8 = (DType.INT8, DType.UINT8)
-
 TENSOR_CORE_INSTRUCTIONS: dict[tuple[int, DType], str] = {
-    **{(9, dtype): "HGMMA" for dtype in (DType.FP16, DType.BF16)},
-    **{(9, dtype): "QGMMA" for dtype in _FP8},
-    **{(9, dtype): "IGMMA" for dtype in _INT8},
-    **{(10, dtype): "UTCHMMA" for dtype in (DType.FP16, DType.BF16)},
-    **{(10, dtype): "UTCQMMA" for dtype in _FP8},
-    **{(10, dtype): "UTCIMMA" for dtype in _INT8},
-    (10, DType.FP4_E2M1): "UTCOMMA",
+    (major, dtype): name for dtype in DType for major, name in dtype.row.multiplied_by.items()
 }
 """By major compute capability and element type of A: the one instruction that may multiply.
 
 Kernels written for sm_80 multiply with HMMA or IMMA wherever they run, at a fraction of the speed:
-they are not what these targets call for. The names stand in the instruction tables of NVIDIA's
-CUDA Binary Utilities (Hopper, Blackwell); which dtype gives which was seen, a kernel of each.
+they are not what these targets call for.
 """
 
 LOCAL_MEMORY_INSTRUCTIONS = frozenset({"LDL", "STL"})

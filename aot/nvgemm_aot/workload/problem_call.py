@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 
-from nvgemm_runtime.gemm.aten import OPERATORS, AtenGemm
-from nvgemm_runtime.gemm.extras import Extras
-from nvgemm_runtime.gemm.operand import Operand
-from nvgemm_runtime.gemm.operands import Request, requests, torch_dtype
-from nvgemm_runtime.gemm.problem import Op, Problem, Signature
+from nvgemm_runtime.gemm.aten import OPERATORS, AtenGemm, operator_for
+from nvgemm_runtime.gemm.extra_operands import ExtraOperands
+from nvgemm_runtime.gemm.operands import Operand, Request, requests, torch_dtype
+from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
-from nvgemm_runtime.gemm.scales import SWIZZLED_ALIGNMENT_BYTES
+from nvgemm_runtime.gemm.types import SWIZZLED_ALIGNMENT_BYTES
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
-
-_SUMS = {Op.MM: "addmm", Op.BMM: "baddbmm"}
-_PRODUCTS = {Op.MM: "mm", Op.BMM: "bmm", Op.GROUPED_MM: "_grouped_mm"}
 
 
 def call_of(problem: Problem) -> AtenGemm:
@@ -26,11 +22,11 @@ def call_of(problem: Problem) -> AtenGemm:
     served = problem.signature
     tensors = {role: _operand(problem, role) for role in roles(served)}
     return AtenGemm(
-        op=_aten_name(served),
+        op=operator_for(served),
         a=tensors[Role.A],
         b=tensors[Role.B],
         out=tensors[Role.OUT],
-        extras=Extras(
+        extras=ExtraOperands(
             scale_a=tensors.get(Role.SCALE_A),
             scale_b=tensors.get(Role.SCALE_B),
             # Named, not read off shapes: those of two recipes can be equal.
@@ -48,12 +44,6 @@ def readings(gemm: AtenGemm) -> tuple[Request, ...]:
     One row or column can be read in both layouts, and a row that is added to one row as a matrix.
     """
     return requests(OPERATORS[gemm.op].op, gemm.a, gemm.b, out=gemm.out, extras=gemm.extras)
-
-
-def _aten_name(served: Signature) -> str:
-    if served.scales is not None:
-        return "_scaled_mm"
-    return (_PRODUCTS if served.epilogue is None else _SUMS)[served.op]
 
 
 def _operand(problem: Problem, role: Role) -> Operand:

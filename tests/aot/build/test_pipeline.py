@@ -440,7 +440,7 @@ def test_build_key_changes_with_the_provenance_of_device_numbers(
 @pytest.mark.parametrize(
     "name",
     ["nvgemm_aot.build.select", "fake_provider"]
-    + [f"nvgemm_runtime.gemm.{name}" for name in ("support", "roles", "scales", "element_types")],
+    + [f"nvgemm_runtime.gemm.{name}" for name in ("support", "roles", "types")],
 )
 def test_other_source_of_what_shapes_a_plan_makes_another(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, name: str

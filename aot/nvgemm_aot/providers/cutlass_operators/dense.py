@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from nvgemm_runtime.bundle.format import KernelDesign
-from nvgemm_runtime.gemm.element_types import DType
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
+from nvgemm_runtime.gemm.types import DType
 
 from ...targets import BuildTarget
 from ..base import BlockShape

@@ -10,10 +10,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from nvgemm_runtime.gemm.epilogue import Activation, Epilogue
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 from ...targets import BuildTarget
 from .family import Family
@@ -21,18 +20,6 @@ from .samples import sample_tensors, torch_type
 from .toolchain import import_operators
 
 EFC_OPERATOR = "PersistentDenseGemmEFCOperator"
-
-_ACTIVATIONS = {
-    Activation.RELU: ("D = relu(x)",),
-    # gelu and silu of the operators' own vocabulary raise KeyError (cutlass.operators 0.3.0).
-    Activation.GELU_TANH: (
-        "t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))",
-        "D = 0.5 * x * (1.0 + t)",
-    ),
-    Activation.SILU: ("D = x * sigmoid(x)",),
-}
-"""``D`` as a function of ``x``. The constants of gelu are sqrt(2 / pi) and that of its publication
-(Hendrycks and Gimpel, 2016), as in ``torch.nn.functional.gelu(x, approximate="tanh")``."""
 
 _SCALES = (Role.SCALE_A, Role.SCALE_B)
 
@@ -160,7 +147,7 @@ def epilogue_source(signature: Signature) -> str:
         lines.append(f"    D = {value}")
     else:
         lines.append(f"    x = {value}")
-        lines += (f"    {line}" for line in _ACTIVATIONS[activation])
+        lines += (f"    {line}" for line in activation.row.efc_source)
     lines.append("    return D")
     return "\n".join([*lines, ""])
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from nvgemm_runtime.gemm.element_types import DType
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
+from nvgemm_runtime.gemm.types import DType
 
 
 def sample_problem(signature: Signature) -> Problem:

@@ -6,17 +6,24 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
-from .element_types import DType
-from .epilogue import Activation, Addend, Epilogue, addend_dtype, epilogue_of
-from .scales import SWIZZLED_ALIGNMENT_BYTES, ScaleRecipe, swizzled_elements
-from .support import SCALED
+from .types import (
+    SWIZZLED_ALIGNMENT_BYTES,
+    Activation,
+    Addend,
+    DType,
+    Epilogue,
+    ScaleRecipe,
+    addend_dtype,
+    find_epilogue,
+    swizzled_elements,
+)
 
 if TYPE_CHECKING:
     import torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extras:
+class ExtraOperands:
     """Tensors that an operation takes besides A and B; None for those that it does not.
 
     Attributes:
@@ -50,11 +57,13 @@ class Extras:
         return {name: tensor for name, tensor in all_of_them.items() if tensor is not None}
 
 
-NOTHING = Extras()
+NO_EXTRAS = ExtraOperands()
 """What mm and bmm take besides A and B."""
 
 
-def read_scales(extras: Extras, operand: DType, m: int, n: int, k: int) -> ScaleRecipe | None:
+def read_scales(
+    extras: ExtraOperands, operand: DType, m: int, n: int, k: int
+) -> ScaleRecipe | None:
     """The recipe of the scales at hand; None where nothing is scaled.
 
     Args:
@@ -81,8 +90,9 @@ def read_scales(extras: Extras, operand: DType, m: int, n: int, k: int) -> Scale
     # Where several have scales of one size, the first is what torch takes them for.
     candidates = [
         recipe
-        for recipe, operands in SCALED.items()
-        if operand in operands and str(scale_a.dtype) == f"torch.{recipe.dtype.torch_name}"
+        for recipe in ScaleRecipe
+        if operand in recipe.row.operands
+        and str(scale_a.dtype) == f"torch.{recipe.dtype.torch_name}"
     ]
     if not candidates:
         raise NoKernelError(f"no kernel scales {operand.value} with {scale_a.dtype}")
@@ -149,7 +159,7 @@ def _is_compact(tensor: torch.Tensor) -> bool:
 
 
 def read_epilogues(
-    extras: Extras, out: DType, shape: tuple[int, ...]
+    extras: ExtraOperands, out: DType, shape: tuple[int, ...]
 ) -> tuple[Epilogue | None, ...]:
     """The epilogues that add what is at hand.
 
@@ -183,7 +193,9 @@ def read_epilogues(
             "that counts twice"
         )
     epilogues = tuple(
-        epilogue for kind in kinds if (epilogue := epilogue_of(kind, extras.activation)) is not None
+        epilogue
+        for kind in kinds
+        if (epilogue := find_epilogue(kind, extras.activation)) is not None
     )
     if not epilogues:
         assert extras.activation is not None  # a sum alone has its epilogue
@@ -213,7 +225,7 @@ def addend_kinds(
     return tuple(found)
 
 
-def check_offsets(extras: Extras, groups: int) -> None:
+def check_offsets(extras: ExtraOperands, groups: int) -> None:
     """Check the ends of groups as far as that needs none of their values, which are on the device.
 
     Raises:
