@@ -70,7 +70,6 @@ def test_column_has_what_its_use_calls_for(column: str, must_have: Collection[DT
         lambda row: row.torch_name,
         lambda row: row.torch_number,
         lambda row: (row.dlpack_code, row.bits),
-        lambda row: row.cutlass_name,
         lambda row: row.sass_name,
         lambda row: row.accumulator_code,
         lambda row: row.scale_code,
