@@ -14,9 +14,16 @@ from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 from nvgemm_runtime.recording.text import gemm_line
 
 from ..targets import DEFAULT_DEVICE, BuildTarget
-from ..workload.coverage import SERVED, GemmCoverage, Status, TargetCoverage, Weight
-from ..workload.problem_call import call_of, readings
-from .tables import percent_text
+from ..workload.coverage import (
+    SERVED,
+    GemmCoverage,
+    Status,
+    TargetCoverage,
+    Weight,
+    call_of,
+    readings,
+)
+from .printing import percent_text
 
 _MOST_SHOWN = 5
 """Missed GEMMs that a message names, for each target."""

@@ -30,7 +30,7 @@ from ..storage.locks import locked
 from ..targets import BuildTarget
 from ..targets.local import Device, targets_for
 from . import eviction
-from .giving_up import GivingUp
+from .server import GivingUp
 from .shared_workers import SharedWorkers
 from .user_bundle import UserBundle
 

@@ -19,7 +19,7 @@ from .schema import (
     SharedEntry,
     allowed_keys,
 )
-from .yaml_source import Foreign, Location
+from .source import Foreign, Location
 
 _VALUE_ALIASES = {
     **{dtype.torch_name: (dtype.value,) for dtype in DType},

@@ -20,11 +20,15 @@ from nvgemm_runtime.gemm.problem import Layout, Op, Problem
 
 from ..targets import BuildTarget, build_target
 from .messages import clear_meaning, explain_error, explain_key, meant_keys
-from .rules import MAX_PROBLEMS, find_excess, find_gemm_mistakes, find_target_mistakes
+from .rules import (
+    MAX_PROBLEMS,
+    expand_signatures,
+    find_excess,
+    find_gemm_mistakes,
+    find_target_mistakes,
+)
 from .schema import NONE, VERSION, GemmEntry, ManifestEntry, SharedEntry, json_schema
-from .signatures import expand_signatures
-from .yaml_nodes import Mistake, compose, compose_fast, read_text, report_mistakes
-from .yaml_source import Source, make_source
+from .source import Mistake, Source, compose, compose_fast, make_source, read_text, report_mistakes
 
 __all__ = [
     "DEFAULT_CANDIDATES",

@@ -21,7 +21,7 @@ from nvgemm_runtime.gemm.support import OUTS
 
 from ..targets import DEFAULT_DEVICE
 from ..targets.profile import profile_names
-from .yaml_source import Location
+from .source import Location
 
 VERSION = 1
 """The version of the manifest format that this package reads."""

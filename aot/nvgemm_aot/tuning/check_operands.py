@@ -31,9 +31,8 @@ from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape
 
-from .block_scales import fp4_of, random_scales, scales_of_powers
 from .correctness import Expected, expect
-from .operands import Operands, group_ends, make_operands
+from .operands import Operands, fp4_of, group_ends, make_operands, random_scales, scales_of_powers
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +79,7 @@ _WIDE_DEVIATION = 500.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
+class OperandCheck:
     """Operands, and what their result must be.
 
     Attributes:
@@ -97,7 +96,7 @@ class Check:
 WHOLE_NUMBERS, FEW_PRODUCTS, INTEGERS = "whole numbers", "few products", "random integers"
 
 
-def make_checks(problem: Problem, device: str, *, seed: int) -> list[Check]:
+def make_checks(problem: Problem, device: str, *, seed: int) -> list[OperandCheck]:
     """The checks of a problem; the last is of random numbers.
 
     Args:
@@ -109,7 +108,9 @@ def make_checks(problem: Problem, device: str, *, seed: int) -> list[Check]:
 
     generator = torch.Generator(device=device).manual_seed(seed)
     return [
-        Check(name=name, operands=operands, expected=expect(operands, problem.signature, terms=t))
+        OperandCheck(
+            name=name, operands=operands, expected=expect(operands, problem.signature, terms=t)
+        )
         for name, operands, t in _checks(problem, device, generator)
     ]
 

@@ -1,23 +1,9 @@
-"""Whether a kernel's result is right: every element, against sums in fp64 of the same operands.
-
-A result is right if each element lies between two bounds: what the sum in fp64, less and plus the
-error that the tensor core's accumulator may make, rounds to in the output's type. Rounding keeps
-order, so whatever a right accumulator holds rounds to something between them. There is no other
-tolerance: nothing is added for the output's type.
-
-The error is the largest possible one of an element and no estimate of a likely one. So a right
-kernel is never called wrong, whatever the number of elements, while two statements hold: the
-accumulator keeps at least `FRACTION_BITS` (`FRACTION_BITS_OF_FEW` for 8 bits and less), and it
-drops lower ones at most when a product is aligned to the sum, when the sum is aligned to a product,
-and when the new sum is normalised. That bound grows with the number of products, and says
-little of long sums. So `check_operands` makes operands with few products an element, or with sums
-that need no more bits than there are, for which no error is allowed at all.
-"""
+"""What results must be, element by element, and whether too many kernels fail."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -26,7 +12,8 @@ from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
 
-from .block_scales import block_scaled_product
+from .operands import block_scaled_product
+from .outcome import TuningOutcome, contender_name
 
 if TYPE_CHECKING:
     import torch
@@ -223,3 +210,60 @@ def is_like(out: torch.Tensor, expected: Expected) -> bool:
     wanted = (low + high) / 2
     difference = (out.double() - wanted)[~low.isnan()]
     return bool(difference.norm() <= LIKENESS * wanted[~low.isnan()].norm())
+
+
+MOST_SHARE = 0.5
+"""Share of a bundle's kernels beyond which it is suspect that they are wrong."""
+
+_EXAMPLES = 5
+"""Signatures that are named, each with one fault."""
+
+
+def thrown_out(outcomes: Mapping[str, TuningOutcome], broken: Mapping[str, str]) -> dict[str, str]:
+    """By id, kernels that no bundle may have, and what is wrong with each.
+
+    Args:
+        outcomes: By problem key.
+        broken: By name, contenders that left the GPU unusable, and how.
+    """
+    wrong = {
+        id_: f"{key}: {fault}"
+        for key, outcome in outcomes.items()
+        for id_, fault in outcome.wrong.items()
+    }
+    return wrong | dict(broken)
+
+
+def suspicion(kernels: Iterable[tuple[str, Signature]], wrong: Mapping[str, str]) -> str | None:
+    """Why a tuning is suspect, or None.
+
+    Args:
+        kernels: Ids and signatures of all kernels that there are.
+        wrong: By id, what is wrong with those that were thrown out.
+    """
+    by_signature: dict[Signature, list[str]] = {}
+    for id_, signature in kernels:
+        by_signature.setdefault(signature, []).append(id_)
+    ids = [id_ for some in by_signature.values() for id_ in some]
+    gone = [id_ for id_ in ids if id_ in wrong]
+    lost = {
+        signature: some
+        for signature, some in by_signature.items()
+        if all(id_ in wrong for id_ in some)
+    }
+    if not lost and len(gone) <= MOST_SHARE * len(ids):
+        return None
+    head = f"{len(gone)} of {len(ids)} kernels were thrown out"
+    if not lost:
+        return "; ".join([f"{head}, more than half", *_examples(gone[:1], wrong)])
+    named = [
+        f"all {len(some)} of {signature.key}, {_examples(some[:1], wrong)[0]}"
+        for signature, some in [*lost.items()][:_EXAMPLES]
+    ]
+    if len(lost) > _EXAMPLES:
+        named.append(f"all of {len(lost) - _EXAMPLES} more signatures")
+    return f"{head}, among them {'; '.join(named)}"
+
+
+def _examples(ids: Sequence[str], wrong: Mapping[str, str]) -> list[str]:
+    return [f"{contender_name(id_)} for {wrong[id_]}" for id_ in ids]

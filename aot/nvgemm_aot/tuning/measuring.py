@@ -6,20 +6,18 @@ import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
-from nvgemm_runtime.bundle.format import Conditions, sha256_hex
+from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.errors import StorageError, ToolchainError, one_line
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions
 
-from .check_operands import Check, make_checks
+from .check_operands import OperandCheck, make_checks
 from .contenders import ATEN, TRITON, Run
 from .correctness import find_fault, is_like
-from .gpu_state import Watch
+from .gpu import Bench
 from .operands import Operands, make_sets, poison
-from .outcome import UNSEEN_SLOWDOWNS, UNSEEN_WORK, Outcome
-from .race import Result, Sample, Timer, race
+from .outcome import UNSEEN_SLOWDOWNS, UNSEEN_WORK, TuningOutcome
+from .race import RaceResult, Sample, race
 
 _log = logging.getLogger(__name__)
 
@@ -52,41 +50,6 @@ class BrokenDeviceError(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bench:
-    """Where is measured, and by what; the only part that knows which device it is.
-
-    Attributes:
-        facts: The device.
-        device: It, as torch names it.
-        versions: Of torch.
-        timer: Times calls.
-        watch: Looks for what disturbs.
-        buffer_bytes: What operands must take together, so that no cache holds them.
-        sleep: Waits so many seconds.
-        today: The day in UTC, e.g. ``2026-11-21``.
-    """
-
-    facts: DeviceFacts
-    device: str
-    versions: TorchVersions
-    timer: Timer
-    watch: Watch
-    buffer_bytes: int
-    sleep: Callable[[float], None]
-    today: Callable[[], str]
-
-    @property
-    def conditions(self) -> Conditions:
-        """What a measurement made now depends on."""
-        return Conditions(
-            driver=self.watch.driver,
-            torch=self.versions.torch,
-            cuda=self.versions.cuda,
-            date=self.today(),
-        )
-
-
 def wait_until_idle(bench: Bench) -> str | None:
     """Wait for other work on the GPU to end, some times; what to say if it does not."""
     for _ in range(ATTEMPTS):
@@ -116,7 +79,7 @@ def measure(
     contenders: Mapping[str, Run],
     bench: Bench,
     trying: Callable[[str], AbstractContextManager[None]],
-) -> Outcome:
+) -> TuningOutcome:
     """Time those contenders that compute a problem right.
 
     Args:
@@ -162,13 +125,13 @@ def measure(
             faults[name] = fault
     checks.clear()  # its memory is no longer needed
     doubts: tuple[str, ...] = ()
-    result = Result(intervals={}, is_decided=True)
+    result = RaceResult(intervals={}, is_decided=True)
     if ready:
         result, doubts = _race_undisturbed(ready, bench, random.Random(seed))
     timings = {name: interval.timing for name, interval in result.intervals.items()}
     aten, triton = timings.pop(ATEN, None), timings.pop(TRITON, None)
     ranked = sorted(timings, key=lambda id_: (timings[id_].time_ns, id_))
-    return Outcome(
+    return TuningOutcome(
         kernels={id_: timings[id_] for id_ in ranked},
         aten=aten,
         triton=triton,
@@ -178,7 +141,7 @@ def measure(
     )
 
 
-def _fault(name: str, run: Run, checks: Sequence[Check]) -> str | None:
+def _fault(name: str, run: Run, checks: Sequence[OperandCheck]) -> str | None:
     if name in (ATEN, TRITON):  # which may round parts of a sum: on few products that is little
         check = checks[-1]
         poison(check.operands[2])
@@ -217,7 +180,7 @@ def _calls(run: Run, sets: Sequence[Operands]) -> list[Callable[[], object]]:
 
 def _race_undisturbed(
     ready: Mapping[str, Sample], bench: Bench, source: random.Random
-) -> tuple[Result, tuple[str, ...]]:
+) -> tuple[RaceResult, tuple[str, ...]]:
     """Race, anew where that was disturbed; the last result, and what disturbed even that."""
     seen: dict[str, None]  # in order, each once
 

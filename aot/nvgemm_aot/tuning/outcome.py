@@ -1,15 +1,16 @@
-"""What was measured of one problem, and whether two runs agree about it."""
+"""What tuning found for one problem: its JSON form, and whether two runs agree."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
-from nvgemm_runtime.bundle.format import Conditions, Timing
+from nvgemm_runtime.bundle.format import Conditions, Timing, timing_json
 from nvgemm_runtime.matching.refusals import version_numbers
 
 from .contenders import ATEN, TRITON
-from .separation import RESOLUTION
+from .race import RESOLUTION
 
 UNSEEN_WORK = "other work on the GPU was not looked for: NVML does not tell how busy it is"
 
@@ -24,7 +25,7 @@ DISAGREEMENT = "two runs disagree: "
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TuningOutcome:
     """What was measured of one problem.
 
     Attributes:
@@ -55,7 +56,7 @@ class Outcome:
         return not all(doubt.startswith(lasting) for doubt in self.doubts)
 
 
-def disagreement(before: Outcome, now: Outcome) -> str | None:
+def disagreement(before: TuningOutcome, now: TuningOutcome) -> str | None:
     """Why two runs cannot both be right about who is fastest, or None.
 
     Compared is what both measured: whether one run has the other's fastest clearly behind, and
@@ -106,3 +107,93 @@ def contender_name(contender: str) -> str:
     """A contender in words."""
     torchs_own = {ATEN: "ATen", TRITON: "Triton"}
     return torchs_own.get(contender, f"kernel {contender[:12]}")
+
+
+_MOST = 2**63 - 1
+"""The largest integer of a header."""
+
+
+def outcome_json(outcome: TuningOutcome) -> dict[str, Any]:
+    """An outcome as a JSON object."""
+    return {
+        "kernels": [
+            [id_, timing.time_ns, timing.spread_ns] for id_, timing in outcome.kernels.items()
+        ],
+        "aten": timing_json(outcome.aten),
+        "triton": timing_json(outcome.triton),
+        "wrong": dict(outcome.wrong),
+        "doubts": list(outcome.doubts),
+        "conditions": asdict(outcome.conditions),
+    }
+
+
+def read_outcome(value: Any, ids: Collection[str]) -> TuningOutcome:
+    """The outcome that a JSON object is.
+
+    Args:
+        value: What `outcome_json` returned.
+        ids: Of the kernels that it may name.
+
+    Raises:
+        ValueError: If a value is none that a bundle could hold.
+    """
+    given = _object(value, [field.name for field in fields(TuningOutcome)])
+    kernels = {}
+    for item in _items(given["kernels"]):
+        id_, *timing = _items(item)
+        kernels[_kernel(id_, ids)] = read_timing(timing)
+    times = [timing.time_ns for timing in kernels.values()]
+    if len(kernels) != len(given["kernels"]) or times != sorted(times):
+        raise ValueError("kernels are named twice, or not the fastest first")
+    wrong = _object(given["wrong"])
+    conditions = _object(given["conditions"], [field.name for field in fields(Conditions)])
+    return TuningOutcome(
+        kernels=kernels,
+        aten=None if given["aten"] is None else read_timing(given["aten"]),
+        triton=None if given["triton"] is None else read_timing(given["triton"]),
+        wrong={_kernel(id_, ids): read_text(fault) for id_, fault in wrong.items()},
+        doubts=tuple(map(read_text, _items(given["doubts"]))),
+        conditions=Conditions(**{name: read_text(text) for name, text in conditions.items()}),
+    )
+
+
+def read_timing(value: Any) -> Timing:
+    """The timing that ``[nanoseconds, spread]`` is.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    time_ns, spread_ns = _items(value)
+    for number, least in ((time_ns, 1), (spread_ns, 0)):
+        if type(number) is not int or not least <= number <= _MOST:
+            raise ValueError(f"{number!r:.80} is no integer in {least}..{_MOST}")
+    return Timing(time_ns=time_ns, spread_ns=spread_ns)
+
+
+def read_text(value: Any) -> str:
+    """A text that a header can hold.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise ValueError(f"{value!r:.80} is no printable text")
+    return value
+
+
+def _kernel(id_: Any, ids: Collection[str]) -> str:
+    if read_text(id_) not in ids:
+        raise ValueError(f"there is no kernel {id_:.80}")
+    return str(id_)
+
+
+def _object(value: Any, names: Collection[str] | None = None) -> dict[str, Any]:
+    if not isinstance(value, dict) or (names is not None and value.keys() != set(names)):
+        raise ValueError(f"{value!r:.80} is not an object of {names}")
+    return value
+
+
+def _items(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r:.80} is no list")
+    return value

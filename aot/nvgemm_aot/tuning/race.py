@@ -1,13 +1,84 @@
-"""Timing contenders in turn until they are told apart."""
+"""Times contenders in turn until the fastest is told apart from the others."""
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .separation import LEAST_SAMPLES, Interval, contending, is_decided, median_interval
+from nvgemm_runtime.bundle.format import Timing
+
+CONFIDENCE = 0.95
+"""Of the interval of a median, each by itself: the fastest of many is partly so by luck, and its
+interval holds its true median less often."""
+
+LEAST_SAMPLES = 6
+"""From so many samples on, their range holds the true median with that confidence: 1 - 2 / 2**6."""
+
+RESOLUTION = 0.01
+"""Times that are known to this share of themselves are known well enough: those that still overlap
+count as equal."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """A median and where the true one lies, in nanoseconds."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the median is known to `RESOLUTION`."""
+        return max(self.high - self.median, self.median - self.low) <= RESOLUTION * self.median
+
+    @property
+    def timing(self) -> Timing:
+        """As bundles hold it, in whole nanoseconds; the spread is rounded up."""
+        time_ns = max(1, round(self.median))
+        spread = max(self.high - time_ns, time_ns - self.low, 0.0)
+        return Timing(time_ns=time_ns, spread_ns=math.ceil(spread))
+
+
+def median_interval(samples: Sequence[float]) -> Interval:
+    """The median of samples and the interval that order statistics give for the true one.
+
+    No distribution is assumed: the true median lies between the j-th smallest and the j-th largest
+    of n independent samples with probability 1 - 2 P(Binomial(n, 1/2) < j).
+
+    Args:
+        samples: At least `LEAST_SAMPLES`.
+    """
+    count = len(samples)
+    if count < LEAST_SAMPLES:
+        raise ValueError(f"{count} samples, at least {LEAST_SAMPLES} are needed")
+    ordered = sorted(samples)
+    outside, skipped = 2 / 2**count, 0
+    while True:
+        outside += 2 * math.comb(count, skipped + 1) / 2**count
+        if outside > 1 - CONFIDENCE:
+            break
+        skipped += 1
+    return Interval(
+        median=statistics.median(ordered), low=ordered[skipped], high=ordered[-1 - skipped]
+    )
+
+
+def contending(intervals: Mapping[str, Interval]) -> list[str]:
+    """Those that may be the fastest: their intervals reach into that of the least median."""
+    leader = min(intervals.values(), key=lambda interval: interval.median)
+    return [name for name, interval in intervals.items() if interval.low <= leader.high]
+
+
+def is_decided(intervals: Mapping[str, Interval]) -> bool:
+    """Whether more samples would change nothing: one is the fastest, or several are equal."""
+    names = contending(intervals)
+    return len(names) == 1 or all(intervals[name].is_narrow for name in names)
+
 
 MORE_ROUNDS = 3
 """Rounds that are added at a time, for those that may still be the fastest."""
@@ -35,7 +106,7 @@ class Timer(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class RaceResult:
     """How a race went.
 
     Attributes:
@@ -51,7 +122,7 @@ def race(
     contenders: Mapping[str, Sample],
     source: random.Random,
     after_round: Callable[[], None] = lambda: None,
-) -> Result:
+) -> RaceResult:
     """Time contenders, in each round all in a new order, so that no one always follows another.
 
     Whoever cannot be the fastest any more is not timed further. The race ends when the fastest is
@@ -73,8 +144,8 @@ def race(
             after_round()
         intervals |= {name: median_interval(samples[name]) for name in running}
         if is_decided(intervals):
-            return Result(intervals=intervals, is_decided=True)
+            return RaceResult(intervals=intervals, is_decided=True)
         # One that was left behind comes back where the leader turns out to be slower.
         running, rounds = contending(intervals), MORE_ROUNDS
         if max(len(samples[name]) for name in running) + rounds > MOST_ROUNDS:
-            return Result(intervals=intervals, is_decided=False)
+            return RaceResult(intervals=intervals, is_decided=False)

@@ -1,20 +1,21 @@
-"""Coverage: which recorded problems bundles serve, on the GPU of each target, and why not others.
-
-A pure function of a manifest and of bundles. Matching is the runtime's own, asked as torch.compile
-in a process on that GPU would ask it; nothing depends on the machine that this runs on.
-"""
+"""Which GEMMs of a manifest a set of bundles serves, decided by the runtime's matching."""
 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from nvgemm_runtime.gemm.aten import product_of_sum
-from nvgemm_runtime.gemm.operands import Request
-from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.aten import OPERATORS, AtenGemm, product_of_sum
+from nvgemm_runtime.gemm.extras import Extras
+from nvgemm_runtime.gemm.operand import Operand
+from nvgemm_runtime.gemm.operands import Request, requests, torch_dtype
+from nvgemm_runtime.gemm.problem import Op, Problem, Signature
+from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
+from nvgemm_runtime.gemm.scales import SWIZZLED_ALIGNMENT_BYTES
 from nvgemm_runtime.matching.device import (
     RUNTIME_LIBRARY,
     UNKNOWN_VERSION,
@@ -28,11 +29,137 @@ from nvgemm_runtime.matching.refusals import (
     unlaunchable,
     version_numbers,
 )
+from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES, sizes_in_words
+from nvgemm_runtime.recording.text import read_others
 
 from ..manifest.parse import Declared, Manifest
 from ..targets import BuildTarget
-from .problem_call import call_of, readings
-from .undeclarable import Sizes, Undeclarable
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large a GEMM is, whatever else it is."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+
+    @property
+    def flops(self) -> int:
+        """As `Problem.flops`."""
+        return 2 * self.m * self.n * self.k * self.batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undeclarable:
+    """A recorded GEMM that no manifest can declare, and so no bundle serve.
+
+    Attributes:
+        gemm: It, in words.
+        sizes: Its sizes, or None where words do not tell them.
+        count: How often it was recorded.
+        reason: Why no manifest can declare it.
+    """
+
+    gemm: str
+    sizes: Sizes | None
+    count: int
+    reason: str
+
+
+def read_undeclarable(text: str) -> tuple[Undeclarable, ...]:
+    """What stands in a recording beside the manifest, even in a copy that was edited.
+
+    Any other manifest has none.
+    """
+    return tuple(_read(line, count) for line, count in read_others(text).items())
+
+
+def _read(line: str, count: int) -> Undeclarable:
+    gemm, _, reason = line.partition(": ")
+    extents = sizes_in_words(gemm)
+    return Undeclarable(
+        gemm=gemm,
+        sizes=None if extents is None else Sizes(*extents),
+        count=count,
+        reason=reason or "no manifest can declare it",
+    )
+
+
+_SUMS = {Op.MM: "addmm", Op.BMM: "baddbmm"}
+_PRODUCTS = {Op.MM: "mm", Op.BMM: "bmm", Op.GROUPED_MM: "_grouped_mm"}
+
+
+def call_of(problem: Problem) -> AtenGemm:
+    """A call on contiguous tensors that a problem declares: with scales, offsets and addend.
+
+    Tensors start at multiples of `ALIGNMENT_BYTES`; swizzled scales, as every kernel needs them, at
+    those of `SWIZZLED_ALIGNMENT_BYTES`.
+    """
+    served = problem.signature
+    tensors = {role: _operand(problem, role) for role in roles(served)}
+    return AtenGemm(
+        op=_aten_name(served),
+        a=tensors[Role.A],
+        b=tensors[Role.B],
+        out=tensors[Role.OUT],
+        extras=Extras(
+            scale_a=tensors.get(Role.SCALE_A),
+            scale_b=tensors.get(Role.SCALE_B),
+            # Named, not read off shapes: those of two recipes can be equal.
+            recipe=served.scales,
+            offsets=tensors.get(Role.OFFSETS),
+            addend=tensors.get(Role.ADDEND),
+            activation=None if served.epilogue is None else served.epilogue.activation,
+        ),
+    )
+
+
+def readings(gemm: AtenGemm) -> tuple[Request, ...]:
+    """What matching is asked for a call, best aligned first; see `operands.requests`.
+
+    One row or column can be read in both layouts, and a row that is added to one row as a matrix.
+    """
+    return requests(OPERATORS[gemm.op].op, gemm.a, gemm.b, out=gemm.out, extras=gemm.extras)
+
+
+def _aten_name(served: Signature) -> str:
+    if served.scales is not None:
+        return "_scaled_mm"
+    return (_PRODUCTS if served.epilogue is None else _SUMS)[served.op]
+
+
+def _operand(problem: Problem, role: Role) -> Operand:
+    import torch
+
+    served, shape = problem.signature, role_shape(problem, role)
+    return Operand(
+        dtype=torch_dtype(role_dtype(served, role)),
+        device=torch.device("cuda"),
+        shape=shape,
+        strides=_strides(shape, row_major=_is_row_major(served, role)),
+        address=math.lcm(ALIGNMENT_BYTES, SWIZZLED_ALIGNMENT_BYTES)
+        if role in (Role.SCALE_A, Role.SCALE_B)
+        else ALIGNMENT_BYTES,
+    )
+
+
+def _is_row_major(served: Signature, role: Role) -> bool:
+    if role is Role.A:
+        return served.layout.a_row_major
+    return role is not Role.B or served.layout.b_row_major
+
+
+def _strides(shape: tuple[int, ...], *, row_major: bool) -> tuple[int, ...]:
+    if not row_major:
+        *batch, rows, columns = shape
+        return (*(rows * columns for _ in batch), 1, rows)
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
 
 
 class Status(str, enum.Enum):

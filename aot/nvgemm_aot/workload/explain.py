@@ -92,7 +92,7 @@ class MetGemm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explanation:
+class ExplainedProgram:
     """What came of a command.
 
     Attributes:
@@ -114,7 +114,7 @@ class Explanation:
         }
 
 
-def explain(command: Sequence[str], *, quiet: bool = False) -> Explanation:
+def explain_program(command: Sequence[str], *, quiet: bool = False) -> ExplainedProgram:
     """Run a command without torch's compile caches and collect the GEMMs that it met.
 
     Args:
@@ -130,7 +130,7 @@ def explain(command: Sequence[str], *, quiet: bool = False) -> Explanation:
         status = run_to_end(command, environment, quiet=quiet)
         text = path.read_bytes() if path.exists() else b""
     events = [_event(line) for line in text.splitlines()]
-    return Explanation(
+    return ExplainedProgram(
         status=status,
         gemms=collect(event for event in events if event is not None),
         unreadable_lines=events.count(None),

@@ -44,7 +44,7 @@ class Recorded:
     others: int
 
 
-def record(
+def record_program(
     command: Sequence[str], path: Path, *, target: str | None = None, fake: bool = False
 ) -> Recorded:
     """Run a command and keep the GEMMs that it meets.

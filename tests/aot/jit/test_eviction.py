@@ -11,12 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 from test_user_bundle import content, problem, summary
 
-from nvgemm_aot.cli import cache_commands
+from nvgemm_aot.cli import cache as cache_commands
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.cli.tables import size_text
+from nvgemm_aot.cli.printing import size_text
 from nvgemm_aot.jit import eviction
-from nvgemm_aot.jit.cache_usage import look_at
-from nvgemm_aot.jit.eviction import choose, enforce, limit_bytes
+from nvgemm_aot.jit.eviction import choose, enforce, limit_bytes, look_at
 from nvgemm_aot.jit.user_bundle import UserBundle, read_user_bundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target

@@ -25,9 +25,8 @@ from nvgemm_aot.build.compiler import Outcome, compile_all
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.build.workers import TimeLimitExceeded, WorkerDied
 from nvgemm_aot.jit import server
-from nvgemm_aot.jit.giving_up import GivingUp
 from nvgemm_aot.jit.jit_compiler import Compiled, JitCompiler
-from nvgemm_aot.jit.server import Server
+from nvgemm_aot.jit.server import GivingUp, Server
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import StorageError, TargetError, ToolchainError

@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 from pydantic import ValidationError
 
 from nvgemm_aot.manifest import parse as manifest_module
-from nvgemm_aot.manifest import rules, yaml_nodes, yaml_source
+from nvgemm_aot.manifest import rules, source
 from nvgemm_aot.manifest.parse import Manifest, json_schema, load_manifest
 from nvgemm_aot.manifest.schema import NAME_PATTERN, ManifestEntry, allowed_keys
 from nvgemm_runtime.errors import ManifestError
@@ -940,7 +940,7 @@ def test_reports_an_operating_system_error(tmp_path: Path, monkeypatch: pytest.M
     def refuse(*args: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(yaml_nodes, "read_start", refuse)
+    monkeypatch.setattr(source, "read_start", refuse)
     with pytest.raises(ManifestError, match=r"x\.yaml: cannot read it: Permission denied"):
         load_manifest(tmp_path / "x.yaml")
 
@@ -953,7 +953,7 @@ def test_refuses_empty_file(tmp_path: Path, text: str) -> None:
 
 def test_refuses_file_that_is_too_long(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="over 4194304 bytes"):
-        load(tmp_path, b"#" * (yaml_nodes.MAX_FILE_BYTES + 1))
+        load(tmp_path, b"#" * (source.MAX_FILE_BYTES + 1))
 
 
 @pytest.mark.parametrize(
@@ -1017,7 +1017,7 @@ def test_message_stays_on_one_line_and_can_be_written(tmp_path: Path, key: str) 
 
 
 def test_refuses_alias_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(yaml_source, "MAX_VALUES", 10_000)
+    monkeypatch.setattr(source, "MAX_VALUES", 10_000)
     lines = ["a0: &a0 [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 20)]
     (line,) = mistakes(tmp_path, "\n".join(lines))
@@ -1088,7 +1088,7 @@ def test_libyaml_only_ever_decides_that_a_file_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good, bad = gemm("dtype: bf16, mnk: [[1, 1, 1]]"), gemm("dtype: bf16, m: , n: 1, k: 1")
-    own = yaml_nodes.compose
+    own = source.compose
     calls: list[str] = []
     monkeypatch.setattr(
         manifest_module, "compose", lambda path, text: calls.append(text) or own(path, text)
@@ -1110,7 +1110,7 @@ def test_works_without_libyaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.skipif(not yaml.__with_libyaml__, reason="PyYAML was built without libyaml")
 @pytest.mark.parametrize("text", ["a: [", "a: *b", "a: 1\n---\nb: 1", "[" * 9999, "a:\t1"])
 def test_libyaml_leaves_what_it_refuses_to_the_other_parser(text: str) -> None:
-    assert yaml_nodes.compose_fast(text) is None
+    assert source.compose_fast(text) is None
 
 
 def test_file_that_can_be_read_once_only_is_read_once(tmp_path: Path) -> None:

@@ -16,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.manifest.from_config import MAX_PROBLEMS, Wanted, make_manifest
+from nvgemm_aot.manifest.from_config import MAX_PROBLEMS, Wanted, make_manifest, manifest_yaml
 from nvgemm_aot.manifest.models import FAMILIES
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
-from nvgemm_aot.manifest.render_manifest import manifest_yaml
-from nvgemm_aot.manifest.yaml_nodes import MAX_FILE_BYTES
+from nvgemm_aot.manifest.source import MAX_FILE_BYTES
 from nvgemm_runtime.errors import ManifestError, StorageError
 from nvgemm_runtime.gemm.problem import DType, Op
 from repository import ROOT, TESTS

@@ -18,8 +18,7 @@ from jit_programs import JitMachine, problem
 from jit_requests import DEVICE, manifest_of
 from nvgemm_aot.build.compiler import compile_all
 from nvgemm_aot.build.pipeline import build
-from nvgemm_aot.jit.cache_usage import look_at
-from nvgemm_aot.jit.eviction import evict, select
+from nvgemm_aot.jit.eviction import evict, look_at, select
 from nvgemm_aot.jit.jit_compiler import JitCompiler
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.storage import cache as cache_module

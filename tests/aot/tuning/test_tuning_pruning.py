@@ -12,7 +12,7 @@ import cpu_provider
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import BundleContent, ProblemRanking
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.tuning.pruning import prune
+from nvgemm_aot.tuning.rewrite import prune
 from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.matching.device import device_facts

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from nvgemm_runtime.errors import ManifestError
 
 from ..messages import show
-from ..yaml_nodes import read_bytes
+from ..source import read_bytes
 from . import FAMILIES
 from .decoder import DecoderConfig
 

@@ -51,7 +51,7 @@ class Routing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemm:
+class ModelGemm:
     """One matrix product: activations [tokens, k] by a weight into [tokens, n].
 
     Attributes:
@@ -89,10 +89,10 @@ class Fusible:
     """
 
     role: str
-    parts: tuple[Gemm, ...]
+    parts: tuple[ModelGemm, ...]
 
 
-Projection = Gemm | Fusible
+Projection = ModelGemm | Fusible
 
 
 def repeat(times: int, projections: Iterable[Projection]) -> Iterator[Projection]:

@@ -85,7 +85,7 @@ class Quantization:
         Two where the exceptions name the modules of some layers, and not those of others.
 
         Args:
-            role: As `gemm.Gemm.role`.
+            role: As `gemm.ModelGemm.role`.
             layers: Number of layers.
 
         Raises:

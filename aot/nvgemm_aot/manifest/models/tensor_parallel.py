@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from .gemm import Columns, Fusible, Gemm, Heads, Projection
+from .gemm import Columns, Fusible, Heads, ModelGemm, Projection
 
 
 def undivided_heads(projections: Iterable[Projection], ranks: int) -> list[Heads]:
@@ -23,7 +23,7 @@ def undivided_heads(projections: Iterable[Projection], ranks: int) -> list[Heads
     ]
 
 
-def share(projections: Iterable[Projection], ranks: int, *, fused: bool) -> Iterator[Gemm]:
+def share(projections: Iterable[Projection], ranks: int, *, fused: bool) -> Iterator[ModelGemm]:
     """List the GEMMs of one rank, with its n and k.
 
     A GEMM that ranks cannot share evenly keeps the model's sizes, and is `unserved`.
@@ -42,11 +42,11 @@ def share(projections: Iterable[Projection], ranks: int, *, fused: bool) -> Iter
             yield from parts
 
 
-def _parts(projection: Projection) -> tuple[Gemm, ...]:
+def _parts(projection: Projection) -> tuple[ModelGemm, ...]:
     return projection.parts if isinstance(projection, Fusible) else (projection,)
 
 
-def _share_one(gemm: Gemm, ranks: int) -> Gemm:
+def _share_one(gemm: ModelGemm, ranks: int) -> ModelGemm:
     if gemm.split is None:
         return gemm
     heads = gemm.split.heads
@@ -60,7 +60,7 @@ def _share_one(gemm: Gemm, ranks: int) -> Gemm:
     return replace(gemm, k=extent // shares)
 
 
-def _fuse(role: str, parts: Sequence[Gemm]) -> Gemm:
+def _fuse(role: str, parts: Sequence[ModelGemm]) -> ModelGemm:
     return replace(
         parts[0],
         role=role,
