@@ -43,10 +43,10 @@ def path(cache_dir: Path | None) -> None:
 @json_option
 def list_(cache_dir: Path | None, as_json: bool) -> None:
     """Show what is kept: user bundles with their problems, compiled kernels, sizes, last use."""
-    from ..jit.eviction import limit_bytes, look_at
+    from ..jit.eviction import limit_bytes, read_usage
     from ..storage.cache import Cache
 
-    document = usage_document(look_at(Cache(_directory(cache_dir))), limit_bytes())
+    document = usage_document(read_usage(Cache(_directory(cache_dir))), limit_bytes())
     print_result(document, usage_text, as_json=as_json)
 
 
@@ -63,7 +63,7 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: float | Non
     """Remove what is kept: everything, or what the options say; with both, what both say."""
     from nvgemm_runtime.gemm.problem import Problem
 
-    from ..jit.eviction import evict, look_at, select
+    from ..jit.eviction import evict, read_usage, select
     from ..storage.cache import Cache
     from ..storage.locks import remove_unused
 
@@ -74,7 +74,7 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: float | Non
             f"--problem {', '.join(keys)}: {error}; nvgemm-aot cache list shows the keys"
         ) from None
     store = Cache(_directory(cache_dir))
-    before = look_at(store)
+    before = read_usage(store)
     used_before = None if older_than is None else _now() - older_than
     chosen = select(before, problems=problems, used_before=used_before)
     evict(store, chosen)
@@ -84,7 +84,7 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: float | Non
         raise StorageError(
             f"{left[0]}: cannot be removed, nor {len(left) - 1} other files; are they yours?"
         )
-    after = look_at(store)
+    after = read_usage(store)
     kept = sum(len(bundle.problems) for bundle in after.bundles)
     click.echo(
         f"{store.directory}: {size_text(before.size_bytes - after.size_bytes)} freed, "

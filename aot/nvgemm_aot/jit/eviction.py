@@ -1,4 +1,7 @@
-"""Lists what the cache directory keeps, and removes the least recently used of it."""
+"""Lists the content of the cache directory, and evicts the least recently used beyond its limit.
+
+Builds have no limit: only run-time compiling evicts, after it has added something.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,24 @@ from ..storage.cache import Cache
 from ..storage.files import write_atomic
 from ..storage.locks import acquire
 from .user_bundle import SuspectBundleError, damaged_files, remove_problems, require_own
+
+_log = logging.getLogger(__name__)
+
+LIMIT_VARIABLE = "NVGEMM_AOT_CACHE_LIMIT"
+"""Environment variable: most bytes that run-time compiling leaves in the cache directory."""
+
+DEFAULT_LIMIT_BYTES = 1 << 30
+
+_IN_USE_SECONDS = 60
+"""Anything used within this time is not evicted: a process may be about to read it."""
+
+_BUILD_SECONDS = 6 * 3600
+"""Compiled kernels younger than this are not evicted: a running build may read them again."""
+
+_FREED_SHARE = 0.1
+"""Share of the limit that is freed beyond the excess, so that not every new kernel evicts one."""
+
+_SIZE = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +98,7 @@ class KeptBundle:
 
 @dataclass(frozen=True, kw_only=True)
 class CacheUsage:
-    """Everything in a cache directory.
+    """The content of a cache directory.
 
     Attributes:
         entries: Compiled kernels and plans.
@@ -92,13 +113,13 @@ class CacheUsage:
 
     @property
     def size_bytes(self) -> int:
-        """All of it."""
+        """Size of all files."""
         files = (*self.entries, *(bundle.file for bundle in self.bundles), *self.damaged)
         return sum(file.size_bytes for file in files)
 
 
-def look_at(cache: Cache) -> CacheUsage:
-    """Look through a cache directory, which need not exist. What vanishes meanwhile is left out."""
+def read_usage(cache: Cache) -> CacheUsage:
+    """List a cache directory, which need not exist. Files that vanish meanwhile are left out."""
     directory = jit_directory(cache.directory)
     bundles = (_bundle(cache, path) for path in sorted(directory.glob(f"*{BUNDLE_SUFFIX}")))
     damaged = (_stored(path) for path in damaged_files(directory))
@@ -162,25 +183,6 @@ def _used_at(cache: Cache, problem: Problem, bundle: StoredFile) -> float:
     return bundle.used_at
 
 
-_log = logging.getLogger(__name__)
-
-LIMIT_VARIABLE = "NVGEMM_AOT_CACHE_LIMIT"
-"""Environment variable: most bytes that run-time compiling leaves in the cache directory."""
-
-DEFAULT_LIMIT_BYTES = 1 << 30
-
-_IN_USE_SECONDS = 60
-"""What was used so lately is not evicted: a process may be about to read it."""
-
-_BUILD_SECONDS = 6 * 3600
-"""Compiled kernels so young are not evicted: a build that is still running may read them again."""
-
-_FREED_SHARE = 0.1
-"""Of the limit, what is freed beyond it, so that not every new kernel evicts another."""
-
-_SIZE = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Eviction:
     """What to drop from a cache directory.
@@ -195,7 +197,7 @@ class Eviction:
 
 
 def limit_bytes() -> int:
-    """The limit that the user has set, or the default; what is no size counts as not set."""
+    """The user's limit in bytes, or the default; a value that is no size counts as not set."""
     text = os.environ.get(LIMIT_VARIABLE)
     if text is None:
         return DEFAULT_LIMIT_BYTES
@@ -210,25 +212,25 @@ def limit_bytes() -> int:
 
 
 def enforce(cache: Cache) -> None:
-    """Evict what was not used for longest, if the cache directory is over its limit.
+    """Evict the least recently used if the cache directory is over its limit.
 
-    Where it cannot be written, or another process does the same, nothing happens.
+    Does nothing where it cannot be written, or while another process evicts.
     """
     with contextlib.suppress(StorageError):
         lock = acquire(cache.lock_path("limit"), wait=False)
         if lock is None:
             return
         try:
-            evict(cache, choose(look_at(cache), limit_bytes(), time.time()))
+            evict(cache, choose(read_usage(cache), limit_bytes(), time.time()))
         finally:
             lock.release()
 
 
 def choose(usage: CacheUsage, limit: int, now: float) -> Eviction:
-    """What to drop so that a cache fits its limit.
+    """Choose what to drop so that a cache fits its limit.
 
     Args:
-        usage: What there is.
+        usage: The cache's content.
         limit: Bytes.
         now: The time, in seconds since 1970.
     """
@@ -265,10 +267,10 @@ def choose(usage: CacheUsage, limit: int, now: float) -> Eviction:
 def select(
     usage: CacheUsage, *, problems: Collection[Problem] = (), used_before: float | None = None
 ) -> Eviction:
-    """What a person wants to be rid of.
+    """Choose what a person asked to remove.
 
     Args:
-        usage: What there is.
+        usage: The cache's content.
         problems: Only these problems; empty for all, and all compiled kernels and plans.
         used_before: Only what was last used before this time, in seconds since 1970.
     """
@@ -306,7 +308,7 @@ def _oldest_first(
 
 
 def evict(cache: Cache, eviction: Eviction) -> None:
-    """Drop what was chosen. An unusable bundle is left to the next process that compiles.
+    """Drop what was chosen. A damaged bundle is left to the next process that compiles.
 
     Raises:
         StorageError: If a user bundle cannot be replaced.
@@ -318,7 +320,7 @@ def evict(cache: Cache, eviction: Eviction) -> None:
         with contextlib.suppress(BundleFormatError, SuspectBundleError):
             remove_problems(cache, path, problems)
     if eviction.problems:
-        # Graphs that call what is gone must not come from torch's caches any more.
+        # Torch's caches must not return graphs that call an evicted kernel.
         write_atomic(generation_path(cache.directory), secrets.token_hex(8).encode())
     _remove_stamps(cache, {p for problems in eviction.problems.values() for p in problems})
 
@@ -326,7 +328,7 @@ def evict(cache: Cache, eviction: Eviction) -> None:
 def _remove_stamps(cache: Cache, problems: set[Problem]) -> None:
     if not problems:
         return
-    kept = {kept.problem for bundle in look_at(cache).bundles for kept in bundle.problems}
+    kept = {kept.problem for bundle in read_usage(cache).bundles for kept in bundle.problems}
     for problem in problems - kept:
         with contextlib.suppress(OSError):
             stamp_path(cache.directory, problem).unlink()

@@ -1,4 +1,9 @@
-"""The process that compiles for one program: answers its requests over a socket."""
+"""The process that compiles for a user's process, which so imports nothing of the compiler.
+
+It reads requests from its standard input and writes answers to its standard output, each a line of
+JSON; `nvgemm_runtime.jit.client` starts it and is the other end. It ends with the user's process,
+or when it has been idle for a while.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,76 +25,14 @@ from typing import Any
 from nvgemm_runtime.errors import NvgemmError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
 
-from ..build.compiler import Failure, KernelWorkers, Outcome, Task, death_text, default_jobs
+from ..build.compiler import default_jobs
 from ..build.pipeline import DEFAULT_PROVIDER
-from ..build.time_limit import compile_limit_seconds
-from ..build.workers import WorkerDied
 from ..providers import load_provider
 from ..storage import temporary_directory
-from ..storage.cache import Cache, cache_key
+from ..storage.cache import Cache
 from ..storage.files import finish_writing
 from ..targets.local import Device
 from .jit_compiler import Compiled, JitCompiler
-
-MAX_ATTEMPTS = 2
-"""So many requests see the compiler of a kernel killed before it is left out."""
-
-PAUSE_SECONDS = 24 * 3600
-"""For so long."""
-
-
-class GivingUp:
-    """Compiler processes that leave out kernels which were given up; see `KernelWorkers`.
-
-    Args:
-        workers: The processes.
-        cache: Where attempts are counted, over all processes that use it. A higher time limit gets
-            attempts of its own.
-    """
-
-    def __init__(self, workers: KernelWorkers, cache: Cache) -> None:
-        self._workers = workers
-        self._cache = cache
-        self._limit = str(compile_limit_seconds())
-
-    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
-        """Work on the tasks that were not given up; see `Workers.run`."""
-        wanted = []
-        for task in items:
-            count, reason = self._attempts(task)
-            if count < MAX_ATTEMPTS:
-                wanted.append(task)
-                continue
-            failure = Failure(
-                task=task,
-                reason=f"{reason}; given up for a day after {count} attempts, or until `nvgemm-aot "
-                "cache clear`",
-                is_transient=True,
-            )
-            yield task, Outcome(failure=failure)
-        for task, outcome in self._workers.run(wanted):
-            if isinstance(outcome, WorkerDied):
-                self._count(task, death_text(outcome))
-            yield task, outcome
-
-    def _attempts(self, task: Task) -> tuple[int, str]:
-        """How often its compiler was killed within the last day, and how at last."""
-        data = self._cache.get(self._key(task))
-        if data is None:
-            return 0, ""
-        known = json.loads(data)
-        if not 0 <= time.time() - known["at"] < PAUSE_SECONDS:
-            return 0, ""
-        return known["count"], known["reason"]
-
-    def _count(self, task: Task, reason: str) -> None:
-        count, _ = self._attempts(task)
-        document = {"count": count + 1, "reason": reason, "at": time.time()}
-        self._cache.put_if_possible(self._key(task), json.dumps(document).encode())
-
-    def _key(self, task: Task) -> str:
-        return cache_key("killed compilers", [task.key, self._limit])
-
 
 _log = logging.getLogger(__name__)
 

@@ -1,8 +1,11 @@
-"""Reads YAML strictly, and knows the line and column of every value."""
+"""Reads YAML as plain data that remembers the line and column of each value.
+
+PyYAML's own construction would silently keep the last of two equal keys, read ``010`` as eight and
+``1:30`` as ninety, and forget every position. Only its parser is used here.
+"""
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -11,6 +14,7 @@ from typing import Any, NoReturn
 
 import yaml
 from yaml.composer import Composer
+from yaml.reader import Reader
 
 from nvgemm_runtime.errors import ManifestError
 
@@ -131,33 +135,14 @@ class _Shallow(Composer):
             self.depth -= 1
 
 
-class _Loader(_Shallow, yaml.SafeLoader):
-    """PyYAML's own parser."""
+def _make_loader(text: str) -> Any:
+    """Libyaml's parser, several times faster than PyYAML's, which is used where it is missing."""
 
+    class SlowLoader(_Shallow, yaml.SafeLoader):
+        pass
 
-def compose_fast(text: str) -> yaml.Node | None:
-    """Parse YAML with libyaml, which is several times faster than PyYAML itself.
-
-    Returns:
-        The top-level node; None if libyaml is missing, refuses the text, or might read it in
-        another way than PyYAML. Marks may differ from PyYAML's in rare places, so that messages
-        are made from what `compose` returns.
-
-    """
-    if not yaml.__with_libyaml__ or "\t" in text or "\ufeff" in text:
-        return None
-    loader = _fast_loader()(text)
-    try:
-        node: yaml.Node | None = loader.get_single_node()
-    except (yaml.YAMLError, ValueError, OverflowError):
-        return None
-    finally:
-        loader.dispose()
-    return node
-
-
-@functools.cache
-def _fast_loader() -> Any:
+    if not yaml.__with_libyaml__:
+        return SlowLoader(text)
     from yaml._yaml import CParser
     from yaml.resolver import Resolver
 
@@ -168,7 +153,7 @@ def _fast_loader() -> Any:
             Composer.__init__(self)
             Resolver.__init__(self)
 
-    return FastLoader
+    return FastLoader(text)
 
 
 def compose(path: Path, text: str) -> yaml.Node | None:
@@ -178,30 +163,32 @@ def compose(path: Path, text: str) -> yaml.Node | None:
         ManifestError: If the text is not one YAML document, or nested too deeply.
 
     """
-    try:
-        loader = _Loader(text)
-    except yaml.reader.ReaderError as error:
-        before = text[: error.position]
+    foreign = Reader.NON_PRINTABLE.search(text)
+    if foreign is not None:
+        before = text[: foreign.start()]
         found = Mistake(
             line=before.count("\n") + 1,
             column=len(before) - before.rfind("\n"),
-            text=f"found character {text[error.position]!r}, which YAML does not allow; remove it",
+            text=f"found character {foreign[0]!r}, which YAML does not allow; remove it",
         )
         report_mistakes(path, [found])
+    loader = _make_loader(text)
     try:
-        return loader.get_single_node()
+        node: yaml.Node | None = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark or loader.get_mark()
+        mark = error.problem_mark or error.context_mark
         if error.problem == "but found another document":
             fail(path, mark, "found a second YAML document; allowed: one a file")
-        advice = "; indent with spaces" if "'\\t'" in str(error.problem) else ""
+        rest = "".join(text.split("\n")[mark.line : mark.line + 1])[mark.column :]
+        advice = "; indent with spaces" if rest.startswith("\t") else ""
         context = f"{error.context}, " if error.context else ""
         fail(path, mark, f"not valid YAML: {context}{error.problem}{advice}")
     except (ValueError, OverflowError) as error:
         # PyYAML lets these through from escapes like "\UFFFFFFFF" and from huge version numbers.
-        fail(path, loader.get_mark(), f"not valid YAML: {error}")
+        fail(path, yaml.Mark(None, 0, 0, 0, None, None), f"not valid YAML: {error}")
     finally:
         loader.dispose()
+    return node
 
 
 MAX_VALUES = 1_000_000
