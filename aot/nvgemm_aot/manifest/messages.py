@@ -181,10 +181,10 @@ def explain_error(error: ErrorDetails) -> str:
         allowed = f"a mapping with keys out of {', '.join(allowed_keys(location[:1]))}"
         if location[0] == "targets":
             allowed = f"{', '.join(ARCHITECTURES)} or {allowed}"
-    return f"found {_shown(value)}; allowed: {allowed}{hint}"
+    return f"found {show(value)}; allowed: {allowed}{hint}"
 
 
-def _shown(value: object) -> str:
+def show(value: object) -> str:
     """A found value, short and as the file spells it."""
     if isinstance(value, Foreign):
         return value.shown

@@ -177,6 +177,7 @@ def compose(path: Path, text: str) -> yaml.Node | None:
         node: yaml.Node | None = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
+        assert mark is not None  # every error of a parser has one
         if error.problem == "but found another document":
             fail(path, mark, "found a second YAML document; allowed: one a file")
         rest = "".join(text.split("\n")[mark.line : mark.line + 1])[mark.column :]
@@ -185,7 +186,7 @@ def compose(path: Path, text: str) -> yaml.Node | None:
         fail(path, mark, f"not valid YAML: {context}{error.problem}{advice}")
     except (ValueError, OverflowError) as error:
         # PyYAML lets these through from escapes like "\UFFFFFFFF" and from huge version numbers.
-        fail(path, yaml.Mark(None, 0, 0, 0, None, None), f"not valid YAML: {error}")
+        report_mistakes(path, [Mistake(line=1, column=1, text=f"not valid YAML: {error}")])
     finally:
         loader.dispose()
     return node
