@@ -5,30 +5,43 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from nvgemm_runtime.bundle.format import ClusterLimit
 from nvgemm_runtime.errors import CompileError, LinkError, StorageError, ToolchainError
 from nvgemm_runtime.gemm.target import CPU
 from nvgemm_runtime.installed.ownership import writable_by_others
 
 from ..providers import Candidate, Provider, load_provider
 from ..storage import temporary_directory
-from ..storage.cache import Cache, cache_key
+from ..storage.cache import Cache, Entry, cache_key
 from ..storage.files import make_directories, sweep_partials_of
 from ..storage.locks import locked
 from ..targets import BuildTarget
+from ..targets.profile import DeviceProfile
 from ..verify.cubin import spilled_bytes
 from . import linker
-from .time_limit import LIMIT_VARIABLE, compile_limit_seconds
-from .worker_process import clock_stopped
-from .workers import TimeLimitExceeded, WorkerDied, Workers, WorkersCannotStart
+from .workers import (
+    TimeLimitExceeded,
+    WorkerDied,
+    Workers,
+    WorkersCannotStart,
+    clock_stopped,
+)
 
 _log = logging.getLogger(__name__)
+
+LIMIT_VARIABLE = "NVGEMM_AOT_COMPILE_TIMEOUT"
+"""Environment variable: seconds after which the compiler of a kernel is killed."""
+
+DEFAULT_LIMIT_SECONDS = 300.0
+"""Hundreds of times what kernels were seen to take (0.35 to 1.5 s on one core)."""
 
 Progress = Callable[[int, int], None]
 """Called as (kernels done, kernels to do)."""
@@ -39,6 +52,8 @@ class Task:
     """One kernel to compile.
 
     Attributes:
+        candidate: The operator. Its design has the cluster limits that are compiled in.
+        target: What to compile for.
         key: Its name in the cache, from everything that shapes its code.
     """
 
@@ -62,7 +77,7 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TaskResult:
     """What came of a task.
 
     Attributes:
@@ -77,19 +92,21 @@ class Outcome:
 class KernelWorkers(Protocol):
     """Compiler processes."""
 
-    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
+    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
         """Work on all tasks; see `Workers.run`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compilation:
-    """Outcome of a compile stage.
+    """Result of a compile stage.
 
     Attributes:
+        kernels: By key of their tasks, the kernels with their digests.
         compiled: How many kernels were compiled now; the others were in the cache.
         failures: Kernels that are missing, in the order of the tasks.
     """
 
+    kernels: dict[str, Entry]
     compiled: int
     failures: tuple[Failure, ...]
 
@@ -116,28 +133,29 @@ def make_tasks(
     }
 
     def key(candidate: Candidate) -> str:
-        capacities = {
-            str(size): target.device.cluster_capacity(size).value
-            for size in candidate.cluster_sizes
-        }
+        limits = candidate.design.cluster_limits
         own = {
             "operator": candidate.operator,
             "signature": candidate.signature.key,
             "calling_convention": candidate.calling_convention,
-            "cluster_capacities": capacities,
+            "cluster_capacities": {str(one.cluster_size): one.max_active for one in limits},
         }
         if candidate.added_code:
             own["added_code"] = candidate.added_code
         return cache_key("kernel", {**shared, **own})
 
-    return tuple(
-        Task(
-            candidate=candidate,
-            target=target,
-            key=key(candidate),
-        )
-        for candidate in candidates
+    limited = (_with_cluster_limits(candidate, target.device) for candidate in candidates)
+    return tuple(Task(candidate=one, target=target, key=key(one)) for one in limited)
+
+
+def _with_cluster_limits(candidate: Candidate, device: DeviceProfile) -> Candidate:
+    """Add the numbers of a device profile that are compiled in to a candidate's design."""
+    facts = {size: device.cluster_capacity(size) for size in sorted(candidate.cluster_sizes)}
+    limits = tuple(
+        ClusterLimit(cluster_size=size, max_active=fact.value, basis=fact.basis)
+        for size, fact in facts.items()
     )
+    return replace(candidate, design=replace(candidate.design, cluster_limits=limits))
 
 
 def default_jobs() -> int:
@@ -185,7 +203,25 @@ def _meminfo_available_bytes() -> int:
     return _WORKER_BYTES
 
 
-def start_workers(cache: Cache, jobs: int, provider: str) -> Workers[Task, Outcome]:
+def compile_limit_seconds() -> float:
+    """The limit that the user has set, or the default; a value that is no number is warned of."""
+    text = os.environ.get(LIMIT_VARIABLE)
+    if not text:
+        return DEFAULT_LIMIT_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if seconds > 0:
+        return seconds
+    _log.warning(
+        "%s=%s: must be a number of seconds above 0; taken as %g",
+        *(LIMIT_VARIABLE, text, DEFAULT_LIMIT_SECONDS),
+    )
+    return DEFAULT_LIMIT_SECONDS
+
+
+def start_workers(cache: Cache, jobs: int, provider: str) -> Workers[Task, TaskResult]:
     """Start compiler processes, which import the compiler at once; a context manager."""
     return Workers(
         jobs,
@@ -203,7 +239,7 @@ def compile_all(
     progress: Progress | None = None,
     workers: KernelWorkers | None = None,
 ) -> Compilation:
-    """Make sure that every task's kernel is in the cache.
+    """Read every task's kernel from the cache, after compiling those that are not there.
 
     Workers store what they finish at once, so an interrupted build continues where it stopped.
 
@@ -215,13 +251,15 @@ def compile_all(
         workers: Processes that were started before; by default they are started here.
 
     Raises:
-        StorageError: If the cache or the directory for temporary files cannot be written.
+        StorageError: If the cache or the directory for temporary files cannot be written, or a
+            kernel is gone that was just compiled.
         ToolchainError: If the compiler side is incomplete.
     """
     unique = {task.key: task for task in tasks}
-    missing = [task for task in unique.values() if cache.get(task.key) is None]
+    kernels = {key: entry for key in unique if (entry := cache.read(key)) is not None}
+    missing = [task for key, task in unique.items() if key not in kernels]
     if not missing:
-        return Compilation(compiled=0, failures=())
+        return Compilation(kernels=kernels, compiled=0, failures=())
     cache.require_writable()
     linker.library_directories()
     report = progress or (lambda done, total: None)
@@ -233,19 +271,33 @@ def compile_all(
             count = min(jobs, len(missing))
             started = start_workers(cache, count, missing[0].candidate.provider)
             workers = stack.enter_context(started)
-        for done, (task, outcome) in enumerate(_outcomes(workers, missing), start=1):
+        for done, (task, outcome) in enumerate(_results(workers, missing), start=1):
             if outcome.failure is not None:
                 _log.info("%s failed: %s", task.candidate.operator, outcome.failure.reason)
                 failures.append(outcome.failure)
             elif not outcome.was_there:
                 compiled += 1
             report(done, len(missing))
-    order = {key: place for place, key in enumerate(unique)}
-    failures.sort(key=lambda failure: order[failure.task.key])
-    return Compilation(compiled=compiled, failures=tuple(failures))
+    failed = {failure.task.key: failure for failure in failures}
+    kernels |= {t.key: _read_compiled(t, cache) for t in missing if t.key not in failed}
+    return Compilation(
+        kernels=kernels,
+        compiled=compiled,
+        failures=tuple(failed[key] for key in unique if key in failed),
+    )
 
 
-def _outcomes(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome]]:
+def _read_compiled(task: Task, cache: Cache) -> Entry:
+    entry = cache.read(task.key)
+    if entry is None:
+        raise StorageError(
+            f"{cache.path(task.key)}: the kernel that was just compiled is gone or damaged; "
+            "does something else clean this directory? Build again"
+        )
+    return entry
+
+
+def _results(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Task, TaskResult]]:
     """What comes of each task, whatever becomes of the process that has it.
 
     Raises:
@@ -255,7 +307,7 @@ def _outcomes(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[T
         for task, outcome in workers.run(tasks):
             if isinstance(outcome, WorkerDied):
                 failure = Failure(task=task, reason=death_text(outcome), is_transient=True)
-                yield task, Outcome(failure=failure)
+                yield task, TaskResult(failure=failure)
             else:
                 yield task, outcome
     except WorkersCannotStart as error:
@@ -305,7 +357,7 @@ def _provider(name: str) -> Provider:
     return load_provider(name)
 
 
-def _compile_one(task: Task, directory: Path) -> Outcome:
+def _compile_one(task: Task, directory: Path) -> TaskResult:
     """Compile, link and store one kernel, in a worker; each once, however many processes want it.
 
     Raises:
@@ -317,10 +369,10 @@ def _compile_one(task: Task, directory: Path) -> Outcome:
         with clock_stopped():  # another process that compiles it has its own time limit
             stack.enter_context(locked(cache.lock_path(f"kernel-{task.key}")))
         if cache.get(task.key) is not None:
-            return Outcome(was_there=True)
+            return TaskResult(was_there=True)
         sweep_partials_of(cache.path(task.key))
         reason = _compile_and_store(task, cache)
-        return Outcome(failure=None if reason is None else Failure(task=task, reason=reason))
+        return TaskResult(failure=None if reason is None else Failure(task=task, reason=reason))
 
 
 def _compile_and_store(task: Task, cache: Cache) -> str | None:

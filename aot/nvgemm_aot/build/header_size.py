@@ -55,17 +55,7 @@ def planned_header_bytes(target: Target, plan: Plan) -> int:
         body_sha256=digest,
         dictionary=None,
         kernels=tuple(
-            Kernel(
-                id=digest,
-                span=_TYPICAL_SPAN,
-                signature=candidate.signature,
-                provider=candidate.provider,
-                operator=candidate.operator,
-                design=candidate.design,
-                alignment_bytes=candidate.alignment_bytes,
-                workspace_bytes=candidate.workspace_bytes,
-                calling_convention=candidate.calling_convention,
-            )
+            Kernel(**candidate.facts(), id=digest, span=_TYPICAL_SPAN)
             for candidate in plan.candidates
         ),
         sources=(plan.source,),

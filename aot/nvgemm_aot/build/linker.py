@@ -18,7 +18,7 @@ from nvgemm_runtime.bundle.calling_convention import KNOWN_FORM, parse_calling_c
 from nvgemm_runtime.errors import LinkError, ToolchainError
 from nvgemm_runtime.matching.device import FFI_LIBRARY, RUNTIME_LIBRARY
 
-from ..verify.host_elf import check_host_elf
+from ..verify.host_object import check_host_elf
 
 FLAGS = (
     "-shared",

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.roles import misalignment
 
-from ..providers.base import Candidate, Rejection
-from ..providers.runtime_model import BlockShape
+from ..providers.base import BlockShape, Candidate, Rejection
 
 Estimate = Callable[[Problem, BlockShape], "int | None"]
 """Estimated runtime in nanoseconds, or None; `RuntimeModel.estimate_ns`."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from nvgemm_runtime.bundle.decode import decode_header
@@ -18,90 +18,20 @@ from nvgemm_runtime.bundle.format import (
     Dictionary,
     Header,
     Kernel,
-    KernelDesign,
-    Measured,
     Ranked,
     Ranking,
     RankingSource,
     Span,
-    UnservedReason,
     canonical_json,
     encode_header,
     sha256_hex,
     source_json,
 )
 from nvgemm_runtime.errors import BundleFormatError
-from nvgemm_runtime.gemm.problem import Problem, Signature
-from nvgemm_runtime.gemm.target import Target
 
 from ..storage.files import write_atomic
-from ..verify.elf import MalformedElfError
-from ..verify.host_elf_reading import imported_symbols
 from .compression import Packed, compress
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuiltKernel:
-    """A linked kernel on its way into a bundle; its fields are those of the header's `Kernel`."""
-
-    payload: bytes
-    signature: Signature
-    provider: str
-    operator: str
-    design: KernelDesign
-    alignment_bytes: int
-    workspace_bytes: int
-    calling_convention: str
-
-    @functools.cached_property
-    def id(self) -> str:
-        """The kernel's name everywhere: sha256 of the payload, in hex."""
-        return sha256_hex(self.payload)
-
-    @functools.cached_property
-    def imports(self) -> tuple[str, ...]:
-        """Symbols that the payload leaves undefined; none of one that is no shared object."""
-        try:
-            return imported_symbols(self.payload)
-        except MalformedElfError:  # which `verify` finds
-            return ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProblemRanking:
-    """The kernels of one problem, best first.
-
-    Attributes:
-        kernels: Pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds, or
-            None where the source has no number.
-        measured: What was measured besides; its spreads are in the order of ``kernels``.
-        missing: Kernels that were chosen too and did not compile.
-    """
-
-    problem: Problem
-    source: RankingSource
-    kernels: tuple[tuple[str, int | None], ...]
-    measured: Measured | None = None
-    missing: tuple[CompileFailure, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class BundleContent:
-    """Everything that determines a bundle's bytes. The order of kernels and rankings does not.
-
-    Attributes:
-        unserved: Declared problems without a kernel, each with the reason.
-    """
-
-    target: Target
-    device: str
-    generator: str
-    build_key: str
-    toolchain: dict[str, str]
-    kernels: tuple[BuiltKernel, ...]
-    rankings: tuple[ProblemRanking, ...]
-    unserved: dict[Problem, UnservedReason] = field(default_factory=dict)
-
+from .content import BuiltKernel, BundleContent, ProblemRanking
 
 Pack = Callable[[Sequence[bytes]], Packed]
 """How payloads are compressed: a function of `compression`."""
@@ -164,8 +94,7 @@ def _by_id(kernels: tuple[BuiltKernel, ...]) -> dict[str, BuiltKernel]:
     """Kernels by id. Of operators with equal code, the first by name stands for all."""
     found: dict[str, BuiltKernel] = {}
     for kernel in sorted(kernels, key=lambda kernel: (kernel.signature.key, kernel.operator)):
-        id_ = sha256_hex(kernel.payload)
-        first = found.setdefault(id_, kernel)
+        first = found.setdefault(kernel.id, kernel)
         if first.signature != kernel.signature:
             raise ValueError(
                 f"{first.operator} and {kernel.operator} have equal code but compute "
@@ -200,15 +129,9 @@ def _entries(
         built = kernels[id_]
         entries.append(
             Kernel(
+                **built.facts(),
                 id=id_,
                 span=Span(offset=offset, stored_bytes=len(frame), content_bytes=len(built.payload)),
-                signature=built.signature,
-                provider=built.provider,
-                operator=built.operator,
-                design=built.design,
-                alignment_bytes=built.alignment_bytes,
-                workspace_bytes=built.workspace_bytes,
-                calling_convention=built.calling_convention,
                 imports=None if built.imports == common_imports else built.imports,
             )
         )
@@ -258,9 +181,8 @@ def _with_final_offsets(header: Header, body: bytes) -> tuple[bytes, Header]:
         encoded = encode_header(final)
         if len(encoded) == header_bytes:
             _require_readable(encoded, final, len(body))
-            prefix = PREFIX.pack(
-                MAGIC, FORMAT_VERSION, header_bytes, bytes.fromhex(sha256_hex(encoded))
-            )
+            digest = hashlib.sha256(encoded).digest()
+            prefix = PREFIX.pack(MAGIC, FORMAT_VERSION, header_bytes, digest)
             return prefix + encoded + body, final
         header_bytes = len(encoded)
 

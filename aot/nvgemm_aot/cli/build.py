@@ -28,8 +28,7 @@ from .printing import (
 if TYPE_CHECKING:
     from ..build.assemble import PlannedTarget
     from ..build.pipeline import BuildResult
-    from ..build.plan import RejectionSink
-    from ..build.unserved import Unserved
+    from ..build.plan import RejectionSink, Unserved
     from ..providers import Rejection
 
 Document = dict[str, Any]
@@ -70,7 +69,7 @@ def build(
     counts as one that does not compile.
     """
     from ..build import pipeline
-    from ..build.unserved import require_served
+    from ..build.plan import require_served
     from ..manifest.parse import load_manifest
     from ..manifest.shipped import find_manifest
     from ..storage.cache import Cache, default_directory

@@ -21,11 +21,16 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.jit_cache import jit_directory, stamp_path
 from nvgemm_runtime.installed.ownership import writable_by_others
 
-from ..build.assemble import GENERATOR, PlannedTarget, make_contents, toolchain
-from ..build.compiler import Failure, KernelWorkers, Outcome, Task, death_text
-from ..build.pipeline import plan_build, without_operator
-from ..build.plan import is_planned
-from ..build.time_limit import compile_limit_seconds
+from ..build.assemble import GENERATOR, PlannedTarget, compile_and_assemble, toolchain
+from ..build.compiler import (
+    Failure,
+    KernelWorkers,
+    Task,
+    TaskResult,
+    compile_limit_seconds,
+    death_text,
+)
+from ..build.pipeline import look_up_plans, plan_build, without_operator
 from ..build.workers import WorkerDied
 from ..manifest.parse import Declared, Manifest
 from ..providers import Provider
@@ -58,7 +63,7 @@ class LimitedAttempts:
         self._cache = cache
         self._limit = str(compile_limit_seconds())
 
-    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
+    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
         """Run the tasks whose kernels are not left out; see `Workers.run`."""
         wanted = []
         for task in items:
@@ -72,7 +77,7 @@ class LimitedAttempts:
                 "cache clear`",
                 is_transient=True,
             )
-            yield task, Outcome(failure=failure)
+            yield task, TaskResult(failure=failure)
         for task, outcome in self._workers.run(wanted):
             if isinstance(outcome, WorkerDied):
                 self._count(task, death_text(outcome))
@@ -204,14 +209,13 @@ class JitCompiler:
             planned = self._plan(problem, candidates, target)
             unserved = without_operator(planned)
             if not unserved:
-                made = make_contents(
+                made = compile_and_assemble(
                     planned,
                     self._cache,
-                    provider=self._provider,
                     jobs=self._jobs,
                     workers=LimitedAttempts(self._workers, self._cache),
                 )
-                [one] = made.contents
+                [one] = made.bundles
                 unserved = one.uncompiled
                 failures += one.failures
             if unserved:
@@ -237,11 +241,12 @@ class JitCompiler:
             targets=(target,),
             declared=(Declared(problem=problem, candidates=candidates),),
         )
-        if not is_planned(manifest.declared, target, self._provider, self._cache):
+        lookups = look_up_plans(manifest, self._cache, self._provider)
+        if any(lookup.stored is None for lookup in lookups):
             # Planning takes as long as compilers take to start: let both happen at once.
             self._workers.prepare(candidates)
         with self._planning:
-            return plan_build(manifest, self._cache, provider=self._provider)
+            return plan_build(manifest, self._cache, provider=self._provider, lookups=lookups)
 
     def _stamp(self, problem: Problem) -> None:
         stamp = stamp_path(self._cache.directory, problem)

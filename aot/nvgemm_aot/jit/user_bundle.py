@@ -22,8 +22,8 @@ from nvgemm_runtime.installed.jit_cache import jit_directory
 from nvgemm_runtime.installed.ownership import writable_by_others
 
 from ..bundle.compression import compress_quickly
-from ..bundle.content import read_content
-from ..bundle.writer import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_content
+from ..bundle.writer import write_bundle
 from ..storage.cache import Cache
 from ..storage.files import sweep_partials_of
 from ..storage.locks import locked

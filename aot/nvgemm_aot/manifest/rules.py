@@ -135,7 +135,9 @@ class GemmRules:
     ) -> None:
         """Find a k that ends within an element of a packed type."""
         packed = [one for one in map(DType, INPUT_DTYPES) if one.packed > 1 and one.value in dtypes]
-        ks: list[tuple[Location, Any]] = [(("k", index), k) for index, k in enumerate(_listed(gemm.get("k", [])))]
+        ks: list[tuple[Location, Any]] = [
+            (("k", index), k) for index, k in enumerate(_listed(gemm.get("k", [])))
+        ]
         for key in ("nk", "mnk"):
             for index, sizes in enumerate(_listed(gemm.get(key, []))):
                 if isinstance(sizes, list) and len(sizes) == len(key):

@@ -5,42 +5,66 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from nvgemm_runtime.bundle.format import KernelDesign
-from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.bundle.format import KernelFacts
+from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..targets import BuildTarget
-from .runtime_model import BlockShape, RuntimeModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """An operator that could be compiled for a signature.
+class BlockShape:
+    """What the model needs to know of a kernel: what one thread block computes and loads.
 
     Attributes:
-        provider, operator: The provider's name and its own name for the operator.
-        signature: What the kernel would compute.
-        calling_convention: How it would be called; see `nvgemm_runtime.bundle.calling_convention`.
-        design: How it would work, without the device-dependent constants.
+        tile: Extents (m, n, k) of one thread block's tile.
+        cluster: Thread blocks of a cluster along (m, n).
+        swapped: Whether the kernel computes the transposed problem (its m is the problem's n).
+    """
+
+    tile: tuple[int, int, int]
+    cluster: tuple[int, int]
+    swapped: bool = False
+
+
+class RuntimeModel(Protocol):
+    """A model of one device.
+
+    Making one must be quick, for plans are looked up by its name: what is slow to load is loaded by
+    the first estimate.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name and version, as rankings state it, e.g. ``nvidia-matmul-heuristics 0.1.0.27``.
+
+        Raises:
+            ToolchainError: If the model is not installed.
+        """
+
+    def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
+        """Estimate the runtime of ``problem``: nanoseconds, or None where there is no answer.
+
+        Raises:
+            ToolchainError: If the model cannot be loaded, or does not know the device.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate(KernelFacts):
+    """An operator that could be compiled for a signature; a provider leaves out cluster limits.
+
+    Attributes:
         cluster_sizes: Sizes, in thread blocks, of the clusters whose number on the device is
             compiled in; empty where the kernel does not depend on the device profile.
         block_shape: What the runtime model needs to know of it.
         preference: Order among operators that the model cannot tell apart; lower is better.
-        alignment_bytes: Alignment of pointers, and of strides other than 1.
-        workspace_bytes: Device memory that a launch needs besides its operands.
         added_code: What the provider adds to the operator's own code, such as an epilogue's source;
             the cache is keyed on it.
     """
 
-    provider: str
-    operator: str
-    signature: Signature
-    calling_convention: str
-    design: KernelDesign
     cluster_sizes: tuple[int, ...]
     block_shape: BlockShape
     preference: int
-    alignment_bytes: int
-    workspace_bytes: int
     added_code: str = ""
 
 

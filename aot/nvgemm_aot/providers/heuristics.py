@@ -15,7 +15,7 @@ from typing import Any
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import DType, Problem
 
-from .runtime_model import BlockShape
+from .base import BlockShape
 
 _DISTRIBUTION = "nvidia-matmul-heuristics"
 

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime.bundle.format import canonical_json
@@ -30,6 +31,19 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 def cache_key(kind: str, inputs: object) -> str:
     """Name of the entry that is determined by ``inputs`` (anything JSON can say)."""
     return hashlib.sha256(canonical_json([kind, inputs])).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An entry that was read, and whose digest was found right.
+
+    Attributes:
+        payload: Its content.
+        sha256: Digest of the payload, in hex.
+    """
+
+    payload: bytes
+    sha256: str
 
 
 class Cache:
@@ -61,7 +75,12 @@ class Cache:
         return self.lock_directory / name
 
     def get(self, key: str) -> bytes | None:
-        """Payload of an entry; None where it is absent or damaged, or others could have written it.
+        """Payload of an entry; see `read`."""
+        entry = self.read(key)
+        return None if entry is None else entry.payload
+
+    def read(self, key: str) -> Entry | None:
+        """An entry; None where it is absent or damaged, or others could have written it.
 
         Raises:
             StorageError: If the entry exists and cannot be read.
@@ -82,7 +101,7 @@ class Cache:
             return None
         with contextlib.suppress(OSError):
             os.utime(self.path(key))  # what was not used for longest is evicted first
-        return payload
+        return Entry(payload=payload, sha256=digest.hex())
 
     def has(self, key: str) -> bool:
         """Whether an entry exists that only this user could have written; it may be damaged."""

@@ -25,8 +25,7 @@ from nvgemm_runtime.matching.device import DeviceFacts
 from nvgemm_runtime.matching.refusals import needs_compact
 from nvgemm_runtime.matching.validity import why_not_here
 
-from ..bundle.content import read_content
-from ..bundle.writer import BuiltKernel, BundleContent, ProblemRanking
+from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_content
 from .contenders import ATEN, TRITON
 from .correctness import thrown_out
 from .outcome import TuningOutcome, contender_name, disagreement

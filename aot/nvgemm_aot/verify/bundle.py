@@ -24,7 +24,7 @@ from .disassembler import (
 )
 from .elf import MalformedElfError
 from .findings import Check, Gap
-from .host_elf_reading import imported_symbols
+from .host_object import imported_symbols
 from .kernel import KernelEvidence, inspect_kernel
 from .operator_name import NAMING_PROVIDERS
 

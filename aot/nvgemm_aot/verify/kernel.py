@@ -14,7 +14,7 @@ from .cubin import RESERVED_SHARED_BYTES, Cubin, check_cubin, read_cubins
 from .disassembler import Disassembler, DisassemblyError
 from .elf import MalformedElfError
 from .findings import Check, Gap
-from .host_elf import find_host_gaps
+from .host_object import find_host_gaps
 from .kernel_design import check_design
 from .launch_code import Launch, read_launch
 from .launch_signature import (

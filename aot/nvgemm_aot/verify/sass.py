@@ -14,7 +14,7 @@ from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.gemm.problem import DType, Signature
 from nvgemm_runtime.gemm.target import Target
 
-from .epilogue_code import EpilogueCode, check_epilogue_code, read_epilogue_code
+from .epilogue import EpilogueCode, check_epilogue_code, read_epilogue_code
 from .findings import Check, Gap
 from .kernel_design import ONE_TILE
 from .tensor_core import Instruction, Multiply, read_multiplies

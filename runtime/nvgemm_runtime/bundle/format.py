@@ -9,7 +9,7 @@ import enum
 import hashlib
 import json
 import struct
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from ..gemm.problem import Problem, Signature
@@ -109,12 +109,10 @@ class KernelDesign:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """One compiled kernel.
+class KernelFacts:
+    """What is known of a kernel, from the provider that lists it to the header of its bundle.
 
     Attributes:
-        id: sha256 of the uncompressed payload, in hex: the kernel's name everywhere.
-        span: Where its zstd frame lies.
         signature: What it computes.
         provider, operator: Where it came from.
         design: How it works.
@@ -124,12 +122,8 @@ class Kernel:
         calling_convention: How to call it: ``tvm_ffi:gemm(a,b,out,stream)`` is a TVM-FFI function
             exported as ``__tvm_ffi_gemm`` that takes the operands in this order, then the CUDA
             stream as an opaque pointer.
-        imports: Symbols that its payload leaves undefined, sorted; None where ``Header.imports``
-            are its own.
     """
 
-    id: str
-    span: Span
     signature: Signature
     provider: str
     operator: str
@@ -137,6 +131,25 @@ class Kernel:
     alignment_bytes: int
     workspace_bytes: int
     calling_convention: str
+
+    def facts(self) -> dict[str, Any]:
+        """These fields alone, as arguments for a class that adds others to them."""
+        return {one.name: getattr(self, one.name) for one in fields(KernelFacts)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel(KernelFacts):
+    """One kernel as a header lists it.
+
+    Attributes:
+        id: sha256 of the uncompressed payload, in hex: the kernel's name everywhere.
+        span: Where its zstd frame lies.
+        imports: Symbols that its payload leaves undefined, sorted; None where ``Header.imports``
+            are its own.
+    """
+
+    id: str
+    span: Span
     imports: tuple[str, ...] | None = None
 
 
@@ -455,8 +468,8 @@ def timing_json(timing: Timing | None) -> list[int] | None:
     return None if timing is None else [timing.time_ns, timing.spread_ns]
 
 
-def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
+def _without_none(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if value is not None}
 
 
 def _span_json(span: Span) -> list[int]:
@@ -464,7 +477,7 @@ def _span_json(span: Span) -> list[int]:
 
 
 def _kernel_json(kernel: Kernel) -> dict[str, Any]:
-    fields = {
+    document = {
         "id": kernel.id,
         "span": _span_json(kernel.span),
         "signature": kernel.signature.key,
@@ -476,5 +489,5 @@ def _kernel_json(kernel: Kernel) -> dict[str, Any]:
         "calling_convention": kernel.calling_convention,
     }
     if kernel.imports is not None:
-        fields["imports"] = list(kernel.imports)
-    return fields
+        document["imports"] = list(kernel.imports)
+    return document

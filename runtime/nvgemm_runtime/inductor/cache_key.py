@@ -18,7 +18,7 @@ from torch._inductor.codegen.common import custom_backend_passes
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
 from ..settings import RECORD_VARIABLE, choosing_key
-from . import packages
+from . import operators
 
 _KEY = "nvgemm_aot"
 """Where torch looks for a device's name: the pass is never run, for no device has this one."""
@@ -35,21 +35,21 @@ class InstalledBundles(CustomGraphModulePass):  # type: ignore[misc]
     def uuid(self) -> str:
         """A digest of the installed bundles and the settings; the same for any graph."""
         if os.environ.get(RECORD_VARIABLE):
-            return f"{_KEY} {secrets.token_hex()}"  # what came from a cache would not be met
+            return f"{_KEY} {secrets.token_hex()}"  # a graph from a cache would not be recorded
         if not (config.max_autotune or config.max_autotune_gemm):
             return _KEY
         try:
             return _key_with_choices()
         except Exception as error:
-            # Torch would fail to compile. Without a digest the choices are not found either.
+            # Raising would fail the compilation. Whatever broke the digest breaks choices too.
             _log_failure(f"{type(error).__name__}: {error}")
             return f"{_KEY} unknown"
 
 
 def _key_with_choices() -> str:
     if config.cpp_wrapper:
-        # Torch asks before it runs a graph from its cache, too, whose code needs these.
-        packages.load_operators()
+        # Torch asks for the key also before it runs a cached graph, whose code needs the operators.
+        operators.load_operators()
     from .. import __version__
     from ..installed.jit_cache import generation
     from ..jit import client

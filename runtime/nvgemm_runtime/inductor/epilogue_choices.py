@@ -1,4 +1,4 @@
-"""What a sum with an activation is made of: a kernel with both, or what Inductor makes without one.
+"""Chooses between one kernel for a sum and its activation, and what Inductor has for the two.
 
 The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
 """
@@ -27,16 +27,14 @@ from ..gemm.aten import AtenGemm, read_inputs
 from ..gemm.epilogue import Activation
 from ..settings import Mode, choosing_key, max_choices
 from . import report
-from .alternatives import UNFUSED
 from .cache_key import installed_digest
-from .choice import GemmChoice, settle
+from .choices import StockCall, gemm_choices, obstacles
 from .failures import survive
-from .fallbacks import StockCall
 from .gpu_time import timing_as_usual
-from .hook import on_equal_terms, why_not_here
+from .hook import on_equal_terms
 from .modes import current_mode
-from .offers import Found, find_offers
-from .reading import operand, operand_of
+from .offers import Offers, find_offers
+from .reading import UNFUSED, operand, operand_of
 from .recording import record_gemm
 
 _log = logging.getLogger(__name__)
@@ -84,31 +82,28 @@ def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool)
 
 
 def _choices(activation: Activation, unfused: _Unfused) -> list[Any]:
-    found = _find(activation, unfused)
-    if not found.offers or why_not_here("addmm", unfused.input_nodes, unfused.layout):
+    offers = _find_offers(activation, unfused)
+    if not offers.kernels or obstacles("addmm", unfused.input_nodes, unfused.layout):
         return [unfused]  # strides came out otherwise than the graph had said
-    for node in unfused.input_nodes:
-        settle(node)
     stock = StockCall(
         op="addmm",
-        gemm=found.gemm,
+        gemm=offers.gemm,
         inputs=unfused.input_nodes,
         layout=unfused.layout,
         activation=activation,
     )
-    fused = [GemmChoice(stock, offer) for offer in found.offers]
+    fused = gemm_choices(stock, offers.kernels)
     offered = {choice.name: choice.offer.kernel.operator for choice in fused}
-    unfused.nvgemm_aot_gemm = found.gemm
-    unfused.offer = {"basis": found.basis, "offered": offered, "measured": found.measured}
-    if current_mode() is Mode.REQUIRED and not _find(None, unfused).offers:
+    unfused.nvgemm_aot_gemm = offers.gemm
+    unfused.offer = {"basis": offers.basis, "offered": offered, "measured": offers.measured}
+    if current_mode() is Mode.REQUIRED and not _find_offers(None, unfused).kernels:
         return on_equal_terms(fused)  # the unfused choice has no prebuilt kernel
     return on_equal_terms([unfused, *fused])
 
 
-def _find(activation: Activation | None, unfused: _Unfused) -> Found:
-    gemm = _read(activation, unfused)
-    # What was measured says which kernel. The unfused choice may be none of ATen's.
-    return find_offers(gemm, max_choices(), may_compile=False, needs_kernel=True)
+def _find_offers(activation: Activation | None, unfused: _Unfused) -> Offers:
+    # A measurement decides which kernel, and not whether one: it compared with ATen's addmm.
+    return find_offers(_read(activation, unfused), max_choices(), needs_kernel=True)
 
 
 def _read(activation: Activation | None, unfused: _Unfused) -> AtenGemm:
@@ -123,7 +118,7 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
     """What Inductor lowers without a fused kernel, as one choice.
 
     It is timed as a whole, with its GEMM chosen among all that Inductor and bundles have for it.
-    Where it wins, it becomes part of the graph as if it had never been looked at.
+    Where it wins, its operations become part of the graph as in stock torch.
 
     Attributes:
         operands: As the graph gives them, for `output_node`.

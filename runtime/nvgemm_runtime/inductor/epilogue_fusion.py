@@ -1,15 +1,14 @@
-"""A sum and the activation behind it in one kernel, where that is measured to be faster.
+"""Fuses a sum and the activation behind it into one kernel, where that is measured to be faster.
 
 Inductor's graphs have ``addmm`` (or ``mm`` and a sum) and the operations that an activation is made
-of. Where a bundle has a kernel with that activation in its epilogue, they become one node, and
-what that node is made of is decided when it is lowered: the kernel if it took less time than the
-best of what Inductor lowers without them, which is compiled and timed as a whole, or that.
+of. Where a bundle has a kernel with that activation in its epilogue, a pattern makes them one node.
+When that is lowered, the kernel competes with what Inductor lowers without it, which is compiled
+and timed as a whole (`epilogue_choices`).
 
-A kernel rounds once, behind the activation, as Inductor's own Triton template does that has the
-activation fused; ATen's addmm rounds in between. So nothing rounds otherwise than it might without
-us: relu gives the same either way, and is fused wherever ATen is among the backends; the others
-only where Triton is too, and nothing where the user asks for eager's roundings
-(``emulate_precision_casts``).
+A kernel rounds once, behind the activation, like Inductor's Triton template with the activation
+fused; ATen's addmm rounds in between. To round no differently than stock torch may, relu, which
+gives the same either way, is fused wherever ATen is among the backends, the others only where
+Triton is too, and nothing where the user asks for eager's roundings (``emulate_precision_casts``).
 
 The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
 """
@@ -212,8 +211,7 @@ def _has_kernels(match: Match, activation: Activation) -> bool:
     m, n = a.shape[0], b.shape[1]
     out = Operand(dtype=a.dtype, device=a.device, shape=(m, n), strides=(n, 1), address=0)
     gemm = read_inputs("addmm", [bias, a, b], {}, out, activation)
-    found = find_offers(gemm, max_choices(), may_compile=False, needs_kernel=True)
-    return bool(found.offers)
+    return bool(find_offers(gemm, max_choices(), needs_kernel=True).kernels)
 
 
 def _hint(extent: int | torch.SymInt) -> int:

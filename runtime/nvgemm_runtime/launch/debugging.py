@@ -1,4 +1,4 @@
-"""Checks that cost too much for every call."""
+"""Whether to run the checks that are too slow for every call."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 DEBUG_VARIABLE = "NVGEMM_AOT_DEBUG"
 """Set to 1: `grouped_mm`, and compiled code that is loaded then, copy offsets from the device and
-check them, for which they wait. The operator of torch's dispatcher and generated C++ do not."""
+check them, which waits for the device. Operators of torch's dispatcher and generated C++ do not."""
 
 
 def is_debugging() -> bool:

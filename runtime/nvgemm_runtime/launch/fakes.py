@@ -1,4 +1,4 @@
-"""Shapes and dtypes of the operators' results, by which torch traces them."""
+"""Fake implementations of the operators: shapes and dtypes of results, for tracing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPERATORS = ("mm", "bmm", "addmm", "baddbmm", "scaled_mm", "grouped_mm")
 
 
 def register_fakes(out_dtype: Callable[[str], Any]) -> None:
-    """Tell torch what each operator gives.
+    """Register the fake implementation of each operator.
 
     Args:
         out_dtype: `nvgemm_runtime.launch.native.Native.out_dtype`.
@@ -66,7 +66,7 @@ def register_fakes(out_dtype: Callable[[str], Any]) -> None:
         return result(a, b, kernel, 2, 3)
 
     def out_form(*operands: object, **named: object) -> None:
-        pass  # it changes values alone
+        pass  # it writes values; shapes and dtypes stay
 
     functions = (mm, bmm, addmm, baddbmm, scaled_mm, grouped_mm)
     by_name = {function.__name__: function for function in functions}

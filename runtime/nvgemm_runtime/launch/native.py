@@ -39,7 +39,7 @@ _loaded: Native | None = None
 
 
 def _renew_lock() -> None:
-    """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
+    """Replace the lock: in a forked child, a thread that it does not have may hold it."""
     global _lock
     _lock = threading.Lock()
 
@@ -57,10 +57,10 @@ class Native:
             that the kernel's signature has besides, in the order of `roles.extra_roles`: scale_a,
             scale_b, offsets, addend. It raises ValueError or TypeError for operands that the kernel
             cannot take, NoKernelError for an unknown handle, DriverError where the driver fails,
-            and what the kernel itself raises. The ends of groups are on the device, and not looked
-            at: see `extras.check_offset_values`. Torch does not see the call:
-            derivatives, negative bits (``torch.Tensor.is_neg``), versions and tracing are the
-            caller's to look after, see `nvgemm_runtime.launch.fast_path`.
+            and what the kernel itself raises. The ends of groups are on the device and not checked,
+            see `extras.check_offset_values`. Torch does not see the call, so the caller must check
+            derivatives, negative bits (``torch.Tensor.is_neg``), versions and tracing, see
+            `nvgemm_runtime.launch.fast_path`.
         try_launch: ``try_launch(handle, a, b, out, *extras)`` is as ``launch``, but False, with
             nothing launched, where that raises ValueError or TypeError, and True otherwise.
         open_kernel: ``open_kernel(image, symbol, name)`` loads a payload for as long as the process

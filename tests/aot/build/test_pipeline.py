@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,17 @@ from typing import Any
 import pytest
 
 from fake_provider import FakeProvider, candidate
-from nvgemm_aot.build import assemble, plan
-from nvgemm_aot.build.compiler import Compilation, Task, compile_all
+from nvgemm_aot.build import assemble, compiler, plan
+from nvgemm_aot.build.compiler import (
+    Compilation,
+    KernelWorkers,
+    Task,
+    TaskResult,
+    compile_all,
+    make_tasks,
+)
 from nvgemm_aot.build.pipeline import BuildResult, build, plan_build
-from nvgemm_aot.build.unserved import Unserved, require_served
+from nvgemm_aot.build.plan import Unserved, require_served
 from nvgemm_aot.cli.build import build_document, build_text
 from nvgemm_aot.cli.bundles import bundle_document, bundle_text
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
@@ -366,12 +374,13 @@ def test_planning_again_needs_no_compiler(
 def test_a_kernel_that_vanishes_is_an_error_not_a_smaller_bundle(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compile_and_lose(tasks: list[Task], *arguments: Any, **options: Any) -> Compilation:
-        result = compile_all(tasks, *arguments, **options)
-        cache.path(tasks[0].key).unlink()
-        return result
+    results = compiler._results
 
-    monkeypatch.setattr(assemble, "compile_all", compile_and_lose)
+    def lose_one(workers: KernelWorkers, tasks: list[Task]) -> Iterator[tuple[Task, TaskResult]]:
+        yield from results(workers, tasks)
+        cache.path(tasks[0].key).unlink()
+
+    monkeypatch.setattr(compiler, "_results", lose_one)
     with pytest.raises(StorageError, match="gone or damaged"):
         run(tmp_path, cache)
     assert not list((tmp_path / "out").iterdir())
@@ -397,15 +406,14 @@ def test_build_key_changes_with_the_provenance_of_device_numbers(
     tmp_path: Path, cache: Cache
 ) -> None:
     (item,) = plan_build(manifest(tmp_path), cache, provider=FakeProvider())
-    sized = replace(item.tasks[0].candidate, cluster_sizes=(2,))
-    tasks = [replace(item.tasks[0], candidate=sized)]
-    plan = replace(item.plan, candidates=(sized,))
+    sized = replace(item.plan.candidates[0], cluster_sizes=(2,))
     fact = item.target.device.max_active_clusters[2]
     guessed = {**item.target.device.max_active_clusters, 2: replace(fact, basis="measured")}
     device = replace(item.target.device, max_active_clusters=guessed)
-    other = [replace(tasks[0], target=replace(item.target, device=device))]
-    item = replace(item, plan=replace(plan, problems=()))
-    keys = {assemble.build_key(item, chosen, {"x": "1"}) for chosen in (tasks, other)}
+    targets = (item.target, replace(item.target, device=device))
+    tasks = [make_tasks([sized], target, FakeProvider()) for target in targets]
+    assert tasks[0][0].key == tasks[1][0].key
+    keys = {assemble.build_key(item.target, item.plan, each, {"x": "1"}) for each in tasks}
     assert len(keys) == 2
 
 
@@ -418,9 +426,11 @@ def test_other_source_of_what_shapes_a_plan_makes_another(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     declared = manifest(tmp_path).declared
-    planned = functools.partial(
-        plan.is_planned, declared, build_target("sm_100f"), FakeProvider(), cache
-    )
+
+    def planned() -> bool:
+        lookup = plan.look_up_plan(declared, build_target("sm_100f"), FakeProvider(), cache)
+        return lookup.stored is not None
+
     plan_build(manifest(tmp_path), cache, provider=FakeProvider())
     assert planned()
     read = inspect.getsource

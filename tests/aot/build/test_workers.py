@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from nvgemm_aot.build import workers
-from nvgemm_aot.build.worker_process import clock_stopped
 from nvgemm_aot.build.workers import (
     TimeLimitExceeded,
     WorkerDied,
     Workers,
     WorkersCannotStart,
     WorkersKilled,
+    clock_stopped,
 )
 
 HERE = Path(__file__).parent

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from nvgemm_aot.build.compiler import Task, compile_all, make_tasks
-from nvgemm_aot.bundle.writer import BuiltKernel, BundleContent, write_bundle
+from nvgemm_aot.bundle.content import BuiltKernel, BundleContent
+from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target

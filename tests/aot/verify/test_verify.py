@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvgemm_aot.build.compiler import compile_all, make_tasks
-from nvgemm_aot.bundle.writer import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
+from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target

@@ -10,7 +10,7 @@ from gemm_arguments import EXACT_LIMIT
 
 from nvgemm_aot.manifest.schema import OUT_DTYPES
 from nvgemm_aot.providers import heuristics
-from nvgemm_aot.verify import epilogue_code, operator_name, tensor_core
+from nvgemm_aot.verify import epilogue, operator_name, tensor_core
 from nvgemm_aot.verify.sass import TENSOR_CORE_INSTRUCTIONS
 from nvgemm_runtime.gemm.element_types import DType
 from nvgemm_runtime.gemm.problem import Signature
@@ -62,7 +62,7 @@ TABLES: dict[str, tuple[Collection[DType], Collection[DType]]] = {
     ),
     "sums in descriptors": ({*tensor_core._DESCRIPTOR_ACCUMULATOR.values()}, SUMS),
     "results in code": (
-        {*epilogue_code._RESULTS.values()},
+        {*epilogue._RESULTS.values()},
         {dtype for dtype in RESULTS if not dtype.is_integer},
     ),
     "golden rows": (_in_rows(), OUTS),

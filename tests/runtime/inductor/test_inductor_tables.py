@@ -12,7 +12,7 @@ from nvgemm_runtime.gemm.aten import OPERATORS
 from nvgemm_runtime.gemm.epilogue import Activation, Epilogue
 from nvgemm_runtime.gemm.operands import RANKS
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.inductor import cpp, epilogue_choices, epilogue_fusion, fallbacks
+from nvgemm_runtime.inductor import choices, cpp, epilogue_choices, epilogue_fusion
 from nvgemm_runtime.launch import native
 from nvgemm_runtime.launch.fakes import OPERATORS as OURS
 
@@ -23,7 +23,7 @@ from nvgemm_runtime.launch.fakes import OPERATORS as OURS
         {activation for activation, _ in epilogue_fusion._patterns()},
         epilogue_fusion._BACKENDS_NEEDED,
         epilogue_choices._FUNCTIONS,
-        fallbacks._WITH_ACTIVATION,
+        choices._FALLBACKS_WITH_ACTIVATION,
         {epilogue.activation for epilogue in Epilogue} - {None},
     ],
     ids=["patterns", "backends", "functions", "fallbacks", "epilogues"],
@@ -42,8 +42,8 @@ def test_every_operation_is_known(known: Collection[Op]) -> None:
 
 
 def test_every_operator_of_atens_has_a_fallback() -> None:
-    assert set(fallbacks._OF_OPERATOR) == set(OPERATORS)
-    assert set(OPERATORS) >= fallbacks._WITHOUT_CPP
+    assert set(choices._FALLBACKS) == set(OPERATORS)
+    assert set(OPERATORS) >= choices._WITHOUT_CPP_CALL
 
 
 def test_every_operator_of_ours_is_registered() -> None:

@@ -21,9 +21,8 @@ from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.support import unsupported
 
 from ...targets import BuildTarget
-from ..base import Candidate, Enumeration, Rejection
+from ..base import Candidate, Enumeration, Rejection, RuntimeModel
 from ..heuristics import MatmulHeuristics
-from ..runtime_model import RuntimeModel
 from . import toolchain
 from .families import family_of
 from .family import Family
@@ -176,7 +175,7 @@ class CutlassOperators:
             signature=signature,
             design=design,
             cluster_sizes=_cluster_sizes(design),
-            block_shape=family.block_shape(metadata),
+            block_shape=family.block_shape(metadata, design),
             preference=_preference(design),
             alignment_bytes=max(operand.ptr_alignment_bytes for operand in constraints),
             workspace_bytes=workspace.size_bytes,

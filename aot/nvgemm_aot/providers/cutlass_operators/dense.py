@@ -10,7 +10,7 @@ from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
 
 from ...targets import BuildTarget
-from ..runtime_model import BlockShape
+from ..base import BlockShape
 from .epilogue import EFC_OPERATOR
 from .family import Family
 from .samples import sample_tensors, torch_type
@@ -99,9 +99,8 @@ class Dense(Family):
             scheduler=_scheduler(metadata),
         )
 
-    def block_shape(self, metadata: Any) -> BlockShape:
+    def block_shape(self, metadata: Any, design: KernelDesign) -> BlockShape:
         """See `Family.block_shape`."""
-        design = self.design(metadata)
         tile_m, tile_n, tile_k = metadata.design.tile_shape
         return BlockShape(
             tile=(tile_m // design.ctas_per_tile, tile_n, tile_k),

@@ -9,7 +9,7 @@ from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.gemm.problem import Signature
 
 from ...targets import BuildTarget
-from ..runtime_model import BlockShape
+from ..base import BlockShape
 
 
 class Family(abc.ABC):
@@ -65,9 +65,8 @@ class Family(abc.ABC):
             scheduler="static_persistent",
         )
 
-    def block_shape(self, metadata: Any) -> BlockShape:
-        """What the runtime model needs to know of an operator."""
-        design = self.design(metadata)
+    def block_shape(self, metadata: Any, design: KernelDesign) -> BlockShape:
+        """What the runtime model needs to know of an operator of this design."""
         tile_m, tile_n, tile_k = design.tile
         return BlockShape(
             tile=(tile_m // design.ctas_per_tile, tile_n, tile_k), cluster=design.cluster
