@@ -1,4 +1,4 @@
-"""The GPU that tuning measures on: its timer, its clocks and load as NVML reports them."""
+"""The GPU that tuning measures on: a timer, and the disturbances that NVML reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 UNKNOWN_DRIVER = "unknown"
-"""In place of the driver's version where the library is not there."""
+"""Stands for the driver's version where NVML is missing."""
 
 SLOWDOWNS = {
     0x08: "hardware slowdown",
@@ -29,8 +29,8 @@ SLOWDOWNS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
-"""Reasons for low clocks, by NVML's bits (nvml.h, nvmlClocksEventReasons). The cap on power, 0x04,
-is not among them: large GEMMs run into it on every GPU, in a measurement as in use."""
+"""Reasons for low clocks, by NVML's bits (nvml.h, nvmlClocksEventReasons). The power cap, 0x04, is
+missing on purpose: large GEMMs reach it on every GPU, also in production."""
 
 _LIBRARY = "libnvidia-ml.so.1"
 
@@ -40,9 +40,9 @@ class GpuState:
     """A GPU at one moment.
 
     Attributes:
-        utilization_percent: Share of the last second or less in which a kernel ran; None where it
-            is not known.
-        slowdowns: What holds its clocks down, in words; None where it is not known.
+        utilization_percent: Share of the last second or less in which a kernel ran; None if
+            unknown.
+        slowdowns: What holds its clocks down, in words; None if unknown.
     """
 
     utilization_percent: int | None
@@ -50,23 +50,23 @@ class GpuState:
 
 
 class Watch(Protocol):
-    """Looks at one GPU."""
+    """Reports the state of one GPU."""
 
     @property
     def driver(self) -> str:
-        """Version of its driver."""
+        """Version of the driver."""
 
     def look(self) -> GpuState:
-        """How it is now."""
+        """The GPU's state now."""
 
 
 class Blind:
-    """For machines without the library: sees nothing."""
+    """Stands in where NVML is missing: knows nothing."""
 
     driver = UNKNOWN_DRIVER
 
     def look(self) -> GpuState:
-        """Nothing is known."""
+        """A state of unknowns."""
         return GpuState(utilization_percent=None, slowdowns=None)
 
 
@@ -75,13 +75,13 @@ class _Utilization(ctypes.Structure):
 
 
 class NvmlWatch:
-    """Looks at a GPU by NVML.
+    """Reports the state of a GPU by NVML.
 
     Args:
-        uuid: Of the GPU, e.g. ``GPU-8b1c…``.
+        uuid: The GPU's UUID, e.g. ``GPU-8b1c…``.
 
     Raises:
-        OSError: If the library is not there, or does not know the GPU.
+        OSError: If NVML is missing or does not know the GPU.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -99,7 +99,7 @@ class NvmlWatch:
             raise OSError(f"{name} of {_LIBRARY} returned {status}")
 
     def look(self) -> GpuState:
-        """How it is now, as far as NVML tells."""
+        """The GPU's state now, as far as NVML reports it."""
         utilization, reasons = _Utilization(), ctypes.c_ulonglong()
         percent, words = None, None
         with contextlib.suppress(OSError, AttributeError):  # a partition of a GPU has none
@@ -119,7 +119,7 @@ def slowdowns(reasons: int) -> tuple[str, ...]:
 
 
 def watch_gpu(uuid: str) -> Watch:
-    """Look at a GPU, as well as this machine allows."""
+    """Watch a GPU by NVML, or by nothing where that is missing."""
     try:
         return NvmlWatch(uuid)
     except OSError:
@@ -127,20 +127,21 @@ def watch_gpu(uuid: str) -> Watch:
 
 
 GRAPH_NS = 2_000_000
-"""Launches are repeated in one graph until it runs about this long: starting a graph and reading
-events, some microseconds, are then lost in it."""
+"""A graph repeats launches until it runs about this long, so that the microseconds of starting it
+and of reading events do not matter."""
 
 MOST_LAUNCHES = 512
-"""In one graph; even launches that compute nothing are not quicker than about a microsecond."""
+"""Most launches in one graph; even an empty kernel takes about a microsecond."""
 
 BUFFERS_OVER_L2 = 4
-"""Operands take turns until they are this many times as large as the L2 cache."""
+"""Operands together take this many times the size of the L2 cache."""
 
 
 class GpuTimer:
-    """Times calls on the current CUDA device. Clocks stay as they are.
+    """Times calls on the current CUDA device, at its present clock settings.
 
-    The host is not measured: launches are captured once into a CUDA graph, whose replays are timed.
+    Launches are captured once into a CUDA graph and its replays timed, so that host time is
+    excluded.
     """
 
     def prepare(self, calls: Sequence[Callable[[], object]]) -> Sample:
@@ -150,7 +151,7 @@ class GpuTimer:
         once = min(_elapsed_ns(call) for call in calls[:2] for _ in range(2))
         count = _launches(once)
         graph = _capture(calls, count)
-        # A launch by itself waits for the host: launches of a graph tell what one really takes.
+        # A single launch waits for the host; only launches within a graph show the true time.
         in_graph = _launches(min(_elapsed_ns(graph.replay) for _ in range(2)) / count)
         if in_graph > 2 * count:
             count = in_graph
@@ -180,7 +181,7 @@ def _capture(calls: Sequence[Callable[[], object]], count: int) -> torch.cuda.CU
 
 
 def buffer_bytes() -> int:
-    """What operands must take together, so that none is found in the current device's L2."""
+    """Bytes that operands must take together to evict each other from the device's L2 cache."""
     import torch
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
@@ -200,17 +201,17 @@ def _elapsed_ns(call: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Bench:
-    """Where is measured, and by what; the only part that knows which device it is.
+    """The device that measurements run on, and everything that depends on its kind.
 
     Attributes:
-        facts: The device.
-        device: It, as torch names it.
-        versions: Of torch.
+        facts: Facts of the device.
+        device: The device's name in torch.
+        versions: Versions of torch.
         timer: Times calls.
-        watch: Looks for what disturbs.
-        buffer_bytes: What operands must take together, so that no cache holds them.
-        sleep: Waits so many seconds.
-        today: The day in UTC, e.g. ``2026-11-21``.
+        watch: Reports what disturbs a measurement.
+        buffer_bytes: Bytes that operands must take together so that no cache holds them.
+        sleep: Waits for a number of seconds.
+        today: Returns the day in UTC, e.g. ``2026-11-21``.
     """
 
     facts: DeviceFacts
@@ -224,7 +225,7 @@ class Bench:
 
     @property
     def conditions(self) -> Conditions:
-        """What a measurement made now depends on."""
+        """The conditions of a measurement made now."""
         return Conditions(
             driver=self.watch.driver,
             torch=self.versions.torch,
@@ -234,7 +235,7 @@ class Bench:
 
 
 def gpu_bench() -> Bench:
-    """The current CUDA device of torch.
+    """The bench of torch's current CUDA device.
 
     Raises:
         TuningError: If torch sees none.

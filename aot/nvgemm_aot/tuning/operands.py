@@ -1,4 +1,7 @@
-"""Random operands of problems to time, and block scales: their values and layout."""
+"""Random operands of problems to time, and block scales: their values, layout and products.
+
+Values and scales are decoded by tables, so that results do not depend on a GPU's casts.
+"""
 
 from __future__ import annotations
 
@@ -15,28 +18,28 @@ if TYPE_CHECKING:
     import torch
 
 Operands = tuple[Any, ...]
-"""A, B and the output, and then what else a kernel takes, as `roles.extra_roles` says."""
+"""A, B, the output, and then the further operands, in the order of `roles.extra_roles`."""
 
 MOST_SETS = 512
-"""More sets than launches of one sample would be of no use."""
+"""Most sets of operands: a sample has no more launches."""
 
 _FP8_RESULT = 16.0
-"""Standard deviation of results of fp8, whose largest value is 448 (e4m3)."""
+"""Standard deviation of fp8 results, whose largest value is 448 (e4m3)."""
 _INT8_RESULT = 20.0
-"""Likewise of int8: six deviations fit into 127."""
+"""Standard deviation of int8 results: six deviations fit into 127."""
 _UINT8_RESULT = 40.0
-"""Mean of results of uint8 if values were zeros and ones; twos make it 90, and 255 is ten
-deviations further."""
+"""Mean of uint8 results if values were zeros and ones; twos make it 90, and 255 is ten deviations
+further."""
 
 
 def make_sets(problem: Problem, device: str, *, seed: int, total_bytes: int) -> list[Operands]:
-    """Operands of one problem, several times, so that together they take some space.
+    """Make several sets of operands of one problem, which together take some space.
 
     Args:
         problem: The problem.
         device: As torch names it.
-        seed: Of the random data.
-        total_bytes: What all sets should take together; at least two sets are made.
+        seed: Seed of the random data.
+        total_bytes: Bytes that all sets should take together; at least two sets are made.
 
     Returns:
         At most `MOST_SETS` sets, each in buffers of its own. Groups share the rows evenly.
@@ -68,7 +71,7 @@ def make_operands(problem: Problem, device: str, generator: torch.Generator) -> 
 
 
 def poison(out: torch.Tensor) -> None:
-    """Fill every byte with 0xFF, which is NaN or -1, so that what is not written shows."""
+    """Fill every byte with 0xFF, which is NaN or -1, so that elements not written show."""
     import torch
 
     out.view(torch.uint8).fill_(0xFF)
@@ -90,7 +93,7 @@ def _extra(problem: Problem, role: Role, device: str, generator: torch.Generator
 
 
 def group_ends(problem: Problem, device: str) -> torch.Tensor:
-    """Where groups of even sizes end."""
+    """The end row of each group, all of even size."""
     import torch
 
     ends = [problem.m * group // problem.groups for group in range(1, problem.groups + 1)]
@@ -118,7 +121,7 @@ def _values(
     device: str,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Random values whose sums of ``k`` products, with their scales, the output type can hold."""
+    """Random values whose sums of ``k`` scaled products fit into the output's type."""
     import torch
 
     out = problem.signature.out
@@ -168,7 +171,7 @@ _TILE_LINES = 32
 """In a tile, line i holds the columns of rows i, i + 32, i + 64 and i + 96."""
 
 PORTION = 2**26
-"""Values of A and B that are decoded at a time: in fp64, half a gigabyte."""
+"""Values of A and B decoded at a time: half a gigabyte in fp64."""
 
 
 def random_scales(

@@ -18,10 +18,10 @@ UNSEEN_SLOWDOWNS = "slowdowns were not looked for: NVML does not tell why clocks
 
 SLACK = 0.05
 """Share of a time by which two runs may differ besides their spreads: GPUs of one product differ by
-a few per cent, and so do days."""
+a few percent, and so does one GPU from day to day."""
 
 DISAGREEMENT = "two runs disagree: "
-"""How the doubt begins that says so."""
+"""Start of the doubt that two runs disagree."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +29,12 @@ class TuningOutcome:
     """What was measured of one problem.
 
     Attributes:
-        kernels: Time of each kernel that is right, by id, the fastest first.
-        aten: ATen's; None where it has no operator that computes the same.
-        triton: That of the best Triton kernel; None where it was not asked, or there is none.
-        wrong: By id, what is wrong with kernels that are not.
-        doubts: Why the order is not to be relied on.
-        conditions: What it was measured with.
+        kernels: Time of each correct kernel, by id, fastest first.
+        aten: ATen's time; None where it has no operator for the problem.
+        triton: The best Triton kernel's time; None where there is none or it was not asked for.
+        wrong: By id, incorrect kernels and what is wrong with them.
+        doubts: Reasons not to rely on the order.
+        conditions: Versions and date of the measurement.
     """
 
     kernels: Mapping[str, Timing]
@@ -46,23 +46,22 @@ class TuningOutcome:
 
     @property
     def times(self) -> dict[str, Timing]:
-        """Of the kernels, and of ATen where it has one."""
+        """Times of the kernels, and of ATen where it has one."""
         return {**self.kernels, **({} if self.aten is None else {ATEN: self.aten})}
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether it is doubted for something that may be gone when it is measured again."""
+        """Whether a doubt has a cause that may be gone when it is measured again."""
         lasting = (DISAGREEMENT, UNSEEN_WORK, UNSEEN_SLOWDOWNS)
         return not all(doubt.startswith(lasting) for doubt in self.doubts)
 
 
 def disagreement(before: TuningOutcome, now: TuningOutcome) -> str | None:
-    """Why two runs cannot both be right about who is fastest, or None.
+    """Why two runs contradict each other about the fastest contender, or None.
 
-    Compared is what both measured: whether one run has the other's fastest clearly behind, and
-    whether the time of either's fastest has changed beyond the spreads. A run that was disturbed
-    says nothing about another, and ATen's time belongs to its minor version of torch and to its
-    CUDA.
+    They do if each run has the other's fastest clearly behind, or if the time of either's fastest
+    has changed beyond the spreads. Only contenders that both measured count, and ATen only for
+    equal minor versions of torch and CUDA. A disturbed run contradicts nothing.
     """
     if not all(doubt.startswith(DISAGREEMENT) for doubt in before.doubts):
         return None
@@ -104,7 +103,7 @@ def _is_behind(times: Mapping[str, Timing], slower: str, faster: str) -> bool:
 
 
 def contender_name(contender: str) -> str:
-    """A contender in words."""
+    """A contender's name for messages."""
     torchs_own = {ATEN: "ATen", TRITON: "Triton"}
     return torchs_own.get(contender, f"kernel {contender[:12]}")
 
@@ -114,7 +113,7 @@ _MOST = 2**63 - 1
 
 
 def outcome_json(outcome: TuningOutcome) -> dict[str, Any]:
-    """An outcome as a JSON object."""
+    """The JSON object of an outcome."""
     return {
         "kernels": [
             [id_, timing.time_ns, timing.spread_ns] for id_, timing in outcome.kernels.items()
@@ -128,14 +127,14 @@ def outcome_json(outcome: TuningOutcome) -> dict[str, Any]:
 
 
 def read_outcome(value: Any, ids: Collection[str]) -> TuningOutcome:
-    """The outcome that a JSON object is.
+    """Read an outcome from its JSON object, by the rules of a bundle's header.
 
     Args:
         value: What `outcome_json` returned.
-        ids: Of the kernels that it may name.
+        ids: Ids of the kernels that it may name.
 
     Raises:
-        ValueError: If a value is none that a bundle could hold.
+        ValueError: If a bundle could not hold a value.
     """
     given = _object(value, [field.name for field in fields(TuningOutcome)])
     kernels = {}
@@ -158,10 +157,10 @@ def read_outcome(value: Any, ids: Collection[str]) -> TuningOutcome:
 
 
 def read_timing(value: Any) -> Timing:
-    """The timing that ``[nanoseconds, spread]`` is.
+    """Read a timing from ``[nanoseconds, spread]``.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the value is malformed.
     """
     time_ns, spread_ns = _items(value)
     for number, least in ((time_ns, 1), (spread_ns, 0)):
@@ -171,10 +170,10 @@ def read_timing(value: Any) -> Timing:
 
 
 def read_text(value: Any) -> str:
-    """A text that a header can hold.
+    """Read a text that a header can hold.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If it is empty, unprintable or no text.
     """
     if not isinstance(value, str) or not value or not value.isprintable():
         raise ValueError(f"{value!r:.80} is no printable text")

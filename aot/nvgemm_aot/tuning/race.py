@@ -12,20 +12,20 @@ from typing import Protocol
 from nvgemm_runtime.bundle.format import Timing
 
 CONFIDENCE = 0.95
-"""Of the interval of a median, each by itself: the fastest of many is partly so by luck, and its
-interval holds its true median less often."""
+"""Of each median's interval by itself. The fastest of many contenders is partly so by luck, and its
+interval contains its true median less often."""
 
 LEAST_SAMPLES = 6
-"""From so many samples on, their range holds the true median with that confidence: 1 - 2 / 2**6."""
+"""Fewest samples whose range contains the true median with that confidence: 1 - 2 / 2**6."""
 
 RESOLUTION = 0.01
-"""Times that are known to this share of themselves are known well enough: those that still overlap
-count as equal."""
+"""Relative half-width at which an interval is narrow enough: narrow intervals that still overlap
+count as equal times."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A median and where the true one lies, in nanoseconds."""
+    """The median of samples and the interval of the true median, in nanoseconds."""
 
     median: float
     low: float
@@ -38,7 +38,7 @@ class Interval:
 
     @property
     def timing(self) -> Timing:
-        """As bundles hold it, in whole nanoseconds; the spread is rounded up."""
+        """The timing that a bundle stores, in whole nanoseconds; the spread is rounded up."""
         time_ns = max(1, round(self.median))
         spread = max(self.high - time_ns, time_ns - self.low, 0.0)
         return Timing(time_ns=time_ns, spread_ns=math.ceil(spread))
@@ -69,22 +69,22 @@ def median_interval(samples: Sequence[float]) -> Interval:
 
 
 def contending(intervals: Mapping[str, Interval]) -> list[str]:
-    """Those that may be the fastest: their intervals reach into that of the least median."""
+    """Contenders that may be the fastest: their intervals overlap that of the least median."""
     leader = min(intervals.values(), key=lambda interval: interval.median)
     return [name for name, interval in intervals.items() if interval.low <= leader.high]
 
 
 def is_decided(intervals: Mapping[str, Interval]) -> bool:
-    """Whether more samples would change nothing: one is the fastest, or several are equal."""
+    """Whether more samples would change nothing: one is fastest, or several are equally fast."""
     names = contending(intervals)
     return len(names) == 1 or all(intervals[name].is_narrow for name in names)
 
 
 MORE_ROUNDS = 3
-"""Rounds that are added at a time, for those that may still be the fastest."""
+"""Rounds added at a time, for the contenders that may still be the fastest."""
 
 MOST_ROUNDS = 30
-"""What 30 samples do not tell apart, noise of another kind keeps together."""
+"""Limit of rounds: contenders that 30 samples do not tell apart differ by less than the noise."""
 
 Sample = Callable[[], float]
 """Takes one sample of a contender's runtime, in nanoseconds a call."""
@@ -97,21 +97,21 @@ class Timer(Protocol):
         """Get calls of one contender ready to be timed.
 
         Args:
-            calls: The same computation on buffers of their own, at least one. They are made in
-                turn, so that what one left in a cache is gone when it comes round again.
+            calls: The same computation on different buffers, at least one. They are called in
+                turn, so that no call finds its buffers in a cache.
         """
 
     def check(self) -> None:
-        """Raise whatever the device answers with if it is unusable."""
+        """Raise the device's error if it has become unusable."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaceResult:
-    """How a race went.
+    """The result of a race.
 
     Attributes:
-        intervals: By contender. Those that were left behind have fewer samples.
-        is_decided: Whether the fastest is told apart from the others, or known to be their equal.
+        intervals: By contender; those that fell behind early have fewer samples.
+        is_decided: Whether the fastest is told apart from the others or known to equal them.
     """
 
     intervals: dict[str, Interval]

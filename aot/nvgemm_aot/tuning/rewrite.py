@@ -35,21 +35,21 @@ LEFT_UNDECIDED = "one of the fastest was thrown out later, and those left were n
 
 
 def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleContent:
-    """What several bundles of one target, device profile and toolchain hold together.
+    """Join the contents of bundles of one target, device profile and toolchain.
 
-    A problem that several rank has the kernels of all, in the order of the one that says most about
-    this device: measured on it without doubts, then with doubts, then on another, then estimated;
-    of equals the first. What two certain measurements on one product of GPU disagree about makes
-    the ranking uncertain. Kernels that were not measured for it have no time and stand behind all
-    others: `tuned_content` leaves them out again if they still have none.
+    A problem that several bundles rank gets the kernels of all, in the order of the ranking that
+    says most about this device: measured on it without doubts, then with doubts, then measured on
+    another device, then estimated; the first of equals. The ranking becomes uncertain if two
+    measurements without doubts on one GPU product disagree. Kernels that were not measured for the
+    problem come last, without a time; `tuned_content` drops them if they get none.
 
     Args:
         bundles: At least one.
-        facts: The device that they are tuned on.
+        facts: The device to tune on.
 
     Raises:
-        BundleFormatError: If one is damaged.
-        TuningError: If they differ in target, device profile or toolchain.
+        BundleFormatError: If a bundle is damaged.
+        TuningError: If the bundles differ in target, device profile or toolchain.
     """
     for bundle in bundles:
         bundle.check_body()
@@ -189,7 +189,7 @@ def _measured(
 
 
 def _as_before(ranking: ProblemRanking) -> ProblemRanking:
-    """A ranking as its source has it: of a measurement, without what that has not measured."""
+    """A ranking as its source has it: a measured one without the kernels that were not measured."""
     if ranking.source.kind != "measurement":
         return ranking
     timed = tuple(place for place in ranking.kernels if place[1] is not None)
@@ -205,7 +205,7 @@ def _why_unserved(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
 
 
 def _without(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:
-    """A ranking without kernels that are wrong; doubted if these had kept others from the race."""
+    """Drop wrong kernels from a ranking; doubt it if they kept others from being told apart."""
     kept = [place for place, (id_, _) in enumerate(ranking.kernels) if id_ not in wrong]
     kernels = tuple(ranking.kernels[place] for place in kept)
     measured = ranking.measured
@@ -224,7 +224,7 @@ def _without(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRankin
 
 
 def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interval]:
-    """By contender, what the race went by."""
+    """By contender, the interval that the race decided by."""
     torchs_own = {ATEN: measured.aten, TRITON: measured.triton}
     timings = {**torchs_own, **_timings(ranking, measured)}
     return {
@@ -239,7 +239,7 @@ def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interva
 
 
 def _timings(ranking: ProblemRanking, measured: Measured) -> dict[str, Timing]:
-    """By id, the kernels that were measured."""
+    """By id, the timings of the measured kernels."""
     return {
         id_: Timing(time_ns=time_ns, spread_ns=spread_ns)
         for (id_, time_ns), spread_ns in zip(ranking.kernels, measured.spreads_ns)
@@ -248,7 +248,7 @@ def _timings(ranking: ProblemRanking, measured: Measured) -> dict[str, Timing]:
 
 
 def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
-    """A content under a key of its own: a digest of what it was made from and of its rankings."""
+    """Set a build key: a digest of the original's key and of the new rankings."""
     document = {
         "tuned": made_from,
         "generator": content.generator,
@@ -271,7 +271,7 @@ def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
 
 
 def previous_outcome(ranking: ProblemRanking, gpu: str) -> TuningOutcome | None:
-    """What an earlier tuning on the same product of GPU has measured, or None."""
+    """The outcome of an earlier tuning on the same GPU product, or None."""
     measured, source = ranking.measured, ranking.source
     if measured is None or source.conditions is None or source.gpu != gpu:
         return None
@@ -286,22 +286,22 @@ def previous_outcome(ranking: ProblemRanking, gpu: str) -> TuningOutcome | None:
 
 
 KEPT_PLACES = 2
-"""A kernel stays that is among so many first of any problem, or not told apart from these."""
+"""A kernel stays if it is among so many first of any problem, or not told apart from them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """What pruning came to.
+    """The result of pruning.
 
     Attributes:
-        dropped: Ids of the kernels that are gone.
-        declared_loss: Geometric mean over measured problems, the fastest kernel after over the one
-            before. Each problem's fastest stays, so that this is 1.
-        undeclared_loss: Likewise for sizes that are not declared, as far as the measured ones tell:
-            each problem in turn is looked at as if it had no say in what stays. None where no
-            signature has two measured problems.
-        unknown_losses: Problems that are not in ``undeclared_loss``, for none of the kernels that
-            the others keep was measured for them.
+        dropped: Ids of the dropped kernels.
+        declared_loss: Geometric mean over measured problems of the fastest kernel's time after
+            pruning over that before; 1, as each problem's fastest stays.
+        undeclared_loss: Estimate of the same for sizes that are not declared: the loss of each
+            problem if only the others decided which kernels stay. None where no signature has two
+            measured problems.
+        unknown_losses: Number of problems missing from ``undeclared_loss``, as none of the kernels
+            that the others keep was measured for them.
     """
 
     dropped: tuple[str, ...]
@@ -311,12 +311,11 @@ class Pruned:
 
 
 def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
-    """Drop what is not among the first `KEPT_PLACES` of any measured problem.
+    """Drop kernels that are not among the first `KEPT_PLACES` of any measured problem.
 
-    Kernels that an estimate or an uncertain measurement ranks stay, for these are no reason to drop
-    any. So does, for each signature, one of those that need the least alignment, and one of those
-    among the ones that take operands with gaps: whatever operands were served before still are.
-    Rankings keep their order.
+    Kernels that an estimate or an uncertain measurement ranks all stay. So that the same operands
+    are served as before, each signature also keeps a kernel of the least alignment, and one among
+    those that take operands with gaps. Rankings keep their order.
     """
     kernels = {kernel.id: kernel for kernel in content.kernels}
     kept = _kept(content.rankings, kernels)
@@ -351,7 +350,7 @@ def _by_signature(rankings: Iterable[ProblemRanking]) -> dict[Signature, list[Pr
 
 
 def _foremost(ranking: ProblemRanking) -> list[str]:
-    """Kernels that a problem keeps: the first, and those whose intervals reach into theirs."""
+    """Kernels that a problem keeps: the first, and those whose intervals overlap theirs."""
     ids, measured = [id_ for id_, _ in ranking.kernels], ranking.measured
     if measured is None or measured.doubts:
         return ids
@@ -365,7 +364,7 @@ def _foremost(ranking: ProblemRanking) -> list[str]:
 def _serving_most(
     rankings: Sequence[ProblemRanking], kernels: Mapping[str, BuiltKernel]
 ) -> set[str]:
-    """One kernel of the least alignment, of all of a signature and of those that take gaps."""
+    """The kernel of least alignment, of all of a signature and of those that take gaps."""
     places: dict[str, int] = {}
     for ranking in rankings:
         for place, (id_, _) in enumerate(ranking.kernels):
@@ -397,7 +396,7 @@ def _loss(ranking: ProblemRanking, kept: Collection[str]) -> float:
 def _held_back_losses(
     measured: Sequence[ProblemRanking], kernels: Mapping[str, BuiltKernel]
 ) -> tuple[list[float], int]:
-    """Losses of problems that have no say in what stays, and how many problems tell none."""
+    """Loss of each problem if only the others decided, and the number of problems without one."""
     losses, unknown = [], 0
     for rankings in _by_signature(measured).values():
         for ranking in rankings:

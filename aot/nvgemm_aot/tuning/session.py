@@ -33,16 +33,16 @@ PROGRAM = f"nvgemm-aot {__version__}"
 
 @dataclass(frozen=True, kw_only=True)
 class TuningOptions:
-    """How to tune.
+    """Options of a tuning.
 
     Attributes:
-        budget_s: After so many seconds no further problem is begun; None for no limit.
-        all_kernels: Whether a problem is measured with all kernels of its signature, and not only
-            with those that its ranking names.
+        budget_s: Seconds after which no further problem is begun; None for no limit.
+        all_kernels: Whether a problem is measured with all kernels of its signature instead of its
+            ranking's.
         triton: Whether Inductor is asked for its best Triton kernel.
-        prunes: Whether kernels are dropped that are never among the first two.
-        accepts_suspect: Whether a bundle is written even if so many kernels were thrown out that
-            something else may be wrong.
+        prunes: Whether kernels that are never among the first two are dropped.
+        accepts_suspect: Whether to write a bundle even if so many kernels were thrown out that
+            the measurement itself may be at fault.
     """
 
     budget_s: float | None = None
@@ -54,22 +54,22 @@ class TuningOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """What a tuning came to.
+    """The result of a tuning.
 
     Attributes:
         path: The bundle that was written.
         header: Its header.
         file_bytes: Its size.
-        pruned_bytes: What kernels that pruning dropped took in the bundles that it was made from.
-        outcomes: By problem key, in the order of the problems; those of earlier runs among them.
-        unmeasured: Problems without one, and why.
-        broken: By name, contenders that left the GPU unusable, and how.
-        pruned: What pruning came to; None where it was not asked for.
-        state: Where what was measured is kept; None where nothing was.
-        measured_now: How many problems this run has measured.
-        is_complete: Whether the same command would find nothing left to measure.
-        suspicion: Why the measurement may be wrong instead of the kernels that were thrown out;
-            None where few were.
+        pruned_bytes: Bytes that the pruned kernels took in the original bundles.
+        outcomes: By problem key, in the order of the problems, including those of earlier runs.
+        unmeasured: By key, problems without an outcome, and the reason.
+        broken: By name, contenders that left the GPU unusable, and the error.
+        pruned: Result of pruning; None unless it was asked for.
+        state: The file that keeps the outcomes; None where there are none.
+        measured_now: How many problems this run measured.
+        is_complete: Whether the same command would have nothing left to measure.
+        suspicion: Why the measurement rather than the thrown-out kernels may be wrong; None where
+            few kernels were thrown out.
     """
 
     path: Path
@@ -95,25 +95,25 @@ def tune(
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Tuned:
-    """Measure the problems of bundles and write one bundle with what was measured.
+    """Measure the problems of bundles and write one bundle with measured rankings.
 
-    What was measured is kept beside the output after each problem: interrupted, or out of budget,
-    the same call goes on from there. The same call after the last one measures nothing again.
+    Each outcome is saved beside the output at once: after an interruption, or when the budget is
+    used up, the same call continues there. After the last problem it measures nothing again.
 
     Args:
         paths: The bundles, of one target and toolchain.
-        output: The bundle to write; none of ``paths``.
-        bench: Where, and by what.
-        options: How.
-        progress: Told of each finished problem.
-        clock: Seconds, for the budget.
+        output: The bundle to write; not one of ``paths``.
+        bench: The GPU and its timer.
+        options: See `TuningOptions`.
+        progress: Called after each finished problem.
+        clock: Returns seconds, for the budget.
 
     Raises:
-        TuningError: If the device cannot run the bundles, they declare no problem or do not go
-            together, ATen is not set as usual, no right kernel is left, the state is another
-            tuning's, the output holds measurements of another tuning, or a kernel leaves the GPU
+        TuningError: If the device cannot run the bundles, they declare no problem or differ in
+            target or toolchain, ATen has unusual settings, no correct kernel is left, the state or
+            the output's measurements belong to another tuning, or a kernel leaves the GPU
             unusable.
-        SuspectError: If more kernels were thrown out than options accept; nothing is written then.
+        SuspectError: If more kernels were thrown out than ``options`` accept; writes nothing.
         BundleFormatError: If a bundle is damaged.
         DriverError: If a library that kernels need is missing or does not fit.
         ToolchainError: If the native launcher is missing.
@@ -223,7 +223,7 @@ def _refuse_unusual_aten(rankings: Sequence[ProblemRanking]) -> None:
 
 
 def _identity(bundles: Sequence[Bundle], bench: Bench, options: TuningOptions) -> dict[str, str]:
-    """What outcomes of one tuning have in common; the names are those of messages."""
+    """What all outcomes of one tuning share, by the name that messages use for it."""
     content = "".join(sha256_hex(bundle.content()) for bundle in bundles)
     return {
         "bundle": sha256_hex(content.encode()),
@@ -243,24 +243,24 @@ OUT_OF_BUDGET = "the budget was used up; the same command goes on"
 OUT_OF_MEMORY = "it does not fit into the GPU's memory, the same command tries again: "
 
 LOOK_EVERY_S = 60.0
-"""After so long other work is looked for again, which takes a fortieth of it. Where a run is
-killed, what was measured since the last look is uncertain."""
+"""Interval of looking for other work on the GPU, which takes a fortieth of it. When a run is
+killed, whatever was measured since the last look counts as uncertain."""
 
 Progress = Callable[[int, int], None]
-"""Called before the first problem and after each: how many are done of those that were left."""
+"""Called before the first problem and after each, with how many are done and how many there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What one run of a tuning has.
+    """One run of a tuning: measures the problems that its state does not hold yet.
 
     Attributes:
-        contenders: What is timed.
-        bench: Where, and by what.
-        state: What is measured, and where that is kept.
-        budget_s: After so many seconds no further problem is begun; None for no limit.
-        clock: Seconds.
-        begin: Its time when the run began.
+        contenders: Finds what to time for a problem.
+        bench: The GPU and its timer.
+        state: The outcomes so far, and their file.
+        budget_s: Seconds after which no further problem is begun; None for no limit.
+        clock: Returns seconds.
+        begin: The clock's time when the run began.
     """
 
     contenders: Contenders
@@ -271,7 +271,7 @@ class Session:
     begin: float
 
     def left(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
-        """Those that the state does not hold, and behind them those that something disturbed."""
+        """Problems without an outcome, and then those whose measurement was disturbed."""
         outcomes = self.state.outcomes
         new = [one for one in rankings if one.problem.key not in outcomes]
         known = [one for one in rankings if one.problem.key in outcomes]
@@ -280,10 +280,10 @@ class Session:
     def measure(
         self, rankings: Sequence[ProblemRanking], progress: Progress | None
     ) -> dict[str, str]:
-        """Measure problems, and keep what was measured in the state.
+        """Measure problems and add their outcomes to the state.
 
         Returns:
-            By key, why problems are left out.
+            By key, problems that were left out, and the reason.
 
         Raises:
             TuningError: If a contender leaves the GPU unusable.
@@ -293,35 +293,37 @@ class Session:
         if progress is not None:
             progress(0, len(rankings))
         unmeasured: dict[str, str] = {}
-        looks = _Looks(self.bench, self.state)
+        other_work = _OtherWork(self.bench, self.state)
         now = self.begin
         try:
             for place, ranking in enumerate(rankings, start=1):
                 last, now = now, self.clock()
-                looks.pass_time(now - last)
+                other_work.pass_time(now - last)
                 if self.budget_s is not None and now - self.begin >= self.budget_s:
                     unmeasured[ranking.problem.key] = OUT_OF_BUDGET
                     continue
-                reason = self._measure_one(ranking, looks.busy)
+                reason = self._measure_one(ranking, other_work.busy)
                 if reason is not None:
                     unmeasured[ranking.problem.key] = reason
                 if progress is not None:
                     progress(place, len(rankings))
         finally:
-            looks.end()
+            other_work.end()
         return unmeasured
 
     def _measure_one(self, ranking: ProblemRanking, busy: str | None) -> str | None:
-        """Measure a problem; why it is left out, or None."""
+        """Measure a problem; returns why it is left out, or None."""
         import torch
 
         key = ranking.problem.key
         without = self.state.left_out(key)
         runs = {
-            name: run for name, run in self.contenders.of(ranking).items() if name not in without
+            name: run
+            for name, run in self.contenders.runs_of(ranking).items()
+            if name not in without
         }
         if not runs.keys() - {ATEN, TRITON}:
-            return self._why_none(ranking)
+            return self._why_no_contender(ranking)
         trying = functools.partial(self.state.trying, key=key)
         try:
             outcome = measure(ranking.problem, runs, self.bench, trying)
@@ -341,7 +343,7 @@ class Session:
         self.state.add(key, _with_doubts(outcome, busy, differs))
         return None
 
-    def _why_none(self, ranking: ProblemRanking) -> str:
+    def _why_no_contender(self, ranking: ProblemRanking) -> str:
         broken = [id_ for id_, _ in ranking.kernels if id_ in self.state.broken]
         reasons = [f"{contender_name(id_)} is thrown out" for id_ in broken]
         if len(broken) < len(ranking.kernels):
@@ -350,11 +352,11 @@ class Session:
         return f"none of its kernels can be measured: {'; '.join(reasons)}"
 
 
-class _Looks:
-    """Looks for other work, before problems are measured and after some time again.
+class _OtherWork:
+    """Looks for other work on the GPU before the first problem and every `LOOK_EVERY_S`.
 
     Attributes:
-        busy: What to say of the work that there was at the last look.
+        busy: The doubt that the last look raises, or None.
     """
 
     def __init__(self, bench: Bench, state: TuningState) -> None:

@@ -1,4 +1,9 @@
-"""What a tuning has measured so far, kept in a file beside its output."""
+"""The state of a tuning: outcomes in a file beside the output, which survives interruptions.
+
+The file's first line identifies the tuning. Each further line adds a fact: an outcome, a look for
+other work, a contender that broke the device, the bundle that was written. While a contender runs
+for the first time, the last line names it; it remains there only if the process is killed then.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ from .outcome import TuningOutcome, contender_name, outcome_json, read_outcome, 
 
 @contextlib.contextmanager
 def reserved(output: Path) -> Iterator[None]:
-    """Hold an output: nobody else tunes into it meanwhile.
+    """Lock an output, so that no other process tunes into it.
 
     Raises:
         StorageError: If it cannot be written.
@@ -47,14 +52,14 @@ def reserved(output: Path) -> Iterator[None]:
 
 
 def refuse_foreign_measurements(output: Path, written: Collection[str]) -> None:
-    """See that no measurements are written over but those of the same tuning.
+    """Refuse to overwrite the measurements of another tuning.
 
     Args:
-        output: Where it is to write.
-        written: Build keys of the bundles that it has written.
+        output: The bundle to write.
+        written: Build keys of the bundles that this tuning has written.
 
     Raises:
-        TuningError: If the bundle there is another one, and holds measurements.
+        TuningError: If ``output`` is another bundle and has measurements.
     """
     if not output.exists():
         return
@@ -74,11 +79,11 @@ def refuse_foreign_measurements(output: Path, written: Collection[str]) -> None:
 Line = Mapping[str, Any]
 
 _BEGIN = b'{"version": '
-"""Of every first line, whatever it says of the version."""
+"""Start of every first line, of whatever version."""
 
 
 class Journal:
-    """Lines of JSON objects. One process at a time writes it.
+    """A file of JSON objects, one a line, to which one process at a time appends.
 
     Args:
         path: The file. It is made with the first line that is appended.
@@ -123,7 +128,7 @@ class Journal:
         return parsed
 
     def fail(self, what: str) -> NoReturn:
-        """Say that the file is damaged.
+        """Report a damaged file.
 
         Raises:
             StorageError: Always.
@@ -159,7 +164,7 @@ class Journal:
 
     @contextlib.contextmanager
     def meanwhile(self, line: Line) -> Iterator[None]:
-        """Have a line at the end that is gone afterwards, unless the process is killed.
+        """Keep a line at the end during the block; it remains only if the process is killed.
 
         Raises:
             StorageError: As of `append`. Where what is done meanwhile fails, its error stays the
@@ -185,9 +190,9 @@ class Journal:
             ) from error
 
     def _cut(self, end: int) -> None:
-        """Drop what stands behind a position, if all of that is ours.
+        """Truncate the file, unless another process has written it too.
 
-        Locks keep other processes away. Some file systems have none.
+        Locks should prevent that, but some file systems have none.
         """
         assert self._file is not None
         found = os.fstat(self._file.fileno()).st_size
@@ -203,7 +208,7 @@ class Journal:
         self._size_bytes = end
 
     def close(self) -> None:
-        """Close the file, and remove it if it holds nothing."""
+        """Close the file; remove it if it is empty."""
         if self._file is not None:
             self._file.close()
             if self._end == 0:
@@ -217,34 +222,35 @@ def _encoded(line: Line) -> bytes:
 _log = logging.getLogger(__name__)
 
 VERSION = 4
-"""Of the file. States of version 3 may hold verdicts of a check that called right kernels wrong."""
+"""Version of the file format. Version 3 may hold verdicts of a check that rejected correct
+kernels."""
 
 MOST_KILLS = 2
-"""A kernel that was running for the first time on a problem when so many runs were killed counts as
-broken; ATen and Triton are left out of that problem. One kill may well be a job's time limit."""
+"""Kills during a kernel's first run on a problem after which it counts as broken; ATen and Triton
+are then left out of that problem. A single kill may well be a job's time limit."""
 
 
 KILLED = "the run that measured it was killed before other work on the GPU was looked for"
-"""Doubt of outcomes that were not confirmed."""
+"""Doubt of outcomes that were not confirmed before the run was killed."""
 
 
 def state_path(output: Path) -> Path:
-    """Where the state of a tuning lies: beside what it is to write."""
+    """The state file of a tuning, beside its output."""
     return output.with_name(f"{output.name}.tuning.jsonl")
 
 
 class TuningState:
-    """The outcomes of a tuning, by problem key. One process at a time may have it.
+    """The outcomes of a tuning, saved as they are added. One process at a time may open it.
 
     Args:
-        path: The file; read if it is there, and made with the first that is added.
-        identity: What must be equal for outcomes to belong to this tuning: bundles, GPU, versions.
-        ids: Of the kernels that are tuned.
+        path: The file; read if it exists, and created with the first fact.
+        identity: Bundles, GPU, versions …: outcomes of another identity are refused.
+        ids: Ids of the kernels that are tuned.
 
     Attributes:
-        outcomes: Those that are known.
-        broken: By name, contenders that are not to be run again, and why.
-        written: Build keys of the bundles that came of it.
+        outcomes: By problem key.
+        broken: By name, contenders that must not run again, and why.
+        written: Build keys of the bundles that this tuning has written.
 
     Raises:
         StorageError: If the file cannot be read or written, or is damaged.
@@ -265,10 +271,10 @@ class TuningState:
             self._read(identity)
 
     def add(self, key: str, outcome: TuningOutcome) -> None:
-        """Keep an outcome, which is doubted in later runs if this one does not confirm it.
+        """Add an outcome; later runs doubt it unless this one confirms it.
 
         Raises:
-            StorageError: If the file cannot be written; likewise of the others.
+            StorageError: If the file cannot be written, as in the methods below.
         """
         self._journal.append({"problem": key, "outcome": outcome_json(outcome)})
         self.outcomes[key] = outcome
@@ -276,37 +282,37 @@ class TuningState:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether all outcomes are."""
+        """Whether all outcomes are confirmed."""
         return not self._unconfirmed
 
     def confirm(self, doubt: str | None) -> None:
-        """Say of what was added since the last time whether anything disturbed it.
+        """Confirm the outcomes added since the last call, or doubt them.
 
         Args:
-            doubt: Why none of that is to be relied on, or None.
+            doubt: What disturbed them, or None.
         """
         self._journal.append({"confirmed": doubt})
         self._confirm(doubt)
 
     def add_broken(self, contender: str, reason: str) -> None:
-        """Keep that a contender is not to be run again, and why."""
+        """Note that a contender must not run again, and why."""
         self._journal.append({"broken": contender, "reason": reason})
         self.broken[contender] = reason
 
     def add_written(self, build_key: str) -> None:
-        """Keep, before it is written, that a bundle with measurements comes of this tuning."""
+        """Note the build key of a bundle with measurements, before it is written."""
         if build_key not in self.written:
             self._journal.append({"written": build_key})
             self.written.add(build_key)
 
     def left_out(self, key: str) -> set[str]:
-        """Contenders that are not to be run again on a problem, for runs were killed there."""
+        """Contenders that must not run on a problem again, as earlier runs were killed there."""
         return {
             name for (name, on), kills in self._kills.items() if on == key and kills >= MOST_KILLS
         }
 
     def trying(self, contender: str, key: str) -> AbstractContextManager[None]:
-        """Have it written down, meanwhile, which contender runs for the first time on a problem."""
+        """Note in the file, during the block, a contender's first run on a problem."""
         return self._journal.meanwhile({"running": contender, "on": key})
 
     def close(self) -> None:
