@@ -109,7 +109,7 @@ def build(
 
 @contextlib.contextmanager
 def open_rejection_log(path: Path | None) -> Iterator[RejectionSink | None]:
-    """Write rejections as JSON lines to ``path``; None where there is none.
+    """Open a sink that writes rejections as JSON lines; None where ``path`` is None.
 
     Raises:
         StorageError: If the file cannot be written.
@@ -138,7 +138,7 @@ def open_rejection_log(path: Path | None) -> Iterator[RejectionSink | None]:
 
 
 _SECONDS_PER_KERNEL = 0.6
-"""Time of one core for one kernel: benchmarks/build.py printed 0.56 s for sm_100f, and 11 % more
+"""Seconds of one core for one kernel: benchmarks/build.py printed 0.56 s for sm_100f, and 11 % more
 with everything around the compiler."""
 
 _MAX_BYTES_PER_KERNEL = 4_700
@@ -212,7 +212,7 @@ def plan_text(document: Document) -> str:
 
 
 _LISTED_PROBLEMS = 8
-"""Most problems to print that share a reason."""
+"""Most problems that are printed for one reason."""
 
 
 def _unserved_document(unserved: Sequence[Unserved]) -> list[Document]:
@@ -222,7 +222,7 @@ def _unserved_document(unserved: Sequence[Unserved]) -> list[Document]:
 
 
 def _unserved_lines(document: Document) -> list[str]:
-    """What has no kernel, by target and reason."""
+    """Problems without a kernel, grouped by target and reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for one in document["unserved"]:
         groups.setdefault((one["arch"], one["reason"]), []).append(one["problem"])

@@ -284,7 +284,7 @@ def bundle_text(document: Document) -> str:
 
 
 def _problem_rows(problem: Document) -> list[list[object]]:
-    """One row for each kernel; where it was measured, one for torch's own, and one for doubts."""
+    """A row a kernel; of a measured ranking also rows of ATen, of Triton and of doubts."""
     source, measured = problem["source"], problem["measured"]
     rows: list[list[object]] = [
         [
@@ -305,7 +305,7 @@ def _problem_rows(problem: Document) -> list[list[object]]:
 
 
 def verification_text(report: Report) -> str:
-    """Print a verification: the evidence a kernel, then every finding."""
+    """Print a verification: the evidence of each kernel, then every finding."""
     rows = [
         [
             evidence.id[:12],

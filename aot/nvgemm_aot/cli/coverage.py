@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 WEIGHT_NAMES = {"problems": "problems", "count": "count", "flops": "FLOPs"}
-"""What people read, by the value of a `nvgemm_aot.workload.coverage.Weight`."""
+"""Names for people, by value of `nvgemm_aot.workload.coverage.Weight`."""
 
 _MOST_REFUSALS = 3
 
 
 class _Percent(click.ParamType):  # type: ignore[type-arg]
-    """An exact percentage: 99.9 is not the binary fraction beside it."""
+    """A decimal percentage: 99.9 exactly, not the nearest binary fraction."""
 
     name = "percent"
 
@@ -121,7 +121,7 @@ def coverage(
 
 
 def _load(manifest: Path, archs: tuple[str, ...]) -> tuple[Manifest, tuple[Undeclarable, ...]]:
-    """Read a manifest, and what a recording met beside it."""
+    """Read a manifest and, of a recording, the GEMMs that it cannot declare."""
     from ..manifest.parse import parse_manifest
     from ..manifest.shipped import find_manifest
     from ..manifest.source import read_text
@@ -129,7 +129,7 @@ def _load(manifest: Path, archs: tuple[str, ...]) -> tuple[Manifest, tuple[Undec
     from ..workload.coverage import read_undeclarable
 
     path = find_manifest(manifest)
-    text = read_text(path)  # once, for a pipe can be read once only
+    text = read_text(path)  # only once, as it may be a pipe
     recorded = parse_manifest(path, text)
     if archs:
         recorded = replace(recorded, targets=tuple(map(build_target, sorted(set(archs)))))
@@ -230,7 +230,7 @@ def _share(part: int, total: int) -> str:
 
 
 def _number_reasons(gemms: Sequence[Document]) -> dict[str, int]:
-    """The first reason of each miss, numbered: those of a model's layers are mostly the same."""
+    """Number the first reasons of misses, most of which a model's layers share."""
     different = dict.fromkeys(gemm["reasons"][0] for gemm in gemms if gemm["reasons"])
     return {reason: number for number, reason in enumerate(different, start=1)}
 

@@ -49,12 +49,12 @@ _ALL = frozenset(Status)
 
 
 def coverage_page(manifest: Manifest, targets: Sequence[TargetCoverage], by: Weight) -> bytes:
-    """Make the page: for each target the percentages, the picture of the shape space, the table.
+    """Make the page: for each target the percentages, a chart of the shape space, and the GEMMs.
 
     Args:
-        manifest: What was asked for.
-        targets: What is covered.
-        by: What tables are sorted by, most first.
+        manifest: The manifest that was compared with bundles.
+        targets: Coverage of each target.
+        by: Unit by which tables are sorted, most first.
     """
     html = Element("html", {"lang": "en"})
     head = SubElement(html, "head")
@@ -164,10 +164,10 @@ def _add(parent: Element, tag: str, text: str, kind: str = "") -> None:
 
 _WIDTH, _HEIGHT = 900, 520
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 872, 16, 468
-"""Edges of the plot within the picture; labels stand outside of them."""
+"""Edges of the plot within the chart; labels are outside of it."""
 
 _LEAST_RADIUS, _USUAL_RADIUS, _MOST_RADIUS = 3.5, 5.0, 14.0
-"""Of a circle: for the rarest problems, where all come up equally often, and for the commonest."""
+"""Radii of circles: of the rarest problems, of equally frequent ones, and of the most frequent."""
 
 _MOST_TICKS = 16
 
@@ -204,13 +204,13 @@ class _Axis:
 
 
 def draw_chart(gemms: Iterable[GemmCoverage], label: str) -> Element:
-    """Draw the GEMMs that have sizes, one marker each, with its story as a tooltip.
+    """Draw a marker for each GEMM of known sizes, at its m and n * k, with a tooltip.
 
     The colours are those of the classes ``declared``, ``signature`` and ``missed``.
 
     Args:
-        gemms: In any order; at least one with sizes.
-        label: What the picture shows, for those who cannot see it.
+        gemms: In any order; at least one of known sizes.
+        label: Description of the chart for screen readers.
     """
     chart = Element(
         "svg",
@@ -234,21 +234,21 @@ def draw_chart(gemms: Iterable[GemmCoverage], label: str) -> Element:
         across = _side_by_side([radius for radius, _ in at], ms.octave)
         for (radius, gemm), shift in zip(at, across):
             markers.append((radius, ms.place(m) + shift, nks.place(nk), gemm))
-    # The small ones last, so that none is hidden under a large one.
+    # Small markers last, so that none is hidden under a large one.
     for radius, x, y, gemm in sorted(markers, key=lambda marker: -marker[0]):
         SubElement(_marker(chart, gemm.status, x, y, radius), "title").text = describe(gemm)
     return chart
 
 
 def draw_key(status: Status) -> Element:
-    """A marker by itself, for a legend."""
+    """Draw a single marker for the legend."""
     key = Element("svg", {"class": "key", "viewBox": "0 0 16 16", "aria-hidden": "true"})
     _marker(key, status, 8, 8, 6)
     return key
 
 
 def describe(gemm: GemmCoverage) -> str:
-    """What becomes of a GEMM, in lines."""
+    """Describe a GEMM and how it is served, in lines."""
     times = count_text(gemm.count, "time")
     lines = [gemm.gemm, f"recorded {times}, {gemm.weight(Weight.FLOPS):.3g} FLOPs"]
     if gemm.ranked_as is None:
@@ -262,7 +262,7 @@ def describe(gemm: GemmCoverage) -> str:
 
 
 def _axis(sizes: Sequence[int], start: float, end: float) -> _Axis:
-    """An axis for some sizes, with half an octave or more beside the outermost ones."""
+    """An axis that extends at least half an octave beyond the sizes."""
     least = math.floor(math.log2(min(sizes)) - 0.5)
     return _Axis(least=least, most=math.ceil(math.log2(max(sizes)) + 0.5), start=start, end=end)
 
@@ -285,7 +285,7 @@ def _draw_axes(chart: Element, ms: _Axis, nks: _Axis) -> None:
 
 
 def _radii(counts: Sequence[int]) -> list[float]:
-    """Radii of circles whose areas are as the counts, but for the rarest."""
+    """Radii of circles with areas proportional to the counts, except for the rarest."""
     most = max(counts)
     if most == min(counts):
         return [_USUAL_RADIUS] * len(counts)
@@ -293,7 +293,7 @@ def _radii(counts: Sequence[int]) -> list[float]:
 
 
 def _side_by_side(radii: Sequence[float], most_width: float) -> Iterator[float]:
-    """Shifts by which markers of one place stand in a row around it, within some width."""
+    """Offsets that put markers of one place side by side around it, within a width."""
     steps = [0.0, *((left + right) for left, right in pairwise(radii))]
     width = sum(steps)
     scale = min(1.0, most_width / width) if width else 1.0
@@ -304,7 +304,7 @@ def _side_by_side(radii: Sequence[float], most_width: float) -> Iterator[float]:
 
 
 def _marker(parent: Element, status: Status, x: float, y: float, radius: float) -> Element:
-    """A shape with the area of a circle of ``radius``."""
+    """Draw a status's shape with the area of a circle of ``radius``."""
     name = {"class": f"marker {status.value}"}
     if status is Status.DECLARED:
         return SubElement(

@@ -1,4 +1,4 @@
-"""``nvgemm-aot doctor``: whether this machine can run prebuilt kernels, and what is missing."""
+"""Diagnoses whether this machine can run prebuilt kernels, and what is missing."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class BundleState:
 
     Attributes:
         path: The file.
-        origin: The distribution that brought it, or the variable that names it.
-        target: Key of its target; None where it cannot be read.
-        kernels: How many it holds.
-        problem: Why it cannot be used on any device, or None.
-        refusals: By GPU, as this machine's are listed: why it does not serve that one, or None.
+        origin: The distribution that installed it, or the variable that names it.
+        target: Key of its target; None if it cannot be read.
+        kernels: Number of its kernels.
+        problem: Why no device can use it, or None.
+        refusals: For each GPU of this machine, why the bundle does not serve it, or None.
     """
 
     path: str
@@ -62,10 +62,10 @@ class CacheState:
     """The build cache.
 
     Attributes:
-        directory: Where it is; None where the user has no place for it.
-        writable: Whether it, or the directory that it would be made in, can be written.
-        entries: Kernels and plans in it.
-        size_bytes: Their size.
+        directory: Its path; None where the user has no place for it.
+        writable: Whether it, or the directory to create it in, can be written.
+        entries: Number of kernels and plans in it.
+        size_bytes: Size of these.
     """
 
     directory: str | None
@@ -76,20 +76,20 @@ class CacheState:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What a machine has.
+    """What this machine has, and what it lacks.
 
     Attributes:
-        versions: Installed distributions that kernels need; None where one is missing.
+        versions: Versions of the distributions that kernels need; None for a missing one.
         build_versions: Likewise of the compiler side, which running kernels does not need.
         driver: CUDA version that the driver supports, e.g. ``13.0``; None without a driver.
         torch_cuda: CUDA major version of torch, e.g. ``cu13``; None for a CPU build.
-        runtime_library: Where the library that kernels call was found, and its version, or None.
+        runtime_library: Path and version of the library that kernels call, or None.
         launcher: Whether the native launcher loads.
         gpus: Name and compute capability of each GPU.
         bundles: Every bundle that is installed or named.
         cache: The build cache, which running kernels does not need.
-        problems: What keeps this machine from running prebuilt kernels, or one of its GPUs, or
-            something that is installed from being used; each with the next step.
+        problems: What keeps this machine or one of its GPUs from running prebuilt kernels, or an
+            installed bundle from being used; each with the next step.
     """
 
     versions: dict[str, str | None]
@@ -105,16 +105,16 @@ class Diagnosis:
 
     @property
     def healthy(self) -> bool:
-        """Whether every GPU is served, and nothing that is installed is broken."""
+        """Whether every GPU is served and nothing installed is broken."""
         return not self.problems
 
     def to_json(self) -> dict[str, object]:
-        """Everything as values that ``json.dumps`` takes."""
+        """The JSON object."""
         return {"healthy": self.healthy} | asdict(self)
 
 
 def diagnose() -> Diagnosis:
-    """Look at this machine. Works, and says what is missing, where there is no GPU."""
+    """Diagnose this machine, which need not have a GPU."""
     problems: list[str] = []
     versions = {name: _version(name) for name in _DISTRIBUTIONS}
     problems += (
@@ -166,7 +166,7 @@ def diagnose() -> Diagnosis:
 
 
 def _attempt(look: Callable[[], T], problems: list[str]) -> T | None:
-    """What ``look`` finds; what it raises becomes a problem, for a doctor must not fall ill."""
+    """The result of ``look``; its exception becomes a problem, so that diagnosing never fails."""
     try:
         return look()
     except Exception as error:
@@ -230,7 +230,7 @@ def _bundle_problems(
     for place, facts in enumerate(devices):
         refusals = [state.refusals[place] for state in states]
         if None not in refusals:
-            # GPUs of one kind have the same reasons, and need them said once.
+            # GPUs of one kind share a reason, which is listed once.
             reason = f"no bundle serves {describe(facts)}: {'; '.join(map(str, refusals))}"
             problems += [reason] * (reason not in problems)
     return problems
@@ -243,14 +243,14 @@ def _cache_state() -> CacheState:
         return CacheState(directory=None, writable=False, entries=0, size_bytes=0)
     try:
         existing = next(place for place in (directory, *directory.parents) if place.exists())
-    except OSError:  # A directory on the way may not be searched.
+    except OSError:  # no permission to search a parent directory
         return CacheState(directory=str(directory), writable=False, entries=0, size_bytes=0)
     sizes = []
     for folder, _, names in os.walk(directory / "entries"):
         for name in names:
             try:
                 sizes.append(os.stat(os.path.join(folder, name)).st_size)  # noqa: PTH116, PTH118
-            except OSError:  # A build may be sweeping.
+            except OSError:  # removed meanwhile, by a build
                 continue
     return CacheState(
         directory=str(directory),

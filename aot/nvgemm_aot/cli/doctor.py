@@ -27,7 +27,7 @@ def doctor(as_json: bool) -> None:
     from .diagnosis import diagnose
 
     with _without_warnings("nvgemm_runtime.installed.registry"):
-        diagnosis = diagnose()  # what is wrong with bundles is part of the answer
+        diagnosis = diagnose()
     print_result(diagnosis.to_json(), diagnosis_text, as_json=as_json)
     if not diagnosis.healthy:
         raise UnhealthyError(f"{count_text(len(diagnosis.problems), 'problem')}; see above")
@@ -35,7 +35,7 @@ def doctor(as_json: bool) -> None:
 
 @contextlib.contextmanager
 def _without_warnings(name: str) -> Iterator[None]:
-    """Keep a logger from saying what is printed anyway."""
+    """Silence a logger's warnings, which the command prints itself."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -49,7 +49,7 @@ def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None
 _WIDTH = 100
 _MOST_REASONS = 3
 _MOST_CHARACTERS = 60
-"""Of a GEMM's name; a longer one would make every line of the table long."""
+"""Most characters of a GEMM's name in the table."""
 
 _NO_GEMM = """\
 no GEMM came up for autotuning. It may be that
@@ -64,7 +64,7 @@ _NO_EVENT_READ = "nothing is known: no event of the run could be read"
 
 
 def explain_text(document: Document) -> str:
-    """A table of the GEMMs, and below it the kernels in use and why some have none."""
+    """Print a table of the GEMMs, then the kernels in use, and why some GEMMs have none."""
     gemms = document["gemms"]
     if not gemms:
         return _NO_EVENT_READ if document["unreadable_lines"] else _NO_GEMM
@@ -106,7 +106,7 @@ def _least_time(gemm: Document, *, bundled: bool) -> str:
 
 
 def _in_code(gemm: Document) -> str:
-    """What computes it: what is known for sure is only which calls of ours were generated."""
+    """What computes a GEMM; only generated calls of bundled kernels are known for certain."""
     if not gemm["graphs"]:
         return "tried, slower than apart"
     if gemm["used"]:
@@ -123,7 +123,7 @@ def _in_code(gemm: Document) -> str:
 
 
 def _summary(document: list[Document]) -> str:
-    gemms = [gemm for gemm in document if gemm["graphs"]]  # others were tried, and stand apart
+    gemms = [gemm for gemm in document if gemm["graphs"]]  # without epilogue fusions that lost
     used = sum(bool(gemm["used"]) for gemm in gemms)
     missed = sum(gemm["basis"] == "miss" for gemm in gemms)
     return (
@@ -150,7 +150,7 @@ def _measured(gemms: list[Document]) -> Iterable[str]:
 
 
 def _misses(gemms: list[Document]) -> Iterable[str]:
-    """GEMMs by why they are misses: the reasons of a model's layers are mostly the same."""
+    """Missed GEMMs grouped by reasons, most of which a model's layers share."""
     missed: dict[tuple[str, ...], list[str]] = {}
     for gemm in gemms:
         if gemm["reasons"] or gemm["basis"] == "miss":
@@ -165,7 +165,7 @@ def _misses(gemms: list[Document]) -> Iterable[str]:
 
 
 def _wrapped(names: list[str]) -> list[str]:
-    """As many names a line as there is room for; none is broken, as people search for them."""
+    """Wrap names without breaking any of them, as people search for them."""
     unbreakable = "; ".join(name.replace(" ", "\0") for name in names)
     lines = textwrap.wrap(
         unbreakable,

@@ -16,7 +16,7 @@ from .printing import count_text
 
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
-    """Read positive integers between commas; they come back sorted, each once."""
+    """Read positive integers between commas; returns them sorted and without duplicates."""
     numbers = set()
     for part in value.split(","):
         number = int(part) if re.fullmatch(r" *[0-9]{1,10} *", part) else 0

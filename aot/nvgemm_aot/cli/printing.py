@@ -40,12 +40,12 @@ def print_result(document: Any, as_text: Callable[[Any], str], *, as_json: bool)
 
 
 def count_text(count: int, noun: str) -> str:
-    """A number of things: ``1 problem``, ``2 problems``."""
+    """A count with its noun: ``1 problem``, ``2 problems``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def size_text(size_bytes: int) -> str:
-    """A size as people read it."""
+    """A size in B, kB or MB."""
     if size_bytes < 10_000:
         return f"{size_bytes} B"
     if size_bytes < 10_000_000:
@@ -54,7 +54,7 @@ def size_text(size_bytes: int) -> str:
 
 
 def percent_text(percent: Fraction | float) -> str:
-    """A percentage as people read it; rounded down, so that 100.0 % means all."""
+    """A percentage with one decimal, rounded down so that 100.0 % means all."""
     return f"{math.floor(percent * 10) / 10:.1f} %"
 
 
@@ -69,16 +69,16 @@ def file_text(document: dict[str, Any]) -> str:
 
 
 _PLAIN_SECONDS = 5.0
-"""Where there is no terminal, progress is one line at most this often."""
+"""Least interval of progress lines where there is no terminal."""
 
 
 @contextlib.contextmanager
 def report_progress(verb: str, of: str = "kernels") -> Iterator[Progress]:
-    """Report how many kernels, or other things, are done, with the time left.
+    """Report progress on stderr: a bar on a terminal, plain lines elsewhere.
 
     Args:
-        verb: What is done with them, e.g. ``Compiling``.
-        of: What they are.
+        verb: The activity, e.g. ``Compiling``.
+        of: What is counted, in the plural.
     """
     with contextlib.ExitStack() as stack:
         yield _bar(verb, stack) if sys.stderr.isatty() else _lines(verb, of)

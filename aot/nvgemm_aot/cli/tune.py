@@ -31,7 +31,7 @@ _BUDGET = Duration(
 
 @contextlib.contextmanager
 def _sigterm_interrupts() -> Iterator[None]:
-    """Have SIGTERM, by which jobs end at their time limit, end a run as Ctrl-C does."""
+    """Make SIGTERM, which ends jobs at their time limit, raise KeyboardInterrupt like Ctrl-C."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -130,12 +130,12 @@ def _outcome_document(outcome: TuningOutcome) -> Document:
     from ..tuning.outcome import outcome_json
 
     document = outcome_json(outcome)
-    conditions = document.pop("conditions")  # but for the date they are the same for all
+    conditions = document.pop("conditions")  # only the date differs between problems
     return {**document, "date": conditions["date"]}
 
 
 def tuned_text(document: Document) -> str:
-    """A table of the problems, and below it what needs to be known of the new bundle."""
+    """Print a table of the problems, then wrong kernels, doubts, and the new bundle."""
     header = ("problem", "first", "ours, us", "ATen, us", "Triton, us", "ours / ATen", "kernel")
     rows = [_row(key, item) for key, item in document["problems"].items()]
     parts = [] if document["suspicion"] is None else [f"SUSPECT: {document['suspicion']}"]
@@ -152,13 +152,13 @@ def _row(key: str, item: Document) -> list[object]:
     return [
         key,
         first + (" ?" if item["doubts"] else ""),
-        *(_text(timing) for timing in (ours, *times.values())),
+        *(_timing_text(timing) for timing in (ours, *times.values())),
         ratio,
         item["kernels"][0][0][:12] if ours else "-",
     ]
 
 
-def _text(timing: list[int] | None) -> str:
+def _timing_text(timing: list[int] | None) -> str:
     return "-" if timing is None else f"{timing[0] / 1e3:.2f} ± {timing[1] / 1e3:.2f}"
 
 
@@ -177,7 +177,7 @@ def _wrong(document: Document) -> Iterator[str]:
 
 
 def _doubts(document: Document) -> Iterator[str]:
-    """Problems by why they are uncertain: what disturbs mostly disturbs many."""
+    """Problems grouped by doubts, as a disturbance mostly affects many."""
     doubted: dict[tuple[str, ...], list[str]] = {}
     for key, item in document["problems"].items():
         if item["doubts"]:

@@ -30,14 +30,14 @@ from .schema import NAME_ALLOWED, NAME_PATTERN, VERSION
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a manifest shall be for; each list is sorted and has each value once.
+    """Options of a manifest from a config; each tuple is sorted and has no duplicates.
 
     Attributes:
         tokens: Tokens of a forward pass, at least one number.
         ranks: Numbers of GPUs that tensor parallelism divides the model over, at least one.
         dtypes: Element types, of 2 bytes each, at least one.
         targets: Architectures to build for, at least one.
-        separate: Whether to declare projections apart that can be fused.
+        separate: Whether to declare fusible projections separately.
         fused: Whether to declare them fused.
 
     """
@@ -55,8 +55,8 @@ class Use:
     """A GEMM as one of ``ranks`` ranks computes it.
 
     Attributes:
-        recipe: What it multiplies where it is quantized, or why no kernel computes that; None where
-            it is not.
+        recipe: Types and scales of a quantized GEMM, or why no kernel computes it; None if it is
+            not quantized.
     """
 
     ranks: int
@@ -69,10 +69,10 @@ class Entry:
     """GEMMs of one signature that see the same numbers of tokens.
 
     Attributes:
-        routing: How tokens reach the experts; None for what sees all of them.
-        signature: What they are, in the first of the wanted types.
-        m: Rows: sorted, each once. Those of one expert, or of all where they are grouped.
-        uses: By n and k, each pair once: where a model has it.
+        routing: How tokens reach the experts; None for a GEMM of all tokens.
+        signature: Their signature, in the first of the wanted types.
+        m: Rows, sorted without duplicates: of one expert, or of all experts of a grouped GEMM.
+        uses: By n and k: where the model has such a GEMM.
 
     """
 
@@ -94,12 +94,12 @@ class ConfigManifest:
     """A manifest made from a config.
 
     Attributes:
-        name: Its name.
-        config: What it was made from.
+        name: The manifest's name.
+        config: The model's config.
         model_type: The model's family.
-        wanted: What it is for.
-        entries: What it declares, at least one.
-        left_out: What it cannot declare, each with the reason.
+        wanted: The options.
+        entries: Entries to declare, at least one.
+        left_out: GEMMs that it cannot declare, each with the reason.
 
     """
 
@@ -207,9 +207,10 @@ def _uses(
 
 
 def _signature(gemm: ModelGemm, recipe: Recipe | None, wanted: Wanted) -> Signature:
-    """What a GEMM is declared as: with its bias, and all experts in one, where operators can.
+    """The signature to declare for a GEMM: with its bias, and all experts in one, where possible.
 
-    A product whose bias is added apart is wanted in fp32, so that the sum is rounded once.
+    A product whose bias torch adds is declared with an fp32 result, so that the sum is rounded
+    once.
     """
     dtype = wanted.dtypes[0]
     product = Signature(
@@ -379,7 +380,7 @@ def _biased(entry: Entry) -> bool:
 
 
 def _roles(uses: Sequence[Use], entry: Entry) -> str:
-    """What a pair is, e.g. ``tp 1, 2: router x32; tp 4: attention k_proj x32``."""
+    """The comment of a pair, e.g. ``tp 1, 2: router x32; tp 4: attention k_proj x32``."""
     by_ranks: dict[int, list[str]] = {}
     for use in uses:
         added = " +bias" if use.gemm.biased and entry.signature.epilogue is None else ""
@@ -405,7 +406,7 @@ def _left_out(made: ConfigManifest) -> Iterator[str]:
 
 
 def _sizes(config: DecoderConfig) -> Iterator[str]:
-    """What was read of a config, by its keys."""
+    """The values read from a config, with their keys."""
     for name, field in type(config).model_fields.items():
         if name == "quantization":
             continue

@@ -1,4 +1,8 @@
-"""Which GEMMs of a manifest a set of bundles serves, decided by the runtime's matching."""
+"""Which GEMMs of a manifest bundles serve on each target's GPU, and why they miss the others.
+
+A pure function of a manifest and bundles: the runtime's own matching decides, asked as
+torch.compile would ask it on that GPU, whatever machine this runs on.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ from ..targets import BuildTarget
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large a GEMM is, whatever else it is."""
+    """The sizes of a GEMM."""
 
     m: int
     n: int
@@ -47,17 +51,17 @@ class Sizes:
 
     @property
     def flops(self) -> int:
-        """As `Problem.flops`."""
+        """Floating-point operations, counted as in `Problem.flops`."""
         return 2 * self.m * self.n * self.k * self.batch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Undeclarable:
-    """A recorded GEMM that no manifest can declare, and so no bundle serve.
+    """A recorded GEMM that no manifest can declare, so that no bundle can serve it.
 
     Attributes:
-        gemm: It, in words.
-        sizes: Its sizes, or None where words do not tell them.
+        gemm: The GEMM in words.
+        sizes: Its sizes; None where the words do not tell them.
         count: How often it was recorded.
         reason: Why no manifest can declare it.
     """
@@ -69,10 +73,7 @@ class Undeclarable:
 
 
 def read_undeclarable(text: str) -> tuple[Undeclarable, ...]:
-    """What stands in a recording beside the manifest, even in a copy that was edited.
-
-    Any other manifest has none.
-    """
+    """Read the undeclarable GEMMs from a recording's comments; other manifests have none."""
     return tuple(_read(line, count) for line, count in read_others(text).items())
 
 
@@ -92,10 +93,10 @@ _PRODUCTS = {Op.MM: "mm", Op.BMM: "bmm", Op.GROUPED_MM: "_grouped_mm"}
 
 
 def call_of(problem: Problem) -> AtenGemm:
-    """A call on contiguous tensors that a problem declares: with scales, offsets and addend.
+    """The ATen call that a problem declares, on contiguous tensors.
 
-    Tensors start at multiples of `ALIGNMENT_BYTES`; swizzled scales, as every kernel needs them, at
-    those of `SWIZZLED_ALIGNMENT_BYTES`.
+    Tensors are aligned to `ALIGNMENT_BYTES`; swizzled scales to `SWIZZLED_ALIGNMENT_BYTES`, as
+    every kernel needs them.
     """
     served = problem.signature
     tensors = {role: _operand(problem, role) for role in roles(served)}
@@ -117,9 +118,10 @@ def call_of(problem: Problem) -> AtenGemm:
 
 
 def readings(gemm: AtenGemm) -> tuple[Request, ...]:
-    """What matching is asked for a call, best aligned first; see `operands.requests`.
+    """The requests that matching gets for a call, best aligned first; see `operands.requests`.
 
-    One row or column can be read in both layouts, and a row that is added to one row as a matrix.
+    There may be several: a single row or column has either layout, and a row added to a single row
+    may count as a matrix.
     """
     return requests(OPERATORS[gemm.op].op, gemm.a, gemm.b, out=gemm.out, extras=gemm.extras)
 
@@ -163,7 +165,7 @@ def _strides(shape: tuple[int, ...], *, row_major: bool) -> tuple[int, ...]:
 
 
 class Status(str, enum.Enum):
-    """What becomes of a GEMM."""
+    """Whether and how a GEMM is served."""
 
     DECLARED = "declared"
     SIGNATURE = "signature"
@@ -171,11 +173,11 @@ class Status(str, enum.Enum):
 
 
 SERVED = frozenset({Status.DECLARED, Status.SIGNATURE})
-"""What counts as covered, unless declared problems alone are asked for."""
+"""Statuses that count as covered, unless only declared problems shall."""
 
 
 class Weight(str, enum.Enum):
-    """What percentages are of: GEMMs, each once; how often they came up; or their FLOPs."""
+    """The unit of percentages: distinct GEMMs, how often they were recorded, or their FLOPs."""
 
     PROBLEMS = "problems"
     COUNT = "count"
@@ -184,7 +186,7 @@ class Weight(str, enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class GemmCoverage:
-    """A recorded GEMM, and what becomes of it on one target.
+    """A recorded GEMM and how it is served on one target.
 
     Attributes:
         gemm: Its problem's key, or a text where no problem describes it.
@@ -211,7 +213,7 @@ class GemmCoverage:
     is_split: bool = False
 
     def weight(self, by: Weight) -> int:
-        """Its part of a total, in the unit that ``by`` names; without sizes it has 0 FLOPs."""
+        """Its share of a total in the unit ``by``; a GEMM of unknown sizes has 0 FLOPs."""
         if by is Weight.PROBLEMS:
             return 1
         if by is Weight.COUNT:
@@ -224,11 +226,11 @@ class TargetCoverage:
     """What bundles serve on the GPU of one target.
 
     Attributes:
-        target: The target, and the GPU.
-        runtime_library: Version of the library that kernels call, as assumed: the newest that a
-            bundle for this GPU was built with.
-        bundles: Names of those that this GPU can use, preferred first.
-        refusals: Why it cannot use others, or kernels of them.
+        target: The target and its GPU.
+        runtime_library: Assumed version of the library that kernels call: the newest that a bundle
+            for this GPU was built with.
+        bundles: Names of the bundles that this GPU can use, preferred first.
+        refusals: Why it cannot use other bundles, or kernels of them.
         gemms: Every recorded GEMM: the manifest's in its order, then those it cannot declare.
     """
 
@@ -259,13 +261,13 @@ def cover(
     unusable: Sequence[str] = (),
     undeclarable: Sequence[Undeclarable] = (),
 ) -> tuple[TargetCoverage, ...]:
-    """Say what bundles serve of the GEMMs that were recorded, for each of the manifest's targets.
+    """Find, for each target of a manifest, which of its GEMMs bundles serve.
 
     Args:
         manifest: Recorded or written by hand.
-        bundles: What there would be in the process.
-        unusable: Why other bundles could not be opened.
-        undeclarable: What was recorded beside the manifest.
+        bundles: Bundles that the process would have.
+        unusable: Why further bundles could not be opened.
+        undeclarable: Recorded GEMMs that the manifest cannot declare.
     """
     views = preferred(bundles)
     asked = [_ask(declared) for declared in manifest.declared]
@@ -299,7 +301,7 @@ def cover(
 
 
 def gpu_facts(target: BuildTarget, bundles: Iterable[BundleView]) -> DeviceFacts:
-    """A target's GPU, in a process whose libraries fit the newest bundle that it can use."""
+    """Facts of a target's GPU, with the library version of the newest bundle that it can use."""
     facts = DeviceFacts(
         kind="cuda",
         name=target.device.driver_name,
@@ -371,7 +373,7 @@ def _match(index: Index, asked: _Asked) -> GemmCoverage:
         request, split = first_served(index.match, asked.product)
         if isinstance(split, Match):
             served = _served(index, missed, split)
-            # The sum itself is declared nowhere, whether its product is or not.
+            # Even if the product is declared, the sum itself is not.
             return replace(served, status=Status.SIGNATURE, is_split=True)
         reasons += [
             f"for the product alone, {request.problem.key}: {reason}"

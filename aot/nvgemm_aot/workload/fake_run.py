@@ -1,4 +1,10 @@
-"""Runs a Python program under fake tensors and records its GEMMs. Needs no GPU."""
+"""Runs a Python program under fake tensors and records its GEMMs: no GPU, no memory, no numbers.
+
+``python -m nvgemm_aot.workload.fake_run script.py …``, ``-m package …`` or ``-c code …``, which
+`nvgemm-aot record --fake` starts; the variables of `nvgemm_runtime.recording.recorder` name the
+file. Tensors for ``cuda`` are created on ``cpu``, which makes no difference to a GEMM: torch
+without CUDA has no streams for ``cuda`` tensors, and autograd would end the process.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +40,9 @@ _CUDA = re.compile(r"cuda(:[0-9]+)?")
 
 @contextlib.contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Make every tensor of this thread a fake one, on the CPU. torch.compile does not compile.
+    """Make every tensor of this thread a fake one on the CPU; torch.compile does not compile.
 
-    Only for a process of its own: functions of torch are replaced, and some are not put back.
+    Only for a process of its own: some replaced functions of torch are not restored.
     """
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     _let_parameters_swap(mode)
@@ -77,7 +83,7 @@ def _on_cpu(value: Any) -> Any:
 
 
 def _let_parameters_swap(mode: FakeTensorMode) -> None:
-    """Let modules change their type: the mode's memory of a parameter keeps torch from it."""
+    """Let modules change their dtype, which the mode's references to parameters would prevent."""
     swap = torch.utils.swap_tensors
 
     @functools.wraps(swap)
@@ -104,7 +110,7 @@ def _let_autocast_be_on_the_cpu() -> None:
 
 
 WRITE_SECONDS = 1.0
-"""Counts are written this often, while GEMMs are called; one that is new is written at once."""
+"""Interval of writing counts; a GEMM that is new is written at once."""
 
 _TERMINATED = 128 + signal.SIGTERM
 """Exit status of a terminated command, as shells give it."""
@@ -114,11 +120,11 @@ _NOT_STARTED = 2
 
 
 class KeptCalls(GemmCalls):
-    """Counts GEMMs, and keeps them in a file meanwhile.
+    """Counts GEMMs and writes them to a file from time to time.
 
     Args:
-        kept_by: What they are kept by.
-        target: What to build for.
+        kept_by: The file's recorder.
+        target: The architecture to build for.
     """
 
     def __init__(self, kept_by: Recorder, target: str) -> None:
@@ -131,7 +137,7 @@ class KeptCalls(GemmCalls):
         self._is_to_end = False
 
     def write(self) -> None:
-        """Move what was counted to the file.
+        """Add the counts to the file and reset them.
 
         Raises:
             RecordError: If it cannot be written.
@@ -152,20 +158,20 @@ class KeptCalls(GemmCalls):
             raise SystemExit(_TERMINATED)
 
     def end(self, *_: object) -> None:
-        """End the program, but no write to the file: a handler of signals."""
+        """Handle a signal: end the program, after any write to the file."""
         self._is_to_end = True
         if not self._writes:
             raise SystemExit(_TERMINATED)
 
     def count(self, met: Problem | str) -> None:
-        """Count a GEMM, and write what was counted if it is time."""
+        """Count a GEMM and write the counts if it is time."""
         super().count(met)
         if met not in self._seen or time.monotonic() - self._written >= WRITE_SECONDS:
             self.write()
 
 
 def main(arguments: list[str]) -> None:
-    """Run a program, and keep what it calls however it ends.
+    """Run a program and record its GEMMs, however it ends.
 
     Raises:
         RecordError: If no file is named, or it cannot be written.

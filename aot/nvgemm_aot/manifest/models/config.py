@@ -1,4 +1,4 @@
-"""Reads a Hugging Face config.json; what it raises names every mistake."""
+"""Reads a Hugging Face config.json and reports all of its mistakes at once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read_config(path: Path) -> tuple[str, DecoderConfig]:
     """Read a config.json.
 
     Returns:
-        Its ``model_type``, and what its family reads of it.
+        Its ``model_type``, and the keys that its family reads.
 
     Raises:
         ManifestError: If it cannot be read, is of no known family, or a key that the family needs

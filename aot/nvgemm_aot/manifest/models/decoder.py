@@ -1,4 +1,4 @@
-"""The parts that model families share: what their configs say, and the GEMMs that follow."""
+"""Parts that model families share: common keys of their configs, and the GEMMs of common blocks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ Size = Annotated[int, Field(ge=1, le=MAX_EXTENT)]
 
 
 class DecoderConfig(BaseModel, ABC):
-    """What is read of a config.json.
+    """The keys of a config.json that determine its GEMMs.
 
-    A field is named for its key, and has a default only where transformers has the same one, or
-    derives it so.
+    A field has its key's name, and a default only where transformers has the same one.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
@@ -49,10 +48,10 @@ class DecoderConfig(BaseModel, ABC):
 
     @abstractmethod
     def projections(self) -> Iterator[Projection]:
-        """Every GEMM of one forward pass but those within attention and the embedding."""
+        """Every GEMM of one forward pass except those within attention and the embedding."""
 
     def lm_head(self) -> ModelGemm:
-        """The head. One that is tied to the embedding is the same GEMM."""
+        """The head, which is the same GEMM when it is tied to the embedding."""
         return ModelGemm(role="lm_head", n=self.vocab_size, k=self.hidden_size, split=Columns())
 
     @property

@@ -1,4 +1,4 @@
-"""The GEMMs of a model as its config gives them, before tokens and ranks are known."""
+"""The GEMMs of a model for any number of tokens, before tensor parallelism divides them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class ModelGemm:
     """One matrix product: activations [tokens, k] by a weight into [tokens, n].
 
     Attributes:
-        role: What it is in the model, such as ``attention q_proj``.
+        role: Its name in the model, such as ``attention q_proj``.
         n: Out features, on one GPU.
         k: In features, on one GPU.
         split: How tensor parallelism divides it; None where every rank computes all of it.
@@ -83,8 +83,8 @@ class Fusible:
     """GEMMs of one input that serving engines compute as one, their weights side by side.
 
     Attributes:
-        role: What it is when fused.
-        parts: The GEMMs as the model has them: equal but for role, n and split.
+        role: Name of the fused GEMM.
+        parts: The separate GEMMs; they differ only in role, n and split.
 
     """
 
@@ -96,7 +96,7 @@ Projection = ModelGemm | Fusible
 
 
 def repeat(times: int, projections: Iterable[Projection]) -> Iterator[Projection]:
-    """What stands ``times`` times in a model, such as the projections of its layers."""
+    """Projections that a model has ``times`` times, such as those of its layers."""
     if times > 0:
         for projection in projections:
             if isinstance(projection, Fusible):

@@ -1,4 +1,4 @@
-"""What one of several tensor-parallel ranks computes of a model's GEMMs."""
+"""Divides a model's GEMMs over tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .gemm import Columns, Fusible, Heads, ModelGemm, Projection
 
 
 def undivided_heads(projections: Iterable[Projection], ranks: int) -> list[Heads]:
-    """Find the heads that cannot be shared out, neither so many a rank nor as copies of one."""
+    """Find heads that ranks cannot share: neither evenly nor as copies on several ranks."""
     heads = {
         gemm.split.heads: None
         for projection in projections
@@ -29,9 +29,9 @@ def share(projections: Iterable[Projection], ranks: int, *, fused: bool) -> Iter
     A GEMM that ranks cannot share evenly keeps the model's sizes, and is `unserved`.
 
     Args:
-        projections: The model's, whose heads can be shared out.
+        projections: The model's projections; `undivided_heads` must find none.
         ranks: Number of GPUs that tensor parallelism divides the model over.
-        fused: Whether GEMMs that can be fused are one.
+        fused: Whether to fuse the GEMMs that can be.
 
     """
     for projection in projections:
