@@ -39,7 +39,6 @@ class Wanted:
         targets: Architectures to build for, at least one.
         separate: Whether to declare fusible projections separately.
         fused: Whether to declare them fused.
-
     """
 
     tokens: tuple[int, ...]
@@ -73,7 +72,6 @@ class Entry:
         signature: Their signature, in the first of the wanted types.
         m: Rows, sorted without duplicates: of one expert, or of all experts of a grouped GEMM.
         uses: By n and k: where the model has such a GEMM.
-
     """
 
     routing: Routing | None
@@ -100,7 +98,6 @@ class ConfigManifest:
         wanted: The options.
         entries: Entries to declare, at least one.
         left_out: GEMMs that it cannot declare, each with the reason.
-
     """
 
     name: str
@@ -133,7 +130,6 @@ def make_manifest(given: Path, wanted: Wanted, *, name: str | None = None) -> Co
     Raises:
         ManifestError: If the config is wrong, ``wanted`` has ranks that cannot share its heads,
             the name is not allowed, no GEMM can be declared, or there are too many.
-
     """
     path = find_config(given)
     model_type, config = read_config(path)

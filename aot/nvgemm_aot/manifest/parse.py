@@ -49,7 +49,6 @@ class Declared:
         candidates: How many kernels to build for it, at most.
         count: How often it stands in the graphs that were recorded, all entries that
             declare it added up; what is built does not depend on it.
-
     """
 
     problem: Problem
@@ -66,7 +65,6 @@ class Manifest:
         description: One line, possibly empty.
         targets: What to build for: sorted, each architecture once, at least one.
         declared: What to build: sorted by problem, each once, at least one.
-
     """
 
     name: str
@@ -82,7 +80,6 @@ def load_manifest(path: Path) -> Manifest:
         ManifestError: If the file cannot be read or breaks a rule. The message has one line for
             each mistake (``file:line:column: place: found; allowed; likely meant``), sorted by
             position, and ends in their count.
-
     """
     return parse_manifest(path, read_text(path))
 

@@ -51,7 +51,6 @@ class Rule:
         choices: All allowed texts, where they can be listed.
         help: What to write, for a value that is like nothing allowed; possibly empty.
         schema: The same as JSON Schema.
-
     """
 
     allowed: str

@@ -46,7 +46,6 @@ def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
 
     Raises:
         ManifestError: Always.
-
     """
     ordered = sorted(set(mistakes))
     lines = [f"{path}:{found.line}:{found.column}: {found.text}" for found in ordered]
@@ -59,7 +58,6 @@ def fail(path: Path, mark: yaml.Mark, text: str) -> NoReturn:
 
     Raises:
         ManifestError: Always.
-
     """
     report_mistakes(path, [mistake_at(mark, text)])
 
@@ -74,7 +72,6 @@ def read_bytes(path: Path, *, if_absent: str, if_too_long: str) -> bytes:
 
     Raises:
         ManifestError: If it cannot be read or is too long.
-
     """
     try:
         data = read_start(path, MAX_FILE_BYTES + 1)
@@ -99,7 +96,6 @@ def read_text(path: Path) -> str:
 
     Raises:
         ManifestError: If it cannot be read, is too long or not UTF-8.
-
     """
     data = read_bytes(
         path, if_absent="check the path", if_too_long="split it into several manifests"
@@ -161,7 +157,6 @@ def compose(path: Path, text: str) -> yaml.Node | None:
 
     Raises:
         ManifestError: If the text is not one YAML document, or nested too deeply.
-
     """
     foreign = Reader.NON_PRINTABLE.search(text)
     if foreign is not None:
@@ -223,7 +218,6 @@ class Foreign:
         kind: What it is.
         text: How the file spells it.
         advice: What to do about it, whatever should stand there; possibly empty.
-
     """
 
     kind: str
@@ -250,7 +244,6 @@ class Source:
         data: Its values: str, int, list, dict with text keys, and `Foreign` for anything else.
         entries: By the id of a mapping node: its entries' nodes, by key.
         mistakes: What was wrong already on the level of YAML; such parts are not in ``data``.
-
     """
 
     path: Path
@@ -305,7 +298,6 @@ def make_source(path: Path, root: yaml.Node | None) -> Source:
 
     Raises:
         ManifestError: If there is nothing, another top level, or too much through aliases.
-
     """
     if root is None or (isinstance(root, yaml.ScalarNode) and root.value == ""):
         raise ManifestError(

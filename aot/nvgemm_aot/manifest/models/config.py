@@ -41,7 +41,6 @@ def read_config(path: Path) -> tuple[str, DecoderConfig]:
         ManifestError: If it cannot be read, is of no known family, or a key that the family needs
             is missing or wrong. The message has one line for each mistake:
             ``file: key: found; allowed``.
-
     """
     text = read_bytes(
         path,

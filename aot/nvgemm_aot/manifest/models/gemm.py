@@ -16,7 +16,6 @@ class Heads:
         key: The config's key that holds their number.
         count: Their number.
         copied: Whether more ranks than heads hold copies, as servers do with key-value heads.
-
     """
 
     key: str
@@ -64,7 +63,6 @@ class ModelGemm:
         layout: ``tn`` for a weight kept as [n, k], as Linear does, and ``tt`` for [k, n].
         biased: Whether the model adds a bias to the product.
         unserved: Why no kernel computes it as the model does, in words; empty where one can.
-
     """
 
     role: str
@@ -85,7 +83,6 @@ class Fusible:
     Attributes:
         role: Name of the fused GEMM.
         parts: The separate GEMMs; they differ only in role, n and split.
-
     """
 
     role: str

@@ -32,7 +32,6 @@ def share(projections: Iterable[Projection], ranks: int, *, fused: bool) -> Iter
         projections: The model's projections; `undivided_heads` must find none.
         ranks: Number of GPUs that tensor parallelism divides the model over.
         fused: Whether to fuse the GEMMs that can be.
-
     """
     for projection in projections:
         parts = [_share_one(gemm, ranks) for gemm in _parts(projection)]
