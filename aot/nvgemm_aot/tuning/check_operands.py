@@ -22,16 +22,16 @@ numbers nothing cancels, so uint8 has only the second check.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
-from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape
+from nvgemm_runtime.gemm.roles import Role, role_shape
 
 from .correctness import Expected, expect
-from .operands import Operands, fp4_of, group_ends, make_operands, random_scales, scales_of_powers
+from .operands import Operands, fp4_of, make_extras, make_operands, random_extras, scales_of_powers
 
 if TYPE_CHECKING:
     import torch
@@ -142,14 +142,14 @@ def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) ->
         )
         return drawn + (drawn >= 0)  # none is 0
 
-    def extra(role: Role) -> torch.Tensor:
-        shape = role_shape(problem, role)
-        if role is Role.OFFSETS:
-            return group_ends(problem, device)
-        if role is Role.ADDEND:
-            added = torch.randint(-2, 3, shape, generator=generator, device=device)
-            return added.to(torch_dtype(role_dtype(signature, role)))
-        return _powers(problem, role, device, generator)
+    def complete(a: torch.Tensor, b: torch.Tensor) -> Operands:
+        extras = make_extras(
+            problem,
+            device,
+            lambda shape: torch.randint(-2, 3, shape, generator=generator, device=device),
+            lambda role: _powers(problem, role, device, generator),
+        )
+        return _complete(problem, a, b, device, extras)
 
     shape_a, shape_b = _shapes(problem)
     largest_a, largest_b = _largest_numbers(problem)
@@ -157,7 +157,7 @@ def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) ->
     if problem.k <= ONE_SIGN_K:
         a, b = a.abs(), b.abs() * numbers((*shape_b[:-2], shape_b[-2], 1), 1)
     if not _cancels(problem):
-        return _complete(problem, a, b, device, extra)
+        return complete(a, b)
     share = _share_of_changed(signature.out, half, largest_b)
     changed = torch.rand((*shape_a[:-1], half), generator=generator, device=device) < share
     if half:  # at least one of each row
@@ -169,7 +169,7 @@ def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) ->
         change = torch.where(first > 1, numbers(tuple(first.shape), 1), change)
     a[..., partner] = first + change * changed
     b[..., partner] = -b[..., :half]
-    return _complete(problem, a, b, device, extra)
+    return complete(a, b)
 
 
 def _cancels(problem: Problem) -> bool:
@@ -247,18 +247,8 @@ def _few_products(problem: Problem, device: str, generator: torch.Generator) -> 
         for matrix in (a, b):
             _plant_nan(matrix, generator, device)
 
-    def extra(role: Role) -> torch.Tensor:
-        shape = role_shape(problem, role)
-        if role is Role.OFFSETS:
-            return group_ends(problem, device)
-        if role is Role.ADDEND:
-            dtype = torch_dtype(role_dtype(signature, role))
-            return torch.randn(shape, generator=generator, device=device).to(dtype)
-        if signature.scales is not None and signature.scales.block is not None:
-            return random_scales(problem, role, device, generator, terms=TERMS * packed)
-        return torch.rand(shape, generator=generator, device=device) + 0.5
-
-    return _complete(problem, a, b, device, extra)
+    extras = random_extras(problem, device, generator, terms=TERMS * packed)
+    return _complete(problem, a, b, device, extras)
 
 
 def _plant_nan(matrix: torch.Tensor, generator: torch.Generator, device: str) -> None:
@@ -287,7 +277,7 @@ def _complete(
     a: torch.Tensor,
     b: torch.Tensor,
     device: str,
-    extra: Callable[[Role], torch.Tensor],
+    extras: Iterable[torch.Tensor],
 ) -> Operands:
     """Convert A and B to their types and layouts, and add the other operands."""
     import torch
@@ -299,7 +289,7 @@ def _complete(
     out = torch.empty(
         role_shape(problem, Role.OUT), dtype=torch_dtype(signature.out), device=device
     )
-    return a, b, out, *map(extra, extra_roles(signature))
+    return a, b, out, *extras
 
 
 def _converted(values: torch.Tensor, dtype: DType) -> torch.Tensor:

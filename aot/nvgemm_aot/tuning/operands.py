@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.gemm.operands import torch_dtype
@@ -66,8 +67,7 @@ def make_operands(problem: Problem, device: str, generator: torch.Generator) -> 
     out = torch.empty(
         role_shape(problem, Role.OUT), dtype=torch_dtype(signature.out), device=device
     )
-    extras = (_extra(problem, role, device, generator) for role in extra_roles(signature))
-    return a, b, out, *extras
+    return a, b, out, *random_extras(problem, device, generator, terms=problem.k)
 
 
 def poison(out: torch.Tensor) -> None:
@@ -77,19 +77,49 @@ def poison(out: torch.Tensor) -> None:
     out.view(torch.uint8).fill_(0xFF)
 
 
-def _extra(problem: Problem, role: Role, device: str, generator: torch.Generator) -> torch.Tensor:
-    """Scales, a normally distributed addend, or the ends of groups of even sizes."""
+def make_extras(
+    problem: Problem,
+    device: str,
+    addend: Callable[[tuple[int, ...]], torch.Tensor],
+    scales: Callable[[Role], torch.Tensor],
+) -> list[torch.Tensor]:
+    """Make the operands besides A, B and the output.
+
+    Args:
+        problem: The problem.
+        device: The device's name in torch.
+        addend: Makes the values of an addend of a shape.
+        scales: Makes the scales of A or B.
+    """
+    made = []
+    for role in extra_roles(problem.signature):
+        if role is Role.OFFSETS:
+            made.append(group_ends(problem, device))
+        elif role is Role.ADDEND:
+            dtype = torch_dtype(role_dtype(problem.signature, role))
+            made.append(addend(role_shape(problem, role)).to(dtype))
+        else:
+            made.append(scales(role))
+    return made
+
+
+def random_extras(
+    problem: Problem, device: str, generator: torch.Generator, *, terms: int
+) -> list[torch.Tensor]:
+    """An addend of normal distribution, and scales around 1 or, of blocks, `random_scales`."""
     import torch
 
-    shape = role_shape(problem, role)
-    if role is Role.OFFSETS:
-        return group_ends(problem, device)
-    if role is Role.ADDEND:
-        dtype = torch_dtype(role_dtype(problem.signature, role))
-        return torch.randn(shape, generator=generator, device=device).to(dtype)
-    if _has_blocks(problem):
-        return random_scales(problem, role, device, generator, terms=problem.k)
-    return torch.rand(shape, generator=generator, device=device) + 0.5
+    def scales(role: Role) -> torch.Tensor:
+        if _has_blocks(problem):
+            return random_scales(problem, role, device, generator, terms=terms)
+        return torch.rand(role_shape(problem, role), generator=generator, device=device) + 0.5
+
+    return make_extras(
+        problem,
+        device,
+        lambda shape: torch.randn(shape, generator=generator, device=device),
+        scales,
+    )
 
 
 def group_ends(problem: Problem, device: str) -> torch.Tensor:
