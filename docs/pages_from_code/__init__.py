@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "commands": commands.section,
-    "environment": lambda: environment.section(ROOT),
+    "environment": environment.section,
     "exit-codes": exit_codes.section,
     "manifest-schema": schema.section,
     "builder-layers": lambda: packages.section(ROOT, "nvgemm_aot"),

@@ -22,7 +22,7 @@ def section() -> str:
 
 def contexts() -> Iterator[click.Context]:
     """A context for the group and for every command in it, in the order of ``--help``."""
-    yield from _below(click.Context(main, info_name=PROGRAM))
+    yield from _below(click.Context(main, info_name=PROGRAM, **main.context_settings))
 
 
 def _below(context: click.Context) -> Iterator[click.Context]:
@@ -43,11 +43,13 @@ def _command(context: click.Context) -> str:
         *_paragraphs(context.command.help or ""),
     ]
     records = [
-        parameter.get_help_record(context) for parameter in context.command.get_params(context)
+        parameter.get_help_record(context)
+        for parameter in context.command.get_params(context)
+        if isinstance(parameter, click.Option)  # arguments are named in the text
     ]
     rows = [(f"`{names}`", text) for names, text in filter(None, records)]
     if rows:
-        parts.append(table(("option", ""), rows))
+        parts.append(table(("option", "meaning"), rows))
     return "\n\n".join(parts)
 
 

@@ -46,10 +46,10 @@ def _result(folder: Path, name: str) -> str:
     if data is not None and kind in TABLES:
         parts.append(TABLES[kind](data))
     links = ", ".join(f"[{path.name}](../../benchmarks/results/{path.name})" for path in files)
-    printed = [path for path in files if path.suffix == ".txt"]
+    printed = [path for path in files if path.suffix in (".txt", ".md")]
     if printed and not (data is not None and kind in TABLES):
         text = printed[0].read_text("utf-8").rstrip()
-        parts.append(f"??? note \"As printed\"\n\n    ```text\n{_indented(text)}\n    ```")
+        parts.append(f'??? note "As printed"\n\n    ```text\n{_indented(text)}\n    ```')
     parts.append(f"Files: {links}")
     return "\n\n".join(parts)
 
@@ -98,9 +98,7 @@ def _cold_start(data: Data) -> str:
     seconds = {
         mode: median(run["first_result_s"] for run in runs) for mode, runs in by_mode.items()
     }
-    calls = {
-        mode: median(median(run["call_us"]) for run in runs) for mode, runs in by_mode.items()
-    }
+    calls = {mode: median(median(run["call_us"]) for run in runs) for mode, runs in by_mode.items()}
     rows = [
         (
             f"`{mode}`",

@@ -46,22 +46,18 @@ def _type(schema: dict[str, Any]) -> str:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(map(_type, schema["anyOf"])))
-    if "const" in schema:
-        return f"`{json.dumps(schema['const'])}`"
+        kinds = list(dict.fromkeys(map(_type, schema["anyOf"])))
+        return " or ".join(
+            "a list of these" if kind == f"a list of {kinds[0]}" else kind for kind in kinds
+        )
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if schema.get("type") == "array":
-        inner = _type(schema["items"]) if isinstance(schema.get("items"), dict) else ""
-        if inner.startswith("`"):
-            return "a list of these"
-        return f"a list of {inner or 'values'}"
-    limits = [
-        f"{words} {schema[key]}"
-        for key, words in (("minimum", "from"), ("maximum", "to"))
-        if key in schema
-    ]
-    return " ".join([str(schema.get("type", "any")), *limits])
+        return f"a list of {_type(schema.get('items', {}))}"
+    if schema.get("type") == "integer":
+        least, most = schema.get("minimum"), schema.get("maximum")
+        return f"{least}" if least == most else f"{least} to {most}"
+    return str(schema.get("type", "any"))
 
 
 def _indented(text: str) -> str:

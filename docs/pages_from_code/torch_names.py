@@ -6,8 +6,9 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from .environment import SOURCES
 from .tables import table
+
+SOURCES = ("runtime/nvgemm_runtime", "aot/nvgemm_aot")
 
 
 def section(root: Path) -> str:

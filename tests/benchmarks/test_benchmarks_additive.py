@@ -15,8 +15,8 @@ import torch
 from benchmarks.additive import models
 from benchmarks.additive import table as additive_table
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_runtime.gemm.element_types import DType
 from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.types import DType
 from repository import ROOT
 
 # Fake tensors replace functions of torch for the rest of a process, so this runs in its own.

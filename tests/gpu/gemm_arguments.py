@@ -20,7 +20,7 @@ from nvgemm_runtime.gemm.extras import Extras
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 
 EXACT_LIMIT = {
     DType.FP32: 2**24,

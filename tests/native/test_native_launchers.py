@@ -18,9 +18,8 @@ from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 SIGNATURES = (
     signature("tn", operand=DType.BF16),

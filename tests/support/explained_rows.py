@@ -21,8 +21,7 @@ from gemm_arguments import exact_arguments
 
 from nvgemm_runtime.gemm.aten import AtenGemm
 from nvgemm_runtime.gemm.extras import Extras
-from nvgemm_runtime.gemm.operand import Operand
-from nvgemm_runtime.gemm.operands import torch_dtype
+from nvgemm_runtime.gemm.operands import Operand, torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
 

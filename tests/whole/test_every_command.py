@@ -28,9 +28,9 @@ from nvgemm_aot.workload import find_bundles
 from nvgemm_aot.workload.coverage import gpu_facts
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import VerificationError
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
 from nvgemm_runtime.gemm.roles import contiguous_bytes
+from nvgemm_runtime.gemm.types import Epilogue
 from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
@@ -274,10 +274,10 @@ PROGRAM = [sys.executable, str(SUPPORT / "explained_rows.py")]
     ("name", "arch", "bundle"),
     [
         ("every_row_sm100", "sm_100f", "right"),
-        ("every_row_sm100", "sm_100f", "plain"),
-        ("every_row_sm100", "sm_90a", "plain"),
-        ("every_kind", "sm_90a", "right"),
-        ("int8_sm100", "sm_100a", "right"),
+        pytest.param("every_row_sm100", "sm_100f", "plain", marks=pytest.mark.slow),
+        pytest.param("every_row_sm100", "sm_90a", "plain", marks=pytest.mark.slow),
+        pytest.param("every_kind", "sm_90a", "right", marks=pytest.mark.slow),
+        pytest.param("int8_sm100", "sm_100a", "right", marks=pytest.mark.slow),
     ],
 )
 def test_explain_says_of_tensors_what_coverage_says(

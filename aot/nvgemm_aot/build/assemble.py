@@ -1,4 +1,4 @@
-"""What goes into bundles: the kernels of planned targets, and the rankings of what compiled."""
+"""Assembles bundles: compiles the kernels of planned targets and ranks those that compiled."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from .plan import Plan, Unserved
 GENERATOR = f"nvgemm-aot {__version__}"
 
 _MAX_REASON = 300
-"""Characters of a failure's reason that a bundle keeps: compilers can say megabytes."""
+"""Characters of a failure's reason that a bundle keeps: compilers can print megabytes."""
 
 
 _NO_REASON = "no reason given"
-"""In place of an empty reason, which the format does not have."""
+"""Replaces an empty reason, which the format does not allow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ def compile_and_assemble(
         cache: Build cache.
         jobs: Compiler processes, if none run yet.
         strict: Whether one kernel that does not compile is an error.
-        progress: Told of each compiled kernel.
+        progress: Called after each kernel.
         workers: Compiler processes that run already.
 
     Raises:
@@ -216,7 +216,7 @@ def _built_kernel(task: Task, entry: Entry | None) -> BuiltKernel | None:
 def _rank(
     item: PlannedTarget, kernels: Sequence[BuiltKernel | None], failures: Sequence[Failure]
 ) -> tuple[tuple[ProblemRanking, ...], tuple[Unserved, ...]]:
-    """The rankings of what compiled, and the problems of which nothing did."""
+    """Rank the kernels of each problem; list the problems for which no kernel compiled."""
     failed = {failure.task.key: failure for failure in failures}
     rankings, uncompiled = [], []
     for planned in item.plan.problems:

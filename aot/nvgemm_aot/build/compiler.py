@@ -1,4 +1,4 @@
-"""Compiling kernels in parallel worker processes, through the cache. The only parallel stage."""
+"""Compiles kernels in parallel worker processes and keeps them in the cache."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ LIMIT_VARIABLE = "NVGEMM_AOT_COMPILE_TIMEOUT"
 """Environment variable: seconds after which the compiler of a kernel is killed."""
 
 DEFAULT_LIMIT_SECONDS = 300.0
-"""Hundreds of times what kernels were seen to take (0.35 to 1.5 s on one core)."""
+"""Hundreds of times what kernels take (0.35 to 1.5 s on one core)."""
 
 Progress = Callable[[int, int], None]
-"""Called as (kernels done, kernels to do)."""
+"""Called with (kernels done, kernels to do)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Task:
     Attributes:
         candidate: The operator. Its design has the cluster limits that are compiled in.
         target: What to compile for.
-        key: Its name in the cache, from everything that shapes its code.
+        key: Its name in the cache, a digest of everything that shapes its code.
     """
 
     candidate: Candidate
@@ -67,8 +67,7 @@ class Failure:
     """A kernel that could not be built, and why.
 
     Attributes:
-        is_transient: Whether it may succeed the next time: its compiler was killed, or took too
-            long.
+        is_transient: Whether another attempt may succeed: its compiler was killed or took too long.
     """
 
     task: Task
@@ -78,11 +77,11 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResult:
-    """What came of a task.
+    """What a worker process answers to a task.
 
     Attributes:
         failure: Why there is no kernel, or None.
-        was_there: Whether another process compiled the kernel meanwhile.
+        was_there: Whether another process compiled the kernel in the meantime.
     """
 
     failure: Failure | None = None
@@ -114,7 +113,7 @@ class Compilation:
 def make_tasks(
     candidates: Iterable[Candidate], target: BuildTarget, provider: Provider
 ) -> tuple[Task, ...]:
-    """Describe the compilation of one target's candidates.
+    """Make the tasks that compile one target's candidates.
 
     A key covers what changes the code and nothing else: neither paths nor times, and of the device
     profile only the numbers that the kernel is compiled with.
@@ -159,12 +158,12 @@ def _with_cluster_limits(candidate: Candidate, device: DeviceProfile) -> Candida
 
 
 def default_jobs() -> int:
-    """Worker processes that this machine carries: its cores, or fewer where memory is short."""
+    """How many worker processes fit on this machine: one a core, fewer if memory is short."""
     return max(1, min(len(os.sched_getaffinity(0)), _free_memory_bytes() // _WORKER_BYTES))
 
 
 _WORKER_BYTES = 1_500_000_000
-"""Memory to allow a worker: a compiler process was seen to take about 1 GB."""
+"""Memory to allow for a worker: a compiler process takes about 1 GB."""
 
 
 _CGROUPS = (
@@ -189,7 +188,7 @@ def _free_memory_bytes() -> int:
 
 
 def _page_cache_bytes(cgroup: Path) -> int:
-    """Memory that counts as used and is given back on demand: file contents kept around."""
+    """Memory that counts as used but is reclaimed on demand: the page cache."""
     for line in (cgroup / "memory.stat").read_text().splitlines():
         if line.startswith(("inactive_file ", "total_inactive_file ")):
             return int(line.split()[1])
@@ -204,7 +203,7 @@ def _meminfo_available_bytes() -> int:
 
 
 def compile_limit_seconds() -> float:
-    """The limit that the user has set, or the default; a value that is no number is warned of."""
+    """The user's time limit for one kernel, or the default; warns of a value that is no number."""
     text = os.environ.get(LIMIT_VARIABLE)
     if not text:
         return DEFAULT_LIMIT_SECONDS
@@ -225,8 +224,8 @@ def start_workers(cache: Cache, jobs: int, provider: str) -> Workers[Task, TaskR
     """Start compiler processes, which import the compiler at once; a context manager."""
     return Workers(
         jobs,
-        functools.partial(_compile_one, directory=cache.directory),
-        functools.partial(_prepare, provider, cache.directory),
+        functools.partial(_run_task, directory=cache.directory),
+        functools.partial(_prepare_worker, provider, cache.directory),
         compile_limit_seconds(),
     )
 
@@ -247,8 +246,8 @@ def compile_all(
         tasks: What to compile; several may share a key.
         cache: Where kernels are looked up and stored.
         jobs: Worker processes.
-        progress: Told that it begins (with 0) and of each kernel that is done.
-        workers: Processes that were started before; by default they are started here.
+        progress: Called at the start (with 0 done) and after each kernel.
+        workers: Processes that run already; by default they are started here.
 
     Raises:
         StorageError: If the cache or the directory for temporary files cannot be written, or a
@@ -298,7 +297,7 @@ def _read_compiled(task: Task, cache: Cache) -> Entry:
 
 
 def _results(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Task, TaskResult]]:
-    """What comes of each task, whatever becomes of the process that has it.
+    """Yield the result of each task; a process that dies on its task is a failure of that task.
 
     Raises:
         ToolchainError: If no compiler process gets ready.
@@ -318,24 +317,26 @@ def _results(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Ta
 
 
 def death_text(death: WorkerDied) -> str:
-    """Why there is no kernel whose compiler was killed."""
+    """Say why a kernel whose compiler was killed is missing."""
     if isinstance(death, TimeLimitExceeded):
         return f"its compiler was killed: {death}; set {LIMIT_VARIABLE} to allow more"
     return f"the compiler process died {death}"
 
 
-def _prepare(provider: str, directory: Path) -> None:
+def _prepare_worker(provider: str, directory: Path) -> None:
     _keep_temporary_files_private(directory)
-    _provider(provider).prepare()
+    _worker_provider(provider).prepare()
 
 
 def _keep_temporary_files_private(directory: Path) -> None:
-    """Have objects and linked kernels written to the cache where others could change them else.
+    """Move temporary files to the cache if others could change them in the usual place.
 
     Raises:
         StorageError: If others could change them there, too.
     """
-    with contextlib.suppress(OSError):  # what cannot be written says so when it is
+    with contextlib.suppress(
+        OSError
+    ):  # an unwritable directory is reported when something is written to it
         if writable_by_others(Path(tempfile.gettempdir()).absolute()) is None:
             return
         place = (directory / "temporary").absolute()
@@ -346,27 +347,27 @@ def _keep_temporary_files_private(directory: Path) -> None:
                 f"others could change what compilers write, in {tempfile.gettempdir()} and in the "
                 f"cache: {reason}; or set TMPDIR to a directory that only you can write"
             )
-        # Nobody removes it: workers are killed when they are done. The next one to start sweeps.
+        # Workers are killed when they are done, so none removes it; the next one to start does.
         made = temporary_directory.make(place)
         tempfile.tempdir = os.environ["TMPDIR"] = str(made)
 
 
 @functools.cache
-def _provider(name: str) -> Provider:
-    """The provider of a worker process, which keeps it for all its tasks."""
+def _worker_provider(name: str) -> Provider:
+    """The provider of this worker process, which keeps it for all its tasks."""
     return load_provider(name)
 
 
-def _compile_one(task: Task, directory: Path) -> TaskResult:
-    """Compile, link and store one kernel, in a worker; each once, however many processes want it.
+def _run_task(task: Task, directory: Path) -> TaskResult:
+    """Compile, link and store one kernel in a worker, unless another process has just done so.
 
     Raises:
         StorageError: If a file cannot be written.
         ToolchainError: If the compiler side is incomplete.
     """
-    cache = Cache(directory, quiet=True)  # the process that asks has said it
+    cache = Cache(directory, quiet=True)  # the parent has already warned
     with contextlib.ExitStack() as stack:
-        with clock_stopped():  # another process that compiles it has its own time limit
+        with clock_stopped():  # the time of another process that compiles it does not count
             stack.enter_context(locked(cache.lock_path(f"kernel-{task.key}")))
         if cache.get(task.key) is not None:
             return TaskResult(was_there=True)
@@ -376,9 +377,9 @@ def _compile_one(task: Task, directory: Path) -> TaskResult:
 
 
 def _compile_and_store(task: Task, cache: Cache) -> str | None:
-    """Why it failed, or None."""
+    """Compile, link and store a kernel; return why that failed, or None."""
     try:
-        relocatable = _provider(task.candidate.provider).compile(task.candidate, task.target)
+        relocatable = _worker_provider(task.candidate.provider).compile(task.candidate, task.target)
         on_cpu = task.target.target.arch == CPU
         payload = linker.link(relocatable, task.candidate.calling_convention, on_cpu=on_cpu)
     except (CompileError, LinkError) as error:

@@ -1,4 +1,4 @@
-"""The build, in a straight line: manifest, plan, compile, bundle, wheel."""
+"""The build from end to end: a manifest is planned, compiled, assembled and written."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BuiltBundle:
     """One bundle of a finished build.
 
     Attributes:
-        up_to_date: Whether the file already was what this build makes, and was left alone.
+        up_to_date: Whether the file was already what this build makes, so that it was left alone.
         failures: Kernels that did not compile and were left out.
     """
 
@@ -57,9 +57,9 @@ class BuildResult:
     Attributes:
         bundles: One for each target that serves any of the problems.
         compiled: Kernels compiled now; all others came from the cache.
-        unserved: What bundles were written without, by target and problem.
-        removed: Bundles of earlier builds that were removed: their targets serve none of the
-            problems any more.
+        unserved: Problems that bundles have no kernel for, by target and problem.
+        removed: Bundles of earlier builds that were removed because their targets no longer serve
+            any of the problems.
     """
 
     bundles: tuple[BuiltBundle, ...]
@@ -140,21 +140,21 @@ def build(
 ) -> BuildResult:
     """Build the bundles of a manifest, one a target.
 
-    Nothing is written to ``out_dir`` before every kernel of every target is there. A bundle that is
-    already what the build would make is left alone. A problem for which a target has no operator,
-    or none that compiles, is left out of that target's bundle, which records the reason. A target
-    that has an operator for none of the problems has no bundle: what an earlier build left there is
+    Nothing is written to ``out_dir`` before every kernel of every target is compiled. A bundle that
+    is already what the build would make is left alone. A problem for which a target has no
+    operator, or none that compiles, is left out of that target's bundle, which records the reason.
+    A target that serves none of the problems gets no bundle, and that of an earlier build is
     removed.
 
     Args:
         manifest: What to build.
         out_dir: Where bundles go, as ``<manifest name>-<target>.nvgemm``.
         cache: Build cache. One in which others could change kernels is not used, with a warning.
-        jobs: Compiler processes; by default what this machine carries.
+        jobs: Compiler processes; by default as many as fit on this machine.
         strict: Whether one kernel that does not compile, or one problem that a target has no
             operator for, fails the build.
         provider: Where kernels come from; by default ``cutlass.operators``.
-        progress: Told of each compiled kernel.
+        progress: Called after each kernel.
 
     Raises:
         ManifestError: If a target's bundle would hold more than readers take.
@@ -224,7 +224,7 @@ def _bundle_path(out_dir: Path, manifest: Manifest, target: BuildTarget) -> Path
 
 
 def _up_to_date(path: Path, key: str) -> BuiltBundle | None:
-    """The bundle at ``path`` if it is intact, this user's, and was made from the same inputs."""
+    """The bundle at ``path``, if it is intact, has this key, and only this user can write it."""
     try:
         if writable_by_others(path.absolute()) is not None:
             return None

@@ -1,7 +1,7 @@
 """The plan of one target's build: which kernels to compile, and each problem's ranking of them.
 
-Making a plan asks the provider and its runtime model; both are slow to import, so plans are cached
-under everything that shapes them, the source of the modules that make them included.
+Making a plan asks the provider and its runtime model, which are slow to import. Plans are therefore
+cached, under a digest of everything that shapes them and of the modules that make them.
 """
 
 from __future__ import annotations
@@ -44,12 +44,9 @@ _MAKERS = (
             "providers.base",
         )
     ),
-    *(
-        f"nvgemm_runtime.gemm.{name}"
-        for name in ("support", "problem", "element_types", "scales", "epilogue", "roles")
-    ),
+    *(f"nvgemm_runtime.gemm.{name}" for name in ("support", "problem", "types", "roles", "target")),
 )
-"""Modules whose source shapes a plan, with the provider's and the runtime model's own."""
+"""Modules whose source shapes a plan, besides those of the provider and the runtime model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +79,7 @@ class Plan:
 
 
 RejectionSink = Callable[[Problem, Rejection], None]
-"""Told of every operator that a problem could not or did not get."""
+"""Called with every operator that a problem could not or did not get."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,14 +153,14 @@ def make_plan(
     """
     if lookup.stored is not None and on_rejection is None:
         return lookup.stored
-    plan = _plan(lookup, on_rejection)
+    plan = _plan_anew(lookup, on_rejection)
     cache.put_if_possible(lookup.key, canonical_json(_encode(plan)))
     return plan
 
 
 @functools.cache
 def _source_digest(name: str) -> str:
-    """Digest of a module's source; of a package's, all its modules'."""
+    """Digest of a module's source; for a package, of all its modules."""
     module = importlib.import_module(name)
     sources = {"": inspect.getsource(module)}
     for path in getattr(module, "__path__", ()):
@@ -171,7 +168,7 @@ def _source_digest(name: str) -> str:
     return hashlib.sha256(canonical_json(sources)).hexdigest()
 
 
-def _plan(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
+def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
     target, model = lookup.target, lookup.model
     served: list[Selection] = []
     unserved = []
@@ -182,7 +179,7 @@ def _plan(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
         if selection.choices:
             served.append(selection)
         else:
-            unserved.append((selection.problem, _why_unserved(selection, enumeration, target)))
+            unserved.append((selection.problem, _unserved_reason(selection, enumeration, target)))
     chosen = {choice.candidate for selection in served for choice in selection.choices}
     candidates = sorted(chosen, key=lambda c: (c.signature.key, c.operator))
     position = {candidate: index for index, candidate in enumerate(candidates)}
@@ -216,18 +213,18 @@ def _selections(lookup: PlanLookup) -> Iterator[tuple[Selection, Enumeration]]:
         yield selection, enumeration
 
 
-def _why_unserved(
+def _unserved_reason(
     selection: Selection, enumeration: Enumeration, target: BuildTarget
 ) -> UnservedReason:
-    """The reason to show: the signature's, where no size of it has a candidate."""
+    """Why a problem has no kernel, and whether that holds for its whole signature."""
     return UnservedReason(
-        text=_what_stopped(selection, enumeration, target),
+        text=_unserved_text(selection, enumeration, target),
         scope=Scope.PROBLEM if enumeration.candidates else Scope.SIGNATURE,
     )
 
 
-def _what_stopped(selection: Selection, enumeration: Enumeration, target: BuildTarget) -> str:
-    """What stopped the operators that came furthest."""
+def _unserved_text(selection: Selection, enumeration: Enumeration, target: BuildTarget) -> str:
+    """Why the operators that came furthest were rejected."""
     if not selection.rejections and enumeration.absence is not None:
         return enumeration.absence
     for rejections in (selection.rejections, enumeration.rejections):
@@ -298,13 +295,13 @@ def _decode_candidate(item: dict[str, Any]) -> Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Unserved:
-    """A declared problem for which a target has no kernel.
+    """A declared problem that no kernel of a target serves; the others are built.
 
     Attributes:
         arch: The target's architecture.
         problem: The problem.
         reason: Why, on one line.
-        failed: Whether there are operators, none of which compiles.
+        failed: Whether there are operators but none compiles.
     """
 
     arch: str
@@ -314,10 +311,10 @@ class Unserved:
 
 
 def require_served(unserved: Sequence[Unserved], targets: int) -> None:
-    """Demand that some target serves each problem.
+    """Require that at least one target serves each problem.
 
     Args:
-        unserved: What targets do not serve.
+        unserved: The problems that targets do not serve.
         targets: How many targets there are.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What an open bundle holds, as the bundle writer takes it."""
+"""The content of a bundle, as the writer takes it and as an open bundle gives it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import Target
 
 from ..verify.elf import MalformedElfError
-from ..verify.host_object import imported_symbols
+from ..verify.host_object import read_host_object
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +43,10 @@ class BuiltKernel(KernelFacts):
 
     @functools.cached_property
     def imports(self) -> tuple[str, ...]:
-        """Symbols that the payload leaves undefined; none of one that is no shared object."""
+        """Symbols that the payload leaves undefined; empty if it is no shared object."""
         try:
-            return imported_symbols(self.payload)
-        except MalformedElfError:  # which `verify` finds
+            return read_host_object(self.payload).imports
+        except MalformedElfError:  # `verify` reports it
             return ()
 
 
@@ -57,8 +57,8 @@ class ProblemRanking:
     Attributes:
         kernels: Pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds, or
             None where the source has no number.
-        measured: What was measured besides; its spreads are in the order of ``kernels``.
-        missing: Kernels that were chosen too and did not compile.
+        measured: Further measurements; the spreads are in the order of ``kernels``.
+        missing: Kernels that were chosen but did not compile.
     """
 
     problem: Problem
@@ -87,11 +87,11 @@ class BundleContent:
 
 
 def read_content(bundle: Bundle) -> BundleContent:
-    """Everything a bundle holds; written again, it has the same kernels and rankings.
+    """Read everything a bundle holds. Written again, it has the same kernels and rankings.
 
     Raises:
-        BundleFormatError: If a payload is damaged, or the header holds what this release does not
-            understand, and so would lose.
+        BundleFormatError: If a payload is damaged, or the header holds entries that this release
+            does not understand and would lose.
         StorageError: If the file cannot be read.
     """
     header = bundle.header

@@ -64,7 +64,7 @@ _UNIX = 3  # zip's "version made by" host system, which says how to read the mod
 
 @dataclass(frozen=True, kw_only=True)
 class _Identity:
-    """How a wheel, the package inside it and its release are called, all normalised."""
+    """Normalised names of a wheel and of the package inside it, and its version."""
 
     distribution: str
     package: str
@@ -78,8 +78,8 @@ class _Identity:
 class _ReproducibleWheel(WheelFile):  # type: ignore[misc]
     """A `WheelFile` whose entries carry no trace of when and where they were written.
 
-    The library takes times from the clock or from SOURCE_DATE_EPOCH, the latter also for the RECORD
-    that it writes by itself; this process's environment is not ours to change.
+    The library takes times from the clock or from SOURCE_DATE_EPOCH, also for the RECORD that it
+    writes by itself, and this process's environment must stay as it is.
     """
 
     def writestr(self, name: str, data: bytes | str, compress_type: int | None = None) -> None:
@@ -233,7 +233,7 @@ def _wheel_files(
     headers = [header for header, _ in contents.values()]
     archs = ", ".join(header.target.arch for header in headers)
     licences = {
-        "Apache-2.0.txt": _own_licence(),
+        "Apache-2.0.txt": _apache_licence(),
         "BSD-3-Clause.txt": read_template("licenses/BSD-3-Clause.txt").encode(),
     }
     sbom = render_sbom(
@@ -311,7 +311,7 @@ def runtime_requirement(builder_version: str) -> str:
     return f"{RUNTIME}>={version.public},<{upper}"
 
 
-def _own_licence() -> bytes:
+def _apache_licence() -> bytes:
     """Read the Apache-2.0 text from this distribution's own metadata."""
     with contextlib.suppress(PackageNotFoundError):
         for file in distribution_files(RUNTIME) or ():
@@ -369,13 +369,15 @@ def render_description(distribution: str, headers: Sequence[Header], summary: st
         "README.md.in",
         distribution=distribution,
         summary=summary.rstrip("."),
-        bundles=_table(("Target", "Tuned for", "Kernels", "Problems", "Order from"), bundles),
-        problems=_problems(headers),
-        toolchain=_table(("Tool", "Version"), tools),
+        bundles=_markdown_table(
+            ("Target", "Tuned for", "Kernels", "Problems", "Order from"), bundles
+        ),
+        problems=_problem_table(headers),
+        toolchain=_markdown_table(("Tool", "Version"), tools),
     )
 
 
-def _problems(headers: Sequence[Header]) -> str:
+def _problem_table(headers: Sequence[Header]) -> str:
     """Tabulate declared problems, one row for all m of a shape that the same targets declare."""
     targets: dict[Problem, list[str]] = {}
     for header in headers:
@@ -390,12 +392,12 @@ def _problems(headers: Sequence[Header]) -> str:
         (*row[:4], ", ".join(map(str, sizes)), row[4])
         for row, sizes in list(rows.items())[:MAX_PROBLEM_ROWS]
     ]
-    table = _table(("Signature", "n", "k", "Batch", "m", "Targets"), shown)
+    table = _markdown_table(("Signature", "n", "k", "Batch", "m", "Targets"), shown)
     hidden = len(rows) - len(shown)
     return f"{table}\n\n… and {hidden} more rows." if hidden else table
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+def _markdown_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     if not rows:
         return "None declared."
     lines = [head, ("---",) * len(head), *rows]

@@ -34,7 +34,7 @@ from .compression import Packed, compress
 from .content import BuiltKernel, BundleContent, ProblemRanking
 
 Pack = Callable[[Sequence[bytes]], Packed]
-"""How payloads are compressed: a function of `compression`."""
+"""A function of `compression`."""
 
 
 def write_bundle(path: Path, content: BundleContent, pack: Pack = compress) -> Header:
@@ -80,9 +80,9 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
         )
         if packed.dictionary
         else None,
-        kernels=_entries(ids, kernels, packed.frames, dictionary_bytes, common),
+        kernels=_header_kernels(ids, kernels, packed.frames, dictionary_bytes, common),
         sources=tuple(sources),
-        rankings=_rankings(content.rankings, ids, sources, failures),
+        rankings=_header_rankings(content.rankings, ids, sources, failures),
         unserved=content.unserved,
         imports=common,
         failures=tuple(failures),
@@ -91,7 +91,7 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
 
 
 def _by_id(kernels: tuple[BuiltKernel, ...]) -> dict[str, BuiltKernel]:
-    """Kernels by id. Of operators with equal code, the first by name stands for all."""
+    """Kernels by id. Of operators with equal code, the first by name is kept."""
     found: dict[str, BuiltKernel] = {}
     for kernel in sorted(kernels, key=lambda kernel: (kernel.signature.key, kernel.operator)):
         first = found.setdefault(kernel.id, kernel)
@@ -104,7 +104,7 @@ def _by_id(kernels: tuple[BuiltKernel, ...]) -> dict[str, BuiltKernel]:
 
 
 def _common_imports(kernels: Iterable[BuiltKernel]) -> tuple[str, ...]:
-    """What most kernels import: those that import it need no list of their own."""
+    """The imports that most kernels have; these kernels need no list of their own."""
     counts = Counter(kernel.imports for kernel in kernels)
     return min(counts, key=lambda imports: (-counts[imports], imports), default=())
 
@@ -117,7 +117,7 @@ def _failure_order(failure: CompileFailure) -> tuple[str, str, bool]:
     return (failure.operator, failure.reason, failure.is_transient)
 
 
-def _entries(
+def _header_kernels(
     ids: list[str],
     kernels: dict[str, BuiltKernel],
     frames: list[bytes],
@@ -139,7 +139,7 @@ def _entries(
     return tuple(entries)
 
 
-def _rankings(
+def _header_rankings(
     rankings: tuple[ProblemRanking, ...],
     ids: list[str],
     sources: list[RankingSource],
@@ -166,16 +166,16 @@ def _rankings(
 
 
 def _with_final_offsets(header: Header, body: bytes) -> tuple[bytes, Header]:
-    """Shift every span behind the header, whose length depends on the digits of the offsets."""
+    """Move every span behind the header, whose length depends on the digits of the offsets."""
     header_bytes = 0
     while True:
         base = PREFIX.size + header_bytes
         final = replace(
             header,
             dictionary=header.dictionary
-            and replace(header.dictionary, span=_shift(header.dictionary.span, base)),
+            and replace(header.dictionary, span=_moved(header.dictionary.span, base)),
             kernels=tuple(
-                replace(kernel, span=_shift(kernel.span, base)) for kernel in header.kernels
+                replace(kernel, span=_moved(kernel.span, base)) for kernel in header.kernels
             ),
         )
         encoded = encode_header(final)
@@ -188,7 +188,7 @@ def _with_final_offsets(header: Header, body: bytes) -> tuple[bytes, Header]:
 
 
 def _require_readable(encoded: bytes, header: Header, body_bytes: int) -> None:
-    """Refuse to write what `Bundle` would refuse to read."""
+    """Refuse to write a bundle that `Bundle` would refuse to read."""
     where = f"the bundle for {header.target.key}, which is not written"
     if len(encoded) > MAX_HEADER_BYTES:
         raise BundleFormatError(
@@ -208,5 +208,5 @@ def _require_readable(encoded: bytes, header: Header, body_bytes: int) -> None:
     )
 
 
-def _shift(span: Span, base: int) -> Span:
+def _moved(span: Span, base: int) -> Span:
     return replace(span, offset=span.offset + base)

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from nvgemm_runtime.gemm.problem import MAX_EXTENT, DType
+from nvgemm_runtime.gemm.target import DEFAULT_ARCHITECTURE
 
 from .options import ANY_PATH
 from .printing import count_text
@@ -74,7 +75,7 @@ def manifest() -> None:
     "--target",
     "targets",
     multiple=True,
-    default=["sm_100f"],
+    default=[DEFAULT_ARCHITECTURE],
     show_default=True,
     callback=_known_targets,
     help="Architecture to build for; may come several times.",

@@ -13,10 +13,11 @@ import yaml
 from pydantic import AliasChoices
 
 from nvgemm_runtime.errors import ManifestError
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import misalignment
 from nvgemm_runtime.gemm.support import unavailable, unsupported
+from nvgemm_runtime.gemm.target import DEFAULT_ARCHITECTURE
+from nvgemm_runtime.gemm.types import Epilogue
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 
 from .models.config import find_config, read_config
@@ -44,7 +45,7 @@ class Wanted:
     tokens: tuple[int, ...]
     ranks: tuple[int, ...]
     dtypes: tuple[DType, ...] = (DType.BF16,)
-    targets: tuple[str, ...] = ("sm_100f",)
+    targets: tuple[str, ...] = (DEFAULT_ARCHITECTURE,)
     separate: bool = True
     fused: bool = False
 

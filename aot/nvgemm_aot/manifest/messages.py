@@ -5,73 +5,55 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from decimal import Decimal
 
 from pydantic_core import ErrorDetails
 
-from nvgemm_runtime.gemm.element_types import DType
+from nvgemm_runtime.gemm import target
+from nvgemm_runtime.gemm.aten import OPERATORS
+from nvgemm_runtime.gemm.roles import Role
+from nvgemm_runtime.gemm.types import DType, Epilogue, ScaleRecipe
 
 from .schema import ARCHITECTURES, SIZE_KEYS, VERSION, Rule, SharedEntry, allowed_keys
 from .source import Foreign, Location
 
+_WORDS = {
+    **{one.value: one.row.aliases for one in (*DType, *ScaleRecipe, *Epilogue)},
+    **{arch: row.aliases for arch, row in target.ARCHITECTURES.items()},
+    **{
+        meaning: tuple(words.split())
+        for meaning, words in {
+            "tn": "linear rc rcr",
+            "tt": "rr rrr",
+            "nn": "cc ccr",
+            "nt": "cr crr",
+            "mm": "gemm matmul linear_mm _int_mm",
+            "bmm": "batched",
+            "grouped_mm": "_grouped_mm grouped moe",
+            "gemms": "shape shapes problems matmuls",
+            "mnk": "shape shapes problems size sizes",
+            "nk": "shape shapes size sizes weights",
+            "dtype": "dtypes type",
+            "out": "out_dtype output",
+            "layout": "layouts",
+            "scales": "scale scaling recipe",
+            "epilogue": "bias activation",
+            "groups": "experts num_experts g",
+            "batch": "batch_size batches b",
+            "candidates": "top_k topk",
+            "comment": "note",
+            "device": "gpu",
+            "targets": "arch archs architectures gpu gpus",
+        }.items()
+    },
+}
+"""By value or key of manifests: what people write instead."""
 
-def _by_word(words: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    meanings: dict[str, tuple[str, ...]] = {}
-    for meaning, listed in words.items():
-        for word in listed.split():
-            meanings[word] = (*meanings.get(word, ()), meaning)
-    return meanings
-
-
-_MEANINGS = {dtype.torch_name: (dtype.value,) for dtype in DType} | _by_word(
-    {
-        # Values, by field.
-        "fp16": "half f16",
-        "fp8_e4m3": "fp8 e4m3",
-        "fp8_e5m2": "fp8 e5m2",
-        "fp4_e2m1": "fp4 e2m1",
-        "fp32": "float f32",
-        "int8": "s8 i8",
-        "uint8": "u8",
-        "int32": "int i32",
-        "tn": "linear rc rcr",
-        "tt": "rr rrr",
-        "nn": "cc ccr",
-        "nt": "cr crr",
-        "mm": "gemm matmul linear_mm _int_mm",
-        "bmm": "batched",
-        "grouped_mm": "_grouped_mm grouped moe",
-        "e8m0_1x32": "mxfp8 mxfp4 mx 1x32",
-        "e4m3_1x16": "nvfp4 1x16",
-        "e8m0_1x16": "1x16",
-        "fp32_tensor": "tensor tensorwise per_tensor",
-        "fp32_row": "row rowwise per_row per_channel",
-        "bias_relu": "relu",
-        "bias_gelu_tanh": "gelu gelu_tanh bias_gelu",
-        "bias_silu": "silu swish",
-        "add": "residual",
-        "sm_90a": "sm90 h100 h200 hopper",
-        "sm_100f": "sm100 b200 gb200 blackwell sm103 b300 gb300",
-        "sm_100a": "sm100",
-        "sm_103a": "sm103 b300 gb300",
-        # Keys.
-        "gemms": "shape shapes problems matmuls",
-        "mnk": "shape shapes problems size sizes",
-        "nk": "shape shapes size sizes weights",
-        "dtype": "dtypes type",
-        "out": "out_dtype output",
-        "layout": "layouts",
-        "scales": "scale scaling recipe",
-        "epilogue": "bias activation",
-        "groups": "experts num_experts g",
-        "batch": "batch_size batches b",
-        "candidates": "top_k topk",
-        "comment": "note",
-        "device": "gpu",
-        "targets": "arch archs architectures gpu gpus",
-    }
-)
+_MEANINGS: dict[str, tuple[str, ...]] = {dtype.torch_name: (dtype.value,) for dtype in DType}
+for _meaning, _words in _WORDS.items():
+    for _one in _words:
+        _MEANINGS[_one] = (*_MEANINGS.get(_one, ()), _meaning)
 """By what people write, in lower case: the values or keys of manifests that they mean."""
 
 _SUMS_HELP = "there is no such key: sums are fp32 for floating inputs and int32 for integers"
@@ -90,6 +72,7 @@ _OTHER_ACTIVATIONS = (
 """Activations that no kernel applies, though their names resemble those that some kernels do."""
 
 _ADD_HELP = "write 'op: {}' with an epilogue: bias adds a row, add a matrix"
+_SCALED_HELP = "write 'op: mm' with scales"
 _VALUE_HELP = {
     **dict.fromkeys(
         [f"{prefix}{name}" for prefix in ("", "bias_") for name in _OTHER_ACTIVATIONS],
@@ -98,9 +81,12 @@ _VALUE_HELP = {
     "mxfp8": "write 'dtype: fp8_e4m3' with 'scales: e8m0_1x32'",
     "mxfp4": "write 'dtype: fp4_e2m1' with 'scales: e8m0_1x32'",
     "nvfp4": "write 'dtype: fp4_e2m1' with 'scales: e4m3_1x16'",
-    "addmm": _ADD_HELP.format("mm"),
-    "baddbmm": _ADD_HELP.format("bmm"),
-    **dict.fromkeys(("_scaled_mm", "scaled_mm", "_scaled_mm_v2"), "write 'op: mm' with scales"),
+    "scaled_mm": _SCALED_HELP,
+    **{
+        name: _SCALED_HELP if row.product is None else _ADD_HELP.format(row.op.value)
+        for name, row in OPERATORS.items()
+        if Role.ADDEND in row.tensors.values()
+    },
 }
 """By a value that does not exist: what to write where another value alone is not enough."""
 

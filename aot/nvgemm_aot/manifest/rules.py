@@ -16,10 +16,9 @@ from typing import Any
 import yaml
 
 from nvgemm_runtime.errors import TargetError
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
-from nvgemm_runtime.gemm.scales import ScaleRecipe
 from nvgemm_runtime.gemm.support import unsupported
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 from ..targets import build_target
 from ..targets.profile import profile_names

@@ -1,4 +1,4 @@
-"""What a source of kernels must offer; `select` and `compiler` know providers only by this."""
+"""The interface of a source of kernels, and of the model that ranks them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..targets import BuildTarget
 
 @dataclass(frozen=True, kw_only=True)
 class BlockShape:
-    """What the model needs to know of a kernel: what one thread block computes and loads.
+    """What a runtime model needs to know of a kernel: what one thread block computes and loads.
 
     Attributes:
         tile: Extents (m, n, k) of one thread block's tile.
@@ -29,8 +29,8 @@ class BlockShape:
 class RuntimeModel(Protocol):
     """A model of one device.
 
-    Making one must be quick, for plans are looked up by its name: what is slow to load is loaded by
-    the first estimate.
+    Creating one must be quick, because plans are looked up by its name: load what is slow to load
+    with the first estimate.
     """
 
     @property
@@ -51,15 +51,15 @@ class RuntimeModel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate(KernelFacts):
-    """An operator that could be compiled for a signature; a provider leaves out cluster limits.
+    """An operator that could be compiled for a signature; its design has no cluster limits yet.
 
     Attributes:
         cluster_sizes: Sizes, in thread blocks, of the clusters whose number on the device is
             compiled in; empty where the kernel does not depend on the device profile.
         block_shape: What the runtime model needs to know of it.
         preference: Order among operators that the model cannot tell apart; lower is better.
-        added_code: What the provider adds to the operator's own code, such as an epilogue's source;
-            the cache is keyed on it.
+        added_code: What the provider adds to the operator's own code, such as an epilogue's source.
+            It is part of the cache key.
     """
 
     cluster_sizes: tuple[int, ...]
@@ -83,7 +83,7 @@ class Enumeration:
     Attributes:
         candidates: Those that can be compiled.
         rejections: Those left out.
-        absence: Why there is none made for such signatures, or None where there are some.
+        absence: Why no operator is made for such signatures, or None if some are.
     """
 
     candidates: tuple[Candidate, ...] = ()
@@ -96,8 +96,8 @@ class Provider(Protocol):
 
     Attributes:
         name: Its name in the table of providers, or ``module:class``.
-        recipe: Names the way its objects are made. It must change when the same versions of the
-            toolchain would come to give other code: the cache is keyed on it.
+        recipe: Name of the way its objects are made, part of the cache key. It must change when the
+            same versions of the toolchain would give other code.
     """
 
     name: str

@@ -25,20 +25,20 @@ _PARTIAL_SUFFIX = ".partial"
 """Ending of the names under which files are written before they get their own."""
 
 _STALE_SECONDS = 24 * 3600
-"""Partial files older than this are nobody's: their writer was killed."""
+"""Partial files older than this are leftovers of killed writers."""
 
 
 _DIRECTORY_MODE = 0o755
 _FILE_MODE = 0o644
-"""Of what is made here; the umask can take more away."""
+"""Permissions of new directories and files; the umask can restrict them further."""
 
 _writing = threading.Lock()
 
 
 def finish_writing() -> None:
-    """Let a file that another thread writes be finished, and none be begun any more.
+    """Wait until no thread is writing a file, and let none begin another.
 
-    For a process that is about to end though threads of it are at work.
+    For a process that is about to end while its threads are at work.
     """
     _writing.acquire()
 
@@ -142,7 +142,7 @@ def sweep_partials(directory: Path) -> None:
 
 
 def sweep_partials_of(path: Path) -> None:
-    """Remove those of one file, however young: the caller sees to it that nobody writes it now."""
+    """Remove those of one file, whatever their age; the caller ensures that nobody writes it."""
     _sweep(path.parent, glob.escape(path.name) + ".*", written_before=math.inf)
 
 
@@ -176,7 +176,7 @@ def open_regular(path: Path) -> BinaryIO:
         IrregularFileError: If it is a pipe, a socket or a device.
         OSError: If it cannot be opened, or is a directory.
     """
-    kind, file = _open(path)
+    kind, file = _open_without_waiting(path)
     if kind is not None:
         file.close()
         raise _irregular(path, kind)
@@ -195,7 +195,7 @@ def read_start(path: Path, most_bytes: int) -> bytes:
             `LONGEST_SILENCE_S`; a socket; or a device.
         OSError: If it cannot be read, or is a directory.
     """
-    kind, file = _open(path)
+    kind, file = _open_without_waiting(path)
     with file:
         if kind is None:
             return file.read(most_bytes)
@@ -227,21 +227,21 @@ def _read_pipe(path: Path, descriptor: int, most_bytes: int) -> bytes:
     return b"".join(parts)
 
 
-def _open(path: Path) -> tuple[str | None, BinaryIO]:
-    """Open whatever there is without waiting, and say what it is; None for a file.
+def _open_without_waiting(path: Path) -> tuple[str | None, BinaryIO]:
+    """Open a path without waiting, and name what it is if it is no regular file.
 
     Raises:
         IrregularFileError: If it is a socket.
     """
-    kind = _kind(path.stat().st_mode)
+    kind = _irregular_kind(path.stat().st_mode)
     if kind not in (None, _PIPE):
         raise _irregular(path, kind)  # to open a device can do something
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     file = os.fdopen(descriptor, "rb")  # refuses a directory
-    return _kind(os.fstat(descriptor).st_mode), file
+    return _irregular_kind(os.fstat(descriptor).st_mode), file
 
 
-def _kind(mode: int) -> str | None:
+def _irregular_kind(mode: int) -> str | None:
     return _KINDS.get(stat.S_IFMT(mode))
 
 

@@ -56,27 +56,15 @@ _WIDE_OUTS = (DType.FP32, DType.FP16)
 TERMS = 4
 """Products an element in the second check."""
 
-_LARGEST_OF_A = {DType.FP4_E2M1: 3, DType.FP8_E5M2: 7}
-"""By type: largest value drawn for A; it and the next are exact. 15 for all other types."""
+_LARGEST = 15
+"""Largest value drawn, if the types represent it and the next exactly."""
 
 _LEAST_OF_B = 2
 """Largest value drawn for B where k is so large that partial sums are large anyway. A product that
 does not cancel adds one value of B to a result."""
 
-_LARGEST_OF_B = {DType.FP8_E5M2: 4, DType.FP8_E4M3: 8, DType.INT8: 4}
-"""Largest value drawn for B where k is small, by output type, so that most results are exact in
-it."""
-
-_DEVIATION = {
-    DType.FP8_E5M2: 2.2,
-    DType.FP8_E4M3: 5.0,
-    DType.INT8: 12.0,
-    DType.BF16: 80.0,
-}
-"""By output type: standard deviation of results, so that most are exact in it."""
-
-_WIDE_DEVIATION = 500.0
-"""Standard deviation of results for all other types."""
+_LARGEST_OF_B_FOR_INT8 = 4
+"""Largest value drawn for B where k is small and results are int8, so that most results fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,8 +170,11 @@ def _largest_numbers(problem: Problem) -> tuple[int, int]:
     Where products have one sign, all sums fit into `SUM_BITS`.
     """
     signature = problem.signature
-    most_a = _LARGEST_OF_A.get(signature.a, 15)
-    most_b = min(_LARGEST_OF_A.get(signature.b, 14) + 1, _LARGEST_OF_B.get(signature.out, 15))
+    most_a = min(_LARGEST, _largest_exact(signature.a) - 1)
+    # Where k is small, most results have an exact value in their type.
+    most_b = min(_LARGEST, _largest_exact(signature.b), _largest_exact(signature.out) // 2)
+    if signature.out is DType.INT8:
+        most_b = min(most_b, _LARGEST_OF_B_FOR_INT8)
     a, b = 1, _LEAST_OF_B
 
     def keep_to_peak(a: int, b: int) -> bool:
@@ -199,13 +190,19 @@ def _largest_numbers(problem: Problem) -> tuple[int, int]:
     return a, b
 
 
+def _largest_exact(dtype: DType) -> int:
+    """The number up to which a type represents all whole numbers, or 32 if that is less."""
+    fraction_bits = dtype.row.fraction_bits
+    return 2 * (_LARGEST + 1) if fraction_bits is None else min(32, 2 ** (fraction_bits + 1))
+
+
 def _mean_square(largest: int) -> float:
     return (largest + 1) * (2 * largest + 1) / 6
 
 
 def _share_of_changed(out: DType, half: int, largest_b: int) -> float:
     """Share of products that do not cancel; each adds one value of B to a result."""
-    squares = _DEVIATION.get(out, _WIDE_DEVIATION) ** 2 / _mean_square(largest_b)
+    squares = out.row.result_deviation**2 / _mean_square(largest_b)
     return min(0.5, squares / max(1, half))
 
 

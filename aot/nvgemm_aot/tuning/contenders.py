@@ -8,11 +8,10 @@ from typing import Any
 
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, contiguous_bytes, extra_roles
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from nvgemm_runtime.matching.refusals import unlaunchable
 
 from ..bundle.content import ProblemRanking
@@ -158,27 +157,27 @@ def _scaled(signature: Signature) -> Run | None:
     return run
 
 
-_BLOCKS = {
-    (DType.FP8_E4M3, ScaleRecipe.E8M0_1X32): "BlockWise1x32",
-    (DType.FP4_E2M1, ScaleRecipe.E8M0_1X32): "BlockWise1x32",
-    (DType.FP4_E2M1, ScaleRecipe.E4M3_1X16): "BlockWise1x16",
+_SCALED_BY_ATEN = {
+    (DType.FP8_E4M3, ScaleRecipe.E8M0_1X32),
+    (DType.FP4_E2M1, ScaleRecipe.E8M0_1X32),
+    (DType.FP4_E2M1, ScaleRecipe.E4M3_1X16),
 }
-"""By type and scales of A and B: the name of torch's ``ScalingType``, where its CUDA operator
-supports them (``ScaledBlas.cpp`` of PyTorch at 0174dfa). It does not multiply e5m2 by e5m2."""
+"""Types and block scales of A and B that torch's CUDA operator supports (``ScaledBlas.cpp`` of
+PyTorch at 0174dfa). It does not multiply e5m2 by e5m2."""
 
 
 def _block_scaled(signature: Signature) -> Run | None:
     import torch
-    from torch.nn.functional import ScalingType, SwizzleType
+    from torch.nn.functional import SwizzleType
 
     assert signature.scales is not None
-    name = _BLOCKS.get((signature.a, signature.scales))
-    if name is None:
+    if (signature.a, signature.scales) not in _SCALED_BY_ATEN:
         return None
     is_mxfp4 = signature.a is DType.FP4_E2M1 and signature.scales is ScaleRecipe.E8M0_1X32
     if is_mxfp4 and signature.out is not DType.BF16:  # it writes bf16 whatever the output's type
         return None
-    recipe, swizzle = [getattr(ScalingType, name).value], [SwizzleType.SWIZZLE_32_4_4.value]
+    recipe = [signature.scales.row.torch_scaling.value]
+    swizzle = [SwizzleType.SWIZZLE_32_4_4.value]
     operator, dtype = torch.ops.aten._scaled_mm_v2.out, torch_dtype(signature.out)
 
     def run(a: Any, b: Any, out: Any, scale_a: Any, scale_b: Any) -> Any:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvgemm_runtime.gemm.epilogue import Activation
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
+from nvgemm_runtime.gemm.types import Activation
 
 from .operands import block_scaled_product
 from .outcome import TuningOutcome, contender_name
@@ -78,7 +77,7 @@ def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
     error = activation_error(error, value, signature)
     activation = signature.epilogue.activation if signature.epilogue is not None else None
     if activation is not None:
-        value = _ACTIVATIONS[activation](value)
+        value = _apply(activation, value)
     return expect_between(value, error, torch_dtype(signature.out))
 
 
@@ -105,7 +104,9 @@ def activation_error(
         signature: What is computed.
     """
     activation = signature.epilogue.activation if signature.epilogue is not None else None
-    return STEEPEST * error + CURVE_ERROR * value.abs() if activation in _CURVES else error
+    if activation is None or activation.row.commutes_with_rounding:
+        return error
+    return STEEPEST * error + CURVE_ERROR * value.abs()
 
 
 def expect_between(value: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> Expected:
@@ -133,7 +134,7 @@ def reference(operands: Sequence[torch.Tensor], signature: Signature) -> torch.T
     """
     value = _before_activation(operands, signature)
     activation = signature.epilogue.activation if signature.epilogue is not None else None
-    return value if activation is None else _ACTIVATIONS[activation](value)
+    return value if activation is None else _apply(activation, value)
 
 
 def _before_activation(
@@ -169,17 +170,12 @@ def _product_of_groups(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) 
     return result
 
 
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    return 0.5 * x * (1.0 + ((2.0 / math.pi) ** 0.5 * (x + 0.044715 * x**3)).tanh())
+def _apply(activation: Activation, values: torch.Tensor) -> torch.Tensor:
+    import torch
 
-
-_ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
-    Activation.RELU: lambda x: x.clamp(min=0.0),
-    Activation.GELU_TANH: _gelu_tanh,
-    Activation.SILU: lambda x: x * x.sigmoid(),
-}
-
-_CURVES = (Activation.GELU_TANH, Activation.SILU)
+    function = getattr(torch.nn.functional, activation.row.torch_name)
+    result: torch.Tensor = function(values, **activation.row.torch_options)
+    return result
 
 
 def find_fault(out: torch.Tensor, expected: Expected) -> str | None:

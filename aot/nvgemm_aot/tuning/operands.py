@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape, roles
-from nvgemm_runtime.gemm.scales import SWIZZLE_COLUMNS, SWIZZLE_ROWS
+from nvgemm_runtime.gemm.types import SWIZZLE_COLUMNS, SWIZZLE_ROWS
 
 if TYPE_CHECKING:
     import torch
@@ -188,12 +188,6 @@ def _values(
 _FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """By code without its sign, the fourth bit (OCP Microscaling Formats specification v1.0, 5.3.3)."""
 
-_ONE = {DType.FP8_E8M0: 127, DType.FP8_E4M3: 56}
-"""By type of scales: the code of 1, which is the exponent's bias in the exponent's place."""
-
-_CODES_OF_AN_OCTAVE = {DType.FP8_E8M0: 1, DType.FP8_E4M3: 8}
-"""Likewise: codes from one power of two to the next, 2 to the bits of the mantissa."""
-
 _LEAST_EXPONENT = -5
 """Of the middle of scales: half of it is the least normal number of e4m3, 2**-6."""
 
@@ -202,6 +196,14 @@ _TILE_LINES = 32
 
 PORTION = 2**26
 """Values of A and B decoded at a time: half a gigabyte in fp64."""
+
+
+def _one_and_octave(dtype: DType) -> tuple[int, int]:
+    """The code of 1 in a type of scales, and the number of codes in an octave."""
+    fraction_bits, bias = dtype.row.fraction_bits, dtype.row.exponent_bias
+    assert fraction_bits is not None
+    assert bias is not None
+    return bias << fraction_bits, 1 << fraction_bits
 
 
 def random_scales(
@@ -227,9 +229,9 @@ def random_scales(
     assert scales is not None
     assert scales.block is not None
     rows = problem.m if role is Role.SCALE_A else problem.n
-    octave = _CODES_OF_AN_OCTAVE[scales.dtype]
+    one, octave = _one_and_octave(scales.dtype)
     exponent = max(_LEAST_EXPONENT, -round(math.log2(terms) / 4))  # of A, and again of B
-    middle = _ONE[scales.dtype] + octave * exponent
+    middle = one + octave * exponent
     codes = torch.randint(
         middle - octave, middle + octave + 1, (rows, -(-problem.k // scales.block)),
         generator=generator, device=device, dtype=torch.uint8,
@@ -246,7 +248,8 @@ def scales_of_powers(exponents: torch.Tensor, dtype: DType) -> torch.Tensor:
     """
     import torch
 
-    codes = _ONE[dtype] + _CODES_OF_AN_OCTAVE[dtype] * exponents
+    one, octave = _one_and_octave(dtype)
+    codes = one + octave * exponents
     return swizzled(codes.to(torch.uint8)).view(torch_dtype(dtype))
 
 

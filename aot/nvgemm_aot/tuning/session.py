@@ -14,7 +14,7 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import SuspectError, TuningError
-from nvgemm_runtime.gemm.aten_settings import unusual_setting
+from nvgemm_runtime.gemm.aten import unusual_setting
 from nvgemm_runtime.launch.loader import require_libraries
 from nvgemm_runtime.matching.refusals import refusal
 

@@ -1,4 +1,4 @@
-"""What a kernel does with its products before it stores them, as far as disassembled code shows it.
+"""Reads from disassembled code what a kernel does with its products before it stores them.
 
 The tables rest on the disassembly (nvdisasm 13.5) of kernels that cutlass-dsl 4.8.1 compiled: those
 of `tensor_core`, and for each epilogue several tiles, layouts and element types.
@@ -9,18 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from nvgemm_runtime.gemm.epilogue import Activation
 from nvgemm_runtime.gemm.problem import DType, Signature
+from nvgemm_runtime.gemm.types import Activation
 
-from .findings import Check, Gap
+from .findings import Check, Finding
 
-_RESULTS = {
-    "F2FP.BF16.F32": DType.BF16,
-    "F2FP.F16.F32": DType.FP16,
-    "F2FP.SATFINITE.E4M3.F32": DType.FP8_E4M3,
-    "F2FP.SATFINITE.E5M2.F32": DType.FP8_E5M2,
-    "I2FP.F32.S32": DType.FP32,
-}
+_RESULTS = {dtype.row.rounded_by: dtype for dtype in DType if dtype.row.rounded_by}
 """How an instruction begins that turns sums into results, and which ones."""
 
 _HALF_PRECISION = frozenset({"HADD2", "HFMA2", "HMUL2", "HMNMX2"})
@@ -36,13 +30,13 @@ _GELU_CONSTANT = "0.0447149"
 
 @dataclass(frozen=True, kw_only=True)
 class EpilogueCode:
-    """What of an epilogue is seen in a kernel.
+    """What the code of a kernel shows of its epilogue.
 
     Attributes:
         half_precision: Instructions that compute in 16 bits.
         maximum: Whether it takes maxima of fp32 numbers.
-        drops_nan: Whether it does so by an instruction that gives the other operand for NaN, where
-            torch gives NaN.
+        drops_nan: Whether the instruction for that gives the other operand for NaN, where torch
+            gives NaN.
         exponential: Whether it takes exponentials or hyperbolic tangents.
         gelu_constant: Whether it multiplies by 0.044715.
         results: Types that sums are turned into: none where they are stored as they are.
@@ -90,48 +84,48 @@ def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
     )
 
 
-def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Gap]:
-    """Check that sums are finished in the accumulator's type, and become what they should.
+def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Finding]:
+    """Check that the epilogue computes in the accumulator's type, and the type of its results.
 
     Yields:
         What does not hold.
     """
     if code.half_precision:
-        yield Gap(
+        yield Finding(
             check=Check.EPILOGUE,
             message=f"computes with {', '.join(sorted(code.half_precision))}: an epilogue must "
             f"compute in {signature.accumulator.value} and round once",
         )
     if code.drops_nan:
-        yield Gap(
+        yield Finding(
             check=Check.EPILOGUE,
             message="takes maxima by FMNMX, which drops NaN: relu of NaN must be NaN",
         )
     wanted = signature.epilogue.activation if signature.epilogue is not None else None
     if code.activation is not wanted:
-        yield Gap(
+        yield Finding(
             check=Check.EPILOGUE,
-            message=f"computes what {_words(code.activation)} takes, its signature is "
-            f"{signature.key}: {_words(wanted)}",
+            message=f"computes what {_activation_name(code.activation)} takes, its signature is "
+            f"{signature.key}: {_activation_name(wanted)}",
         )
-    results = _results(signature)
+    results = _expected_results(signature)
     if code.results != results:
-        yield Gap(
+        yield Finding(
             check=Check.RESULT_TYPE,
-            message=f"turns sums into {_listed(code.results)}, its signature is {signature.key}: "
-            f"{_listed(results)}",
+            message=f"turns sums into {_type_names(code.results)}, its signature is "
+            f"{signature.key}: {_type_names(results)}",
         )
 
 
-def _results(signature: Signature) -> frozenset[DType]:
-    """What sums must be turned into; nothing where they are stored as they are, or cut (int8)."""
+def _expected_results(signature: Signature) -> frozenset[DType]:
+    """Types that sums must be converted to; none if they are stored as they are or cut (int8)."""
     kept = (signature.accumulator, DType.INT8, DType.UINT8)
     return frozenset() if signature.out in kept else frozenset({signature.out})
 
 
-def _words(activation: Activation | None) -> str:
+def _activation_name(activation: Activation | None) -> str:
     return activation.value if activation is not None else "no activation"
 
 
-def _listed(results: frozenset[DType]) -> str:
+def _type_names(results: frozenset[DType]) -> str:
     return ", ".join(sorted(dtype.value for dtype in results)) or "nothing else"

@@ -13,13 +13,12 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from nvgemm_runtime.gemm.aten import OPERATORS, AtenGemm, product_of_sum
+from nvgemm_runtime.gemm.aten import OPERATORS, AtenGemm, operator_for, product_of_sum
 from nvgemm_runtime.gemm.extras import Extras
-from nvgemm_runtime.gemm.operand import Operand
-from nvgemm_runtime.gemm.operands import Request, requests, torch_dtype
-from nvgemm_runtime.gemm.problem import Op, Problem, Signature
+from nvgemm_runtime.gemm.operands import Operand, Request, requests, torch_dtype
+from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
-from nvgemm_runtime.gemm.scales import SWIZZLED_ALIGNMENT_BYTES
+from nvgemm_runtime.gemm.types import SWIZZLED_ALIGNMENT_BYTES
 from nvgemm_runtime.matching.device import (
     RUNTIME_LIBRARY,
     UNKNOWN_VERSION,
@@ -88,10 +87,6 @@ def _read(line: str, count: int) -> Undeclarable:
     )
 
 
-_SUMS = {Op.MM: "addmm", Op.BMM: "baddbmm"}
-_PRODUCTS = {Op.MM: "mm", Op.BMM: "bmm", Op.GROUPED_MM: "_grouped_mm"}
-
-
 def call_of(problem: Problem) -> AtenGemm:
     """The ATen call that a problem declares, on contiguous tensors.
 
@@ -101,7 +96,7 @@ def call_of(problem: Problem) -> AtenGemm:
     served = problem.signature
     tensors = {role: _operand(problem, role) for role in roles(served)}
     return AtenGemm(
-        op=_aten_name(served),
+        op=operator_for(served),
         a=tensors[Role.A],
         b=tensors[Role.B],
         out=tensors[Role.OUT],
@@ -124,12 +119,6 @@ def readings(gemm: AtenGemm) -> tuple[Request, ...]:
     may count as a matrix.
     """
     return requests(OPERATORS[gemm.op].op, gemm.a, gemm.b, out=gemm.out, extras=gemm.extras)
-
-
-def _aten_name(served: Signature) -> str:
-    if served.scales is not None:
-        return "_scaled_mm"
-    return (_PRODUCTS if served.epilogue is None else _SUMS)[served.op]
 
 
 def _operand(problem: Problem, role: Role) -> Operand:

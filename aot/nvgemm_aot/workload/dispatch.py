@@ -12,13 +12,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nvgemm_runtime.gemm.aten import (
     GEMMS,
     OPERATORS,
-    UNREAD_ADDENDS,
+    UNSERVED,
     AtenGemm,
     named_arguments,
     read_call,
 )
-from nvgemm_runtime.gemm.operand import Operand
-from nvgemm_runtime.gemm.operands import MAX_ALIGNMENT_BYTES
+from nvgemm_runtime.gemm.operands import MAX_ALIGNMENT_BYTES, Operand
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.recording.declarable import declarable, declarable_for
 
@@ -84,7 +83,7 @@ def _read(
 ) -> AtenGemm:
     if name in OPERATORS:
         return read_call(name, named_arguments(func, args, kwargs, _value), out)
-    operands = args[1:] if name in UNREAD_ADDENDS else args
+    operands = args[1:] if UNSERVED[name].adds_first else args
     a, b = map(_operand, operands[:2])
     return AtenGemm(op=name, a=a, b=b, out=out)
 

@@ -6,10 +6,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
-from .element_types import DType
-from .epilogue import Activation, Addend, Epilogue, addend_dtype, epilogue_of
-from .scales import SWIZZLED_ALIGNMENT_BYTES, ScaleRecipe, swizzled_elements
-from .support import SCALED
+from .types import (
+    SWIZZLED_ALIGNMENT_BYTES,
+    Activation,
+    Addend,
+    DType,
+    Epilogue,
+    ScaleRecipe,
+    addend_dtype,
+    find_epilogue,
+    swizzled_elements,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -81,8 +88,9 @@ def read_scales(extras: Extras, operand: DType, m: int, n: int, k: int) -> Scale
     # Where several have scales of one size, the first is what torch takes them for.
     candidates = [
         recipe
-        for recipe, operands in SCALED.items()
-        if operand in operands and str(scale_a.dtype) == f"torch.{recipe.dtype.torch_name}"
+        for recipe in ScaleRecipe
+        if operand in recipe.row.operands
+        and str(scale_a.dtype) == f"torch.{recipe.dtype.torch_name}"
     ]
     if not candidates:
         raise NoKernelError(f"no kernel scales {operand.value} with {scale_a.dtype}")
@@ -183,7 +191,9 @@ def read_epilogues(
             "that counts twice"
         )
     epilogues = tuple(
-        epilogue for kind in kinds if (epilogue := epilogue_of(kind, extras.activation)) is not None
+        epilogue
+        for kind in kinds
+        if (epilogue := find_epilogue(kind, extras.activation)) is not None
     )
     if not epilogues:
         assert extras.activation is not None  # a sum alone has its epilogue

@@ -8,16 +8,53 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
-from .epilogue import Addend, Epilogue
 from .extras import NOTHING, Extras, check_offsets, read_epilogues, read_scales
 from .problem import DType, Layout, Op, Problem, Signature
-from .scales import ScaleRecipe
+from .types import Addend, Epilogue, ScaleRecipe
 
 if TYPE_CHECKING:
     import torch
 
 MAX_ALIGNMENT_BYTES = 256
 """Alignments are told apart up to this: what torch's CUDA allocator at least gives."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operand:
+    """What `requests` asks of a tensor, for operands that are not tensors yet.
+
+    Attributes:
+        dtype: Its element type.
+        device: Where it will be.
+        shape: Its extents.
+        strides: In elements.
+        address: Any address that is aligned as the first element will be.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}, strides {list(self.strides)}"
+
+    def dim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    def stride(self) -> tuple[int, ...]:
+        """Its strides, in elements."""
+        return self.strides
+
+    def data_ptr(self) -> int:
+        """Its address, as far as alignment goes."""
+        return self.address
+
+    def element_size(self) -> int:
+        """Bytes of one element."""
+        return int(self.dtype.itemsize)
 
 
 @dataclass(frozen=True, kw_only=True)

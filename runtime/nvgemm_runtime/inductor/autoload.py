@@ -20,14 +20,15 @@ SUPPORTED = (2, 11), (2, 15)
 """First and last release of torch that the plug-in was run with."""
 
 _WAITED_FOR = {
-    "torch._inductor.config": ("options",),
-    "torch._inductor.codegen.common": ("cache_key",),
-    "torch._inductor.select_algorithm": ("hook", "scaled"),
-    "torch._inductor.fx_passes.post_grad": ("epilogue_fusion",),
-    "torch._inductor.package.package": ("operators",),
-    "torch.export.pt2_archive._package": ("operators",),
+    "torch._inductor.config": "options",
+    "torch._inductor.codegen.common": "cache_key",
+    "torch._inductor.select_algorithm": "hook",
+    "torch._inductor.fx_passes.post_grad": "epilogue_fusion",
+    "torch._inductor.graph": "scaled",  # when lowering and select_algorithm, a cycle, are complete
+    "torch._inductor.package.package": "operators",
+    "torch.export.pt2_archive._package": "operators",
 }
-"""Modules of torch, and the modules here that are installed once one was imported."""
+"""Modules of torch, and the module here that is installed once one was imported."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,8 +65,8 @@ def _activate() -> None:
         )
         after_import("torch._inductor.select_algorithm", lambda: _log.warning(message))
         return
-    for name, modules in _WAITED_FOR.items():
-        after_import(name, functools.partial(_install, *modules))
+    for name, module in _WAITED_FOR.items():
+        after_import(name, functools.partial(_install, module))
 
 
 def _prepare_recording() -> None:
@@ -86,21 +87,20 @@ def _prepare_recording() -> None:
         _log.error("%s", error)
 
 
-def _install(*modules: str) -> None:
-    for module in modules:
-        try:
-            importlib.import_module(f"{__package__}.{module}").install()
-        except Exception as error:
-            # A module that all of them import fails them all: once is enough.
-            level = logging.DEBUG if repr(error) in _logged else logging.WARNING
-            _logged.add(repr(error))
-            _log.log(
-                level,
-                "nvgemm-aot stays out of torch.compile: %s cannot be installed: %r",
-                module,
-                error,
-                exc_info=_log.isEnabledFor(logging.DEBUG),
-            )
+def _install(module: str) -> None:
+    try:
+        importlib.import_module(f"{__package__}.{module}").install()
+    except Exception as error:
+        # A module that all of them import fails them all: once is enough.
+        level = logging.DEBUG if repr(error) in _logged else logging.WARNING
+        _logged.add(repr(error))
+        _log.log(
+            level,
+            "nvgemm-aot stays out of torch.compile: %s cannot be installed: %r",
+            module,
+            error,
+            exc_info=_log.isEnabledFor(logging.DEBUG),
+        )
 
 
 def after_import(name: str, function: Callable[[], None]) -> None:

@@ -23,9 +23,9 @@ from torch._inductor.codegen import wrapper as code_lines
 from torch._inductor.virtualized import V
 
 from ..counters import COUNTERS
-from ..gemm.aten import kernel_order
-from ..gemm.epilogue import Activation
+from ..gemm.aten import OPERATORS, kernel_order
 from ..gemm.roles import extra_roles
+from ..gemm.types import Activation
 from . import cpp, operators, report
 from .reading import is_alternative
 
@@ -34,33 +34,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_FALLBACKS = {
-    "mm": "torch.mm",
-    "bmm": "torch.bmm",
-    "addmm": "torch.addmm",
-    "baddbmm": "torch.baddbmm",
-    "_int_mm": "torch._int_mm",
-    "_scaled_mm": "torch._scaled_mm",
-    "_scaled_mm_v2": (
-        "lambda a, b, s, t, c=None, *, recipe_a, swizzle_a, recipe_b, swizzle_b, out_dtype, "
-        "use_fast_accum, out: torch.ops.aten._scaled_mm_v2.out(a, b, [s], [recipe_a], "
-        "[swizzle_a], [t], [recipe_b], [swizzle_b], c, out_dtype, [], use_fast_accum, out=out)"
-    ),
-    "_grouped_mm": "lambda *a, out, **o: out.copy_(torch._grouped_mm(*a, **o))",
-}
-"""By ATen's name of an operator: what is called with its tensors and options, and ``out``."""
 
-_FALLBACKS_WITH_ACTIVATION = {
-    Activation.RELU: "lambda *a, out: torch.addmm(*a, out=out).relu_()",
-    Activation.GELU_TANH: (
-        "lambda *a, out: out.copy_(torch.nn.functional.gelu(torch.addmm(*a), approximate='tanh'))"
-    ),
-    Activation.SILU: "lambda *a, out: out.copy_(torch.nn.functional.silu(torch.addmm(*a)))",
-}
-"""By the activation behind the sum: addmm and the activation, rounding in between as eager does."""
-
-_WITHOUT_CPP_CALL = frozenset({"_grouped_mm", "_scaled_mm_v2"})
-"""Operators for which torch generates no C++ call that writes into an existing tensor."""
+def _fallback_with(activation: Activation) -> str:
+    """Addmm and an activation, rounding in between as eager does."""
+    row = activation.row
+    if row.commutes_with_rounding:
+        return f"lambda *a, out: torch.addmm(*a, out=out).{row.torch_name}_()"
+    options = "".join(f", {name}={value!r}" for name, value in row.torch_options.items())
+    call = f"torch.nn.functional.{row.torch_name}(torch.addmm(*a){options})"
+    return f"lambda *a, out: out.copy_({call})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +93,8 @@ class StockCall:
     def fallback(self) -> str:
         """A function that computes the call, in the text of a module that has imported torch."""
         if self.activation is not None:
-            return _FALLBACKS_WITH_ACTIVATION[self.activation]
-        return _FALLBACKS[self.op]
+            return _fallback_with(self.activation)
+        return OPERATORS[self.op].stock_call
 
     def name_with(self, offer: Offer) -> str:
         """Name of a kernel for this call, in generated code and in Inductor's tables."""
@@ -130,7 +112,7 @@ def obstacles(op: str, inputs: Sequence[Any], layout: Any) -> list[str]:
         inputs: Inductor's nodes of its tensors.
         layout: Inductor's layout of the result.
     """
-    if config.cpp_wrapper and op in _WITHOUT_CPP_CALL:
+    if config.cpp_wrapper and not OPERATORS[op].has_cpp_call:
         return [f"generated C++ cannot call ATen's {op} with an existing tensor as its result"]
     if getattr(config, "distributed_max_autotune_gemm", False):
         return ["distributed_max_autotune_gemm ignores extern choices other than ATen's"]

@@ -9,6 +9,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from ..gemm.aten import AtenGemm, read_inputs
-from ..gemm.epilogue import Activation
+from ..gemm.types import Activation
 from ..settings import Mode, choosing_key, max_choices
 from . import report
 from .cache_key import installed_digest
@@ -41,11 +42,10 @@ _log = logging.getLogger(__name__)
 
 _numbers = itertools.count()
 
-_FUNCTIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
-    Activation.RELU: functional.relu,
-    Activation.GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
-    Activation.SILU: functional.silu,
-}
+
+def _function(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
+    row = activation.row
+    return partial(getattr(functional, row.torch_name), **row.torch_options)
 
 
 def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool) -> Any:
@@ -56,7 +56,7 @@ def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool)
         bias: Inductor's node of what is added, one row.
         a: Of the matrix [m, k].
         b: Of the matrix [k, n].
-        was_apart: Whether the graph had a product and a sum, and not both in one.
+        was_apart: Whether the graph had a product and a sum, not one ``addmm``.
 
     Returns:
         The node of the result, [m, n].
@@ -73,10 +73,10 @@ def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool)
     if choices == [unfused]:
         return unfused.output_node()
     chosen = autotune_select_algorithm(UNFUSED, choices, nodes, layout, return_multi_template=False)
-    # Its GEMM counts once: here, or where Inductor has lowered the unfused choice.
+    # The GEMM counts once: here, or when Inductor lowers the unfused choice.
     tell = report.tried if unfused.is_in_graph else report.met
     tell(unfused.nvgemm_aot_gemm, **unfused.offer)
-    if not unfused.is_in_graph:  # the unfused choice is not lowered, and so not met
+    if not unfused.is_in_graph:  # otherwise `hook` records the GEMM of the unfused choice
         record_gemm(lambda: _read(None, unfused))
     return chosen[0] if isinstance(chosen, tuple) else chosen  # torch 2.11 gives the node alone
 
@@ -84,7 +84,7 @@ def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool)
 def _choices(activation: Activation, unfused: _Unfused) -> list[Any]:
     offers = _find_offers(activation, unfused)
     if not offers.kernels or obstacles("addmm", unfused.input_nodes, unfused.layout):
-        return [unfused]  # strides came out otherwise than the graph had said
+        return [unfused]  # strides differ from those in the graph
     stock = StockCall(
         op="addmm",
         gemm=offers.gemm,
@@ -122,9 +122,9 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
 
     Attributes:
         operands: As the graph gives them, for `output_node`.
-        is_apart: Whether Inductor would have the product and the sum apart.
+        is_apart: Whether Inductor would compute the product and the sum separately.
         is_in_graph: Whether it has won.
-        offer: What competes with it, as `report` is told.
+        offer: The kernels that compete with it, as arguments of `report.met`.
     """
 
     def __init__(
@@ -159,7 +159,7 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
             return math.inf
 
     def hash_key(self) -> str:
-        """What its time is kept under: its GEMM may be of any bundle, and any backend."""
+        """The key of its time, which depends on the bundles and backends for its GEMM."""
         known = (installed_digest(), config.max_autotune_gemm_backends, choosing_key())
         return "-".join([super().hash_key(), *map(str, known)])
 
@@ -190,7 +190,7 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
 
 
 def _sum_and(activation: Activation, is_apart: bool) -> Callable[..., torch.Tensor]:
-    function = _FUNCTIONS[activation]
+    function = _function(activation)
 
     def in_one(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return function(torch.addmm(bias, a, b))
@@ -202,10 +202,10 @@ def _sum_and(activation: Activation, is_apart: bool) -> Callable[..., torch.Tens
 
 
 def _sums_apart(layout: ir.Layout, was_apart: bool) -> bool:
-    """Whether Inductor has a sum apart from its product, in front of an activation.
+    """Whether Inductor separates a sum from its product, in front of an activation.
 
-    On GPUs it has, so that sum and activation become one kernel; from torch 2.13 on it leaves addmm
-    alone for half precision.
+    On GPUs it does, so that sum and activation become one kernel; from torch 2.13 on it keeps addmm
+    for half precision.
     """
     if not is_gpu(layout.device.type):
         return False

@@ -119,8 +119,9 @@ def _find_offers(choices: list[Any], gemm: AutotunedGemm) -> Offers:
         no_aten = (
             "ATEN is not among max_autotune_gemm_backends, and is needed beside bundled kernels"
         )
+        reason = UNSERVED[gemm.op].reason if gemm.op in UNSERVED else no_aten
         gemm.choice.nvgemm_aot_gemm = str(gemm)
-        return Offers(gemm=str(gemm), basis="miss", reasons=(UNSERVED.get(gemm.op, no_aten),))
+        return Offers(gemm=str(gemm), basis="miss", reasons=(reason,))
     against = obstacles(gemm.op, gemm.choice.input_nodes, gemm.choice.layout)
     may_compile = (
         current_mode() is Mode.AUTO
@@ -181,7 +182,7 @@ def _report_times(timings: dict[Any, float], *_: object) -> None:
     """Inductor's feedback function: what each choice took, in milliseconds."""
     try:
         if is_alternative():
-            return  # a part of what is timed as a whole
+            return  # part of a choice that is timed as a whole
         named = (getattr(choice, "nvgemm_aot_gemm", None) for choice in timings)
         gemm = next(filter(None, named), None)
         if gemm is not None:

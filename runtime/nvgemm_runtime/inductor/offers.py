@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from ..bundle.format import Kernel
 from ..bundle.reader import Bundle
 from ..counters import COUNTERS
-from ..gemm.aten import AtenGemm, product_of_sum
-from ..gemm.aten_settings import unusual_setting
+from ..gemm.aten import AtenGemm, product_of_sum, unusual_setting
 from ..gemm.operands import Request
 from ..gemm.problem import Problem
 from ..installed.jit_cache import mark_used
@@ -54,7 +53,7 @@ class Offers:
             faster.
         reasons: Why it is a miss.
         is_final: Whether nothing is to be timed: the first kernel wins, or ATen without one.
-        measured: What a measured ranking says of it, in words; empty where there is none.
+        measured: What a measured ranking decided, in words; empty where there is none.
         is_split: Whether the kernels compute the product of a sum alone, into fp32, and torch adds.
     """
 
@@ -144,7 +143,7 @@ _offered: set[client.Pending] = set()
 def _find_pending(
     problem: Problem, facts: DeviceFacts, found: Match | Miss
 ) -> client.Pending | None:
-    """The JIT's request to wait for; None where what is bundled or kept already is enough."""
+    """The JIT's request to wait for; None where the kernels at hand are enough."""
     # `start_compiling` may have made the request.
     pending = client.asked(problem, facts)
     if pending is None and _is_uncovered(found):
@@ -179,7 +178,7 @@ def start_compiling(gemms: Iterable[AtenGemm]) -> None:
 def _split(offers: Offers, product: AtenGemm, limit: int) -> Offers:
     """For a sum that no kernel computes, the kernels that compute its product into fp32.
 
-    Nothing is compiled for that. What was measured of the product says which kernel is fastest, and
+    Nothing is compiled for that. A measurement of the product tells which kernel is fastest, and
     not whether ATen's sum is faster.
     """
     split = find_offers(product, limit, needs_kernel=True)
@@ -216,7 +215,7 @@ def _make_offers(
     reasons: tuple[str, ...] = (),
     basis: str | None = None,
 ) -> Offers:
-    """What to offer of what was matched; for a miss, with these reasons before others."""
+    """Decide which of the matched kernels to offer; for a miss, put ``reasons`` first."""
     request, found, bundles = matched
     gemm = request.problem.key
     if isinstance(found, Miss):

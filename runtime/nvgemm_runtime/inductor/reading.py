@@ -18,36 +18,27 @@ from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
 from torch._inductor.virtualized import V
 
 from ..gemm.aten import (
+    BIAS_ADDMM,
     GEMMS,
     OPERATORS,
-    UNREAD_ADDENDS,
+    UNSERVED,
     AtenGemm,
+    aten_name,
     named_arguments,
     read_call,
     read_inputs,
 )
-from ..gemm.operand import Operand
-from ..gemm.scales import SWIZZLED_ALIGNMENT_BYTES
+from ..gemm.operands import Operand
+from ..gemm.types import SWIZZLED_ALIGNMENT_BYTES
 from ..matching.trust import TRITON
 
 _BASE_ALIGNMENT_BYTES = SWIZZLED_ALIGNMENT_BYTES
-"""Alignment that buffers are taken to have: torch's allocators give 64 bytes and more.
+"""Assumed alignment of buffers: torch's allocators give 64 bytes and more.
 
 Inductor itself assumes 16. Where an input has less than a kernel needs, say because it is a view,
 the launcher refuses it and the generated call runs ATen."""
 
 _TRITONS = (ir.TritonTemplateCallerBase, SubgraphChoiceCaller)
-
-_BIAS_ADDMM = "bias_addmm"
-"""A second choice of ATen's for addmm, beside ``addmm`` itself."""
-
-_OPERATORS = {
-    "mm_dtype": "mm",
-    "bmm_dtype": "bmm",
-    _BIAS_ADDMM: "addmm",
-    "_mm_plus_mm": "mm_plus_mm",
-}
-"""By name of Inductor's choice, where it is another one: ATen's of the operator."""
 
 
 UNFUSED = "nvgemm_aot_unfused"
@@ -72,8 +63,8 @@ class AutotunedGemm:
 
     Attributes:
         op: ATen's name of its operator.
-        choice: ATen's choice; where kernels cannot stand in for one, any with the same operands.
-        is_served: Whether `choice` is ATen's, of an operator that kernels may compute.
+        choice: ATen's choice that kernels can replace; otherwise any choice with these operands.
+        is_served: Whether kernels can replace `choice`: it is ATen's, of an operator they compute.
     """
 
     op: str
@@ -87,7 +78,8 @@ class AutotunedGemm:
         if self.op in OPERATORS:
             options = getattr(self.choice, "kwargs", {})
             return read_inputs(self.op, [operand(node) for node in nodes], options, out)
-        a, b = map(operand, nodes[1:3] if self.op in UNREAD_ADDENDS else nodes[:2])
+        first = int(UNSERVED[self.op].adds_first)
+        a, b = map(operand, nodes[first : first + 2])
         return AtenGemm(op=self.op, a=a, b=b, out=out)
 
     def __str__(self) -> str:
@@ -99,7 +91,7 @@ def find_gemm(choices: list[Any]) -> AutotunedGemm | None:
     """The GEMM that choices are for; None where they are for something else."""
     operators = [aten_operator(choice) for choice in choices]
     for op, choice in zip(operators, choices):
-        if op in OPERATORS and choice.name != _BIAS_ADDMM:
+        if op in OPERATORS and choice.name != BIAS_ADDMM:
             return AutotunedGemm(op=op, choice=choice, is_served=True)
     packet = getattr(getattr(V.graph, "current_node", None), "target", None)
     operators.append(getattr(getattr(packet, "overloadpacket", None), "__name__", None))
@@ -116,8 +108,7 @@ def aten_operator(choice: Any) -> str | None:
         return named  # of a lowering of this package
     if type(choice) is not autotuning.ExternKernelCaller:
         return None
-    name = str(choice.choice.name)
-    return _OPERATORS.get(name, name)
+    return aten_name(str(choice.choice.name))
 
 
 def backends_beside_aten(choices: list[Any]) -> frozenset[str]:
@@ -138,7 +129,7 @@ def backends_beside_aten(choices: list[Any]) -> frozenset[str]:
 
 def find_eager_aten(choices: list[Any], aten: Any) -> Any:
     """Of ATen's choices for a GEMM, the one that computes it as eager ATen does."""
-    usual = (one for one in choices if aten_operator(one) and one.name == _BIAS_ADDMM)
+    usual = (one for one in choices if aten_operator(one) and one.name == BIAS_ADDMM)
     return next(usual, aten)
 
 
@@ -163,9 +154,9 @@ def operand_of(layout: Any, base_address: int) -> Operand:
 
 
 def gemms_of_graph() -> Iterator[AtenGemm]:
-    """The GEMMs of the graph that Inductor is lowering, as far as can be told beforehand.
+    """The GEMMs of the graph that Inductor is lowering, with the strides of the graph.
 
-    Inductor may yet choose other strides for what it computes.
+    Inductor may yet choose other strides for intermediate results.
     """
     for node in V.graph.graph.nodes:
         overload = node.target
@@ -178,11 +169,11 @@ def gemms_of_graph() -> Iterator[AtenGemm]:
             arguments = named_arguments(overload, node.args, node.kwargs, _value_of)
             yield read_call(operator, arguments, _value_of(node))
         except (AttributeError, KeyError, TypeError, ValueError):
-            continue  # no size that is known yet; the GEMM comes up again by itself
+            continue  # a size is not known yet; Inductor asks for this GEMM later
 
 
 def _value_of(argument: Any) -> Any:
-    """An argument of a graph's node: tensors as operands, all else as it is."""
+    """The value of a graph node's argument; tensors become operands."""
     value = argument.meta.get("val") if isinstance(argument, torch.fx.Node) else argument
     return operand_of_tensor(value) if isinstance(value, torch.Tensor) else value
 
@@ -194,11 +185,11 @@ def _hint(extent: Any) -> int:
 
 
 def operand_of_tensor(tensor: torch.Tensor, hint: Callable[[Any], int] = _hint) -> Operand:
-    """A tensor of a graph, as far as it is known beforehand.
+    """A fake tensor of a graph as an operand.
 
     Args:
-        tensor: Fake, and perhaps of sizes that are symbols.
-        hint: The number that a size counts as.
+        tensor: The fake tensor; its sizes may be symbols.
+        hint: Gives the number that a size counts as.
     """
     return Operand(
         dtype=tensor.dtype,

@@ -99,7 +99,7 @@ _CHOICE = autotuning.ExternKernelChoice(_aten, name=_NAME)
 
 
 class _AtenChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
-    """ATen's operator as a choice; where it wins, the stock call is what is generated."""
+    """ATen's operator as a choice; where it wins, Inductor generates the stock call."""
 
     nvgemm_aot_operator = "_scaled_mm_v2"
 

@@ -35,7 +35,7 @@ CANDIDATES_VARIABLE = "NVGEMM_AOT_JIT_CANDIDATES"
 DEFAULT_CANDIDATES = 4
 
 PROVIDER_VARIABLE = "NVGEMM_AOT_JIT_PROVIDER"
-"""Another source of kernels than the product's; read by the builder side."""
+"""Another source of kernels than the product's, as `module:class`; the server reads it."""
 
 MAX_CRASHES = 2
 """After so many crashes the server is not started again; one may be for lack of memory."""
@@ -305,15 +305,7 @@ CLIENT = JitClient()
 """The requests of this process."""
 
 
-def request(problem: Problem, facts: DeviceFacts) -> Pending:
-    """Ask for kernels of a problem; see `JitClient.request`."""
-    return CLIENT.request(problem, facts)
-
-
-def asked(problem: Problem, facts: DeviceFacts) -> Pending | None:
-    """The request for a problem, if there was one; see `JitClient.asked`."""
-    return CLIENT.asked(problem, facts)
-
+request, asked = CLIENT.request, CLIENT.asked
 
 atexit.register(CLIENT.close)
 os.register_at_fork(after_in_child=CLIENT.forget)

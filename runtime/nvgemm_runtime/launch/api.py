@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import NoKernelError
-from ..gemm.epilogue import Activation
 from ..gemm.extras import NOTHING, Extras, check_offset_values
 from ..gemm.operands import (
     Request,
@@ -28,13 +27,13 @@ from ..gemm.operands import (
     usual_out_dtype,
 )
 from ..gemm.problem import Op
-from ..gemm.scales import ScaleRecipe
+from ..gemm.types import Activation, ScaleRecipe
 from ..installed.registry import INSTALLATION, FoundBundle
 from ..matching.device import DeviceFacts
 from ..matching.index import Match, Miss
+from ..settings import is_debugging
 from . import native
 from .autograd import refuse_lost_derivative
-from .debugging import is_debugging
 from .fast_path import count_write, refuse_negation, refuse_tracing, skip_if_loaded
 from .loader import LoadedKernel
 from .select import choose_kernel, facts_of, find, load_kernel
@@ -48,7 +47,7 @@ _Named = TypeVar("_Named", bound=enum.Enum)
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What would happen to one GEMM.
+    """Which kernels serve one GEMM, or why none does.
 
     Attributes:
         request: The problem, and how its operands are aligned; None where no kernel can exist.
@@ -94,7 +93,7 @@ def explain(
         b: Matrix [k, n], or a batch of them.
         out_dtype: Type of the result; by default as ``a``, but int32 for integers and bfloat16 for
             fp8.
-        extras: What else is there, as `nvgemm_runtime.gemm.extras.Extras` names it.
+        extras: Scales, offsets and addend, see `nvgemm_runtime.gemm.extras.Extras`.
     """
     facts = facts_of(a)
     op = _op(a, extras)
@@ -124,7 +123,7 @@ def mm(
     Args:
         a: Matrix of shape [m, k], contiguous along one dimension.
         b: Matrix of shape [k, n], likewise.
-        out: Where the result goes, [m, n] row-major; made if None.
+        out: The tensor to write, [m, n] row-major; made if None.
         kernel: The kernel: its id, or what `choose` gave (the quickest way); the best-ranked if
             None.
 
@@ -166,13 +165,13 @@ def addmm(
     """Multiply two matrices, add to the product, and apply an activation.
 
     Args:
-        input: What is added: a row of n elements for all rows (shape [n] or [1, n], or expanded),
-            or a row-major matrix [m, n]. Of the result's type, or bf16 where that is fp8.
+        input: The addend: a row of n elements for all rows (shape [n] or [1, n], or expanded), or a
+            row-major matrix [m, n]. Of the result's type, or bf16 where that is fp8.
         a: Matrix of shape [m, k], contiguous along one dimension.
         b: Matrix of shape [k, n], likewise.
-        out: Where the result goes, [m, n] row-major; made if None.
+        out: The tensor to write, [m, n] row-major; made if None.
         kernel: The kernel: its id, or a loaded one; the best-ranked if None.
-        activation: What follows the sum of a product and a row: ``relu``, ``gelu_tanh`` or
+        activation: The activation of the sum of a product and a row: ``relu``, ``gelu_tanh`` or
             ``silu``.
 
     Returns:
@@ -220,14 +219,14 @@ def scaled_mm(
         a: Matrix of shape [m, k] (fp4: [m, k / 2], two values an element), row-major.
         b: Matrix of shape [k, n] (fp4: [k / 2, n]), column-major.
         scale_a: Scales of ``a``. Block scales: one for each 32 (MX) or 16 (NVFP4) values along k,
-            swizzled 32 x 4 x 4 and padded (`nvgemm_runtime.gemm.scales.swizzled_elements`), in any
+            swizzled 32 x 4 x 4 and padded (`nvgemm_runtime.gemm.types.swizzled_elements`), in any
             contiguous shape. Row-wise: fp32 of shape [m, 1]. Tensor-wise: fp32, one element.
         scale_b: Scales of ``b``, likewise; row-wise ones of shape [1, n].
-        out: Where the result goes, [m, n] row-major; made if None.
+        out: The tensor to write, [m, n] row-major; made if None.
         kernel: The kernel: its id, or a loaded one; the best-ranked if None.
         out_dtype: Type of the result that is made; by default the kernel's, or bfloat16.
         bias: A row of n elements that is added.
-        recipe: What the scales are (a `ScaleRecipe` or its name); by default read off their types
+        recipe: The kind of scales (a `ScaleRecipe` or its value); by default read off their types
             and sizes, as torch does. NVFP4 with powers of two, ``e8m0_1x16``, must be named where
             MXFP4's scales would be as many.
 
@@ -260,16 +259,16 @@ def grouped_mm(
 ) -> torch.Tensor:
     """Multiply the rows of one matrix, group by group, with a matrix for each group.
 
-    The ends of groups are on the device, so a call does not see them: ends that fall, or lie behind
-    the last row, make a kernel read and write memory that is not its own. With NVGEMM_AOT_DEBUG=1
+    The ends of groups are on the device, so a call does not see them: ends that fall, or lie past
+    the last row, make a kernel read and write memory outside its tensors. With NVGEMM_AOT_DEBUG=1
     they are copied and checked, for which the call waits for the device.
 
     Args:
         a: Matrix of shape [m, k], row-major: the rows of all groups, one group after the other.
         b: Matrices of shape [groups, k, n], each column-major.
-        offsets: Where each group ends along m, rising: int32 of shape [groups]. What lies behind
-            the last end is not computed, and the result undefined there.
-        out: Where the result goes, [m, n] row-major; made if None.
+        offsets: The end of each group along m, rising: int32 of shape [groups]. Rows past the last
+            end are not computed, and the result is undefined there.
+        out: The tensor to write, [m, n] row-major; made if None.
         kernel: The kernel: its id, or a loaded one; the best-ranked if None.
         out_dtype: Type of the result that is made; by default the kernel's, or as ``a`` (bfloat16
             for fp8).
@@ -298,8 +297,8 @@ def choose(
     Args:
         a: Matrix [m, k], or a batch of them.
         b: Matrix [k, n], or a batch of them.
-        out: Where the result is to go.
-        extras: What else is there, as `nvgemm_runtime.gemm.extras.Extras` names it.
+        out: The tensor that the result would be written to.
+        extras: Scales, offsets and addend, see `nvgemm_runtime.gemm.extras.Extras`.
 
     Raises:
         NoKernelError: If no bundled kernel serves this, with every reason why.
@@ -317,7 +316,7 @@ def _op(a: torch.Tensor, extras: Extras) -> Op:
 
 
 def load_operators() -> None:
-    """Give torch the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``addmm`` and so on.
+    """Register the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``addmm`` and so on.
 
     They take a kernel by its id, and load it from the installed bundles where it is not yet loaded.
     Other than the functions of this package they may be traced and compiled.
@@ -374,7 +373,7 @@ def _run(
         op: Its operation.
         a: First operand.
         b: Second operand.
-        out: Where the result goes; made if None.
+        out: The tensor to write; made if None.
         kernel: The kernel; the best-ranked if None.
         extras: What the kernel takes besides A and B.
         out_dtype: Type of a result that is made, where it is not the usual one.

@@ -21,9 +21,8 @@ from ..installed.jit_cache import JIT_ORIGIN, mark_used
 from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, device_facts
 from ..matching.refusals import refusal
-from ..settings import is_off
+from ..settings import is_debugging, is_off
 from . import native
-from .debugging import is_debugging
 from .loader import LoadedKernel
 from .select import load_kernel
 
@@ -62,8 +61,8 @@ def gemm(
         split: Whether the kernel takes A and B alone, its result is fp32, and the third tensor is
             added behind it.
 
-    Where the user debugs as this is called, calls raise ValueError for ends of groups that fall or
-    pass the end of A; see `nvgemm_runtime.launch.debugging`.
+    If NVGEMM_AOT_DEBUG is set when this is called, calls raise ValueError for ends of groups that
+    fall or pass the end of A.
     """
     if split:
         return _split(aten, gemm(_raise_not_computed, kernel_id, origin), order)

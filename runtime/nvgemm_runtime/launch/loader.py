@@ -22,7 +22,7 @@ from ..bundle.imported_symbols import RELEASES_ITS_LOCK
 from ..bundle.reader import Bundle
 from ..counters import COUNTERS
 from ..errors import DriverError, NoKernelError
-from ..gemm.problem import DType, Op
+from ..gemm.problem import Op
 from ..gemm.target import CPU
 from ..matching.device import RuntimeLibrary, find_ffi_exports, find_runtime_library
 from ..matching.refusals import (
@@ -32,9 +32,6 @@ from ..matching.refusals import (
     untested_version_warning,
 )
 from . import native
-
-_PARTS_OF_COMPLEX = frozenset({DType.FP32, DType.FP16})
-"""Types of lazily negated views, which ``.imag`` of a conjugated complex tensor gives."""
 
 _log = logging.getLogger(__name__)
 
@@ -125,8 +122,8 @@ class KernelLoader:
             op=signature.op,
             handle=handle,
             launch=functools.partial(launcher.launch, handle),
-            sees_negation=not _PARTS_OF_COMPLEX.isdisjoint(
-                (signature.a, signature.b, signature.out)
+            sees_negation=any(
+                dtype.row.is_part_of_complex for dtype in (signature.a, signature.b, signature.out)
             ),
         )
 

@@ -17,17 +17,16 @@ from typing import Any
 
 from ..bundle.calling_convention import PLAIN, CallingConvention
 from ..errors import DriverError, NoKernelError, ToolchainError
-from ..gemm.element_types import DType
-from ..gemm.epilogue import Addend, addend_dtype
 from ..gemm.problem import Op, Signature
-from ..gemm.scales import ScaleRecipe
 from ..gemm.target import Target
+from ..gemm.types import Addend, DType, addend_dtype
 from ..matching.shared_library import missing_part
 from .autograd import register_refusals
 from .fakes import register_fakes
 
 ABI = 3
-"""What ``torch.ops.nvgemm_aot.abi()`` answers: the version of the operators' schemas."""
+"""Version of the operators' schemas, which ``torch.ops.nvgemm_aot.abi()`` returns: kAbi of
+runtime/csrc/torch_ops.h."""
 
 DEVICE_TYPE_CPU = 1
 DEVICE_TYPE_CUDA = 2
@@ -70,10 +69,10 @@ class Native:
         find_kernel: ``find_kernel(id)`` is the handle of a registered kernel, or None.
         out_dtype: ``out_dtype(id)`` is the dtype (of TVM-FFI) of a kernel's result; it asks the
             loader for a kernel that is not registered.
-        set_loader: ``set_loader(function)`` sets what is called with the id of a kernel that an
-            operator names and that is not registered; it is expected to register it. Compiled code
-            adds what brought the kernel, and can do without it. None for nothing. May be called
-            from any thread.
+        set_loader: ``set_loader(function)`` sets the function that is called with the id of a
+            kernel that an operator names and that is not registered; it must register the kernel.
+            Compiled code passes the kernel's origin as well, and runs on ATen without the kernel.
+            None unsets it. May be called from any thread.
         set_library_keeps_lock: ``set_library_keeps_lock(keeps)`` says whether the library that
             kernels call keeps its lock where it fails to load a kernel; see
             `imports.RELEASES_ITS_LOCK`. Then, after one has failed, a kernel that was not launched
@@ -130,12 +129,8 @@ class Native:
 
 
 _OPS = (Op.MM, Op.BMM, Op.GROUPED_MM)
-_SCALES = {
-    recipe: 1 if recipe is ScaleRecipe.FP32_TENSOR else 3 if recipe.is_swizzled else 2
-    for recipe in ScaleRecipe
-}
 _ADDENDS = {Addend.ROW: 1, Addend.MATRIX: 2}
-"""Numbers of ``Op``, ``ScaleKind`` and ``AddendKind`` in csrc/gemm.h."""
+"""Numbers of ``Op`` and ``AddendKind`` in csrc/gemm.h."""
 
 
 def _ffi_name(dtype: DType) -> str:
@@ -155,7 +150,7 @@ def _built_for(signature: Signature, target: Target | None) -> tuple[Any, ...]:
         *(tvm_ffi.dtype(_ffi_name(one)) for one in (signature.a, signature.b, signature.out)),
         signature.layout.a_row_major,
         signature.layout.b_row_major,
-        0 if scales is None else _SCALES[scales],
+        0 if scales is None else scales.row.native_kind,
         0 if scales is None else scales.block or 0,
         tvm_ffi.dtype(_ffi_name(DType.FP32 if scales is None else scales.dtype)),
         0 if epilogue is None else _ADDENDS[epilogue.addend],

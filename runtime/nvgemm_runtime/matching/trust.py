@@ -35,7 +35,7 @@ class Terms:
         needs_kernel: Whether a kernel must be offered even where ATen was faster.
         is_precise: Whether ATen is asked for `aten.AtenGemm.is_precise` sums.
         aten_setting: In words, a setting that makes ATen another than `tune` measures; see
-            `aten_settings.unusual_setting`.
+            `aten.unusual_setting`.
         beside: Which backends compete besides ATen's; `TRITON` is the one by that name.
     """
 

@@ -13,7 +13,7 @@ from ..gemm.problem import DType, Problem
 from ..gemm.support import has_epilogues, unavailable, unsupported
 
 if TYPE_CHECKING:
-    from ..gemm.operand import Operand
+    from ..gemm.operands import Operand
 
 ALIGNMENT_BYTES = 16
 """What every kernel of the builder's providers demands of pointers, contiguous extents and strides.
@@ -25,7 +25,8 @@ and bf16, on sm_90a, sm_100f and sm_103a.
 
 def read_requests(gemm: AtenGemm) -> tuple[Request, ...] | str:
     """Every way to read a GEMM's operands, best aligned first; or why no kernel can compute it."""
-    reason = UNSERVED.get(gemm.op, gemm.obstacle)
+    unserved = UNSERVED.get(gemm.op)
+    reason = gemm.obstacle if unserved is None else unserved.reason
     if reason is not None:
         return reason
     try:

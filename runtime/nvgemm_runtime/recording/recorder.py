@@ -16,15 +16,14 @@ from pathlib import Path
 
 from ..errors import RecordError
 from ..gemm.problem import Problem
+from ..gemm.target import ARCHITECTURES, DEFAULT_ARCHITECTURE
 from ..settings import RECORD_VARIABLE, TARGET_VARIABLE
 from .text import TARGETS, Recording, manifest_name, parse
 
-DEFAULT_TARGET = "sm_100f"
-"""The target where neither the variable nor the device decides."""
-
 _NAME_ANOTHER = f"name another file, by {RECORD_VARIABLE} or --out"
 
-_TARGET_OF_CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100f", (10, 3): "sm_103a"}
+_RECORDED_ON = {row.recorded_on: arch for arch, row in ARCHITECTURES.items() if row.recorded_on}
+"""By compute capability: what to build for."""
 
 
 def chosen_target(
@@ -41,7 +40,7 @@ def chosen_target(
     """
     chosen = variables.get(TARGET_VARIABLE)
     if not chosen:
-        return _TARGET_OF_CAPABILITY.get(capability or (0, 0), DEFAULT_TARGET)
+        return _RECORDED_ON.get(capability or (0, 0), DEFAULT_ARCHITECTURE)
     if chosen not in TARGETS:
         raise RecordError(
             f"{TARGET_VARIABLE}={chosen}: nothing builds for it; allowed: {', '.join(TARGETS)}"

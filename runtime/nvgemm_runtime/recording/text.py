@@ -12,11 +12,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ..errors import one_line
-from ..gemm.epilogue import Epilogue
 from ..gemm.problem import DType, Layout, Op, Problem, Signature
-from ..gemm.scales import ScaleRecipe
+from ..gemm.target import ARCHITECTURES
+from ..gemm.types import Epilogue, ScaleRecipe
 
-TARGETS = ("sm_90a", "sm_100a", "sm_100f", "sm_103a")
+TARGETS = tuple(sorted(ARCHITECTURES))
 """Architectures that a recording can name: those that the builder builds for."""
 
 _FIRST_LINE = "# Recorded by nvgemm-aot, form 1. Later runs merge into this file: edit a copy."

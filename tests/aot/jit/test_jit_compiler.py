@@ -302,10 +302,11 @@ def test_what_another_process_compiled_meanwhile_is_not_counted(machine: JitMach
 
         def run(self, items: Any, /) -> Iterator[tuple[Any, TaskResult]]:
             for item in items:
+                cache.put(item.key, b"code")
                 yield item, TaskResult(was_there=True)
 
-    wanted = tasks("one", "two")
-    assert compile_all(wanted, Cache(machine.cache), jobs=1, workers=Late()).compiled == 0
+    wanted, cache = tasks("one", "two"), Cache(machine.cache)
+    assert compile_all(wanted, cache, jobs=1, workers=Late()).compiled == 0
 
 
 def read_only(machine: JitMachine) -> None:

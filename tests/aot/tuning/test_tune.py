@@ -18,9 +18,8 @@ from nvgemm_aot.tuning.session import PROGRAM
 from nvgemm_runtime.bundle.format import Scope, UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from synthetic_bundles import write_synthetic_bundle
 from synthetic_facts import H200
 from tuning_bench import (

@@ -22,7 +22,7 @@ from nvgemm_runtime.gemm.aten import named_arguments, read_call
 from nvgemm_runtime.gemm.extras import Extras
 from nvgemm_runtime.gemm.operands import requests, torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
-from nvgemm_runtime.gemm.scales import swizzled_elements
+from nvgemm_runtime.gemm.types import swizzled_elements
 from tuning_bench import Behaving, WrongScales, WrongValues, bench, build, run
 
 MXFP8 = "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32"

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from nvgemm_runtime.errors import NoKernelError
-from nvgemm_runtime.gemm.epilogue import Activation, Addend, Epilogue
 from nvgemm_runtime.gemm.extras import (
     Extras,
     addend_kinds,
@@ -16,7 +15,7 @@ from nvgemm_runtime.gemm.extras import (
 )
 from nvgemm_runtime.gemm.operands import requests
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import Activation, Addend, Epilogue, ScaleRecipe
 
 E8M0, E4M3, FP4 = torch.float8_e8m0fnu, torch.float8_e4m3fn, torch.float4_e2m1fn_x2
 

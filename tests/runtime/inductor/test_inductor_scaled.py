@@ -19,11 +19,10 @@ import recording_kernels
 from inductor_session import InductorSession
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.gemm.scales import ScaleRecipe
-from nvgemm_runtime.launch.debugging import DEBUG_VARIABLE
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from nvgemm_runtime.recording.recorder import Recorder
+from nvgemm_runtime.settings import DEBUG_VARIABLE
 
 Tensor = torch.Tensor
 

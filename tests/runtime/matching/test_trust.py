@@ -11,7 +11,7 @@ from nvgemm_aot.bundle.writer import encode_bundle
 from nvgemm_runtime.bundle.format import Conditions, Kernel, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.matching.device import TorchVersions
 from nvgemm_runtime.matching.index import Basis, Match
 from nvgemm_runtime.matching.places import Served

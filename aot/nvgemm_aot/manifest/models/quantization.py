@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from nvgemm_runtime.gemm.element_types import DType
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import DType, ScaleRecipe
 
 _EXCEPTIONS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 """Keys that list modules which are not quantized; each method has a key of its own."""
