@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import cpu_kernels
 import cpu_provider
@@ -24,6 +25,11 @@ from nvgemm_runtime.jit.client import JitClient
 from nvgemm_runtime.launch import native
 from recording_kernels import Record
 from tuning_bench import DictatedTimer
+
+# One thread a process: the tests run in as many processes as there are cores, and threads that wait
+# for each other on a busy core take twice the time of the same work in one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 
 REAL_MANIFEST = """
 version: 1

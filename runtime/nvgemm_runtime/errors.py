@@ -197,5 +197,5 @@ class UnhealthyError(NvgemmError):
 
 
 def one_line(text: str) -> str:
-    """A text as one line, whatever is in it, as headers and comments may hold it."""
+    """Squeezes a text into one printable line."""
     return "".join(one if one.isprintable() else "?" for one in " ".join(text.split()))

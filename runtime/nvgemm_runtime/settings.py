@@ -9,14 +9,14 @@ import os
 
 
 class Mode(str, enum.Enum):
-    """What torch.compile may do with us."""
+    """How torch.compile may use bundled kernels."""
 
     AUTO = "auto"
-    """Bundled kernels join the choices; what none covers may be compiled, or is left alone."""
+    """Bundled kernels join the choices; a GEMM that none serves may be compiled at run time."""
     REQUIRED = "required"
     """A GEMM that no bundled kernel covers is an error, and nothing is compiled."""
     OFF = "off"
-    """Nothing of us."""
+    """The plug-in does nothing."""
 
 
 MODE_VARIABLE = "NVGEMM_AOT"
@@ -28,13 +28,13 @@ MAX_CHOICES_VARIABLE = "NVGEMM_AOT_MAX_CHOICES"
 DEFAULT_MAX_CHOICES = 4
 
 TRUST_VARIABLE = "NVGEMM_AOT_TRUST_RANKING"
-"""1: what was measured on this product of GPU is not timed again; see `trust`."""
+"""1: kernels that were measured on this GPU product are not timed again; see `trust`."""
 
 RECORD_VARIABLE = "NVGEMM_AOT_RECORD"
-"""Names the file in which every GEMM is kept that torch.compile meets; see `recorder`."""
+"""Names the file that records every GEMM torch.compile asks choices for; see `recorder`."""
 
 TARGET_VARIABLE = "NVGEMM_AOT_RECORD_TARGET"
-"""What that file is to be built for, whatever device GEMMs are met on."""
+"""The target of that recording, whatever device its GEMMs run on."""
 
 KEEP_VARIABLE = "NVGEMM_AOT_KEEP_NVGEMM"
 """1 keeps the choices of torch's NVGEMM backend beside bundled kernels of the same operators."""
@@ -93,7 +93,7 @@ def is_debugging() -> bool:
 
 
 def keeps_nvgemm() -> bool:
-    """Whether choices of torch's NVGEMM backend stay that bundled kernels double."""
+    """Whether torch's NVGEMM choices stay beside bundled kernels of the same operators."""
     return os.environ.get(KEEP_VARIABLE) == "1"
 
 

@@ -18,7 +18,7 @@ from gemm_reference import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from every_signature import EVERY_SIGNATURE
-from nvgemm_runtime.gemm.extras import check_offset_values
+from nvgemm_runtime.gemm.extra_operands import check_offset_values
 from nvgemm_runtime.gemm.operands import requests, torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles

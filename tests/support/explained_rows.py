@@ -20,7 +20,7 @@ sys.path.insert(0, str(TESTS / "gpu"))
 from gemm_arguments import exact_arguments
 
 from nvgemm_runtime.gemm.aten import AtenGemm
-from nvgemm_runtime.gemm.extras import Extras
+from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import Operand, torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
@@ -113,7 +113,7 @@ def _gemm(problem: Problem) -> AtenGemm:
         a=_operand(given.a),
         b=_operand(given.b),
         out=_operand(given.out),
-        extras=Extras(
+        extras=ExtraOperands(
             recipe=extras.recipe,
             activation=extras.activation,
             **{name: _operand(tensor) for name, tensor in extras.named().items()},  # type: ignore

@@ -9,6 +9,7 @@ from typing import Any
 import zstandard
 
 from nvgemm_runtime import __version__
+from nvgemm_runtime.bundle.encode import source_json, unserved_json
 from nvgemm_runtime.bundle.format import (
     FORMAT_VERSION,
     CompileFailure,
@@ -16,8 +17,6 @@ from nvgemm_runtime.bundle.format import (
     UnservedReason,
     canonical_json,
     sha256_hex,
-    source_json,
-    unserved_json,
 )
 from nvgemm_runtime.errors import CompileError, one_line
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nvgemm_runtime.bundle.encode import encode_header
 from nvgemm_runtime.bundle.format import (
     MAX_HEADER_BYTES,
     Header,
@@ -9,7 +10,6 @@ from nvgemm_runtime.bundle.format import (
     Ranked,
     Ranking,
     Span,
-    encode_header,
     sha256_hex,
 )
 from nvgemm_runtime.errors import ManifestError

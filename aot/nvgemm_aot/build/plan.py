@@ -17,14 +17,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nvgemm_runtime.bundle.encode import source_json, unserved_json
 from nvgemm_runtime.bundle.format import (
     KernelDesign,
     RankingSource,
     Scope,
     UnservedReason,
     canonical_json,
-    source_json,
-    unserved_json,
 )
 from nvgemm_runtime.errors import CompileError, NoCandidateError
 from nvgemm_runtime.gemm.problem import Problem, Signature

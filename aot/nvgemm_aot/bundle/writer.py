@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nvgemm_runtime.bundle.decode import decode_header
+from nvgemm_runtime.bundle.encode import encode_header, source_json
 from nvgemm_runtime.bundle.format import (
     FORMAT_VERSION,
     MAGIC,
@@ -23,9 +24,7 @@ from nvgemm_runtime.bundle.format import (
     RankingSource,
     Span,
     canonical_json,
-    encode_header,
     sha256_hex,
-    source_json,
 )
 from nvgemm_runtime.errors import BundleFormatError
 

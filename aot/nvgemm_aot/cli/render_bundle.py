@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from nvgemm_runtime.bundle.format import Kernel, RankingSource, measured_json, unserved_json
+from nvgemm_runtime.bundle.encode import measured_json, unserved_json
+from nvgemm_runtime.bundle.format import Kernel, RankingSource
 from nvgemm_runtime.bundle.reader import Bundle
 
 from .tables import size_text, table

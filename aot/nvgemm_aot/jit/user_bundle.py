@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from nvgemm_runtime.bundle.format import FORMAT_VERSION, canonical_json, sha256_hex, source_json
+from nvgemm_runtime.bundle.encode import source_json
+from nvgemm_runtime.bundle.format import FORMAT_VERSION, canonical_json, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, StorageError
 from nvgemm_runtime.gemm.problem import Problem

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from dataclasses import asdict, fields
 from typing import Any
 
-from nvgemm_runtime.bundle.format import Conditions, Timing, timing_json
+from nvgemm_runtime.bundle.encode import timing_json
+from nvgemm_runtime.bundle.format import Conditions, Timing
 
 from .outcome import Outcome
 

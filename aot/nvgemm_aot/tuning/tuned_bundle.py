@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 
+from nvgemm_runtime.bundle.encode import measured_json, source_json, unserved_json
 from nvgemm_runtime.bundle.format import (
     Measured,
     RankingSource,
@@ -12,15 +13,12 @@ from nvgemm_runtime.bundle.format import (
     Timing,
     UnservedReason,
     canonical_json,
-    measured_json,
     sha256_hex,
-    source_json,
-    unserved_json,
 )
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.matching.device import DeviceFacts
-from nvgemm_runtime.matching.validity import why_not_here
+from nvgemm_runtime.matching.trust import why_order_is_open
 
 from ..bundle.content import BundleContent, ProblemRanking, read_content
 from .contenders import ATEN, TRITON
@@ -102,7 +100,7 @@ def _weakness(ranking: ProblemRanking, facts: DeviceFacts) -> int:
     measured, source = ranking.measured, ranking.source
     if measured is None or source.conditions is None:
         return 3
-    if why_not_here(replace(measured, doubts=()), source, facts) is not None:
+    if why_order_is_open(replace(measured, doubts=()), source, facts) is not None:
         return 2
     return 1 if measured.doubts else 0
 

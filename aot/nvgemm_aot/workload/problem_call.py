@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from nvgemm_runtime.gemm.aten import OPERATORS, AtenGemm, operator_for
-from nvgemm_runtime.gemm.extras import Extras
+from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import Operand, Request, requests, torch_dtype
 from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
@@ -26,7 +26,7 @@ def call_of(problem: Problem) -> AtenGemm:
         a=tensors[Role.A],
         b=tensors[Role.B],
         out=tensors[Role.OUT],
-        extras=Extras(
+        extras=ExtraOperands(
             scale_a=tensors.get(Role.SCALE_A),
             scale_b=tensors.get(Role.SCALE_B),
             # Named, not read off shapes: those of two recipes can be equal.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .extras import NOTHING, Extras
+from .extra_operands import NO_EXTRAS, ExtraOperands
 from .operands import torch_dtype
 from .problem import Op, Signature
 from .roles import Role, roles
@@ -40,7 +40,7 @@ class AtenGemm:
     a: Operand
     b: Operand
     out: Operand
-    extras: Extras = NOTHING
+    extras: ExtraOperands = NO_EXTRAS
     obstacle: str | None = None
     is_precise: bool = False
 
@@ -219,7 +219,7 @@ def read_call(
         a=given[Role.A],
         b=given[Role.B],
         out=out,
-        extras=Extras(
+        extras=ExtraOperands(
             scale_a=given.get(Role.SCALE_A),
             scale_b=given.get(Role.SCALE_B),
             recipe=recipe,

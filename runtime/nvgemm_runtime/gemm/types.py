@@ -91,183 +91,63 @@ class DType(Table):
 
     row: ElementType
 
-    FP32 = (
-        "fp32",
-        ElementType(
-            bits=32,
-            torch_name="float32",
-            torch_number=6,
-            dlpack_code=2,
-            cutlass_name="Float32",
-            fraction_bits=23,
-            exponent_bias=127,
-            is_part_of_complex=True,
-            heuristics_letter="S",
-            sass_name="F32",
-            accumulator_code=1,
-            rounded_by="I2FP.F32.S32",
-            aliases=("float", "f32"),
-        ),
-    )
-    FP16 = (
-        "fp16",
-        ElementType(
-            bits=16,
-            torch_name="float16",
-            torch_number=5,
-            dlpack_code=2,
-            cutlass_name="Float16",
-            fraction_bits=10,
-            exponent_bias=15,
-            in_groups=True,
-            is_part_of_complex=True,
-            heuristics_letter="H",
-            multiplied_by={9: "HGMMA", 10: "UTCHMMA"},
-            sass_name="F16",
-            operand_code=0,
-            accumulator_code=0,
-            rounded_by="F2FP.F16.F32",
-            aliases=("half", "f16"),
-        ),
-    )
-    BF16 = (
-        "bf16",
-        ElementType(
-            bits=16,
-            torch_name="bfloat16",
-            torch_number=15,
-            dlpack_code=4,
-            cutlass_name="BFloat16",
-            fraction_bits=7,
-            exponent_bias=127,
-            in_groups=True,
-            result_deviation=80.0,
-            heuristics_letter="T",
-            multiplied_by={9: "HGMMA", 10: "UTCHMMA"},
-            sass_name="BF16",
-            operand_code=1,
-            rounded_by="F2FP.BF16.F32",
-        ),
-    )
-    FP8_E4M3 = (
-        "fp8_e4m3",
-        ElementType(
-            bits=8,
-            torch_name="float8_e4m3fn",
-            torch_number=24,
-            dlpack_code=10,
-            cutlass_name="Float8E4M3FN",
-            fraction_bits=3,
-            exponent_bias=7,
-            in_groups=True,
-            result_deviation=5.0,
-            heuristics_letter="Q",
-            multiplied_by={9: "QGMMA", 10: "UTCQMMA"},
-            sass_name="E4M3",
-            operand_code=0,
-            scale_code=0,
-            rounded_by="F2FP.SATFINITE.E4M3.F32",
-            aliases=("fp8", "e4m3"),
-        ),
-    )
-    FP8_E5M2 = (
-        "fp8_e5m2",
-        ElementType(
-            bits=8,
-            torch_name="float8_e5m2",
-            torch_number=23,
-            dlpack_code=12,
-            cutlass_name="Float8E5M2",
-            fraction_bits=2,
-            exponent_bias=15,
-            in_groups=True,
-            result_deviation=2.2,
-            heuristics_letter="R",
-            multiplied_by={9: "QGMMA", 10: "UTCQMMA"},
-            sass_name="E5M2",
-            operand_code=1,
-            rounded_by="F2FP.SATFINITE.E5M2.F32",
-            aliases=("fp8", "e5m2"),
-        ),
-    )
-    FP8_E8M0 = (
-        "fp8_e8m0",
-        ElementType(
-            bits=8,
-            torch_name="float8_e8m0fnu",
-            torch_number=44,
-            dlpack_code=14,
-            cutlass_name="Float8E8M0FNU",
-            fraction_bits=0,
-            exponent_bias=127,
-            scale_code=1,
-        ),
-    )
-    FP4_E2M1 = (
-        "fp4_e2m1",
-        ElementType(
-            bits=4,
-            torch_name="float4_e2m1fn_x2",
-            torch_number=45,
-            dlpack_code=17,
-            cutlass_name="Float4E2M1FN",
-            packed=2,
-            fraction_bits=1,
-            exponent_bias=1,
-            needs_scales=True,
-            heuristics_letter="O",
-            multiplied_by={10: "UTCOMMA"},
-            operand_code=1,
-            aliases=("fp4", "e2m1"),
-        ),
-    )
-    INT32 = (
-        "int32",
-        ElementType(
-            bits=32,
-            torch_name="int32",
-            torch_number=3,
-            dlpack_code=0,
-            cutlass_name="Int32",
-            is_integer=True,
-            heuristics_letter="I",
-            accumulator_code=2,
-            aliases=("int", "i32"),
-        ),
-    )
-    INT8 = (
-        "int8",
-        ElementType(
-            bits=8,
-            torch_name="int8",
-            torch_number=1,
-            dlpack_code=0,
-            cutlass_name="Int8",
-            is_integer=True,
-            result_deviation=12.0,
-            heuristics_letter="B",
-            multiplied_by={9: "IGMMA", 10: "UTCIMMA"},
-            sass_name="S8",
-            operand_code=1,
-            aliases=("s8", "i8"),
-        ),
-    )
-    UINT8 = (
-        "uint8",
-        ElementType(
-            bits=8,
-            torch_name="uint8",
-            torch_number=0,
-            dlpack_code=1,
-            cutlass_name="Uint8",
-            is_integer=True,
-            heuristics_letter="B",  # the model knows one 8-bit integer type
-            multiplied_by={9: "IGMMA", 10: "UTCIMMA"},
-            sass_name="U8",
-            operand_code=0,
-            aliases=("u8",),
-        ),
-    )
+    FP32 = "fp32", ElementType(
+        bits=32, torch_name="float32", torch_number=6, dlpack_code=2, cutlass_name="Float32",
+        fraction_bits=23, exponent_bias=127, is_part_of_complex=True, heuristics_letter="S",
+        sass_name="F32", accumulator_code=1, rounded_by="I2FP.F32.S32", aliases=("float", "f32"),
+    )  # fmt: skip
+    FP16 = "fp16", ElementType(
+        bits=16, torch_name="float16", torch_number=5, dlpack_code=2, cutlass_name="Float16",
+        fraction_bits=10, exponent_bias=15, in_groups=True, is_part_of_complex=True,
+        heuristics_letter="H", multiplied_by={9: "HGMMA", 10: "UTCHMMA"}, sass_name="F16",
+        operand_code=0, accumulator_code=0, rounded_by="F2FP.F16.F32", aliases=("half", "f16"),
+    )  # fmt: skip
+    BF16 = "bf16", ElementType(
+        bits=16, torch_name="bfloat16", torch_number=15, dlpack_code=4, cutlass_name="BFloat16",
+        fraction_bits=7, exponent_bias=127, in_groups=True, result_deviation=80.0,
+        heuristics_letter="T", multiplied_by={9: "HGMMA", 10: "UTCHMMA"}, sass_name="BF16",
+        operand_code=1, rounded_by="F2FP.BF16.F32",
+    )  # fmt: skip
+    FP8_E4M3 = "fp8_e4m3", ElementType(
+        bits=8, torch_name="float8_e4m3fn", torch_number=24, dlpack_code=10,
+        cutlass_name="Float8E4M3FN", fraction_bits=3, exponent_bias=7, in_groups=True,
+        result_deviation=5.0, heuristics_letter="Q", multiplied_by={9: "QGMMA", 10: "UTCQMMA"},
+        sass_name="E4M3", operand_code=0, scale_code=0, rounded_by="F2FP.SATFINITE.E4M3.F32",
+        aliases=("fp8", "e4m3"),
+    )  # fmt: skip
+    FP8_E5M2 = "fp8_e5m2", ElementType(
+        bits=8, torch_name="float8_e5m2", torch_number=23, dlpack_code=12,
+        cutlass_name="Float8E5M2", fraction_bits=2, exponent_bias=15, in_groups=True,
+        result_deviation=2.2, heuristics_letter="R", multiplied_by={9: "QGMMA", 10: "UTCQMMA"},
+        sass_name="E5M2", operand_code=1, rounded_by="F2FP.SATFINITE.E5M2.F32",
+        aliases=("fp8", "e5m2"),
+    )  # fmt: skip
+    FP8_E8M0 = "fp8_e8m0", ElementType(
+        bits=8, torch_name="float8_e8m0fnu", torch_number=44, dlpack_code=14,
+        cutlass_name="Float8E8M0FNU", fraction_bits=0, exponent_bias=127, scale_code=1,
+    )  # fmt: skip
+    FP4_E2M1 = "fp4_e2m1", ElementType(
+        bits=4, torch_name="float4_e2m1fn_x2", torch_number=45, dlpack_code=17,
+        cutlass_name="Float4E2M1FN", packed=2, fraction_bits=1, exponent_bias=1, needs_scales=True,
+        heuristics_letter="O", multiplied_by={10: "UTCOMMA"}, operand_code=1,
+        aliases=("fp4", "e2m1"),
+    )  # fmt: skip
+    INT32 = "int32", ElementType(
+        bits=32, torch_name="int32", torch_number=3, dlpack_code=0, cutlass_name="Int32",
+        is_integer=True, heuristics_letter="I", accumulator_code=2, aliases=("int", "i32"),
+    )  # fmt: skip
+    INT8 = "int8", ElementType(
+        bits=8, torch_name="int8", torch_number=1, dlpack_code=0, cutlass_name="Int8",
+        is_integer=True, result_deviation=12.0, heuristics_letter="B",
+        multiplied_by={9: "IGMMA", 10: "UTCIMMA"}, sass_name="S8", operand_code=1,
+        aliases=("s8", "i8"),
+    )  # fmt: skip
+    # nvMatmulHeuristics knows one 8-bit integer type.
+    UINT8 = "uint8", ElementType(
+        bits=8, torch_name="uint8", torch_number=0, dlpack_code=1, cutlass_name="Uint8",
+        is_integer=True, heuristics_letter="B", multiplied_by={9: "IGMMA", 10: "UTCIMMA"},
+        sass_name="U8", operand_code=0, aliases=("u8",),
+    )  # fmt: skip
 
     @property
     def bits(self) -> int:
@@ -359,65 +239,31 @@ class ScaleRecipe(Table):
 
     row: Scaling
 
-    E8M0_1X32 = (
-        "e8m0_1x32",
-        Scaling(
-            dtype=DType.FP8_E8M0,
-            block=32,
-            operands=(*_FP8, DType.FP4_E2M1),
-            torch_scaling=TorchScaling.BLOCKS_OF_32,
-            native_kind=3,
-            aliases=("mxfp8", "mxfp4", "mx", "1x32"),
-        ),
-    )
+    E8M0_1X32 = "e8m0_1x32", Scaling(
+        dtype=DType.FP8_E8M0, block=32, operands=(*_FP8, DType.FP4_E2M1),
+        torch_scaling=TorchScaling.BLOCKS_OF_32, native_kind=3,
+        aliases=("mxfp8", "mxfp4", "mx", "1x32"),
+    )  # fmt: skip
     """MXFP8 and MXFP4."""
-    E4M3_1X16 = (
-        "e4m3_1x16",
-        Scaling(
-            dtype=DType.FP8_E4M3,
-            block=16,
-            operands=(DType.FP4_E2M1,),
-            torch_scaling=TorchScaling.BLOCKS_OF_16,
-            native_kind=3,
-            aliases=("nvfp4", "1x16"),
-        ),
-    )
+    E4M3_1X16 = "e4m3_1x16", Scaling(
+        dtype=DType.FP8_E4M3, block=16, operands=(DType.FP4_E2M1,),
+        torch_scaling=TorchScaling.BLOCKS_OF_16, native_kind=3, aliases=("nvfp4", "1x16"),
+    )  # fmt: skip
     """NVFP4."""
-    E8M0_1X16 = (
-        "e8m0_1x16",
-        Scaling(
-            dtype=DType.FP8_E8M0,
-            block=16,
-            operands=(DType.FP4_E2M1,),
-            torch_scaling=TorchScaling.BLOCKS_OF_16,
-            native_kind=3,
-            aliases=("1x16",),
-        ),
-    )
+    E8M0_1X16 = "e8m0_1x16", Scaling(
+        dtype=DType.FP8_E8M0, block=16, operands=(DType.FP4_E2M1,),
+        torch_scaling=TorchScaling.BLOCKS_OF_16, native_kind=3, aliases=("1x16",),
+    )  # fmt: skip
     """NVFP4 with powers of two."""
-    FP32_TENSOR = (
-        "fp32_tensor",
-        Scaling(
-            dtype=DType.FP32,
-            block=None,
-            operands=_FP8,
-            torch_scaling=TorchScaling.TENSOR_WISE,
-            native_kind=1,
-            aliases=("tensor", "tensorwise", "per_tensor"),
-        ),
-    )
+    FP32_TENSOR = "fp32_tensor", Scaling(
+        dtype=DType.FP32, block=None, operands=_FP8, torch_scaling=TorchScaling.TENSOR_WISE,
+        native_kind=1, aliases=("tensor", "tensorwise", "per_tensor"),
+    )  # fmt: skip
     """One scale for all of A, one for all of B."""
-    FP32_ROW = (
-        "fp32_row",
-        Scaling(
-            dtype=DType.FP32,
-            block=None,
-            operands=_FP8,
-            torch_scaling=TorchScaling.ROW_WISE,
-            native_kind=2,
-            aliases=("row", "rowwise", "per_row", "per_channel"),
-        ),
-    )
+    FP32_ROW = "fp32_row", Scaling(
+        dtype=DType.FP32, block=None, operands=_FP8, torch_scaling=TorchScaling.ROW_WISE,
+        native_kind=2, aliases=("row", "rowwise", "per_row", "per_channel"),
+    )  # fmt: skip
     """One scale for each row of A and each column of B."""
 
     @property

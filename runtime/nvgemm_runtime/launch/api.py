@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import NoKernelError
-from ..gemm.extras import NOTHING, Extras, check_offset_values
+from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands, check_offset_values
 from ..gemm.operands import (
     Request,
     check_empty,
@@ -84,7 +84,7 @@ def explain(
     a: torch.Tensor,
     b: torch.Tensor,
     out_dtype: torch.dtype | None = None,
-    extras: Extras = NOTHING,
+    extras: ExtraOperands = NO_EXTRAS,
 ) -> Explanation:
     """Say which kernels serve ``a @ b``, or every reason why none does.
 
@@ -93,7 +93,7 @@ def explain(
         b: Matrix [k, n], or a batch of them.
         out_dtype: Type of the result; by default as ``a``, but int32 for integers and bfloat16 for
             fp8.
-        extras: Scales, offsets and addend, see `nvgemm_runtime.gemm.extras.Extras`.
+        extras: Scales, offsets and addend, see `nvgemm_runtime.gemm.extra_operands.ExtraOperands`.
     """
     facts = facts_of(a)
     op = _op(a, extras)
@@ -183,7 +183,7 @@ def addmm(
         TypeError: If types are not.
         RuntimeError: As for `nvgemm_runtime.mm`.
     """
-    extras = Extras(addend=input, activation=_enum_of("addmm", Activation, activation))
+    extras = ExtraOperands(addend=input, activation=_enum_of("addmm", Activation, activation))
     return _hide_from_dynamo(_run)("addmm", Op.MM, a, b, out, kernel, extras)
 
 
@@ -197,7 +197,7 @@ def baddbmm(
     activation: Activation | str | None = None,
 ) -> torch.Tensor:
     """As `addmm` with a leading batch; a row is one for all matrices."""
-    extras = Extras(addend=input, activation=_enum_of("baddbmm", Activation, activation))
+    extras = ExtraOperands(addend=input, activation=_enum_of("baddbmm", Activation, activation))
     return _hide_from_dynamo(_run)("baddbmm", Op.BMM, a, b, out, kernel, extras)
 
 
@@ -239,7 +239,7 @@ def scaled_mm(
         TypeError: If types are not.
         RuntimeError: As for `nvgemm_runtime.mm`.
     """
-    extras = Extras(
+    extras = ExtraOperands(
         scale_a=scale_a,
         scale_b=scale_b,
         recipe=_enum_of("scaled_mm", ScaleRecipe, recipe),
@@ -283,14 +283,14 @@ def grouped_mm(
         TypeError: If types are not.
         RuntimeError: As for `nvgemm_runtime.mm`.
     """
-    extras = Extras(offsets=offsets)
+    extras = ExtraOperands(offsets=offsets)
     return _hide_from_dynamo(_run)(
         "grouped_mm", Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype
     )
 
 
 def choose(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras = NOTHING
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands = NO_EXTRAS
 ) -> LoadedKernel:
     """Load the best-ranked kernel for ``out = a @ b``: `mm` of matrices, `bmm` of batches.
 
@@ -298,7 +298,7 @@ def choose(
         a: Matrix [m, k], or a batch of them.
         b: Matrix [k, n], or a batch of them.
         out: The tensor that the result would be written to.
-        extras: Scales, offsets and addend, see `nvgemm_runtime.gemm.extras.Extras`.
+        extras: Scales, offsets and addend, see `nvgemm_runtime.gemm.extra_operands.ExtraOperands`.
 
     Raises:
         NoKernelError: If no bundled kernel serves this, with every reason why.
@@ -309,7 +309,7 @@ def choose(
     return choose_kernel(op, a, b, out, extras)
 
 
-def _op(a: torch.Tensor, extras: Extras) -> Op:
+def _op(a: torch.Tensor, extras: ExtraOperands) -> Op:
     if extras.offsets is not None:
         return Op.GROUPED_MM
     return Op.BMM if a.dim() == 3 else Op.MM
@@ -363,7 +363,7 @@ def _run(
     b: torch.Tensor,
     out: torch.Tensor | None,
     kernel: str | LoadedKernel | None,
-    extras: Extras = NOTHING,
+    extras: ExtraOperands = NO_EXTRAS,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """Compute a GEMM: refuse what torch would have to see, find a kernel, and launch it.
@@ -410,7 +410,9 @@ def _run(
     return out
 
 
-def _load_named(where: str, op: Op, kernel: str | LoadedKernel, extras: Extras) -> LoadedKernel:
+def _load_named(
+    where: str, op: Op, kernel: str | LoadedKernel, extras: ExtraOperands
+) -> LoadedKernel:
     """The kernel that a caller names.
 
     Raises:

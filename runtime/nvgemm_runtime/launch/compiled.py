@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from ..gemm.extras import check_offset_values
+from ..gemm.extra_operands import check_offset_values
 from ..gemm.operands import RANKS
 from ..gemm.problem import Op
 from ..installed.jit_cache import JIT_ORIGIN, mark_used

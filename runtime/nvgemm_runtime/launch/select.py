@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..bundle.reader import Bundle
 from ..errors import BundleFormatError, NoKernelError, StorageError
-from ..gemm.extras import NOTHING, Extras
+from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
 from ..gemm.operands import MAX_ALIGNMENT_BYTES, Request, requests
 from ..gemm.problem import Op
 from ..installed.jit_cache import mark_used
@@ -27,7 +27,7 @@ _MAX_CHOSEN = 4096
 
 
 def choose_kernel(
-    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras = NOTHING
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands = NO_EXTRAS
 ) -> LoadedKernel:
     """Load the best-ranked kernel for operands.
 
@@ -55,7 +55,7 @@ def _deciding_facts(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _match_and_load(
-    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
 ) -> tuple[LoadedKernel, bool]:
     """The kernel, and whether it stays the best once all bundles can be read."""
     facts = facts_of(a)

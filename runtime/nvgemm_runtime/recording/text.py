@@ -16,8 +16,8 @@ from ..gemm.problem import DType, Layout, Op, Problem, Signature
 from ..gemm.target import ARCHITECTURES
 from ..gemm.types import Epilogue, ScaleRecipe
 
-TARGETS = tuple(sorted(ARCHITECTURES))
-"""Architectures that a recording can name: those that the builder builds for."""
+TARGETS = tuple(sorted(ARCHITECTURES, key=lambda arch: (len(arch), arch)))
+"""What a recording can be made for: what the builder builds for."""
 
 _FIRST_LINE = "# Recorded by nvgemm-aot, form 1. Later runs merge into this file: edit a copy."
 _OTHERS_LINE = "# Met as well, with no kernel to build for it: how often, what, and why."

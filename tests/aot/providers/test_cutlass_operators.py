@@ -217,6 +217,7 @@ def test_an_epilogue_is_written_for_its_signature(key: str, source: str) -> None
     assert epilogue_source(Signature.parse(key)) == source
 
 
+@pytest.mark.slow
 def test_kernels_of_every_family_compile_and_epilogues_compute_in_fp32(
     tmp_path: Path, kernel_cache: Cache
 ) -> None:
@@ -257,6 +258,7 @@ def _disassembly(payload: bytes) -> str:
     return require_disassembler().disassemble(cubin.content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("arch", "instruction"), [("sm_90a", "IGMMA.64x"), ("sm_100a", "UTCIMMA")])
 def test_unsigned_bytes_are_multiplied_as_such(
     arch: str, instruction: str, tmp_path: Path, kernel_cache: Cache
@@ -321,6 +323,7 @@ def test_small_m_gets_a_kernel_made_for_it(real_bundles: dict[str, Path]) -> Non
     assert len(designs) == 2
 
 
+@pytest.mark.slow
 def test_code_is_the_same_in_another_process_and_another_order(
     real_build: BuildResult, kernel_cache: Cache, tmp_path: Path
 ) -> None:

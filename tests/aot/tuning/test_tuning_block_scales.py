@@ -20,7 +20,7 @@ from nvgemm_aot.tuning.correctness import expect_between, find_fault, reference
 from nvgemm_aot.tuning.operands import Operands, make_sets
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.aten import named_arguments, read_call
-from nvgemm_runtime.gemm.extras import Extras
+from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import requests, torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from nvgemm_runtime.gemm.types import swizzled_elements
@@ -81,7 +81,7 @@ def test_kernels_are_given_what_the_launcher_wants(key: str) -> None:
     for scale, rows in ((scale_a, 130), (scale_b, 64)):
         assert scale.shape == (swizzled_elements(recipe, rows, 416),)
         assert scale.dtype is torch_dtype(recipe.dtype)
-    extras = Extras(scale_a=scale_a, scale_b=scale_b, recipe=recipe)
+    extras = ExtraOperands(scale_a=scale_a, scale_b=scale_b, recipe=recipe)
     found = requests(Op.MM, a, b, out=out, extras=extras)
     assert found[0].problem == posed
     assert found[0].is_compact

@@ -28,6 +28,8 @@ from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.target import Target
 from repository import TESTS
 
+pytestmark = pytest.mark.slow  # compiles a kernel of every row; a few others are verified always
+
 ROWS: dict[str, dict[str, Any]] = {
     row.pop("row"): row for row in json.loads((TESTS / "data" / "rows.json").read_text())
 }

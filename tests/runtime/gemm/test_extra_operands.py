@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from nvgemm_runtime.errors import NoKernelError
-from nvgemm_runtime.gemm.extras import (
-    Extras,
+from nvgemm_runtime.gemm.extra_operands import (
+    ExtraOperands,
     addend_kinds,
     check_offset_values,
     read_epilogues,
@@ -20,10 +20,12 @@ from nvgemm_runtime.gemm.types import Activation, Addend, Epilogue, ScaleRecipe
 E8M0, E4M3, FP4 = torch.float8_e8m0fnu, torch.float8_e4m3fn, torch.float4_e2m1fn_x2
 
 
-def scales(dtype: torch.dtype, *shapes: tuple[int, ...], recipe: str | None = None) -> Extras:
+def scales(
+    dtype: torch.dtype, *shapes: tuple[int, ...], recipe: str | None = None
+) -> ExtraOperands:
     scale_a, scale_b = (torch.ones(shape).to(dtype) for shape in shapes)
     named = None if recipe is None else ScaleRecipe(recipe)
-    return Extras(scale_a=scale_a, scale_b=scale_b, recipe=named)
+    return ExtraOperands(scale_a=scale_a, scale_b=scale_b, recipe=named)
 
 
 @pytest.mark.parametrize(
@@ -39,13 +41,13 @@ def scales(dtype: torch.dtype, *shapes: tuple[int, ...], recipe: str | None = No
     ],
 )
 def test_recipes_are_read_off_types_and_sizes(
-    operand: DType, extras: Extras, recipe: ScaleRecipe
+    operand: DType, extras: ExtraOperands, recipe: ScaleRecipe
 ) -> None:
     assert read_scales(extras, operand, 16, 32, 128) is recipe
 
 
 def test_nothing_scales_nothing() -> None:
-    assert read_scales(Extras(), DType.BF16, 16, 32, 64) is None
+    assert read_scales(ExtraOperands(), DType.BF16, 16, 32, 64) is None
 
 
 def test_a_named_recipe_is_taken_at_its_word() -> None:
@@ -70,18 +72,20 @@ def test_a_named_recipe_is_taken_at_its_word() -> None:
         (DType.FP8_E4M3, scales(E8M0, (512,), (1024,)), "scale_b has 1024 elements"),
     ],
 )
-def test_scales_that_none_takes_are_refused(operand: DType, extras: Extras, message: str) -> None:
+def test_scales_that_none_takes_are_refused(
+    operand: DType, extras: ExtraOperands, message: str
+) -> None:
     with pytest.raises(NoKernelError, match=message):
         read_scales(extras, operand, 16, 32, 128)
 
 
 def test_scales_that_are_not_as_swizzling_leaves_them_are_refused() -> None:
-    gaps = Extras(scale_a=torch.ones(1024).to(E8M0)[::2], scale_b=torch.ones(512).to(E8M0))
+    gaps = ExtraOperands(scale_a=torch.ones(1024).to(E8M0)[::2], scale_b=torch.ones(512).to(E8M0))
     with pytest.raises(NoKernelError, match=r"strides \[2\]\), must have 512 contiguous ones"):
         read_scales(gaps, DType.FP8_E4M3, 16, 32, 128)
     memory = torch.zeros(512 + 64, dtype=torch.uint8)
     skip = -memory.data_ptr() % 32 + 16
-    odd = Extras(scale_a=memory[skip:][:512].view(E8M0), scale_b=torch.ones(512).to(E8M0))
+    odd = ExtraOperands(scale_a=memory[skip:][:512].view(E8M0), scale_b=torch.ones(512).to(E8M0))
     message = (
         "scale_a begins 16 bytes past a multiple of 32, must begin at one; call .clone() on it"
     )
@@ -94,17 +98,17 @@ def test_scales_that_are_not_as_swizzling_leaves_them_are_refused() -> None:
 def test_a_row_that_is_added_to_one_row_is_read_as_a_matrix_too() -> None:
     a, b = torch.zeros(1, 64).bfloat16(), torch.zeros(32, 64).bfloat16().T
     row = torch.zeros(1, 32).bfloat16()
-    asked = requests(Op.MM, a, b, extras=Extras(addend=row))
+    asked = requests(Op.MM, a, b, extras=ExtraOperands(addend=row))
     epilogues = {request.problem.signature.epilogue for request in asked}
     assert epilogues == {Epilogue.BIAS, Epilogue.ADD}
-    silu = Extras(addend=row, activation=Activation.SILU)
+    silu = ExtraOperands(addend=row, activation=Activation.SILU)
     asked = requests(Op.MM, a, b, extras=silu)
     assert {request.problem.signature.epilogue for request in asked} == {Epilogue.BIAS_SILU}
 
 
 def test_both_scales_are_needed() -> None:
     with pytest.raises(ValueError, match="scale_b is missing"):
-        read_scales(Extras(scale_a=torch.ones(1)), DType.FP8_E4M3, 16, 32, 128)
+        read_scales(ExtraOperands(scale_a=torch.ones(1)), DType.FP8_E4M3, 16, 32, 128)
 
 
 @pytest.mark.parametrize(
@@ -134,29 +138,32 @@ def test_a_row_is_told_from_a_matrix(
 
 def test_epilogues_are_read_off_what_is_added() -> None:
     row, matrix = torch.ones(32).bfloat16(), torch.ones(16, 32).bfloat16()
-    assert read_epilogues(Extras(), DType.BF16, (16, 32)) == (None,)
-    assert read_epilogues(Extras(addend=row), DType.BF16, (16, 32)) == (Epilogue.BIAS,)
-    assert read_epilogues(Extras(addend=matrix), DType.FP8_E4M3, (16, 32)) == (Epilogue.ADD,)
-    silu = Extras(addend=row, activation=Activation.SILU)
+    assert read_epilogues(ExtraOperands(), DType.BF16, (16, 32)) == (None,)
+    assert read_epilogues(ExtraOperands(addend=row), DType.BF16, (16, 32)) == (Epilogue.BIAS,)
+    assert read_epilogues(ExtraOperands(addend=matrix), DType.FP8_E4M3, (16, 32)) == (Epilogue.ADD,)
+    silu = ExtraOperands(addend=row, activation=Activation.SILU)
     assert read_epilogues(silu, DType.BF16, (16, 32)) == (Epilogue.BIAS_SILU,)
 
 
 @pytest.mark.parametrize(
     ("extras", "message"),
     [
-        (Extras(activation=Activation.RELU), "no epilogue applies relu without a bias"),
-        (Extras(addend=torch.ones(32)), "is torch.float32, must be torch.bfloat16 with a result"),
+        (ExtraOperands(activation=Activation.RELU), "no epilogue applies relu without a bias"),
         (
-            Extras(addend=torch.ones(31).bfloat16()),
+            ExtraOperands(addend=torch.ones(32)),
+            "is torch.float32, must be torch.bfloat16 with a result",
+        ),
+        (
+            ExtraOperands(addend=torch.ones(31).bfloat16()),
             r"must be a row of 32, or of .* shape \[16, 32\]",
         ),
         (
-            Extras(addend=torch.ones(16, 32).bfloat16(), activation=Activation.RELU),
+            ExtraOperands(addend=torch.ones(16, 32).bfloat16(), activation=Activation.RELU),
             "no epilogue adds a matrix and applies relu",
         ),
     ],
 )
-def test_epilogues_that_none_has_are_refused(extras: Extras, message: str) -> None:
+def test_epilogues_that_none_has_are_refused(extras: ExtraOperands, message: str) -> None:
     with pytest.raises(NoKernelError, match=message):
         read_epilogues(extras, DType.BF16, (16, 32))
 
@@ -182,7 +189,7 @@ def test_requests_count_values_of_packed_types() -> None:
 def test_requests_name_groups() -> None:
     a, b = torch.zeros(16, 64).bfloat16(), torch.zeros(4, 32, 64).bfloat16().mT
     offsets = torch.zeros(4, dtype=torch.int32)
-    (asked,) = requests(Op.GROUPED_MM, a, b, extras=Extras(offsets=offsets))
+    (asked,) = requests(Op.GROUPED_MM, a, b, extras=ExtraOperands(offsets=offsets))
     assert asked.problem.key == "grouped_mm/tn/bf16xbf16/fp32/bf16/g4m16n32k64"
     for given, kind, message in (
         (None, ValueError, "offsets are missing"),
@@ -191,7 +198,7 @@ def test_requests_name_groups() -> None:
         (torch.zeros(8, dtype=torch.int32)[::2], NoKernelError, "offsets are not contiguous"),
     ):
         with pytest.raises(kind, match=message):
-            requests(Op.GROUPED_MM, a, b, extras=Extras(offsets=given))
+            requests(Op.GROUPED_MM, a, b, extras=ExtraOperands(offsets=given))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +211,7 @@ def test_requests_name_groups() -> None:
 )
 def test_what_is_added_counts_for_alignment(addend: torch.Tensor, alignment: int) -> None:
     a, b = torch.zeros(16, 128).bfloat16(), torch.zeros(32, 128).bfloat16().T
-    (asked,) = requests(Op.MM, a, b, extras=Extras(addend=addend))
+    (asked,) = requests(Op.MM, a, b, extras=ExtraOperands(addend=addend))
     assert asked.alignment_bytes == alignment
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Extras:
+class ExtraOperands:
     """Tensors that an operation takes besides A and B; None for those that it does not.
 
     Attributes:
@@ -57,11 +57,13 @@ class Extras:
         return {name: tensor for name, tensor in all_of_them.items() if tensor is not None}
 
 
-NOTHING = Extras()
+NO_EXTRAS = ExtraOperands()
 """What mm and bmm take besides A and B."""
 
 
-def read_scales(extras: Extras, operand: DType, m: int, n: int, k: int) -> ScaleRecipe | None:
+def read_scales(
+    extras: ExtraOperands, operand: DType, m: int, n: int, k: int
+) -> ScaleRecipe | None:
     """The recipe of the scales at hand; None where nothing is scaled.
 
     Args:
@@ -157,7 +159,7 @@ def _is_compact(tensor: torch.Tensor) -> bool:
 
 
 def read_epilogues(
-    extras: Extras, out: DType, shape: tuple[int, ...]
+    extras: ExtraOperands, out: DType, shape: tuple[int, ...]
 ) -> tuple[Epilogue | None, ...]:
     """The epilogues that add what is at hand.
 
@@ -223,7 +225,7 @@ def addend_kinds(
     return tuple(found)
 
 
-def check_offsets(extras: Extras, groups: int) -> None:
+def check_offsets(extras: ExtraOperands, groups: int) -> None:
     """Check the ends of groups as far as that needs none of their values, which are on the device.
 
     Raises:

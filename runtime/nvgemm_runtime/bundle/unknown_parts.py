@@ -1,8 +1,8 @@
 """Leaves out of a header what this release does not understand, and what depends on it.
 
-A kernel that is not understood drops out of every ranking. A measurement whose kernels dropped out
-is in doubt from then on: its order of the others holds, but one of those that are gone may be the
-fastest. A source of an unknown kind counts as an estimate, and so do its rankings.
+A kernel that is not understood drops out of every ranking. A measurement that lost kernels is in
+doubt: the order of the others holds, but a lost one may be the fastest. A source of an unknown kind
+counts as an estimate, and so do its rankings.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _why_unknown(source: RankingSource | str) -> str | None:
 
 
 def doubt_about(gone: int, total: int, why: str) -> str:
-    """What a measured ranking says of its order where it lost kernels."""
+    """Why the order of a measured ranking that lost kernels is in doubt."""
     return f"{gone} of {total} measured kernels {why}"
 
 
