@@ -1,6 +1,6 @@
 """Figures of committed results; needs matplotlib and no GPU.
 
-    python benchmarks/figures.py benchmarks/results/kernels-*.json   # into docs/figures
+    python -m benchmarks.figures benchmarks/results/kernels-*.json   # into docs/figures
 
 Draws ``kernels.svg``, ``hgemm.svg``, ``cold_start.svg`` or, where it was compiled for several
 batches, ``cold_start_batches.svg``, by what a file says it holds. The same file and the same
@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import click
-import cold_start_table
-import hgemm_table
-import kernels
 import matplotlib as mpl
 from matplotlib.figure import Figure
-from records import as_written, read_json, write
-from summaries import geomean, grouped, mean
+
+from benchmarks.cold_start import table as cold_start_table
+from benchmarks.hgemm import table as hgemm_table
+from benchmarks.kernels import table as kernels_table
+from benchmarks.shared.records import as_written, read_json, write
+from benchmarks.shared.summaries import geomean, grouped, mean
 
 TOKEN_COLOURS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677")
 """Of the ranges of m: Paul Tol's bright scheme, which colour-blind readers can tell apart."""
@@ -32,7 +33,7 @@ OURS_COLOUR, OTHER_COLOUR = "#4477aa", "#bbbbbb"
 def draw_kernels(record: Mapping[str, Any]) -> Figure:
     """Speed-up of the best bundled kernel over the best of the others, by size."""
     entries = [
-        kernels.Entry.from_json(key, one)
+        kernels_table.Entry.from_json(key, one)
         for key, one in record["entries"].items()
         if one["kernels"] and one["triton"] is not None
     ]
@@ -40,8 +41,8 @@ def draw_kernels(record: Mapping[str, Any]) -> Figure:
         raise click.ClickException("no problem of the file was measured with Triton")
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    groups = grouped(entries, kernels.TOKENS, lambda one: one.problem.m)
-    colours = dict(zip(kernels.TOKENS, TOKEN_COLOURS))
+    groups = grouped(entries, kernels_table.TOKENS, lambda one: one.problem.m)
+    colours = dict(zip(kernels_table.TOKENS, TOKEN_COLOURS))
     for label, group in groups:
         axes.scatter(
             [one.problem.flops for one in group],
@@ -137,7 +138,7 @@ def draw_cold_start(record: Mapping[str, Any]) -> Figure:
 
 
 DRAWN: dict[str, Callable[[Mapping[str, Any]], Figure]] = {
-    kernels.WHAT: draw_kernels,
+    "kernels": draw_kernels,
     "hgemm": draw_hgemm,
     "cold_start": draw_cold_start,
 }
@@ -167,7 +168,7 @@ def svg(figure: Figure) -> str:
     "-o",
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    default=Path(__file__).parent.parent / "docs/figures",
+    default=Path(__file__).parents[1] / "docs/figures",
     help="Directory for the figures.  [default: docs/figures]",
 )
 def main(paths: tuple[Path, ...], output: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import cpu_kernels
 import cpu_provider
@@ -20,10 +21,15 @@ from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
-from nvgemm_runtime.jit.client import Fallback
+from nvgemm_runtime.jit.client import JitClient
 from nvgemm_runtime.launch import native
 from recording_kernels import Record
 from tuning_bench import DictatedTimer
+
+# One thread a process: the tests run in as many processes as there are cores, and threads that wait
+# for each other on a busy core take twice the time of the same work in one.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)
 
 REAL_MANIFEST = """
 version: 1
@@ -185,9 +191,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JitMach
 
 
 @pytest.fixture
-def fallback(machine: JitMachine) -> Iterator[Fallback]:
+def fallback(machine: JitMachine) -> Iterator[JitClient]:
     """The requests of this process, as if it had just started."""
-    fallback = Fallback()
+    fallback = JitClient()
     yield fallback
     fallback.close()
 

@@ -1,4 +1,4 @@
-// What messages call dtypes, devices and shapes.
+// Texts of dtypes, devices and shapes, for messages.
 
 #include "checker.h"
 #include "element_types.h"

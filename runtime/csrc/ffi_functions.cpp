@@ -1,5 +1,5 @@
-// What Python calls, as TVM-FFI functions: TVM-FFI finds `name` as the symbol __tvm_ffi_<name>.
-// native.py says what each takes and returns.
+// The functions that Python calls through TVM-FFI, which finds `name` as the symbol
+// __tvm_ffi_<name>. native.py documents their arguments and results.
 
 #include <tvm/ffi/c_api.h>
 
@@ -320,7 +320,7 @@ NVGEMM_EXPORT int __tvm_ffi_register_torch_ops(void*, const TVMFFIAny* values, i
   });
 }
 
-// Looked up by code that torch generated: cpp.py writes it.
+// Looked up by the C++ that cpp.py has torch generate.
 NVGEMM_EXPORT int64_t nvgemm_aot_operators_abi() { return nvgemm::RegisteredAbi(); }
 
 NVGEMM_EXPORT int __tvm_ffi_abi(void*, const TVMFFIAny*, int32_t, TVMFFIAny* result) {

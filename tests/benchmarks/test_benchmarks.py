@@ -14,10 +14,9 @@ import click
 import pytest
 import torch
 
-from benchmark_modules import load
+from benchmarks.shared import measuring, resuming, summaries
 from nvgemm_runtime.gemm.problem import Layout
 
-summaries, measuring, resuming = load("summaries", "measuring", "resuming")
 Summary = summaries.Summary
 
 SETTINGS: dict[str, Any] = {
@@ -234,7 +233,7 @@ def test_table_says_how_it_came_about_and_no_directory(
     text = (tmp_path / "results.txt").read_text()
     assert capsys.readouterr().out == text
     lines = text.splitlines()
-    assert lines[0].startswith("$ python benchmarks/")
+    assert lines[0].startswith("$ python -m benchmarks.")
     assert lines[1:3] == ["G", "  one"]
     assert lines[-1] == "the table of 1"
     kept = (tmp_path / "results.json").stat().st_ino
@@ -263,6 +262,6 @@ def test_a_file_of_something_else_is_named(tmp_path: Path) -> None:
 
 def test_command_line_names_no_directory() -> None:
     command = resuming.command_line(
-        ["/x/kernels.py", "measure", "/out/dir/k.json", "--e=/a/b.x:/c/d.x", "m/x"]
+        ["/x/kernels/__main__.py", "measure", "/out/dir/k.json", "--e=/a/b.x:/c/d.x", "m/x"]
     )
-    assert command == "python benchmarks/kernels.py measure k.json --e=b.x:d.x m/x"
+    assert command == "python -m benchmarks.kernels measure k.json --e=b.x:d.x m/x"

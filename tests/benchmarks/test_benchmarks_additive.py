@@ -1,4 +1,4 @@
-"""benchmarks/additive_models.py: what its models compute, and that additive.yaml declares it."""
+"""benchmarks/additive: what its models compute, that its manifest declares it, its verdicts."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from typing import Any
 import pytest
 import torch
 
-from benchmark_modules import BENCHMARKS, load
+from benchmarks.additive import models
+from benchmarks.additive import table as additive_table
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.types import DType
-
-models, additive_table = load("additive_models", "additive_table")
+from repository import ROOT
 
 # Fake tensors replace functions of torch for the rest of a process, so this runs in its own.
 _COUNT_GEMMS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-import additive_models, additive_worker
+from benchmarks.additive import models, worker
 from nvgemm_aot.workload.fake_cuda import fake_tensors
 from nvgemm_aot.workload.dispatch import GemmCalls
 
 found = {}
 with fake_tensors():
-    for name, model in additive_models.MODELS.items():
-        for batch in additive_models.BATCHES:
-            module, inputs = additive_models.build(name, "cuda", batch=batch)
+    for name, model in models.MODELS.items():
+        for batch in models.BATCHES:
+            module, inputs = models.build(name, "cuda", batch=batch)
             with GemmCalls() as calls:
-                additive_worker.run(module, module, inputs, model.training)
+                worker.run(module, module, inputs, model.training)
             assert not calls.others, calls.others
             found.setdefault(name, {})[batch] = [problem.key for problem in calls.problems]
 print(json.dumps(found))
@@ -43,7 +43,7 @@ print(json.dumps(found))
 @cache
 def called() -> dict[str, dict[str, list[str]]]:
     """Keys of the GEMMs that each model calls, by its batch."""
-    command = [sys.executable, "-c", _COUNT_GEMMS, str(BENCHMARKS)]
+    command = [sys.executable, "-c", _COUNT_GEMMS, str(ROOT)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     found: dict[str, dict[str, list[str]]] = json.loads(done.stdout)
     return found
@@ -59,7 +59,7 @@ def as_served_on_hopper(problem: Problem) -> str:
 
 def test_manifest_declares_what_ten_models_compute_at_every_batch_and_nothing_else() -> None:
     assert len(called()) == 10
-    manifest = load_manifest(BENCHMARKS / "additive.yaml")
+    manifest = load_manifest(ROOT / "benchmarks/additive/manifest.yaml")
     assert [target.target.arch for target in manifest.targets] == ["sm_90a"]
     declared = {entry.problem.key for entry in manifest.declared}
     needed = {

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from benchmark_modules import load
-
-(choice_timing,) = load("choice_timing")
+from benchmarks.additive import choice_timing
 
 
 def times(stock: float, cold: float, gpu: float, memory: float, cache: float) -> dict[str, float]:

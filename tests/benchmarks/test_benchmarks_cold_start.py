@@ -12,12 +12,11 @@ import torch
 from click.testing import CliRunner
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmark_modules import BENCHMARKS, load
+from benchmarks.cold_start import __main__ as cold_start
+from benchmarks.cold_start import model, modes, table
+from benchmarks.shared import compiling
 from nvgemm_aot.manifest.parse import load_manifest
-
-cold_start, compiling, model, modes, table = load(
-    "cold_start", "compiling", "cold_start_model", "cold_start_modes", "cold_start_table"
-)
+from repository import ROOT
 
 ALL = tuple(modes.BACKENDS)
 
@@ -114,7 +113,7 @@ def test_model_has_ten_gemms_and_four_more_for_each_further_batch() -> None:
 def test_manifest_declares_every_gemm_and_no_other() -> None:
     (option,) = (one for one in cold_start.main.params if one.name == "batches")
     batches = tuple(map(int, option.default.split(",")))
-    manifest = load_manifest(BENCHMARKS / "cold_start.yaml")
+    manifest = load_manifest(ROOT / "benchmarks/cold_start/manifest.yaml")
     declared = {
         (f"aten::{one.signature.op.value}", one.batch, one.m, one.n, one.k)
         for one in (declared.problem for declared in manifest.declared)

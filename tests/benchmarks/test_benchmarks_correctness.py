@@ -11,16 +11,16 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cpu_provider
-from benchmark_modules import BENCHMARKS, load
+from benchmarks.correctness import __main__ as correctness
+from benchmarks.correctness import faults
 from installed_bundles import use
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning.check_operands import make_checks
 from nvgemm_aot.tuning.correctness import find_fault
 from nvgemm_runtime.gemm.problem import DType, Problem, Signature
+from repository import ROOT
 from tuning_bench import LazyAtLargeSizes, build
-
-correctness, faults = load("correctness", "faults")
 
 TYPES = (DType.BF16, DType.FP16, DType.INT8)
 PROBLEMS = [cpu_provider.problem("tn", operand=dtype) for dtype in TYPES]
@@ -68,7 +68,7 @@ def test_without_kernels_it_says_what_to_build(
     use(monkeypatch, tmp_path)
     done = run()
     assert done.exit_code == 1
-    assert "build benchmarks/correctness.yaml with --wheel and install it" in done.output
+    assert "build benchmarks/correctness/manifest.yaml with --wheel and install it" in done.output
 
 
 def test_no_size_is_begun_behind_the_budget(
@@ -110,7 +110,7 @@ def test_rows_are_aligned_as_kernels_need_it(key: str, steps: tuple[int, int, in
 
 
 def test_its_manifest_has_every_type_that_is_promised() -> None:
-    manifest = load_manifest(BENCHMARKS / "correctness.yaml")
+    manifest = load_manifest(ROOT / "benchmarks/correctness/manifest.yaml")
     signatures = {entry.problem.signature for entry in manifest.declared}
     assert {one.a for one in signatures} == {
         DType.FP8_E4M3, DType.FP8_E5M2, DType.FP16, DType.BF16, DType.INT8,

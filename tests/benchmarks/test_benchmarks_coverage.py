@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmark_modules import load
-
-(coverage,) = load("coverage")
+from benchmarks.build import coverage
 
 
 def built(name: str, *kernels: str, cpu_seconds: float = 60.0) -> Any:

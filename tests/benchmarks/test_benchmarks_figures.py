@@ -14,10 +14,9 @@ from test_benchmarks_hgemm import METHODS
 from test_benchmarks_hgemm import entry as hgemm_entry
 from test_benchmarks_kernels import entry, problem
 
-from benchmark_modules import load
+from benchmarks import figures
 
 pytest.importorskip("matplotlib")
-(figures,) = load("figures")
 
 ENVIRONMENT = {"gpu": "G", "bundles": []}
 RECORDS: dict[str, dict[str, Any]] = {

@@ -16,11 +16,11 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from benchmark_modules import load
+from benchmarks.hgemm import __main__ as hgemm
+from benchmarks.hgemm import cublas, cublaslt
+from benchmarks.hgemm import table as hgemm_table
+from benchmarks.shared import bundled, measuring
 
-hgemm, hgemm_table, cublas, cublaslt, measuring, bundled = load(
-    "hgemm", "hgemm_table", "cublas", "cublaslt", "measuring", "bundled"
-)
 NN, TN = cublas.ProtocolLayout.NN, cublas.ProtocolLayout.TN
 METHODS = [
     f"{name}-{one}"

@@ -14,14 +14,15 @@ import torch
 from click.testing import CliRunner
 
 import matching_headers
-from benchmark_modules import load
+from benchmarks.kernels import __main__ as kernels
+from benchmarks.kernels import triton_gemm
+from benchmarks.kernels.table import Entry, table
+from benchmarks.shared import bundled, measuring
 from matching_headers import header
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
 from synthetic_content import SIGNATURE
-
-kernels, bundled, measuring, triton_gemm = load("kernels", "bundled", "measuring", "triton_gemm")
 
 
 def problem(m: int, dtype: DType = DType.BF16) -> Problem:
@@ -62,15 +63,15 @@ def test_what_was_measured_without_triton_is_measured_again_with_it() -> None:
 
 
 def test_ratios_are_over_the_faster_of_aten_and_triton() -> None:
-    one = kernels.Entry.from_json(problem(1).key, entry(1000, 800, 900, 400))
+    one = Entry.from_json(problem(1).key, entry(1000, 800, 900, 400))
     assert one.best_of_all == one.bundle == pytest.approx(2)
     assert one.bundle_to_aten == pytest.approx(2.5)
     assert one.first_ranked == pytest.approx(400 / 900)
-    slow = kernels.Entry.from_json(problem(1).key, entry(1000, 800, 1600))
+    slow = Entry.from_json(problem(1).key, entry(1000, 800, 1600))
     assert (slow.best_of_all, slow.bundle) == (1, pytest.approx(0.5))
     unlucky = entry(1000, None, 900)
     unlucky["kernels"]["kernel0"] = [900, 1250, 1, 9999]
-    assert kernels.Entry.from_json(problem(1).key, unlucky).best_of_all == pytest.approx(0.8)
+    assert Entry.from_json(problem(1).key, unlucky).best_of_all == pytest.approx(0.8)
 
 
 def test_table_sets_apart_what_has_no_triton_and_names_what_was_thrown_out() -> None:
@@ -80,7 +81,7 @@ def test_table_sets_apart_what_has_no_triton_and_names_what_was_thrown_out() -> 
         problem(16).key: entry(1000, None, 800),
         problem(16, DType.FP16).key: entry(1000, 900, thrown_out={"ab" * 32: "wrong"}),
     }
-    text = "\n".join(kernels.table(record))
+    text = "\n".join(table(record))
     row = r"^{} +{} +{} +{} +{} +{} +{} +{}$"
     whole = row.format(
         "over ATen and Triton", 2, r"1\.414", r"1\.000", r"0\.707", r"0\.791", "50%", "50%"

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmark_modules import load
-
-(measuring,) = load("measuring")
+from benchmarks.shared import measuring
 
 OVERHEAD_MS = 1.0
 """What the host takes for a launch of which the GPU does not wait: it must not be counted."""

@@ -294,7 +294,8 @@ def _is_sleeping(thread: threading.Thread) -> bool:
     return stat.rpartition(")")[2].split()[0] == "S"
 
 
-def test_the_interpreter_exits_cleanly(register: Register, tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, pytest.param(4, marks=pytest.mark.slow)])
+def test_the_interpreter_exits_cleanly(register: Register, tmp_path: Path, processes: int) -> None:
     script = f"""
 import os, sys, torch
 sys.path[:0] = {sys.path!r}
@@ -316,12 +317,12 @@ for _ in range(5):
         sys.exit(0)
     assert os.wait()[1] == 0
 """
-    # Four fresh interpreters and five forked ones each, which all tear everything down.
-    processes = [
+    # Fresh interpreters and five forked ones each, which all tear everything down.
+    running = [
         subprocess.Popen([sys.executable, "-W", "ignore", "-c", script], stderr=subprocess.PIPE)
-        for _ in range(4)
+        for _ in range(processes)
     ]
-    for process in processes:
+    for process in running:
         assert process.communicate()[1] == b""
         assert process.returncode == 0
 

@@ -46,9 +46,9 @@ from gemm_arguments import random_arguments
 from nvgemm_runtime.launch import native
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
-from nvgemm_runtime.launch.library import Library
+from nvgemm_runtime.launch.loader import KernelLoader
 driver = ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)
-lib, library, bundle = native.load(), Library(), Bundle(sys.argv[1])
+lib, library, bundle = native.load(), KernelLoader(), Bundle(sys.argv[1])
 def on(tensor):
     return tvm_ffi.from_dlpack(fake_driver.OnDevice(tensor))
 def tensors(signature, m):

@@ -1,7 +1,8 @@
 """GEMM kernels for the CPU, written as C in the calling convention of compiled kernels.
 
 They let everything behind the compiler run for real where no GPU is. Slow, and right for any
-strides: what a kernel may be called with is for the launcher to check.
+strides: what a kernel may be called with is for the launcher to check. Compiler processes import
+this module, so nothing at its top imports torch, which takes two seconds.
 """
 
 from __future__ import annotations
@@ -12,11 +13,8 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import torch
-
-import fake_driver
 from nvgemm_aot.build.linker import compiler
 from nvgemm_runtime.bundle.calling_convention import MNKL, STREAM, parse_calling_convention
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
@@ -24,7 +22,10 @@ from nvgemm_runtime.gemm.roles import extra_roles
 from nvgemm_runtime.gemm.support import unsupported
 from nvgemm_runtime.gemm.types import Addend, Epilogue, ScaleRecipe, addend_dtype
 
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+if TYPE_CHECKING:
+    import torch
+
+Tensors: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 Register = Callable[..., tuple[str, int]]
 """What the fixture ``register`` gives: see conftest.py."""
 
@@ -193,6 +194,8 @@ def load(
 
 def operands(m: int = 8, n: int = 8, k: int = 8, batch: int | None = None) -> Tensors:
     """Row-major A and B with random values, and an output full of NaN."""
+    import torch
+
     lead = () if batch is None else (batch,)
     a, b = torch.randn(*lead, m, k), torch.randn(*lead, k, n)
     return a, b, torch.full((*lead, m, n), float("nan"))
@@ -201,6 +204,8 @@ def operands(m: int = 8, n: int = 8, k: int = 8, batch: int | None = None) -> Te
 def foreign(tensor: torch.Tensor, shape: Any, strides: Any) -> Any:
     """A tensor of TVM-FFI over memory of torch, with strides that torch refuses."""
     import tvm_ffi
+
+    import fake_driver
 
     wrapped = fake_driver.OnDevice(tensor)
     sizes = ctypes.c_int64 * len(shape)

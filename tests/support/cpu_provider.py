@@ -17,7 +17,7 @@ from nvgemm_aot.build.linker import compiler
 from nvgemm_aot.build.pipeline import BuiltBundle, build
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.providers import Candidate, Enumeration, Rejection
-from nvgemm_aot.providers.runtime_model import BlockShape
+from nvgemm_aot.providers.base import BlockShape
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_aot.targets.local import CPU_PROFILE

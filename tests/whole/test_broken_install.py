@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -49,12 +49,14 @@ class Damage:
         way: What happens to it.
         says: A word of the one warning; None where nothing is lost, and none is given.
         compiles: Whether it is looked at what becomes of torch.compile.
+        is_slow: Whether only the slow tests look at it.
     """
 
     file: str
     way: Callable[[Path], None]
     says: str | None = "reinstall"
     compiles: bool = False
+    is_slow: bool = False
 
     def __str__(self) -> str:
         return f"{self.file} {self.way.__name__}"
@@ -62,14 +64,16 @@ class Damage:
 
 DAMAGES = [
     *(
-        Damage(file=file, way=way, compiles=way is empty)
+        Damage(file=file, way=way, compiles=way is empty, is_slow=way in (remove, garble))
         for file in ("inductor/autoload.py", "__init__.py")
         for way in (remove, empty, garble, panic)
     ),
-    *(Damage(file="inductor/__init__.py", way=way) for way in (garble, panic)),
+    Damage(file="inductor/__init__.py", way=garble),
+    Damage(file="inductor/__init__.py", way=panic, is_slow=True),
     # Nothing of it is needed.
-    *(Damage(file="inductor/__init__.py", way=way, says=None) for way in (remove, empty)),
-    Damage(file="settings.py", way=garble, says="SyntaxError"),
+    Damage(file="inductor/__init__.py", way=remove, says=None),
+    Damage(file="inductor/__init__.py", way=empty, says=None, is_slow=True),
+    Damage(file="settings.py", way=garble, says="SyntaxError", is_slow=True),
     Damage(file="gemm/problem.py", way=cut, says="problem", compiles=True),
 ]
 
@@ -88,9 +92,12 @@ sys.meta_path.insert(0, Only())
 
 
 @pytest.fixture(scope="module")
-def ran(recording_bundle: BuiltBundle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    """A program that compiles GEMMs, over each of the damaged installations."""
+def ran(
+    recording_bundle: BuiltBundle, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Damage], Ran]:
+    """Runs a program that compiles GEMMs over a damaged installation, once for each damage."""
 
+    @functools.cache
     def run(damage: Damage) -> Ran:
         directory = tmp_path_factory.mktemp("damaged")
         site = directory / "site"
@@ -102,8 +109,7 @@ def ran(recording_bundle: BuiltBundle, tmp_path_factory: pytest.TempPathFactory)
             variables={"NVGEMM_AOT_BUNDLES": str(recording_bundle.path)},
         )
 
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(map(str, DAMAGES), pool.map(run, DAMAGES)))
+    return run
 
 
 def installation(site: Path) -> Path:
@@ -114,14 +120,23 @@ def installation(site: Path) -> Path:
     return site / package.name
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=str)
-def test_torch_compiles_whatever_is_broken(ran: dict[str, Ran], damage: Damage) -> None:
-    assert ran[str(damage)].right == [True, True] * damage.compiles
+every_damage = pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(one, id=str(one), marks=pytest.mark.slow if one.is_slow else ())
+        for one in DAMAGES
+    ],
+)
 
 
-@pytest.mark.parametrize("damage", DAMAGES, ids=str)
-def test_what_is_broken_is_said_once(ran: dict[str, Ran], damage: Damage) -> None:
-    run = ran[str(damage)]
+@every_damage
+def test_torch_compiles_whatever_is_broken(ran: Callable[[Damage], Ran], damage: Damage) -> None:
+    assert ran(damage).right == [True, True] * damage.compiles
+
+
+@every_damage
+def test_what_is_broken_is_said_once(ran: Callable[[Damage], Ran], damage: Damage) -> None:
+    run = ran(damage)
     assert run.count(SAYS) == (damage.says is not None), run.said
     assert (damage.says or "") in run.said
     assert run.count("Traceback") == 0, run.said

@@ -15,7 +15,7 @@ from engines import Engine, Resolution
 from repository import ROOT
 
 ROWS = engines.load()
-DOCS = ROOT / "docs" / "installing.md"
+DOCS = ROOT / "docs/guide/installing.md"
 LIBRARY = "nvidia-cutlass-dsl-libs-cu13"
 each = pytest.mark.parametrize("engine", ROWS, ids=lambda one: one.text.replace(" ", "-"))
 
@@ -64,6 +64,7 @@ def test_what_an_engine_pins_is_in_our_ranges_where_it_resolves(engine: Engine) 
     assert (outside == {}) == engine.resolves, outside
 
 
+@pytest.mark.slow
 @each
 def test_uv_resolves_beside_an_engine_or_says_that_the_library_is_too_old(
     engine: Engine, resolved: dict[str, Resolution]
@@ -81,6 +82,7 @@ def test_uv_resolves_beside_an_engine_or_says_that_the_library_is_too_old(
         assert requirement.specifier.contains(found.versions[name], prereleases=True)
 
 
+@pytest.mark.slow
 def test_a_conflict_is_told_from_a_registry_that_does_not_answer(tmp_path: Path) -> None:
     wheel = engines.own_wheel(tmp_path)
     own = own_ranges()[LIBRARY]

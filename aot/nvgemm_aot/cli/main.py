@@ -138,7 +138,7 @@ def build(
     counts as one that does not compile.
     """
     from ..build import pipeline
-    from ..build.unserved import require_served
+    from ..build.plan import require_served
     from ..manifest.parse import load_manifest
     from ..manifest.shipped import find_manifest
     from ..storage.cache import Cache, default_directory

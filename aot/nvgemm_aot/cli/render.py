@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ..build.assemble import PlannedTarget
     from ..build.pipeline import BuildResult
-    from ..build.unserved import Unserved
+    from ..build.plan import Unserved
 
 Document = dict[str, Any]
 

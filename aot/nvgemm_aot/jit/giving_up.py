@@ -10,8 +10,14 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 
-from ..build.compiler import Failure, KernelWorkers, Outcome, Task, death_text
-from ..build.time_limit import compile_limit_seconds
+from ..build.compiler import (
+    Failure,
+    KernelWorkers,
+    Task,
+    TaskResult,
+    compile_limit_seconds,
+    death_text,
+)
 from ..build.workers import WorkerDied
 from ..storage.cache import Cache, cache_key
 
@@ -36,7 +42,7 @@ class GivingUp:
         self._cache = cache
         self._limit = str(compile_limit_seconds())
 
-    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
+    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
         """Work on the tasks that were not given up; see `Workers.run`."""
         wanted = []
         for task in items:
@@ -50,7 +56,7 @@ class GivingUp:
                 "cache clear`",
                 is_transient=True,
             )
-            yield task, Outcome(failure=failure)
+            yield task, TaskResult(failure=failure)
         for task, outcome in self._workers.run(wanted):
             if isinstance(outcome, WorkerDied):
                 self._count(task, death_text(outcome))

@@ -18,10 +18,9 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.jit_cache import jit_directory, stamp_path
 from nvgemm_runtime.installed.ownership import writable_by_others
 
-from ..build.assemble import GENERATOR, PlannedTarget, make_contents, toolchain
+from ..build.assemble import GENERATOR, PlannedTarget, compile_and_assemble, toolchain
 from ..build.compiler import Failure
-from ..build.pipeline import plan_build, without_operator
-from ..build.plan import is_planned
+from ..build.pipeline import look_up_plans, plan_build, without_operator
 from ..manifest.parse import Declared, Manifest
 from ..providers import Provider
 from ..storage.cache import Cache, cache_key
@@ -142,14 +141,13 @@ class JitCompiler:
             planned = self._plan(problem, candidates, target)
             unserved = without_operator(planned)
             if not unserved:
-                made = make_contents(
+                made = compile_and_assemble(
                     planned,
                     self._cache,
-                    provider=self._provider,
                     jobs=self._jobs,
                     workers=GivingUp(self._workers, self._cache),
                 )
-                [one] = made.contents
+                [one] = made.bundles
                 unserved = one.uncompiled
                 failures += one.failures
             if unserved:
@@ -175,11 +173,12 @@ class JitCompiler:
             targets=(target,),
             declared=(Declared(problem=problem, candidates=candidates),),
         )
-        if not is_planned(manifest.declared, target, self._provider, self._cache):
+        lookups = look_up_plans(manifest, self._cache, self._provider)
+        if any(lookup.stored is None for lookup in lookups):
             # Planning takes as long as compilers take to start: let both happen at once.
             self._workers.prepare(candidates)
         with self._planning:
-            return plan_build(manifest, self._cache, provider=self._provider)
+            return plan_build(manifest, self._cache, provider=self._provider, lookups=lookups)
 
     def _stamp(self, problem: Problem) -> None:
         stamp = stamp_path(self._cache.directory, problem)

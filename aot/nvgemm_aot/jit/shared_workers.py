@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
-from ..build.compiler import Outcome, Task, start_workers
+from ..build.compiler import Task, TaskResult, start_workers
 from ..build.workers import WorkerDied, Workers, WorkersCannotStart, WorkersKilled
 from ..storage.cache import Cache
 from ..storage.locks import FileLock, acquire
 
-_Process = Workers[Task, Outcome]
+_Process = Workers[Task, TaskResult]
 """A pool of one process."""
 
 _ASK_AGAIN_SECONDS = 0.2
@@ -41,12 +41,12 @@ class SharedWorkers:
         self._unstartable: WorkersCannotStart | None = None
         self._threads = ThreadPoolExecutor(max_workers=most)
 
-    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
+    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
         """Work on all tasks; see `Workers.run`. Several threads may do so at once.
 
         Where processes could not be started once, none is started again.
         """
-        futures: dict[Future[Outcome | WorkerDied], Task] = {
+        futures: dict[Future[TaskResult | WorkerDied], Task] = {
             self._threads.submit(self._run_one, item): item for item in items
         }
         try:
@@ -75,7 +75,7 @@ class SharedWorkers:
             self._held = {}
             self._idle = []
 
-    def _run_one(self, item: Task) -> Outcome | WorkerDied:
+    def _run_one(self, item: Task) -> TaskResult | WorkerDied:
         process = self._take()
         try:
             [(_, outcome)] = process.run([item])

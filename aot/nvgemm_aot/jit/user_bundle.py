@@ -23,8 +23,8 @@ from nvgemm_runtime.installed.jit_cache import jit_directory
 from nvgemm_runtime.installed.ownership import writable_by_others
 
 from ..bundle.compression import compress_quickly
-from ..bundle.content import read_content
-from ..bundle.writer import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_content
+from ..bundle.writer import write_bundle
 from ..storage.cache import Cache
 from ..storage.files import sweep_partials_of
 from ..storage.locks import locked
@@ -186,13 +186,13 @@ def merge(old: BundleContent, new: BundleContent) -> BundleContent:
     """What two contents for one target hold together; rankings of ``new`` come before the old."""
     problems = {ranking.problem for ranking in new.rankings}
     kept = tuple(ranking for ranking in old.rankings if ranking.problem not in problems)
-    kernels = {sha256_hex(kernel.payload): kernel for kernel in (*new.kernels, *old.kernels)}
+    kernels = {kernel.id: kernel for kernel in (*new.kernels, *old.kernels)}
     return _of(new, kernels, (*kept, *new.rankings))
 
 
 def without(content: BundleContent, problems: Collection[Problem]) -> BundleContent:
     """A content without some problems, and without the kernels that no other problem ranks."""
-    kernels = {sha256_hex(kernel.payload): kernel for kernel in content.kernels}
+    kernels = {kernel.id: kernel for kernel in content.kernels}
     return _of(content, kernels, [r for r in content.rankings if r.problem not in problems])
 
 
@@ -217,9 +217,7 @@ def _with_build_key(content: BundleContent) -> BundleContent:
         "target": content.target.key,
         "device": content.device,
         "toolchain": content.toolchain,
-        "kernels": sorted(
-            [sha256_hex(kernel.payload), kernel.operator] for kernel in content.kernels
-        ),
+        "kernels": sorted([kernel.id, kernel.operator] for kernel in content.kernels),
         "rankings": sorted(
             [
                 ranking.problem.key,

@@ -13,7 +13,7 @@ from yaml.composer import Composer
 
 from nvgemm_runtime.errors import ManifestError
 
-from ..storage.regular_file import IrregularFileError, read_start
+from ..storage.files import IrregularFileError, read_start
 
 MAX_FILE_BYTES = 4 << 20
 """Longest file that is read."""

@@ -1,8 +1,7 @@
 """Runtime estimates for kernel designs, from nvMatmulHeuristics' analytical model. Needs no GPU.
 
-The model knows plain GEMMs. Scales and epilogues cost the same in every kernel that it is asked to
-compare, nearly, and are left out; groups are taken for a batch of as many GEMMs with rows shared
-out evenly among them.
+The model knows plain GEMMs. Scales and epilogues are left out, since they cost nearly the same in
+every kernel that is compared. Groups are modelled as a batch of as many GEMMs of equal size.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import DType, Problem
 
-from .runtime_model import BlockShape
+from .base import BlockShape
 
 _DISTRIBUTION = "nvidia-matmul-heuristics"
 
@@ -33,13 +32,13 @@ class MatmulHeuristics:
         gpu: The product's name in nvMatmulHeuristics, e.g. ``H200_SXM``.
         shared_memory_bytes: Shared memory of a thread block, which bounds the pipeline stages.
 
-    It is loaded by the first estimate.
+    The first estimate loads it.
     """
 
     def __init__(self, gpu: str, shared_memory_bytes: int) -> None:
         self._gpu = gpu
         self._shared_memory_bytes = shared_memory_bytes
-        self._loaded: _Loaded | None = None
+        self._model: _LoadedModel | None = None
 
     @property
     def name(self) -> str:
@@ -54,13 +53,13 @@ class MatmulHeuristics:
 
     def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
         """Estimate a runtime; see `RuntimeModel.estimate_ns`."""
-        if self._loaded is None:
-            self._loaded = _Loaded(self.name, self._gpu, self._shared_memory_bytes)
-        return self._loaded.estimate_ns(problem, shape)
+        if self._model is None:
+            self._model = _LoadedModel(self.name, self._gpu, self._shared_memory_bytes)
+        return self._model.estimate_ns(problem, shape)
 
 
-class _Loaded:
-    """The model with its package imported and its calibration at hand."""
+class _LoadedModel:
+    """The model with its package imported and its calibration loaded."""
 
     def __init__(self, name: str, gpu: str, shared_memory_bytes: int) -> None:
         import nvMatmulHeuristics as model  # noqa: N813

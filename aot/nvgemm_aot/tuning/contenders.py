@@ -14,7 +14,7 @@ from nvgemm_runtime.gemm.roles import Role, contiguous_bytes, extra_roles
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from nvgemm_runtime.matching.refusals import unlaunchable
 
-from ..bundle.writer import ProblemRanking
+from ..bundle.content import ProblemRanking
 
 Run = Callable[..., Any]
 """``run(a, b, out, *extras)`` computes a GEMM and returns where the result is; see `operands`."""
@@ -86,11 +86,11 @@ def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:
     """A bundled kernel.
 
     Raises:
-        NvgemmError: If it cannot be loaded; see `Library.load`.
+        NvgemmError: If it cannot be loaded; see `KernelLoader.load`.
     """
-    from nvgemm_runtime.launch.library import LIBRARY
+    from nvgemm_runtime.launch.loader import LOADER
 
-    launch = LIBRARY.load(bundle, kernel).launch
+    launch = LOADER.load(bundle, kernel).launch
 
     def run(a: Any, b: Any, out: Any, *extras: Any) -> Any:
         launch(a, b, out, *extras)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.matching.refusals import needs_compact
 
-from ..bundle.writer import BuiltKernel, BundleContent, ProblemRanking
+from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking
 
 KEPT_PLACES = 2
 """A kernel stays that is among so many first of any problem, or not told apart from these."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from nvgemm_runtime.errors import TuningError
 
-from ..bundle.writer import ProblemRanking
+from ..bundle.content import ProblemRanking
 from .contenders import ATEN, TRITON, Contenders
 from .measuring import Bench, BrokenDeviceError, look_for_others, measure, wait_until_idle
 from .outcome import UNSEEN_WORK, Outcome, contender_name, disagreement

@@ -13,10 +13,11 @@ from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import SuspectError, TuningError
 from nvgemm_runtime.gemm.aten import unusual_setting
-from nvgemm_runtime.launch.library import require_libraries
+from nvgemm_runtime.launch.loader import require_libraries
 from nvgemm_runtime.matching.refusals import refusal
 
-from ..bundle.writer import ProblemRanking, write_bundle
+from ..bundle.content import ProblemRanking
+from ..bundle.writer import write_bundle
 from .contenders import Contenders
 from .measuring import Bench
 from .outcome import Outcome

@@ -20,8 +20,7 @@ from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.matching.device import DeviceFacts
 from nvgemm_runtime.matching.trust import why_order_is_open
 
-from ..bundle.content import read_content
-from ..bundle.writer import BundleContent, ProblemRanking
+from ..bundle.content import BundleContent, ProblemRanking, read_content
 from .contenders import ATEN, TRITON
 from .outcome import Outcome, contender_name, disagreement
 from .separation import Interval, contending, is_decided

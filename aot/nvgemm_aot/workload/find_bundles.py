@@ -16,7 +16,7 @@ from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 from nvgemm_runtime.installed.registry import INSTALLATION
 from nvgemm_runtime.matching.index import BundleView
 
-from ..storage.regular_file import open_regular
+from ..storage.files import open_regular
 
 _WHEEL_SUFFIX = ".whl"
 

@@ -9,7 +9,7 @@ import enum
 import hashlib
 import json
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..gemm.problem import Problem, Signature
@@ -109,12 +109,10 @@ class KernelDesign:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """One compiled kernel.
+class KernelFacts:
+    """What is known of a kernel, from the provider that lists it to the header of its bundle.
 
     Attributes:
-        id: sha256 of the uncompressed payload, in hex: the kernel's name everywhere.
-        span: Where its zstd frame lies.
         signature: What it computes.
         provider, operator: Where it came from.
         design: How it works.
@@ -124,12 +122,8 @@ class Kernel:
         calling_convention: How to call it: ``tvm_ffi:gemm(a,b,out,stream)`` is a TVM-FFI function
             exported as ``__tvm_ffi_gemm`` that takes the operands in this order, then the CUDA
             stream as an opaque pointer.
-        imports: Symbols that its payload leaves undefined, sorted; None where ``Header.imports``
-            are its own.
     """
 
-    id: str
-    span: Span
     signature: Signature
     provider: str
     operator: str
@@ -137,6 +131,25 @@ class Kernel:
     alignment_bytes: int
     workspace_bytes: int
     calling_convention: str
+
+    def facts(self) -> dict[str, Any]:
+        """These fields alone, as arguments for a class that adds others to them."""
+        return {one.name: getattr(self, one.name) for one in fields(KernelFacts)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel(KernelFacts):
+    """One kernel as a header lists it.
+
+    Attributes:
+        id: sha256 of the uncompressed payload, in hex: the kernel's name everywhere.
+        span: Where its zstd frame lies.
+        imports: Symbols that its payload leaves undefined, sorted; None where ``Header.imports``
+            are its own.
+    """
+
+    id: str
+    span: Span
     imports: tuple[str, ...] | None = None
 
 

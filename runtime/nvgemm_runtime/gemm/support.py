@@ -1,6 +1,6 @@
 """What can be computed at all: which element types, results, scales and epilogues go together.
 
-One row of the tables here is one row of the support table in the README. What a row says holds for
+One row of the tables here is one row of docs/reference/support.md. What a row says holds for
 at least one target; which operators a target has for it, the builder finds out.
 """
 

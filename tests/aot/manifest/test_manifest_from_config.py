@@ -562,5 +562,5 @@ def test_names_without_a_letter_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_every_family_is_documented() -> None:
-    document = (ROOT / "docs/manifest-from-config.md").read_text("utf-8")
+    document = (ROOT / "docs/guide/from-config.md").read_text("utf-8")
     assert {family for family in FAMILIES if f"`{family}`" not in document} == set()

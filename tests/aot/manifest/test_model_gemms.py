@@ -133,7 +133,13 @@ def test_every_family_has_a_small_model_and_a_published_one() -> None:
     assert {json.loads(path.read_text())["model_type"] for path in CONFIGS} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if "llama" in path.stem else pytest.mark.slow)
+        for path in CONFIGS
+    ],
+)
 def test_published_models_call_these_gemms_so_often(path: Path) -> None:
     recorded = transformers_gemms.record_fake(json.loads(path.read_text()), 256)
     assert recorded_calls(recorded) == expected_calls(gemms_of(path), 256, grouped=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nvgemm_aot.bundle.content import read_content
-from nvgemm_aot.bundle.writer import ProblemRanking, encode_bundle, write_bundle
+from nvgemm_aot.bundle.content import ProblemRanking, read_content
+from nvgemm_aot.bundle.writer import encode_bundle, write_bundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning.outcome import DISAGREEMENT
 from nvgemm_aot.tuning.state import state_path

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import cpu_provider
-from nvgemm_aot.bundle.content import read_content
-from nvgemm_aot.bundle.writer import BundleContent, ProblemRanking
+from nvgemm_aot.bundle.content import BundleContent, ProblemRanking, read_content
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning.pruning import prune
 from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource

@@ -12,7 +12,7 @@ from nvgemm_runtime.gemm.aten import OPERATORS
 from nvgemm_runtime.gemm.operands import RANKS
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.types import Activation
-from nvgemm_runtime.inductor import cpp, epilogue_choices, epilogue_fusion, fallbacks
+from nvgemm_runtime.inductor import choices, cpp, epilogue_choices, epilogue_fusion
 from nvgemm_runtime.launch import native
 from nvgemm_runtime.launch.fakes import OPERATORS as OURS
 
@@ -23,9 +23,9 @@ def test_every_activation_is_found_in_graphs() -> None:
 
 @pytest.mark.parametrize("activation", Activation)
 def test_stock_torch_computes_an_activation_as_it_is_in_graphs(activation: Activation) -> None:
-    call = fallbacks.StockCall(op="addmm", gemm="", inputs=(), layout=None, activation=activation)
+    call = choices.StockCall(op="addmm", gemm="", inputs=(), layout=None, activation=activation)
     bias, a, b, out = torch.randn(3), torch.randn(2, 4), torch.randn(4, 3), torch.empty(2, 3)
-    eval(call.expression, {"torch": torch})(bias, a, b, out=out)
+    eval(call.fallback, {"torch": torch})(bias, a, b, out=out)
     wanted = epilogue_choices._function(activation)(torch.addmm(bias, a, b))
     torch.testing.assert_close(out, wanted)
 

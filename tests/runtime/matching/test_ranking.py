@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from nvgemm_aot.bundle.writer import BundleContent, ProblemRanking, encode_bundle
+from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
+from nvgemm_aot.bundle.writer import encode_bundle
 from nvgemm_runtime.bundle.format import Conditions, KernelDesign, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.matching.device import TorchVersions

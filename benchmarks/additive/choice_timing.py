@@ -1,0 +1,152 @@
+"""How well do ways of timing a GEMM's choices find the one that is fastest in a CUDA graph?
+
+For GEMMs that the bundle of benchmarks/additive/manifest.yaml declares, ATen and the ranked kernels
+are timed
+
+- stock: as Inductor does, by events around the host's call, the L2 cache written over before;
+- cold: without the launch, and with L2 read over before;
+- gpu_time: as `nvgemm_runtime.inductor.gpu_time` does, the mean of cold and of calls in a row.
+
+Each of them chooses. The table says how much longer its choice takes than the fastest in a CUDA
+graph, over operands that come from memory, as `nvgemm-aot tune` measures, and over operands that
+stay in L2, as in a small model.
+
+    export NVGEMM_AOT_BUNDLES=additive-….nvgemm
+    python -m benchmarks.additive.choice_timing --json timing.json
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from benchmarks.shared.bundled import declared, environment
+from benchmarks.shared.records import require_gpu
+from nvgemm_aot.tuning.timer import GpuTimer, buffer_bytes
+from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem
+from nvgemm_runtime.inductor import gpu_time
+from nvgemm_runtime.launch.api import load_kernel
+
+if TYPE_CHECKING:
+    import torch
+
+ROWS = (2, 16, 24, 96, 128, 384)
+"""Values of m: launches take longer than most of these kernels, or about as long."""
+
+WAYS = ("stock", "cold", "gpu_time")
+GRAPHS = ("memory", "cache")
+"""Where a graph's operands come from."""
+
+
+def time_us(calls: list[Callable[[], object]]) -> dict[str, float]:
+    """Microseconds of a call in each way, and in CUDA graphs."""
+    from torch._inductor.runtime.benchmarking import benchmarker
+
+    samples = {"memory": GpuTimer().prepare(calls), "cache": GpuTimer().prepare(calls[:1])}
+    return {
+        "stock": float(benchmarker.benchmark_gpu(calls[0])) * 1e3,
+        "cold": _cold_ms(calls[0]) * 1e3,
+        "gpu_time": gpu_time.measure_ms(calls[0]) * 1e3,
+        **{
+            name: statistics.median(sample() for _ in range(7)) / 1e3
+            for name, sample in samples.items()
+        },
+    }
+
+
+def _cold_ms(call: Callable[[], object]) -> float:
+    """The median of calls behind reads of as much as L2 holds, the launch left out."""
+    import torch
+
+    call()
+    flush = gpu_time._l2_flush()
+    torch.cuda._sleep(int(4 * gpu_time.CYCLES_PER_MS))
+    sent = [gpu_time._timed_call(call, flush) for _ in range(gpu_time.MOST_CALLS)]
+    torch.cuda.synchronize()
+    return statistics.median(begin.elapsed_time(end) for begin, end, _ in sent)
+
+
+def measure(problem: Problem, kernels: list[str]) -> dict[str, dict[str, float]]:
+    """Times of ATen and of each kernel, by name."""
+    import torch
+
+    m, n, k = problem.m, problem.n, problem.k
+    bytes_of_one = 2 * (m * k + n * k + m * n)
+    sets = []
+    for _ in range(max(2, min(12, -(-buffer_bytes() // bytes_of_one)))):
+        a, b = (torch.randn(rows, k, device="cuda").bfloat16() for rows in (m, n))
+        sets.append((a, b.T, torch.empty(m, n, device="cuda", dtype=torch.bfloat16)))
+    launches: dict[str, Callable[..., object]] = {
+        kernel: load_kernel(kernel).launch for kernel in kernels
+    }
+
+    def aten(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        return torch.mm(a, b, out=out)
+
+    return {
+        name: time_us([lambda one=one, launch=launch: launch(*one) for one in sets])  # type: ignore[misc]
+        for name, launch in {"aten": aten, **launches}.items()
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """Lines: a GEMM each, then what each way loses."""
+    heads = " ".join(f"{way:>8}" for way in WAYS)
+    lines = [
+        f"{'m':>5} {'n':>6} {'k':>6} " + " ".join(f"{one + ', us':>12} {heads}" for one in GRAPHS)
+    ]
+    losses: dict[tuple[str, str], list[float]] = {}
+    slower: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        times = row["times_us"]
+        columns = []
+        for graph in GRAPHS:
+            fastest = min(one[graph] for one in times.values())
+            columns.append(f"{fastest:12.1f}")
+            for way in WAYS:
+                chosen = times[min(times, key=lambda name: times[name][way])][graph]
+                losses.setdefault((way, graph), []).append(chosen / fastest)
+                slower.setdefault((way, graph), []).append(chosen / times["aten"][graph])
+                columns.append(f"{chosen / fastest:8.3f}")
+        lines.append(f"{row['m']:>5} {row['n']:>6} {row['k']:>6} {' '.join(columns)}")
+    for (way, graph), ratios in losses.items():
+        mean = math.exp(statistics.fmean(map(math.log, ratios)))
+        against = slower[way, graph]
+        lines.append(
+            f"{way}, from {graph}: its choices take {mean:.4f} times as long as the fastest in the "
+            f"geometric mean, at most {max(ratios):.4f}; longer than ATen by over 2 % in "
+            f"{sum(one > 1.02 for one in against)} of {len(against)}, at most {max(against):.4f}"
+        )
+    return lines
+
+
+@click.command()
+@click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write figures here.")
+def main(json_path: Path | None) -> None:
+    """Measure and print a table."""
+    require_gpu()
+    rows = []
+    for problem, kernels in declared([DType.BF16]).items():
+        signature = problem.signature
+        is_linear = (signature.op, signature.layout) == (Op.MM, Layout.TN)
+        if is_linear and problem.m in ROWS:
+            times = measure(problem, kernels[:4])
+            rows.append({"m": problem.m, "n": problem.n, "k": problem.k, "times_us": times})
+    if not rows:
+        raise click.ClickException("install the wheel of benchmarks/additive/manifest.yaml")
+    found = environment()
+    if json_path is not None:
+        json_path.write_text(json.dumps({"versions": found, "rows": rows}, indent=1) + "\n")
+    click.echo(f"{found['gpu']}, torch {found['torch']}, nvgemm-aot {found['nvgemm-aot']}")
+    for line in table(rows):
+        click.echo(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""The worker processes: each compiles models with bundles and without, and times both.
+
+Questions, a line of JSON each: ``{"compile": [MODEL, BATCH], "first": SIDE}``, answered by what
+came of it on each side; ``{"time": [MODEL, BATCH], "mode": MODE, "rounds": N, "window_ms": T}``,
+answered by microseconds a call; and ``{"forget": true}``, which frees what was compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from benchmarks.additive.models import MODELS, build
+from benchmarks.additive.table import SIDES
+from benchmarks.shared.compiling import answering, check_results, count_gemms, gemm_calls, versions
+
+if TYPE_CHECKING:
+    import torch
+
+CALLS, GRAPHS = "calls", "graphs"
+"""How a compiled model is called: from Python, or by replays of a CUDA graph."""
+
+CALLS_OF_GRAPH = 10
+"""Calls that a graph holds, as a server's holds many layers: the smallest models here take no
+longer than the host takes to start a graph."""
+
+Results = list["torch.Tensor"]
+Ways = dict[str, Callable[[], object]]
+"""Calls of a compiled model, by mode."""
+
+
+def work(device: str, lock: Path) -> None:
+    """Answer questions until there are none.
+
+    Args:
+        device: ``cuda`` or ``cpu``.
+        lock: A file; who holds it has the GPU alone, of all workers.
+    """
+    send = answering()
+    import torch
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = 1_000  # a model is compiled for every batch
+    torch._dynamo.config.accumulated_recompile_limit = 1_000
+    gpu = _Lock(lock)
+    _benchmark_alone(gpu)
+    compiled: dict[tuple[str, int], dict[str, Ways]] = {}
+    for line in sys.stdin:
+        question = json.loads(line)
+        if "compile" in question:
+            name, batch = question["compile"]
+            compiled[name, batch], reports = _compile(name, batch, device, question["first"], gpu)
+            send(reports)
+        elif "time" in question:
+            name, batch = question["time"]
+            mode = question["mode"]
+            calls = {side: ways[mode] for side, ways in compiled[name, batch].items()}
+            times = _times_us(calls, question["rounds"], question["window_ms"], device)
+            at_once = CALLS_OF_GRAPH if mode == GRAPHS else 1
+            send({side: [one / at_once for one in found] for side, found in times.items()})
+        else:
+            compiled.clear()
+            torch._dynamo.reset()
+            gc.enable()
+            gc.collect()
+            torch.cuda.empty_cache()
+            send({})
+
+
+class _Lock:
+    """Keeps the GPU to one process; entering it again in the same process is allowed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb")
+        self._depth = 0
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        if self._depth == 0:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if self._depth == 0:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def _benchmark_alone(gpu: _Lock) -> None:
+    """Have Inductor hold the lock where it times kernels, in whatever way."""
+    from torch._inductor.runtime import benchmarking
+
+    kind: Any = type(benchmarking.benchmarker)
+    stock = kind.benchmark_gpu
+
+    def benchmark_gpu(*args: Any, **options: Any) -> Any:
+        with gpu.held():
+            return stock(*args, **options)
+
+    kind.benchmark_gpu = benchmark_gpu
+    with contextlib.suppress(ImportError):
+        from nvgemm_runtime.inductor import gpu_time
+
+        measure = gpu_time.measure_ms
+
+        def measure_ms(*args: Any, **options: Any) -> float:
+            with gpu.held():
+                return measure(*args, **options)
+
+        gpu_time.measure_ms = measure_ms
+
+
+def _compile(
+    name: str, batch: int, device: str, first: str, gpu: _Lock
+) -> tuple[dict[str, Ways], dict[str, Any]]:
+    """Compile a model on both sides: its calls, and what came of it."""
+    training = MODELS[name].training
+    with gpu.held():
+        module, inputs = build(name, device, batch=batch)
+        eager = run(module, module, inputs, training)
+        exact_module, exact_inputs = build(name, device, batch=batch, exact=True)
+        exact = run(exact_module, exact_module, exact_inputs, training)
+        del exact_module, exact_inputs
+        _synchronize(device)
+    compiled, reports = {}, {}
+    for side in sorted(SIDES, key=lambda side: side != first):
+        call, codes, cold_s = _compile_side(SIDES[side], module, inputs, training, device)
+        with gpu.held():
+            error = check_results(call(), eager, exact)
+            compiled[side] = {CALLS: call}
+            if device == "cuda":
+                graph, in_graph = _capture(call)
+                graph.replay()
+                check_results(in_graph, eager, exact)
+                compiled[side][GRAPHS] = graph.replay
+            _synchronize(device)
+        gemms: Counter[str] = sum(map(gemm_calls, codes), Counter())
+        reports[side] = {
+            "cold_s": cold_s,
+            "gemms": dict(gemms),
+            "count": count_gemms(dict(gemms)),
+            "error": error,
+            "versions": versions(),
+        }
+    return compiled, reports
+
+
+def _compile_side(
+    mode: str, module: torch.nn.Module, inputs: Results, training: bool, device: str
+) -> tuple[Callable[[], Results], list[str], float]:
+    """Compile a model in a mode of the plug-in: its call, the generated code, and seconds."""
+    import torch
+    from torch._inductor.graph import GraphLowering
+
+    # Of max-autotune only what chooses GEMMs: the other kernels would be chosen anew on each side,
+    # by timings whose luck changes a model by up to a tenth.
+    options: dict[str, Any] = {"max_autotune_gemm": True, "nvgemm_aot_mode": mode}
+    model: Any = torch.compile(module, options=options, dynamic=False)
+    codes: list[str] = []
+
+    def call() -> Results:
+        return run(model, module, inputs, training)
+
+    with mock.patch.object(GraphLowering, "save_output_code", codes.append):
+        begin = time.perf_counter()
+        call()
+        _synchronize(device)
+        return call, codes, time.perf_counter() - begin
+
+
+def _capture(call: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Results]:
+    """A CUDA graph of some calls, and where its replays leave the results of the last."""
+    import torch
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(CALLS_OF_GRAPH):
+            results = call()
+    return graph, results
+
+
+def run(model: Any, module: torch.nn.Module, inputs: Results, training: bool) -> Results:
+    """One call: the results, or in training also the gradients of everything."""
+    import torch
+
+    if not training:
+        with torch.no_grad():
+            result = model(*inputs)
+        return [result]
+    inputs = [one.detach().requires_grad_() for one in inputs]
+    result = model(*inputs)
+    leaves = [*inputs, *module.parameters()]
+    # Half the squared norm is the loss: its gradient is there already.
+    return [result.detach(), *torch.autograd.grad(result, leaves, result.detach())]
+
+
+def _times_us(calls: Ways, rounds: int, window_ms: float, device: str) -> dict[str, list[float]]:
+    """Microseconds a call on each side, of windows that take turns."""
+    gc.collect()
+    gc.disable()  # a model keeps its graphs: what is collected is not the model's doing
+    once_us = max(_window_us(call, 10, device) for call in calls.values())
+    count = max(3, round(window_ms * 1e3 / once_us))
+    times: dict[str, list[float]] = {side: [] for side in calls}
+    for number in range(rounds):
+        for side in sorted(calls, reverse=number % 2 == 1):
+            times[side].append(_window_us(calls[side], count, device))
+    return times
+
+
+def _window_us(call: Callable[[], object], calls: int, device: str) -> float:
+    """Microseconds a call, of so many in a row, behind a warm-up of half as many."""
+    import torch
+
+    for _ in range(calls // 2 + 1):
+        call()
+    if device == "cpu":
+        start = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - start) / calls * 1e6
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / calls * 1e3
+
+
+def _synchronize(device: str) -> None:
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()

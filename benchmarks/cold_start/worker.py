@@ -1,0 +1,117 @@
+"""A process that `cold_start` starts: compiles the model, and times it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cold_start.modes import BACKENDS
+from benchmarks.shared.compiling import (
+    answering,
+    check_results,
+    count_gemms,
+    generated_gemms,
+    versions,
+)
+
+WINDOWS = 30
+WINDOW_CALLS = 10
+
+
+def synchronize(device: str) -> None:
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def times_us(call: Callable[[], object], device: str) -> list[float]:
+    """Microseconds a call, window by window."""
+    for _ in range(2 * WINDOW_CALLS):
+        call()
+    times = []
+    for _ in range(WINDOWS):
+        synchronize(device)
+        begin = time.perf_counter()
+        for _ in range(WINDOW_CALLS):
+            call()
+        synchronize(device)
+        times.append((time.perf_counter() - begin) / WINDOW_CALLS * 1e6)
+    return times
+
+
+def replayed(call: Callable[[], object]) -> Callable[[], object]:
+    """The same call as the replay of a CUDA graph; it must have been made before."""
+    import torch
+
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def work(mode: str, device: str, directory: Path, batches: tuple[int, ...]) -> None:
+    """Measure one mode in this process."""
+    send = answering()
+    begin = time.perf_counter()
+    import torch
+
+    import_s = time.perf_counter() - begin
+    from benchmarks.cold_start.model import build_model
+
+    model, inputs = build_model(device, batches)
+    synchronize(device)
+    backends = BACKENDS[mode]
+    options: dict[str, Any] = {}
+    if backends is not None:
+        options = {"max_autotune_gemm": True, "max_autotune_gemm_backends": backends}
+
+    def all_of(called: Callable[..., tuple[Any, ...]]) -> list[Any]:
+        return [result for prefill, decode in inputs for result in called(prefill, decode)]
+
+    with torch.no_grad():
+        begin = time.perf_counter()
+        compiled = torch.compile(model, dynamic=False, options=options)
+        results = all_of(compiled)
+        synchronize(device)
+        first_s = time.perf_counter() - begin
+        call_us = times_us(lambda: all_of(compiled), device)
+        graph_us = []
+        if device == "cuda":
+            graph_us = times_us(replayed(lambda: all_of(compiled)), device)
+        eager = all_of(model)
+        inputs = [(None if one is None else one.float(), other.float()) for one, other in inputs]
+        exact = all_of(model.float())
+    calls = generated_gemms(directory)
+    send(
+        {
+            "mode": mode,
+            "import_s": import_s,
+            "first_result_s": first_s,
+            "call_us": call_us,
+            "graph_us": graph_us,
+            "gemms": calls,
+            "count": count_gemms(calls),
+            "error": check_results(results, eager, exact),
+            "stats": plugin_stats(),
+            "versions": versions(),
+        }
+    )
+
+
+def plugin_stats() -> dict[str, Any]:
+    """What the plug-in did in this process, and milliseconds by what it spent them on."""
+    import nvgemm_runtime
+
+    found = nvgemm_runtime.stats()
+    return {
+        "declared": found.declared,
+        "signature": found.signature,
+        "jit": found.jit,
+        "jit_kernels": found.jit_kernels,
+        "missed": found.missed,
+        "milliseconds": dict(found.milliseconds),
+    }

@@ -1,0 +1,228 @@
+"""cuBLASLt through ctypes: the algorithms its heuristic suggests for an fp16 product.
+
+The library is the one that torch has loaded. Names, values, sizes and types of attributes are those
+of ``cublasLt.h`` of CUDA 13.0 (the package nvidia-cublas 13.1.0). Descriptors are made and kept by
+the library; only a heuristic result has a layout that is written out here. As to rows and columns,
+see `cublas`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from benchmarks.hgemm.cublas import (
+    CUBLAS_COMPUTE_32F,
+    CUBLAS_OP_N,
+    CUBLAS_STATUS_SUCCESS,
+    CUDA_R_16F,
+    CUDA_R_32F,
+    ONE,
+    WORKSPACE_BYTES,
+    ZERO,
+    ProtocolLayout,
+    check,
+    loaded_library,
+    pointer,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+CUBLASLT_MATMUL_DESC_TRANSA = 3
+CUBLASLT_MATMUL_DESC_TRANSB = 4
+CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1
+
+
+class Algo(ctypes.Structure):
+    """cublasLtMatmulAlgo_t: opaque, 64 bytes."""
+
+    _fields_ = (("data", ctypes.c_uint64 * 8),)
+
+
+class HeuristicResult(ctypes.Structure):
+    """cublasLtMatmulHeuristicResult_t: an algorithm, and what it needs."""
+
+    _fields_ = (
+        ("algo", Algo),
+        ("workspaceSize", ctypes.c_size_t),
+        ("state", ctypes.c_int),
+        ("wavesCount", ctypes.c_float),
+        ("reserved", ctypes.c_int * 4),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descriptors:
+    """What cuBLASLt wants to know of one size: handles of its own.
+
+    Attributes:
+        operation: cublasLtMatmulDesc_t.
+        b, a, out: cublasLtMatrixLayout_t of each.
+    """
+
+    operation: ctypes.c_void_p
+    b: ctypes.c_void_p
+    a: ctypes.c_void_p
+    out: ctypes.c_void_p
+
+
+class CublasLt:
+    """A handle of cuBLASLt with a workspace, on whatever stream is current."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._library = loaded_library("libcublasLt.so")
+        self._handle = ctypes.c_void_p()
+        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+        check(self._library.cublasLtCreate(ctypes.byref(self._handle)), "cublasLtCreate")
+
+    def version(self) -> int:
+        """E.g. 130100 for 13.1.0."""
+        self._library.cublasLtGetVersion.restype = ctypes.c_size_t
+        return int(self._library.cublasLtGetVersion())
+
+    def plan(self, layout: ProtocolLayout, m: int, n: int, k: int) -> Plan:
+        """Describe a product [m, k] @ [k, n] in fp16 with sums in fp32.
+
+        Raises:
+            click.ClickException: If cuBLASLt refuses.
+        """
+        return Plan(self, describe(self._library, layout, m, n, k))
+
+    def suggest(self, descriptors: Descriptors, count: int) -> list[HeuristicResult]:
+        """What the heuristic suggests, best first; up to ``count``."""
+        library = self._library
+        preference = ctypes.c_void_p()
+        made = library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference))
+        check(made, "cublasLtMatmulPreferenceCreate")
+        limit = ctypes.c_uint64(WORKSPACE_BYTES)
+        status = library.cublasLtMatmulPreferenceSetAttribute(
+            preference,
+            CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+            ctypes.byref(limit),
+            ctypes.c_size_t(ctypes.sizeof(limit)),
+        )
+        check(status, "cublasLtMatmulPreferenceSetAttribute")
+        found = (HeuristicResult * count)()
+        returned = ctypes.c_int()
+        status = library.cublasLtMatmulAlgoGetHeuristic(
+            self._handle,
+            descriptors.operation,
+            descriptors.b,
+            descriptors.a,
+            descriptors.out,
+            descriptors.out,
+            preference,
+            count,
+            found,
+            ctypes.byref(returned),
+        )
+        check(status, "cublasLtMatmulAlgoGetHeuristic")
+        check(
+            library.cublasLtMatmulPreferenceDestroy(preference), "cublasLtMatmulPreferenceDestroy"
+        )
+        return [one for one in found[: returned.value] if one.state == CUBLAS_STATUS_SUCCESS]
+
+    def multiply(
+        self,
+        descriptors: Descriptors,
+        algo: Algo,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor,
+    ) -> None:
+        """Start ``out = a @ b`` by an algorithm that was suggested for this size."""
+        import torch
+
+        status = self._library.cublasLtMatmul(
+            self._handle,
+            descriptors.operation,
+            ctypes.byref(ONE),
+            pointer(b),
+            descriptors.b,
+            pointer(a),
+            descriptors.a,
+            ctypes.byref(ZERO),
+            pointer(out),
+            descriptors.out,
+            pointer(out),
+            descriptors.out,
+            ctypes.byref(algo),
+            pointer(self._workspace),
+            ctypes.c_size_t(WORKSPACE_BYTES),
+            ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
+        )
+        check(status, "cublasLtMatmul")
+
+    def release(self, descriptors: Descriptors) -> None:
+        """Give descriptors back."""
+        library = self._library
+        check(library.cublasLtMatmulDescDestroy(descriptors.operation), "cublasLtMatmulDescDestroy")
+        for matrix in (descriptors.b, descriptors.a, descriptors.out):
+            check(library.cublasLtMatrixLayoutDestroy(matrix), "cublasLtMatrixLayoutDestroy")
+
+
+class Plan:
+    """One size, and the algorithms for it; a context manager that gives its descriptors back."""
+
+    def __init__(self, lt: CublasLt, descriptors: Descriptors) -> None:
+        self._lt = lt
+        self._descriptors = descriptors
+
+    def suggestions(self, count: int) -> list[Algo]:
+        """Algorithms that the heuristic suggests, best first; up to ``count``."""
+        return [one.algo for one in self._lt.suggest(self._descriptors, count)]
+
+    def multiply(self, algo: Algo, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+        """Start ``out = a @ b``.
+
+        Raises:
+            click.ClickException: If the algorithm cannot.
+        """
+        self._lt.multiply(self._descriptors, algo, a, b, out)
+
+    def __enter__(self) -> Plan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lt.release(self._descriptors)
+
+
+def describe(library: ctypes.CDLL, layout: ProtocolLayout, m: int, n: int, k: int) -> Descriptors:
+    """Make the descriptors of a product; needs no GPU."""
+    operation = ctypes.c_void_p()
+    made = library.cublasLtMatmulDescCreate(ctypes.byref(operation), CUBLAS_COMPUTE_32F, CUDA_R_32F)
+    check(made, "cublasLtMatmulDescCreate")
+    for attribute, value in (
+        (CUBLASLT_MATMUL_DESC_TRANSA, layout.b_operation),
+        (CUBLASLT_MATMUL_DESC_TRANSB, CUBLAS_OP_N),
+    ):
+        number = ctypes.c_int32(value)
+        status = library.cublasLtMatmulDescSetAttribute(
+            operation, attribute, ctypes.byref(number), ctypes.c_size_t(ctypes.sizeof(number))
+        )
+        check(status, "cublasLtMatmulDescSetAttribute")
+    leading = layout.b_leading(n, k)
+    return Descriptors(
+        operation=operation,
+        b=_matrix(library, leading, n * k // leading),
+        a=_matrix(library, k, m),
+        out=_matrix(library, n, m),
+    )
+
+
+def _matrix(library: ctypes.CDLL, rows: int, columns: int) -> ctypes.c_void_p:
+    """A column-major fp16 matrix without gaps, as it lies in memory."""
+    matrix = ctypes.c_void_p()
+    status = library.cublasLtMatrixLayoutCreate(
+        ctypes.byref(matrix),
+        CUDA_R_16F,
+        ctypes.c_uint64(rows),
+        ctypes.c_uint64(columns),
+        ctypes.c_int64(rows),
+    )
+    check(status, "cublasLtMatrixLayoutCreate")
+    return matrix

@@ -1,0 +1,133 @@
+"""What kernels measured beside ATen and Triton come to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.shared.summaries import Summary, fastest, geomean, grouped, ratio, share
+from nvgemm_runtime.gemm.problem import Problem
+
+CLEAR = 1.01
+"""What is faster than this has won."""
+TOKENS = (1, 2, 16, 128, 1024)
+"""Lower bounds of m in the table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """What was measured of one problem.
+
+    Attributes:
+        problem: It.
+        aten: Times of ATen.
+        triton: Times of Triton, where it was measured.
+        kernels: Times of the bundled kernels that are exact, by id, best-ranked first.
+    """
+
+    problem: Problem
+    aten: Summary
+    triton: Summary | None
+    kernels: Mapping[str, Summary]
+
+    @classmethod
+    def from_json(cls, key: str, entry: Mapping[str, Any]) -> Entry:
+        """Read what `measure_problem` gave."""
+        triton = entry["triton"]
+        return cls(
+            problem=Problem.parse(key),
+            aten=Summary.from_json(entry["aten"]),
+            triton=None if triton is None else Summary.from_json(triton),
+            kernels={id_: Summary.from_json(one) for id_, one in entry["kernels"].items()},
+        )
+
+    @property
+    def others(self) -> list[Summary]:
+        """ATen's, and Triton's where there are any."""
+        return [self.aten] if self.triton is None else [self.aten, self.triton]
+
+    @property
+    def of_others(self) -> Summary:
+        """The faster of ATen and Triton."""
+        return fastest(self.others)
+
+    @property
+    def best_of_all(self) -> float:
+        """How many times as fast the best of all is as the best of ATen and Triton."""
+        return ratio(self.of_others, fastest([*self.others, *self.kernels.values()]))
+
+    @property
+    def bundle(self) -> float:
+        """Likewise, the best of the bundle alone."""
+        return ratio(self.of_others, fastest(self.kernels.values()))
+
+    @property
+    def bundle_to_aten(self) -> float:
+        """The best of the bundle over ATen."""
+        return ratio(self.aten, fastest(self.kernels.values()))
+
+    @property
+    def first_ranked(self) -> float:
+        """The kernel that is ranked first, over the best of the bundle."""
+        return ratio(fastest(self.kernels.values()), next(iter(self.kernels.values())))
+
+
+def speedups_row(label: str, entries: Sequence[Entry]) -> str:
+    """One row of the table, over problems."""
+    best, own = [one.best_of_all for one in entries], [one.bundle for one in entries]
+    return (
+        f"{label:<22} {len(entries):5d} {geomean(best):8.3f} {min(best):7.3f} {geomean(own):8.3f} "
+        f"{geomean([one.bundle_to_aten for one in entries]):8.3f} "
+        f"{share(one > CLEAR for one in own):7.0%} {share(one > 1.05 for one in own):7.0%}"
+    )
+
+
+def table(record: Mapping[str, Any]) -> list[str]:
+    """Lines of the table over a file's entries."""
+    entries = [Entry.from_json(key, one) for key, one in record.items() if one["kernels"]]
+    thrown_out = {key: one["thrown_out"] for key, one in record.items() if one["thrown_out"]}
+    full = [one for one in entries if one.triton is not None]
+    head = (
+        f"{'':<22} {'':>5} {'best of':>8} {'':>7} {'bundle':>8} {'bundle':>8} {'wins':>7} "
+        f"{'wins':>7}"
+    )
+    columns = (
+        f"{'':<22} {'count':>5} {'all':>8} {'least':>7} {'alone':>8} {'to ATen':>8} {'> 1%':>7} "
+        f"{'> 5%':>7}"
+    )
+    lines = [head, columns]
+    if full:
+        lines.append(speedups_row("over ATen and Triton", full))
+        for label, group in grouped(full, TOKENS, lambda one: one.problem.m):
+            lines.append(speedups_row(f"  m {label}", group))
+        for dtype in sorted({one.problem.signature.a.value for one in full}):
+            of_type = [one for one in full if one.problem.signature.a.value == dtype]
+            lines.append(speedups_row(f"  {dtype}", of_type))
+    rest = [one for one in entries if one.triton is None]
+    if rest:
+        lines.append(speedups_row("over ATen alone", rest))
+    lines += [
+        "speed-ups: geometric means of time over time; above 1 bundled kernels are faster.",
+        "best of all: of bundle, ATen and Triton over the best of ATen and Triton, chosen by other",
+        "rounds than those reported; least: at the worst problem; wins: share of problems.",
+    ]
+    if entries:
+        first = geomean([one.first_ranked for one in entries])
+        kernels = {id_ for one in entries for id_ in one.kernels}
+        lines.append(
+            f"The kernel ranked first is {first:.3f} times as fast as the bundle's best "
+            f"({len(kernels)} kernels)."
+        )
+    triton_s = [one["triton_s"] for one in record.values() if one["triton_s"] is not None]
+    if triton_s:
+        none = sum(one["why_no_triton"] is not None for one in record.values())
+        lines.append(
+            f"Compiling and autotuning Triton took {sum(triton_s):.0f} s for {len(triton_s)} "
+            f"problems; {none} have no Triton kernel."
+        )
+    without = [key for key, one in record.items() if not one["kernels"]]
+    lines += [f"no bundled kernel was exact: {key}" for key in without]
+    for key, why in thrown_out.items():
+        lines += [f"THROWN OUT at {key}: {id_[:12]}: {reason}" for id_, reason in why.items()]
+    return lines

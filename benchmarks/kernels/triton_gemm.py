@@ -1,0 +1,91 @@
+"""Inductor's own Triton GEMM, autotuned for one size, as something that can be launched."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.shared.compiling import count_gemms, gemm_calls
+from benchmarks.shared.measuring import Launch, Operands
+
+OPTIONS = {
+    "max_autotune_gemm": True,
+    "max_autotune_gemm_backends": "TRITON",  # the plug-in joins where ATEN is named, too
+    "fx_graph_cache": False,
+    "autotune_num_choices_displayed": 0,
+}
+"""Of torch.compile: Triton's templates alone, compiled here and now."""
+
+_WRONG = 1e-2
+"""Relative error from which a 16-bit product is wrong, in the norm."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TritonGemm:
+    """What autotuning over Triton's templates came to.
+
+    Attributes:
+        launch: Starts the best; None where there is none.
+        seconds: It took to compile and autotune.
+        why_none: Why there is none.
+    """
+
+    launch: Launch | None
+    seconds: float
+    why_none: str | None
+
+
+def compile_triton(operands: Operands) -> TritonGemm:
+    """Have Inductor autotune a GEMM over its Triton templates.
+
+    Args:
+        operands: A, B and the result, of the size and layout in question.
+    """
+    import torch
+    from torch._inductor.utils import run_and_get_code
+
+    def multiply(a: Any, b: Any) -> Any:
+        return torch.mm(a, b)
+
+    a, b, out = operands
+    begin = time.perf_counter()
+    try:
+        compiled = torch.compile(multiply, dynamic=False, options=OPTIONS)
+        result, codes = run_and_get_code(compiled, a, b)
+        torch.cuda.synchronize()
+    except Exception as error:  # any: where no template fits, Inductor fails in its own ways
+        said = next(iter(str(error).strip().splitlines()), "")
+        seconds = time.perf_counter() - begin
+        return TritonGemm(launch=None, seconds=seconds, why_none=f"{type(error).__name__}: {said}")
+    seconds = time.perf_counter() - begin
+    why = why_not_triton("\n".join(codes))
+    if why is None:
+        expected = torch.mm(a, b, out=out).float()
+        wrong_by = float((result.float() - expected).norm() / expected.norm())
+        if not wrong_by < _WRONG:  # not a number is wrong, too
+            why = f"wrong by {wrong_by:.2e}"
+    if why is not None:
+        return TritonGemm(launch=None, seconds=seconds, why_none=why)
+    results: dict[int, Any] = {}
+
+    def launch(a: Any, b: Any, out: Any) -> None:
+        results[out.data_ptr()] = compiled(a, b)  # each its own memory, as others' results
+
+    return TritonGemm(launch=launch, seconds=seconds, why_none=None)
+
+
+def why_not_triton(code: str) -> str | None:
+    """Why a generated module is not Triton's doing, or None where it is."""
+    calls = gemm_calls(code)
+    counts = count_gemms(dict(calls))
+    if counts["aten"] or counts["nvgemm"]:
+        return f"Inductor calls {', '.join(calls)}"
+    return None if "triton_" in code else "Inductor wrote no Triton kernel"
+
+
+def triton_version() -> str:
+    """Version of Triton."""
+    import triton
+
+    return str(triton.__version__)

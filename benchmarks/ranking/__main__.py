@@ -1,0 +1,261 @@
+"""How well kernels are ranked for sizes that nobody declared.
+
+    python -m benchmarks.ranking measure BUNDLE times.json  # on a GPU
+    python -m benchmarks.ranking compare BUNDLE times.json  # anywhere
+
+``compare`` holds a problem back from the bundle's rankings, has each way rank the kernels from what
+is left, and prints how much slower than the bundle's best kernel its choice is: its first kernel,
+and the best of its first few, which is what autotuning picks among. Held back are either the one
+problem ("m": other m of the same n and k stay declared), every second m ("2nd m"), or all problems
+of its n and k ("n, k"). Rankings that are left are either as shipped, estimates for a few kernels,
+or measured: of the same kernels, or of all that the bundle has.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.shared import measuring
+from benchmarks.shared.h200 import H200
+from benchmarks.shared.measuring import Arena, Exact, offline_ns
+from benchmarks.shared.records import as_written, check_output, read_record, require_gpu, write
+from benchmarks.shared.resuming import command_line, today
+from nvgemm_runtime.bundle.format import (
+    Conditions,
+    Header,
+    Measured,
+    Ranked,
+    Ranking,
+    RankingSource,
+)
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.operands import MAX_ALIGNMENT_BYTES
+from nvgemm_runtime.gemm.problem import Layout, Problem
+from nvgemm_runtime.matching.device import DeviceFacts
+from nvgemm_runtime.matching.index import BundleView, Index, Miss
+from nvgemm_runtime.matching.nearest import NearestSizes
+
+WHAT = "ranking"
+OFFERED = (1, 2, 3, 4)
+"""Kernels that autotuning picks among."""
+ROUNDS = 5
+WINDOW_NS = 2_000_000.0
+
+TUNED = RankingSource(
+    kind="measurement",
+    by="benchmarks.ranking",
+    gpu=H200.name,
+    conditions=Conditions(driver="", torch="", cuda="13.0", date=""),
+)
+"""As if `nvgemm-aot tune` had measured on this GPU."""
+
+Order = list[int]
+"""Positions of kernels in the bundle, the one that should be best first."""
+Times = dict[str, list[float]]
+"""By problem: nanoseconds of each kernel of the bundle."""
+Way = Callable[[Problem, "list[Ranking]"], Order]
+"""How to rank kernels for a problem from the rankings of declared ones."""
+
+
+def by_runtime(header: Header, facts: DeviceFacts) -> Way:
+    """What the runtime does."""
+
+    def rank(problem: Problem, declared: list[Ranking]) -> Order:
+        index = Index(
+            [BundleView(name="", header=replace(header, rankings=tuple(declared)))], facts
+        )
+        found = index.match(problem, MAX_ALIGNMENT_BYTES)
+        if isinstance(found, Miss):
+            raise click.ClickException("\n".join(found.reasons))
+        return [numbers[served.kernel.id] for served in found.kernels]
+
+    numbers = {kernel.id: number for number, kernel in enumerate(header.kernels)}
+    return rank
+
+
+def by_nearest(problem: Problem, declared: list[Ranking]) -> Order:
+    """The nearest n and k, then the nearest m, in the order as shipped."""
+    nearest = NearestSizes((ranking.problem, ranking) for ranking in declared).find(problem)
+    return [place.kernel for place in nearest.kernels]
+
+
+def distance(one: Problem, other: Problem) -> float:
+    return sum(
+        abs(math.log2(getattr(one, extent) / getattr(other, extent)))
+        for extent in ("m", "n", "k", "batch")
+    )
+
+
+def by_joint_distance(problem: Problem, declared: list[Ranking]) -> Order:
+    """Nearest with m counted as much as n and k."""
+    nearest = min(declared, key=lambda ranking: distance(problem, ranking.problem))
+    return [place.kernel for place in nearest.kernels]
+
+
+def by_neighbours(problem: Problem, declared: list[Ranking]) -> Order:
+    """Mean of the logarithmic slow-down over the eight nearest, the nearer the heavier."""
+    near = sorted(declared, key=lambda ranking: distance(problem, ranking.problem))[:8]
+    scores: dict[int, float] = {}
+    kernels = {place.kernel for ranking in near for place in ranking.kernels}
+    for ranking in near:
+        times = {place.kernel: float(place.time_ns or 0) for place in ranking.kernels}
+        best, worst = min(times.values()), max(times.values())
+        weight = 1 / (0.25 + distance(problem, ranking.problem))
+        for kernel in kernels:
+            slow_down = math.log(times.get(kernel, worst * 1.1) / best)
+            scores[kernel] = scores.get(kernel, 0.0) + weight * slow_down
+    return sorted(kernels, key=lambda kernel: scores[kernel])
+
+
+def with_measured_times(header: Header, times: Times, *, all_kernels: bool) -> Header:
+    """The header that `nvgemm-aot tune` would write, of the ranked kernels or of all."""
+    rankings = []
+    for ranking in header.rankings:
+        row = times[ranking.problem.key]
+        ranked = range(len(row)) if all_kernels else [place.kernel for place in ranking.kernels]
+        order = sorted(ranked, key=row.__getitem__)
+        places = tuple(Ranked(kernel=kernel, time_ns=round(row[kernel])) for kernel in order)
+        measured = Measured(spreads_ns=(0,) * len(order), aten=None, triton=None, doubts=())
+        rankings.append(replace(ranking, source=0, kernels=places, measured=measured))
+    return replace(header, sources=(TUNED,), rankings=tuple(rankings))
+
+
+def without_interpolation(header: Header) -> Header:
+    """The same times, as if they were estimates: the nearer m is scaled by waves."""
+    rankings = (replace(ranking, measured=None) for ranking in header.rankings)
+    return replace(header, rankings=tuple(rankings))
+
+
+def held_back(header: Header, mode: str) -> Iterable[tuple[Ranking, list[Ranking]]]:
+    kept = sorted({ranking.problem.m for ranking in header.rankings})[::2]
+    for ranking in header.rankings:
+        problem = ranking.problem
+        if mode == "m":
+            left = [other for other in header.rankings if other is not ranking]
+        elif mode == "2nd m":
+            if problem.m in kept:
+                continue
+            left = [other for other in header.rankings if other.problem.m in kept]
+        else:
+            size = (problem.n, problem.k)
+            left = [o for o in header.rankings if (o.problem.n, o.problem.k) != size]
+        yield ranking, left
+
+
+@click.group()
+def main() -> None:
+    """Measure kernels, and compare ways to rank them."""
+
+
+@main.command()
+@click.argument("bundle_path", type=click.Path(path_type=Path, exists=True))
+@click.argument("times_path", type=click.Path(path_type=Path, exists=True))
+def compare(bundle_path: Path, times_path: Path) -> None:
+    """Print how much each way to rank loses."""
+    with as_written(bundle_path):
+        header = Bundle(bundle_path).header
+    record = read_record(times_path, WHAT, {"gpu": str, "kernels": list, "times_ns": dict})
+    if record["kernels"] != [kernel.id for kernel in header.kernels]:
+        raise click.ClickException(f"{times_path} was measured over another bundle; measure again")
+    with as_written(times_path):
+        print_comparison(header, record)
+
+
+def print_comparison(header: Header, record: dict[str, Any]) -> None:
+    times: Times = record["times_ns"]
+    few = with_measured_times(header, times, all_kernels=False)
+    measured = with_measured_times(header, times, all_kernels=True)
+    scaled = without_interpolation(measured)
+    ways: list[tuple[str, Header, Way]] = [
+        ("the runtime, as shipped", header, by_runtime(header, H200)),
+        ("nearest n and k, then m, as shipped", header, by_nearest),
+        ("nearest m, n and k, as shipped", header, by_joint_distance),
+        ("mean of 8 neighbours", header, by_neighbours),
+        ("nearer m scaled, all measured", scaled, by_runtime(scaled, H200)),
+        ("the runtime, ranked measured", few, by_runtime(few, H200)),
+        ("the runtime, all measured", measured, by_runtime(measured, H200)),
+    ]
+    if "command" in record:  # files of before it was kept have none
+        click.echo(f"$ {record['command']}    # {record['date']}, torch {record['torch']}")
+    click.echo(f"{record['gpu']}: {len(header.kernels)} kernels, {len(times)} problems")
+    click.echo("time over that of the bundle's best kernel, geometric mean (worst)")
+    heads = ["first", *(f"best of {count}" for count in OFFERED[1:])]
+    click.echo(f"{'':<54}" + "".join(f"{head:>14}" for head in heads))
+    for name, shipped in (("own estimate", header), ("those ranked, measured", few)):
+        orders = [[place.kernel for place in ranking.kernels] for ranking in shipped.rankings]
+        report(f"declared: {name}", header.rankings, orders, times)
+    for mode, (name, shipped, way) in itertools.product(("m", "2nd m", "n, k"), ways):
+        held = list(held_back(shipped, mode))
+        orders = [way(ranking.problem, left) for ranking, left in held]
+        report(f"{mode} held back: {name}", [ranking for ranking, _ in held], orders, times)
+
+
+def report(label: str, rankings: Sequence[Ranking], orders: list[Order], times: Times) -> None:
+    cells = []
+    for count in OFFERED:
+        ratios = []
+        for ranking, order in zip(rankings, orders):
+            row = times[ranking.problem.key]
+            ratios.append(min(row[kernel] for kernel in order[:count]) / min(row))
+        cells.append(f"{statistics.geometric_mean(ratios):.3f} ({max(ratios):.2f})")
+    click.echo(f"{label:<54}" + "".join(f"{cell:>14}" for cell in cells))
+
+
+@main.command()
+@click.argument("bundle_path", type=click.Path(path_type=Path, exists=True))
+@click.argument("times_path", type=click.Path(path_type=Path))
+def measure(bundle_path: Path, times_path: Path) -> None:
+    """Time every kernel of a bundle of mm/tn/bf16 kernels at every problem it declares."""
+    check_output(times_path)
+    require_gpu()
+    import torch
+
+    from nvgemm_runtime.launch.loader import LOADER
+
+    with as_written(bundle_path):
+        bundle = Bundle(bundle_path)
+    header = bundle.header
+    if not header.rankings:
+        raise click.ClickException(
+            f"{bundle_path} declares nothing; build benchmarks/ranking/manifest.yaml"
+        )
+    launches = {kernel.id: LOADER.load(bundle, kernel).launch for kernel in header.kernels}
+    problems = [ranking.problem for ranking in header.rankings]
+    arena = Arena(torch.bfloat16, [(one.m, one.n, one.k) for one in problems])
+    times: Times = {}
+    for problem in problems:
+        size = (problem.m, problem.n, problem.k)
+        exact = Exact.draw(*size, Layout.TN, torch.bfloat16)
+        for id_, launch in launches.items():
+            error = exact.error(launch)
+            if error != 0.0:  # not a number is wrong, too
+                raise click.ClickException(f"{problem.key}: {id_[:12]} is wrong by {error:.2e}")
+        sets = arena.sets(*size, Layout.TN)
+        ways = {id_: measuring.Way(launch=launch, sets=sets) for id_, launch in launches.items()}
+        measured = offline_ns(ways, ROUNDS, WINDOW_NS, random.Random(problem.key))
+        times[problem.key] = [statistics.median(measured[kernel.id]) for kernel in header.kernels]
+        click.echo(f"{problem.key}: {min(times[problem.key]) / 1e3:.1f} us", err=True)
+    record: dict[str, Any] = {
+        "what": WHAT,
+        "command": command_line(),
+        "date": today(),
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "kernels": [kernel.id for kernel in header.kernels],
+        "times_ns": times,
+    }
+    write(times_path, f"{json.dumps(record)}\n")
+
+
+if __name__ == "__main__":
+    main()

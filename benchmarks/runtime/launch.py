@@ -1,0 +1,59 @@
+"""Host time of one call of the launcher, with a kernel for the CPU that does nothing.
+
+What is left is the way to the kernel: TVM-FFI's conversion of three tensors, every check, and, for
+the operators, torch's dispatcher. ``torch.mm(out=)`` of 1 x 1 matrices is measured in turn.
+
+    python -m benchmarks.runtime.launch
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import timeit
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.append(str(Path(__file__).parents[2] / "tests/support"))
+import cpu_kernels
+from nvgemm_runtime.launch import native
+
+CALLS = 20_000
+ROUNDS = 15
+
+
+def main() -> None:
+    lib = native.load()
+    served = cpu_kernels.signature()
+    with tempfile.TemporaryDirectory() as directory:
+        kernel = cpu_kernels.load(served, Path(directory), cpu_kernels.NOTHING)
+    handle = lib.register_kernel(
+        id=kernel.id,
+        function_address=kernel.address,
+        signature=served,
+        alignment_bytes=4,
+        target=None,
+    )
+    a, b, out = torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1)
+    launch, mm = lib.launch, torch.ops.nvgemm_aot.mm
+    ways: dict[str, Callable[[], object]] = {
+        "torch.mm(out=)": lambda: torch.mm(a, b, out=out),
+        "launch(handle, a, b, out)": lambda: launch(handle, a, b, out),
+        "op mm.out": lambda: mm.out(a, b, kernel.id, out=out),
+        "op mm": lambda: mm.default(a, b, kernel.id),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    with torch.no_grad():
+        for _ in range(ROUNDS):  # in turn, so that a busy machine is unfair to all alike
+            for name, call in ways.items():
+                times[name].append(timeit.timeit(call, number=CALLS) / CALLS)
+    print(f"torch {torch.__version__}; median and least of {ROUNDS} rounds of {CALLS} calls, ns")
+    for name, seconds in times.items():
+        print(f"{name:28}{statistics.median(seconds) * 1e9:8.0f}{min(seconds) * 1e9:8.0f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,264 @@
+"""Fresh processes that compile a model, and what came of it: for the benchmarks of torch.compile.
+
+A worker is the benchmark started again. It answers in JSON, a line an answer; what torch
+prints goes to a log in the worker's directory, which also holds Inductor's and Triton's caches.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.shared.resuming import nvidia_smi
+from nvgemm_runtime.installed.discover import BUNDLES_VARIABLE
+
+ROOT = Path(__file__).parents[2]
+"""The repository's root, from which benchmarks are imported."""
+
+_GEMM_CALLS = {
+    "nvgemm": re.compile(r"\bnvgemm_(?:mm|bmm|addmm|baddbmm)_[0-9a-f]{12}\("),
+    "aten": re.compile(r"\bextern_kernels\.\w*mm\w*\("),
+    "triton": re.compile(r"\btriton_tem_\w+\.run\("),
+}
+"""Calls of GEMMs in generated code, by who computes them."""
+
+_ERROR_FACTOR = 1.5
+"""A compiled model may be this much further from fp32 than eager: another order of summation."""
+
+
+def fresh_environment(directory: Path, **variables: str | None) -> dict[str, str]:
+    """Environment of a process with empty caches, and with settings of torch's and ours as given.
+
+    Args:
+        directory: Where the caches go.
+        variables: What to set, or to take out where None. Of what this process has itself, bundles
+            are kept, and no other setting.
+    """
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name == BUNDLES_VARIABLE or not name.startswith(("NVGEMM_AOT", "TORCHINDUCTOR_"))
+    }
+    changed = {
+        "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
+        "TRITON_CACHE_DIR": str(directory / "triton"),
+        "NVGEMM_AOT_CACHE": str(directory / "nvgemm-aot"),
+        **variables,
+    }
+    for name, value in changed.items():
+        environment.pop(name, None)
+        if value is not None:
+            environment[name] = value
+    return environment
+
+
+class Worker:
+    """A process that runs a benchmark with its hidden option ``--worker``.
+
+    Args:
+        module: The benchmark, as ``python -m`` takes it.
+        arguments: Its arguments.
+        directory: Empty; for its log, and for caches.
+        environment: Its environment.
+    """
+
+    def __init__(
+        self, module: str, arguments: Iterable[str], directory: Path, environment: dict[str, str]
+    ) -> None:
+        self._log = directory / "log"
+        path = [str(ROOT), *filter(None, [environment.get("PYTHONPATH")])]
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                env={**environment, "PYTHONPATH": os.pathsep.join(path)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def ask(self, question: Any) -> Any:
+        """Send a line, read a line.
+
+        Raises:
+            click.ClickException: If the worker ended instead of answering.
+        """
+        self.tell(question)
+        return self.answer()
+
+    def tell(self, question: Any) -> None:
+        """Send a line; `answer` reads what comes of it."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended: its log says why
+
+    def answer(self) -> Any:
+        """Read a line; see `ask`."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-30:])
+            command = " ".join(map(str, self._process.args))  # type: ignore[arg-type]
+            raise click.ClickException(f"{command} ended with status {code}:\n{tail}")
+        return json.loads(line)
+
+    def close(self, patience_s: float = 60) -> None:
+        """Let the worker end; it is killed where it does not within so many seconds."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, failure: object, *_: object) -> None:
+        self.close(patience_s=60 if failure is None else 1)
+
+
+def answering() -> Callable[[Any], None]:
+    """In a worker: a function that sends an answer. What is printed henceforth goes to stderr."""
+    answers, sys.stdout = sys.stdout, sys.stderr
+
+    def send(answer: Any) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    return send
+
+
+def read_from_disk() -> None:
+    """Import what workers import, so that the first of them finds it in the page cache."""
+    for modules in (
+        "torch._dynamo, torch._inductor.compile_fx, torch._inductor.select_algorithm",
+        "triton.compiler",
+        "nvgemm_aot.jit.server, cutlass.cute",
+    ):
+        command = [sys.executable, "-c", f"import {modules}"]
+        subprocess.run(command, check=False, capture_output=True)
+
+
+def gemm_calls(code: str) -> Counter[str]:
+    """Count the GEMMs that a generated module calls, by the name of the call."""
+    calls: Counter[str] = Counter()
+    for pattern in _GEMM_CALLS.values():
+        calls.update(call.rstrip("(") for call in pattern.findall(code))
+    return calls
+
+
+def generated_gemms(directory: Path) -> dict[str, int]:
+    """Count the GEMMs that generated code calls.
+
+    Args:
+        directory: What `fresh_environment` was given.
+
+    Returns:
+        Calls by name, e.g. ``nvgemm_mm_0123456789ab``, ``extern_kernels.mm``.
+    """
+    calls: Counter[str] = Counter()
+    for path in sorted(directory.glob("inductor/**/*.py")):
+        text = path.read_text(errors="replace")
+        if "AsyncCompile()" in text:  # a module that calls kernels, rather than one of them
+            calls += gemm_calls(text)
+    return dict(calls)
+
+
+def count_gemms(calls: dict[str, int]) -> dict[str, int]:
+    """Sum what `generated_gemms` counted by who computes it: nvgemm, aten, triton."""
+    return {
+        who: sum(count for call, count in calls.items() if pattern.match(f"{call}("))
+        for who, pattern in _GEMM_CALLS.items()
+    }
+
+
+def check_results(results: Any, eager: Any, exact: Any) -> dict[str, float]:
+    """Hold compiled results against eager ones; both are bf16.
+
+    Args:
+        results: What the compiled model computed: tensors.
+        eager: What the model computes without torch.compile.
+        exact: What it computes in fp32.
+
+    Returns:
+        The largest relative error of each, as the norm of the difference over the norm.
+
+    Raises:
+        click.ClickException: If a compiled result is further off than eager ones are.
+    """
+
+    def error(result: Any, reference: Any) -> float:
+        return float((result.float() - reference).norm() / reference.norm())
+
+    errors = [
+        (error(result, reference), error(usual, reference))
+        for result, usual, reference in zip(results, eager, exact)
+    ]
+    for compiled, usual in errors:
+        if not compiled <= usual * _ERROR_FACTOR + 1e-4:  # not a number fails, too
+            raise click.ClickException(
+                f"a compiled result is wrong: relative error to fp32 {compiled:.2e}, "
+                f"eager bf16 {usual:.2e}"
+            )
+    return {"compiled": max(one for one, _ in errors), "eager": max(one for _, one in errors)}
+
+
+@functools.cache  # asking the driver takes about a second
+def versions() -> dict[str, Any]:
+    """What is measured with, and the bundles that serve it; opens them: call it afterwards."""
+    import torch
+
+    import nvgemm_runtime
+    from nvgemm_runtime.matching.device import device_facts
+
+    facts = device_facts("cuda" if torch.cuda.is_available() else "cpu", 0)
+    return {
+        "device": facts.name,
+        "driver": ", ".join(nvidia_smi("driver_version")),
+        "torch": torch.__version__,
+        "nvgemm-aot": nvgemm_runtime.__version__,
+        "bundles": sorted(
+            f"{found.origin}: {found.path.name}, sha256 {sha256(found.path)[:16]}"
+            for found in nvgemm_runtime.bundles()
+            if found.refusal(facts) is None
+        ),
+    }
+
+
+def sha256(path: Path) -> str:
+    """Of a file's content."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def names_of(allowed: Collection[str]) -> Callable[[click.Context, click.Parameter, str], Any]:
+    """What reads an option's value: some of these names, with commas between."""
+
+    def read(_: click.Context, __: click.Parameter, value: str) -> tuple[str, ...]:
+        parts = tuple(value.split(","))
+        unknown = [part for part in parts if part not in allowed]
+        if unknown:
+            raise click.BadParameter(f"must be of {', '.join(allowed)} (got {unknown[0]!r})")
+        return parts
+
+    return read

@@ -1,0 +1,265 @@
+"""Results that grow over several runs: a JSON file, and the table beside it.
+
+GPUs are lent for minutes. So a benchmark keeps its file after every size it has measured, does not
+begin what it has no time to end, and goes on from the file when it is started again.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from benchmarks.shared.records import as_written, check_output, read_record, write
+from nvgemm_runtime.errors import NvgemmError
+
+Item = TypeVar("Item")
+
+BEGUN = time.monotonic()
+"""When the process began, imports of torch not counted where this is imported first."""
+
+MAX_FAILURES = 3
+"""After so many, the GPU or the installation is at fault, not the size."""
+
+ORDER_SEED = 1000
+"""Of the fixed order in which sizes are measured."""
+
+
+class Results:
+    """The file of a benchmark.
+
+    Args:
+        path: Where it is.
+        record: What it says.
+
+    Attributes:
+        entries: What was measured, by a key for each size.
+    """
+
+    def __init__(self, path: Path, record: dict[str, Any]) -> None:
+        self.path = path
+        self._record = record
+        self.entries: dict[str, Any] = record["entries"]
+
+    @classmethod
+    def begin(
+        cls,
+        path: Path,
+        *,
+        what: str,
+        environment: dict[str, Any],
+        settings: dict[str, Any],
+        resume: bool,
+    ) -> Results:
+        """Start a file, or go on with one.
+
+        Args:
+            path: Where it is.
+            what: Name of the benchmark.
+            environment: What is measured with: GPU, versions.
+            settings: What results depend on beside that.
+            resume: Go on with a file that is there, which must agree in all of these.
+
+        Raises:
+            click.ClickException: If a file is there that must not be overwritten, or another one,
+                or none can be written.
+        """
+        check_output(path, resume=resume)
+        agreed = {"what": what, "environment": environment, "settings": settings}
+        agreed = json.loads(json.dumps(agreed))  # as it is read back
+        if path.exists():
+            found = cls.read(path, what)
+            for part, value in agreed.items():
+                if found._record[part] != value:
+                    raise click.ClickException(
+                        f"{path}: cannot go on, for its {part} is {found._record[part]}, and here "
+                        f"it is {value}; measure into another file"
+                    )
+            record = found._record
+        else:
+            record = {**agreed, "runs": [], "entries": {}}
+        run = {
+            "command": command_line(),
+            "date": today(),
+            "gpu": gpu_state(),
+            "seconds": 0.0,
+        }
+        record["runs"].append(run)
+        return cls(path, record)
+
+    @classmethod
+    def read(cls, path: Path, what: str) -> Results:
+        """Read a file of this benchmark.
+
+        Raises:
+            click.ClickException: If it is none.
+        """
+        record = read_record(path, what, {"environment": dict, "settings": dict, "runs": list})
+        if not isinstance(record.get("entries"), dict):
+            raise click.ClickException(f"{path} has no entries; measure into another file")
+        return cls(path, record)
+
+    def add(self, key: str, entry: dict[str, Any]) -> None:
+        """Keep what was measured of one size."""
+        self.entries[key] = entry
+        self._record["runs"][-1]["seconds"] = round(time.monotonic() - BEGUN, 1)
+        self.save()
+
+    def fill(
+        self,
+        work: Sequence[tuple[str, Callable[[], dict[str, Any]]]],
+        budget_s: float | None,
+        say: Callable[[dict[str, Any]], str],
+    ) -> None:
+        """Measure one size after the other while there is time, and keep each.
+
+        What fails is left out, and measured when the benchmark goes on.
+
+        Args:
+            work: Keys, and what measures each.
+            budget_s: Seconds after which to stop; None for no limit.
+            say: What to print of an entry as progress.
+
+        Raises:
+            click.ClickException: At the end, if any failed; at once, if `MAX_FAILURES` did.
+        """
+        failures: list[str] = []
+        for number, (key, measure) in in_time(work, budget_s):
+            try:
+                entry = measure()
+            except (NvgemmError, RuntimeError, click.ClickException) as error:
+                failures.append(f"{key} FAILED: {type(error).__name__}: {error}")
+                click.echo(failures[-1], err=True)
+                if len(failures) == MAX_FAILURES:
+                    break
+                continue
+            self.add(key, entry)
+            seconds = self._record["runs"][-1]["seconds"]
+            click.echo(f"{number + 1}/{len(work)} {seconds:.0f} s {key}: {say(entry)}", err=True)
+        if failures:
+            raise click.ClickException("\n".join(failures))
+
+    def save(self) -> None:
+        """Write the file: a line an entry.
+
+        Raises:
+            click.ClickException: If it cannot be written.
+        """
+        entries = ",\n".join(
+            f"  {json.dumps(key)}: {json.dumps(entry)}" for key, entry in self.entries.items()
+        )
+        rest = {name: part for name, part in self._record.items() if name != "entries"}
+        text = json.dumps(rest, indent=1)[:-2] + ',\n "entries": {\n' + entries + "\n }\n}\n"
+        write(self.path, text)
+
+    def heading(self) -> list[str]:
+        """What a table must say of how it came about."""
+        environment, runs = self._record["environment"], self._record["runs"]
+        lines = [f"$ {run['command']}    # {run['date']}, {run['seconds']:.0f} s" for run in runs]
+        states = dict.fromkeys(run["gpu"] for run in runs)
+        named = ", ".join(
+            str(value) if name == "gpu" else f"{name} {value}"
+            for name, value in environment.items()
+            if name != "bundles"
+        )
+        lines += [named, *(f"  {bundle}" for bundle in environment.get("bundles", []))]
+        return lines + [f"GPU before: {state}" for state in states if state]
+
+    def end(self, table: Callable[[dict[str, Any]], Iterable[str]]) -> None:
+        """Keep the file and its table, where anything was measured."""
+        if self.entries:
+            self.save()
+            self.write_table(table)
+        else:
+            click.echo(f"{self.path}: nothing was measured", err=True)
+
+    def write_table(self, table: Callable[[dict[str, Any]], Iterable[str]]) -> None:
+        """Print a table of the entries, and keep it beside the file with how it came about.
+
+        Raises:
+            click.ClickException: If the file is not as the benchmark writes it.
+        """
+        with as_written(self.path):
+            lines = list(table(self.entries))
+        text = "\n".join([*self.heading(), "", *lines])
+        write(self.path.with_suffix(".txt"), f"{text}\n")
+        click.echo(text)
+
+
+def today() -> str:
+    """The date, in UTC."""
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+
+
+def command_line(arguments: Sequence[str] | None = None) -> str:
+    """How this process was called, from the project's root, with no directory of this machine.
+
+    Args:
+        arguments: File of the benchmark and its arguments; those of the process if None.
+    """
+    file, *rest = sys.argv if arguments is None else arguments
+    path = Path(file)
+    names = [path.parent.name, *([] if path.stem == "__main__" else [path.stem])]
+    named = (re.sub(r"(^|[=:,])/(?:[^:,]*/)?", r"\1", argument) for argument in rest)
+    return shlex.join(["python", "-m", ".".join(["benchmarks", *names]), *named])
+
+
+def gpu_state() -> str:
+    """Clock, temperature and load of the GPU, as nvidia-smi says; or nothing."""
+    found = nvidia_smi("clocks.sm", "temperature.gpu", "utilization.gpu")
+    return ", ".join(
+        f"{name} {value}" for name, value in zip(("clock", "temperature", "load"), found)
+    )
+
+
+def nvidia_smi(*asked: str) -> list[str]:
+    """What nvidia-smi says of the first GPU, or nothing."""
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", "--id=0", f"--query-gpu={','.join(asked)}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return done.stdout.strip().split(", ")
+
+
+def in_time(
+    items: Sequence[Item],
+    budget_s: float | None,
+    clock: Callable[[], float] = time.monotonic,
+    begun: float = BEGUN,
+    kind: Callable[[Item], Hashable] = lambda _: None,
+) -> Iterator[tuple[int, Item]]:
+    """Go through items while there is time for another as long as the longest of its kind so far.
+
+    Args:
+        items: What to go through; the first is not left out.
+        budget_s: Seconds from ``begun``; None for no limit.
+        clock: Gives seconds.
+        begun: When this process began, by that clock.
+        kind: Items of one kind take about as long; of a kind that is new, nothing is known.
+
+    Yields:
+        Number and item; what there is no time for is left out.
+    """
+    longest: dict[Hashable, float] = {}
+    for number, item in enumerate(items):
+        started = clock() - begun
+        expected = longest.get(kind(item), 0.0)
+        if budget_s is not None and number and started + expected > budget_s:
+            continue
+        yield number, item
+        longest[kind(item)] = max(expected, clock() - begun - started)
