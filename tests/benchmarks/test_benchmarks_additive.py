@@ -24,7 +24,7 @@ _COUNT_GEMMS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from benchmarks.additive import models, worker
-from nvgemm_aot.workload.fake_cuda import fake_tensors
+from nvgemm_aot.workload.fake_run import fake_tensors
 from nvgemm_aot.workload.dispatch import GemmCalls
 
 found = {}

@@ -1,4 +1,4 @@
-"""Compiler processes that several threads share, and as many as the machine carries over all."""
+"""Compiler processes that several threads share, limited in number over the whole machine."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _ASK_AGAIN_SECONDS = 0.2
 class SharedWorkers:
     """Compiler processes, started when there is work for them, and kept until `close`.
 
-    Servers of several user processes run on one machine: each process holds one of as many lock
-    files as the machine carries compilers. One server has one process at least, so none waits for
-    another for long.
+    Several servers may run on one machine. There is a lock file for each compiler process that the
+    machine can take, and each process holds one; only a server's first process may go without, so
+    that no server waits long for another.
 
     Args:
         cache: Where kernels are stored; its lock files count processes.
@@ -57,7 +57,7 @@ class SharedWorkers:
                 future.cancel()
 
     def prepare(self, count: int) -> None:
-        """Start processes for so many tasks to come, if they do not run yet and the machine may."""
+        """Start idle processes for ``count`` tasks to come, as far as the limits allow."""
         with self._changed:
             for _ in range(min(count, self._most) - len(self._idle)):
                 if self._unstartable is not None or not self._start_one():

@@ -30,8 +30,8 @@ from nvgemm_aot.build.compiler import (
 )
 from nvgemm_aot.build.pipeline import BuildResult, build, plan_build
 from nvgemm_aot.build.plan import Unserved, require_served
-from nvgemm_aot.cli.render import build_document, build_text
-from nvgemm_aot.cli.render_bundle import bundle_document, bundle_text
+from nvgemm_aot.cli.build import build_document, build_text
+from nvgemm_aot.cli.bundles import bundle_document, bundle_text
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.providers import Enumeration
 from nvgemm_aot.storage.cache import Cache

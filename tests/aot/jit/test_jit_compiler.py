@@ -25,8 +25,7 @@ from nvgemm_aot.build.compiler import TaskResult, compile_all
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.build.workers import TimeLimitExceeded, WorkerDied
 from nvgemm_aot.jit import server
-from nvgemm_aot.jit.giving_up import GivingUp
-from nvgemm_aot.jit.jit_compiler import Compiled, JitCompiler
+from nvgemm_aot.jit.jit_compiler import Compiled, JitCompiler, LimitedAttempts
 from nvgemm_aot.jit.server import Server
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.reader import Bundle
@@ -177,7 +176,9 @@ def test_a_higher_time_limit_gives_a_kernel_another_chance(machine: JitMachine) 
                 yield item, TimeLimitExceeded("not done within 1 s")
 
     def given_up() -> bool:
-        [failure] = compile_all(wanted, cache, jobs=1, workers=GivingUp(Late(), cache)).failures
+        [failure] = compile_all(
+            wanted, cache, jobs=1, workers=LimitedAttempts(Late(), cache)
+        ).failures
         return "given up" in failure.reason
 
     assert [given_up() for _ in range(3)] == [False, False, True]

@@ -14,8 +14,8 @@ from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning import contenders
-from nvgemm_aot.tuning.separation import LEAST_SAMPLES
-from nvgemm_aot.tuning.tuned_bundle import LEFT_UNDECIDED
+from nvgemm_aot.tuning.race import LEAST_SAMPLES
+from nvgemm_aot.tuning.rewrite import LEFT_UNDECIDED
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import (

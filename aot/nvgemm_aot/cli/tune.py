@@ -1,19 +1,104 @@
-"""What the command prints of a tuning."""
+"""``nvgemm-aot tune``: measures bundles on this machine's GPU."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..tuning.outcome import contender_name
-from ..tuning.outcome_json import outcome_json
-from .tables import size_text, table
+import click
+
+from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
+
+from .interrupts import INTERRUPTED
+from .options import ANY_PATH, Duration, json_option
+from .printing import print_result, report_progress, size_text, table
 
 if TYPE_CHECKING:
-    from ..tuning.outcome import Outcome
-    from ..tuning.tune import Tuned
+    from ..tuning.outcome import TuningOutcome
+    from ..tuning.session import Tuned
 
 Document = dict[str, Any]
+
+_BUDGET = Duration(
+    r"[0-9]+(?:\.[0-9]+)?",
+    {"s": 1, "m": 60, "h": 3600},
+    "is no duration such as 90s, 10m or 1.5h",
+)
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Make SIGTERM, which ends jobs at their time limit, raise KeyboardInterrupt like Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@click.command()
+@click.argument("bundles", type=ANY_PATH, nargs=-1, required=True)
+@click.option("-o", "--out", type=ANY_PATH, required=True, help="The bundle to write.")
+@click.option("--budget", type=_BUDGET, help="Begin no problem after this, e.g. 90s, 10m.")
+@click.option(
+    "--all-kernels",
+    is_flag=True,
+    help="Measure each problem with all kernels of its signature, not only those ranked for it.",
+)
+@click.option("--triton", is_flag=True, help="Also ask Inductor for its best Triton kernel.")
+@click.option("--prune", is_flag=True, help="Drop kernels that are never among the first two.")
+@click.option(
+    "--accept-suspect",
+    is_flag=True,
+    help="Write the bundle even if all kernels of a signature, or most of all, came out wrong.",
+)
+@json_option
+@click.pass_context
+def tune(
+    ctx: click.Context,
+    bundles: tuple[Path, ...],
+    out: Path,
+    budget: float | None,
+    all_kernels: bool,
+    triton: bool,
+    prune: bool,
+    accept_suspect: bool,
+    as_json: bool,
+) -> None:
+    """Measure the kernels of BUNDLES on this GPU, and write a bundle with what was measured.
+
+    Every declared problem is timed with its kernels and with ATen. What was measured is kept beside
+    the output, in OUT.tuning.jsonl: the same command goes on from there.
+    """
+    from ..tuning.gpu import gpu_bench
+    from ..tuning.session import TuningOptions
+    from ..tuning.session import tune as measure_and_write
+    from ..tuning.state import state_path
+
+    if out.suffix != BUNDLE_SUFFIX:
+        raise click.UsageError(f"{out}: a bundle is named NAME{BUNDLE_SUFFIX}")
+    if out.resolve() in [path.resolve() for path in bundles]:
+        raise click.UsageError(f"{out} is among the bundles to tune; name another output")
+    options = TuningOptions(
+        budget_s=budget,
+        all_kernels=all_kernels,
+        triton=triton,
+        prunes=prune,
+        accepts_suspect=accept_suspect,
+    )
+    try:
+        with _sigterm_interrupts(), report_progress("Measuring", "problems") as progress:
+            tuned = measure_and_write(bundles, out, gpu_bench(), options, progress=progress)
+    except KeyboardInterrupt:
+        kept = "nothing was measured yet"
+        if state_path(out).exists():
+            kept = f"what was measured is in {state_path(out)}"
+        click.echo(f"nvgemm-aot: interrupted; {kept}, and the same command goes on", err=True)
+        ctx.exit(INTERRUPTED)
+    print_result(tuned_document(tuned), tuned_text, as_json=as_json)
 
 
 def tuned_document(tuned: Tuned) -> Document:
@@ -41,14 +126,16 @@ def tuned_document(tuned: Tuned) -> Document:
     }
 
 
-def _outcome_document(outcome: Outcome) -> Document:
+def _outcome_document(outcome: TuningOutcome) -> Document:
+    from ..tuning.outcome import outcome_json
+
     document = outcome_json(outcome)
-    conditions = document.pop("conditions")  # but for the date they are the same for all
+    conditions = document.pop("conditions")  # only the date differs between problems
     return {**document, "date": conditions["date"]}
 
 
 def tuned_text(document: Document) -> str:
-    """A table of the problems, and below it what needs to be known of the new bundle."""
+    """Print a table of the problems, then wrong kernels, doubts, and the new bundle."""
     header = ("problem", "first", "ours, us", "ATen, us", "Triton, us", "ours / ATen", "kernel")
     rows = [_row(key, item) for key, item in document["problems"].items()]
     parts = [] if document["suspicion"] is None else [f"SUSPECT: {document['suspicion']}"]
@@ -65,17 +152,19 @@ def _row(key: str, item: Document) -> list[object]:
     return [
         key,
         first + (" ?" if item["doubts"] else ""),
-        *(_text(timing) for timing in (ours, *times.values())),
+        *(_timing_text(timing) for timing in (ours, *times.values())),
         ratio,
         item["kernels"][0][0][:12] if ours else "-",
     ]
 
 
-def _text(timing: list[int] | None) -> str:
+def _timing_text(timing: list[int] | None) -> str:
     return "-" if timing is None else f"{timing[0] / 1e3:.2f} ± {timing[1] / 1e3:.2f}"
 
 
 def _wrong(document: Document) -> Iterator[str]:
+    from ..tuning.outcome import contender_name
+
     faults: dict[str, list[str]] = {}
     for key, item in document["problems"].items():
         for id_, fault in item["wrong"].items():
@@ -88,7 +177,7 @@ def _wrong(document: Document) -> Iterator[str]:
 
 
 def _doubts(document: Document) -> Iterator[str]:
-    """Problems by why they are uncertain: what disturbs mostly disturbs many."""
+    """Problems grouped by doubts, as a disturbance mostly affects many."""
     doubted: dict[tuple[str, ...], list[str]] = {}
     for key, item in document["problems"].items():
         if item["doubts"]:

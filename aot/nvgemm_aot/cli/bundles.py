@@ -1,22 +1,119 @@
-"""What the command prints of a bundle: its content, and the evidence of a verification."""
+"""``nvgemm-aot inspect``, ``verify``, ``list`` and ``wheel``: commands on finished bundles."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
+from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.encode import measured_json, unserved_json
 from nvgemm_runtime.bundle.format import Kernel, RankingSource
 from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import (
+    BundleFormatError,
+    NvgemmError,
+    StorageError,
+    VerificationError,
+)
 
-from .tables import size_text, table
+from .options import ANY_PATH, json_option, out_directory_option
+from .printing import (
+    file_document,
+    file_text,
+    print_result,
+    report_progress,
+    size_text,
+    table,
+)
 
 if TYPE_CHECKING:
+    from nvgemm_runtime.installed.discover import InstalledBundle
+
     from ..verify.bundle import Report
 
 Document = dict[str, Any]
+
+
+@click.command()
+@click.argument("bundles", type=ANY_PATH, nargs=-1, required=True)
+@out_directory_option("Directory for the wheel.")
+@click.option("--name", required=True, help="The wheel is called nvgemm-kernels-NAME.")
+@click.option("--version", "wheel_version", default=__version__, show_default=True)
+@click.option("--summary", help="One line on what the kernels are for.")
+def wheel(
+    bundles: tuple[Path, ...], out: Path, name: str, wheel_version: str, summary: str | None
+) -> None:
+    """Pack BUNDLES, one a target, into a wheel."""
+    from ..bundle.wheel import write_wheel
+
+    path = write_wheel(bundles, name=name, version=wheel_version, out_dir=out, summary=summary)
+    click.echo(file_text(file_document(path)))
+
+
+@click.command()
+@click.argument("bundle", type=ANY_PATH)
+@json_option
+def inspect(bundle: Path, as_json: bool) -> None:
+    """Show what BUNDLE holds: target, kernels, rankings, sizes, toolchain."""
+    with Bundle(bundle) as opened:
+        print_result(bundle_document(opened), bundle_text, as_json=as_json)
+
+
+@click.command()
+@click.argument("bundles", type=ANY_PATH, nargs=-1, required=True)
+@click.option(
+    "--disassemble/--no-disassemble",
+    default=None,
+    help="Require, or skip, the proofs from disassembled code. Default: where tools are installed.",
+)
+@click.option("-j", "--jobs", type=click.IntRange(1), help="Disassembler processes.")
+@json_option
+def verify(
+    bundles: tuple[Path, ...], disassemble: bool | None, jobs: int | None, as_json: bool
+) -> None:
+    """Check every rule, hash and kernel of BUNDLES, and print the evidence."""
+    from ..build.compiler import default_jobs
+    from ..verify.bundle import verify_bundle
+
+    documents: list[Any] = []
+    texts: list[str] = []
+    failed: list[NvgemmError] = []
+    for path in bundles:
+        try:
+            with report_progress("Verifying") as progress:
+                report = verify_bundle(
+                    path, disassemble=disassemble, jobs=jobs or default_jobs(), progress=progress
+                )
+        except (BundleFormatError, StorageError) as error:
+            documents.append({"path": str(path), "ok": False, "error": str(error)})
+            texts.append(f"{path}: FAILED\n{error}")
+            failed.append(error)
+            continue
+        documents.append(report.to_json())
+        texts.append(verification_text(report))
+        if not report.ok:
+            failed.append(VerificationError(f"{path}: {len(report.findings)} findings"))
+    print_result(documents, lambda _: "\n\n".join(texts), as_json=as_json)
+    if len(failed) == 1:
+        raise failed[0]
+    if failed:
+        raise VerificationError(
+            f"{len(failed)} of {len(bundles)} bundles fail:\n" + "\n".join(map(str, failed))
+        )
+
+
+@click.command(name="list")
+@json_option
+def list_(as_json: bool) -> None:
+    """Show the bundles of installed wheels."""
+    from nvgemm_runtime.installed.discover import installed_bundles
+
+    print_result(installed_document(installed_bundles()), installed_text, as_json=as_json)
 
 
 def bundle_document(bundle: Bundle) -> Document:
@@ -188,7 +285,7 @@ def bundle_text(document: Document) -> str:
 
 
 def _problem_rows(problem: Document) -> list[list[object]]:
-    """One row for each kernel; where it was measured, one for torch's own, and one for doubts."""
+    """A row a kernel; of a measured ranking also rows of ATen, of Triton and of doubts."""
     source, measured = problem["source"], problem["measured"]
     rows: list[list[object]] = [
         [
@@ -209,7 +306,7 @@ def _problem_rows(problem: Document) -> list[list[object]]:
 
 
 def verification_text(report: Report) -> str:
-    """Print a verification: the evidence a kernel, then every finding."""
+    """Print a verification: the evidence of each kernel, then every finding."""
     rows = [
         [
             evidence.id[:12],
@@ -239,3 +336,48 @@ def verification_text(report: Report) -> str:
         f"{report.path}: {verdict}, {len(report.kernels)} kernels",
     ]
     return "\n".join(lines)
+
+
+def installed_document(installed: Sequence[InstalledBundle]) -> list[Document]:
+    """Describe installed bundles; one that cannot be read says why."""
+    documents = []
+    for item in installed:
+        document: Document = {
+            "path": str(item.path),
+            "distribution": item.distribution,
+            "version": item.version,
+        }
+        try:
+            with Bundle(item.path) as bundle:
+                document |= {
+                    "target": bundle.header.target.key,
+                    "kernels": len(bundle.header.kernels),
+                    "problems": len(bundle.header.rankings),
+                    "bytes": bundle.file_bytes,
+                    "error": None,
+                }
+        except Exception as error:  # Whatever is wrong with one bundle, the others are listed.
+            document["error"] = str(error) or type(error).__name__
+        documents.append(document)
+    return documents
+
+
+def installed_text(documents: Sequence[Document]) -> str:
+    """Print installed bundles."""
+    if not documents:
+        return "no bundle is installed: no distribution has an entry point in nvgemm_aot.bundles"
+    rows = [
+        [
+            d["distribution"],
+            d["version"],
+            d.get("target", "-"),
+            d.get("kernels", "-"),
+            d.get("problems", "-"),
+            size_text(d["bytes"]) if "bytes" in d else "-",
+            d["path"],
+        ]
+        for d in documents
+    ]
+    broken = [f"{d['path']}: {d['error']}" for d in documents if d["error"]]
+    header = ["distribution", "version", "target", "kernels", "problems", "size", "path"]
+    return "\n".join([table(rows, header), *broken])

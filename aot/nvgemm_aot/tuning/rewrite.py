@@ -1,9 +1,10 @@
-"""Making a bundle's content anew from what was measured."""
+"""Rewrites a bundle's content with measured rankings, and prunes kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 
 from nvgemm_runtime.bundle.encode import measured_json, source_json, unserved_json
 from nvgemm_runtime.bundle.format import (
@@ -17,34 +18,36 @@ from nvgemm_runtime.bundle.format import (
 )
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError
+from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.matching.device import DeviceFacts
+from nvgemm_runtime.matching.refusals import needs_compact
 from nvgemm_runtime.matching.trust import why_order_is_open
 
-from ..bundle.content import BundleContent, ProblemRanking, read_content
+from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_content
 from .contenders import ATEN, TRITON
-from .outcome import Outcome, contender_name, disagreement
-from .separation import Interval, contending, is_decided
-from .suspicion import thrown_out
+from .correctness import thrown_out
+from .outcome import TuningOutcome, contender_name, disagreement
+from .race import Interval, contending, is_decided
 
 LEFT_UNDECIDED = "one of the fastest was thrown out later, and those left were not told apart"
 
 
 def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleContent:
-    """What several bundles of one target, device profile and toolchain hold together.
+    """Join the contents of bundles of one target, device profile and toolchain.
 
-    A problem that several rank has the kernels of all, in the order of the one that says most about
-    this device: measured on it without doubts, then with doubts, then on another, then estimated;
-    of equals the first. What two certain measurements on one product of GPU disagree about makes
-    the ranking uncertain. Kernels that were not measured for it have no time and stand behind all
-    others: `tuned_content` leaves them out again if they still have none.
+    A problem that several bundles rank gets the kernels of all, in the order of the ranking that
+    says most about this device: measured on it without doubts, then with doubts, then measured on
+    another device, then estimated; the first of equals. The ranking becomes uncertain if two
+    measurements without doubts on one GPU product disagree. Kernels that were not measured for the
+    problem come last, without a time; `tuned_content` drops them if they get none.
 
     Args:
         bundles: At least one.
-        facts: The device that they are tuned on.
+        facts: The device to tune on.
 
     Raises:
-        BundleFormatError: If one is damaged.
-        TuningError: If they differ in target, device profile or toolchain.
+        BundleFormatError: If a bundle is damaged.
+        TuningError: If the bundles differ in target, device profile or toolchain.
     """
     for bundle in bundles:
         bundle.check_body()
@@ -114,7 +117,7 @@ def _disagreement(before: ProblemRanking, now: ProblemRanking) -> str | None:
 
 def tuned_content(
     content: BundleContent,
-    outcomes: Mapping[str, Outcome],
+    outcomes: Mapping[str, TuningOutcome],
     *,
     broken: Mapping[str, str],
     by: str,
@@ -167,7 +170,9 @@ def tuned_content(
     )
 
 
-def _measured(ranking: ProblemRanking, outcome: Outcome, *, by: str, gpu: str) -> ProblemRanking:
+def _measured(
+    ranking: ProblemRanking, outcome: TuningOutcome, *, by: str, gpu: str
+) -> ProblemRanking:
     return replace(
         ranking,
         source=RankingSource(kind="measurement", by=by, gpu=gpu, conditions=outcome.conditions),
@@ -182,7 +187,7 @@ def _measured(ranking: ProblemRanking, outcome: Outcome, *, by: str, gpu: str) -
 
 
 def _as_before(ranking: ProblemRanking) -> ProblemRanking:
-    """A ranking as its source has it: of a measurement, without what that has not measured."""
+    """A ranking as its source has it: a measured one without the kernels that were not measured."""
     if ranking.source.kind != "measurement":
         return ranking
     timed = tuple(place for place in ranking.kernels if place[1] is not None)
@@ -198,7 +203,7 @@ def _why_unserved(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
 
 
 def _without(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:
-    """A ranking without kernels that are wrong; doubted if these had kept others from the race."""
+    """Drop wrong kernels from a ranking; doubt it if they kept others from being told apart."""
     kept = [place for place, (id_, _) in enumerate(ranking.kernels) if id_ not in wrong]
     kernels = tuple(ranking.kernels[place] for place in kept)
     measured = ranking.measured
@@ -217,7 +222,7 @@ def _without(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRankin
 
 
 def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interval]:
-    """By contender, what the race went by."""
+    """By contender, the interval that the race decided by."""
     torchs_own = {ATEN: measured.aten, TRITON: measured.triton}
     timings = {**torchs_own, **_timings(ranking, measured)}
     return {
@@ -232,7 +237,7 @@ def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interva
 
 
 def _timings(ranking: ProblemRanking, measured: Measured) -> dict[str, Timing]:
-    """By id, the kernels that were measured."""
+    """By id, the timings of the measured kernels."""
     return {
         id_: Timing(time_ns=time_ns, spread_ns=spread_ns)
         for (id_, time_ns), spread_ns in zip(ranking.kernels, measured.spreads_ns)
@@ -241,7 +246,7 @@ def _timings(ranking: ProblemRanking, measured: Measured) -> dict[str, Timing]:
 
 
 def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
-    """A content under a key of its own: a digest of what it was made from and of its rankings."""
+    """Set a build key: a digest of the original's key and of the new rankings."""
     document = {
         "tuned": made_from,
         "generator": content.generator,
@@ -263,12 +268,12 @@ def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
     return replace(content, build_key=sha256_hex(canonical_json(document)))
 
 
-def previous_outcome(ranking: ProblemRanking, gpu: str) -> Outcome | None:
-    """What an earlier tuning on the same product of GPU has measured, or None."""
+def previous_outcome(ranking: ProblemRanking, gpu: str) -> TuningOutcome | None:
+    """The outcome of an earlier tuning on the same GPU product, or None."""
     measured, source = ranking.measured, ranking.source
     if measured is None or source.conditions is None or source.gpu != gpu:
         return None
-    return Outcome(
+    return TuningOutcome(
         kernels=_timings(ranking, measured),
         aten=measured.aten,
         triton=measured.triton,
@@ -276,3 +281,131 @@ def previous_outcome(ranking: ProblemRanking, gpu: str) -> Outcome | None:
         doubts=measured.doubts,
         conditions=source.conditions,
     )
+
+
+KEPT_PLACES = 2
+"""A kernel stays if it is among so many first of any problem, or not told apart from them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """The result of pruning.
+
+    Attributes:
+        dropped: Ids of the dropped kernels.
+        declared_loss: Geometric mean over measured problems of the fastest kernel's time after
+            pruning over that before; 1, as each problem's fastest stays.
+        undeclared_loss: Estimate of the same for sizes that are not declared: the loss of each
+            problem if only the others decided which kernels stay. None where no signature has two
+            measured problems.
+        unknown_losses: Number of problems missing from ``undeclared_loss``, as none of the kernels
+            that the others keep was measured for them.
+    """
+
+    dropped: tuple[str, ...]
+    declared_loss: float
+    undeclared_loss: float | None
+    unknown_losses: int
+
+
+def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
+    """Drop kernels that are not among the first `KEPT_PLACES` of any measured problem.
+
+    Kernels that an estimate or an uncertain measurement ranks all stay. So that the same operands
+    are served as before, each signature also keeps a kernel of the least alignment, and one among
+    those that take operands with gaps. Rankings keep their order.
+    """
+    kernels = {kernel.id: kernel for kernel in content.kernels}
+    kept = _kept(content.rankings, kernels)
+    measured = [ranking for ranking in content.rankings if ranking.measured is not None]
+    known, unknown = _held_back_losses(measured, kernels)
+    pruned = replace(
+        content,
+        kernels=tuple(kernel for kernel in content.kernels if kernel.id in kept),
+        rankings=tuple(_only(ranking, kept) for ranking in content.rankings),
+    )
+    return pruned, Pruned(
+        dropped=tuple(sorted(kernels.keys() - kept)),
+        declared_loss=_mean([_loss(ranking, kept) for ranking in measured]),
+        undeclared_loss=_mean(known) if known else None,
+        unknown_losses=unknown,
+    )
+
+
+def _kept(rankings: Iterable[ProblemRanking], kernels: Mapping[str, BuiltKernel]) -> set[str]:
+    kept = set()
+    for one in _by_signature(rankings).values():
+        kept |= {id_ for ranking in one for id_ in _foremost(ranking)}
+        kept |= _serving_most(one, kernels)
+    return kept
+
+
+def _by_signature(rankings: Iterable[ProblemRanking]) -> dict[Signature, list[ProblemRanking]]:
+    found: dict[Signature, list[ProblemRanking]] = {}
+    for ranking in rankings:
+        found.setdefault(ranking.problem.signature, []).append(ranking)
+    return found
+
+
+def _foremost(ranking: ProblemRanking) -> list[str]:
+    """Kernels that a problem keeps: the first, and those whose intervals overlap theirs."""
+    ids, measured = [id_ for id_, _ in ranking.kernels], ranking.measured
+    if measured is None or measured.doubts:
+        return ids
+    places = [
+        (time or 0, spread) for (_, time), spread in zip(ranking.kernels, measured.spreads_ns)
+    ]
+    reach = max((time + spread for time, spread in places[:KEPT_PLACES]), default=0)
+    return [id_ for id_, (time, spread) in zip(ids, places) if time - spread <= reach]
+
+
+def _serving_most(
+    rankings: Sequence[ProblemRanking], kernels: Mapping[str, BuiltKernel]
+) -> set[str]:
+    """The kernel of least alignment, of all of a signature and of those that take gaps."""
+    places: dict[str, int] = {}
+    for ranking in rankings:
+        for place, (id_, _) in enumerate(ranking.kernels):
+            places[id_] = min(place, places.get(id_, place))
+    groups = (places, [id_ for id_ in places if not needs_compact(kernels[id_].calling_convention)])
+    return {
+        min(group, key=lambda id_: (kernels[id_].alignment_bytes, places[id_], id_))
+        for group in groups
+        if group
+    }
+
+
+def _only(ranking: ProblemRanking, kept: Collection[str]) -> ProblemRanking:
+    places = [place for place, (id_, _) in enumerate(ranking.kernels) if id_ in kept]
+    measured = ranking.measured
+    if measured is not None:
+        spreads = tuple(measured.spreads_ns[place] for place in places)
+        measured = replace(measured, spreads_ns=spreads)
+    return replace(
+        ranking, kernels=tuple(ranking.kernels[place] for place in places), measured=measured
+    )
+
+
+def _loss(ranking: ProblemRanking, kept: Collection[str]) -> float:
+    times: Mapping[str, int] = {id_: time for id_, time in ranking.kernels if time is not None}
+    return min(time for id_, time in times.items() if id_ in kept) / min(times.values())
+
+
+def _held_back_losses(
+    measured: Sequence[ProblemRanking], kernels: Mapping[str, BuiltKernel]
+) -> tuple[list[float], int]:
+    """Loss of each problem if only the others decided, and the number of problems without one."""
+    losses, unknown = [], 0
+    for rankings in _by_signature(measured).values():
+        for ranking in rankings:
+            others = [other for other in rankings if other is not ranking]
+            kept = _kept(others, kernels)
+            if any(id_ in kept for id_, _ in ranking.kernels):
+                losses.append(_loss(ranking, kept))
+            elif others:
+                unknown += 1
+    return losses, unknown
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return statistics.geometric_mean(ratios) if ratios else 1.0

@@ -1,4 +1,4 @@
-"""The command ``nvgemm-aot record``."""
+"""``nvgemm-aot record``: runs a program and writes its GEMMs into a manifest."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import click
 
 from nvgemm_runtime.recording.text import TARGETS
 
+from .options import ANY_PATH
+from .printing import count_text
+
 if TYPE_CHECKING:
     from ..workload.record import Recorded
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 @click.option(
     "-o",
     "--out",
-    type=click.Path(path_type=Path),
+    type=ANY_PATH,
     default=Path("recorded.yaml"),
     show_default=True,
     help="The manifest. One that was recorded before is merged into.",
@@ -45,10 +48,10 @@ def record(
     The exit status is the command's, 128 + N where signal N ended it, and 2 where it cannot be
     started.
     """
-    from ..workload.record import record as run_and_record
+    from ..workload.record import record_program
 
     try:
-        recorded = run_and_record(command, out, target=target, fake=fake)
+        recorded = record_program(command, out, target=target, fake=fake)
     except OSError as error:
         raise click.UsageError(f"cannot run {command[0]}: {error.strerror}") from None
     click.echo(f"nvgemm-aot: {_summary(recorded, fake)}", err=True)
@@ -65,7 +68,7 @@ def _summary(recorded: Recorded, fake: bool) -> str:
             "torch.compile's Inductor, or torch is of no version that nvgemm-aot supports"
         )
     met = (
-        f"{recorded.path}: {_count(recorded.met, 'GEMM')} met, {recorded.distinct} distinct, "
+        f"{recorded.path}: {count_text(recorded.met, 'GEMM')} met, {recorded.distinct} distinct, "
         f"{recorded.new} new in the file"
     )
     if not recorded.others_met:
@@ -74,7 +77,3 @@ def _summary(recorded: Recorded, fake: bool) -> str:
         f"{met}; besides {recorded.others_met} ({recorded.others} distinct) with no kernel to "
         "build for them, which its last lines list"
     )
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

@@ -1,21 +1,191 @@
-"""A YAML file as plain data that remembers where each value stands.
+"""Reads YAML as plain data that remembers the line and column of each value.
 
 PyYAML's own construction would silently keep the last of two equal keys, read ``010`` as eight and
-``1:30`` as ninety, and forget every position. Here only its parser is used.
+``1:30`` as ninety, and forget every position. Only its parser is used here.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
+from yaml.composer import Composer
+from yaml.reader import Reader
 
 from nvgemm_runtime.errors import ManifestError
 
-from .yaml_nodes import MAX_DEPTH, Mistake, fail, place
+from ..storage.files import IrregularFileError, read_start
+
+MAX_FILE_BYTES = 4 << 20
+"""Longest file that is read."""
+
+MAX_DEPTH = 32
+"""Deepest nesting; a manifest needs five levels."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Mistake:
+    """One thing wrong with a file; line and column count from 1."""
+
+    line: int
+    column: int
+    text: str
+
+
+def mistake_at(mark: yaml.Mark, text: str) -> Mistake:
+    """Make a mistake of a text at a mark, whose line and column count from 0."""
+    return Mistake(line=mark.line + 1, column=mark.column + 1, text=text)
+
+
+def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
+    """Raise every mistake at once, a line each, by position, and their count.
+
+    Raises:
+        ManifestError: Always.
+    """
+    ordered = sorted(set(mistakes))
+    lines = [f"{path}:{found.line}:{found.column}: {found.text}" for found in ordered]
+    count = "1 mistake" if len(ordered) == 1 else f"{len(ordered)} mistakes"
+    raise ManifestError("\n".join([*lines, f"{count} in {path}; nothing was built"]))
+
+
+def fail(path: Path, mark: yaml.Mark, text: str) -> NoReturn:
+    """Raise one mistake.
+
+    Raises:
+        ManifestError: Always.
+    """
+    report_mistakes(path, [mistake_at(mark, text)])
+
+
+def read_bytes(path: Path, *, if_absent: str, if_too_long: str) -> bytes:
+    """Read a file of at most `MAX_FILE_BYTES`.
+
+    Args:
+        path: The file.
+        if_absent: What to do where there is none.
+        if_too_long: What to do where it is longer.
+
+    Raises:
+        ManifestError: If it cannot be read or is too long.
+    """
+    try:
+        data = read_start(path, MAX_FILE_BYTES + 1)
+    except IrregularFileError as error:
+        raise ManifestError(str(error)) from None
+    except FileNotFoundError:
+        raise ManifestError(f"{path}: there is no such file; {if_absent}") from None
+    except IsADirectoryError:
+        raise ManifestError(f"{path}: this is a directory; name a file in it") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ManifestError(f"{path}: cannot read it: {reason}; check the path") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ManifestError(
+            f"{path}: the file is over {MAX_FILE_BYTES} bytes; allowed: at most that; {if_too_long}"
+        )
+    return data
+
+
+def read_text(path: Path) -> str:
+    """Read a file.
+
+    Raises:
+        ManifestError: If it cannot be read, is too long or not UTF-8.
+    """
+    data = read_bytes(
+        path, if_absent="check the path", if_too_long="split it into several manifests"
+    )
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line_start = data.rfind(b"\n", 0, error.start) + 1
+        found = Mistake(
+            line=data.count(b"\n", 0, error.start) + 1,
+            column=len(data[line_start : error.start].decode("utf-8")) + 1,
+            text=f"found byte 0x{data[error.start]:02x}; allowed: UTF-8; save the file as UTF-8",
+        )
+        report_mistakes(path, [found])
+
+
+class _Shallow(Composer):
+    """Composes nodes, and refuses nesting that would exhaust Python's stack."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.depth > MAX_DEPTH:
+            event = self.peek_event()  # type: ignore[attr-defined]
+            raise yaml.MarkedYAMLError(
+                problem=f"found more than {MAX_DEPTH} levels of nesting",
+                problem_mark=event.start_mark,
+            )
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+def _make_loader(text: str) -> Any:
+    """Libyaml's parser, several times faster than PyYAML's, which is used where it is missing."""
+
+    class SlowLoader(_Shallow, yaml.SafeLoader):
+        pass
+
+    if not yaml.__with_libyaml__:
+        return SlowLoader(text)
+    from yaml._yaml import CParser
+    from yaml.resolver import Resolver
+
+    # libyaml's events only: its own composer recurses in C, without a limit.
+    class FastLoader(_Shallow, CParser, Resolver):
+        def __init__(self, text: str) -> None:
+            CParser.__init__(self, text)
+            Composer.__init__(self)
+            Resolver.__init__(self)
+
+    return FastLoader(text)
+
+
+def compose(path: Path, text: str) -> yaml.Node | None:
+    """Parse YAML; None if there is no document.
+
+    Raises:
+        ManifestError: If the text is not one YAML document, or nested too deeply.
+    """
+    foreign = Reader.NON_PRINTABLE.search(text)
+    if foreign is not None:
+        before = text[: foreign.start()]
+        found = Mistake(
+            line=before.count("\n") + 1,
+            column=len(before) - before.rfind("\n"),
+            text=f"found character {foreign[0]!r}, which YAML does not allow; remove it",
+        )
+        report_mistakes(path, [found])
+    loader = _make_loader(text)
+    try:
+        node: yaml.Node | None = loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        assert mark is not None  # every error of a parser has one
+        if error.problem == "but found another document":
+            fail(path, mark, "found a second YAML document; allowed: one a file")
+        rest = "".join(text.split("\n")[mark.line : mark.line + 1])[mark.column :]
+        advice = "; indent with spaces" if rest.startswith("\t") else ""
+        context = f"{error.context}, " if error.context else ""
+        fail(path, mark, f"not valid YAML: {context}{error.problem}{advice}")
+    except (ValueError, OverflowError) as error:
+        # PyYAML lets these through from escapes like "\UFFFFFFFF" and from huge version numbers.
+        report_mistakes(path, [Mistake(line=1, column=1, text=f"not valid YAML: {error}")])
+    finally:
+        loader.dispose()
+    return node
+
 
 MAX_VALUES = 1_000_000
 """Most values after aliases are expanded: a few nested aliases can stand for billions."""
@@ -48,7 +218,6 @@ class Foreign:
         kind: What it is.
         text: How the file spells it.
         advice: What to do about it, whatever should stand there; possibly empty.
-
     """
 
     kind: str
@@ -75,7 +244,6 @@ class Source:
         data: Its values: str, int, list, dict with text keys, and `Foreign` for anything else.
         entries: By the id of a mapping node: its entries' nodes, by key.
         mistakes: What was wrong already on the level of YAML; such parts are not in ``data``.
-
     """
 
     path: Path
@@ -101,7 +269,7 @@ class Source:
             known.append(step)
         # The key of a mistake at a key is in the text already.
         shown = location[:-1] if at_key else tuple(known)
-        return place(mark, f"{render_location(shown)}: {text}")
+        return mistake_at(mark, f"{render_location(shown)}: {text}")
 
     def rename(self, old: str, new: str) -> Source:
         """Read what stands under a top-level key as if it stood under another, unused one."""
@@ -130,7 +298,6 @@ def make_source(path: Path, root: yaml.Node | None) -> Source:
 
     Raises:
         ManifestError: If there is nothing, another top level, or too much through aliases.
-
     """
     if root is None or (isinstance(root, yaml.ScalarNode) and root.value == ""):
         raise ManifestError(
@@ -223,7 +390,7 @@ class _Converter:
         return value
 
     def add(self, node: yaml.Node, location: Location, text: str) -> None:
-        self.mistakes.append(place(node.start_mark, f"{render_location(location)}: {text}"))
+        self.mistakes.append(mistake_at(node.start_mark, f"{render_location(location)}: {text}"))
 
 
 def _line(node: yaml.Node) -> int:

@@ -1,7 +1,8 @@
-"""The commands ``nvgemm-aot manifest …``, which make manifests."""
+"""``nvgemm-aot manifest`` and ``nvgemm-aot schema``."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,12 @@ import click
 from nvgemm_runtime.gemm.problem import MAX_EXTENT, DType
 from nvgemm_runtime.gemm.target import DEFAULT_ARCHITECTURE
 
+from .options import ANY_PATH
+from .printing import count_text
+
 
 def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
-    """Read positive integers between commas; they come back sorted, each once."""
+    """Read positive integers between commas; returns them sorted and without duplicates."""
     numbers = set()
     for part in value.split(","):
         number = int(part) if re.fullmatch(r" *[0-9]{1,10} *", part) else 0
@@ -42,7 +46,7 @@ def manifest() -> None:
 
 
 @manifest.command(name="from-config")
-@click.argument("config", type=click.Path(path_type=Path))
+@click.argument("config", type=ANY_PATH)
 @click.option(
     "--tokens",
     metavar="N,N,...",
@@ -79,9 +83,7 @@ def manifest() -> None:
 @click.option("--separate", is_flag=True, help="q, k, v and gate, up apart: the default.")
 @click.option("--fused", is_flag=True, help="Fused as serving engines do; with --separate both.")
 @click.option("--name", help="Name of the manifest; default the model's directory's, or CONFIG's.")
-@click.option(
-    "-o", "--out", type=click.Path(path_type=Path), help="File to write; default is to print."
-)
+@click.option("-o", "--out", type=ANY_PATH, help="File to write; default is to print.")
 def from_config(
     config: Path,
     tokens: tuple[int, ...],
@@ -97,8 +99,7 @@ def from_config(
 
     CONFIG is a model's config.json, or its directory.
     """
-    from ..manifest.from_config import Wanted, make_manifest
-    from ..manifest.render_manifest import manifest_yaml
+    from ..manifest.from_config import Wanted, make_manifest, manifest_yaml
     from ..storage.files import write_atomic
 
     wanted = Wanted(
@@ -115,6 +116,15 @@ def from_config(
         click.echo(text, nl=False)
         return
     write_atomic(out, text.encode())
-    count = len(made.left_out)
-    left_out = f"; {count} GEMM{'s' * (count > 1)} left out, see its end" if count else ""
+    left_out = ""
+    if made.left_out:
+        left_out = f"; {count_text(len(made.left_out), 'GEMM')} left out, see its end"
     click.echo(f"{out}: written, {made.problems} problems{left_out}")
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of manifests, for editors."""
+    from ..manifest.parse import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=2))

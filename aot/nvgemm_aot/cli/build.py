@@ -1,29 +1,144 @@
-"""What the command prints of builds, files and installed bundles.
-
-Each has a document, for ``--json``, and the text made of it.
-"""
+"""``nvgemm-aot build``: compiles a manifest's kernels, or prints the plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nvgemm_runtime.bundle.reader import Bundle
+import click
 
-from .tables import count_text, size_text, table
+from nvgemm_runtime import __version__
+from nvgemm_runtime.errors import StorageError
+from nvgemm_runtime.gemm.problem import Problem
+
+from .options import ANY_PATH, cache_option, json_option, out_directory_option
+from .printing import (
+    count_text,
+    file_document,
+    file_text,
+    print_result,
+    report_progress,
+    size_text,
+    table,
+)
 
 if TYPE_CHECKING:
-    from nvgemm_runtime.installed.discover import InstalledBundle
-
     from ..build.assemble import PlannedTarget
     from ..build.pipeline import BuildResult
-    from ..build.plan import Unserved
+    from ..build.plan import RejectionSink, Unserved
+    from ..providers import Rejection
 
 Document = dict[str, Any]
 
+
+@click.command()
+@click.argument("manifest", type=ANY_PATH)
+@out_directory_option("Directory for the bundles (and the wheel).")
+@click.option("-j", "--jobs", type=click.IntRange(1), help="Compiler processes.")
+@click.option("--strict", is_flag=True, help="Fail if a target lacks any kernel.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and compile nothing.")
+@click.option(
+    "--rejections",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="With --dry-run: write every operator not chosen, and why, as JSON lines.",
+)
+@click.option("--wheel", is_flag=True, help="Also pack the bundles into a wheel.")
+@click.option("--wheel-version", help="Version of the wheel; default is nvgemm-aot's own.")
+@cache_option("Build cache")
+@json_option
+def build(
+    manifest: Path,
+    out: Path,
+    jobs: int | None,
+    strict: bool,
+    dry_run: bool,
+    rejections: Path | None,
+    wheel: bool,
+    wheel_version: str | None,
+    cache_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Compile the kernels that MANIFEST declares, into one bundle a target.
+
+    MANIFEST is a file, or the name of a manifest that comes with nvgemm-aot, such as llama-3.1-8b.
+
+    A kernel whose compiler takes longer than $NVGEMM_AOT_COMPILE_TIMEOUT seconds, by default 300,
+    counts as one that does not compile.
+    """
+    from ..build import pipeline
+    from ..build.plan import require_served
+    from ..manifest.parse import load_manifest
+    from ..manifest.shipped import find_manifest
+    from ..storage.cache import Cache, default_directory
+
+    if rejections and not dry_run:
+        raise click.UsageError("--rejections goes with --dry-run")
+    if wheel_version and not wheel:
+        raise click.UsageError("--wheel-version goes with --wheel")
+    declared = load_manifest(find_manifest(manifest))
+    cache = Cache(cache_dir or default_directory())
+    if dry_run:
+        with open_rejection_log(rejections) as on_rejection:
+            planned = pipeline.plan_build(declared, cache, on_rejection=on_rejection)
+        print_result(plan_document(planned, jobs), plan_text, as_json=as_json)
+        require_served(pipeline.without_operator(planned), 1 if strict else len(planned))
+        return
+    if wheel:
+        from ..bundle.wheel import check_identity, write_wheel
+
+        check_identity(declared.name, wheel_version or __version__)
+    with report_progress("Compiling") as report:
+        result = pipeline.build(declared, out, cache, jobs=jobs, strict=strict, progress=report)
+    document = build_document(result)
+    if wheel:
+        document["wheel"] = file_document(
+            write_wheel(
+                [bundle.path for bundle in result.bundles],
+                name=declared.name,
+                version=wheel_version or __version__,
+                out_dir=out,
+                summary=declared.description or None,
+            )
+        )
+    print_result(document, build_text, as_json=as_json)
+    require_served(result.unserved, len(declared.targets))
+
+
+@contextlib.contextmanager
+def open_rejection_log(path: Path | None) -> Iterator[RejectionSink | None]:
+    """Open a sink that writes rejections as JSON lines; None where ``path`` is None.
+
+    Raises:
+        StorageError: If the file cannot be written.
+    """
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{path}: cannot write: {error.strerror}") from error
+
+    def write(problem: Problem, rejection: Rejection) -> None:
+        line = {
+            "problem": problem.key,
+            "operator": rejection.operator,
+            "reason": rejection.reason,
+        }
+        try:
+            file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise StorageError(f"{path}: cannot write: {error.strerror}") from error
+
+    with file:
+        yield write
+
+
 _SECONDS_PER_KERNEL = 0.6
-"""Time of one core for one kernel: benchmarks/build.py printed 0.56 s for sm_100f, and 11 % more
+"""Seconds of one core for one kernel: benchmarks/build.py printed 0.56 s for sm_100f, and 11 % more
 with everything around the compiler."""
 
 _MAX_BYTES_PER_KERNEL = 4_700
@@ -97,7 +212,7 @@ def plan_text(document: Document) -> str:
 
 
 _LISTED_PROBLEMS = 8
-"""Most problems to print that share a reason."""
+"""Most problems that are printed for one reason."""
 
 
 def _unserved_document(unserved: Sequence[Unserved]) -> list[Document]:
@@ -107,7 +222,7 @@ def _unserved_document(unserved: Sequence[Unserved]) -> list[Document]:
 
 
 def _unserved_lines(document: Document) -> list[str]:
-    """What has no kernel, by target and reason."""
+    """Problems without a kernel, grouped by target and reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for one in document["unserved"]:
         groups.setdefault((one["arch"], one["reason"]), []).append(one["problem"])
@@ -178,58 +293,3 @@ def build_text(document: Document) -> str:
         lines.append(file_text(document["wheel"]))
     lines.append(f"{document['compiled']} kernels compiled now")
     return "\n".join(lines)
-
-
-def file_document(path: Path) -> Document:
-    """Describe a written file."""
-    return {"path": str(path), "bytes": path.stat().st_size}
-
-
-def file_text(document: Document) -> str:
-    """Print a written file."""
-    return f"{document['path']}: written, {size_text(document['bytes'])}"
-
-
-def installed_document(installed: Sequence[InstalledBundle]) -> list[Document]:
-    """Describe installed bundles; one that cannot be read says why."""
-    documents = []
-    for item in installed:
-        document: Document = {
-            "path": str(item.path),
-            "distribution": item.distribution,
-            "version": item.version,
-        }
-        try:
-            with Bundle(item.path) as bundle:
-                document |= {
-                    "target": bundle.header.target.key,
-                    "kernels": len(bundle.header.kernels),
-                    "problems": len(bundle.header.rankings),
-                    "bytes": bundle.file_bytes,
-                    "error": None,
-                }
-        except Exception as error:  # Whatever is wrong with one bundle, the others are listed.
-            document["error"] = str(error) or type(error).__name__
-        documents.append(document)
-    return documents
-
-
-def installed_text(documents: Sequence[Document]) -> str:
-    """Print installed bundles."""
-    if not documents:
-        return "no bundle is installed: no distribution has an entry point in nvgemm_aot.bundles"
-    rows = [
-        [
-            d["distribution"],
-            d["version"],
-            d.get("target", "-"),
-            d.get("kernels", "-"),
-            d.get("problems", "-"),
-            size_text(d["bytes"]) if "bytes" in d else "-",
-            d["path"],
-        ]
-        for d in documents
-    ]
-    broken = [f"{d['path']}: {d['error']}" for d in documents if d["error"]]
-    header = ["distribution", "version", "target", "kernels", "problems", "size", "path"]
-    return "\n".join([table(rows, header), *broken])

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from nvgemm_aot.tuning.race import MOST_ROUNDS, race
-from nvgemm_aot.tuning.separation import (
+from nvgemm_aot.tuning.race import (
     LEAST_SAMPLES,
+    MOST_ROUNDS,
     Interval,
     contending,
     is_decided,
     median_interval,
+    race,
 )
 
 

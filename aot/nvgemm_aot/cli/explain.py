@@ -1,4 +1,4 @@
-"""What the command prints of the GEMMs that a run met."""
+"""``nvgemm-aot explain``: what torch.compile did with the GEMMs of a program."""
 
 from __future__ import annotations
 
@@ -6,14 +6,50 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from .tables import table
+import click
+
+from .printing import count_text, print_result, table
 
 Document = dict[str, Any]
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON alone: what COMMAND prints goes to standard error.",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
+    """Run COMMAND and show what torch.compile did with each of its GEMMs.
+
+    For example: nvgemm-aot explain -- python model.py. Torch's compile caches are off in it.
+
+    The exit status is the command's, 128 + N where signal N ended it, and 2 where it cannot be
+    started.
+    """
+    from ..workload.explain import explain_program
+
+    try:
+        explanation = explain_program(command, quiet=as_json)
+    except OSError as error:
+        raise click.UsageError(f"cannot run {command[0]}: {error.strerror}") from None
+    print_result(explanation.to_json(), explain_text, as_json=as_json)
+    if explanation.unreadable_lines:
+        click.echo(
+            f"nvgemm-aot: {explanation.unreadable_lines} events are left out: their lines could "
+            "not be read, as when a process is killed while it writes one",
+            err=True,
+        )
+    ctx.exit(explanation.status)
+
 
 _WIDTH = 100
 _MOST_REASONS = 3
 _MOST_CHARACTERS = 60
-"""Of a GEMM's name; a longer one would make every line of the table long."""
+"""Most characters of a GEMM's name in the table."""
 
 _NO_GEMM = """\
 no GEMM came up for autotuning. It may be that
@@ -28,7 +64,7 @@ _NO_EVENT_READ = "nothing is known: no event of the run could be read"
 
 
 def explain_text(document: Document) -> str:
-    """A table of the GEMMs, and below it the kernels in use and why some have none."""
+    """Print a table of the GEMMs, then the kernels in use, and why some GEMMs have none."""
     gemms = document["gemms"]
     if not gemms:
         return _NO_EVENT_READ if document["unreadable_lines"] else _NO_GEMM
@@ -70,7 +106,7 @@ def _least_time(gemm: Document, *, bundled: bool) -> str:
 
 
 def _in_code(gemm: Document) -> str:
-    """What computes it: what is known for sure is only which calls of ours were generated."""
+    """What computes a GEMM; only generated calls of bundled kernels are known for certain."""
     if not gemm["graphs"]:
         return "tried, slower than apart"
     if gemm["used"]:
@@ -87,11 +123,11 @@ def _in_code(gemm: Document) -> str:
 
 
 def _summary(document: list[Document]) -> str:
-    gemms = [gemm for gemm in document if gemm["graphs"]]  # others were tried, and stand apart
+    gemms = [gemm for gemm in document if gemm["graphs"]]  # without epilogue fusions that lost
     used = sum(bool(gemm["used"]) for gemm in gemms)
     missed = sum(gemm["basis"] == "miss" for gemm in gemms)
     return (
-        f"{len(gemms)} GEMM{'s' * (len(gemms) > 1)}: {used} on bundled kernels, "
+        f"{count_text(len(gemms), 'GEMM')}: {used} on bundled kernels, "
         f"{len(gemms) - used - missed} on others though bundled kernels were offered, "
         f"{missed} without a bundled kernel"
     )
@@ -114,13 +150,13 @@ def _measured(gemms: list[Document]) -> Iterable[str]:
 
 
 def _misses(gemms: list[Document]) -> Iterable[str]:
-    """GEMMs by why they are misses: the reasons of a model's layers are mostly the same."""
+    """Missed GEMMs grouped by reasons, most of which a model's layers share."""
     missed: dict[tuple[str, ...], list[str]] = {}
     for gemm in gemms:
         if gemm["reasons"] or gemm["basis"] == "miss":
             missed.setdefault(tuple(gemm["reasons"]), []).append(gemm["gemm"])
     for reasons, names in missed.items():
-        yield f"\nno bundled kernel for {_count(names)}:"
+        yield f"\nno bundled kernel for {count_text(len(names), 'GEMM')}:"
         yield from _wrapped(names)
         yield "because" if reasons else "no reason was given"
         yield from (f"  {reason}" for reason in reasons[:_MOST_REASONS])
@@ -128,12 +164,8 @@ def _misses(gemms: list[Document]) -> Iterable[str]:
             yield f"  … and {len(reasons) - _MOST_REASONS} more reasons (--json has them all)"
 
 
-def _count(names: list[str]) -> str:
-    return f"{len(names)} GEMM{'s' * (len(names) > 1)}"
-
-
 def _wrapped(names: list[str]) -> list[str]:
-    """As many names a line as there is room for; none is broken, as people search for them."""
+    """Wrap names without breaking any of them, as people search for them."""
     unbreakable = "; ".join(name.replace(" ", "\0") for name in names)
     lines = textwrap.wrap(
         unbreakable,
