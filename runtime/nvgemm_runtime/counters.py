@@ -154,7 +154,7 @@ os.register_at_fork(after_in_child=COUNTERS.renew_lock)
 
 
 def stats() -> Stats:
-    """What became of the GEMMs that this process has compiled."""
+    """Counts of how the GEMMs that this process compiled were served."""
     return COUNTERS.stats()
 
 

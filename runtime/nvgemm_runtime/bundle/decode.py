@@ -32,9 +32,8 @@ from .format import (
     Scope,
     Span,
     Timing,
+    UnknownEntry,
     UnknownKernel,
-    UnknownRanking,
-    UnknownUnserved,
     UnservedReason,
     canonical_json,
 )
@@ -358,12 +357,12 @@ class _Decoder:
             conditions=conditions,
         )
 
-    def ranking(self, value: Any, path: str) -> Ranking | UnknownRanking:
+    def ranking(self, value: Any, path: str) -> Ranking | UnknownEntry:
         """A ranking, whose positions are those of all kernels."""
         fields = self.fields(value, path, frozenset({"problem"}))
         key, problem = self.problem(fields, path)
         if isinstance(problem, str):
-            return UnknownRanking(problem=key, why=problem)
+            return UnknownEntry(problem=key, why=problem)
         self.fields(fields, path, _RANKING)
         places = []
         for i, item in enumerate(self.items(fields["kernels"], f"{path}.kernels")):
@@ -411,7 +410,7 @@ class _Decoder:
             spread_ns=self.number(spread_ns, f"{path}.spread_ns"),
         )
 
-    def unserved(self, value: Any) -> tuple[tuple[Problem, UnservedReason] | UnknownUnserved, ...]:
+    def unserved(self, value: Any) -> tuple[tuple[Problem, UnservedReason] | UnknownEntry, ...]:
         """Problems without a kernel, in the order of the file."""
         if self.version > 1:
             entries = self.items(value, "unserved")
@@ -424,16 +423,16 @@ class _Decoder:
             for key, reason in texts.items()
         ]
         known = sorted((one for one in read if isinstance(one, tuple)), key=lambda one: one[0])
-        return (*known, *(one for one in read if isinstance(one, UnknownUnserved)))
+        return (*known, *(one for one in read if isinstance(one, UnknownEntry)))
 
     def unserved_entry(
         self, value: Any, path: str
-    ) -> tuple[Problem, UnservedReason] | UnknownUnserved:
+    ) -> tuple[Problem, UnservedReason] | UnknownEntry:
         fields = self.fields(value, path, _UNSERVED)
         key, problem = self.problem(fields, path)
         reason = self.text(fields["reason"], f"{path}.reason")
         if isinstance(problem, str):
-            return UnknownUnserved(problem=key, why=problem)
+            return UnknownEntry(problem=key, why=problem)
         scope = self.text(fields["scope"], f"{path}.scope") if "scope" in fields else None
         known = Scope(scope) if scope in _SCOPES else None
         return problem, UnservedReason(text=reason, scope=known)

@@ -289,21 +289,8 @@ class Ranking:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnknownRanking:
-    """A ranking that this release leaves out.
-
-    Attributes:
-        problem: The text that names its problem.
-        why: What is not understood, in words.
-    """
-
-    problem: str
-    why: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class UnknownUnserved:
-    """An entry of ``unserved`` that this release leaves out.
+class UnknownEntry:
+    """A ranking, or an entry of ``unserved``, that this release leaves out.
 
     Attributes:
         problem: The text that names its problem.
@@ -379,9 +366,9 @@ class Header:
     imports: tuple[str, ...] | None = None
     failures: tuple[CompileFailure, ...] = ()
     unknown_kernels: tuple[UnknownKernel, ...] = ()
-    unknown_rankings: tuple[UnknownRanking, ...] = ()
+    unknown_rankings: tuple[UnknownEntry, ...] = ()
     unknown_sources: tuple[str, ...] = ()
-    unknown_unserved: tuple[UnknownUnserved, ...] = ()
+    unknown_unserved: tuple[UnknownEntry, ...] = ()
     format_version: int = FORMAT_VERSION
 
     def is_complete(self, ranking: Ranking) -> bool:

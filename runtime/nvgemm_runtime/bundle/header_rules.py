@@ -18,9 +18,8 @@ from .format import (
     Measured,
     Ranking,
     RankingSource,
+    UnknownEntry,
     UnknownKernel,
-    UnknownRanking,
-    UnknownUnserved,
     UnservedReason,
 )
 
@@ -39,8 +38,8 @@ class Parts:
     dictionary: Dictionary | None
     kernels: tuple[Kernel | UnknownKernel, ...]
     sources: tuple[RankingSource | str, ...]
-    rankings: tuple[Ranking | UnknownRanking, ...]
-    unserved: tuple[tuple[Problem, UnservedReason] | UnknownUnserved, ...]
+    rankings: tuple[Ranking | UnknownEntry, ...]
+    unserved: tuple[tuple[Problem, UnservedReason] | UnknownEntry, ...]
     failures: tuple[CompileFailure, ...]
 
 
@@ -97,7 +96,7 @@ class _Checker:
         problems = [one.problem for one in header.rankings if isinstance(one, Ranking)]
         if any(not a < b for a, b in itertools.pairwise(problems)):
             self.fail("ranking-order", "declared problems must be unique and sorted")
-        others = Counter(one.problem for one in header.rankings if isinstance(one, UnknownRanking))
+        others = Counter(one.problem for one in header.rankings if isinstance(one, UnknownEntry))
         twice = [key for key, count in others.items() if count > 1]
         if twice or not others.keys().isdisjoint(problem.key for problem in problems if others):
             self.fail("ranking-order", "declared problems must be unique")
@@ -111,7 +110,7 @@ class _Checker:
                     f"unserved has {after.key} after {before.key}; its problems must be sorted, "
                     "each once",
                 )
-        others = Counter(one.problem for one in header.unserved if isinstance(one, UnknownUnserved))
+        others = Counter(one.problem for one in header.unserved if isinstance(one, UnknownEntry))
         twice = {key for key, count in others.items() if count > 1}
         twice |= others.keys() & {problem.key for problem in known}
         if twice:
@@ -123,7 +122,7 @@ class _Checker:
     def check_rankings(self, header: Parts) -> None:
         unserved = {one[0] for one in header.unserved if isinstance(one, tuple)}
         for ranking in header.rankings:
-            if isinstance(ranking, UnknownRanking):
+            if isinstance(ranking, UnknownEntry):
                 continue
             key = ranking.problem.key
             if ranking.problem in unserved:

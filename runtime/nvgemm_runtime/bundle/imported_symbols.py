@@ -77,7 +77,7 @@ class Imports:
     of_device: frozenset[str]
 
 
-_USUAL = Imports(of_ffi=FFI_SYMBOLS, of_device=DEVICE_SYMBOLS)
+_IMPORTS_OF_KNOWN_KERNELS = Imports(of_ffi=FFI_SYMBOLS, of_device=DEVICE_SYMBOLS)
 
 
 def needed_symbols(header: Header, kernel: Kernel) -> Imports:
@@ -88,7 +88,7 @@ def needed_symbols(header: Header, kernel: Kernel) -> Imports:
     """
     stated = header.imports if kernel.imports is None else kernel.imports
     if stated is None:
-        return _USUAL
+        return _IMPORTS_OF_KNOWN_KERNELS
     return Imports(
         of_ffi=frozenset(name for name in stated if name.startswith(_FFI_PREFIXES)),
         of_device=frozenset(name for name in stated if name.startswith(_DEVICE_PREFIXES)),

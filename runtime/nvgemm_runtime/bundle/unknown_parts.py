@@ -18,9 +18,8 @@ from .format import (
     Ranked,
     Ranking,
     RankingSource,
+    UnknownEntry,
     UnknownKernel,
-    UnknownRanking,
-    UnknownUnserved,
 )
 from .header_rules import Parts
 
@@ -35,14 +34,14 @@ def with_understood(header: Header, parts: Parts) -> Header:
     kernels = tuple(one for one in parts.kernels if isinstance(one, Kernel))
     sources = tuple(one for one in parts.sources if isinstance(one, RankingSource))
     unknown_sources = [why for source in parts.sources if (why := _why_unknown(source))]
-    rankings: Sequence[Ranking | UnknownRanking] = parts.rankings
+    rankings: Sequence[Ranking | UnknownEntry] = parts.rankings
     if len(kernels) < len(parts.kernels) or unknown_sources:
-        new_kernels = _positions(parts.kernels, Kernel)
-        new_sources = _positions(parts.sources, RankingSource)
+        new_kernels = _new_positions(parts.kernels, Kernel)
+        new_sources = _new_positions(parts.sources, RankingSource)
         rankings = [
             one
-            if isinstance(one, UnknownRanking)
-            else _reduced(one, parts, new_kernels, new_sources)
+            if isinstance(one, UnknownEntry)
+            else _with_known_kernels(one, parts, new_kernels, new_sources)
             for one in rankings
         ]
     return replace(
@@ -54,10 +53,10 @@ def with_understood(header: Header, parts: Parts) -> Header:
         ),
         rankings=tuple(one for one in rankings if isinstance(one, Ranking)),
         unknown_kernels=tuple(one for one in parts.kernels if isinstance(one, UnknownKernel)),
-        unknown_rankings=tuple(one for one in rankings if isinstance(one, UnknownRanking)),
+        unknown_rankings=tuple(one for one in rankings if isinstance(one, UnknownEntry)),
         unserved=dict(one for one in parts.unserved if isinstance(one, tuple)),
         unknown_sources=tuple(unknown_sources),
-        unknown_unserved=tuple(one for one in parts.unserved if isinstance(one, UnknownUnserved)),
+        unknown_unserved=tuple(one for one in parts.unserved if isinstance(one, UnknownEntry)),
     )
 
 
@@ -78,24 +77,24 @@ def doubt_about(gone: int, total: int, why: str) -> str:
     return f"{gone} of {total} measured kernels {why}"
 
 
-def _positions(items: Sequence[object], kind: type) -> dict[int, int]:
+def _new_positions(items: Sequence[object], kind: type) -> dict[int, int]:
     """For the position of each item of a kind, its position among those."""
     kept = [position for position, item in enumerate(items) if isinstance(item, kind)]
     return {position: new for new, position in enumerate(kept)}
 
 
-def _reduced(
+def _with_known_kernels(
     ranking: Ranking,
     parts: Parts,
     new_kernels: Mapping[int, int],
     new_sources: Mapping[int, int],
-) -> Ranking | UnknownRanking:
+) -> Ranking | UnknownEntry:
     source = parts.sources[ranking.source]
     if not isinstance(source, RankingSource):
-        return UnknownRanking(problem=ranking.problem.key, why=f"its source {source}")
+        return UnknownEntry(problem=ranking.problem.key, why=f"its source {source}")
     kept = [place for place, ranked in enumerate(ranking.kernels) if ranked.kernel in new_kernels]
     if not kept:
-        return UnknownRanking(
+        return UnknownEntry(
             problem=ranking.problem.key,
             why=f"none of its {len(ranking.kernels)} kernels is understood",
         )

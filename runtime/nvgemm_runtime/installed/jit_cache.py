@@ -72,10 +72,10 @@ def _bundle_files(directory: Path, names: list[str]) -> Iterator[BundleFile]:
             continue  # evicted a moment ago
         except OSError as error:
             problem = f"{path}: {error.strerror}"
-        yield BundleFile(path=path, origin=origin_of(path), problem=problem)
+        yield BundleFile(path=path, origin=user_bundle_origin(path), problem=problem)
 
 
-def origin_of(path: Path) -> str:
+def user_bundle_origin(path: Path) -> str:
     """What messages call the place of a user bundle."""
     return f"{JIT_ORIGIN} {path.parent}"
 

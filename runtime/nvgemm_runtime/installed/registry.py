@@ -28,7 +28,7 @@ from ..matching.refusals import (
     unlaunchable,
 )
 from .discover import BundleFile, find_bundles
-from .jit_cache import find_kept_bundles, origin_of
+from .jit_cache import find_kept_bundles, user_bundle_origin
 
 _log = logging.getLogger(__name__)
 
@@ -147,8 +147,8 @@ class Installation:
             self._indexes = {}
             self._kernels = None
             # What was evicted meanwhile may yet be wanted by code that was offered it.
-            known = self._replaced | _kernels_of(before)
-            current = _kernels_of(self._kept)
+            known = self._replaced | _kernels_by_id(before)
+            current = _kernels_by_id(self._kept)
             self._replaced = {id_: place for id_, place in known.items() if id_ not in current}
 
     def leave_out(self, bundle: Bundle, problem: str) -> bool:
@@ -194,7 +194,7 @@ class Installation:
         kept = find_kept_bundles()
         known_paths = {candidate.path for candidate in kept}
         temporary = (
-            BundleFile(path=path, origin=origin_of(path), problem=None)
+            BundleFile(path=path, origin=user_bundle_origin(path), problem=None)
             for path in self._temporary
             if path not in known_paths
         )
@@ -236,16 +236,16 @@ class Installation:
 
     def _make_index(self, facts: DeviceFacts) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
         if facts not in self._shipped_indexes:
-            self._shipped_indexes[facts] = _index(self.shipped_bundles(), facts)
-        return _layered(self._shipped_indexes[facts], self._kept, facts)
+            self._shipped_indexes[facts] = _index_of(self.shipped_bundles(), facts)
+        return _with_user_bundles(self._shipped_indexes[facts], self._kept, facts)
 
     def _make_index_without(
         self, facts: DeviceFacts, unread: Collection[Bundle]
     ) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
         problem = "it cannot be read just now"
         with self._lock:
-            shipped = _index(_without(self.shipped_bundles(), unread, problem), facts)
-            return _layered(shipped, _without(self._kept, unread, problem), facts)
+            shipped = _index_of(_without(self.shipped_bundles(), unread, problem), facts)
+            return _with_user_bundles(shipped, _without(self._kept, unread, problem), facts)
 
     def kernels(self) -> dict[str, tuple[Bundle, Kernel]]:
         """Every kernel of every usable bundle, by id, with the first bundle that holds it.
@@ -282,18 +282,18 @@ def _without(
     )
 
 
-def _layered(
+def _with_user_bundles(
     indexed: _Indexed, kept: tuple[FoundBundle, ...], facts: DeviceFacts
 ) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
     """An index with the user bundles behind the others."""
     shipped, bundles = indexed
     if not kept:
         return shipped, bundles
-    behind, opened = _index(kept, facts, first_position=len(bundles), from_jit=True)
+    behind, opened = _index_of(kept, facts, first_position=len(bundles), from_jit=True)
     return LayeredIndex(shipped, behind), bundles + opened
 
 
-def _index(
+def _index_of(
     found: Iterable[FoundBundle],
     facts: DeviceFacts,
     *,
@@ -316,7 +316,7 @@ def _index(
     return index, tuple(opened[view.name] for view in views)
 
 
-def _kernels_of(found: Iterable[FoundBundle]) -> dict[str, tuple[Bundle, Kernel]]:
+def _kernels_by_id(found: Iterable[FoundBundle]) -> dict[str, tuple[Bundle, Kernel]]:
     return {
         kernel.id: (one.bundle, kernel)
         for one in found

@@ -146,7 +146,7 @@ class Index:
             if len(rankings) == 1:  # nearly all
                 continue
             # Stable: of equals, the one preferred.
-            rankings.sort(key=self._day, reverse=True)
+            rankings.sort(key=self._measured_on, reverse=True)
             rankings.sort(
                 key=lambda usable: preference(usable.ranking, self._source(usable), facts, versions)
             )
@@ -181,7 +181,7 @@ class Index:
         for usable in self._declared.get(problem, ()):
             kernels = usable.aligned(alignment_bytes, is_compact)
             if kernels:
-                return self._found(Basis.DECLARED, usable, kernels)
+                return self._match_with(Basis.DECLARED, usable, kernels)
         return None
 
     def match_signature(
@@ -201,7 +201,7 @@ class Index:
                 else:
                     near = around.nearest
                     kernels = self._scaled(near.aligned(alignment_bytes, is_compact), near, problem)
-                return self._found(Basis.SIGNATURE, around.nearest, kernels)
+                return self._match_with(Basis.SIGNATURE, around.nearest, kernels)
         reason = (
             f"operands are aligned to {alignment_bytes} bytes (pointers, contiguous extents and "
             f"strides), the kernels for {problem.signature.key} need {by_alignment[-1][0]}"
@@ -258,7 +258,7 @@ class Index:
 
         return tuple(sorted(kernels, key=scaled_time))  # stable: of equals, the one ranked first
 
-    def _found(
+    def _match_with(
         self, basis: Basis, usable: UsableRanking, kernels: tuple[MatchedKernel, ...]
     ) -> Match:
         return Match(
@@ -271,7 +271,7 @@ class Index:
             is_complete=self._header(usable).is_complete(usable.ranking),
         )
 
-    def _day(self, usable: UsableRanking) -> str:
+    def _measured_on(self, usable: UsableRanking) -> str:
         """When a ranking was measured, if that holds here: text that sorts like the days."""
         conditions = self._source(usable).conditions
         if conditions is None or not holds_here(usable.ranking, self._source(usable), self.facts):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -14,9 +15,11 @@ from gemm_arguments import EXACT_LIMIT
 from nvgemm_aot.manifest.schema import OUT_DTYPES
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.support import OUTS
 from nvgemm_runtime.gemm.types import (
     Activation,
+    Addend,
     DType,
     ElementType,
     Epilogue,
@@ -24,6 +27,7 @@ from nvgemm_runtime.gemm.types import (
     TorchScaling,
     swizzled_elements,
 )
+from nvgemm_runtime.launch import native
 from repository import TESTS
 
 RESULTS = tuple(map(DType, OUT_DTYPES))
@@ -116,6 +120,24 @@ def test_formats_of_floats_are_those_of_torch(dtype: DType) -> None:
         .tolist()
     )
     assert (one, two - one) == (bias << fraction_bits, 1 << fraction_bits)
+
+
+def test_numbers_that_the_native_part_takes_are_those_of_its_enumerations() -> None:
+    header = (TESTS.parent / "runtime" / "csrc" / "gemm.h").read_text()
+
+    def enumerators(name: str) -> list[str]:
+        found = re.search(rf"enum class {name} {{([^}}]*)}}", header)
+        assert found is not None
+        return [one.strip().removeprefix("k").lower() for one in found[1].split(",")]
+
+    assert enumerators("Op") == [op.value.replace("_", "") for op in native._OPS]
+    assert enumerators("Role") == [role.value.replace("_", "") for role in Role]
+    assert [enumerators("AddendKind")[native._ADDENDS[addend]] for addend in Addend] == [
+        addend.value for addend in Addend
+    ]
+    for recipe in ScaleRecipe:
+        kind = "block" if recipe.is_swizzled else recipe.value.removeprefix("fp32_")
+        assert enumerators("ScaleKind")[recipe.row.native_kind] == kind
 
 
 def test_scaling_types_are_those_of_torch() -> None:

@@ -82,7 +82,7 @@ def test_a_killed_process_leaves_a_whole_file_and_holds_nobody_up(tmp_path: Path
 def test_a_child_that_was_forked_while_the_file_was_locked_holds_nobody_up(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "out.yaml")
     recorder.add("an odd one", "sm_90a")
-    with recorder._alone():
+    with recorder._locked():
         child = os.fork()
         if child == 0:
             time.sleep(3600)
