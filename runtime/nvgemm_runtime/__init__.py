@@ -59,7 +59,9 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f".{_NOT_IN_API.get(name, 'launch.api')}", __name__)
-    return getattr(module, name)
+    value: object = getattr(module, name)
+    globals()[name] = value  # so that later uses do not come here
+    return value
 
 
 def __dir__() -> list[str]:
