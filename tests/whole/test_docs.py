@@ -29,6 +29,11 @@ def test_ci_runs_the_readme_test_command() -> None:
     assert commands[0] in read(".ci/run").splitlines()
 
 
+def test_ci_runs_all_that_the_default_leaves_out() -> None:
+    assert '-m "not slow"' in read("pyproject.toml")
+    assert ".venv/bin/pytest -m slow " in read(".ci/run")
+
+
 def test_readme_lists_every_exit_code() -> None:
     section = read("README.md").split("## Exit codes")[1].split("## ")[0]
     listed = {
