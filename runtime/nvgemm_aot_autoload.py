@@ -1,8 +1,7 @@
-"""What torch calls at its import, and all of nvgemm-aot that ``import torch`` depends on.
+"""The entry point that torch calls at its import.
 
-Torch's import fails where what an entry point names cannot be loaded or raises. So this is a module
-of its own that needs the standard library alone: whatever else of nvgemm-aot is missing or damaged
-costs one warning.
+Torch's import fails where an entry point cannot be loaded or raises. So this module needs the
+standard library alone: whatever else of nvgemm-aot is missing or damaged costs one warning.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ def activate() -> None:
     try:
         import nvgemm_runtime
 
-        # Asked for, because a package whose __init__.py is missing or empty can be imported too.
+        # A package whose __init__.py is missing or empty can be imported, but has no version.
         nvgemm_runtime.__version__  # noqa: B018
         from nvgemm_runtime.inductor.autoload import activate as begin
 

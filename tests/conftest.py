@@ -21,7 +21,7 @@ from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
-from nvgemm_runtime.jit.client import Fallback
+from nvgemm_runtime.jit.client import JitClient
 from nvgemm_runtime.launch import native
 from recording_kernels import Record
 from tuning_bench import DictatedTimer
@@ -194,9 +194,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[JitMach
 
 
 @pytest.fixture
-def fallback(machine: JitMachine) -> Iterator[Fallback]:
+def fallback(machine: JitMachine) -> Iterator[JitClient]:
     """The requests of this process, as if it had just started."""
-    fallback = Fallback()
+    fallback = JitClient()
     yield fallback
     fallback.close()
 

@@ -28,7 +28,7 @@ import click
 
 from benchmarks.shared.bundled import declared, environment
 from benchmarks.shared.records import require_gpu
-from nvgemm_aot.tuning.timer import GpuTimer, buffer_bytes
+from nvgemm_aot.tuning.gpu import GpuTimer, buffer_bytes
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem
 from nvgemm_runtime.inductor import gpu_time
 from nvgemm_runtime.launch.api import load_kernel

@@ -24,8 +24,7 @@ from pathlib import Path
 import click
 
 from nvgemm_aot.build.pipeline import build, plan_build
-from nvgemm_aot.cli.progress import report_progress
-from nvgemm_aot.cli.tables import size_text, table
+from nvgemm_aot.cli.printing import report_progress, size_text, table
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.storage.files import write_atomic

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nvgemm_aot.tuning.check_operands import FEW_PRODUCTS, Check
+from nvgemm_aot.tuning.check_operands import FEW_PRODUCTS, OperandCheck
 from nvgemm_aot.tuning.correctness import reference
 from nvgemm_runtime.gemm.problem import DType, Problem
 from nvgemm_runtime.gemm.roles import extra_roles
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Run = Callable[..., Any]
 """Computes a GEMM from A, B, the output and the rest, and returns the output."""
 
-Plant = Callable[[Run, Problem, Sequence[Check], int, "torch.Tensor"], "torch.Tensor | None"]
+Plant = Callable[[Run, Problem, Sequence[OperandCheck], int, "torch.Tensor"], "torch.Tensor | None"]
 """From a kernel, a problem, its checks, the place of one and the right result on it, to the faulty
 result; None where the fault would change nothing, or the check has nothing to plant it in."""
 
@@ -39,7 +39,7 @@ SCALE = 1.0625
 
 
 def one_k_too_few(
-    run: Run, problem: Problem, checks: Sequence[Check], place: int, right: torch.Tensor
+    run: Run, problem: Problem, checks: Sequence[OperandCheck], place: int, right: torch.Tensor
 ) -> torch.Tensor:
     """The last k is left out."""
     a, b, *others = checks[place].operands
@@ -49,7 +49,7 @@ def one_k_too_few(
 
 
 def stale_tile(
-    run: Run, problem: Problem, checks: Sequence[Check], place: int, right: torch.Tensor
+    run: Run, problem: Problem, checks: Sequence[OperandCheck], place: int, right: torch.Tensor
 ) -> torch.Tensor | None:
     """The last tile holds what the launch before wrote, on the other check's operands."""
     if len(checks) < 2:
@@ -61,7 +61,7 @@ def stale_tile(
 
 
 def other_row(
-    run: Run, problem: Problem, checks: Sequence[Check], place: int, right: torch.Tensor
+    run: Run, problem: Problem, checks: Sequence[OperandCheck], place: int, right: torch.Tensor
 ) -> torch.Tensor:
     """A row of A is read from another matrix: the next row, or the only one reversed."""
     a, b, *others = checks[place].operands
@@ -73,7 +73,7 @@ def other_row(
 
 
 def wrong_scale(
-    run: Run, problem: Problem, checks: Sequence[Check], place: int, right: torch.Tensor
+    run: Run, problem: Problem, checks: Sequence[OperandCheck], place: int, right: torch.Tensor
 ) -> torch.Tensor:
     """Every result is off by a factor, before it is rounded."""
     signature = problem.signature
@@ -85,7 +85,7 @@ def wrong_scale(
 
 
 def rounded_accumulator(
-    run: Run, problem: Problem, checks: Sequence[Check], place: int, right: torch.Tensor
+    run: Run, problem: Problem, checks: Sequence[OperandCheck], place: int, right: torch.Tensor
 ) -> torch.Tensor | None:
     """The accumulator is rounded to bf16 after every `STEP` of k."""
     import torch
@@ -107,7 +107,7 @@ def rounded_accumulator(
 
 
 def dropped_nan(
-    run: Run, problem: Problem, checks: Sequence[Check], place: int, right: torch.Tensor
+    run: Run, problem: Problem, checks: Sequence[OperandCheck], place: int, right: torch.Tensor
 ) -> torch.Tensor | None:
     """NaN comes out as 0."""
     values = right.float()

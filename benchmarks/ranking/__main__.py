@@ -220,7 +220,7 @@ def measure(bundle_path: Path, times_path: Path) -> None:
     require_gpu()
     import torch
 
-    from nvgemm_runtime.launch.library import LIBRARY
+    from nvgemm_runtime.launch.loader import LOADER
 
     with as_written(bundle_path):
         bundle = Bundle(bundle_path)
@@ -229,7 +229,7 @@ def measure(bundle_path: Path, times_path: Path) -> None:
         raise click.ClickException(
             f"{bundle_path} declares nothing; build benchmarks/ranking/manifest.yaml"
         )
-    launches = {kernel.id: LIBRARY.load(bundle, kernel).launch for kernel in header.kernels}
+    launches = {kernel.id: LOADER.load(bundle, kernel).launch for kernel in header.kernels}
     problems = [ranking.problem for ranking in header.rankings]
     arena = Arena(torch.bfloat16, [(one.m, one.n, one.k) for one in problems])
     times: Times = {}

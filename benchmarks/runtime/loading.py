@@ -28,7 +28,7 @@ from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.launch import native
 from nvgemm_runtime.launch.api import choose
-from nvgemm_runtime.launch.library import Library
+from nvgemm_runtime.launch.loader import KernelLoader
 from nvgemm_runtime.matching.device import device_facts
 
 WINDOW_CALLS = 200
@@ -67,7 +67,7 @@ def operands_for(kernel: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 def loading(kernels: list[tuple[Any, Any]]) -> dict[str, Any]:
     """Load every kernel anew and launch it once."""
-    library = Library()
+    library = KernelLoader()
     launch = native.load().launch
     bundle, kernel = kernels[0]
     library.load(bundle, kernel)  # what is done once a process: libraries, the bundle's dictionary

@@ -30,7 +30,8 @@ from typing import Any
 import click
 
 from benchmarks.shared.h200 import H200
-from nvgemm_aot.bundle.writer import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
+from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_runtime.bundle.format import KernelDesign, RankingSource, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature

@@ -8,7 +8,7 @@
 namespace nvgemm {
 namespace {
 
-// TVM-FFI's constructor of arrays, for as long as the process lives.
+// TVM-FFI's constructor of arrays; never released.
 TVMFFIObjectHandle ArrayConstructor() {
   static const TVMFFIObjectHandle constructor = [] {
     constexpr char kName[] = "ffi.Array";

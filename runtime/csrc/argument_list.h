@@ -12,11 +12,11 @@
 
 namespace nvgemm {
 
-// Refers to the call, and owns what else it passes; lives until the function has returned, by when
-// work is enqueued.
+// Refers to the call and owns its other arguments. Must live until the function has returned, by
+// when the work is enqueued.
 class ArgumentList {
  public:
-  // Throws Failure if memory cannot be had.
+  // Throws Failure if memory cannot be allocated.
   ArgumentList(const KernelSpec& spec, CheckedCall* call, void* stream);
   ~ArgumentList();
   ArgumentList(const ArgumentList&) = delete;

@@ -85,7 +85,7 @@ void Checker::CheckCompact() const {
 
 bool MayOverlap(const MemorySpan& x, const MemorySpan& y) {
   if (x.end <= y.begin || y.end <= x.begin) return false;
-  // Slices of one buffer by columns interleave without meeting: where every distance of rows and of
+  // Column slices of one buffer interleave without sharing bytes: where every distance of rows and of
   // matrices is a multiple of one pitch, each view fills one interval modulo that pitch, and the
   // two intervals must be apart.
   const uintptr_t pitches[] = {x.row_pitch, y.row_pitch, x.batch_pitch, y.batch_pitch};

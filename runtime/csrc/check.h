@@ -1,4 +1,4 @@
-// Whether a kernel may be called with some tensors, and what it is then called with.
+// Checks the tensors of a launch, and makes the call that a kernel gets.
 
 #ifndef NVGEMM_RUNTIME_CSRC_CHECK_H_
 #define NVGEMM_RUNTIME_CSRC_CHECK_H_
@@ -13,7 +13,7 @@ namespace nvgemm {
 
 inline constexpr int kMaxRank = 3;
 
-// The tensors of one launch as a caller has them.
+// The tensors of one launch, as the caller gives them.
 class Operands {
  public:
   Operands(const DLTensor& a, const DLTensor& b, const DLTensor& out) {
@@ -33,11 +33,11 @@ class Operands {
   Roles extras() const { return given_ & ~SetOf({Role::kA, Role::kB, Role::kOut}); }
 
  private:
-  const DLTensor* tensors_[kRoles];  // set where given
+  const DLTensor* tensors_[kRoles];  // unset for roles that were not given
   Roles given_ = 0;
 };
 
-// A tensor that owns its shape and strides. Refers to itself, so it stays where it was made.
+// A tensor that owns its shape and strides. Points into itself, so it cannot be moved.
 struct TensorView {
   DLTensor tensor;
   int64_t shape[kMaxRank];
@@ -54,7 +54,7 @@ struct TensorView {
 struct CheckedCall {
   // The tensors that the kernel takes, with canonical strides: 1 along the contiguous dimension,
   // and along every other dimension of extent 1 a stride that a kernel may encode, whatever the
-  // caller's tensor says. Extras are not there if one of the following is true.
+  // caller's tensor says. Without extras if one of the following is true.
   TensorView views[kRoles];
   bool out_is_empty;  // nothing is to be computed
   bool sum_is_empty;  // out is to be filled with zeros
@@ -67,7 +67,7 @@ struct CheckedCall {
 // operand, what was observed and what is allowed.
 void CheckOperands(const KernelSpec& spec, const Operands& operands, CheckedCall* call);
 
-// As CheckOperands, but says no more than whether they passed, which takes less time.
+// As CheckOperands, but returns only whether they passed, which takes less time.
 bool OperandsPass(const KernelSpec& spec, const Operands& operands, CheckedCall* call);
 
 // Where the matrices of a view lie in memory, in bytes.
@@ -79,8 +79,8 @@ struct MemorySpan {
   uintptr_t batch_pitch;  // distance of matrices; 0 if the view has one matrix
 };
 
-// Whether two views may share a byte. Exact for spans that do not meet, and for column slices of
-// one buffer; otherwise spans that meet count as overlapping. Spans are those of CheckOperands.
+// Whether two views may share a byte. Exact for disjoint spans and for column slices of one buffer;
+// other spans that intersect count as overlapping. Spans are those of CheckOperands.
 bool MayOverlap(const MemorySpan& x, const MemorySpan& y);
 
 }  // namespace nvgemm

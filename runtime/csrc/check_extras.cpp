@@ -1,5 +1,5 @@
-// Checks of the tensors besides a, b and out. Those of blocks' scales are of any shape, for their
-// order is the swizzle's; the kernel gets them as a vector.
+// Checks the tensors besides a, b and out. Block scales may have any shape, since their order is
+// the swizzle's; the kernel gets them as a vector.
 
 #include <string>
 
@@ -34,7 +34,7 @@ bool IsCompact(const DLTensor& tensor) {
   return true;
 }
 
-// Number of elements; -1 if it is past what 64 bits count.
+// Number of elements; -1 if it overflows 64 bits.
 int64_t ElementsOf(const DLTensor& tensor) {
   int64_t elements = 1;
   for (int i = 0; i < tensor.ndim; ++i) {
@@ -119,7 +119,8 @@ void Checker::CheckAddend(const DLTensor& from, const MemorySpan& out) const {
   CheckOverlap(Role::kAddend, CheckLayout(Role::kAddend, true), out);
 }
 
-// One row for all rows: [n], or with dimensions in front that repeat it, as expand() makes them.
+// One row for all rows: [n], or with leading dimensions of extent 1 or stride 0, as expand()
+// makes them.
 void Checker::CopyRow(const DLTensor& from) const {
   const TensorView& result = call_[Role::kOut];
   const int64_t n = result.shape[columns_];
@@ -162,7 +163,7 @@ void Checker::CopyAsVector(Role role, const DLTensor& from, DLDataType dtype, in
   to.tensor.strides = to.strides;
 }
 
-// Checks where elements lie that are side by side.
+// Checks the address of elements that are contiguous.
 void Checker::CheckVector(Role role, int64_t elements, int64_t alignment_bytes,
                           const MemorySpan& out) const {
   const TensorView& view = call_[role];

@@ -1,6 +1,7 @@
-// What messages call dtypes, devices and shapes.
+// Texts of dtypes, devices and shapes, for messages.
 
 #include "checker.h"
+#include "element_types.h"
 
 namespace nvgemm {
 namespace {
@@ -14,6 +15,7 @@ std::string Listed(const int64_t* values, int count) {
 }  // namespace
 
 std::string DTypeText(DLDataType dtype) {
+  if (const ElementType* row = FindElementType(dtype)) return row->torch_name;
   const char* name = "dtype";
   switch (dtype.code) {
     case kDLInt: name = "int"; break;
@@ -23,10 +25,6 @@ std::string DTypeText(DLDataType dtype) {
     case kDLComplex: name = "complex"; break;
     case kDLBool: return "bool";
     case kDLOpaqueHandle: return "of a dtype that no kernel takes";  // ViewOf(OwnedTensor)
-    case kDLFloat8_e4m3fn: return "float8_e4m3fn";
-    case kDLFloat8_e5m2: return "float8_e5m2";
-    case kDLFloat8_e8m0fnu: return "float8_e8m0fnu";
-    case kDLFloat4_e2m1fn: return dtype.lanes == 1 ? "float4_e2m1fn" : "float4_e2m1fn_x2";
     default: return Text("dtype(code ", dtype.code, ", bits ", dtype.bits, ", lanes ",
                          dtype.lanes, ")");
   }

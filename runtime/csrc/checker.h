@@ -1,4 +1,4 @@
-// The checks of one launch, one tensor after the other. Not for others than check*.cpp.
+// The checks of one launch, one tensor after the other. Included by check*.cpp alone.
 
 #ifndef NVGEMM_RUNTIME_CSRC_CHECKER_H_
 #define NVGEMM_RUNTIME_CSRC_CHECKER_H_
@@ -10,8 +10,8 @@
 
 namespace nvgemm {
 
-// Kernels take extents as signed 32-bit integers. Their strides are held to the same limit, for
-// nothing that a compiled kernel says about itself shows that it computes with wider ones.
+// Kernels take extents as signed 32-bit integers. Strides are held to the same limit, since a
+// compiled kernel does not tell whether it computes with wider ones.
 inline constexpr int64_t kMaxExtent = (int64_t{1} << 31) - 1;
 
 std::string DTypeText(DLDataType dtype);
@@ -19,7 +19,7 @@ std::string DeviceText(DLDevice device);
 std::string ShapeText(const DLTensor& tensor);
 std::string StridesText(const DLTensor& tensor);
 
-// How a check fails where nobody asks why: without the cost of a message.
+// Thrown instead of Failure where the caller needs no message, which costs time.
 struct Refused {};
 
 // Dimensions of a and out are counted from the end, since a batch is in front: `rows` is rank - 2
@@ -55,7 +55,7 @@ class Checker {
   void CheckVector(Role role, int64_t elements, int64_t alignment_bytes,
                    const MemorySpan& out) const;
 
-  // For both. They stand here so that the compiler may inline them: each launch runs them.
+  // For both. Defined in the header so that the compiler may inline them: each launch runs them.
 
   void CheckDType(Role role, const DLTensor& from, DLDataType dtype) const {
     if (SameDType(from.dtype, dtype)) return;

@@ -11,7 +11,7 @@
 
 namespace nvgemm {
 
-// Names of Python's exception classes; native.py tells TVM-FFI of those that are ours.
+// Names of Python's exception classes; native.py registers this package's with TVM-FFI.
 inline constexpr char kValueError[] = "ValueError";
 inline constexpr char kTypeError[] = "TypeError";
 inline constexpr char kRuntimeError[] = "RuntimeError";

@@ -11,8 +11,8 @@
 
 namespace nvgemm {
 
-// The error that a function which just failed left in this thread, as one of ours that says what
-// failed. A function may also fail without leaving one.
+// The error that a failed function left in this thread, as a Failure that names what failed. A
+// function may also fail without leaving one.
 inline Failure TakeRaisedError(std::string_view what) {
   TVMFFIObjectHandle error = nullptr;
   TVMFFIErrorMoveFromRaised(&error);

@@ -1,5 +1,5 @@
-// What Python calls, as TVM-FFI functions: TVM-FFI finds `name` as the symbol __tvm_ffi_<name>.
-// native.py says what each takes and returns.
+// The functions that Python calls through TVM-FFI, which finds `name` as the symbol
+// __tvm_ffi_<name>. native.py documents their arguments and results.
 
 #include <tvm/ffi/c_api.h>
 
@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "element_types.h"
 #include "failure.h"
 #include "kernel_image.h"
 #include "kernel_table.h"
@@ -69,7 +70,7 @@ class Arguments {
   DLDataType DType(int at, const char* name) const {
     if (values_[at].type_index != kTVMFFIDataType) Refuse(name, "a dtype");
     const DLDataType dtype = values_[at].v_dtype;
-    const bool is_packed = SameDType(dtype, {kDLFloat4_e2m1fn, 4, 2});
+    const bool is_packed = dtype.lanes > 1 && FindElementType(dtype) != nullptr;
     if (!is_packed && (dtype.bits == 0 || dtype.bits % 8 != 0 || dtype.lanes != 1)) {
       throw Failure(kValueError, Text(function_, ": ", name, " has ", dtype.bits, " bits and ",
                                       dtype.lanes, " lanes; must have whole bytes and 1 lane"));
@@ -319,7 +320,7 @@ NVGEMM_EXPORT int __tvm_ffi_register_torch_ops(void*, const TVMFFIAny* values, i
   });
 }
 
-// Looked up by code that torch generated: cpp.py writes it.
+// Looked up by the C++ that cpp.py has torch generate.
 NVGEMM_EXPORT int64_t nvgemm_aot_operators_abi() { return nvgemm::RegisteredAbi(); }
 
 NVGEMM_EXPORT int __tvm_ffi_abi(void*, const TVMFFIAny*, int32_t, TVMFFIAny* result) {

@@ -1,4 +1,4 @@
-// The words in which a kernel's GEMM is described: operation, tensors, and how it is called.
+// Describes a kernel's GEMM: operation, tensors, and how the kernel is called.
 
 #ifndef NVGEMM_RUNTIME_CSRC_GEMM_H_
 #define NVGEMM_RUNTIME_CSRC_GEMM_H_

@@ -17,8 +17,8 @@ namespace {
 
 constexpr unsigned char kElf64LittleEndian[] = {0x7f, 'E', 'L', 'F', ELFCLASS64, ELFDATA2LSB};
 
-// Refuses an image whose segments reach behind its end: touching those would kill the process. The
-// loader itself notices other damage.
+// Refuses an image whose segments reach past its end: reading those would kill the process. The
+// loader itself detects other damage.
 void CheckSegments(std::string_view image, std::string_view name) {
   Elf64_Ehdr header;
   if (image.size() < sizeof header ||
@@ -51,7 +51,7 @@ void CheckSegments(std::string_view image, std::string_view name) {
   throw Failure(kNoKernelError, Text(name, " cannot be loaded from memory: ", reason));
 }
 
-// A file that exists in memory alone.
+// An in-memory file.
 class MemoryFile {
  public:
   MemoryFile(std::string_view content, std::string_view name)
@@ -72,9 +72,9 @@ class MemoryFile {
   MemoryFile(const MemoryFile&) = delete;
   MemoryFile& operator=(const MemoryFile&) = delete;
 
-  // A path that was never given before. The loader takes equal paths for the same library, and
-  // descriptors are reused: without a path of its own, a kernel would silently be one that was
-  // loaded before. So each spells the same directory in its own way, as the bits of a number.
+  // A new path. The loader takes equal paths for the same library, and descriptors are reused:
+  // without a path of its own, a kernel would silently be one that was loaded before. So each path
+  // spells the same directory differently, by the bits of a number.
   std::string UniquePath(uint64_t number) const {
     std::string path = "/proc/self/";
     do {
@@ -87,17 +87,17 @@ class MemoryFile {
   const int descriptor_;
 };
 
-// Has the loader call a library by a name that no file can have. It would keep the path of the
-// descriptor, which is closed, and soon some other file's: whoever opens the files of all libraries
-// in order to print a stack would read that one, wait for it if it is a pipe, or, if it is empty, be
-// killed by mapping it. That one may write l_name is documented nowhere; it was seen to work with
-// glibc 2.36. Where it cannot be done the kernel runs all the same.
+// Renames a library in the loader's list to a name that no file can have. Otherwise the loader
+// keeps the path of the descriptor, which is closed and soon reused: a program that opens the files
+// of all libraries to print a stack would read another file, wait for it if it is a pipe, or be
+// killed by mapping it if it is empty. Writing l_name is not documented; it works with glibc 2.36. Where it
+// fails the kernel runs all the same.
 void TakeAwayPath(void* library, uint64_t number) {
   link_map* entry = nullptr;
   if (dlinfo(library, RTLD_DI_LINKMAP, &entry) != 0) return;
   char* const no_file = strdup(Text("/dev/null/nvgemm-kernel-", number).c_str());
   if (no_file == nullptr) return;
-  // The old one stays: another thread may be reading it.
+  // The old name is not freed: another thread may be reading it.
   __atomic_store_n(&entry->l_name, no_file, __ATOMIC_RELEASE);
 }
 

@@ -9,7 +9,7 @@
 
 namespace nvgemm {
 
-// Loads the image for as long as the process lives, whatever was loaded before, and returns the
+// Loads the image for the life of the process, whatever was loaded before, and returns the
 // address of the function that it exports as `symbol`. `name` is what messages call it. Thread-safe.
 // Throws Failure if the image is damaged, cannot be loaded, or does not export the function; nothing
 // of it stays loaded then.

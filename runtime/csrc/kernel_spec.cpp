@@ -1,4 +1,4 @@
-// Whether a kernel's parameters are those that what it computes asks for.
+// Checks that a kernel's parameters are those that its GEMM needs.
 
 #include "failure.h"
 #include "kernel_table.h"

@@ -58,7 +58,7 @@ struct KernelSpec {
   int b_rank() const { return op == Op::kMm ? 2 : 3; }
 };
 
-// What messages call a kernel: the beginning of its id.
+// A kernel's name in messages: the beginning of its id.
 inline std::string_view ShortId(std::string_view id) { return id.substr(0, 12); }
 
 // A kernel and which devices have run it. Never destroyed, so a pointer to one stays valid.

@@ -28,7 +28,7 @@ void Invoke(const KernelSpec& spec, const TVMFFIAny* arguments, int count) {
   ReleaseResult(result);
 }
 
-// Apart from Call, which is short without it.
+// Not part of Call, so that Call stays small.
 [[gnu::noinline]] void CallByConvention(const KernelSpec& spec, CheckedCall* call,
                                         TVMFFIStreamHandle stream) {
   const ArgumentList arguments(spec, call, stream);
@@ -52,7 +52,7 @@ void Call(const KernelSpec& spec, CheckedCall* call, TVMFFIStreamHandle stream) 
 // kernels. Releases before 4.8 keep that lock where loading fails, and wait for it for ever at the
 // next kernel: with these, nothing more is loaded after a failure.
 std::atomic<bool> library_keeps_lock{false};
-std::mutex loading;          // so that nobody waits for the lock while it is lost
+std::mutex loading;          // so that no thread waits for the lock once it is lost
 bool lock_is_lost = false;   // guarded by loading
 
 bool IsRefusal(const Failure& failure) {
@@ -140,7 +140,7 @@ bool TryLaunch(Kernel* kernel, const Operands& operands) {
   try {
     LaunchChecked(kernel, &call);
   } catch (const Failure& failure) {
-    // So says a kernel that does not run on this device, or that itself refuses an operand.
+    // The kernel does not run on this device, or itself refuses an operand.
     if (!IsRefusal(failure)) throw;
     return false;
   }

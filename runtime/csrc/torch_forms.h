@@ -7,8 +7,8 @@
 
 namespace nvgemm {
 
-// An operator that computes a GEMM: what it is called, and where its arguments stand on the stack;
-// those that it lacks stand nowhere. `out` is there in the out form alone.
+// An operator that computes a GEMM: its name, and the places of its arguments on the stack,
+// kNowhere for those that it lacks. Only the out form has `out`.
 struct Form {
   const char* name;
   Op op;

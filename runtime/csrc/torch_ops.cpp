@@ -43,8 +43,8 @@ class StreamScope {
   TVMFFIStreamHandle previous_ = nullptr;
 };
 
-// Runs a body and, after everything it owned is gone, fails as torch's kernels do: by torch's own
-// exception, thrown by torch.
+// Runs a body and, after everything it owned is destroyed, fails as torch's kernels do: with an
+// exception of torch's, thrown by torch.
 template <typename Body>
 void Guarded(const char* op, const Body& body) {
   std::string message;
@@ -56,7 +56,7 @@ void Guarded(const char* op, const Body& body) {
   shim::aoti_torch_check(false, op, __FILE__, __LINE__, message.c_str());
 }
 
-// A tensor argument that need not be there, with a view of it.
+// An optional tensor argument, with a view of it.
 class GivenTensor {
  public:
   explicit GivenTensor(OwnedTensor tensor) : tensor_(std::move(tensor)) {
@@ -150,7 +150,7 @@ void Out(shim::Value* stack, uint64_t, uint64_t) {
     const DLTensor a = ViewOf(arguments.a);
     const StreamScope scope(a.device);
     Kernel* kernel = arguments.FindKernel();
-    MarkWritten(arguments.out);  // first, for torch may refuse it
+    MarkWritten(arguments.out);  // first, as torch may refuse it
     const DLTensor b = ViewOf(arguments.b);
     const DLTensor out = ViewOf(arguments.out);
     Operands operands(a, b, out);
@@ -161,7 +161,7 @@ void Out(shim::Value* stack, uint64_t, uint64_t) {
 
 constexpr int64_t kMissing = -1;
 
-// The handle of a kernel that code was compiled for, or kMissing.
+// The handle of the kernel that compiled code names, or kMissing.
 void Prepare(shim::Value* stack, uint64_t, uint64_t) {
   Guarded("nvgemm_aot::prepare", [stack] {
     const OwnedString id(stack[0]);
@@ -171,7 +171,7 @@ void Prepare(shim::Value* stack, uint64_t, uint64_t) {
   });
 }
 
-// Whether the kernel of a handle could compute what it computes; nothing was done if not.
+// Launches the kernel of a handle; returns false, with nothing done, where it cannot serve.
 void TryGemm(shim::Value* stack, uint64_t, uint64_t) {
   Guarded("nvgemm_aot::try_gemm", [stack] {
     const OwnedTensor a(stack[0]);

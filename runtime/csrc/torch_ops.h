@@ -7,8 +7,8 @@
 
 namespace nvgemm {
 
-// What nvgemm_aot::abi() answers: compiled graphs ask before they call the other operators. Changes
-// with the operators' schemas.
+// The result of nvgemm_aot::abi(), which compiled graphs check before they call other operators.
+// Changes with the operators' schemas.
 inline constexpr int64_t kAbi = 3;
 
 // Defines and registers the operators; later calls do nothing. Throws Failure.

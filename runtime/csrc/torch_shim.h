@@ -47,17 +47,9 @@ using BoxedKernel = void (*)(Value* stack, uint64_t argument_count, uint64_t res
 
 extern "C" {
 
-// aoti/shim.h, < 2.10. Numbers of device types and dtypes; the values themselves are not stable.
+// aoti/shim.h, < 2.10. Numbers of device types; the values themselves are not stable.
 NVGEMM_TORCH_API int32_t aoti_torch_device_type_cpu();
 NVGEMM_TORCH_API int32_t aoti_torch_device_type_cuda();
-NVGEMM_TORCH_API int32_t aoti_torch_dtype_float8_e5m2();
-NVGEMM_TORCH_API int32_t aoti_torch_dtype_float8_e4m3fn();
-NVGEMM_TORCH_API int32_t aoti_torch_dtype_bfloat16();
-NVGEMM_TORCH_API int32_t aoti_torch_dtype_float16();
-NVGEMM_TORCH_API int32_t aoti_torch_dtype_float32();
-NVGEMM_TORCH_API int32_t aoti_torch_dtype_uint8();
-NVGEMM_TORCH_API int32_t aoti_torch_dtype_int8();
-NVGEMM_TORCH_API int32_t aoti_torch_dtype_int32();
 
 // aoti/shim.h, < 2.10. Sizes and strides are borrowed from the tensor.
 NVGEMM_TORCH_API Error aoti_torch_get_data_ptr(Tensor tensor, void** data);
@@ -108,13 +100,10 @@ NVGEMM_TORCH_API Error torch_delete_string(String string);
 using GetCurrentCudaStream = Error (*)(int32_t device_index, void** stream);
 inline constexpr char kGetCurrentCudaStream[] = "aoti_torch_get_current_cuda_stream";
 
-// aoti/shim.h, 2.12: numbers of two dtypes, looked up with dlsym; and what c10::ScalarType numbers
-// them in every torch before.
+// aoti/shim.h: the number of a dtype, by a function of this name and the dtype's. Looked up with
+// dlsym, for torch before 2.12 lacks those of float8_e8m0fnu and float4_e2m1fn_x2.
 using GetNumber = int32_t (*)();
-inline constexpr char kDTypeFloat8E8m0[] = "aoti_torch_dtype_float8_e8m0fnu";
-inline constexpr char kDTypeFloat4E2m1[] = "aoti_torch_dtype_float4_e2m1fn_x2";
-inline constexpr int32_t kFloat8E8m0Before = 44;
-inline constexpr int32_t kFloat4E2m1Before = 45;
+inline constexpr char kDTypePrefix[] = "aoti_torch_dtype_";
 
 // stable/shim.h, 2.13: the message of the last exception in this thread. Looked up with dlsym.
 using GetExceptionText = const char* (*)();

@@ -1,9 +1,11 @@
 #include "torch_values.h"
 
 #include <atomic>
+#include <iterator>
 #include <string>
 
 #include "dynamic_loading.h"
+#include "element_types.h"
 #include "failure.h"
 
 namespace nvgemm {
@@ -21,29 +23,19 @@ Function FindLoaded(const char* library_name, const char* function_name) {
 
 // torch's numbers of device types and dtypes, which are not part of its ABI.
 struct Numbers {
-  struct DType {
-    int32_t torch;
-    DLDataType dlpack;
-  };
-
   const int32_t cpu = shim::aoti_torch_device_type_cpu();
   const int32_t cuda = shim::aoti_torch_device_type_cuda();
-  const DType dtypes[10] = {
-      {shim::aoti_torch_dtype_bfloat16(), {kDLBfloat, 16, 1}},
-      {shim::aoti_torch_dtype_float16(), {kDLFloat, 16, 1}},
-      {shim::aoti_torch_dtype_float32(), {kDLFloat, 32, 1}},
-      {shim::aoti_torch_dtype_float8_e4m3fn(), {kDLFloat8_e4m3fn, 8, 1}},
-      {shim::aoti_torch_dtype_float8_e5m2(), {kDLFloat8_e5m2, 8, 1}},
-      {shim::aoti_torch_dtype_int8(), {kDLInt, 8, 1}},
-      {shim::aoti_torch_dtype_uint8(), {kDLUInt, 8, 1}},
-      {shim::aoti_torch_dtype_int32(), {kDLInt, 32, 1}},
-      {OfNewerTorch(shim::kDTypeFloat8E8m0, shim::kFloat8E8m0Before), {kDLFloat8_e8m0fnu, 8, 1}},
-      {OfNewerTorch(shim::kDTypeFloat4E2m1, shim::kFloat4E2m1Before), {kDLFloat4_e2m1fn, 4, 2}},
-  };
+  int32_t dtypes[std::size(kElementTypes)];
 
-  static int32_t OfNewerTorch(const char* function_name, int32_t before) {
-    const auto function = FindLoaded<shim::GetNumber>("libtorch_cpu.so", function_name);
-    return function != nullptr ? function() : before;
+  Numbers() {
+    for (size_t i = 0; i < std::size(kElementTypes); ++i) {
+      const ElementType& row = kElementTypes[i];
+      const std::string function_name = std::string(shim::kDTypePrefix) + row.torch_name;
+      const auto function =
+          FindLoaded<shim::GetNumber>("libtorch_cpu.so", function_name.c_str());
+      // A torch that is older than the function has the number all the same.
+      dtypes[i] = function != nullptr ? function() : row.torch_number;
+    }
   }
 
   static const Numbers& Get() {
@@ -52,15 +44,16 @@ struct Numbers {
   }
 
   DLDataType DLPackDType(int32_t torch) const {
-    for (const DType& dtype : dtypes) {
-      if (dtype.torch == torch) return dtype.dlpack;
+    for (size_t i = 0; i < std::size(kElementTypes); ++i) {
+      if (dtypes[i] == torch) return kElementTypes[i].dlpack;
     }
     return {static_cast<uint8_t>(kDLOpaqueHandle), 0, 0};  // equals no kernel's dtype
   }
 
   int32_t TorchDType(DLDataType dlpack) const {
-    for (const DType& dtype : dtypes) {
-      if (dtype.dlpack.code == dlpack.code && dtype.dlpack.bits == dlpack.bits) return dtype.torch;
+    for (size_t i = 0; i < std::size(kElementTypes); ++i) {
+      const DLDataType& known = kElementTypes[i].dlpack;
+      if (known.code == dlpack.code && known.bits == dlpack.bits) return dtypes[i];
     }
     throw Failure(kTypeError, Text("torch has no dtype for DLPack code ", dlpack.code, ", ",
                                    dlpack.bits, " bits"));
@@ -131,7 +124,7 @@ OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTe
   }
   const Numbers& numbers = Numbers::Get();
   int64_t sizes[3] = {a.shape[0], a.shape[rank - 2], b.shape[spec.b_rank() - 1]};
-  // As torch has them for a tensor without elements too.
+  // As torch computes them, for a tensor without elements too.
   const auto extent = [&](int at) { return sizes[at] > 0 ? sizes[at] : 1; };
   int64_t strides[3] = {extent(1) * extent(2), extent(2), 1};
   const int skip = 3 - rank;  // mm has no batch

@@ -44,8 +44,8 @@ void Check(torch_shim::Error error, const char* function);
 // Text of a string; valid as long as the string is.
 std::string_view ViewOf(const OwnedString& string);
 
-// A view of a tensor; its shape and strides are the tensor's own. A dtype or device that no kernel
-// has is given as one that equals none.
+// A view of a tensor, which borrows its shape and strides. A dtype or device that no kernel has
+// becomes one that compares equal to none.
 DLTensor ViewOf(const OwnedTensor& tensor);
 
 // Uninitialized memory of a device, from torch's allocator: work that is enqueued on torch's current

@@ -12,8 +12,19 @@ if TYPE_CHECKING:
     from ._version import __version__
     from .counters import Stats, reset_stats, stats
     from .inductor.modes import mode
-    from .launch.api import Explanation, bmm, bundles, choose, explain, load_operators, mm
-    from .launch.fused import addmm, baddbmm, grouped_mm, scaled_mm
+    from .launch.api import (
+        Explanation,
+        addmm,
+        baddbmm,
+        bmm,
+        bundles,
+        choose,
+        explain,
+        grouped_mm,
+        load_operators,
+        mm,
+        scaled_mm,
+    )
 
 __all__ = [
     "Explanation",
@@ -34,24 +45,20 @@ __all__ = [
     "stats",
 ]
 
-_ELSEWHERE = {
+_NOT_IN_API = {
     "Stats": "counters",
     "__version__": "_version",
-    "addmm": "launch.fused",
-    "baddbmm": "launch.fused",
-    "grouped_mm": "launch.fused",
     "mode": "inductor.modes",
     "reset_stats": "counters",
-    "scaled_mm": "launch.fused",
     "stats": "counters",
 }
-"""By name: the module that it is in, where that is not `launch.api`."""
+"""By name: its module, where that is not `launch.api`."""
 
 
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(f".{_ELSEWHERE.get(name, 'launch.api')}", __name__)
+    module = importlib.import_module(f".{_NOT_IN_API.get(name, 'launch.api')}", __name__)
     return getattr(module, name)
 
 

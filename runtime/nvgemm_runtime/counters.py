@@ -1,4 +1,4 @@
-"""What became of the GEMMs that torch.compile met in this process, in numbers."""
+"""Counts how the GEMMs that torch.compile compiled in this process were served."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 class Stats:
     """Counts since the process began, or since `reset_stats`.
 
-    A GEMM counts each time that it stands in a graph for which Inductor asks for choices; what
-    torch takes from its caches is not compiled, and not counted.
+    A GEMM counts each time that Inductor asks for choices for it. What torch takes from its caches
+    is not compiled, and not counted.
 
     Attributes:
         declared: GEMMs that a bundle declares.
         signature: GEMMs of other sizes that bundled kernels serve.
-        jit: GEMMs for which kernels were compiled, or found compiled by another process meanwhile.
+        jit: GEMMs for which this or another process compiled kernels at run time.
         jit_kernels: Kernels that this process had compiled.
         misses: By reason, GEMMs that got no kernel.
         won: By kernel id, how often a call of it was written into generated code.

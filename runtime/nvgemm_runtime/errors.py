@@ -1,7 +1,8 @@
 """Every error this project raises on purpose, each with its own exit code.
 
 This module is imported by all others and imports none of them. A message says where, what, the
-observed value against the allowed one, and the next step.
+observed value against the allowed one, and the next step. The reference of exit codes is generated
+from the classes: a docstring, up to its attributes, is what it says of the code.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ class NvgemmError(Exception):
     Attributes:
         exit_code: Process exit status that the command line maps this class to. 0, 1 and 2 are
             left to success, unexpected failures and usage errors.
-        stops_compilation: Whether it ends a compilation of torch.compile, for it says that what
-            the user asked for cannot be had. All others cost no more than our choices.
+        stops_compilation: Whether it ends a compilation by torch.compile, because what the user
+            asked for cannot be had. Any other error only costs bundled kernels their place among
+            the choices.
     """
 
     exit_code: ClassVar[int] = 3
@@ -24,37 +26,58 @@ class NvgemmError(Exception):
 
 
 class ManifestError(NvgemmError):
-    """A manifest cannot be read or says something that is not allowed."""
+    """A manifest or a model's config is wrong.
+
+    An unknown target or device counts too. Every mistake is reported with file, line and column.
+    """
 
     exit_code = 10
 
 
 class TargetError(NvgemmError):
-    """A target is unknown, or nothing installed can build for it."""
+    """A target is unknown, or nothing installed can build for it.
+
+    The command reports an unknown target as a mistake of the manifest, 10.
+    """
 
     exit_code = 11
 
 
 class NoCandidateError(NvgemmError):
-    """No operator of any provider supports a declared problem."""
+    """No target of the manifest has an operator for a declared problem.
+
+    The message has the reason, and everything else was built. With ``--strict``: a target lacks an
+    operator for a problem, and nothing was written.
+    """
 
     exit_code = 12
 
 
 class CompileError(NvgemmError):
-    """A kernel does not compile, or a problem is left without any kernel."""
+    """A declared problem has operators, and none of them compiles.
+
+    Everything else was built. With ``--strict``: a kernel does not compile or link, and nothing was
+    written.
+    """
 
     exit_code = 13
 
 
 class ToolchainError(NvgemmError):
-    """A package, the system compiler or a library is missing, most often of the builder side."""
+    """A package, the C compiler or a library is missing, most often one of the builder's.
+
+    Or compiler processes end before they are ready. The message has the command that installs what
+    is missing.
+    """
 
     exit_code = 14
 
 
 class LinkError(NvgemmError):
-    """An object does not link into a loadable kernel."""
+    """An object does not link into a loadable kernel.
+
+    The command reports it as a kernel that does not compile, 13.
+    """
 
     exit_code = 15
 
@@ -66,14 +89,14 @@ class StorageError(NvgemmError):
 
 
 class RecordError(NvgemmError):
-    """GEMMs cannot be recorded where the user asked for it."""
+    """GEMMs cannot be recorded: the file cannot be written, or is not a recording."""
 
     exit_code = 17
     stops_compilation = True
 
 
 class BundleFormatError(NvgemmError):
-    """A bundle breaks a rule of FORMAT.md.
+    """A bundle breaks a rule of its format.
 
     Attributes:
         rule: Name of the broken rule, as FORMAT.md lists it.
@@ -92,7 +115,7 @@ class BundleFormatError(NvgemmError):
 
 
 class VerificationError(NvgemmError):
-    """A bundle keeps its format, but what is in it is not what its entries say."""
+    """``verify``: a bundle keeps its format, but its kernels are not what their entries say."""
 
     exit_code = 21
 
@@ -104,25 +127,31 @@ class PackagingError(NvgemmError):
 
 
 class CoverageError(NvgemmError):
-    """Bundles cover less of the recorded problems than was asked for."""
+    """``coverage --fail-under``: bundles cover less than was asked for."""
 
     exit_code = 23
 
 
 class TuningError(NvgemmError):
-    """Bundles cannot be measured here."""
+    """``tune``: bundles cannot be measured here.
+
+    The GPU is another one, nothing is declared, or no kernel is right.
+    """
 
     exit_code = 24
 
 
 class SuspectError(NvgemmError):
-    """So many kernels came out wrong that the machine or the check may be at fault instead."""
+    """``tune``: so many kernels came out wrong that the run itself is suspect.
+
+    All kernels of a signature, or most of all, were wrong. ``--accept-suspect`` writes the bundle.
+    """
 
     exit_code = 25
 
 
 class NoKernelError(NvgemmError):
-    """No installed kernel serves a problem.
+    """No installed kernel serves a problem; raised in the user's program.
 
     Attributes:
         reasons: Why each bundle or kernel that was considered does not serve it.
@@ -139,14 +168,17 @@ class NoKernelError(NvgemmError):
 
 
 class RequiredError(NoKernelError):
-    """Mode ``required``: torch.compile met a GEMM that no prebuilt kernel serves."""
+    """Mode ``required``: torch.compile met a GEMM that no prebuilt kernel serves.
+
+    Raised in the user's program.
+    """
 
     exit_code = 33
     stops_compilation = True
 
 
 class SettingError(NvgemmError):
-    """An option or a variable of the plug-in has a value that is not allowed."""
+    """An option of the plug-in has a value that is not allowed; raised in the user's program."""
 
     exit_code = 34
     stops_compilation = True
@@ -159,11 +191,11 @@ class DriverError(NvgemmError):
 
 
 class UnhealthyError(NvgemmError):
-    """This machine lacks something that running prebuilt kernels needs."""
+    """``doctor``: this machine lacks something that running prebuilt kernels needs."""
 
     exit_code = 32
 
 
 def one_line(text: str) -> str:
-    """A text as one line, whatever is in it, as headers and comments may hold it."""
+    """Squeezes a text into one printable line."""
     return "".join(one if one.isprintable() else "?" for one in " ".join(text.split()))

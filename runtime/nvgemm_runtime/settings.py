@@ -1,4 +1,4 @@
-"""What a user sets by environment variables."""
+"""What a user sets by environment variables; `VARIABLES` describes every one of the project."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import os
 
 
 class Mode(str, enum.Enum):
-    """What torch.compile may do with us."""
+    """How torch.compile may use bundled kernels."""
 
     AUTO = "auto"
-    """Bundled kernels join the choices; what none covers may be compiled, or is left alone."""
+    """Bundled kernels join the choices; a GEMM that none serves may be compiled at run time."""
     REQUIRED = "required"
     """A GEMM that no bundled kernel covers is an error, and nothing is compiled."""
     OFF = "off"
-    """Nothing of us."""
+    """The plug-in does nothing."""
 
 
 MODE_VARIABLE = "NVGEMM_AOT"
@@ -28,19 +28,23 @@ MAX_CHOICES_VARIABLE = "NVGEMM_AOT_MAX_CHOICES"
 DEFAULT_MAX_CHOICES = 4
 
 TRUST_VARIABLE = "NVGEMM_AOT_TRUST_RANKING"
-"""1: what was measured on this product of GPU is not timed again; see `trust`."""
+"""1: kernels that were measured on this GPU product are not timed again; see `trust`."""
 
 RECORD_VARIABLE = "NVGEMM_AOT_RECORD"
-"""Names the file in which every GEMM is kept that torch.compile meets; see `recorder`."""
+"""Names the file that records every GEMM torch.compile asks choices for; see `recorder`."""
 
 TARGET_VARIABLE = "NVGEMM_AOT_RECORD_TARGET"
-"""What that file is to be built for, whatever device GEMMs are met on."""
+"""The target of that recording, whatever device its GEMMs run on."""
 
 KEEP_VARIABLE = "NVGEMM_AOT_KEEP_NVGEMM"
 """1 keeps the choices of torch's NVGEMM backend beside bundled kernels of the same operators."""
 
 EXPLAIN_VARIABLE = "NVGEMM_AOT_EXPLAIN"
 """Names the file that `report` appends events to; nothing is written where it is not set."""
+
+DEBUG_VARIABLE = "NVGEMM_AOT_DEBUG"
+"""1: `grouped_mm`, and compiled code that is loaded while it is set, copy offsets from the device
+and check them, for which they wait. Torch's operators and generated C++ do not."""
 
 _log = logging.getLogger(__name__)
 
@@ -83,8 +87,13 @@ def trusts_rankings() -> bool:
     return text == "1"
 
 
+def is_debugging() -> bool:
+    """Whether the user asks for checks that wait for the device."""
+    return os.environ.get(DEBUG_VARIABLE, "") not in ("", "0")
+
+
 def keeps_nvgemm() -> bool:
-    """Whether choices of torch's NVGEMM backend stay that bundled kernels double."""
+    """Whether torch's NVGEMM choices stay beside bundled kernels of the same operators."""
     return os.environ.get(KEEP_VARIABLE) == "1"
 
 
@@ -96,3 +105,68 @@ def choosing_key() -> str:
 @functools.cache
 def _warn_once(message: str) -> None:
     _log.warning("%s", message)
+
+
+VARIABLES = {
+    MODE_VARIABLE: (
+        "`auto` (the default), `required` or `off`: what torch.compile may do with bundled kernels."
+    ),
+    MAX_CHOICES_VARIABLE: (
+        "Most bundled kernels that join the choices for one GEMM; 4 if not set. Fewer compile "
+        "sooner; `0` offers none."
+    ),
+    TRUST_VARIABLE: (
+        "`1`: what `nvgemm-aot tune` measured on this GPU product is not timed again. Triton "
+        "still is, if it is a backend and was not measured."
+    ),
+    RECORD_VARIABLE: (
+        "A file in which every GEMM that torch.compile meets is kept, as a manifest."
+    ),
+    TARGET_VARIABLE: (
+        "The target of the recorded manifest, if not the GPU in use: `sm_90a`, `sm_100a`, "
+        "`sm_100f` or `sm_103a`."
+    ),
+    KEEP_VARIABLE: (
+        "`1`: keeps the choices of torch's own NVGEMM backend beside bundled kernels of the same "
+        "operators."
+    ),
+    EXPLAIN_VARIABLE: (
+        "A file to which events are appended, one line of JSON each: every GEMM, its times, and "
+        "each call of a bundled kernel in generated code."
+    ),
+    "NVGEMM_AOT_BUNDLES": (
+        "Bundle files, or directories of them, besides those of installed wheels; separated by "
+        "`:`. Others must not be able to write to them or to a directory above."
+    ),
+    DEBUG_VARIABLE: (
+        "`1`: `nvgemm_runtime.grouped_mm`, and compiled code that is loaded while it is set, copy "
+        "offsets from the device and check them. Each call waits for that, so no CUDA graph can "
+        "be captured. `torch.ops.nvgemm_aot.grouped_mm` never checks; in generated C++, ATen "
+        "computes grouped products. Unchecked offsets that fall, or pass the end, go unnoticed, "
+        "and memory outside the operands may be read and written."
+    ),
+    "NVGEMM_AOT_CACHE": (
+        "The cache directory of builds and of kernels compiled at run time; `nvgemm-aot` in "
+        "`$XDG_CACHE_HOME` or `~/.cache` if not set."
+    ),
+    "NVGEMM_AOT_CACHE_LIMIT": (
+        "The size to which run-time compiling keeps the cache directory: bytes, or a number "
+        "followed by `K`, `M`, `G` or `T`; `1G` if not set."
+    ),
+    "NVGEMM_AOT_COMPILE_TIMEOUT": (
+        "Seconds after which the compiler of one kernel is killed, at run time and by `nvgemm-aot "
+        "build`; 300 if not set."
+    ),
+    "NVGEMM_AOT_JIT_CANDIDATES": (
+        "Most kernels that are compiled at run time for one problem; 4 if not set, `0` compiles "
+        "none."
+    ),
+    "NVGEMM_AOT_JIT_JOBS": (
+        "Most compiler processes of a cache directory, over all programs, though each program "
+        "gets one. If not set: one for each core, and fewer if memory is short."
+    ),
+    "NVGEMM_AOT_JIT_PROVIDER": (
+        "Another source of kernels for run-time compiling, as `module:class`; for development."
+    ),
+}
+"""Every variable of the project, by name: what the reference says of it, in Markdown."""

@@ -15,8 +15,8 @@ import torch
 from benchmarks.additive import models
 from benchmarks.additive import table as additive_table
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_runtime.gemm.element_types import DType
 from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.types import DType
 from repository import ROOT
 
 # Fake tensors replace functions of torch for the rest of a process, so this runs in its own.
@@ -24,7 +24,7 @@ _COUNT_GEMMS = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from benchmarks.additive import models, worker
-from nvgemm_aot.workload.fake_cuda import fake_tensors
+from nvgemm_aot.workload.fake_run import fake_tensors
 from nvgemm_aot.workload.dispatch import GemmCalls
 
 found = {}

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from benchmarks.ranking import __main__ as ranking
 from matching_headers import header, problem
 from nvgemm_aot.build.pipeline import BuiltBundle
-from nvgemm_runtime.matching.validity import holds_here
+from nvgemm_runtime.matching.trust import holds_here
 
 
 def test_times_count_as_measured_here_and_not_once_they_are_taken_for_estimates() -> None:

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from microscaling import encode_e8m0, encode_fp4, quantise, swizzle
 
-from nvgemm_runtime.gemm.extras import Extras
+from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 
 EXACT_LIMIT = {
     DType.FP32: 2**24,
@@ -69,10 +69,10 @@ class Arguments:
         return tuple(self.tensors[role] for role in extra_roles(self.problem.signature))
 
     @property
-    def extras(self) -> Extras:
+    def extras(self) -> ExtraOperands:
         """The same as `nvgemm_runtime.gemm.operands.requests` takes it."""
         signature = self.problem.signature
-        return Extras(
+        return ExtraOperands(
             scale_a=self.tensors.get(Role.SCALE_A),
             scale_b=self.tensors.get(Role.SCALE_B),
             recipe=signature.scales,

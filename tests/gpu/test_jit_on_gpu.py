@@ -44,13 +44,13 @@ try:
 except Exception as caught:
     right, error = False, str(caught)
 import nvgemm_runtime
-from nvgemm_runtime.jit.client import FALLBACK
+from nvgemm_runtime.jit.client import CLIENT
 stats = nvgemm_runtime.stats()
 builder = {"nvgemm_aot", "cutlass"} & {name.split(".")[0] for name in sys.modules}
 print(json.dumps({
     "right": right, "error": error, "declared": stats.declared, "jit": stats.jit,
     "kernels": stats.jit_kernels, "misses": dict(stats.misses), "won": sum(stats.won.values()),
-    "ms": dict(stats.milliseconds), "server": FALLBACK._process is not None,
+    "ms": dict(stats.milliseconds), "server": CLIENT._process is not None,
     "builder": sorted(builder),
 }))
 """

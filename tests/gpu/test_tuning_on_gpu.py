@@ -23,11 +23,10 @@ from installed import installed_kernels
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.tuning import contenders
-from nvgemm_aot.tuning.bench import gpu_bench
 from nvgemm_aot.tuning.correctness import reference
-from nvgemm_aot.tuning.gpu_state import UNKNOWN_DRIVER
+from nvgemm_aot.tuning.gpu import UNKNOWN_DRIVER, gpu_bench
 from nvgemm_aot.tuning.operands import make_sets
-from nvgemm_aot.tuning.tune import Options, Tuned, tune
+from nvgemm_aot.tuning.session import Tuned, TuningOptions, tune
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
@@ -57,7 +56,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tuned_bundle(small: Path, output: Path, **options: Any) -> tuple[Tuned, Header]:
-    tuned = tune([small], output, gpu_bench(), Options(**options))
+    tuned = tune([small], output, gpu_bench(), TuningOptions(**options))
     with Bundle(output) as bundle:
         bundle.check_body()
         return tuned, bundle.header

@@ -18,13 +18,12 @@ from gemm_reference import (
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from every_signature import EVERY_SIGNATURE
-from nvgemm_runtime.gemm.epilogue import Epilogue
-from nvgemm_runtime.gemm.extras import check_offset_values
+from nvgemm_runtime.gemm.extra_operands import check_offset_values
 from nvgemm_runtime.gemm.operands import requests, torch_dtype
 from nvgemm_runtime.gemm.problem import Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
-from nvgemm_runtime.gemm.scales import ScaleRecipe
 from nvgemm_runtime.gemm.support import OUTS
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 
 def rows(*layouts: Layout) -> list[pytest.ParameterSet]:

@@ -24,7 +24,7 @@ from microscaling import (
     unswizzle,
 )
 
-from nvgemm_runtime.gemm.scales import ScaleRecipe, swizzled_elements
+from nvgemm_runtime.gemm.types import ScaleRecipe, swizzled_elements
 
 FP4, E8M0, E4M3 = torch.float4_e2m1fn_x2, torch.float8_e8m0fnu, torch.float8_e4m3fn
 ALL_BYTES = torch.arange(256, dtype=torch.uint8)

@@ -18,9 +18,8 @@ from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 SIGNATURES = (
     signature("tn", operand=DType.BF16),
@@ -47,9 +46,9 @@ from gemm_arguments import random_arguments
 from nvgemm_runtime.launch import native
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
-from nvgemm_runtime.launch.library import Library
+from nvgemm_runtime.launch.loader import KernelLoader
 driver = ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)
-lib, library, bundle = native.load(), Library(), Bundle(sys.argv[1])
+lib, library, bundle = native.load(), KernelLoader(), Bundle(sys.argv[1])
 def on(tensor):
     return tvm_ffi.from_dlpack(fake_driver.OnDevice(tensor))
 def tensors(signature, m):

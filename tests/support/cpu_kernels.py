@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nvgemm_aot.build.linker import compiler
 from nvgemm_runtime.bundle.calling_convention import MNKL, STREAM, parse_calling_convention
-from nvgemm_runtime.gemm.epilogue import Addend, Epilogue, addend_dtype
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
 from nvgemm_runtime.gemm.roles import extra_roles
-from nvgemm_runtime.gemm.scales import ScaleRecipe
 from nvgemm_runtime.gemm.support import unsupported
+from nvgemm_runtime.gemm.types import Addend, Epilogue, ScaleRecipe, addend_dtype
 
 if TYPE_CHECKING:
     import torch

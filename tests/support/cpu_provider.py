@@ -17,16 +17,15 @@ from nvgemm_aot.build.linker import compiler
 from nvgemm_aot.build.pipeline import BuiltBundle, build
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.providers import Candidate, Enumeration, Rejection
-from nvgemm_aot.providers.runtime_model import BlockShape
+from nvgemm_aot.providers.base import BlockShape
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_aot.targets.local import CPU_PROFILE
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
-from nvgemm_runtime.gemm.scales import ScaleRecipe
 from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 ALIGNED_BYTES = 16
 """What the larger tiles demand, as kernels for GPUs do; the smallest takes anything."""

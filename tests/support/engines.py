@@ -163,7 +163,7 @@ def resolve_all(engines: Sequence[Engine], folder: Path) -> list[Resolution]:
 
 
 def table(engines: Sequence[Engine]) -> str:
-    """Rows for docs/installing.md."""
+    """Rows for docs/guide/installing.md."""
     lines = [
         "| beside | torch | tvm-ffi | cutlass-dsl | installs |",
         "| --- | --- | --- | --- | --- |",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
-from nvgemm_runtime.gemm.scales import ScaleRecipe
 from nvgemm_runtime.gemm.support import OUTS, unsupported
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 EVERY_SIGNATURE = [
     signature

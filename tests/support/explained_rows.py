@@ -20,9 +20,8 @@ sys.path.insert(0, str(TESTS / "gpu"))
 from gemm_arguments import exact_arguments
 
 from nvgemm_runtime.gemm.aten import AtenGemm
-from nvgemm_runtime.gemm.extras import Extras
-from nvgemm_runtime.gemm.operand import Operand
-from nvgemm_runtime.gemm.operands import torch_dtype
+from nvgemm_runtime.gemm.extra_operands import ExtraOperands
+from nvgemm_runtime.gemm.operands import Operand, torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
 
@@ -99,13 +98,10 @@ def report_offers(arch: str, problems: list[Problem]) -> None:
     offers.device_facts = lambda *_: facts
     for problem in problems:
         gemm = _gemm(problem)
-        found = offers.find_offers(gemm, 4, may_compile=False)
-        if found.basis == "miss":
-            split = offers.find_split_offers(gemm, 4)
-            if split is not None and split.offers:
-                report.met(problem.key, basis="signature", offered={"ours": "split"})
-                continue
-        offered = {str(place): one.kernel.operator for place, one in enumerate(found.offers)}
+        found = offers.find_offers(gemm, 4, may_split=True)
+        offered = {str(place): one.kernel.operator for place, one in enumerate(found.kernels)}
+        if found.is_split:
+            offered = {"ours": "split"}
         report.met(problem.key, basis=found.basis, reasons=found.reasons, offered=offered)
 
 
@@ -117,7 +113,7 @@ def _gemm(problem: Problem) -> AtenGemm:
         a=_operand(given.a),
         b=_operand(given.b),
         out=_operand(given.out),
-        extras=Extras(
+        extras=ExtraOperands(
             recipe=extras.recipe,
             activation=extras.activation,
             **{name: _operand(tensor) for name, tensor in extras.named().items()},  # type: ignore

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from nvgemm_aot.build.linker import compiler
 from nvgemm_aot.providers import Candidate, Enumeration, Rejection
+from nvgemm_aot.providers.base import BlockShape, RuntimeModel
 from nvgemm_aot.providers.heuristics import MatmulHeuristics
-from nvgemm_aot.providers.runtime_model import BlockShape, RuntimeModel
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError

@@ -60,18 +60,18 @@ class InductorSession:
         # It has our modules imported, which come in the wrong order without.
         importlib.import_module("torch._inductor.select_algorithm")
 
-        from nvgemm_runtime.inductor import cache_key, choice
+        from nvgemm_runtime.inductor import cache_key, choices
         from nvgemm_runtime.installed.registry import INSTALLATION, Installation
         from nvgemm_runtime.launch import compiled
-        from nvgemm_runtime.launch.library import LIBRARY, Library
+        from nvgemm_runtime.launch.loader import LOADER, KernelLoader
 
         self.monkeypatch.setenv("NVGEMM_AOT_BUNDLES", os.pathsep.join(map(str, places)))
         self.monkeypatch.setattr("nvgemm_runtime.installed.discover.distributions", lambda: ())
-        for kept, fresh in ((INSTALLATION, Installation()), (LIBRARY, Library())):
+        for kept, fresh in ((INSTALLATION, Installation()), (LOADER, KernelLoader())):
             for name, value in vars(fresh).items():
                 self.monkeypatch.setattr(kept, name, value)
         self.monkeypatch.setattr(compiled, "_warned", set())
-        self.monkeypatch.setattr(choice, "_known_failures", set())
+        self.monkeypatch.setattr(choices, "_known_failures", set())
         cache_key.installed_digest.cache_clear()
 
     def use_wheels(self, *wheels: Path) -> None:

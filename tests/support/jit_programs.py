@@ -24,11 +24,11 @@ from nvgemm_runtime.gemm.problem import Problem
 _PROGRAM = """
 import json, sys
 sys.path.extend(json.loads(sys.argv[1]))
-from nvgemm_runtime.jit.client import FALLBACK, request
+from nvgemm_runtime.jit.client import CLIENT, request
 from nvgemm_runtime.gemm.problem import Problem
 from synthetic_facts import H200
 pending = [request(Problem.parse(key), H200) for key in json.loads(sys.argv[2])]
-process = FALLBACK._process
+process = CLIENT._process
 print(json.dumps(None if process is None else process.pid), flush=True)
 outcomes = [one.result(600) for one in pending]
 print(json.dumps({
@@ -122,7 +122,7 @@ class JitMachine:
     def compilers_of(self, server: int) -> list[int]:
         """Compiler processes of a server."""
         return [
-            pid for pid in _processes() if _parent(pid) == server and _is(pid, b"worker_process")
+            pid for pid in _processes() if _parent(pid) == server and _is(pid, b"build.workers")
         ]
 
     @contextlib.contextmanager

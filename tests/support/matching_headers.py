@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nvgemm_aot.bundle.writer import BundleContent, ProblemRanking, encode_bundle
+from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
+from nvgemm_aot.bundle.writer import encode_bundle
 from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.matching.device import DeviceFacts

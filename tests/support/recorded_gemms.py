@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from nvgemm_aot.bundle.writer import BundleContent, ProblemRanking, encode_bundle, write_bundle
+from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
+from nvgemm_aot.bundle.writer import encode_bundle, write_bundle
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.format import sha256_hex

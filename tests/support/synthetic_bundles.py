@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nvgemm_aot.bundle.writer import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
+from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_runtime.bundle.format import KernelDesign, RankingSource, sha256_hex
 from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.gemm.target import Target

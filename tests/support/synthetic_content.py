@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from nvgemm_aot.bundle.writer import BuiltKernel, BundleContent, ProblemRanking
+from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from nvgemm_runtime.bundle.format import (
     ClusterLimit,
     Conditions,

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from nvgemm_aot.build.linker import compiler
-from nvgemm_aot.verify.host_elf import NEEDED_LIBRARIES
+from nvgemm_aot.verify.host_object import NEEDED_LIBRARIES
 
 BASE_FLAGS = ("-shared", "-nostdlib", "-fPIC", "-O1", "-Wl,--build-id=none", "-Wl,-s")
 

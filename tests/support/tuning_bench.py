@@ -20,10 +20,9 @@ import recording_kernels
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning import contenders
 from nvgemm_aot.tuning.contenders import ATEN, Run
-from nvgemm_aot.tuning.gpu_state import GpuState
-from nvgemm_aot.tuning.measuring import Bench
+from nvgemm_aot.tuning.gpu import Bench, GpuState
 from nvgemm_aot.tuning.race import Sample
-from nvgemm_aot.tuning.tune import Options, Tuned, tune
+from nvgemm_aot.tuning.session import Tuned, TuningOptions, tune
 from nvgemm_runtime.bundle.format import Header, Ranking
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem
@@ -270,10 +269,10 @@ def build(
 
 
 def run(path: Path | Sequence[Path], output: Path, on: Bench, **options: Any) -> Tuned:
-    """Tune bundles; options are those of `Options`, and ``clock``."""
+    """Tune bundles; options are those of `TuningOptions`, and ``clock``."""
     clock = {"clock": options.pop("clock")} if "clock" in options else {}
     paths = [path] if isinstance(path, Path) else list(path)
-    return tune(paths, output, on, Options(**options), **clock)
+    return tune(paths, output, on, TuningOptions(**options), **clock)
 
 
 def header_of(path: Path) -> Header:

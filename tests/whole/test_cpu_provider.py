@@ -12,13 +12,12 @@ import pytest
 
 import cpu_provider
 from cpu_provider import CpuModel, CpuProvider, problem
-from nvgemm_aot.build import plan
 from nvgemm_aot.build.pipeline import BuiltBundle
-from nvgemm_aot.build.plan import make_plan
+from nvgemm_aot.build.plan import look_up_plan, make_plan
 from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
+from nvgemm_aot.providers.base import BlockShape
 from nvgemm_aot.providers.heuristics import MatmulHeuristics
-from nvgemm_aot.providers.runtime_model import BlockShape
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.verify.bundle import HOST_ONLY, verify_bundle
 from nvgemm_aot.verify.findings import Check
@@ -51,11 +50,10 @@ def test_the_providers_model_ranks(tmp_path: Path, kernel_cache: Cache) -> None:
 def test_another_model_makes_another_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache, provider = Cache(tmp_path), CpuProvider()
     declared = cpu_provider.manifest([problem()]).declared
-    first = make_plan(declared, cpu_provider.TARGET, provider, cache)
-    monkeypatch.setattr(plan, "_plan", None)
-    assert make_plan(declared, cpu_provider.TARGET, provider, cache) == first, "from the cache"
+    first = make_plan(look_up_plan(declared, cpu_provider.TARGET, provider, cache), cache)
+    assert look_up_plan(declared, cpu_provider.TARGET, provider, cache).stored == first
     monkeypatch.setattr(CpuModel, "name", "counting 2")
-    assert not plan.is_planned(declared, cpu_provider.TARGET, provider, cache)
+    assert look_up_plan(declared, cpu_provider.TARGET, provider, cache).stored is None
 
 
 def test_verify_checks_host_code_and_says_what_does_not_apply(cpu_bundle: BuiltBundle) -> None:

@@ -17,7 +17,7 @@ from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role
-from nvgemm_runtime.launch.library import Library, LoadedKernel
+from nvgemm_runtime.launch.loader import KernelLoader, LoadedKernel
 
 ROWS = [
     *(one for one in cpu_provider.SIGNATURES if one.a is not DType.FP32),
@@ -41,7 +41,7 @@ def loaded(request: pytest.FixtureRequest, bundle: Bundle) -> LoadedKernel:
     signature: Signature = request.param
     kernel = next(k for k in bundle.header.kernels if k.signature == signature)
     torch.manual_seed(0)
-    return Library().load(bundle, kernel)
+    return KernelLoader().load(bundle, kernel)
 
 
 def small_edges(kernel: Kernel) -> list[Problem]:

@@ -3,30 +3,48 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import pytest
+
+import nvgemm_runtime
+from documents import (
+    MARKER,
+    SECTIONS,
+    as_built,
+    code_blocks,
+    commands,
+    documents,
+    exit_codes,
+    packages,
+    read,
+    results,
+    torch_names,
+)
 from nvgemm_aot.verify.findings import Check
-from nvgemm_runtime import errors
 from nvgemm_runtime.bundle.calling_convention import MNKL, STREAM, WORKSPACE
 from nvgemm_runtime.bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN
-from nvgemm_runtime.errors import NvgemmError
-from nvgemm_runtime.gemm.element_types import DType
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.roles import Role
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import DType, Epilogue, ScaleRecipe
 from nvgemm_runtime.inductor.autoload import SUPPORTED
 from nvgemm_runtime.matching.refusals import version_numbers
+from nvgemm_runtime.settings import VARIABLES
 from repository import ROOT
 
+SOURCES = [*ROOT.glob("runtime/nvgemm_runtime/**/*.py"), *ROOT.glob("aot/nvgemm_aot/**/*.py")]
+PACKAGES = {"nvgemm_runtime": ROOT / "runtime", "nvgemm_aot": ROOT / "aot"}
+each_document = pytest.mark.parametrize(
+    "document", list(documents()), ids=lambda path: str(path.relative_to(ROOT))
+)
 
-def read(name: str) -> str:
-    return (ROOT / name).read_text(encoding="utf-8")
 
-
-def test_ci_runs_the_readme_test_command() -> None:
-    commands = re.findall(r"^python3 -m venv .*/pytest .*$", read("README.md"), re.MULTILINE)
-    assert len(commands) == 1
-    assert commands[0] in read(".ci/run").splitlines()
+def test_ci_runs_the_readme_test_command_and_builds_the_site() -> None:
+    found = re.findall(r"^python3 -m venv .*/pytest .*$", read("README.md"), re.MULTILINE)
+    assert len(found) == 1
+    ci = read(".ci/run").splitlines()
+    assert found[0] in ci
+    assert any("mkdocs build --strict" in line for line in ci)
 
 
 def test_ci_runs_all_that_the_default_leaves_out() -> None:
@@ -34,43 +52,108 @@ def test_ci_runs_all_that_the_default_leaves_out() -> None:
     assert ".venv/bin/pytest -m slow " in read(".ci/run")
 
 
-def test_readme_lists_every_exit_code() -> None:
-    section = read("README.md").split("## Exit codes")[1].split("## ")[0]
-    listed = {
+def test_readme_is_short() -> None:
+    assert len(read("README.md").splitlines()) <= 120
+
+
+def test_numbers_of_the_readme_are_printed_in_the_results_that_it_links() -> None:
+    rows = read("README.md").split("## Results")[1].split("## ")[0].splitlines()
+    printed: list[float] = []
+    checked = 0
+    for row in rows:
+        if links := re.findall(r"\]\((benchmarks/results/[^)]+)\)", row):
+            printed = numbers("".join(map(read, links)))
+        if row.startswith("| ") and printed:
+            for number in re.findall(NUMBER, row.split("|")[2]):
+                decimals = len(number.partition(".")[2])
+                rounded = {round(value, decimals) for value in printed}
+                assert float(number.replace(",", "")) in rounded, row
+                checked += 1
+    assert checked > 15
+
+
+NUMBER = r"\d[\d,]*(?:\.\d+)?"
+
+
+def numbers(text: str) -> list[float]:
+    return [float(number.replace(",", "")) for number in re.findall(NUMBER, text)]
+
+
+def test_every_exit_code_is_in_the_reference() -> None:
+    listed = {int(code) for code in re.findall(r"^\| (\d+) \|", SECTIONS["exit-codes"](), re.M)}
+    assigned = {
         int(code)
-        for row in re.findall(r"^\| ([0-9, ]+) \|", section, re.MULTILINE)
-        for code in row.split(",")
+        for source in SOURCES
+        for code in re.findall(r"^\s+exit_code(?::.*)? = (\d+)$", source.read_text("utf-8"), re.M)
     }
-    raised = {
-        kind.exit_code
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, NvgemmError) and kind is not NvgemmError
+    base = 3  # of NvgemmError, which nothing raises
+    assert len(assigned) > 15
+    assert assigned - {base} <= listed
+    assert listed - assigned == {0, 1, 2, 130}
+
+
+def test_each_error_has_an_exit_code_and_a_meaning_of_its_own() -> None:
+    codes = [kind.exit_code for kind in exit_codes.kinds()]
+    meanings = [meaning for _, meaning in exit_codes.raised().values()]
+    assert len(set(codes)) == len(codes)
+    assert len(set(meanings)) == len(codes)
+    assert all(meanings)
+
+
+def test_every_variable_that_is_read_is_in_the_reference() -> None:
+    used = {
+        name
+        for source in SOURCES
+        for name in re.findall(r'"(NVGEMM_AOT(?:_[A-Z]+)*)"', source.read_text("utf-8"))
     }
-    never_reach_the_command = {
-        errors.TargetError,  # the manifest says it, with its position
-        errors.LinkError,  # a kernel that does not link is one that does not compile
-        errors.NoKernelError,  # nothing is loaded yet
-        errors.DriverError,
-        errors.RequiredError,  # raised by torch.compile, in the user's program
-        errors.SettingError,
+    assert "NVGEMM_AOT_EXPLAIN" in used
+    assert used == set(VARIABLES)
+    page = SECTIONS["environment"]()
+    for name, text in VARIABLES.items():
+        assert f"| `{name}` | {text} |" in page
+
+
+@each_document
+def test_commands_and_options_in_documents_exist(document: Path) -> None:
+    options = {
+        context.command_path: {
+            name for parameter in context.command.params for name in parameter.opts
+        }
+        for context in commands.contexts()
     }
-    assert raised - listed == {kind.exit_code for kind in never_reach_the_command}
+    text = document.read_text("utf-8")
+    quoted = [*re.findall(r"`(nvgemm-aot [^`]+)`", text)]
+    quoted += [
+        line
+        for block in code_blocks(text, "sh")
+        for line in block.replace("\\\n", " ").splitlines()
+        if line.startswith("nvgemm-aot ")
+    ]
+    for line in quoted:
+        words = line.partition("#")[0].partition(" -- ")[0].split()
+        if not re.fullmatch(r"[a-z-]+", words[1]) or words[1].startswith("-"):
+            continue  # options of the group, or a placeholder
+        path = " ".join(words[:2])
+        if len(words) > 2 and " ".join(words[:3]) in options:
+            path = " ".join(words[:3])
+        assert path in options, line
+        if any(path != other and other.startswith(f"{path} ") for other in options):
+            continue  # of a group's commands, together
+        given = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        assert given <= options[path], line
 
 
 def test_format_document_lists_exactly_the_rules_that_are_checked() -> None:
     documented = set(
         re.findall(r"^\| `([a-z-]+)` \|", read("FORMAT.md").split("## Rules")[1], re.M)
     )
-    source = "".join(
-        read(f"runtime/nvgemm_runtime/{name}.py")
-        for name in ("bundle/reader", "bundle/decode", "bundle/header_rules")
-    )
+    source = "".join(path.read_text("utf-8") for path in ROOT.glob("runtime/*/bundle/*.py"))
     checked = set(re.findall(r'_?fail\(\s*"([a-z-]+)"', source))
     assert documented == checked
 
 
 def test_verify_document_lists_exactly_the_checks_that_are_made() -> None:
-    rows = re.findall(r"^\| (`[a-z`, -]+`) \|", read("docs/verify.md"), re.MULTILINE)
+    rows = re.findall(r"^\| (`[a-z`, -]+`) \|", read("docs/explanation/verify.md"), re.MULTILINE)
     documented = [name for row in rows for name in re.findall(r"`([a-z-]+)`", row)]
     assert sorted(documented) == sorted(check.value for check in Check)
 
@@ -90,18 +173,15 @@ def test_contributing_gives_a_reason_for_every_dependency() -> None:
     assert not [name for name in declared if name not in section]
 
 
-def test_links_between_documents_lead_somewhere() -> None:
-    documents = [
-        *ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "manifests/README.md"
-    ]  # fmt: skip
-    for document in documents:
-        for link in re.findall(r"\]\(([^)#:]*(?:#[^)]+)?)\)", document.read_text("utf-8")):
-            path, _, section = link.partition("#")
-            target = document.parent / path if path else document
-            assert target.exists(), (document.name, link)
-            if section:
-                headings = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.MULTILINE)
-                assert section in map(anchor, headings), (document.name, link)
+@each_document
+def test_links_lead_somewhere(document: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:]*(?:#[^)]+)?)\)", document.read_text("utf-8")):
+        path, _, section = link.partition("#")
+        target = document.parent / path if path else document
+        assert target.exists(), link
+        if section:
+            headings = re.findall(r"^#+ (.+)$", as_built(target), re.MULTILINE)
+            assert section in map(anchor, headings), link
 
 
 def anchor(heading: str) -> str:
@@ -109,29 +189,107 @@ def anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def test_every_variable_that_is_read_is_documented() -> None:
-    sources = [*ROOT.glob("runtime/nvgemm_runtime/**/*.py"), *ROOT.glob("aot/nvgemm_aot/**/*.py")]
-    variables = {
+@each_document
+def test_modules_and_files_that_documents_name_exist(document: Path) -> None:
+    if document.name == "CHANGELOG.md":
+        return  # it speaks of the past
+    text = document.read_text("utf-8")
+    for name in re.findall(r"(?<!ops\.)\b(nvgemm_(?:aot|runtime)(?:\.[A-Za-z_]\w*)+)", text):
+        assert names_something(name), name
+    for name in re.findall(r"python -m (benchmarks(?:\.\w+)+)", text):
+        path = ROOT / name.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), name
+    folders = "aot|runtime|tests|benchmarks|docs|manifests|wheels"
+    for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", text):
+        assert (ROOT / name).exists(), name
+    for name in re.findall(r"`(\w+\.(?:cpp|h))`", text):
+        assert (ROOT / "runtime/csrc" / name).is_file(), name
+
+
+def names_something(name: str) -> bool:
+    """Whether a dotted name is a module of the source tree, or a name in one."""
+    package, *parts = name.split(".")
+    path = PACKAGES[package] / package
+    for position, part in enumerate(parts):
+        if (path / part).is_dir():
+            path /= part
+        elif (path / f"{part}.py").is_file():
+            path = path / f"{part}.py"
+        else:
+            inside = path if path.is_file() else path / "__init__.py"
+            return position == len(parts) - 1 and (
+                part in nvgemm_runtime.__all__ or re.search(rf"\b{part}\b", read_text(inside))
+            )  # fmt: skip
+    return True
+
+
+def read_text(path: Path) -> str:
+    return path.read_text("utf-8") if path.is_file() else ""
+
+
+def test_names_of_nothing_are_noticed() -> None:
+    assert names_something("nvgemm_runtime.inductor")
+    assert names_something("nvgemm_runtime.mm")
+    assert not names_something("nvgemm_runtime.inductors")
+    assert not names_something("nvgemm_aot.manifest.no_such_module")
+
+
+def test_each_generated_part_is_in_a_page_and_each_page_in_the_navigation() -> None:
+    asked = {
         name
-        for source in sources
-        for name in re.findall(r'"(NVGEMM_[A-Z_]+)"', source.read_text("utf-8"))
+        for page in ROOT.glob("docs/**/*.md")
+        for kind, name in MARKER.findall(page.read_text("utf-8"))
+        if kind == "generated"
     }
-    assert "NVGEMM_AOT_EXPLAIN" in variables
-    documents = "".join(read(f"docs/{path.name}") for path in (ROOT / "docs").glob("*.md"))
-    documents += read("README.md")
-    assert {name for name in variables if not re.search(rf"`{name}[`=]", documents)} == set()
+    assert asked == set(SECTIONS)
+    navigation = read("mkdocs.yml").split("\nnav:")[1]
+    pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")}
+    assert pages == set(re.findall(r"[\w/-]+\.md", navigation))
+
+
+def test_layers_show_every_package() -> None:
+    for package, folder in PACKAGES.items():
+        shown = {name for layer in packages.read_layers(ROOT, package) for name in layer}
+        there = {path.parent.name for path in (folder / package).glob("*/__init__.py")}
+        assert there <= shown
+        page = SECTIONS["builder-layers" if package == "nvgemm_aot" else "runtime-layers"]()
+        assert not re.search(r"\|\s*\|\s*$", page, re.MULTILINE), "a package without a purpose"
+
+
+def test_private_names_of_torch_are_found_in_code_and_in_strings(tmp_path: Path) -> None:
+    module = tmp_path / "aot/nvgemm_aot/one.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(
+        "import torch\nfrom torch._inductor import ir\n"
+        'torch._C._nn.thing\ntorch.mm\nLATER = "torch._dynamo.config"\n'
+    )
+    assert torch_names.by_module(tmp_path) == {
+        "one.py": {"torch._inductor.ir", "torch._C._nn.thing", "torch._dynamo.config"}
+    }
+
+
+def test_results_of_cold_starts_are_as_they_were_printed() -> None:
+    text = results.section(ROOT / "benchmarks/results")
+    for name in ("cold-start-h200", "cold-start-10-gemms-h200"):
+        part = text.split(f"## {name}, ")[1].split("\n## ")[0]
+        rows = re.findall(r"^\| `([\w+]+)` \| (\d+) \| ([\d.]+) \|", part, re.MULTILINE)
+        (printed,) = ROOT.glob(f"benchmarks/results/{name}-2*.txt")
+        assert len(rows) >= 6
+        for mode, processes, seconds in rows:
+            line = rf"^{re.escape(mode)} +{processes} +[\d.]+ +{re.escape(seconds)} \("
+            assert re.search(line, printed.read_text("utf-8"), re.MULTILINE), mode
 
 
 def test_one_range_of_torch_is_said_everywhere() -> None:
     (first_major, first), (last_major, last) = SUPPORTED
     assert f'"torch>={first_major}.{first},<{last_major}.{last + 1}"' in read("pyproject.toml")
     said = f"{first_major}.{first}\N{EN DASH}{last_major}.{last}"
-    for document in ("README.md", "CONTRIBUTING.md", "docs/torch-compile.md"):
+    for document in ("README.md", "CONTRIBUTING.md", "docs/reference/support.md"):
         assert said in read(document), document
 
 
 def test_one_range_of_each_library_is_said_everywhere() -> None:
-    project, installing = read("pyproject.toml"), read("docs/installing.md")
+    project, installing = read("pyproject.toml"), read("docs/guide/installing.md")
     major, minor = NEWEST_RUN
     oldest = max(FIRST_RELEASE.values(), key=version_numbers)
     assert f'"nvidia-cutlass-dsl-libs-cu13>={oldest},<{major}.{minor + 1}"' in project

@@ -15,7 +15,7 @@ from engines import Engine, Resolution
 from repository import ROOT
 
 ROWS = engines.load()
-DOCS = ROOT / "docs" / "installing.md"
+DOCS = ROOT / "docs/guide/installing.md"
 LIBRARY = "nvidia-cutlass-dsl-libs-cu13"
 each = pytest.mark.parametrize("engine", ROWS, ids=lambda one: one.text.replace(" ", "-"))
 

@@ -28,9 +28,9 @@ from nvgemm_aot.workload import find_bundles
 from nvgemm_aot.workload.coverage import gpu_facts
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import VerificationError
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
 from nvgemm_runtime.gemm.roles import contiguous_bytes
+from nvgemm_runtime.gemm.types import Epilogue
 from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
@@ -332,7 +332,7 @@ def test_tune_measures_each_row_that_it_is_given(
     built = cpu_provider.build_bundle(problems, tmp_path, kernel_cache, candidates=1)
     assert run("verify", built.path).exit_code == 0
     bench = tuning_bench.bench(DictatedTimer({"": [2000.0], "aten": [2500.0]}))
-    monkeypatch.setattr("nvgemm_aot.tuning.bench.gpu_bench", lambda: bench)
+    monkeypatch.setattr("nvgemm_aot.tuning.gpu.gpu_bench", lambda: bench)
     output = tmp_path / "tuned.nvgemm"
     result = run("tune", built.path, "-o", output, "--json")
     assert result.exit_code == 0, result.output

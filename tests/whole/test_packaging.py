@@ -172,9 +172,7 @@ def test_project_wheel_holds_the_data_that_commands_need(project_wheel: Path) ->
 
 
 def test_installed_template_is_found_without_the_checkout(environment: Environment) -> None:
-    code = (
-        "from nvgemm_aot.bundle.wheel_template import read_template as r; print(r('README.md.in'))"
-    )
+    code = "from nvgemm_aot.bundle.wheel import read_template as r; print(r('README.md.in'))"
     assert "$distribution" in run(environment.python, "-I", "-c", code)
 
 

@@ -1,45 +1,42 @@
-"""What goes into bundles: the kernels of planned targets, and the rankings of what compiled."""
+"""Assembles bundles: compiles the kernels of planned targets and ranks those that compiled."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import zstandard
 
 from nvgemm_runtime import __version__
+from nvgemm_runtime.bundle.encode import source_json, unserved_json
 from nvgemm_runtime.bundle.format import (
     FORMAT_VERSION,
-    ClusterLimit,
     CompileFailure,
-    KernelDesign,
     Scope,
     UnservedReason,
     canonical_json,
     sha256_hex,
-    source_json,
-    unserved_json,
 )
-from nvgemm_runtime.errors import CompileError, StorageError, one_line
+from nvgemm_runtime.errors import CompileError, one_line
 
 from ..bundle.compression import SCHEME
-from ..bundle.writer import BuiltKernel, BundleContent, ProblemRanking
-from ..providers import Candidate, Provider
-from ..storage.cache import Cache
+from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking
+from ..providers import Provider
+from ..storage.cache import Cache, Entry
 from ..targets import BuildTarget
 from . import linker
-from .compiler import Failure, KernelWorkers, Progress, Task, compile_all
-from .plan import Plan
-from .unserved import Unserved
+from .compiler import Compilation, Failure, KernelWorkers, Progress, Task, compile_all
+from .plan import Plan, Unserved
 
 GENERATOR = f"nvgemm-aot {__version__}"
 
 _MAX_REASON = 300
-"""Characters of a failure's reason that a bundle keeps: compilers can say megabytes."""
+"""Characters of a failure's reason that a bundle keeps: compilers can print megabytes."""
 
 
 _NO_REASON = "no reason given"
-"""In place of an empty reason, which the format does not have."""
+"""Replaces an empty reason, which the format does not allow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,22 +44,26 @@ class PlannedTarget:
     """One target of a build before anything is compiled.
 
     Attributes:
-        tasks: What to compile, one for each of ``plan.candidates``.
+        tasks: What to compile, in the order of ``plan.candidates``.
         missing: How many of the tasks' kernels are not in the cache.
+        toolchain: Versions of everything that shapes the bundle's bytes.
+        build_key: That of the bundle, if every kernel compiles.
     """
 
     target: BuildTarget
     plan: Plan
     tasks: tuple[Task, ...]
     missing: int
+    toolchain: dict[str, str]
+    build_key: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class MadeContent:
-    """What one bundle is written from.
+class AssembledBundle:
+    """One bundle, ready to be written.
 
     Attributes:
-        content: What it holds; None where no kernel compiled.
+        content: What it holds; None if no problem got a kernel.
         failures: The kernels that did not compile.
         uncompiled: The problems that these leave without a kernel.
     """
@@ -73,37 +74,35 @@ class MadeContent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MadeContents:
-    """What bundles are written from.
+class Assembly:
+    """The bundles of a build, ready to be written.
 
     Attributes:
-        contents: One for each target.
+        bundles: One for each target.
         compiled: Kernels compiled now; all others came from the cache.
     """
 
-    contents: tuple[MadeContent, ...]
+    bundles: tuple[AssembledBundle, ...]
     compiled: int
 
 
-def make_contents(
+def compile_and_assemble(
     planned: Sequence[PlannedTarget],
     cache: Cache,
     *,
-    provider: Provider,
     jobs: int,
     strict: bool = False,
     progress: Progress | None = None,
     workers: KernelWorkers | None = None,
-) -> MadeContents:
+) -> Assembly:
     """Compile what was planned, and put together what goes into each target's bundle.
 
     Args:
         planned: The targets.
         cache: Build cache.
-        provider: Where kernels come from.
         jobs: Compiler processes, if none run yet.
         strict: Whether one kernel that does not compile is an error.
-        progress: Told of each compiled kernel.
+        progress: Called after each kernel.
         workers: Compiler processes that run already.
 
     Raises:
@@ -113,9 +112,8 @@ def make_contents(
     """
     tasks = [task for item in planned for task in item.tasks]
     compilation = compile_all(tasks, cache, jobs=jobs, progress=progress, workers=workers)
-    versions = toolchain(provider)
-    contents = [_content(item, versions, cache, compilation.failures, strict) for item in planned]
-    return MadeContents(contents=tuple(contents), compiled=compilation.compiled)
+    bundles = [_assemble(item, compilation, strict) for item in planned]
+    return Assembly(bundles=tuple(bundles), compiled=compilation.compiled)
 
 
 def toolchain(provider: Provider) -> dict[str, str]:
@@ -129,7 +127,8 @@ def toolchain(provider: Provider) -> dict[str, str]:
 
 
 def build_key(
-    item: PlannedTarget,
+    target: BuildTarget,
+    plan: Plan,
     tasks: Sequence[Task],
     versions: dict[str, str],
     failures: Sequence[Failure] = (),
@@ -137,77 +136,64 @@ def build_key(
     """Digest of all that determines a bundle: equal keys, equal bytes.
 
     Args:
-        item: The planned target.
-        tasks: Those of its tasks whose kernels the bundle holds.
+        target: What is built for.
+        plan: Its plan.
+        tasks: What is compiled, in the order of ``plan.candidates``.
         versions: See `toolchain`.
-        failures: Why the bundle does not hold those of the others.
+        failures: The tasks whose kernels the bundle does not hold, and why.
     """
-    kernels = {
-        task.candidate: [
-            task.key,
-            task.candidate.workspace_bytes,
-            task.candidate.alignment_bytes,
-            asdict(_final_design(task)),
-        ]
-        for task in tasks
-    }
+    failed = {failure.task.key for failure in failures}
     document = {
         "format": FORMAT_VERSION,
         "generator": GENERATOR,
-        "target": item.target.target.key,
-        "device": item.target.device.name,
+        "target": target.target.key,
+        "device": target.device.name,
         "toolchain": versions,
         "compression": SCHEME,
-        "source": source_json(item.plan.source),
-        "kernels": [kernels.get(candidate) for candidate in item.plan.candidates],
-        "rankings": [[planned.problem.key, planned.choices] for planned in item.plan.problems],
+        "source": source_json(plan.source),
+        "kernels": [None if task.key in failed else _identity(task) for task in tasks],
+        "rankings": [[planned.problem.key, planned.choices] for planned in plan.problems],
     }
-    if item.plan.unserved:
-        document["unserved"] = unserved_json(dict(item.plan.unserved))
+    if plan.unserved:
+        document["unserved"] = unserved_json(dict(plan.unserved))
     if failures:
         document["failures"] = [asdict(_compile_failure(failure)) for failure in failures]
     return sha256_hex(canonical_json(document))
 
 
-def _content(
-    item: PlannedTarget,
-    versions: dict[str, str],
-    cache: Cache,
-    failures: Sequence[Failure],
-    strict: bool,
-) -> MadeContent:
-    """Assemble one bundle from the cache, without the kernels that failed."""
+def _identity(task: Task) -> list[Any]:
+    """What a task adds to the build key: its code, and what the header says about it."""
+    candidate = task.candidate
+    return [
+        task.key,
+        candidate.workspace_bytes,
+        candidate.alignment_bytes,
+        asdict(candidate.design),
+    ]
+
+
+def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> AssembledBundle:
+    """Assemble one bundle from the kernels that compiled."""
     arch = item.target.target.arch
     keys = {task.key for task in item.tasks}
-    own = tuple(failure for failure in failures if failure.task.key in keys)
-    if own and strict:
-        raise CompileError(_failure_text(f"{arch}: {len(own)} kernels failed (--strict)", own))
-    failed = {failure.task.key for failure in own}
-    present = [task for task in item.tasks if task.key not in failed]
-    payloads = {task.candidate: _payload(task, cache) for task in present}
-    ids = {candidate: sha256_hex(payload) for candidate, payload in payloads.items()}
-    rankings, uncompiled = _rankings(item, ids, own)
+    failures = tuple(one for one in compilation.failures if one.task.key in keys)
+    if failures and strict:
+        raise CompileError(
+            _failure_text(f"{arch}: {len(failures)} kernels failed (--strict)", failures)
+        )
+    kernels = [_built_kernel(task, compilation.kernels.get(task.key)) for task in item.tasks]
+    rankings, uncompiled = _rank(item, kernels, failures)
     if not rankings:
-        return MadeContent(content=None, failures=own, uncompiled=uncompiled)
+        return AssembledBundle(content=None, failures=failures, uncompiled=uncompiled)
     content = BundleContent(
         target=item.target.target,
         device=item.target.device.name,
         generator=GENERATOR,
-        build_key=build_key(item, present, versions, own),
-        toolchain=versions,
-        kernels=tuple(
-            BuiltKernel(
-                payload=payloads[task.candidate],
-                signature=task.candidate.signature,
-                provider=task.candidate.provider,
-                operator=task.candidate.operator,
-                design=_final_design(task),
-                alignment_bytes=task.candidate.alignment_bytes,
-                workspace_bytes=task.candidate.workspace_bytes,
-                calling_convention=task.candidate.calling_convention,
-            )
-            for task in present
-        ),
+        build_key=build_key(item.target, item.plan, item.tasks, item.toolchain, failures)
+        if failures
+        else item.build_key,
+        toolchain=item.toolchain,
+        kernels=tuple(kernel for kernel in kernels if kernel is not None),
         rankings=rankings,
         unserved={
             **dict(item.plan.unserved),
@@ -217,53 +203,51 @@ def _content(
             },
         },
     )
-    return MadeContent(content=content, failures=own, uncompiled=uncompiled)
+    return AssembledBundle(content=content, failures=failures, uncompiled=uncompiled)
 
 
-def _payload(task: Task, cache: Cache) -> bytes:
-    payload = cache.get(task.key)
-    if payload is None:
-        raise StorageError(
-            f"{cache.path(task.key)}: the kernel that was just compiled is gone or damaged; "
-            "does something else clean this directory? Build again"
-        )
-    return payload
+def _built_kernel(task: Task, entry: Entry | None) -> BuiltKernel | None:
+    if entry is None:
+        return None
+    return BuiltKernel(**task.candidate.facts(), payload=entry.payload, sha256=entry.sha256)
 
 
-def _rankings(
-    item: PlannedTarget, ids: dict[Candidate, str], failures: Sequence[Failure]
+def _rank(
+    item: PlannedTarget, kernels: Sequence[BuiltKernel | None], failures: Sequence[Failure]
 ) -> tuple[tuple[ProblemRanking, ...], tuple[Unserved, ...]]:
-    """The rankings of what compiled, and the problems of which nothing did."""
-    reasons = {failure.task.candidate: failure.reason for failure in failures}
-    missing = {failure.task.candidate: _compile_failure(failure) for failure in failures}
-    rankings, bare = [], []
+    """Rank the kernels of each problem; list the problems for which no kernel compiled."""
+    failed = {failure.task.key: failure for failure in failures}
+    rankings, uncompiled = [], []
     for planned in item.plan.problems:
-        chosen = [(item.plan.candidates[index], time_ns) for index, time_ns in planned.choices]
-        places: dict[str, int | None] = {}
-        for candidate, time_ns in chosen:
-            if candidate in ids:
+        times: dict[str, int | None] = {}
+        missing = []
+        for position, time_ns in planned.choices:
+            kernel = kernels[position]
+            if kernel is None:
+                missing.append(failed[item.tasks[position].key])
+            else:
                 # Different operators can give the same code; the better place counts.
-                places.setdefault(ids[candidate], time_ns)
-        if places:
+                times.setdefault(kernel.id, time_ns)
+        if times:
             rankings.append(
                 ProblemRanking(
                     problem=planned.problem,
                     source=item.plan.source,
-                    kernels=tuple(places.items()),
-                    missing=tuple(missing[one] for one, _ in chosen if one in missing),
+                    kernels=tuple(times.items()),
+                    missing=tuple(map(_compile_failure, missing)),
                 )
             )
         else:
-            words = "; ".join(dict.fromkeys(reasons[one] or _NO_REASON for one, _ in chosen))
-            bare.append(
+            reasons = "; ".join(dict.fromkeys(one.reason or _NO_REASON for one in missing))
+            uncompiled.append(
                 Unserved(
                     arch=item.target.target.arch,
                     problem=planned.problem,
-                    reason=one_line(f"none of {len(chosen)} operators compiles: {words}"),
+                    reason=one_line(f"none of {len(missing)} operators compiles: {reasons}"),
                     failed=True,
                 )
             )
-    return tuple(rankings), tuple(bare)
+    return tuple(rankings), tuple(uncompiled)
 
 
 def _compile_failure(failure: Failure) -> CompileFailure:
@@ -276,15 +260,3 @@ def _compile_failure(failure: Failure) -> CompileFailure:
 
 def _failure_text(head: str, failures: Sequence[Failure]) -> str:
     return "\n".join([head, *(f"  {f.task.candidate.operator}: {f.reason}" for f in failures)])
-
-
-def _final_design(task: Task) -> KernelDesign:
-    """The design with the numbers of the device profile that are compiled in."""
-    facts = {s: task.target.device.cluster_capacity(s) for s in task.candidate.cluster_sizes}
-    return replace(
-        task.candidate.design,
-        cluster_limits=tuple(
-            ClusterLimit(cluster_size=size, max_active=fact.value, basis=fact.basis)
-            for size, fact in sorted(facts.items())
-        ),
-    )

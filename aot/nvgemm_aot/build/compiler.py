@@ -1,37 +1,50 @@
-"""Compiling kernels in parallel worker processes, through the cache. The only parallel stage."""
+"""Compiles kernels in parallel worker processes and keeps them in the cache."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from nvgemm_runtime.bundle.format import ClusterLimit
 from nvgemm_runtime.errors import CompileError, LinkError, StorageError, ToolchainError
 from nvgemm_runtime.gemm.target import CPU
 from nvgemm_runtime.installed.ownership import writable_by_others
 
 from ..providers import Candidate, Provider, load_provider
 from ..storage import temporary_directory
-from ..storage.cache import Cache, cache_key
+from ..storage.cache import Cache, Entry, cache_key
 from ..storage.files import make_directories, sweep_partials_of
 from ..storage.locks import locked
 from ..targets import BuildTarget
+from ..targets.profile import DeviceProfile
 from ..verify.cubin import spilled_bytes
 from . import linker
-from .time_limit import LIMIT_VARIABLE, compile_limit_seconds
-from .worker_process import clock_stopped
-from .workers import TimeLimitExceeded, WorkerDied, Workers, WorkersCannotStart
+from .workers import (
+    TimeLimitExceeded,
+    WorkerDied,
+    Workers,
+    WorkersCannotStart,
+    clock_stopped,
+)
 
 _log = logging.getLogger(__name__)
 
+LIMIT_VARIABLE = "NVGEMM_AOT_COMPILE_TIMEOUT"
+"""Environment variable: seconds after which the compiler of a kernel is killed."""
+
+DEFAULT_LIMIT_SECONDS = 300.0
+"""Hundreds of times what kernels take (0.35 to 1.5 s on one core)."""
+
 Progress = Callable[[int, int], None]
-"""Called as (kernels done, kernels to do)."""
+"""Called with (kernels done, kernels to do)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +52,9 @@ class Task:
     """One kernel to compile.
 
     Attributes:
-        key: Its name in the cache, from everything that shapes its code.
+        candidate: The operator. Its design has the cluster limits that are compiled in.
+        target: What to compile for.
+        key: Its name in the cache, a digest of everything that shapes its code.
     """
 
     candidate: Candidate
@@ -52,8 +67,7 @@ class Failure:
     """A kernel that could not be built, and why.
 
     Attributes:
-        is_transient: Whether it may succeed the next time: its compiler was killed, or took too
-            long.
+        is_transient: Whether another attempt may succeed: its compiler was killed or took too long.
     """
 
     task: Task
@@ -62,12 +76,12 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What came of a task.
+class TaskResult:
+    """What a worker process answers to a task.
 
     Attributes:
         failure: Why there is no kernel, or None.
-        was_there: Whether another process compiled the kernel meanwhile.
+        was_there: Whether another process compiled the kernel in the meantime.
     """
 
     failure: Failure | None = None
@@ -77,19 +91,21 @@ class Outcome:
 class KernelWorkers(Protocol):
     """Compiler processes."""
 
-    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
+    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
         """Work on all tasks; see `Workers.run`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compilation:
-    """Outcome of a compile stage.
+    """Result of a compile stage.
 
     Attributes:
+        kernels: By key of their tasks, the kernels with their digests.
         compiled: How many kernels were compiled now; the others were in the cache.
         failures: Kernels that are missing, in the order of the tasks.
     """
 
+    kernels: dict[str, Entry]
     compiled: int
     failures: tuple[Failure, ...]
 
@@ -97,7 +113,7 @@ class Compilation:
 def make_tasks(
     candidates: Iterable[Candidate], target: BuildTarget, provider: Provider
 ) -> tuple[Task, ...]:
-    """Describe the compilation of one target's candidates.
+    """Make the tasks that compile one target's candidates.
 
     A key covers what changes the code and nothing else: neither paths nor times, and of the device
     profile only the numbers that the kernel is compiled with.
@@ -116,37 +132,38 @@ def make_tasks(
     }
 
     def key(candidate: Candidate) -> str:
-        capacities = {
-            str(size): target.device.cluster_capacity(size).value
-            for size in candidate.cluster_sizes
-        }
+        limits = candidate.design.cluster_limits
         own = {
             "operator": candidate.operator,
             "signature": candidate.signature.key,
             "calling_convention": candidate.calling_convention,
-            "cluster_capacities": capacities,
+            "cluster_capacities": {str(one.cluster_size): one.max_active for one in limits},
         }
         if candidate.added_code:
             own["added_code"] = candidate.added_code
         return cache_key("kernel", {**shared, **own})
 
-    return tuple(
-        Task(
-            candidate=candidate,
-            target=target,
-            key=key(candidate),
-        )
-        for candidate in candidates
+    limited = (_with_cluster_limits(candidate, target.device) for candidate in candidates)
+    return tuple(Task(candidate=one, target=target, key=key(one)) for one in limited)
+
+
+def _with_cluster_limits(candidate: Candidate, device: DeviceProfile) -> Candidate:
+    """Add the numbers of a device profile that are compiled in to a candidate's design."""
+    facts = {size: device.cluster_capacity(size) for size in sorted(candidate.cluster_sizes)}
+    limits = tuple(
+        ClusterLimit(cluster_size=size, max_active=fact.value, basis=fact.basis)
+        for size, fact in facts.items()
     )
+    return replace(candidate, design=replace(candidate.design, cluster_limits=limits))
 
 
 def default_jobs() -> int:
-    """Worker processes that this machine carries: its cores, or fewer where memory is short."""
+    """How many worker processes fit on this machine: one a core, fewer if memory is short."""
     return max(1, min(len(os.sched_getaffinity(0)), _free_memory_bytes() // _WORKER_BYTES))
 
 
 _WORKER_BYTES = 1_500_000_000
-"""Memory to allow a worker: a compiler process was seen to take about 1 GB."""
+"""Memory to allow for a worker: a compiler process takes about 1 GB."""
 
 
 _CGROUPS = (
@@ -171,7 +188,7 @@ def _free_memory_bytes() -> int:
 
 
 def _page_cache_bytes(cgroup: Path) -> int:
-    """Memory that counts as used and is given back on demand: file contents kept around."""
+    """Memory that counts as used but is reclaimed on demand: the page cache."""
     for line in (cgroup / "memory.stat").read_text().splitlines():
         if line.startswith(("inactive_file ", "total_inactive_file ")):
             return int(line.split()[1])
@@ -185,12 +202,30 @@ def _meminfo_available_bytes() -> int:
     return _WORKER_BYTES
 
 
-def start_workers(cache: Cache, jobs: int, provider: str) -> Workers[Task, Outcome]:
+def compile_limit_seconds() -> float:
+    """The user's time limit for one kernel, or the default; warns of a value that is no number."""
+    text = os.environ.get(LIMIT_VARIABLE)
+    if not text:
+        return DEFAULT_LIMIT_SECONDS
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if seconds > 0:
+        return seconds
+    _log.warning(
+        "%s=%s: must be a number of seconds above 0; taken as %g",
+        *(LIMIT_VARIABLE, text, DEFAULT_LIMIT_SECONDS),
+    )
+    return DEFAULT_LIMIT_SECONDS
+
+
+def start_workers(cache: Cache, jobs: int, provider: str) -> Workers[Task, TaskResult]:
     """Start compiler processes, which import the compiler at once; a context manager."""
     return Workers(
         jobs,
-        functools.partial(_compile_one, directory=cache.directory),
-        functools.partial(_prepare, provider, cache.directory),
+        functools.partial(_run_task, directory=cache.directory),
+        functools.partial(_prepare_worker, provider, cache.directory),
         compile_limit_seconds(),
     )
 
@@ -203,7 +238,7 @@ def compile_all(
     progress: Progress | None = None,
     workers: KernelWorkers | None = None,
 ) -> Compilation:
-    """Make sure that every task's kernel is in the cache.
+    """Read every task's kernel from the cache, after compiling those that are not there.
 
     Workers store what they finish at once, so an interrupted build continues where it stopped.
 
@@ -211,17 +246,19 @@ def compile_all(
         tasks: What to compile; several may share a key.
         cache: Where kernels are looked up and stored.
         jobs: Worker processes.
-        progress: Told that it begins (with 0) and of each kernel that is done.
-        workers: Processes that were started before; by default they are started here.
+        progress: Called at the start (with 0 done) and after each kernel.
+        workers: Processes that run already; by default they are started here.
 
     Raises:
-        StorageError: If the cache or the directory for temporary files cannot be written.
+        StorageError: If the cache or the directory for temporary files cannot be written, or a
+            kernel is gone that was just compiled.
         ToolchainError: If the compiler side is incomplete.
     """
     unique = {task.key: task for task in tasks}
-    missing = [task for task in unique.values() if cache.get(task.key) is None]
+    kernels = {key: entry for key in unique if (entry := cache.read(key)) is not None}
+    missing = [task for key, task in unique.items() if key not in kernels]
     if not missing:
-        return Compilation(compiled=0, failures=())
+        return Compilation(kernels=kernels, compiled=0, failures=())
     cache.require_writable()
     linker.library_directories()
     report = progress or (lambda done, total: None)
@@ -233,20 +270,34 @@ def compile_all(
             count = min(jobs, len(missing))
             started = start_workers(cache, count, missing[0].candidate.provider)
             workers = stack.enter_context(started)
-        for done, (task, outcome) in enumerate(_outcomes(workers, missing), start=1):
+        for done, (task, outcome) in enumerate(_results(workers, missing), start=1):
             if outcome.failure is not None:
                 _log.info("%s failed: %s", task.candidate.operator, outcome.failure.reason)
                 failures.append(outcome.failure)
             elif not outcome.was_there:
                 compiled += 1
             report(done, len(missing))
-    order = {key: place for place, key in enumerate(unique)}
-    failures.sort(key=lambda failure: order[failure.task.key])
-    return Compilation(compiled=compiled, failures=tuple(failures))
+    failed = {failure.task.key: failure for failure in failures}
+    kernels |= {t.key: _read_compiled(t, cache) for t in missing if t.key not in failed}
+    return Compilation(
+        kernels=kernels,
+        compiled=compiled,
+        failures=tuple(failed[key] for key in unique if key in failed),
+    )
 
 
-def _outcomes(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Task, Outcome]]:
-    """What comes of each task, whatever becomes of the process that has it.
+def _read_compiled(task: Task, cache: Cache) -> Entry:
+    entry = cache.read(task.key)
+    if entry is None:
+        raise StorageError(
+            f"{cache.path(task.key)}: the kernel that was just compiled is gone or damaged; "
+            "does something else clean this directory? Build again"
+        )
+    return entry
+
+
+def _results(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Task, TaskResult]]:
+    """Yield the result of each task; a process that dies on its task is a failure of that task.
 
     Raises:
         ToolchainError: If no compiler process gets ready.
@@ -255,7 +306,7 @@ def _outcomes(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[T
         for task, outcome in workers.run(tasks):
             if isinstance(outcome, WorkerDied):
                 failure = Failure(task=task, reason=death_text(outcome), is_transient=True)
-                yield task, Outcome(failure=failure)
+                yield task, TaskResult(failure=failure)
             else:
                 yield task, outcome
     except WorkersCannotStart as error:
@@ -266,24 +317,26 @@ def _outcomes(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[T
 
 
 def death_text(death: WorkerDied) -> str:
-    """Why there is no kernel whose compiler was killed."""
+    """Say why a kernel whose compiler was killed is missing."""
     if isinstance(death, TimeLimitExceeded):
         return f"its compiler was killed: {death}; set {LIMIT_VARIABLE} to allow more"
     return f"the compiler process died {death}"
 
 
-def _prepare(provider: str, directory: Path) -> None:
+def _prepare_worker(provider: str, directory: Path) -> None:
     _keep_temporary_files_private(directory)
-    _provider(provider).prepare()
+    _worker_provider(provider).prepare()
 
 
 def _keep_temporary_files_private(directory: Path) -> None:
-    """Have objects and linked kernels written to the cache where others could change them else.
+    """Move temporary files to the cache if others could change them in the usual place.
 
     Raises:
         StorageError: If others could change them there, too.
     """
-    with contextlib.suppress(OSError):  # what cannot be written says so when it is
+    with contextlib.suppress(
+        OSError
+    ):  # an unwritable directory is reported when something is written to it
         if writable_by_others(Path(tempfile.gettempdir()).absolute()) is None:
             return
         place = (directory / "temporary").absolute()
@@ -294,39 +347,39 @@ def _keep_temporary_files_private(directory: Path) -> None:
                 f"others could change what compilers write, in {tempfile.gettempdir()} and in the "
                 f"cache: {reason}; or set TMPDIR to a directory that only you can write"
             )
-        # Nobody removes it: workers are killed when they are done. The next one to start sweeps.
+        # Workers are killed when they are done, so none removes it; the next one to start does.
         made = temporary_directory.make(place)
         tempfile.tempdir = os.environ["TMPDIR"] = str(made)
 
 
 @functools.cache
-def _provider(name: str) -> Provider:
-    """The provider of a worker process, which keeps it for all its tasks."""
+def _worker_provider(name: str) -> Provider:
+    """The provider of this worker process, which keeps it for all its tasks."""
     return load_provider(name)
 
 
-def _compile_one(task: Task, directory: Path) -> Outcome:
-    """Compile, link and store one kernel, in a worker; each once, however many processes want it.
+def _run_task(task: Task, directory: Path) -> TaskResult:
+    """Compile, link and store one kernel in a worker, unless another process has just done so.
 
     Raises:
         StorageError: If a file cannot be written.
         ToolchainError: If the compiler side is incomplete.
     """
-    cache = Cache(directory, quiet=True)  # the process that asks has said it
+    cache = Cache(directory, quiet=True)  # the parent has already warned
     with contextlib.ExitStack() as stack:
-        with clock_stopped():  # another process that compiles it has its own time limit
+        with clock_stopped():  # the time of another process that compiles it does not count
             stack.enter_context(locked(cache.lock_path(f"kernel-{task.key}")))
         if cache.get(task.key) is not None:
-            return Outcome(was_there=True)
+            return TaskResult(was_there=True)
         sweep_partials_of(cache.path(task.key))
         reason = _compile_and_store(task, cache)
-        return Outcome(failure=None if reason is None else Failure(task=task, reason=reason))
+        return TaskResult(failure=None if reason is None else Failure(task=task, reason=reason))
 
 
 def _compile_and_store(task: Task, cache: Cache) -> str | None:
-    """Why it failed, or None."""
+    """Compile, link and store a kernel; return why that failed, or None."""
     try:
-        relocatable = _provider(task.candidate.provider).compile(task.candidate, task.target)
+        relocatable = _worker_provider(task.candidate.provider).compile(task.candidate, task.target)
         on_cpu = task.target.target.arch == CPU
         payload = linker.link(relocatable, task.candidate.calling_convention, on_cpu=on_cpu)
     except (CompileError, LinkError) as error:

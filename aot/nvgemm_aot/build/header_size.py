@@ -1,7 +1,8 @@
-"""How long a bundle's header becomes, from the plan, before hours are spent on its kernels."""
+"""Computes the length of a bundle's header from its plan, before any kernel is compiled."""
 
 from __future__ import annotations
 
+from nvgemm_runtime.bundle.encode import encode_header
 from nvgemm_runtime.bundle.format import (
     MAX_HEADER_BYTES,
     Header,
@@ -9,7 +10,6 @@ from nvgemm_runtime.bundle.format import (
     Ranked,
     Ranking,
     Span,
-    encode_header,
     sha256_hex,
 )
 from nvgemm_runtime.errors import ManifestError
@@ -18,13 +18,13 @@ from nvgemm_runtime.gemm.target import Target
 from .plan import Plan
 
 _TYPICAL_SPAN = Span(offset=10_000_000, stored_bytes=10_000, content_bytes=100_000)
-"""Of a kernel that is not there yet, with as many digits as most have."""
+"""Stands for the span of a kernel that is not compiled yet, with as many digits as most have."""
 
 
 def require_readable_size(manifest: str, target: Target, plan: Plan) -> None:
-    """Refuse a plan whose bundle no reader would take, for its header is too long.
+    """Refuse a plan whose bundle would have a header that is too long for readers.
 
-    What did not compile comes on top, so that the writer checks the finished header again.
+    Compile failures lengthen a header, so the writer checks the finished one again.
 
     Args:
         manifest: Name of the manifest, for the message.
@@ -44,7 +44,7 @@ def require_readable_size(manifest: str, target: Target, plan: Plan) -> None:
 
 
 def planned_header_bytes(target: Target, plan: Plan) -> int:
-    """Length of the header of a plan's bundle, up to what is only known once it is built."""
+    """Approximate length of the header of a plan's bundle: compile failures are not known yet."""
     digest = sha256_hex(b"")
     header = Header(
         target=target,
@@ -55,17 +55,7 @@ def planned_header_bytes(target: Target, plan: Plan) -> int:
         body_sha256=digest,
         dictionary=None,
         kernels=tuple(
-            Kernel(
-                id=digest,
-                span=_TYPICAL_SPAN,
-                signature=candidate.signature,
-                provider=candidate.provider,
-                operator=candidate.operator,
-                design=candidate.design,
-                alignment_bytes=candidate.alignment_bytes,
-                workspace_bytes=candidate.workspace_bytes,
-                calling_convention=candidate.calling_convention,
-            )
+            Kernel(**candidate.facts(), id=digest, span=_TYPICAL_SPAN)
             for candidate in plan.candidates
         ),
         sources=(plan.source,),

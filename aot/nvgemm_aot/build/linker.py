@@ -1,4 +1,4 @@
-"""Linking a compiled object into a shared object that the runtime can load from memory."""
+"""Links a compiled object into a shared object that the runtime can load from memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nvgemm_runtime.bundle.calling_convention import KNOWN_FORM, parse_calling_c
 from nvgemm_runtime.errors import LinkError, ToolchainError
 from nvgemm_runtime.matching.device import FFI_LIBRARY, RUNTIME_LIBRARY
 
-from ..verify.host_elf import check_host_elf
+from ..verify.host_object import require_host_object
 
 FLAGS = (
     "-shared",
@@ -39,8 +39,8 @@ may be visible, and nothing in the output may depend on when or where it was mad
 hash style are defaults that distributions change."""
 
 _KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")
-"""All that a compiler driver sees of the environment. Others, such as LD_RUN_PATH, change its
-output, and the cache knows nothing of them."""
+"""The only environment variables that a compiler driver gets. Others, such as LD_RUN_PATH, change
+its output, and cache keys do not cover them."""
 
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
 
@@ -87,7 +87,7 @@ def compiler() -> tuple[str, ...]:
 
 @functools.cache
 def linker_version() -> str:
-    """First line of the linker's version, for it shapes the output.
+    """First line of what the linker prints as its version; part of every cache key.
 
     Raises:
         ToolchainError: If there is no working linker.
@@ -104,7 +104,7 @@ def linker_version() -> str:
 
 
 def _run(command: Sequence[str], folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command in an environment in which nothing changes what a linker writes."""
+    """Run a command with the environment variables of `_KEPT_VARIABLES` alone."""
     kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
     return subprocess.run(
         command,
@@ -155,12 +155,12 @@ def library_directories() -> tuple[Path, Path]:
 
 
 def link(relocatable: bytes, calling_convention: str, *, on_cpu: bool = False) -> bytes:
-    """Link one object and check that the result is as the toolchain must make it.
+    """Link one object, and check that the result is what the toolchain is known to make.
 
     Args:
         relocatable: An object for the host platform.
         calling_convention: Names the one function that stays visible.
-        on_cpu: Whether the kernel runs on the host, and so needs no library for device code.
+        on_cpu: Whether the kernel runs on the host and needs no library for device code.
 
     Returns:
         The shared object; equal inputs give equal bytes.
@@ -192,5 +192,5 @@ def link(relocatable: bytes, calling_convention: str, *, on_cpu: bool = False) -
         if result.returncode:
             raise LinkError(f"{shlex.join(command)} fails: {result.stderr.strip()[:500]}")
         linked = (folder / "kernel.so").read_bytes()
-    check_host_elf(linked, symbol, on_cpu=on_cpu)
+    require_host_object(linked, symbol, on_cpu=on_cpu)
     return linked

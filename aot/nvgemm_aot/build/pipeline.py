@@ -1,4 +1,4 @@
-"""The build, in a straight line: manifest, plan, compile, bundle, wheel."""
+"""The build from end to end: a manifest is planned, compiled, assembled and written."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..storage.cache import Cache
 from ..storage.files import remove_file, require_writable
 from ..storage.private_cache import private_cache
 from ..targets import BuildTarget
-from .assemble import PlannedTarget, build_key, make_contents, toolchain
+from .assemble import PlannedTarget, build_key, compile_and_assemble, toolchain
 from .compiler import (
     Failure,
     KernelWorkers,
@@ -29,8 +29,7 @@ from .compiler import (
     start_workers,
 )
 from .header_size import require_readable_size
-from .plan import RejectionSink, is_planned, make_plan
-from .unserved import Unserved, require_served
+from .plan import PlanLookup, RejectionSink, Unserved, look_up_plan, make_plan, require_served
 
 DEFAULT_PROVIDER = "cutlass_operators"
 
@@ -40,7 +39,7 @@ class BuiltBundle:
     """One bundle of a finished build.
 
     Attributes:
-        up_to_date: Whether the file already was what this build makes, and was left alone.
+        up_to_date: Whether the file was already what this build makes, so that it was left alone.
         failures: Kernels that did not compile and were left out.
     """
 
@@ -58,9 +57,9 @@ class BuildResult:
     Attributes:
         bundles: One for each target that serves any of the problems.
         compiled: Kernels compiled now; all others came from the cache.
-        unserved: What bundles were written without, by target and problem.
-        removed: Bundles of earlier builds that were removed: their targets serve none of the
-            problems any more.
+        unserved: Problems that bundles have no kernel for, by target and problem.
+        removed: Bundles of earlier builds that were removed because their targets no longer serve
+            any of the problems.
     """
 
     bundles: tuple[BuiltBundle, ...]
@@ -69,29 +68,54 @@ class BuildResult:
     removed: tuple[Path, ...] = ()
 
 
+def look_up_plans(manifest: Manifest, cache: Cache, provider: Provider) -> tuple[PlanLookup, ...]:
+    """Look for the plan of each target of a manifest in the cache; see `plan.look_up_plan`."""
+    return tuple(
+        look_up_plan(manifest.declared, target, provider, cache) for target in manifest.targets
+    )
+
+
 def plan_build(
     manifest: Manifest,
     cache: Cache,
     *,
     provider: Provider | None = None,
+    lookups: Sequence[PlanLookup] | None = None,
     on_rejection: RejectionSink | None = None,
 ) -> tuple[PlannedTarget, ...]:
     """Plan every target of a manifest; see `plan.make_plan`.
 
     Problems for which a target has no operator are in its plan, with the reason.
 
+    Args:
+        manifest: What to build.
+        cache: Build cache.
+        provider: Where kernels come from; by default ``cutlass.operators``.
+        lookups: What `look_up_plans` returned, if the caller has asked already.
+        on_rejection: Receives every rejection.
+
     Raises:
         ManifestError: If a target's bundle would hold more than readers take.
         ToolchainError: If the compiler side is incomplete.
     """
     source = provider or load_provider(DEFAULT_PROVIDER)
+    versions = toolchain(source)
     planned = []
-    for target in manifest.targets:
-        plan = make_plan(manifest.declared, target, source, cache, on_rejection=on_rejection)
+    for lookup in lookups or look_up_plans(manifest, cache, source):
+        target = lookup.target
+        plan = make_plan(lookup, cache, on_rejection=on_rejection)
         require_readable_size(manifest.name, target.target, plan)
         tasks = make_tasks(plan.candidates, target, source)
-        missing = sum(not cache.has(task.key) for task in tasks)
-        planned.append(PlannedTarget(target=target, plan=plan, tasks=tasks, missing=missing))
+        planned.append(
+            PlannedTarget(
+                target=target,
+                plan=plan,
+                tasks=tasks,
+                missing=sum(not cache.has(task.key) for task in tasks),
+                toolchain=versions,
+                build_key=build_key(target, plan, tasks, versions),
+            )
+        )
     return tuple(planned)
 
 
@@ -116,21 +140,21 @@ def build(
 ) -> BuildResult:
     """Build the bundles of a manifest, one a target.
 
-    Nothing is written to ``out_dir`` before every kernel of every target is there. A bundle that is
-    already what the build would make is left alone. A problem for which a target has no operator,
-    or none that compiles, is left out of that target's bundle, which records the reason. A target
-    that has an operator for none of the problems has no bundle: what an earlier build left there is
+    Nothing is written to ``out_dir`` before every kernel of every target is compiled. A bundle that
+    is already what the build would make is left alone. A problem for which a target has no
+    operator, or none that compiles, is left out of that target's bundle, which records the reason.
+    A target that serves none of the problems gets no bundle, and that of an earlier build is
     removed.
 
     Args:
         manifest: What to build.
         out_dir: Where bundles go, as ``<manifest name>-<target>.nvgemm``.
         cache: Build cache. One in which others could change kernels is not used, with a warning.
-        jobs: Compiler processes; by default what this machine carries.
+        jobs: Compiler processes; by default as many as fit on this machine.
         strict: Whether one kernel that does not compile, or one problem that a target has no
             operator for, fails the build.
         provider: Where kernels come from; by default ``cutlass.operators``.
-        progress: Told of each compiled kernel.
+        progress: Called after each kernel.
 
     Raises:
         ManifestError: If a target's bundle would hold more than readers take.
@@ -144,39 +168,38 @@ def build(
     with contextlib.ExitStack() as stack:
         cache = stack.enter_context(private_cache(cache))
         workers: KernelWorkers | None = None
-        if not all(is_planned(manifest.declared, t, source, cache) for t in manifest.targets):
+        lookups = look_up_plans(manifest, cache, source)
+        if any(lookup.stored is None for lookup in lookups):
             # Planning takes as long as compilers take to start: let both happen at once.
             workers = stack.enter_context(start_workers(cache, count, source.name))
-        planned = plan_build(manifest, cache, provider=source)
+        planned = plan_build(manifest, cache, provider=source, lookups=lookups)
         unserved = without_operator(planned)
         if strict:
             require_served(unserved, targets=1)
         planned = tuple(item for item in planned if item.tasks)
         if not planned:
             require_served(unserved, len(manifest.targets))
-        versions = toolchain(source)
         paths = [_bundle_path(out_dir, manifest, item.target) for item in planned]
         done = {
             path: current
             for path, item in zip(paths, planned)
-            if (current := _up_to_date(path, build_key(item, item.tasks, versions))) is not None
+            if (current := _up_to_date(path, item.build_key)) is not None
         }
         todo = [(path, item) for path, item in zip(paths, planned) if path not in done]
         if todo:
             require_writable(out_dir)
-        made = make_contents(
+        made = compile_and_assemble(
             [item for _, item in todo],
             cache,
-            provider=source,
             jobs=count,
             strict=strict,
             progress=progress,
             workers=workers,
         )
-    unserved += tuple(problem for one in made.contents for problem in one.uncompiled)
-    if not done and not any(one.content for one in made.contents):
+    unserved += tuple(problem for one in made.bundles for problem in one.uncompiled)
+    if not done and not any(one.content for one in made.bundles):
         require_served(unserved, len(manifest.targets))
-    for (path, _), one in zip(todo, made.contents):
+    for (path, _), one in zip(todo, made.bundles):
         if one.content is None:
             continue
         header = write_bundle(path, one.content)
@@ -201,7 +224,7 @@ def _bundle_path(out_dir: Path, manifest: Manifest, target: BuildTarget) -> Path
 
 
 def _up_to_date(path: Path, key: str) -> BuiltBundle | None:
-    """The bundle at ``path`` if it is intact, this user's, and was made from the same inputs."""
+    """The bundle at ``path``, if it is intact, has this key, and only this user can write it."""
     try:
         if writable_by_others(path.absolute()) is not None:
             return None

@@ -1,7 +1,7 @@
 """The plan of one target's build: which kernels to compile, and each problem's ranking of them.
 
-Making a plan asks the provider and its runtime model; both are slow to import, so plans are cached
-under everything that shapes them, the source of the modules that make them included.
+Making a plan asks the provider and its runtime model, which are slow to import. Plans are therefore
+cached, under a digest of everything that shapes them and of the modules that make them.
 """
 
 from __future__ import annotations
@@ -11,43 +11,41 @@ import hashlib
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nvgemm_runtime.bundle.encode import source_json, unserved_json
 from nvgemm_runtime.bundle.format import (
     KernelDesign,
     RankingSource,
     Scope,
     UnservedReason,
     canonical_json,
-    source_json,
-    unserved_json,
 )
+from nvgemm_runtime.errors import CompileError, NoCandidateError
 from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..manifest.parse import Declared
 from ..providers import Candidate, Enumeration, Provider, Rejection
-from ..providers.runtime_model import BlockShape, RuntimeModel
+from ..providers.base import BlockShape, RuntimeModel
 from ..storage.cache import Cache, cache_key
 from ..targets import BuildTarget
-from .select import Estimate, Selection, select
+from .select import Selection, select
 
 _MAKERS = (
     *(
         f"nvgemm_aot.{name}"
         for name in (
             *("build.plan", "build.select", "targets.profile"),
-            *("providers.runtime_model", "providers.base"),
+            "providers.base",
         )
     ),
-    *(
-        f"nvgemm_runtime.gemm.{name}"
-        for name in ("support", "problem", "element_types", "scales", "epilogue", "roles")
-    ),
+    *(f"nvgemm_runtime.gemm.{name}" for name in ("support", "problem", "types", "roles", "target")),
 )
-"""Modules whose source shapes a plan, with the provider's and the runtime model's own."""
+"""Modules whose source shapes a plan, besides those of the provider and the runtime model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,53 +78,41 @@ class Plan:
 
 
 RejectionSink = Callable[[Problem, Rejection], None]
-"""Told of every operator that a problem could not or did not get."""
+"""Called with every operator that a problem could not or did not get."""
 
 
-def make_plan(
-    declared: tuple[Declared, ...],
-    target: BuildTarget,
-    provider: Provider,
-    cache: Cache,
-    *,
-    on_rejection: RejectionSink | None = None,
-) -> Plan:
-    """Plan one target, from the cache where it was planned before.
+@dataclass(frozen=True, kw_only=True)
+class PlanLookup:
+    """What determines the plan of one target, and the plan if the cache has it.
 
-    Args:
+    Attributes:
         declared: The manifest's problems.
         target: What to build for.
         provider: Where kernels come from.
-        cache: Where plans are kept; one that cannot be written is done without.
-        on_rejection: Asks for every rejection; the plan is then made anew.
+        model: The provider's model of the target's device.
+        key: Name of the plan in the cache.
+        stored: The plan, if it was made before.
+    """
+
+    declared: tuple[Declared, ...]
+    target: BuildTarget
+    provider: Provider
+    model: RuntimeModel
+    key: str
+    stored: Plan | None
+
+
+def look_up_plan(
+    declared: tuple[Declared, ...], target: BuildTarget, provider: Provider, cache: Cache
+) -> PlanLookup:
+    """Look for the plan of one target in the cache, which is quick.
 
     Raises:
         ToolchainError: If the compiler side is incomplete.
     """
     model = provider.runtime_model(target)
-    key = _plan_key(declared, target, provider, model)
-    stored = cache.get(key) if on_rejection is None else None
-    if stored is not None:
-        return _decode(json.loads(stored))
-    plan = _plan(declared, target, provider, model, on_rejection)
-    cache.put_if_possible(key, canonical_json(_encode(plan)))
-    return plan
-
-
-def is_planned(
-    declared: tuple[Declared, ...], target: BuildTarget, provider: Provider, cache: Cache
-) -> bool:
-    """Whether `make_plan` would find its plan in the cache, and so be quick."""
-    model = provider.runtime_model(target)
-    return cache.has(_plan_key(declared, target, provider, model))
-
-
-def _plan_key(
-    declared: tuple[Declared, ...], target: BuildTarget, provider: Provider, model: RuntimeModel
-) -> str:
-    own = {type(provider).__module__, type(model).__module__}
-    makers = [*_MAKERS, *sorted(own)]
-    return cache_key(
+    makers = [*_MAKERS, *sorted({type(provider).__module__, type(model).__module__})]
+    key = cache_key(
         "plan",
         {
             "declared": [[entry.problem.key, entry.candidates] for entry in declared],
@@ -143,11 +129,37 @@ def _plan_key(
             "makers": [_source_digest(name) for name in makers],
         },
     )
+    stored = cache.get(key)
+    return PlanLookup(
+        declared=declared,
+        target=target,
+        provider=provider,
+        model=model,
+        key=key,
+        stored=None if stored is None else _decode(json.loads(stored)),
+    )
+
+
+def make_plan(
+    lookup: PlanLookup, cache: Cache, *, on_rejection: RejectionSink | None = None
+) -> Plan:
+    """Return the stored plan of one target, or make it.
+
+    Args:
+        lookup: What `look_up_plan` returned.
+        cache: Where a new plan is kept, if the cache can be written.
+        on_rejection: Receives every rejection. The plan is then always made anew.
+    """
+    if lookup.stored is not None and on_rejection is None:
+        return lookup.stored
+    plan = _plan_anew(lookup, on_rejection)
+    cache.put_if_possible(lookup.key, canonical_json(_encode(plan)))
+    return plan
 
 
 @functools.cache
 def _source_digest(name: str) -> str:
-    """Digest of a module's source; of a package's, all its modules'."""
+    """Digest of a module's source; for a package, of all its modules."""
     module = importlib.import_module(name)
     sources = {"": inspect.getsource(module)}
     for path in getattr(module, "__path__", ()):
@@ -155,23 +167,18 @@ def _source_digest(name: str) -> str:
     return hashlib.sha256(canonical_json(sources)).hexdigest()
 
 
-def _plan(
-    declared: tuple[Declared, ...],
-    target: BuildTarget,
-    provider: Provider,
-    model: RuntimeModel,
-    on_rejection: RejectionSink | None,
-) -> Plan:
+def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
+    target, model = lookup.target, lookup.model
     served: list[Selection] = []
     unserved = []
-    for selection, enumeration in _selections(declared, target, provider, model.estimate_ns):
+    for selection, enumeration in _selections(lookup):
         if on_rejection is not None:
             for rejection in (*enumeration.rejections, *selection.rejections):
                 on_rejection(selection.problem, rejection)
         if selection.choices:
             served.append(selection)
         else:
-            unserved.append((selection.problem, _why_unserved(selection, enumeration, target)))
+            unserved.append((selection.problem, _unserved_reason(selection, enumeration, target)))
     chosen = {choice.candidate for selection in served for choice in selection.choices}
     candidates = sorted(chosen, key=lambda c: (c.signature.key, c.operator))
     position = {candidate: index for index, candidate in enumerate(candidates)}
@@ -193,33 +200,30 @@ def _plan(
     )
 
 
-def _selections(
-    declared: tuple[Declared, ...], target: BuildTarget, provider: Provider, estimate: Estimate
-) -> Iterator[tuple[Selection, Enumeration]]:
+def _selections(lookup: PlanLookup) -> Iterator[tuple[Selection, Enumeration]]:
     enumerations: dict[Signature, Enumeration] = {}
-    for entry in declared:
+    for entry in lookup.declared:
         signature = entry.problem.signature
         if signature not in enumerations:
-            enumerations[signature] = provider.enumerate(signature, target)
+            enumerations[signature] = lookup.provider.enumerate(signature, lookup.target)
         enumeration = enumerations[signature]
-        yield (
-            select(entry.problem, enumeration.candidates, estimate, entry.candidates),
-            enumeration,
-        )
+        estimate = lookup.model.estimate_ns
+        selection = select(entry.problem, enumeration.candidates, estimate, entry.candidates)
+        yield selection, enumeration
 
 
-def _why_unserved(
+def _unserved_reason(
     selection: Selection, enumeration: Enumeration, target: BuildTarget
 ) -> UnservedReason:
-    """The reason to show: the signature's, where no size of it has a candidate."""
+    """Why a problem has no kernel, and whether that holds for its whole signature."""
     return UnservedReason(
-        text=_what_stopped(selection, enumeration, target),
+        text=_unserved_text(selection, enumeration, target),
         scope=Scope.PROBLEM if enumeration.candidates else Scope.SIGNATURE,
     )
 
 
-def _what_stopped(selection: Selection, enumeration: Enumeration, target: BuildTarget) -> str:
-    """What stopped the operators that came furthest."""
+def _unserved_text(selection: Selection, enumeration: Enumeration, target: BuildTarget) -> str:
+    """Why the operators that came furthest were rejected."""
     if not selection.rejections and enumeration.absence is not None:
         return enumeration.absence
     for rejections in (selection.rejections, enumeration.rejections):
@@ -286,3 +290,46 @@ def _decode_candidate(item: dict[str, Any]) -> Candidate:
             ),
         }
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unserved:
+    """A declared problem that no kernel of a target serves; the others are built.
+
+    Attributes:
+        arch: The target's architecture.
+        problem: The problem.
+        reason: Why, on one line.
+        failed: Whether there are operators but none compiles.
+    """
+
+    arch: str
+    problem: Problem
+    reason: str
+    failed: bool = False
+
+
+def require_served(unserved: Sequence[Unserved], targets: int) -> None:
+    """Require that at least one target serves each problem.
+
+    Args:
+        unserved: The problems that targets do not serve.
+        targets: How many targets there are.
+
+    Raises:
+        CompileError: Naming every problem that none of them serves, and why, if an operator of one
+            does not compile.
+        NoCandidateError: Likewise, if there are no operators.
+    """
+    counts = Counter(one.problem for one in unserved)
+    nowhere = [one for one in unserved if counts[one.problem] >= targets]
+    if not nowhere:
+        return
+    count = len({one.problem for one in nowhere})
+    head = (
+        f"no kernel for {count} problem{'s' * (count > 1)}; change or remove "
+        f"{'it' if count == 1 else 'them'}:"
+    )
+    lines = [f"  {one.arch}: {one.problem.key}: {one.reason}" for one in nowhere]
+    error = CompileError if any(one.failed for one in nowhere) else NoCandidateError
+    raise error("\n".join([head, *lines]))

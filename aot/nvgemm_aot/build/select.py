@@ -1,8 +1,8 @@
-"""Choosing what to compile: for each problem, the candidates most likely to be fast.
+"""Chooses what to compile: for each problem, the candidates most likely to be fast.
 
-A candidate that can run a problem is ranked by its estimated runtime. Estimates tie often, and
-designs that differ only in scheduling always tie, so the list is thinned to stay diverse; a small m
-gets a kernel made for it wherever there is room for two. Every candidate left out keeps its reason.
+Candidates that can run a problem are ranked by estimated runtime. Estimates tie often, and designs
+that differ only in scheduling always tie, so only a few of each block shape are kept. A small m
+gets a kernel made for small m if at least two are kept. Every candidate left out has its reason.
 """
 
 from __future__ import annotations
@@ -14,20 +14,18 @@ from dataclasses import dataclass
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.roles import misalignment
 
-from ..providers.base import Candidate, Rejection
-from ..providers.runtime_model import BlockShape
+from ..providers.base import BlockShape, Candidate, Rejection
 
 Estimate = Callable[[Problem, BlockShape], "int | None"]
 """Estimated runtime in nanoseconds, or None; `RuntimeModel.estimate_ns`."""
 
 MAX_PER_SHAPE = 2
 """Most candidates of one problem that share what the model sees of them and differ in scheduling
-or pairing. It gives them one estimate, so more would crowd out other shapes on no evidence."""
+or pairing. They have one estimate, so more of them would displace other shapes without evidence."""
 
 SMALL_M = 64
-"""Up to this m, and where two or more are kept, a kernel whose tile is transposed, as TGV's, gets
-a place whatever its estimate: it was written for such m (its documentation says m <= 64) and the
-model was not made for it."""
+"""Up to this m, if two or more are kept, one of them is a kernel with a transposed tile (TGV),
+whatever its estimate: such kernels were written for m <= 64, which the model does not cover."""
 
 _SIGNIFICANT_DIGITS = 3
 """Estimates that agree in these are taken as equal: the model's own resolution is coarser."""
@@ -43,7 +41,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """The outcome for one problem: what to compile, best first, and why not the others."""
+    """What to compile for one problem, best first, and why the other candidates were left out."""
 
     problem: Problem
     choices: tuple[Choice, ...]
@@ -75,13 +73,13 @@ def select(
             times[candidate.block_shape] = estimate(problem, candidate.block_shape)
     ranked = sorted(
         (Choice(candidate=c, time_ns=times[c.block_shape]) for c in able),
-        key=lambda choice: _order(problem, choice),
+        key=lambda choice: _sort_key(problem, choice),
     )
-    kept = _thin(problem, ranked, limit, rejections)
+    kept = _keep_diverse(problem, ranked, limit, rejections)
     return Selection(problem=problem, choices=tuple(kept), rejections=tuple(rejections))
 
 
-def _order(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, int, str]:
+def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, int, str]:
     candidate = choice.candidate
     design = candidate.design
     # Rounding makes near-equal estimates equal, so that the later, structural criteria decide.
@@ -108,7 +106,7 @@ def _made_for_small_m(candidate: Candidate) -> bool:
     return candidate.block_shape.swapped
 
 
-def _thin(
+def _keep_diverse(
     problem: Problem, ranked: list[Choice], limit: int, rejections: list[Rejection]
 ) -> list[Choice]:
     kept: list[Choice] = []
@@ -120,10 +118,14 @@ def _thin(
         if choice is special:
             kept.append(choice)
         elif per_shape[shape] >= MAX_PER_SHAPE:
-            _reject(rejections, choice, f"{MAX_PER_SHAPE} of the same block shape rank higher")
+            _add_rejection(
+                rejections, choice, f"{MAX_PER_SHAPE} of the same block shape rank higher"
+            )
         elif len(kept) >= room:
             time = "no estimate" if choice.time_ns is None else f"estimate {choice.time_ns} ns"
-            _reject(rejections, choice, f"place {place} of {len(ranked)} ({time}), {limit} kept")
+            _add_rejection(
+                rejections, choice, f"place {place} of {len(ranked)} ({time}), {limit} kept"
+            )
         else:
             kept.append(choice)
             per_shape[shape] += 1
@@ -131,7 +133,7 @@ def _thin(
 
 
 def _small_m_choice(problem: Problem, ranked: list[Choice]) -> Choice | None:
-    """The first kernel made for small m whose tile wastes fewest rows, where m is small."""
+    """For a small m, the kernel made for small m whose tile wastes fewest rows."""
     if problem.m > SMALL_M:
         return None
     made = [choice for choice in ranked if _made_for_small_m(choice.candidate)]
@@ -143,5 +145,5 @@ def _small_m_choice(problem: Problem, ranked: list[Choice]) -> Choice | None:
     return min(made, key=row_tiles_then_width, default=None)
 
 
-def _reject(rejections: list[Rejection], choice: Choice, reason: str) -> None:
+def _add_rejection(rejections: list[Rejection], choice: Choice, reason: str) -> None:
     rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))

@@ -1,13 +1,15 @@
-"""Worker processes for compiling: one task each at a time, and a death names its task."""
+"""A pool of worker processes: each has one item at a time, so a death is blamed on its item."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections import Counter
@@ -18,35 +20,39 @@ from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
-from .worker_process import BOOTSTRAP, Ready, Waiting
-
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 MAX_DEATHS = 2
-"""A task whose worker died this often is given up: once may be the memory that others took."""
+"""A task is given up when so many workers died on it. One death may be for lack of memory."""
 
 MAX_RESTARTS = 2
-"""So many workers are started in place of those that ended before they were ready, in a row."""
+"""How many replacements in a row may end before they are ready, beyond one a process."""
 
 START_SECONDS = 300.0
-"""A worker that is not ready after so long is taken for one that never will be."""
+"""How long a worker may take to get ready."""
 
 TASKS_PER_WORKER = 200
-"""After so many tasks a worker starts anew: one was seen to grow from 0.55 to 0.92 GB in 200."""
+"""A worker is replaced after so many tasks: one grew from 0.55 to 0.92 GB in 200."""
+
+BOOTSTRAP = (
+    "import sys; connection, stderr, *sys.path = sys.argv[1:]; "
+    "from nvgemm_aot.build.workers import serve; serve(int(connection), int(stderr))"
+)
+"""Code of a worker process; its arguments are two descriptors and its parent's module path."""
 
 _STDERR_TAIL_BYTES = 1000
 
-_LOOK_AGAIN_SECONDS = 3600.0
-"""No system call takes endless times."""
+_LONGEST_WAIT_SECONDS = 3600.0
+"""Longest wait of one system call, which does not take an infinite time."""
 
 
 class WorkerDied(Exception):
-    """The process that had a task died on it, more than once; the text says how."""
+    """Processes died on a task, more than once; the text says how."""
 
 
 class TimeLimitExceeded(WorkerDied):
-    """The process that had a task was killed, for it took longer than a task may."""
+    """The process was killed because its task took longer than allowed."""
 
 
 class WorkersKilled(Exception):
@@ -54,14 +60,14 @@ class WorkersKilled(Exception):
 
 
 class WorkersCannotStart(Exception):
-    """One process after the other ended before it was ready; the text says how."""
+    """Several processes in a row ended before they were ready; the text says how the last did."""
 
 
 class _Worker(Generic[Item, Result]):
     """One process and the pipe to it."""
 
     def __init__(self, work: Callable[[Item], Result], prepare: Callable[[], object]) -> None:
-        self.connection, theirs = Pipe()
+        self.connection, child_end = Pipe()
         self._errors = os.memfd_create("nvgemm-aot-worker")
         self._close_errors = weakref.finalize(self, os.close, self._errors)
         stderr = _duplicate_of_stderr()
@@ -69,16 +75,16 @@ class _Worker(Generic[Item, Result]):
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, *_args_from_interpreter_flags(), "-c", BOOTSTRAP),
-                    *(str(theirs.fileno()), str(stderr), *map(str, sys.path)),
+                    *(str(child_end.fileno()), str(stderr), *map(str, sys.path)),
                 ],
                 stdin=subprocess.DEVNULL,
                 stderr=self._errors,
-                pass_fds=(theirs.fileno(), stderr),
+                pass_fds=(child_end.fileno(), stderr),
             )
         finally:
             os.close(stderr)
-            theirs.close()
-        with contextlib.suppress(OSError):  # a process that has died shows when it is waited for
+            child_end.close()
+        with contextlib.suppress(OSError):  # if the process has died, waiting for it shows that
             self.connection.send((work, prepare))
         self.ready = False
         self.item: Item | None = None
@@ -88,12 +94,12 @@ class _Worker(Generic[Item, Result]):
     def give(self, item: Item) -> None:
         self.item = item
         self.tasks += 1
-        with contextlib.suppress(OSError):  # as above
+        with contextlib.suppress(OSError):  # if the process has died, waiting for it shows that
             self.connection.send(item)
 
     def stop(self) -> str:
-        """End the process; returns how it ended, with its errors if it was never ready."""
-        # Killed, not asked: what a worker has finished is stored, and the rest is wanted no more.
+        """Kill the process; return how it ended, with its error output if it was never ready."""
+        # Killing loses nothing: a worker stores what it finishes, and the rest is not wanted.
         self.process.kill()
         status = self.process.wait()
         size_bytes = os.fstat(self._errors).st_size
@@ -106,16 +112,16 @@ class _Worker(Generic[Item, Result]):
 
 
 class Workers(Generic[Item, Result]):
-    """A pool of processes that starts at once, so that they get ready while work is prepared.
+    """A pool of processes, started at once so that they get ready while work is prepared.
 
-    Use it as a context manager: leaving it, by whatever way, stops every process within moments.
-    Processes end by themselves when the one that made them is killed.
+    Use it as a context manager: leaving it stops every process within moments. Processes end by
+    themselves if their parent is killed.
 
     Args:
         count: Processes, at least 1.
         work: What to do with an item; importable by name.
         prepare: What a process does first, such as slow imports; importable by name.
-        limit_seconds: How long an item may take, but for what `clock_stopped` leaves out.
+        limit_seconds: How long an item may take, not counting time under `clock_stopped`.
     """
 
     def __init__(
@@ -145,20 +151,20 @@ class Workers(Generic[Item, Result]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        everyone, self._all = self._all, set()
+        workers, self._all = self._all, set()
         self._idle, self._busy = [], {}
-        for worker in everyone:
+        for worker in workers:
             worker.process.kill()
-        for worker in everyone:
+        for worker in workers:
             worker.stop()
 
     def kill(self) -> None:
-        """Stop every process for good, from any thread; one that is in `run` gets WorkersKilled."""
+        """Stop every process for good, from any thread; a thread in `run` gets WorkersKilled."""
         self._killed = True
-        everyone = list(self._all)
-        for worker in everyone:
+        workers = list(self._all)
+        for worker in workers:
             worker.process.kill()
-        for worker in everyone:
+        for worker in workers:
             worker.process.wait()
 
     def run(self, items: Sequence[Item]) -> Iterator[tuple[Item, Result | WorkerDied]]:
@@ -176,7 +182,7 @@ class Workers(Generic[Item, Result]):
             self._fill()
             while waiting and self._idle:
                 self._give(self._idle.pop(), waiting.pop())
-            for worker in self._answering():
+            for worker in self._wait_for_answers():
                 item = worker.item
                 assert item is not None  # every busy worker was given one
                 try:
@@ -209,7 +215,7 @@ class Workers(Generic[Item, Result]):
                 if isinstance(outcome, Exception):
                     raise outcome
                 yield item, outcome
-            for worker in self._late():
+            for worker in self._overdue():
                 item = worker.item
                 assert item is not None
                 self._drop(worker)
@@ -220,7 +226,7 @@ class Workers(Generic[Item, Result]):
                     self._count_failed_start(f"not ready within {START_SECONDS:g} s")
 
     def _fill(self) -> None:
-        """Start what the pool lacks."""
+        """Start the processes that the pool lacks."""
         while len(self._all) < self._count:
             if self._killed:
                 raise WorkersKilled
@@ -234,20 +240,20 @@ class Workers(Generic[Item, Result]):
         worker.give(item)
         self._busy[worker.connection] = worker
 
-    def _answering(self) -> list[_Worker[Item, Result]]:
-        """Wait for workers that have something to say, or have died, until one is too late."""
+    def _wait_for_answers(self) -> list[_Worker[Item, Result]]:
+        """Wait until workers have answered or died, or until one is overdue."""
         rest = min(worker.deadline for worker in self._busy.values()) - time.monotonic()
-        ready = wait(list(self._busy), min(max(0.0, rest), _LOOK_AGAIN_SECONDS))
+        ready = wait(list(self._busy), min(max(0.0, rest), _LONGEST_WAIT_SECONDS))
         return [worker for connection, worker in self._busy.items() if connection in ready]
 
-    def _late(self) -> list[_Worker[Item, Result]]:
-        """Workers past their time that have not answered in the meantime either."""
+    def _overdue(self) -> list[_Worker[Item, Result]]:
+        """Workers past their time that have still not answered."""
         now = time.monotonic()
-        late = [worker for worker in self._busy.values() if worker.deadline <= now]
-        return [worker for worker in late if not worker.connection.poll()]
+        overdue = [worker for worker in self._busy.values() if worker.deadline <= now]
+        return [worker for worker in overdue if not worker.connection.poll()]
 
     def _drop(self, worker: _Worker[Item, Result]) -> str:
-        """Stop a worker for good; returns how it ended."""
+        """Stop a worker for good; return how it ended."""
         if self._killed:
             raise WorkersKilled
         del self._busy[worker.connection]
@@ -266,7 +272,7 @@ class Workers(Generic[Item, Result]):
 def _duplicate_of_stderr() -> int:
     try:
         return os.dup(2)
-    except OSError:  # it is closed
+    except OSError:  # stderr is closed
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
 
@@ -274,6 +280,83 @@ def _status_text(status: int) -> str:
     if status >= 0:
         return f"with exit status {status}"
     hint = ", as when memory is short" if status == -signal.SIGKILL else ""
-    with contextlib.suppress(ValueError):  # of real-time signals some have no name
+    with contextlib.suppress(ValueError):  # some real-time signals have no name
         return f"by {signal.Signals(-status).name}{hint}"
     return f"by signal {-status}"
+
+
+class Ready:
+    """Message of a worker: it is ready, or its wait is over. The time limit counts from now."""
+
+
+class Waiting:
+    """Message of a worker: it waits for another process, which must not count against its limit."""
+
+
+_to_parent: Connection[Any, Any] | None = None
+"""The pipe to the parent, in a worker process."""
+
+
+@contextlib.contextmanager
+def clock_stopped() -> Iterator[None]:
+    """Restart the time limit of the current item after the block; outside a worker, do nothing."""
+    if _to_parent is not None:
+        _to_parent.send(Waiting())
+    yield
+    if _to_parent is not None:
+        _to_parent.send(Ready())
+
+
+def serve(connection: int, stderr: int) -> None:
+    """Run a worker process: get ready, then answer items with results until the pipe closes.
+
+    Args:
+        connection: Descriptor of the pipe to the parent, which first sends ``(work, prepare)``.
+        stderr: Descriptor for error output once the process is ready. Earlier output goes to a
+            file that the parent reads, to say why a process does not get ready.
+    """
+    # Ctrl-C reaches the whole process group; only the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_parent, args=(connection,), daemon=True).start()
+    global _to_parent
+    pipe: Connection[Any, Any] = Connection(connection)
+    _to_parent = pipe
+    try:
+        work, prepare = pipe.recv()
+        prepared: Exception | None = None
+        try:
+            prepare()
+        except Exception as error:
+            prepared = error
+        _show_errors(stderr)
+        pipe.send(Ready())
+        while True:
+            pipe.send(_work_on(work, pipe.recv(), prepared))
+    except (EOFError, OSError):
+        return
+
+
+def _work_on(work: Callable[[Any], Any], item: object, prepared: Exception | None) -> object:
+    try:
+        if prepared is not None:
+            raise prepared
+        return work(item)
+    except Exception as error:
+        return error
+
+
+def _die_with_parent(connection: int) -> None:
+    """Kill this process as soon as its parent has ended."""
+    poll = select.poll()
+    poll.register(connection, 0)  # for a hang-up alone
+    poll.poll()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _show_errors(stderr: int) -> None:
+    """Send error output to the parent's from now on, beginning with what was written so far."""
+    written = os.pread(2, os.fstat(2).st_size, 0)
+    os.dup2(stderr, 2)
+    os.close(stderr)
+    while written:
+        written = written[os.write(2, written) :]

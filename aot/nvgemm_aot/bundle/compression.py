@@ -1,8 +1,8 @@
-"""How a bundle's payloads are compressed: one zstd frame each, against one shared dictionary.
+"""Compresses a bundle's payloads: one zstd frame each, with one shared dictionary.
 
 The dictionary is the plain content of a few payloads, chosen so that together they hold as much as
 possible of what the payloads share. On 400 SM100 kernels this took 1.7 kB a kernel where the best
-trained dictionary took 3.9 kB and none 12.6 kB: benchmarks/compression.py compares these and
+trained dictionary took 3.9 kB and none 12.6 kB: benchmarks/build/compression.py compares these and
 others, and benchmarks/results holds what it printed.
 """
 
@@ -22,14 +22,14 @@ MAX_MEMBERS = 64
 keeps the whole dictionary in memory: about 4 MB with 64."""
 
 SCHEME = f"cover-{MAX_MEMBERS}-zstd-{LEVEL}"
-"""Names the way of compressing; part of what determines a bundle's bytes."""
+"""Name of the compression scheme, which is part of every build key."""
 
 WORD_BYTES = 16
-"""Unit of what payloads share: an instruction of the GPU is 16 bytes long and aligned."""
+"""Unit in which payloads are compared: a GPU instruction has 16 bytes and is aligned to them."""
 
 
 QUICK_LEVEL = 3
-"""For files that are written anew at every addition, and that no one downloads."""
+"""Level for the user's own bundle, which is rewritten at every addition and never downloaded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def compress(payloads: Sequence[bytes]) -> Packed:
 
 
 def compress_quickly(payloads: Sequence[bytes]) -> Packed:
-    """Compress payloads without a dictionary, in a fraction of the time; larger, else alike."""
+    """Compress payloads without a dictionary: faster, with a larger result."""
     frames = _frames(payloads, None, level=QUICK_LEVEL)
     return Packed(dictionary=b"", dictionary_frame=b"", frames=frames)
 

@@ -1,19 +1,97 @@
-"""What an open bundle holds, as the bundle writer takes it."""
+"""The content of a bundle, as the writer takes it and as an open bundle gives it."""
 
 from __future__ import annotations
 
+import functools
+from dataclasses import InitVar, dataclass, field
+
+from nvgemm_runtime.bundle.format import (
+    CompileFailure,
+    KernelFacts,
+    Measured,
+    RankingSource,
+    UnservedReason,
+    sha256_hex,
+)
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError
+from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.target import Target
 
-from .writer import BuiltKernel, BundleContent, ProblemRanking
+from ..verify.elf import MalformedElfError
+from ..verify.host_object import read_host_object
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltKernel(KernelFacts):
+    """A linked kernel on its way into a bundle.
+
+    Args:
+        sha256: Digest of the payload, in hex, if the caller has just computed or checked it.
+
+    Attributes:
+        payload: The shared object.
+        id: The kernel's name everywhere: the digest of its payload.
+    """
+
+    payload: bytes
+    id: str = field(init=False)
+    sha256: InitVar[str | None] = None
+
+    def __post_init__(self, sha256: str | None) -> None:
+        object.__setattr__(self, "id", sha256 or sha256_hex(self.payload))
+
+    @functools.cached_property
+    def imports(self) -> tuple[str, ...]:
+        """Symbols that the payload leaves undefined; empty if it is no shared object."""
+        try:
+            return read_host_object(self.payload).imports
+        except MalformedElfError:  # `verify` reports it
+            return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProblemRanking:
+    """The kernels of one problem, best first.
+
+    Attributes:
+        kernels: Pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds, or
+            None where the source has no number.
+        measured: Further measurements; the spreads are in the order of ``kernels``.
+        missing: Kernels that were chosen but did not compile.
+    """
+
+    problem: Problem
+    source: RankingSource
+    kernels: tuple[tuple[str, int | None], ...]
+    measured: Measured | None = None
+    missing: tuple[CompileFailure, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleContent:
+    """Everything that determines a bundle's bytes. The order of kernels and rankings does not.
+
+    Attributes:
+        unserved: Declared problems without a kernel, each with the reason.
+    """
+
+    target: Target
+    device: str
+    generator: str
+    build_key: str
+    toolchain: dict[str, str]
+    kernels: tuple[BuiltKernel, ...]
+    rankings: tuple[ProblemRanking, ...]
+    unserved: dict[Problem, UnservedReason] = field(default_factory=dict)
 
 
 def read_content(bundle: Bundle) -> BundleContent:
-    """Everything a bundle holds; written again, it has the same kernels and rankings.
+    """Read everything a bundle holds. Written again, it has the same kernels and rankings.
 
     Raises:
-        BundleFormatError: If a payload is damaged, or the header holds what this release does not
-            understand, and so would lose.
+        BundleFormatError: If a payload is damaged, or the header holds entries that this release
+            does not understand and would lose.
         StorageError: If the file cannot be read.
     """
     header = bundle.header
@@ -37,16 +115,7 @@ def read_content(bundle: Bundle) -> BundleContent:
         build_key=header.build_key,
         toolchain=header.toolchain,
         kernels=tuple(
-            BuiltKernel(
-                payload=bundle.payload(kernel),
-                signature=kernel.signature,
-                provider=kernel.provider,
-                operator=kernel.operator,
-                design=kernel.design,
-                alignment_bytes=kernel.alignment_bytes,
-                workspace_bytes=kernel.workspace_bytes,
-                calling_convention=kernel.calling_convention,
-            )
+            BuiltKernel(**kernel.facts(), payload=bundle.payload(kernel), sha256=kernel.id)
             for kernel in header.kernels
         ),
         rankings=tuple(

@@ -12,9 +12,11 @@ import stat
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import files as distribution_files
 from pathlib import Path
+from string import Template
 from zipfile import ZIP_STORED, ZipInfo
 
 from packaging.utils import InvalidName, canonicalize_name
@@ -25,11 +27,11 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import PackagingError, StorageError
+from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX, ENTRY_POINT_GROUP
 
 from ..storage.files import write_atomic
 from .sbom import RUNTIME, BundledFile, render_sbom
-from .wheel_template import fill_template, read_template, render_description
 
 DISTRIBUTION_PREFIX = "nvgemm-kernels-"
 """What every kernel wheel's distribution name begins with."""
@@ -62,7 +64,7 @@ _UNIX = 3  # zip's "version made by" host system, which says how to read the mod
 
 @dataclass(frozen=True, kw_only=True)
 class _Identity:
-    """How a wheel, the package inside it and its release are called, all normalised."""
+    """Normalised names of a wheel and of the package inside it, and its version."""
 
     distribution: str
     package: str
@@ -76,8 +78,8 @@ class _Identity:
 class _ReproducibleWheel(WheelFile):  # type: ignore[misc]
     """A `WheelFile` whose entries carry no trace of when and where they were written.
 
-    The library takes times from the clock or from SOURCE_DATE_EPOCH, the latter also for the RECORD
-    that it writes by itself; this process's environment is not ours to change.
+    The library takes times from the clock or from SOURCE_DATE_EPOCH, also for the RECORD that it
+    writes by itself, and this process's environment must stay as it is.
     """
 
     def writestr(self, name: str, data: bytes | str, compress_type: int | None = None) -> None:
@@ -231,7 +233,7 @@ def _wheel_files(
     headers = [header for header, _ in contents.values()]
     archs = ", ".join(header.target.arch for header in headers)
     licences = {
-        "Apache-2.0.txt": _own_licence(),
+        "Apache-2.0.txt": _apache_licence(),
         "BSD-3-Clause.txt": read_template("licenses/BSD-3-Clause.txt").encode(),
     }
     sbom = render_sbom(
@@ -309,10 +311,94 @@ def runtime_requirement(builder_version: str) -> str:
     return f"{RUNTIME}>={version.public},<{upper}"
 
 
-def _own_licence() -> bytes:
+def _apache_licence() -> bytes:
     """Read the Apache-2.0 text from this distribution's own metadata."""
     with contextlib.suppress(PackageNotFoundError):
         for file in distribution_files(RUNTIME) or ():
             if file.match("*.dist-info/licenses/LICENSE"):
                 return file.read_binary()
     raise PackagingError(f"{RUNTIME}'s metadata holds no licence text: reinstall {RUNTIME}")
+
+
+MAX_PROBLEM_ROWS = 60
+"""Longest table of problems in a description, in rows; the bundle itself lists them all."""
+
+
+def read_template(name: str) -> str:
+    """Read a file of the template, installed inside this package or in the source checkout.
+
+    Raises:
+        PackagingError: If it is in neither place.
+    """
+    installed = resources.files("nvgemm_aot").joinpath("wheels").joinpath(name)
+    checkout = Path(__file__).resolve().parents[3] / "wheels" / name
+    for candidate in (installed, checkout):
+        if candidate.is_file():
+            return candidate.read_text(encoding="utf-8")
+    raise PackagingError(
+        f"the wheel template {name} is neither at {installed} nor at {checkout}: "
+        "reinstall nvgemm-aot"
+    )
+
+
+def fill_template(template: str, **values: str) -> str:
+    """Read a file of the template and put ``values`` in place of their ``$names``."""
+    return Template(read_template(template)).substitute(values)
+
+
+def render_description(distribution: str, headers: Sequence[Header], summary: str) -> str:
+    """Write a wheel's description, in Markdown.
+
+    Args:
+        distribution: Name of the wheel's distribution.
+        headers: Headers of its bundles.
+        summary: One line about it.
+    """
+    bundles = [
+        (
+            f"`{header.target.key}`",
+            header.device,
+            f"{len(header.kernels)}",
+            f"{len(header.rankings)}",
+            "; ".join(f"{item.kind} of {item.by} for {item.gpu}" for item in header.sources),
+        )
+        for header in headers
+    ]
+    tools = sorted({item for header in headers for item in header.toolchain.items()})
+    return fill_template(
+        "README.md.in",
+        distribution=distribution,
+        summary=summary.rstrip("."),
+        bundles=_markdown_table(
+            ("Target", "Tuned for", "Kernels", "Problems", "Order from"), bundles
+        ),
+        problems=_problem_table(headers),
+        toolchain=_markdown_table(("Tool", "Version"), tools),
+    )
+
+
+def _problem_table(headers: Sequence[Header]) -> str:
+    """Tabulate declared problems, one row for all m of a shape that the same targets declare."""
+    targets: dict[Problem, list[str]] = {}
+    for header in headers:
+        for ranking in header.rankings:
+            targets.setdefault(ranking.problem, []).append(header.target.arch)
+    rows: dict[tuple[str, str, str, str, str], list[int]] = {}
+    for problem in sorted(targets):
+        archs = ", ".join(targets[problem])
+        n, k, batch = str(problem.n), str(problem.k), str(problem.batch)
+        rows.setdefault((f"`{problem.signature.key}`", n, k, batch, archs), []).append(problem.m)
+    shown = [
+        (*row[:4], ", ".join(map(str, sizes)), row[4])
+        for row, sizes in list(rows.items())[:MAX_PROBLEM_ROWS]
+    ]
+    table = _markdown_table(("Signature", "n", "k", "Batch", "m", "Targets"), shown)
+    hidden = len(rows) - len(shown)
+    return f"{table}\n\n… and {hidden} more rows." if hidden else table
+
+
+def _markdown_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    if not rows:
+        return "None declared."
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in lines)

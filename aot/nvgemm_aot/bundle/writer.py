@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import functools
+import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from nvgemm_runtime.bundle.decode import decode_header
+from nvgemm_runtime.bundle.encode import encode_header, source_json
 from nvgemm_runtime.bundle.format import (
     FORMAT_VERSION,
     MAGIC,
@@ -18,93 +19,21 @@ from nvgemm_runtime.bundle.format import (
     Dictionary,
     Header,
     Kernel,
-    KernelDesign,
-    Measured,
     Ranked,
     Ranking,
     RankingSource,
     Span,
-    UnservedReason,
     canonical_json,
-    encode_header,
     sha256_hex,
-    source_json,
 )
 from nvgemm_runtime.errors import BundleFormatError
-from nvgemm_runtime.gemm.problem import Problem, Signature
-from nvgemm_runtime.gemm.target import Target
 
 from ..storage.files import write_atomic
-from ..verify.elf import MalformedElfError
-from ..verify.host_elf_reading import imported_symbols
 from .compression import Packed, compress
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuiltKernel:
-    """A linked kernel on its way into a bundle; its fields are those of the header's `Kernel`."""
-
-    payload: bytes
-    signature: Signature
-    provider: str
-    operator: str
-    design: KernelDesign
-    alignment_bytes: int
-    workspace_bytes: int
-    calling_convention: str
-
-    @functools.cached_property
-    def id(self) -> str:
-        """The kernel's name everywhere: sha256 of the payload, in hex."""
-        return sha256_hex(self.payload)
-
-    @functools.cached_property
-    def imports(self) -> tuple[str, ...]:
-        """Symbols that the payload leaves undefined; none of one that is no shared object."""
-        try:
-            return imported_symbols(self.payload)
-        except MalformedElfError:  # which `verify` finds
-            return ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProblemRanking:
-    """The kernels of one problem, best first.
-
-    Attributes:
-        kernels: Pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds, or
-            None where the source has no number.
-        measured: What was measured besides; its spreads are in the order of ``kernels``.
-        missing: Kernels that were chosen too and did not compile.
-    """
-
-    problem: Problem
-    source: RankingSource
-    kernels: tuple[tuple[str, int | None], ...]
-    measured: Measured | None = None
-    missing: tuple[CompileFailure, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class BundleContent:
-    """Everything that determines a bundle's bytes. The order of kernels and rankings does not.
-
-    Attributes:
-        unserved: Declared problems without a kernel, each with the reason.
-    """
-
-    target: Target
-    device: str
-    generator: str
-    build_key: str
-    toolchain: dict[str, str]
-    kernels: tuple[BuiltKernel, ...]
-    rankings: tuple[ProblemRanking, ...]
-    unserved: dict[Problem, UnservedReason] = field(default_factory=dict)
-
+from .content import BuiltKernel, BundleContent, ProblemRanking
 
 Pack = Callable[[Sequence[bytes]], Packed]
-"""How payloads are compressed: a function of `compression`."""
+"""A function of `compression`."""
 
 
 def write_bundle(path: Path, content: BundleContent, pack: Pack = compress) -> Header:
@@ -150,9 +79,9 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
         )
         if packed.dictionary
         else None,
-        kernels=_entries(ids, kernels, packed.frames, dictionary_bytes, common),
+        kernels=_header_kernels(ids, kernels, packed.frames, dictionary_bytes, common),
         sources=tuple(sources),
-        rankings=_rankings(content.rankings, ids, sources, failures),
+        rankings=_header_rankings(content.rankings, ids, sources, failures),
         unserved=content.unserved,
         imports=common,
         failures=tuple(failures),
@@ -161,11 +90,10 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
 
 
 def _by_id(kernels: tuple[BuiltKernel, ...]) -> dict[str, BuiltKernel]:
-    """Kernels by id. Of operators with equal code, the first by name stands for all."""
+    """Kernels by id. Of operators with equal code, the first by name is kept."""
     found: dict[str, BuiltKernel] = {}
     for kernel in sorted(kernels, key=lambda kernel: (kernel.signature.key, kernel.operator)):
-        id_ = sha256_hex(kernel.payload)
-        first = found.setdefault(id_, kernel)
+        first = found.setdefault(kernel.id, kernel)
         if first.signature != kernel.signature:
             raise ValueError(
                 f"{first.operator} and {kernel.operator} have equal code but compute "
@@ -175,7 +103,7 @@ def _by_id(kernels: tuple[BuiltKernel, ...]) -> dict[str, BuiltKernel]:
 
 
 def _common_imports(kernels: Iterable[BuiltKernel]) -> tuple[str, ...]:
-    """What most kernels import: those that import it need no list of their own."""
+    """The imports that most kernels have; these kernels need no list of their own."""
     counts = Counter(kernel.imports for kernel in kernels)
     return min(counts, key=lambda imports: (-counts[imports], imports), default=())
 
@@ -188,7 +116,7 @@ def _failure_order(failure: CompileFailure) -> tuple[str, str, bool]:
     return (failure.operator, failure.reason, failure.is_transient)
 
 
-def _entries(
+def _header_kernels(
     ids: list[str],
     kernels: dict[str, BuiltKernel],
     frames: list[bytes],
@@ -200,15 +128,9 @@ def _entries(
         built = kernels[id_]
         entries.append(
             Kernel(
+                **built.facts(),
                 id=id_,
                 span=Span(offset=offset, stored_bytes=len(frame), content_bytes=len(built.payload)),
-                signature=built.signature,
-                provider=built.provider,
-                operator=built.operator,
-                design=built.design,
-                alignment_bytes=built.alignment_bytes,
-                workspace_bytes=built.workspace_bytes,
-                calling_convention=built.calling_convention,
                 imports=None if built.imports == common_imports else built.imports,
             )
         )
@@ -216,7 +138,7 @@ def _entries(
     return tuple(entries)
 
 
-def _rankings(
+def _header_rankings(
     rankings: tuple[ProblemRanking, ...],
     ids: list[str],
     sources: list[RankingSource],
@@ -243,30 +165,29 @@ def _rankings(
 
 
 def _with_final_offsets(header: Header, body: bytes) -> tuple[bytes, Header]:
-    """Shift every span behind the header, whose length depends on the digits of the offsets."""
+    """Move every span behind the header, whose length depends on the digits of the offsets."""
     header_bytes = 0
     while True:
         base = PREFIX.size + header_bytes
         final = replace(
             header,
             dictionary=header.dictionary
-            and replace(header.dictionary, span=_shift(header.dictionary.span, base)),
+            and replace(header.dictionary, span=_moved(header.dictionary.span, base)),
             kernels=tuple(
-                replace(kernel, span=_shift(kernel.span, base)) for kernel in header.kernels
+                replace(kernel, span=_moved(kernel.span, base)) for kernel in header.kernels
             ),
         )
         encoded = encode_header(final)
         if len(encoded) == header_bytes:
             _require_readable(encoded, final, len(body))
-            prefix = PREFIX.pack(
-                MAGIC, FORMAT_VERSION, header_bytes, bytes.fromhex(sha256_hex(encoded))
-            )
+            digest = hashlib.sha256(encoded).digest()
+            prefix = PREFIX.pack(MAGIC, FORMAT_VERSION, header_bytes, digest)
             return prefix + encoded + body, final
         header_bytes = len(encoded)
 
 
 def _require_readable(encoded: bytes, header: Header, body_bytes: int) -> None:
-    """Refuse to write what `Bundle` would refuse to read."""
+    """Refuse to write a bundle that `Bundle` would refuse to read."""
     where = f"the bundle for {header.target.key}, which is not written"
     if len(encoded) > MAX_HEADER_BYTES:
         raise BundleFormatError(
@@ -286,5 +207,5 @@ def _require_readable(encoded: bytes, header: Header, body_bytes: int) -> None:
     )
 
 
-def _shift(span: Span, base: int) -> Span:
+def _moved(span: Span, base: int) -> Span:
     return replace(span, offset=span.offset + base)

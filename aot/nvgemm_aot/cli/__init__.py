@@ -1,5 +1,6 @@
-"""The ``nvgemm-aot`` command: parses arguments, prints, and maps errors to exit codes.
+"""The ``nvgemm-aot`` command. No other package imports this one, and it may import all others.
 
-May import every other room; none imports it. Start at `main`, the group of commands; larger
-commands have modules of their own, ``render_*`` make what they print.
+Start at `main`, the group of commands. Each command has a module of its name with all that it
+prints; `inspect`, `list`, `verify` and `wheel` are in `bundles`. Modules import at their top only
+what starts fast: torch, pydantic and the builder are imported by the command that needs them.
 """

@@ -1,4 +1,4 @@
-"""The gate for CI: fails where bundles cover less than was asked for, and says what is missing."""
+"""``coverage --fail-under``: the gate for CI, with the missing GEMMs and lines to declare them."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 from nvgemm_runtime.recording.text import gemm_line
 
 from ..targets import DEFAULT_DEVICE, BuildTarget
-from ..workload.coverage import SERVED, GemmCoverage, Status, TargetCoverage, Weight
-from ..workload.problem_call import call_of, readings
-from .tables import percent_text
+from ..workload.coverage import (
+    SERVED,
+    GemmCoverage,
+    Status,
+    TargetCoverage,
+    Weight,
+    call_of,
+    readings,
+)
+from .printing import percent_text
 
 _MOST_SHOWN = 5
-"""Missed GEMMs that a message names, for each target."""
+"""Most missed GEMMs that a message names for a target."""
 
 
 def require_coverage(
@@ -32,18 +39,18 @@ def require_coverage(
     """Check that every target is covered well enough.
 
     Args:
-        targets: What is covered.
-        least_percent: The percentage that each must reach, 0 to 100.
-        by: What the percentage is of.
-        declared_only: Whether problems that are served by signature alone do not count.
+        targets: Coverage of each target.
+        least_percent: The percentage that each target must reach, 0 to 100.
+        by: The unit of the percentage.
+        declared_only: Whether problems that are only served by signature count as missing.
 
     Raises:
-        CoverageError: If one is not: which, its percentage, the heaviest GEMMs that are missing,
+        CoverageError: If a target falls short; names its percentage, the heaviest missing GEMMs
             and the manifest lines that would cover them.
     """
     enough = frozenset({Status.DECLARED}) if declared_only else SERVED
     short = [
-        _say_short(target, least_percent, by, enough)
+        _explain_shortfall(target, least_percent, by, enough)
         for target in targets
         if target.percent(by, enough) < Fraction(least_percent)
     ]
@@ -51,7 +58,7 @@ def require_coverage(
         raise CoverageError("\n".join(short))
 
 
-def _say_short(
+def _explain_shortfall(
     target: TargetCoverage, least_percent: Decimal, by: Weight, enough: frozenset[Status]
 ) -> str:
     percent = percent_text(target.percent(by, enough))
@@ -61,9 +68,9 @@ def _say_short(
     lines = [
         f"{target.target.target.key} on {target.target.device.name}: {percent} {kind} by "
         f"{by.value}, must be at least {least_percent} %; the heaviest of {len(missing)} missing:",
-        *(f"  {_say_why(gemm)}" for gemm in shown),
+        *(f"  {_explain_miss(gemm)}" for gemm in shown),
     ]
-    wanted = (_to_declare(gemm, target.target.target.arch) for gemm in shown)
+    wanted = (_problem_to_declare(gemm, target.target.target.arch) for gemm in shown)
     problems = list(dict.fromkeys(problem for problem in wanted if problem is not None))
     if problems:
         lines += [
@@ -75,8 +82,8 @@ def _say_short(
     return "\n".join(lines)
 
 
-def _to_declare(gemm: GemmCoverage, arch: str) -> Problem | None:
-    """What to declare so that a bundle serves a GEMM; None where a target builds nothing for it."""
+def _problem_to_declare(gemm: GemmCoverage, arch: str) -> Problem | None:
+    """The problem to declare so that a GEMM is served; None where the target has no kernel."""
     if gemm.problem is None:
         return None
     call = call_of(gemm.problem)
@@ -92,7 +99,7 @@ def _to_declare(gemm: GemmCoverage, arch: str) -> Problem | None:
     return None if problem == gemm.ranked_as else problem
 
 
-def _say_why(gemm: GemmCoverage) -> str:
+def _explain_miss(gemm: GemmCoverage) -> str:
     if gemm.status is Status.SIGNATURE:
         how = "; a bundled kernel computes its product, and torch adds" if gemm.is_split else ""
         return f"{gemm.gemm}: served by signature only{how}"

@@ -1,15 +1,17 @@
-"""Coverage as one page that needs nothing else: no network, no script, pictures inline."""
+"""Writes coverage as one HTML page without network or scripts; its chart is inline SVG."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from ..manifest.parse import Manifest
 from ..workload.coverage import SERVED, GemmCoverage, Status, TargetCoverage, Weight
-from .coverage_chart import draw_chart, draw_key
-from .render_coverage import WEIGHT_NAMES
-from .tables import percent_text
+from .coverage import WEIGHT_NAMES, ranked_as_text
+from .printing import count_text, percent_text
 
 _STYLE = """
 :root { color-scheme: light dark;
@@ -47,12 +49,12 @@ _ALL = frozenset(Status)
 
 
 def coverage_page(manifest: Manifest, targets: Sequence[TargetCoverage], by: Weight) -> bytes:
-    """Make the page: for each target the percentages, the picture of the shape space, the table.
+    """Make the page: for each target the percentages, a chart of the shape space, and the GEMMs.
 
     Args:
-        manifest: What was asked for.
-        targets: What is covered.
-        by: What tables are sorted by, most first.
+        manifest: The manifest that was compared with bundles.
+        targets: Coverage of each target.
+        by: Unit by which tables are sorted, most first.
     """
     html = Element("html", {"lang": "en"})
     head = SubElement(html, "head")
@@ -130,12 +132,7 @@ def _add_gemms(section: Element, target: TargetCoverage, by: Weight) -> None:
 def _explanation(gemm: GemmCoverage) -> str:
     if gemm.ranked_as is None:
         return gemm.reasons[0]
-    if gemm.problem is None or gemm.ranked_as == gemm.problem:
-        return ""
-    if gemm.is_split:
-        return f"{gemm.ranked_as.key}, and torch adds"
-    signature, _, sizes = gemm.ranked_as.key.rpartition("/")
-    return sizes if signature == gemm.problem.signature.key else gemm.ranked_as.key
+    return ranked_as_text(gemm.gemm, gemm.ranked_as.key, is_split=gemm.is_split)
 
 
 def _add_bundles(section: Element, target: TargetCoverage) -> None:
@@ -163,3 +160,173 @@ def _add_table(section: Element, header: Sequence[str]) -> Element:
 
 def _add(parent: Element, tag: str, text: str, kind: str = "") -> None:
     SubElement(parent, tag, {"class": kind} if kind else {}).text = text
+
+
+_WIDTH, _HEIGHT = 900, 520
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 872, 16, 468
+"""Edges of the plot within the chart; labels are outside of it."""
+
+_LEAST_RADIUS, _USUAL_RADIUS, _MOST_RADIUS = 3.5, 5.0, 14.0
+"""Radii of circles: of the rarest problems, of equally frequent ones, and of the most frequent."""
+
+_MOST_TICKS = 16
+
+_SUPERSCRIPTS = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Axis:
+    """Maps the binary logarithm of a size to a coordinate."""
+
+    least: int
+    most: int
+    start: float
+    end: float
+
+    @property
+    def octave(self) -> float:
+        """Distance between a size and its double."""
+        return abs(self.end - self.start) / (self.most - self.least)
+
+    def place(self, size: int) -> float:
+        """Coordinate of a size."""
+        return self._at(math.log2(size))
+
+    def ticks(self) -> Iterator[tuple[float, str]]:
+        """Coordinate and label of powers of two, from 1 on."""
+        step = -(-(self.most - self.least) // _MOST_TICKS)
+        for power in range(max(self.least, 0), self.most + 1, step):
+            yield self._at(power), _label(power)
+
+    def _at(self, power: float) -> float:
+        part = (power - self.least) / (self.most - self.least)
+        return self.start + part * (self.end - self.start)
+
+
+def draw_chart(gemms: Iterable[GemmCoverage], label: str) -> Element:
+    """Draw a marker for each GEMM of known sizes, at its m and n * k, with a tooltip.
+
+    The colours are those of the classes ``declared``, ``signature`` and ``missed``.
+
+    Args:
+        gemms: In any order; at least one of known sizes.
+        label: Description of the chart for screen readers.
+    """
+    chart = Element(
+        "svg",
+        {
+            "class": "chart",
+            "viewBox": f"0 0 {_WIDTH} {_HEIGHT}",
+            "role": "img",
+            "aria-label": label,
+        },
+    )
+    sized = [(gemm, gemm.sizes) for gemm in gemms if gemm.sizes is not None]
+    ms = _axis([sizes.m for _, sizes in sized], _LEFT, _RIGHT)
+    nks = _axis([sizes.n * sizes.k for _, sizes in sized], _BOTTOM, _TOP)
+    _draw_axes(chart, ms, nks)
+    radii = _radii([gemm.count for gemm, _ in sized])
+    places: dict[tuple[int, int], list[tuple[float, GemmCoverage]]] = {}
+    for radius, (gemm, sizes) in zip(radii, sized):
+        places.setdefault((sizes.m, sizes.n * sizes.k), []).append((radius, gemm))
+    markers = []
+    for (m, nk), at in places.items():
+        across = _side_by_side([radius for radius, _ in at], ms.octave)
+        for (radius, gemm), shift in zip(at, across):
+            markers.append((radius, ms.place(m) + shift, nks.place(nk), gemm))
+    # Small markers last, so that none is hidden under a large one.
+    for radius, x, y, gemm in sorted(markers, key=lambda marker: -marker[0]):
+        SubElement(_marker(chart, gemm.status, x, y, radius), "title").text = describe(gemm)
+    return chart
+
+
+def draw_key(status: Status) -> Element:
+    """Draw a single marker for the legend."""
+    key = Element("svg", {"class": "key", "viewBox": "0 0 16 16", "aria-hidden": "true"})
+    _marker(key, status, 8, 8, 6)
+    return key
+
+
+def describe(gemm: GemmCoverage) -> str:
+    """Describe a GEMM and how it is served, in lines."""
+    times = count_text(gemm.count, "time")
+    lines = [gemm.gemm, f"recorded {times}, {gemm.weight(Weight.FLOPS):.3g} FLOPs"]
+    if gemm.ranked_as is None:
+        return "\n".join([*lines, "missed", *gemm.reasons])
+    served = f"{gemm.status.value}, {count_text(gemm.kernels, 'kernel')}"
+    if gemm.ranked_as != gemm.problem:
+        served += f" ranked as for {gemm.ranked_as.key}"
+    if gemm.is_split:
+        served += ", and torch adds"
+    return "\n".join([*lines, served])
+
+
+def _axis(sizes: Sequence[int], start: float, end: float) -> _Axis:
+    """An axis that extends at least half an octave beyond the sizes."""
+    least = math.floor(math.log2(min(sizes)) - 0.5)
+    return _Axis(least=least, most=math.ceil(math.log2(max(sizes)) + 0.5), start=start, end=end)
+
+
+def _label(power: int) -> str:
+    return str(2**power) if power <= 14 else f"2{str(power).translate(_SUPERSCRIPTS)}"
+
+
+def _draw_axes(chart: Element, ms: _Axis, nks: _Axis) -> None:
+    for x, text in ms.ticks():
+        _line(chart, x, _TOP, x, _BOTTOM)
+        _text(chart, x, _BOTTOM + 20, text, anchor="middle")
+    for y, text in nks.ticks():
+        _line(chart, _LEFT, y, _RIGHT, y)
+        _text(chart, _LEFT - 8, y + 4, text, anchor="end")
+    _text(chart, (_LEFT + _RIGHT) / 2, _HEIGHT - 8, "m", anchor="middle")
+    middle = (_TOP + _BOTTOM) / 2
+    name = _text(chart, 14, middle, "n · k", anchor="middle")
+    name.set("transform", f"rotate(-90 14 {middle:g})")
+
+
+def _radii(counts: Sequence[int]) -> list[float]:
+    """Radii of circles with areas proportional to the counts, except for the rarest."""
+    most = max(counts)
+    if most == min(counts):
+        return [_USUAL_RADIUS] * len(counts)
+    return [max(_LEAST_RADIUS, _MOST_RADIUS * math.sqrt(count / most)) for count in counts]
+
+
+def _side_by_side(radii: Sequence[float], most_width: float) -> Iterator[float]:
+    """Offsets that put markers of one place side by side around it, within a width."""
+    steps = [0.0, *((left + right) for left, right in pairwise(radii))]
+    width = sum(steps)
+    scale = min(1.0, most_width / width) if width else 1.0
+    shift = -width * scale / 2
+    for step in steps:
+        shift += step * scale
+        yield shift
+
+
+def _marker(parent: Element, status: Status, x: float, y: float, radius: float) -> Element:
+    """Draw a status's shape with the area of a circle of ``radius``."""
+    name = {"class": f"marker {status.value}"}
+    if status is Status.DECLARED:
+        return SubElement(
+            parent, "circle", {**name, "cx": f"{x:.1f}", "cy": f"{y:.1f}", "r": f"{radius:.1f}"}
+        )
+    if status is Status.SIGNATURE:
+        half = radius * math.sqrt(math.pi) / 2
+        corners = [(-half, -half), (half, -half), (half, half), (-half, half)]
+    else:
+        side = radius * math.sqrt(4 * math.pi / math.sqrt(3))
+        height = side * math.sqrt(3) / 2  # the centre is a third of it above the base
+        corners = [(0, -2 * height / 3), (side / 2, height / 3), (-side / 2, height / 3)]
+    points = " ".join(f"{x + across:.1f},{y + down:.1f}" for across, down in corners)
+    return SubElement(parent, "polygon", {**name, "points": points})
+
+
+def _line(parent: Element, x1: float, y1: float, x2: float, y2: float) -> None:
+    ends = {"x1": f"{x1:.1f}", "y1": f"{y1:.1f}", "x2": f"{x2:.1f}", "y2": f"{y2:.1f}"}
+    SubElement(parent, "line", {"class": "grid", **ends})
+
+
+def _text(parent: Element, x: float, y: float, text: str, *, anchor: str) -> Element:
+    element = SubElement(parent, "text", {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor})
+    element.text = text
+    return element

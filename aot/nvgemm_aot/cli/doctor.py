@@ -1,260 +1,96 @@
-"""Looking at a machine: can it run prebuilt kernels, and if not, what is missing."""
+"""``nvgemm-aot doctor``: whether this machine can run prebuilt kernels, and what is missing."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
-from typing import TypeVar
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any
 
-from nvgemm_runtime.errors import NvgemmError
-from nvgemm_runtime.installed.registry import INSTALLATION, FoundBundle
-from nvgemm_runtime.launch import native
-from nvgemm_runtime.matching.device import (
-    RUNTIME_LIBRARY,
-    UNKNOWN_VERSION,
-    DeviceFacts,
-    RuntimeLibrary,
-    device_facts,
-    find_runtime_library,
-    torch_cuda,
-)
-from nvgemm_runtime.matching.refusals import describe
+import click
 
-from ..storage.cache import default_directory
+from nvgemm_runtime.errors import UnhealthyError
 
-T = TypeVar("T")
+from .options import json_option
+from .printing import count_text, print_result, size_text, table
 
-_DISTRIBUTIONS = ("nvgemm-aot", "torch", "apache-tvm-ffi", "zstandard")
-_BUILD_DISTRIBUTIONS = (
-    "nvidia-cutlass-dsl",
-    "nvidia-cutlass-operators",
-    "nvidia-matmul-heuristics",
-)
-_DRIVER_LIBRARY = "libcuda.so.1"
+MISSING = "missing"
 
 
-@dataclass(frozen=True, kw_only=True)
-class BundleState:
-    """A bundle that was found.
+@click.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Say whether this machine can run prebuilt kernels, and if not, what is missing.
 
-    Attributes:
-        path: The file.
-        origin: The distribution that brought it, or the variable that names it.
-        target: Key of its target; None where it cannot be read.
-        kernels: How many it holds.
-        problem: Why it cannot be used on any device, or None.
-        refusals: By GPU, as this machine's are listed: why it does not serve that one, or None.
+    The exit status is 0 where it can, and 32 where it cannot.
     """
+    from .diagnosis import diagnose
 
-    path: str
-    origin: str
-    target: str | None
-    kernels: int
-    problem: str | None
-    refusals: tuple[str | None, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheState:
-    """The build cache.
-
-    Attributes:
-        directory: Where it is; None where the user has no place for it.
-        writable: Whether it, or the directory that it would be made in, can be written.
-        entries: Kernels and plans in it.
-        size_bytes: Their size.
-    """
-
-    directory: str | None
-    writable: bool
-    entries: int
-    size_bytes: int
+    with _without_warnings("nvgemm_runtime.installed.registry"):
+        diagnosis = diagnose()
+    print_result(diagnosis.to_json(), diagnosis_text, as_json=as_json)
+    if not diagnosis.healthy:
+        raise UnhealthyError(f"{count_text(len(diagnosis.problems), 'problem')}; see above")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """What a machine has.
-
-    Attributes:
-        versions: Installed distributions that kernels need; None where one is missing.
-        build_versions: Likewise of the compiler side, which running kernels does not need.
-        driver: CUDA version that the driver supports, e.g. ``13.0``; None without a driver.
-        torch_cuda: CUDA major version of torch, e.g. ``cu13``; None for a CPU build.
-        runtime_library: Where the library that kernels call was found, and its version, or None.
-        launcher: Whether the native launcher loads.
-        gpus: Name and compute capability of each GPU.
-        bundles: Every bundle that is installed or named.
-        cache: The build cache, which running kernels does not need.
-        problems: What keeps this machine from running prebuilt kernels, or one of its GPUs, or
-            something that is installed from being used; each with the next step.
-    """
-
-    versions: dict[str, str | None]
-    build_versions: dict[str, str | None]
-    driver: str | None
-    torch_cuda: str | None
-    runtime_library: str | None
-    launcher: bool
-    gpus: tuple[str, ...]
-    bundles: tuple[BundleState, ...]
-    cache: CacheState
-    problems: tuple[str, ...]
-
-    @property
-    def healthy(self) -> bool:
-        """Whether every GPU is served, and nothing that is installed is broken."""
-        return not self.problems
-
-    def to_json(self) -> dict[str, object]:
-        """Everything as values that ``json.dumps`` takes."""
-        return {"healthy": self.healthy} | asdict(self)
+@contextlib.contextmanager
+def _without_warnings(name: str) -> Iterator[None]:
+    """Silence a logger's warnings, which the command prints itself."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
-def diagnose() -> Diagnosis:
-    """Look at this machine. Works, and says what is missing, where there is no GPU."""
-    problems: list[str] = []
-    versions = {name: _version(name) for name in _DISTRIBUTIONS}
-    problems += (
-        f"{name} is not installed; run: pip install nvgemm-aot"
-        for name, found in versions.items()
-        if found is None
-    )
-    launcher = _attempt(native.load, problems) is not None
-    driver = _driver_version()
-    if driver is None:
-        problems.append(
-            f"no CUDA driver: {_DRIVER_LIBRARY} cannot be loaded or does not answer; install "
-            "NVIDIA's driver, or give the container its GPUs"
-        )
-    cuda = _attempt(torch_cuda, problems) if versions["torch"] else None
-    if versions["torch"] and cuda is None:
-        problems.append("torch is a CPU build, or broken; install one with CUDA")
-    so_far = len(problems)
-    library = None if cuda is None else _attempt(lambda: find_runtime_library(cuda), problems)
-    if cuda is not None and library is None and len(problems) == so_far:
-        problems.append(
-            f"{RUNTIME_LIBRARY} for {cuda} is missing; "
-            f"run: pip install nvidia-cutlass-dsl-libs-{cuda}"
-        )
-    if library is not None and library.defect is not None:
-        problems.append(
-            f"{library.path} cannot be loaded: {library.defect}; "
-            f"run: pip install --force-reinstall --no-deps nvidia-cutlass-dsl-libs-{cuda}"
-        )
-    devices = (_attempt(_gpus, problems) or ()) if driver and cuda else ()
-    if driver and cuda and not devices:
-        problems.append("torch sees no GPU; is CUDA_VISIBLE_DEVICES empty?")
-    found_bundles = _attempt(INSTALLATION.bundles, problems)
-    states = tuple(_state(found, devices) for found in found_bundles or ())
-    if found_bundles is not None:
-        problems += _bundle_problems(states, devices)
-    return Diagnosis(
-        versions=versions,
-        build_versions={name: _version(name) for name in _BUILD_DISTRIBUTIONS},
-        driver=driver,
-        torch_cuda=cuda,
-        runtime_library=_library_text(library),
-        launcher=launcher,
-        gpus=tuple(describe(facts) for facts in devices),
-        bundles=states,
-        cache=_cache_state(),
-        problems=tuple(problems),
+def diagnosis_text(document: dict[str, Any]) -> str:
+    """Print a diagnosis: what was found, each bundle for each GPU, then every problem."""
+    cache = document["cache"]
+    facts = [
+        *([name, found or MISSING] for name, found in document["versions"].items()),
+        *(
+            [name, found or f"{MISSING} (needed for building alone)"]
+            for name, found in document["build_versions"].items()
+        ),
+        ["native launcher", "loads" if document["launcher"] else "does not load"],
+        ["CUDA driver", document["driver"] or MISSING],
+        ["torch built for", document["torch_cuda"] or "no CUDA"],
+        ["runtime library", document["runtime_library"] or MISSING],
+        *([f"GPU {place}", gpu] for place, gpu in enumerate(document["gpus"])),
+        ["build cache", _cache_text(cache)],
+    ]
+    parts = [table(facts, ["part", "found"])]
+    if document["bundles"]:
+        parts.append("\n".join(_bundle_lines(document)))
+    if document["problems"]:
+        parts.append("\n".join(f"problem: {problem}" for problem in document["problems"]))
+    parts.append("healthy" if document["healthy"] else "not healthy")
+    return "\n\n".join(parts)
+
+
+def _cache_text(cache: dict[str, Any]) -> str:
+    if cache["directory"] is None:
+        return "no place for one; set NVGEMM_AOT_CACHE"
+    state = "" if cache["writable"] else ", not writable"
+    return (
+        f"{cache['directory']}: {cache['entries']} entries, {size_text(cache['size_bytes'])}{state}"
     )
 
 
-def _attempt(look: Callable[[], T], problems: list[str]) -> T | None:
-    """What ``look`` finds; what it raises becomes a problem, for a doctor must not fall ill."""
-    try:
-        return look()
-    except Exception as error:
-        name = "" if isinstance(error, NvgemmError) else f"{type(error).__name__}: "
-        problems.append(f"{name}{error}")
-        return None
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return version(distribution)
-    except PackageNotFoundError:
-        return None
-
-
-def _driver_version() -> str | None:
-    try:
-        library = ctypes.CDLL(_DRIVER_LIBRARY)
-        number = ctypes.c_int()
-        if library.cuDriverGetVersion(ctypes.byref(number)):
-            return None
-    except (OSError, AttributeError):
-        return None
-    return f"{number.value // 1000}.{number.value % 1000 // 10}"
-
-
-def _library_text(library: RuntimeLibrary | None) -> str | None:
-    if library is None:
-        return None
-    unknown = library.version == UNKNOWN_VERSION
-    return f"{library.path} ({'unknown version' if unknown else library.version})"
-
-
-def _gpus() -> tuple[DeviceFacts, ...]:
-    import torch
-
-    return tuple(device_facts("cuda", index) for index in range(torch.cuda.device_count()))
-
-
-def _state(found: FoundBundle, devices: tuple[DeviceFacts, ...]) -> BundleState:
-    header = found.bundle and found.bundle.header
-    return BundleState(
-        path=str(found.path),
-        origin=found.origin,
-        target=header.target.key if header else None,
-        kernels=len(header.kernels) if header else 0,
-        problem=found.problem,
-        refusals=tuple(found.refusal(facts) for facts in devices),
-    )
-
-
-def _bundle_problems(
-    states: tuple[BundleState, ...], devices: tuple[DeviceFacts, ...]
-) -> list[str]:
-    if not states:
-        return [
-            "no bundle is installed; pip install a kernel wheel, or name bundles in "
-            "NVGEMM_AOT_BUNDLES"
+def _bundle_lines(document: dict[str, Any]) -> list[str]:
+    lines = []
+    for bundle in document["bundles"]:
+        what = (
+            f"{bundle['target']}, {bundle['kernels']} kernels" if bundle["target"] else "unusable"
+        )
+        lines.append(f"{bundle['path']} ({bundle['origin']}): {what}")
+        if bundle["problem"]:
+            lines.append(f"  {bundle['problem']}")
+            continue
+        lines += [
+            f"  GPU {place}: {refusal or 'served'}"
+            for place, refusal in enumerate(bundle["refusals"])
         ]
-    problems = [state.problem for state in states if state.problem is not None]
-    for place, facts in enumerate(devices):
-        refusals = [state.refusals[place] for state in states]
-        if None not in refusals:
-            # GPUs of one kind have the same reasons, and need them said once.
-            reason = f"no bundle serves {describe(facts)}: {'; '.join(map(str, refusals))}"
-            problems += [reason] * (reason not in problems)
-    return problems
-
-
-def _cache_state() -> CacheState:
-    try:
-        directory = default_directory()
-    except NvgemmError:
-        return CacheState(directory=None, writable=False, entries=0, size_bytes=0)
-    try:
-        existing = next(place for place in (directory, *directory.parents) if place.exists())
-    except OSError:  # A directory on the way may not be searched.
-        return CacheState(directory=str(directory), writable=False, entries=0, size_bytes=0)
-    sizes = []
-    for folder, _, names in os.walk(directory / "entries"):
-        for name in names:
-            try:
-                sizes.append(os.stat(os.path.join(folder, name)).st_size)  # noqa: PTH116, PTH118
-            except OSError:  # A build may be sweeping.
-                continue
-    return CacheState(
-        directory=str(directory),
-        writable=os.access(existing, os.W_OK | os.X_OK),
-        entries=len(sizes),
-        size_bytes=sum(sizes),
-    )
+    return lines

@@ -1,4 +1,4 @@
-"""What Ctrl-C does to the command: it ends at once, or, while a command is at work, is handled."""
+"""Ctrl-C: ends the process at once during imports, and raises KeyboardInterrupt in a command."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ INTERRUPTED = 130
 
 
 def leave_at_once() -> None:
-    """Have Ctrl-C end this process without a traceback, for nothing has been begun yet.
+    """Make Ctrl-C end this process without a traceback, as no command has begun yet.
 
-    Where interrupts are ignored, as in background jobs of some shells, they stay so.
+    Interrupts that are ignored, as in background jobs of some shells, stay ignored.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
@@ -22,7 +22,7 @@ def leave_at_once() -> None:
 
 @contextlib.contextmanager
 def raised() -> Iterator[None]:
-    """Have Ctrl-C raise KeyboardInterrupt in the block where it would end the process at once."""
+    """Make Ctrl-C raise KeyboardInterrupt during the block instead of ending the process."""
     if signal.getsignal(signal.SIGINT) is not _leave:
         yield
         return
@@ -34,7 +34,7 @@ def raised() -> Iterator[None]:
 
 
 def _leave(*_: object) -> None:
-    # Not by an exception: imports turn some into others, or print and drop them.
+    # Not by an exception: imports may replace it by another, or print and drop it.
     with contextlib.suppress(OSError):
         os.write(2, b"nvgemm-aot: interrupted\n")
     os._exit(INTERRUPTED)

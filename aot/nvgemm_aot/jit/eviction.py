@@ -1,4 +1,7 @@
-"""Keeping a cache directory within its size: what was not used for longest goes first."""
+"""Lists the content of the cache directory, and evicts the least recently used beyond its limit.
+
+Builds have no limit: only run-time compiling evicts, after it has added something.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,20 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nvgemm_runtime.errors import BundleFormatError, StorageError
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.installed.jit_cache import generation_path, stamp_path
+from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
+from nvgemm_runtime.installed.jit_cache import generation_path, jit_directory, stamp_path
 
 from ..storage.cache import Cache
 from ..storage.files import write_atomic
 from ..storage.locks import acquire
-from .cache_usage import CacheUsage, KeptBundle, KeptProblem, StoredFile, look_at
-from .user_bundle import SuspectBundleError, remove_problems
+from .user_bundle import SuspectBundleError, damaged_files, remove_problems, require_own
 
 _log = logging.getLogger(__name__)
 
@@ -31,15 +35,152 @@ LIMIT_VARIABLE = "NVGEMM_AOT_CACHE_LIMIT"
 DEFAULT_LIMIT_BYTES = 1 << 30
 
 _IN_USE_SECONDS = 60
-"""What was used so lately is not evicted: a process may be about to read it."""
+"""Anything used within this time is not evicted: a process may be about to read it."""
 
 _BUILD_SECONDS = 6 * 3600
-"""Compiled kernels so young are not evicted: a build that is still running may read them again."""
+"""Compiled kernels younger than this are not evicted: a running build may read them again."""
 
 _FREED_SHARE = 0.1
-"""Of the limit, what is freed beyond it, so that not every new kernel evicts another."""
+"""Share of the limit that is freed beyond the excess, so that not every new kernel evicts one."""
 
 _SIZE = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredFile:
+    """A file of the cache.
+
+    Attributes:
+        used_at: When it was last used, in seconds since 1970.
+    """
+
+    path: Path
+    size_bytes: int
+    used_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptProblem:
+    """A problem of a user bundle.
+
+    Attributes:
+        kernels: Its kernels and the bytes that each takes in the bundle, by id.
+        used_at: When it was last used, in seconds since 1970.
+    """
+
+    problem: Problem
+    kernels: dict[str, int]
+    used_at: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptBundle:
+    """A user bundle.
+
+    Attributes:
+        target: Key of its target; None where it cannot be read.
+        device: Name of the device profile that its kernels were chosen for; likewise.
+        problems: In order of problem.
+        error: Why it cannot be read or used, or None.
+    """
+
+    file: StoredFile
+    target: str | None
+    device: str | None
+    problems: tuple[KeptProblem, ...]
+    error: str | None
+
+    @property
+    def kernels(self) -> int:
+        """How many kernels it holds."""
+        return len({id_ for kept in self.problems for id_ in kept.kernels})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheUsage:
+    """The content of a cache directory.
+
+    Attributes:
+        entries: Compiled kernels and plans.
+        bundles: User bundles, by path.
+        damaged: User bundles that were moved aside, oldest first.
+    """
+
+    directory: Path
+    entries: tuple[StoredFile, ...]
+    bundles: tuple[KeptBundle, ...]
+    damaged: tuple[StoredFile, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of all files."""
+        files = (*self.entries, *(bundle.file for bundle in self.bundles), *self.damaged)
+        return sum(file.size_bytes for file in files)
+
+
+def read_usage(cache: Cache) -> CacheUsage:
+    """List a cache directory, which need not exist. Files that vanish meanwhile are left out."""
+    directory = jit_directory(cache.directory)
+    bundles = (_bundle(cache, path) for path in sorted(directory.glob(f"*{BUNDLE_SUFFIX}")))
+    damaged = (_stored(path) for path in damaged_files(directory))
+    return CacheUsage(
+        directory=cache.directory,
+        entries=tuple(_entries(cache)),
+        bundles=tuple(bundle for bundle in bundles if bundle is not None),
+        damaged=tuple(file for file in damaged if file is not None),
+    )
+
+
+def _entries(cache: Cache) -> Iterator[StoredFile]:
+    for folder, _, names in os.walk(cache.directory / "entries"):
+        for name in names:
+            file = _stored(Path(folder) / name)
+            if file is not None:
+                yield file
+
+
+def _stored(path: Path) -> StoredFile | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return StoredFile(path=path, size_bytes=status.st_size, used_at=status.st_mtime)
+
+
+def _bundle(cache: Cache, path: Path) -> KeptBundle | None:
+    file = _stored(path)
+    if file is None:
+        return None
+    try:
+        require_own(path)
+        with Bundle(path) as bundle:
+            header = bundle.header
+    except NvgemmError as error:
+        return KeptBundle(file=file, target=None, device=None, problems=(), error=str(error))
+    sizes = [kernel.span.stored_bytes for kernel in header.kernels]
+    return KeptBundle(
+        file=file,
+        target=header.target.key,
+        device=header.device,
+        problems=tuple(
+            KeptProblem(
+                problem=ranking.problem,
+                kernels={
+                    header.kernels[place.kernel].id: sizes[place.kernel]
+                    for place in ranking.kernels
+                },
+                used_at=_used_at(cache, ranking.problem, file),
+            )
+            for ranking in header.rankings
+        ),
+        error=None,
+    )
+
+
+def _used_at(cache: Cache, problem: Problem, bundle: StoredFile) -> float:
+    with contextlib.suppress(OSError):
+        return stamp_path(cache.directory, problem).stat().st_mtime
+    return bundle.used_at
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +197,7 @@ class Eviction:
 
 
 def limit_bytes() -> int:
-    """The limit that the user has set, or the default; what is no size counts as not set."""
+    """The user's limit in bytes, or the default; a value that is no size counts as not set."""
     text = os.environ.get(LIMIT_VARIABLE)
     if text is None:
         return DEFAULT_LIMIT_BYTES
@@ -71,25 +212,25 @@ def limit_bytes() -> int:
 
 
 def enforce(cache: Cache) -> None:
-    """Evict what was not used for longest, if the cache directory is over its limit.
+    """Evict the least recently used if the cache directory is over its limit.
 
-    Where it cannot be written, or another process does the same, nothing happens.
+    Does nothing where it cannot be written, or while another process evicts.
     """
     with contextlib.suppress(StorageError):
         lock = acquire(cache.lock_path("limit"), wait=False)
         if lock is None:
             return
         try:
-            evict(cache, choose(look_at(cache), limit_bytes(), time.time()))
+            evict(cache, choose(read_usage(cache), limit_bytes(), time.time()))
         finally:
             lock.release()
 
 
 def choose(usage: CacheUsage, limit: int, now: float) -> Eviction:
-    """What to drop so that a cache fits its limit.
+    """Choose what to drop so that a cache fits its limit.
 
     Args:
-        usage: What there is.
+        usage: The cache's content.
         limit: Bytes.
         now: The time, in seconds since 1970.
     """
@@ -126,10 +267,10 @@ def choose(usage: CacheUsage, limit: int, now: float) -> Eviction:
 def select(
     usage: CacheUsage, *, problems: Collection[Problem] = (), used_before: float | None = None
 ) -> Eviction:
-    """What a person wants to be rid of.
+    """Choose what a person asked to remove.
 
     Args:
-        usage: What there is.
+        usage: The cache's content.
         problems: Only these problems; empty for all, and all compiled kernels and plans.
         used_before: Only what was last used before this time, in seconds since 1970.
     """
@@ -167,7 +308,7 @@ def _oldest_first(
 
 
 def evict(cache: Cache, eviction: Eviction) -> None:
-    """Drop what was chosen. An unusable bundle is left to the next process that compiles.
+    """Drop what was chosen. A damaged bundle is left to the next process that compiles.
 
     Raises:
         StorageError: If a user bundle cannot be replaced.
@@ -179,7 +320,7 @@ def evict(cache: Cache, eviction: Eviction) -> None:
         with contextlib.suppress(BundleFormatError, SuspectBundleError):
             remove_problems(cache, path, problems)
     if eviction.problems:
-        # Graphs that call what is gone must not come from torch's caches any more.
+        # Torch's caches must not return graphs that call an evicted kernel.
         write_atomic(generation_path(cache.directory), secrets.token_hex(8).encode())
     _remove_stamps(cache, {p for problems in eviction.problems.values() for p in problems})
 
@@ -187,7 +328,7 @@ def evict(cache: Cache, eviction: Eviction) -> None:
 def _remove_stamps(cache: Cache, problems: set[Problem]) -> None:
     if not problems:
         return
-    kept = {kept.problem for bundle in look_at(cache).bundles for kept in bundle.problems}
+    kept = {kept.problem for bundle in read_usage(cache).bundles for kept in bundle.problems}
     for problem in problems - kept:
         with contextlib.suppress(OSError):
             stamp_path(cache.directory, problem).unlink()

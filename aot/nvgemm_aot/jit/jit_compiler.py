@@ -1,14 +1,17 @@
-"""Compiling single problems for the device at hand, and keeping the kernels in user bundles.
+"""Compiles single problems for the device at hand and keeps their kernels in user bundles.
 
-The pipeline of builds does it, over a manifest of one problem.
+Each is a build of a manifest with one problem. Kernels whose compilers were killed too often are
+left out for a day: a program waits for them here, whereas a build tries each kernel every time.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +21,17 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.jit_cache import jit_directory, stamp_path
 from nvgemm_runtime.installed.ownership import writable_by_others
 
-from ..build.assemble import GENERATOR, PlannedTarget, make_contents, toolchain
-from ..build.compiler import Failure
-from ..build.pipeline import plan_build, without_operator
-from ..build.plan import is_planned
+from ..build.assemble import GENERATOR, PlannedTarget, compile_and_assemble, toolchain
+from ..build.compiler import (
+    Failure,
+    KernelWorkers,
+    Task,
+    TaskResult,
+    compile_limit_seconds,
+    death_text,
+)
+from ..build.pipeline import look_up_plans, plan_build, without_operator
+from ..build.workers import WorkerDied
 from ..manifest.parse import Declared, Manifest
 from ..providers import Provider
 from ..storage.cache import Cache, cache_key
@@ -30,18 +40,75 @@ from ..storage.locks import locked
 from ..targets import BuildTarget
 from ..targets.local import Device, targets_for
 from . import eviction
-from .giving_up import GivingUp
 from .shared_workers import SharedWorkers
 from .user_bundle import UserBundle
+
+MAX_ATTEMPTS = 2
+"""Kills of a kernel's compiler after which the kernel is left out."""
+
+PAUSE_SECONDS = 24 * 3600
+"""How long a kernel is left out."""
+
+
+class LimitedAttempts:
+    """Runs compiler processes, but leaves out kernels that killed theirs; see `KernelWorkers`.
+
+    Args:
+        workers: The processes.
+        cache: Counts the attempts of all processes that use it, separately for each time limit.
+    """
+
+    def __init__(self, workers: KernelWorkers, cache: Cache) -> None:
+        self._workers = workers
+        self._cache = cache
+        self._limit = str(compile_limit_seconds())
+
+    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
+        """Run the tasks whose kernels are not left out; see `Workers.run`."""
+        wanted = []
+        for task in items:
+            count, reason = self._attempts(task)
+            if count < MAX_ATTEMPTS:
+                wanted.append(task)
+                continue
+            failure = Failure(
+                task=task,
+                reason=f"{reason}; given up for a day after {count} attempts, or until `nvgemm-aot "
+                "cache clear`",
+                is_transient=True,
+            )
+            yield task, TaskResult(failure=failure)
+        for task, outcome in self._workers.run(wanted):
+            if isinstance(outcome, WorkerDied):
+                self._count(task, death_text(outcome))
+            yield task, outcome
+
+    def _attempts(self, task: Task) -> tuple[int, str]:
+        """How often a task's compiler was killed within the last day, and how it died last."""
+        data = self._cache.get(self._key(task))
+        if data is None:
+            return 0, ""
+        known = json.loads(data)
+        if not 0 <= time.time() - known["at"] < PAUSE_SECONDS:
+            return 0, ""
+        return known["count"], known["reason"]
+
+    def _count(self, task: Task, reason: str) -> None:
+        count, _ = self._attempts(task)
+        document = {"count": count + 1, "reason": reason, "at": time.time()}
+        self._cache.put_if_possible(self._key(task), json.dumps(document).encode())
+
+    def _key(self, task: Task) -> str:
+        return cache_key("killed compilers", [task.key, self._limit])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What came of a problem.
+    """The result of compiling a problem.
 
     Attributes:
-        bundle: The user bundle that has kernels for it; None where there is none.
-        compiled: Kernels compiled now, and not by another process meanwhile or before.
+        bundle: The user bundle with kernels for it; None where there is none.
+        compiled: How many kernels this call compiled itself.
         reason: Why there is no kernel, or None.
         failures: Why candidates did not compile.
     """
@@ -53,7 +120,7 @@ class Compiled:
 
     @property
     def is_transient(self) -> bool:
-        """Whether there may be a further kernel another time: a compiler was killed."""
+        """Whether a later attempt may yield more kernels, because a compiler was killed."""
         return any(failure.is_transient for failure in self.failures)
 
 
@@ -64,7 +131,7 @@ class JitCompiler:
         cache: The cache directory.
         provider: Where kernels come from.
         jobs: Most compiler processes.
-        note: Told in words that a damaged user bundle was moved aside.
+        note: Called with a text when a damaged user bundle is moved aside.
     """
 
     def __init__(
@@ -78,12 +145,12 @@ class JitCompiler:
         self._workers = SharedWorkers(cache, provider.name, jobs)
 
     def compile(self, problem: Problem, candidates: int, device: Device) -> Compiled:
-        """Compile a problem, or find that it has been; one process at a time does either.
+        """Compile a problem unless its user bundle has it; one process at a time.
 
         Args:
-            problem: What is to be computed.
+            problem: The GEMM.
             candidates: Most kernels to compile.
-            device: What they are to run on.
+            device: The GPU to compile for.
 
         Raises:
             TargetError: If nothing can be compiled for the device.
@@ -142,14 +209,13 @@ class JitCompiler:
             planned = self._plan(problem, candidates, target)
             unserved = without_operator(planned)
             if not unserved:
-                made = make_contents(
+                made = compile_and_assemble(
                     planned,
                     self._cache,
-                    provider=self._provider,
                     jobs=self._jobs,
-                    workers=GivingUp(self._workers, self._cache),
+                    workers=LimitedAttempts(self._workers, self._cache),
                 )
-                [one] = made.contents
+                [one] = made.bundles
                 unserved = one.uncompiled
                 failures += one.failures
             if unserved:
@@ -175,11 +241,12 @@ class JitCompiler:
             targets=(target,),
             declared=(Declared(problem=problem, candidates=candidates),),
         )
-        if not is_planned(manifest.declared, target, self._provider, self._cache):
+        lookups = look_up_plans(manifest, self._cache, self._provider)
+        if any(lookup.stored is None for lookup in lookups):
             # Planning takes as long as compilers take to start: let both happen at once.
             self._workers.prepare(candidates)
         with self._planning:
-            return plan_build(manifest, self._cache, provider=self._provider)
+            return plan_build(manifest, self._cache, provider=self._provider, lookups=lookups)
 
     def _stamp(self, problem: Problem) -> None:
         stamp = stamp_path(self._cache.directory, problem)

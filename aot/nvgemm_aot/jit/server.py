@@ -1,8 +1,8 @@
-"""The process beside a user's process that compiles for it, so that none of the compiler is there.
+"""The process that compiles for a user's process, which so imports nothing of the compiler.
 
-It reads requests from its standard input and writes answers to its standard output, a line of JSON
-each; `nvgemm_runtime.jit.client` starts it and is the other end. It ends when that process does,
-in whatever way, and when there was nothing to do for a while.
+It reads requests from its standard input and writes answers to its standard output, each a line of
+JSON; `nvgemm_runtime.jit.client` starts it and is the other end. It ends with the user's process,
+or when it has been idle for a while.
 """
 
 from __future__ import annotations
@@ -43,22 +43,22 @@ PROVIDER_VARIABLE = "NVGEMM_AOT_JIT_PROVIDER"
 """Environment variable: another source of kernels, as ``module:class``."""
 
 IDLE_SECONDS = 60
-"""After so long without work the server ends, for it and its compilers hold gigabytes."""
+"""Idle time after which the server ends, as it and its compilers hold gigabytes."""
 
 _MOST_REQUESTS = 256
-"""Requests that are worked on at once; most of them wait for compilers or for other servers."""
+"""Most requests at work at once; most of them wait for compilers or for other servers."""
 
 _ATTEMPTS = 2
-"""So often a cache directory is tried: once it may be a person who clears it meanwhile."""
+"""How often a cache directory is tried: the first time, the user may be clearing it."""
 
 _POLL_SECONDS = 0.5
 
 
 class Server:
-    """Answers requests.
+    """Answers requests for kernels.
 
     Args:
-        answers: Descriptor that answers are written to.
+        answers: Descriptor to write answers to.
     """
 
     def __init__(self, answers: int) -> None:
@@ -76,13 +76,13 @@ class Server:
 
     @property
     def idle_seconds(self) -> float:
-        """How long there has been nothing to do, nor anything to keep."""
+        """Seconds without work; 0 while kernels are kept for this process alone."""
         if self._working or self._temporary is not None:
             return 0.0
         return time.monotonic() - self._last_work
 
     def take(self, request: dict[str, Any]) -> None:
-        """Begin with a request; the answer is written when it is done."""
+        """Start work on a request; its answer is written when it is done."""
         with self._writing:
             self._working += 1
         self._threads.submit(self._work, request)
@@ -94,7 +94,7 @@ class Server:
             self._warnings.append(text)
 
     def close(self) -> None:
-        """Stop compiling, and remove what is kept nowhere else."""
+        """Stop compiling, and remove the temporary cache directory, if any."""
         with self._setup:
             for compiler in self._compilers.values():
                 compiler.close()
@@ -150,7 +150,7 @@ class Server:
             return self._compilers[directory]
 
     def _give_up(self, error: StorageError) -> Path:
-        """Keep kernels for this user process alone, from now on; warns once."""
+        """Switch to a temporary cache directory for this process alone; warns once."""
         with self._setup:
             if self._temporary is None:
                 self._temporary = temporary_directory.make()
@@ -173,7 +173,7 @@ def _jobs() -> int:
 
 
 class _ToUser(logging.Handler):
-    """Passes warnings of this process on to the one that asked, each once."""
+    """Passes each warning of this process once to the user's process."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(logging.WARNING)
@@ -191,13 +191,13 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def serve(requests: int, answers: int, parent: int, idle_seconds: float) -> None:
-    """Answer requests until the parent is gone, or there was nothing to do for a while.
+    """Answer requests until the parent has ended or there was nothing to do for a while.
 
     Args:
-        requests: Descriptor to read from. Its end ends the server.
-        answers: Descriptor to write to.
-        parent: Process id of the parent. Other processes may hold the pipe open; its death tells.
-        idle_seconds: How long to wait for more to do.
+        requests: Descriptor to read requests from; the server ends with it.
+        answers: Descriptor to write answers to.
+        parent: Process id of the parent, checked because others may keep the pipe open.
+        idle_seconds: Idle time after which to end.
     """
     server = Server(answers)
     logging.getLogger("nvgemm_aot").addHandler(_ToUser(server))
@@ -221,22 +221,22 @@ def serve(requests: int, answers: int, parent: int, idle_seconds: float) -> None
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Be the server."""
+    """Run the server on standard input and output."""
     parser = argparse.ArgumentParser(prog="nvgemm_aot.jit.server", description=__doc__)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS)
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # What others could write would not be loaded.
+    # The runtime loads no file that others could write.
     os.umask(os.umask(0o077) | 0o022)
-    # What compilers print must not end up among the answers, nor may they read requests.
+    # Compilers must neither print among the answers nor read requests.
     requests, answers = os.dup(0), os.dup(1)
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123
         os.dup2(nothing.fileno(), 0)
     os.dup2(2, 1)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
     serve(requests, answers, options.parent, options.idle_seconds)
-    # Threads may be waiting for locks or compilers, which must not keep this process.
+    # Threads that wait for locks or compilers must not keep this process alive.
     finish_writing()
     sys.stderr.flush()
     os._exit(0)

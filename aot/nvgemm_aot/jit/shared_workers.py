@@ -1,4 +1,4 @@
-"""Compiler processes that several threads share, and as many as the machine carries over all."""
+"""Compiler processes that several threads share, limited in number over the whole machine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
-from ..build.compiler import Outcome, Task, start_workers
+from ..build.compiler import Task, TaskResult, start_workers
 from ..build.workers import WorkerDied, Workers, WorkersCannotStart, WorkersKilled
 from ..storage.cache import Cache
 from ..storage.locks import FileLock, acquire
 
-_Process = Workers[Task, Outcome]
+_Process = Workers[Task, TaskResult]
 """A pool of one process."""
 
 _ASK_AGAIN_SECONDS = 0.2
@@ -20,9 +20,9 @@ _ASK_AGAIN_SECONDS = 0.2
 class SharedWorkers:
     """Compiler processes, started when there is work for them, and kept until `close`.
 
-    Servers of several user processes run on one machine: each process holds one of as many lock
-    files as the machine carries compilers. One server has one process at least, so none waits for
-    another for long.
+    Several servers may run on one machine. There is a lock file for each compiler process that the
+    machine can take, and each process holds one; only a server's first process may go without, so
+    that no server waits long for another.
 
     Args:
         cache: Where kernels are stored; its lock files count processes.
@@ -41,12 +41,12 @@ class SharedWorkers:
         self._unstartable: WorkersCannotStart | None = None
         self._threads = ThreadPoolExecutor(max_workers=most)
 
-    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
+    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
         """Work on all tasks; see `Workers.run`. Several threads may do so at once.
 
         Where processes could not be started once, none is started again.
         """
-        futures: dict[Future[Outcome | WorkerDied], Task] = {
+        futures: dict[Future[TaskResult | WorkerDied], Task] = {
             self._threads.submit(self._run_one, item): item for item in items
         }
         try:
@@ -57,7 +57,7 @@ class SharedWorkers:
                 future.cancel()
 
     def prepare(self, count: int) -> None:
-        """Start processes for so many tasks to come, if they do not run yet and the machine may."""
+        """Start idle processes for ``count`` tasks to come, as far as the limits allow."""
         with self._changed:
             for _ in range(min(count, self._most) - len(self._idle)):
                 if self._unstartable is not None or not self._start_one():
@@ -75,7 +75,7 @@ class SharedWorkers:
             self._held = {}
             self._idle = []
 
-    def _run_one(self, item: Task) -> Outcome | WorkerDied:
+    def _run_one(self, item: Task) -> TaskResult | WorkerDied:
         process = self._take()
         try:
             [(_, outcome)] = process.run([item])

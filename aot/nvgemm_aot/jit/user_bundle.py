@@ -1,7 +1,7 @@
-"""User bundles: what was compiled at run time, one file a device, target and toolchain.
+"""User bundles: kernels compiled at run time, in one file per device, target and toolchain.
 
-A file is replaced whole by a larger one, under a lock, so that many processes may add to it; those
-that have the old one open go on reading it.
+Adding kernels replaces the file atomically under a lock, so that many processes may add to it while
+others read the old one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from nvgemm_runtime.bundle.format import FORMAT_VERSION, canonical_json, sha256_hex, source_json
+from nvgemm_runtime.bundle.encode import source_json
+from nvgemm_runtime.bundle.format import FORMAT_VERSION, canonical_json, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
@@ -22,8 +23,8 @@ from nvgemm_runtime.installed.jit_cache import jit_directory
 from nvgemm_runtime.installed.ownership import writable_by_others
 
 from ..bundle.compression import compress_quickly
-from ..bundle.content import read_content
-from ..bundle.writer import BuiltKernel, BundleContent, ProblemRanking, write_bundle
+from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_content
+from ..bundle.writer import write_bundle
 from ..storage.cache import Cache
 from ..storage.files import sweep_partials_of
 from ..storage.locks import locked
@@ -35,13 +36,13 @@ DAMAGED = ".damaged-"
 """Between a user bundle's name and the time at which it was found damaged and moved aside."""
 
 MAX_DAMAGED = 2
-"""Damaged files that are kept for a look; older ones are removed."""
+"""Damaged files that are kept for inspection; older ones are removed."""
 
 _DIGEST_LETTERS = 12
 
 
 class SuspectBundleError(StorageError):
-    """Others than this user and root could have written a user bundle."""
+    """A user bundle could have been written by someone other than this user and root."""
 
 
 class UserBundle:
@@ -49,10 +50,10 @@ class UserBundle:
 
     Args:
         cache: The cache directory that it belongs to.
-        target: What its kernels run on, and the device that they are chosen for.
+        target: The target of its kernels, and the device profile that they are chosen for.
         toolchain: Versions of everything that shapes its kernels.
         generator: Program and version that writes it.
-        on_damage: Told, in words, that a damaged file was moved aside.
+        on_damage: Called with a text when a damaged file is moved aside.
 
     Attributes:
         path: The file.
@@ -74,11 +75,10 @@ class UserBundle:
         self._on_damage = on_damage
 
     def holds(self, problem: Problem) -> bool:
-        """Whether there are all kernels for a problem that can be compiled.
+        """Whether the file has every kernel of a problem that can be compiled.
 
         A file that is damaged, or that others could have written, is moved aside first. A problem
-        one of whose kernels is missing because its compiler was killed counts as not there, and so
-        is compiled again.
+        with a kernel whose compiler was killed counts as missing, so that it is compiled again.
 
         Raises:
             StorageError: If the file cannot be read.
@@ -102,10 +102,10 @@ class UserBundle:
             return False
 
     def append(self, content: BundleContent) -> None:
-        """Add kernels and rankings. A ranking takes the place of an older one of its problem.
+        """Add kernels and rankings. A ranking replaces an older one of its problem.
 
         Raises:
-            StorageError: If the file cannot be written; it is then as before.
+            StorageError: If the file cannot be written; it is then unchanged.
         """
         with locked(bundle_lock(self._cache, self.path)):
             sweep_partials_of(self.path)
@@ -113,7 +113,7 @@ class UserBundle:
             write_user_bundle(self.path, content if old is None else merge(old, content))
 
     def _read_or_move_aside(self) -> BundleContent | None:
-        """What the file holds; None where there is none, or none any more. Under its lock."""
+        """Read the file, under its lock; None if it is missing or was moved aside just now."""
         try:
             return read_user_bundle(self.path)
         except (BundleFormatError, SuspectBundleError) as error:
@@ -145,7 +145,7 @@ def damaged_files(directory: Path) -> list[Path]:
 
 
 def read_user_bundle(path: Path) -> BundleContent | None:
-    """Everything a bundle holds, as it is written; None where there is no file.
+    """Read everything a user bundle holds; None where there is no file.
 
     Raises:
         BundleFormatError: If it is damaged.
@@ -161,7 +161,7 @@ def read_user_bundle(path: Path) -> BundleContent | None:
 
 
 def require_own(path: Path) -> None:
-    """Refuse a file whose kernels could be anyone's: they would be written again as this user's.
+    """Refuse a file that others could have written: its kernels would be rewritten as this user's.
 
     Raises:
         SuspectBundleError: If others could have written it.
@@ -182,23 +182,25 @@ def write_user_bundle(path: Path, content: BundleContent) -> None:
 
 
 def merge(old: BundleContent, new: BundleContent) -> BundleContent:
-    """What two contents for one target hold together; rankings of ``new`` come before the old."""
+    """Join two contents of one target; a problem that both rank keeps the ranking of ``new``."""
     problems = {ranking.problem for ranking in new.rankings}
     kept = tuple(ranking for ranking in old.rankings if ranking.problem not in problems)
-    kernels = {sha256_hex(kernel.payload): kernel for kernel in (*new.kernels, *old.kernels)}
-    return _of(new, kernels, (*kept, *new.rankings))
+    kernels = {kernel.id: kernel for kernel in (*new.kernels, *old.kernels)}
+    return _with_rankings(new, kernels, (*kept, *new.rankings))
 
 
 def without(content: BundleContent, problems: Collection[Problem]) -> BundleContent:
-    """A content without some problems, and without the kernels that no other problem ranks."""
-    kernels = {sha256_hex(kernel.payload): kernel for kernel in content.kernels}
-    return _of(content, kernels, [r for r in content.rankings if r.problem not in problems])
+    """Drop problems, and the kernels that no other problem ranks."""
+    kernels = {kernel.id: kernel for kernel in content.kernels}
+    return _with_rankings(
+        content, kernels, [r for r in content.rankings if r.problem not in problems]
+    )
 
 
-def _of(
+def _with_rankings(
     base: BundleContent, kernels: dict[str, BuiltKernel], rankings: Iterable[ProblemRanking]
 ) -> BundleContent:
-    """A content with these rankings, and the kernels that they name."""
+    """``base`` with these rankings and only the kernels that they name."""
     rankings = tuple(rankings)
     ranked = {id_ for ranking in rankings for id_, _ in ranking.kernels}
     return replace(
@@ -209,16 +211,14 @@ def _of(
 
 
 def _with_build_key(content: BundleContent) -> BundleContent:
-    """The content under a key of its own: it has grown out of several builds."""
+    """Set a build key of the content itself, which several builds have contributed to."""
     document = {
         "user bundle": FORMAT_VERSION,
         "generator": content.generator,
         "target": content.target.key,
         "device": content.device,
         "toolchain": content.toolchain,
-        "kernels": sorted(
-            [sha256_hex(kernel.payload), kernel.operator] for kernel in content.kernels
-        ),
+        "kernels": sorted([kernel.id, kernel.operator] for kernel in content.kernels),
         "rankings": sorted(
             [
                 ranking.problem.key,
@@ -233,7 +233,7 @@ def _with_build_key(content: BundleContent) -> BundleContent:
 
 
 def remove_problems(cache: Cache, path: Path, problems: Collection[Problem]) -> None:
-    """Take problems out of a user bundle, which is removed with its last one.
+    """Remove problems from a user bundle; with its last problem, the file is deleted.
 
     Raises:
         BundleFormatError: If the file is damaged.

@@ -1,46 +1,51 @@
-"""A manifest of every GEMM that a model computes, from its Hugging Face config.json."""
+"""Makes a manifest from a model's Hugging Face config."""
 
 from __future__ import annotations
 
+import json
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import yaml
+from pydantic import AliasChoices
+
 from nvgemm_runtime.errors import ManifestError
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import misalignment
 from nvgemm_runtime.gemm.support import unavailable, unsupported
+from nvgemm_runtime.gemm.target import DEFAULT_ARCHITECTURE
+from nvgemm_runtime.gemm.types import Epilogue
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 
 from .models.config import find_config, read_config
 from .models.decoder import DecoderConfig
-from .models.gemm import Gemm, Projection, Routing
+from .models.gemm import ModelGemm, Projection, Routing
 from .models.quantization import Recipe
 from .models.tensor_parallel import share, undivided_heads
 from .rules import MAX_PROBLEMS
-from .schema import NAME_ALLOWED, NAME_PATTERN
+from .schema import NAME_ALLOWED, NAME_PATTERN, VERSION
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a manifest shall be for; each list is sorted and has each value once.
+    """Options of a manifest from a config; each tuple is sorted and has no duplicates.
 
     Attributes:
         tokens: Tokens of a forward pass, at least one number.
         ranks: Numbers of GPUs that tensor parallelism divides the model over, at least one.
         dtypes: Element types, of 2 bytes each, at least one.
         targets: Architectures to build for, at least one.
-        separate: Whether to declare projections apart that can be fused.
+        separate: Whether to declare fusible projections separately.
         fused: Whether to declare them fused.
-
     """
 
     tokens: tuple[int, ...]
     ranks: tuple[int, ...]
     dtypes: tuple[DType, ...] = (DType.BF16,)
-    targets: tuple[str, ...] = ("sm_100f",)
+    targets: tuple[str, ...] = (DEFAULT_ARCHITECTURE,)
     separate: bool = True
     fused: bool = False
 
@@ -50,12 +55,12 @@ class Use:
     """A GEMM as one of ``ranks`` ranks computes it.
 
     Attributes:
-        recipe: What it multiplies where it is quantized, or why no kernel computes that; None where
-            it is not.
+        recipe: Types and scales of a quantized GEMM, or why no kernel computes it; None if it is
+            not quantized.
     """
 
     ranks: int
-    gemm: Gemm
+    gemm: ModelGemm
     recipe: Recipe | str | None
 
 
@@ -64,11 +69,10 @@ class Entry:
     """GEMMs of one signature that see the same numbers of tokens.
 
     Attributes:
-        routing: How tokens reach the experts; None for what sees all of them.
-        signature: What they are, in the first of the wanted types.
-        m: Rows: sorted, each once. Those of one expert, or of all where they are grouped.
-        uses: By n and k, each pair once: where a model has it.
-
+        routing: How tokens reach the experts; None for a GEMM of all tokens.
+        signature: Their signature, in the first of the wanted types.
+        m: Rows, sorted without duplicates: of one expert, or of all experts of a grouped GEMM.
+        uses: By n and k: where the model has such a GEMM.
     """
 
     routing: Routing | None
@@ -89,13 +93,12 @@ class ConfigManifest:
     """A manifest made from a config.
 
     Attributes:
-        name: Its name.
-        config: What it was made from.
+        name: The manifest's name.
+        config: The model's config.
         model_type: The model's family.
-        wanted: What it is for.
-        entries: What it declares, at least one.
-        left_out: What it cannot declare, each with the reason.
-
+        wanted: The options.
+        entries: Entries to declare, at least one.
+        left_out: GEMMs that it cannot declare, each with the reason.
     """
 
     name: str
@@ -128,7 +131,6 @@ def make_manifest(given: Path, wanted: Wanted, *, name: str | None = None) -> Co
     Raises:
         ManifestError: If the config is wrong, ``wanted`` has ranks that cannot share its heads,
             the name is not allowed, no GEMM can be declared, or there are too many.
-
     """
     path = find_config(given)
     model_type, config = read_config(path)
@@ -182,7 +184,7 @@ def _check_heads(path: Path, projections: Sequence[Projection], ranks: Iterable[
 def _uses(
     path: Path, config: DecoderConfig, projections: Sequence[Projection], wanted: Wanted
 ) -> Iterator[Use]:
-    def recipes(gemm: Gemm) -> tuple[Recipe | str | None, ...]:
+    def recipes(gemm: ModelGemm) -> tuple[Recipe | str | None, ...]:
         if config.quantization is None:
             return (None,)
         try:
@@ -201,10 +203,11 @@ def _uses(
     yield from dict.fromkeys(uses)  # what cannot be fused is in both forms
 
 
-def _signature(gemm: Gemm, recipe: Recipe | None, wanted: Wanted) -> Signature:
-    """What a GEMM is declared as: with its bias, and all experts in one, where operators can.
+def _signature(gemm: ModelGemm, recipe: Recipe | None, wanted: Wanted) -> Signature:
+    """The signature to declare for a GEMM: with its bias, and all experts in one, where possible.
 
-    A product whose bias is added apart is wanted in fp32, so that the sum is rounded once.
+    A product whose bias torch adds is declared with an fp32 result, so that the sum is rounded
+    once.
     """
     dtype = wanted.dtypes[0]
     product = Signature(
@@ -222,7 +225,7 @@ def _signature(gemm: Gemm, recipe: Recipe | None, wanted: Wanted) -> Signature:
     return replace(product, out=DType.FP32) if gemm.biased else product
 
 
-def _refusal(gemm: Gemm, signature: Signature, wanted: Wanted) -> str:
+def _refusal(gemm: ModelGemm, signature: Signature, wanted: Wanted) -> str:
     if signature.scales is not None and (reason := unsupported(signature)):
         return f"it is quantized to {signature.a.value}: {reason}"
     if signature.scales is not None and all(unavailable(signature, one) for one in wanted.targets):
@@ -271,3 +274,153 @@ def _check_number(path: Path, made: ConfigManifest) -> None:
             f"{path}: found {count} problems; allowed: at most {MAX_PROBLEMS} in a manifest; "
             "give fewer numbers of tokens or ranks"
         )
+
+
+_WIDTH = 98
+
+
+def manifest_yaml(made: ConfigManifest) -> str:
+    """Write a manifest that `load_manifest` reads."""
+    return "\n".join(
+        [*_head(made), "gemms:", *_entries(made.entries, made.wanted), *_left_out(made), ""]
+    )
+
+
+def _head(made: ConfigManifest) -> Iterator[str]:
+    wanted = made.wanted
+    yield from _comment(
+        f"Every GEMM of the layers and the head of a {made.model_type} model, by nvgemm-aot "
+        f"manifest from-config. Attention itself is not a GEMM of this kind. Sizes from its "
+        f"config: {', '.join(_sizes(made.config))}."
+    )
+    yield from _comment(
+        "Pairs are [out features, in features] of one of tp GPUs; x2 means that one forward pass "
+        "computes it twice."
+    )
+    quantization = made.config.quantization
+    if quantization is not None:
+        yield from _comment(
+            f"Its checkpoint is quantized by {json.dumps(quantization.method[:60])}: this is what "
+            "engines run of it, and the end lists what no kernel can serve. A GEMM that is here in "
+            "two types is quantized in some layers only, and its count is that of all. For the "
+            "model before it was quantized, take quantization_config out of a copy of its config."
+        )
+    if any(entry.signature.epilogue is None and _biased(entry) for entry in made.entries):
+        yield from _comment(
+            "+bias: the model adds a bias, and torch.compile computes both as addmm, for which "
+            "sm_90a has no operator. This is the product alone, in fp32, to which the plug-in of "
+            "torch.compile has the bias added."
+        )
+    if any(entry.routing and entry.groups is None for entry in made.entries):
+        yield from _comment(
+            "Experts are those of a loop over them, counted as where each is hit. Most programs "
+            "compute all in one grouped GEMM, for which there is no operator here: those take "
+            "weights as [experts, out features, in features] alone, and none is for sm_90a."
+        )
+    yield f"version: {VERSION}"
+    yield f"name: {_scalar(made.name)}"
+    least, most = wanted.tokens[0], wanted.tokens[-1]
+    tokens = f"{least} to {most}" if least < most else str(most)
+    yield (
+        f"description: GEMMs of a {made.model_type} model, tokens {tokens}, "
+        f"tp {_listed(wanted.ranks)}."
+    )
+    yield f"targets: [{', '.join(wanted.targets)}]"
+    yield ""
+    yield "defaults:"
+    yield f"  dtype: [{', '.join(dtype.value for dtype in wanted.dtypes)}]"
+    yield ""
+
+
+def _entries(entries: Iterable[Entry], wanted: Wanted) -> Iterator[str]:
+    for position, entry in enumerate(entries):
+        if position:
+            yield ""
+        yield f"  - comment: {_seen(entry)}"
+        if entry.groups is not None:
+            yield f"    op: {entry.signature.op.value}"
+            yield f"    groups: {entry.groups}"
+        if entry.signature.scales is not None:
+            yield f"    dtype: {entry.signature.a.value}"
+            yield f"    scales: {entry.signature.scales.value}"
+            yield f"    out: [{', '.join(dtype.value for dtype in wanted.dtypes)}]"
+        elif entry.signature.out is not entry.signature.a:
+            yield f"    out: {entry.signature.out.value}"
+        if entry.signature.epilogue is not None:
+            yield f"    epilogue: {entry.signature.epilogue.value}"
+        yield f"    layout: {entry.signature.layout.value}"
+        yield f"    m: {list(entry.m)}"
+        yield "    nk:"
+        yield from (
+            f"      - {list(nk)} # {_roles(uses, entry)}" for nk, uses in entry.uses.items()
+        )
+
+
+def _seen(entry: Entry) -> str:
+    routing = entry.routing
+    if routing is None:
+        added = " and has a bias added" if entry.signature.epilogue is not None else ""
+        return f"what every token passes through{added}"
+    if entry.groups is not None:
+        return (
+            f"all of {routing.experts} experts, {routing.chosen} a token "
+            f"(m = tokens * {routing.chosen})"
+        )
+    return (
+        f"each of {routing.experts} experts, {routing.chosen} a token, tokens spread evenly "
+        f"(m = tokens * {routing.chosen} / {routing.experts}, rounded up)"
+    )
+
+
+def _biased(entry: Entry) -> bool:
+    return any(use.gemm.biased for uses in entry.uses.values() for use in uses)
+
+
+def _roles(uses: Sequence[Use], entry: Entry) -> str:
+    """The comment of a pair, e.g. ``tp 1, 2: router x32; tp 4: attention k_proj x32``."""
+    by_ranks: dict[int, list[str]] = {}
+    for use in uses:
+        added = " +bias" if use.gemm.biased and entry.signature.epilogue is None else ""
+        role = f"{use.gemm.role} x{use.gemm.calls // (entry.groups or 1)}{added}"
+        by_ranks.setdefault(use.ranks, []).append(role)
+    ranks_of: dict[str, list[int]] = {}
+    for ranks, roles in by_ranks.items():
+        ranks_of.setdefault(", ".join(roles), []).append(ranks)
+    return "; ".join(f"tp {_listed(ranks)}: {roles}" for roles, ranks in ranks_of.items())
+
+
+def _left_out(made: ConfigManifest) -> Iterator[str]:
+    ranks_of: dict[str, list[int]] = {}
+    for use, reason in made.left_out:
+        gemm = use.gemm
+        text = f"{gemm.role} x{gemm.calls} [{gemm.n}, {gemm.k}]: {reason}"
+        ranks_of.setdefault(text, []).append(use.ranks)
+    if ranks_of:
+        yield ""
+        yield "# Left out, for no kernel can serve it:"
+        for text, ranks in ranks_of.items():
+            yield f"#   tp {_listed(ranks)}: {text}"
+
+
+def _sizes(config: DecoderConfig) -> Iterator[str]:
+    """The values read from a config, with their keys."""
+    for name, field in type(config).model_fields.items():
+        if name == "quantization":
+            continue
+        alias, value = field.validation_alias, getattr(config, name)
+        key = alias.choices[0] if isinstance(alias, AliasChoices) else alias or name
+        if value is not None:
+            yield f"{key} {json.dumps(value)}"
+
+
+def _comment(text: str) -> Iterator[str]:
+    return (f"# {line}" for line in textwrap.wrap(text, _WIDTH))
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+def _scalar(name: str) -> str:
+    """Write a name so that YAML reads it as text, which ``1.5`` alone is not."""
+    return name if yaml.safe_load(name) == name else json.dumps(name)

@@ -1,7 +1,8 @@
-"""How a mistake in a manifest is worded: what was found, what is allowed, what was likely meant."""
+"""Words the mistakes of a manifest: what was found, what is allowed, what was likely meant."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
 from collections.abc import Iterable
@@ -9,238 +10,168 @@ from decimal import Decimal
 
 from pydantic_core import ErrorDetails
 
-from nvgemm_runtime.gemm.element_types import DType
+from nvgemm_runtime.gemm import target
+from nvgemm_runtime.gemm.aten import OPERATORS
+from nvgemm_runtime.gemm.roles import Role
+from nvgemm_runtime.gemm.types import DType, Epilogue, ScaleRecipe
 
-from .schema import (
-    ARCHITECTURES,
-    SIZE_KEYS,
-    VERSION,
-    Rule,
-    SharedEntry,
-    allowed_keys,
-)
-from .yaml_source import Foreign, Location
+from .schema import ARCHITECTURES, SIZE_KEYS, VERSION, Rule, SharedEntry, allowed_keys
+from .source import Foreign, Location
 
-_VALUE_ALIASES = {
-    **{dtype.torch_name: (dtype.value,) for dtype in DType},
-    "half": ("fp16",),
-    "fp4": ("fp4_e2m1",),
-    "e2m1": ("fp4_e2m1",),
-    "f16": ("fp16",),
-    "fp8": ("fp8_e4m3", "fp8_e5m2"),
-    "e4m3": ("fp8_e4m3",),
-    "e5m2": ("fp8_e5m2",),
-    "float": ("fp32",),
-    "f32": ("fp32",),
-    "s8": ("int8",),
-    "i8": ("int8",),
-    "u8": ("uint8",),
-    "int": ("int32",),
-    "i32": ("int32",),
-    "linear": ("tn",),
-    "rc": ("tn",),
-    "rcr": ("tn",),
-    "rr": ("tt",),
-    "rrr": ("tt",),
-    "cc": ("nn",),
-    "ccr": ("nn",),
-    "cr": ("nt",),
-    "crr": ("nt",),
-    "gemm": ("mm",),
-    "matmul": ("mm",),
-    "linear_mm": ("mm",),
-    "_int_mm": ("mm",),
-    "batched": ("bmm",),
-    "_grouped_mm": ("grouped_mm",),
-    "grouped": ("grouped_mm",),
-    "moe": ("grouped_mm",),
-    "mxfp8": ("e8m0_1x32",),
-    "mxfp4": ("e8m0_1x32",),
-    "mx": ("e8m0_1x32",),
-    "1x32": ("e8m0_1x32",),
-    "nvfp4": ("e4m3_1x16",),
-    "1x16": ("e4m3_1x16", "e8m0_1x16"),
-    "tensor": ("fp32_tensor",),
-    "tensorwise": ("fp32_tensor",),
-    "per_tensor": ("fp32_tensor",),
-    "row": ("fp32_row",),
-    "rowwise": ("fp32_row",),
-    "per_row": ("fp32_row",),
-    "per_channel": ("fp32_row",),
-    "relu": ("bias_relu",),
-    "gelu": ("bias_gelu_tanh",),
-    "gelu_tanh": ("bias_gelu_tanh",),
-    "bias_gelu": ("bias_gelu_tanh",),
-    "silu": ("bias_silu",),
-    "swish": ("bias_silu",),
-    "residual": ("add",),
-    "sm90": ("sm_90a",),
-    "h100": ("sm_90a",),
-    "h200": ("sm_90a",),
-    "hopper": ("sm_90a",),
-    "sm100": ("sm_100f", "sm_100a"),
-    "b200": ("sm_100f",),
-    "gb200": ("sm_100f",),
-    "blackwell": ("sm_100f",),
-    "sm103": ("sm_100f", "sm_103a"),
-    "b300": ("sm_100f", "sm_103a"),
-    "gb300": ("sm_100f", "sm_103a"),
+_WORDS = {
+    **{one.value: one.row.aliases for one in (*DType, *ScaleRecipe, *Epilogue)},
+    **{arch: row.aliases for arch, row in target.ARCHITECTURES.items()},
+    **{
+        meaning: tuple(words.split())
+        for meaning, words in {
+            "tn": "linear rc rcr",
+            "tt": "rr rrr",
+            "nn": "cc ccr",
+            "nt": "cr crr",
+            "mm": "gemm matmul linear_mm _int_mm",
+            "bmm": "batched",
+            "grouped_mm": "_grouped_mm grouped moe",
+            "gemms": "shape shapes problems matmuls",
+            "mnk": "shape shapes problems size sizes",
+            "nk": "shape shapes size sizes weights",
+            "dtype": "dtypes type",
+            "out": "out_dtype output",
+            "layout": "layouts",
+            "scales": "scale scaling recipe",
+            "epilogue": "bias activation",
+            "groups": "experts num_experts g",
+            "batch": "batch_size batches b",
+            "candidates": "top_k topk",
+            "comment": "note",
+            "device": "gpu",
+            "targets": "arch archs architectures gpu gpus",
+        }.items()
+    },
 }
+"""By value or key of manifests: what people write instead."""
 
-_KEY_ALIASES = {
-    "shape": ("gemms", "mnk", "nk"),
-    "shapes": ("gemms", "mnk", "nk"),
-    "problems": ("gemms", "mnk"),
-    "matmuls": ("gemms",),
-    "size": ("mnk", "nk"),
-    "sizes": ("mnk", "nk"),
-    "weights": ("nk",),
-    "dtypes": ("dtype",),
-    "type": ("dtype",),
-    "out_dtype": ("out",),
-    "output": ("out",),
-    "layouts": ("layout",),
-    "scale": ("scales",),
-    "scaling": ("scales",),
-    "recipe": ("scales",),
-    "bias": ("epilogue",),
-    "activation": ("epilogue",),
-    "experts": ("groups",),
-    "num_experts": ("groups",),
-    "g": ("groups",),
-    "batch_size": ("batch",),
-    "batches": ("batch",),
-    "b": ("batch",),
-    "top_k": ("candidates",),
-    "topk": ("candidates",),
-    "note": ("comment",),
-    "arch": ("targets",),
-    "archs": ("targets",),
-    "architectures": ("targets",),
-    "gpu": ("device", "targets"),
-    "gpus": ("targets",),
-}
-
-_CLEAR_RATIO = 0.75
-"""How alike, by `difflib`, a misspelt key and what it means must be to read one as the other."""
+_MEANINGS: dict[str, tuple[str, ...]] = {dtype.torch_name: (dtype.value,) for dtype in DType}
+for _meaning, _words in _WORDS.items():
+    for _one in _words:
+        _MEANINGS[_one] = (*_MEANINGS.get(_one, ()), _meaning)
+"""By what people write, in lower case: the values or keys of manifests that they mean."""
 
 _SUMS_HELP = "there is no such key: sums are fp32 for floating inputs and int32 for integers"
-_SUMS_KEYS = ("acc", "accum", "accumulate", "accumulator", "acc_dtype", "accumulator_dtype")
 _KEY_HELP = {
     "<<": "merge keys are not read: put what gemms share under 'defaults'",
-    **dict.fromkeys(_SUMS_KEYS, _SUMS_HELP),
+    **dict.fromkeys(
+        ("acc", "accum", "accumulate", "accumulator", "acc_dtype", "accumulator_dtype"), _SUMS_HELP
+    ),
 }
+"""By a key that does not exist and means no other: what to do."""
 
-_BIAS_HELP = "write 'op: {}' with an epilogue: bias adds a row, add a matrix"
-_SCALED_HELP = "write 'op: mm' with scales"
 _OTHER_ACTIVATIONS = (
     "sigmoid", "tanh", "gelu_erf", "gelu_none", "elu", "selu", "celu", "leaky_relu", "prelu",
     "relu6", "mish", "hardswish", "hardtanh", "softplus", "swiglu", "geglu",
 )  # fmt: skip
-"""Activations that no kernel applies, though their names are like those of some that kernels do."""
-_ACTIVATION_HELP = "no kernel applies it: write 'epilogue: bias' and apply it apart"
+"""Activations that no kernel applies, though their names resemble those that some kernels do."""
+
+_ADD_HELP = "write 'op: {}' with an epilogue: bias adds a row, add a matrix"
+_SCALED_HELP = "write 'op: mm' with scales"
 _VALUE_HELP = {
+    **dict.fromkeys(
+        [f"{prefix}{name}" for prefix in ("", "bias_") for name in _OTHER_ACTIVATIONS],
+        "no kernel applies it: write 'epilogue: bias' and apply it apart",
+    ),
+    "mxfp8": "write 'dtype: fp8_e4m3' with 'scales: e8m0_1x32'",
+    "mxfp4": "write 'dtype: fp4_e2m1' with 'scales: e8m0_1x32'",
+    "nvfp4": "write 'dtype: fp4_e2m1' with 'scales: e4m3_1x16'",
+    "scaled_mm": _SCALED_HELP,
     **{
-        ("epilogue", f"{prefix}{name}"): _ACTIVATION_HELP
-        for prefix in ("", "bias_")
-        for name in _OTHER_ACTIVATIONS
+        name: _SCALED_HELP if row.product is None else _ADD_HELP.format(row.op.value)
+        for name, row in OPERATORS.items()
+        if Role.ADDEND in row.tensors.values()
     },
-    ("dtype", "mxfp8"): "write 'dtype: fp8_e4m3' with 'scales: e8m0_1x32'",
-    ("dtype", "mxfp4"): "write 'dtype: fp4_e2m1' with 'scales: e8m0_1x32'",
-    ("dtype", "nvfp4"): "write 'dtype: fp4_e2m1' with 'scales: e4m3_1x16'",
-    ("op", "addmm"): _BIAS_HELP.format("mm"),
-    ("op", "baddbmm"): _BIAS_HELP.format("bmm"),
-    ("op", "_scaled_mm"): _SCALED_HELP,
-    ("op", "scaled_mm"): _SCALED_HELP,
-    ("op", "_scaled_mm_v2"): _SCALED_HELP,
 }
-"""By field and what was found: what to write instead, where that is more than another value."""
-
-
-def similar(text: str, allowed: Iterable[str], aliases: dict[str, tuple[str, ...]]) -> list[str]:
-    """Find the allowed texts that someone who wrote ``text`` likely meant, best first."""
-    listed = list(allowed)
-    word = _word(text)
-    meant = [choice for choice in (word, *_aliased(word, aliases)) if choice in listed]
-    if not meant and len(word) <= 40:
-        # max() keeps the first of equals, and allowed texts are listed commonest first.
-        ratios = {c: difflib.SequenceMatcher(None, word, c.lower()).ratio() for c in listed}
-        nearest = max(listed, key=ratios.__getitem__)
-        meant = [nearest] if ratios[nearest] >= 0.5 else []
-    return meant
+"""By a value that does not exist: what to write where another value alone is not enough."""
 
 
 def _word(text: str) -> str:
     return text.strip().lower().removeprefix("torch.").replace("-", "_")
 
 
-def _aliased(word: str, aliases: dict[str, tuple[str, ...]]) -> tuple[str, ...]:
+def _known_meanings(word: str, allowed: Iterable[str]) -> list[str]:
     # "sm_100" and "sm100" are the same mistake.
-    return aliases.get(word) or aliases.get(word.replace("_", "", 1)) or ()
+    known = _MEANINGS.get(word) or _MEANINGS.get(word.replace("_", "", 1), ())
+    return [choice for choice in (word, *known) if choice in allowed]
+
+
+def _most_similar(word: str, allowed: Iterable[str]) -> list[str]:
+    """The allowed text that is most like ``word``, unless even that is unlike it."""
+    ratios = {text: difflib.SequenceMatcher(None, word[:40], text.lower()) for text in allowed}
+    nearest = max(ratios, key=lambda text: ratios[text].ratio())  # of equals the first: commonest
+    return [nearest] if ratios[nearest].ratio() >= 0.5 else []
 
 
 def meant_keys(key: str, location: Location) -> list[str]:
-    """Find the keys that someone who wrote the unknown ``key`` likely meant in that mapping."""
+    """The keys that someone who wrote the unknown ``key`` into that mapping likely meant."""
+    word, allowed = _word(key), allowed_keys(location)
+    return (
+        [] if word in _KEY_HELP else _known_meanings(word, allowed) or _most_similar(word, allowed)
+    )
+
+
+def _did_you_mean(texts: Iterable[str]) -> str:
+    listed = " or ".join(repr(text) for text in texts)
+    return f"; did you mean {listed}?" if listed else ""
+
+
+def explain_key(key: str, location: Location) -> str:
+    """Word an unknown key."""
     if _word(key) in _KEY_HELP:
-        return []
-    return similar(key, allowed_keys(location), _KEY_ALIASES)
+        hint = f"; {_KEY_HELP[_word(key)]}"
+    elif key in (*SIZE_KEYS, "batch", "groups"):
+        hint = "; sizes belong in the entries of 'gemms'"
+    elif not location and key in SharedEntry.model_fields:
+        hint = "; it belongs under 'defaults' or in the entries of 'gemms'"
+    else:
+        hint = _did_you_mean(meant_keys(key, location))
+    return f"found key {key!r}; allowed: {', '.join(allowed_keys(location))}{hint}"
 
 
-def clear_meaning(key: str) -> str | None:
-    """Find the one key that a misspelt key of the top level cannot but mean."""
-    allowed = allowed_keys(())
-    if key in allowed or key in SharedEntry.model_fields:
-        return None
-    word = _word(key)
-    known = [meant for meant in _aliased(word, _KEY_ALIASES) if meant in allowed]
-    close = difflib.get_close_matches(word[:40], allowed, n=1, cutoff=_CLEAR_RATIO)
-    return next(iter(known or close), None)
+_ITEMS = {"nk": "a pair [n, k]", "mnk": "a triple [m, n, k]"}
+"""By key of a list of lists: what is in it."""
 
 
 def explain_error(error: ErrorDetails) -> str:
-    """Word one of pydantic's errors: what was found, what is allowed, what was likely meant."""
+    """Word one of pydantic's errors."""
     kind, value, location = error["type"], error["input"], error["loc"]
-    fields = [step for step in location if isinstance(step, str)]
-    if kind == "rule":
-        rule: Rule = error["ctx"]["rule"]
-        return f"found {show(value)}; allowed: {rule.allowed}{_value_hint(rule, value, fields[-1])}"
+    field = next(step for step in reversed(location) if isinstance(step, str))
     if kind == "extra_forbidden":
-        return explain_key(fields[-1], location[:-1], value)
+        return explain_key(field, location[:-1])
     if kind == "missing":
         example = f"; add 'version: {VERSION}'" if location == ("version",) else ""
-        return f"found no key {fields[-1]!r}, which is required{example}"
-    if kind == "flat":
-        return _explain_flat(value, _INNER_LISTS[fields[-1]])
-    # An index ends the location of an inner list, and only of one.
-    form = _LIST_FORMS.get(fields[-1]) if isinstance(location[-1], int) else None
-    if kind in ("too_short", "too_long"):
-        found = f"a list of {len(value)}" if value else "an empty list"
-        return f"found {found}; allowed: {form or 'at least one entry'}"
-    if kind == "list_type":
-        hint = f"; did you mean [{value}]?" if isinstance(value, (str, int)) and not form else ""
-        if isinstance(value, dict) and not form:
+        return f"found no key {field!r}, which is required{example}"
+    hint = ""
+    if kind == "rule":
+        rule: Rule = error["ctx"]["rule"]
+        allowed, hint = rule.allowed, _value_hint(rule, value)
+    elif field in _ITEMS and isinstance(location[-1], int):
+        allowed = _ITEMS[field]
+    elif kind in ("too_short", "too_long"):
+        allowed = "at least one entry"
+    elif kind == "list_type":
+        allowed = "a list"
+        if field in _ITEMS:
+            allowed = f"a list, each entry {_ITEMS[field]}"
+        elif isinstance(value, (str, int)):
+            hint = f"; did you mean [{value}]?"
+        elif isinstance(value, dict):
             hint = '; start each entry with "- "'
-        return f"found {show(value)}; allowed: {form or 'a list'}{hint}"
-    allowed = f"a mapping with keys out of {', '.join(allowed_keys(location[:1]))}"
-    if location[0] == "targets":
-        allowed = f"{', '.join(ARCHITECTURES)} or {allowed}"
-    return f"found {show(value)}; allowed: {allowed}"
-
-
-_LIST_FORMS = {"nk": "a pair [n, k]", "mnk": "a triple [m, n, k]"}
-_INNER_LISTS = {"nk": "[n, k]", "mnk": "[m, n, k]"}
-
-
-def _explain_flat(value: object, inner: str) -> str:
-    text = f"found {show(value)}; allowed: a list [{inner}, ...]"
-    width = inner.count(",") + 1
-    if not isinstance(value, list) or [type(item) for item in value] != [int] * width:
-        return text
-    return f"{text}; did you mean [{value}]?"
+    else:
+        allowed = f"a mapping with keys out of {', '.join(allowed_keys(location[:1]))}"
+        if location[0] == "targets":
+            allowed = f"{', '.join(ARCHITECTURES)} or {allowed}"
+    return f"found {show(value)}; allowed: {allowed}{hint}"
 
 
 def show(value: object) -> str:
-    """Write a found value, short and as the file spells it."""
+    """A found value, short and as the file spells it."""
     if isinstance(value, Foreign):
         return value.shown
     if isinstance(value, str):
@@ -250,75 +181,44 @@ def show(value: object) -> str:
     return "a mapping" if isinstance(value, dict) else str(value)
 
 
-def suggest(texts: Iterable[str]) -> str:
-    """Write the end of a message that names what was likely meant, if anything was."""
-    listed = " or ".join(repr(text) for text in texts)
-    return f"; did you mean {listed}?" if listed else ""
-
-
-def _value_hint(rule: Rule, value: object, field: str) -> str:
-    text = value.text if isinstance(value, Foreign) else value
-    help = f"; {rule.help}" if rule.help else ""
+def _value_hint(rule: Rule, value: object) -> str:
+    """The end of a message: the value that was likely meant, or what to write instead."""
     if isinstance(value, Foreign) and value.advice:
         return f"; {value.advice}"
+    text = value.text if isinstance(value, Foreign) else value
+    help = f"; {rule.help}" if rule.help else ""
+    if rule.schema["type"] == "integer":
+        number = _meant_integer(text) if isinstance(text, str) else None
+        if rule.accepts(number):
+            # Digits alone are text only in quotes.
+            return f"; did you mean {number}{', without quotes' * (value == str(number))}?"
+        return help if isinstance(value, dict) or _SEVERAL.fullmatch(str(text).strip()) else ""
     if rule.choices:
         if not isinstance(text, str):
             return help
-        if (field, _word(text)) in _VALUE_HELP:
-            return f"; {_VALUE_HELP[field, _word(text)]}"
-        return suggest(similar(text, rule.choices, _VALUE_ALIASES)) or help
-    if rule.schema["type"] == "integer":
-        return _integer_hint(rule, value, text, help)
-    if text == "" or (isinstance(value, Foreign) and value.kind == "null"):
+        word = _word(text)
+        meant = _known_meanings(word, rule.choices)
+        if not meant and word in _VALUE_HELP:
+            return f"; {_VALUE_HELP[word]}"
+        return _did_you_mean(meant or _most_similar(word, rule.choices)) or help
+    if not text or (isinstance(value, Foreign) and value.kind == "null"):
         return help
     if isinstance(value, (Foreign, int)):
         return "; put text in quotes" if rule.accepts(str(text)) else ""
     name = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") if isinstance(text, str) else ""
-    return suggest([name] if rule.accepts(name) else [])
+    return _did_you_mean([name] if rule.accepts(name) else [])
 
 
 _SEVERAL = re.compile(r"range\b.*|\d+ *(\.\.+|-|:|to) *\d+|\d+([, ]+\d+)+")
 
 
-def _integer_hint(rule: Rule, value: object, text: object, help: str) -> str:
-    if isinstance(value, dict):
-        return help
-    if not isinstance(text, str):
-        return ""
-    number = _meant_integer(text)
-    if rule.accepts(number):
-        # What is digits alone, and text nevertheless, is text because of its quotes.
-        quoted = ", without quotes" if value == str(number) else ""
-        return f"; did you mean {number}{quoted}?"
-    return help if _SEVERAL.fullmatch(text.strip()) else ""
-
-
 def _meant_integer(text: str) -> int | None:
     """Read an integer as other languages, or people, write it."""
-    word = re.sub(r"(?<=\d)[_ ](?=\d{3})|(?<=\d),(?=\d{3}(\D|$))", "", text.strip().lower())
-    if re.fullmatch(r"\+?\d{1,20}(\.0*)?", word):
-        return int(word.partition(".")[0])
-    if re.fullmatch(r"0x[0-9a-f]{1,16}|0o[0-7]{1,22}|0b[01]{1,64}", word):
-        return int(word, 0)
-    if re.fullmatch(r"\+?\d{1,20}(\.\d{0,20})?e\+?\d{1,2}", word):
+    word = re.sub(r"(?<=\d)[_ ,](?=\d{3}(\D|$))", "", text.strip().lower())
+    if re.fullmatch(r"0[xob][0-9a-f]{1,16}", word):
+        with contextlib.suppress(ValueError):
+            return int(word, 0)
+    if re.fullmatch(r"\+?\d{1,20}(\.\d{0,20})?(e\+?\d{1,2})?", word):
         number = Decimal(word)
         return int(number) if number == number.to_integral_value() else None
     return None
-
-
-def explain_key(key: str, location: Location, value: object = None) -> str:
-    """Word an unknown key: what is allowed in its mapping, and what was likely meant."""
-    allowed = allowed_keys(location)
-    meant = meant_keys(key, location)
-    if {"mnk", "nk"} <= {*meant} and isinstance(value, list):
-        widths = {len(item) for item in value if isinstance(item, list)}
-        if widths in ({2}, {3}):
-            meant = ["nk"] if widths == {2} else ["mnk"]
-    hint = suggest(meant)
-    if _word(key) in _KEY_HELP:
-        hint = f"; {_KEY_HELP[_word(key)]}"
-    elif key in (*SIZE_KEYS, "batch", "groups"):
-        hint = "; sizes belong in the entries of 'gemms'"
-    elif not location and key in SharedEntry.model_fields:
-        hint = "; it belongs under 'defaults' or in the entries of 'gemms'"
-    return f"found key {key!r}; allowed: {', '.join(allowed)}{hint}"

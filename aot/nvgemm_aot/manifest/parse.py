@@ -5,26 +5,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import yaml
 from pydantic import ValidationError
 
-from nvgemm_runtime.errors import ManifestError
-from nvgemm_runtime.gemm.problem import Layout, Op, Problem
+from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..targets import BuildTarget, build_target
-from .messages import clear_meaning, explain_error, explain_key, meant_keys
-from .rules import MAX_PROBLEMS, find_excess, find_gemm_mistakes, find_target_mistakes
-from .schema import NONE, VERSION, GemmEntry, ManifestEntry, SharedEntry, json_schema
-from .signatures import expand_signatures
-from .yaml_nodes import Mistake, compose, compose_fast, read_text, report_mistakes
-from .yaml_source import Source, make_source
+from .messages import explain_error, explain_key, meant_keys
+from .rules import (
+    MAX_PROBLEMS,
+    GemmRules,
+    find_excess,
+    find_target_mistakes,
+)
+from .schema import VERSION, GemmEntry, ManifestEntry, SharedEntry, allowed_keys, json_schema
+from .source import Mistake, Source, compose, make_source, read_text, report_mistakes
 
 __all__ = [
     "DEFAULT_CANDIDATES",
@@ -49,7 +49,6 @@ class Declared:
         candidates: How many kernels to build for it, at most.
         count: How often it stands in the graphs that were recorded, all entries that
             declare it added up; what is built does not depend on it.
-
     """
 
     problem: Problem
@@ -66,7 +65,6 @@ class Manifest:
         description: One line, possibly empty.
         targets: What to build for: sorted, each architecture once, at least one.
         declared: What to build: sorted by problem, each once, at least one.
-
     """
 
     name: str
@@ -82,73 +80,56 @@ def load_manifest(path: Path) -> Manifest:
         ManifestError: If the file cannot be read or breaks a rule. The message has one line for
             each mistake (``file:line:column: place: found; allowed; likely meant``), sorted by
             position, and ends in their count.
-
     """
     return parse_manifest(path, read_text(path))
 
 
 def parse_manifest(path: Path, text: str) -> Manifest:
     """As `load_manifest`, of a text that was read already; ``path`` is for messages."""
-    entry = _read_entry(path, text)
+    entry, signatures = _read(path, text)
     # One entry an architecture: entries that agree merge, and others were refused.
     devices = {target.arch: target.device or None for target in entry.targets}
     return Manifest(
         name=entry.name,
         description=" ".join(entry.description.split()),
         targets=tuple(build_target(arch, devices[arch]) for arch in sorted(devices)),
-        declared=_declare(entry),
+        declared=_declare(entry, signatures),
     )
 
 
-def _read_entry(path: Path, text: str) -> ManifestEntry:
-    root = compose_fast(text)
-    if root is not None:
-        _check_number(path, root)
-        # Only PyYAML's own parser places and words mistakes: they are looked for again.
-        with contextlib.suppress(ManifestError):
-            return _check_source(make_source(path, root))
+def _read(path: Path, text: str) -> tuple[ManifestEntry, list[list[Signature]]]:
+    """Check a manifest; returns it, and the signatures of each of its gemms."""
     root = compose(path, text)
-    _check_number(path, root)
-    return _check_source(make_source(path, root))
-
-
-def _check_number(path: Path, root: yaml.Node | None) -> None:
-    """Refuse too many problems, before any of them is looked at."""
-    mistake = find_excess(root)
-    if mistake is not None:
-        report_mistakes(path, [mistake])
-
-
-def _check_source(source: Source) -> ManifestEntry:
-    corrected, misspelt = _correct_keys(source)
-    entry, mistakes = _validate(corrected)
-    if entry is None or misspelt or mistakes:
-        report_mistakes(source.path, [*misspelt, *mistakes])
-    return entry
-
-
-def _correct_keys(source: Source) -> tuple[Source, list[Mistake]]:
-    """Read what stands under misspelt top-level keys as meant, so that it is checked as well."""
-    mistakes = []
-    for key in tuple(source.data):
-        meant = clear_meaning(key)
-        if meant is not None and meant not in source.data:
-            mistakes.append(source.mistake((key,), explain_key(key, ()), at_key=True))
-            source = source.rename(key, meant)
-    return source, mistakes
-
-
-def _validate(source: Source) -> tuple[ManifestEntry | None, list[Mistake]]:
+    excess = find_excess(root)
+    if excess is not None:  # reported before any problem is looked at
+        report_mistakes(path, [excess])
+    source, misspelt = _correct_keys(make_source(path, root))
     version = source.data.get("version")
     if type(version) is int and version != VERSION:
         # Under another version's rules the rest may well be right.
         text = f"found {version}; allowed: {VERSION}; this nvgemm-aot reads no other version"
-        return None, [*source.mistakes, source.mistake(("version",), text)]
-    mistakes = [*source.mistakes, *find_target_mistakes(source), *find_gemm_mistakes(source)]
+        wrong = source.mistake(("version",), text)
+        report_mistakes(path, [*source.mistakes, wrong])
+    gemms = GemmRules(source)
+    mistakes = [*misspelt, *source.mistakes, *find_target_mistakes(source), *gemms.mistakes]
     try:
-        return ManifestEntry.model_validate(source.data), mistakes
+        entry = ManifestEntry.model_validate(source.data)
     except ValidationError as error:
-        return None, mistakes + list(_entry_mistakes(source, error))
+        report_mistakes(path, [*mistakes, *_entry_mistakes(source, error)])
+    if mistakes:
+        report_mistakes(path, mistakes)
+    return entry, gemms.signatures
+
+
+def _correct_keys(source: Source) -> tuple[Source, list[Mistake]]:
+    """Read a misspelt top-level key as the one that it means, so that its value is checked too."""
+    mistakes = []
+    for key in source.data.keys() - {*allowed_keys(()), *SharedEntry.model_fields}:
+        meant = [one for one in meant_keys(key, ()) if one not in source.data]
+        if meant:
+            mistakes.append(source.mistake((key,), explain_key(key, ()), at_key=True))
+            source = source.rename(key, meant[0])
+    return source, mistakes
 
 
 def _entry_mistakes(source: Source, error: ValidationError) -> Iterator[Mistake]:
@@ -169,14 +150,16 @@ def _entry_mistakes(source: Source, error: ValidationError) -> Iterator[Mistake]
             yield source.mistake(location[:-1], text)
 
 
-def _declare(entry: ManifestEntry) -> tuple[Declared, ...]:
+def _declare(
+    entry: ManifestEntry, signatures: Sequence[Sequence[Signature]]
+) -> tuple[Declared, ...]:
     most: dict[Problem, int] = {}
     counts: Counter[Problem] = Counter()
-    for gemm in entry.gemms:
+    for gemm, its_signatures in zip(entry.gemms, signatures):
         candidates = (
             gemm.candidates or entry.defaults.candidates or entry.candidates or DEFAULT_CANDIDATES
         )
-        for problem in _expand(gemm, entry.defaults):
+        for problem in _expand(gemm, its_signatures):
             most[problem] = max(candidates, most.get(problem, 0))
             counts[problem] += gemm.count or 1
     # Problem's own order, with its key made once a problem instead of once a comparison.
@@ -187,15 +170,7 @@ def _declare(entry: ManifestEntry) -> tuple[Declared, ...]:
     )
 
 
-def _expand(gemm: GemmEntry, defaults: SharedEntry) -> Iterator[Problem]:
-    signatures = expand_signatures(
-        op=gemm.op or defaults.op or Op.MM,
-        layouts=gemm.layout or defaults.layout or [Layout.TN],
-        dtypes=gemm.dtype or defaults.dtype,
-        outs=gemm.out or defaults.out or None,
-        scales=gemm.scales or defaults.scales or [NONE],
-        epilogues=gemm.epilogue or defaults.epilogue or [NONE],
-    )
+def _expand(gemm: GemmEntry, signatures: Iterable[Signature]) -> Iterator[Problem]:
     pairs = gemm.nk or [[n, k] for n in gemm.n for k in gemm.k]
     sizes = gemm.mnk or [[m, *pair] for m in gemm.m for pair in pairs]
     for signature, (m, n, k), batch, groups in itertools.product(

@@ -1,39 +1,50 @@
-"""Rules of a manifest that hold between values: what must come together, and what must not."""
+"""Rules of a manifest between values: which must come together, and which may not.
+
+`nvgemm_runtime.gemm.support` knows which signatures have kernels; here a mistake gets its place in
+the file.
+"""
 
 from __future__ import annotations
 
+import enum
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import yaml
 
 from nvgemm_runtime.errors import TargetError
-from nvgemm_runtime.gemm.problem import Op
+from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
+from nvgemm_runtime.gemm.support import unsupported
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 from ..targets import build_target
 from ..targets.profile import profile_names
-from .combinations import find_combination_mistakes
 from .messages import meant_keys
 from .schema import (
     ARCHITECTURES,
+    EPILOGUES,
     INPUT_DTYPES,
+    LAYOUTS,
+    NONE,
+    OUT_DTYPES,
+    SCALES,
     SIZE_KEYS,
     SIZE_WAYS,
     allowed_keys,
 )
-from .yaml_nodes import Mistake, place
-from .yaml_source import Location, Source
+from .source import Location, Mistake, Source, mistake_at
 
 MAX_PROBLEMS = 100_000
 """Most problems of one manifest, counted before duplicates merge."""
 
 
 def find_target_mistakes(source: Source) -> Iterator[Mistake]:
-    """Find a device that does not fit its architecture, and two devices for one."""
+    """Find a device that does not fit its architecture, and two devices for one architecture."""
     first: dict[str, tuple[int, str]] = {}
-    targets = source.data.get("targets")
-    for index, entry in enumerate(targets if isinstance(targets, list) else []):
+    for index, entry in enumerate(_entries(source, "targets")):
         fields = entry if isinstance(entry, dict) else {"arch": entry}
         arch, device = fields.get("arch"), fields.get("device")
         if arch not in ARCHITECTURES or device not in (None, *profile_names()):
@@ -53,49 +64,164 @@ def find_target_mistakes(source: Source) -> Iterator[Mistake]:
             )
 
 
-def find_gemm_mistakes(source: Source) -> Iterator[Mistake]:
-    """Find what single values do not show: what must come together."""
-    gemms = source.data.get("gemms")
-    defaults = source.data.get("defaults")
-    defaults = defaults if isinstance(defaults, dict) else {}
-    misspelt_defaults = _misspelt(defaults, ("defaults",))
-    for index, gemm in enumerate(gemms if isinstance(gemms, list) else []):
-        if not isinstance(gemm, dict):
-            continue
-        location: Location = ("gemms", index)
-        # A misspelt key already has its line: what it stands for is not also missing.
-        misspelt = _misspelt(gemm, location) | misspelt_defaults
-        if "dtype" not in gemm.keys() | defaults.keys() | misspelt:
-            text = "found no key 'dtype', which is required here or under 'defaults'"
-            yield source.mistake(location, f"{text}; allowed: {', '.join(INPUT_DTYPES)}")
-        if misspelt.isdisjoint(SIZE_KEYS) and (problem := _size_problem(gemm)):
-            yield source.mistake(location, problem)
-        op = gemm.get("op", defaults.get("op", Op.MM.value))
-        yield from _count_mistakes(source, location, op, set(gemm), misspelt)
-        yield from find_combination_mistakes(source, location, gemm, defaults)
+@dataclass(frozen=True, kw_only=True)
+class _Values:
+    """The values of a key that count for a gemm, and where they stand in the file."""
 
+    location: Location
+    given: tuple[Any, ...]
+
+
+class GemmRules:
+    """Checks each entry of ``gemms``, and expands it into signatures while doing so.
+
+    Attributes:
+        signatures: By index of the entry, the product of its lists, as far as their values exist.
+        mistakes: What contradicts the rules.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self.signatures: list[list[Signature]] = []
+        self.mistakes: list[Mistake] = []
+        self._source = source
+        self._blamed: set[Location] = set()
+        defaults = source.data.get("defaults")
+        self._defaults = defaults if isinstance(defaults, dict) else {}
+        misspelt_defaults = _misspelt(self._defaults, ("defaults",))
+        for index, gemm in enumerate(_entries(source, "gemms")):
+            location: Location = ("gemms", index)
+            if not isinstance(gemm, dict):
+                self.signatures.append([])
+                continue
+            values = {key: self._values(key, gemm, location) for key in _CHOICES}
+            signatures = list(_expand(values))
+            self.signatures.append(signatures)
+            # A misspelt key has a mistake already: the key that it means is not also missing.
+            self._check_keys(gemm, location, _misspelt(gemm, location) | misspelt_defaults)
+            self._check_extents(gemm, location, values["dtype"].given)
+            for signature in dict.fromkeys(signatures):
+                reason = unsupported(signature)
+                if reason is not None:
+                    self._blame(signature, reason, values, location)
+
+    def _add(self, location: Location, text: str, *, at_key: bool = False) -> None:
+        self.mistakes.append(self._source.mistake(location, text, at_key=at_key))
+
+    def _values(self, key: str, gemm: dict[str, Any], location: Location) -> _Values:
+        if key not in gemm:
+            given = _listed(self._defaults.get(key, []))
+            return _Values(location=("defaults", key), given=tuple(given))
+        return _Values(location=(*location, key), given=tuple(_listed(gemm[key])))
+
+    def _check_keys(self, gemm: dict[str, Any], location: Location, misspelt: set[str]) -> None:
+        if "dtype" not in gemm.keys() | self._defaults.keys() | misspelt:
+            text = "found no key 'dtype', which is required here or under 'defaults'"
+            self._add(location, f"{text}; allowed: {', '.join(INPUT_DTYPES)}")
+        given = tuple(key for key in SIZE_KEYS if key in gemm)
+        if given not in SIZE_WAYS and misspelt.isdisjoint(SIZE_KEYS):
+            self._add(location, _explain_sizes(given))
+        op = gemm.get("op", self._defaults.get("op", Op.MM.value))
+        for owner, (key, counted) in _COUNTS.items():
+            if op == owner.value and key not in gemm.keys() | misspelt:
+                text = f"found no key {key!r}, which {op} requires; add the number of {counted}"
+                self._add(location, text)
+            if key in gemm and op != owner.value and op in [one.value for one in Op]:
+                text = f"found key {key!r} with op {op}; allowed: with op {owner.value} only"
+                self._add((*location, key), text, at_key=True)
+
+    def _check_extents(
+        self, gemm: dict[str, Any], location: Location, dtypes: tuple[Any, ...]
+    ) -> None:
+        """Find a k that ends within an element of a packed type."""
+        packed = [one for one in map(DType, INPUT_DTYPES) if one.packed > 1 and one.value in dtypes]
+        ks: list[tuple[Location, Any]] = [
+            (("k", index), k) for index, k in enumerate(_listed(gemm.get("k", [])))
+        ]
+        for key in ("nk", "mnk"):
+            for index, sizes in enumerate(_listed(gemm.get(key, []))):
+                if isinstance(sizes, list) and len(sizes) == len(key):
+                    ks.append(((key, index, len(key) - 1), sizes[-1]))
+        for dtype, (place, k) in itertools.product(packed, ks):
+            if type(k) is int and k % dtype.packed:
+                self._add(
+                    (*location, *place),
+                    f"found {k}; allowed with dtype {dtype.value!r}: a multiple of {dtype.packed}; "
+                    "k counts values, not bytes",
+                )
+
+    def _blame(
+        self, signature: Signature, reason: str, values: Mapping[str, _Values], location: Location
+    ) -> None:
+        """Place an unsupported signature at the first key of which another value makes it right."""
+        for key, choices in _CHOICES.items():
+            right = [c for c in choices if unsupported(replace(signature, **{key: c})) is None]
+            if right and values[key].given:
+                break
+        value = _text(getattr(signature, "a" if key == "dtype" else key))
+        place = (*values[key].location, values[key].given.index(value))
+        found = f"found {value!r}"
+        if place[0] == "defaults" and any(one.location[0] == "gemms" for one in values.values()):
+            place, found = location, f"found {value!r} of 'defaults' for {key}"
+        if place not in self._blamed:
+            self._blamed.add(place)
+            allowed = f"; allowed here: {', '.join(map(_text, right))}" if right else ""
+            self._add(place, f"{found}; {reason}{allowed}")
+
+
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "out": tuple(map(DType, OUT_DTYPES)),
+    "epilogue": (None, *Epilogue),
+    "layout": tuple(Layout),
+    "scales": (None, *ScaleRecipe),
+    "op": tuple(Op),
+    "dtype": (),
+}
+"""By key of a gemm that shapes its signature: the values that the signature's field may have. The
+dtype is blamed last, for whatever no other key makes right."""
 
 _COUNTS = {Op.BMM: ("batch", "matrices"), Op.GROUPED_MM: ("groups", "groups")}
 """The operations that have a number of something, its key, and what it counts."""
 
 
-def _count_mistakes(
-    source: Source, location: Location, op: Any, given: set[str], misspelt: set[str]
-) -> Iterator[Mistake]:
-    """Find a batch or groups that are missing, or that the operation does not have."""
-    for owner, (key, counted) in _COUNTS.items():
-        if op == owner.value and key not in given | misspelt:
-            text = f"found no key {key!r}, which {op} requires; add the number of {counted}"
-            yield source.mistake(location, text)
-        if op in _OPS and op != owner.value and key in given:
-            advice = f"write 'op: {owner.value}' or leave it out"
-            if "op" not in given:
-                advice = f"add 'op: {owner.value}'?"
-            text = f"found key {key!r} with op {op}; allowed: with op {owner.value} only; {advice}"
-            yield source.mistake((*location, key), text, at_key=True)
+def _entries(source: Source, key: str) -> list[Any]:
+    value = source.data.get(key)
+    return value if isinstance(value, list) else []
 
 
-_OPS = tuple(op.value for op in Op)
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _text(choice: enum.Enum | None) -> str:
+    return NONE if choice is None else str(choice.value)
+
+
+def _expand(values: Mapping[str, _Values]) -> Iterator[Signature]:
+    """The product of an entry's lists, without the values that do not exist."""
+
+    def known(key: str, allowed: tuple[str, ...], usual: str = NONE) -> list[str]:
+        return [value for value in values[key].given or (usual,) if value in allowed]
+
+    for op, layout, dtype in itertools.product(
+        known("op", tuple(op.value for op in Op), Op.MM.value),
+        known("layout", LAYOUTS, Layout.TN.value),
+        map(DType, known("dtype", INPUT_DTYPES)),
+    ):
+        for out, recipe, epilogue in itertools.product(
+            known("out", OUT_DTYPES, dtype.usual_out.value),
+            known("scales", SCALES),
+            known("epilogue", EPILOGUES),
+        ):
+            yield Signature(
+                op=Op(op),
+                layout=Layout(layout),
+                a=dtype,
+                b=dtype,
+                accumulator=dtype.accumulator,
+                out=DType(out),
+                scales=None if recipe == NONE else ScaleRecipe(recipe),
+                epilogue=None if epilogue == NONE else Epilogue(epilogue),
+            )
 
 
 def _misspelt(fields: dict[str, Any], location: Location) -> set[str]:
@@ -103,17 +229,12 @@ def _misspelt(fields: dict[str, Any], location: Location) -> set[str]:
     return {meant for key in unknown for meant in meant_keys(key, location)}
 
 
-def _size_problem(gemm: dict[str, Any]) -> str | None:
-    given = tuple(key for key in SIZE_KEYS if key in gemm)
-    if given in SIZE_WAYS:
-        return None
+def _explain_sizes(given: tuple[str, ...]) -> str:
     found = f"found sizes {', '.join(given)}" if given else "found no sizes"
     allowed = " or ".join(f"'{', '.join(way)}'" for way in SIZE_WAYS)
     add = [[key for key in way if key not in given] for way in SIZE_WAYS if {*way} > {*given}]
-    drop = [[key for key in given if key not in way] for way in SIZE_WAYS if {*way} < {*given}]
-    verb, options = ("add", add) if add else ("leave out", drop)
-    advice = " or ".join(" and ".join(option) for option in options)
-    return f"{found}; allowed: {allowed}" + (f"; {verb} {advice}" if advice else "")
+    advice = " or ".join(" and ".join(keys) for keys in add)
+    return f"{found}; allowed: {allowed}" + (f"; add {advice}" if given and add else "")
 
 
 def find_excess(root: yaml.Node | None) -> Mistake | None:
@@ -131,7 +252,7 @@ def find_excess(root: yaml.Node | None) -> Mistake | None:
         here = _count_problems({**defaults, **_nodes(entry)})
         total += here
         if total > MAX_PROBLEMS:
-            return place(
+            return mistake_at(
                 entry.start_mark,
                 f"gemms[{index}]: found {total} problems up to here, {here} of them in this entry; "
                 f"allowed: at most {MAX_PROBLEMS} in a manifest; shorten its lists or split the "

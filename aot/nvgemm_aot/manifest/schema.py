@@ -1,7 +1,7 @@
-"""What a manifest file may say, entry by entry.
+"""The keys and values of a manifest file, as pydantic models.
 
-The models check each value alone; rules between values are in `manifest`. A field that was left out
-is empty or zero in its model, which no given value can be.
+The models check each value alone; `rules` checks values against each other. A field that was left
+out is empty or zero in its model, which no given value can be.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import MAX_EXTENT, DType, Layout, Op
-from nvgemm_runtime.gemm.scales import ScaleRecipe
 from nvgemm_runtime.gemm.support import OUTS
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 from ..targets import DEFAULT_DEVICE
 from ..targets.profile import profile_names
-from .yaml_source import Location
+from .source import Location
 
 VERSION = 1
 """The version of the manifest format that this package reads."""
@@ -51,7 +50,6 @@ class Rule:
         choices: All allowed texts, where they can be listed.
         help: What to write, for a value that is like nothing allowed; possibly empty.
         schema: The same as JSON Schema.
-
     """
 
     allowed: str
@@ -105,54 +103,38 @@ def _text(allowed: str, pattern: str = r"[\s\S]+", help: str = "") -> Rule:
     )
 
 
-class _ScalarOrList:
-    """Lets one value stand for a list of one."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Shorthand:
+    """Lets a short form of a value stand for the whole, as pydantic metadata.
+
+    Attributes:
+        expand: Makes a value of its short form, and returns any other value as it is.
+        schema: Makes the JSON Schema of the short form from the value's.
+    """
+
+    expand: Callable[[Any], Any]
+    schema: Callable[[dict[str, Any]], dict[str, Any]]
 
     def __get_pydantic_core_schema__(
         self, source: Any, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(
-            lambda value: value if isinstance(value, list) else [value], handler(source)
-        )
+        return core_schema.no_info_before_validator_function(self.expand, handler(source))
 
     def __get_pydantic_json_schema__(
         self, schema: CoreSchema, handler: GetJsonSchemaHandler
     ) -> dict[str, Any]:
-        listed = handler(schema)
-        return {"anyOf": [listed["items"], listed]}
+        whole = handler(schema)
+        return {"anyOf": [self.schema(whole), whole]}
 
 
-class _ListOfLists:
-    """Makes a list without its inner brackets one mistake, not one for each number."""
-
-    @staticmethod
-    def check(value: object) -> object:
-        items = value if isinstance(value, list) else [value]
-        if items and not any(isinstance(item, list) for item in items):
-            raise PydanticCustomError("flat", "is no list of lists")
-        return value
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(self.check, handler(source))
-
-
-class _ArchitectureOrMapping:
-    """Lets an architecture stand for a target that names nothing else."""
-
-    def __get_pydantic_core_schema__(
-        self, source: Any, handler: GetCoreSchemaHandler
-    ) -> CoreSchema:
-        return core_schema.no_info_before_validator_function(
-            lambda value: {"arch": value} if isinstance(value, str) else value, handler(source)
-        )
-
-    def __get_pydantic_json_schema__(
-        self, schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> dict[str, Any]:
-        return {"anyOf": [{"type": "string", "enum": list(ARCHITECTURES)}, handler(schema)]}
-
+_SCALAR_FOR_LIST = _Shorthand(
+    expand=lambda value: value if isinstance(value, list) else [value],
+    schema=lambda listed: listed["items"],
+)
+_ARCHITECTURE_FOR_TARGET = _Shorthand(
+    expand=lambda value: {"arch": value} if isinstance(value, str) else value,
+    schema=lambda _: {"type": "string", "enum": list(ARCHITECTURES)},
+)
 
 NAME_PATTERN = r"[a-z0-9]([a-z0-9.\-]{0,62}[a-z0-9])?"
 NAME_ALLOWED = "lower-case letters, digits, '-' and '.', at most 64, a letter or digit at each end"
@@ -160,7 +142,7 @@ NAME_ALLOWED = "lower-case letters, digits, '-' and '.', at most 64, a letter or
 Number = Annotated[int, _integer(1, MAX_EXTENT)]
 Extent = Annotated[int, _integer(1, MAX_EXTENT, help="list the values, as in [1, 2, 4]")]
 Candidates = Annotated[int, _integer(1, MAX_CANDIDATES)]
-OneOrMore = Annotated[list[T], Field(min_length=1), _ScalarOrList()]
+OneOrMore = Annotated[list[T], Field(min_length=1), _SCALAR_FOR_LIST]
 Pair = Annotated[list[Number], Field(min_length=2, max_length=2)]
 Triple = Annotated[list[Number], Field(min_length=3, max_length=3)]
 Comment = Annotated[str, _text("text", help="remove the key or give a text")]
@@ -237,10 +219,10 @@ class GemmEntry(SharedEntry):
     k: OneOrMore[Extent] = Field(
         default_factory=list, description="Columns of A, rows of B, in values."
     )
-    nk: Annotated[list[Pair], Field(min_length=1), _ListOfLists()] = Field(
+    nk: Annotated[list[Pair], Field(min_length=1)] = Field(
         default_factory=list, description="Pairs [n, k]: a Linear's [out, in] features."
     )
-    mnk: Annotated[list[Triple], Field(min_length=1), _ListOfLists()] = Field(
+    mnk: Annotated[list[Triple], Field(min_length=1)] = Field(
         default_factory=list, description="Triples [m, n, k]."
     )
     batch: OneOrMore[Extent] = Field(
@@ -271,7 +253,7 @@ class ManifestEntry(_Entry):
     ] = Field(description="Name of what is built; it becomes part of the wheel's name.")
     description: Comment = Field(default_factory=str, description="One sentence on what it is for.")
     targets: Annotated[
-        list[Annotated[TargetEntry, _ArchitectureOrMapping()]], Field(min_length=1)
+        list[Annotated[TargetEntry, _ARCHITECTURE_FOR_TARGET]], Field(min_length=1)
     ] = Field(description="What to build for.")
     candidates: Candidates = Field(
         default_factory=int, description="Kernels to build for each problem; 8 if left out."

@@ -15,7 +15,7 @@ from .base import Candidate, Enumeration, Provider, Rejection
 __all__ = ["Candidate", "Enumeration", "Provider", "Rejection", "load_provider"]
 
 PROVIDERS = {"cutlass_operators": f"{__name__}.cutlass_operators:CutlassOperators"}
-"""By name: ``module:class``. Imported only when used, for compilers are slow to import."""
+"""By name: ``module:class``. Imported only when used, because compilers are slow to import."""
 
 
 def load_provider(name: str) -> Provider:

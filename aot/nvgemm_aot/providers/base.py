@@ -1,46 +1,70 @@
-"""What a source of kernels must offer; `select` and `compiler` know providers only by this."""
+"""The interface of a source of kernels, and of the model that ranks them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from nvgemm_runtime.bundle.format import KernelDesign
-from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.bundle.format import KernelFacts
+from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..targets import BuildTarget
-from .runtime_model import BlockShape, RuntimeModel
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """An operator that could be compiled for a signature.
+class BlockShape:
+    """What a runtime model needs to know of a kernel: what one thread block computes and loads.
 
     Attributes:
-        provider, operator: The provider's name and its own name for the operator.
-        signature: What the kernel would compute.
-        calling_convention: How it would be called; see `nvgemm_runtime.bundle.calling_convention`.
-        design: How it would work, without the device-dependent constants.
+        tile: Extents (m, n, k) of one thread block's tile.
+        cluster: Thread blocks of a cluster along (m, n).
+        swapped: Whether the kernel computes the transposed problem (its m is the problem's n).
+    """
+
+    tile: tuple[int, int, int]
+    cluster: tuple[int, int]
+    swapped: bool = False
+
+
+class RuntimeModel(Protocol):
+    """A model of one device.
+
+    Creating one must be quick, because plans are looked up by its name: load what is slow to load
+    with the first estimate.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name and version, as rankings state it, e.g. ``nvidia-matmul-heuristics 0.1.0.27``.
+
+        Raises:
+            ToolchainError: If the model is not installed.
+        """
+
+    def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
+        """Estimate the runtime of ``problem``: nanoseconds, or None where there is no answer.
+
+        Raises:
+            ToolchainError: If the model cannot be loaded, or does not know the device.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate(KernelFacts):
+    """An operator that could be compiled for a signature; its design has no cluster limits yet.
+
+    Attributes:
         cluster_sizes: Sizes, in thread blocks, of the clusters whose number on the device is
             compiled in; empty where the kernel does not depend on the device profile.
         block_shape: What the runtime model needs to know of it.
         preference: Order among operators that the model cannot tell apart; lower is better.
-        alignment_bytes: Alignment of pointers, and of strides other than 1.
-        workspace_bytes: Device memory that a launch needs besides its operands.
-        added_code: What the provider adds to the operator's own code, such as an epilogue's source;
-            the cache is keyed on it.
+        added_code: What the provider adds to the operator's own code, such as an epilogue's source.
+            It is part of the cache key.
     """
 
-    provider: str
-    operator: str
-    signature: Signature
-    calling_convention: str
-    design: KernelDesign
     cluster_sizes: tuple[int, ...]
     block_shape: BlockShape
     preference: int
-    alignment_bytes: int
-    workspace_bytes: int
     added_code: str = ""
 
 
@@ -59,7 +83,7 @@ class Enumeration:
     Attributes:
         candidates: Those that can be compiled.
         rejections: Those left out.
-        absence: Why there is none made for such signatures, or None where there are some.
+        absence: Why no operator is made for such signatures, or None if some are.
     """
 
     candidates: tuple[Candidate, ...] = ()
@@ -72,8 +96,8 @@ class Provider(Protocol):
 
     Attributes:
         name: Its name in the table of providers, or ``module:class``.
-        recipe: Names the way its objects are made. It must change when the same versions of the
-            toolchain would come to give other code: the cache is keyed on it.
+        recipe: Name of the way its objects are made, part of the cache key. It must change when the
+            same versions of the toolchain would give other code.
     """
 
     name: str

@@ -1,8 +1,7 @@
 """Runtime estimates for kernel designs, from nvMatmulHeuristics' analytical model. Needs no GPU.
 
-The model knows plain GEMMs. Scales and epilogues cost the same in every kernel that it is asked to
-compare, nearly, and are left out; groups are taken for a batch of as many GEMMs with rows shared
-out evenly among them.
+The model knows plain GEMMs. Scales and epilogues are left out, since they cost nearly the same in
+every kernel that is compared. Groups are modelled as a batch of as many GEMMs of equal size.
 """
 
 from __future__ import annotations
@@ -15,21 +14,9 @@ from typing import Any
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import DType, Problem
 
-from .runtime_model import BlockShape
+from .base import BlockShape
 
 _DISTRIBUTION = "nvidia-matmul-heuristics"
-
-_LETTERS = {
-    DType.FP32: "S",
-    DType.FP16: "H",
-    DType.BF16: "T",
-    DType.FP8_E4M3: "Q",
-    DType.FP8_E5M2: "R",
-    DType.FP4_E2M1: "O",
-    DType.INT32: "I",
-    DType.INT8: "B",
-    DType.UINT8: "B",  # the model knows one 8-bit integer type
-}
 
 _MIN_TILE_N = 32
 """Narrowest tile that the model answers for on SM100; narrower ones are estimated as this."""
@@ -45,13 +32,13 @@ class MatmulHeuristics:
         gpu: The product's name in nvMatmulHeuristics, e.g. ``H200_SXM``.
         shared_memory_bytes: Shared memory of a thread block, which bounds the pipeline stages.
 
-    It is loaded by the first estimate.
+    The first estimate loads it.
     """
 
     def __init__(self, gpu: str, shared_memory_bytes: int) -> None:
         self._gpu = gpu
         self._shared_memory_bytes = shared_memory_bytes
-        self._loaded: _Loaded | None = None
+        self._model: _LoadedModel | None = None
 
     @property
     def name(self) -> str:
@@ -66,13 +53,13 @@ class MatmulHeuristics:
 
     def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
         """Estimate a runtime; see `RuntimeModel.estimate_ns`."""
-        if self._loaded is None:
-            self._loaded = _Loaded(self.name, self._gpu, self._shared_memory_bytes)
-        return self._loaded.estimate_ns(problem, shape)
+        if self._model is None:
+            self._model = _LoadedModel(self.name, self._gpu, self._shared_memory_bytes)
+        return self._model.estimate_ns(problem, shape)
 
 
-class _Loaded:
-    """The model with its package imported and its calibration at hand."""
+class _LoadedModel:
+    """The model with its package imported and its calibration loaded."""
 
     def __init__(self, name: str, gpu: str, shared_memory_bytes: int) -> None:
         import nvMatmulHeuristics as model  # noqa: N813
@@ -132,9 +119,11 @@ class _Loaded:
 
     def _precision(self, problem: Problem) -> str:
         signature = problem.signature
-        a, b = _LETTERS[signature.a], _LETTERS[signature.b]
-        accumulator, out = _LETTERS[signature.accumulator], _LETTERS[signature.out]
-        if signature.a.is_fp8 or signature.a is DType.FP4_E2M1:
+        a, b, accumulator, out = (
+            _letter(dtype)
+            for dtype in (signature.a, signature.b, signature.accumulator, signature.out)
+        )
+        if signature.a.bits <= 8 and not signature.a.is_integer:
             return f"{a}{b}{out}{accumulator}{out}"
         return f"{a}{accumulator}{out}"
 
@@ -144,3 +133,10 @@ class _Loaded:
             other = {"t": "n", "n": "t"}
             return self._layouts[f"{other[b]}{other[a]}_COL_MAJOR".upper()]
         return self._layouts[f"{a}{b}_ROW_MAJOR".upper()]
+
+
+def _letter(dtype: DType) -> str:
+    letter = dtype.row.heuristics_letter
+    if letter is None:
+        raise ToolchainError(f"{_DISTRIBUTION} does not model {dtype.value}")
+    return letter

@@ -1,8 +1,8 @@
 """The build cache: files named by the digest of everything that determines their content.
 
-An entry is its payload's sha256 followed by the payload, so damage is noticed when it is read; a
-damaged entry counts as absent. So does one that others than this user and root could have written:
-entries hold native code. Entries are written whole or not at all.
+An entry is its payload's sha256 followed by the payload, so that damage is noticed when it is read.
+An entry counts as absent if it is damaged, or if users other than this one and root could have
+written it: entries hold native code. Entries are written whole or not at all.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import logging
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime.bundle.format import canonical_json
@@ -32,12 +33,25 @@ def cache_key(kind: str, inputs: object) -> str:
     return hashlib.sha256(canonical_json([kind, inputs])).hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An entry that was read, and whose digest was found right.
+
+    Attributes:
+        payload: Its content.
+        sha256: Digest of the payload, in hex.
+    """
+
+    payload: bytes
+    sha256: str
+
+
 class Cache:
     """A directory of entries. Safe for many processes at once: entries never change.
 
     Args:
         directory: Where the entries are; created when first written to.
-        quiet: Whether not to warn of entries that others could have written.
+        quiet: Whether to give no warning of entries that others could have written.
 
     Attributes:
         directory: As given.
@@ -61,7 +75,12 @@ class Cache:
         return self.lock_directory / name
 
     def get(self, key: str) -> bytes | None:
-        """Payload of an entry; None where it is absent or damaged, or others could have written it.
+        """Payload of an entry; see `read`."""
+        entry = self.read(key)
+        return None if entry is None else entry.payload
+
+    def read(self, key: str) -> Entry | None:
+        """An entry; None where it is absent or damaged, or others could have written it.
 
         Raises:
             StorageError: If the entry exists and cannot be read.
@@ -82,7 +101,7 @@ class Cache:
             return None
         with contextlib.suppress(OSError):
             os.utime(self.path(key))  # what was not used for longest is evicted first
-        return payload
+        return Entry(payload=payload, sha256=digest.hex())
 
     def has(self, key: str) -> bool:
         """Whether an entry exists that only this user could have written; it may be damaged."""
@@ -100,12 +119,12 @@ class Cache:
         write_atomic(self.path(key), hashlib.sha256(payload).digest() + payload)
 
     def put_if_possible(self, key: str, payload: bytes) -> None:
-        """Store an entry that is only a convenience: a cache that cannot be written is no error."""
+        """Store an entry if the cache can be written; if not, do nothing."""
         with contextlib.suppress(StorageError):
             self.put(key, payload)
 
     def refusal(self) -> str | None:
-        """Why no entry that is put here would be used again, or None: others could change it.
+        """Say how others could change the entries of this cache, or return None if they cannot.
 
         Raises:
             OSError: If the directories cannot be looked at.
@@ -139,7 +158,7 @@ _warned = False
 
 
 def _warn_of_others(directory: Path, refusal: str) -> None:
-    """Say once a process that entries are not used."""
+    """Warn, once a process, that entries are not used."""
     global _warned
     if not _warned:
         _warned = True

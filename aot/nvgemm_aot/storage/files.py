@@ -12,9 +12,12 @@ import glob
 import math
 import os
 import secrets
+import select
+import stat
 import threading
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 from nvgemm_runtime.errors import StorageError
 
@@ -22,20 +25,20 @@ _PARTIAL_SUFFIX = ".partial"
 """Ending of the names under which files are written before they get their own."""
 
 _STALE_SECONDS = 24 * 3600
-"""Partial files older than this are nobody's: their writer was killed."""
+"""Partial files older than this are leftovers of killed writers."""
 
 
 _DIRECTORY_MODE = 0o755
 _FILE_MODE = 0o644
-"""Of what is made here; the umask can take more away."""
+"""Permissions of new directories and files; the umask can restrict them further."""
 
 _writing = threading.Lock()
 
 
 def finish_writing() -> None:
-    """Let a file that another thread writes be finished, and none be begun any more.
+    """Wait until no thread is writing a file, and let none begin another.
 
-    For a process that is about to end though threads of it are at work.
+    For a process that is about to end while its threads are at work.
     """
     _writing.acquire()
 
@@ -139,7 +142,7 @@ def sweep_partials(directory: Path) -> None:
 
 
 def sweep_partials_of(path: Path) -> None:
-    """Remove those of one file, however young: the caller sees to it that nobody writes it now."""
+    """Remove those of one file, whatever their age; the caller ensures that nobody writes it."""
     _sweep(path.parent, glob.escape(path.name) + ".*", written_before=math.inf)
 
 
@@ -148,3 +151,101 @@ def _sweep(directory: Path, names: str, *, written_before: float) -> None:
         with contextlib.suppress(OSError):
             if partial.stat().st_mtime < written_before:
                 partial.unlink()
+
+
+LONGEST_SILENCE_S = 60.0
+"""How long a pipe's writer may write nothing."""
+
+_PIPE = "a pipe"
+_KINDS = {
+    stat.S_IFIFO: _PIPE,
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+class IrregularFileError(StorageError):
+    """What is named is there, and nothing can be read of it without waiting for ever."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading, in any order.
+
+    Raises:
+        IrregularFileError: If it is a pipe, a socket or a device.
+        OSError: If it cannot be opened, or is a directory.
+    """
+    kind, file = _open_without_waiting(path)
+    if kind is not None:
+        file.close()
+        raise _irregular(path, kind)
+    return file
+
+
+def read_start(path: Path, most_bytes: int) -> bytes:
+    """Read a file, or a pipe that somebody writes to, such as the shell's ``<(...)``.
+
+    Args:
+        path: What to read.
+        most_bytes: How much of it is read.
+
+    Raises:
+        IrregularFileError: If it is a pipe that nobody writes to, or whose writer is silent for
+            `LONGEST_SILENCE_S`; a socket; or a device.
+        OSError: If it cannot be read, or is a directory.
+    """
+    kind, file = _open_without_waiting(path)
+    with file:
+        if kind is None:
+            return file.read(most_bytes)
+        if kind != _PIPE:
+            raise _irregular(path, kind)
+        return _read_pipe(path, file.fileno(), most_bytes)
+
+
+def _read_pipe(path: Path, descriptor: int, most_bytes: int) -> bytes:
+    """What comes out of a non-blocking pipe until its end."""
+    parts: list[bytes] = []
+    left = most_bytes
+    arrived = select.poll()
+    arrived.register(descriptor, select.POLLIN)
+    while left:
+        try:
+            part = os.read(descriptor, left)
+        except BlockingIOError:
+            if not arrived.poll(LONGEST_SILENCE_S * 1e3):
+                silence = f"{_PIPE} whose writer wrote nothing for {LONGEST_SILENCE_S:g} s"
+                raise _irregular(path, silence) from None
+            continue
+        if not part:
+            break
+        parts.append(part)
+        left -= len(part)
+    if not parts:
+        raise _irregular(path, f"{_PIPE} that nobody writes to")
+    return b"".join(parts)
+
+
+def _open_without_waiting(path: Path) -> tuple[str | None, BinaryIO]:
+    """Open a path without waiting, and name what it is if it is no regular file.
+
+    Raises:
+        IrregularFileError: If it is a socket.
+    """
+    kind = _irregular_kind(path.stat().st_mode)
+    if kind not in (None, _PIPE):
+        raise _irregular(path, kind)  # to open a device can do something
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    file = os.fdopen(descriptor, "rb")  # refuses a directory
+    return _irregular_kind(os.fstat(descriptor).st_mode), file
+
+
+def _irregular_kind(mode: int) -> str | None:
+    return _KINDS.get(stat.S_IFMT(mode))
+
+
+def _irregular(path: Path, kind: str | None) -> IrregularFileError:
+    return IrregularFileError(
+        f"{path}: this is {kind}; allowed: a regular file; write the content to one, and name that"
+    )

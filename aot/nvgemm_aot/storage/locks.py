@@ -1,7 +1,7 @@
 """Locks between processes: an exclusive flock, which the death of its holder frees.
 
-The file is removed when it is unlocked, so that none is left but those of killed processes; these
-are harmless, and `remove_unused` removes them.
+The file is removed when it is unlocked. Killed processes leave theirs behind, which are harmless;
+`remove_unused` removes them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nvgemm_runtime.errors import StorageError
 from .files import make_directories, open_new_file
 
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-"""What file systems say that have no locks. Work is done twice there at worst: files are replaced
+"""Errors of file systems without locks. There, work is at worst done twice: files are replaced
 whole."""
 
 
@@ -30,8 +30,8 @@ class FileLock:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Give it up."""
-        # Removed while it is held: whoever waits for the removed file notices, and starts again.
+        """Unlock the file and remove it."""
+        # Removed while it is held: a process that waits for the removed file notices and retries.
         with contextlib.suppress(OSError):
             self._path.unlink()
         os.close(self._descriptor)
@@ -82,9 +82,9 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def remove_unused(directory: Path) -> None:
-    """Remove the lock files that nobody holds: killed processes have left them.
+    """Remove the lock files that killed processes have left behind.
 
-    Each is held while it is removed: whoever comes for it meanwhile waits, and makes a new one.
+    Each is locked while it is removed: a process that wants it waits, and makes a new one.
 
     Args:
         directory: Holds nothing but lock files; it need not exist.

@@ -1,4 +1,4 @@
-"""A build cache whose kernels only this user can change: the user's own, or a temporary one."""
+"""A build cache that only this user can change: the usual one, or a temporary one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def private_cache(cache: Cache) -> Iterator[Cache]:
-    """The cache, or one for the time of the block if others could change what is put there.
+    """Yield the cache, or a temporary one if others could change what is put there.
 
     Raises:
-        StorageError: If the cache cannot be looked at, or there is no other place.
+        StorageError: If the cache cannot be read, or the temporary one is not private either.
     """
     reason = _refusal(cache)
     if reason is None:

@@ -1,7 +1,7 @@
-"""Directories that live as long as their process: in memory where that can be had.
+"""Directories that live as long as their process, in memory if possible.
 
-A killed process cannot remove its own; the next one to make such a directory does. A lock tells
-whether a directory is anyone's, whatever containers share the place.
+A killed process cannot remove its own: the next process that makes such a directory does. A lock
+tells whether a directory is in use, also among containers that share the place.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 _LOCK = "in-use"
 
 _YOUNG_SECONDS = 60
-"""A directory so young may yet be without its lock."""
+"""A younger directory may not have its lock yet."""
 
 
 def make(parent: Path | None = None, *, in_memory: bool = True) -> Path:
@@ -32,7 +32,7 @@ def make(parent: Path | None = None, *, in_memory: bool = True) -> Path:
 
     Args:
         parent: Where to make it; by default where the system has temporary files.
-        in_memory: Whether it shall take memory rather than disk, where it can.
+        in_memory: Whether to prefer memory to disk.
 
     Raises:
         StorageError: If there is no place for it.
@@ -50,7 +50,7 @@ def make(parent: Path | None = None, *, in_memory: bool = True) -> Path:
 
 
 def remove(directory: Path) -> None:
-    """Remove one with all that is in it."""
+    """Remove such a directory with everything in it."""
     shutil.rmtree(directory, ignore_errors=True)
 
 

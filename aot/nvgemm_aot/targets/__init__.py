@@ -1,7 +1,7 @@
 """The targets that can be built for, and the GPU product each is tuned for by default.
 
 May import no other room of this package. The targets are here; `profile` reads what is known of a
-GPU product (``profiles/``), and `local` makes a profile of a GPU at hand.
+GPU product (``profiles/``), and `local` makes a profile of a GPU of this machine.
 """
 
 from __future__ import annotations
@@ -9,22 +9,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nvgemm_runtime.errors import TargetError
-from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.gemm.target import ARCHITECTURES, Target
 
 from .profile import DeviceProfile, load_profile
 
-DEFAULT_DEVICE = {
-    "sm_90a": "H200",
-    "sm_100a": "B200",
-    "sm_100f": "B200",
-    "sm_103a": "GB300",
-}
-"""By architecture: the device profile that a manifest which names none gets."""
+DEFAULT_DEVICE = {arch: row.device for arch, row in ARCHITECTURES.items()}
+"""By architecture: the device profile of manifests that name none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildTarget:
-    """A target and the product whose numbers its kernels are chosen and compiled with."""
+    """A target, and the GPU product whose numbers kernels are chosen and compiled with."""
 
     target: Target
     device: DeviceProfile

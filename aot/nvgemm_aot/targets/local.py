@@ -1,8 +1,8 @@
-"""Device profiles of the GPUs at hand: what the driver tells, and what it is compared with.
+"""Makes device profiles for the GPUs of this machine.
 
-A build for another machine takes its numbers from shipped profiles. Here the driver has told the
-product's name, its multiprocessors and its shared memory, so that a GPU of which nothing is shipped
-can be compiled for, too.
+A build for another machine takes its numbers from shipped profiles. Here the driver gives the
+product's name, its multiprocessors and its shared memory, so kernels can also be compiled for a GPU
+without a shipped profile.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ CPU_PROFILE = DeviceProfile(
     registers_per_thread=_NONE,
     max_active_clusters={},
 )
-"""Of the host itself, for providers of CPU kernels."""
+"""Profile of the host itself, for providers of CPU kernels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """A device as a process with a driver describes it; fields as in `DeviceFacts`.
+    """A device as the process that uses it describes it; fields as in `DeviceFacts`.
 
     Attributes:
         shared_memory_bytes: Most shared memory one thread block can opt in to; None where it is
@@ -82,8 +82,8 @@ def targets_for(device: Device) -> tuple[BuildTarget, ...]:
     ]
     if not fitting:
         raise TargetError(
-            f"{device.name}, compute capability {_text(capability)}: kernels are compiled for "
-            f"{', '.join(sorted(DEFAULT_DEVICE))} only"
+            f"{device.name}, compute capability {_capability_text(capability)}: kernels are "
+            f"compiled for {', '.join(sorted(DEFAULT_DEVICE))} only"
         )
     profile = profile_of(device)
     family_first = sorted(fitting, key=lambda arch: Target(arch=arch).suffix != "f")
@@ -96,19 +96,20 @@ def profile_of(device: Device) -> DeviceProfile:
     Raises:
         TargetError: If no shipped profile has its compute capability.
     """
-    alike = [
+    same_capability = [
         profile
         for profile in map(load_profile, profile_names())
         if profile.capability == device.capability
     ]
-    if not alike:
+    if not same_capability:
         raise TargetError(
-            f"{device.name}: no device profile has compute capability {_text(device.capability)}"
+            f"{device.name}: no device profile has compute capability "
+            f"{_capability_text(device.capability)}"
         )
-    same = [profile for profile in alike if profile.driver_name == device.name]
-    usual = [profile for profile in alike if profile.name in DEFAULT_DEVICE.values()]
-    base = [*same, *usual, *alike][0]
-    return base if same and _agrees(base, device) else _derive(base, device)
+    same_name = [profile for profile in same_capability if profile.driver_name == device.name]
+    default = [profile for profile in same_capability if profile.name in DEFAULT_DEVICE.values()]
+    base = [*same_name, *default, *same_capability][0]
+    return base if same_name and _agrees(base, device) else _derive(base, device)
 
 
 def _agrees(profile: DeviceProfile, device: Device) -> bool:
@@ -120,9 +121,9 @@ def _agrees(profile: DeviceProfile, device: Device) -> bool:
 def _derive(base: DeviceProfile, device: Device) -> DeviceProfile:
     """The profile of another product of the same capability, with the driver's numbers.
 
-    How many clusters run at once depends on how multiprocessors are grouped, which is not told. A
-    number too small leaves multiprocessors idle, one too large does no harm but to balance: so the
-    base's number is scaled and rounded down.
+    How many clusters run at once depends on how multiprocessors are grouped, which the driver does
+    not say. The base's number is scaled and rounded down: too small a number leaves multiprocessors
+    idle, too large a number costs balance.
     """
     count = device.multiprocessors
     if not count:
@@ -150,5 +151,5 @@ def _derive(base: DeviceProfile, device: Device) -> DeviceProfile:
     )
 
 
-def _text(capability: tuple[int, int] | None) -> str:
+def _capability_text(capability: tuple[int, int] | None) -> str:
     return "unknown" if capability is None else f"{capability[0]}.{capability[1]}"

@@ -1,10 +1,9 @@
-"""Measuring the kernels of bundles on a GPU, and writing what was measured into their rankings.
+"""Measures the kernels of bundles on a GPU and writes bundles with measured rankings.
 
-May import `build` and what is below it; not `jit`, `workload` or `cli`. Start at `tune`.
+May import `build` and what is below it; not `jit`, `workload` or `cli`. Start at `session.tune`.
 
-`tune` is the whole of it, and `session` goes through the problems in one run; `operands` and
-`correctness` see to it that only kernels which are right are timed; `contenders` are what is timed;
-`race` times them in turn until `separation` tells them apart; `timer` and `gpu_state` know the GPU;
-`output` sees to it that no measurement is overwritten; `state` keeps them, as `outcome_json`, in a
-`journal`; `tuned_bundle` and `pruning` make the new bundle.
+`contenders` are what is timed for a problem; `operands`, `check_operands` and `correctness` make
+sure that only correct kernels are timed; `race` times them in turn on a `gpu`, for `measuring`.
+What comes of that is an `outcome`; `state` keeps outcomes in a file, and `rewrite` makes the new
+bundle's content.
 """

@@ -1,92 +1,80 @@
-"""Operands on which kernels are checked, so that the right result of each element is known.
+"""Operands that kernels are checked on, chosen so that the correct result of each element is known.
 
-Kernels are timed on other operands. Two checks tell right kernels from wrong ones:
+Kernels are timed on other operands. Two checks tell correct kernels from wrong ones:
 
-- Whole numbers, none of them 0. The second half of k repeats the first in another order, with B's
-  sign turned, so nearly all products cancel: partial sums reach hundreds, and results are small.
-  Every partial sum has an exact value in an accumulator of `SUM_BITS` bits, in any order of
-  summation that does not depend on the values, so a right result is equal in every bit. (All
-  positive products of an element, summed first, would not fit; no kernel sorts them.) Where k is
-  small and the output has room, nothing cancels, and results themselves are too large for bf16. A
-  kernel that leaves out, or reads twice, one
-  k or more has products left over in every element. One that rounds partial sums to fewer bits,
-  such as those of bf16, loses the low bits of large sums, which shows in the small result. Results
-  of any two rows, or columns, differ.
-- Few products an element, of random numbers with all their bits, and one NaN each in A and B. With
-  so few products the accumulator's error is small, so this shows what whole numbers do not: a wrong
-  conversion, a scale that is slightly off, a result that is rounded twice, a NaN that is dropped.
+- Whole numbers without 0. The second half of k repeats the first in another order with B negated,
+  so that nearly all products cancel: partial sums reach hundreds while results are small. In any
+  order of summation that does not depend on the values, every partial sum is exact in an
+  accumulator of `SUM_BITS` bits, so a correct result is equal bit by bit. (Summing all positive
+  products first would overflow that; no kernel sorts.) Where k is small and the output is wide
+  enough, nothing cancels, and results exceed the precision of bf16. A kernel that skips or repeats
+  a k has products left over in every element. One that rounds partial sums to fewer bits, such as
+  those of bf16, loses low bits of large sums, which shows in the small result. The results of any
+  two rows or columns differ.
+- Few products an element, of random numbers with all their bits, and one NaN each in A and B. The
+  accumulator's error is small then, which reveals a wrong conversion, a slightly wrong scale, a
+  result rounded twice or a dropped NaN.
 
-Integers are summed without error: random ones take the place of the second. Without negative
-numbers nothing cancels, so uint8 has the second alone.
+Sums of integers are exact, so for them the second check has random integers. Without negative
+numbers nothing cancels, so uint8 has only the second check.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
-from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape
+from nvgemm_runtime.gemm.roles import Role, role_shape
 
-from .block_scales import fp4_of, random_scales, scales_of_powers
 from .correctness import Expected, expect
-from .operands import Operands, group_ends, make_operands
+from .operands import Operands, fp4_of, make_extras, make_operands, random_extras, scales_of_powers
 
 if TYPE_CHECKING:
     import torch
 
 SUM_BITS = 12
-"""Bits that partial sums of whole numbers need where k is 65536 at most: they stay below 4096.
-Hopper keeps 14 for fp8 (`correctness.FRACTION_BITS_OF_FEW`)."""
+"""Bits of partial sums of whole numbers for k up to 65536: they stay below 4096. Hopper keeps 14
+for fp8 (`correctness.FRACTION_BITS_OF_FEW`)."""
 
 PEAK = 450.0
-"""Standard deviation of partial sums in the middle of k, where values can be large enough for it:
-more than bf16's 8 bits hold. 4096 is nine times it, which a normal number passes once in 5e18."""
+"""Standard deviation of partial sums in the middle of k, if the type's values are large enough:
+more than bf16's 8 bits hold. 4096 is nine deviations, which a normal number exceeds once in
+5e18."""
 
 ONE_SIGN_K = 512
-"""Up to this k all products of the first half have the sign of their column. Were signs random, so
-few products would seldom sum up to 256, below which bf16 has every whole number: a kernel that
-rounds sums to bf16 would pass where the result has few elements."""
+"""Up to this k all products of the first half have the sign of their column. With random signs,
+sums of so few products would seldom exceed 256, up to which bf16 has every whole number, and a
+kernel that rounds sums to bf16 would pass if the result has few elements."""
 
 _WIDE_OUTS = (DType.FP32, DType.FP16)
-"""Types of floats with more bits than bf16: up to `ONE_SIGN_K` nothing needs to cancel for them."""
+"""Float outputs of more bits than bf16, for which nothing needs to cancel up to `ONE_SIGN_K`."""
 
 TERMS = 4
-"""Products an element of the second check: enough that some are added."""
+"""Products an element in the second check."""
 
-_LARGEST_OF_A = {DType.FP4_E2M1: 3, DType.FP8_E5M2: 7}
-"""By type: largest value drawn for A. It and the next have an exact value; 15 of all others."""
+_LARGEST = 15
+"""Largest value drawn, if the types represent it and the next exactly."""
 
 _LEAST_OF_B = 2
-"""Largest value drawn for B where k is so large that partial sums are, too. What does not cancel
-adds one value of B to a result."""
+"""Largest value drawn for B where k is so large that partial sums are large anyway. A product that
+does not cancel adds one value of B to a result."""
 
-_LARGEST_OF_B = {DType.FP8_E5M2: 4, DType.FP8_E4M3: 8, DType.INT8: 4}
-"""Likewise where k is small, by output type: so that most results have an exact value in it."""
-
-_DEVIATION = {
-    DType.FP8_E5M2: 2.2,
-    DType.FP8_E4M3: 5.0,
-    DType.INT8: 12.0,
-    DType.BF16: 80.0,
-}
-"""By output type: standard deviation of results, of which most have an exact value there."""
-
-_WIDE_DEVIATION = 500.0
-"""Likewise of all other types."""
+_LARGEST_OF_B_FOR_INT8 = 4
+"""Largest value drawn for B where k is small and results are int8, so that most results fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Check:
-    """Operands, and what their result must be.
+class OperandCheck:
+    """Operands and their expected result.
 
     Attributes:
-        name: In words.
-        operands: What a kernel is called with.
-        expected: What its result must be.
+        name: The check's name in messages.
+        operands: Operands to call a kernel with.
+        expected: The correct results.
     """
 
     name: str
@@ -97,19 +85,21 @@ class Check:
 WHOLE_NUMBERS, FEW_PRODUCTS, INTEGERS = "whole numbers", "few products", "random integers"
 
 
-def make_checks(problem: Problem, device: str, *, seed: int) -> list[Check]:
-    """The checks of a problem; the last is of random numbers.
+def make_checks(problem: Problem, device: str, *, seed: int) -> list[OperandCheck]:
+    """Make the checks of a problem; the last one has random numbers.
 
     Args:
         problem: The problem.
-        device: As torch names it.
-        seed: Of the random data.
+        device: The device's name in torch.
+        seed: Seed of the random data.
     """
     import torch
 
     generator = torch.Generator(device=device).manual_seed(seed)
     return [
-        Check(name=name, operands=operands, expected=expect(operands, problem.signature, terms=t))
+        OperandCheck(
+            name=name, operands=operands, expected=expect(operands, problem.signature, terms=t)
+        )
         for name, operands, t in _checks(problem, device, generator)
     ]
 
@@ -117,7 +107,7 @@ def make_checks(problem: Problem, device: str, *, seed: int) -> list[Check]:
 def _checks(
     problem: Problem, device: str, generator: torch.Generator
 ) -> Iterator[tuple[str, Operands, int]]:
-    """Names, operands, and how many products an element has where their sum is not exact."""
+    """Names, operands, and the number of products an element, or 0 where their sum is exact."""
     dtype = problem.signature.a
     if dtype is not DType.UINT8:
         yield WHOLE_NUMBERS, _whole_numbers(problem, device, generator), 0
@@ -140,14 +130,14 @@ def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) ->
         )
         return drawn + (drawn >= 0)  # none is 0
 
-    def extra(role: Role) -> torch.Tensor:
-        shape = role_shape(problem, role)
-        if role is Role.OFFSETS:
-            return group_ends(problem, device)
-        if role is Role.ADDEND:
-            added = torch.randint(-2, 3, shape, generator=generator, device=device)
-            return added.to(torch_dtype(role_dtype(signature, role)))
-        return _powers(problem, role, device, generator)
+    def complete(a: torch.Tensor, b: torch.Tensor) -> Operands:
+        extras = make_extras(
+            problem,
+            device,
+            lambda shape: torch.randint(-2, 3, shape, generator=generator, device=device),
+            lambda role: _powers(problem, role, device, generator),
+        )
+        return _complete(problem, a, b, device, extras)
 
     shape_a, shape_b = _shapes(problem)
     largest_a, largest_b = _largest_numbers(problem)
@@ -155,7 +145,7 @@ def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) ->
     if problem.k <= ONE_SIGN_K:
         a, b = a.abs(), b.abs() * numbers((*shape_b[:-2], shape_b[-2], 1), 1)
     if not _cancels(problem):
-        return _complete(problem, a, b, device, extra)
+        return complete(a, b)
     share = _share_of_changed(signature.out, half, largest_b)
     changed = torch.rand((*shape_a[:-1], half), generator=generator, device=device) < share
     if half:  # at least one of each row
@@ -167,7 +157,7 @@ def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) ->
         change = torch.where(first > 1, numbers(tuple(first.shape), 1), change)
     a[..., partner] = first + change * changed
     b[..., partner] = -b[..., :half]
-    return _complete(problem, a, b, device, extra)
+    return complete(a, b)
 
 
 def _cancels(problem: Problem) -> bool:
@@ -175,13 +165,16 @@ def _cancels(problem: Problem) -> bool:
 
 
 def _largest_numbers(problem: Problem) -> tuple[int, int]:
-    """The largest values of A and B with which partial sums keep to `PEAK`, as far as types go.
+    """The largest values of A and B for which partial sums stay below `PEAK`.
 
-    Where products have one sign, all sums keep to `SUM_BITS`.
+    Where products have one sign, all sums fit into `SUM_BITS`.
     """
     signature = problem.signature
-    most_a = _LARGEST_OF_A.get(signature.a, 15)
-    most_b = min(_LARGEST_OF_A.get(signature.b, 14) + 1, _LARGEST_OF_B.get(signature.out, 15))
+    most_a = min(_LARGEST, _largest_exact(signature.a) - 1)
+    # Where k is small, most results have an exact value in their type.
+    most_b = min(_LARGEST, _largest_exact(signature.b), _largest_exact(signature.out) // 2)
+    if signature.out is DType.INT8:
+        most_b = min(most_b, _LARGEST_OF_B_FOR_INT8)
     a, b = 1, _LEAST_OF_B
 
     def keep_to_peak(a: int, b: int) -> bool:
@@ -197,18 +190,24 @@ def _largest_numbers(problem: Problem) -> tuple[int, int]:
     return a, b
 
 
+def _largest_exact(dtype: DType) -> int:
+    """The number up to which a type represents all whole numbers, or 32 if that is less."""
+    fraction_bits = dtype.row.fraction_bits
+    return 2 * (_LARGEST + 1) if fraction_bits is None else min(32, 2 ** (fraction_bits + 1))
+
+
 def _mean_square(largest: int) -> float:
     return (largest + 1) * (2 * largest + 1) / 6
 
 
 def _share_of_changed(out: DType, half: int, largest_b: int) -> float:
-    """Share of products that do not cancel, each of which adds one value of B to a result."""
-    squares = _DEVIATION.get(out, _WIDE_DEVIATION) ** 2 / _mean_square(largest_b)
+    """Share of products that do not cancel; each adds one value of B to a result."""
+    squares = out.row.result_deviation**2 / _mean_square(largest_b)
     return min(0.5, squares / max(1, half))
 
 
 def _powers(problem: Problem, role: Role, device: str, generator: torch.Generator) -> torch.Tensor:
-    """Scales that are powers of two, another one for each row; of blocks, and for each block."""
+    """Scales that are powers of two: different for each row and, with block scales, each block."""
     import torch
 
     scales = problem.signature.scales
@@ -245,22 +244,12 @@ def _few_products(problem: Problem, device: str, generator: torch.Generator) -> 
         for matrix in (a, b):
             _plant_nan(matrix, generator, device)
 
-    def extra(role: Role) -> torch.Tensor:
-        shape = role_shape(problem, role)
-        if role is Role.OFFSETS:
-            return group_ends(problem, device)
-        if role is Role.ADDEND:
-            dtype = torch_dtype(role_dtype(signature, role))
-            return torch.randn(shape, generator=generator, device=device).to(dtype)
-        if signature.scales is not None and signature.scales.block is not None:
-            return random_scales(problem, role, device, generator, terms=TERMS * packed)
-        return torch.rand(shape, generator=generator, device=device) + 0.5
-
-    return _complete(problem, a, b, device, extra)
+    extras = random_extras(problem, device, generator, terms=TERMS * packed)
+    return _complete(problem, a, b, device, extras)
 
 
 def _plant_nan(matrix: torch.Tensor, generator: torch.Generator, device: str) -> None:
-    """Put a NaN into one row of the first matrix of several, if it has others."""
+    """Put a NaN into a row of the first matrix, unless that is its only row."""
     import torch
 
     while matrix.dim() > 2:
@@ -285,9 +274,9 @@ def _complete(
     a: torch.Tensor,
     b: torch.Tensor,
     device: str,
-    extra: Callable[[Role], torch.Tensor],
+    extras: Iterable[torch.Tensor],
 ) -> Operands:
-    """Convert A and B to their types, lay them out as the signature says, and add the others."""
+    """Convert A and B to their types and layouts, and add the other operands."""
     import torch
 
     signature = problem.signature
@@ -297,7 +286,7 @@ def _complete(
     out = torch.empty(
         role_shape(problem, Role.OUT), dtype=torch_dtype(signature.out), device=device
     )
-    return a, b, out, *map(extra, extra_roles(signature))
+    return a, b, out, *extras
 
 
 def _converted(values: torch.Tensor, dtype: DType) -> torch.Tensor:

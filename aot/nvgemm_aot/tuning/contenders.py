@@ -1,4 +1,4 @@
-"""What is timed for a problem: bundled kernels, and what torch has for the same."""
+"""The contenders of a problem: callables of its bundled kernels, of ATen's operator and Triton."""
 
 from __future__ import annotations
 
@@ -8,31 +8,29 @@ from typing import Any
 
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, contiguous_bytes, extra_roles
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from nvgemm_runtime.matching.refusals import unlaunchable
 
-from ..bundle.writer import ProblemRanking
+from ..bundle.content import ProblemRanking
 
 Run = Callable[..., Any]
 """``run(a, b, out, *extras)`` computes a GEMM and returns where the result is; see `operands`."""
 
 ATEN, TRITON = "aten", "triton"
-"""Names of contenders that are no kernels."""
+"""Names of the contenders that are torch's own; a kernel's name is its id."""
 
 
 class Contenders:
-    """What is timed for each problem of some bundles.
+    """Finds the contenders of each problem of some bundles.
 
     Args:
-        bundles: Whose kernels; of those that several hold, the first one's.
-        all_kernels: Whether a problem gets all kernels of its signature, and not only those that
-            its ranking names.
-        triton: Whether Inductor is asked for Triton kernels.
-        without: Names of contenders that are left out.
+        bundles: Source of kernels; a kernel of several bundles is taken from the first.
+        all_kernels: Whether a problem gets all kernels of its signature instead of its ranking's.
+        triton: Whether Inductor is asked for a Triton kernel.
+        without: Names of contenders to leave out.
     """
 
     def __init__(
@@ -53,8 +51,8 @@ class Contenders:
             if unlaunchable(kernel) is None
         }
 
-    def of(self, ranking: ProblemRanking) -> dict[str, Run]:
-        """By name: the problem's kernels that fit its operands, and torch's own."""
+    def runs_of(self, ranking: ProblemRanking) -> dict[str, Run]:
+        """By name: the problem's kernels that its operands' alignment allows, and torch's own."""
         problem = ranking.problem
         ids = [id_ for id_, _ in ranking.kernels if id_ in self._places]
         if self._all_kernels:
@@ -73,25 +71,25 @@ class Contenders:
 
 
 def _fits(kernel: Kernel, problem: Problem) -> bool:
-    """Whether operands of a problem without gaps are aligned as a kernel needs it."""
+    """Whether contiguous operands of a problem have the alignment that a kernel needs."""
     return contiguous_bytes(problem) % kernel.alignment_bytes == 0
 
 
 def _late_run(bundle: Bundle, kernel: Kernel) -> Run:
-    """A bundled kernel, which its first run loads: where that fails, it fails for that kernel."""
+    """Load a bundled kernel at its first call, so that a failure counts against it alone."""
     loaded = functools.cache(lambda: kernel_run(bundle, kernel))
     return lambda *operands: loaded()(*operands)
 
 
 def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:
-    """A bundled kernel.
+    """Load a bundled kernel and return a callable that launches it.
 
     Raises:
-        NvgemmError: If it cannot be loaded; see `Library.load`.
+        NvgemmError: If it cannot be loaded; see `KernelLoader.load`.
     """
-    from nvgemm_runtime.launch.library import LIBRARY
+    from nvgemm_runtime.launch.loader import LOADER
 
-    launch = LIBRARY.load(bundle, kernel).launch
+    launch = LOADER.load(bundle, kernel).launch
 
     def run(a: Any, b: Any, out: Any, *extras: Any) -> Any:
         launch(a, b, out, *extras)
@@ -101,12 +99,12 @@ def kernel_run(bundle: Bundle, kernel: Kernel) -> Run:
 
 
 def aten_run(signature: Signature) -> Run | None:
-    """ATen's operator that computes the same; None where there is none.
+    """ATen's operator that computes a signature; None where there is none.
 
-    For fp8 that is ``_scaled_mm`` with the fast accumulation, for the kernels' sums are not
-    promoted either, and with scales of 1 where the problem has none. For scales of blocks it is
-    ``_scaled_mm_v2``, which calls what ``_scaled_mm`` does, and knows MXFP4 besides. A sum and its
-    activation are two operators of ATen, and what Inductor makes of them is neither: there is none.
+    For fp8 it is ``_scaled_mm`` with fast accumulation, as the kernels do not promote their sums
+    either, and with scales of 1 where the problem has none. For block scales it is
+    ``_scaled_mm_v2``, which supports MXFP4 too. An activation has none: ATen needs a second
+    operator for it, which Inductor replaces by code of its own.
     """
     import torch
 
@@ -117,7 +115,7 @@ def aten_run(signature: Signature) -> Run | None:
     if signature.scales is not None and signature.scales.block is not None:
         return _block_scaled(signature)
     if signature.a.is_integer:
-        if signature.op is Op.MM and signature.out is DType.INT32 and _are(signature, DType.INT8):
+        if signature.op is Op.MM and signature.out is DType.INT32 and signature.a is DType.INT8:
             return lambda a, b, out: torch._int_mm(a, b, out=out)
         return None
     if signature.a.is_fp8:
@@ -135,10 +133,6 @@ def aten_run(signature: Signature) -> Run | None:
         operator = getattr(torch.ops.aten, signature.op.value).dtype_out
         return lambda a, b, out: operator(a, b, torch.float32, out=out)
     return None
-
-
-def _are(signature: Signature, dtype: DType) -> bool:
-    return signature.a is dtype and signature.b is dtype
 
 
 def _scaled(signature: Signature) -> Run | None:
@@ -163,27 +157,27 @@ def _scaled(signature: Signature) -> Run | None:
     return run
 
 
-_BLOCKS = {
-    (DType.FP8_E4M3, ScaleRecipe.E8M0_1X32): "BlockWise1x32",
-    (DType.FP4_E2M1, ScaleRecipe.E8M0_1X32): "BlockWise1x32",
-    (DType.FP4_E2M1, ScaleRecipe.E4M3_1X16): "BlockWise1x16",
+_SCALED_BY_ATEN = {
+    (DType.FP8_E4M3, ScaleRecipe.E8M0_1X32),
+    (DType.FP4_E2M1, ScaleRecipe.E8M0_1X32),
+    (DType.FP4_E2M1, ScaleRecipe.E4M3_1X16),
 }
-"""By type and scales of A and B: name of torch's ``ScalingType``, where its operator for CUDA has
-one (read in ``ScaledBlas.cpp`` of PyTorch at 0174dfa). It multiplies no two of e5m2."""
+"""Types and block scales of A and B that torch's CUDA operator supports (``ScaledBlas.cpp`` of
+PyTorch at 0174dfa). It does not multiply e5m2 by e5m2."""
 
 
 def _block_scaled(signature: Signature) -> Run | None:
     import torch
-    from torch.nn.functional import ScalingType, SwizzleType
+    from torch.nn.functional import SwizzleType
 
     assert signature.scales is not None
-    name = _BLOCKS.get((signature.a, signature.scales))
-    if name is None:
+    if (signature.a, signature.scales) not in _SCALED_BY_ATEN:
         return None
     is_mxfp4 = signature.a is DType.FP4_E2M1 and signature.scales is ScaleRecipe.E8M0_1X32
-    if is_mxfp4 and signature.out is not DType.BF16:  # what it calls writes bf16, whatever is there
+    if is_mxfp4 and signature.out is not DType.BF16:  # it writes bf16 whatever the output's type
         return None
-    recipe, swizzle = [getattr(ScalingType, name).value], [SwizzleType.SWIZZLE_32_4_4.value]
+    recipe = [signature.scales.row.torch_scaling.value]
+    swizzle = [SwizzleType.SWIZZLE_32_4_4.value]
     operator, dtype = torch.ops.aten._scaled_mm_v2.out, torch_dtype(signature.out)
 
     def run(a: Any, b: Any, out: Any, scale_a: Any, scale_b: Any) -> Any:
@@ -199,7 +193,7 @@ def _by_role(signature: Signature, extras: Sequence[Any]) -> Mapping[Role, Any]:
 
 
 def _grouped(a: Any, b: Any, out: Any, offsets: Any) -> Any:
-    """ATen's operator for groups has no form that writes into a result."""
+    """Grouped product; ATen has no variant of it that writes into a given output."""
     import torch
 
     return torch._grouped_mm(a, b, offs=offsets)
@@ -208,7 +202,7 @@ def _grouped(a: Any, b: Any, out: Any, offsets: Any) -> Any:
 def triton_run(signature: Signature) -> Run | None:
     """The best Triton kernel that Inductor finds; None where it has none for such a GEMM.
 
-    It is compiled, and its choices are timed by Inductor, at the first call with new sizes.
+    The first call with new sizes compiles it: Inductor autotunes its choices then.
     """
     import torch
 
@@ -224,7 +218,7 @@ def triton_run(signature: Signature) -> Run | None:
         "max_autotune_gemm_search_space": "DEFAULT",
         "triton.cudagraphs": False,
     }
-    torch._dynamo.reset()  # or the limit of recompilations would count all problems together
+    torch._dynamo.reset()  # or all problems together would count for the recompilation limit
     compiled = torch.compile(
         lambda a, b: product(a, b), dynamic=False, fullgraph=True, options=options
     )

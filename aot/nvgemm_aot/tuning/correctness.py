@@ -1,73 +1,59 @@
-"""Whether a kernel's result is right: every element, against sums in fp64 of the same operands.
-
-A result is right if each element lies between two bounds: what the sum in fp64, less and plus the
-error that the tensor core's accumulator may make, rounds to in the output's type. Rounding keeps
-order, so whatever a right accumulator holds rounds to something between them. There is no other
-tolerance: nothing is added for the output's type.
-
-The error is the largest possible one of an element and no estimate of a likely one. So a right
-kernel is never called wrong, whatever the number of elements, while two statements hold: the
-accumulator keeps at least `FRACTION_BITS` (`FRACTION_BITS_OF_FEW` for 8 bits and less), and it
-drops lower ones at most when a product is aligned to the sum, when the sum is aligned to a product,
-and when the new sum is normalised. That bound grows with the number of products, and says
-little of long sums. So `check_operands` makes operands with few products an element, or with sums
-that need no more bits than there are, for which no error is allowed at all.
-"""
+"""Which values of a result are correct, and how many wrong kernels put a tuning in doubt."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nvgemm_runtime.gemm.epilogue import Activation
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
+from nvgemm_runtime.gemm.types import Activation
 
-from .block_scales import block_scaled_product
+from .operands import block_scaled_product
+from .outcome import TuningOutcome, contender_name
 
 if TYPE_CHECKING:
     import torch
 
 FRACTION_BITS = 23
-"""Bits behind the leading one that an accumulator of products of 16-bit floats keeps at least:
-those of fp32, the type that it is written into. No document says so. It rests on an H200: at 120
-random sizes each of bf16 and fp16, m and n up to 16384 and k up to 65536, every right kernel passed
+"""Least number of fraction bits of an accumulator for 16-bit floats: those of fp32, its type. No
+document says so. On an H200 every correct kernel passed with it, at 120 random sizes each of bf16
+and fp16, m and n up to 16384 and k up to 65536
 (benchmarks/results/correctness-h200-2026-11-22.txt). For Blackwell it is assumed."""
 
 FRACTION_BITS_OF_FEW = 13
-"""Likewise of values of 8 bits and less: Hopper's tensor cores keep 14 bits in all for sums of fp8
-(arXiv 2412.19437, section 3.3.2). Blackwell's were not seen; as many are assumed."""
+"""Likewise for inputs of 8 bits and less: Hopper's tensor cores keep 14 bits in all for sums of fp8
+(arXiv 2412.19437, section 3.3.2). For Blackwell the same is assumed."""
 
 CUTS_PER_PRODUCT = 3
-"""How often bits are dropped for each product: from it, from the sum so far, and from the new sum.
-Each time it is less than the last bit kept of the largest value among them, and none of these is
-larger than the sum of all magnitudes."""
+"""How often bits are dropped for each product: from the product, the sum so far and the new sum.
+Each loss is less than the last bit kept of the largest of them, which is at most the sum of all
+magnitudes."""
 
 EPILOGUE_ERROR = 4 * 2.0**-24
-"""Relative error of what follows the sum in fp32: both scales, their product, and the addition."""
+"""Relative error of the fp32 steps after the sum: both scales, their product, and the addition."""
 
 CURVE_ERROR = 2.0**-10
-"""Error of an activation with tanh or sigmoid, over the value that goes into it: twice the 2**-11
-that PTX states of ``tanh.approx.f32``."""
+"""Error of an activation with tanh or sigmoid, relative to its input: twice the 2**-11 that PTX
+states for ``tanh.approx.f32``."""
 
 STEEPEST = 1.2
-"""Upper bound of the slopes of the activations, by which they pass an error on (1.13 of gelu)."""
+"""Upper bound of the slopes of the activations, which amplify an error (gelu's is 1.13)."""
 
 LIKENESS = 0.05
-"""Norm of the difference, over that of the result, up to which torch's own result is taken: it may
-sum in parts that are rounded to the output's type, and programs get it in stock torch."""
+"""Relative norm of the difference up to which torch's own result is accepted: torch may round
+partial sums to the output's type, as programs without this package get it too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What a result must be, element by element.
+    """The range of correct values of each element of a result.
 
     Attributes:
-        low: The least right value, in the output's type; NaN where the result must be NaN.
-        high: The largest one.
+        low: Least correct value, in the output's type; NaN where the result must be NaN.
+        high: Largest correct value.
     """
 
     low: torch.Tensor
@@ -75,13 +61,13 @@ class Expected:
 
 
 def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int) -> Expected:
-    """What a result of these operands must be.
+    """The range of correct results for these operands.
 
     Args:
         operands: See `operands.Operands`.
         signature: What is computed.
-        terms: How many products of an element are not zero, at most. 0 where every sum and every
-            partial sum has an exact value in the accumulator, and so no error is allowed.
+        terms: Most nonzero products of an element; 0 where every partial sum is exact in the
+            accumulator, so that no error is allowed.
     """
     value = _before_activation(operands, signature)
     error = value.new_zeros(())
@@ -91,17 +77,17 @@ def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
     error = activation_error(error, value, signature)
     activation = signature.epilogue.activation if signature.epilogue is not None else None
     if activation is not None:
-        value = _ACTIVATIONS[activation](value)
+        value = _apply(activation, value)
     return expect_between(value, error, torch_dtype(signature.out))
 
 
 def sum_error(magnitude: torch.Tensor, signature: Signature, *, terms: int) -> torch.Tensor:
-    """Largest error of sums of products, with scales and addend.
+    """Largest error of sums of products, including scales and addend.
 
     Args:
         magnitude: The sums of all magnitudes, in fp64.
         signature: What is computed.
-        terms: How many products of an element are not zero, at most.
+        terms: Most nonzero products of an element.
     """
     bits = FRACTION_BITS_OF_FEW if signature.a.bits <= 8 else FRACTION_BITS
     return magnitude * (CUTS_PER_PRODUCT * terms * 2.0**-bits + EPILOGUE_ERROR)
@@ -110,24 +96,26 @@ def sum_error(magnitude: torch.Tensor, signature: Signature, *, terms: int) -> t
 def activation_error(
     error: torch.Tensor, value: torch.Tensor, signature: Signature
 ) -> torch.Tensor:
-    """Largest error behind a signature's activation, if it has one.
+    """Largest error after a signature's activation, if it has one.
 
     Args:
-        error: That of what goes into it.
-        value: What goes into it.
+        error: Error of the activation's input.
+        value: The activation's input.
         signature: What is computed.
     """
     activation = signature.epilogue.activation if signature.epilogue is not None else None
-    return STEEPEST * error + CURVE_ERROR * value.abs() if activation in _CURVES else error
+    if activation is None or activation.row.commutes_with_rounding:
+        return error
+    return STEEPEST * error + CURVE_ERROR * value.abs()
 
 
 def expect_between(value: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> Expected:
-    """What ``value``, known to an absolute error, rounds to.
+    """The values that ``value``, known up to an absolute error, may round to.
 
     Args:
         value: In fp64, any shape.
         error: In fp64, of a shape that broadcasts to it, at least 0 where the value is finite.
-        dtype: Of the output.
+        dtype: Type of the output.
     """
     import torch
 
@@ -146,13 +134,13 @@ def reference(operands: Sequence[torch.Tensor], signature: Signature) -> torch.T
     """
     value = _before_activation(operands, signature)
     activation = signature.epilogue.activation if signature.epilogue is not None else None
-    return value if activation is None else _ACTIVATIONS[activation](value)
+    return value if activation is None else _apply(activation, value)
 
 
 def _before_activation(
     operands: Sequence[torch.Tensor], signature: Signature, *, of_magnitudes: bool = False
 ) -> torch.Tensor:
-    """``scale_a * scale_b * (a @ b) + addend``, or the same of A, B and addend without signs."""
+    """``scale_a * scale_b * (a @ b) + addend``, optionally of the magnitudes of A, B and addend."""
     a, b, _, *extras = operands
     if signature.scales is not None and signature.scales.block is not None:
         scale_a, scale_b = extras  # nothing is added behind them (`nvgemm_runtime.gemm.support`)
@@ -182,26 +170,16 @@ def _product_of_groups(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) 
     return result
 
 
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    return 0.5 * x * (1.0 + ((2.0 / math.pi) ** 0.5 * (x + 0.044715 * x**3)).tanh())
+def _apply(activation: Activation, values: torch.Tensor) -> torch.Tensor:
+    import torch
 
-
-_ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
-    Activation.RELU: lambda x: x.clamp(min=0.0),
-    Activation.GELU_TANH: _gelu_tanh,
-    Activation.SILU: lambda x: x * x.sigmoid(),
-}
-
-_CURVES = (Activation.GELU_TANH, Activation.SILU)
+    function = getattr(torch.nn.functional, activation.row.torch_name)
+    result: torch.Tensor = function(values, **activation.row.torch_options)
+    return result
 
 
 def find_fault(out: torch.Tensor, expected: Expected) -> str | None:
-    """What is wrong with a result, or None.
-
-    Args:
-        out: The result.
-        expected: What it must be.
-    """
+    """What is wrong with a result, or None."""
     found, low, high = out.double(), expected.low.double(), expected.high.double()
     right = (found >= low) & (found <= high)
     right |= found.isnan() & low.isnan()
@@ -218,8 +196,65 @@ def find_fault(out: torch.Tensor, expected: Expected) -> str | None:
 
 
 def is_like(out: torch.Tensor, expected: Expected) -> bool:
-    """Whether a result of torch's own is the same computation; what must be NaN does not count."""
+    """Whether torch's own result is the same computation, ignoring elements that must be NaN."""
     low, high = expected.low.double(), expected.high.double()
     wanted = (low + high) / 2
     difference = (out.double() - wanted)[~low.isnan()]
     return bool(difference.norm() <= LIKENESS * wanted[~low.isnan()].norm())
+
+
+MOST_SHARE = 0.5
+"""Share of wrong kernels of a bundle beyond which the measurement itself is suspect."""
+
+_EXAMPLES = 5
+"""Most signatures that a message names, each with one fault."""
+
+
+def thrown_out(outcomes: Mapping[str, TuningOutcome], broken: Mapping[str, str]) -> dict[str, str]:
+    """By id, the kernels that no bundle may have, and what is wrong with each.
+
+    Args:
+        outcomes: Outcomes by problem key.
+        broken: By name, contenders that left the GPU unusable, and the error.
+    """
+    wrong = {
+        id_: f"{key}: {fault}"
+        for key, outcome in outcomes.items()
+        for id_, fault in outcome.wrong.items()
+    }
+    return wrong | dict(broken)
+
+
+def suspicion(kernels: Iterable[tuple[str, Signature]], wrong: Mapping[str, str]) -> str | None:
+    """Why the measurement rather than the kernels may be wrong, or None.
+
+    Args:
+        kernels: Ids and signatures of all kernels.
+        wrong: By id, the kernels that were thrown out, and what is wrong with each.
+    """
+    by_signature: dict[Signature, list[str]] = {}
+    for id_, signature in kernels:
+        by_signature.setdefault(signature, []).append(id_)
+    ids = [id_ for some in by_signature.values() for id_ in some]
+    gone = [id_ for id_ in ids if id_ in wrong]
+    lost = {
+        signature: some
+        for signature, some in by_signature.items()
+        if all(id_ in wrong for id_ in some)
+    }
+    if not lost and len(gone) <= MOST_SHARE * len(ids):
+        return None
+    head = f"{len(gone)} of {len(ids)} kernels were thrown out"
+    if not lost:
+        return "; ".join([f"{head}, more than half", *_examples(gone[:1], wrong)])
+    named = [
+        f"all {len(some)} of {signature.key}, {_examples(some[:1], wrong)[0]}"
+        for signature, some in [*lost.items()][:_EXAMPLES]
+    ]
+    if len(lost) > _EXAMPLES:
+        named.append(f"all of {len(lost) - _EXAMPLES} more signatures")
+    return f"{head}, among them {'; '.join(named)}"
+
+
+def _examples(ids: Sequence[str], wrong: Mapping[str, str]) -> list[str]:
+    return [f"{contender_name(id_)} for {wrong[id_]}" for id_ in ids]

@@ -1,4 +1,4 @@
-"""Measuring one problem: operands, correctness, then the race."""
+"""Measures one problem: checks each contender's result, then races the correct ones."""
 
 from __future__ import annotations
 
@@ -6,34 +6,32 @@ import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
-from nvgemm_runtime.bundle.format import Conditions, sha256_hex
+from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.errors import StorageError, ToolchainError, one_line
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions
 
-from .check_operands import Check, make_checks
+from .check_operands import OperandCheck, make_checks
 from .contenders import ATEN, TRITON, Run
 from .correctness import find_fault, is_like
-from .gpu_state import Watch
+from .gpu import Bench
 from .operands import Operands, make_sets, poison
-from .outcome import UNSEEN_SLOWDOWNS, UNSEEN_WORK, Outcome
-from .race import Result, Sample, Timer, race
+from .outcome import UNSEEN_SLOWDOWNS, UNSEEN_WORK, TuningOutcome
+from .race import RaceResult, Sample, race
 
 _log = logging.getLogger(__name__)
 
 ATTEMPTS = 3
-"""How often a problem is measured anew where something disturbed that."""
+"""How often a problem is measured when each measurement was disturbed."""
 
 PAUSE_S = 5.0
-"""Between attempts, for what disturbed to end and the GPU to cool down."""
+"""Pause between attempts, in which other work may end and the GPU cool down."""
 
 BUSY_PERCENT = 5
-"""Utilisation from which on a GPU that we leave alone counts as used by others."""
+"""Utilization from which an otherwise idle GPU counts as used by other processes."""
 
 IDLE_S = 1.5
-"""The driver's utilisation speaks of up to the last second: we keep still so long before a look."""
+"""Idle time before utilization is read, as the driver averages it over up to a second."""
 
 UNDECIDED = "the fastest were not told apart, and their times vary"
 
@@ -42,8 +40,8 @@ class BrokenDeviceError(Exception):
     """A contender has left the device unusable for this process.
 
     Attributes:
-        contender: Its name.
-        reason: What the device answers.
+        contender: The contender's name.
+        reason: The device's error.
     """
 
     def __init__(self, contender: str, reason: str) -> None:
@@ -52,43 +50,8 @@ class BrokenDeviceError(Exception):
         self.reason = reason
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bench:
-    """Where is measured, and by what; the only part that knows which device it is.
-
-    Attributes:
-        facts: The device.
-        device: It, as torch names it.
-        versions: Of torch.
-        timer: Times calls.
-        watch: Looks for what disturbs.
-        buffer_bytes: What operands must take together, so that no cache holds them.
-        sleep: Waits so many seconds.
-        today: The day in UTC, e.g. ``2026-11-21``.
-    """
-
-    facts: DeviceFacts
-    device: str
-    versions: TorchVersions
-    timer: Timer
-    watch: Watch
-    buffer_bytes: int
-    sleep: Callable[[float], None]
-    today: Callable[[], str]
-
-    @property
-    def conditions(self) -> Conditions:
-        """What a measurement made now depends on."""
-        return Conditions(
-            driver=self.watch.driver,
-            torch=self.versions.torch,
-            cuda=self.versions.cuda,
-            date=self.today(),
-        )
-
-
 def wait_until_idle(bench: Bench) -> str | None:
-    """Wait for other work on the GPU to end, some times; what to say if it does not."""
+    """Wait for other work on the GPU to end; returns the doubt to note if it does not."""
     for _ in range(ATTEMPTS):
         busy = look_for_others(bench)
         if busy is None or busy == UNSEEN_WORK:
@@ -101,7 +64,7 @@ def wait_until_idle(bench: Bench) -> str | None:
 
 
 def look_for_others(bench: Bench) -> str | None:
-    """Keep still for a moment and say whether the GPU is busy nevertheless."""
+    """Stay idle for a moment; returns the doubt to note if the GPU is busy nevertheless."""
     bench.sleep(IDLE_S)
     percent = bench.watch.look().utilization_percent
     if percent is None:
@@ -116,18 +79,18 @@ def measure(
     contenders: Mapping[str, Run],
     bench: Bench,
     trying: Callable[[str], AbstractContextManager[None]],
-) -> Outcome:
-    """Time those contenders that compute a problem right.
+) -> TuningOutcome:
+    """Time the contenders that compute a problem correctly.
 
     Args:
         problem: The problem.
         contenders: Kernels by id, and `contenders.ATEN` and `contenders.TRITON`.
-        bench: Where, and by what.
-        trying: Entered, with a contender's name, while that runs for the first time.
+        bench: The GPU and its timer.
+        trying: Context entered with a contender's name while that runs for the first time.
 
     Returns:
-        The times. Kernels that fail, or whose result is wrong, are not among them; where torch's
-        own does, it has no time.
+        The times, without kernels that fail or compute a wrong result. Likewise ATen or Triton has
+        no time then.
 
     Raises:
         BrokenDeviceError: If one leaves the device unusable.
@@ -140,7 +103,7 @@ def measure(
     seed = int(sha256_hex(problem.key.encode())[:8], 16)
     checks = make_checks(problem, bench.device, seed=seed)
     sets = make_sets(problem, bench.device, seed=seed, total_bytes=bench.buffer_bytes)
-    bench.timer.check()  # nothing of what came before is laid at a contender's door
+    bench.timer.check()  # or an earlier failure would be blamed on a contender
     ready: dict[str, Sample] = {}
     faults: dict[str, str] = {}
     for name, run in contenders.items():
@@ -150,7 +113,7 @@ def measure(
                 if fault is None:
                     ready[name] = _guarded(name, bench.timer.prepare(_calls(run, sets)))
         except (torch.OutOfMemoryError, StorageError, ToolchainError):
-            raise  # no fault of the contender's
+            raise  # not the contender's fault
         except Exception as error:  # of a kernel, of torch's operator, or of what compiles it
             fault = _in_one_line(error)
             try:
@@ -160,15 +123,15 @@ def measure(
         if fault is not None:
             _log.warning("%s: %s is thrown out: %s", problem.key, name, fault)
             faults[name] = fault
-    checks.clear()  # its memory is no longer needed
+    checks.clear()  # frees memory
     doubts: tuple[str, ...] = ()
-    result = Result(intervals={}, is_decided=True)
+    result = RaceResult(intervals={}, is_decided=True)
     if ready:
         result, doubts = _race_undisturbed(ready, bench, random.Random(seed))
     timings = {name: interval.timing for name, interval in result.intervals.items()}
     aten, triton = timings.pop(ATEN, None), timings.pop(TRITON, None)
     ranked = sorted(timings, key=lambda id_: (timings[id_].time_ns, id_))
-    return Outcome(
+    return TuningOutcome(
         kernels={id_: timings[id_] for id_ in ranked},
         aten=aten,
         triton=triton,
@@ -178,8 +141,11 @@ def measure(
     )
 
 
-def _fault(name: str, run: Run, checks: Sequence[Check]) -> str | None:
-    if name in (ATEN, TRITON):  # which may round parts of a sum: on few products that is little
+def _fault(name: str, run: Run, checks: Sequence[OperandCheck]) -> str | None:
+    if name in (
+        ATEN,
+        TRITON,
+    ):  # both may round parts of a sum, which matters little with few products
         check = checks[-1]
         poison(check.operands[2])
         result = run(*check.operands)
@@ -193,7 +159,7 @@ def _fault(name: str, run: Run, checks: Sequence[Check]) -> str | None:
 
 
 def _guarded(name: str, sample: Sample) -> Sample:
-    """A sample whose failure is the contender's: launches of a graph fail when it is replayed."""
+    """Blame a failing sample on its contender: a graph's launches fail only when it is replayed."""
 
     def guarded() -> float:
         try:
@@ -217,8 +183,8 @@ def _calls(run: Run, sets: Sequence[Operands]) -> list[Callable[[], object]]:
 
 def _race_undisturbed(
     ready: Mapping[str, Sample], bench: Bench, source: random.Random
-) -> tuple[Result, tuple[str, ...]]:
-    """Race, anew where that was disturbed; the last result, and what disturbed even that."""
+) -> tuple[RaceResult, tuple[str, ...]]:
+    """Race until undisturbed or out of attempts; returns the last result and its doubts."""
     seen: dict[str, None]  # in order, each once
 
     def look() -> None:

@@ -1,15 +1,17 @@
-"""What was measured of one problem, and whether two runs agree about it."""
+"""What tuning found for one problem: its JSON form, and whether two runs agree."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
+from nvgemm_runtime.bundle.encode import timing_json
 from nvgemm_runtime.bundle.format import Conditions, Timing
 from nvgemm_runtime.matching.refusals import version_numbers
 
 from .contenders import ATEN, TRITON
-from .separation import RESOLUTION
+from .race import RESOLUTION
 
 UNSEEN_WORK = "other work on the GPU was not looked for: NVML does not tell how busy it is"
 
@@ -17,23 +19,23 @@ UNSEEN_SLOWDOWNS = "slowdowns were not looked for: NVML does not tell why clocks
 
 SLACK = 0.05
 """Share of a time by which two runs may differ besides their spreads: GPUs of one product differ by
-a few per cent, and so do days."""
+a few percent, and so does one GPU from day to day."""
 
 DISAGREEMENT = "two runs disagree: "
-"""How the doubt begins that says so."""
+"""Start of the doubt that two runs disagree."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class TuningOutcome:
     """What was measured of one problem.
 
     Attributes:
-        kernels: Time of each kernel that is right, by id, the fastest first.
-        aten: ATen's; None where it has no operator that computes the same.
-        triton: That of the best Triton kernel; None where it was not asked, or there is none.
-        wrong: By id, what is wrong with kernels that are not.
-        doubts: Why the order is not to be relied on.
-        conditions: What it was measured with.
+        kernels: Time of each correct kernel, by id, fastest first.
+        aten: ATen's time; None where it has no operator for the problem.
+        triton: The best Triton kernel's time; None where there is none or it was not asked for.
+        wrong: By id, incorrect kernels and what is wrong with them.
+        doubts: Reasons not to rely on the order.
+        conditions: Versions and date of the measurement.
     """
 
     kernels: Mapping[str, Timing]
@@ -45,23 +47,22 @@ class Outcome:
 
     @property
     def times(self) -> dict[str, Timing]:
-        """Of the kernels, and of ATen where it has one."""
+        """Times of the kernels, and of ATen where it has one."""
         return {**self.kernels, **({} if self.aten is None else {ATEN: self.aten})}
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether it is doubted for something that may be gone when it is measured again."""
+        """Whether a doubt has a cause that may be gone when it is measured again."""
         lasting = (DISAGREEMENT, UNSEEN_WORK, UNSEEN_SLOWDOWNS)
         return not all(doubt.startswith(lasting) for doubt in self.doubts)
 
 
-def disagreement(before: Outcome, now: Outcome) -> str | None:
-    """Why two runs cannot both be right about who is fastest, or None.
+def disagreement(before: TuningOutcome, now: TuningOutcome) -> str | None:
+    """Why two runs contradict each other about the fastest contender, or None.
 
-    Compared is what both measured: whether one run has the other's fastest clearly behind, and
-    whether the time of either's fastest has changed beyond the spreads. A run that was disturbed
-    says nothing about another, and ATen's time belongs to its minor version of torch and to its
-    CUDA.
+    They do if each run has the other's fastest clearly behind, or if the time of either's fastest
+    has changed beyond the spreads. Only contenders that both measured count, and ATen only for
+    equal minor versions of torch and CUDA. A disturbed run contradicts nothing.
     """
     if not all(doubt.startswith(DISAGREEMENT) for doubt in before.doubts):
         return None
@@ -103,6 +104,96 @@ def _is_behind(times: Mapping[str, Timing], slower: str, faster: str) -> bool:
 
 
 def contender_name(contender: str) -> str:
-    """A contender in words."""
+    """A contender's name for messages."""
     torchs_own = {ATEN: "ATen", TRITON: "Triton"}
     return torchs_own.get(contender, f"kernel {contender[:12]}")
+
+
+_MOST = 2**63 - 1
+"""The largest integer of a header."""
+
+
+def outcome_json(outcome: TuningOutcome) -> dict[str, Any]:
+    """The JSON object of an outcome."""
+    return {
+        "kernels": [
+            [id_, timing.time_ns, timing.spread_ns] for id_, timing in outcome.kernels.items()
+        ],
+        "aten": timing_json(outcome.aten),
+        "triton": timing_json(outcome.triton),
+        "wrong": dict(outcome.wrong),
+        "doubts": list(outcome.doubts),
+        "conditions": asdict(outcome.conditions),
+    }
+
+
+def read_outcome(value: Any, ids: Collection[str]) -> TuningOutcome:
+    """Read an outcome from its JSON object, by the rules of a bundle's header.
+
+    Args:
+        value: What `outcome_json` returned.
+        ids: Ids of the kernels that it may name.
+
+    Raises:
+        ValueError: If a bundle could not hold a value.
+    """
+    given = _object(value, [field.name for field in fields(TuningOutcome)])
+    kernels = {}
+    for item in _items(given["kernels"]):
+        id_, *timing = _items(item)
+        kernels[_kernel(id_, ids)] = read_timing(timing)
+    times = [timing.time_ns for timing in kernels.values()]
+    if len(kernels) != len(given["kernels"]) or times != sorted(times):
+        raise ValueError("kernels are named twice, or not the fastest first")
+    wrong = _object(given["wrong"])
+    conditions = _object(given["conditions"], [field.name for field in fields(Conditions)])
+    return TuningOutcome(
+        kernels=kernels,
+        aten=None if given["aten"] is None else read_timing(given["aten"]),
+        triton=None if given["triton"] is None else read_timing(given["triton"]),
+        wrong={_kernel(id_, ids): read_text(fault) for id_, fault in wrong.items()},
+        doubts=tuple(map(read_text, _items(given["doubts"]))),
+        conditions=Conditions(**{name: read_text(text) for name, text in conditions.items()}),
+    )
+
+
+def read_timing(value: Any) -> Timing:
+    """Read a timing from ``[nanoseconds, spread]``.
+
+    Raises:
+        ValueError: If the value is malformed.
+    """
+    time_ns, spread_ns = _items(value)
+    for number, least in ((time_ns, 1), (spread_ns, 0)):
+        if type(number) is not int or not least <= number <= _MOST:
+            raise ValueError(f"{number!r:.80} is no integer in {least}..{_MOST}")
+    return Timing(time_ns=time_ns, spread_ns=spread_ns)
+
+
+def read_text(value: Any) -> str:
+    """Read a text that a header can hold.
+
+    Raises:
+        ValueError: If it is empty, unprintable or no text.
+    """
+    if not isinstance(value, str) or not value or not value.isprintable():
+        raise ValueError(f"{value!r:.80} is no printable text")
+    return value
+
+
+def _kernel(id_: Any, ids: Collection[str]) -> str:
+    if read_text(id_) not in ids:
+        raise ValueError(f"there is no kernel {id_:.80}")
+    return str(id_)
+
+
+def _object(value: Any, names: Collection[str] | None = None) -> dict[str, Any]:
+    if not isinstance(value, dict) or (names is not None and value.keys() != set(names)):
+        raise ValueError(f"{value!r:.80} is not an object of {names}")
+    return value
+
+
+def _items(value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r:.80} is no list")
+    return value

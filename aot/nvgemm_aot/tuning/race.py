@@ -1,19 +1,90 @@
-"""Timing contenders in turn until they are told apart."""
+"""Times contenders in turn until the fastest is told apart from the others."""
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from .separation import LEAST_SAMPLES, Interval, contending, is_decided, median_interval
+from nvgemm_runtime.bundle.format import Timing
+
+CONFIDENCE = 0.95
+"""Of each median's interval by itself. The fastest of many contenders is partly so by luck, and its
+interval contains its true median less often."""
+
+LEAST_SAMPLES = 6
+"""Fewest samples whose range contains the true median with that confidence: 1 - 2 / 2**6."""
+
+RESOLUTION = 0.01
+"""Relative half-width at which an interval is narrow enough: narrow intervals that still overlap
+count as equal times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interval:
+    """The median of samples and the interval of the true median, in nanoseconds."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether the median is known to `RESOLUTION`."""
+        return max(self.high - self.median, self.median - self.low) <= RESOLUTION * self.median
+
+    @property
+    def timing(self) -> Timing:
+        """The timing that a bundle stores, in whole nanoseconds; the spread is rounded up."""
+        time_ns = max(1, round(self.median))
+        spread = max(self.high - time_ns, time_ns - self.low, 0.0)
+        return Timing(time_ns=time_ns, spread_ns=math.ceil(spread))
+
+
+def median_interval(samples: Sequence[float]) -> Interval:
+    """The median of samples and the interval that order statistics give for the true one.
+
+    No distribution is assumed: the true median lies between the j-th smallest and the j-th largest
+    of n independent samples with probability 1 - 2 P(Binomial(n, 1/2) < j).
+
+    Args:
+        samples: At least `LEAST_SAMPLES`.
+    """
+    count = len(samples)
+    if count < LEAST_SAMPLES:
+        raise ValueError(f"{count} samples, at least {LEAST_SAMPLES} are needed")
+    ordered = sorted(samples)
+    outside, skipped = 2 / 2**count, 0
+    while True:
+        outside += 2 * math.comb(count, skipped + 1) / 2**count
+        if outside > 1 - CONFIDENCE:
+            break
+        skipped += 1
+    return Interval(
+        median=statistics.median(ordered), low=ordered[skipped], high=ordered[-1 - skipped]
+    )
+
+
+def contending(intervals: Mapping[str, Interval]) -> list[str]:
+    """Contenders that may be the fastest: their intervals overlap that of the least median."""
+    leader = min(intervals.values(), key=lambda interval: interval.median)
+    return [name for name, interval in intervals.items() if interval.low <= leader.high]
+
+
+def is_decided(intervals: Mapping[str, Interval]) -> bool:
+    """Whether more samples would change nothing: one is fastest, or several are equally fast."""
+    names = contending(intervals)
+    return len(names) == 1 or all(intervals[name].is_narrow for name in names)
+
 
 MORE_ROUNDS = 3
-"""Rounds that are added at a time, for those that may still be the fastest."""
+"""Rounds added at a time, for the contenders that may still be the fastest."""
 
 MOST_ROUNDS = 30
-"""What 30 samples do not tell apart, noise of another kind keeps together."""
+"""Limit of rounds: contenders that 30 samples do not tell apart differ by less than the noise."""
 
 Sample = Callable[[], float]
 """Takes one sample of a contender's runtime, in nanoseconds a call."""
@@ -26,21 +97,21 @@ class Timer(Protocol):
         """Get calls of one contender ready to be timed.
 
         Args:
-            calls: The same computation on buffers of their own, at least one. They are made in
-                turn, so that what one left in a cache is gone when it comes round again.
+            calls: The same computation on different buffers, at least one. They are called in
+                turn, so that no call finds its buffers in a cache.
         """
 
     def check(self) -> None:
-        """Raise whatever the device answers with if it is unusable."""
+        """Raise the device's error if it has become unusable."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
-    """How a race went.
+class RaceResult:
+    """The result of a race.
 
     Attributes:
-        intervals: By contender. Those that were left behind have fewer samples.
-        is_decided: Whether the fastest is told apart from the others, or known to be their equal.
+        intervals: By contender; those that fell behind early have fewer samples.
+        is_decided: Whether the fastest is told apart from the others or known to equal them.
     """
 
     intervals: dict[str, Interval]
@@ -51,7 +122,7 @@ def race(
     contenders: Mapping[str, Sample],
     source: random.Random,
     after_round: Callable[[], None] = lambda: None,
-) -> Result:
+) -> RaceResult:
     """Time contenders, in each round all in a new order, so that no one always follows another.
 
     Whoever cannot be the fastest any more is not timed further. The race ends when the fastest is
@@ -73,8 +144,8 @@ def race(
             after_round()
         intervals |= {name: median_interval(samples[name]) for name in running}
         if is_decided(intervals):
-            return Result(intervals=intervals, is_decided=True)
+            return RaceResult(intervals=intervals, is_decided=True)
         # One that was left behind comes back where the leader turns out to be slower.
         running, rounds = contending(intervals), MORE_ROUNDS
         if max(len(samples[name]) for name in running) + rounds > MOST_ROUNDS:
-            return Result(intervals=intervals, is_decided=False)
+            return RaceResult(intervals=intervals, is_decided=False)

@@ -1,20 +1,241 @@
-"""One session of a tuning: the problems that its state does not hold are measured, one by one."""
+"""Tunes bundles: measures their problems one by one and writes a bundle with the results."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from nvgemm_runtime.errors import TuningError
+from nvgemm_runtime import __version__
+from nvgemm_runtime.bundle.format import Header, sha256_hex
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import SuspectError, TuningError
+from nvgemm_runtime.gemm.aten import unusual_setting
+from nvgemm_runtime.launch.loader import require_libraries
+from nvgemm_runtime.matching.refusals import refusal
 
-from ..bundle.writer import ProblemRanking
+from ..bundle.content import ProblemRanking
+from ..bundle.writer import write_bundle
 from .contenders import ATEN, TRITON, Contenders
-from .measuring import Bench, BrokenDeviceError, look_for_others, measure, wait_until_idle
-from .outcome import UNSEEN_WORK, Outcome, contender_name, disagreement
-from .state import TuningState
-from .tuned_bundle import previous_outcome
+from .correctness import suspicion, thrown_out
+from .gpu import Bench
+from .measuring import BrokenDeviceError, look_for_others, measure, wait_until_idle
+from .outcome import UNSEEN_WORK, TuningOutcome, contender_name, disagreement
+from .rewrite import Pruned, previous_outcome, prune, read_together, tuned_content, with_build_key
+from .state import TuningState, refuse_foreign_measurements, reserved, state_path
+
+PROGRAM = f"nvgemm-aot {__version__}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningOptions:
+    """Options of a tuning.
+
+    Attributes:
+        budget_s: Seconds after which no further problem is begun; None for no limit.
+        all_kernels: Whether a problem is measured with all kernels of its signature instead of its
+            ranking's.
+        triton: Whether Inductor is asked for its best Triton kernel.
+        prunes: Whether kernels that are never among the first two are dropped.
+        accepts_suspect: Whether to write a bundle even if so many kernels were thrown out that
+            the measurement itself may be at fault.
+    """
+
+    budget_s: float | None = None
+    all_kernels: bool = False
+    triton: bool = False
+    prunes: bool = False
+    accepts_suspect: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """The result of a tuning.
+
+    Attributes:
+        path: The bundle that was written.
+        header: Its header.
+        file_bytes: Its size.
+        pruned_bytes: Bytes that the pruned kernels took in the original bundles.
+        outcomes: By problem key, in the order of the problems, including those of earlier runs.
+        unmeasured: By key, problems without an outcome, and the reason.
+        broken: By name, contenders that left the GPU unusable, and the error.
+        pruned: Result of pruning; None unless it was asked for.
+        state: The file that keeps the outcomes; None where there are none.
+        measured_now: How many problems this run measured.
+        is_complete: Whether the same command would have nothing left to measure.
+        suspicion: Why the measurement rather than the thrown-out kernels may be wrong; None where
+            few kernels were thrown out.
+    """
+
+    path: Path
+    header: Header
+    file_bytes: int
+    pruned_bytes: int
+    outcomes: Mapping[str, TuningOutcome]
+    unmeasured: Mapping[str, str]
+    broken: Mapping[str, str]
+    pruned: Pruned | None
+    state: Path | None
+    measured_now: int
+    is_complete: bool
+    suspicion: str | None
+
+
+def tune(
+    paths: Sequence[Path],
+    output: Path,
+    bench: Bench,
+    options: TuningOptions,
+    *,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Tuned:
+    """Measure the problems of bundles and write one bundle with measured rankings.
+
+    Each outcome is saved beside the output at once: after an interruption, or when the budget is
+    used up, the same call continues there. After the last problem it measures nothing again.
+
+    Args:
+        paths: The bundles, of one target and toolchain.
+        output: The bundle to write; not one of ``paths``.
+        bench: The GPU and its timer.
+        options: See `TuningOptions`.
+        progress: Called after each finished problem.
+        clock: Returns seconds, for the budget.
+
+    Raises:
+        TuningError: If the device cannot run the bundles, they declare no problem or differ in
+            target or toolchain, ATen has unusual settings, no correct kernel is left, the state or
+            the output's measurements belong to another tuning, or a kernel leaves the GPU
+            unusable.
+        SuspectError: If more kernels were thrown out than ``options`` accept; writes nothing.
+        BundleFormatError: If a bundle is damaged.
+        DriverError: If a library that kernels need is missing or does not fit.
+        ToolchainError: If the native launcher is missing.
+        StorageError: If a file cannot be read or written, or the state is damaged.
+    """
+    begin = clock()
+    with contextlib.ExitStack() as stack:
+        bundles = stack.enter_context(_opened(paths, bench))
+        content = read_together(bundles, bench.facts)
+        if not content.rankings:
+            named = ", ".join(map(str, paths))
+            raise TuningError(f"{named}: no problem is declared, so there is nothing to measure")
+        _refuse_unusual_aten(content.rankings)
+        stack.enter_context(reserved(output))
+        stored_bytes = {
+            kernel.id: kernel.span.stored_bytes
+            for bundle in bundles
+            for kernel in bundle.header.kernels
+        }
+        state = TuningState(
+            state_path(output), _identity(bundles, bench, options), stored_bytes.keys()
+        )
+        stack.callback(state.close)
+        refuse_foreign_measurements(output, state.written)
+        contenders = Contenders(
+            bundles,
+            all_kernels=options.all_kernels,
+            triton=options.triton,
+            without=state.broken.keys(),
+        )
+        session = Session(
+            contenders=contenders,
+            bench=bench,
+            state=state,
+            budget_s=options.budget_s,
+            clock=clock,
+            begin=begin,
+        )
+        left = session.left(content.rankings)
+        left_out = session.measure(left, progress)
+        suspect = suspicion(
+            ((kernel.id, kernel.signature) for kernel in content.kernels),
+            thrown_out(state.outcomes, state.broken),
+        )
+        if suspect is not None and not options.accepts_suspect:
+            raise SuspectError(
+                f"suspect, so {output} is not written: {suspect}. That many wrong kernels rather "
+                "mean a broken GPU, driver or check. What was measured is kept in "
+                f"{state_path(output)}, and the same command finds it there: to measure again, "
+                "remove that file or name another output; to have the bundle written without "
+                "these kernels: --accept-suspect"
+            )
+        made = tuned_content(
+            content,
+            state.outcomes,
+            broken=state.broken,
+            by=PROGRAM,
+            gpu=bench.facts.name,
+            generator=PROGRAM,
+        )
+        pruned = None
+        if options.prunes:
+            made, pruned = prune(made)
+        made = with_build_key(made, content.build_key)
+        if any(ranking.measured is not None for ranking in made.rankings):
+            state.add_written(made.build_key)
+        header = write_bundle(output, made)
+        file_bytes = output.stat().st_size
+    keys = [ranking.problem.key for ranking in content.rankings]
+    return Tuned(
+        path=output,
+        header=header,
+        file_bytes=file_bytes,
+        pruned_bytes=sum(stored_bytes[id_] for id_ in pruned.dropped) if pruned else 0,
+        outcomes={key: state.outcomes[key] for key in keys if key in state.outcomes},
+        unmeasured={key: why for key, why in left_out.items() if key not in state.outcomes},
+        broken=state.broken,
+        pruned=pruned,
+        state=state_path(output) if state.outcomes else None,
+        measured_now=len(left) - len(left_out),
+        is_complete=not any(outcome.is_disturbed for outcome in state.outcomes.values())
+        and not any(why.startswith((OUT_OF_BUDGET, OUT_OF_MEMORY)) for why in left_out.values()),
+        suspicion=suspect,
+    )
+
+
+@contextlib.contextmanager
+def _opened(paths: Sequence[Path], bench: Bench) -> Iterator[list[Bundle]]:
+    with contextlib.ExitStack() as stack:
+        bundles = [stack.enter_context(Bundle(path)) for path in paths]
+        for bundle in bundles:
+            reason = refusal(bundle.header, bench.facts)
+            if reason is not None:
+                raise TuningError(f"{bundle.path} cannot be measured here: {reason}")
+            require_libraries(bundle.header)  # or each kernel would be blamed for what is missing
+        yield bundles
+
+
+def _refuse_unusual_aten(rankings: Sequence[ProblemRanking]) -> None:
+    for dtype in dict.fromkeys(ranking.problem.signature.a for ranking in rankings):
+        setting = unusual_setting(dtype)
+        if setting is not None:
+            raise TuningError(
+                f"{setting}: ATen's times would be those of another ATen; set it back, perhaps by "
+                "an environment variable of torch's, and run again"
+            )
+
+
+def _identity(bundles: Sequence[Bundle], bench: Bench, options: TuningOptions) -> dict[str, str]:
+    """What all outcomes of one tuning share, by the name that messages use for it."""
+    content = "".join(sha256_hex(bundle.content()) for bundle in bundles)
+    return {
+        "bundle": sha256_hex(content.encode()),
+        "GPU": bench.facts.name,
+        "driver": bench.watch.driver,
+        "torch": bench.versions.torch,
+        "CUDA": bench.versions.cuda,
+        "program": PROGRAM,
+        "choice of kernels": "all" if options.all_kernels else "ranked",
+        "asking for Triton": str(options.triton),
+    }
+
 
 _log = logging.getLogger(__name__)
 
@@ -22,24 +243,24 @@ OUT_OF_BUDGET = "the budget was used up; the same command goes on"
 OUT_OF_MEMORY = "it does not fit into the GPU's memory, the same command tries again: "
 
 LOOK_EVERY_S = 60.0
-"""After so long other work is looked for again, which takes a fortieth of it. Where a run is
-killed, what was measured since the last look is uncertain."""
+"""Interval of looking for other work on the GPU, which takes a fortieth of it. When a run is
+killed, whatever was measured since the last look counts as uncertain."""
 
 Progress = Callable[[int, int], None]
-"""Called before the first problem and after each: how many are done of those that were left."""
+"""Called before the first problem and after each, with how many are done and how many there are."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """What one run of a tuning has.
+    """One run of a tuning: measures the problems that its state does not hold yet.
 
     Attributes:
-        contenders: What is timed.
-        bench: Where, and by what.
-        state: What is measured, and where that is kept.
-        budget_s: After so many seconds no further problem is begun; None for no limit.
-        clock: Seconds.
-        begin: Its time when the run began.
+        contenders: Finds what to time for a problem.
+        bench: The GPU and its timer.
+        state: The outcomes so far, and their file.
+        budget_s: Seconds after which no further problem is begun; None for no limit.
+        clock: Returns seconds.
+        begin: The clock's time when the run began.
     """
 
     contenders: Contenders
@@ -50,7 +271,7 @@ class Session:
     begin: float
 
     def left(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
-        """Those that the state does not hold, and behind them those that something disturbed."""
+        """Problems without an outcome, and then those whose measurement was disturbed."""
         outcomes = self.state.outcomes
         new = [one for one in rankings if one.problem.key not in outcomes]
         known = [one for one in rankings if one.problem.key in outcomes]
@@ -59,10 +280,10 @@ class Session:
     def measure(
         self, rankings: Sequence[ProblemRanking], progress: Progress | None
     ) -> dict[str, str]:
-        """Measure problems, and keep what was measured in the state.
+        """Measure problems and add their outcomes to the state.
 
         Returns:
-            By key, why problems are left out.
+            By key, problems that were left out, and the reason.
 
         Raises:
             TuningError: If a contender leaves the GPU unusable.
@@ -72,35 +293,37 @@ class Session:
         if progress is not None:
             progress(0, len(rankings))
         unmeasured: dict[str, str] = {}
-        looks = _Looks(self.bench, self.state)
+        other_work = _OtherWork(self.bench, self.state)
         now = self.begin
         try:
             for place, ranking in enumerate(rankings, start=1):
                 last, now = now, self.clock()
-                looks.pass_time(now - last)
+                other_work.pass_time(now - last)
                 if self.budget_s is not None and now - self.begin >= self.budget_s:
                     unmeasured[ranking.problem.key] = OUT_OF_BUDGET
                     continue
-                reason = self._measure_one(ranking, looks.busy)
+                reason = self._measure_one(ranking, other_work.busy)
                 if reason is not None:
                     unmeasured[ranking.problem.key] = reason
                 if progress is not None:
                     progress(place, len(rankings))
         finally:
-            looks.end()
+            other_work.end()
         return unmeasured
 
     def _measure_one(self, ranking: ProblemRanking, busy: str | None) -> str | None:
-        """Measure a problem; why it is left out, or None."""
+        """Measure a problem; returns why it is left out, or None."""
         import torch
 
         key = ranking.problem.key
         without = self.state.left_out(key)
         runs = {
-            name: run for name, run in self.contenders.of(ranking).items() if name not in without
+            name: run
+            for name, run in self.contenders.runs_of(ranking).items()
+            if name not in without
         }
         if not runs.keys() - {ATEN, TRITON}:
-            return self._why_none(ranking)
+            return self._why_no_contender(ranking)
         trying = functools.partial(self.state.trying, key=key)
         try:
             outcome = measure(ranking.problem, runs, self.bench, trying)
@@ -120,7 +343,7 @@ class Session:
         self.state.add(key, _with_doubts(outcome, busy, differs))
         return None
 
-    def _why_none(self, ranking: ProblemRanking) -> str:
+    def _why_no_contender(self, ranking: ProblemRanking) -> str:
         broken = [id_ for id_, _ in ranking.kernels if id_ in self.state.broken]
         reasons = [f"{contender_name(id_)} is thrown out" for id_ in broken]
         if len(broken) < len(ranking.kernels):
@@ -129,11 +352,11 @@ class Session:
         return f"none of its kernels can be measured: {'; '.join(reasons)}"
 
 
-class _Looks:
-    """Looks for other work, before problems are measured and after some time again.
+class _OtherWork:
+    """Looks for other work on the GPU before the first problem and every `LOOK_EVERY_S`.
 
     Attributes:
-        busy: What to say of the work that there was at the last look.
+        busy: The doubt that the last look raises, or None.
     """
 
     def __init__(self, bench: Bench, state: TuningState) -> None:
@@ -160,6 +383,6 @@ class _Looks:
         self._passed_s = 0.0
 
 
-def _with_doubts(outcome: Outcome, *doubts: str | None) -> Outcome:
+def _with_doubts(outcome: TuningOutcome, *doubts: str | None) -> TuningOutcome:
     added = tuple(doubt for doubt in doubts if doubt is not None)
     return replace(outcome, doubts=(*outcome.doubts, *added)) if added else outcome

@@ -1,58 +1,256 @@
-"""What a tuning has measured so far, in a file that outlives an interruption.
+"""The state of a tuning: outcomes in a file beside the output, which survives interruptions.
 
-Its first line says what tuning it is; each other one adds what became known: an outcome, that other
-work was looked for, that a contender broke the device, what bundle came of it. Which contender runs
-for the first time stands on the last line meanwhile: it is still there where that run never came
-back.
+The file's first line identifies the tuning. Each further line adds a fact: an outcome, a look for
+other work, a contender that broke the device, the bundle that was written. While a contender runs
+for the first time, the last line names it; it remains there only if the process is killed then.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import json
 import logging
+import os
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import IO, Any, NoReturn
 
-from nvgemm_runtime.errors import TuningError
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import BundleFormatError, StorageError, TuningError
 
+from ..storage.files import require_writable, sweep_partials_of
+from ..storage.locks import acquire
 from .contenders import ATEN, TRITON
-from .journal import Journal, Line
-from .outcome import Outcome, contender_name
-from .outcome_json import outcome_json, read_outcome, read_text
+from .outcome import TuningOutcome, contender_name, outcome_json, read_outcome, read_text
+
+
+@contextlib.contextmanager
+def reserved(output: Path) -> Iterator[None]:
+    """Lock an output, so that no other process tunes into it.
+
+    Raises:
+        StorageError: If it cannot be written.
+        TuningError: If another process holds it.
+    """
+    if output.is_dir():
+        raise StorageError(f"{output}: cannot write: it is a directory; name a file in it")
+    require_writable(output.parent)
+    lock = acquire(output.with_name(f".{output.name}.lock"), wait=False)
+    if lock is None:
+        raise TuningError(
+            f"{output}: another process is tuning into it; wait for its end, or name another output"
+        )
+    try:
+        sweep_partials_of(output)
+        yield
+    finally:
+        lock.release()
+
+
+def refuse_foreign_measurements(output: Path, written: Collection[str]) -> None:
+    """Refuse to overwrite the measurements of another tuning.
+
+    Args:
+        output: The bundle to write.
+        written: Build keys of the bundles that this tuning has written.
+
+    Raises:
+        TuningError: If ``output`` is another bundle and has measurements.
+    """
+    if not output.exists():
+        return
+    try:
+        with Bundle(output) as bundle:
+            header = bundle.header
+    except BundleFormatError:
+        return
+    is_measured = any(ranking.measured is not None for ranking in header.rankings)
+    if is_measured and header.build_key not in written:
+        raise TuningError(
+            f"{output} holds measurements that {state_path(output)} knows nothing of: they would "
+            "be lost; name another output, or remove this one"
+        )
+
+
+Line = Mapping[str, Any]
+
+_BEGIN = b'{"version": '
+"""Start of every first line, of whatever version."""
+
+
+class Journal:
+    """A file of JSON objects, one a line, to which one process at a time appends.
+
+    Args:
+        path: The file. It is made with the first line that is appended.
+        first: Its first line, which is written before any other.
+
+    Attributes:
+        lines: Those that were there, the first one among them. What stands behind the last line
+            feed was not finished when its writer was killed, and is left out.
+
+    Raises:
+        StorageError: If the file cannot be read, or is damaged.
+    """
+
+    def __init__(self, path: Path, first: Line) -> None:
+        self._path = path
+        self._first = first
+        self._file: IO[bytes] | None = None
+        whole, unfinished = self._read()
+        self.lines = [self._parsed(line) for line in whole.split(b"\n")[:-1]]
+        self._end = len(whole)
+        self._size_bytes = len(whole) + len(unfinished)
+        if not whole and not _BEGIN.startswith(unfinished[: len(_BEGIN)]):
+            self.fail(f"its first line does not end: {unfinished[:40]!r}")
+
+    def _read(self) -> tuple[bytes, bytes]:
+        try:
+            data = self._path.read_bytes()
+        except FileNotFoundError:
+            return b"", b""
+        except OSError as error:
+            raise StorageError(f"{self._path}: cannot read: {error.strerror}") from error
+        end = data.rfind(b"\n") + 1
+        return data[:end], data[end:]
+
+    def _parsed(self, line: bytes) -> Line:
+        try:
+            parsed = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            self.fail(f"{type(error).__name__} in {line[:40]!r}")
+        if not isinstance(parsed, dict):
+            self.fail(f"{line[:40]!r} is no object")
+        return parsed
+
+    def fail(self, what: str) -> NoReturn:
+        """Report a damaged file.
+
+        Raises:
+            StorageError: Always.
+        """
+        raise StorageError(
+            f"{self._path}: the state of a tuning is damaged ({what}); remove it, and the output "
+            "beside it, to measure from the beginning"
+        )
+
+    def append(self, line: Line, *, sync: bool = True) -> None:
+        """Add a line.
+
+        Args:
+            line: It.
+            sync: Whether it must outlive the machine too, and not only this process.
+
+        Raises:
+            StorageError: If the file cannot be written, or another process writes it too.
+        """
+        data = (b"" if self._end else _encoded(self._first)) + _encoded(line)
+        with self._writing(f"{len(data)} bytes"):
+            if self._file is None:
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                self._file = os.fdopen(descriptor, "r+b", buffering=0)
+            self._cut(self._end)  # of a line that was not finished
+            self._file.seek(self._end)
+            self._size_bytes += self._file.write(data)
+            if self._size_bytes < self._end + len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if sync:
+                os.fsync(self._file.fileno())
+        self._end += len(data)
+
+    @contextlib.contextmanager
+    def meanwhile(self, line: Line) -> Iterator[None]:
+        """Keep a line at the end during the block; it remains only if the process is killed.
+
+        Raises:
+            StorageError: As of `append`. Where what is done meanwhile fails, its error stays the
+                cause of this one.
+        """
+        end = self._end
+        self.append(line, sync=False)
+        try:
+            yield
+        finally:
+            with self._writing("that a line is gone"):
+                self._cut(end)
+            self._end = end
+
+    @contextlib.contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(
+                f"{self._path}: cannot write {what}: {error.strerror}; what was measured before "
+                "stays, and the same command goes on from there"
+            ) from error
+
+    def _cut(self, end: int) -> None:
+        """Truncate the file, unless another process has written it too.
+
+        Locks should prevent that, but some file systems have none.
+        """
+        assert self._file is not None
+        found = os.fstat(self._file.fileno()).st_size
+        if found != self._size_bytes:
+            self._file.close()
+            self._file = None
+            raise StorageError(
+                f"{self._path}: has {found} bytes, and {self._size_bytes} when this process wrote "
+                "or read it: another one tunes into the same output; wait for its end, or name "
+                "another output"
+            )
+        self._file.truncate(end)
+        self._size_bytes = end
+
+    def close(self) -> None:
+        """Close the file; remove it if it is empty."""
+        if self._file is not None:
+            self._file.close()
+            if self._end == 0:
+                self._path.unlink(missing_ok=True)
+
+
+def _encoded(line: Line) -> bytes:
+    return json.dumps(line).encode() + b"\n"
+
 
 _log = logging.getLogger(__name__)
 
 VERSION = 4
-"""Of the file. States of version 3 may hold verdicts of a check that called right kernels wrong."""
+"""Version of the file format. Version 3 may hold verdicts of a check that rejected correct
+kernels."""
 
 MOST_KILLS = 2
-"""A kernel that was running for the first time on a problem when so many runs were killed counts as
-broken; ATen and Triton are left out of that problem. One kill may well be a job's time limit."""
+"""Kills during a kernel's first run on a problem after which it counts as broken; ATen and Triton
+are then left out of that problem. A single kill may well be a job's time limit."""
 
 
 KILLED = "the run that measured it was killed before other work on the GPU was looked for"
-"""Doubt of outcomes that were not confirmed."""
+"""Doubt of outcomes that were not confirmed before the run was killed."""
 
 
 def state_path(output: Path) -> Path:
-    """Where the state of a tuning lies: beside what it is to write."""
+    """The state file of a tuning, beside its output."""
     return output.with_name(f"{output.name}.tuning.jsonl")
 
 
 class TuningState:
-    """The outcomes of a tuning, by problem key. One process at a time may have it.
+    """The outcomes of a tuning, saved as they are added. One process at a time may open it.
 
     Args:
-        path: The file; read if it is there, and made with the first that is added.
-        identity: What must be equal for outcomes to belong to this tuning: bundles, GPU, versions.
-        ids: Of the kernels that are tuned.
+        path: The file; read if it exists, and created with the first fact.
+        identity: Bundles, GPU, versions …: outcomes of another identity are refused.
+        ids: Ids of the kernels that are tuned.
 
     Attributes:
-        outcomes: Those that are known.
-        broken: By name, contenders that are not to be run again, and why.
-        written: Build keys of the bundles that came of it.
+        outcomes: By problem key.
+        broken: By name, contenders that must not run again, and why.
+        written: Build keys of the bundles that this tuning has written.
 
     Raises:
         StorageError: If the file cannot be read or written, or is damaged.
@@ -60,7 +258,7 @@ class TuningState:
     """
 
     def __init__(self, path: Path, identity: Mapping[str, str], ids: Collection[str]) -> None:
-        self.outcomes: dict[str, Outcome] = {}
+        self.outcomes: dict[str, TuningOutcome] = {}
         self.broken: dict[str, str] = {}
         self.written: set[str] = set()
         self._path = path
@@ -72,11 +270,11 @@ class TuningState:
         if self._journal.lines:
             self._read(identity)
 
-    def add(self, key: str, outcome: Outcome) -> None:
-        """Keep an outcome, which is doubted in later runs if this one does not confirm it.
+    def add(self, key: str, outcome: TuningOutcome) -> None:
+        """Add an outcome; later runs doubt it unless this one confirms it.
 
         Raises:
-            StorageError: If the file cannot be written; likewise of the others.
+            StorageError: If the file cannot be written, as in the methods below.
         """
         self._journal.append({"problem": key, "outcome": outcome_json(outcome)})
         self.outcomes[key] = outcome
@@ -84,37 +282,37 @@ class TuningState:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether all outcomes are."""
+        """Whether all outcomes are confirmed."""
         return not self._unconfirmed
 
     def confirm(self, doubt: str | None) -> None:
-        """Say of what was added since the last time whether anything disturbed it.
+        """Confirm the outcomes added since the last call, or doubt them.
 
         Args:
-            doubt: Why none of that is to be relied on, or None.
+            doubt: What disturbed them, or None.
         """
         self._journal.append({"confirmed": doubt})
         self._confirm(doubt)
 
     def add_broken(self, contender: str, reason: str) -> None:
-        """Keep that a contender is not to be run again, and why."""
+        """Note that a contender must not run again, and why."""
         self._journal.append({"broken": contender, "reason": reason})
         self.broken[contender] = reason
 
     def add_written(self, build_key: str) -> None:
-        """Keep, before it is written, that a bundle with measurements comes of this tuning."""
+        """Note the build key of a bundle with measurements, before it is written."""
         if build_key not in self.written:
             self._journal.append({"written": build_key})
             self.written.add(build_key)
 
     def left_out(self, key: str) -> set[str]:
-        """Contenders that are not to be run again on a problem, for runs were killed there."""
+        """Contenders that must not run on a problem again, as earlier runs were killed there."""
         return {
             name for (name, on), kills in self._kills.items() if on == key and kills >= MOST_KILLS
         }
 
     def trying(self, contender: str, key: str) -> AbstractContextManager[None]:
-        """Have it written down, meanwhile, which contender runs for the first time on a problem."""
+        """Note in the file, during the block, a contender's first run on a problem."""
         return self._journal.meanwhile({"running": contender, "on": key})
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""Checking that a bundle holds what its entries say, kernel by kernel, with the evidence."""
+"""Checks that a bundle holds what its entries say, kernel by kernel, and shows the evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +22,12 @@ from .disassembler import (
     find_disassembler,
     require_disassembler,
 )
-from .elf import MalformedElfError
-from .findings import Check, Gap
-from .host_elf_reading import imported_symbols
+from .findings import Check, Finding
 from .kernel import KernelEvidence, inspect_kernel
-from .operator_name import NAMING_PROVIDERS
+from .kernel_design import NAMING_PROVIDERS
 
 Progress = Callable[[int, int], None]
 """Called after each kernel, in the caller's thread: how many are done, how many there are."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One check that a bundle or one of its kernels fails.
-
-    Attributes:
-        kernel: Id of the kernel, or None where the bundle as a whole is meant.
-        check: Which check.
-        message: What was observed, against what is allowed.
-    """
-
-    kernel: str | None
-    check: Check
-    message: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,16 +99,16 @@ def verify_bundle(
         if header.target.arch == CPU:
             disassembler = None
 
-        def inspect(kernel: Kernel) -> tuple[KernelEvidence, list[Gap]]:
-            payload = bundle.payload(kernel)
-            evidence, gaps = inspect_kernel(
+        def inspect(kernel: Kernel) -> tuple[KernelEvidence, list[Finding]]:
+            evidence, found = inspect_kernel(
                 kernel,
-                payload,
+                bundle.payload(kernel),
                 target=header.target,
                 profile=profile,
                 disassembler=disassembler,
+                stated_imports=header.imports if kernel.imports is None else kernel.imports,
             )
-            return evidence, [*gaps, *_imports_gaps(header, kernel, payload)]
+            return evidence, [replace(finding, kernel=kernel.id) for finding in found]
 
         with ThreadPoolExecutor(max_workers=jobs) as pool:
             futures = [pool.submit(inspect, kernel) for kernel in header.kernels]
@@ -139,10 +122,8 @@ def verify_bundle(
         results = [future.result() for future in futures]
         for unknown in header.unknown_kernels:
             bundle.payload(unknown)  # checks its digest
-    for evidence, gaps in results:
-        findings += [
-            Finding(kernel=evidence.id, check=gap.check, message=gap.message) for gap in gaps
-        ]
+    for _, found in results:
+        findings += found
     return Report(
         path=Path(path),
         target=header.target.key,
@@ -160,7 +141,7 @@ UNPROVED = (
     "(nothing is loaded), on any processor (only signs of AVX are looked for); versions and "
     "rankings are the builder's word, and whether results are right only a GPU shows"
 )
-"""What stays open where every check holds: part of each report."""
+"""What a report leaves open even if every check holds."""
 
 
 POINTERS = (
@@ -168,17 +149,17 @@ POINTERS = (
     "ranks nor alignment; disassembled code shows the types of A, B, their scales and the result; "
     "alignment, and how scales lie in memory, are the builder's word"
 )
-"""The same for kernels that are called with the addresses of their operands."""
+"""What is left open for kernels that take the addresses of their operands."""
 
 EPILOGUES = (
     "of an epilogue, the launcher shows the types and ranks of what it takes, disassembled code "
     "its activation and that it computes in fp32; how it combines these, and which of two "
     "arguments of one type and rank is which, is the builder's word"
 )
-"""The same for kernels that do more than multiply and round."""
+"""What is left open for kernels that do more than multiply and round."""
 
 GROUPS = "that offsets say where the groups of grouped_mm end is the builder's word"
-"""The same for grouped_mm."""
+"""What is left open for grouped_mm."""
 
 
 HOST_ONLY = (
@@ -186,7 +167,7 @@ HOST_ONLY = (
     "checked, checks of device code do not apply; signature, alignment and design are the "
     "builder's word"
 )
-"""The same for target ``cpu``, of which payloads show less."""
+"""What is left open for target ``cpu``, whose payloads show less."""
 
 
 def _notes(
@@ -212,7 +193,7 @@ def _notes(
 
 
 def _notes_on_unknown(header: Header) -> list[str]:
-    """Kernels that were not looked at, for this release does not understand their entries."""
+    """Notes on kernels whose entries this release does not understand."""
     unknown = header.unknown_kernels
     if not unknown:
         return []
@@ -240,32 +221,13 @@ def _notes_on_signatures(header: Header) -> list[str]:
     ]
 
 
-def _imports_gaps(header: Header, kernel: Kernel, payload: bytes) -> list[Gap]:
-    """Compare the imports that are stated of a kernel with those of its payload."""
-    stated = header.imports if kernel.imports is None else kernel.imports
-    if stated is None:
-        return []
-    try:
-        found = imported_symbols(payload)
-    except MalformedElfError:
-        return []  # a gap of its own
-    if stated == found:
-        return []
-    missing, extra = sorted({*found} - {*stated}), sorted({*stated} - {*found})
-    message = (
-        "imports must be what the payload leaves undefined: "
-        f"it lacks {', '.join(missing) or 'none'}, and has besides {', '.join(extra) or 'none'}"
-    )
-    return [Gap(check=Check.IMPORTS, message=message)]
-
-
 def _load_device(header: Header) -> tuple[DeviceProfile | None, list[Finding]]:
     if header.target.arch == CPU:
         return None, []
     try:
         profile = load_profile(header.device)
     except TargetError as error:
-        return None, [Finding(kernel=None, check=Check.DEVICE_PROFILE, message=str(error))]
+        return None, [Finding(check=Check.DEVICE_PROFILE, message=str(error))]
     if header.target.runs_on(profile.capability):
         return profile, []
     major, minor = profile.capability
@@ -273,4 +235,4 @@ def _load_device(header: Header) -> tuple[DeviceProfile | None, list[Finding]]:
         f"device {profile.name} has compute capability {major}.{minor} and cannot run target "
         f"{header.target.arch}"
     )
-    return profile, [Finding(kernel=None, check=Check.DEVICE_PROFILE, message=message)]
+    return profile, [Finding(check=Check.DEVICE_PROFILE, message=message)]

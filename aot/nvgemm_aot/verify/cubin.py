@@ -1,4 +1,4 @@
-"""The device part of a kernel: the cubin that lies inside its shared object.
+"""Reads and checks the device code of a kernel: the cubin inside its shared object.
 
 What the fields mean was established by compiling kernels for sm_90, sm_90a, sm_100, sm_100a,
 sm_100f, sm_103, sm_103a and sm_103f with cutlass-dsl 4.8.1 (ptxas 13.4) and comparing the bytes
@@ -16,8 +16,8 @@ from typing import Any
 from nvgemm_runtime.gemm.target import Target
 
 from ..targets.profile import DeviceProfile
-from .elf import HEADER, MAGIC, MAX_SYMBOLS, MalformedElfError, open_elf, reading
-from .findings import Check, Gap
+from .elf import HEADER, MAGIC, MalformedElfError, open_elf, reading
+from .findings import Check, Finding
 
 EM_CUDA = 190
 """e_machine of device code (LLVM, BinaryFormat/ELF.h)."""
@@ -116,14 +116,14 @@ def read_cubins(payload: bytes) -> tuple[Cubin, ...]:
     Raises:
         MalformedElfError: If there is none, or some of it cannot be read.
     """
-    cubins = tuple(_read(content) for content in _find(payload))
+    cubins = tuple(_read_cubin(content) for content in _find_images(payload))
     if not cubins:
         raise MalformedElfError(f"no device code: no ELF image of machine {EM_CUDA} inside")
     return cubins
 
 
 def spilled_bytes(payload: bytes) -> int:
-    """Local memory of a thread, the most of any kernel; 0 where no device code can be read."""
+    """The most local memory of a thread of any kernel; 0 if no device code can be read."""
     try:
         cubins = read_cubins(payload)
     except MalformedElfError:
@@ -133,46 +133,46 @@ def spilled_bytes(payload: bytes) -> int:
 
 def check_cubin(
     cubin: Cubin, *, target: Target, profile: DeviceProfile | None, launch_bytes: int | None
-) -> Iterator[Gap]:
-    """Check device code against what it is said to run on.
+) -> Iterator[Finding]:
+    """Check device code against its target and the limits of its GPU.
 
     Args:
         cubin: The device code.
         target: What it must be compiled for.
         profile: Limits of the GPU; None to check none.
-        launch_bytes: Dynamic shared memory of the launch per thread block; None, which is a gap,
-            if the launcher does not show it.
+        launch_bytes: Dynamic shared memory of the launch per thread block; None, which is a
+            finding, if the launcher does not show it.
 
     Yields:
         What does not hold.
     """
     wanted = target.arch.removesuffix("f")
     if cubin.architecture != wanted:
-        yield Gap(
+        yield Finding(
             check=Check.ARCHITECTURE,
             message=f"device code is for {cubin.architecture} by its flags, target {target.arch} "
             f"needs {wanted}",
         )
     if cubin.compiled_for != target.arch:
-        yield Gap(
+        yield Finding(
             check=Check.ARCHITECTURE,
             message=f"device code was compiled for {cubin.compiled_for}, must be {target.arch}",
         )
     if launch_bytes is None:
-        yield Gap(
+        yield Finding(
             check=Check.SHARED_MEMORY,
             message="the launcher does not show its dynamic shared memory",
         )
     for kernel in cubin.kernels:
         if f"cu{kernel.cuda_version // 10}" != target.cuda:
-            yield Gap(
+            yield Finding(
                 check=Check.CUDA_VERSION,
                 message=f"device code was compiled with CUDA {kernel.cuda_version / 10}, target "
                 f"{target.key} needs {target.cuda}",
             )
         if kernel.local_bytes:
-            # No exception: none of 96 kernels has any, and where one has, registers spill.
-            yield Gap(
+            # None of 96 kernels has any. A kernel that has some spills registers.
+            yield Finding(
                 check=Check.LOCAL_MEMORY,
                 message=f"{kernel.local_bytes} bytes of local memory a thread, must be 0",
             )
@@ -180,7 +180,9 @@ def check_cubin(
             yield from _check_limits(kernel, profile, launch_bytes or 0)
 
 
-def _check_limits(kernel: DeviceKernel, profile: DeviceProfile, launch_bytes: int) -> Iterator[Gap]:
+def _check_limits(
+    kernel: DeviceKernel, profile: DeviceProfile, launch_bytes: int
+) -> Iterator[Finding]:
     shared = kernel.shared_bytes + launch_bytes
     shared_limit = profile.shared_memory_per_block_bytes.value + RESERVED_SHARED_BYTES
     limits = [
@@ -200,10 +202,10 @@ def _check_limits(kernel: DeviceKernel, profile: DeviceProfile, launch_bytes: in
         ]
     for check, observed, most, unit in limits:
         if observed > most:
-            yield Gap(check=check, message=f"{observed} {unit}, {profile.name} has {most}")
+            yield Finding(check=check, message=f"{observed} {unit}, {profile.name} has {most}")
 
 
-def _find(payload: bytes) -> Iterator[bytes]:
+def _find_images(payload: bytes) -> Iterator[bytes]:
     start = payload.find(MAGIC, 1)
     while start >= 0:
         with reading(f"the image at byte {start}"):
@@ -212,16 +214,11 @@ def _find(payload: bytes) -> Iterator[bytes]:
         if header[2] == EM_CUDA:
             # The tables lie behind all contents: ptxas writes sections, then both tables.
             size = max(header[5] + header[9] * header[10], header[6] + header[11] * header[12])
-            if start + size > len(payload):
-                raise MalformedElfError(
-                    f"device code at byte {start} ends at byte {start + size}, the payload at "
-                    f"{len(payload)}"
-                )
             yield payload[start : start + size]
         start = payload.find(MAGIC, start + size)
 
 
-def _read(content: bytes) -> Cubin:
+def _read_cubin(content: bytes) -> Cubin:
     elf = open_elf(content)
     with reading("device code"):
         abi = elf["e_ident"]["EI_ABIVERSION"]
@@ -229,13 +226,11 @@ def _read(content: bytes) -> Cubin:
             raise MalformedElfError(f"device code has ABI {abi}, must be {ELFABIVERSION_CUDA_V2}")
         sections = {str(part.name): part for part in elf.iter_sections()}
         symbols = sections[".symtab"]
-        if symbols.num_symbols() > MAX_SYMBOLS:
-            raise MalformedElfError(
-                f"device code has {symbols.num_symbols()} symbols, at most {MAX_SYMBOLS}"
-            )
         names = [str(symbol.name) for symbol in symbols.iter_symbols()]
         compiled_for = re.search(rb"-arch (sm_[0-9]+[af]?)\b", sections[".note.nv.tkinfo"].data())
-        accelerator = dict(_attributes(sections[".nv.compat"].data())).get(_ACCELERATOR_TARGET)
+        accelerator = dict(_split_attributes(sections[".nv.compat"].data())).get(
+            _ACCELERATOR_TARGET
+        )
         kernels = tuple(_kernels(sections, names))
         if compiled_for is None or accelerator is None or not kernels:
             raise MalformedElfError(
@@ -253,7 +248,7 @@ def _read(content: bytes) -> Cubin:
 def _kernels(sections: dict[str, Any], names: list[str]) -> Iterator[DeviceKernel]:
     registers: dict[str, int] = {}
     stack_bytes = 0
-    for kind, value in _attributes(sections[".nv.info"].data()):
+    for kind, value in _split_attributes(sections[".nv.info"].data()):
         if kind == _REGCOUNT:
             symbol, count = struct.unpack("<II", value)
             registers[names[symbol]] = count
@@ -263,7 +258,7 @@ def _kernels(sections: dict[str, Any], names: list[str]) -> Iterator[DeviceKerne
         prefix, _, name = section.partition(".nv.info.")
         if prefix or not name:
             continue
-        attributes = dict(_attributes(sections[section].data()))
+        attributes = dict(_split_attributes(sections[section].data()))
         threads = attributes.get(_REQNTID)
         pairs = {_TCGEN05_1CTA_USED: 1, _TCGEN05_2CTA_USED: 2}
         ctas = [count for kind, count in pairs.items() if kind in attributes]
@@ -272,27 +267,25 @@ def _kernels(sections: dict[str, Any], names: list[str]) -> Iterator[DeviceKerne
             name=name,
             registers=registers[name],
             threads=x * y * z or None,
-            shared_bytes=_size(sections, f".nv.shared.{name}"),
-            local_bytes=_size(sections, f".nv.local.{name}") + stack_bytes,
+            shared_bytes=_section_bytes(sections, f".nv.shared.{name}"),
+            local_bytes=_section_bytes(sections, f".nv.local.{name}") + stack_bytes,
             ctas_per_tile=ctas[0] if len(ctas) == 1 else None,
             cluster_launch_control=_CLUSTER_LAUNCH_CONTROL_USED in attributes,
             cuda_version=struct.unpack("<I", attributes[_CUDA_API_VERSION])[0],
         )
 
 
-def _size(sections: dict[str, Any], name: str) -> int:
+def _section_bytes(sections: dict[str, Any], name: str) -> int:
     return int(sections[name]["sh_size"]) if name in sections else 0
 
 
-def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+def _split_attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Split .nv.info or .nv.compat: format, attribute, then two bytes or a length and content."""
     position = 0
     while position < len(data):
         form, kind, short = struct.unpack_from("<BBH", data, position)
         position += 4
         if form == 4:  # EIFMT_SVAL
-            if position + short > len(data):
-                raise MalformedElfError(f"attribute {kind:#x} ends behind its section")
             yield kind, data[position : position + short]
             position += short
         elif form in (1, 2, 3):  # EIFMT_NVAL, EIFMT_BVAL, EIFMT_HVAL

@@ -1,4 +1,4 @@
-"""Finding and running NVIDIA's disassembler."""
+"""Finds and runs NVIDIA's disassembler."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from pathlib import Path
 from nvgemm_runtime.errors import ToolchainError
 
 INSTALL_COMMAND = "pip install 'nvgemm-aot[build]'"
-"""What brings the disassembler."""
+"""The command that installs the disassembler."""
 
 TIMEOUT_SECONDS = 120
-"""Most time for one kernel; nvdisasm takes about 0.3 s for one."""
+"""Time limit for one kernel; nvdisasm takes about 0.3 s."""
 
 
 class DisassemblyError(Exception):
@@ -54,9 +54,9 @@ class Disassembler:
             except (OSError, subprocess.TimeoutExpired) as error:
                 raise DisassemblyError(f"{self} fails: {error}") from error
         if result.returncode:
-            said = (result.stderr or result.stdout).strip().replace(str(image), "the cubin")
+            text = (result.stderr or result.stdout).strip().replace(str(image), "the cubin")
             raise DisassemblyError(
-                f"{self} exits with {result.returncode}: {said[:200] or 'no message'}"
+                f"{self} exits with {result.returncode}: {text[:200] or 'no message'}"
             )
         return result.stdout
 

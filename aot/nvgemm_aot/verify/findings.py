@@ -1,4 +1,4 @@
-"""What an inspection of a kernel finds missing or wrong, and the names of the checks."""
+"""The names of the checks, and what a failed check reports."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 class Check(str, enum.Enum):
-    """One thing that is checked; the name stands in reports and stays the same across releases."""
+    """What is checked. Reports show these names, which stay the same across releases."""
 
     DEVICE_PROFILE = "device-profile"
     IMPORTS = "imports"
@@ -45,13 +45,16 @@ class Check(str, enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gap:
-    """One check that does not hold.
+class Finding:
+    """One check that a bundle or one of its kernels fails.
 
     Attributes:
         check: Which check.
         message: What was observed, against what is allowed.
+        kernel: Id of the kernel; None if the bundle as a whole is meant, and until `verify_bundle`
+            has filled it in.
     """
 
     check: Check
     message: str
+    kernel: str | None = None

@@ -1,8 +1,9 @@
-"""Looking at one kernel of a bundle: what is in its payload, and what its entry says is not."""
+"""Inspects one kernel of a bundle: what its payload shows, and where its entry differs."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
@@ -13,8 +14,8 @@ from ..targets.profile import DeviceProfile
 from .cubin import RESERVED_SHARED_BYTES, Cubin, check_cubin, read_cubins
 from .disassembler import Disassembler, DisassemblyError
 from .elf import MalformedElfError
-from .findings import Check, Gap
-from .host_elf import find_host_gaps
+from .findings import Check, Finding
+from .host_object import HostObject, check_host_object, read_host_object
 from .kernel_design import check_design
 from .launch_code import Launch, read_launch
 from .launch_signature import (
@@ -23,7 +24,6 @@ from .launch_signature import (
     check_interface,
     read_launcher_text,
 )
-from .operator_name import check_operator_name
 from .sass import Disassembly, check_disassembly, read_disassembly
 
 NOT_DISASSEMBLED = "not disassembled"
@@ -32,7 +32,7 @@ NO_DEVICE_CODE = "no device code"
 
 @dataclass(frozen=True, kw_only=True)
 class KernelEvidence:
-    """What was seen of one kernel; None and empty where it could not be seen.
+    """What was seen of one kernel. A field is None or empty if the payload does not show it.
 
     Attributes:
         id: sha256 of the payload, in hex.
@@ -40,7 +40,7 @@ class KernelEvidence:
         signature: Key of the signature that its entry names.
         architecture: Architecture by the flags of the device code, e.g. ``sm_90a``; a family's
             code has the flags of its first member: ``sm_100`` for ``sm_100f``.
-        compiled_for: Architecture that the device compiler was told, e.g. ``sm_100f``.
+        compiled_for: Architecture that was passed to the device compiler, e.g. ``sm_100f``.
         registers: Registers of a thread at launch.
         threads: Threads of a block.
         static_shared_bytes: Static shared memory of a block, without what CUDA reserves.
@@ -80,8 +80,9 @@ def inspect_kernel(
     target: Target,
     profile: DeviceProfile | None,
     disassembler: Disassembler | None,
-) -> tuple[KernelEvidence, list[Gap]]:
-    """Look at one kernel.
+    stated_imports: tuple[str, ...] | None = None,
+) -> tuple[KernelEvidence, list[Finding]]:
+    """Inspect one kernel.
 
     Args:
         kernel: Its entry.
@@ -89,56 +90,75 @@ def inspect_kernel(
         target: What the bundle is for.
         profile: Limits of the GPU; None to check none.
         disassembler: What to look at device code with; None to leave that out.
+        stated_imports: The imports that the header states; None if it states none.
 
     Returns:
-        What was seen, and what does not hold. A malformed payload is a gap, never an error.
+        What was seen, and every check that fails. A malformed payload is a finding, not an error.
     """
+    host, findings = _inspect_host_object(kernel, payload, target, stated_imports)
     if target.arch == CPU:
-        return _inspect_cpu_kernel(kernel, payload, target)
-    text = read_launcher_text(payload)
-    gaps = [*check_interface(kernel, text), *_check_host(kernel, payload, target)]
-    launch = read_launch(payload)
+        # Such a kernel is host code alone, without a launcher of device code.
+        no_launch = Launch(shared_bytes=None, clusters=frozenset())
+        no_text = LauncherText(operands="", alignment_bytes=frozenset())
+        findings += check_call(kernel)
+        return _evidence(kernel, no_launch, no_text, (), [], NO_DEVICE_CODE), findings
+    text = read_launcher_text(host.read_only if host is not None else b"")
+    launch = read_launch(host.code if host is not None else b"")
+    findings += check_interface(kernel, text)
     cubins: tuple[Cubin, ...] = ()
     try:
         cubins = read_cubins(payload)
     except MalformedElfError as error:
-        gaps.append(Gap(check=Check.DEVICE_FORMAT, message=str(error)))
-    gaps += check_operator_name(kernel, cubins)
-    gaps += check_design(kernel.design, cubins, profile=profile, clusters=launch.clusters)
+        findings.append(Finding(check=Check.DEVICE_FORMAT, message=str(error)))
+    findings += check_design(kernel, cubins, profile=profile, clusters=launch.clusters)
     codes: list[Disassembly] = []
     for cubin in cubins:
-        gaps += check_cubin(cubin, target=target, profile=profile, launch_bytes=launch.shared_bytes)
+        findings += check_cubin(
+            cubin, target=target, profile=profile, launch_bytes=launch.shared_bytes
+        )
         if disassembler is None:
             continue
         try:
             code = read_disassembly(disassembler.disassemble(cubin.content))
         except DisassemblyError as error:
-            gaps.append(Gap(check=Check.DISASSEMBLY, message=str(error)))
+            findings.append(Finding(check=Check.DISASSEMBLY, message=str(error)))
             continue
         codes.append(code)
-        gaps += check_disassembly(
+        findings += check_disassembly(
             code, target=target, signature=kernel.signature, design=kernel.design
         )
     by = str(disassembler) if codes else NOT_DISASSEMBLED
-    return _evidence(kernel, launch, text, cubins, codes, by), gaps
+    return _evidence(kernel, launch, text, cubins, codes, by), findings
 
 
-def _inspect_cpu_kernel(
-    kernel: Kernel, payload: bytes, target: Target
-) -> tuple[KernelEvidence, list[Gap]]:
-    """Look at a kernel that is host code alone: what is shown of launchers it does not have."""
-    gaps = [*check_call(kernel), *_check_host(kernel, payload, target)]
-    nothing = Launch(shared_bytes=None, clusters=frozenset())
-    silent = LauncherText(operands="", alignment_bytes=frozenset())
-    return _evidence(kernel, nothing, silent, (), [], NO_DEVICE_CODE), gaps
-
-
-def _check_host(kernel: Kernel, payload: bytes, target: Target) -> list[Gap]:
+def _inspect_host_object(
+    kernel: Kernel, payload: bytes, target: Target, stated_imports: tuple[str, ...] | None
+) -> tuple[HostObject | None, list[Finding]]:
+    """Read and check the host part; None if it cannot be read, which is a finding."""
+    try:
+        host = read_host_object(payload)
+    except MalformedElfError as error:
+        return None, [Finding(check=Check.HOST_FORMAT, message=str(error))]
     convention = parse_calling_convention(kernel.calling_convention)
-    # An unknown one is a gap of its own; what such a kernel exports, nobody can say.
+    # An unknown convention is a finding of its own; it does not say what the kernel exports.
     exported = convention.symbol if convention is not None else None
     on_cpu = target.arch == CPU
-    return [*find_host_gaps(payload, exported, platform=target.platform, on_cpu=on_cpu)]
+    return host, [
+        *check_host_object(host, exported, platform=target.platform, on_cpu=on_cpu),
+        *_check_stated_imports(stated_imports, host.imports),
+    ]
+
+
+def _check_stated_imports(
+    stated: tuple[str, ...] | None, found: tuple[str, ...]
+) -> Iterator[Finding]:
+    if stated is not None and stated != found:
+        missing, extra = sorted({*found} - {*stated}), sorted({*stated} - {*found})
+        yield Finding(
+            check=Check.IMPORTS,
+            message="imports must be what the payload leaves undefined: it lacks "
+            f"{', '.join(missing) or 'none'}, and has besides {', '.join(extra) or 'none'}",
+        )
 
 
 def _evidence(

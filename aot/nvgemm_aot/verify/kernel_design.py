@@ -1,15 +1,16 @@
-"""A kernel's design, as its entry states it, against its launch, its device code and its GPU."""
+"""Checks a kernel's design against its launch, its device code, its operator's name and its GPU."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from nvgemm_runtime.bundle.format import ClusterLimit, KernelDesign
+from nvgemm_runtime.bundle.format import ClusterLimit, Kernel, KernelDesign
 from nvgemm_runtime.errors import TargetError
 
 from ..targets.profile import DeviceProfile
 from .cubin import Cubin, DeviceKernel
-from .findings import Check, Gap
+from .findings import Check, Finding
 
 CLC = "clc"
 STATIC_PERSISTENT = "static_persistent"
@@ -19,47 +20,59 @@ a tile, for the transposed problem (out.T = B.T @ A.T)."""
 
 SCHEDULERS = (CLC, ONE_TILE, STATIC_PERSISTENT)
 
+NAMING_PROVIDERS = frozenset({"cutlass_operators"})
+"""Providers whose operator names state the tile, and whose device functions name their family."""
+
+_TILE = re.compile(r"_tile[0-9]+x[0-9]+x([0-9]+)")
+"""The tile in names of cutlass-operators 0.3.0, e.g. ``…_cluster4x1x1_tile256x256x64``."""
+
+_ONE_TILE_FAMILY = "TgvGemmKernel"
+"""Part of the names of device functions of the one family with scheduler ``one_tile``."""
+
 
 def check_design(
-    design: KernelDesign,
+    kernel: Kernel,
     cubins: tuple[Cubin, ...],
     *,
     profile: DeviceProfile | None,
     clusters: frozenset[tuple[int, int]],
-) -> Iterator[Gap]:
+) -> Iterator[Finding]:
     """Check the parts of a design that are not the tile, which `sass` compares.
 
     Args:
-        design: As the entry states it.
-        cubins: The kernel's device code.
+        kernel: Its entry.
+        cubins: Its device code.
         profile: The GPU whose numbers the build used; None to compare none.
         clusters: Cluster dimensions that the launcher asks for.
 
     Yields:
         What does not hold.
     """
+    design = kernel.design
     stated = {design.cluster} | ({design.fallback_cluster} if design.fallback_cluster else set())
     if clusters != stated:
-        yield Gap(
+        yield Finding(
             check=Check.CLUSTER,
             message=f"the launcher asks for clusters of {_shapes(clusters)}, its entry says "
             f"{_shapes(stated)}",
         )
     if design.scheduler not in SCHEDULERS:
-        yield Gap(
+        yield Finding(
             check=Check.SCHEDULER,
             message=f"scheduler {design.scheduler!r} is none of {', '.join(SCHEDULERS)}",
         )
     for cubin in cubins:
-        for kernel in cubin.kernels:
-            yield from _check_code(design, cubin, kernel)
+        for function in cubin.kernels:
+            yield from _check_code(design, cubin, function)
+    if kernel.provider in NAMING_PROVIDERS:
+        yield from _check_operator(kernel, cubins)
     yield from _check_cluster_limits(design, profile)
 
 
-def _check_code(design: KernelDesign, cubin: Cubin, kernel: DeviceKernel) -> Iterator[Gap]:
+def _check_code(design: KernelDesign, cubin: Cubin, kernel: DeviceKernel) -> Iterator[Finding]:
     if kernel.cluster_launch_control != (design.scheduler == CLC):
         uses = "uses" if kernel.cluster_launch_control else "does not use"
-        yield Gap(
+        yield Finding(
             check=Check.SCHEDULER,
             message=f"device code {uses} cluster launch control, its entry says scheduler "
             f"{design.scheduler}",
@@ -67,19 +80,39 @@ def _check_code(design: KernelDesign, cubin: Cubin, kernel: DeviceKernel) -> Ite
     # Pairs of thread blocks came with tcgen05; code for sm_90 has no such instructions.
     ctas = 1 if cubin.sm < 100 else kernel.ctas_per_tile
     if ctas != design.ctas_per_tile:
-        yield Gap(
+        yield Finding(
             check=Check.CTAS_PER_TILE,
             message=f"device code multiplies with {ctas or 'no one number of'} thread blocks a "
             f"tile, its entry says {design.ctas_per_tile}",
         )
 
 
-def _check_cluster_limits(design: KernelDesign, profile: DeviceProfile | None) -> Iterator[Gap]:
+def _check_operator(kernel: Kernel, cubins: tuple[Cubin, ...]) -> Iterator[Finding]:
+    """Check what no instruction shows: k of the tile, and static_persistent against one_tile."""
+    stated = _TILE.search(kernel.operator)
+    tile_k = kernel.design.tile[2]
+    if stated is None or int(stated[1]) != tile_k:
+        yield Finding(
+            check=Check.OPERATOR_NAME,
+            message=f"the operator's name {kernel.operator!r} states tile k "
+            f"{stated[1] if stated else 'nowhere'}, its entry says {tile_k}",
+        )
+    for function in (function for cubin in cubins for function in cubin.kernels):
+        if (_ONE_TILE_FAMILY in function.name) != (kernel.design.scheduler == ONE_TILE):
+            yield Finding(
+                check=Check.OPERATOR_NAME,
+                message=f"the device function is called {function.name[:160]}, its entry says "
+                f"scheduler {kernel.design.scheduler}; {_ONE_TILE_FAMILY} has {ONE_TILE}, and no "
+                "other",
+            )
+
+
+def _check_cluster_limits(design: KernelDesign, profile: DeviceProfile | None) -> Iterator[Finding]:
     shapes = [design.cluster, *([design.fallback_cluster] if design.fallback_cluster else [])]
     wanted = sorted({m * n for m, n in shapes}) if design.scheduler == STATIC_PERSISTENT else []
     observed = [limit.cluster_size for limit in design.cluster_limits]
     if observed != wanted:
-        yield Gap(
+        yield Finding(
             check=Check.CLUSTER_LIMITS,
             message=f"limits for clusters of {observed or 'no'} thread blocks; scheduler "
             f"{design.scheduler} with clusters of {_shapes(set(shapes))} takes {wanted or 'none'}",
@@ -90,13 +123,13 @@ def _check_cluster_limits(design: KernelDesign, profile: DeviceProfile | None) -
         try:
             fact = profile.cluster_capacity(limit.cluster_size)
         except TargetError as error:
-            yield Gap(check=Check.CLUSTER_LIMITS, message=str(error))
+            yield Finding(check=Check.CLUSTER_LIMITS, message=str(error))
             continue
         right = ClusterLimit(
             cluster_size=limit.cluster_size, max_active=fact.value, basis=fact.basis
         )
         if limit != right:
-            yield Gap(
+            yield Finding(
                 check=Check.CLUSTER_LIMITS,
                 message=f"at most {limit.max_active} clusters of {limit.cluster_size} at once "
                 f"({limit.basis}); {profile.name} has {right.max_active} ({right.basis})",

@@ -1,18 +1,13 @@
-"""What the host code of a kernel, its launcher, shows: the launch, and the processor it needs.
+"""Reads from the host code of a kernel, its launcher: the launch, and the processor it needs.
 
-What it says about its operands is in `launch_signature`.
+`launch_signature` reads what a launcher says about its operands.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
-
-from .elf import MalformedElfError, open_elf, reading
-
-_PF_X, _PF_W = 0x1, 0x2
 
 # mov qword ptr [base (+ index) + displacement], imm32: how the launcher stores the 64-bit field
 # dynamicSmemBytes of cudaLaunchConfig_t. Base registers rsp and r12 need an index byte.
@@ -35,7 +30,7 @@ _AVX512 = re.compile(
     rb"[\x7c-\x7e\xfc-\xfe][\x08\x28\x48][\x10\x11\x28\x29\x6f\x7f]"
 )
 _VZEROUPPER = b"\xc5\xf8\x77"
-"""What compilers write before a call from code that uses 256-bit registers."""
+"""The instruction that compilers put before calls in code that uses 256-bit registers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +46,12 @@ class Launch:
     clusters: frozenset[tuple[int, int]]
 
 
-def read_launch(payload: bytes) -> Launch:
-    """Read the launch from the code of a payload; a malformed payload shows nothing."""
-    return Launch(shared_bytes=launch_shared_bytes(payload), clusters=launch_clusters(payload))
+def read_launch(code: bytes) -> Launch:
+    """Read the launch from the code of a launcher."""
+    return Launch(shared_bytes=launch_shared_bytes(code), clusters=launch_clusters(code))
 
 
-def launch_shared_bytes(payload: bytes) -> int | None:
+def launch_shared_bytes(code: bytes) -> int | None:
     """Dynamic shared memory that the launcher asks for, in bytes per thread block.
 
     The number is a constant in the launcher's code: in the objects of 96 kernels (cutlass-dsl
@@ -66,14 +61,12 @@ def launch_shared_bytes(payload: bytes) -> int | None:
     Returns:
         The number, or None where the code does not show exactly one such constant.
     """
-    stored = {
-        int(struct.unpack("<i", constant)[0]) for constant in _STORE_64.findall(_code(payload))
-    }
+    stored = {int(struct.unpack("<i", constant)[0]) for constant in _STORE_64.findall(code)}
     plausible = {value for value in stored if 1 << 10 <= value <= 1 << 20}
     return plausible.pop() if len(plausible) == 1 else None
 
 
-def launch_clusters(payload: bytes) -> frozenset[tuple[int, int]]:
+def launch_clusters(code: bytes) -> frozenset[tuple[int, int]]:
     """Cluster dimensions (m, n) that the launcher asks for, in thread blocks.
 
     Every launch sets its cluster dimension, 1 x 1 too; kernels with a fallback set both. In 124
@@ -82,7 +75,7 @@ def launch_clusters(payload: bytes) -> frozenset[tuple[int, int]]:
     """
     constants = (
         (int.from_bytes(low, "little"), int.from_bytes(high, "little"))
-        for low, high in _MOVE_64.findall(_code(payload))
+        for low, high in _MOVE_64.findall(code)
     )
     return frozenset(
         (m, n)
@@ -91,43 +84,20 @@ def launch_clusters(payload: bytes) -> frozenset[tuple[int, int]]:
     )
 
 
-def vector_extension(payload: bytes) -> str | None:
+def vector_extension(code: bytes) -> str | None:
     """Extension beyond what every x86-64 processor has that the launcher shows signs of.
 
     cutlass-dsl 4.8.1 compiles host code for the processor of the build machine. Functions that
     carry the attributes ``target_cpu`` and ``target_features`` are compiled for those instead.
 
-    What is found proves that the code needs more than every processor has. Nothing found is no
-    proof of the opposite: this looks for what compilers leave behind (moves of EVEX-encoded
-    registers; VZEROUPPER after 256-bit code), not at each instruction, which needs a disassembler
-    for the host. Code with 128-bit VEX instructions alone, BMI, FMA or AMX passes unseen.
+    A sign proves that the code needs such a processor. The absence of signs proves nothing: this
+    looks for what compilers leave behind (moves of EVEX-encoded registers; VZEROUPPER after 256-bit
+    code), not at each instruction, which needs a disassembler for the host. Code with only 128-bit
+    VEX instructions, BMI, FMA or AMX passes unseen.
 
     Returns:
         ``AVX-512``, ``AVX``, or None where the code shows no sign of either.
     """
-    code = _code(payload)
     if _AVX512.search(code):
         return "AVX-512"
     return "AVX" if code.count(_VZEROUPPER) > 1 else None
-
-
-def read_only_bytes(payload: bytes) -> bytes:
-    """All that is loaded and cannot be written; nothing where the payload cannot be read."""
-    return _loaded(payload, lambda flags: not flags & _PF_W)
-
-
-def _code(payload: bytes) -> bytes:
-    return _loaded(payload, lambda flags: bool(flags & _PF_X))
-
-
-def _loaded(payload: bytes, wanted: Callable[[int], bool]) -> bytes:
-    try:
-        elf = open_elf(payload)
-        with reading("the host code"):
-            return b"".join(
-                payload[part["p_offset"] : part["p_offset"] + part["p_filesz"]]
-                for part in elf.iter_segments()
-                if part["p_type"] == "PT_LOAD" and wanted(part["p_flags"])
-            )
-    except MalformedElfError:
-        return b""

@@ -1,4 +1,4 @@
-"""What the launcher says about its operands, and what the entry of its kernel says instead.
+"""Compares what a launcher says about its operands with the entry of its kernel.
 
 A TVM-FFI launcher checks its arguments and, where one does not fit, raises an error that shows the
 function as it must be called. The text is written from the same types as the checks, one parameter
@@ -30,10 +30,9 @@ from nvgemm_runtime.bundle.calling_convention import (
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.gemm.problem import DType, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 
-from .findings import Check, Gap
-from .launch_code import read_only_bytes
+from .findings import Check, Finding
 
 _CALL = re.compile(
     rb"when calling: `[A-Za-z_][A-Za-z0-9_]{0,63}\(([\x20-\x5f\x61-\x7e]{1,1000})\)`"
@@ -62,7 +61,7 @@ _POINTER_NAMES = {
 }
 """What launchers call their pointers, before ``_ptr``."""
 
-_OTHERS = {
+_OTHER_PARAMETERS = {
     MNKL: "problem_mnkl: Tuple[int32, int32, int32, int32]",
     STREAM: "stream: Stream",
 }
@@ -70,7 +69,7 @@ _OTHERS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherText:
-    """What a launcher says.
+    """What the text in a launcher says.
 
     Attributes:
         operands: Its parameters in order, such as ``a: Tensor([n0, n1], bfloat16), …``; empty if
@@ -82,9 +81,8 @@ class LauncherText:
     alignment_bytes: frozenset[int]
 
 
-def read_launcher_text(payload: bytes) -> LauncherText:
-    """Read what the launcher of a payload says; a malformed payload says nothing."""
-    data = read_only_bytes(payload)
+def read_launcher_text(data: bytes) -> LauncherText:
+    """Read the text of a launcher from the part of a payload that cannot be written."""
     calls = set(_CALL.findall(data))
     return LauncherText(
         operands=calls.pop().decode("ascii") if len(calls) == 1 else "",
@@ -92,15 +90,15 @@ def read_launcher_text(payload: bytes) -> LauncherText:
     )
 
 
-def check_call(kernel: Kernel) -> Iterator[Gap]:
-    """Check that a kernel is called in a way that this release knows and its signature fits.
+def check_call(kernel: Kernel) -> Iterator[Finding]:
+    """Check that this release knows a kernel's calling convention and the signature fits it.
 
     Yields:
         What does not hold.
     """
     convention = parse_calling_convention(kernel.calling_convention)
     if convention is None:
-        yield Gap(
+        yield Finding(
             check=Check.CALLING_CONVENTION,
             message=f"calling convention {kernel.calling_convention!r}; this release knows "
             f"{KNOWN_FORM} with the parameters that FORMAT.md lists",
@@ -110,21 +108,21 @@ def check_call(kernel: Kernel) -> Iterator[Gap]:
     if takes_workspace != (kernel.workspace_bytes > 0):
         wanted = "more than" if takes_workspace else "must be"
         passed = "passes one" if takes_workspace else "passes none"
-        yield Gap(
+        yield Finding(
             check=Check.WORKSPACE,
             message=f"{kernel.workspace_bytes} bytes of workspace, {wanted} 0: "
             f"{kernel.calling_convention} {passed}",
         )
     misfit = convention.misfit(kernel.signature, int(takes_workspace))
     if misfit is not None:
-        yield Gap(
+        yield Finding(
             check=Check.CALLING_CONVENTION,
             message=f"calling convention {kernel.calling_convention!r}: {misfit}",
         )
 
 
-def check_interface(kernel: Kernel, text: LauncherText) -> Iterator[Gap]:
-    """Check how a kernel's entry says it is called against what its launcher says.
+def check_interface(kernel: Kernel, text: LauncherText) -> Iterator[Finding]:
+    """Compare a kernel's entry with what its launcher says about how it is called.
 
     Yields:
         What does not hold.
@@ -132,7 +130,7 @@ def check_interface(kernel: Kernel, text: LauncherText) -> Iterator[Gap]:
     broken = [*check_call(kernel)]
     yield from broken
     convention = parse_calling_convention(kernel.calling_convention)
-    if convention is None or any(gap.check is Check.CALLING_CONVENTION for gap in broken):
+    if convention is None or any(finding.check is Check.CALLING_CONVENTION for finding in broken):
         return
     yield from _check_operands(kernel.signature, convention, text)
     yield from _check_alignment(kernel, convention, text)
@@ -140,14 +138,14 @@ def check_interface(kernel: Kernel, text: LauncherText) -> Iterator[Gap]:
 
 def _check_operands(
     signature: Signature, convention: CallingConvention, text: LauncherText
-) -> Iterator[Gap]:
+) -> Iterator[Finding]:
     if not text.operands:
-        yield Gap(check=Check.OPERANDS, message="the launcher does not show its operands")
+        yield Finding(check=Check.OPERANDS, message="the launcher does not show its operands")
         return
-    # The whole text is matched: no argument may hide between those that the convention lists.
+    # The whole text must match: an argument that the convention does not list is an error too.
     parameters = [_parameter(signature, name) for name in convention.parameters]
     if not re.fullmatch(", ".join(pattern for pattern, _ in parameters), text.operands):
-        yield Gap(
+        yield Finding(
             check=Check.OPERANDS,
             message=f"the launcher takes ({text.operands}), its signature is {signature.key}: "
             f"{', '.join(words for _, words in parameters)}",
@@ -155,27 +153,28 @@ def _check_operands(
 
 
 def _parameter(signature: Signature, name: str) -> tuple[str, str]:
-    """The pattern of a parameter in a launcher's text, and what it is in words."""
-    if name in _OTHERS:
-        return re.escape(_OTHERS[name]), name
+    """The pattern of a parameter in a launcher's text, and its description for messages."""
+    if name in _OTHER_PARAMETERS:
+        return re.escape(_OTHER_PARAMETERS[name]), name
     if name.endswith("*"):
         role = name.removesuffix("*")
-        # A pointer that no launcher was seen to take has no name that could match.
-        called = _POINTER_NAMES.get(role)
-        return f"{called}_ptr: DataPointer" if called else r"(?!)", f"pointer {role}"
+        # No launcher is known to take another pointer: such a parameter must not match.
+        name_in_text = _POINTER_NAMES.get(role)
+        pattern = f"{name_in_text}_ptr: DataPointer" if name_in_text else r"(?!)"
+        return pattern, f"pointer {role}"
     if name == WORKSPACE:
         rank, dtype = 1, DType.UINT8
     else:
         rank, dtype = _rank(signature, Role(name)), role_dtype(signature, Role(name))
-    extents = ", ".join([_ONE if _is_scalar(signature, name) else _ANY] * rank)
+    extents = ", ".join([_ONE_ELEMENT if _is_scalar(signature, name) else _RUN_TIME_EXTENT] * rank)
     return (
         rf"{_NAMES[name]}: Tensor\(\[{extents}\], {dtype.torch_name}\)",
         f"{name} of rank {rank}, {dtype.torch_name}",
     )
 
 
-_ANY, _ONE = "n[0-9]+", "1"
-"""An extent that is passed at run time, and one that is compiled in."""
+_RUN_TIME_EXTENT, _ONE_ELEMENT = "n[0-9]+", "1"
+"""Patterns of an extent that is passed at run time, and of one that is compiled in."""
 
 
 def _is_scalar(signature: Signature, name: str) -> bool:
@@ -191,11 +190,11 @@ def _rank(signature: Signature, role: Role) -> int:
 
 def _check_alignment(
     kernel: Kernel, convention: CallingConvention, text: LauncherText
-) -> Iterator[Gap]:
+) -> Iterator[Finding]:
     wanted = {
-        _alignment(kernel, name)
+        _needed_alignment(kernel, name)
         for name in convention.parameters
-        if name not in _OTHERS and not name.endswith("*")
+        if name not in _OTHER_PARAMETERS and not name.endswith("*")
     }
     if text.alignment_bytes != wanted:
         observed = ", ".join(map(str, sorted(text.alignment_bytes))) or "no number of"
@@ -207,13 +206,13 @@ def _check_alignment(
             if wanted
             else "it takes pointers, which show none"
         )
-        yield Gap(
+        yield Finding(
             check=Check.ALIGNMENT,
             message=f"the launcher demands data aligned to {observed} bytes, {stated}",
         )
 
 
-def _alignment(kernel: Kernel, name: str) -> int:
+def _needed_alignment(kernel: Kernel, name: str) -> int:
     """Alignment of a tensor: scales and offsets need no more than that of their elements."""
     if name in (Role.SCALE_A.value, Role.SCALE_B.value, Role.OFFSETS.value):
         return role_dtype(kernel.signature, Role(name)).bits // 8

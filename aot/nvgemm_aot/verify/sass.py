@@ -1,6 +1,6 @@
-"""What disassembled device code proves about a kernel: its tensor-core instructions and spills.
+"""Checks disassembled device code: tensor-core instructions, what they multiply, and spills.
 
-`tensor_core` reads what those instructions multiply, `epilogue_code` what follows.
+`tensor_core` reads what these instructions multiply, and `epilogue` what the code does next.
 """
 
 from __future__ import annotations
@@ -14,28 +14,18 @@ from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.gemm.problem import DType, Signature
 from nvgemm_runtime.gemm.target import Target
 
-from .epilogue_code import EpilogueCode, check_epilogue_code, read_epilogue_code
-from .findings import Check, Gap
+from .epilogue import EpilogueCode, check_epilogue_code, read_epilogue_code
+from .findings import Check, Finding
 from .kernel_design import ONE_TILE
 from .tensor_core import Instruction, Multiply, read_multiplies
 
-_FP8 = (DType.FP8_E4M3, DType.FP8_E5M2)
-_INT8 = (DType.INT8, DType.UINT8)
-
 TENSOR_CORE_INSTRUCTIONS: dict[tuple[int, DType], str] = {
-    **{(9, dtype): "HGMMA" for dtype in (DType.FP16, DType.BF16)},
-    **{(9, dtype): "QGMMA" for dtype in _FP8},
-    **{(9, dtype): "IGMMA" for dtype in _INT8},
-    **{(10, dtype): "UTCHMMA" for dtype in (DType.FP16, DType.BF16)},
-    **{(10, dtype): "UTCQMMA" for dtype in _FP8},
-    **{(10, dtype): "UTCIMMA" for dtype in _INT8},
-    (10, DType.FP4_E2M1): "UTCOMMA",
+    (major, dtype): name for dtype in DType for major, name in dtype.row.multiplied_by.items()
 }
 """By major compute capability and element type of A: the one instruction that may multiply.
 
 Kernels written for sm_80 multiply with HMMA or IMMA wherever they run, at a fraction of the speed:
-they are not what these targets call for. The names stand in the instruction tables of NVIDIA's
-CUDA Binary Utilities (Hopper, Blackwell); which dtype gives which was seen, a kernel of each.
+they are not what these targets call for.
 """
 
 LOCAL_MEMORY_INSTRUCTIONS = frozenset({"LDL", "STL"})
@@ -95,21 +85,21 @@ def read_disassembly(text: str) -> Disassembly:
 
 def check_disassembly(
     code: Disassembly, *, target: Target, signature: Signature, design: KernelDesign
-) -> Iterator[Gap]:
+) -> Iterator[Finding]:
     """Check that device code computes what its entry says, with the instruction meant for it.
 
     Yields:
         What does not hold.
     """
     for opcode, count in code.local_memory.items():
-        yield Gap(
+        yield Finding(
             check=Check.LOCAL_MEMORY, message=f"{count} x {opcode}: registers spill, must be none"
         )
     major = target.capability[0]
     wanted = TENSOR_CORE_INSTRUCTIONS.get((major, signature.a))
     if wanted is None:
         known = sorted({f"{dtype.value} on sm_{m}x" for m, dtype in TENSOR_CORE_INSTRUCTIONS})
-        yield Gap(
+        yield Finding(
             check=Check.TENSOR_CORE,
             message=f"no rule for {signature.a.value} on {target.arch} (known: {', '.join(known)})",
         )
@@ -117,7 +107,7 @@ def check_disassembly(
     observed = {opcode.partition(".")[0] for opcode in code.tensor_core}
     if observed != {wanted}:
         shown = ", ".join(sorted(observed)) or "no tensor-core instruction"
-        yield Gap(
+        yield Finding(
             check=Check.TENSOR_CORE,
             message=f"multiplies with {shown}; {signature.a.value} on {target.arch} calls for "
             f"{wanted}",
@@ -128,12 +118,12 @@ def check_disassembly(
     yield from check_epilogue_code(code.epilogue, signature)
 
 
-def _check_pairs(code: Disassembly, design: KernelDesign) -> Iterator[Gap]:
+def _check_pairs(code: Disassembly, design: KernelDesign) -> Iterator[Finding]:
     """Check the modifier of tcgen05 instructions that pairs of thread blocks issue."""
     ctas = {2 if "2CTA" in opcode.split(".") else 1 for opcode in code.tensor_core}
     if ctas != {design.ctas_per_tile}:
         wanted = "every" if design.ctas_per_tile == 2 else "no"
-        yield Gap(
+        yield Finding(
             check=Check.CTAS_PER_TILE,
             message=f"multiplies with {', '.join(code.tensor_core)}; its entry says "
             f"{design.ctas_per_tile} thread blocks a tile, so {wanted} instruction is 2CTA",
@@ -142,37 +132,37 @@ def _check_pairs(code: Disassembly, design: KernelDesign) -> Iterator[Gap]:
 
 def _check_multiplies(
     code: Disassembly, major: int, signature: Signature, design: KernelDesign
-) -> Iterator[Gap]:
+) -> Iterator[Finding]:
     tile_m, tile_n, _ = design.tile
     types = (signature.a, signature.b, signature.accumulator)
     scales = signature.scales if signature.scales and signature.scales.is_swizzled else None
     if code.scaled != {scales is not None}:
-        yield Gap(
+        yield Finding(
             check=Check.BLOCK_SCALES,
-            message=f"{_how_many(code.scaled)} of {', '.join(code.tensor_core)} take block scales, "
-            f"its signature is {signature.key}: {_how_many({scales is not None})} must",
+            message=f"{_quantifier(code.scaled)} of {', '.join(code.tensor_core)} take block "
+            f"scales, its signature is {signature.key}: {_quantifier({scales is not None})} must",
         )
     if not code.multiplies:
-        yield Gap(
+        yield Finding(
             check=Check.OPERAND_TYPES,
             message=f"{', '.join(code.tensor_core)} show no operand types to compare with "
             f"{signature.key}",
         )
     for observed in sorted(code.multiplies, key=str):
-        # What it is of the problem that the signature names, and not of the transposed one.
+        # Kernels with scheduler one_tile compute the transposed problem.
         multiply = observed.transposed if design.scheduler == ONE_TILE else observed
         if (multiply.a, multiply.b, multiply.accumulator) != types:
-            yield Gap(
+            yield Finding(
                 check=Check.OPERAND_TYPES,
                 message=f"multiplies {multiply}, its signature is {signature.key}",
             )
         if multiply.scales and scales and multiply.scales is not scales:
-            yield Gap(
+            yield Finding(
                 check=Check.BLOCK_SCALES,
                 message=f"multiplies {multiply}, its signature is {signature.key}",
             )
         if multiply.layout is not signature.layout:
-            yield Gap(
+            yield Finding(
                 check=Check.OPERAND_LAYOUT,
                 message=f"multiplies {multiply}, its signature is {signature.key}",
             )
@@ -181,11 +171,11 @@ def _check_multiplies(
         else:
             fits = (multiply.m, multiply.n) == (tile_m, tile_n)
         if not fits:
-            yield Gap(
+            yield Finding(
                 check=Check.INSTRUCTION_TILE,
                 message=f"multiplies {multiply}, its entry says tile {tile_m}x{tile_n}",
             )
 
 
-def _how_many(scaled: Set[bool]) -> str:
+def _quantifier(scaled: Set[bool]) -> str:
     return {frozenset({True}): "all", frozenset({False}): "none"}.get(frozenset(scaled), "some")

@@ -12,32 +12,23 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from nvgemm_runtime.gemm.problem import DType, Layout
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 
-_GMMA_TYPES = {
-    "F32": DType.FP32,
-    "F16": DType.FP16,
-    "BF16": DType.BF16,
-    "E4M3": DType.FP8_E4M3,
-    "E5M2": DType.FP8_E5M2,
-    "S8": DType.INT8,
-    "U8": DType.UINT8,
-}
+_GMMA_TYPES = {dtype.row.sass_name: dtype for dtype in DType if dtype.row.sass_name}
 """Type modifiers of HGMMA, QGMMA and IGMMA: the accumulator's (none where it is int32), then A's
 and B's; HGMMA has one for both, and none where both are fp16."""
 
-_DESCRIPTOR_ACCUMULATOR = {0: DType.FP16, 1: DType.FP32, 2: DType.INT32}
-_DESCRIPTOR_TYPES = {
-    "UTCHMMA": {0: DType.FP16, 1: DType.BF16},
-    "UTCQMMA": {0: DType.FP8_E4M3, 1: DType.FP8_E5M2},
-    "UTCIMMA": {0: DType.UINT8, 1: DType.INT8},
-    "UTCOMMA": {1: DType.FP4_E2M1},
-}
-"""Type codes in a tcgen05 instruction descriptor (PTX ISA, tcgen05, tables "Instruction descriptor
-format for .kind::tf32, .kind::f16, .kind::f8f6f4 and .kind::i8", "… for .kind::mxf8f6f4" and "…
-for .kind::mxf4 and .kind::mxf4nvf4")."""
+_BLACKWELL = 10
+"""Major compute capability of the GPUs whose instructions take descriptors."""
 
-_SCALE_TYPES = {0: DType.FP8_E4M3, 1: DType.FP8_E8M0}
+_DESCRIPTOR_ACCUMULATOR = {dtype.row.accumulator_code: dtype for dtype in DType}
+_DESCRIPTOR_TYPES = {
+    (dtype.row.multiplied_by.get(_BLACKWELL), dtype.row.operand_code): dtype for dtype in DType
+}
+"""Type codes in a tcgen05 instruction descriptor: of the accumulator, and by instruction of A and
+B."""
+
+_SCALE_TYPES = {dtype.row.scale_code: dtype for dtype in DType}
 """Codes of the scales' type in the descriptor of a block-scaled instruction."""
 
 _BLOCKS_OF_16 = frozenset({"4X", "BLOCK16"})
@@ -152,9 +143,8 @@ def _from_descriptors(instructions: set[Instruction], immediates: set[int]) -> I
     """
     for opcode, scaled in {(item.opcode, item.scaled) for item in instructions}:
         name, *modifiers = opcode.split(".")
-        types = _DESCRIPTOR_TYPES.get(name, {})
         for value in immediates:
-            a, b = types.get(value >> 7 & 0b111), types.get(value >> 10 & 0b111)
+            a, b = (_DESCRIPTOR_TYPES.get((name, value >> at & 0b111)) for at in (7, 10))
             n = (value >> 17 & 0b111111) << 3
             # Bits 15 and 16 say that A and B are not contiguous along k.
             layout = _layout(a_row_major=not value >> 15 & 1, b_row_major=bool(value >> 16 & 1))

@@ -1,20 +1,24 @@
-"""Coverage: which recorded problems bundles serve, on the GPU of each target, and why not others.
+"""Which GEMMs of a manifest bundles serve on each target's GPU, and why they miss the others.
 
-A pure function of a manifest and of bundles. Matching is the runtime's own, asked as torch.compile
-in a process on that GPU would ask it; nothing depends on the machine that this runs on.
+A pure function of a manifest and bundles: the runtime's own matching decides, asked as
+torch.compile would ask it on that GPU, whatever machine this runs on.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-from nvgemm_runtime.gemm.aten import product_of_sum
-from nvgemm_runtime.gemm.operands import Request
-from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.aten import OPERATORS, AtenGemm, operator_for, product_of_sum
+from nvgemm_runtime.gemm.extra_operands import ExtraOperands
+from nvgemm_runtime.gemm.operands import Operand, Request, requests, torch_dtype
+from nvgemm_runtime.gemm.problem import Problem, Signature
+from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
+from nvgemm_runtime.gemm.types import SWIZZLED_ALIGNMENT_BYTES
 from nvgemm_runtime.matching.device import (
     RUNTIME_LIBRARY,
     UNKNOWN_VERSION,
@@ -28,15 +32,129 @@ from nvgemm_runtime.matching.refusals import (
     unlaunchable,
     version_numbers,
 )
+from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES, sizes_in_words
+from nvgemm_runtime.recording.text import read_others
 
 from ..manifest.parse import Declared, Manifest
 from ..targets import BuildTarget
-from .problem_call import call_of, readings
-from .undeclarable import Sizes, Undeclarable
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a GEMM."""
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations, counted as in `Problem.flops`."""
+        return 2 * self.m * self.n * self.k * self.batch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undeclarable:
+    """A recorded GEMM that no manifest can declare, so that no bundle can serve it.
+
+    Attributes:
+        gemm: The GEMM in words.
+        sizes: Its sizes; None where the words do not tell them.
+        count: How often it was recorded.
+        reason: Why no manifest can declare it.
+    """
+
+    gemm: str
+    sizes: Sizes | None
+    count: int
+    reason: str
+
+
+def read_undeclarable(text: str) -> tuple[Undeclarable, ...]:
+    """Read the undeclarable GEMMs from a recording's comments; other manifests have none."""
+    return tuple(_read(line, count) for line, count in read_others(text).items())
+
+
+def _read(line: str, count: int) -> Undeclarable:
+    gemm, _, reason = line.partition(": ")
+    extents = sizes_in_words(gemm)
+    return Undeclarable(
+        gemm=gemm,
+        sizes=None if extents is None else Sizes(*extents),
+        count=count,
+        reason=reason or "no manifest can declare it",
+    )
+
+
+def call_of(problem: Problem) -> AtenGemm:
+    """The ATen call that a problem declares, on contiguous tensors.
+
+    Tensors are aligned to `ALIGNMENT_BYTES`; swizzled scales to `SWIZZLED_ALIGNMENT_BYTES`, as
+    every kernel needs them.
+    """
+    served = problem.signature
+    tensors = {role: _operand(problem, role) for role in roles(served)}
+    return AtenGemm(
+        op=operator_for(served),
+        a=tensors[Role.A],
+        b=tensors[Role.B],
+        out=tensors[Role.OUT],
+        extras=ExtraOperands(
+            scale_a=tensors.get(Role.SCALE_A),
+            scale_b=tensors.get(Role.SCALE_B),
+            # Named, not read off shapes: those of two recipes can be equal.
+            recipe=served.scales,
+            offsets=tensors.get(Role.OFFSETS),
+            addend=tensors.get(Role.ADDEND),
+            activation=None if served.epilogue is None else served.epilogue.activation,
+        ),
+    )
+
+
+def readings(gemm: AtenGemm) -> tuple[Request, ...]:
+    """The requests that matching gets for a call, best aligned first; see `operands.requests`.
+
+    There may be several: a single row or column has either layout, and a row added to a single row
+    may count as a matrix.
+    """
+    return requests(OPERATORS[gemm.op].op, gemm.a, gemm.b, out=gemm.out, extras=gemm.extras)
+
+
+def _operand(problem: Problem, role: Role) -> Operand:
+    import torch
+
+    served, shape = problem.signature, role_shape(problem, role)
+    return Operand(
+        dtype=torch_dtype(role_dtype(served, role)),
+        device=torch.device("cuda"),
+        shape=shape,
+        strides=_strides(shape, row_major=_is_row_major(served, role)),
+        address=math.lcm(ALIGNMENT_BYTES, SWIZZLED_ALIGNMENT_BYTES)
+        if role in (Role.SCALE_A, Role.SCALE_B)
+        else ALIGNMENT_BYTES,
+    )
+
+
+def _is_row_major(served: Signature, role: Role) -> bool:
+    if role is Role.A:
+        return served.layout.a_row_major
+    return role is not Role.B or served.layout.b_row_major
+
+
+def _strides(shape: tuple[int, ...], *, row_major: bool) -> tuple[int, ...]:
+    if not row_major:
+        *batch, rows, columns = shape
+        return (*(rows * columns for _ in batch), 1, rows)
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
 
 
 class Status(str, enum.Enum):
-    """What becomes of a GEMM."""
+    """Whether and how a GEMM is served."""
 
     DECLARED = "declared"
     SIGNATURE = "signature"
@@ -44,11 +162,11 @@ class Status(str, enum.Enum):
 
 
 SERVED = frozenset({Status.DECLARED, Status.SIGNATURE})
-"""What counts as covered, unless declared problems alone are asked for."""
+"""Statuses that count as covered, unless only declared problems shall."""
 
 
 class Weight(str, enum.Enum):
-    """What percentages are of: GEMMs, each once; how often they came up; or their FLOPs."""
+    """The unit of percentages: distinct GEMMs, how often they were recorded, or their FLOPs."""
 
     PROBLEMS = "problems"
     COUNT = "count"
@@ -57,7 +175,7 @@ class Weight(str, enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class GemmCoverage:
-    """A recorded GEMM, and what becomes of it on one target.
+    """A recorded GEMM and how it is served on one target.
 
     Attributes:
         gemm: Its problem's key, or a text where no problem describes it.
@@ -84,7 +202,7 @@ class GemmCoverage:
     is_split: bool = False
 
     def weight(self, by: Weight) -> int:
-        """Its part of a total, in the unit that ``by`` names; without sizes it has 0 FLOPs."""
+        """Its share of a total in the unit ``by``; a GEMM of unknown sizes has 0 FLOPs."""
         if by is Weight.PROBLEMS:
             return 1
         if by is Weight.COUNT:
@@ -97,11 +215,11 @@ class TargetCoverage:
     """What bundles serve on the GPU of one target.
 
     Attributes:
-        target: The target, and the GPU.
-        runtime_library: Version of the library that kernels call, as assumed: the newest that a
-            bundle for this GPU was built with.
-        bundles: Names of those that this GPU can use, preferred first.
-        refusals: Why it cannot use others, or kernels of them.
+        target: The target and its GPU.
+        runtime_library: Assumed version of the library that kernels call: the newest that a bundle
+            for this GPU was built with.
+        bundles: Names of the bundles that this GPU can use, preferred first.
+        refusals: Why it cannot use other bundles, or kernels of them.
         gemms: Every recorded GEMM: the manifest's in its order, then those it cannot declare.
     """
 
@@ -132,13 +250,13 @@ def cover(
     unusable: Sequence[str] = (),
     undeclarable: Sequence[Undeclarable] = (),
 ) -> tuple[TargetCoverage, ...]:
-    """Say what bundles serve of the GEMMs that were recorded, for each of the manifest's targets.
+    """Find, for each target of a manifest, which of its GEMMs bundles serve.
 
     Args:
         manifest: Recorded or written by hand.
-        bundles: What there would be in the process.
-        unusable: Why other bundles could not be opened.
-        undeclarable: What was recorded beside the manifest.
+        bundles: Bundles that the process would have.
+        unusable: Why further bundles could not be opened.
+        undeclarable: Recorded GEMMs that the manifest cannot declare.
     """
     views = preferred(bundles)
     asked = [_ask(declared) for declared in manifest.declared]
@@ -172,7 +290,7 @@ def cover(
 
 
 def gpu_facts(target: BuildTarget, bundles: Iterable[BundleView]) -> DeviceFacts:
-    """A target's GPU, in a process whose libraries fit the newest bundle that it can use."""
+    """Facts of a target's GPU, with the library version of the newest bundle that it can use."""
     facts = DeviceFacts(
         kind="cuda",
         name=target.device.driver_name,
@@ -244,7 +362,7 @@ def _match(index: Index, asked: _Asked) -> GemmCoverage:
         request, split = first_served(index.match, asked.product)
         if isinstance(split, Match):
             served = _served(index, missed, split)
-            # The sum itself is declared nowhere, whether its product is or not.
+            # Even if the product is declared, the sum itself is not.
             return replace(served, status=Status.SIGNATURE, is_split=True)
         reasons += [
             f"for the product alone, {request.problem.key}: {reason}"

@@ -1,7 +1,4 @@
-"""Counts the GEMMs that a program calls, seen by torch's dispatcher: no compiler, no GPU, no data.
-
-Import it only where torch is.
-"""
+"""Counts the GEMMs that a program calls through torch's dispatcher. Imports torch."""
 
 from __future__ import annotations
 
@@ -15,30 +12,29 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nvgemm_runtime.gemm.aten import (
     GEMMS,
     OPERATORS,
-    UNREAD_ADDENDS,
+    UNSERVED,
     AtenGemm,
     named_arguments,
     read_call,
 )
-from nvgemm_runtime.gemm.operand import Operand
-from nvgemm_runtime.gemm.operands import MAX_ALIGNMENT_BYTES
+from nvgemm_runtime.gemm.operands import MAX_ALIGNMENT_BYTES, Operand
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.recording.declarable import declarable, declarable_for
 
 
 class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
-    """While it is entered, counts every matrix product that ATen is called for.
+    """Counts every product of matrices that is called while the mode is active.
 
-    Tensors may be real, meta or fake; where a `FakeTensorMode` is used, enter it before this one.
-    Products are those of matrices: a vector's have no tensor cores to run on. Storage is taken to
-    be aligned as torch's allocators give it.
+    Tensors may be real, meta or fake; enter a `FakeTensorMode` before this mode. Products of
+    vectors do not count, as no tensor core computes them. Storage is assumed to be aligned as
+    torch's allocators align it.
 
     Args:
-        arch: Architecture that problems are declared for; None for any, with what one of them has.
+        arch: Architecture to declare problems for; None for whatever any architecture serves.
 
     Attributes:
-        problems: How often each GEMM was called that a manifest can declare.
-        others: Likewise of all others, each in words, with the reason.
+        problems: Calls of each GEMM that a manifest can declare.
+        others: Calls of each other GEMM, in words and with the reason.
     """
 
     def __init__(self, arch: str | None = None) -> None:
@@ -71,11 +67,11 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def declared_as(self, gemm: AtenGemm) -> Problem | str:
-        """What a GEMM counts as: its problem, or what it is in words."""
+        """The problem of a GEMM, or the GEMM in words where no manifest can declare it."""
         return declarable(gemm) if self._arch is None else declarable_for(gemm, self._arch)
 
     def count(self, met: Problem | str) -> None:
-        """Count a GEMM that was called: its problem, or what it is in words."""
+        """Count a GEMM, given as `declared_as` returns it."""
         if isinstance(met, Problem):
             self.problems[met] += 1
         else:
@@ -87,7 +83,7 @@ def _read(
 ) -> AtenGemm:
     if name in OPERATORS:
         return read_call(name, named_arguments(func, args, kwargs, _value), out)
-    operands = args[1:] if name in UNREAD_ADDENDS else args
+    operands = args[1:] if UNSERVED[name].adds_first else args
     a, b = map(_operand, operands[:2])
     return AtenGemm(op=name, a=a, b=b, out=out)
 
@@ -97,7 +93,7 @@ def _value(argument: Any) -> Any:
 
 
 def _operand(tensor: torch.Tensor) -> Operand:
-    """What a tensor is, without its data."""
+    """Describe a tensor without its data."""
     offset = int(tensor.storage_offset()) * tensor.dtype.itemsize
     return Operand(
         dtype=tensor.dtype,

@@ -1,4 +1,4 @@
-"""Runs a command and tells what torch.compile did with each GEMM in it."""
+"""Runs a program and collects what torch.compile did with each of its GEMMs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from nvgemm_runtime.settings import EXPLAIN_VARIABLE
 from .process import run_to_end
 
 NO_CACHES_VARIABLE = "TORCHINDUCTOR_FORCE_DISABLE_CACHES"
-"""Torch's own: what comes from its caches is not compiled, and so not met."""
+"""Torch's own variable: a graph from its caches is not compiled again, so its GEMMs would be
+missed."""
 
 _FIELDS: dict[str, dict[str, type]] = {
     "met": {"basis": str, "reasons": list, "offered": dict},
@@ -25,24 +26,24 @@ _FIELDS: dict[str, dict[str, type]] = {
     "timed": {"times_ms": dict},
     "used": {"name": str},
 }
-"""By event of `nvgemm_runtime.inductor.report`: what it holds beside the GEMM."""
+"""By event of `nvgemm_runtime.inductor.report`: its fields besides the GEMM, and their types."""
 
 
 @dataclass(kw_only=True)
 class MetGemm:
-    """What happened to one GEMM, over all graphs and processes of a run.
+    """What happened to one GEMM in all graphs and processes of a run.
 
     Attributes:
         gemm: Its problem's key, or a text where no problem describes it.
-        basis: ``declared``, ``signature`` or ``jit`` where it was offered kernels, however often it
-            was not; otherwise ``miss``.
-        reasons: Why it was a miss, whenever it was one.
-        offered: By name in generated code, the operators that joined the choices.
-        measured: What a measured ranking says of it; empty where there is none.
-        graphs: How often it was met; not at all where kernels for it and an activation were tried
-            and lost: then the GEMM was met without the activation.
-        times_ms: By choice, milliseconds, of the last time it was timed.
-        used: By name in generated code, how often a bundled kernel is called there.
+        basis: ``declared``, ``signature`` or ``jit`` if kernels were ever offered for it; otherwise
+            ``miss``.
+        reasons: Why it was a miss, where it was.
+        offered: By name in generated code, the operators of the kernels that joined the choices.
+        measured: What its measured ranking says; empty without one.
+        graphs: How often Inductor lowered it; 0 if an epilogue fusion of it was tried and lost, as
+            the GEMM was then lowered without its activation.
+        times_ms: By choice, milliseconds of the last autotuning.
+        used: By name in generated code, the number of calls of bundled kernels.
     """
 
     gemm: str
@@ -56,12 +57,12 @@ class MetGemm:
 
     @property
     def fastest(self) -> str | None:
-        """The choice that took the least time; None where none was timed."""
+        """The choice of least time; None where none was timed."""
         finite = {name: time for name, time in self.times_ms.items() if math.isfinite(time)}
         return min(finite, key=finite.__getitem__, default=None)
 
     def add(self, event: dict[str, Any]) -> None:
-        """Take in one event."""
+        """Add one event."""
         if event["event"] in ("met", "tried"):
             self.graphs += event["event"] == "met"
             if event["basis"] != "miss":
@@ -75,7 +76,7 @@ class MetGemm:
             self.used[event["name"]] += 1
 
     def to_json(self) -> dict[str, Any]:
-        """As one object of JSON; times that are not finite are null."""
+        """The JSON object; times that are not finite are null."""
         return {
             "gemm": self.gemm,
             "basis": self.basis,
@@ -92,13 +93,13 @@ class MetGemm:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """What came of a command.
+class ExplainedProgram:
+    """The GEMMs of a program's run.
 
     Attributes:
-        status: Its exit status, as shells give it: 128 + N where signal N ended it.
-        gemms: What it met, in the order in which they came up.
-        unreadable_lines: How many events are left out because their lines could not be read.
+        status: The program's exit status, as shells give it: 128 + N where signal N ended it.
+        gemms: The GEMMs in the order in which they came up.
+        unreadable_lines: Number of events that are missing because their lines could not be read.
     """
 
     status: int
@@ -106,7 +107,7 @@ class Explanation:
     unreadable_lines: int
 
     def to_json(self) -> dict[str, Any]:
-        """As one object of JSON."""
+        """The JSON object."""
         return {
             "status": self.status,
             "unreadable_lines": self.unreadable_lines,
@@ -114,12 +115,12 @@ class Explanation:
         }
 
 
-def explain(command: Sequence[str], *, quiet: bool = False) -> Explanation:
-    """Run a command without torch's compile caches and collect the GEMMs that it met.
+def explain_program(command: Sequence[str], *, quiet: bool = False) -> ExplainedProgram:
+    """Run a program without torch's compile caches and collect its GEMMs.
 
     Args:
         command: The program and its arguments.
-        quiet: Whether what the command prints goes to standard error.
+        quiet: Whether to send the program's output to standard error.
 
     Raises:
         OSError: If the command cannot be started.
@@ -130,7 +131,7 @@ def explain(command: Sequence[str], *, quiet: bool = False) -> Explanation:
         status = run_to_end(command, environment, quiet=quiet)
         text = path.read_bytes() if path.exists() else b""
     events = [_event(line) for line in text.splitlines()]
-    return Explanation(
+    return ExplainedProgram(
         status=status,
         gemms=collect(event for event in events if event is not None),
         unreadable_lines=events.count(None),
@@ -138,7 +139,7 @@ def explain(command: Sequence[str], *, quiet: bool = False) -> Explanation:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """The event of a line; None where it is none, as when its process was killed meanwhile."""
+    """Parse an event; None if the line is malformed, as from a process killed while writing."""
     try:
         event = json.loads(line)
         fields = {"gemm": str, **_FIELDS[event["event"]]}

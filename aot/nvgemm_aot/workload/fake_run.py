@@ -1,21 +1,32 @@
-"""Runs a Python program under fake tensors and records the GEMMs that it calls.
+"""Runs a Python program under fake tensors and records its GEMMs: no GPU, no memory, no numbers.
 
-``python -m nvgemm_aot.workload.fake_run script.py …``, ``-m package …`` or ``-c code …``; the
-variables of `nvgemm_runtime.recording.recorder` say where to. `nvgemm-aot record --fake` starts it.
+``python -m nvgemm_aot.workload.fake_run script.py …``, ``-m package …`` or ``-c code …``, which
+`nvgemm-aot record --fake` starts; the variables of `nvgemm_runtime.recording.recorder` name the
+file. Tensors for ``cuda`` are created on ``cpu``, which makes no difference to a GEMM: torch
+without CUDA has no streams for ``cuda`` tensors, and autograd would end the process.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import re
 import runpy
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
+    FakeTensorMode,
 )
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 
 from nvgemm_runtime.errors import RecordError
 from nvgemm_runtime.gemm.problem import Problem
@@ -23,10 +34,83 @@ from nvgemm_runtime.recording.recorder import Recorder, chosen_target, recorder
 from nvgemm_runtime.recording.text import Recording
 
 from .dispatch import GemmCalls
-from .fake_cuda import fake_tensors
+
+_CUDA = re.compile(r"cuda(:[0-9]+)?")
+
+
+@contextlib.contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Make every tensor of this thread a fake one on the CPU; torch.compile does not compile.
+
+    Only for a process of its own: some replaced functions of torch are not restored.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    _let_parameters_swap(mode)
+    _let_autocast_be_on_the_cpu()
+    torch.cuda.synchronize = lambda device=None: None
+    torch.compiler.set_stance("force_eager")
+    with mode, _CudaIsCpu():
+        yield
+
+
+class _CudaIsCpu(TorchFunctionMode):  # type: ignore[misc]
+    """Takes ``cuda`` for ``cpu`` in the arguments of torch's functions."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
+            return args[0]
+        named = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
+        if func in (torch.Tensor.to, torch._C._nn._parse_to):
+            # A number alone is a device, too.
+            args = ["cpu" if type(value) is int else value for value in args]
+        if type(named.get("device")) is int or (
+            named.get("device") is None and func in _device_constructors()
+        ):
+            named["device"] = "cpu"
+        return func(*map(_on_cpu, args), **named)
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return torch.device("cpu")
+    return "cpu" if isinstance(value, str) and _CUDA.fullmatch(value) else value
+
+
+def _let_parameters_swap(mode: FakeTensorMode) -> None:
+    """Let modules change their dtype, which the mode's references to parameters would prevent."""
+    swap = torch.utils.swap_tensors
+
+    @functools.wraps(swap)
+    def forget_and_swap(first: torch.Tensor, second: torch.Tensor) -> None:
+        mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
+        swap(first, second)
+
+    torch.utils.swap_tensors = forget_and_swap
+
+
+def _let_autocast_be_on_the_cpu() -> None:
+    autocast = torch.amp.autocast_mode.autocast
+    start = autocast.__init__
+
+    @functools.wraps(start)
+    def start_on_cpu(
+        self: Any, device_type: str, dtype: torch.dtype | None = None, *rest: Any, **named: Any
+    ) -> None:
+        if _CUDA.fullmatch(device_type):
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        start(self, device_type, dtype, *rest, **named)
+
+    autocast.__init__ = start_on_cpu
+
 
 WRITE_SECONDS = 1.0
-"""Counts are written this often, while GEMMs are called; one that is new is written at once."""
+"""Interval of writing counts; a GEMM that is new is written at once."""
 
 _TERMINATED = 128 + signal.SIGTERM
 """Exit status of a terminated command, as shells give it."""
@@ -36,11 +120,11 @@ _NOT_STARTED = 2
 
 
 class KeptCalls(GemmCalls):
-    """Counts GEMMs, and keeps them in a file meanwhile.
+    """Counts GEMMs and writes them to a file from time to time.
 
     Args:
-        kept_by: What they are kept by.
-        target: What to build for.
+        kept_by: The file's recorder.
+        target: The architecture to build for.
     """
 
     def __init__(self, kept_by: Recorder, target: str) -> None:
@@ -53,7 +137,7 @@ class KeptCalls(GemmCalls):
         self._is_to_end = False
 
     def write(self) -> None:
-        """Move what was counted to the file.
+        """Add the counts to the file and reset them.
 
         Raises:
             RecordError: If it cannot be written.
@@ -74,20 +158,20 @@ class KeptCalls(GemmCalls):
             raise SystemExit(_TERMINATED)
 
     def end(self, *_: object) -> None:
-        """End the program, but no write to the file: a handler of signals."""
+        """Handle a signal: end the program, after any write to the file."""
         self._is_to_end = True
         if not self._writes:
             raise SystemExit(_TERMINATED)
 
     def count(self, met: Problem | str) -> None:
-        """Count a GEMM, and write what was counted if it is time."""
+        """Count a GEMM and write the counts if it is time."""
         super().count(met)
         if met not in self._seen or time.monotonic() - self._written >= WRITE_SECONDS:
             self.write()
 
 
 def main(arguments: list[str]) -> None:
-    """Run a program, and keep what it calls however it ends.
+    """Run a program and record its GEMMs, however it ends.
 
     Raises:
         RecordError: If no file is named, or it cannot be written.

@@ -1,4 +1,4 @@
-"""Bundles to look into: those that a user names, or those that are installed; none is run."""
+"""Reads the headers of bundles that a user names, or that are installed. Loads no kernel."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 from nvgemm_runtime.installed.registry import INSTALLATION
 from nvgemm_runtime.matching.index import BundleView
 
-from ..storage.regular_file import open_regular
+from ..storage.files import open_regular
 
 _WHEEL_SUFFIX = ".whl"
 
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OverflowError)
-"""What `zipfile` raises of a file that is no archive, or one that it cannot unpack."""
+"""Errors that `zipfile` raises for a file that is no archive or is damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bundles:
-    """What was found.
+    """Bundles that were found.
 
     Attributes:
-        views: Bundles whose headers keep every rule.
-        unusable: Why others cannot be used, a line each.
+        views: Bundles with valid headers.
+        unusable: Why each of the others cannot be used.
     """
 
     views: tuple[BundleView, ...]
@@ -38,20 +38,20 @@ class Bundles:
 
 
 def read_bundles(paths: Sequence[Path]) -> Bundles:
-    """Read the headers of all bundles at some places.
+    """Read the headers of bundles.
 
     Args:
-        paths: Bundles, directories that hold some, and wheels, as ``nvgemm-aot wheel`` makes them.
+        paths: Bundles, directories of bundles, and wheels made by ``nvgemm-aot wheel``.
 
     Raises:
         BundleFormatError: If a bundle breaks a rule of the format.
-        StorageError: If a place cannot be read, or holds no bundle.
+        StorageError: If a path cannot be read or holds no bundle.
     """
     return Bundles(views=tuple(view for path in paths for view in _read(path)))
 
 
 def installed_bundles() -> Bundles:
-    """The bundles of installed wheels and NVGEMM_AOT_BUNDLES; not what was compiled here by JIT."""
+    """Bundles of installed wheels and of NVGEMM_AOT_BUNDLES, without the JIT's user bundles."""
     found = INSTALLATION.shipped_bundles()
     return Bundles(
         views=tuple(
@@ -109,7 +109,7 @@ def _read_wheel(path: Path) -> Iterator[BundleView]:
 
 
 def _unpack_header(wheel: zipfile.ZipFile, member: str, file: Path) -> None:
-    """Unpack the header of a bundle, at most; what is behind it becomes a hole of the same size."""
+    """Unpack only the header of a bundle; the rest of the file becomes a hole of its size."""
     with wheel.open(member) as packed, file.open("wb") as unpacked:
         start = packed.read(PREFIX.size)
         unpacked.write(start)

@@ -1,4 +1,4 @@
-"""Runs a user's command to its end, with the terminal's interrupts left to it."""
+"""Runs a user's command to its end and leaves the terminal's interrupts to it."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 _STANDARD_ERROR = 2
 
 _KILLED = 128
-"""What shells add to the number of the signal that ended a command."""
+"""Shells report the signal that ended a command as its number plus this."""
 
 
 def run_to_end(
     command: Sequence[str], environment: Mapping[str, str], *, quiet: bool = False
 ) -> int:
-    """Run a command and wait for it, whatever is pressed meanwhile.
+    """Run a command and wait for it, even if Ctrl-C is pressed.
 
     Args:
         command: The program and its arguments.
-        environment: All of its variables.
-        quiet: Whether what it prints goes to standard error.
+        environment: The command's environment variables, all of them.
+        quiet: Whether to send its output to standard error.
 
     Returns:
         Its exit status, as shells give it: 128 + N where signal N ended it.
@@ -41,10 +41,10 @@ def run_to_end(
 
 @contextlib.contextmanager
 def _leaving_interrupts_to_it() -> Iterator[None]:
-    """Have Ctrl-C do nothing to this process from before the command is started to after its end.
+    """Ignore Ctrl-C in this process while the command runs.
 
-    The terminal interrupts the command too, which ends or goes on as it likes: what it met is worth
-    as much, and a server has no other end.
+    The terminal interrupts the command too, and that decides whether it ends; its GEMMs are
+    reported either way. Interrupting a server is the usual way to end it.
     """
     before = signal.getsignal(signal.SIGINT)
     if not callable(before) or threading.current_thread() is not threading.main_thread():

@@ -1,4 +1,4 @@
-"""Runs a command and keeps the GEMMs that it meets in a manifest."""
+"""Runs a program and records its GEMMs into a manifest."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _OPTIONS_WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """What came of a command.
+    """The result of recording a program.
 
     Attributes:
-        status: Its exit status, as shells give it.
-        path: The file.
-        met: How many GEMMs were met that a manifest can declare.
-        distinct: How many of these differ.
-        new: How many of those the file did not have.
-        others_met: How many GEMMs were met that no manifest can declare.
-        others: How many of these differ.
+        status: The program's exit status, as shells give it.
+        path: The manifest.
+        met: Number of recorded GEMMs that a manifest can declare.
+        distinct: Number of distinct ones among them.
+        new: Number of those that the file did not have.
+        others_met: Number of recorded GEMMs that no manifest can declare.
+        others: Number of distinct ones among them.
     """
 
     status: int
@@ -44,19 +44,20 @@ class Recorded:
     others: int
 
 
-def record(
+def record_program(
     command: Sequence[str], path: Path, *, target: str | None = None, fake: bool = False
 ) -> Recorded:
-    """Run a command and keep the GEMMs that it meets.
+    """Run a program and merge its GEMMs into a manifest.
 
     Args:
         command: The program and its arguments; a Python program if ``fake``.
-        path: The file: a recording, which they are merged into, or nothing yet.
-        target: The architecture to build for, if not that of the device.
-        fake: Run it under fake tensors, and keep what it calls instead of what it compiles.
+        path: The manifest; an earlier recording, or a file that does not exist yet.
+        target: The architecture to build for; None for that of the GPU.
+        fake: Run the program under fake tensors and record the GEMMs that it calls instead of those
+            that torch.compile compiles.
 
     Raises:
-        RecordError: If nothing could be recorded. The command was not started.
+        RecordError: If nothing could be recorded; the command is not started then.
         OSError: If the command cannot be started.
     """
     recorder = Recorder(path)

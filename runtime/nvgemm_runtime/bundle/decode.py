@@ -1,8 +1,8 @@
 """Reading a bundle's header: every rule of FORMAT.md that needs no byte of the body.
 
-Rules of single values are here, those between values in `header_rules`; `left_out` leaves out what
-this release does not understand. Straight-line validation: each check names its rule, what was
-found and what is allowed. Nothing in this module reads a file.
+Rules of single values are here, rules between values in `header_rules`; `unknown_parts` leaves out
+what this release does not understand. Each check names its rule, what was found and what is
+allowed. Nothing in this module reads a file.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .format import (
     canonical_json,
 )
 from .header_rules import Parts, check_header
-from .left_out import with_understood
+from .unknown_parts import with_understood
 
 UPGRADE = "upgrade: pip install -U nvgemm-aot"
 """What to do where a newer release is needed."""

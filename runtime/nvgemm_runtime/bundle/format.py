@@ -1,6 +1,6 @@
-"""The bundle header: its dataclasses and its canonical JSON.
+"""The bundle header as dataclasses, and the numbers of the format. FORMAT.md is the specification.
 
-FORMAT.md is the specification. `decode` reads what `encode_header` here writes.
+`encode` writes a header, `decode` reads it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import enum
 import hashlib
 import json
 import struct
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ..gemm.problem import Problem, Signature
@@ -109,12 +109,10 @@ class KernelDesign:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kernel:
-    """One compiled kernel.
+class KernelFacts:
+    """What is known of a kernel, from the provider that lists it to the header of its bundle.
 
     Attributes:
-        id: sha256 of the uncompressed payload, in hex: the kernel's name everywhere.
-        span: Where its zstd frame lies.
         signature: What it computes.
         provider, operator: Where it came from.
         design: How it works.
@@ -124,12 +122,8 @@ class Kernel:
         calling_convention: How to call it: ``tvm_ffi:gemm(a,b,out,stream)`` is a TVM-FFI function
             exported as ``__tvm_ffi_gemm`` that takes the operands in this order, then the CUDA
             stream as an opaque pointer.
-        imports: Symbols that its payload leaves undefined, sorted; None where ``Header.imports``
-            are its own.
     """
 
-    id: str
-    span: Span
     signature: Signature
     provider: str
     operator: str
@@ -137,6 +131,25 @@ class Kernel:
     alignment_bytes: int
     workspace_bytes: int
     calling_convention: str
+
+    def facts(self) -> dict[str, Any]:
+        """These fields alone, as arguments for a class that adds others to them."""
+        return {one.name: getattr(self, one.name) for one in fields(KernelFacts)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel(KernelFacts):
+    """One kernel as a header lists it.
+
+    Attributes:
+        id: sha256 of the uncompressed payload, in hex: the kernel's name everywhere.
+        span: Where its zstd frame lies.
+        imports: Symbols that its payload leaves undefined, sorted; None where ``Header.imports``
+            are its own.
+    """
+
+    id: str
+    span: Span
     imports: tuple[str, ...] | None = None
 
 
@@ -386,95 +399,3 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(
         value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False
     ).encode("ascii")
-
-
-def encode_header(header: Header) -> bytes:
-    """Write a header as canonical JSON of version `FORMAT_VERSION`."""
-    document: dict[str, Any] = {
-        "target": asdict(header.target),
-        "device": header.device,
-        "generator": header.generator,
-        "build_key": header.build_key,
-        "toolchain": header.toolchain,
-        "body_sha256": header.body_sha256,
-        "dictionary": None
-        if header.dictionary is None
-        else {"span": _span_json(header.dictionary.span), "sha256": header.dictionary.sha256},
-        "kernels": [_kernel_json(kernel) for kernel in header.kernels],
-        "sources": [source_json(source) for source in header.sources],
-        "rankings": [_ranking_json(ranking) for ranking in header.rankings],
-        "imports": list(header.imports or ()),
-    }
-    if header.unserved:
-        document["unserved"] = unserved_json(header.unserved)
-    if header.failures:
-        document["failures"] = [asdict(failure) for failure in header.failures]
-    return canonical_json(document)
-
-
-def unserved_json(unserved: dict[Problem, UnservedReason]) -> list[dict[str, str]]:
-    """Problems without a kernel, as the header holds them."""
-    entries = []
-    for problem, reason in sorted(unserved.items(), key=lambda item: item[0]):
-        entry = {"problem": problem.key, "reason": reason.text}
-        if reason.scope is not None:
-            entry["scope"] = reason.scope.value
-        entries.append(entry)
-    return entries
-
-
-def source_json(source: RankingSource) -> dict[str, Any]:
-    """A source as the header holds it: without what is not known."""
-    return _without_none(asdict(source))
-
-
-def measured_json(measured: Measured) -> dict[str, Any]:
-    """What was measured, as the header holds it."""
-    return {
-        "spreads_ns": list(measured.spreads_ns),
-        "aten": timing_json(measured.aten),
-        "triton": timing_json(measured.triton),
-        "doubts": list(measured.doubts),
-    }
-
-
-def _ranking_json(ranking: Ranking) -> dict[str, Any]:
-    return _without_none(
-        {
-            "problem": ranking.problem.key,
-            "source": ranking.source,
-            "kernels": [[place.kernel, place.time_ns] for place in ranking.kernels],
-            "measured": None if ranking.measured is None else measured_json(ranking.measured),
-            "missing": list(ranking.missing) or None,
-        }
-    )
-
-
-def timing_json(timing: Timing | None) -> list[int] | None:
-    """A timing as the header holds it: nanoseconds and spread."""
-    return None if timing is None else [timing.time_ns, timing.spread_ns]
-
-
-def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def _span_json(span: Span) -> list[int]:
-    return [span.offset, span.stored_bytes, span.content_bytes]
-
-
-def _kernel_json(kernel: Kernel) -> dict[str, Any]:
-    fields = {
-        "id": kernel.id,
-        "span": _span_json(kernel.span),
-        "signature": kernel.signature.key,
-        "provider": kernel.provider,
-        "operator": kernel.operator,
-        "design": asdict(kernel.design),
-        "alignment_bytes": kernel.alignment_bytes,
-        "workspace_bytes": kernel.workspace_bytes,
-        "calling_convention": kernel.calling_convention,
-    }
-    if kernel.imports is not None:
-        fields["imports"] = list(kernel.imports)
-    return fields

@@ -61,7 +61,7 @@ Source: the machine code of that function in 4.7.0 and 4.7.1, which lack the sym
 a failure with the lock held, and in 4.8.0 and 4.8.1; on an H200 the next launch hung with 4.7.1."""
 
 NEWEST_RUN = (4, 8)
-"""Newest minor version of the library that kernels were run with; docs/installing.md says how."""
+"""Newest minor version of the library that kernels were run with: see docs/guide/installing.md."""
 
 
 @dataclass(frozen=True, kw_only=True)

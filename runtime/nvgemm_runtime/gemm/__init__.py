@@ -1,5 +1,6 @@
 """What a GEMM is: element types, scales, epilogues, sizes and operands.
 
-May import `counters`, `settings` and `errors` alone. Start at `problem`; `support` says what can be
-computed at all, and `aten` is the table of ATen's operators.
+May import `counters`, `settings` and `errors` alone. Start at `problem`. `types`, `aten` and
+`target` are the tables of element types, ATen's operators and architectures, a row for each;
+`support` says what can be computed at all.
 """

@@ -1,7 +1,7 @@
 """ATen's operators that multiply matrices: what each takes, and what that is to a kernel.
 
-The one table to extend for another operator. It knows operators by name alone, and imports no
-torch.
+The one table to extend for another operator. It knows operators by name alone; torch is imported
+only to read its settings.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .extras import NOTHING, Extras
+from .extra_operands import NO_EXTRAS, ExtraOperands
 from .operands import torch_dtype
-from .problem import DType, Op
-from .roles import Role
-from .scales import ScaleRecipe
+from .problem import Op, Signature
+from .roles import Role, roles
+from .types import DType, ScaleRecipe
 
 if TYPE_CHECKING:
-    from .epilogue import Activation
-    from .operand import Operand
+    from .operands import Operand
+    from .types import Activation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,59 +40,138 @@ class AtenGemm:
     a: Operand
     b: Operand
     out: Operand
-    extras: Extras = NOTHING
+    extras: ExtraOperands = NO_EXTRAS
     obstacle: str | None = None
     is_precise: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Operator:
-    """An operator: ours that computes it, and its tensors by their names in the schema."""
+class ServedOperator:
+    """An operator of ATen that kernels may compute.
+
+    Attributes:
+        op: The operation of such kernels.
+        tensors: Its tensors by their names in the schema, in the schema's order.
+        stock_call: What generated Python calls where a kernel cannot compute, with the tensors, the
+            options and ``out``. It is an expression, for it stands in a module that must do without
+            this package.
+        has_cpp_call: Whether a stock line of generated C++ calls it with a result that is there.
+        product: For a sum: the operator of its product alone.
+        inductor_names: What Inductor calls its choices for it besides.
+    """
 
     op: Op
     tensors: Mapping[str, Role]
+    stock_call: str
+    has_cpp_call: bool = True
+    product: str | None = None
+    inductor_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnservedOperator:
+    """An operator that multiplies matrices, and that no kernel computes.
+
+    Attributes:
+        reason: Why not.
+        inductor_names: What Inductor calls its choices for it besides.
+        adds_first: Whether its first tensor is added, and not multiplied.
+    """
+
+    reason: str
+    inductor_names: tuple[str, ...] = ()
+    adds_first: bool = False
 
 
 _PRODUCT = {"self": Role.A, "mat2": Role.B}
-_SUM = {"self": Role.ADDEND, "mat1": Role.A, "mat2": Role.B}
-_BATCH_SUM = {"self": Role.ADDEND, "batch1": Role.A, "batch2": Role.B}
 _SCALED = {**_PRODUCT, "scale_a": Role.SCALE_A, "scale_b": Role.SCALE_B, "bias": Role.ADDEND}
 
+BIAS_ADDMM = "bias_addmm"
+"""Inductor's second choice of ATen's for addmm, beside ``addmm`` itself."""
+
 OPERATORS = {
-    "mm": _Operator(op=Op.MM, tensors=_PRODUCT),
-    "bmm": _Operator(op=Op.BMM, tensors=_PRODUCT),
-    "addmm": _Operator(op=Op.MM, tensors=_SUM),
-    "baddbmm": _Operator(op=Op.BMM, tensors=_BATCH_SUM),
-    "_int_mm": _Operator(op=Op.MM, tensors=_PRODUCT),
-    "_scaled_mm": _Operator(op=Op.MM, tensors=_SCALED),
-    "_scaled_mm_v2": _Operator(op=Op.MM, tensors=_SCALED),
-    "_grouped_mm": _Operator(op=Op.GROUPED_MM, tensors={**_PRODUCT, "offs": Role.OFFSETS}),
+    "mm": ServedOperator(
+        op=Op.MM, tensors=_PRODUCT, stock_call="torch.mm", inductor_names=("mm_dtype",)
+    ),
+    "bmm": ServedOperator(
+        op=Op.BMM, tensors=_PRODUCT, stock_call="torch.bmm", inductor_names=("bmm_dtype",)
+    ),
+    "addmm": ServedOperator(
+        op=Op.MM,
+        tensors={"self": Role.ADDEND, "mat1": Role.A, "mat2": Role.B},
+        stock_call="torch.addmm",
+        product="mm",
+        inductor_names=(BIAS_ADDMM,),
+    ),
+    "baddbmm": ServedOperator(
+        op=Op.BMM,
+        tensors={"self": Role.ADDEND, "batch1": Role.A, "batch2": Role.B},
+        stock_call="torch.baddbmm",
+        product="bmm",
+    ),
+    "_int_mm": ServedOperator(op=Op.MM, tensors=_PRODUCT, stock_call="torch._int_mm"),
+    "_scaled_mm": ServedOperator(op=Op.MM, tensors=_SCALED, stock_call="torch._scaled_mm"),
+    "_scaled_mm_v2": ServedOperator(
+        op=Op.MM,
+        tensors=_SCALED,
+        stock_call=(
+            "lambda a, b, s, t, c=None, *, recipe_a, swizzle_a, recipe_b, swizzle_b, out_dtype, "
+            "use_fast_accum, out: torch.ops.aten._scaled_mm_v2.out(a, b, [s], [recipe_a], "
+            "[swizzle_a], [t], [recipe_b], [swizzle_b], c, out_dtype, [], use_fast_accum, out=out)"
+        ),
+        has_cpp_call=False,
+    ),
+    "_grouped_mm": ServedOperator(
+        op=Op.GROUPED_MM,
+        tensors={**_PRODUCT, "offs": Role.OFFSETS},
+        stock_call="lambda *a, out, **o: out.copy_(torch._grouped_mm(*a, **o))",
+        has_cpp_call=False,
+    ),
 }
 """By ATen's name: the operators that kernels may compute."""
 
 _GROUPS = "no bundled kernel scales groups"
-_TWO_PRODUCTS = "no bundled kernel adds two products"
 
 UNSERVED = {
-    "addbmm": "no bundled kernel sums over a batch",
-    "_addmm_activation": "no bundled kernel is offered for _addmm_activation; compiled graphs call "
-    "addmm and the activation",
-    "_scaled_grouped_mm": _GROUPS,
-    "_scaled_grouped_mm_v2": _GROUPS,
-    "mm_plus_mm": _TWO_PRODUCTS,
-    "_mm_plus_mm": _TWO_PRODUCTS,
-    "scaled_mm_with_output_scale": "no bundled kernel scales its result",
+    "addbmm": UnservedOperator(reason="no bundled kernel sums over a batch", adds_first=True),
+    "_addmm_activation": UnservedOperator(
+        reason="no bundled kernel is offered for _addmm_activation; compiled graphs call addmm and "
+        "the activation",
+        adds_first=True,
+    ),
+    "_scaled_grouped_mm": UnservedOperator(reason=_GROUPS),
+    "_scaled_grouped_mm_v2": UnservedOperator(reason=_GROUPS),
+    "mm_plus_mm": UnservedOperator(
+        reason="no bundled kernel adds two products", inductor_names=("_mm_plus_mm",)
+    ),
+    "scaled_mm_with_output_scale": UnservedOperator(reason="no bundled kernel scales its result"),
 }
-"""By name of an ATen operator, or of Inductor's choice for it: why a GEMM is not served."""
+"""By ATen's name, or Inductor's of a choice: the operators that no kernel computes."""
 
 GEMMS = frozenset({*OPERATORS, *UNSERVED})
 """Every operator that multiplies matrices."""
 
-UNREAD_ADDENDS = ("addbmm", "_addmm_activation")
-"""Unserved operators whose first tensor is not multiplied."""
+_ATEN_NAMES = {
+    theirs: name
+    for table in (OPERATORS, UNSERVED)
+    for name, row in table.items()
+    for theirs in row.inductor_names
+}
 
 
-_PRODUCT_OF = {"addmm": "mm", "baddbmm": "bmm"}
+def aten_name(inductor_name: str) -> str:
+    """ATen's name of the operator that Inductor's choice of a name calls."""
+    return _ATEN_NAMES.get(inductor_name, inductor_name)
+
+
+def operator_for(signature: Signature) -> str:
+    """ATen's name of the operator that takes a signature's tensors, and as few others as any."""
+    needed = {role for role in roles(signature) if role is not Role.OUT}
+    return next(
+        name
+        for name, row in OPERATORS.items()
+        if row.op is signature.op and needed.issubset(row.tensors.values())
+    )
 
 
 def product_of_sum(gemm: AtenGemm) -> AtenGemm | None:
@@ -100,7 +179,7 @@ def product_of_sum(gemm: AtenGemm) -> AtenGemm | None:
 
     Where no kernel adds, torch.compile may have a kernel compute that, and add to it.
     """
-    op = _PRODUCT_OF.get(gemm.op)
+    op = OPERATORS[gemm.op].product if gemm.op in OPERATORS else None
     if op is None or gemm.obstacle is not None or gemm.extras.activation is not None:
         return None
     if gemm.a.dtype.itemsize == 1:
@@ -140,7 +219,7 @@ def read_call(
         a=given[Role.A],
         b=given[Role.B],
         out=out,
-        extras=Extras(
+        extras=ExtraOperands(
             scale_a=given.get(Role.SCALE_A),
             scale_b=given.get(Role.SCALE_B),
             recipe=recipe,
@@ -215,25 +294,24 @@ def _obstacle(arguments: Mapping[str, Any]) -> str | None:
     if (levels := arguments.get("levels", 1)) != 1:
         return f"scales have {levels} levels, kernels take 1"
     if arguments.get("scale_result") is not None:
-        return UNSERVED["scaled_mm_with_output_scale"]
+        return UNSERVED["scaled_mm_with_output_scale"].reason
     if arguments.get("offs") is not None and arguments.get("bias") is not None:
         return "no bundled kernel adds a bias to groups"
     return None
 
 
-_TENSOR_WISE, _ROW_WISE, _BLOCKS_OF_16, _BLOCKS_OF_32 = range(4)
-"""Values of ``torch.nn.functional.ScalingType``; those behind are scales of 128 values."""
-
 _NO_SWIZZLE, _SWIZZLE_32_4_4 = range(2)
 """Values of ``torch.nn.functional.SwizzleType``."""
 
 _RECIPES = {
-    (_TENSOR_WISE, _NO_SWIZZLE, "torch.float32"): ScaleRecipe.FP32_TENSOR,
-    (_ROW_WISE, _NO_SWIZZLE, "torch.float32"): ScaleRecipe.FP32_ROW,
-    (_BLOCKS_OF_32, _SWIZZLE_32_4_4, "torch.float8_e8m0fnu"): ScaleRecipe.E8M0_1X32,
-    (_BLOCKS_OF_16, _SWIZZLE_32_4_4, "torch.float8_e4m3fn"): ScaleRecipe.E4M3_1X16,
-    (_BLOCKS_OF_16, _SWIZZLE_32_4_4, "torch.float8_e8m0fnu"): ScaleRecipe.E8M0_1X16,
+    (
+        recipe.row.torch_scaling.value,
+        _SWIZZLE_32_4_4 if recipe.is_swizzled else _NO_SWIZZLE,
+        f"torch.{recipe.dtype.torch_name}",
+    ): recipe
+    for recipe in ScaleRecipe
 }
+"""By what ``_scaled_mm_v2`` is told of scales."""
 
 
 def _read_recipe(arguments: Mapping[str, Any]) -> tuple[ScaleRecipe | None, str | None]:
@@ -260,3 +338,33 @@ def _read_recipe(arguments: Mapping[str, Any]) -> tuple[ScaleRecipe | None, str 
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+_USUAL_SETTINGS = {
+    "allow_fp16_accumulation": ((False,), DType.FP16),
+    "allow_fp16_reduced_precision_reduction": ((True,), DType.FP16),
+    "allow_fp16_reduced_precision_reduction_split_k": ((True,), DType.FP16),
+    "allow_bf16_reduced_precision_reduction": ((True,), DType.BF16),
+    "allow_bf16_reduced_precision_reduction_split_k": ((True,), DType.BF16),
+    "fp32_precision": (("none", "ieee"), DType.FP32),
+}
+"""By attribute of ``torch.backends.cuda.matmul``: what it is unless it is set, and the element type
+of A that it concerns (read on torch 2.13). What another torch does not have is left out. That of
+fp32 is what ``set_float32_matmul_precision`` and ``allow_tf32`` set."""
+
+_USUAL_LIBRARIES = ("Default", "Cublas")
+"""Names of ``preferred_blas_library``; torch takes the former for the latter (``Context.cpp``)."""
+
+
+def unusual_setting(dtype: DType) -> str | None:
+    """The first setting for GEMMs of an element type that is not as usual, in words, or None."""
+    import torch
+
+    library = torch.backends.cuda.preferred_blas_library()
+    if library.name not in _USUAL_LIBRARIES:
+        return f"torch.backends.cuda.preferred_blas_library() is {library.name}, usually Cublas"
+    for name, (usual, concerned) in _USUAL_SETTINGS.items():
+        value = getattr(torch.backends.cuda.matmul, name, usual[0])
+        if concerned is dtype and value not in usual:
+            return f"torch.backends.cuda.matmul.{name} is {value}, usually {usual[0]}"
+    return None

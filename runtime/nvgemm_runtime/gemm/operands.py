@@ -1,4 +1,4 @@
-"""From tensors to the problem they pose, and how well they are aligned."""
+"""Reads off tensors which problem they pose, and how well they are aligned."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
-from .epilogue import Addend, Epilogue
-from .extras import NOTHING, Extras, check_offsets, read_epilogues, read_scales
+from .extra_operands import NO_EXTRAS, ExtraOperands, check_offsets, read_epilogues, read_scales
 from .problem import DType, Layout, Op, Problem, Signature
-from .scales import ScaleRecipe
+from .types import Addend, Epilogue, ScaleRecipe
 
 if TYPE_CHECKING:
     import torch
@@ -21,17 +20,54 @@ MAX_ALIGNMENT_BYTES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
+class Operand:
+    """What `requests` asks of a tensor, for operands that are not tensors yet.
+
+    Attributes:
+        dtype: Its element type.
+        device: Where it will be.
+        shape: Its extents.
+        strides: In elements.
+        address: Any address that is aligned as the first element will be.
+    """
+
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}, strides {list(self.strides)}"
+
+    def dim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    def stride(self) -> tuple[int, ...]:
+        """Its strides, in elements."""
+        return self.strides
+
+    def data_ptr(self) -> int:
+        """Its address, as far as alignment goes."""
+        return self.address
+
+    def element_size(self) -> int:
+        """Bytes of one element."""
+        return int(self.dtype.itemsize)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Request:
-    """A problem as tensors pose it.
+    """A problem, and how the tensors that pose it lie in memory.
 
     Attributes:
         problem: What is to be computed.
-        alignment_bytes: Largest power of two, up to 256, that divides every pointer (but those of
-            scales and of offsets, which have rules of their own; row-wise scales count), and in
-            bytes every
-            contiguous extent and every stride other than that of 1.
-        is_compact: Whether A, B and the result lie without gaps, as kernels need them that are
-            given addresses and no strides.
+        alignment_bytes: Largest power of two, up to 256, that divides every pointer, and in bytes
+            every contiguous extent and every stride other than 1. Offsets and scales have rules of
+            their own; only pointers of row-wise scales count.
+        is_compact: Whether A, B and the result have no gaps between rows or matrices. Kernels that
+            take addresses and no strides need that.
     """
 
     problem: Problem
@@ -43,13 +79,17 @@ class Request:
 def _dtypes() -> dict[torch.dtype, DType]:
     import torch
 
-    return {getattr(torch, dtype.torch_name): dtype for dtype in DType}
+    known = ((getattr(torch, dtype.torch_name, None), dtype) for dtype in DType)
+    return {theirs: dtype for theirs, dtype in known if theirs is not None}
 
 
 @functools.cache
 def torch_dtype(dtype: DType) -> torch.dtype:
     """Torch's name for an element type."""
-    return next(theirs for theirs, ours in _dtypes().items() if ours is dtype)
+    import torch
+
+    found: torch.dtype = getattr(torch, dtype.torch_name)
+    return found
 
 
 def usual_out_dtype(operand: torch.dtype) -> torch.dtype:
@@ -145,7 +185,7 @@ def _fake_tensor() -> type:
 
 
 def check_empty(
-    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras = NOTHING
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands = NO_EXTRAS
 ) -> None:
     """Check a GEMM without products as one that has some: its types, extras, and where it goes.
 
@@ -165,7 +205,7 @@ def check_empty(
 
 
 def _read_extras(
-    op: Op, a: torch.Tensor, b: torch.Tensor, out: DType, extras: Extras
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: DType, extras: ExtraOperands
 ) -> tuple[ScaleRecipe | None, tuple[Epilogue | None, ...]]:
     """The scales, and every way to read what is added; offsets are checked."""
     for tensor in extras.tensors():
@@ -187,7 +227,7 @@ def requests(
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
     *,
-    extras: Extras = NOTHING,
+    extras: ExtraOperands = NO_EXTRAS,
 ) -> tuple[Request, ...]:
     """Describe ``out = a @ b``, with what else it takes.
 
@@ -259,7 +299,7 @@ def _lies_compact(tensor: torch.Tensor, inner: int, outer: int) -> bool:
     return len(shape) < 3 or shape[0] == 1 or strides[0] == shape[-1] * shape[-2]
 
 
-def _row_scale_alignment_bytes(extras: Extras, scales: ScaleRecipe | None) -> int:
+def _row_scale_alignment_bytes(extras: ExtraOperands, scales: ScaleRecipe | None) -> int:
     """Alignment of the scales of rows, which kernels move as they do operands."""
     if scales is not ScaleRecipe.FP32_ROW:
         return MAX_ALIGNMENT_BYTES

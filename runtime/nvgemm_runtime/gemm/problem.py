@@ -11,9 +11,7 @@ import functools
 import re
 from dataclasses import dataclass
 
-from .element_types import DType
-from .epilogue import Epilogue
-from .scales import ScaleRecipe
+from .types import DType, Epilogue, ScaleRecipe
 
 __all__ = ["MAX_EXTENT", "DType", "Layout", "Op", "Problem", "Signature"]
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import enum
 
-from .element_types import DType
-from .epilogue import Addend, addend_dtype
 from .problem import Op, Problem, Signature
-from .scales import ScaleRecipe, swizzled_elements
+from .types import Addend, DType, ScaleRecipe, addend_dtype, swizzled_elements
 
 
 class Role(str, enum.Enum):

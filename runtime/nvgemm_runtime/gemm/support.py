@@ -1,6 +1,6 @@
 """What can be computed at all: which element types, results, scales and epilogues go together.
 
-One row of the tables here is one row of the support table in the README. What a row says holds for
+One row of the tables here is one row of docs/reference/support.md. What a row says holds for
 at least one target; which operators a target has for it, the builder finds out.
 """
 
@@ -9,35 +9,21 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
-from .element_types import DType
-from .epilogue import Epilogue
 from .problem import Layout, Op, Signature
-from .scales import ScaleRecipe
+from .target import ARCHITECTURES
+from .types import DType, Epilogue, ScaleRecipe
 
-_WIDE = (DType.FP32, DType.FP16, DType.BF16)
-_FP8 = (DType.FP8_E4M3, DType.FP8_E5M2)
+_WIDE = tuple(d for d in DType if not d.is_integer and d.bits >= 16)
+_FP8 = tuple(d for d in DType if d.is_fp8)
 
 OUTS = {
-    DType.FP16: (*_WIDE, *_FP8),
-    DType.BF16: (*_WIDE, *_FP8),
-    DType.FP8_E4M3: (*_WIDE, *_FP8),
-    DType.FP8_E5M2: (*_WIDE, *_FP8),
-    DType.FP4_E2M1: (*_WIDE, *_FP8),
-    DType.INT8: (DType.INT32, DType.FP32, DType.INT8),
-    DType.UINT8: (DType.INT32, DType.FP32, DType.UINT8),
+    dtype: (DType.INT32, DType.FP32, dtype) if dtype.is_integer else (*_WIDE, *_FP8)
+    for dtype in DType
+    if dtype.is_operand
 }
 """By dtype of A and B: the dtypes that the result may have, whatever else is asked."""
 
-SCALED = {
-    ScaleRecipe.E8M0_1X32: (*_FP8, DType.FP4_E2M1),
-    ScaleRecipe.E4M3_1X16: (DType.FP4_E2M1,),
-    ScaleRecipe.E8M0_1X16: (DType.FP4_E2M1,),
-    ScaleRecipe.FP32_TENSOR: _FP8,
-    ScaleRecipe.FP32_ROW: _FP8,
-}
-"""By scale recipe: the dtypes of A and B that it scales."""
-
-GROUPED = (DType.FP16, DType.BF16, *_FP8)
+GROUPED = tuple(dtype for dtype in DType if dtype.row.in_groups)
 """Dtypes of A and B in groups; the result is fp32, fp16 or bf16."""
 
 
@@ -53,8 +39,8 @@ def unsupported(signature: Signature) -> str | None:
         return f"{a.value} is not multiplied by any operator ({_listed(OUTS)} are)"
     if out not in OUTS[a]:
         return f"{a.value} gives no {out.value}, but {_listed(OUTS[a])}"
-    if scales is None and a is DType.FP4_E2M1:
-        return f"{a.value} needs scales ({_listed(r for r, of in SCALED.items() if a in of)})"
+    if scales is None and a.row.needs_scales:
+        return f"{a.value} needs scales ({_listed(r for r in ScaleRecipe if a in r.row.operands)})"
     if signature.op is Op.GROUPED_MM:
         return _unsupported_in_groups(signature)
     if scales is not None:
@@ -64,38 +50,32 @@ def unsupported(signature: Signature) -> str | None:
     return None
 
 
-HOPPER = "sm_90a"
-"""The architecture that lacks some rows of the tables above; see `unavailable`."""
-
-
 def has_epilogues(arch: str) -> bool:
     """Whether kernels for an architecture can have an epilogue; see `unavailable`."""
-    return arch != HOPPER
+    return arch not in ARCHITECTURES or ARCHITECTURES[arch].has_epilogues
 
 
 def unavailable(signature: Signature, arch: str) -> str | None:
     """Why nothing is built for a supported signature on one architecture, or None.
 
-    What cutlass.operators 0.3.0 lists for sm_90a, and what of that compiles: its operators with
-    scales, groups and epilogues are for sm_100 and newer, and 8-bit types compile in layout tn
-    alone.
-
     Args:
         signature: One that `unsupported` has nothing against.
         arch: Architecture of a target, e.g. ``sm_90a``.
     """
-    if arch != HOPPER:
+    row = ARCHITECTURES.get(arch)
+    if row is None:
         return None
-    if signature.op is Op.GROUPED_MM:
+    if signature.op is Op.GROUPED_MM and not row.has_groups:
         return f"no kernel for {arch} computes groups"
-    if signature.scales is not None:
+    if signature.scales is not None and not row.has_scales:
         return f"no kernel for {arch} takes scales (here {signature.scales.value})"
-    if signature.epilogue is not None and not has_epilogues(arch):
+    if signature.epilogue is not None and not row.has_epilogues:
         return f"no kernel for {arch} has an epilogue (here {signature.epilogue.value})"
-    if signature.a.bits <= 8 and signature.layout is not Layout.TN:
+    layouts = row.narrow_layouts if signature.a.bits <= 8 else ()
+    if layouts and signature.layout.value not in layouts:
         return (
-            f"kernels for {arch} multiply {signature.a.value} in layout tn alone (here "
-            f"{signature.layout.value})"
+            f"kernels for {arch} multiply {signature.a.value} in layout {', '.join(layouts)} alone "
+            f"(here {signature.layout.value})"
         )
     return None
 
@@ -118,8 +98,8 @@ def _unsupported_with_scales(signature: Signature, scales: ScaleRecipe) -> str |
     a = signature.a
     if signature.op is not Op.MM:
         return f"{signature.op.value} takes no scales (here {scales.value}), mm does"
-    if a not in SCALED[scales]:
-        return f"scales {scales.value} are not for {a.value}, but {_listed(SCALED[scales])}"
+    if a not in scales.row.operands:
+        return f"scales {scales.value} are not for {a.value}, but {_listed(scales.row.operands)}"
     if signature.layout is not Layout.TN and (a.packed > 1 or not scales.is_swizzled):
         return f"{a.value} with scales {scales.value} has layout tn alone"
     if not scales.is_swizzled and signature.out not in _WIDE:

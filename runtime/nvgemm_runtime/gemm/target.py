@@ -8,6 +8,55 @@ from dataclasses import dataclass
 CPU = "cpu"
 """Architecture of kernels that run on the host itself; no provider of the product builds any."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What is known of an architecture that is built for.
+
+    Attributes:
+        device: Profile of the GPU product that it is tuned for by default.
+        recorded_on: Compute capability (major, minor) of the GPUs whose GEMMs are recorded for it;
+            None where another architecture's kernels run on all of them.
+        narrow_layouts: Layouts in which it multiplies values of 8 bits and fewer; empty for all.
+        has_groups, has_scales, has_epilogues: Whether there are operators with them: what
+            cutlass.operators 0.3.0 lists for it, and what of that compiles.
+        aliases: What people call it who look for its name.
+    """
+
+    device: str
+    recorded_on: tuple[int, int] | None = None
+    narrow_layouts: tuple[str, ...] = ()
+    has_groups: bool = True
+    has_scales: bool = True
+    has_epilogues: bool = True
+    aliases: tuple[str, ...] = ()
+
+
+ARCHITECTURES = {
+    "sm_90a": Architecture(
+        device="H200",
+        recorded_on=(9, 0),
+        narrow_layouts=("tn",),
+        has_groups=False,
+        has_scales=False,
+        has_epilogues=False,
+        aliases=("sm90", "h100", "h200", "hopper"),
+    ),
+    "sm_100f": Architecture(
+        device="B200",
+        recorded_on=(10, 0),
+        aliases=("sm100", "sm103", "b200", "gb200", "blackwell", "b300", "gb300"),
+    ),
+    "sm_100a": Architecture(device="B200", aliases=("sm100",)),
+    "sm_103a": Architecture(
+        device="GB300", recorded_on=(10, 3), aliases=("sm103", "b300", "gb300")
+    ),
+}
+"""What can be built for. Where a name may mean several, the first is suggested first."""
+
+DEFAULT_ARCHITECTURE = "sm_100f"
+"""What to build for where nothing says."""
+
 _ARCH = re.compile(r"sm_([1-9][0-9]{1,2})([af]?)")
 
 

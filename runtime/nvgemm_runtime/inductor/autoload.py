@@ -1,4 +1,4 @@
-"""What happens at torch's import: it only waits for the parts of Inductor that matter.
+"""Runs at torch's import, and waits for the modules of Inductor that the plug-in extends.
 
 Torch calls the module `nvgemm_aot_autoload` by the entry point group ``torch.backends``, and that
 calls `activate`. Nothing heavy may be imported here: Inductor itself takes seconds.
@@ -24,16 +24,16 @@ _WAITED_FOR = {
     "torch._inductor.codegen.common": "cache_key",
     "torch._inductor.select_algorithm": "hook",
     "torch._inductor.fx_passes.post_grad": "epilogue_fusion",
-    "torch._inductor.lowering": "scaled",
-    "torch._inductor.package.package": "packages",
-    "torch.export.pt2_archive._package": "packages",
+    "torch._inductor.graph": "scaled",  # when lowering and select_algorithm, a cycle, are complete
+    "torch._inductor.package.package": "operators",
+    "torch.export.pt2_archive._package": "operators",
 }
-"""Modules of torch, and which module here is installed when one was imported."""
+"""Modules of torch, and the module here that is installed once one was imported."""
 
 _log = logging.getLogger(__name__)
 
 _logged: set[str] = set()
-"""Failures that were warned of."""
+"""Failures that were logged."""
 
 
 def activate() -> None:
@@ -58,7 +58,7 @@ def _activate() -> None:
     release = tuple(int(part) for part in version.split(".")[:2])
     first, last = SUPPORTED
     if not first <= release <= last:
-        # Said where it matters, not in every process that imports torch.
+        # Logged once Inductor is imported, not in every process that imports torch.
         message = (
             f"nvgemm-aot stays out of torch.compile: torch is {version}, supported is "
             f"{first[0]}.{first[1]} to {last[0]}.{last[1]}"
@@ -70,19 +70,19 @@ def _activate() -> None:
 
 
 def _prepare_recording() -> None:
-    """Say now if GEMMs cannot be recorded. The first one that is compiled raises the same."""
+    """Log now if GEMMs cannot be recorded. The first one that is compiled raises the same error."""
     from ..errors import RecordError
     from ..recording.recorder import chosen_target, recorder
     from ..settings import RECORD_VARIABLE
 
-    kept_by = recorder()
-    if kept_by is None:
+    to = recorder()
+    if to is None:
         return
-    # Processes that this one starts elsewhere shall write the same file.
-    os.environ[RECORD_VARIABLE] = str(kept_by.path)
+    # Absolute, so that processes started in other directories write the same file.
+    os.environ[RECORD_VARIABLE] = str(to.path)
     try:
         chosen_target(None)
-        kept_by.check()
+        to.check()
     except RecordError as error:
         _log.error("%s", error)
 
@@ -112,7 +112,7 @@ def after_import(name: str, function: Callable[[], None]) -> None:
 
 
 class _After(MetaPathFinder):
-    """Finds one module as the other finders would, and calls a function behind its execution."""
+    """Finds one module as the other finders would, and calls a function after its execution."""
 
     def __init__(self, name: str, function: Callable[[], None]) -> None:
         self._name = name
@@ -133,7 +133,7 @@ class _After(MetaPathFinder):
         return None
 
     def _executed(self) -> None:
-        # Not before: what finds a module need not go on to import it.
+        # Not in `find_spec`: who finds a module need not go on to import it.
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         self._function()
@@ -153,7 +153,7 @@ class _Then(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # What is imported must look as it would without this package.
+        # The imported module must look as it would without this package.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader

@@ -18,16 +18,16 @@ from torch._inductor.codegen.common import custom_backend_passes
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
 from ..settings import RECORD_VARIABLE, choosing_key
-from . import packages
+from . import operators
 
 _KEY = "nvgemm_aot"
-"""Where torch looks for a device's name: the pass is never run, for no device has this one."""
+"""Key of the pass, where torch expects a device's name: no device has this one."""
 
 _log = logging.getLogger(__name__)
 
 
 class InstalledBundles(CustomGraphModulePass):  # type: ignore[misc]
-    """A pass that is never run; its ``uuid`` says which choices this process offers."""
+    """A pass that is never run; its ``uuid`` identifies the choices that this process offers."""
 
     def __call__(self, gm: object) -> None:
         """Do nothing."""
@@ -35,27 +35,27 @@ class InstalledBundles(CustomGraphModulePass):  # type: ignore[misc]
     def uuid(self) -> str:
         """A digest of the installed bundles and the settings; the same for any graph."""
         if os.environ.get(RECORD_VARIABLE):
-            return f"{_KEY} {secrets.token_hex()}"  # what came from a cache would not be met
+            return f"{_KEY} {secrets.token_hex()}"  # a graph from a cache would not be recorded
         if not (config.max_autotune or config.max_autotune_gemm):
             return _KEY
         try:
             return _key_with_choices()
         except Exception as error:
-            # Torch would fail to compile. Without a digest the choices are not found either.
+            # Raising would fail the compilation. Whatever broke the digest breaks choices too.
             _log_failure(f"{type(error).__name__}: {error}")
             return f"{_KEY} unknown"
 
 
 def _key_with_choices() -> str:
     if config.cpp_wrapper:
-        # Torch asks before it runs a graph from its cache, too, whose code needs these.
-        packages.load_operators()
+        # Torch asks for the key also before it runs a cached graph, whose code needs the operators.
+        operators.load_operators()
     from .. import __version__
     from ..installed.jit_cache import generation
     from ..jit import client
 
-    # Not what the JIT cache holds: it grows by what is compiled, and graphs stay right until
-    # something is removed.
+    # Without the JIT cache's content: it grows with compilation, and graphs stay right until a
+    # kernel is removed, which changes the generation.
     compiles = client.candidates() if client.missing_module() is None else 0
     settings = f"{choosing_key()} {compiles}"
     return f"{_KEY} {__version__} {settings} {generation()} {installed_digest()}"
@@ -63,13 +63,13 @@ def _key_with_choices() -> str:
 
 @functools.cache
 def _log_failure(failure: str) -> None:
-    """Once for each failure, for torch asks at every graph."""
+    """Log a failure once: torch asks for the key at every graph."""
     _log.warning("torch's compile caches do not know the installed bundles: %s", failure)
 
 
 @functools.cache
 def installed_digest() -> str:
-    """Digest over the headers of all bundles, as they are when it is first asked for."""
+    """Digest over the headers of all bundles, read once a process."""
     from ..installed.discover import find_bundles
 
     digest = hashlib.sha256()
@@ -80,7 +80,7 @@ def installed_digest() -> str:
 
 
 def _header_identity(path: object) -> bytes:
-    """A bundle's first bytes: they hold a digest of its header, which holds one of the rest."""
+    """A bundle's first bytes, with the digest of its header, which has one of the rest."""
     from ..bundle.format import PREFIX
 
     try:

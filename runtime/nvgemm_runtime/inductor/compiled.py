@@ -1,7 +1,6 @@
-"""The name under which code in torch's persistent caches imports what it calls.
+"""Former name of `nvgemm_runtime.launch.compiled`, for code in torch's persistent caches.
 
-That code outlives the release that generated it; the functions are in
-`nvgemm_runtime.launch.compiled`.
+That code outlives the release that generated it, and imports this name.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What generated C++ contains of us, in cpp_wrapper's modules and in AOTInductor's packages.
+"""The C++ that calls bundled kernels, in cpp_wrapper's modules and in AOTInductor's packages.
 
-A call goes through torch's dispatcher to ``nvgemm_aot::try_gemm``, which says whether the kernel
-could serve it; where it could not, or where our library is not in the process, the stock ATen call
-behind it runs. So a package needs nothing of ours to be loaded, and to be right.
+A call goes through torch's dispatcher to ``nvgemm_aot::try_gemm``, which returns whether the kernel
+could serve it; where it could not, or where the native launcher is not in the process, the stock
+ATen call runs instead. So a package loads and computes correctly without nvgemm-aot.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..gemm.roles import Role
-
-ABI = 3
-"""Version of the operators that the code here calls: kAbi of runtime/csrc/torch_ops.h."""
+from ..launch.native import ABI
 
 _EXTRAS = tuple(role.value for role in Role if role not in (Role.A, Role.B, Role.OUT))
 """What kernels take besides A and B, in the order of ``try_gemm``'s arguments."""
 
 LIBRARY_SONAME = "libnvgemm_aot.so"
-"""By what the loader knows the native launcher (runtime/csrc/CMakeLists.txt sets it)."""
+"""Soname of the native launcher (runtime/csrc/CMakeLists.txt sets it)."""
 
 HEADER = f"""
 #ifndef NVGEMM_AOT_IN_THIS_FILE
@@ -114,12 +112,12 @@ inline bool gemm(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out, c
 }}  // namespace nvgemm_aot
 #endif
 """
-"""Goes into a generated file before anything that calls a kernel. Torch puts files together from
-parts, so it may come twice."""
+"""Precedes every kernel call in a generated file, and may appear in it twice, as torch assembles
+files from parts."""
 
 
 def declaration(name: str) -> str:
-    """A kernel's variable; like the header it may come twice."""
+    """The definition of a kernel's variable; like the header it may appear twice."""
     guard = f"NVGEMM_AOT_HAS_{name}"
     return f"#ifndef {guard}\n#define {guard}\nstatic nvgemm_aot::Kernel {name};\n#endif\n"
 
@@ -133,7 +131,7 @@ def condition(
     out: str,
     extras: Mapping[str, str] | None = None,
 ) -> str:
-    """A condition that computes ``out = a @ b``, and is false where ATen must.
+    """A condition that computes ``out = a @ b``, and is false where the kernel cannot.
 
     Args:
         name: The kernel's variable.

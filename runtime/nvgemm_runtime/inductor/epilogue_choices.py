@@ -1,4 +1,4 @@
-"""What a sum with an activation is made of: a kernel with both, or what Inductor makes without one.
+"""Chooses between one kernel for a sum and its activation, and what Inductor has for the two.
 
 The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
 """
@@ -9,6 +9,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,30 +25,27 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 
 from ..gemm.aten import AtenGemm, read_inputs
-from ..gemm.epilogue import Activation
+from ..gemm.types import Activation
 from ..settings import Mode, choosing_key, max_choices
 from . import report
-from .alternatives import UNFUSED
 from .cache_key import installed_digest
-from .choice import GemmChoice, settle
+from .choices import StockCall, gemm_choices, obstacles
 from .failures import survive
-from .fallbacks import StockCall
 from .gpu_time import timing_as_usual
-from .hook import on_equal_terms, why_not_here
+from .hook import on_equal_terms
 from .modes import current_mode
-from .offers import Found, find_offers
-from .reading import operand, operand_of
+from .offers import Offers, find_offers
+from .reading import UNFUSED, operand, operand_of
 from .recording import record_gemm
 
 _log = logging.getLogger(__name__)
 
 _numbers = itertools.count()
 
-_FUNCTIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
-    Activation.RELU: functional.relu,
-    Activation.GELU_TANH: lambda x: functional.gelu(x, approximate="tanh"),
-    Activation.SILU: functional.silu,
-}
+
+def _function(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
+    row = activation.row
+    return partial(getattr(functional, row.torch_name), **row.torch_options)
 
 
 def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool) -> Any:
@@ -58,7 +56,7 @@ def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool)
         bias: Inductor's node of what is added, one row.
         a: Of the matrix [m, k].
         b: Of the matrix [k, n].
-        was_apart: Whether the graph had a product and a sum, and not both in one.
+        was_apart: Whether the graph had a product and a sum, not one ``addmm``.
 
     Returns:
         The node of the result, [m, n].
@@ -75,40 +73,37 @@ def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool)
     if choices == [unfused]:
         return unfused.output_node()
     chosen = autotune_select_algorithm(UNFUSED, choices, nodes, layout, return_multi_template=False)
-    # Its GEMM counts once: here, or where Inductor has lowered the unfused choice.
+    # The GEMM counts once: here, or when Inductor lowers the unfused choice.
     tell = report.tried if unfused.is_in_graph else report.met
     tell(unfused.nvgemm_aot_gemm, **unfused.offer)
-    if not unfused.is_in_graph:  # the unfused choice is not lowered, and so not met
+    if not unfused.is_in_graph:  # otherwise `hook` records the GEMM of the unfused choice
         record_gemm(lambda: _read(None, unfused))
     return chosen[0] if isinstance(chosen, tuple) else chosen  # torch 2.11 gives the node alone
 
 
 def _choices(activation: Activation, unfused: _Unfused) -> list[Any]:
-    found = _find(activation, unfused)
-    if not found.offers or why_not_here("addmm", unfused.input_nodes, unfused.layout):
-        return [unfused]  # strides came out otherwise than the graph had said
-    for node in unfused.input_nodes:
-        settle(node)
+    offers = _find_offers(activation, unfused)
+    if not offers.kernels or obstacles("addmm", unfused.input_nodes, unfused.layout):
+        return [unfused]  # strides differ from those in the graph
     stock = StockCall(
         op="addmm",
-        gemm=found.gemm,
+        gemm=offers.gemm,
         inputs=unfused.input_nodes,
         layout=unfused.layout,
         activation=activation,
     )
-    fused = [GemmChoice(stock, offer) for offer in found.offers]
+    fused = gemm_choices(stock, offers.kernels)
     offered = {choice.name: choice.offer.kernel.operator for choice in fused}
-    unfused.nvgemm_aot_gemm = found.gemm
-    unfused.offer = {"basis": found.basis, "offered": offered, "measured": found.measured}
-    if current_mode() is Mode.REQUIRED and not _find(None, unfused).offers:
+    unfused.nvgemm_aot_gemm = offers.gemm
+    unfused.offer = {"basis": offers.basis, "offered": offered, "measured": offers.measured}
+    if current_mode() is Mode.REQUIRED and not _find_offers(None, unfused).kernels:
         return on_equal_terms(fused)  # the unfused choice has no prebuilt kernel
     return on_equal_terms([unfused, *fused])
 
 
-def _find(activation: Activation | None, unfused: _Unfused) -> Found:
-    gemm = _read(activation, unfused)
-    # What was measured says which kernel. The unfused choice may be none of ATen's.
-    return find_offers(gemm, max_choices(), may_compile=False, needs_kernel=True)
+def _find_offers(activation: Activation | None, unfused: _Unfused) -> Offers:
+    # A measurement decides which kernel, and not whether one: it compared with ATen's addmm.
+    return find_offers(_read(activation, unfused), max_choices(), needs_kernel=True)
 
 
 def _read(activation: Activation | None, unfused: _Unfused) -> AtenGemm:
@@ -123,13 +118,13 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
     """What Inductor lowers without a fused kernel, as one choice.
 
     It is timed as a whole, with its GEMM chosen among all that Inductor and bundles have for it.
-    Where it wins, it becomes part of the graph as if it had never been looked at.
+    Where it wins, its operations become part of the graph as in stock torch.
 
     Attributes:
         operands: As the graph gives them, for `output_node`.
-        is_apart: Whether Inductor would have the product and the sum apart.
+        is_apart: Whether Inductor would compute the product and the sum separately.
         is_in_graph: Whether it has won.
-        offer: What competes with it, as `report` is told.
+        offer: The kernels that compete with it, as arguments of `report.met`.
     """
 
     def __init__(
@@ -164,7 +159,7 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
             return math.inf
 
     def hash_key(self) -> str:
-        """What its time is kept under: its GEMM may be of any bundle, and any backend."""
+        """The key of its time, which depends on the bundles and backends for its GEMM."""
         known = (installed_digest(), config.max_autotune_gemm_backends, choosing_key())
         return "-".join([super().hash_key(), *map(str, known)])
 
@@ -195,7 +190,7 @@ class _Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
 
 
 def _sum_and(activation: Activation, is_apart: bool) -> Callable[..., torch.Tensor]:
-    function = _FUNCTIONS[activation]
+    function = _function(activation)
 
     def in_one(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return function(torch.addmm(bias, a, b))
@@ -207,10 +202,10 @@ def _sum_and(activation: Activation, is_apart: bool) -> Callable[..., torch.Tens
 
 
 def _sums_apart(layout: ir.Layout, was_apart: bool) -> bool:
-    """Whether Inductor has a sum apart from its product, in front of an activation.
+    """Whether Inductor separates a sum from its product, in front of an activation.
 
-    On GPUs it has, so that sum and activation become one kernel; from torch 2.13 on it leaves addmm
-    alone for half precision.
+    On GPUs it does, so that sum and activation become one kernel; from torch 2.13 on it keeps addmm
+    for half precision.
     """
     if not is_gpu(layout.device.type):
         return False

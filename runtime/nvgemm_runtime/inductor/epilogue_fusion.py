@@ -1,15 +1,14 @@
-"""A sum and the activation behind it in one kernel, where that is measured to be faster.
+"""Fuses a sum and the activation behind it into one kernel, where that is measured to be faster.
 
 Inductor's graphs have ``addmm`` (or ``mm`` and a sum) and the operations that an activation is made
-of. Where a bundle has a kernel with that activation in its epilogue, they become one node, and
-what that node is made of is decided when it is lowered: the kernel if it took less time than the
-best of what Inductor lowers without them, which is compiled and timed as a whole, or that.
+of. Where a bundle has a kernel with that activation in its epilogue, a pattern makes them one node.
+When that is lowered, the kernel competes with what Inductor lowers without it, which is compiled
+and timed as a whole (`epilogue_choices`).
 
-A kernel rounds once, behind the activation, as Inductor's own Triton template does that has the
-activation fused; ATen's addmm rounds in between. So nothing rounds otherwise than it might without
-us: relu gives the same either way, and is fused wherever ATen is among the backends; the others
-only where Triton is too, and nothing where the user asks for eager's roundings
-(``emulate_precision_casts``).
+A kernel rounds once, behind the activation, like Inductor's Triton template with the activation
+fused; ATen's addmm rounds in between. To round no differently than stock torch may, relu, which
+gives the same either way, is fused wherever ATen is among the backends, the others only where
+Triton is too, and nothing where the user asks for eager's roundings (``emulate_precision_casts``).
 
 The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
 """
@@ -30,8 +29,8 @@ from torch._inductor.pattern_matcher import (
 )
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from ..gemm.epilogue import Activation
-from ..gemm.operand import Operand
+from ..gemm.operands import Operand
+from ..gemm.types import Activation
 from ..settings import Mode
 from .failures import survive
 from .modes import current_mode
@@ -39,12 +38,12 @@ from .modes import current_mode
 aten, prims = torch.ops.aten, torch.ops.prims
 
 _PASS = 2
-"""Which of Inductor's passes over a graph: that in which it takes sums and products apart, later
-nodes first, so that an activation is found before."""
+"""Number of Inductor's pass over a graph in which it separates sums from products. It visits later
+nodes first, so an activation is matched before its sum."""
 
 
 def install() -> None:
-    """Have Inductor look for sums with activations."""
+    """Register the patterns of sums with activations."""
     from torch._inductor.fx_passes.post_grad import pass_patterns
 
     for activation, pattern in _patterns():
@@ -81,7 +80,7 @@ _SUMS: tuple[Callable[[], PatternExpr], ...] = (
     lambda: CallFunction(aten.add.Tensor, _reshaped(_mm()), KeywordArg("bias")),
     lambda: CallFunction(aten.add.Tensor, KeywordArg("bias"), _reshaped(_mm())),
 )
-"""How a product and a bias stand in graphs."""
+"""The forms of a product and a bias in graphs."""
 
 
 def _rounded(
@@ -114,7 +113,7 @@ def _gelu_tanh(x: PatternExpr) -> PatternExpr:
 
 
 _FIXES_SIZES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
-"""Whether Inductor, when it times a part of a graph, makes constants of sizes that are dynamic."""
+"""Whether Inductor specialises dynamic sizes when it times a part of a graph."""
 
 
 def _may_fuse(activation: Activation) -> Callable[[Match], bool]:
@@ -133,51 +132,52 @@ def _is_wanted(activation: Activation) -> bool:
     backends = {name.strip() for name in config.max_autotune_gemm_backends.upper().split(",")}
     return (
         (config.max_autotune or config.max_autotune_gemm)
-        and backends >= _BACKENDS_NEEDED[activation]
+        and backends >= _backends_needed(activation)
         and current_mode() is not Mode.OFF
         and not any(getattr(config, name, False) for name in _SETTINGS_AGAINST)
     )
 
 
-_BACKENDS_NEEDED = {
-    Activation.RELU: {"ATEN"},  # rounding before it or behind it is the same
-    Activation.GELU_TANH: {"ATEN", "TRITON"},
-    Activation.SILU: {"ATEN", "TRITON"},
-}
-"""What must be among ``max_autotune_gemm_backends``: ATen computes where the kernel cannot, and
-Triton alone might round once in stock torch."""
+def _backends_needed(activation: Activation) -> set[str]:
+    """Backends that ``max_autotune_gemm_backends`` must have.
+
+    ATen is the fallback. Where rounding once makes a difference, Triton is its precedent in stock
+    torch.
+    """
+    return {"ATEN"} if activation.row.commutes_with_rounding else {"ATEN", "TRITON"}
+
 
 _SETTINGS_AGAINST = (
-    "emulate_precision_casts",  # eager's roundings are wanted
+    "emulate_precision_casts",  # asks for eager's roundings
     "deterministic",  # nothing is timed
-    "distributed_max_autotune_gemm",  # passes ATen's choices alone on
+    "distributed_max_autotune_gemm",  # ignores extern choices other than ATen's
     "pipeline_max_autotune_gemm",  # times each choice in a process of its own
-    "cpp_wrapper",  # no line of generated C++ calls ATen for both
+    "cpp_wrapper",  # generated C++ has no ATen call for both
 )
 
 
 def _is_plain(match: Match) -> bool:
-    """Whether no more than a row is added, all is of one type, and sizes let both be timed."""
+    """Whether a row is added, all types agree, and the sizes allow timing both ways."""
     for node in match.nodes:
         if any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
             return False
     values = [_value(match.kwargs[name]) for name in ("bias", "a", "b")]
     values.append(_value(match.output_node()))
     if any(value is None for value in values):
-        return False  # what is added is a number
+        return False  # the addend is a number
     if _FIXES_SIZES and any(isinstance(n, torch.SymInt) for value in values for n in value.shape):
         return False
     return len({value.dtype for value in values}) == 1 and _adds_a_row(match, *values)
 
 
 def _value(node: object) -> Any:
-    """The tensor that a node stands for; None for what stands for none."""
+    """The fake tensor of a node; None for anything else."""
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
 
 
 def _adds_a_row(match: Match, bias: Any, a: Any, b: Any, out: Any) -> bool:
-    """Whether what is added is one row of n, and the sum has the shape of the product.
+    """Whether the addend is one row of n, and the sum has the shape of the product.
 
     A product that is reshaped before the sum may be broadcast with it, and the row may lie along
     another of its dimensions than n.
@@ -186,21 +186,21 @@ def _adds_a_row(match: Match, bias: Any, a: Any, b: Any, out: Any) -> bool:
     if not _are_equal(bias.shape, (1, n) if bias.dim() == 2 else (n,)):
         return False
     if aten.addmm.default in match.targets.values():
-        return True  # a reshape stands behind the sum
+        return True  # any reshape follows the sum
     reshaped = [node for node in match.nodes if node.target is aten.reshape.default]
     summand = _value(reshaped[0]).shape if reshaped else (a.shape[0], n)
     return _are_equal(out.shape, summand) and _are_equal(summand[-1:], (n,))
 
 
 def _are_equal(shape: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether shapes are one for all values of their sizes that are dynamic."""
+    """Whether shapes are equal for all values of their dynamic sizes."""
     return len(shape) == len(other) and all(
         statically_known_true(one == two) for one, two in zip(shape, other)
     )
 
 
 def _has_kernels(match: Match, activation: Activation) -> bool:
-    """Whether a bundle has a kernel, as far as can be told before strides are known."""
+    """Whether a bundle has a kernel, assuming row-major results: Inductor fixes strides later."""
     from ..gemm.aten import read_inputs
     from ..settings import max_choices
     from .offers import find_offers
@@ -212,8 +212,7 @@ def _has_kernels(match: Match, activation: Activation) -> bool:
     m, n = a.shape[0], b.shape[1]
     out = Operand(dtype=a.dtype, device=a.device, shape=(m, n), strides=(n, 1), address=0)
     gemm = read_inputs("addmm", [bias, a, b], {}, out, activation)
-    found = find_offers(gemm, max_choices(), may_compile=False, needs_kernel=True)
-    return bool(found.offers)
+    return bool(find_offers(gemm, max_choices(), needs_kernel=True).kernels)
 
 
 def _hint(extent: int | torch.SymInt) -> int:

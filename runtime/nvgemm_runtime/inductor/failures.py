@@ -12,14 +12,14 @@ _logged: set[str] = set()
 
 
 def survive(error: Exception) -> None:
-    """Raise what the user is to see instead of a compiled graph; log any other error."""
+    """Raise an error that must stop the compilation; log any other."""
     if isinstance(error, NvgemmError) and error.stops_compilation:
         raise error
     log_failure(error)
 
 
 def log_failure(error: Exception) -> None:
-    """Once for each failure: what went wrong with one GEMM mostly does with all."""
+    """Log an internal error, once: what fails for one GEMM mostly fails for all."""
     failure = f"{type(error).__name__}: {error}"
     if failure in _logged:
         return

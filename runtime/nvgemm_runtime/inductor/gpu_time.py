@@ -1,16 +1,16 @@
-"""Times the choices for a GEMM by what they take on the GPU, without their launches.
+"""Times the choices for a GEMM by their time on the GPU, without their launches.
 
 Inductor times a choice between two events around the host's call. Where the host takes longer than
-the kernel, as for most GEMMs of a small batch, that is the time of the launch, which nobody pays
-under CUDA graphs. The choices that bundled kernels join are all timed here instead: every call
-waits in the stream behind a kernel that spins until the host has sent them all, so that the GPU
-never waits for the host.
+the kernel, as for most GEMMs of a small batch, that measures the launch, which costs nothing under
+CUDA graphs. All choices that bundled kernels join are timed here instead: the calls wait in the
+stream behind a kernel that spins until the host has sent them all, so that the GPU never waits for
+the host.
 
 A weight comes from memory in a model that is larger than the L2 cache, and from the cache in a
-small one, and a kernel that wins in one may lose in the other. So a choice's time is the mean of a
-call that finds nothing in the cache, for a buffer as large was read before it, and of one that
-finds all. Inductor writes such a buffer instead, and then kernels also wait for the cache to be
-written back, some more than others. `benchmarks/choice_timing.py` compares ways of timing.
+small one, and a kernel that wins in one case may lose in the other. So a choice's time is the mean
+of a call with a cold cache, after reading a buffer of the cache's size, and of one with a warm
+cache. Inductor writes such a buffer instead, and then kernels also wait for the cache to be written
+back, some more than others. `benchmarks.additive.choice_timing` compares ways of timing.
 
 The names of torch that are used here are private, and were read on torch 2.11 to 2.15.
 """
@@ -45,8 +45,8 @@ TRIAL_CALLS = 5
 """Calls that say how long the host and the GPU take for one."""
 
 WARM_UP_READS = 50
-"""Reads of the buffer before calls are timed, about a millisecond: while torch compiles, the GPU is
-idle, and the first choice must not be the only one that meets low clocks."""
+"""Reads of the buffer before calls are timed, about a millisecond: the GPU is idle while torch
+compiles, and the first choice must not be timed at lower clocks than the others."""
 
 LAUNCH_SHARE = 1 / 512
 """Share of a call's time on the host that is added to its time on the GPU: of choices that take the
@@ -54,27 +54,26 @@ same time on the GPU, the cheapest launch wins, and no more than that. Launches 
 microseconds, so this adds less than 0.1."""
 
 CYCLES_PER_MS = 2_000_000
-"""Of a GPU's clock, as `torch.cuda._sleep` counts; Hopper and Blackwell run at up to 1.98 GHz."""
+"""Clock cycles, as `torch.cuda._sleep` counts; Hopper and Blackwell run at up to 1.98 GHz."""
 
 LONGEST_WAIT_MS = 200.0
-"""Milliseconds that calls wait for the host at most: a call that waits for the GPU by itself would
-otherwise wait for what it waits for."""
+"""Most milliseconds that calls wait for the host: a call that itself waits for the GPU would wait
+that long."""
 
 ATTEMPTS = 3
 """How often the wait is doubled where the host did not keep ahead of the GPU."""
 
 _STOCK_TIMERS = ("InductorBenchmarker", "TritonBenchmarker")
-"""Benchmarkers of torch that time launches too. Its profiler-based one and a user's own measure as
-they were asked to."""
+"""Benchmarkers of torch that time launches too; its profiler-based one and a user's own stay."""
 
 _thread = threading.local()
 
 
 def time_on_gpu(choices: Iterable[Any]) -> None:
-    """Have these choices of one GEMM timed by what they take on the GPU, all in the same way.
+    """Have these choices of one GEMM timed by their time on the GPU, all in the same way.
 
-    Their times are kept in Inductor's caches apart from those that Inductor took itself. Settings
-    of the user stay in force: a profiler that measures kernels is used as it was asked for.
+    Inductor's caches keep these times apart from those that Inductor took itself. A profiler that
+    the user's settings name is used as it is.
 
     Args:
         choices: Inductor's choices: ATen's, Triton's and bundled kernels.
@@ -83,7 +82,7 @@ def time_on_gpu(choices: Iterable[Any]) -> None:
         return
     for choice in choices:
         choice.benchmark = functools.partial(_benchmark, choice.benchmark)
-        for name in ("bmreq", "_bmreq"):  # what other processes are asked to time
+        for name in ("bmreq", "_bmreq"):  # requests to processes that benchmark
             if vars(choice).get(name) is not None:
                 setattr(choice, name, TimedRequest(vars(choice)[name]))
         choice.hash_key = functools.partial(_hash_key, choice.hash_key)
@@ -92,10 +91,10 @@ def time_on_gpu(choices: Iterable[Any]) -> None:
 class TimedRequest:
     """A benchmark request of Inductor whose calls are timed on the GPU, in whatever process.
 
-    It passes for the request: Inductor compiles in other processes what is of certain classes.
+    Its class is the request's: Inductor compiles requests of certain classes in other processes.
 
     Args:
-        request: The request, which is used for everything else.
+        request: The request, which does everything else.
     """
 
     def __init__(self, request: Any) -> None:
@@ -103,7 +102,7 @@ class TimedRequest:
 
     def benchmark(self, *tensors: torch.Tensor, out: torch.Tensor | None = None) -> float:
         """Milliseconds that a call takes on the GPU."""
-        _replace_timer()  # in a process that torch started for benchmarks, it is not yet
+        _replace_timer()  # not yet done in a process that torch started for benchmarks
         return _benchmark(self._request.benchmark, *tensors, out=out)
 
     @property  # type: ignore[misc]
@@ -121,7 +120,7 @@ class TimedRequest:
 
 
 def timing_as_usual() -> contextlib.AbstractContextManager[None]:
-    """Within this, Inductor times as it does: for what is compiled in order to be timed."""
+    """Have Inductor time as stock torch does, inside a choice that is itself timed."""
     return _timing(on_gpu=False)
 
 
@@ -145,10 +144,10 @@ def _timing(*, on_gpu: bool) -> Iterator[None]:
 
 
 def _replace_timer() -> bool:
-    """Have torch's benchmarker ask `measure_ms` where choices are timed on the GPU.
+    """Have torch's benchmarker call `measure_ms` where choices are timed on the GPU.
 
     Returns:
-        Whether it does. A benchmarker that the user chose or replaced is left alone.
+        Whether it does. A benchmarker that the user chose or replaced stays as it is.
     """
     benchmarker: Any = benchmarking.benchmarker
     found = vars(benchmarker).get("benchmark_gpu")
@@ -158,7 +157,7 @@ def _replace_timer() -> bool:
 
 
 class _Timer:
-    """``benchmark_gpu`` of a benchmarker: its own, but for choices that are timed on the GPU."""
+    """Replaces ``benchmark_gpu`` of a benchmarker for choices that are timed on the GPU."""
 
     def __init__(self, benchmarker: Any) -> None:
         self._benchmarker = benchmarker
@@ -174,11 +173,11 @@ class _Timer:
 
 
 def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) -> float:
-    """Milliseconds of a call on the current GPU, and a sliver of the host's time.
+    """Milliseconds of a call on the current GPU, plus `LAUNCH_SHARE` of the host's time.
 
     Args:
-        call: Sends work to the current stream. It is called once for nothing.
-        longest_ms: About what all timed calls may take on the GPU.
+        call: Sends work to the current stream. One call warms up.
+        longest_ms: About how long all timed calls may take on the GPU.
 
     Returns:
         The mean of its time with a cold and with a warm cache.
@@ -244,7 +243,7 @@ def _elapsed_ms(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
 
 
 def _l2_flush() -> Callable[[], object]:
-    """What leaves nothing in the current GPU's L2 cache but a buffer, which it reads."""
+    """A function that evicts the current GPU's L2 cache by reading a buffer of its size."""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     buffer = torch.ones(int(properties.L2_cache_size) // 4, dtype=torch.float32, device="cuda")
     total = torch.empty((), dtype=torch.float32, device="cuda")

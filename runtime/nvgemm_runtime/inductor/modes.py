@@ -1,4 +1,4 @@
-"""The mode in which a GEMM is compiled: of the process, of a block, or of one ``torch.compile``."""
+"""The mode in which GEMMs are compiled: of the process, of a block, or of one ``torch.compile``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ OPTION = "nvgemm_aot_mode"
 
 
 def current_mode() -> Mode:
-    """The mode that holds for what is compiled now.
+    """The mode of the compilation that is running.
 
     Raises:
         SettingError: If the option has a value that is no mode.
@@ -27,10 +27,9 @@ def current_mode() -> Mode:
 def mode(name: str) -> Iterator[None]:
     """Compile in another mode for as long as a block runs.
 
-    It speaks of compiling, which ``torch.compile`` puts off until the first call, and until the
-    first ``backward()`` for gradients: what was compiled before is run as it is. The option
-    ``options={"nvgemm_aot_mode": name}`` of ``torch.compile`` sets it for one model wherever that
-    is called.
+    ``torch.compile`` compiles at the first call, and gradients at the first ``backward()``; what
+    was compiled before the block runs as it is. ``torch.compile(model, options={"nvgemm_aot_mode":
+    name})`` sets the mode of one model, wherever that is called.
 
     Args:
         name: ``auto``, ``required`` or ``off``; see `nvgemm_runtime.settings.Mode`.

@@ -1,17 +1,20 @@
-"""Which kernels to offer for a GEMM that Inductor compiles: bundled ones, or compiled now."""
+"""Which kernels to offer for a GEMM that Inductor compiles: bundled ones, or compiled now.
+
+The GEMM's operands are read once, into requests: every way to see them as a problem. Matching gives
+the kernels that serve one, and `trust` which of those to offer.
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..bundle.format import Kernel
 from ..bundle.reader import Bundle
 from ..counters import COUNTERS
-from ..errors import NoKernelError
-from ..gemm.aten import OPERATORS, AtenGemm, product_of_sum
-from ..gemm.aten_settings import unusual_setting
-from ..gemm.operands import Request, requests
+from ..gemm.aten import AtenGemm, product_of_sum, unusual_setting
+from ..gemm.operands import Request
 from ..gemm.problem import Problem
 from ..installed.jit_cache import mark_used
 from ..installed.registry import INSTALLATION
@@ -19,141 +22,173 @@ from ..jit import client
 from ..matching.device import DeviceFacts, device_facts, torch_versions
 from ..matching.index import Basis, Match, Miss, first_served
 from ..matching.trust import Terms, decide
-from ..recording.declarable import declarable
+from ..recording.declarable import declarable, read_requests
 
 LONGEST_WAIT_S = 600.0
-"""From asking for a problem's kernels: what takes longer is there for other graphs."""
+"""Seconds to wait for a problem's kernels; what takes longer serves later graphs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A kernel that joins the choices.
-
-    Attributes:
-        kernel: Its entry.
-        origin: The distribution and version that brought it, or what else names its bundle.
-    """
+    """A kernel that joins the choices, and the bundle that holds it."""
 
     kernel: Kernel
-    origin: str
+    bundle: Bundle
+
+    @property
+    def origin(self) -> str:
+        """The distribution and version that brought it, or what else names its bundle."""
+        return INSTALLATION.origin(self.bundle)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """What there is for a GEMM.
+class Offers:
+    """What is offered for a GEMM, or why nothing is.
 
     Attributes:
-        gemm: Its problem's key, or in words where no problem describes it.
-        problem: The problem, if a manifest can declare it.
+        gemm: Its problem's key, or its operator and operands where no problem describes it.
         basis: ``declared``, ``signature``, ``jit`` or ``miss``.
-        offers: The kernels, best-ranked first; empty for a miss, and where ATen was measured to be
+        problem: The problem, if a manifest can declare it.
+        kernels: The kernels, best-ranked first; empty for a miss, and where ATen was measured to be
             faster.
         reasons: Why it is a miss.
         is_final: Whether nothing is to be timed: the first kernel wins, or ATen without one.
-        measured: What a measured ranking says of it, in words; empty where there is none.
+        measured: What a measured ranking decided, in words; empty where there is none.
+        is_split: Whether the kernels compute the product of a sum alone, into fp32, and torch adds.
     """
 
     gemm: str
-    problem: Problem | None
     basis: str
-    offers: Sequence[Offer] = ()
+    problem: Problem | None = None
+    kernels: Sequence[Offer] = ()
     reasons: Sequence[str] = ()
     is_final: bool = False
     measured: str = ""
+    is_split: bool = False
+
+    @property
+    def is_miss(self) -> bool:
+        """Whether no kernel serves the GEMM."""
+        return self.basis == "miss"
 
 
 def find_offers(
     gemm: AtenGemm,
     limit: int,
     *,
-    may_compile: bool,
+    may_compile: bool = False,
+    may_split: bool = False,
     trusts: bool = False,
     needs_kernel: bool = False,
     beside: frozenset[str] = frozenset(),
-) -> Found:
+) -> Offers:
     """Find the kernels to offer.
 
     Args:
         gemm: The GEMM.
         limit: Most kernels to offer; 0 makes every GEMM a miss.
         may_compile: Whether to compile, and wait for, what no bundle covers.
+        may_split: Whether kernels may compute the product of a sum alone, where none computes both.
         trusts: Whether what was measured need not be timed again; see `trust.decide`.
         needs_kernel: Whether to offer a kernel even where ATen was measured to be faster.
         beside: Which backends compete besides ATen's; see `trust.Terms`.
     """
-    words = f"{gemm.op} of {gemm.a} and {gemm.b}"
-    if gemm.obstacle is not None:
-        return _miss(words, None, [gemm.obstacle])
-    try:
-        asked = _requests(gemm)
-    except (NoKernelError, ValueError) as error:
-        return _miss(words, None, [str(error)])
-    if not limit:
-        return _miss(asked[0].problem.key, None, ["at most 0 kernels are to be offered"])
-    terms = Terms(
-        limit=limit,
-        trusts=trusts,
-        needs_kernel=needs_kernel,
-        is_precise=gemm.is_precise,
-        aten_setting=unusual_setting(asked[0].problem.signature.a),
-        beside=beside,
-    )
-    wanted = declarable(gemm)
+    asked = read_requests(gemm)
+    if isinstance(asked, str):
+        offers = Offers(gemm=f"{gemm.op} of {gemm.a} and {gemm.b}", basis="miss", reasons=(asked,))
+    elif not limit:
+        reason = "at most 0 kernels are to be offered"
+        offers = Offers(gemm=asked[0].problem.key, basis="miss", reasons=(reason,))
+    else:
+        terms = Terms(
+            limit=limit,
+            trusts=trusts,
+            needs_kernel=needs_kernel,
+            is_precise=gemm.is_precise,
+            aten_setting=unusual_setting(asked[0].problem.signature.a),
+            beside=beside,
+        )
+        offers = _match_or_compile(gemm, asked, terms, may_compile)
+    product = product_of_sum(gemm) if may_split and offers.is_miss else None
+    return offers if product is None else _split(offers, product, limit)
+
+
+def _match_or_compile(
+    gemm: AtenGemm, asked: tuple[Request, ...], terms: Terms, may_compile: bool
+) -> Offers:
+    wanted = declarable(gemm, asked)
+    problem = wanted if isinstance(wanted, Problem) else None
     facts = _facts(gemm)
-    known = _ask(asked, facts)
-    if isinstance(wanted, str):
-        return known.offer(terms, None)
-    if not may_compile:
-        return known.offer(terms, wanted)
-    # What `start_compiling` asked for may be there by now, as if it had been declared.
-    pending = client.asked(wanted, facts)
-    if pending is None and known.is_uncovered:
-        pending = client.request(wanted, facts)
+    make_offers = functools.partial(_make_offers, facts, problem, terms)
+    matched = _match(asked, facts)
+    pending = None
+    if may_compile and problem is not None:
+        pending = _find_pending(problem, facts, matched[1])
     if pending is None:
-        return known.offer(terms, wanted)
-    if pending in _offered and (known.lacks_few or not known.is_uncovered):
-        return known.offer(terms, wanted)
-    if known.lacks_few and not pending.done():
-        return known.offer(terms, wanted)
+        return make_offers(matched)
     with COUNTERS.spending("jit"):
-        outcome = pending.result(LONGEST_WAIT_S)
-    if outcome.bundle is None:
+        result = pending.result(LONGEST_WAIT_S)
+    if result.bundle is None:
         # Kernels that the JIT cache has for other sizes still serve this one.
-        return known.offer(terms, wanted, reasons=[f"nothing was compiled: {outcome.reason}"])
+        return make_offers(matched, reasons=(f"nothing was compiled: {result.reason}",))
     _offered.add(pending)
-    INSTALLATION.refresh_kept_bundles(outcome.bundle)
-    return _ask(asked, facts).offer(terms, wanted, basis="jit")
+    INSTALLATION.refresh_kept_bundles(result.bundle)
+    return make_offers(_match(asked, facts), basis="jit")
 
 
 _offered: set[client.Pending] = set()
-"""Requests whose kernels have joined choices: from then on they are declared as any others."""
+"""Requests whose kernels have joined choices: from then on their problems count as declared."""
+
+
+def _find_pending(
+    problem: Problem, facts: DeviceFacts, found: Match | Miss
+) -> client.Pending | None:
+    """The JIT's request to wait for; None where the kernels at hand are enough."""
+    # `start_compiling` may have made the request.
+    pending = client.asked(problem, facts)
+    if pending is None and _is_uncovered(found):
+        pending = client.request(problem, facts)
+    if pending is None:
+        return None
+    # Kernels were compiled here, and others failed for now: not worth waiting for those.
+    lacks_few = isinstance(found, Match) and found.basis is Basis.DECLARED and _is_uncovered(found)
+    if pending in _offered and (lacks_few or not _is_uncovered(found)):
+        return None
+    return None if lacks_few and not pending.done() else pending
+
+
+def _is_uncovered(found: Match | Miss) -> bool:
+    """Whether kernels are worth compiling: none shipped for its like, nor all compiled here."""
+    if isinstance(found, Miss):
+        return True
+    return found.from_jit and (found.basis is not Basis.DECLARED or not found.is_complete)
 
 
 def start_compiling(gemms: Iterable[AtenGemm]) -> None:
     """Have kernels compiled, beside this process, for those of several GEMMs that need it."""
     for gemm in gemms:
-        wanted = declarable(gemm)
-        if isinstance(wanted, Problem):
+        asked = read_requests(gemm)
+        problem = declarable(gemm, asked)
+        if isinstance(asked, tuple) and isinstance(problem, Problem):
             facts = _facts(gemm)
-            if _ask(_requests(gemm), facts).is_uncovered:
-                client.request(wanted, facts)
+            if _is_uncovered(_match(asked, facts)[1]):
+                client.request(problem, facts)
 
 
-def find_split_offers(gemm: AtenGemm, limit: int) -> Found | None:
-    """Find kernels for a sum's product alone, into fp32; None where the GEMM is no plain sum.
+def _split(offers: Offers, product: AtenGemm, limit: int) -> Offers:
+    """For a sum that no kernel computes, the kernels that compute its product into fp32.
 
-    Nothing is compiled for that: it is for what bundles hold. What was measured of the product says
-    which kernel, and not whether ATen's sum is faster.
+    Nothing is compiled for that. A measurement of the product tells which kernel is fastest, and
+    not whether ATen's sum is faster.
     """
-    product = product_of_sum(gemm)
-    if product is None:
-        return None
-    return find_offers(product, limit, may_compile=False, needs_kernel=True)
-
-
-def _requests(gemm: AtenGemm) -> tuple[Request, ...]:
-    op = OPERATORS[gemm.op].op
-    return requests(op, gemm.a, gemm.b, out=gemm.out, extras=gemm.extras)
+    split = find_offers(product, limit, needs_kernel=True)
+    if split.kernels:
+        # The sum itself is declared nowhere, whether its product is or not.
+        basis = Basis.SIGNATURE.value
+        return replace(offers, kernels=split.kernels, reasons=(), basis=basis, is_split=True)
+    news = [reason for reason in split.reasons if reason not in offers.reasons]
+    more = (f"for the product alone, {split.gemm}: {reason}" for reason in news)
+    return replace(offers, reasons=(*offers.reasons, *more))
 
 
 def _facts(gemm: AtenGemm) -> DeviceFacts:
@@ -161,73 +196,39 @@ def _facts(gemm: AtenGemm) -> DeviceFacts:
     return device_facts(gemm.out.device.type, gemm.out.device.index or 0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Answer:
-    """What matching says of a GEMM.
-
-    Attributes:
-        facts: The device that it is computed on.
-        request: The reading of its operands that is served, or the first of all.
-        found: The kernels, or why there are none.
-        bundles: By position, those that the kernels are in.
-    """
-
-    facts: DeviceFacts
-    request: Request
-    found: Match | Miss
-    bundles: tuple[Bundle, ...]
-
-    @property
-    def is_uncovered(self) -> bool:
-        """Whether kernels are worth compiling: none shipped for its like, nor all compiled here."""
-        found = self.found
-        if isinstance(found, Miss):
-            return True
-        return found.from_jit and (found.basis is not Basis.DECLARED or not found.is_complete)
-
-    @property
-    def lacks_few(self) -> bool:
-        """Whether kernels were compiled here, and others lost: not worth waiting for."""
-        return (
-            isinstance(self.found, Match)
-            and self.is_uncovered
-            and self.found.basis is Basis.DECLARED
-        )
-
-    def offer(
-        self,
-        terms: Terms,
-        wanted: Problem | None,
-        *,
-        reasons: Sequence[str] = (),
-        basis: str | None = None,
-    ) -> Found:
-        """What to offer; for a miss, with these reasons before others."""
-        found = self.found
-        if isinstance(found, Miss):
-            return _miss(self.request.problem.key, wanted, [*reasons, *found.reasons])
-        if found.from_jit:
-            mark_used(found.ranked_as)
-        decision = decide(found, self.request, self.facts, torch_versions(), terms)
-        return Found(
-            gemm=self.request.problem.key,
-            problem=wanted,
-            basis=basis or found.basis.value,
-            offers=[
-                Offer(kernel=served.kernel, origin=INSTALLATION.origin(self.bundles[served.bundle]))
-                for served in decision.kernels
-            ],
-            is_final=decision.is_final,
-            measured=decision.why,
-        )
+_Matched = tuple[Request, Match | Miss, tuple[Bundle, ...]]
+"""The request that is served, or the first of all; what serves it; the bundles, by position."""
 
 
-def _ask(asked: tuple[Request, ...], facts: DeviceFacts) -> _Answer:
+def _match(asked: tuple[Request, ...], facts: DeviceFacts) -> _Matched:
     with COUNTERS.spending("matching"):
         index, bundles = INSTALLATION.index(facts)
-        request, found = first_served(index.match, asked)
-        return _Answer(facts=facts, request=request, found=found, bundles=bundles)
+        return (*first_served(index.match, asked), bundles)
 
 
-def _miss(gemm: str, wanted: Problem | None, reasons: Sequence[str]) -> Found:
-    return Found(gemm=gemm, problem=wanted, basis="miss", reasons=tuple(reasons))
+def _make_offers(
+    facts: DeviceFacts,
+    problem: Problem | None,
+    terms: Terms,
+    matched: _Matched,
+    *,
+    reasons: tuple[str, ...] = (),
+    basis: str | None = None,
+) -> Offers:
+    """Decide which of the matched kernels to offer; for a miss, put ``reasons`` first."""
+    request, found, bundles = matched
+    gemm = request.problem.key
+    if isinstance(found, Miss):
+        reasons = (*reasons, *found.reasons)
+        return Offers(gemm=gemm, basis="miss", problem=problem, reasons=reasons)
+    if found.from_jit:
+        mark_used(found.ranked_as)
+    decision = decide(found, request, facts, torch_versions(), terms)
+    return Offers(
+        gemm=gemm,
+        basis=basis or found.basis.value,
+        problem=problem,
+        kernels=[Offer(kernel=one.kernel, bundle=bundles[one.bundle]) for one in decision.kernels],
+        is_final=decision.is_final,
+        measured=decision.why,
+    )

@@ -1,8 +1,8 @@
 """The option that joins Inductor's own: ``torch.compile(model, options={"nvgemm_aot_mode": …})``.
 
-This module is what torch calls a config module, as ``torch._inductor.config`` is one; `install`
-puts its entry among Inductor's. There it can be given as an option or patched, and is part of the
-keys of the compile caches, as every other. Nothing but functions, modules and options may be here.
+This is a config module, like ``torch._inductor.config``; `install` adds its entry to Inductor's.
+There it can be given as an option or patched, and is part of the keys of the compile caches. A
+config module may hold nothing but functions, modules and options.
 """
 
 import sys
@@ -17,7 +17,7 @@ install_config_module(sys.modules[__name__])
 
 
 def install() -> None:
-    """Add the option to Inductor's."""
+    """Add the option to Inductor's own."""
     from torch._inductor import config
 
     own = sys.modules[__name__]

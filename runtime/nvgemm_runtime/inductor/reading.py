@@ -1,11 +1,14 @@
-"""The GEMM that Inductor asks choices for, read off them and its graph.
+"""Reads the GEMM that Inductor asks choices for off those choices and the graph.
 
 The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
 
+import functools
+import re
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,71 +17,106 @@ from torch._inductor import select_algorithm as autotuning
 from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
 from torch._inductor.virtualized import V
 
-from ..gemm.aten import GEMMS, OPERATORS, AtenGemm, named_arguments, read_call, read_inputs
-from ..gemm.operand import Operand
-from ..gemm.scales import SWIZZLED_ALIGNMENT_BYTES
+from ..gemm.aten import (
+    BIAS_ADDMM,
+    GEMMS,
+    OPERATORS,
+    UNSERVED,
+    AtenGemm,
+    aten_name,
+    named_arguments,
+    read_call,
+    read_inputs,
+)
+from ..gemm.operands import Operand
+from ..gemm.types import SWIZZLED_ALIGNMENT_BYTES
 from ..matching.trust import TRITON
 
 _BASE_ALIGNMENT_BYTES = SWIZZLED_ALIGNMENT_BYTES
-"""Alignment that buffers are taken to have: torch's allocators give 64 bytes and more.
+"""Assumed alignment of buffers: torch's allocators give 64 bytes and more.
 
-Inductor knows of 16. An input that has no more than those, say because it is a view, goes to ATen
-where a kernel needs more, for the launcher looks again."""
-
+Inductor itself assumes 16. Where an input has less than a kernel needs, say because it is a view,
+the launcher refuses it and the generated call runs ATen."""
 
 _TRITONS = (ir.TritonTemplateCallerBase, SubgraphChoiceCaller)
 
-_BIAS_ADDMM = "bias_addmm"
-"""A second choice of ATen's for addmm, beside ``addmm`` itself."""
 
-_OPERATORS = {
-    "mm_dtype": "mm",
-    "bmm_dtype": "bmm",
-    _BIAS_ADDMM: "addmm",
-    "_mm_plus_mm": "mm_plus_mm",
-}
-"""By name of Inductor's choice, where it is another one: ATen's of the operator."""
+UNFUSED = "nvgemm_aot_unfused"
+"""Beginning of the names of graphs that compete with a kernel that applies an activation."""
+
+_ALTERNATIVE = re.compile(rf"(benchmark_)?(decompose_k|contiguous_(add)?mm|{UNFUSED})_.*")
+"""Names of such graphs and of those of Inductor's subgraph templates."""
 
 
-def find_operator(choices: list[Any]) -> tuple[str, Any] | None:
-    """ATen's name of the operator, and a choice that takes its operands; None if it is no GEMM."""
-    if not choices:
-        return None
-    packet = getattr(V.graph.current_node.target, "overloadpacket", None)
-    named = [(aten_operator(choice), choice) for choice in choices]
-    for operator, choice in (*named, (getattr(packet, "__name__", None), choices[0])):
-        if operator in GEMMS:
-            return operator, choice
+def is_alternative() -> bool:
+    """Whether Inductor is lowering another way to compute a GEMM that it has already met.
+
+    Each such alternative is a graph of its own to Inductor.
+    """
+    name = getattr(V.graph, "name", None)
+    return isinstance(name, str) and _ALTERNATIVE.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutotunedGemm:
+    """A GEMM that Inductor asks choices for.
+
+    Attributes:
+        op: ATen's name of its operator.
+        choice: ATen's choice that kernels can replace; otherwise any choice with these operands.
+        is_served: Whether kernels can replace `choice`: it is ATen's, of an operator they compute.
+    """
+
+    op: str
+    choice: Any
+    is_served: bool
+
+    @functools.cached_property
+    def call(self) -> AtenGemm:
+        """ATen's call. Sizes that are symbols count as their hints."""
+        nodes, out = self.choice.input_nodes, operand_of(self.choice.layout, 0)
+        if self.op in OPERATORS:
+            options = getattr(self.choice, "kwargs", {})
+            return read_inputs(self.op, [operand(node) for node in nodes], options, out)
+        first = int(UNSERVED[self.op].adds_first)
+        a, b = map(operand, nodes[first : first + 2])
+        return AtenGemm(op=self.op, a=a, b=b, out=out)
+
+    def __str__(self) -> str:
+        layout = self.choice.layout
+        return f"{self.op} into {layout.dtype}[{', '.join(map(str, layout.size))}]"
+
+
+def find_gemm(choices: list[Any]) -> AutotunedGemm | None:
+    """The GEMM that choices are for; None where they are for something else."""
+    operators = [aten_operator(choice) for choice in choices]
+    for op, choice in zip(operators, choices):
+        if op in OPERATORS and choice.name != BIAS_ADDMM:
+            return AutotunedGemm(op=op, choice=choice, is_served=True)
+    packet = getattr(getattr(V.graph, "current_node", None), "target", None)
+    operators.append(getattr(getattr(packet, "overloadpacket", None), "__name__", None))
+    for op, choice in zip(operators, [*choices, *choices[:1]]):
+        if op in GEMMS:
+            return AutotunedGemm(op=op, choice=choice, is_served=False)
     return None
 
 
 def aten_operator(choice: Any) -> str | None:
     """ATen's name of the operator that a choice is; None for a choice that is none of ATen's."""
-    ours: str | None = getattr(choice, "nvgemm_aot_operator", None)
-    if ours is not None:
-        return ours  # ATen's all the same, of a lowering of ours
+    named: str | None = getattr(choice, "nvgemm_aot_operator", None)
+    if named is not None:
+        return named  # of a lowering of this package
     if type(choice) is not autotuning.ExternKernelCaller:
         return None
-    name = str(choice.choice.name)
-    return _OPERATORS.get(name, name)
-
-
-def find_aten_gemm(choices: list[Any]) -> tuple[str, Any] | None:
-    """ATen's choice for a GEMM that kernels may compute, behind its operator; None without one."""
-    for choice in choices:
-        operator = aten_operator(choice)
-        if operator in OPERATORS and choice.name != _BIAS_ADDMM:
-            return operator, choice
-    return None
+    return aten_name(str(choice.choice.name))
 
 
 def backends_beside_aten(choices: list[Any]) -> frozenset[str]:
     """Backends with choices for a GEMM besides ATen: `TRITON`, or else the class of the choices.
 
-    `TRITON` is the one that `tune` asks. Where Inductor is to search more, that is another.
-
-    A graph of Inductor's own, such as a decomposed k, stands beside Triton's choices alone, and is
-    among those of which the fastest was measured.
+    `TRITON` is the one that `tune` measures; where Inductor is to search more, that is another.
+    A graph of Inductor's own, such as a decomposed k, competes beside Triton's choices alone, and
+    is among those of which the fastest was measured.
     """
     space = config.max_autotune_gemm_search_space
     triton = TRITON if space == "DEFAULT" else f"{TRITON}, {space}"
@@ -89,17 +127,10 @@ def backends_beside_aten(choices: list[Any]) -> frozenset[str]:
     )
 
 
-def find_usual_aten(choices: list[Any], aten: Any) -> Any:
-    """Of ATen's choices for a GEMM, the one that computes it as ATen does outside of graphs."""
-    usual = (one for one in choices if aten_operator(one) and one.name == _BIAS_ADDMM)
+def find_eager_aten(choices: list[Any], aten: Any) -> Any:
+    """Of ATen's choices for a GEMM, the one that computes it as eager ATen does."""
+    usual = (one for one in choices if aten_operator(one) and one.name == BIAS_ADDMM)
     return next(usual, aten)
-
-
-def read_choice(operator: str, choice: Any) -> AtenGemm:
-    """The GEMM that a choice is for; the choice may be another than ATen's, for the same nodes."""
-    tensors = [operand(node) for node in choice.input_nodes]
-    options = getattr(choice, "kwargs", {})
-    return read_inputs(operator, tensors, options, operand_of(choice.layout, 0))
 
 
 def operand(node: Any) -> Operand:
@@ -123,9 +154,9 @@ def operand_of(layout: Any, base_address: int) -> Operand:
 
 
 def gemms_of_graph() -> Iterator[AtenGemm]:
-    """The GEMMs of the graph that Inductor is lowering, as far as can be told beforehand.
+    """The GEMMs of the graph that Inductor is lowering, with the strides of the graph.
 
-    Inductor may yet choose other strides for what it computes.
+    Inductor may yet choose other strides for intermediate results.
     """
     for node in V.graph.graph.nodes:
         overload = node.target
@@ -138,11 +169,11 @@ def gemms_of_graph() -> Iterator[AtenGemm]:
             arguments = named_arguments(overload, node.args, node.kwargs, _value_of)
             yield read_call(operator, arguments, _value_of(node))
         except (AttributeError, KeyError, TypeError, ValueError):
-            continue  # no size that is known yet; the GEMM comes up again by itself
+            continue  # a size is not known yet; Inductor asks for this GEMM later
 
 
 def _value_of(argument: Any) -> Any:
-    """An argument of a graph's node: tensors as operands, all else as it is."""
+    """The value of a graph node's argument; tensors become operands."""
     value = argument.meta.get("val") if isinstance(argument, torch.fx.Node) else argument
     return operand_of_tensor(value) if isinstance(value, torch.Tensor) else value
 
@@ -154,11 +185,11 @@ def _hint(extent: Any) -> int:
 
 
 def operand_of_tensor(tensor: torch.Tensor, hint: Callable[[Any], int] = _hint) -> Operand:
-    """A tensor of a graph, as far as it is known beforehand.
+    """A fake tensor of a graph as an operand.
 
     Args:
-        tensor: Fake, and perhaps of sizes that are symbols.
-        hint: The number that a size counts as.
+        tensor: The fake tensor; its sizes may be symbols.
+        hint: Gives the number that a size counts as.
     """
     return Operand(
         dtype=tensor.dtype,

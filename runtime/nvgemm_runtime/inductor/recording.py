@@ -1,56 +1,34 @@
-"""Keeps the GEMMs that Inductor compiles, where the user asked for that."""
+"""Records the GEMMs that Inductor compiles, where the user asks for that (NVGEMM_AOT_RECORD)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from ..gemm.aten import AtenGemm
-from ..gemm.problem import Problem
-from ..recording.recorder import recorder
+from ..recording.recorder import chosen_target, recorder
 from .failures import survive
 
-# What reads GEMMs is imported below, so that compiling without recording pays nothing for it.
 
+def record_gemm(read: Callable[[], AtenGemm]) -> None:
+    """Record a GEMM, whether or not choices for it are timed.
 
-def record_choices(choices: list[Any]) -> None:
-    """Keep the GEMM that choices are for, whether or not they are timed.
+    Args:
+        read: Gives the GEMM; not called where nothing is recorded.
 
     Raises:
         RecordError: If it is to be recorded and cannot be.
     """
-
-    def read() -> tuple[Problem | str, str] | None:
-        from .met import what_was_met
-
-        return what_was_met(choices)
-
-    _record(read)
-
-
-def record_gemm(read: Callable[[], AtenGemm]) -> None:
-    """Keep a GEMM that Inductor asks no choices for.
-
-    Args:
-        read: Gives it; not called where nothing is recorded.
-
-    Raises:
-        RecordError: As `record_choices`.
-    """
-
-    def read_declared() -> tuple[Problem | str, str]:
-        from .met import declared_as
-
-        return declared_as(read())
-
-    _record(read_declared)
-
-
-def _record(read: Callable[[], tuple[Problem | str, str] | None]) -> None:
     try:
-        kept_by = recorder()
-        found = None if kept_by is None else read()
-        if kept_by is not None and found is not None:
-            kept_by.add(*found)
+        to = recorder()
+        if to is None:
+            return
+        # Imported here, so that compiling without recording does not pay for it.
+        from ..matching.device import device_facts
+        from ..recording.declarable import declarable_for
+
+        gemm = read()
+        device = gemm.a.device
+        target = chosen_target(device_facts(device.type, device.index or 0).capability)
+        to.add(declarable_for(gemm, target), target)
     except Exception as error:
         survive(error)

@@ -1,8 +1,8 @@
-"""Tells what happens to each GEMM that is compiled, to all who want to know.
+"""Reports what happens to each GEMM that is compiled.
 
-That is the process' counters; torch's own trace log (``TORCH_TRACE``), as artifacts named
-``nvgemm_aot``; and a file, where NVGEMM_AOT_EXPLAIN names one: a line of JSON an event, appended,
-so that several processes can share it. `nvgemm-aot explain` makes a table of that.
+Events go to the process' counters; to torch's trace log (``TORCH_TRACE``), as artifacts named
+``nvgemm_aot``; and to the file that NVGEMM_AOT_EXPLAIN names, one line of JSON an event, appended,
+so that several processes can share it. `nvgemm-aot explain` makes a table of that file.
 """
 
 from __future__ import annotations
@@ -29,58 +29,58 @@ def met(
     offered: Mapping[str, str] | None = None,
     measured: str = "",
 ) -> None:
-    """A GEMM came up for autotuning.
+    """Report that Inductor asked choices for a GEMM.
 
     Args:
         gemm: Its problem's key, or the ATen operator where no problem describes it.
         basis: ``declared``, ``signature``, ``jit`` or ``miss``.
         reasons: Why it is a miss; the first is the one that counts.
         offered: By name in generated code, the operators that join the choices.
-        measured: What a measured ranking says of it.
+        measured: What a measured ranking decided, in words.
     """
     if basis == "miss":
         COUNTERS.miss(reasons[0])
     else:
         COUNTERS.hit(basis)
-    _tell({"event": "met", "gemm": gemm, "basis": basis, "reasons": list(reasons),
+    _report({"event": "met", "gemm": gemm, "basis": basis, "reasons": list(reasons),
             "offered": dict(offered or {}), "measured": measured})  # fmt: skip
 
 
 def tried(
     gemm: str, *, basis: str, offered: Mapping[str, str] | None = None, measured: str = ""
 ) -> None:
-    """Kernels were offered for several operations as one GEMM, and lost to them as they stand.
+    """Report that kernels for a GEMM with its activation lost to the separate operations.
 
     The GEMM among those is met by itself, and counts there. Arguments are those of `met`.
     """
-    _tell({"event": "tried", "gemm": gemm, "basis": basis, "reasons": [],
+    _report({"event": "tried", "gemm": gemm, "basis": basis, "reasons": [],
            "offered": dict(offered or {}), "measured": measured})  # fmt: skip
 
 
 def timed(gemm: str, times_ms: Mapping[str, float]) -> None:
-    """Its choices were timed.
+    """Report the times of a GEMM's choices.
 
     Args:
-        gemm: As `met` was told.
+        gemm: As given to `met`.
         times_ms: By choice, milliseconds; not finite where one failed.
     """
-    _tell({"event": "timed", "gemm": gemm, "times_ms": dict(times_ms)})
+    _report({"event": "timed", "gemm": gemm, "times_ms": dict(times_ms)})
 
 
 def used(gemm: str, name: str, kernel_id: str) -> None:
-    """A call of a bundled kernel, by its name in generated code, was written into the code."""
+    """Report that a call of a bundled kernel was generated; ``name`` is its name in the code."""
     COUNTERS.win(kernel_id)
-    _tell({"event": "used", "gemm": gemm, "name": name})
+    _report({"event": "used", "gemm": gemm, "name": name})
 
 
 def summarize(_: object) -> None:
-    """Log in one line what was counted since the last such line, if anything was met."""
+    """Log one line of what was counted since the last such line, if any GEMM was met."""
     news = COUNTERS.news()
     if news.met:
         _log.info("compiled %s", news)
 
 
-def _tell(event: dict[str, object]) -> None:
+def _report(event: dict[str, object]) -> None:
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": "nvgemm_aot", "encoding": "json"},
@@ -98,12 +98,12 @@ def _write(event: dict[str, object]) -> None:
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            # One call: lines of several processes must not end up within each other.
+            # One call, so that lines of several processes do not mix.
             os.write(descriptor, line.encode())
         finally:
             os.close(descriptor)
     except OSError as error:
-        _warn_once(f"{EXPLAIN_VARIABLE}={path}: {error}; events are not written down")
+        _warn_once(f"{EXPLAIN_VARIABLE}={path}: {error}; events are not written")
 
 
 @functools.cache

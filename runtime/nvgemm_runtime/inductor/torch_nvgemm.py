@@ -1,7 +1,7 @@
-"""Where torch's own NVGEMM backend is on: it compiles kernels by JIT for the same choices.
+"""Torch's own NVGEMM backend, which compiles kernels at run time for the same GEMMs.
 
-The backend is in torch from 2.14 and was only read here, never run: it needs a Blackwell GPU. All
-that is known of it stands in this module.
+Torch has it from 2.14 on. Its source was read and it was never run here: it needs a Blackwell GPU.
+Everything that depends on it is in this module.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch._inductor import config
 from ..settings import KEEP_VARIABLE, keeps_nvgemm
 
 _CALLER = "NVUniversalGemmCaller"
-"""The class of its choices. Its ``kernel.metadata.operator_name`` is `Kernel.operator` of ours."""
+"""Class of its choices; their ``kernel.metadata.operator_name`` is a bundle's `Kernel.operator`."""
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def without_any(choices: list[Any]) -> list[Any]:
 
 
 def without_doubles(choices: list[Any], operators: Collection[str]) -> list[Any]:
-    """The choices without those that would compile what bundled kernels are already.
+    """The choices without those that would compile the operators of bundled kernels again.
 
     A choice that computes the transposed product, or fuses a bias, is another kernel and stays.
 
@@ -58,7 +58,7 @@ def without_doubles(choices: list[Any], operators: Collection[str]) -> list[Any]
 
 
 def _plain_operator(choice: Any) -> str | None:
-    """Operator of a choice of the backend that computes a GEMM as it stands; None for others."""
+    """The operator of a choice of the backend that computes exactly the GEMM; None for others."""
     if type(choice).__name__ != _CALLER:
         return None
     if getattr(choice, "swap_ab", False) or getattr(choice, "bias_node", None) is not None:

@@ -68,7 +68,7 @@ def installed_bundles() -> tuple[InstalledBundle, ...]:
                 continue
             seen_names.add(key)
             paths = list(_bundle_files(distribution, packages))
-        except Exception as error:  # The metadata of others can be wrong in any way.
+        except Exception as error:  # Metadata of third parties can be wrong in any way.
             _log.warning(
                 "%s is left out: %s; reinstall or uninstall it", _describe(distribution), error
             )
@@ -82,8 +82,8 @@ def installed_bundles() -> tuple[InstalledBundle, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """A place where a bundle should be.
+class BundleFile:
+    """A file that should be a bundle.
 
     Attributes:
         path: The file.
@@ -97,7 +97,7 @@ class Candidate:
     problem: str | None
 
 
-def find_bundles() -> tuple[Candidate, ...]:
+def find_bundles() -> tuple[BundleFile, ...]:
     """Find every bundle that is named in NVGEMM_AOT_BUNDLES or installed, in this order.
 
     Each file comes once, whatever leads to it. One that is named and that someone else could have
@@ -105,23 +105,23 @@ def find_bundles() -> tuple[Candidate, ...]:
     lie among code that is run anyway.
     """
     installed = (
-        Candidate(path=bundle.path, origin=f"{bundle.distribution} {bundle.version}", problem=None)
+        BundleFile(path=bundle.path, origin=f"{bundle.distribution} {bundle.version}", problem=None)
         for bundle in installed_bundles()
     )
-    first: dict[str, Candidate] = {}
+    first: dict[str, BundleFile] = {}
     for candidate in (*_named_bundles(os.environ.get(BUNDLES_VARIABLE, "")), *installed):
         first.setdefault(os.path.realpath(candidate.path), candidate)
     return tuple(first.values())
 
 
-def _named_bundles(value: str) -> Iterator[Candidate]:
+def _named_bundles(value: str) -> Iterator[BundleFile]:
     for name in filter(None, value.split(os.pathsep)):
         path = Path(os.path.abspath(name))  # noqa: PTH100
         try:
             files = _files_at(path)
         except OSError as error:
             reason = f"{path}: {error.strerror}"
-            yield Candidate(path=path, origin=BUNDLES_VARIABLE, problem=reason)
+            yield BundleFile(path=path, origin=BUNDLES_VARIABLE, problem=reason)
             continue
         for file in files:
             # Each with a problem of its own: a dangling link says nothing about its neighbours.
@@ -129,7 +129,7 @@ def _named_bundles(value: str) -> Iterator[Candidate]:
                 problem = writable_by_others(file)
             except OSError as error:
                 problem = f"{file}: {error.strerror}"
-            yield Candidate(path=file, origin=BUNDLES_VARIABLE, problem=problem)
+            yield BundleFile(path=file, origin=BUNDLES_VARIABLE, problem=problem)
 
 
 def _files_at(path: Path) -> list[Path]:
@@ -153,7 +153,7 @@ def _declared_packages(distribution: Distribution) -> tuple[str, ...]:
     Raises:
         ValueError: If a value is not the dotted name of a package.
     """
-    # Most distributions are not ours: look before parsing, so that their mistakes stay theirs.
+    # Most distributions hold no bundles; their entry points may be malformed and are not parsed.
     if ENTRY_POINT_GROUP not in (distribution.read_text("entry_points.txt") or ""):
         return ()
     values = [

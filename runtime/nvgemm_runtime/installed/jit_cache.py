@@ -1,7 +1,7 @@
-"""Where kernels that were compiled at run time are kept, so that later processes find them.
+"""The directory of kernels that were compiled at run time, where later processes find them.
 
-The builder's `nvgemm_aot.jit.user_bundle` writes there. This side only reads, and notes what is
-used.
+The builder's `nvgemm_aot.jit.user_bundle` writes there. The runtime reads bundles, and marks which
+problems are in use.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ..errors import StorageError
 from ..gemm.problem import Problem
-from .discover import BUNDLE_SUFFIX, Candidate
+from .discover import BUNDLE_SUFFIX, BundleFile
 from .ownership import writable_by_others
 
 JIT_ORIGIN = "the JIT cache"
@@ -50,7 +50,7 @@ def stamp_path(cache: Path, problem: Problem) -> Path:
     return jit_directory(cache) / "used" / problem.key.replace("/", ",")
 
 
-def find_kept_bundles() -> tuple[Candidate, ...]:
+def find_kept_bundles() -> tuple[BundleFile, ...]:
     """Find the user bundles of this user's cache directory, by name; none where it is absent.
 
     One that someone else could have written has that as its problem.
@@ -60,10 +60,10 @@ def find_kept_bundles() -> tuple[Candidate, ...]:
         names = sorted(name for name in os.listdir(directory) if name.endswith(BUNDLE_SUFFIX))  # noqa: PTH208
     except (StorageError, OSError):
         return ()
-    return tuple(_candidates(directory, names))
+    return tuple(_bundle_files(directory, names))
 
 
-def _candidates(directory: Path, names: list[str]) -> Iterator[Candidate]:
+def _bundle_files(directory: Path, names: list[str]) -> Iterator[BundleFile]:
     for name in names:
         path = directory / name
         try:
@@ -72,7 +72,7 @@ def _candidates(directory: Path, names: list[str]) -> Iterator[Candidate]:
             continue  # evicted a moment ago
         except OSError as error:
             problem = f"{path}: {error.strerror}"
-        yield Candidate(path=path, origin=origin_of(path), problem=problem)
+        yield BundleFile(path=path, origin=origin_of(path), problem=problem)
 
 
 def origin_of(path: Path) -> str:

@@ -1,7 +1,7 @@
 """The bundles of this process: found, opened and indexed once, when first asked for.
 
-What is installed or named stays as it was found. User bundles of the JIT cache grow while processes
-run, and are looked at again when `Installation.refresh_kept_bundles` says so.
+Bundles that are installed or named are read once. User bundles of the JIT cache grow while
+processes run; `Installation.refresh_kept_bundles` reads them again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from ..bundle.reader import Bundle, file_identity
 from ..errors import NvgemmError
 from ..gemm.problem import Problem
 from ..matching.device import DeviceFacts, host_platform, torch_cuda, torch_versions
-from ..matching.index import BundleView, Index, preferred
-from ..matching.layers import LayeredIndex
+from ..matching.index import BundleView, Index, LayeredIndex, preferred
 from ..matching.refusals import (
     describe_fault,
     kernel_refusals,
@@ -28,7 +27,7 @@ from ..matching.refusals import (
     refusal,
     unlaunchable,
 )
-from .discover import Candidate, find_bundles
+from .discover import BundleFile, find_bundles
 from .jit_cache import find_kept_bundles, origin_of
 
 _log = logging.getLogger(__name__)
@@ -195,7 +194,7 @@ class Installation:
         kept = find_kept_bundles()
         known_paths = {candidate.path for candidate in kept}
         temporary = (
-            Candidate(path=path, origin=origin_of(path), problem=None)
+            BundleFile(path=path, origin=origin_of(path), problem=None)
             for path in self._temporary
             if path not in known_paths
         )
@@ -207,7 +206,7 @@ class Installation:
             for candidate in (*kept, *temporary)
         )
 
-    def _open(self, found: Candidate, *, is_kept: bool = False) -> FoundBundle:
+    def _open(self, found: BundleFile, *, is_kept: bool = False) -> FoundBundle:
         problem = found.problem
         bundle = None
         if problem is None:

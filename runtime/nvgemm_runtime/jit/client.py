@@ -1,8 +1,8 @@
-"""Has kernels compiled that no bundle has, by a process of the builder side beside this one.
+"""Asks a process of the builder to compile kernels that no bundle has.
 
-Nothing of the builder or the compiler is imported here. The other process is started by the first
-request and ends when this one does, in whatever way, or after a while without requests. What it
-compiles goes into a user bundle; `Installation.refresh_kept_bundles` finds it there.
+Neither the builder nor the compiler is imported here. The first request starts the process, the JIT
+server; it ends with this process, however that ends, or after a while without requests. It writes
+kernels into a user bundle, where `Installation.refresh_kept_bundles` finds them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ CANDIDATES_VARIABLE = "NVGEMM_AOT_JIT_CANDIDATES"
 DEFAULT_CANDIDATES = 4
 
 PROVIDER_VARIABLE = "NVGEMM_AOT_JIT_PROVIDER"
-"""Another source of kernels than the product's; read by the builder side."""
+"""Another source of kernels than the product's, as `module:class`; the server reads it."""
 
 MAX_CRASHES = 2
-"""After so many the builder side is not started again: once may be the memory that others took."""
+"""After so many crashes the server is not started again; one may be for lack of memory."""
 
 _BUILDER_MODULES = ("nvgemm_aot", "nvMatmulHeuristics", "pydantic", "yaml", "cutlass")
 
@@ -46,14 +46,14 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """What came of a request.
+class JitResult:
+    """The result of a request.
 
     Attributes:
-        problem: The problem that was asked for.
+        problem: The requested problem.
         bundle: The user bundle that holds kernels for it; None where there is none.
-        compiled: Kernels that were compiled for this request; 0 where others had compiled them.
-        seconds: Time that the builder side took, with waiting for others that do the same.
+        compiled: Kernels that were compiled for this request; 0 where other processes did it.
+        seconds: Time that the server took, waiting for other processes included.
         reason: Why there is no kernel; None where there is one.
         failures: Why candidates did not compile, though others may have.
     """
@@ -67,51 +67,51 @@ class Outcome:
 
 
 class Pending:
-    """A request that is worked on.
+    """A request that the server works on.
 
     Attributes:
-        problem: What was asked for.
+        problem: The requested problem.
     """
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
         self._asked_at = time.monotonic()
-        self._outcome: Outcome | None = None
+        self._result: JitResult | None = None
         self._done = threading.Event()
 
     def done(self) -> bool:
         """Whether `result` would not wait."""
         return self._done.is_set()
 
-    def result(self, timeout: float | None = None) -> Outcome:
-        """Wait for what comes of it. Never raises: a failure is an outcome with its reason.
+    def result(self, timeout: float | None = None) -> JitResult:
+        """Wait for the result. Never raises: a failure is a result with its reason.
 
         Args:
-            timeout: Seconds since it was asked for after which not to wait any longer. Work goes
-                on behind it, and may be asked for again.
+            timeout: Seconds since the request after which to stop waiting. The server goes on, and
+                the result may be asked for again.
         """
         if timeout is None:
             self._done.wait()
         else:
             self._done.wait(max(0.0, self._asked_at + timeout - time.monotonic()))
-        return self._outcome or Outcome(
+        return self._result or JitResult(
             problem=self.problem, reason=f"not compiled within {timeout} s"
         )
 
-    def settle(self, outcome: Outcome) -> None:
-        """Say what came of it; the first word counts."""
-        if self._outcome is None:
-            self._outcome = outcome
+    def settle(self, result: JitResult) -> None:
+        """Set the result, once; later ones are ignored."""
+        if self._result is None:
+            self._result = result
             self._done.set()
 
     def fail(self, reason: str) -> Pending:
-        """Say that there is no kernel."""
-        self.settle(Outcome(problem=self.problem, reason=reason))
+        """Settle it without a kernel."""
+        self.settle(JitResult(problem=self.problem, reason=reason))
         return self
 
 
 def candidates() -> int:
-    """Most kernels to compile for one problem; a value that is no number counts as not set."""
+    """Most kernels to compile for one problem; an invalid value counts as not set."""
     text = os.environ.get(CANDIDATES_VARIABLE)
     if text is None or text.isdecimal():
         return DEFAULT_CANDIDATES if text is None else int(text)
@@ -141,7 +141,7 @@ def _missing(module: str) -> str:
 def missing_module() -> str | None:
     """A module of the builder side that is not installed, or None. Imports nothing."""
     missing = (module for module in _BUILDER_MODULES if not _is_installed(module))
-    # A part of the compiler's package, which may lie elsewhere; asking for it would import that.
+    # Part of a namespace of several directories; `find_spec` would import its parent.
     places = [f"{place}/cutlass" for place in sys.path]
     operators = PathFinder.find_spec("cutlass.operators", places)
     return next(missing, None if operators else "cutlass.operators")
@@ -150,11 +150,11 @@ def missing_module() -> str | None:
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ValueError:  # imported, and by someone who made up how
+    except ValueError:  # imported, by a module without a spec
         return True
 
 
-class Fallback:
+class JitClient:
     """The requests of this process. Safe to use from several threads, and after a fork.
 
     Args:
@@ -193,7 +193,7 @@ class Fallback:
                 if known is pending:
                     self._ask(pending, facts)
                 return known
-        except Exception as error:  # Compiling goes on without our kernels.
+        except Exception as error:  # Inductor compiles without these kernels.
             _log.debug("%s: cannot ask for kernels", problem.key, exc_info=True)
             return pending.fail(f"{type(error).__name__}: {error}")
 
@@ -202,7 +202,7 @@ class Fallback:
         return self._asked.get((problem, facts))
 
     def close(self) -> None:
-        """Have the other process end; what it has compiled is kept. Waits for a moment at most."""
+        """End the server; what it has compiled is kept. Waits for a moment at most."""
         with self._lock:
             process, self._process = self._process, None
             self._give_up("this process is ending")
@@ -210,7 +210,7 @@ class Fallback:
             process.end()
 
     def forget(self) -> None:
-        """Drop what the parent had, in a forked child, which starts a process of its own."""
+        """Drop the parent's requests in a forked child, which starts a process of its own."""
         process, self._process = self._process, None
         pending = self._open
         self._reset()
@@ -266,7 +266,7 @@ class Fallback:
         COUNTERS.compiled(answer["compiled"])
         bundle = answer["bundle"]
         pending.settle(
-            Outcome(
+            JitResult(
                 problem=pending.problem,
                 bundle=None if bundle is None else Path(bundle),
                 compiled=answer["compiled"],
@@ -301,19 +301,11 @@ def _warn_once(message: str) -> None:
     _log.warning("%s", message)
 
 
-FALLBACK = Fallback()
+CLIENT = JitClient()
 """The requests of this process."""
 
 
-def request(problem: Problem, facts: DeviceFacts) -> Pending:
-    """Ask for kernels of a problem; see `Fallback.request`."""
-    return FALLBACK.request(problem, facts)
+request, asked = CLIENT.request, CLIENT.asked
 
-
-def asked(problem: Problem, facts: DeviceFacts) -> Pending | None:
-    """The request for a problem, if there was one; see `Fallback.asked`."""
-    return FALLBACK.asked(problem, facts)
-
-
-atexit.register(FALLBACK.close)
-os.register_at_fork(after_in_child=FALLBACK.forget)
+atexit.register(CLIENT.close)
+os.register_at_fork(after_in_child=CLIENT.forget)

@@ -1,4 +1,4 @@
-"""The process of the builder side, as this process sees it: two pipes, and a thread that reads."""
+"""Starts and talks to the JIT server: two pipes, and a thread that reads its answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 SERVER = "nvgemm_aot.jit.server"
-"""Module that is run; named, and never imported here."""
+"""The module of the server; run by its name and never imported here."""
 
 _PIPE_BYTES = 1 << 20
 """Room for thousands of requests, so that sending one never waits: the default is 64 KiB."""
@@ -26,11 +26,11 @@ _NOT_INHERITED = (
     *("TORCH_LOGS", "TORCH_LOGS_OUT", "TORCH_TRACE"),
     *("NVGEMM_AOT_RECORD", "NVGEMM_AOT_EXPLAIN"),
 )
-"""Variables with which torch or we would write beside what is written for this process."""
+"""Variables that would have the server write into the files of this process."""
 
 
 class JitProcess:
-    """A running builder side.
+    """A running server.
 
     Args:
         arguments: Further arguments of the server.
@@ -61,7 +61,7 @@ class JitProcess:
                 stdin=theirs_in,
                 stdout=theirs_out,
                 stderr=self._errors,
-                cwd="/",  # what lies in a user's directory must not be taken for a module
+                cwd="/",  # files in the user's directory must not be imported as modules
                 env=_environment(),
                 start_new_session=True,  # Ctrl-C is for this process, which decides what ends
             )
@@ -80,12 +80,12 @@ class JitProcess:
         return self._process.pid
 
     def send(self, request: dict[str, Any]) -> None:
-        """Hand over a request. Where the process has died, `ended` is told soon."""
+        """Send a request. Where the server has died, `ended` is called soon."""
         with self._sending, contextlib.suppress(OSError):
             os.write(self._requests, json.dumps(request).encode() + b"\n")
 
     def end(self) -> None:
-        """Have it end, and wait for that a moment."""
+        """End the server, and wait a moment for that."""
         self._close_requests()
         try:
             self._process.wait(_END_SECONDS)
@@ -93,11 +93,11 @@ class JitProcess:
             self._process.kill()
 
     def abandon(self) -> None:
-        """Let go of it in a forked child: it is the parent's."""
+        """Close the pipes in a forked child: the server is the parent's."""
         for descriptor in (self._requests, self._answers, self._errors):
-            with contextlib.suppress(OSError):  # it was ending
+            with contextlib.suppress(OSError):  # the server was ending
                 os.close(descriptor)
-        self._process.returncode = 0  # or it would be waited for
+        self._process.returncode = 0  # or Popen would wait for it
 
     def _close_requests(self) -> None:
         with self._sending:
@@ -108,7 +108,7 @@ class JitProcess:
     def _read(self) -> None:
         try:
             count = self._read_answers()
-        except Exception as error:  # none of its answers can be made sense of any more
+        except Exception as error:  # no further answer can be read
             self._process.kill()
             count, tail = 0, f"{type(error).__name__}: {error}"
         else:
@@ -142,12 +142,12 @@ def _status_text(status: int) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, so that what it can import, the other can as well."""
+    """This process's environment, so that the server can import what this process can."""
     kept = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     places = (os.path.abspath(place) for place in map(str, sys.path) if os.pathsep not in place)  # noqa: PTH100
     return {
         **kept,
         "PYTHONPATH": os.pathsep.join(places),
         "CUDA_VISIBLE_DEVICES": "",  # compiling needs no GPU; a context on it would take memory
-        "NVGEMM_AOT": "off",  # torch is there to describe operands, and compiles nothing
+        "NVGEMM_AOT": "off",  # the server uses torch to describe operands, and not to compile
     }

@@ -1,31 +1,53 @@
-"""The public functions: what bundles there are, which kernel serves a GEMM and why, running it."""
+"""The public functions: what bundles there are, which kernel serves a GEMM and why, running it.
+
+Each GEMM function computes ``round(f(scale_a * scale_b * (A @ B) + addend))``: everything in the
+accumulator's type, and one rounding at the end. All go through `_run`; `mm` and `bmm` skip it where
+they are given an ``out`` and a loaded kernel (`fast_path`).
+"""
 
 from __future__ import annotations
 
+import enum
 import functools
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import NoKernelError
-from ..gemm.extras import NOTHING, Extras
-from ..gemm.operands import Request, check_kinds, requests
+from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands, check_offset_values
+from ..gemm.operands import (
+    Request,
+    check_empty,
+    check_kind,
+    check_kinds,
+    check_shapes,
+    requests,
+    torch_dtype,
+    usual_out_dtype,
+)
 from ..gemm.problem import Op
+from ..gemm.types import Activation, ScaleRecipe
 from ..installed.registry import INSTALLATION, FoundBundle
 from ..matching.device import DeviceFacts
 from ..matching.index import Match, Miss
+from ..settings import is_debugging
 from . import native
-from .calls import prepare_call, unseen_by_dynamo
-from .fast_path import quick_with_kernel
-from .library import LoadedKernel
+from .autograd import refuse_lost_derivative
+from .fast_path import count_write, refuse_negation, refuse_tracing, skip_if_loaded
+from .loader import LoadedKernel
 from .select import choose_kernel, facts_of, find, load_kernel
 
 if TYPE_CHECKING:
     import torch
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Named = TypeVar("_Named", bound=enum.Enum)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """What would happen to one GEMM.
+    """Which kernels serve one GEMM, or why none does.
 
     Attributes:
         request: The problem, and how its operands are aligned; None where no kernel can exist.
@@ -62,7 +84,7 @@ def explain(
     a: torch.Tensor,
     b: torch.Tensor,
     out_dtype: torch.dtype | None = None,
-    extras: Extras = NOTHING,
+    extras: ExtraOperands = NO_EXTRAS,
 ) -> Explanation:
     """Say which kernels serve ``a @ b``, or every reason why none does.
 
@@ -71,7 +93,7 @@ def explain(
         b: Matrix [k, n], or a batch of them.
         out_dtype: Type of the result; by default as ``a``, but int32 for integers and bfloat16 for
             fp8.
-        extras: What else is there, as `nvgemm_runtime.gemm.extras.Extras` names it.
+        extras: Scales, offsets and addend, see `nvgemm_runtime.gemm.extra_operands.ExtraOperands`.
     """
     facts = facts_of(a)
     op = _op(a, extras)
@@ -86,7 +108,7 @@ def explain(
     return Explanation(request=request, facts=facts, match=found, reasons=())
 
 
-@quick_with_kernel(Op.MM)
+@skip_if_loaded(Op.MM)
 def mm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -95,13 +117,13 @@ def mm(
 ) -> torch.Tensor:
     """Multiply two matrices with a prebuilt kernel.
 
-    Torch does not see the call. Only the operators that `load_operators` gives may be traced,
+    Torch does not see the call. Only the operators that `load_operators` registers may be traced,
     compiled into a graph, or used under the transforms of ``torch.func``.
 
     Args:
         a: Matrix of shape [m, k], contiguous along one dimension.
         b: Matrix of shape [k, n], likewise.
-        out: Where the result goes, [m, n] row-major; made if None.
+        out: The tensor to write, [m, n] row-major; made if None.
         kernel: The kernel: its id, or what `choose` gave (the quickest way); the best-ranked if
             None.
 
@@ -117,10 +139,10 @@ def mm(
             of forward mode, or torch records operations: a dispatch mode is active, or
             ``torch.jit.trace`` (not looked for where ``out`` and a loaded kernel are given).
     """
-    return unseen_by_dynamo(_run)(Op.MM, a, b, out, kernel)
+    return _hide_from_dynamo(_run)("mm", Op.MM, a, b, out, kernel)
 
 
-@quick_with_kernel(Op.BMM)
+@skip_if_loaded(Op.BMM)
 def bmm(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -128,19 +150,155 @@ def bmm(
     kernel: str | LoadedKernel | None = None,
 ) -> torch.Tensor:
     """Multiply two batches of matrices with a prebuilt kernel; as `mm` with a leading batch."""
-    return unseen_by_dynamo(_run)(Op.BMM, a, b, out, kernel)
+    return _hide_from_dynamo(_run)("bmm", Op.BMM, a, b, out, kernel)
+
+
+def addmm(
+    input: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None = None,
+    kernel: str | LoadedKernel | None = None,
+    *,
+    activation: Activation | str | None = None,
+) -> torch.Tensor:
+    """Multiply two matrices, add to the product, and apply an activation.
+
+    Args:
+        input: The addend: a row of n elements for all rows (shape [n] or [1, n], or expanded), or a
+            row-major matrix [m, n]. Of the result's type, or bf16 where that is fp8.
+        a: Matrix of shape [m, k], contiguous along one dimension.
+        b: Matrix of shape [k, n], likewise.
+        out: The tensor to write, [m, n] row-major; made if None.
+        kernel: The kernel: its id, or a loaded one; the best-ranked if None.
+        activation: The activation of the sum of a product and a row: ``relu``, ``gelu_tanh`` or
+            ``silu``.
+
+    Returns:
+        ``out``; where it was None, of the kernel's type, or of type ``a`` (bfloat16 for fp8).
+
+    Raises:
+        NoKernelError: If no bundled kernel serves this, with every reason why.
+        ValueError: If shapes, strides or devices are not what the kernel takes.
+        TypeError: If types are not.
+        RuntimeError: As for `nvgemm_runtime.mm`.
+    """
+    extras = ExtraOperands(addend=input, activation=_enum_of("addmm", Activation, activation))
+    return _hide_from_dynamo(_run)("addmm", Op.MM, a, b, out, kernel, extras)
+
+
+def baddbmm(
+    input: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None = None,
+    kernel: str | LoadedKernel | None = None,
+    *,
+    activation: Activation | str | None = None,
+) -> torch.Tensor:
+    """As `addmm` with a leading batch; a row is one for all matrices."""
+    extras = ExtraOperands(addend=input, activation=_enum_of("baddbmm", Activation, activation))
+    return _hide_from_dynamo(_run)("baddbmm", Op.BMM, a, b, out, kernel, extras)
+
+
+def scaled_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    out: torch.Tensor | None = None,
+    kernel: str | LoadedKernel | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    bias: torch.Tensor | None = None,
+    recipe: ScaleRecipe | str | None = None,
+) -> torch.Tensor:
+    """Multiply two scaled matrices of fp8 or fp4.
+
+    Args:
+        a: Matrix of shape [m, k] (fp4: [m, k / 2], two values an element), row-major.
+        b: Matrix of shape [k, n] (fp4: [k / 2, n]), column-major.
+        scale_a: Scales of ``a``. Block scales: one for each 32 (MX) or 16 (NVFP4) values along k,
+            swizzled 32 x 4 x 4 and padded (`nvgemm_runtime.gemm.types.swizzled_elements`), in any
+            contiguous shape. Row-wise: fp32 of shape [m, 1]. Tensor-wise: fp32, one element.
+        scale_b: Scales of ``b``, likewise; row-wise ones of shape [1, n].
+        out: The tensor to write, [m, n] row-major; made if None.
+        kernel: The kernel: its id, or a loaded one; the best-ranked if None.
+        out_dtype: Type of the result that is made; by default the kernel's, or bfloat16.
+        bias: A row of n elements that is added.
+        recipe: The kind of scales (a `ScaleRecipe` or its value); by default read off their types
+            and sizes, as torch does. NVFP4 with powers of two, ``e8m0_1x16``, must be named where
+            MXFP4's scales would be as many.
+
+    Returns:
+        ``out``.
+
+    Raises:
+        NoKernelError: If no bundled kernel serves this, with every reason why.
+        ValueError: If shapes, strides or devices are not what the kernel takes.
+        TypeError: If types are not.
+        RuntimeError: As for `nvgemm_runtime.mm`.
+    """
+    extras = ExtraOperands(
+        scale_a=scale_a,
+        scale_b=scale_b,
+        recipe=_enum_of("scaled_mm", ScaleRecipe, recipe),
+        addend=bias,
+    )
+    return _hide_from_dynamo(_run)("scaled_mm", Op.MM, a, b, out, kernel, extras, out_dtype)
+
+
+def grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offsets: torch.Tensor,
+    out: torch.Tensor | None = None,
+    kernel: str | LoadedKernel | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Multiply the rows of one matrix, group by group, with a matrix for each group.
+
+    The ends of groups are on the device, so a call does not see them: ends that fall, or lie past
+    the last row, make a kernel read and write memory outside its tensors. With NVGEMM_AOT_DEBUG=1
+    they are copied and checked, for which the call waits for the device.
+
+    Args:
+        a: Matrix of shape [m, k], row-major: the rows of all groups, one group after the other.
+        b: Matrices of shape [groups, k, n], each column-major.
+        offsets: The end of each group along m, rising: int32 of shape [groups]. Rows past the last
+            end are not computed, and the result is undefined there.
+        out: The tensor to write, [m, n] row-major; made if None.
+        kernel: The kernel: its id, or a loaded one; the best-ranked if None.
+        out_dtype: Type of the result that is made; by default the kernel's, or as ``a`` (bfloat16
+            for fp8).
+
+    Returns:
+        ``out``.
+
+    Raises:
+        NoKernelError: If no bundled kernel serves this, with every reason why.
+        ValueError: If shapes, strides or devices are not what the kernel takes; under
+            NVGEMM_AOT_DEBUG=1, if offsets fall or pass the last row.
+        TypeError: If types are not.
+        RuntimeError: As for `nvgemm_runtime.mm`.
+    """
+    extras = ExtraOperands(offsets=offsets)
+    return _hide_from_dynamo(_run)(
+        "grouped_mm", Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype
+    )
 
 
 def choose(
-    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras = NOTHING
+    a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands = NO_EXTRAS
 ) -> LoadedKernel:
     """Load the best-ranked kernel for ``out = a @ b``: `mm` of matrices, `bmm` of batches.
 
     Args:
         a: Matrix [m, k], or a batch of them.
         b: Matrix [k, n], or a batch of them.
-        out: Where the result is to go.
-        extras: What else is there, as `nvgemm_runtime.gemm.extras.Extras` names it.
+        out: The tensor that the result would be written to.
+        extras: Scales, offsets and addend, see `nvgemm_runtime.gemm.extra_operands.ExtraOperands`.
 
     Raises:
         NoKernelError: If no bundled kernel serves this, with every reason why.
@@ -151,14 +309,14 @@ def choose(
     return choose_kernel(op, a, b, out, extras)
 
 
-def _op(a: torch.Tensor, extras: Extras) -> Op:
+def _op(a: torch.Tensor, extras: ExtraOperands) -> Op:
     if extras.offsets is not None:
         return Op.GROUPED_MM
     return Op.BMM if a.dim() == 3 else Op.MM
 
 
 def load_operators() -> None:
-    """Give torch the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``addmm`` and so on.
+    """Register the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``addmm`` and so on.
 
     They take a kernel by its id, and load it from the installed bundles where it is not yet loaded.
     Other than the functions of this package they may be traced and compiled.
@@ -185,12 +343,104 @@ def _load_for_operator(kernel_id: str, origin: str | None = None) -> None:
         prepare(str(kernel_id), str(origin))
 
 
+_disabled: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+def _hide_from_dynamo(function: _Function) -> _Function:
+    """Keep ``torch.compile`` out of a function: Dynamo fails on parts of the search."""
+    dynamo = sys.modules.get("torch._dynamo")  # not loaded for its own sake: that takes seconds
+    if dynamo is None:
+        return function
+    if function not in _disabled:
+        _disabled[function] = dynamo.disable(function)
+    return _disabled[function]  # type: ignore[return-value]
+
+
 def _run(
+    where: str,
     op: Op,
     a: torch.Tensor,
     b: torch.Tensor,
     out: torch.Tensor | None,
     kernel: str | LoadedKernel | None,
+    extras: ExtraOperands = NO_EXTRAS,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    out, loaded = prepare_call(op, a, b, out, kernel)
-    return out if loaded is None else (mm if op is Op.MM else bmm)(a, b, out, loaded)
+    """Compute a GEMM: refuse what torch would have to see, find a kernel, and launch it.
+
+    Args:
+        where: Name of the public function, for messages.
+        op: Its operation.
+        a: First operand.
+        b: Second operand.
+        out: The tensor to write; made if None.
+        kernel: The kernel; the best-ranked if None.
+        extras: What the kernel takes besides A and B.
+        out_dtype: Type of a result that is made, where it is not the usual one.
+
+    Returns:
+        ``out``.
+    """
+    refuse_tracing(where)
+    loaded = None if kernel is None else _load_named(where, op, kernel, extras)
+    operands = {"a": a, "b": b, **extras.named()}
+    if out is not None:
+        operands["out"] = out
+    refuse_lost_derivative(where, **operands)
+    for name, tensor in operands.items():
+        check_kind(where, name, tensor)
+    shape = check_shapes(op, a, b, out)
+    if out is None:
+        signature = None if loaded is None else loaded.kernel.signature
+        usual = usual_out_dtype(a.dtype) if signature is None else torch_dtype(signature.out)
+        out = a.new_empty(shape, dtype=out_dtype or usual)
+    elif out_dtype not in (None, out.dtype):
+        raise ValueError(f"{where}: out is {out.dtype}, out_dtype {out_dtype}; omit one of them")
+    refuse_negation(where, out, *operands.values())
+    if out.numel() == 0 or (extras.addend is None and 0 in (a.numel(), b.numel())):
+        check_empty(op, a, b, out, extras)
+        return out.zero_()  # as ATen: a sum of nothing is zero
+    if a.numel() == 0:
+        raise NoKernelError(f"{where}: k is 0, so the result is the addend alone; use torch")
+    if extras.offsets is not None and is_debugging():
+        check_offset_values(extras.offsets, a.shape[0])
+    loaded = loaded or choose_kernel(op, a, b, out, extras)
+    count_write(out)
+    loaded.launch(a, b, out, *extras.tensors())
+    return out
+
+
+def _load_named(
+    where: str, op: Op, kernel: str | LoadedKernel, extras: ExtraOperands
+) -> LoadedKernel:
+    """The kernel that a caller names.
+
+    Raises:
+        NoKernelError: If no bundle holds it.
+        TypeError: If it is neither an id nor a loaded kernel.
+        ValueError: If it computes something else.
+    """
+    if isinstance(kernel, str):
+        kernel = load_kernel(kernel)
+    elif not isinstance(kernel, LoadedKernel):
+        raise TypeError(
+            f"{where}: kernel must be an id, what choose() gave, or None (got "
+            f"{type(kernel).__name__})"
+        )
+    signature = kernel.kernel.signature
+    activation = None if signature.epilogue is None else signature.epilogue.activation
+    recipe = extras.recipe or signature.scales
+    if kernel.op is not op or activation is not extras.activation or recipe is not signature.scales:
+        raise ValueError(f"{where}: kernel {kernel.kernel.id[:12]} computes {signature.key}")
+    return kernel
+
+
+def _enum_of(where: str, kind: type[_Named], value: _Named | str | None) -> _Named | None:
+    """A member that a caller may give by its value."""
+    if value is None:
+        return None
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(str(one.value) for one in kind)
+        raise ValueError(f"{where}: no such {kind.__name__}: {value!r} (known: {known})") from None

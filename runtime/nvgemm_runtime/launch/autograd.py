@@ -1,7 +1,7 @@
-"""Kernels have no derivative: refuses calls that would silently lose one.
+"""Refuses calls that would silently lose a derivative, which kernels do not have.
 
-The operators refuse at torch's Autograd key. Above it are the transforms of ``torch.func``, which
-reach it once a level; below it nothing of a derivative is left to be seen.
+The operators refuse at torch's Autograd key. The transforms of ``torch.func`` are dispatched before
+it and reach it once a level; after it, no derivative can be seen any more.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 _libraries: list[torch.library.Library] = []
-"""Held as long as the process lives: torch takes back what a library registered when it goes."""
+"""Kept for the life of the process: torch unregisters the functions of a deleted library."""
 
 
 def refuse_lost_derivative(where: str, **operands: torch.Tensor) -> None:
@@ -49,7 +49,7 @@ def refuse_lost_derivative(where: str, **operands: torch.Tensor) -> None:
 
 
 def register_refusals() -> None:
-    """Have the operators refuse at the Autograd key, and go on below it where they do not."""
+    """Register refusals at the Autograd key; calls that pass go on to the keys below."""
     import torch
 
     library = torch.library.Library("nvgemm_aot", "IMPL")
@@ -67,7 +67,7 @@ def _functional(overload: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
     import torch
     from torch.autograd import forward_ad
 
-    # Names of this function's own: every eager call outside inference mode comes through here.
+    # Local names: every eager call outside inference mode runs this function.
     grad_enabled, redispatch = torch.is_grad_enabled, overload.redispatch
     below = torch._C._after_autograd_keyset
     where = _name(overload)
@@ -111,7 +111,7 @@ def _out_form(overload: torch._ops.OpOverload) -> Callable[..., None]:
 
 
 def _any_form(overload: torch._ops.OpOverload) -> Callable[..., Any]:
-    """As the two above, for whatever an operator takes."""
+    """As the two above, for an operator with any arguments."""
     import torch
 
     redispatch = overload.redispatch
@@ -132,12 +132,12 @@ def _any_form(overload: torch._ops.OpOverload) -> Callable[..., Any]:
 
 def _refuse_negated_out(where: str, out: torch.Tensor) -> None:
     if out.is_neg():
-        # Below, torch would write to a copy and fail on its way back for want of a result.
+        # Torch would write to a copy, and then fail because the operator returns nothing.
         raise RuntimeError(
             f"{where}: out is a lazily negated view; pass a tensor with values of its own"
         )
 
 
 def _name(overload: torch._ops.OpOverload) -> str:
-    """As the native part calls it: ``nvgemm_aot::mm``, ``nvgemm_aot::mm.out``."""
+    """The full name: ``nvgemm_aot::mm``, ``nvgemm_aot::mm.out``."""
     return str(overload.name())

@@ -1,8 +1,8 @@
-"""What generated code calls: a GEMM by a kernel's id, and by ATen where that cannot be.
+"""What generated code calls: a GEMM by its kernel's id, with ATen as the fallback.
 
-Generated modules outlive what made them, in torch's caches and in packages. The kernel wheel may be
-gone, another release of it installed, or the GPU another one; then ATen computes the same, and one
-warning says which wheel is missed.
+Generated modules outlive the process that made them, in torch's caches and in packages. The kernel
+wheel may be gone, another release of it installed, or the GPU another one; then ATen computes the
+GEMM, and one warning names the missing wheel.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from ..gemm.extras import check_offset_values
+from ..gemm.extra_operands import check_offset_values
 from ..gemm.operands import RANKS
 from ..gemm.problem import Op
 from ..installed.jit_cache import JIT_ORIGIN, mark_used
 from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, device_facts
 from ..matching.refusals import refusal
-from ..settings import is_off
+from ..settings import is_debugging, is_off
 from . import native
-from .debugging import is_debugging
-from .library import LoadedKernel
+from .loader import LoadedKernel
 from .select import load_kernel
 
 if TYPE_CHECKING:
@@ -36,13 +35,13 @@ _TryLaunch = Callable[..., bool]
 """As `nvgemm_runtime.launch.native.Native.try_launch`, without the handle."""
 
 
-class Gemm(Protocol):
-    """A call in generated code, which takes what ATen's operator does."""
+class GeneratedCall(Protocol):
+    """A GEMM in generated code, which takes the arguments of ATen's operator."""
 
     def __call__(
         self, *tensors: torch.Tensor, out: torch.Tensor, **options: object
     ) -> torch.Tensor:
-        """Write into ``out`` and return it."""
+        """Compute into ``out`` and return it."""
 
 
 def gemm(
@@ -51,7 +50,7 @@ def gemm(
     origin: str,
     order: tuple[int, ...] = (0, 1),
     split: bool = False,
-) -> Gemm:
+) -> GeneratedCall:
     """Make a function for generated code to call; the kernel is loaded at its first call.
 
     Args:
@@ -62,21 +61,21 @@ def gemm(
         split: Whether the kernel takes A and B alone, its result is fp32, and the third tensor is
             added behind it.
 
-    Where the user debugs as this is called, calls raise ValueError for ends of groups that fall or
-    pass the end of A; see `nvgemm_runtime.launch.debugging`.
+    If NVGEMM_AOT_DEBUG is set when this is called, calls raise ValueError for ends of groups that
+    fall or pass the end of A.
     """
     if split:
-        return _split(aten, gemm(_never, kernel_id, origin), order)
+        return _split(aten, gemm(_raise_not_computed, kernel_id, origin), order)
     lock = threading.Lock()
     loaded: _TryLaunch | None = None
-    proven: _TryLaunch | None = None  # once the kernel has run, or is known never to
+    proven: _TryLaunch | None = None  # once the kernel has run, or is known not to
 
     def first_launch(
         a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *extras: torch.Tensor
     ) -> bool:
         nonlocal loaded, proven
         with lock:
-            loaded = loaded or _launcher(kernel_id, origin, a.device)
+            loaded = loaded or _find_launch(kernel_id, origin, a.device)
             try:
                 done = loaded(a, b, out, *extras)
             except Exception as error:
@@ -98,8 +97,8 @@ def gemm(
     return _checked(call, order) if is_debugging() else call
 
 
-def _checked(call: Gemm, order: tuple[int, ...]) -> Gemm:
-    """A call that looks at the ends of groups first, for which it waits for the device."""
+def _checked(call: GeneratedCall, order: tuple[int, ...]) -> GeneratedCall:
+    """A call that checks the ends of groups first, for which it waits for the device."""
 
     def checked(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
         a, b, *extras = (tensors[place] for place in order)
@@ -110,7 +109,9 @@ def _checked(call: Gemm, order: tuple[int, ...]) -> Gemm:
     return checked
 
 
-def _split(aten: Callable[..., torch.Tensor], product: Gemm, order: tuple[int, ...]) -> Gemm:
+def _split(
+    aten: Callable[..., torch.Tensor], product: GeneratedCall, order: tuple[int, ...]
+) -> GeneratedCall:
     """A product in fp32 and a sum, which rounds once, as ATen does."""
     import torch
 
@@ -129,14 +130,16 @@ class _NotComputedError(Exception):
     """A kernel could not compute a product."""
 
 
-def _never(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
+def _raise_not_computed(
+    *tensors: torch.Tensor, out: torch.Tensor, **options: object
+) -> torch.Tensor:
     raise _NotComputedError
 
 
 def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> LoadedKernel | None:
-    """Load a kernel that code was compiled for; None, with one warning a wheel, if that cannot be.
+    """Load a kernel that code was compiled for; None, with one warning a wheel, where that fails.
 
-    Under ``NVGEMM_AOT=off`` it is None, and nothing is said.
+    Under ``NVGEMM_AOT=off`` it is None, without a warning.
 
     Args:
         kernel_id: The kernel.
@@ -146,10 +149,10 @@ def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> 
     if is_off():
         return None
     try:
-        facts = _facts(device)
+        facts = _device_facts(device)
         place = INSTALLATION.kernels().get(kernel_id)
         if place is None:
-            # Perhaps another process compiled it since, and torch's cache gave us its graph.
+            # Another process may have compiled it since, and torch's cache has its graph.
             INSTALLATION.refresh_kept_bundles()
             place = INSTALLATION.kernels().get(kernel_id)
         for problem in INSTALLATION.kept_problems(kernel_id):
@@ -163,7 +166,7 @@ def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> 
     return None
 
 
-def _facts(device: torch.device | None) -> DeviceFacts:
+def _device_facts(device: torch.device | None) -> DeviceFacts:
     import torch
 
     if device is not None:
@@ -173,7 +176,7 @@ def _facts(device: torch.device | None) -> DeviceFacts:
     return device_facts("cpu", 0)
 
 
-def _launcher(kernel_id: str, origin: str, device: torch.device) -> _TryLaunch:
+def _find_launch(kernel_id: str, origin: str, device: torch.device) -> _TryLaunch:
     kernel = prepare(kernel_id, origin, device)
     if kernel is None:
         return _refuse
@@ -188,7 +191,7 @@ _warned: set[str] = set()
 
 
 def _warn(origin: str, reason: str) -> None:
-    """One warning a wheel: where one of its kernels is missing, the others mostly are too."""
+    """Log one warning a wheel: where one of its kernels is missing, the others mostly are too."""
     if origin not in _warned:
         _warned.add(origin)
         is_wheel = not origin.startswith(JIT_ORIGIN)

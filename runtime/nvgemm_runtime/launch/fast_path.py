@@ -1,7 +1,7 @@
-"""A call of a loaded kernel from Python: everything that must be looked at each time.
+"""The quickest call of a loaded kernel from Python, with the checks that every call needs.
 
 Torch does not see such a call, so what torch would do for one of its own operators is done here:
-refuse to lose a derivative or a traced operation, and count up the version of what is written.
+refuse to lose a derivative or a traced operation, and count up the version of the written tensor.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from ..gemm.operands import check_kinds, check_shapes
 from ..gemm.problem import Op
 from . import native
 from .autograd import refuse_lost_derivative
-from .library import LoadedKernel
+from .loader import LoadedKernel
 
 if TYPE_CHECKING:
     import torch
 
 
-Gemm = Callable[..., "torch.Tensor"]
-"""``gemm(a, b, out=None, kernel=None)``"""
+_Function = Callable[..., "torch.Tensor"]
+"""``function(a, b, out=None, kernel=None)``"""
 
 
-def quick_with_kernel(op: Op) -> Callable[[Gemm], Gemm]:
+def skip_if_loaded(op: Op) -> Callable[[_Function], _Function]:
     """Decorate a function of ``(a, b, out, kernel)``: a loaded kernel and an ``out`` skip its body.
 
-    Such a call should cost little more than the launch, so it is one frame of Python, and all that
-    it looks up is a name of its own. For the same reason ``torch.jit.trace`` is not looked for.
+    Such a call should cost little more than the launch, so it is one frame of Python that looks up
+    local names alone. For the same reason it does not check for ``torch.jit.trace``.
 
     Args:
         op: What the function computes.
     """
 
-    def decorate(function: Gemm) -> Gemm:
+    def decorate(function: _Function) -> _Function:
         grad_enabled: Any = None
         forward_ad: Any = None
         modes: Any = None
@@ -52,21 +52,21 @@ def quick_with_kernel(op: Op) -> Callable[[Gemm], Gemm]:
             if type(kernel) is not LoadedKernel or kernel.op is not op or out is None:
                 return function(a, b, out, kernel)
             if launch is None:
-                grad_enabled, forward_ad, modes, count_up = _of_torch()
+                grad_enabled, forward_ad, modes, count_up = _torch_functions()
                 launch = native.load().launch
             if (
                 (grad_enabled() and (a.requires_grad or b.requires_grad or out.requires_grad))
                 or forward_ad._current_level >= 0
                 or modes()
             ):
-                _look_closer(op, a, b, out)
+                _refuse_unseen(op, a, b, out)
             if kernel.sees_negation and (a.is_neg() or b.is_neg() or out.is_neg()):
                 refuse_negation(op.value, a, b, out)
-            count_up((out,))  # before the launch: what was saved of out is lost from then on
+            count_up((out,))  # as `count_write`, and before the launch, which may fail half-way
             try:
                 launch(kernel.handle, a, b, out)
             except (RuntimeError, ValueError):
-                # Some tensors do not even reach the launcher, and it is torch that complains.
+                # DLPack refuses some tensors before the launcher does; these messages are better.
                 check_kinds(op, a, b, out)
                 check_shapes(op, a, b, out)
                 raise
@@ -78,7 +78,7 @@ def quick_with_kernel(op: Op) -> Callable[[Gemm], Gemm]:
 
 
 @functools.cache
-def _of_torch() -> tuple[Any, ...]:
+def _torch_functions() -> tuple[Any, ...]:
     import torch
     from torch.autograd import forward_ad
 
@@ -90,9 +90,16 @@ def _of_torch() -> tuple[Any, ...]:
     )
 
 
-def _look_closer(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
+def _refuse_unseen(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
     refuse_lost_derivative(op.value, a=a, b=b, out=out)
     refuse_tracing(op.value)
+
+
+def count_write(out: torch.Tensor) -> None:
+    """Tell autograd that a tensor is written: backward then refuses what it had saved of it."""
+    import torch
+
+    torch._C._increment_version((out,))
 
 
 def refuse_tracing(where: str) -> None:

@@ -17,17 +17,16 @@ from typing import Any
 
 from ..bundle.calling_convention import PLAIN, CallingConvention
 from ..errors import DriverError, NoKernelError, ToolchainError
-from ..gemm.element_types import DType
-from ..gemm.epilogue import Addend, addend_dtype
 from ..gemm.problem import Op, Signature
-from ..gemm.scales import ScaleRecipe
 from ..gemm.target import Target
+from ..gemm.types import Addend, DType, addend_dtype
 from ..matching.shared_library import missing_part
 from .autograd import register_refusals
 from .fakes import register_fakes
 
 ABI = 3
-"""What ``torch.ops.nvgemm_aot.abi()`` answers: the version of the operators' schemas."""
+"""Version of the operators' schemas, which ``torch.ops.nvgemm_aot.abi()`` returns: kAbi of
+runtime/csrc/torch_ops.h."""
 
 DEVICE_TYPE_CPU = 1
 DEVICE_TYPE_CUDA = 2
@@ -39,7 +38,7 @@ _loaded: Native | None = None
 
 
 def _renew_lock() -> None:
-    """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
+    """Replace the lock: in a forked child, a thread that it does not have may hold it."""
     global _lock
     _lock = threading.Lock()
 
@@ -57,10 +56,10 @@ class Native:
             that the kernel's signature has besides, in the order of `roles.extra_roles`: scale_a,
             scale_b, offsets, addend. It raises ValueError or TypeError for operands that the kernel
             cannot take, NoKernelError for an unknown handle, DriverError where the driver fails,
-            and what the kernel itself raises. The ends of groups are on the device, and not looked
-            at: see `extras.check_offset_values`. Torch does not see the call:
-            derivatives, negative bits (``torch.Tensor.is_neg``), versions and tracing are the
-            caller's to look after, see `nvgemm_runtime.launch.fast_path`.
+            and what the kernel itself raises. The ends of groups are on the device and not checked,
+            see `extras.check_offset_values`. Torch does not see the call, so the caller must check
+            derivatives, negative bits (``torch.Tensor.is_neg``), versions and tracing, see
+            `nvgemm_runtime.launch.fast_path`.
         try_launch: ``try_launch(handle, a, b, out, *extras)`` is as ``launch``, but False, with
             nothing launched, where that raises ValueError or TypeError, and True otherwise.
         open_kernel: ``open_kernel(image, symbol, name)`` loads a payload for as long as the process
@@ -70,10 +69,10 @@ class Native:
         find_kernel: ``find_kernel(id)`` is the handle of a registered kernel, or None.
         out_dtype: ``out_dtype(id)`` is the dtype (of TVM-FFI) of a kernel's result; it asks the
             loader for a kernel that is not registered.
-        set_loader: ``set_loader(function)`` sets what is called with the id of a kernel that an
-            operator names and that is not registered; it is expected to register it. Compiled code
-            adds what brought the kernel, and can do without it. None for nothing. May be called
-            from any thread.
+        set_loader: ``set_loader(function)`` sets the function that is called with the id of a
+            kernel that an operator names and that is not registered; it must register the kernel.
+            Compiled code passes the kernel's origin as well, and runs on ATen without the kernel.
+            None unsets it. May be called from any thread.
         set_library_keeps_lock: ``set_library_keeps_lock(keeps)`` says whether the library that
             kernels call keeps its lock where it fails to load a kernel; see
             `imports.RELEASES_ITS_LOCK`. Then, after one has failed, a kernel that was not launched
@@ -130,12 +129,8 @@ class Native:
 
 
 _OPS = (Op.MM, Op.BMM, Op.GROUPED_MM)
-_SCALES = {
-    recipe: 1 if recipe is ScaleRecipe.FP32_TENSOR else 3 if recipe.is_swizzled else 2
-    for recipe in ScaleRecipe
-}
 _ADDENDS = {Addend.ROW: 1, Addend.MATRIX: 2}
-"""Numbers of ``Op``, ``ScaleKind`` and ``AddendKind`` in csrc/gemm.h."""
+"""Numbers of ``Op`` and ``AddendKind`` in csrc/gemm.h."""
 
 
 def _ffi_name(dtype: DType) -> str:
@@ -155,7 +150,7 @@ def _built_for(signature: Signature, target: Target | None) -> tuple[Any, ...]:
         *(tvm_ffi.dtype(_ffi_name(one)) for one in (signature.a, signature.b, signature.out)),
         signature.layout.a_row_major,
         signature.layout.b_row_major,
-        0 if scales is None else _SCALES[scales],
+        0 if scales is None else scales.row.native_kind,
         0 if scales is None else scales.block or 0,
         tvm_ffi.dtype(_ffi_name(DType.FP32 if scales is None else scales.dtype)),
         0 if epilogue is None else _ADDENDS[epilogue.addend],

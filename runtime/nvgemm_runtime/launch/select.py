@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..bundle.reader import Bundle
 from ..errors import BundleFormatError, NoKernelError, StorageError
-from ..gemm.extras import NOTHING, Extras
+from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
 from ..gemm.operands import MAX_ALIGNMENT_BYTES, Request, requests
 from ..gemm.problem import Op
 from ..installed.jit_cache import mark_used
@@ -15,19 +15,19 @@ from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, device_facts, host_platform, torch_cuda
 from ..matching.index import Match, Miss, first_served
 from ..matching.refusals import process_refusal
-from .library import LIBRARY, LoadedKernel
+from .loader import LOADER, LoadedKernel
 
 if TYPE_CHECKING:
     import torch
 
 _chosen: dict[tuple[object, ...], LoadedKernel] = {}
-"""The kernel that was chosen for operands like these: what is installed stays as it was found."""
+"""By everything that can decide: the kernel that was chosen. What is installed does not change."""
 
 _MAX_CHOSEN = 4096
 
 
 def choose_kernel(
-    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras = NOTHING
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands = NO_EXTRAS
 ) -> LoadedKernel:
     """Load the best-ranked kernel for operands.
 
@@ -37,7 +37,7 @@ def choose_kernel(
     """
     tensors = (a, b, out, *extras.tensors())
     what = (op, extras.recipe, extras.activation, *extras.named())
-    key = (*what, *(fact for tensor in tensors for fact in _all_that_counts(tensor)))
+    key = (*what, *(fact for tensor in tensors for fact in _deciding_facts(tensor)))
     kernel = _chosen.get(key)
     if kernel is None:
         kernel, is_best = _match_and_load(op, a, b, out, extras)
@@ -48,16 +48,16 @@ def choose_kernel(
     return kernel
 
 
-def _all_that_counts(tensor: torch.Tensor) -> tuple[object, ...]:
-    """What of a tensor can decide which kernel serves it."""
+def _deciding_facts(tensor: torch.Tensor) -> tuple[object, ...]:
+    """The facts of a tensor that can decide which kernel serves it."""
     place = tensor.data_ptr() % MAX_ALIGNMENT_BYTES
     return tensor.device, tensor.dtype, tensor.shape, tensor.stride(), place
 
 
 def _match_and_load(
-    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: Extras
+    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands
 ) -> tuple[LoadedKernel, bool]:
-    """The kernel, and whether a better one would not serve once all bundles can be read."""
+    """The kernel, and whether it stays the best once all bundles can be read."""
     facts = facts_of(a)
     asked = requests(op, a, b, out=out, extras=extras)
     unread: dict[Bundle, StorageError] = {}
@@ -74,18 +74,18 @@ def _match_and_load(
         best = found.kernels[0]
         bundle = opened[best.bundle]
         try:
-            return LIBRARY.load(bundle, best.kernel), not unread
+            return LOADER.load(bundle, best.kernel), not unread
         except StorageError as error:
-            # It may pass: another bundle may serve this call, and the next one tries again.
+            # The error may be temporary: try another bundle now, and this one at the next call.
             unread[bundle] = error
         except BundleFormatError as error:
-            # Headers are checked when bundles are found, payloads now: another may serve as well.
+            # Payloads are checked only now: another bundle may have the same kernel.
             if not INSTALLATION.leave_out(bundle, str(error)):
                 raise
 
 
 def find(asked: tuple[Request, ...], facts: DeviceFacts) -> tuple[Request, Match | Miss]:
-    """The first reading of the operands that a kernel serves, or why none serves any."""
+    """The first request that a kernel serves, with the kernels, or why none serves any."""
     request, found, _ = _find(asked, facts)
     return request, found
 
@@ -111,9 +111,9 @@ def load_kernel(kernel_id: str) -> LoadedKernel:
 
     Raises:
         NoKernelError: If no bundle holds it, or only one for another platform or CUDA version.
-        NvgemmError: If it cannot be loaded; see `Library.load`.
+        NvgemmError: If it cannot be loaded; see `KernelLoader.load`.
     """
-    loaded = LIBRARY.get(kernel_id)
+    loaded = LOADER.get(kernel_id)
     if loaded is not None:
         return loaded
     place = INSTALLATION.kernels().get(kernel_id)
@@ -126,4 +126,4 @@ def load_kernel(kernel_id: str) -> LoadedKernel:
     reason = process_refusal(bundle.header.target, host_platform(), torch_cuda())
     if reason is not None:
         raise NoKernelError(f"kernel {kernel_id[:12]} of {bundle.path}: {reason}", (reason,))
-    return LIBRARY.load(bundle, kernel)
+    return LOADER.load(bundle, kernel)

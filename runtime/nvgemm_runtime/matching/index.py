@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 from ..bundle.format import Header, Measured, RankingSource, Scope, UnservedReason
 from ..gemm.problem import Problem, Signature
 from .device import DeviceFacts, TorchVersions
-from .interpolation import Row, order_between
 from .nearest import Around
-from .places import Place, Served, by_alignment, launchable, with_doubt
+from .ranking import MeasuredTimes, order_between, waves
 from .refusals import (
     describe,
     describe_fault,
@@ -29,8 +28,14 @@ from .refusals import (
     refusal,
     version_numbers,
 )
-from .validity import holds_here, preference
-from .waves import waves
+from .trust import holds_here, preference
+from .usable_rankings import (
+    MatchedKernel,
+    UsableRanking,
+    index_by_alignment,
+    launchable,
+    with_doubt,
+)
 
 if TYPE_CHECKING:
     from ..gemm.operands import Request
@@ -75,7 +80,7 @@ class Match:
     basis: Basis
     ranked_as: Problem
     source: RankingSource
-    kernels: tuple[Served, ...]
+    kernels: tuple[MatchedKernel, ...]
     from_jit: bool = False
     measured: Measured | None = None
     is_complete: bool = True
@@ -97,7 +102,7 @@ class Index:
             two such the newer.
         facts: The device.
         unusable: Why other bundles that were found could not even be opened.
-        first_position: Position of the first bundle, as `Served.bundle` gives it.
+        first_position: Position of the first bundle, as `MatchedKernel.bundle` gives it.
         from_jit: Whether the bundles are those of the JIT cache.
         versions: Of the torch at hand; None where there is none.
 
@@ -119,41 +124,41 @@ class Index:
         self.facts = facts
         self._first_position = first_position
         self._from_jit = from_jit
-        self._declared: dict[Problem, list[Place]] = {}
+        self._declared: dict[Problem, list[UsableRanking]] = {}
         self._unserved: dict[Problem, tuple[str, UnservedReason]] = {}
         refusals: list[str] = []
         for position, bundle in enumerate(self.bundles, start=first_position):
             try:
                 reason = refusal(bundle.header, facts)
-                places, reasons = (
-                    ([], [reason]) if reason else _places(position, bundle.header, facts)
+                rankings, reasons = (
+                    ([], [reason]) if reason else _usable_rankings(position, bundle.header, facts)
                 )
             except Exception as error:  # Whatever is wrong with one bundle, the others are used.
                 reason = describe_fault(error)
-                places, reasons = [], [reason]
+                rankings, reasons = [], [reason]
             refusals += (f"{bundle.name}: {one}" for one in reasons)
-            for place in places:
-                self._declared.setdefault(place.ranking.problem, []).append(place)
+            for usable in rankings:
+                self._declared.setdefault(usable.ranking.problem, []).append(usable)
             if reason is None:
                 for problem, why in bundle.header.unserved.items():
                     self._unserved.setdefault(problem, (bundle.name, why))
-        for places in self._declared.values():
-            if len(places) == 1:  # nearly all
+        for rankings in self._declared.values():
+            if len(rankings) == 1:  # nearly all
                 continue
             # Stable: of equals, the one preferred.
-            places.sort(key=self._day, reverse=True)
-            places.sort(
-                key=lambda place: preference(place.ranking, self._source(place), facts, versions)
+            rankings.sort(key=self._day, reverse=True)
+            rankings.sort(
+                key=lambda usable: preference(usable.ranking, self._source(usable), facts, versions)
             )
         self.refusals = (*refusals, *unusable)
-        self._sizes = by_alignment(self._declared, is_compact=True)
+        self._sizes = index_by_alignment(self._declared, is_compact=True)
         self._sizes_with_gaps = self._sizes
         if any(
-            place.with_gaps is not place.served
-            for places in self._declared.values()
-            for place in places
+            usable.kernels_for_gaps is not usable.kernels
+            for rankings in self._declared.values()
+            for usable in rankings
         ):
-            self._sizes_with_gaps = by_alignment(self._declared, is_compact=False)
+            self._sizes_with_gaps = index_by_alignment(self._declared, is_compact=False)
 
     def match(
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
@@ -173,10 +178,10 @@ class Index:
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
     ) -> Match | None:
         """The ranking that was shipped for a problem; None where there is none."""
-        for place in self._declared.get(problem, ()):
-            kernels = place.aligned(alignment_bytes, is_compact)
+        for usable in self._declared.get(problem, ()):
+            kernels = usable.aligned(alignment_bytes, is_compact)
             if kernels:
-                return self._found(Basis.DECLARED, place, kernels)
+                return self._found(Basis.DECLARED, usable, kernels)
         return None
 
     def match_signature(
@@ -203,45 +208,49 @@ class Index:
         )
         return Miss(reasons=(reason, *self.refusals))
 
-    def _can_interpolate(self, around: Around[Place]) -> bool:
-        """Whether what was measured of the places around a problem holds on this device.
+    def _can_interpolate(self, around: Around[UsableRanking]) -> bool:
+        """Whether what was measured of the rankings around a problem holds on this device.
 
         Interpolation counts waves, of which another product has others.
         """
         return self.facts.multiprocessors is not None and all(
-            holds_here(place.ranking, self._source(place), self.facts)
-            for place in (around.below, around.above)
+            holds_here(usable.ranking, self._source(usable), self.facts)
+            for usable in (around.below, around.above)
         )
 
     def _interpolated(
-        self, around: Around[Place], alignment_bytes: int, is_compact: bool, problem: Problem
-    ) -> tuple[Served, ...]:
-        """The kernels of two measured places, in the order that their times suggest between."""
+        self,
+        around: Around[UsableRanking],
+        alignment_bytes: int,
+        is_compact: bool,
+        problem: Problem,
+    ) -> tuple[MatchedKernel, ...]:
+        """The kernels of two measured rankings, in the order that their times suggest between."""
         assert self.facts.multiprocessors is not None
         kernels = {
             served.kernel.id: served
-            for place in (around.below, around.above)
-            for served in place.aligned(alignment_bytes, is_compact)
+            for usable in (around.below, around.above)
+            for served in usable.aligned(alignment_bytes, is_compact)
         }
         order = order_between(
             problem,
             {kernel_id: served.kernel.design for kernel_id, served in kernels.items()},
-            below=_row(around.below),
-            above=_row(around.above),
+            below=_measured_times(around.below),
+            above=_measured_times(around.above),
             multiprocessors=self.facts.multiprocessors,
         )
         return tuple(kernels[kernel_id] for kernel_id in order)
 
     def _scaled(
-        self, kernels: tuple[Served, ...], place: Place, problem: Problem
-    ) -> tuple[Served, ...]:
+        self, kernels: tuple[MatchedKernel, ...], usable: UsableRanking, problem: Problem
+    ) -> tuple[MatchedKernel, ...]:
         """The kernels of a near problem in the order that this one's sizes suggest."""
         multiprocessors = self.facts.multiprocessors
         if multiprocessors is None or any(served.time_ns is None for served in kernels):
             return kernels
-        near = place.ranking.problem
+        near = usable.ranking.problem
 
-        def scaled_time(served: Served) -> float:
+        def scaled_time(served: MatchedKernel) -> float:
             assert served.time_ns is not None
             design = served.kernel.design
             here, there = (waves(design, sizes, multiprocessors) for sizes in (problem, near))
@@ -249,29 +258,31 @@ class Index:
 
         return tuple(sorted(kernels, key=scaled_time))  # stable: of equals, the one ranked first
 
-    def _found(self, basis: Basis, place: Place, kernels: tuple[Served, ...]) -> Match:
+    def _found(
+        self, basis: Basis, usable: UsableRanking, kernels: tuple[MatchedKernel, ...]
+    ) -> Match:
         return Match(
             basis=basis,
-            ranked_as=place.ranking.problem,
-            source=self._source(place),
+            ranked_as=usable.ranking.problem,
+            source=self._source(usable),
             kernels=kernels,
             from_jit=self._from_jit,
-            measured=place.ranking.measured if basis is Basis.DECLARED else None,
-            is_complete=self._header(place).is_complete(place.ranking),
+            measured=usable.ranking.measured if basis is Basis.DECLARED else None,
+            is_complete=self._header(usable).is_complete(usable.ranking),
         )
 
-    def _day(self, place: Place) -> str:
+    def _day(self, usable: UsableRanking) -> str:
         """When a ranking was measured, if that holds here: text that sorts like the days."""
-        conditions = self._source(place).conditions
-        if conditions is None or not holds_here(place.ranking, self._source(place), self.facts):
+        conditions = self._source(usable).conditions
+        if conditions is None or not holds_here(usable.ranking, self._source(usable), self.facts):
             return ""
         return conditions.date
 
-    def _source(self, place: Place) -> RankingSource:
-        return self._header(place).sources[place.ranking.source]
+    def _source(self, usable: UsableRanking) -> RankingSource:
+        return self._header(usable).sources[usable.ranking.source]
 
-    def _header(self, place: Place) -> Header:
-        return self.bundles[place.bundle - self._first_position].header
+    def _header(self, usable: UsableRanking) -> Header:
+        return self.bundles[usable.bundle - self._first_position].header
 
     def _why_unserved(self, problem: Problem) -> tuple[str, ...]:
         """Why the build made no kernel for a problem, or for another of its signature."""
@@ -311,11 +322,13 @@ class Index:
         return ", ".join(sorted(signature.key for signature in self._sizes))
 
 
-def _places(position: int, header: Header, facts: DeviceFacts) -> tuple[list[Place], list[str]]:
+def _usable_rankings(
+    position: int, header: Header, facts: DeviceFacts
+) -> tuple[list[UsableRanking], list[str]]:
     """A bundle's rankings, and why some of its kernels are left out."""
     reasons = kernel_refusals(header, facts)
     compact = {kernel.id for kernel in header.kernels if needs_compact(kernel.calling_convention)}
-    places = []
+    rankings = []
     for ranking in header.rankings:
         served = launchable(position, header, ranking, reasons)
         if served:
@@ -323,18 +336,50 @@ def _places(position: int, header: Header, facts: DeviceFacts) -> tuple[list[Pla
             if compact:
                 with_gaps = tuple(one for one in served if one.kernel.id not in compact)
             gone = len(ranking.kernels) - len(served)
-            places.append(Place(position, with_doubt(ranking, gone), served, with_gaps))
+            rankings.append(UsableRanking(position, with_doubt(ranking, gone), served, with_gaps))
     counts = Counter(reason for reason in reasons if reason is not None)
-    said = [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
-    return places, said
+    told = [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
+    return rankings, told
 
 
-def _row(place: Place) -> Row:
-    times = {served.kernel.id: served.time_ns for served in place.served}
-    return Row(
-        problem=place.ranking.problem,
+def _measured_times(usable: UsableRanking) -> MeasuredTimes:
+    times = {served.kernel.id: served.time_ns for served in usable.kernels}
+    return MeasuredTimes(
+        problem=usable.ranking.problem,
         times_ns={kernel_id: time for kernel_id, time in times.items() if time is not None},
     )
+
+
+class LayeredIndex:
+    """Two indexes that are asked as one.
+
+    A problem that either declares comes before one of which only the signature is known; among
+    equals, what was shipped comes first.
+
+    Args:
+        shipped: Kernels of wheels, and of bundles that the user names.
+        kept: Kernels of the JIT cache; its positions continue those of ``shipped``.
+    """
+
+    def __init__(self, shipped: Index, kept: Index) -> None:
+        self._layers = (shipped, kept)
+
+    def match(
+        self, problem: Problem, alignment_bytes: int, is_compact: bool = True
+    ) -> Match | Miss:
+        """Find the kernels for a problem; see `Index.match`."""
+        for layer in self._layers:
+            declared = layer.match_declared(problem, alignment_bytes, is_compact)
+            if declared is not None:
+                return declared
+        shipped, kept = self._layers
+        found = shipped.match_signature(problem, alignment_bytes, is_compact)
+        if isinstance(found, Match):
+            return found
+        found_in_cache = kept.match_signature(problem, alignment_bytes, is_compact)
+        if isinstance(found_in_cache, Match):
+            return found_in_cache
+        return Miss(reasons=(*found.reasons, *kept.refusals))
 
 
 def first_served(

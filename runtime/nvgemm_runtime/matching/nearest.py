@@ -6,20 +6,14 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar, Union
+from typing import Generic, TypeVar
 
 from ..gemm.problem import Problem
 
 T = TypeVar("T")
 
-_Point = tuple[float, float, float]
 _Sizes = tuple[int, int, int]
-_Leaf = list[tuple[_Point, _Sizes]]
-_Node = Union[_Leaf, "tuple[int, float, _Node, _Node]"]
-"""A k-d tree: a leaf's points, or an axis, where it is split, and what lies below and above."""
-
-_LEAF_POINTS = 8
-"""Points that are compared one by one: about what a few levels of the tree would cost."""
+"""All of a problem's sizes but m: n, k, and the batch or groups."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +53,10 @@ class NearestSizes(Generic[T]):
             row.sort(key=lambda entry: entry[0])
             self._ms[sizes] = [m for m, _ in row]
             self._items[sizes] = [item for _, item in row]
-        self._tree = _make_tree([(_point(sizes), sizes) for sizes in sorted(rows)])
+        self._points = sorted(
+            (math.log2(n), math.log2(k), math.log2(count), (n, k, count)) for n, k, count in rows
+        )
+        self._logs_of_n = [point[0] for point in self._points]
 
     def find(self, problem: Problem) -> T:
         """What belongs to the declared problem nearest to this one."""
@@ -69,7 +66,7 @@ class NearestSizes(Generic[T]):
         """What belongs to the m around this one that are declared for the nearest other sizes."""
         sizes = _weights(problem)
         if sizes not in self._ms:
-            _, sizes = _nearest(self._tree, _point(sizes), (math.inf, sizes))
+            sizes = self._nearest(sizes)
         ms, items = self._ms[sizes], self._items[sizes]
         below, above = _around(ms, problem.m)
         # m / ms[below] against ms[above] / m, without rounding; of equal ratios the smaller m.
@@ -77,6 +74,24 @@ class NearestSizes(Generic[T]):
         return Around(
             nearest=items[below if is_below else above], below=items[below], above=items[above]
         )
+
+    def _nearest(self, wanted: _Sizes) -> _Sizes:
+        """The declared sizes at the least sum of differences of logarithms.
+
+        The search goes from n to either side, until n alone is farther than the best so far.
+        """
+        log_n, log_k, log_count = map(math.log2, wanted)
+        begin = bisect_left(self._logs_of_n, log_n)
+        least, nearest = math.inf, wanted
+        for points in (self._points[begin:], reversed(self._points[:begin])):
+            for n, k, count, sizes in points:
+                apart = abs(n - log_n)
+                if apart > least:
+                    break
+                apart += abs(k - log_k) + abs(count - log_count)
+                if apart <= least and (apart < least or sizes < nearest):
+                    least, nearest = apart, sizes
+        return nearest
 
 
 def _around(ms: list[int], m: int) -> tuple[int, int]:
@@ -90,39 +105,3 @@ def _around(ms: list[int], m: int) -> tuple[int, int]:
 def _weights(problem: Problem) -> _Sizes:
     """All but m. Either a batch or groups may be more than 1."""
     return problem.n, problem.k, problem.batch * problem.groups
-
-
-def _point(sizes: _Sizes) -> _Point:
-    n, k, count = sizes
-    return math.log2(n), math.log2(k), math.log2(count)
-
-
-def _make_tree(points: _Leaf) -> _Node:
-    if len(points) <= _LEAF_POINTS:
-        return points
-    spreads = [max(axis) - min(axis) for axis in zip(*(point for point, _ in points))]
-    axis = spreads.index(max(spreads))
-    ordered = sorted(points, key=lambda entry: entry[0][axis])
-    middle = len(ordered) // 2
-    return (
-        axis,
-        ordered[middle][0][axis],
-        _make_tree(ordered[:middle]),
-        _make_tree(ordered[middle:]),
-    )
-
-
-def _nearest(node: _Node, wanted: _Point, best: tuple[float, _Sizes]) -> tuple[float, _Sizes]:
-    if isinstance(node, list):
-        n, k, count = wanted
-        for point, sizes in node:
-            distance = abs(point[0] - n) + abs(point[1] - k) + abs(point[2] - count)
-            if distance < best[0] or (distance == best[0] and sizes < best[1]):
-                best = distance, sizes
-        return best
-    axis, split, below, above = node
-    beyond = wanted[axis] - split
-    near, far = (below, above) if beyond < 0 else (above, below)
-    best = _nearest(near, wanted, best)
-    # Points on the split itself may lie on either side: an equal distance must be looked at.
-    return _nearest(far, wanted, best) if abs(beyond) <= best[0] else best

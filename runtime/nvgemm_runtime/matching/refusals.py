@@ -159,7 +159,7 @@ def imports_refusal(
             found = name if version in (None, UNKNOWN_VERSION) else f"{name} {version}"
             return (
                 f"kernels import {', '.join(missing)}, which the installed {found} does not "
-                f"export; run: pip install '{name}{_enough(header, name, missing)}'"
+                f"export; run: pip install '{name}{_version_bound(header, name, missing)}'"
             )
     return None
 
@@ -178,7 +178,7 @@ def untested_version_warning(library: RuntimeLibrary) -> str | None:
     )
 
 
-def _enough(header: Header, distribution: str, missing: list[str]) -> str:
+def _version_bound(header: Header, distribution: str, missing: list[str]) -> str:
     """Versions of a distribution that export what is missing: ``>=4.7``, or nothing if unknown."""
     since = [FIRST_RELEASE.get(name) for name in missing]
     if None not in since:

@@ -1,21 +1,24 @@
-"""What a measured ranking is good for: which kernels to offer, and whether to time them again.
+"""Whether a measurement holds here, which kernels it says to offer, and whether to time them again.
 
-A pure function of a match, the operands, the device, and the versions at hand. Only a measurement
-on this very product of GPU counts, and only of the declared problem itself, with operands as they
-were measured: an estimate, another GPU's times or those of other sizes change nothing.
+Pure functions of a match, the operands, the device, and the versions at hand. A measurement counts
+only on the GPU product it was taken on, for the declared problem itself, and with operands aligned
+as they were measured. Estimates, and times of other GPUs or sizes, change nothing.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ..bundle.format import Measured
+from ..bundle.format import Conditions, Measured, Ranking, RankingSource
 from ..gemm.operands import Request
 from ..gemm.roles import contiguous_bytes
-from .device import DeviceFacts, TorchVersions
-from .index import Match
-from .places import Served
-from .validity import why_aten_is_open, why_not_here
+from .device import NO_CUDA, DeviceFacts, TorchVersions
+from .refusals import version_numbers
+
+if TYPE_CHECKING:
+    from .index import Match
+    from .usable_rankings import MatchedKernel
 
 TRITON = "Triton"
 """The backend besides ATen's that may have been measured."""
@@ -27,7 +30,7 @@ torch.compile knows of no more than this, whatever they have."""
 
 @dataclass(frozen=True, kw_only=True)
 class Terms:
-    """How kernels are to be offered for a GEMM.
+    """What bounds an offer of kernels for a GEMM.
 
     Attributes:
         limit: Most kernels to offer.
@@ -35,7 +38,7 @@ class Terms:
         needs_kernel: Whether a kernel must be offered even where ATen was faster.
         is_precise: Whether ATen is asked for `aten.AtenGemm.is_precise` sums.
         aten_setting: In words, a setting that makes ATen another than `tune` measures; see
-            `aten_settings.unusual_setting`.
+            `aten.unusual_setting`.
         beside: Which backends compete besides ATen's; `TRITON` is the one by that name.
     """
 
@@ -58,7 +61,7 @@ class Decision:
             ranking is no measurement.
     """
 
-    kernels: tuple[Served, ...]
+    kernels: tuple[MatchedKernel, ...]
     is_final: bool
     why: str
 
@@ -66,19 +69,19 @@ class Decision:
 def decide(
     match: Match, request: Request, facts: DeviceFacts, versions: TorchVersions, terms: Terms
 ) -> Decision:
-    """Say what to offer.
+    """Decide which kernels to offer for a GEMM.
 
     Args:
         match: The kernels that serve the GEMM.
         request: The GEMM, as its operands pose it.
         facts: The device that it is computed on.
         versions: Of the torch at hand.
-        terms: How.
+        terms: The settings and circumstances that bound the offer.
     """
     measured, conditions = match.measured, match.source.conditions
     if measured is None or conditions is None:
         return _open(match.kernels, terms, "")
-    obstacle = why_not_here(measured, match.source, facts) or _why_not_these(match, request)
+    obstacle = why_order_is_open(measured, match.source, facts) or _why_not_these(match, request)
     if obstacle is not None:
         return _open(match.kernels, terms, obstacle)
     winner = match.kernels[0]
@@ -103,17 +106,19 @@ def decide(
     return Decision(kernels=(winner,) if is_ours else (), is_final=is_final, why=told)
 
 
-def _open(kernels: tuple[Served, ...], terms: Terms, why: str) -> Decision:
+def _open(kernels: tuple[MatchedKernel, ...], terms: Terms, why: str) -> Decision:
     return Decision(kernels=kernels[: terms.limit], is_final=False, why=why)
 
 
-def _contending(kernels: tuple[Served, ...], measured: Measured) -> tuple[Served, ...]:
-    """The kernels that were not told apart from the first.
+def _contending(
+    kernels: tuple[MatchedKernel, ...], measured: Measured
+) -> tuple[MatchedKernel, ...]:
+    """The kernels whose measured times are not clearly longer than the first's.
 
-    A race in which ATen or Triton wins is over before ours are told apart from each other.
+    Where ATen or Triton wins, measuring stops before the kernels are told apart from each other.
     """
 
-    def interval(served: Served) -> tuple[int, int]:
+    def interval(served: MatchedKernel) -> tuple[int, int]:
         assert served.time_ns is not None
         spread = measured.spreads_ns[served.rank]
         return served.time_ns - spread, served.time_ns + spread
@@ -123,7 +128,7 @@ def _contending(kernels: tuple[Served, ...], measured: Measured) -> tuple[Served
 
 
 def _why_not_these(match: Match, request: Request) -> str | None:
-    """Why times say nothing of these operands, or None: `tune` measures compact, aligned ones."""
+    """Why times do not hold for these operands, or None: `tune` measures compact, aligned ones."""
     if not request.is_compact:
         return "measured without gaps between rows or matrices, which these operands have"
     least = contiguous_bytes(request.problem) | KNOWN_ALIGNMENT_BYTES
@@ -138,10 +143,68 @@ def _why_not_these(match: Match, request: Request) -> str | None:
 
 
 def _why_another_aten(request: Request, terms: Terms) -> str | None:
-    """Why ATen takes other time than was measured, or None."""
+    """Why ATen's time differs from the measured one, or None."""
     scales = request.problem.signature.scales
     if terms.is_precise and (scales is None or scales.block is None):
         return "ATen was measured with use_fast_accum, which is off here"
     if terms.aten_setting is not None:
         return f"ATen was measured as it is usually set: {terms.aten_setting}"
     return None
+
+
+def why_order_is_open(measured: Measured, source: RankingSource, facts: DeviceFacts) -> str | None:
+    """Why a measured order of kernels does not hold on a device, or None.
+
+    Args:
+        measured: What was measured.
+        source: Where; with its conditions.
+        facts: The device.
+    """
+    assert source.conditions is not None
+    if source.gpu != facts.name:
+        return f"measured on {source.gpu}, this is {facts.name}"
+    then = source.conditions.cuda
+    if (None if then == NO_CUDA else f"cu{then.split('.')[0]}") != facts.cuda:
+        return f"measured with CUDA {then}, torch uses {facts.cuda or 'no CUDA'}"
+    if measured.doubts:
+        return f"measured, and uncertain: {'; '.join(measured.doubts)}"
+    return None
+
+
+def holds_here(ranking: Ranking, source: RankingSource, facts: DeviceFacts) -> bool:
+    """Whether a ranking is a measurement whose order of kernels holds on a device."""
+    measured = ranking.measured
+    if measured is None or source.conditions is None:
+        return False
+    return why_order_is_open(measured, source, facts) is None
+
+
+def why_aten_is_open(
+    measured: Measured, conditions: Conditions, versions: TorchVersions
+) -> str | None:
+    """Why ATen's time does not hold here, or None: its kernels are torch's and cuBLAS's."""
+    if measured.aten is None:
+        return "ATen was not measured"
+    then, now = version_numbers(conditions.torch), version_numbers(versions.torch)
+    if then[:2] != now[:2]:
+        return f"ATen was measured with torch {conditions.torch}, this is {versions.torch}"
+    if conditions.cuda != versions.cuda:
+        return f"ATen was measured with CUDA {conditions.cuda}, torch uses {versions.cuda}"
+    return None
+
+
+def preference(
+    ranking: Ranking, source: RankingSource, facts: DeviceFacts, versions: TorchVersions | None
+) -> int:
+    """Which of several rankings of one problem to use: the one for which this is least.
+
+    Returns:
+        0 for one that was measured on this product of GPU, beside the ATen of this torch; 1 where
+        ATen is another; 2 for any other.
+    """
+    measured, conditions = ranking.measured, source.conditions
+    if measured is None or conditions is None or not holds_here(ranking, source, facts):
+        return 2
+    if versions is None or why_aten_is_open(measured, conditions, versions) is not None:
+        return 1
+    return 0

@@ -1,4 +1,4 @@
-"""Which GEMMs a manifest can declare and `build` can serve; for any other, why not, in words."""
+"""Which GEMMs a manifest can declare and `build` can serve; for any other, the reason."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
 from ..gemm.aten import OPERATORS, UNSERVED, AtenGemm, product_of_sum
-from ..gemm.operands import requests
+from ..gemm.operands import Request, requests
 from ..gemm.problem import DType, Problem
 from ..gemm.support import has_epilogues, unavailable, unsupported
 
 if TYPE_CHECKING:
-    from ..gemm.operand import Operand
+    from ..gemm.operands import Operand
 
 ALIGNMENT_BYTES = 16
 """What every kernel of the builder's providers demands of pointers, contiguous extents and strides.
@@ -23,21 +23,42 @@ and bf16, on sm_90a, sm_100f and sm_103a.
 """
 
 
-def declarable(gemm: AtenGemm) -> Problem | str:
+def read_requests(gemm: AtenGemm) -> tuple[Request, ...] | str:
+    """Every way to read a GEMM's operands, best aligned first; or why no kernel can compute it."""
+    unserved = UNSERVED.get(gemm.op)
+    reason = gemm.obstacle if unserved is None else unserved.reason
+    if reason is not None:
+        return reason
+    try:
+        op = OPERATORS[gemm.op].op
+        return requests(op, gemm.a, gemm.b, out=gemm.out, extras=gemm.extras)
+    except (NoKernelError, ValueError) as error:
+        return str(error)
+
+
+def declarable(gemm: AtenGemm, asked: tuple[Request, ...] | str | None = None) -> Problem | str:
     """The problem by which a manifest declares a GEMM, or why none can.
+
+    Args:
+        gemm: The GEMM.
+        asked: What `read_requests` gives for it, where that is known.
 
     Returns:
         The problem; otherwise one line: operator, types, sizes and the reason.
     """
-    problem = _problem(gemm)
-    return f"{in_words(gemm)}: {problem}" if isinstance(problem, str) else problem
+    if asked is None:
+        asked = read_requests(gemm)
+    reason = asked if isinstance(asked, str) else _why_undeclarable(asked[0])
+    if isinstance(asked, str) or reason is not None:
+        return f"{in_words(gemm)}: {reason}"
+    return asked[0].problem
 
 
 def declarable_for(gemm: AtenGemm, arch: str) -> Problem | str:
     """The problem by which a manifest for one architecture declares what serves a GEMM.
 
-    Where the architecture has no kernel with an epilogue, that of a sum is its product alone, into
-    fp32: torch.compile takes such kernels and adds behind them.
+    Where the architecture has no kernel with an epilogue, a sum is declared as its product alone,
+    into fp32: torch.compile uses such a kernel and has torch add.
 
     Args:
         gemm: The GEMM.
@@ -54,16 +75,7 @@ def declarable_for(gemm: AtenGemm, arch: str) -> Problem | str:
     return wanted if reason is None else f"{in_words(gemm)}: {reason}"
 
 
-def _problem(gemm: AtenGemm) -> Problem | str:
-    reason = UNSERVED.get(gemm.op, gemm.obstacle)
-    if reason is not None:
-        return reason
-    try:
-        op = OPERATORS[gemm.op].op
-        # The best aligned way to read it.
-        request = requests(op, gemm.a, gemm.b, out=gemm.out, extras=gemm.extras)[0]
-    except (NoKernelError, ValueError) as error:
-        return str(error)
+def _why_undeclarable(request: Request) -> str | None:
     signature = request.problem.signature
     reason = unsupported(signature)
     if reason is not None:
@@ -75,7 +87,7 @@ def _problem(gemm: AtenGemm) -> Problem | str:
         )
     if signature.scales is not None and signature.scales.is_swizzled and not request.is_compact:
         return "operands have gaps between rows; block-scaled kernels take none"
-    return request.problem
+    return None
 
 
 def in_words(gemm: AtenGemm) -> str:

@@ -1,7 +1,7 @@
-"""Keeps GEMMs that are met in the file that NVGEMM_AOT_RECORD names, over processes and runs.
+"""Records GEMMs in the file that NVGEMM_AOT_RECORD names, over processes and runs.
 
 Each GEMM is merged at once: the directory is locked, the file read, and replaced in one step. A
-process can be killed at any time and leaves a whole file, in which all is that it had met.
+process can be killed at any time and leaves a whole file, with every GEMM that it met.
 """
 
 from __future__ import annotations
@@ -16,32 +16,31 @@ from pathlib import Path
 
 from ..errors import RecordError
 from ..gemm.problem import Problem
+from ..gemm.target import ARCHITECTURES, DEFAULT_ARCHITECTURE
 from ..settings import RECORD_VARIABLE, TARGET_VARIABLE
 from .text import TARGETS, Recording, manifest_name, parse
 
-DEFAULT_TARGET = "sm_100f"
-"""What to build for where neither the variable nor the device says."""
-
 _NAME_ANOTHER = f"name another file, by {RECORD_VARIABLE} or --out"
 
-_TARGET_OF_CAPABILITY = {(9, 0): "sm_90a", (10, 0): "sm_100f", (10, 3): "sm_103a"}
+_RECORDED_ON = {row.recorded_on: arch for arch, row in ARCHITECTURES.items() if row.recorded_on}
+"""By compute capability: what to build for."""
 
 
 def chosen_target(
     capability: tuple[int, int] | None, variables: Mapping[str, str] = os.environ
 ) -> str:
-    """What to build for.
+    """The architecture to record for.
 
     Args:
         capability: Compute capability of the device that a GEMM was met on; None for a CPU.
         variables: Of the environment.
 
     Raises:
-        RecordError: If the variable names nothing that can be built for.
+        RecordError: If the variable names an architecture that nothing builds for.
     """
     chosen = variables.get(TARGET_VARIABLE)
     if not chosen:
-        return _TARGET_OF_CAPABILITY.get(capability or (0, 0), DEFAULT_TARGET)
+        return _RECORDED_ON.get(capability or (0, 0), DEFAULT_ARCHITECTURE)
     if chosen not in TARGETS:
         raise RecordError(
             f"{TARGET_VARIABLE}={chosen}: nothing builds for it; allowed: {', '.join(TARGETS)}"
@@ -53,7 +52,7 @@ class Recorder:
     """Merges GEMMs into a file.
 
     Args:
-        path: The file; there is none yet, or it is a recording.
+        path: The file: a recording, or not there yet.
 
     Attributes:
         path: Absolute.
@@ -61,39 +60,39 @@ class Recorder:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.realpath(path))
-        # Always the same: what a killed process left is overwritten, by the next that has the lock.
+        # Always the same name: the next process overwrites what a killed one left.
         self._partial = self.path.with_name(f".{self.path.name}.partial")
         self._known: tuple[bytes, Recording] | None = None
 
     def check(self) -> None:
-        """Fail now if GEMMs could not be kept later.
+        """Raise now if GEMMs could not be recorded later.
 
         Raises:
             RecordError: If the directory cannot be written, or the file is no recording.
         """
-        with self._alone():
+        with self._locked():
             self._read()
             self._write_partial(b"")
             self._partial.unlink()
 
     def read(self) -> Recording:
-        """What the file holds; nothing, under its name to be, where there is none.
+        """The file's recording; an empty one where there is no file.
 
         Raises:
             RecordError: If it cannot be read, or is no recording.
         """
-        with self._alone():
+        with self._locked():
             return self._read()
 
     def add(self, met: Problem | str, target: str) -> None:
-        """Keep a GEMM that was met.
+        """Record a GEMM.
 
         Args:
-            met: Its problem, or, where no manifest declares it, what it is and why in words.
-            target: What to build for.
+            met: Its problem, or, where no manifest can declare it, a line that says why.
+            target: The architecture to build for.
 
         Raises:
-            RecordError: If it cannot be kept.
+            RecordError: If it cannot be recorded.
         """
         found = Recording(name="", targets={target})
         if isinstance(met, Problem):
@@ -103,12 +102,12 @@ class Recorder:
         self.merge(found)
 
     def merge(self, found: Recording) -> None:
-        """Keep what another recording has.
+        """Add the GEMMs of another recording.
 
         Raises:
-            RecordError: If it cannot be kept; the file is as before.
+            RecordError: If the file cannot be replaced; it is as before.
         """
-        with self._alone():
+        with self._locked():
             recording = self._read()
             recording.merge(found)
             data = recording.render().encode()
@@ -124,8 +123,8 @@ class Recorder:
             file.write(data)
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """Keep threads and processes from each other, and name the file in errors."""
+    def _locked(self) -> Iterator[None]:
+        """Hold the directory's lock, and name the file in errors."""
         try:
             directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:

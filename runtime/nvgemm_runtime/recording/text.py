@@ -1,7 +1,7 @@
 """The text of a recording: a manifest that is written and read by machines alone.
 
-One line a GEMM, in one form and one order, so that what was read back is known to be what was
-written. What no manifest can declare stands behind it, as comments.
+Each GEMM is one line, in one form and one order, so that a reader can tell a recording from an
+edited copy. GEMMs that no manifest can declare follow as comments.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from ..errors import one_line
-from ..gemm.epilogue import Epilogue
 from ..gemm.problem import DType, Layout, Op, Problem, Signature
-from ..gemm.scales import ScaleRecipe
+from ..gemm.target import ARCHITECTURES
+from ..gemm.types import Epilogue, ScaleRecipe
 
-TARGETS = ("sm_90a", "sm_100a", "sm_100f", "sm_103a")
+TARGETS = tuple(sorted(ARCHITECTURES, key=lambda arch: (len(arch), arch)))
 """What a recording can be made for: what the builder builds for."""
 
 _FIRST_LINE = "# Recorded by nvgemm-aot, form 1. Later runs merge into this file: edit a copy."
@@ -39,13 +39,13 @@ _OTHER = re.compile(r"# ([1-9][0-9]*) x (.+)")
 
 @dataclass(kw_only=True)
 class Recording:
-    """GEMMs that were met, and how often.
+    """Recorded GEMMs, and how often each was met.
 
     Attributes:
         name: The manifest's.
         targets: The manifest's; some of `TARGETS`.
-        problems: What it declares.
-        others: What it cannot declare, each in words on one line.
+        problems: The problems that it declares.
+        others: GEMMs that it cannot declare, each described on one line.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Recording:
     others: Counter[str] = field(default_factory=Counter)
 
     def merge(self, other: Recording) -> None:
-        """Take in what another recording has."""
+        """Add the GEMMs of another recording."""
         self.targets |= other.targets
         self.problems.update(other.problems)
         for text, count in other.others.items():
@@ -81,8 +81,7 @@ def parse(text: str) -> Recording:
     """Read a recording.
 
     Raises:
-        ValueError: If it is not, to the letter, what `Recording.render` would write; the message
-            names the line.
+        ValueError: If it is not exactly what `Recording.render` writes; the message names the line.
     """
     recording = Recording(name="")
     for number, line in enumerate(text.splitlines(), start=1):
@@ -98,10 +97,7 @@ def parse(text: str) -> Recording:
 
 
 def read_others(text: str) -> Counter[str]:
-    """What a recording has in `Recording.others`, even where it was edited since.
-
-    Any other manifest has none.
-    """
+    """`Recording.others` of a recording, even of an edited one; nothing of any other manifest."""
     others: Counter[str] = Counter()
     _, _, comments = text.partition(f"\n{_OTHERS_LINE}\n")
     for line in comments.splitlines():
@@ -111,7 +107,7 @@ def read_others(text: str) -> Counter[str]:
 
 
 def _read_line(line: str, recording: Recording) -> bool:
-    """Take in what a line says; False if it can be in no recording."""
+    """Add what a line declares; False if no recording has such a line."""
     if match := _GEMM.fullmatch(line):
         try:
             problem = _problem(match.groupdict())
@@ -134,7 +130,7 @@ def _problem(texts: dict[str, str | None]) -> Problem:
     """The problem that an entry declares.
 
     Raises:
-        ValueError: If there is none such.
+        ValueError: If there is no such problem.
     """
     operand = DType(texts["dtype"])
     scales, epilogue = texts["scales"], texts["epilogue"]
@@ -156,7 +152,7 @@ def gemm_line(problem: Problem, count: int | None = None) -> str:
     """The entry under ``gemms`` that declares a problem, on one line.
 
     Args:
-        problem: What it declares.
+        problem: The problem.
         count: How often it was met; left out if None.
     """
     signature = problem.signature
@@ -183,6 +179,6 @@ def _order(problem: Problem) -> tuple[str, int, int, int, int]:
 
 
 def manifest_name(stem: str) -> str:
-    """A manifest's name made of a file's, without its suffix."""
+    """A valid manifest name, made of a file's name without its suffix."""
     name = re.sub(r"[^a-z0-9.]+", "-", stem.lower()).strip("-.")
     return name[:64].strip("-.") or "recorded"

@@ -14,14 +14,15 @@ from fake_provider import FakeProvider
 from nvgemm_aot.build import compiler, linker
 from nvgemm_aot.build.compiler import (
     Compilation,
-    Outcome,
     Task,
+    TaskResult,
     compile_all,
+    compile_limit_seconds,
     default_jobs,
 )
-from nvgemm_aot.build.time_limit import compile_limit_seconds
 from nvgemm_aot.build.workers import TimeLimitExceeded, WorkerDied
 from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.errors import StorageError, ToolchainError
 
 
@@ -44,12 +45,15 @@ def test_compiles_each_kernel_once_and_never_again(tmp_path: Path, log: Path) ->
         jobs=2,
         progress=lambda done, total: seen.append((done, total)),
     )
-    assert first == Compilation(compiled=3, failures=())
+    assert (first.compiled, first.failures) == (3, ())
     assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
-    payloads = [cache.get(task.key) for task in wanted]
-    assert all(payload and payload.startswith(b"\x7fELF") for payload in payloads)
-    assert len(set(payloads)) == 3
-    assert compile_all(wanted, cache, jobs=2) == Compilation(compiled=0, failures=())
+    assert list(first.kernels) == [task.key for task in wanted]
+    assert all(one.payload.startswith(b"\x7fELF") for one in first.kernels.values())
+    assert {one.sha256 for one in first.kernels.values()} == {
+        sha256_hex(one.payload) for one in first.kernels.values()
+    }
+    again = compile_all(wanted, cache, jobs=2)
+    assert again == Compilation(kernels=first.kernels, compiled=0, failures=())
     assert sorted(log.read_text().split()) == ["one", "three", "two"]
 
 
@@ -83,11 +87,13 @@ def test_a_compiler_that_takes_too_long_is_killed_and_the_others_go_on(tmp_path:
     class Late:
         """Workers of which one is killed at its limit."""
 
-        def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, Outcome | WorkerDied]]:
+        def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
             yield items[0], TimeLimitExceeded("not done within 7 s")
-            yield items[1], Outcome()
+            cache.put(items[1].key, b"code")
+            yield items[1], TaskResult()
 
-    result = compile_all(tasks("slow", "two"), Cache(tmp_path), jobs=1, workers=Late())
+    cache = Cache(tmp_path)
+    result = compile_all(tasks("slow", "two"), cache, jobs=1, workers=Late())
     assert result.compiled == 1
     [failure] = result.failures
     assert failure.is_transient

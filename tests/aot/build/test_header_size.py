@@ -11,7 +11,7 @@ from nvgemm_aot.build import header_size
 from nvgemm_aot.build.header_size import planned_header_bytes
 from nvgemm_aot.build.pipeline import build, plan_build
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.bundle.format import encode_header
+from nvgemm_runtime.bundle.encode import encode_header
 from nvgemm_runtime.errors import ManifestError
 
 PROBLEMS = [cpu_provider.problem(sizes=(m, 32, 64)) for m in range(1, 200)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import inspect
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,19 @@ from typing import Any
 import pytest
 
 from fake_provider import FakeProvider, candidate
-from nvgemm_aot.build import assemble, plan
-from nvgemm_aot.build.compiler import Compilation, Task, compile_all
+from nvgemm_aot.build import assemble, compiler, plan
+from nvgemm_aot.build.compiler import (
+    Compilation,
+    KernelWorkers,
+    Task,
+    TaskResult,
+    compile_all,
+    make_tasks,
+)
 from nvgemm_aot.build.pipeline import BuildResult, build, plan_build
-from nvgemm_aot.build.unserved import Unserved, require_served
-from nvgemm_aot.cli.render import build_document, build_text
-from nvgemm_aot.cli.render_bundle import bundle_document, bundle_text
+from nvgemm_aot.build.plan import Unserved, require_served
+from nvgemm_aot.cli.build import build_document, build_text
+from nvgemm_aot.cli.bundles import bundle_document, bundle_text
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.providers import Enumeration
 from nvgemm_aot.storage.cache import Cache
@@ -95,6 +105,23 @@ def test_bytes_depend_on_nothing_but_the_inputs(tmp_path: Path) -> None:
     first = run(tmp_path / "a", Cache(tmp_path / "cache1"), ms=(1, 16, 64))
     second = run(tmp_path / "b", Cache(tmp_path / "cache2"), ms=(64, 1, 16))
     assert first.bundles[0].path.read_bytes() == second.bundles[0].path.read_bytes()
+
+
+def test_a_payload_is_hashed_once_when_it_is_read(
+    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sha256, hashed = hashlib.sha256, Counter[str]()
+
+    def counting(data: bytes = b"") -> Any:
+        digest = sha256(data)
+        hashed[digest.hexdigest()] += bytes(data[:4]) == b"\x7fELF"
+        return digest
+
+    monkeypatch.setattr(hashlib, "sha256", counting)
+    (built,) = run(tmp_path, cache).bundles  # workers hash what they store in their own processes
+    assert {kernel.id: hashed[kernel.id] for kernel in built.header.kernels} == {
+        kernel.id: 1 for kernel in built.header.kernels
+    }
 
 
 def test_second_build_leaves_the_bundle_alone(tmp_path: Path, cache: Cache) -> None:
@@ -366,12 +393,13 @@ def test_planning_again_needs_no_compiler(
 def test_a_kernel_that_vanishes_is_an_error_not_a_smaller_bundle(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compile_and_lose(tasks: list[Task], *arguments: Any, **options: Any) -> Compilation:
-        result = compile_all(tasks, *arguments, **options)
-        cache.path(tasks[0].key).unlink()
-        return result
+    results = compiler._results
 
-    monkeypatch.setattr(assemble, "compile_all", compile_and_lose)
+    def lose_one(workers: KernelWorkers, tasks: list[Task]) -> Iterator[tuple[Task, TaskResult]]:
+        yield from results(workers, tasks)
+        cache.path(tasks[0].key).unlink()
+
+    monkeypatch.setattr(compiler, "_results", lose_one)
     with pytest.raises(StorageError, match="gone or damaged"):
         run(tmp_path, cache)
     assert not list((tmp_path / "out").iterdir())
@@ -397,30 +425,31 @@ def test_build_key_changes_with_the_provenance_of_device_numbers(
     tmp_path: Path, cache: Cache
 ) -> None:
     (item,) = plan_build(manifest(tmp_path), cache, provider=FakeProvider())
-    sized = replace(item.tasks[0].candidate, cluster_sizes=(2,))
-    tasks = [replace(item.tasks[0], candidate=sized)]
-    plan = replace(item.plan, candidates=(sized,))
+    sized = replace(item.plan.candidates[0], cluster_sizes=(2,))
     fact = item.target.device.max_active_clusters[2]
     guessed = {**item.target.device.max_active_clusters, 2: replace(fact, basis="measured")}
     device = replace(item.target.device, max_active_clusters=guessed)
-    other = [replace(tasks[0], target=replace(item.target, device=device))]
-    item = replace(item, plan=replace(plan, problems=()))
-    keys = {assemble.build_key(item, chosen, {"x": "1"}) for chosen in (tasks, other)}
+    targets = (item.target, replace(item.target, device=device))
+    tasks = [make_tasks([sized], target, FakeProvider()) for target in targets]
+    assert tasks[0][0].key == tasks[1][0].key
+    keys = {assemble.build_key(item.target, item.plan, each, {"x": "1"}) for each in tasks}
     assert len(keys) == 2
 
 
 @pytest.mark.parametrize(
     "name",
     ["nvgemm_aot.build.select", "fake_provider"]
-    + [f"nvgemm_runtime.gemm.{name}" for name in ("support", "roles", "scales", "element_types")],
+    + [f"nvgemm_runtime.gemm.{name}" for name in ("support", "roles", "types")],
 )
 def test_other_source_of_what_shapes_a_plan_makes_another(
     tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     declared = manifest(tmp_path).declared
-    planned = functools.partial(
-        plan.is_planned, declared, build_target("sm_100f"), FakeProvider(), cache
-    )
+
+    def planned() -> bool:
+        lookup = plan.look_up_plan(declared, build_target("sm_100f"), FakeProvider(), cache)
+        return lookup.stored is not None
+
     plan_build(manifest(tmp_path), cache, provider=FakeProvider())
     assert planned()
     read = inspect.getsource

@@ -7,8 +7,8 @@ import pytest
 from fake_provider import candidate
 from nvgemm_aot.build.select import MAX_PER_SHAPE, Estimate, select
 from nvgemm_aot.providers import Candidate
+from nvgemm_aot.providers.base import BlockShape
 from nvgemm_aot.providers.heuristics import MatmulHeuristics
-from nvgemm_aot.providers.runtime_model import BlockShape
 from nvgemm_aot.targets.profile import load_profile
 from nvgemm_runtime.gemm.problem import Problem, Signature
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from nvgemm_aot.build import workers
-from nvgemm_aot.build.worker_process import clock_stopped
 from nvgemm_aot.build.workers import (
     TimeLimitExceeded,
     WorkerDied,
     Workers,
     WorkersCannotStart,
     WorkersKilled,
+    clock_stopped,
 )
 
 HERE = Path(__file__).parent
@@ -206,7 +206,7 @@ def leap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "leap"
     clock = time.monotonic
     monkeypatch.setenv("LEAP", str(file))
-    monkeypatch.setattr(workers, "_LOOK_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(workers, "_LONGEST_WAIT_SECONDS", 0.05)
 
     def leaping() -> float:
         return clock() + 1000 * (file.stat().st_size if file.exists() else 0)

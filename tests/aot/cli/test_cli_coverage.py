@@ -250,7 +250,7 @@ def test_a_bad_manifest(directory: Path) -> None:
 
 
 def test_the_example_of_the_documentation_is_what_is_printed(directory: Path) -> None:
-    document = (ROOT / "docs/coverage.md").read_text(encoding="utf-8")
+    document = (ROOT / "docs/guide/ci.md").read_text(encoding="utf-8")
     fenced = re.findall(r"^```(\w*)\n(.*?)^```$", document, re.DOTALL | re.MULTILINE)
     yaml, printed, complaint = (block for kind, block in fenced if kind != "sh")
     [command] = re.findall(r"`nvgemm-aot coverage (recorded\.yaml dist/.*)` prints", document)

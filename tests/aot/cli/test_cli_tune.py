@@ -41,7 +41,7 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> DictatedTimer:
     """The command finds a device, whose times are these."""
     timer = DictatedTimer(TIMES)
     timer.watch_runs(monkeypatch)
-    monkeypatch.setattr("nvgemm_aot.tuning.bench.gpu_bench", lambda: bench(timer))
+    monkeypatch.setattr("nvgemm_aot.tuning.gpu.gpu_bench", lambda: bench(timer))
     return timer
 
 
@@ -218,7 +218,7 @@ def test_another_device_is_refused(
     path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts: Any = replace(bench().facts, platform="linux_aarch64")
-    monkeypatch.setattr("nvgemm_aot.tuning.bench.gpu_bench", lambda: bench(facts=facts))
+    monkeypatch.setattr("nvgemm_aot.tuning.gpu.gpu_bench", lambda: bench(facts=facts))
     result = run(path, "-o", output)
     assert result.exit_code == 24
     assert f"{path} cannot be measured here: built for platform" in result.stderr

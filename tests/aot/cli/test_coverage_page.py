@@ -8,11 +8,9 @@ from itertools import pairwise
 
 import pytest
 
-from nvgemm_aot.cli.coverage_chart import draw_chart
-from nvgemm_aot.cli.coverage_page import coverage_page
+from nvgemm_aot.cli.coverage_page import coverage_page, draw_chart
 from nvgemm_aot.manifest.parse import Manifest
-from nvgemm_aot.workload.coverage import TargetCoverage, Weight, cover
-from nvgemm_aot.workload.undeclarable import Sizes, Undeclarable
+from nvgemm_aot.workload.coverage import Sizes, TargetCoverage, Undeclarable, Weight, cover
 from nvgemm_runtime.gemm.problem import MAX_EXTENT
 from recorded_gemms import (
     DECLARED,

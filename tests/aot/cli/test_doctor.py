@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from nvgemm_aot.cli import doctor
+from nvgemm_aot.cli import diagnosis
 from nvgemm_aot.cli.main import main
 from nvgemm_runtime.bundle import calling_convention
 from nvgemm_runtime.bundle.imported_symbols import DEVICE_SYMBOLS
@@ -36,18 +36,18 @@ def run(*arguments: str) -> Result:
 def name_bundles(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
     monkeypatch.setenv("NVGEMM_AOT_BUNDLES", os.pathsep.join(map(str, places)))
     monkeypatch.setattr("nvgemm_runtime.installed.discover.distributions", lambda: ())
-    monkeypatch.setattr(doctor, "INSTALLATION", Installation())
+    monkeypatch.setattr(diagnosis, "INSTALLATION", Installation())
 
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with one H200, all software, an empty cache, and a bundle for it."""
     monkeypatch.setenv("NVGEMM_AOT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(doctor, "_version", lambda name: "1.2.3")
-    monkeypatch.setattr(doctor, "_driver_version", lambda: "13.0")
-    monkeypatch.setattr(doctor, "torch_cuda", lambda: "cu13")
-    monkeypatch.setattr(doctor, "find_runtime_library", lambda cuda: LIBRARY)
-    monkeypatch.setattr(doctor, "_gpus", lambda: (H200,))
+    monkeypatch.setattr(diagnosis, "_version", lambda name: "1.2.3")
+    monkeypatch.setattr(diagnosis, "_driver_version", lambda: "13.0")
+    monkeypatch.setattr(diagnosis, "torch_cuda", lambda: "cu13")
+    monkeypatch.setattr(diagnosis, "find_runtime_library", lambda cuda: LIBRARY)
+    monkeypatch.setattr(diagnosis, "_gpus", lambda: (H200,))
     bundle = write_synthetic_bundle(tmp_path / "hopper.nvgemm", "sm_90a")
     name_bundles(monkeypatch, bundle)
     return bundle
@@ -84,14 +84,14 @@ def test_a_machine_with_everything_is_healthy(machine: Path) -> None:
 def test_says_what_is_missing(
     machine: Path, monkeypatch: pytest.MonkeyPatch, lacks: str, value: Any, reason: str
 ) -> None:
-    monkeypatch.setattr(doctor, lacks, lambda *_: value)
+    monkeypatch.setattr(diagnosis, lacks, lambda *_: value)
     assert reason in problems()
     assert run().stdout.endswith("\nnot healthy\n")
 
 
 def test_says_which_distribution_is_missing(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = {"apache-tvm-ffi", "nvidia-cutlass-dsl"}
-    monkeypatch.setattr(doctor, "_version", lambda name: None if name in missing else "1")
+    monkeypatch.setattr(diagnosis, "_version", lambda name: None if name in missing else "1")
     assert problems() == "apache-tvm-ffi is not installed; run: pip install nvgemm-aot"
     assert "missing (needed for building alone)" in run().stdout
 
@@ -113,7 +113,7 @@ def test_what_fails_while_looking_is_a_problem_and_no_crash(
     def fail() -> None:
         raise RuntimeError("CUDA error: unknown")
 
-    monkeypatch.setattr(doctor, part, fail)
+    monkeypatch.setattr(diagnosis, part, fail)
     assert "RuntimeError: CUDA error: unknown" in problems()
 
 
@@ -121,7 +121,7 @@ def test_each_bundle_is_judged_for_each_gpu(
     machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     b200 = replace(H200, capability=(10, 0), name="NVIDIA B200")
-    monkeypatch.setattr(doctor, "_gpus", lambda: (H200, b200))
+    monkeypatch.setattr(diagnosis, "_gpus", lambda: (H200, b200))
     assert problems().startswith("no bundle serves NVIDIA B200, compute capability 10.0: sm_90a")
     other = write_synthetic_bundle(tmp_path / "blackwell.nvgemm", "sm_100f")
     name_bundles(monkeypatch, machine, other)
@@ -162,7 +162,7 @@ def test_a_runtime_library_of_unknown_version_is_shown_as_such(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unknown = replace(LIBRARY, version=UNKNOWN_VERSION)
-    monkeypatch.setattr(doctor, "find_runtime_library", lambda cuda: unknown)
+    monkeypatch.setattr(diagnosis, "find_runtime_library", lambda cuda: unknown)
     assert problems() == ""
     assert f"{LIBRARY.path} (unknown version)" in run().stdout
 
@@ -173,7 +173,7 @@ def test_a_runtime_library_that_lacks_a_symbol_is_a_problem_with_its_next_step(
     machine.write_bytes(REAL_SM_90A.read_bytes())
     lacking = "CuteDSLRT_TVMFFISetRaisedCudaError"
     old = replace(LIBRARY, version="4.6.3", exports=DEVICE_SYMBOLS - {lacking})
-    monkeypatch.setattr(doctor, "_gpus", lambda: (replace(H200, runtime_library=old),))
+    monkeypatch.setattr(diagnosis, "_gpus", lambda: (replace(H200, runtime_library=old),))
     said = problems()
     assert said.startswith("no bundle serves NVIDIA H200, compute capability 9.0: ")
     assert f"import {lacking}, which the installed nvidia-cutlass-dsl-libs-cu13 4.6.3 does" in said
@@ -184,7 +184,7 @@ def test_a_runtime_library_that_is_cut_off_is_a_problem(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut = replace(LIBRARY, defect="it is cut off: 10 bytes, a table needs 64")
-    monkeypatch.setattr(doctor, "find_runtime_library", lambda cuda: cut)
+    monkeypatch.setattr(diagnosis, "find_runtime_library", lambda cuda: cut)
     said = problems()
     assert said.startswith("/lib.so cannot be loaded: it is cut off: 10 bytes")
     assert "--force-reinstall --no-deps nvidia-cutlass-dsl-libs-cu13" in said
@@ -196,8 +196,8 @@ def test_what_may_not_be_looked_at_is_a_problem_and_no_crash(
     def refused(*_: object) -> None:
         raise PermissionError(13, "Permission denied", "/site/nvidia")
 
-    monkeypatch.setattr(doctor, "find_runtime_library", refused)
-    monkeypatch.setattr(doctor.INSTALLATION, "bundles", refused)
+    monkeypatch.setattr(diagnosis, "find_runtime_library", refused)
+    monkeypatch.setattr(diagnosis.INSTALLATION, "bundles", refused)
     said = problems()
     assert said.count("PermissionError: [Errno 13] Permission denied: '/site/nvidia'") == 2
     assert "is missing" not in said

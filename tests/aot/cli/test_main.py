@@ -57,7 +57,7 @@ def test_the_module_is_the_command() -> None:
         "click",
         "nvgemm_runtime",
         "nvgemm_runtime.errors",
-        "nvgemm_aot.cli.tune_command",
+        "nvgemm_aot.cli.tune",
     ],
 )
 def test_an_interrupt_during_imports_ends_the_command_quietly(module: str) -> None:

@@ -11,12 +11,11 @@ import pytest
 from click.testing import CliRunner, Result
 from test_user_bundle import content, problem, summary
 
-from nvgemm_aot.cli import cache_commands
+from nvgemm_aot.cli import cache as cache_commands
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.cli.tables import size_text
+from nvgemm_aot.cli.printing import size_text
 from nvgemm_aot.jit import eviction
-from nvgemm_aot.jit.cache_usage import look_at
-from nvgemm_aot.jit.eviction import choose, enforce, limit_bytes
+from nvgemm_aot.jit.eviction import choose, enforce, limit_bytes, read_usage
 from nvgemm_aot.jit.user_bundle import UserBundle, read_user_bundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
@@ -71,14 +70,14 @@ def run(*arguments: str) -> Result:
 
 
 def test_within_the_limit_nothing_goes(cache: Cache) -> None:
-    usage = look_at(cache)
+    usage = read_usage(cache)
     assert usage.size_bytes == 4000 + user_bundle(cache).path.stat().st_size
     chosen = choose(usage, usage.size_bytes, NOW)
     assert (chosen.files, chosen.problems) == ((), {})
 
 
 def test_what_was_not_used_for_longest_goes_first(cache: Cache) -> None:
-    usage = look_at(cache)
+    usage = read_usage(cache)
     chosen = choose(usage, usage.size_bytes - 1, NOW)
     # A byte too many and a tenth of the limit: the oldest entry, and what is used as long ago as
     # the next one.
@@ -92,7 +91,7 @@ def test_what_was_not_used_for_longest_goes_first(cache: Cache) -> None:
 def test_what_is_in_use_stays_whatever_the_limit(cache: Cache) -> None:
     used(stamp_path(cache.directory, problem(2)), 0)
     used(cache.path("1" * 64), 0.01)
-    chosen = choose(look_at(cache), 0, NOW)
+    chosen = choose(read_usage(cache), 0, NOW)
     assert chosen.problems == {user_bundle(cache).path: frozenset(map(problem, (1, 3)))}
     assert sorted(path.name[0] for path in chosen.files) == ["0", "2", "3"]
 
@@ -114,7 +113,7 @@ def test_a_bundle_goes_with_its_last_problem(cache: Cache, monkeypatch: pytest.M
     monkeypatch.setenv("NVGEMM_AOT_CACHE_LIMIT", "0")
     enforce(cache)
     assert not user_bundle(cache).path.exists()
-    assert look_at(cache).size_bytes == 0
+    assert read_usage(cache).size_bytes == 0
 
 
 def test_enforcing_where_nothing_can_be_written_does_nothing(
@@ -207,7 +206,7 @@ def test_list_of_nothing(tmp_path: Path) -> None:
 
 
 def test_clear_removes_everything(cache: Cache) -> None:
-    size_bytes = look_at(cache).size_bytes
+    size_bytes = read_usage(cache).size_bytes
     (cache.directory / "jit" / "broken.nvgemm").write_bytes(b"")
     cache.lock_directory.mkdir(exist_ok=True)
     cache.lock_path("kernel-of-a-killed-process").touch()
@@ -267,5 +266,5 @@ def test_a_cache_directory_that_is_a_file_is_no_empty_cache(
 def test_what_a_build_may_read_again_is_not_evicted(cache: Cache) -> None:
     used(cache.path("0" * 64), 0.2)  # longest ago of those that were used today
     used(cache.path("1" * 64), 0.1)
-    chosen = choose(look_at(cache), 0, NOW)
+    chosen = choose(read_usage(cache), 0, NOW)
     assert sorted(path.name[0] for path in chosen.files) == ["2", "3"]

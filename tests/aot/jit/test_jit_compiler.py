@@ -20,13 +20,12 @@ from fake_provider import FakeProvider
 from inductor_session import warnings_of
 from jit_programs import JitMachine, problem, wait_until
 from jit_requests import DEVICE, manifest_of
-from nvgemm_aot.build import assemble
-from nvgemm_aot.build.compiler import Outcome, compile_all
+from nvgemm_aot.build import compiler as build_compiler
+from nvgemm_aot.build.compiler import TaskResult, compile_all
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.build.workers import TimeLimitExceeded, WorkerDied
 from nvgemm_aot.jit import server
-from nvgemm_aot.jit.giving_up import GivingUp
-from nvgemm_aot.jit.jit_compiler import Compiled, JitCompiler
+from nvgemm_aot.jit.jit_compiler import Compiled, JitCompiler, LimitedAttempts
 from nvgemm_aot.jit.server import Server
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.reader import Bundle
@@ -34,7 +33,7 @@ from nvgemm_runtime.errors import StorageError, TargetError, ToolchainError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.jit_cache import stamp_path
 from nvgemm_runtime.installed.registry import Installation
-from nvgemm_runtime.jit.client import Fallback
+from nvgemm_runtime.jit.client import JitClient
 from nvgemm_runtime.matching.index import Basis, Match
 from synthetic_facts import H200
 
@@ -177,7 +176,9 @@ def test_a_higher_time_limit_gives_a_kernel_another_chance(machine: JitMachine) 
                 yield item, TimeLimitExceeded("not done within 1 s")
 
     def given_up() -> bool:
-        [failure] = compile_all(wanted, cache, jobs=1, workers=GivingUp(Late(), cache)).failures
+        [failure] = compile_all(
+            wanted, cache, jobs=1, workers=LimitedAttempts(Late(), cache)
+        ).failures
         return "given up" in failure.reason
 
     assert [given_up() for _ in range(3)] == [False, False, True]
@@ -299,12 +300,13 @@ def test_what_another_process_compiled_meanwhile_is_not_counted(machine: JitMach
     class Late:
         """Workers that find everything done."""
 
-        def run(self, items: Any, /) -> Iterator[tuple[Any, Outcome]]:
+        def run(self, items: Any, /) -> Iterator[tuple[Any, TaskResult]]:
             for item in items:
-                yield item, Outcome(was_there=True)
+                cache.put(item.key, b"code")
+                yield item, TaskResult(was_there=True)
 
-    wanted = tasks("one", "two")
-    assert compile_all(wanted, Cache(machine.cache), jobs=1, workers=Late()).compiled == 0
+    wanted, cache = tasks("one", "two"), Cache(machine.cache)
+    assert compile_all(wanted, cache, jobs=1, workers=Late()).compiled == 0
 
 
 def read_only(machine: JitMachine) -> None:
@@ -314,7 +316,7 @@ def read_only(machine: JitMachine) -> None:
 
 
 def test_where_nothing_can_be_written_kernels_are_for_this_process_alone(
-    machine: JitMachine, fallback: Fallback, caplog: pytest.LogCaptureFixture
+    machine: JitMachine, fallback: JitClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     read_only(machine)
     with caplog.at_level(logging.DEBUG, "nvgemm_runtime"):
@@ -392,13 +394,14 @@ def test_a_disk_that_becomes_full_leaves_nothing_half_written(
 def test_a_cache_that_is_cleared_meanwhile_is_filled_again(
     machine: JitMachine, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compile_and_lose(*arguments: Any, **options: Any) -> Any:
-        made = compile_all(*arguments, **options)
-        monkeypatch.setattr(assemble, "compile_all", compile_all)
-        shutil.rmtree(machine.cache / "entries")
-        return made
+    results = build_compiler._results
 
-    monkeypatch.setattr(assemble, "compile_all", compile_and_lose)
+    def compile_and_lose(*arguments: Any) -> Any:
+        yield from results(*arguments)
+        monkeypatch.setattr(build_compiler, "_results", results)
+        shutil.rmtree(machine.cache / "entries")
+
+    monkeypatch.setattr(build_compiler, "_results", compile_and_lose)
     answer = served.ask(problem())
     assert (answer["reason"], answer["warnings"]) == (None, [])
     assert machine.compiled() == ["one", "one", "three", "three", "two", "two"]

@@ -11,7 +11,7 @@ import pytest
 from compile_tasks import tasks
 from fake_provider import FakeProvider
 from jit_programs import kill, wait_until
-from nvgemm_aot.build.compiler import Outcome
+from nvgemm_aot.build.compiler import TaskResult
 from nvgemm_aot.build.workers import WorkersCannotStart, WorkersKilled
 from nvgemm_aot.jit.shared_workers import SharedWorkers
 from nvgemm_aot.storage.cache import Cache
@@ -45,11 +45,11 @@ def test_threads_share_them_and_each_task_is_done_once(
     workers: SharedWorkers, cache: Cache, log: Path
 ) -> None:
     wanted = tasks("one", "two", "three", "four", "fails")
-    outcomes: list[Outcome] = []
+    outcomes: list[TaskResult] = []
 
     def run() -> None:
         for _, outcome in workers.run(wanted):
-            assert isinstance(outcome, Outcome)
+            assert isinstance(outcome, TaskResult)
             outcomes.append(outcome)
 
     threads = [threading.Thread(target=run) for _ in range(4)]
@@ -58,8 +58,8 @@ def test_threads_share_them_and_each_task_is_done_once(
     for thread in threads:
         thread.join()
     assert len(outcomes) == 4 * len(wanted)
-    assert sum(outcome == Outcome() for outcome in outcomes) == 4
-    assert sum(outcome == Outcome(was_there=True) for outcome in outcomes) == 12
+    assert sum(outcome == TaskResult() for outcome in outcomes) == 4
+    assert sum(outcome == TaskResult(was_there=True) for outcome in outcomes) == 12
     failures = [outcome.failure for outcome in outcomes if outcome.failure is not None]
     assert [failure.reason for failure in failures] == 4 * ["fails: told to fail"]
     assert sorted(set(log.read_text().split())) == ["fails", "four", "one", "three", "two"]
@@ -76,7 +76,7 @@ def test_servers_share_the_machine_and_none_goes_without(
     other.prepare(8)
     assert len(other._held) == 1
     [(_, outcome)] = other.run(tasks("one"))
-    assert outcome == Outcome()
+    assert outcome == TaskResult()
     workers.close()
     other.prepare(2)
     assert len(other._held) == 2
@@ -95,7 +95,7 @@ def test_a_process_that_was_killed_while_idle_is_replaced(workers: SharedWorkers
     list(workers.run(tasks("one")))
     for pid in processes(workers):
         kill(pid)
-    assert [outcome for _, outcome in workers.run(tasks("two"))] == [Outcome()]
+    assert [outcome for _, outcome in workers.run(tasks("two"))] == [TaskResult()]
 
 
 def test_closing_stops_those_that_are_busy(workers: SharedWorkers, log: Path) -> None:

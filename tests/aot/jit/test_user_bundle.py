@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nvgemm_aot.bundle.writer import BundleContent, ProblemRanking, write_bundle
+from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
+from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.jit.user_bundle import (
     UserBundle,
     merge,

@@ -16,11 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.manifest.from_config import MAX_PROBLEMS, Wanted, make_manifest
+from nvgemm_aot.manifest.from_config import MAX_PROBLEMS, Wanted, make_manifest, manifest_yaml
 from nvgemm_aot.manifest.models import FAMILIES
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
-from nvgemm_aot.manifest.render_manifest import manifest_yaml
-from nvgemm_aot.manifest.yaml_nodes import MAX_FILE_BYTES
+from nvgemm_aot.manifest.source import MAX_FILE_BYTES
 from nvgemm_runtime.errors import ManifestError, StorageError
 from nvgemm_runtime.gemm.problem import DType, Op
 from repository import ROOT, TESTS
@@ -207,64 +206,6 @@ def test_each_pair_stands_once_an_entry_with_every_role_and_rank(tmp_path: Path)
     assert "[576, 7168] # tp 1, 8: attention kv_a_proj_with_mqa x61" in text
 
 
-def test_lines_of_one_manifest(tmp_path: Path) -> None:
-    content = config("gpt-oss-20b", num_hidden_layers=1)
-    assert text_of(write(tmp_path, content), tokens=(1, 32), ranks=(1, 16)) == EXAMPLE
-
-
-EXAMPLE = """\
-# Every GEMM of the layers and the head of a gpt_oss model, by nvgemm-aot manifest from-config.
-# Attention itself is not a GEMM of this kind. Sizes from its config: vocab_size 201088, hidden_size
-# 2880, num_hidden_layers 1, num_attention_heads 64, num_local_experts 32, num_experts_per_tok 4,
-# num_key_value_heads 8, head_dim 64, intermediate_size 2880, attention_bias true.
-# Pairs are [out features, in features] of one of tp GPUs; x2 means that one forward pass computes
-# it twice.
-# Experts are those of a loop over them, counted as where each is hit. Most programs compute all in
-# one grouped GEMM, for which there is no operator here: those take weights as [experts, out
-# features, in features] alone, and none is for sm_90a.
-version: 1
-name: model
-description: GEMMs of a gpt_oss model, tokens 1 to 32, tp 1, 16.
-targets: [sm_100f]
-
-defaults:
-  dtype: [bf16]
-
-gemms:
-  - comment: what every token passes through and has a bias added
-    epilogue: bias
-    layout: tn
-    m: [1, 32]
-    nk:
-      - [4096, 2880] # tp 1: attention q_proj x1
-      - [512, 2880] # tp 1: attention k_proj x1, attention v_proj x1
-      - [2880, 4096] # tp 1: attention o_proj x1
-      - [32, 2880] # tp 1, 16: router x1
-      - [256, 2880] # tp 16: attention q_proj x1
-      - [64, 2880] # tp 16: attention k_proj x1, attention v_proj x1
-      - [2880, 256] # tp 16: attention o_proj x1
-
-  - comment: each of 32 experts, 4 a token, tokens spread evenly (m = tokens * 4 / 32, rounded up)
-    layout: tt
-    m: [1, 4]
-    nk:
-      - [5760, 2880] # tp 1: expert gate_up_proj x32
-      - [2880, 2880] # tp 1: expert down_proj x32
-      - [360, 2880] # tp 16: expert gate_up_proj x32
-
-  - comment: what every token passes through
-    layout: tn
-    m: [1, 32]
-    nk:
-      - [201088, 2880] # tp 1: lm_head x1
-      - [12568, 2880] # tp 16: lm_head x1
-
-# Left out, for no kernel can serve it:
-#   tp 16: expert down_proj x32 [2880, 180]: A is contiguous along k = 180, which must be a \
-multiple of 8 (16 bytes of bf16)
-"""
-
-
 def test_lines_of_grouped_experts_and_of_biases_apart(tmp_path: Path) -> None:
     grouped = text_of(write(tmp_path, config("mixtral-8x7b")), tokens=(1, 16))
     assert (
@@ -334,16 +275,6 @@ MISTAKES = {
     "no family": (
         config("llama-3.1-8b", model_type=...),
         ["model_type: found no such key; allowed: deepseek_v3, gpt_oss, llama, mixtral, qwen3, "
-         "qwen3_moe; record another model with nvgemm-aot record, or write its manifest by hand"],
-    ),
-    "unknown family": (
-        config("llama-3.1-8b", model_type="bert"),
-        ["model_type: found 'bert'; allowed: deepseek_v3, gpt_oss, llama, mixtral, qwen3, "
-         "qwen3_moe; record another model with nvgemm-aot record, or write its manifest by hand"],
-    ),
-    "family that is no text": (
-        config("llama-3.1-8b", model_type=["llama"]),
-        ["model_type: found a list of 1; allowed: deepseek_v3, gpt_oss, llama, mixtral, qwen3, "
          "qwen3_moe; record another model with nvgemm-aot record, or write its manifest by hand"],
     ),
     "several": (
@@ -562,5 +493,5 @@ def test_names_without_a_letter_are_asked_for(tmp_path: Path) -> None:
 
 
 def test_every_family_is_documented() -> None:
-    document = (ROOT / "docs/manifest-from-config.md").read_text("utf-8")
+    document = (ROOT / "docs/guide/from-config.md").read_text("utf-8")
     assert {family for family in FAMILIES if f"`{family}`" not in document} == set()

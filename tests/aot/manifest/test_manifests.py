@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nvgemm_aot.manifest.models import FAMILIES
-from nvgemm_aot.manifest.models.gemm import Gemm
+from nvgemm_aot.manifest.models.gemm import ModelGemm
 from nvgemm_aot.manifest.models.tensor_parallel import share
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from repository import ROOT, TESTS
@@ -139,7 +139,7 @@ def test_states_the_sizes_of_its_config(name: str) -> None:
     assert [key for key, value in sizes.items() if f"{key} {value}" not in said] == []
 
 
-def gemms(name: str, ranks: int = 1) -> list[Gemm]:
+def gemms(name: str, ranks: int = 1) -> list[ModelGemm]:
     """What one of a model's ranks computes, fused and unfused, as its family reads its config."""
     family = FAMILIES[config(name)["model_type"]].model_validate(config(name))
     projections = list(family.projections())

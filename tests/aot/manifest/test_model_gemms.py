@@ -16,16 +16,15 @@ if sys.version_info < (3, 11):
     pytest.skip("transformers needs Python 3.11", allow_module_level=True)
 
 import transformers_gemms
-from nvgemm_aot.manifest.from_config import Wanted, make_manifest
+from nvgemm_aot.manifest.from_config import Wanted, make_manifest, manifest_yaml
 from nvgemm_aot.manifest.models import FAMILIES
 from nvgemm_aot.manifest.models.config import read_config
-from nvgemm_aot.manifest.models.gemm import Gemm
+from nvgemm_aot.manifest.models.gemm import ModelGemm
 from nvgemm_aot.manifest.models.tensor_parallel import share
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.manifest.render_manifest import manifest_yaml
 from nvgemm_aot.workload.dispatch import GemmCalls
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import Layout, Op, Problem
+from nvgemm_runtime.gemm.types import Epilogue
 
 CONFIGS = sorted((TESTS / "data" / "configs").glob("*.json"))
 
@@ -87,12 +86,12 @@ def small(case: str) -> dict[str, Any]:
     return {"model_type": case.partition(",")[0], **_SMALL, **SMALL[case]}
 
 
-def gemms_of(path: Path) -> list[Gemm]:
+def gemms_of(path: Path) -> list[ModelGemm]:
     """A model's GEMMs on one GPU, as transformers has them: unfused."""
     return list(share(read_config(path)[1].projections(), 1, fused=False))
 
 
-def expected_calls(gemms: list[Gemm], tokens: int, *, grouped: bool) -> Counter[str]:
+def expected_calls(gemms: list[ModelGemm], tokens: int, *, grouped: bool) -> Counter[str]:
     """How often each GEMM is called where every expert sees equally many tokens."""
     calls: Counter[str] = Counter()
     for gemm in gemms:
@@ -241,7 +240,7 @@ def test_ranks_share_a_model_without_rest(path: Path, ranks: int, fused: bool) -
     assert (len(shares) < len(whole)) == fused
 
 
-def copies(gemm: Gemm, ranks: int) -> int:
+def copies(gemm: ModelGemm, ranks: int) -> int:
     """On how many of the ranks each element of a weight lies."""
     if gemm.split is None:
         return ranks

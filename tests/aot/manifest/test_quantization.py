@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from nvgemm_aot.manifest.from_config import Wanted, make_manifest
+from nvgemm_aot.manifest.from_config import Wanted, make_manifest, manifest_yaml
 from nvgemm_aot.manifest.models import quantization as quantization_module
 from nvgemm_aot.manifest.models.quantization import read_quantization
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
-from nvgemm_aot.manifest.render_manifest import manifest_yaml
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.gemm.problem import DType, Op
 from repository import TESTS

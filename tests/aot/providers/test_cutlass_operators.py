@@ -25,10 +25,9 @@ from nvgemm_aot.verify.disassembler import find_disassembler, require_disassembl
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
-from nvgemm_runtime.gemm.scales import ScaleRecipe
 from nvgemm_runtime.gemm.support import OUTS, unsupported
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from repository import ROOT
 
 
@@ -324,15 +323,6 @@ def test_small_m_gets_a_kernel_made_for_it(real_bundles: dict[str, Path]) -> Non
     assert len(designs) == 2
 
 
-def test_header_says_where_device_numbers_come_from(real_bundles: dict[str, Path]) -> None:
-    with Bundle(real_bundles["sm_90a"]) as bundle:
-        for kernel in bundle.header.kernels:
-            (limit,) = kernel.design.cluster_limits
-            profile = build_target("sm_90a").device
-            assert limit.max_active == profile.cluster_capacity(limit.cluster_size).value
-            assert limit.basis == "measured"
-
-
 @pytest.mark.slow
 def test_code_is_the_same_in_another_process_and_another_order(
     real_build: BuildResult, kernel_cache: Cache, tmp_path: Path
@@ -403,18 +393,6 @@ def test_plan_of_a_real_manifest_is_diverse(tmp_path: Path, kernel_cache: Cache)
             tiles = {item.plan.candidates[index].design.tile for index, _ in planned.choices}
             chosen.setdefault(planned.problem.m, set()).update(tiles)
         assert min(m for m, _, _ in chosen[1]) < min(m for m, _, _ in chosen[2048])
-
-
-def test_builds_for_int8_only_where_there_is_int8(tmp_path: Path, kernel_cache: Cache) -> None:
-    text = (
-        "version: 1\nname: int8\ntargets: [{}]\ngemms: [{{dtype: int8, mnk: [[16, 512, 512]]}}]\n"
-    )
-    path = tmp_path / "int8.yaml"
-    path.write_text(text.format("sm_100a").replace("gemms", "candidates: 1\ngemms"))
-    result = build(load_manifest(path), tmp_path, kernel_cache)
-    report = verify_bundle(result.bundles[0].path, disassemble=True)
-    assert report.ok, report.findings
-    assert any(name.startswith("UTCIMMA") for name in report.kernels[0].instructions)
 
 
 def test_the_compilers_variables_change_nothing(

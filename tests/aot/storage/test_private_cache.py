@@ -18,8 +18,7 @@ from jit_programs import JitMachine, problem
 from jit_requests import DEVICE, manifest_of
 from nvgemm_aot.build.compiler import compile_all
 from nvgemm_aot.build.pipeline import build
-from nvgemm_aot.jit.cache_usage import look_at
-from nvgemm_aot.jit.eviction import evict, select
+from nvgemm_aot.jit.eviction import evict, read_usage, select
 from nvgemm_aot.jit.jit_compiler import JitCompiler
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.storage import cache as cache_module
@@ -255,15 +254,15 @@ def test_clearing_the_cache_writes_no_kernel_of_others_again(
     compiler.compile(problem(64), 2, DEVICE)
     compiler.close()
     assert bundle is not None
-    seen = select(look_at(cache), problems=[problem(16)])
+    seen = select(read_usage(cache), problems=[problem(16)])
     assert bundle in seen.problems
     expose(bundle)
     before = bundle.stat()
     evict(cache, seen)
     assert bundle.stat().st_ino == before.st_ino
-    [kept] = look_at(cache).bundles
+    [kept] = read_usage(cache).bundles
     assert "cannot be trusted" in str(kept.error)
-    evict(cache, select(look_at(cache)))
+    evict(cache, select(read_usage(cache)))
     assert not bundle.exists()
 
 
@@ -302,8 +301,8 @@ def test_a_bundle_that_others_could_have_put_there_is_not_up_to_date(
 TEMPORARY = """
 import os, sys, tempfile
 from pathlib import Path
-from nvgemm_aot.build.compiler import _prepare
-_prepare("fake_provider:FakeProvider", Path(sys.argv[1]))
+from nvgemm_aot.build.compiler import _prepare_worker
+_prepare_worker("fake_provider:FakeProvider", Path(sys.argv[1]))
 print(tempfile.gettempdir(), os.environ["TMPDIR"], sep="\\n")
 """
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nvgemm_aot.tuning import journal
-from nvgemm_aot.tuning.journal import Journal
+from nvgemm_aot.tuning import state
+from nvgemm_aot.tuning.state import Journal
 from nvgemm_runtime.errors import StorageError
 
 FIRST = {"version": 1}
@@ -34,7 +34,7 @@ def test_half_a_line_is_an_error_and_no_line(path: Path, monkeypatch: pytest.Mon
     whole = path.read_bytes()
     full = Journal(path, FIRST)
     with monkeypatch.context() as patch:
-        patch.setattr(journal.os, "fdopen", lambda fd, mode, buffering: FullDisk(fd, mode))
+        patch.setattr(state.os, "fdopen", lambda fd, mode, buffering: FullDisk(fd, mode))
         with pytest.raises(StorageError, match=r"cannot write .* bytes: No space left on device"):
             full.append({"b": 2})
     full.close()
@@ -89,7 +89,7 @@ def test_a_line_that_cannot_be_taken_away_is_an_error_of_the_file(
                 raise OSError(errno.EIO, "Input/output error")
             return super().truncate(size)
 
-    monkeypatch.setattr(journal.os, "fdopen", lambda fd, mode, buffering: OnceTruncated(fd, mode))
+    monkeypatch.setattr(state.os, "fdopen", lambda fd, mode, buffering: OnceTruncated(fd, mode))
     with (
         pytest.raises(StorageError, match=r"cannot write .*: Input/output error") as caught,
         Journal(path, FIRST).meanwhile({"b": 2}),

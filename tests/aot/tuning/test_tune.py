@@ -13,14 +13,13 @@ from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import encode_bundle, write_bundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning.measuring import UNDECIDED
-from nvgemm_aot.tuning.separation import LEAST_SAMPLES
-from nvgemm_aot.tuning.tune import PROGRAM
+from nvgemm_aot.tuning.race import LEAST_SAMPLES
+from nvgemm_aot.tuning.session import PROGRAM
 from nvgemm_runtime.bundle.format import Scope, UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from synthetic_bundles import write_synthetic_bundle
 from synthetic_facts import H200
 from tuning_bench import (

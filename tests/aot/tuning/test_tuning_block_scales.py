@@ -13,17 +13,16 @@ from hypothesis import strategies as st
 from microscaling import FP4_E2M1, FP8_E4M3, FP8_E5M2, decode, e8m0_value, swizzle
 
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.tuning import block_scales
-from nvgemm_aot.tuning.block_scales import swizzled, unswizzled
+from nvgemm_aot.tuning import operands as tuning_operands
 from nvgemm_aot.tuning.contenders import aten_run, triton_run
 from nvgemm_aot.tuning.correctness import expect_between, find_fault, reference
-from nvgemm_aot.tuning.operands import Operands, make_sets
+from nvgemm_aot.tuning.operands import Operands, make_sets, swizzled, unswizzled
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.aten import named_arguments, read_call
-from nvgemm_runtime.gemm.extras import Extras
+from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import requests, torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
-from nvgemm_runtime.gemm.scales import swizzled_elements
+from nvgemm_runtime.gemm.types import swizzled_elements
 from tuning_bench import Behaving, WrongScales, WrongValues, bench, build, run
 
 MXFP8 = "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32"
@@ -67,7 +66,7 @@ def test_bytes_are_decoded_by_the_specifications(dtype: DType) -> None:
     """The order of two values in a byte among them, which cancels out of products."""
     every = torch.arange(256, dtype=torch.uint8).view(16, 16).view(torch_dtype(dtype))
     torch.testing.assert_close(
-        block_scales._decoded(every, dtype), decode(every), rtol=0, atol=0, equal_nan=True
+        tuning_operands._decoded(every, dtype), decode(every), rtol=0, atol=0, equal_nan=True
     )
 
 
@@ -81,7 +80,7 @@ def test_kernels_are_given_what_the_launcher_wants(key: str) -> None:
     for scale, rows in ((scale_a, 130), (scale_b, 64)):
         assert scale.shape == (swizzled_elements(recipe, rows, 416),)
         assert scale.dtype is torch_dtype(recipe.dtype)
-    extras = Extras(scale_a=scale_a, scale_b=scale_b, recipe=recipe)
+    extras = ExtraOperands(scale_a=scale_a, scale_b=scale_b, recipe=recipe)
     found = requests(Op.MM, a, b, out=out, extras=extras)
     assert found[0].problem == posed
     assert found[0].is_compact
@@ -181,7 +180,7 @@ def test_products_do_not_depend_on_how_much_is_decoded_at_a_time(
     assert recipe.block is not None
     whole = reference(tensors, posed.signature)
     portion = blocks_at_once * recipe.block * (posed.m + posed.n)
-    monkeypatch.setattr(block_scales, "PORTION", portion)
+    monkeypatch.setattr(tuning_operands, "PORTION", portion)
     assert torch.equal(reference(tensors, posed.signature), whole)
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tensor_core
-from nvgemm_aot.tuning.check_operands import FEW_PRODUCTS, WHOLE_NUMBERS, Check, make_checks
+from nvgemm_aot.tuning.check_operands import FEW_PRODUCTS, WHOLE_NUMBERS, OperandCheck, make_checks
 from nvgemm_aot.tuning.correctness import (
     FRACTION_BITS,
     expect_between,
@@ -69,7 +69,7 @@ def problem(key: str, k: int = 512, m: int = 24, n: int = 32) -> Problem:
 
 
 @functools.cache
-def checks(posed: Problem, seed: int = 1) -> list[Check]:
+def checks(posed: Problem, seed: int = 1) -> list[OperandCheck]:
     return make_checks(posed, "cpu", seed=seed)
 
 
@@ -77,11 +77,11 @@ def rounded(value: torch.Tensor, posed: Problem) -> torch.Tensor:
     return value.to(torch_dtype(posed.signature.out))
 
 
-def right(check: Check, posed: Problem) -> torch.Tensor:
+def right(check: OperandCheck, posed: Problem) -> torch.Tensor:
     return rounded(reference(check.operands, posed.signature), posed)
 
 
-def faults(posed: Problem, operands: Operands, check: Check) -> str | None:
+def faults(posed: Problem, operands: Operands, check: OperandCheck) -> str | None:
     """What is found where a kernel reads these operands in place of a check's."""
     return find_fault(rounded(reference(operands, posed.signature), posed), check.expected)
 

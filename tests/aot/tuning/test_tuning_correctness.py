@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from nvgemm_aot.build.linker import compiler
-from nvgemm_aot.tuning import gpu_state
+from nvgemm_aot.tuning import gpu
 from nvgemm_aot.tuning.contenders import aten_run, triton_run
 from nvgemm_aot.tuning.correctness import expect, is_like, reference
-from nvgemm_aot.tuning.gpu_state import Blind, GpuState, slowdowns, watch_gpu
+from nvgemm_aot.tuning.gpu import Blind, GpuState, slowdowns, watch_gpu
 from nvgemm_aot.tuning.operands import MOST_SETS, Operands, make_sets
 from nvgemm_runtime.gemm.problem import Layout, Op, Problem, Signature
 
@@ -165,7 +165,7 @@ def test_reads_what_the_drivers_library_tells(
     statuses = [f"-DUTILIZATION_STATUS={status}", f"-DREASONS_STATUS={status}"]
     command = [*compiler(), *statuses, "-shared", "-fPIC"]
     subprocess.run([*command, "-o", library, tmp_path / "nvml.c"], check=True)
-    monkeypatch.setattr(gpu_state, "_LIBRARY", str(library))
+    monkeypatch.setattr(gpu, "_LIBRARY", str(library))
     watch = watch_gpu("GPU-1234")
     assert watch.driver == "580.95.05"
     assert watch.look() == GpuState(utilization_percent=percent, slowdowns=words)
@@ -177,8 +177,8 @@ def test_measuring_needs_nothing_of_the_compiler_side() -> None:
     missing = ("pydantic", "yaml", "cutlass", "nvMatmulHeuristics", "wheel", "packaging.utils")
     script = (
         f"import sys\nfor name in {missing}: sys.modules[name] = None\n"
-        "import nvgemm_aot.cli.main, nvgemm_aot.cli.render_tune, nvgemm_aot.tuning.bench\n"
-        "import nvgemm_aot.tuning.tune\n"
+        "import nvgemm_aot.cli.main, nvgemm_aot.cli.tune, nvgemm_aot.tuning.gpu\n"
+        "import nvgemm_aot.tuning.session\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)

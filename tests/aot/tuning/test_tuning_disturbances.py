@@ -10,11 +10,10 @@ import pytest
 
 from nvgemm_aot.tuning import measuring, outcome
 from nvgemm_aot.tuning.contenders import ATEN
-from nvgemm_aot.tuning.gpu_state import Blind, GpuState
+from nvgemm_aot.tuning.gpu import Blind, GpuState
 from nvgemm_aot.tuning.measuring import UNDECIDED
 from nvgemm_aot.tuning.outcome import DISAGREEMENT
-from nvgemm_aot.tuning.race import MOST_ROUNDS
-from nvgemm_aot.tuning.separation import LEAST_SAMPLES
+from nvgemm_aot.tuning.race import LEAST_SAMPLES, MOST_ROUNDS
 from nvgemm_runtime.errors import TuningError
 from tuning_bench import (
     IDLE,

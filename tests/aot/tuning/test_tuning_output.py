@@ -68,7 +68,7 @@ def test_a_bundle_that_was_about_to_be_written_is_known(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("nvgemm_aot.tuning.tune.write_bundle", killed)
+        patch.setattr("nvgemm_aot.tuning.session.write_bundle", killed)
         with pytest.raises(KeyboardInterrupt):
             run(tunable, tuned_path, bench(dictated))
     assert run(tunable, tuned_path, bench(dictated)).is_complete

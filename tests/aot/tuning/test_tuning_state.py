@@ -15,10 +15,8 @@ import pytest
 import torch
 
 from nvgemm_aot.tuning import measuring, session
-from nvgemm_aot.tuning.journal import Journal, Line
-from nvgemm_aot.tuning.session import OUT_OF_BUDGET
-from nvgemm_aot.tuning.state import KILLED, state_path
-from nvgemm_aot.tuning.tune import Options, tune
+from nvgemm_aot.tuning.session import OUT_OF_BUDGET, TuningOptions, tune
+from nvgemm_aot.tuning.state import KILLED, Journal, Line, state_path
 from nvgemm_runtime.errors import StorageError, TuningError
 from nvgemm_runtime.gemm.problem import Problem
 from tuning_bench import (
@@ -130,7 +128,7 @@ def test_each_outcome_is_appended(tunable: Path, tuned_path: Path, dictated: Dic
         if done:
             seen.append(state_path(tuned_path).read_bytes())
 
-    tune([tunable], tuned_path, bench(dictated), Options(), progress=note)
+    tune([tunable], tuned_path, bench(dictated), TuningOptions(), progress=note)
     for before, after in itertools.pairwise(seen):
         assert after.startswith(before)
         assert after.count(b'"outcome"') == before.count(b'"outcome"') + 1

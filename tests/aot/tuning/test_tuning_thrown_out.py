@@ -14,8 +14,8 @@ from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning import contenders
-from nvgemm_aot.tuning.separation import LEAST_SAMPLES
-from nvgemm_aot.tuning.tuned_bundle import LEFT_UNDECIDED
+from nvgemm_aot.tuning.race import LEAST_SAMPLES
+from nvgemm_aot.tuning.rewrite import LEFT_UNDECIDED
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import (
@@ -25,8 +25,8 @@ from nvgemm_runtime.errors import (
     ToolchainError,
     TuningError,
 )
-from nvgemm_runtime.launch import library, native
-from nvgemm_runtime.launch.library import Library
+from nvgemm_runtime.launch import loader, native
+from nvgemm_runtime.launch.loader import KernelLoader
 from tuning_bench import (
     PROBLEMS,
     SLOW_FIRST,
@@ -195,14 +195,14 @@ def unloadable(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], None]:
     """``Cpu_8x32`` cannot be loaded, with such an error."""
 
     def spoil(error: Exception) -> None:
-        load = Library.load
+        load = KernelLoader.load
 
-        def failing(self: Library, bundle: Bundle, kernel: Kernel) -> Any:
+        def failing(self: KernelLoader, bundle: Bundle, kernel: Kernel) -> Any:
             if kernel.operator == "Cpu_8x32":
                 raise error
             return load(self, bundle, kernel)
 
-        monkeypatch.setattr(Library, "load", failing)
+        monkeypatch.setattr(KernelLoader, "load", failing)
 
     return spoil
 
@@ -241,7 +241,7 @@ def test_a_library_that_all_kernels_need_is_missed_before_any_is_blamed(
         raise DriverError("libneeded.so cannot be loaded")
 
     with monkeypatch.context() as patch:
-        patch.setattr(library, "LIBRARY", Library())  # which knows no kernel yet
+        patch.setattr(loader, "LOADER", KernelLoader())  # which knows no kernel yet
         patch.setattr(native, "load", missing)
         with pytest.raises(DriverError, match="libneeded"):
             run(tunable, tuned_path, bench(dictated))

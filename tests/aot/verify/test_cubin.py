@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from nvgemm_aot.targets.profile import load_profile
 from nvgemm_aot.verify.cubin import check_cubin, read_cubins, spilled_bytes
 from nvgemm_aot.verify.elf import MAGIC, MalformedElfError
-from nvgemm_aot.verify.findings import Check, Gap
+from nvgemm_aot.verify.findings import Check, Finding
 from nvgemm_runtime.gemm.target import Target
 from synthetic_cubin import (
     CLUSTER_LAUNCH_CONTROL_USED,
@@ -25,9 +22,9 @@ from synthetic_cubin import (
 PREFIX = b"host code"
 
 
-def gaps_of(
+def findings_of(
     arch: str = "sm_100f", device: str = "B200", launch_bytes: int | None = 0, **fields: Any
-) -> list[Gap]:
+) -> list[Finding]:
     (cubin,) = read_cubins(PREFIX + synthetic_cubin(**fields))
     return list(
         check_cubin(
@@ -70,15 +67,15 @@ def test_reads_instructions_that_the_code_uses(
 
 
 def test_finds_unknown_shared_memory_of_the_launch() -> None:
-    (gap,) = gaps_of(launch_bytes=None)
-    assert gap.check is Check.SHARED_MEMORY
-    assert gap.message == "the launcher does not show its dynamic shared memory"
+    (finding,) = findings_of(launch_bytes=None)
+    assert finding.check is Check.SHARED_MEMORY
+    assert finding.message == "the launcher does not show its dynamic shared memory"
 
 
 def test_finds_other_cuda_version() -> None:
-    (gap,) = gaps_of(cuda_version=128)
-    assert gap.check is Check.CUDA_VERSION
-    assert "CUDA 12.8" in gap.message
+    (finding,) = findings_of(cuda_version=128)
+    assert finding.check is Check.CUDA_VERSION
+    assert "CUDA 12.8" in finding.message
 
 
 def test_finds_every_cubin() -> None:
@@ -96,7 +93,7 @@ def test_finds_every_cubin() -> None:
     ],
 )
 def test_accepts_each_target(arch: str, device: str, sm: int, accelerator: int) -> None:
-    assert not gaps_of(arch, device, sm=sm, accelerator=accelerator, compiled_for=arch)
+    assert not findings_of(arch, device, sm=sm, accelerator=accelerator, compiled_for=arch)
 
 
 @pytest.mark.parametrize(
@@ -109,13 +106,13 @@ def test_accepts_each_target(arch: str, device: str, sm: int, accelerator: int) 
     ],
 )
 def test_finds_other_architecture(fields: dict[str, Any], message: str) -> None:
-    (gap,) = gaps_of(**fields)
-    assert gap.check is Check.ARCHITECTURE
-    assert message in gap.message
+    (finding,) = findings_of(**fields)
+    assert finding.check is Check.ARCHITECTURE
+    assert message in finding.message
 
 
 def test_finds_family_code_in_an_architecture_specific_target() -> None:
-    assert {gap.check for gap in gaps_of("sm_100a")} == {Check.ARCHITECTURE}
+    assert {finding.check for finding in findings_of("sm_100a")} == {Check.ARCHITECTURE}
 
 
 @pytest.mark.parametrize(
@@ -135,23 +132,18 @@ def test_finds_family_code_in_an_architecture_specific_target() -> None:
     ],
 )
 def test_finds_resources_over_the_limit(fields: dict[str, Any], check: Check, message: str) -> None:
-    (gap,) = gaps_of(**fields)
-    assert gap.check is check
-    assert message in gap.message
+    (finding,) = findings_of(**fields)
+    assert finding.check is check
+    assert message in finding.message
 
 
 def test_accepts_resources_at_the_limit() -> None:
-    assert not gaps_of(registers=255, threads=(256, 1, 1), launch_bytes=232448)
+    assert not findings_of(registers=255, threads=(256, 1, 1), launch_bytes=232448)
 
 
 def test_rejects_payload_without_device_code() -> None:
     with pytest.raises(MalformedElfError, match="no device code"):
         read_cubins(PREFIX * 100)
-
-
-def test_rejects_cut_off_device_code() -> None:
-    with pytest.raises(MalformedElfError, match="ends at byte"):
-        read_cubins(PREFIX + synthetic_cubin()[:-1])
 
 
 def test_rejects_cut_off_header() -> None:
@@ -173,51 +165,12 @@ def test_rejects_missing_section(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("position", "value", "message"),
-    [(56, 65, "65 program headers"), (56, 0, "0 program headers"), (60, 1025, "1025 section")],
-)
-def test_rejects_table_of_unreasonable_length(position: int, value: int, message: str) -> None:
-    image = bytearray(synthetic_cubin() + bytes(100_000))
-    struct.pack_into("<H", image, position, value)
-    with pytest.raises(MalformedElfError, match=message):
-        read_cubins(PREFIX + bytes(image))
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    changes=st.lists(
-        st.tuples(st.integers(0, len(synthetic_cubin()) - 1), st.integers(0, 255)),
-        min_size=1,
-        max_size=8,
-    )
-)
-def test_malformed_device_code_is_one_kind_of_error(changes: list[tuple[int, int]]) -> None:
-    image = bytearray(synthetic_cubin())
-    for position, value in changes:
-        image[position] = value
-    try:
-        cubins = read_cubins(PREFIX + bytes(image))
-    except MalformedElfError:
-        return
-    for cubin in cubins:
-        list(
-            check_cubin(
-                cubin,
-                target=Target(arch="sm_100f"),
-                profile=load_profile("B200"),
-                launch_bytes=None,
-            )
-        )
-
-
-@pytest.mark.parametrize(
     ("payload", "spilled"),
     [
         (PREFIX + synthetic_cubin(), 0),
         (PREFIX + synthetic_cubin(local_bytes=16), 16),
         (PREFIX + synthetic_cubin() + synthetic_cubin(local_bytes=24), 24),
         (PREFIX, 0),
-        (PREFIX + synthetic_cubin(local_bytes=16)[:-1], 0),
     ],
 )
 def test_says_how_much_is_spilled_where_device_code_can_be_read(

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from nvgemm_aot.verify.findings import Check, Gap
-from nvgemm_aot.verify.launch_signature import LauncherText, check_interface, read_launcher_text
+from nvgemm_aot.verify.findings import Check, Finding
+from nvgemm_aot.verify.launch_signature import LauncherText, check_interface
 from nvgemm_runtime.bundle.format import Kernel, KernelDesign, Span
 from nvgemm_runtime.gemm.problem import Signature
 
@@ -102,7 +102,7 @@ def kernel(signature: str, convention: str) -> Kernel:
     )
 
 
-def gaps_of(entry: Kernel, operands: str, alignment_bytes: set[int]) -> list[Gap]:
+def findings_of(entry: Kernel, operands: str, alignment_bytes: set[int]) -> list[Finding]:
     text = LauncherText(operands=operands, alignment_bytes=frozenset(alignment_bytes))
     return list(check_interface(entry, text))
 
@@ -110,7 +110,7 @@ def gaps_of(entry: Kernel, operands: str, alignment_bytes: set[int]) -> list[Gap
 @pytest.mark.parametrize("name", SEEN)
 def test_accepts_what_real_launchers_say(name: str) -> None:
     signature, convention, operands, alignment_bytes = SEEN[name]
-    assert not gaps_of(kernel(signature, convention), operands, alignment_bytes)
+    assert not findings_of(kernel(signature, convention), operands, alignment_bytes)
 
 
 @pytest.mark.parametrize("name", SEEN)
@@ -123,8 +123,8 @@ def test_no_parameter_can_be_left_out_doubled_or_moved(name: str) -> None:
         for other in (rest, [*parts, parts[index]], [*rest, parts[index]]):
             if ", ".join(other) == operands:
                 continue
-            gaps = gaps_of(kernel(signature, convention), ", ".join(other), alignment_bytes)
-            assert [gap.check for gap in gaps] == [Check.OPERANDS], other
+            findings = findings_of(kernel(signature, convention), ", ".join(other), alignment_bytes)
+            assert [finding.check for finding in findings] == [Check.OPERANDS], other
 
 
 @pytest.mark.parametrize(
@@ -145,10 +145,10 @@ def test_no_parameter_can_be_left_out_doubled_or_moved(name: str) -> None:
 )
 def test_finds_other_operands(name: str, signature: str, message: str) -> None:
     _, convention, operands, alignment_bytes = SEEN[name]
-    (gap,) = gaps_of(kernel(signature, convention), operands, alignment_bytes)
-    assert gap.check is Check.OPERANDS
-    assert message in gap.message
-    assert f"its signature is {signature}" in gap.message
+    (finding,) = findings_of(kernel(signature, convention), operands, alignment_bytes)
+    assert finding.check is Check.OPERANDS
+    assert message in finding.message
+    assert f"its signature is {signature}" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ def test_finds_convention_that_does_not_fit_its_signature(
     name: str, signature: str, message: str
 ) -> None:
     _, convention, operands, alignment_bytes = SEEN[name]
-    (gap,) = gaps_of(kernel(signature, convention), operands, alignment_bytes)
-    assert gap.check is Check.CALLING_CONVENTION
-    assert message in gap.message
+    (finding,) = findings_of(kernel(signature, convention), operands, alignment_bytes)
+    assert finding.check is Check.CALLING_CONVENTION
+    assert message in finding.message
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,9 @@ def test_finds_convention_that_does_not_fit_its_signature(
 )
 def test_finds_other_alignment(name: str, alignment_bytes: set[int], message: str) -> None:
     signature, convention, operands, _ = SEEN[name]
-    (gap,) = gaps_of(kernel(signature, convention), operands, alignment_bytes)
-    assert gap.check is Check.ALIGNMENT
-    assert message in gap.message
+    (finding,) = findings_of(kernel(signature, convention), operands, alignment_bytes)
+    assert finding.check is Check.ALIGNMENT
+    assert message in finding.message
 
 
 def test_knows_kernels_with_a_workspace() -> None:
@@ -193,19 +193,14 @@ def test_knows_kernels_with_a_workspace() -> None:
         kernel(signature, "tvm_ffi:gemm(a,b,out,workspace,stream)"), workspace_bytes=4096
     )
     taking = operands.replace(", stream", ", workspace: Tensor([n6], uint8), stream")
-    assert not gaps_of(entry, taking, {16})
-    assert [gap.check for gap in gaps_of(entry, operands, {16})] == [Check.OPERANDS]
-    (gap,) = gaps_of(replace(entry, workspace_bytes=0), taking, {16})
-    assert gap.check is Check.WORKSPACE
-    assert "0 bytes of workspace, more than 0" in gap.message
+    assert not findings_of(entry, taking, {16})
+    assert [finding.check for finding in findings_of(entry, operands, {16})] == [Check.OPERANDS]
+    (finding,) = findings_of(replace(entry, workspace_bytes=0), taking, {16})
+    assert finding.check is Check.WORKSPACE
+    assert "0 bytes of workspace, more than 0" in finding.message
 
 
 def test_pointers_that_no_launcher_was_seen_to_take_match_nothing() -> None:
     entry = kernel("mm/tn/bf16xbf16/fp32/bf16/bias", "tvm_ffi:gemm(a*,b*,addend*,out*,mnkl,stream)")
     operands = POINTERS.replace("sfa_ptr: DataPointer, sfb_ptr", "addend_ptr")
-    assert [gap.check for gap in gaps_of(entry, operands, set())] == [Check.OPERANDS]
-
-
-def test_reads_nothing_from_what_is_no_payload() -> None:
-    text = read_launcher_text(b" when calling: `__call__(a: Stream)`")
-    assert text == LauncherText(operands="", alignment_bytes=frozenset())
+    assert [finding.check for finding in findings_of(entry, operands, set())] == [Check.OPERANDS]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from nvgemm_aot.verify.findings import Check, Gap
+from nvgemm_aot.verify.findings import Check, Finding
 from nvgemm_aot.verify.sass import check_disassembly, read_disassembly
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.gemm.problem import Signature
@@ -26,7 +26,7 @@ def sass(name: str) -> str:
     return (DATA / f"{name}.sass").read_text(encoding="utf-8")
 
 
-def gaps_of(
+def findings_of(
     text: str,
     arch: str,
     signature: str,
@@ -34,7 +34,7 @@ def gaps_of(
     *,
     ctas: int | None = None,
     scheduler: str = "clc",
-) -> list[Gap]:
+) -> list[Finding]:
     design = KernelDesign(
         tile=(*tile, 64),
         ctas_per_tile=ctas or (2 if "2CTA" in text else 1),
@@ -100,33 +100,33 @@ def test_accepts_the_instruction_that_dtype_and_architecture_call_for(
     assert list(code.tensor_core) == [opcode]
     assert not code.local_memory
     assert len(code.multiplies) == 1
-    assert not gaps_of(sass(name), arch, signature, tile)
+    assert not findings_of(sass(name), arch, signature, tile)
 
 
 def test_accepts_transposed_tile_of_the_transposed_problem_alone() -> None:
     text = sass("sm_100f_bf16_2cta")
-    assert not gaps_of(text, "sm_100f", BF16, (32, 128), scheduler="one_tile")
+    assert not findings_of(text, "sm_100f", BF16, (32, 128), scheduler="one_tile")
     for tile, scheduler in (((32, 128), "clc"), ((128, 32), "one_tile")):
-        (gap,) = gaps_of(text, "sm_100f", BF16, tile, scheduler=scheduler)
-        assert gap.check is Check.INSTRUCTION_TILE
+        (finding,) = findings_of(text, "sm_100f", BF16, tile, scheduler=scheduler)
+        assert finding.check is Check.INSTRUCTION_TILE
 
 
 @pytest.mark.parametrize(("bits", "layout"), [(0, "tn"), (1, "nn"), (2, "tt"), (3, "nt")])
 def test_reads_layout_from_the_instruction_descriptor(bits: int, layout: str) -> None:
     text = with_descriptor_bits(sass("sm_100f_bf16_2cta"), bits)
     assert {multiply.layout.value for multiply in read_disassembly(text).multiplies} == {layout}
-    assert not gaps_of(text, "sm_100f", BF16.replace("tn", layout), (128, 32))
+    assert not findings_of(text, "sm_100f", BF16.replace("tn", layout), (128, 32))
     for other in {"tn", "nn", "tt", "nt"} - {layout}:
-        (gap,) = gaps_of(text, "sm_100f", BF16.replace("tn", other), (128, 32))
-        assert gap.check is Check.OPERAND_LAYOUT
-        assert f" {layout} " in gap.message
+        (finding,) = findings_of(text, "sm_100f", BF16.replace("tn", other), (128, 32))
+        assert finding.check is Check.OPERAND_LAYOUT
+        assert f" {layout} " in finding.message
 
 
 @pytest.mark.parametrize(("bits", "layout"), [(0, "tn"), (1, "tt"), (2, "nn"), (3, "nt")])
 def test_swaps_operands_of_the_transposed_problem(bits: int, layout: str) -> None:
     text = with_descriptor_bits(sass("sm_100f_bf16_2cta"), bits)
     signature = BF16.replace("tn", layout)
-    assert not gaps_of(text, "sm_100f", signature, (32, 128), scheduler="one_tile")
+    assert not findings_of(text, "sm_100f", signature, (32, 128), scheduler="one_tile")
 
 
 @pytest.mark.parametrize(
@@ -137,16 +137,16 @@ def test_reads_layout_from_the_suffixes_of_warp_group_instructions(
     suffix: str, layout: str
 ) -> None:
     text = sass("sm_90a_bf16").replace("gdesc[UR12]", f"gdesc[UR12]{suffix}")
-    assert not gaps_of(text, "sm_90a", BF16.replace("tn", layout), (128, 256))
+    assert not findings_of(text, "sm_90a", BF16.replace("tn", layout), (128, 256))
     for other in {"tn", "nn", "tt", "nt"} - {layout}:
-        (gap,) = gaps_of(text, "sm_90a", BF16.replace("tn", other), (128, 256))
-        assert gap.check is Check.OPERAND_LAYOUT
+        (finding,) = findings_of(text, "sm_90a", BF16.replace("tn", other), (128, 256))
+        assert finding.check is Check.OPERAND_LAYOUT
 
 
 def test_finds_one_instruction_with_another_layout() -> None:
     text = sass("sm_90a_bf16").replace("gdesc[UR12]", "gdesc[UR12].tnspB", 1)
-    (gap,) = gaps_of(text, "sm_90a", BF16, (128, 256))
-    assert gap.check is Check.OPERAND_LAYOUT
+    (finding,) = findings_of(text, "sm_90a", BF16, (128, 256))
+    assert finding.check is Check.OPERAND_LAYOUT
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_finds_one_instruction_with_another_layout() -> None:
 def test_finds_other_number_of_thread_blocks_a_tile(
     name: str, arch: str, tile: tuple[int, int], ctas: int
 ) -> None:
-    (gap,) = gaps_of(sass(name), arch, BF16, tile, ctas=ctas)
-    assert gap.check is Check.CTAS_PER_TILE
-    assert f"its entry says {ctas} thread blocks a tile" in gap.message
+    (finding,) = findings_of(sass(name), arch, BF16, tile, ctas=ctas)
+    assert finding.check is Check.CTAS_PER_TILE
+    assert f"its entry says {ctas} thread blocks a tile" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -180,9 +180,9 @@ def test_finds_other_number_of_thread_blocks_a_tile(
 def test_finds_other_operand_types(
     name: str, arch: str, signature: str, tile: tuple[int, int]
 ) -> None:
-    (gap,) = gaps_of(sass(name), arch, signature, tile)
-    assert gap.check is Check.OPERAND_TYPES
-    assert f"its signature is {signature}" in gap.message
+    (finding,) = findings_of(sass(name), arch, signature, tile)
+    assert finding.check is Check.OPERAND_TYPES
+    assert f"its signature is {signature}" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -206,8 +206,10 @@ def test_finds_other_operand_types(
 def test_finds_other_tensor_core_instruction(
     name: str, arch: str, signature: str, message: str
 ) -> None:
-    gaps = gaps_of(sass(name), arch, signature, (128, 256))
-    assert [message in gap.message for gap in gaps if gap.check is Check.TENSOR_CORE] == [True]
+    findings = findings_of(sass(name), arch, signature, (128, 256))
+    assert [
+        message in finding.message for finding in findings if finding.check is Check.TENSOR_CORE
+    ] == [True]
 
 
 @pytest.mark.parametrize(
@@ -220,18 +222,18 @@ def test_finds_other_tensor_core_instruction(
     ],
 )
 def test_finds_tile_of_another_kernel(name: str, arch: str, tile: tuple[int, int]) -> None:
-    (gap,) = gaps_of(sass(name), arch, BF16, tile)
-    assert gap.check is Check.INSTRUCTION_TILE
-    assert f"its entry says tile {tile[0]}x{tile[1]}" in gap.message
+    (finding,) = findings_of(sass(name), arch, BF16, tile)
+    assert finding.check is Check.INSTRUCTION_TILE
+    assert f"its entry says tile {tile[0]}x{tile[1]}" in finding.message
 
 
 def test_finds_code_that_does_not_show_its_types() -> None:
     text = "\n".join(
         line for line in sass("sm_100f_bf16_2cta").splitlines() if re.search("MMA|F2FP", line)
     )
-    (gap,) = gaps_of(text, "sm_100f", BF16, (128, 32))
-    assert gap.check is Check.OPERAND_TYPES
-    assert "show no operand types" in gap.message
+    (finding,) = findings_of(text, "sm_100f", BF16, (128, 32))
+    assert finding.check is Check.OPERAND_TYPES
+    assert "show no operand types" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -247,17 +249,17 @@ def test_finds_code_that_does_not_show_its_types() -> None:
 def test_finds_other_block_scales(
     name: str, signature: str, tile: tuple[int, int], message: str
 ) -> None:
-    (gap,) = gaps_of(sass(name), "sm_100f", signature, tile)
-    assert gap.check is Check.BLOCK_SCALES
-    assert message in gap.message
-    assert f"its signature is {signature}" in gap.message
+    (finding,) = findings_of(sass(name), "sm_100f", signature, tile)
+    assert finding.check is Check.BLOCK_SCALES
+    assert message in finding.message
+    assert f"its signature is {signature}" in finding.message
 
 
 def test_finds_instructions_without_the_block_scales_of_the_others() -> None:
     text = sass("sm_100f_mxfp8").replace("tmem[UR16]", "UR16", 1)
-    (gap,) = gaps_of(text, "sm_100f", MXFP8, (128, 128))
-    assert gap.check is Check.BLOCK_SCALES
-    assert "some of UTCQMMA take block scales" in gap.message
+    (finding,) = findings_of(text, "sm_100f", MXFP8, (128, 128))
+    assert finding.check is Check.BLOCK_SCALES
+    assert "some of UTCQMMA take block scales" in finding.message
 
 
 @pytest.mark.parametrize(
@@ -274,26 +276,26 @@ def test_finds_instructions_without_the_block_scales_of_the_others() -> None:
 def test_finds_other_activation(
     name: str, signature: str, tile: tuple[int, int], observed: str
 ) -> None:
-    (gap,) = gaps_of(sass(name), "sm_100f", signature, tile)
-    assert gap.check is Check.EPILOGUE
-    assert f"computes what {observed} takes, its signature is {signature}" in gap.message
+    (finding,) = findings_of(sass(name), "sm_100f", signature, tile)
+    assert finding.check is Check.EPILOGUE
+    assert f"computes what {observed} takes, its signature is {signature}" in finding.message
 
 
 def test_finds_relu_that_drops_nan() -> None:
     text = sass("sm_100f_bias_relu").replace("FSETP.GEU.AND P3, PT, R3.reuse, RZ, PT", "NOP")
     text = text.replace("FSEL R3, R3, RZ, P3", "FMNMX R3, RZ, R3, !PT")
-    (gap,) = gaps_of(text, "sm_100f", BIAS_RELU, (128, 128))
-    assert gap.check is Check.EPILOGUE
-    assert gap.message == "takes maxima by FMNMX, which drops NaN: relu of NaN must be NaN"
+    (finding,) = findings_of(text, "sm_100f", BIAS_RELU, (128, 128))
+    assert finding.check is Check.EPILOGUE
+    assert finding.message == "takes maxima by FMNMX, which drops NaN: relu of NaN must be NaN"
 
 
 def test_finds_epilogue_that_computes_in_16_bits() -> None:
     text = sass("sm_100f_bias_in_16_bits")
-    gaps = gaps_of(text, "sm_100f", f"{BF16}/bias_relu", (64, 64))
-    assert {gap.check for gap in gaps} == {Check.EPILOGUE}
+    findings = findings_of(text, "sm_100f", f"{BF16}/bias_relu", (64, 64))
+    assert {finding.check for finding in findings} == {Check.EPILOGUE}
     assert (
         "computes with HADD2.BF16_V2, HFMA2.BF16_V2, HMNMX2.BF16_V2: an epilogue must compute in "
-        "fp32 and round once" in gaps[0].message
+        "fp32 and round once" in findings[0].message
     )
 
 
@@ -309,17 +311,17 @@ def test_finds_epilogue_that_computes_in_16_bits() -> None:
 def test_finds_other_result_type(
     name: str, arch: str, signature: str, tile: tuple[int, int], observed: str
 ) -> None:
-    (gap,) = gaps_of(sass(name), arch, signature, tile)
-    assert gap.check is Check.RESULT_TYPE
-    assert f"turns sums into {observed}, its signature is {signature}: " in gap.message
+    (finding,) = findings_of(sass(name), arch, signature, tile)
+    assert finding.check is Check.RESULT_TYPE
+    assert f"turns sums into {observed}, its signature is {signature}: " in finding.message
 
 
 @pytest.mark.parametrize("line", ["@!P0 LDL.LU.64 R2, [R1+0x8] ;", "STL.128 [R1], R4 ;"])
 def test_finds_spills(line: str) -> None:
     text = sass("sm_90a_bf16") + f"        /*7f00*/                   {line}\n"
-    (gap,) = gaps_of(text, "sm_90a", BF16, (128, 256))
-    assert gap.check is Check.LOCAL_MEMORY
-    assert "registers spill" in gap.message
+    (finding,) = findings_of(text, "sm_90a", BF16, (128, 256))
+    assert finding.check is Check.LOCAL_MEMORY
+    assert "registers spill" in finding.message
 
 
 def test_finds_local_memory_in_real_code() -> None:

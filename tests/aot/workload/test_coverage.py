@@ -9,22 +9,24 @@ from pathlib import Path
 
 import pytest
 
+from nvgemm_aot.cli.coverage import coverage_document, coverage_text
 from nvgemm_aot.cli.coverage_gate import require_coverage
-from nvgemm_aot.cli.render_coverage import coverage_document, coverage_text
-from nvgemm_aot.cli.tables import percent_text
+from nvgemm_aot.cli.printing import percent_text
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.targets import build_target
 from nvgemm_aot.workload.coverage import (
     SERVED,
     GemmCoverage,
+    Sizes,
     Status,
     TargetCoverage,
+    Undeclarable,
     Weight,
+    call_of,
     cover,
     gpu_facts,
+    readings,
 )
-from nvgemm_aot.workload.problem_call import call_of, readings
-from nvgemm_aot.workload.undeclarable import Sizes, Undeclarable
 from nvgemm_runtime.errors import CoverageError
 from nvgemm_runtime.gemm.problem import Layout, Problem, Signature
 from nvgemm_runtime.matching.device import UNKNOWN_VERSION

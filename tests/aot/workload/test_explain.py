@@ -17,9 +17,9 @@ import pytest
 import cpu_provider
 import recording_kernels
 from nvgemm_aot.build.pipeline import BuiltBundle
-from nvgemm_aot.cli.render_explain import explain_text
+from nvgemm_aot.cli.explain import explain_text
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.workload.explain import Explanation, MetGemm, collect, explain
+from nvgemm_aot.workload.explain import ExplainedProgram, MetGemm, collect, explain_program
 from nvgemm_aot.workload.process import run_to_end
 from nvgemm_runtime.gemm.problem import DType
 from nvgemm_runtime.inductor import report
@@ -49,7 +49,9 @@ def used(gemm: str, name: str) -> Line:
 
 
 def text_of(*events: Line, unreadable_lines: int = 0) -> str:
-    explanation = Explanation(status=0, gemms=collect(events), unreadable_lines=unreadable_lines)
+    explanation = ExplainedProgram(
+        status=0, gemms=collect(events), unreadable_lines=unreadable_lines
+    )
     return explain_text(explanation.to_json())
 
 
@@ -149,7 +151,7 @@ def test_what_was_tried_and_lost_is_shown_and_not_counted() -> None:
         (fused, 0, "declared"),
         (stays, 1, "miss"),
     ]
-    lines = explain_text(Explanation(status=0, gemms=gemms, unreadable_lines=0).to_json())
+    lines = explain_text(ExplainedProgram(status=0, gemms=gemms, unreadable_lines=0).to_json())
     [row] = [line for line in lines.splitlines() if line.startswith(fused)]
     assert row.split()[1:] == [
         "0",
@@ -204,7 +206,7 @@ def test_lines_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> N
     ]
     events = tmp_path / "events"
     events.write_text("\n".join(lines))
-    explanation = explain(["sh", "-c", f'cat "{events}" >"${EXPLAIN_VARIABLE}"'])
+    explanation = explain_program(["sh", "-c", f'cat "{events}" >"${EXPLAIN_VARIABLE}"'])
     assert [gemm.gemm for gemm in explanation.gemms] == ["a"]
     assert explanation.unreadable_lines == 6
 
@@ -245,7 +247,7 @@ def test_nothing_is_written_where_nobody_asked(
 
 def test_neither_torch_nor_the_compiler_is_imported() -> None:
     program = (
-        "import sys, nvgemm_aot.workload.explain, nvgemm_aot.cli.render_explain\n"
+        "import sys, nvgemm_aot.workload.explain, nvgemm_aot.cli.explain\n"
         "import nvgemm_runtime.settings\n"
         "print({'torch', 'cutlass'} & {name.split('.')[0] for name in sys.modules})"
     )

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from nvgemm_aot.workload.undeclarable import Sizes, Undeclarable, read_undeclarable
+from nvgemm_aot.workload.coverage import Sizes, Undeclarable, read_undeclarable
 from nvgemm_runtime.recording.text import Recording
 
 

@@ -15,8 +15,10 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvgemm_aot.bundle.writer import BundleContent, encode_bundle, write_bundle
+from nvgemm_aot.bundle.content import BundleContent
+from nvgemm_aot.bundle.writer import encode_bundle, write_bundle
 from nvgemm_runtime.bundle.decode import decode_header
+from nvgemm_runtime.bundle.encode import encode_header
 from nvgemm_runtime.bundle.format import (
     FORMAT_VERSION,
     MAGIC,
@@ -24,7 +26,6 @@ from nvgemm_runtime.bundle.format import (
     PREFIX,
     CompileFailure,
     canonical_json,
-    encode_header,
     sha256_hex,
 )
 from nvgemm_runtime.bundle.reader import Bundle

@@ -27,7 +27,7 @@ import nvgemm_runtime
 from installed_bundles import use
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_aot.cli.render_bundle import bundle_document, bundle_text
+from nvgemm_aot.cli.bundles import bundle_document, bundle_text
 from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_runtime.bundle.format import KNOWN_FEATURES, Header, Span, UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
@@ -35,7 +35,7 @@ from nvgemm_runtime.errors import BundleFormatError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import UnknownTarget
 from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match, Miss
-from nvgemm_runtime.matching.validity import why_not_here
+from nvgemm_runtime.matching.trust import why_order_is_open
 from repository import TESTS
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import B200
@@ -243,7 +243,7 @@ def test_a_measurement_that_lost_a_kernel_is_in_doubt(tmp_path: Path) -> None:
     )
     (ranking,) = [one for one in header.rankings if one.problem == measured.problem]
     assert ranking.measured is not None
-    why = why_not_here(ranking.measured, header.sources[ranking.source], B200)
+    why = why_order_is_open(ranking.measured, header.sources[ranking.source], B200)
     assert why is not None
     assert "1 of 3 measured kernels need a newer nvgemm-aot" in why
 

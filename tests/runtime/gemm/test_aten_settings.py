@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nvgemm_runtime.errors import TuningError
-from nvgemm_runtime.gemm.aten_settings import unusual_setting
+from nvgemm_runtime.gemm.aten import unusual_setting
 from nvgemm_runtime.gemm.problem import DType
 from tuning_bench import DictatedTimer, bench, run
 

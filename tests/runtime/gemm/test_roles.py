@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nvgemm_runtime.gemm.extras import Extras
+from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import requests
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import (
@@ -76,9 +76,9 @@ def test_tensors_of_a_problem(key: str) -> None:
 
 
 @pytest.mark.parametrize(("layout", "alignment"), [("tn", 32), ("tt", 16), ("nn", 8), ("nt", 8)])
-@pytest.mark.parametrize("extras", [Extras(), Extras(addend=torch.empty(4, 24))])
+@pytest.mark.parametrize("extras", [ExtraOperands(), ExtraOperands(addend=torch.empty(4, 24))])
 def test_contiguous_extents_align_what_was_just_allocated(
-    layout: str, alignment: int, extras: Extras
+    layout: str, alignment: int, extras: ExtraOperands
 ) -> None:
     """To no more than 64 bytes on a CPU."""
     m, n, k = 4, 24, 16

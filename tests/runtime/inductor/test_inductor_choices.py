@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import recording_kernels
 from inductor_session import HEADER, InductorSession
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.inductor import hook
+from nvgemm_runtime.inductor import hook, reading
 
 Tensor = torch.Tensor
 
@@ -260,7 +261,9 @@ def test_a_gemm_without_an_aten_choice_is_reported(
 ) -> None:
     events = tmp_path / "events"
     inductor.monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", str(events))
-    inductor.monkeypatch.setattr(hook, "find_aten_gemm", lambda choices: None)
+    inductor.monkeypatch.setattr(
+        hook, "find_gemm", lambda choices: replace(reading.find_gemm(choices), is_served=False)
+    )
     assert inductor.compile(gemm, *operands).launched == ()
     (event,) = [event for event in map(json.loads, events.open()) if event["event"] == "met"]
     assert event["gemm"].startswith("mm into")

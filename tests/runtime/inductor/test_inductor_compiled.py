@@ -132,12 +132,12 @@ def test_a_damaged_kernel_is_missing_too(
 def test_anything_that_fails_while_a_kernel_is_loaded_leaves_aten(
     inductor: InductorSession, kernel_id: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from nvgemm_runtime.launch.library import Library
+    from nvgemm_runtime.launch.loader import KernelLoader
 
     def fail(*arguments: object) -> None:
         raise OSError("no memory of that kind")
 
-    inductor.monkeypatch.setattr(Library, "load", fail)
+    inductor.monkeypatch.setattr(KernelLoader, "load", fail)
     gemm = compiled.gemm(torch.mm, kernel_id, WHEEL)
     assert_computes(gemm, torch.randn(16, 64), torch.randn(64, 32))
     (said,) = warnings_of(caplog)

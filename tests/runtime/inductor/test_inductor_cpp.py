@@ -12,7 +12,6 @@ from fresh_processes import Home, Ran
 from inductor_session import InductorSession
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_runtime.inductor import cpp
-from nvgemm_runtime.launch import native
 from repository import SUPPORT
 
 HERE = Path(__file__).parent
@@ -137,10 +136,6 @@ def test_a_package_says_once_which_wheel_is_missing(package: dict[str, Ran]) -> 
     assert ran.right == [True, True, True]
     assert ran.launched == []
     assert ran.count("a compiled graph runs GEMMs on ATen instead of the kernels of") == 1
-
-
-def test_generated_code_asks_for_the_operators_that_there_are() -> None:
-    assert native.ABI == cpp.ABI
 
 
 def test_what_torch_puts_together_from_parts_is_defined_once(

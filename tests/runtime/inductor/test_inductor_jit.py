@@ -31,7 +31,7 @@ from nvgemm_runtime.bundle.format import CompileFailure
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Problem
 from nvgemm_runtime.jit import client
-from nvgemm_runtime.jit.client import Outcome, Pending
+from nvgemm_runtime.jit.client import JitResult, Pending
 from nvgemm_runtime.matching.device import DeviceFacts
 from repository import SUPPORT
 
@@ -55,7 +55,7 @@ try:
 except Exception as caught:
     right, error = False, str(caught)
 import nvgemm_runtime
-from nvgemm_runtime.jit.client import FALLBACK
+from nvgemm_runtime.jit.client import CLIENT
 stats = nvgemm_runtime.stats()
 print(json.dumps({
     "right": right,
@@ -67,7 +67,7 @@ print(json.dumps({
     "misses": dict(stats.misses),
     "won": sum(stats.won.values()),
     "hits": torch._dynamo.utils.counters["inductor"].get("fxgraph_cache_hit", 0),
-    "server": FALLBACK._process is not None,
+    "server": CLIENT._process is not None,
     "builder": sorted(
         {name.split(".")[0] for name in sys.modules} & {"nvgemm_aot", "nvMatmulHeuristics"}
     ),
@@ -209,10 +209,10 @@ class Asked:
         asked = self
 
         class Waited(Pending):
-            def result(self, timeout: float | None = None) -> Outcome:
+            def result(self, timeout: float | None = None) -> JitResult:
                 assert timeout
                 asked.told.append(f"wait {problem.key}")
-                return Outcome(problem=problem, reason="nobody compiles here")
+                return JitResult(problem=problem, reason="nobody compiles here")
 
         return Waited(problem)
 

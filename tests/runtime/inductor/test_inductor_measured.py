@@ -305,7 +305,7 @@ def test_an_uncertain_ranking_skips_nothing(
     operands: tuple[Tensor, Tensor],
     timed: list[str],
 ) -> None:
-    from nvgemm_aot.tuning.gpu_state import GpuState
+    from nvgemm_aot.tuning.gpu import GpuState
 
     busy = DictatedWatch([GpuState(utilization_percent=50, slowdowns=())])
     inductor.use(rankings.measured(aten=150.0, watch=busy))
@@ -363,7 +363,7 @@ def test_explanations_say_what_was_measured(
     operands: tuple[Tensor, Tensor],
     tmp_path: Path,
 ) -> None:
-    from nvgemm_aot.cli.render_explain import explain_text
+    from nvgemm_aot.cli.explain import explain_text
     from nvgemm_aot.workload.explain import collect
 
     inductor.use(rankings.measured(aten=150.0))

@@ -25,9 +25,8 @@ from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from tuning_bench import bench
 
 Tensor = torch.Tensor

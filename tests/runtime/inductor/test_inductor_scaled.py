@@ -19,11 +19,10 @@ import recording_kernels
 from inductor_session import InductorSession
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op
-from nvgemm_runtime.gemm.scales import ScaleRecipe
-from nvgemm_runtime.launch.debugging import DEBUG_VARIABLE
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from nvgemm_runtime.recording.recorder import Recorder
+from nvgemm_runtime.settings import DEBUG_VARIABLE
 
 Tensor = torch.Tensor
 
@@ -244,13 +243,10 @@ def slow_second(inductor: InductorSession) -> None:
 
     from torch._inductor.select_algorithm import extern_kernels
 
-    from nvgemm_runtime.inductor import scaled_choices
-
     def wait(*_: Any, out: Tensor, **__: Any) -> Tensor:
         time.sleep(0.1)
         return out
 
-    assert scaled_choices
     inductor.monkeypatch.setattr(extern_kernels, "nvgemm_aot_scaled_mm_v2", wait)
 
 

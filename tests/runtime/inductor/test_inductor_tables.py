@@ -9,27 +9,25 @@ import torch
 from torch._inductor import select_algorithm  # noqa: F401  (our modules come behind it)
 
 from nvgemm_runtime.gemm.aten import OPERATORS
-from nvgemm_runtime.gemm.epilogue import Activation, Epilogue
 from nvgemm_runtime.gemm.operands import RANKS
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.inductor import cpp, epilogue_choices, epilogue_fusion, fallbacks
+from nvgemm_runtime.gemm.types import Activation
+from nvgemm_runtime.inductor import choices, cpp, epilogue_choices, epilogue_fusion
 from nvgemm_runtime.launch import native
 from nvgemm_runtime.launch.fakes import OPERATORS as OURS
 
 
-@pytest.mark.parametrize(
-    "known",
-    [
-        {activation for activation, _ in epilogue_fusion._patterns()},
-        epilogue_fusion._BACKENDS_NEEDED,
-        epilogue_choices._FUNCTIONS,
-        fallbacks._WITH_ACTIVATION,
-        {epilogue.activation for epilogue in Epilogue} - {None},
-    ],
-    ids=["patterns", "backends", "functions", "fallbacks", "epilogues"],
-)
-def test_every_activation_is_known(known: Collection[Activation]) -> None:
-    assert set(known) == set(Activation)
+def test_every_activation_is_found_in_graphs() -> None:
+    assert {activation for activation, _ in epilogue_fusion._patterns()} == {*Activation}
+
+
+@pytest.mark.parametrize("activation", Activation)
+def test_stock_torch_computes_an_activation_as_it_is_in_graphs(activation: Activation) -> None:
+    call = choices.StockCall(op="addmm", gemm="", inputs=(), layout=None, activation=activation)
+    bias, a, b, out = torch.randn(3), torch.randn(2, 4), torch.randn(4, 3), torch.empty(2, 3)
+    eval(call.fallback, {"torch": torch})(bias, a, b, out=out)
+    wanted = epilogue_choices._function(activation)(torch.addmm(bias, a, b))
+    torch.testing.assert_close(out, wanted)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +39,15 @@ def test_every_operation_is_known(known: Collection[Op]) -> None:
     assert set(known) == set(Op)
 
 
-def test_every_operator_of_atens_has_a_fallback() -> None:
-    assert set(fallbacks._OF_OPERATOR) == set(OPERATORS)
-    assert set(OPERATORS) >= fallbacks._WITHOUT_CPP
+@pytest.mark.parametrize("name", OPERATORS)
+def test_every_operator_of_atens_has_a_fallback(name: str) -> None:
+    row = OPERATORS[name]
+    assert callable(eval(row.stock_call, {"torch": torch}))
+    assert row.product is None or OPERATORS[row.product].op is row.op
+    schemas = [one for one in torch._C._jit_get_all_schemas() if one.name == f"aten::{name}"]
+    assert schemas == [] or any(
+        {argument.name for argument in one.arguments} >= {*row.tensors} for one in schemas
+    )
 
 
 def test_every_operator_of_ours_is_registered() -> None:

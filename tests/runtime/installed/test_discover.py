@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from nvgemm_runtime.installed.discover import Candidate, find_bundles, installed_bundles
+from nvgemm_runtime.installed.discover import BundleFile, find_bundles, installed_bundles
 
 METADATA = "Metadata-Version: 2.4\nName: {name}\nVersion: 1.0\n"
 
@@ -193,7 +193,7 @@ def named(tmp_path: Path, site: Path) -> Path:
     return directory
 
 
-def candidates(monkeypatch: pytest.MonkeyPatch, *places: Path | str) -> tuple[Candidate, ...]:
+def candidates(monkeypatch: pytest.MonkeyPatch, *places: Path | str) -> tuple[BundleFile, ...]:
     monkeypatch.setenv("NVGEMM_AOT_BUNDLES", os.pathsep.join(map(str, places)))
     return find_bundles()
 

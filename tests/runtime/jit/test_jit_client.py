@@ -13,11 +13,11 @@ import pytest
 from jit_programs import JitMachine, kill, problem, wait_until
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.jit import client
-from nvgemm_runtime.jit.client import Fallback
+from nvgemm_runtime.jit.client import JitClient
 from synthetic_facts import H200
 
 
-def running(fallback: Fallback) -> int:
+def running(fallback: JitClient) -> int:
     assert fallback._process is not None
     return fallback._process.pid
 
@@ -50,7 +50,7 @@ def test_eight_processes_at_once_compile_each_kernel_once(machine: JitMachine) -
     assert not machine.partial_files()
 
 
-def test_a_problem_is_asked_for_once_a_process(machine: JitMachine, fallback: Fallback) -> None:
+def test_a_problem_is_asked_for_once_a_process(machine: JitMachine, fallback: JitClient) -> None:
     pending = fallback.request(problem(), H200)
     assert fallback.request(problem(), H200) is pending
     assert pending.result(600).reason is None
@@ -59,14 +59,14 @@ def test_a_problem_is_asked_for_once_a_process(machine: JitMachine, fallback: Fa
 
 
 def test_waiting_can_be_given_up_and_taken_up_again(
-    machine: JitMachine, fallback: Fallback
+    machine: JitMachine, fallback: JitClient
 ) -> None:
     pending = fallback.request(problem(), H200)
     assert pending.result(0).reason == "not compiled within 0 s"
     assert pending.result(600).reason is None
 
 
-def test_a_killed_server_is_started_again_once(machine: JitMachine, fallback: Fallback) -> None:
+def test_a_killed_server_is_started_again_once(machine: JitMachine, fallback: JitClient) -> None:
     machine.set(FAKE_OPERATORS="hangs")
     pending = [fallback.request(problem(m), H200) for m in (16, 64)]
     wait_until(machine.compiled, "nothing was compiled")
@@ -82,7 +82,7 @@ def test_a_killed_server_is_started_again_once(machine: JitMachine, fallback: Fa
     assert fallback._process is None
 
 
-def test_a_killed_compiler_is_replaced(machine: JitMachine, fallback: Fallback) -> None:
+def test_a_killed_compiler_is_replaced(machine: JitMachine, fallback: JitClient) -> None:
     machine.set(FAKE_OPERATORS="one crash two")
     outcome = fallback.request(problem(), H200).result(600)
     assert outcome.reason is None
@@ -122,7 +122,7 @@ def test_killed_at_any_point_the_bundle_is_whole(machine: JitMachine) -> None:
     assert not list((machine.cache / "jit").glob("*.damaged*"))
 
 
-def test_a_problem_need_not_wait_for_another(machine: JitMachine, fallback: Fallback) -> None:
+def test_a_problem_need_not_wait_for_another(machine: JitMachine, fallback: JitClient) -> None:
     machine.set(FAKE_OPERATORS="hangs")
     first = fallback.request(problem(), H200)
     wait_until(machine.compiled, "nothing was compiled")
@@ -132,14 +132,14 @@ def test_a_problem_need_not_wait_for_another(machine: JitMachine, fallback: Fall
 
 
 def test_an_idle_server_ends_and_is_started_again(machine: JitMachine) -> None:
-    fallback = Fallback(["--idle-seconds", "0.2"])
+    fallback = JitClient(["--idle-seconds", "0.2"])
     for m in (16, 64, 128):
         assert fallback.request(problem(m), H200).result(600).reason is None
         wait_until(lambda: fallback._process is None, "the server does not end")
     fallback.close()
 
 
-def test_a_forked_child_starts_its_own(machine: JitMachine, fallback: Fallback) -> None:
+def test_a_forked_child_starts_its_own(machine: JitMachine, fallback: JitClient) -> None:
     machine.set(FAKE_OPERATORS="slow")
     open_request = fallback.request(problem(64), H200)
     parents = running(fallback)
@@ -164,7 +164,9 @@ def test_a_forked_child_starts_its_own(machine: JitMachine, fallback: Fallback) 
     assert not open_request.done()
 
 
-def test_closing_ends_the_server_though_it_is_busy(machine: JitMachine, fallback: Fallback) -> None:
+def test_closing_ends_the_server_though_it_is_busy(
+    machine: JitMachine, fallback: JitClient
+) -> None:
     machine.set(FAKE_OPERATORS="slow")
     pending = fallback.request(problem(), H200)
     wait_until(machine.compiled, "nothing was compiled")
@@ -182,7 +184,7 @@ def test_what_compilers_print_is_no_answer_and_not_seen(machine: JitMachine) -> 
 
 
 def test_the_server_has_no_gpu_and_writes_nothing_beside_the_program(
-    machine: JitMachine, fallback: Fallback, tmp_path: Path
+    machine: JitMachine, fallback: JitClient, tmp_path: Path
 ) -> None:
     machine.set(TORCH_TRACE=str(tmp_path / "trace"), CUDA_VISIBLE_DEVICES="0,1")
     assert fallback.request(problem(), H200).result(600).reason is None
@@ -193,7 +195,7 @@ def test_the_server_has_no_gpu_and_writes_nothing_beside_the_program(
 
 
 def test_a_server_that_does_not_answer_holds_nobody_up(
-    machine: JitMachine, fallback: Fallback
+    machine: JitMachine, fallback: JitClient
 ) -> None:
     machine.set(FAKE_OPERATORS="slow")
     fallback.request(problem(), H200)
@@ -206,7 +208,7 @@ def test_a_server_that_does_not_answer_holds_nobody_up(
 
 
 def test_a_server_that_cannot_start_says_why(
-    machine: JitMachine, fallback: Fallback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: JitMachine, fallback: JitClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "zstandard.py").write_text("raise ImportError('broken installation')")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
@@ -217,7 +219,7 @@ def test_a_server_that_cannot_start_says_why(
 
 
 def test_no_python_to_start_is_a_reason(
-    machine: JitMachine, fallback: Fallback, monkeypatch: pytest.MonkeyPatch
+    machine: JitMachine, fallback: JitClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     outcome = fallback.request(problem(), H200).result(0)
@@ -225,7 +227,7 @@ def test_no_python_to_start_is_a_reason(
 
 
 def test_a_user_without_a_place_for_a_cache_is_a_reason_each_time(
-    machine: JitMachine, fallback: Fallback, monkeypatch: pytest.MonkeyPatch
+    machine: JitMachine, fallback: JitClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -239,7 +241,7 @@ def test_a_user_without_a_place_for_a_cache_is_a_reason_each_time(
     assert fallback._process is None
 
 
-def test_an_unknown_provider_is_a_reason(machine: JitMachine, fallback: Fallback) -> None:
+def test_an_unknown_provider_is_a_reason(machine: JitMachine, fallback: JitClient) -> None:
     machine.set(NVGEMM_AOT_JIT_PROVIDER="nonesuch")
     assert "no provider is called 'nonesuch'" in str(
         fallback.request(problem(), H200).result(600).reason
@@ -258,7 +260,7 @@ def test_candidates_are_a_number(
     assert client.candidates() == expected
 
 
-def test_candidates_bound_what_is_compiled(machine: JitMachine, fallback: Fallback) -> None:
+def test_candidates_bound_what_is_compiled(machine: JitMachine, fallback: JitClient) -> None:
     machine.set(NVGEMM_AOT_JIT_CANDIDATES="2")
     assert fallback.request(problem(), H200).result(600).compiled == 2
     machine.set(NVGEMM_AOT_JIT_CANDIDATES="0")
@@ -272,7 +274,7 @@ def test_what_is_missing_is_named_and_nothing_started(
     monkeypatch.delenv("NVGEMM_AOT_JIT_PROVIDER", raising=False)
     monkeypatch.setattr(client, "_is_installed", lambda module: module != "pydantic")
     monkeypatch.setattr(client, "missing_module", client.missing_module.__wrapped__)
-    fallback = Fallback()
+    fallback = JitClient()
     reason = fallback.request(problem(), H200).result(0).reason
     assert reason == (
         "the builder side is not installed: no pydantic; run: pip install 'nvgemm-aot[build]'"

@@ -17,7 +17,7 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.jit.client import Fallback
+from nvgemm_runtime.jit.client import JitClient
 from nvgemm_runtime.matching.device import device_facts
 from synthetic_facts import H200
 
@@ -54,7 +54,7 @@ def launch() -> dict[str, Any]:
 
 
 def test_the_next_process_launches_what_was_compiled_and_imports_no_compiler(
-    machine: JitMachine, fallback: Fallback
+    machine: JitMachine, fallback: JitClient
 ) -> None:
     machine.set(NVGEMM_AOT_JIT_PROVIDER=cpu_provider.CpuProvider.name)
     wanted = cpu_provider.problem("tt", sizes=(16, 32, 64))
@@ -74,7 +74,7 @@ def test_the_next_process_launches_what_was_compiled_and_imports_no_compiler(
 
 
 def test_the_cpu_has_no_kernels_but_for_tests(
-    machine: JitMachine, fallback: Fallback, monkeypatch: pytest.MonkeyPatch
+    machine: JitMachine, fallback: JitClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NVGEMM_AOT_JIT_PROVIDER")
     outcome = fallback.request(cpu_provider.problem(), device_facts("cpu", 0)).result(0)
@@ -84,7 +84,7 @@ def test_the_cpu_has_no_kernels_but_for_tests(
 
 def test_real_kernels_come_through_the_server(
     machine: JitMachine,
-    fallback: Fallback,
+    fallback: JitClient,
     kernel_cache: Cache,
     real_bundles: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,

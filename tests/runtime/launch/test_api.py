@@ -28,7 +28,7 @@ from nvgemm_runtime.errors import NoKernelError, StorageError
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.launch import api, native, select
-from nvgemm_runtime.launch.library import Library
+from nvgemm_runtime.launch.loader import KernelLoader
 from nvgemm_runtime.matching.index import Basis
 from synthetic_content import synthetic_content
 
@@ -149,13 +149,13 @@ def test_a_damaged_payload_costs_its_bundle_alone(
     for path, content in zip(paths, (damaged, damaged, whole), strict=True):
         path.write_bytes(content)
     use(monkeypatch, *paths)
-    monkeypatch.setattr(select, "LIBRARY", Library())
+    monkeypatch.setattr(select, "LOADER", KernelLoader())
     assert torch.equal(nvgemm_runtime.mm(a, b), a @ b)
     assert [path.name in caplog.text for path in paths] == [True, True, False]
     assert len(caplog.records) == 2
     assert [found.problem is None for found in nvgemm_runtime.bundles()] == [False, False, True]
     use(monkeypatch, *paths[:2])
-    monkeypatch.setattr(select, "LIBRARY", Library())
+    monkeypatch.setattr(select, "LOADER", KernelLoader())
     with pytest.raises(NoKernelError, match=r"b\.nvgemm: \[frame") as caught:
         nvgemm_runtime.mm(a, b)
     assert len([reason for reason in caught.value.reasons if "[frame" in reason]) == 2
@@ -171,7 +171,7 @@ def test_a_bundle_that_cannot_be_read_for_a_moment_is_tried_again(
     for path in paths:
         path.write_bytes(cpu_bundle.path.read_bytes())
     use(monkeypatch, *paths)
-    monkeypatch.setattr(select, "LIBRARY", Library())
+    monkeypatch.setattr(select, "LOADER", KernelLoader())
     a, b = torch.ones(16, 64), torch.ones(64, 32)
     read, unreadable, tried = Bundle.payload, ["a.nvgemm"], []
 
@@ -185,7 +185,7 @@ def test_a_bundle_that_cannot_be_read_for_a_moment_is_tried_again(
     assert torch.equal(nvgemm_runtime.mm(a, b), a @ b)
     assert tried == ["a.nvgemm", "b.nvgemm"]
     assert [found.problem for found in nvgemm_runtime.bundles()] == [None, None]
-    monkeypatch.setattr(select, "LIBRARY", Library())
+    monkeypatch.setattr(select, "LOADER", KernelLoader())
     unreadable.append("b.nvgemm")
     with pytest.raises(StorageError, match="cannot read: Input/output error"):
         nvgemm_runtime.mm(a, b)
@@ -604,14 +604,14 @@ def in_a_new_process(script: str, bundle: BuiltBundle, *arguments: str) -> str:
 
 OPERATORS = """
 import sys, torch, nvgemm_runtime
-from nvgemm_runtime.launch.library import LIBRARY
+from nvgemm_runtime.launch.loader import LOADER
 nvgemm_runtime.load_operators()
 kernel = sys.argv[1]
-assert LIBRARY.get(kernel) is None
+assert LOADER.get(kernel) is None
 a, b = torch.randn(16, 64), torch.randn(64, 32)
 for _ in range(2):
     torch.testing.assert_close(torch.ops.nvgemm_aot.mm(a, b, kernel), a @ b)
-assert LIBRARY.get(kernel) is not None
+assert LOADER.get(kernel) is not None
 try:
     torch.ops.nvgemm_aot.mm(a, b, "feed")
 except RuntimeError as error:

@@ -20,11 +20,10 @@ from installed_bundles import use
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.errors import NoKernelError
-from nvgemm_runtime.gemm.epilogue import Epilogue
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
-from nvgemm_runtime.gemm.scales import ScaleRecipe
-from nvgemm_runtime.launch.debugging import DEBUG_VARIABLE
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from nvgemm_runtime.launch.select import load_kernel
+from nvgemm_runtime.settings import DEBUG_VARIABLE
 
 BIASED = signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)
 RELU = signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS_RELU)
@@ -211,7 +210,7 @@ REFUSALS: dict[str, tuple[Signature, Callable[[Arguments], Any], type, str]] = {
         BIASED,
         lambda x: nvgemm_runtime.addmm(*x.others, x.a[:, :0], x.b[:0]),
         NoKernelError,
-        "addmm: k is 0, so that the result is what is added alone; add it with torch",
+        "addmm: k is 0, so the result is the addend alone",
     ),
     "fake tensors": (
         BIASED,

@@ -11,11 +11,11 @@ from nvgemm_aot.bundle.writer import encode_bundle
 from nvgemm_runtime.bundle.format import Conditions, Kernel, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.matching.device import TorchVersions
 from nvgemm_runtime.matching.index import Basis, Match
-from nvgemm_runtime.matching.places import Served
 from nvgemm_runtime.matching.trust import Decision, Terms, decide
+from nvgemm_runtime.matching.usable_rankings import MatchedKernel
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import H200
 
@@ -44,7 +44,7 @@ def match(
 ) -> Match:
     """A declared problem whose best kernel took ``ours`` nanoseconds, the others 100 more each."""
     served = tuple(
-        Served(bundle=0, kernel=kernel, rank=rank, time_ns=ours + 100 * rank)
+        MatchedKernel(bundle=0, kernel=kernel, rank=rank, time_ns=ours + 100 * rank)
         for rank, kernel in enumerate(kernels())
     )
     measured = Measured(

@@ -1,4 +1,4 @@
-"""Reads a Hugging Face config.json; what it raises names every mistake."""
+"""Reads a Hugging Face config.json and reports all of its mistakes at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from nvgemm_runtime.errors import ManifestError
 
 from ..messages import show
-from ..yaml_nodes import read_bytes
+from ..source import read_bytes
 from . import FAMILIES
 from .decoder import DecoderConfig
 
@@ -35,13 +35,12 @@ def read_config(path: Path) -> tuple[str, DecoderConfig]:
     """Read a config.json.
 
     Returns:
-        Its ``model_type``, and what its family reads of it.
+        Its ``model_type``, and the keys that its family reads.
 
     Raises:
         ManifestError: If it cannot be read, is of no known family, or a key that the family needs
             is missing or wrong. The message has one line for each mistake:
             ``file: key: found; allowed``.
-
     """
     text = read_bytes(
         path,
@@ -52,7 +51,7 @@ def read_config(path: Path) -> tuple[str, DecoderConfig]:
     known = ", ".join(sorted(FAMILIES))
     model_type = data.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        found = _show(model_type) if "model_type" in data else "no such key"
+        found = _json_text(model_type) if "model_type" in data else "no such key"
         raise ManifestError(
             f"{path}: model_type: found {found}; allowed: {known}; "
             "record another model with nvgemm-aot record, or write its manifest by hand"
@@ -78,7 +77,7 @@ def _parse(path: Path, data: bytes) -> dict[str, Any]:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ManifestError(f"{path}: not JSON: {reason}; {allowed}") from None
     if not isinstance(parsed, dict):
-        raise ManifestError(f"{path}: found {_show(parsed)}; {allowed}")
+        raise ManifestError(f"{path}: found {_json_text(parsed)}; {allowed}")
     return parsed
 
 
@@ -89,8 +88,8 @@ def _explain(error: ErrorDetails, model_type: str) -> str:
     if error["type"] == "missing":
         return f"{key}: found no such key, which {model_type} requires"
     allowed = _ALLOWED.get(error["type"], error["msg"]).format(**error.get("ctx", {}))
-    return f"{key}: found {_show(error['input'])}; allowed: {allowed}"
+    return f"{key}: found {_json_text(error['input'])}; allowed: {allowed}"
 
 
-def _show(value: object) -> str:
+def _json_text(value: object) -> str:
     return show(value) if isinstance(value, (str, list, dict)) else json.dumps(value)

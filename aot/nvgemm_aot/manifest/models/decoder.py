@@ -1,4 +1,4 @@
-"""The parts that model families share: what their configs say, and the GEMMs that follow."""
+"""Parts that model families share: common keys of their configs, and the GEMMs of common blocks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,16 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
 
 from nvgemm_runtime.gemm.problem import MAX_EXTENT, Layout
 
-from .gemm import Columns, Fusible, Gemm, Heads, Projection, Routing, Rows, repeat
+from .gemm import Columns, Fusible, Heads, ModelGemm, Projection, Routing, Rows, repeat
 from .quantization import Quantization, read_quantization
 
 Size = Annotated[int, Field(ge=1, le=MAX_EXTENT)]
 
 
 class DecoderConfig(BaseModel, ABC):
-    """What is read of a config.json.
+    """The keys of a config.json that determine its GEMMs.
 
-    A field is named for its key, and has a default only where transformers has the same one, or
-    derives it so.
+    A field has its key's name, and a default only where transformers has the same one.
     """
 
     model_config = ConfigDict(extra="ignore", strict=True, frozen=True)
@@ -49,11 +48,11 @@ class DecoderConfig(BaseModel, ABC):
 
     @abstractmethod
     def projections(self) -> Iterator[Projection]:
-        """Every GEMM of one forward pass but those within attention and the embedding."""
+        """Every GEMM of one forward pass except those within attention and the embedding."""
 
-    def lm_head(self) -> Gemm:
-        """The head. One that is tied to the embedding is the same GEMM."""
-        return Gemm(role="lm_head", n=self.vocab_size, k=self.hidden_size, split=Columns())
+    def lm_head(self) -> ModelGemm:
+        """The head, which is the same GEMM when it is tied to the embedding."""
+        return ModelGemm(role="lm_head", n=self.vocab_size, k=self.hidden_size, split=Columns())
 
     @property
     def query_heads(self) -> Heads:
@@ -91,8 +90,8 @@ class GroupedQueryConfig(DecoderConfig):
         heads = self.query_heads
         shared = Heads(key="num_key_value_heads", count=self._key_value_heads, copied=True)
 
-        def into(name: str, heads: Heads) -> Gemm:
-            return Gemm(
+        def into(name: str, heads: Heads) -> ModelGemm:
+            return ModelGemm(
                 role=f"attention {name}",
                 n=heads.count * head_dim,
                 k=self.hidden_size,
@@ -102,7 +101,7 @@ class GroupedQueryConfig(DecoderConfig):
 
         parts = (into("q_proj", heads), into("k_proj", shared), into("v_proj", shared))
         yield Fusible(role="attention qkv_proj", parts=parts)
-        yield Gemm(
+        yield ModelGemm(
             role="attention o_proj",
             n=self.hidden_size,
             k=heads.count * head_dim,
@@ -126,9 +125,9 @@ class SparseConfig(DecoderConfig):
             )
         return self
 
-    def router(self, *, biased: bool = False, unserved: str = "") -> Gemm:
+    def router(self, *, biased: bool = False, unserved: str = "") -> ModelGemm:
         """The Linear that scores experts; every rank computes it."""
-        return Gemm(
+        return ModelGemm(
             role="router", n=self.experts, k=self.hidden_size, biased=biased, unserved=unserved
         )
 
@@ -140,7 +139,7 @@ class SparseConfig(DecoderConfig):
         Biases of experts, where there are any, are added by an operation of their own.
         """
         routing = Routing(experts=self.experts, chosen=self.num_experts_per_tok)
-        into = Gemm(
+        into = ModelGemm(
             role="expert gate_up_proj",
             n=2 * intermediate,
             k=self.hidden_size,
@@ -148,7 +147,7 @@ class SparseConfig(DecoderConfig):
             routing=routing,
             layout=layout,
         )
-        out_of = Gemm(
+        out_of = ModelGemm(
             role="expert down_proj",
             n=self.hidden_size,
             k=intermediate,
@@ -164,8 +163,10 @@ def gated_mlp(
 ) -> Iterator[Projection]:
     """A feed-forward block whose gate and up projections are Linears of their own."""
 
-    def into(name: str) -> Gemm:
-        return Gemm(role=f"{role} {name}", n=intermediate, k=hidden, split=Columns(), biased=biased)
+    def into(name: str) -> ModelGemm:
+        return ModelGemm(
+            role=f"{role} {name}", n=intermediate, k=hidden, split=Columns(), biased=biased
+        )
 
     yield Fusible(role=f"{role} gate_up_proj", parts=(into("gate_proj"), into("up_proj")))
-    yield Gemm(role=f"{role} down_proj", n=hidden, k=intermediate, split=Rows(), biased=biased)
+    yield ModelGemm(role=f"{role} down_proj", n=hidden, k=intermediate, split=Rows(), biased=biased)

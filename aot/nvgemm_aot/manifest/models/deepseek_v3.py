@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from .decoder import Size, SparseConfig, gated_mlp
-from .gemm import Columns, Fusible, Gemm, Projection, Rows, repeat
+from .gemm import Columns, Fusible, ModelGemm, Projection, Rows, repeat
 
 
 class DeepseekV3Config(SparseConfig):
@@ -42,14 +42,14 @@ class DeepseekV3Config(SparseConfig):
     def _attention(self) -> Iterator[Projection]:
         heads = self.query_heads
         query = heads.count * (self.qk_nope_head_dim + self.qk_rope_head_dim)
-        latent = Gemm(
+        latent = ModelGemm(
             role="attention kv_a_proj_with_mqa",
             n=self.kv_lora_rank + self.qk_rope_head_dim,
             k=self.hidden_size,
             biased=self.attention_bias,
         )
         if self.q_lora_rank is None:
-            yield Gemm(
+            yield ModelGemm(
                 role="attention q_proj",
                 n=query,
                 k=self.hidden_size,
@@ -57,26 +57,26 @@ class DeepseekV3Config(SparseConfig):
             )
             yield latent
         else:
-            query_latent = Gemm(
+            query_latent = ModelGemm(
                 role="attention q_a_proj",
                 n=self.q_lora_rank,
                 k=self.hidden_size,
                 biased=self.attention_bias,
             )
             yield Fusible(role="attention qkv_a_proj", parts=(query_latent, latent))
-            yield Gemm(
+            yield ModelGemm(
                 role="attention q_b_proj",
                 n=query,
                 k=self.q_lora_rank,
                 split=Columns(heads=heads),
             )
-        yield Gemm(
+        yield ModelGemm(
             role="attention kv_b_proj",
             n=heads.count * (self.qk_nope_head_dim + self.v_head_dim),
             k=self.kv_lora_rank,
             split=Columns(heads=heads),
         )
-        yield Gemm(
+        yield ModelGemm(
             role="attention o_proj",
             n=self.hidden_size,
             k=heads.count * self.v_head_dim,

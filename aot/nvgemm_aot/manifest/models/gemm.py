@@ -1,4 +1,4 @@
-"""The GEMMs of a model as its config gives them, before tokens and ranks are known."""
+"""The GEMMs of a model for any number of tokens, before tensor parallelism divides them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ class Heads:
         key: The config's key that holds their number.
         count: Their number.
         copied: Whether more ranks than heads hold copies, as servers do with key-value heads.
-
     """
 
     key: str
@@ -51,11 +50,11 @@ class Routing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gemm:
+class ModelGemm:
     """One matrix product: activations [tokens, k] by a weight into [tokens, n].
 
     Attributes:
-        role: What it is in the model, such as ``attention q_proj``.
+        role: Its name in the model, such as ``attention q_proj``.
         n: Out features, on one GPU.
         k: In features, on one GPU.
         split: How tensor parallelism divides it; None where every rank computes all of it.
@@ -64,7 +63,6 @@ class Gemm:
         layout: ``tn`` for a weight kept as [n, k], as Linear does, and ``tt`` for [k, n].
         biased: Whether the model adds a bias to the product.
         unserved: Why no kernel computes it as the model does, in words; empty where one can.
-
     """
 
     role: str
@@ -83,20 +81,19 @@ class Fusible:
     """GEMMs of one input that serving engines compute as one, their weights side by side.
 
     Attributes:
-        role: What it is when fused.
-        parts: The GEMMs as the model has them: equal but for role, n and split.
-
+        role: Name of the fused GEMM.
+        parts: The separate GEMMs; they differ only in role, n and split.
     """
 
     role: str
-    parts: tuple[Gemm, ...]
+    parts: tuple[ModelGemm, ...]
 
 
-Projection = Gemm | Fusible
+Projection = ModelGemm | Fusible
 
 
 def repeat(times: int, projections: Iterable[Projection]) -> Iterator[Projection]:
-    """What stands ``times`` times in a model, such as the projections of its layers."""
+    """Projections that a model has ``times`` times, such as those of its layers."""
     if times > 0:
         for projection in projections:
             if isinstance(projection, Fusible):

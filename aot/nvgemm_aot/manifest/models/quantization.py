@@ -1,4 +1,4 @@
-"""What a config's ``quantization_config`` makes of a model's GEMMs, as serving engines read it."""
+"""Reads a config's ``quantization_config`` as serving engines do: which GEMMs have which types."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from nvgemm_runtime.gemm.element_types import DType
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import DType, ScaleRecipe
 
 _EXCEPTIONS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
 """Keys that list modules which are not quantized; each method has a key of its own."""
@@ -36,7 +35,7 @@ _MOST_LAYERS = 512
 """Layers whose modules are looked up among the exceptions; no model has as many."""
 
 _MOST_SECONDS = 10.0
-"""For the exceptions of a config, which may be regular expressions that never end."""
+"""Time limit for a config's exceptions, which may be regular expressions that backtrack forever."""
 
 _WEIGHTS_ALONE = frozenset({"awq", "gptq", "bitsandbytes", "hqq", "aqlm", "eetq", "higgs", "vptq"})
 """Methods that leave activations in the model's type."""
@@ -44,7 +43,7 @@ _WEIGHTS_ALONE = frozenset({"awq", "gptq", "bitsandbytes", "hqq", "aqlm", "eetq"
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a quantized Linear multiplies.
+    """Types of a quantized Linear.
 
     Attributes:
         dtype: Type of weights and activations.
@@ -66,11 +65,11 @@ class Quantization:
 
     Attributes:
         method: The config's ``quant_method``.
-        recipe: What its quantized Linears multiply, or why no kernel computes that.
+        recipe: Types and scales of its quantized Linears, or why no kernel computes them.
         exceptions: Modules that are not quantized: names, shell patterns, or ``re:`` and a regular
             expression.
-        experts_alone: Whether nothing but routed experts is quantized.
-        head: Whether the head is quantized, too, which it is only where a config says so.
+        experts_alone: Whether only routed experts are quantized.
+        head: Whether the head is quantized too.
     """
 
     method: str
@@ -80,16 +79,16 @@ class Quantization:
     head: bool = False
 
     def forms(self, role: str, layers: int) -> tuple[Recipe | str | None, ...]:
-        """What a GEMM is in this model; None stands for the model's own type.
+        """The types of a GEMM; None stands for the model's own type.
 
-        Two where the exceptions name the modules of some layers, and not those of others.
+        There are two if the exceptions name the modules of some layers but not of others.
 
         Args:
-            role: As `gemm.Gemm.role`.
+            role: As `gemm.ModelGemm.role`.
             layers: Number of layers.
 
         Raises:
-            ValueError: If the exceptions take too long to be compared with names of modules.
+            ValueError: If matching the exceptions with module names takes too long.
         """
         if role == "router" or (role == "lm_head" and not self.head):
             return (None,)  # engines compute these in the model's type
@@ -120,7 +119,7 @@ class Quantization:
 
 @contextlib.contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Have the block end with a ValueError after a time; only in the main thread, as signals do."""
+    """End the block with a ValueError after a time; has no effect outside the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

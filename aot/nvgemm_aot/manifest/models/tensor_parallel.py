@@ -1,15 +1,15 @@
-"""What one of several tensor-parallel ranks computes of a model's GEMMs."""
+"""Divides a model's GEMMs over tensor-parallel ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from .gemm import Columns, Fusible, Gemm, Heads, Projection
+from .gemm import Columns, Fusible, Heads, ModelGemm, Projection
 
 
 def undivided_heads(projections: Iterable[Projection], ranks: int) -> list[Heads]:
-    """Find the heads that cannot be shared out, neither so many a rank nor as copies of one."""
+    """Find heads that ranks cannot share: neither evenly nor as copies on several ranks."""
     heads = {
         gemm.split.heads: None
         for projection in projections
@@ -23,16 +23,15 @@ def undivided_heads(projections: Iterable[Projection], ranks: int) -> list[Heads
     ]
 
 
-def share(projections: Iterable[Projection], ranks: int, *, fused: bool) -> Iterator[Gemm]:
+def share(projections: Iterable[Projection], ranks: int, *, fused: bool) -> Iterator[ModelGemm]:
     """List the GEMMs of one rank, with its n and k.
 
     A GEMM that ranks cannot share evenly keeps the model's sizes, and is `unserved`.
 
     Args:
-        projections: The model's, whose heads can be shared out.
+        projections: The model's projections; `undivided_heads` must find none.
         ranks: Number of GPUs that tensor parallelism divides the model over.
-        fused: Whether GEMMs that can be fused are one.
-
+        fused: Whether to fuse the GEMMs that can be.
     """
     for projection in projections:
         parts = [_share_one(gemm, ranks) for gemm in _parts(projection)]
@@ -42,11 +41,11 @@ def share(projections: Iterable[Projection], ranks: int, *, fused: bool) -> Iter
             yield from parts
 
 
-def _parts(projection: Projection) -> tuple[Gemm, ...]:
+def _parts(projection: Projection) -> tuple[ModelGemm, ...]:
     return projection.parts if isinstance(projection, Fusible) else (projection,)
 
 
-def _share_one(gemm: Gemm, ranks: int) -> Gemm:
+def _share_one(gemm: ModelGemm, ranks: int) -> ModelGemm:
     if gemm.split is None:
         return gemm
     heads = gemm.split.heads
@@ -60,7 +59,7 @@ def _share_one(gemm: Gemm, ranks: int) -> Gemm:
     return replace(gemm, k=extent // shares)
 
 
-def _fuse(role: str, parts: Sequence[Gemm]) -> Gemm:
+def _fuse(role: str, parts: Sequence[ModelGemm]) -> ModelGemm:
     return replace(
         parts[0],
         role=role,

@@ -1,8 +1,8 @@
 """Provider of NVIDIA's ``cutlass.operators``: CuTe-DSL GEMMs for Hopper and Blackwell.
 
-`families` says which operators compute what, and how each is called; the provider lists and
-compiles them. It imports what `providers` may. Importing it is cheap; the compiler is imported when
-a method first needs it.
+`families` knows which operators compute what and how each is called; the provider lists and
+compiles them. It may import what `providers` may. Importing it is cheap: the compiler is imported
+when a method first needs it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.support import unsupported
 
 from ...targets import BuildTarget
-from ..base import Candidate, Enumeration, Rejection
+from ..base import Candidate, Enumeration, Rejection, RuntimeModel
 from ..heuristics import MatmulHeuristics
-from ..runtime_model import RuntimeModel
 from . import toolchain
 from .families import family_of
 from .family import Family
@@ -41,13 +40,13 @@ _DISTRIBUTIONS = (
 """Distributions whose versions shape the code."""
 
 _COMPILER_VARIABLES = ("CUTE_DSL_", "CUTLASS_")
-"""What the names of the environment variables begin with that the compiler reads."""
+"""Prefixes of the environment variables that the compiler reads."""
 
 _ARCHITECTURE_VARIABLE, _ARCHITECTURE = "CUTE_DSL_ARCH", "sm_100a"
-"""What the compiler takes itself for where no GPU is; each kernel is compiled for its own target.
+"""The architecture that the compiler assumes without a GPU; each kernel names its own target.
 
-Said beforehand, for it asks the driver otherwise: where all GPUs are hidden, over a hundred times,
-which took 4 s a process on a machine with an H200, and 90 s where 16 did so at once.
+Without this variable, the compiler asks the driver. If all GPUs are hidden, it does so over a
+hundred times: 4 s a process on a machine with an H200, and 90 s with 16 processes at once.
 """
 
 _FUNCTION_NAME = "gemm"
@@ -70,10 +69,10 @@ class CutlassOperators:
             ) from error
 
     def prepare(self) -> None:
-        """Import the compiler and compile nothing once; see `Provider.prepare`.
+        """Import the compiler and compile an empty function once; see `Provider.prepare`.
 
-        Drops the compiler's variables from this process's environment: they change the code that
-        comes out, and the cache knows nothing of them.
+        Drops the compiler's variables from this process's environment: they change the code, and
+        cache keys do not cover them.
         """
         for name in [name for name in os.environ if name.startswith(_COMPILER_VARIABLES)]:
             value = os.environ.pop(name)
@@ -95,10 +94,10 @@ class CutlassOperators:
             kind = type(operator).__name__
             if kind in family.operators:
                 absence = None
-            reason = _outdated(operator, target)
+            reason = _why_outdated(operator, target)
             if reason is None and kind not in family.operators:
-                reason = family.stranger(kind)
-            reason = reason or family.unfit(operator, signature)
+                reason = family.why_unknown(kind)
+            reason = reason or family.why_unfit(operator, signature)
             if reason is None:
                 candidates.append(self._candidate(operator, signature, family))
             else:
@@ -124,7 +123,7 @@ class CutlassOperators:
             path = Path(directory) / "kernel.o"
             try:
                 toolchain.warm_up()
-                artifact = _family(signature).compile(
+                artifact = _known_family(signature).compile(
                     operator, _sample_arguments(signature), arch.removeprefix("sm_")
                 )
                 toolchain.use_baseline_host_code(artifact.compiled_obj.ir_module)
@@ -176,7 +175,7 @@ class CutlassOperators:
             signature=signature,
             design=design,
             cluster_sizes=_cluster_sizes(design),
-            block_shape=family.block_shape(metadata),
+            block_shape=family.block_shape(metadata, design),
             preference=_preference(design),
             alignment_bytes=max(operand.ptr_alignment_bytes for operand in constraints),
             workspace_bytes=workspace.size_bytes,
@@ -185,8 +184,8 @@ class CutlassOperators:
         )
 
 
-def _outdated(operator: Any, target: BuildTarget) -> str | None:
-    """Why an operator is too old for a target, or None."""
+def _why_outdated(operator: Any, target: BuildTarget) -> str | None:
+    """Say why an operator is too old for a target, or return None."""
     native = target.target.capability[0] * 10
     designed_for = operator.metadata.operator_class.designed_for_min_cc
     if designed_for < native:
@@ -213,15 +212,15 @@ def _first_line(error: Exception) -> str:
 
 @functools.cache
 def _sample_arguments(signature: Signature) -> Any:
-    """What a signature's operators are listed and compiled with."""
+    """The arguments with which a signature's operators are listed and compiled."""
     toolchain.import_operators()
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode():
-        return _family(signature).arguments(signature)
+        return _known_family(signature).arguments(signature)
 
 
-def _family(signature: Signature) -> Family:
+def _known_family(signature: Signature) -> Family:
     family = family_of(signature)
     assert family is not None  # or `CutlassOperators.enumerate` names no candidate
     return family

@@ -1,16 +1,16 @@
-"""Plain GEMMs: matrices, or batches of them, with nothing besides."""
+"""Plain GEMMs: matrices or batches of them, without scales, groups or an epilogue."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from nvgemm_runtime.bundle.format import KernelDesign
-from nvgemm_runtime.gemm.element_types import DType
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
+from nvgemm_runtime.gemm.types import DType
 
 from ...targets import BuildTarget
-from ..runtime_model import BlockShape
+from ..base import BlockShape
 from .epilogue import EFC_OPERATOR
 from .family import Family
 from .samples import sample_tensors, torch_type
@@ -60,8 +60,8 @@ class Dense(Family):
             f"{signature.out.value}"
         )
 
-    def unfit(self, operator: Any, signature: Signature) -> str | None:
-        """See `Family.unfit`."""
+    def why_unfit(self, operator: Any, signature: Signature) -> str | None:
+        """See `Family.why_unfit`."""
         k_major = signature.layout.a_row_major and not signature.layout.b_row_major
         if type(operator).__name__ == _SM90_OPERATOR and signature.a.bits == 8 and not k_major:
             return "WGMMA reads 8-bit operands only along k (layout tn): it does not compile"
@@ -76,13 +76,13 @@ class Dense(Family):
         """See `Family.added_code`."""
         return "# unsigned\n" if signature.a is DType.UINT8 else ""
 
-    def stranger(self, kind: str) -> str:
-        """See `Family.stranger`."""
+    def why_unknown(self, kind: str) -> str:
+        """See `Family.why_unknown`."""
         if kind == EFC_OPERATOR:
             return (
                 "its epilogue fusion has nothing to fuse; the plain operator has the same main loop"
             )
-        return super().stranger(kind)
+        return super().why_unknown(kind)
 
     def design(self, metadata: Any) -> KernelDesign:
         """See `Family.design`."""
@@ -99,9 +99,8 @@ class Dense(Family):
             scheduler=_scheduler(metadata),
         )
 
-    def block_shape(self, metadata: Any) -> BlockShape:
+    def block_shape(self, metadata: Any, design: KernelDesign) -> BlockShape:
         """See `Family.block_shape`."""
-        design = self.design(metadata)
         tile_m, tile_n, tile_k = metadata.design.tile_shape
         return BlockShape(
             tile=(tile_m // design.ctas_per_tile, tile_n, tile_k),
@@ -113,8 +112,8 @@ class Dense(Family):
 def _keep_unsigned(operator: Any) -> None:
     """Have unsigned operands multiplied as such.
 
-    By itself a kernel reads its types off tensors that have lost their sign by then, and takes
-    uint8 for int8: seen with cutlass-dsl 4.8.1, whose kernels for either were equal to the byte.
+    Left alone, a kernel reads its types from tensors that have lost their sign, and takes uint8 for
+    int8: with cutlass-dsl 4.8.1, the kernels for both were equal to the byte.
     """
     import cutlass
 

@@ -10,10 +10,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from nvgemm_runtime.gemm.epilogue import Activation, Epilogue
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
-from nvgemm_runtime.gemm.scales import ScaleRecipe
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 from ...targets import BuildTarget
 from .family import Family
@@ -22,25 +21,13 @@ from .toolchain import import_operators
 
 EFC_OPERATOR = "PersistentDenseGemmEFCOperator"
 
-_ACTIVATIONS = {
-    Activation.RELU: ("D = relu(x)",),
-    # gelu and silu of the operators' own vocabulary raise KeyError (cutlass.operators 0.3.0).
-    Activation.GELU_TANH: (
-        "t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))",
-        "D = 0.5 * x * (1.0 + t)",
-    ),
-    Activation.SILU: ("D = x * sigmoid(x)",),
-}
-"""What is made of ``x``. The constants of gelu are sqrt(2 / pi) and that of its publication
-(Hendrycks and Gimpel, 2016), as in ``torch.nn.functional.gelu(x, approximate="tanh")``."""
-
 _SCALES = (Role.SCALE_A, Role.SCALE_B)
 
 _ALIGNMENT_BYTES = 16
 """What TMA, which moves addend, row-wise scales and result, demands of addresses and strides.
 
-What is broadcast along a dimension has stride 0 there, in its descriptor as well. That such a
-descriptor repeats its row, at any number of rows, was seen on an H200.
+A tensor that is broadcast along a dimension has stride 0 there, in its descriptor as well. On an
+H200, such a descriptor repeats its row for any number of rows.
 """
 
 
@@ -70,7 +57,7 @@ class WithEpilogue(Family):
         operators = import_operators()
         tensors = sample_tensors(signature)
         loaded = {role.value: tensors[role] for role in extra_roles(signature)}
-        # Its tracer knows no fp8; types are those of the tensors that take their places below.
+        # The tracer knows no fp8: it gets fp32 tensors, which `_pass_tensors` replaces.
         traced = {
             name: torch.empty_like(tensor, dtype=torch.float32)
             for name, tensor in (*loaded.items(), ("D", tensors[Role.OUT]))
@@ -108,12 +95,12 @@ class WithEpilogue(Family):
 
 @contextlib.contextmanager
 def _maxima_keep_nan() -> Iterator[None]:
-    """Have relu give NaN for NaN, as torch's does; by itself it gives 0."""
+    """Make relu give NaN for NaN, as torch's does; the library's gives 0."""
     import cutlass
     from cutlass.operators.providers.cutedsl.evt.efc import _configuration
 
     def maximum(x: Any, y: Any) -> Any:
-        # No comparison holds for NaN: the operand that may be one stands where none does.
+        # Comparisons with NaN are false, so x, which may be NaN, is the value for false.
         return cutlass.cute.where(y > x, y, x)
 
     original = _configuration.maximum
@@ -125,9 +112,9 @@ def _maxima_keep_nan() -> Iterator[None]:
 
 
 def _compute_in_accumulator_type(operator: Any) -> None:
-    """Have the epilogue computed in the accumulator's type.
+    """Make an operator compute its epilogue in the accumulator's type.
 
-    By itself an operator rounds the product to the result's type first, bf16 or even fp8, and
+    Left alone, an operator first rounds the product to the result's type, bf16 or even fp8, and
     computes the epilogue in that.
     """
     kernel = operator.impl
@@ -135,7 +122,7 @@ def _compute_in_accumulator_type(operator: Any) -> None:
     partition = type(kernel).epilogue_tmem_copy_and_partition
 
     def partition_for_result(*arguments: Any) -> Any:
-        # How the product is read from tensor memory still goes by what is stored.
+        # How the product is read from tensor memory still depends on the type that is stored.
         kernel.epi_dtype = result
         try:
             return partition(kernel, *arguments)
@@ -160,7 +147,7 @@ def epilogue_source(signature: Signature) -> str:
         lines.append(f"    D = {value}")
     else:
         lines.append(f"    x = {value}")
-        lines += (f"    {line}" for line in _ACTIVATIONS[activation])
+        lines += (f"    {line}" for line in activation.row.efc_source)
     lines.append("    return D")
     return "\n".join([*lines, ""])
 
@@ -168,10 +155,10 @@ def epilogue_source(signature: Signature) -> str:
 def _pass_tensors(epilogue: Any, signature: Signature, tensors: dict[str, Any]) -> None:
     """Have a traced epilogue take these tensors, scales aligned to no more than their own type.
 
-    TMA moves row-wise scales, so they need `_ALIGNMENT_BYTES` like the rest, and callers are held
-    to that by the kernel's ``alignment_bytes``. Launchers are not: whose tensor is assumed to be
-    aligned so, its extent is assumed to be a multiple of as many bytes, and four fp32 scales are
-    four rows. (A launcher compiled that way demands an extent "divisible by 4".)
+    TMA moves row-wise scales, so they need `_ALIGNMENT_BYTES` like the rest, and the kernel's
+    ``alignment_bytes`` makes callers align them. The launcher must not demand as much: it would
+    also assume an extent that is a multiple of as many bytes, that is, of four rows. (A launcher
+    compiled that way demands an extent "divisible by 4".)
     """
     from cutlass.operators.fusion.ir import LoadNode
     from cutlass.operators.fusion.ir.load_nodes import RowBroadcastImpl, ScalarBroadcastImpl
@@ -187,6 +174,6 @@ def _pass_tensors(epilogue: Any, signature: Signature, tensors: dict[str, Any]) 
     for node in epilogue.traced_epilogue.dag_ir.node_metas_topological_order():
         is_scalar = isinstance(node, LoadNode) and node.name in tensors
         if is_scalar and isinstance(node.underlying_impl, ScalarBroadcastImpl):
-            # Scalars are taken for numbers of the host's. What is broadcast along some dimension
-            # is loaded; where that is along all three, the one element is.
+            # A scalar node takes its number from the host. A broadcast node loads its tensor: one
+            # that is broadcast along all three dimensions, its one element.
             node.underlying_impl = RowBroadcastImpl(node)

@@ -1,4 +1,4 @@
-"""What the provider knows of operators that are listed, called and designed alike."""
+"""The base class of families: operators that are listed, called and designed in the same way."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.gemm.problem import Signature
 
 from ...targets import BuildTarget
-from ..runtime_model import BlockShape
+from ..base import BlockShape
 
 
 class Family(abc.ABC):
-    """Operators that are listed, called and designed alike; one module beside this one each.
+    """Operators that are listed, called and designed in the same way; each family has a module.
 
     Attributes:
-        operators: Names of the classes of ``cutlass.operators`` that it is made of.
+        operators: Names of the classes of ``cutlass.operators`` that belong to it.
     """
 
     operators: ClassVar[tuple[str, ...]]
@@ -27,7 +27,7 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def parameters(self, signature: Signature) -> tuple[str, ...]:
-        """What its kernels take, as `nvgemm_runtime.bundle.calling_convention` spells it."""
+        """Parameters of its kernels, named as in `nvgemm_runtime.bundle.calling_convention`."""
 
     @abc.abstractmethod
     def arguments(self, signature: Signature) -> Any:
@@ -35,22 +35,22 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def absence(self, signature: Signature, target: BuildTarget) -> str:
-        """Why there is no operator, where the library lists none of the family's."""
+        """Say why there is no operator, if the library lists none of the family."""
 
     def compile(self, operator: Any, arguments: Any, target_sm: str) -> Any:
-        """Compile one of its operators; raises whatever the compiler raises."""
+        """Compile one of its operators; may raise any exception of the compiler."""
         return operator.compile(arguments, target_sm=target_sm)
 
-    def unfit(self, operator: Any, signature: Signature) -> str | None:
-        """Why one of its operators is no candidate although the library lists it, or None."""
+    def why_unfit(self, operator: Any, signature: Signature) -> str | None:
+        """Say why one of its operators is no candidate although it is listed, or return None."""
         return None
 
-    def stranger(self, kind: str) -> str:
-        """Why an operator of a class that is not the family's, and is listed as well, is none."""
+    def why_unknown(self, kind: str) -> str:
+        """Say why a listed operator of a class that is not the family's is no candidate."""
         return f"this provider does not know how operators of class {kind} are called"
 
     def added_code(self, signature: Signature) -> str:
-        """What kernels are compiled from besides the operator's own code; see `Candidate`."""
+        """The code that is compiled besides the operator's own; see `Candidate`."""
         return ""
 
     def design(self, metadata: Any) -> KernelDesign:
@@ -65,9 +65,8 @@ class Family(abc.ABC):
             scheduler="static_persistent",
         )
 
-    def block_shape(self, metadata: Any) -> BlockShape:
-        """What the runtime model needs to know of an operator."""
-        design = self.design(metadata)
+    def block_shape(self, metadata: Any, design: KernelDesign) -> BlockShape:
+        """What the runtime model needs to know of an operator of this design."""
         tile_m, tile_n, tile_k = design.tile
         return BlockShape(
             tile=(tile_m // design.ctas_per_tile, tile_n, tile_k), cluster=design.cluster

@@ -1,16 +1,16 @@
-"""Sample arguments: operands that exist only as shapes, on a GPU that need not exist.
+"""Sample operands for the compiler: shapes without data, on a GPU that need not exist.
 
-Kernels keep sizes symbolic, so that any sizes give the same code; these only must be aligned, and
-unlike each other.
+Sizes are symbolic in kernels, so any sizes give the same code. The samples must only be aligned and
+differ from each other.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from nvgemm_runtime.gemm.element_types import DType
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
+from nvgemm_runtime.gemm.types import DType
 
 
 def sample_problem(signature: Signature) -> Problem:
@@ -26,7 +26,7 @@ def sample_problem(signature: Signature) -> Problem:
 
 
 def sample_tensors(signature: Signature) -> dict[Role, Any]:
-    """The tensors of a signature's kernels. To be called, and used, in torch's FakeTensorMode."""
+    """The tensors of a signature's kernels; call it and use them in torch's FakeTensorMode."""
     problem = sample_problem(signature)
     layout = signature.layout
     row_major = {Role.A: layout.a_row_major, Role.B: layout.b_row_major}

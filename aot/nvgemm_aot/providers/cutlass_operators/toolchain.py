@@ -1,4 +1,4 @@
-"""The compiler behind `cutlass.operators`: importing it, and keeping it from asking a GPU."""
+"""Imports the compiler behind `cutlass.operators`, and answers its questions about the GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...targets.profile import DeviceProfile
 HOST_CPU = "x86-64"
 HOST_FEATURES = "+sse2"
 """What every processor of the platform has. Left alone, the compiler writes host code for the
-processor it runs on: kernels built where AVX-512 is would crash elsewhere."""
+processor of the build machine: kernels built on one with AVX-512 would crash elsewhere."""
 
 
 @functools.cache
@@ -26,7 +26,7 @@ def import_operators() -> Any:
         ToolchainError: If a part of it is missing.
     """
     with warnings.catch_warnings():
-        # torch says so once where NumPy, which nothing here uses, is not installed.
+        # torch warns if NumPy is missing, which is not used here.
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
         try:
             import cutlass.operators
@@ -40,7 +40,7 @@ def import_operators() -> Any:
 
 @functools.cache
 def warm_up() -> None:
-    """Compile nothing once: a cross-architecture compile must not be a process's first one.
+    """Compile an empty function: a process's first compile must not be for another architecture.
 
     See NVIDIA/cutlass#2859.
     """
@@ -65,7 +65,7 @@ def hardware_facts(device: DeviceProfile) -> Iterator[set[int]]:
     asked: set[int] = set()
 
     class ProfileHardwareInfo:
-        """Takes the place of the class that asks the driver, which may not be there."""
+        """Replaces the class that asks the driver, which may be missing."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
             pass
@@ -83,7 +83,7 @@ def hardware_facts(device: DeviceProfile) -> Iterator[set[int]]:
 
 
 def use_baseline_host_code(module: Any) -> None:
-    """Have host functions compiled for `HOST_CPU`; the exporter takes no such option."""
+    """Set the processor of host functions to `HOST_CPU`; the exporter has no option for it."""
     from cutlass._mlir import ir
 
     with module.context:

@@ -1,0 +1,295 @@
+"""``nvgemm-aot build``: compiles a manifest's kernels, or prints the plan."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nvgemm_runtime import __version__
+from nvgemm_runtime.errors import StorageError
+from nvgemm_runtime.gemm.problem import Problem
+
+from .options import ANY_PATH, cache_option, json_option, out_directory_option
+from .printing import (
+    count_text,
+    file_document,
+    file_text,
+    print_result,
+    report_progress,
+    size_text,
+    table,
+)
+
+if TYPE_CHECKING:
+    from ..build.assemble import PlannedTarget
+    from ..build.pipeline import BuildResult
+    from ..build.plan import RejectionSink, Unserved
+    from ..providers import Rejection
+
+Document = dict[str, Any]
+
+
+@click.command()
+@click.argument("manifest", type=ANY_PATH)
+@out_directory_option("Directory for the bundles (and the wheel).")
+@click.option("-j", "--jobs", type=click.IntRange(1), help="Compiler processes.")
+@click.option("--strict", is_flag=True, help="Fail if a target lacks any kernel.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and compile nothing.")
+@click.option(
+    "--rejections",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="With --dry-run: write every operator not chosen, and why, as JSON lines.",
+)
+@click.option("--wheel", is_flag=True, help="Also pack the bundles into a wheel.")
+@click.option("--wheel-version", help="Version of the wheel; default is nvgemm-aot's own.")
+@cache_option("Build cache")
+@json_option
+def build(
+    manifest: Path,
+    out: Path,
+    jobs: int | None,
+    strict: bool,
+    dry_run: bool,
+    rejections: Path | None,
+    wheel: bool,
+    wheel_version: str | None,
+    cache_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Compile the kernels that MANIFEST declares, into one bundle a target.
+
+    MANIFEST is a file, or the name of a manifest that comes with nvgemm-aot, such as llama-3.1-8b.
+
+    A kernel whose compiler takes longer than $NVGEMM_AOT_COMPILE_TIMEOUT seconds, by default 300,
+    counts as one that does not compile.
+    """
+    from ..build import pipeline
+    from ..build.plan import require_served
+    from ..manifest.parse import load_manifest
+    from ..manifest.shipped import find_manifest
+    from ..storage.cache import Cache, default_directory
+
+    if rejections and not dry_run:
+        raise click.UsageError("--rejections goes with --dry-run")
+    if wheel_version and not wheel:
+        raise click.UsageError("--wheel-version goes with --wheel")
+    declared = load_manifest(find_manifest(manifest))
+    cache = Cache(cache_dir or default_directory())
+    if dry_run:
+        with open_rejection_log(rejections) as on_rejection:
+            planned = pipeline.plan_build(declared, cache, on_rejection=on_rejection)
+        print_result(plan_document(planned, jobs), plan_text, as_json=as_json)
+        require_served(pipeline.without_operator(planned), 1 if strict else len(planned))
+        return
+    if wheel:
+        from ..bundle.wheel import check_identity, write_wheel
+
+        check_identity(declared.name, wheel_version or __version__)
+    with report_progress("Compiling") as report:
+        result = pipeline.build(declared, out, cache, jobs=jobs, strict=strict, progress=report)
+    document = build_document(result)
+    if wheel:
+        document["wheel"] = file_document(
+            write_wheel(
+                [bundle.path for bundle in result.bundles],
+                name=declared.name,
+                version=wheel_version or __version__,
+                out_dir=out,
+                summary=declared.description or None,
+            )
+        )
+    print_result(document, build_text, as_json=as_json)
+    require_served(result.unserved, len(declared.targets))
+
+
+@contextlib.contextmanager
+def open_rejection_log(path: Path | None) -> Iterator[RejectionSink | None]:
+    """Open a sink that writes rejections as JSON lines; None where ``path`` is None.
+
+    Raises:
+        StorageError: If the file cannot be written.
+    """
+    if path is None:
+        yield None
+        return
+    try:
+        file = path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise StorageError(f"{path}: cannot write: {error.strerror}") from error
+
+    def write(problem: Problem, rejection: Rejection) -> None:
+        line = {
+            "problem": problem.key,
+            "operator": rejection.operator,
+            "reason": rejection.reason,
+        }
+        try:
+            file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise StorageError(f"{path}: cannot write: {error.strerror}") from error
+
+    with file:
+        yield write
+
+
+_SECONDS_PER_KERNEL = 0.6
+"""Seconds of one core for one kernel: benchmarks.build printed 0.56 s for sm_100f, and 11 % more
+with everything around the compiler."""
+
+_MAX_BYTES_PER_KERNEL = 4_700
+"""Size of a kernel in a small bundle: quickstart's for sm_100f took 4,674 bytes each. Larger
+bundles take less: the 854 kernels of benchmarks.build took 2,219 bytes each."""
+
+
+def plan_document(planned: Sequence[PlannedTarget], jobs: int | None) -> Document:
+    """Describe a plan and estimate its cost."""
+    from ..build.compiler import default_jobs
+    from ..build.pipeline import without_operator
+
+    missing = sum(item.missing for item in planned)
+    processes = max(1, min(jobs or default_jobs(), missing))
+    targets = [
+        {
+            "target": item.target.target.key,
+            "device": item.target.device.name,
+            "problems": [
+                {
+                    "problem": p.problem.key,
+                    "kernels": [
+                        {"operator": item.plan.candidates[i].operator, "time_ns": time_ns}
+                        for i, time_ns in p.choices
+                    ],
+                }
+                for p in item.plan.problems
+            ],
+            "kernels": len(item.tasks),
+            "to_compile": item.missing,
+            "estimated_most_bytes": len(item.tasks) * _MAX_BYTES_PER_KERNEL,
+        }
+        for item in planned
+    ]
+    return {
+        "targets": targets,
+        "unserved": _unserved_document(without_operator(planned)),
+        "jobs": processes,
+        "estimated_seconds": round(missing * _SECONDS_PER_KERNEL / processes, 1),
+    }
+
+
+def plan_text(document: Document) -> str:
+    """Print a plan: a line a problem, a line a target."""
+    parts = []
+    built = [target for target in document["targets"] if target["problems"]]
+    for target in built:
+        rows = [
+            [
+                p["problem"],
+                len(p["kernels"]),
+                "-" if p["kernels"][0]["time_ns"] is None else p["kernels"][0]["time_ns"] / 1e3,
+            ]
+            for p in target["problems"]
+        ]
+        parts.append(
+            f"{target['target']} (device {target['device']})\n"
+            + table(rows, ["problem", "candidates", "best estimate, us"])
+        )
+    for target in built:
+        parts.append(
+            f"{target['target']}: {len(target['problems'])} problems, {target['kernels']} unique "
+            f"kernels ({target['to_compile']} to compile), "
+            f"at most about {size_text(target['estimated_most_bytes'])}"
+        )
+    parts.append(
+        f"about {document['estimated_seconds']} s of compiling in {document['jobs']} processes"
+    )
+    parts += ["\n".join(lines) for lines in [_unserved_lines(document)] if lines]
+    return "\n\n".join(parts)
+
+
+_LISTED_PROBLEMS = 8
+"""Most problems that are printed for one reason."""
+
+
+def _unserved_document(unserved: Sequence[Unserved]) -> list[Document]:
+    return [
+        {"arch": one.arch, "problem": one.problem.key, "reason": one.reason} for one in unserved
+    ]
+
+
+def _unserved_lines(document: Document) -> list[str]:
+    """Problems without a kernel, grouped by target and reason."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for one in document["unserved"]:
+        groups.setdefault((one["arch"], one["reason"]), []).append(one["problem"])
+    lines = []
+    for (arch, reason), problems in groups.items():
+        lines.append(f"{arch}: no kernel for {count_text(len(problems), 'problem')}: {reason}")
+        lines += (f"  {problem}" for problem in problems[:_LISTED_PROBLEMS])
+        if len(problems) > _LISTED_PROBLEMS:
+            lines.append(f"  and {len(problems) - _LISTED_PROBLEMS} more, which --json lists")
+    return lines
+
+
+def build_document(result: BuildResult) -> Document:
+    """Describe a finished build."""
+    return {
+        "bundles": [
+            {
+                "path": str(bundle.path),
+                "bytes": bundle.file_bytes,
+                "target": bundle.header.target.key,
+                "kernels": len(bundle.header.kernels),
+                "problems": len(bundle.header.rankings),
+                "incomplete": sum(
+                    not bundle.header.is_complete(ranking) for ranking in bundle.header.rankings
+                ),
+                "up_to_date": bundle.up_to_date,
+                "failures": [
+                    {
+                        "operator": f.task.candidate.operator,
+                        "reason": f.reason,
+                        "is_transient": f.is_transient,
+                    }
+                    for f in bundle.failures
+                ],
+            }
+            for bundle in result.bundles
+        ],
+        "compiled": result.compiled,
+        "removed": [str(path) for path in result.removed],
+        "unserved": _unserved_document(result.unserved),
+    }
+
+
+def build_text(document: Document) -> str:
+    """Print a finished build: a line a file, and every kernel left out or file removed."""
+    lines = []
+    for bundle in document["bundles"]:
+        state = "up to date" if bundle["up_to_date"] else "written"
+        lines.append(
+            f"{bundle['path']}: {state}, {bundle['kernels']} kernels for {bundle['problems']} "
+            f"problems, {size_text(bundle['bytes'])} "
+            f"({size_text(bundle['bytes'] // bundle['kernels'])} a kernel)"
+        )
+        lines += [
+            f"  left out {f['operator']}: {f['reason']}"
+            + "; the next build tries it again" * f["is_transient"]
+            for f in bundle["failures"]
+        ]
+        if bundle["incomplete"]:
+            count = count_text(bundle["incomplete"], "problem")
+            lines.append(f"  {count} may get more kernels: compilers were killed; build again")
+    lines += (
+        f"{path}: removed; an earlier build made it, and its target has no kernel now"
+        for path in document["removed"]
+    )
+    lines += _unserved_lines(document)
+    if "wheel" in document:
+        lines.append(file_text(document["wheel"]))
+    lines.append(f"{document['compiled']} kernels compiled now")
+    return "\n".join(lines)

@@ -1,0 +1,383 @@
+"""``nvgemm-aot inspect``, ``verify``, ``list`` and ``wheel``: commands on finished bundles."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nvgemm_runtime import __version__
+from nvgemm_runtime.bundle.encode import measured_json, unserved_json
+from nvgemm_runtime.bundle.format import Kernel, RankingSource
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import (
+    BundleFormatError,
+    NvgemmError,
+    StorageError,
+    VerificationError,
+)
+
+from .options import ANY_PATH, json_option, out_directory_option
+from .printing import (
+    file_document,
+    file_text,
+    print_result,
+    report_progress,
+    size_text,
+    table,
+)
+
+if TYPE_CHECKING:
+    from nvgemm_runtime.installed.discover import InstalledBundle
+
+    from ..verify.bundle import Report
+
+Document = dict[str, Any]
+
+
+@click.command()
+@click.argument("bundles", type=ANY_PATH, nargs=-1, required=True)
+@out_directory_option("Directory for the wheel.")
+@click.option("--name", required=True, help="The wheel is called nvgemm-kernels-NAME.")
+@click.option("--version", "wheel_version", default=__version__, show_default=True)
+@click.option("--summary", help="One line on what the kernels are for.")
+def wheel(
+    bundles: tuple[Path, ...], out: Path, name: str, wheel_version: str, summary: str | None
+) -> None:
+    """Pack BUNDLES, one a target, into a wheel."""
+    from ..bundle.wheel import write_wheel
+
+    path = write_wheel(bundles, name=name, version=wheel_version, out_dir=out, summary=summary)
+    click.echo(file_text(file_document(path)))
+
+
+@click.command()
+@click.argument("bundle", type=ANY_PATH)
+@json_option
+def inspect(bundle: Path, as_json: bool) -> None:
+    """Show what BUNDLE holds: target, kernels, rankings, sizes, toolchain."""
+    with Bundle(bundle) as opened:
+        print_result(bundle_document(opened), bundle_text, as_json=as_json)
+
+
+@click.command()
+@click.argument("bundles", type=ANY_PATH, nargs=-1, required=True)
+@click.option(
+    "--disassemble/--no-disassemble",
+    default=None,
+    help="Require, or skip, the proofs from disassembled code. Default: where tools are installed.",
+)
+@click.option("-j", "--jobs", type=click.IntRange(1), help="Disassembler processes.")
+@json_option
+def verify(
+    bundles: tuple[Path, ...], disassemble: bool | None, jobs: int | None, as_json: bool
+) -> None:
+    """Check every rule, hash and kernel of BUNDLES, and print the evidence."""
+    from ..build.compiler import default_jobs
+    from ..verify.bundle import verify_bundle
+
+    documents: list[Any] = []
+    texts: list[str] = []
+    failed: list[NvgemmError] = []
+    for path in bundles:
+        try:
+            with report_progress("Verifying") as progress:
+                report = verify_bundle(
+                    path, disassemble=disassemble, jobs=jobs or default_jobs(), progress=progress
+                )
+        except (BundleFormatError, StorageError) as error:
+            documents.append({"path": str(path), "ok": False, "error": str(error)})
+            texts.append(f"{path}: FAILED\n{error}")
+            failed.append(error)
+            continue
+        documents.append(report.to_json())
+        texts.append(verification_text(report))
+        if not report.ok:
+            failed.append(VerificationError(f"{path}: {len(report.findings)} findings"))
+    print_result(documents, lambda _: "\n\n".join(texts), as_json=as_json)
+    if len(failed) == 1:
+        raise failed[0]
+    if failed:
+        raise VerificationError(
+            f"{len(failed)} of {len(bundles)} bundles fail:\n" + "\n".join(map(str, failed))
+        )
+
+
+@click.command(name="list")
+@json_option
+def list_(as_json: bool) -> None:
+    """Show the bundles of installed wheels."""
+    from nvgemm_runtime.installed.discover import installed_bundles
+
+    print_result(installed_document(installed_bundles()), installed_text, as_json=as_json)
+
+
+def bundle_document(bundle: Bundle) -> Document:
+    """Describe a bundle's header and sizes."""
+    header = bundle.header
+    return {
+        "path": str(bundle.path),
+        "bytes": bundle.file_bytes,
+        "target": header.target.key,
+        "device": header.device,
+        "format_version": header.format_version,
+        "generator": header.generator,
+        "build_key": header.build_key,
+        "toolchain": header.toolchain,
+        "imports": _list_or_none(header.imports),
+        "dictionary_bytes": header.dictionary.span.stored_bytes if header.dictionary else 0,
+        "kernels": [_kernel_document(kernel) for kernel in header.kernels],
+        "problems": [
+            {
+                "problem": ranking.problem.key,
+                "source": _source_text(header.sources[ranking.source]),
+                "kernels": [
+                    {"id": header.kernels[place.kernel].id, "time_ns": place.time_ns}
+                    for place in ranking.kernels
+                ],
+                "measured": ranking.measured and measured_json(ranking.measured),
+                "complete": header.is_complete(ranking),
+                "missing": [asdict(header.failures[position]) for position in ranking.missing],
+            }
+            for ranking in header.rankings
+        ],
+        "unserved": unserved_json(header.unserved),
+        "unknown_kernels": [
+            {
+                "id": kernel.id,
+                "signature": kernel.signature,
+                "operator": kernel.operator,
+                "why": kernel.why,
+            }
+            for kernel in header.unknown_kernels
+        ],
+        "unknown_problems": [asdict(ranking) for ranking in header.unknown_rankings],
+        "unknown_sources": list(header.unknown_sources),
+        "unknown_unserved": [asdict(entry) for entry in header.unknown_unserved],
+    }
+
+
+def _source_text(source: RankingSource) -> str:
+    text = f"{source.kind} by {source.by} for {source.gpu}"
+    if source.conditions is None:
+        return text
+    conditions = source.conditions
+    return (
+        f"{text}, driver {conditions.driver}, torch {conditions.torch}, CUDA {conditions.cuda}, "
+        f"{conditions.date}"
+    )
+
+
+def _kernel_document(kernel: Kernel) -> Document:
+    design = kernel.design
+    return {
+        "id": kernel.id,
+        "signature": kernel.signature.key,
+        "provider": kernel.provider,
+        "operator": kernel.operator,
+        "tile": list(design.tile),
+        "ctas_per_tile": design.ctas_per_tile,
+        "cluster": list(design.cluster),
+        "fallback_cluster": design.fallback_cluster and list(design.fallback_cluster),
+        "scheduler": design.scheduler,
+        "cluster_limits": [
+            {"cluster_size": c.cluster_size, "max_active": c.max_active, "basis": c.basis}
+            for c in design.cluster_limits
+        ],
+        "alignment_bytes": kernel.alignment_bytes,
+        "workspace_bytes": kernel.workspace_bytes,
+        "calling_convention": kernel.calling_convention,
+        "imports": _list_or_none(kernel.imports),
+        "stored_bytes": kernel.span.stored_bytes,
+        "payload_bytes": kernel.span.content_bytes,
+    }
+
+
+def _list_or_none(names: Sequence[str] | None) -> list[str] | None:
+    return None if names is None else list(names)
+
+
+def _imports_text(document: Document) -> str:
+    common = document["imports"]
+    if common is None:
+        return "not stated"
+    others = sum(kernel["imports"] is not None for kernel in document["kernels"])
+    return f"{len(common)}, of {others} kernels others" if others else str(len(common))
+
+
+def _by_extents(extents: Sequence[int]) -> str:
+    return "x".join(map(str, extents))
+
+
+def bundle_text(document: Document) -> str:
+    """Print a bundle: facts, kernels, problems with their ranking."""
+    kernels, unknown = document["kernels"], document["unknown_kernels"]
+    count = len(kernels) + len(unknown)
+    counts = Counter(kernel["signature"] for kernel in kernels)
+    facts = [
+        ["target", document["target"]],
+        ["device profile", document["device"]],
+        ["format version", document["format_version"]],
+        ["generator", document["generator"]],
+        *[[f"toolchain {name}", text] for name, text in sorted(document["toolchain"].items())],
+        ["file", size_text(document["bytes"])],
+        ["dictionary", size_text(document["dictionary_bytes"])],
+        ["imported symbols", _imports_text(document)],
+        ["kernels", f"{count} ({size_text(document['bytes'] // count)} each)"],
+        *[[f"signature {key}", f"{number} kernels"] for key, number in sorted(counts.items())],
+    ]
+    kernel_rows = [
+        [
+            kernel["id"][:12],
+            kernel["signature"],
+            _by_extents(kernel["tile"]),
+            kernel["ctas_per_tile"],
+            _by_extents(kernel["cluster"])
+            + (f"|{_by_extents(kernel['fallback_cluster'])}" if kernel["fallback_cluster"] else ""),
+            kernel["scheduler"],
+            kernel["stored_bytes"],
+            kernel["payload_bytes"],
+        ]
+        for kernel in kernels
+    ]
+    problem_rows = [row for problem in document["problems"] for row in _problem_rows(problem)]
+    unserved = [
+        [one["problem"], one.get("scope", "-"), one["reason"]] for one in document["unserved"]
+    ]
+    missing = [
+        [
+            problem["problem"],
+            failure["operator"],
+            "yes" if failure["is_transient"] else "no",
+            failure["reason"],
+        ]
+        for problem in document["problems"]
+        for failure in problem["missing"]
+    ]
+    unknown_rows = [
+        *([kernel["id"][:12], kernel["signature"], kernel["why"]] for kernel in unknown),
+        *(["ranking", one["problem"], one["why"]] for one in document["unknown_problems"]),
+        *(["source", "-", why] for why in document["unknown_sources"]),
+        *(["unserved", one["problem"], one["why"]] for one in document["unknown_unserved"]),
+    ]
+    kernel_header = ["id", "signature", "tile", "ctas", "cluster", "scheduler", "stored", "payload"]
+    return "\n\n".join(
+        [
+            document["path"],
+            table(facts, ["fact", "value"]),
+            table(kernel_rows, kernel_header),
+            table(problem_rows, ["problem", "place", "kernel", "time, us", "source"]),
+            *(
+                table(rows, header)
+                for rows, header in (
+                    (unserved, ["problem without a kernel", "scope", "why"]),
+                    (missing, ["problem", "kernel not compiled", "try again", "why"]),
+                    (unknown_rows, ["not understood", "computes", "why"]),
+                )
+                if rows
+            ),
+        ]
+    )
+
+
+def _problem_rows(problem: Document) -> list[list[object]]:
+    """A row a kernel; of a measured ranking also rows of ATen, of Triton and of doubts."""
+    source, measured = problem["source"], problem["measured"]
+    rows: list[list[object]] = [
+        [
+            problem["problem"],
+            place,
+            ranked["id"][:12],
+            "-" if ranked["time_ns"] is None else ranked["time_ns"] / 1e3,
+            source,
+        ]
+        for place, ranked in enumerate(problem["kernels"], start=1)
+    ]
+    if measured is None:
+        return rows
+    others = [("ATen", measured["aten"]), ("Triton", measured["triton"])]
+    rows += [[problem["problem"], "-", name, t[0] / 1e3, source] for name, t in others if t]
+    rows += [[problem["problem"], "-", "uncertain", "-", doubt] for doubt in measured["doubts"]]
+    return rows
+
+
+def verification_text(report: Report) -> str:
+    """Print a verification: the evidence of each kernel, then every finding."""
+    rows = [
+        [
+            evidence.id[:12],
+            evidence.signature,
+            evidence.compiled_for or "?",
+            "?" if evidence.registers is None else evidence.registers,
+            "?" if evidence.static_shared_bytes is None else evidence.static_shared_bytes,
+            "?" if evidence.dynamic_shared_bytes is None else evidence.dynamic_shared_bytes,
+            "?" if evidence.local_bytes is None else evidence.local_bytes,
+            " ".join(f"{name} {count}" for name, count in sorted(evidence.instructions.items()))
+            or evidence.disassembled_by,
+        ]
+        for evidence in report.kernels
+    ]
+    header = ["kernel", "signature", "arch", "regs", "static smem", "dyn smem", "local", "code"]
+    verdict = "OK" if report.ok else f"FAILED, {len(report.findings)} findings"
+    lines = [
+        f"{report.path}: {report.target}, device profile {report.device}, "
+        f"disassembled by {report.disassembler or 'nothing'}",
+        table(rows, header),
+        *(f"note: {note}" for note in report.notes),
+        *(
+            f"{finding.check.value}: {finding.kernel[:12] if finding.kernel else 'bundle'}: "
+            f"{finding.message}"
+            for finding in report.findings
+        ),
+        f"{report.path}: {verdict}, {len(report.kernels)} kernels",
+    ]
+    return "\n".join(lines)
+
+
+def installed_document(installed: Sequence[InstalledBundle]) -> list[Document]:
+    """Describe installed bundles; one that cannot be read says why."""
+    documents = []
+    for item in installed:
+        document: Document = {
+            "path": str(item.path),
+            "distribution": item.distribution,
+            "version": item.version,
+        }
+        try:
+            with Bundle(item.path) as bundle:
+                document |= {
+                    "target": bundle.header.target.key,
+                    "kernels": len(bundle.header.kernels),
+                    "problems": len(bundle.header.rankings),
+                    "bytes": bundle.file_bytes,
+                    "error": None,
+                }
+        except Exception as error:  # Whatever is wrong with one bundle, the others are listed.
+            document["error"] = str(error) or type(error).__name__
+        documents.append(document)
+    return documents
+
+
+def installed_text(documents: Sequence[Document]) -> str:
+    """Print installed bundles."""
+    if not documents:
+        return "no bundle is installed: no distribution has an entry point in nvgemm_aot.bundles"
+    rows = [
+        [
+            d["distribution"],
+            d["version"],
+            d.get("target", "-"),
+            d.get("kernels", "-"),
+            d.get("problems", "-"),
+            size_text(d["bytes"]) if "bytes" in d else "-",
+            d["path"],
+        ]
+        for d in documents
+    ]
+    broken = [f"{d['path']}: {d['error']}" for d in documents if d["error"]]
+    header = ["distribution", "version", "target", "kernels", "problems", "size", "path"]
+    return "\n".join([table(rows, header), *broken])

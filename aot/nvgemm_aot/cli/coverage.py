@@ -1,0 +1,265 @@
+"""``nvgemm-aot coverage``: which GEMMs of a manifest a set of bundles serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..targets import DEFAULT_DEVICE
+from .options import ANY_PATH, json_option
+from .printing import percent_text, print_result, table
+
+if TYPE_CHECKING:
+    from ..manifest.parse import Manifest
+    from ..workload.coverage import GemmCoverage, TargetCoverage, Undeclarable, Weight
+
+Document = dict[str, Any]
+
+WEIGHT_NAMES = {"problems": "problems", "count": "count", "flops": "FLOPs"}
+"""Names for people, by value of `nvgemm_aot.workload.coverage.Weight`."""
+
+_MOST_REFUSALS = 3
+
+
+class _Percent(click.ParamType):  # type: ignore[type-arg]
+    """A decimal percentage: 99.9 exactly, not the nearest binary fraction."""
+
+    name = "percent"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Decimal:
+        try:
+            percent = Decimal(value)
+        except InvalidOperation:
+            self.fail(f"{value!r} is not a number", param, ctx)
+        if not (percent.is_finite() and 0 <= percent <= 100):
+            self.fail(f"{value} is not in 0..100", param, ctx)
+        return percent
+
+
+@click.command()
+@click.argument("manifest", type=ANY_PATH)
+@click.argument("bundles", type=ANY_PATH, nargs=-1)
+@click.option(
+    "--target",
+    "archs",
+    type=click.Choice(sorted(DEFAULT_DEVICE)),
+    multiple=True,
+    help="Look at this architecture, on its usual GPU, and not at the manifest's targets.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(tuple(WEIGHT_NAMES)),
+    default="count",
+    show_default=True,
+    help="What to sort by, and what --fail-under is a percentage of.",
+)
+@click.option("--fail-under", type=_Percent(), help="Exit with 23 where less is covered.")
+@click.option(
+    "--declared-only", is_flag=True, help="For --fail-under: what is served by signature is missed."
+)
+@click.option(
+    "--count-undeclarable",
+    is_flag=True,
+    help="Count as missed, too, what a recording met and no manifest can declare, such as a bias.",
+)
+@click.option("--html", type=ANY_PATH, help="Also write a page with a picture of the shapes.")
+@json_option
+def coverage(
+    manifest: Path,
+    bundles: tuple[Path, ...],
+    archs: tuple[str, ...],
+    by: str,
+    fail_under: Decimal | None,
+    declared_only: bool,
+    count_undeclarable: bool,
+    html: Path | None,
+    as_json: bool,
+) -> None:
+    """Say which GEMMs of MANIFEST, recorded or written by hand, BUNDLES serve.
+
+    MANIFEST is a file, or the name of a manifest that comes with nvgemm-aot. BUNDLES are bundle
+    files, directories of them, or kernel wheels; without any, those that are installed or named in
+    NVGEMM_AOT_BUNDLES count.
+    """
+    from ..workload.coverage import Weight, cover
+    from ..workload.find_bundles import installed_bundles, read_bundles
+    from .coverage_gate import require_coverage
+
+    if declared_only and fail_under is None:
+        raise click.UsageError("--declared-only goes with --fail-under")
+    recorded, undeclarable = _load(manifest, archs)
+    found = read_bundles(bundles) if bundles else installed_bundles()
+    weight = Weight(by)
+    targets = cover(
+        recorded,
+        found.views,
+        unusable=found.unusable,
+        undeclarable=undeclarable if count_undeclarable else (),
+    )
+    if html is not None:
+        from ..storage.files import write_atomic
+        from .coverage_page import coverage_page
+
+        write_atomic(html, coverage_page(recorded, targets, weight))
+    print_result(coverage_document(recorded, targets, weight), coverage_text, as_json=as_json)
+    if undeclarable and not count_undeclarable:
+        met = sum(gemm.count for gemm in undeclarable)
+        click.echo(
+            f"nvgemm-aot: not counted: {met} GEMMs that no manifest can declare, such as "
+            f"{undeclarable[0].gemm}; --count-undeclarable counts them as missed",
+            err=True,
+        )
+    if fail_under is not None:
+        require_coverage(targets, fail_under, by=weight, declared_only=declared_only)
+
+
+def _load(manifest: Path, archs: tuple[str, ...]) -> tuple[Manifest, tuple[Undeclarable, ...]]:
+    """Read a manifest and, of a recording, the GEMMs that it cannot declare."""
+    from ..manifest.parse import parse_manifest
+    from ..manifest.shipped import find_manifest
+    from ..manifest.source import read_text
+    from ..targets import build_target
+    from ..workload.coverage import read_undeclarable
+
+    path = find_manifest(manifest)
+    text = read_text(path)  # only once, as it may be a pipe
+    recorded = parse_manifest(path, text)
+    if archs:
+        recorded = replace(recorded, targets=tuple(map(build_target, sorted(set(archs)))))
+    return recorded, read_undeclarable(text)
+
+
+def coverage_document(
+    manifest: Manifest, targets: Sequence[TargetCoverage], by: Weight
+) -> Document:
+    """Describe coverage; GEMMs are sorted by the weight ``by``, most first."""
+    return {
+        "manifest": manifest.name,
+        "by": by.value,
+        "targets": [_target_document(target, by) for target in targets],
+    }
+
+
+def _target_document(target: TargetCoverage, by: Weight) -> Document:
+    from ..workload.coverage import SERVED, Status, Weight
+
+    groups = {"covered": SERVED, **{status.value: frozenset({status}) for status in Status}}
+    return {
+        "target": target.target.target.key,
+        "device": target.target.device.name,
+        "runtime_library": target.runtime_library,
+        "bundles": list(target.bundles),
+        "refusals": list(target.refusals),
+        "totals": {weight.value: target.weight(weight) for weight in Weight},
+        "percent": {
+            weight.value: {
+                name: float(target.percent(weight, statuses)) for name, statuses in groups.items()
+            }
+            for weight in Weight
+        },
+        "gemms": [_gemm_document(gemm) for gemm in target.heaviest(by, frozenset(Status))],
+    }
+
+
+def _gemm_document(gemm: GemmCoverage) -> Document:
+    from ..workload.coverage import Weight
+
+    return {
+        "gemm": gemm.gemm,
+        "status": gemm.status.value,
+        "count": gemm.count,
+        "flops": gemm.weight(Weight.FLOPS),
+        "ranked_as": gemm.ranked_as and gemm.ranked_as.key,
+        "split": gemm.is_split,
+        "kernels": gemm.kernels,
+        "bundle": gemm.bundle,
+        "reasons": list(gemm.reasons),
+    }
+
+
+def coverage_text(document: Document) -> str:
+    """Print coverage: for each target its GEMMs, why some are missed, and the percentages."""
+    return "\n\n".join("\n".join(_target_text(target)) for target in document["targets"])
+
+
+def _target_text(target: Document) -> Iterator[str]:
+    reasons = _number_reasons(target["gemms"])
+    header = ("GEMM", "found as", "count", "% of count", "% of FLOPs", "ranked as")
+    shares = [
+        [
+            _share(gemm[weight], target["totals"][weight]).rjust(len(title))
+            for gemm in target["gemms"]
+        ]
+        for weight, title in (("count", header[3]), ("flops", header[4]))
+    ]
+    rows = [
+        (gemm["gemm"], gemm["status"], gemm["count"], count, flops, _ranked_as(gemm, reasons))
+        for gemm, count, flops in zip(target["gemms"], *shares)
+    ]
+    yield f"{target['target']} on {target['device']}"
+    yield table(rows, header)
+    yield from _misses(target, reasons)
+    yield ""
+    yield _percentages(target)
+
+
+def _percentages(target: Document) -> str:
+    header = ("", "covered", "declared", "by signature")
+    rows = [
+        (
+            f"by {title}",
+            *(
+                percent_text(target["percent"][weight][name]).rjust(len(column))
+                for name, column in zip(("covered", "declared", "signature"), header[1:])
+            ),
+        )
+        for weight, title in WEIGHT_NAMES.items()
+    ]
+    return table(rows, header)
+
+
+def _share(part: int, total: int) -> str:
+    return percent_text(100 * part / total)
+
+
+def _number_reasons(gemms: Sequence[Document]) -> dict[str, int]:
+    """Number the first reasons of misses, most of which a model's layers share."""
+    different = dict.fromkeys(gemm["reasons"][0] for gemm in gemms if gemm["reasons"])
+    return {reason: number for number, reason in enumerate(different, start=1)}
+
+
+def _ranked_as(gemm: Document, reasons: dict[str, int]) -> str:
+    if gemm["ranked_as"] is None:
+        return f"see [{reasons[gemm['reasons'][0]]}]"
+    return ranked_as_text(gemm["gemm"], gemm["ranked_as"], is_split=gemm["split"])
+
+
+def ranked_as_text(gemm: str, ranked_as: str, *, is_split: bool) -> str:
+    """The problem whose ranking a GEMM uses: empty for its own, sizes alone for its signature's."""
+    if ranked_as == gemm:
+        return ""
+    if is_split:
+        return f"{ranked_as}, and torch adds"
+    signature, _, sizes = ranked_as.rpartition("/")
+    return sizes if gemm.startswith(f"{signature}/") else ranked_as
+
+
+def _misses(target: Document, reasons: dict[str, int]) -> Iterator[str]:
+    if not reasons:
+        return
+    yield ""
+    for reason, number in reasons.items():
+        yield f"[{number}] {reason}"
+    refusals = target["refusals"]
+    if refusals:
+        yield "left out:"
+    yield from (f"  {refusal}" for refusal in refusals[:_MOST_REFUSALS])
+    if len(refusals) > _MOST_REFUSALS:
+        yield f"  … and {len(refusals) - _MOST_REFUSALS} more (--json has them all)"

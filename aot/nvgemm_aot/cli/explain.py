@@ -1,0 +1,178 @@
+"""``nvgemm-aot explain``: what torch.compile did with the GEMMs of a program."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+import click
+
+from .printing import count_text, print_result, table
+
+Document = dict[str, Any]
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print JSON alone: what COMMAND prints goes to standard error.",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None:
+    """Run COMMAND and show what torch.compile did with each of its GEMMs.
+
+    For example: nvgemm-aot explain -- python model.py. Torch's compile caches are off in it.
+
+    The exit status is the command's, 128 + N where signal N ended it, and 2 where it cannot be
+    started.
+    """
+    from ..workload.explain import explain_program
+
+    try:
+        explanation = explain_program(command, quiet=as_json)
+    except OSError as error:
+        raise click.UsageError(f"cannot run {command[0]}: {error.strerror}") from None
+    print_result(explanation.to_json(), explain_text, as_json=as_json)
+    if explanation.unreadable_lines:
+        click.echo(
+            f"nvgemm-aot: {explanation.unreadable_lines} events are left out: their lines could "
+            "not be read, as when a process is killed while it writes one",
+            err=True,
+        )
+    ctx.exit(explanation.status)
+
+
+_WIDTH = 100
+_MOST_REASONS = 3
+_MOST_CHARACTERS = 60
+"""Most characters of a GEMM's name in the table."""
+
+_NO_GEMM = """\
+no GEMM came up for autotuning. It may be that
+  - nothing was compiled under max-autotune: torch.compile(model, mode="max-autotune");
+  - what was compiled has no GEMM, or Inductor made something else of it;
+  - the plug-in is off (NVGEMM_AOT=off), not installed in the command's Python, or does not
+    support its torch.
+`nvgemm-aot doctor`, run where the command runs, says whether kernels can be used there."""
+
+
+_NO_EVENT_READ = "nothing is known: no event of the run could be read"
+
+
+def explain_text(document: Document) -> str:
+    """Print a table of the GEMMs, then the kernels in use, and why some GEMMs have none."""
+    gemms = document["gemms"]
+    if not gemms:
+        return _NO_EVENT_READ if document["unreadable_lines"] else _NO_GEMM
+    header = ("GEMM", "met", "found as", "offered", "ours, us", "other, us", "in the code")
+    ours = _aligned([_least_time(gemm, bundled=True) for gemm in gemms], header[4])
+    others = _aligned([_least_time(gemm, bundled=False) for gemm in gemms], header[5])
+    rows = [
+        (
+            _name(gemm),
+            gemm["graphs"],
+            gemm["basis"],
+            len(gemm["offered"]),
+            our_time,
+            other_time,
+            _in_code(gemm),
+        )
+        for gemm, our_time, other_time in zip(gemms, ours, others)
+    ]
+    below = [_summary(gemms), *_kernels(gemms), *_measured(gemms), *_misses(gemms)]
+    return "\n".join([table(rows, header), "", *below])
+
+
+def _name(gemm: Document) -> str:
+    name: str = gemm["gemm"]
+    return name if len(name) <= _MOST_CHARACTERS else f"{name[: _MOST_CHARACTERS - 1]}…"
+
+
+def _aligned(times: list[str], title: str) -> list[str]:
+    return [time.rjust(len(title)) for time in times]
+
+
+def _least_time(gemm: Document, *, bundled: bool) -> str:
+    times = [
+        time
+        for name, time in gemm["times_ms"].items()
+        if time is not None and (name in gemm["offered"]) == bundled
+    ]
+    return f"{min(times) * 1e3:.1f}" if times else "-"
+
+
+def _in_code(gemm: Document) -> str:
+    """What computes a GEMM; only generated calls of bundled kernels are known for certain."""
+    if not gemm["graphs"]:
+        return "tried, slower than apart"
+    if gemm["used"]:
+        calls = sum(gemm["used"].values())
+        text = ", ".join(gemm["used"])
+        return text if calls >= gemm["graphs"] else f"{text} ({calls} of {gemm['graphs']})"
+    if gemm["fastest"] in gemm["offered"]:
+        return "not ours"
+    if gemm["fastest"] is not None:
+        return str(gemm["fastest"])
+    if gemm["measured"] and gemm["basis"] != "miss" and not gemm["offered"]:
+        return "not ours, as measured"
+    return "not timed" if gemm["offered"] else "the only choice"
+
+
+def _summary(document: list[Document]) -> str:
+    gemms = [gemm for gemm in document if gemm["graphs"]]  # without epilogue fusions that lost
+    used = sum(bool(gemm["used"]) for gemm in gemms)
+    missed = sum(gemm["basis"] == "miss" for gemm in gemms)
+    return (
+        f"{count_text(len(gemms), 'GEMM')}: {used} on bundled kernels, "
+        f"{len(gemms) - used - missed} on others though bundled kernels were offered, "
+        f"{missed} without a bundled kernel"
+    )
+
+
+def _kernels(gemms: list[Document]) -> Iterable[str]:
+    operators = {name: gemm["offered"].get(name, "") for gemm in gemms for name in gemm["used"]}
+    if operators:
+        yield "\nbundled kernels in the code:"
+    for name, operator in operators.items():
+        yield f"  {name}  {operator}".rstrip()
+
+
+def _measured(gemms: list[Document]) -> Iterable[str]:
+    told = {gemm["gemm"]: gemm["measured"] for gemm in gemms if gemm["measured"]}
+    if told:
+        yield "\nmeasured rankings:"
+    for name, text in told.items():
+        yield f"  {name}\n    {text}"
+
+
+def _misses(gemms: list[Document]) -> Iterable[str]:
+    """Missed GEMMs grouped by reasons, most of which a model's layers share."""
+    missed: dict[tuple[str, ...], list[str]] = {}
+    for gemm in gemms:
+        if gemm["reasons"] or gemm["basis"] == "miss":
+            missed.setdefault(tuple(gemm["reasons"]), []).append(gemm["gemm"])
+    for reasons, names in missed.items():
+        yield f"\nno bundled kernel for {count_text(len(names), 'GEMM')}:"
+        yield from _wrapped(names)
+        yield "because" if reasons else "no reason was given"
+        yield from (f"  {reason}" for reason in reasons[:_MOST_REASONS])
+        if len(reasons) > _MOST_REASONS:
+            yield f"  … and {len(reasons) - _MOST_REASONS} more reasons (--json has them all)"
+
+
+def _wrapped(names: list[str]) -> list[str]:
+    """Wrap names without breaking any of them, as people search for them."""
+    unbreakable = "; ".join(name.replace(" ", "\0") for name in names)
+    lines = textwrap.wrap(
+        unbreakable,
+        _WIDTH,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\0", " ") for line in lines]

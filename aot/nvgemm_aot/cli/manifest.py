@@ -1,0 +1,130 @@
+"""``nvgemm-aot manifest`` and ``nvgemm-aot schema``."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from nvgemm_runtime.gemm.problem import MAX_EXTENT, DType
+from nvgemm_runtime.gemm.target import DEFAULT_ARCHITECTURE
+
+from .options import ANY_PATH
+from .printing import count_text
+
+
+def _numbers(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
+    """Read positive integers between commas; returns them sorted and without duplicates."""
+    numbers = set()
+    for part in value.split(","):
+        number = int(part) if re.fullmatch(r" *[0-9]{1,10} *", part) else 0
+        if not 1 <= number <= MAX_EXTENT:
+            raise click.BadParameter(
+                f"found {part!r}; allowed: integers in 1..{MAX_EXTENT} between commas"
+            )
+        numbers.add(number)
+    return tuple(sorted(numbers))
+
+
+def _known_targets(
+    ctx: click.Context, param: click.Parameter, value: Sequence[str]
+) -> tuple[str, ...]:
+    from ..manifest.schema import ARCHITECTURES
+
+    for arch in value:
+        if arch not in ARCHITECTURES:
+            raise click.BadParameter(f"found {arch!r}; allowed: {', '.join(ARCHITECTURES)}")
+    return tuple(dict.fromkeys(value))
+
+
+@click.group()
+def manifest() -> None:
+    """Make manifests."""
+
+
+@manifest.command(name="from-config")
+@click.argument("config", type=ANY_PATH)
+@click.option(
+    "--tokens",
+    metavar="N,N,...",
+    required=True,
+    callback=_numbers,
+    help="Tokens of a forward pass, as 1,16,256,4096.",
+)
+@click.option(
+    "--tp",
+    metavar="N,N,...",
+    default="1",
+    show_default=True,
+    callback=_numbers,
+    help="GPUs that tensor parallelism divides the model over, as 1,8.",
+)
+@click.option(
+    "--dtype",
+    "dtypes",
+    type=click.Choice([DType.BF16.value, DType.FP16.value]),
+    multiple=True,
+    default=[DType.BF16.value],
+    show_default=True,
+    help="Element type; may come twice.",
+)
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    default=[DEFAULT_ARCHITECTURE],
+    show_default=True,
+    callback=_known_targets,
+    help="Architecture to build for; may come several times.",
+)
+@click.option("--separate", is_flag=True, help="q, k, v and gate, up apart: the default.")
+@click.option("--fused", is_flag=True, help="Fused as serving engines do; with --separate both.")
+@click.option("--name", help="Name of the manifest; default the model's directory's, or CONFIG's.")
+@click.option("-o", "--out", type=ANY_PATH, help="File to write; default is to print.")
+def from_config(
+    config: Path,
+    tokens: tuple[int, ...],
+    tp: tuple[int, ...],
+    dtypes: tuple[str, ...],
+    targets: tuple[str, ...],
+    separate: bool,
+    fused: bool,
+    name: str | None,
+    out: Path | None,
+) -> None:
+    """Declare every GEMM of a model, from its Hugging Face CONFIG.
+
+    CONFIG is a model's config.json, or its directory.
+    """
+    from ..manifest.from_config import Wanted, make_manifest, manifest_yaml
+    from ..storage.files import write_atomic
+
+    wanted = Wanted(
+        tokens=tokens,
+        ranks=tp,
+        dtypes=tuple(sorted(set(map(DType, dtypes)))),
+        targets=targets,
+        separate=separate or not fused,
+        fused=fused,
+    )
+    made = make_manifest(config, wanted, name=name)
+    text = manifest_yaml(made)
+    if out is None:
+        click.echo(text, nl=False)
+        return
+    write_atomic(out, text.encode())
+    left_out = ""
+    if made.left_out:
+        left_out = f"; {count_text(len(made.left_out), 'GEMM')} left out, see its end"
+    click.echo(f"{out}: written, {made.problems} problems{left_out}")
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of manifests, for editors."""
+    from ..manifest.parse import json_schema
+
+    click.echo(json.dumps(json_schema(), indent=2))

@@ -1,0 +1,79 @@
+"""``nvgemm-aot record``: runs a program and writes its GEMMs into a manifest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nvgemm_runtime.recording.text import TARGETS
+
+from .options import ANY_PATH
+from .printing import count_text
+
+if TYPE_CHECKING:
+    from ..workload.record import Recorded
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option(
+    "-o",
+    "--out",
+    type=ANY_PATH,
+    default=Path("recorded.yaml"),
+    show_default=True,
+    help="The manifest. One that was recorded before is merged into.",
+)
+@click.option(
+    "--target",
+    type=click.Choice(TARGETS),
+    help="What to build for. Default: the GPU that GEMMs are met on; sm_100f where there is none.",
+)
+@click.option(
+    "--fake",
+    is_flag=True,
+    help="Run COMMAND, a Python program, under fake tensors, with no GPU, and record its calls.",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def record(
+    ctx: click.Context, out: Path, target: str | None, fake: bool, command: tuple[str, ...]
+) -> None:
+    """Run COMMAND and keep each GEMM that torch.compile meets in a manifest.
+
+    For example: nvgemm-aot record -o mine.yaml -- python serve.py. Torch's compile caches are off
+    in it.
+
+    The exit status is the command's, 128 + N where signal N ended it, and 2 where it cannot be
+    started.
+    """
+    from ..workload.record import record_program
+
+    try:
+        recorded = record_program(command, out, target=target, fake=fake)
+    except OSError as error:
+        raise click.UsageError(f"cannot run {command[0]}: {error.strerror}") from None
+    click.echo(f"nvgemm-aot: {_summary(recorded, fake)}", err=True)
+    ctx.exit(recorded.status)
+
+
+def _summary(recorded: Recorded, fake: bool) -> str:
+    if not recorded.met and not recorded.others_met:
+        return (
+            f"{recorded.path}: no GEMM was met: the program called none on a tensor of its main "
+            "thread"
+            if fake
+            else f"{recorded.path}: no GEMM was met: nothing with one was compiled by "
+            "torch.compile's Inductor, or torch is of no version that nvgemm-aot supports"
+        )
+    met = (
+        f"{recorded.path}: {count_text(recorded.met, 'GEMM')} met, {recorded.distinct} distinct, "
+        f"{recorded.new} new in the file"
+    )
+    if not recorded.others_met:
+        return met
+    return (
+        f"{met}; besides {recorded.others_met} ({recorded.others} distinct) with no kernel to "
+        "build for them, which its last lines list"
+    )

@@ -1,0 +1,222 @@
+"""``nvgemm-aot tune``: measures bundles on this machine's GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
+
+from .interrupts import INTERRUPTED
+from .options import ANY_PATH, Duration, json_option
+from .printing import print_result, report_progress, size_text, table
+
+if TYPE_CHECKING:
+    from ..tuning.outcome import TuningOutcome
+    from ..tuning.session import Tuned
+
+Document = dict[str, Any]
+
+_BUDGET = Duration(
+    r"[0-9]+(?:\.[0-9]+)?",
+    {"s": 1, "m": 60, "h": 3600},
+    "is no duration such as 90s, 10m or 1.5h",
+)
+
+
+@contextlib.contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Make SIGTERM, which ends jobs at their time limit, raise KeyboardInterrupt like Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@click.command()
+@click.argument("bundles", type=ANY_PATH, nargs=-1, required=True)
+@click.option("-o", "--out", type=ANY_PATH, required=True, help="The bundle to write.")
+@click.option("--budget", type=_BUDGET, help="Begin no problem after this, e.g. 90s, 10m.")
+@click.option(
+    "--all-kernels",
+    is_flag=True,
+    help="Measure each problem with all kernels of its signature, not only those ranked for it.",
+)
+@click.option("--triton", is_flag=True, help="Also ask Inductor for its best Triton kernel.")
+@click.option("--prune", is_flag=True, help="Drop kernels that are never among the first two.")
+@click.option(
+    "--accept-suspect",
+    is_flag=True,
+    help="Write the bundle even if all kernels of a signature, or most of all, came out wrong.",
+)
+@json_option
+@click.pass_context
+def tune(
+    ctx: click.Context,
+    bundles: tuple[Path, ...],
+    out: Path,
+    budget: float | None,
+    all_kernels: bool,
+    triton: bool,
+    prune: bool,
+    accept_suspect: bool,
+    as_json: bool,
+) -> None:
+    """Measure the kernels of BUNDLES on this GPU, and write a bundle with what was measured.
+
+    Every declared problem is timed with its kernels and with ATen. What was measured is kept beside
+    the output, in OUT.tuning.jsonl: the same command goes on from there.
+    """
+    from ..tuning.gpu import gpu_bench
+    from ..tuning.session import TuningOptions
+    from ..tuning.session import tune as measure_and_write
+    from ..tuning.state import state_path
+
+    if out.suffix != BUNDLE_SUFFIX:
+        raise click.UsageError(f"{out}: a bundle is named NAME{BUNDLE_SUFFIX}")
+    if out.resolve() in [path.resolve() for path in bundles]:
+        raise click.UsageError(f"{out} is among the bundles to tune; name another output")
+    options = TuningOptions(
+        budget_s=budget,
+        all_kernels=all_kernels,
+        triton=triton,
+        prunes=prune,
+        accepts_suspect=accept_suspect,
+    )
+    try:
+        with _sigterm_interrupts(), report_progress("Measuring", "problems") as progress:
+            tuned = measure_and_write(bundles, out, gpu_bench(), options, progress=progress)
+    except KeyboardInterrupt:
+        kept = "nothing was measured yet"
+        if state_path(out).exists():
+            kept = f"what was measured is in {state_path(out)}"
+        click.echo(f"nvgemm-aot: interrupted; {kept}, and the same command goes on", err=True)
+        ctx.exit(INTERRUPTED)
+    print_result(tuned_document(tuned), tuned_text, as_json=as_json)
+
+
+def tuned_document(tuned: Tuned) -> Document:
+    """Describe what was measured and written."""
+    pruned = tuned.pruned
+    return {
+        "suspicion": tuned.suspicion,
+        "path": str(tuned.path),
+        "bytes": tuned.file_bytes,
+        "kernels": len(tuned.header.kernels),
+        "problems": {key: _outcome_document(item) for key, item in tuned.outcomes.items()},
+        "unmeasured": dict(tuned.unmeasured),
+        "broken": dict(tuned.broken),
+        "pruned": pruned
+        and {
+            "dropped": list(pruned.dropped),
+            "bytes": tuned.pruned_bytes,
+            "declared_loss": pruned.declared_loss,
+            "undeclared_loss": pruned.undeclared_loss,
+            "unknown_losses": pruned.unknown_losses,
+        },
+        "state": None if tuned.state is None else str(tuned.state),
+        "measured_now": tuned.measured_now,
+        "is_complete": tuned.is_complete,
+    }
+
+
+def _outcome_document(outcome: TuningOutcome) -> Document:
+    from ..tuning.outcome import outcome_json
+
+    document = outcome_json(outcome)
+    conditions = document.pop("conditions")  # only the date differs between problems
+    return {**document, "date": conditions["date"]}
+
+
+def tuned_text(document: Document) -> str:
+    """Print a table of the problems, then wrong kernels, doubts, and the new bundle."""
+    header = ("problem", "first", "ours, us", "ATen, us", "Triton, us", "ours / ATen", "kernel")
+    rows = [_row(key, item) for key, item in document["problems"].items()]
+    parts = [] if document["suspicion"] is None else [f"SUSPECT: {document['suspicion']}"]
+    parts += [table(rows, header)] if rows else []
+    return "\n".join([*parts, *_wrong(document), *_doubts(document), *_written(document)])
+
+
+def _row(key: str, item: Document) -> list[object]:
+    times = {"ATen": item["aten"], "Triton": item["triton"]}
+    ours = item["kernels"][0][1:] if item["kernels"] else None
+    known = {name: timing for name, timing in {"ours": ours, **times}.items() if timing}
+    first = min(known, key=lambda name: known[name][0]) if known else "-"
+    ratio = f"{ours[0] / item['aten'][0]:.3f}" if ours and item["aten"] else "-"
+    return [
+        key,
+        first + (" ?" if item["doubts"] else ""),
+        *(_timing_text(timing) for timing in (ours, *times.values())),
+        ratio,
+        item["kernels"][0][0][:12] if ours else "-",
+    ]
+
+
+def _timing_text(timing: list[int] | None) -> str:
+    return "-" if timing is None else f"{timing[0] / 1e3:.2f} ± {timing[1] / 1e3:.2f}"
+
+
+def _wrong(document: Document) -> Iterator[str]:
+    from ..tuning.outcome import contender_name
+
+    faults: dict[str, list[str]] = {}
+    for key, item in document["problems"].items():
+        for id_, fault in item["wrong"].items():
+            faults.setdefault(id_, []).append(f"{key}: {fault}")
+    for id_, fault in document["broken"].items():
+        faults.setdefault(id_, []).append(fault)
+    for id_, texts in faults.items():
+        yield f"WRONG: {contender_name(id_)} is thrown out:"
+        yield from (f"  {text}" for text in texts)
+
+
+def _doubts(document: Document) -> Iterator[str]:
+    """Problems grouped by doubts, as a disturbance mostly affects many."""
+    doubted: dict[tuple[str, ...], list[str]] = {}
+    for key, item in document["problems"].items():
+        if item["doubts"]:
+            doubted.setdefault(tuple(item["doubts"]), []).append(key)
+    for doubts, keys in doubted.items():
+        yield f"uncertain ({len(keys)}), and timed again wherever it is used: {'; '.join(doubts)}"
+        yield from (f"  {key}" for key in keys)
+    for key, reason in document["unmeasured"].items():
+        yield f"not measured: {key}: {reason}"
+
+
+def _written(document: Document) -> Iterator[str]:
+    measured, left = len(document["problems"]), len(document["unmeasured"])
+    pruned = document["pruned"]
+    if pruned is not None:
+        unknown = pruned["unknown_losses"]
+        yield (
+            f"pruned: kernels dropped: {len(pruned['dropped'])}; bytes saved: "
+            f"{size_text(pruned['bytes'])}; speed lost: {_loss(pruned['declared_loss'])} on "
+            f"measured problems, {_loss(pruned['undeclared_loss'])} on others like them"
+            + (
+                f" (not known of {unknown}, whose own kernels alone were measured)"
+                if unknown
+                else ""
+            )
+        )
+    yield (
+        f"{document['path']}: written, {measured} of {measured + left} problems measured, "
+        f"{document['kernels']} kernels, {size_text(document['bytes'])}"
+    )
+    state = document["state"]
+    if state is not None and not document["is_complete"]:
+        yield f"what was measured is kept in {state}; the same command goes on"
+    elif state is not None and document["measured_now"] == 0:
+        yield (
+            f"all of that was measured already, and is kept in {state}; to measure it anew, name "
+            "another output"
+        )
+
+
+def _loss(ratio: float | None) -> str:
+    return "an unknown part" if ratio is None else f"{(ratio - 1) * 100:.1f} %"

@@ -1,0 +1,423 @@
+"""Reads YAML as plain data that remembers the line and column of each value.
+
+PyYAML's own construction would silently keep the last of two equal keys, read ``010`` as eight and
+``1:30`` as ninety, and forget every position. Only its parser is used here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from yaml.composer import Composer
+from yaml.reader import Reader
+
+from nvgemm_runtime.errors import ManifestError
+
+from ..storage.files import IrregularFileError, read_start
+
+MAX_FILE_BYTES = 4 << 20
+"""Longest file that is read."""
+
+MAX_DEPTH = 32
+"""Deepest nesting; a manifest needs five levels."""
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Mistake:
+    """One thing wrong with a file; line and column count from 1."""
+
+    line: int
+    column: int
+    text: str
+
+
+def mistake_at(mark: yaml.Mark, text: str) -> Mistake:
+    """Make a mistake of a text at a mark, whose line and column count from 0."""
+    return Mistake(line=mark.line + 1, column=mark.column + 1, text=text)
+
+
+def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
+    """Raise every mistake at once, a line each, by position, and their count.
+
+    Raises:
+        ManifestError: Always.
+    """
+    ordered = sorted(set(mistakes))
+    lines = [f"{path}:{found.line}:{found.column}: {found.text}" for found in ordered]
+    count = "1 mistake" if len(ordered) == 1 else f"{len(ordered)} mistakes"
+    raise ManifestError("\n".join([*lines, f"{count} in {path}; nothing was built"]))
+
+
+def fail(path: Path, mark: yaml.Mark, text: str) -> NoReturn:
+    """Raise one mistake.
+
+    Raises:
+        ManifestError: Always.
+    """
+    report_mistakes(path, [mistake_at(mark, text)])
+
+
+def read_bytes(path: Path, *, if_absent: str, if_too_long: str) -> bytes:
+    """Read a file of at most `MAX_FILE_BYTES`.
+
+    Args:
+        path: The file.
+        if_absent: What to do where there is none.
+        if_too_long: What to do where it is longer.
+
+    Raises:
+        ManifestError: If it cannot be read or is too long.
+    """
+    try:
+        data = read_start(path, MAX_FILE_BYTES + 1)
+    except IrregularFileError as error:
+        raise ManifestError(str(error)) from None
+    except FileNotFoundError:
+        raise ManifestError(f"{path}: there is no such file; {if_absent}") from None
+    except IsADirectoryError:
+        raise ManifestError(f"{path}: this is a directory; name a file in it") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ManifestError(f"{path}: cannot read it: {reason}; check the path") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ManifestError(
+            f"{path}: the file is over {MAX_FILE_BYTES} bytes; allowed: at most that; {if_too_long}"
+        )
+    return data
+
+
+def read_text(path: Path) -> str:
+    """Read a file.
+
+    Raises:
+        ManifestError: If it cannot be read, is too long or not UTF-8.
+    """
+    data = read_bytes(
+        path, if_absent="check the path", if_too_long="split it into several manifests"
+    )
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line_start = data.rfind(b"\n", 0, error.start) + 1
+        found = Mistake(
+            line=data.count(b"\n", 0, error.start) + 1,
+            column=len(data[line_start : error.start].decode("utf-8")) + 1,
+            text=f"found byte 0x{data[error.start]:02x}; allowed: UTF-8; save the file as UTF-8",
+        )
+        report_mistakes(path, [found])
+
+
+class _Shallow(Composer):
+    """Composes nodes, and refuses nesting that would exhaust Python's stack."""
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.depth > MAX_DEPTH:
+            event = self.peek_event()  # type: ignore[attr-defined]
+            raise yaml.MarkedYAMLError(
+                problem=f"found more than {MAX_DEPTH} levels of nesting",
+                problem_mark=event.start_mark,
+            )
+        self.depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+
+def _make_loader(text: str) -> Any:
+    """Libyaml's parser, several times faster than PyYAML's, which is used where it is missing."""
+
+    class SlowLoader(_Shallow, yaml.SafeLoader):
+        pass
+
+    if not yaml.__with_libyaml__:
+        return SlowLoader(text)
+    from yaml._yaml import CParser
+    from yaml.resolver import Resolver
+
+    # libyaml's events only: its own composer recurses in C, without a limit.
+    class FastLoader(_Shallow, CParser, Resolver):
+        def __init__(self, text: str) -> None:
+            CParser.__init__(self, text)
+            Composer.__init__(self)
+            Resolver.__init__(self)
+
+    return FastLoader(text)
+
+
+def compose(path: Path, text: str) -> yaml.Node | None:
+    """Parse YAML; None if there is no document.
+
+    Raises:
+        ManifestError: If the text is not one YAML document, or nested too deeply.
+    """
+    foreign = Reader.NON_PRINTABLE.search(text)
+    if foreign is not None:
+        before = text[: foreign.start()]
+        found = Mistake(
+            line=before.count("\n") + 1,
+            column=len(before) - before.rfind("\n"),
+            text=f"found character {foreign[0]!r}, which YAML does not allow; remove it",
+        )
+        report_mistakes(path, [found])
+    loader = _make_loader(text)
+    try:
+        node: yaml.Node | None = loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        assert mark is not None  # every error of a parser has one
+        if error.problem == "but found another document":
+            fail(path, mark, "found a second YAML document; allowed: one a file")
+        rest = "".join(text.split("\n")[mark.line : mark.line + 1])[mark.column :]
+        advice = "; indent with spaces" if rest.startswith("\t") else ""
+        context = f"{error.context}, " if error.context else ""
+        fail(path, mark, f"not valid YAML: {context}{error.problem}{advice}")
+    except (ValueError, OverflowError) as error:
+        # PyYAML lets these through from escapes like "\UFFFFFFFF" and from huge version numbers.
+        report_mistakes(path, [Mistake(line=1, column=1, text=f"not valid YAML: {error}")])
+    finally:
+        loader.dispose()
+    return node
+
+
+MAX_VALUES = 1_000_000
+"""Most values after aliases are expanded: a few nested aliases can stand for billions."""
+
+MAX_DIGITS = 20
+"""Longest integer that is converted: Python refuses to convert, or show, those of thousands."""
+
+Location = tuple[str | int, ...]
+"""Keys and indices from the top level down to a value."""
+
+_Entries = dict[int, dict[str, tuple[yaml.Node, yaml.Node]]]
+
+_TAG_PREFIX = "tag:yaml.org,2002:"
+_DECIMAL = re.compile(r"-?(0|[1-9][0-9]*)")
+_FOREIGN_KINDS = {
+    "null": "null",
+    "bool": "a boolean",
+    "int": "not a plain decimal integer",
+    "float": "a number with a fraction",
+    "timestamp": "a date",
+}
+_REMOVE_TAG = "remove the tag"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreign:
+    """A value of a YAML type that has no use here.
+
+    Attributes:
+        kind: What it is.
+        text: How the file spells it.
+        advice: What to do about it, whatever should stand there; possibly empty.
+    """
+
+    kind: str
+    text: str
+    advice: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The spelling, short and on one line, and the kind where that says more."""
+        if not self.text:
+            return "nothing"
+        text = self.text if len(self.text) <= 40 else f"{self.text[:37]}..."
+        text = text.encode("unicode_escape").decode("ascii")
+        return text if text == self.kind else f"{text} ({self.kind})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A parsed file.
+
+    Attributes:
+        path: The file.
+        root: Its top-level YAML node.
+        data: Its values: str, int, list, dict with text keys, and `Foreign` for anything else.
+        entries: By the id of a mapping node: its entries' nodes, by key.
+        mistakes: What was wrong already on the level of YAML; such parts are not in ``data``.
+    """
+
+    path: Path
+    root: yaml.MappingNode
+    data: dict[str, Any]
+    entries: _Entries
+    mistakes: tuple[Mistake, ...]
+
+    def mistake(self, location: Location, text: str, *, at_key: bool = False) -> Mistake:
+        """Place a mistake at a value, or at its key.
+
+        A location below a scalar counts as the scalar's: checks treat ``m: 16`` as ``m: [16]``.
+        """
+        node: yaml.Node = self.root
+        mark = node.start_mark
+        known: list[str | int] = []
+        for step in location:
+            found = self._child(node, step)
+            if found is None:
+                break
+            key, node = found
+            mark = key.start_mark if at_key and len(known) == len(location) - 1 else node.start_mark
+            known.append(step)
+        # The key of a mistake at a key is in the text already.
+        shown = location[:-1] if at_key else tuple(known)
+        return mistake_at(mark, f"{render_location(shown)}: {text}")
+
+    def rename(self, old: str, new: str) -> Source:
+        """Read what stands under a top-level key as if it stood under another, unused one."""
+        data = {new if key == old else key: value for key, value in self.data.items()}
+        nodes = self.entries[id(self.root)]
+        renamed = {new if key == old else key: found for key, found in nodes.items()}
+        return replace(self, data=data, entries={**self.entries, id(self.root): renamed})
+
+    def _child(self, node: yaml.Node, step: str | int) -> tuple[yaml.Node, yaml.Node] | None:
+        """Find the node at a key or an index, after the node that names it."""
+        if isinstance(step, str):
+            return self.entries.get(id(node), {}).get(step)
+        if isinstance(node, yaml.SequenceNode) and step < len(node.value):
+            return node.value[step], node.value[step]
+        return None
+
+
+def render_location(location: Location) -> str:
+    """Write a location as people do, e.g. ``gemms[3].layout[0]``."""
+    parts = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+    return "".join(parts).removeprefix(".") or "top level"
+
+
+def make_source(path: Path, root: yaml.Node | None) -> Source:
+    """Turn the nodes of a YAML file, whose top level must be a mapping, into data.
+
+    Raises:
+        ManifestError: If there is nothing, another top level, or too much through aliases.
+    """
+    if root is None or (isinstance(root, yaml.ScalarNode) and root.value == ""):
+        raise ManifestError(
+            f"{path}: the file is empty; allowed: a mapping that starts with 'version: 1'"
+        )
+    if not isinstance(root, yaml.MappingNode):
+        found = "a list" if isinstance(root, yaml.SequenceNode) else "a single value"
+    elif root.tag != f"{_TAG_PREFIX}map":
+        found = f"{_tag(root)} (a tagged value)"
+    else:
+        converter = _Converter(path)
+        data = converter.convert(root, (), 0)
+        return Source(
+            path=path,
+            root=root,
+            data=data,
+            entries=converter.entries,
+            mistakes=tuple(converter.mistakes),
+        )
+    text = f"top level: found {found}; allowed: a mapping that starts with 'version: 1'"
+    fail(path, root.start_mark, text)
+
+
+class _Converter:
+    """Turns nodes into data, collecting what a mapping may not hold."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.mistakes: list[Mistake] = []
+        self.entries: _Entries = {}
+        self.values = 0
+
+    def convert(self, node: yaml.Node, location: Location, depth: int) -> Any:
+        self.values += 1
+        if self.values > MAX_VALUES:
+            fail(
+                self.path,
+                node.start_mark,
+                f"found over {MAX_VALUES} values once aliases are expanded; "
+                "allowed: at most that; use fewer aliases or split the file",
+            )
+        # An alias inside what it stands for has no end; one that only nests too deep is refused
+        # with it, since neither can be a manifest.
+        if depth > MAX_DEPTH:
+            fail(
+                self.path,
+                node.start_mark,
+                f"found over {MAX_DEPTH} levels of nesting, or an alias inside the value that it "
+                "stands for; write the value out",
+            )
+        if isinstance(node, yaml.ScalarNode):
+            return _scalar(node)
+        if node.tag not in (f"{_TAG_PREFIX}map", f"{_TAG_PREFIX}seq"):
+            return Foreign(kind="a tagged value", text=_tag(node), advice=_REMOVE_TAG)
+        if isinstance(node, yaml.SequenceNode):
+            return [
+                self.convert(item, (*location, index), depth + 1)
+                for index, item in enumerate(node.value)
+            ]
+        return self.mapping(node, location, depth)
+
+    def mapping(self, node: yaml.Node, location: Location, depth: int) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        nodes = self.entries[id(node)] = {}
+        for key_node, value_node in node.value:
+            key = self.key(key_node)
+            if isinstance(key, Foreign):
+                advice = f"; {key.advice}" if key.advice else ""
+                text = f"found key {key.shown}; allowed: a plain word{advice}"
+                self.add(key_node, location, text)
+            elif key in nodes:
+                text = f"found key {key!r} again (first on line {_line(nodes[key][0])})"
+                self.add(key_node, location, f"{text}; allowed: once; merge or remove one of them")
+            else:
+                nodes[key] = key_node, value_node
+                data[key] = self.convert(value_node, (*location, key), depth + 1)
+        return data
+
+    def key(self, node: yaml.Node) -> str | Foreign:
+        if not isinstance(node, yaml.ScalarNode):
+            return Foreign(
+                kind="not a scalar",
+                text="[...]" if isinstance(node, yaml.SequenceNode) else "{...}",
+            )
+        if node.tag == f"{_TAG_PREFIX}merge":
+            return str(node.value)
+        value = _scalar(node)
+        if isinstance(value, int):
+            return Foreign(kind="a number", text=str(value))
+        return value
+
+    def add(self, node: yaml.Node, location: Location, text: str) -> None:
+        self.mistakes.append(mistake_at(node.start_mark, f"{render_location(location)}: {text}"))
+
+
+def _line(node: yaml.Node) -> int:
+    return node.start_mark.line + 1
+
+
+def _tag(node: yaml.Node) -> str:
+    # %-escapes can put any character into a tag.
+    tag = str(node.tag).encode("unicode_escape").decode("ascii")
+    return f"!!{tag.removeprefix(_TAG_PREFIX)}" if tag.startswith(_TAG_PREFIX) else tag
+
+
+def _scalar(node: yaml.ScalarNode) -> str | int | Foreign:
+    text = str(node.value)
+    tag = str(node.tag).removeprefix(_TAG_PREFIX)
+    if tag == "str":
+        return _printable(text)
+    if tag == "int" and _DECIMAL.fullmatch(text):
+        return int(text) if len(text) <= MAX_DIGITS else Foreign(kind="too long", text=text)
+    if tag in _FOREIGN_KINDS:
+        return Foreign(kind=_FOREIGN_KINDS[tag], text=text)
+    return Foreign(kind=f"tag {_tag(node)}", text=text, advice=_REMOVE_TAG)
+
+
+def _printable(text: str) -> str | Foreign:
+    for character in text:
+        if not (character.isprintable() or character.isspace()):
+            kind = f"text with the unprintable character U+{ord(character):04X}"
+            return Foreign(kind=kind, text=text, advice="remove that character")
+    return text

@@ -1,0 +1,411 @@
+"""Rewrites a bundle's content with measured rankings, and prunes kernels."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from nvgemm_runtime.bundle.encode import measured_json, source_json, unserved_json
+from nvgemm_runtime.bundle.format import (
+    Measured,
+    RankingSource,
+    Scope,
+    Timing,
+    UnservedReason,
+    canonical_json,
+    sha256_hex,
+)
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import TuningError
+from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.matching.device import DeviceFacts
+from nvgemm_runtime.matching.refusals import needs_compact
+from nvgemm_runtime.matching.trust import why_order_is_open
+
+from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_content
+from .contenders import ATEN, TRITON
+from .correctness import thrown_out
+from .outcome import TuningOutcome, contender_name, disagreement
+from .race import Interval, contending, is_decided
+
+LEFT_UNDECIDED = "one of the fastest was thrown out later, and those left were not told apart"
+
+
+def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleContent:
+    """Join the contents of bundles of one target, device profile and toolchain.
+
+    A problem that several bundles rank gets the kernels of all, in the order of the ranking that
+    says most about this device: measured on it without doubts, then with doubts, then measured on
+    another device, then estimated; the first of equals. The ranking becomes uncertain if two
+    measurements without doubts on one GPU product disagree. Kernels that were not measured for the
+    problem come last, without a time; `tuned_content` drops them if they get none.
+
+    Args:
+        bundles: At least one.
+        facts: The device to tune on.
+
+    Raises:
+        BundleFormatError: If a bundle is damaged.
+        TuningError: If the bundles differ in target, device profile or toolchain.
+    """
+    for bundle in bundles:
+        bundle.check_body()
+    first, *others = contents = [read_content(bundle) for bundle in bundles]
+    for bundle, other in zip(bundles[1:], others):
+        for what in ("target", "device", "toolchain"):
+            here, there = getattr(first, what), getattr(other, what)
+            if here != there:
+                raise TuningError(
+                    f"{bundle.path}: {what} is {_text(there)}, that of {bundles[0].path} is "
+                    f"{_text(here)}; tune them one by one"
+                )
+    kernels = {kernel.id: kernel for content in reversed(contents) for kernel in content.kernels}
+    rankings: dict[str, ProblemRanking] = {}
+    for content in contents:
+        for ranking in content.rankings:
+            key = ranking.problem.key
+            rankings[key] = _joined(rankings[key], ranking, facts) if key in rankings else ranking
+    ranked = {ranking.problem for ranking in rankings.values()}
+    return replace(
+        first,
+        kernels=tuple(kernels.values()),
+        rankings=tuple(rankings.values()),
+        unserved={
+            problem: reason
+            for content in reversed(contents)
+            for problem, reason in content.unserved.items()
+            if problem not in ranked
+        },
+    )
+
+
+def _text(value: object) -> str:
+    return str(getattr(value, "key", value))
+
+
+def _joined(one: ProblemRanking, other: ProblemRanking, facts: DeviceFacts) -> ProblemRanking:
+    if _weakness(other, facts) < _weakness(one, facts):
+        one, other = other, one
+    known = {id_ for id_, _ in one.kernels}
+    # Times of two sources do not compare, and what one has not measured has no place in its order.
+    added = tuple((id_, None) for id_, _ in other.kernels if id_ not in known)
+    joined = replace(one, kernels=(*one.kernels, *added))
+    differs = _disagreement(other, one)
+    if joined.measured is None or differs is None:
+        return joined
+    doubts = (*joined.measured.doubts, differs)
+    return replace(joined, measured=replace(joined.measured, doubts=doubts))
+
+
+def _weakness(ranking: ProblemRanking, facts: DeviceFacts) -> int:
+    """How little a ranking says about a device."""
+    measured, source = ranking.measured, ranking.source
+    if measured is None or source.conditions is None:
+        return 3
+    if why_order_is_open(replace(measured, doubts=()), source, facts) is not None:
+        return 2
+    return 1 if measured.doubts else 0
+
+
+def _disagreement(before: ProblemRanking, now: ProblemRanking) -> str | None:
+    """What two measurements on one product of GPU disagree about, if they are both that."""
+    gpu = now.source.gpu
+    old, new = previous_outcome(before, gpu), previous_outcome(now, gpu)
+    return None if old is None or new is None else disagreement(old, new)
+
+
+def tuned_content(
+    content: BundleContent,
+    outcomes: Mapping[str, TuningOutcome],
+    *,
+    broken: Mapping[str, str],
+    by: str,
+    gpu: str,
+    generator: str,
+) -> BundleContent:
+    """A content whose rankings are those that were measured, without kernels that are wrong.
+
+    A kernel that is wrong, or fails, for one problem is in no ranking any more, and not in the
+    bundle. A problem of which no kernel is left is among those without one, with the reason.
+
+    Args:
+        content: The bundle as it was.
+        outcomes: By problem key; problems without one keep their ranking.
+        broken: By name, contenders that left the GPU unusable, and how.
+        by: The measuring program, with its version.
+        gpu: The GPU, as its driver names it.
+        generator: Program and version that writes the new bundle.
+
+    Raises:
+        TuningError: If no right kernel is left.
+    """
+    wrong = thrown_out(outcomes, broken)
+    rankings, unserved = [], dict(content.unserved)
+    for ranking in content.rankings:
+        outcome = outcomes.get(ranking.problem.key)
+        made = _as_before(ranking)
+        if outcome is not None:
+            made = _measured(ranking, outcome, by=by, gpu=gpu)
+        made = _without(made, wrong)
+        if made.kernels:
+            rankings.append(made)
+        else:
+            unserved[made.problem] = UnservedReason(
+                text=_why_unserved(ranking, wrong), scope=Scope.PROBLEM
+            )
+    kernels = tuple(kernel for kernel in content.kernels if kernel.id not in wrong)
+    if not kernels or not rankings:
+        reasons = "; ".join(_why_unserved(ranking, wrong) for ranking in content.rankings[:1])
+        raise TuningError(
+            f"{len(content.kernels) - len(kernels)} of {len(content.kernels)} kernels were thrown "
+            f"out, and no problem has one left, so no bundle is written; {reasons}"
+        )
+    return replace(
+        content,
+        generator=generator,
+        kernels=kernels,
+        rankings=tuple(rankings),
+        unserved=unserved,
+    )
+
+
+def _measured(
+    ranking: ProblemRanking, outcome: TuningOutcome, *, by: str, gpu: str
+) -> ProblemRanking:
+    return replace(
+        ranking,
+        source=RankingSource(kind="measurement", by=by, gpu=gpu, conditions=outcome.conditions),
+        kernels=tuple((id_, timing.time_ns) for id_, timing in outcome.kernels.items()),
+        measured=Measured(
+            spreads_ns=tuple(timing.spread_ns for timing in outcome.kernels.values()),
+            aten=outcome.aten,
+            triton=outcome.triton,
+            doubts=outcome.doubts,
+        ),
+    )
+
+
+def _as_before(ranking: ProblemRanking) -> ProblemRanking:
+    """A ranking as its source has it: a measured one without the kernels that were not measured."""
+    if ranking.source.kind != "measurement":
+        return ranking
+    timed = tuple(place for place in ranking.kernels if place[1] is not None)
+    return replace(ranking, kernels=timed)
+
+
+def _why_unserved(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
+    ids = [id_ for id_, _ in ranking.kernels if id_ in wrong]
+    if not ids:
+        return "none of its kernels was measured"
+    example = f"{contender_name(ids[0])}: {wrong[ids[0]]}"
+    return f"all {len(ids)} kernels that were made for it were thrown out when tuned, {example}"
+
+
+def _without(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:
+    """Drop wrong kernels from a ranking; doubt it if they kept others from being told apart."""
+    kept = [place for place, (id_, _) in enumerate(ranking.kernels) if id_ not in wrong]
+    kernels = tuple(ranking.kernels[place] for place in kept)
+    measured = ranking.measured
+    if measured is None or len(kept) == len(ranking.kernels):
+        return replace(ranking, kernels=kernels)
+    before = _intervals(ranking, measured)
+    gone = {id_ for id_, _ in ranking.kernels if id_ in wrong}
+    left = {name: interval for name, interval in before.items() if name not in gone}
+    doubts = measured.doubts
+    if kept and not gone.isdisjoint(contending(before)) and not is_decided(left):
+        doubts = (*doubts, LEFT_UNDECIDED)
+    spreads_ns = tuple(measured.spreads_ns[place] for place in kept)
+    return replace(
+        ranking, kernels=kernels, measured=replace(measured, spreads_ns=spreads_ns, doubts=doubts)
+    )
+
+
+def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interval]:
+    """By contender, the interval that the race decided by."""
+    torchs_own = {ATEN: measured.aten, TRITON: measured.triton}
+    timings = {**torchs_own, **_timings(ranking, measured)}
+    return {
+        name: Interval(
+            median=timing.time_ns,
+            low=timing.time_ns - timing.spread_ns,
+            high=timing.time_ns + timing.spread_ns,
+        )
+        for name, timing in timings.items()
+        if timing is not None
+    }
+
+
+def _timings(ranking: ProblemRanking, measured: Measured) -> dict[str, Timing]:
+    """By id, the timings of the measured kernels."""
+    return {
+        id_: Timing(time_ns=time_ns, spread_ns=spread_ns)
+        for (id_, time_ns), spread_ns in zip(ranking.kernels, measured.spreads_ns)
+        if time_ns is not None
+    }
+
+
+def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
+    """Set a build key: a digest of the original's key and of the new rankings."""
+    document = {
+        "tuned": made_from,
+        "generator": content.generator,
+        "target": content.target.key,
+        "toolchain": content.toolchain,
+        "kernels": sorted(kernel.id for kernel in content.kernels),
+        "rankings": sorted(
+            [
+                ranking.problem.key,
+                source_json(ranking.source),
+                ranking.kernels,
+                ranking.measured and measured_json(ranking.measured),
+                [asdict(failure) for failure in ranking.missing],
+            ]
+            for ranking in content.rankings
+        ),
+        "unserved": unserved_json(content.unserved),
+    }
+    return replace(content, build_key=sha256_hex(canonical_json(document)))
+
+
+def previous_outcome(ranking: ProblemRanking, gpu: str) -> TuningOutcome | None:
+    """The outcome of an earlier tuning on the same GPU product, or None."""
+    measured, source = ranking.measured, ranking.source
+    if measured is None or source.conditions is None or source.gpu != gpu:
+        return None
+    return TuningOutcome(
+        kernels=_timings(ranking, measured),
+        aten=measured.aten,
+        triton=measured.triton,
+        wrong={},
+        doubts=measured.doubts,
+        conditions=source.conditions,
+    )
+
+
+KEPT_PLACES = 2
+"""A kernel stays if it is among so many first of any problem, or not told apart from them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """The result of pruning.
+
+    Attributes:
+        dropped: Ids of the dropped kernels.
+        declared_loss: Geometric mean over measured problems of the fastest kernel's time after
+            pruning over that before; 1, as each problem's fastest stays.
+        undeclared_loss: Estimate of the same for sizes that are not declared: the loss of each
+            problem if only the others decided which kernels stay. None where no signature has two
+            measured problems.
+        unknown_losses: Number of problems missing from ``undeclared_loss``, as none of the kernels
+            that the others keep was measured for them.
+    """
+
+    dropped: tuple[str, ...]
+    declared_loss: float
+    undeclared_loss: float | None
+    unknown_losses: int
+
+
+def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
+    """Drop kernels that are not among the first `KEPT_PLACES` of any measured problem.
+
+    Kernels that an estimate or an uncertain measurement ranks all stay. So that the same operands
+    are served as before, each signature also keeps a kernel of the least alignment, and one among
+    those that take operands with gaps. Rankings keep their order.
+    """
+    kernels = {kernel.id: kernel for kernel in content.kernels}
+    kept = _kept(content.rankings, kernels)
+    measured = [ranking for ranking in content.rankings if ranking.measured is not None]
+    known, unknown = _held_back_losses(measured, kernels)
+    pruned = replace(
+        content,
+        kernels=tuple(kernel for kernel in content.kernels if kernel.id in kept),
+        rankings=tuple(_only(ranking, kept) for ranking in content.rankings),
+    )
+    return pruned, Pruned(
+        dropped=tuple(sorted(kernels.keys() - kept)),
+        declared_loss=_mean([_loss(ranking, kept) for ranking in measured]),
+        undeclared_loss=_mean(known) if known else None,
+        unknown_losses=unknown,
+    )
+
+
+def _kept(rankings: Iterable[ProblemRanking], kernels: Mapping[str, BuiltKernel]) -> set[str]:
+    kept = set()
+    for one in _by_signature(rankings).values():
+        kept |= {id_ for ranking in one for id_ in _foremost(ranking)}
+        kept |= _serving_most(one, kernels)
+    return kept
+
+
+def _by_signature(rankings: Iterable[ProblemRanking]) -> dict[Signature, list[ProblemRanking]]:
+    found: dict[Signature, list[ProblemRanking]] = {}
+    for ranking in rankings:
+        found.setdefault(ranking.problem.signature, []).append(ranking)
+    return found
+
+
+def _foremost(ranking: ProblemRanking) -> list[str]:
+    """Kernels that a problem keeps: the first, and those whose intervals overlap theirs."""
+    ids, measured = [id_ for id_, _ in ranking.kernels], ranking.measured
+    if measured is None or measured.doubts:
+        return ids
+    places = [
+        (time or 0, spread) for (_, time), spread in zip(ranking.kernels, measured.spreads_ns)
+    ]
+    reach = max((time + spread for time, spread in places[:KEPT_PLACES]), default=0)
+    return [id_ for id_, (time, spread) in zip(ids, places) if time - spread <= reach]
+
+
+def _serving_most(
+    rankings: Sequence[ProblemRanking], kernels: Mapping[str, BuiltKernel]
+) -> set[str]:
+    """The kernel of least alignment, of all of a signature and of those that take gaps."""
+    places: dict[str, int] = {}
+    for ranking in rankings:
+        for place, (id_, _) in enumerate(ranking.kernels):
+            places[id_] = min(place, places.get(id_, place))
+    groups = (places, [id_ for id_ in places if not needs_compact(kernels[id_].calling_convention)])
+    return {
+        min(group, key=lambda id_: (kernels[id_].alignment_bytes, places[id_], id_))
+        for group in groups
+        if group
+    }
+
+
+def _only(ranking: ProblemRanking, kept: Collection[str]) -> ProblemRanking:
+    places = [place for place, (id_, _) in enumerate(ranking.kernels) if id_ in kept]
+    measured = ranking.measured
+    if measured is not None:
+        spreads = tuple(measured.spreads_ns[place] for place in places)
+        measured = replace(measured, spreads_ns=spreads)
+    return replace(
+        ranking, kernels=tuple(ranking.kernels[place] for place in places), measured=measured
+    )
+
+
+def _loss(ranking: ProblemRanking, kept: Collection[str]) -> float:
+    times: Mapping[str, int] = {id_: time for id_, time in ranking.kernels if time is not None}
+    return min(time for id_, time in times.items() if id_ in kept) / min(times.values())
+
+
+def _held_back_losses(
+    measured: Sequence[ProblemRanking], kernels: Mapping[str, BuiltKernel]
+) -> tuple[list[float], int]:
+    """Loss of each problem if only the others decided, and the number of problems without one."""
+    losses, unknown = [], 0
+    for rankings in _by_signature(measured).values():
+        for ranking in rankings:
+            others = [other for other in rankings if other is not ranking]
+            kept = _kept(others, kernels)
+            if any(id_ in kept for id_, _ in ranking.kernels):
+                losses.append(_loss(ranking, kept))
+            elif others:
+                unknown += 1
+    return losses, unknown
+
+
+def _mean(ratios: Sequence[float]) -> float:
+    return statistics.geometric_mean(ratios) if ratios else 1.0

@@ -1,0 +1,24 @@
+"""Writes the native part's copy of the table of element types; CMake runs it.
+
+Its argument is the file to write. The table is run by itself, for the package is not installed yet.
+"""
+
+import runpy
+import sys
+from pathlib import Path
+
+TABLE = Path(__file__).parents[1] / "nvgemm_runtime" / "gemm" / "types.py"
+
+
+def native_rows() -> str:
+    """The table as an initialiser of ``kElementTypes`` in element_types.h."""
+    rows = [dtype.row for dtype in runpy.run_path(str(TABLE))["DType"]]
+    return "".join(
+        f'{{"{row.torch_name}", {row.torch_number}, '
+        f"{{{row.dlpack_code}, {row.bits}, {row.packed}}}}},\n"
+        for row in rows
+    )
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(native_rows(), encoding="utf-8")

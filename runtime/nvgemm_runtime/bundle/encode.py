@@ -1,0 +1,111 @@
+"""Writes a bundle's header as canonical JSON; `decode` reads it back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from ..gemm.problem import Problem
+from .format import (
+    Header,
+    Kernel,
+    Measured,
+    Ranking,
+    RankingSource,
+    Span,
+    Timing,
+    UnservedReason,
+    canonical_json,
+)
+
+
+def encode_header(header: Header) -> bytes:
+    """Write a header as canonical JSON of version `FORMAT_VERSION`."""
+    document: dict[str, Any] = {
+        "target": asdict(header.target),
+        "device": header.device,
+        "generator": header.generator,
+        "build_key": header.build_key,
+        "toolchain": header.toolchain,
+        "body_sha256": header.body_sha256,
+        "dictionary": None
+        if header.dictionary is None
+        else {"span": _span_json(header.dictionary.span), "sha256": header.dictionary.sha256},
+        "kernels": [_kernel_json(kernel) for kernel in header.kernels],
+        "sources": [source_json(source) for source in header.sources],
+        "rankings": [_ranking_json(ranking) for ranking in header.rankings],
+        "imports": list(header.imports or ()),
+    }
+    if header.unserved:
+        document["unserved"] = unserved_json(header.unserved)
+    if header.failures:
+        document["failures"] = [asdict(failure) for failure in header.failures]
+    return canonical_json(document)
+
+
+def unserved_json(unserved: dict[Problem, UnservedReason]) -> list[dict[str, str]]:
+    """Problems without a kernel, as the header holds them."""
+    entries = []
+    for problem, reason in sorted(unserved.items(), key=lambda item: item[0]):
+        entry = {"problem": problem.key, "reason": reason.text}
+        if reason.scope is not None:
+            entry["scope"] = reason.scope.value
+        entries.append(entry)
+    return entries
+
+
+def source_json(source: RankingSource) -> dict[str, Any]:
+    """A source as the header holds it: without what is not known."""
+    return _without_none(asdict(source))
+
+
+def measured_json(measured: Measured) -> dict[str, Any]:
+    """What was measured, as the header holds it."""
+    return {
+        "spreads_ns": list(measured.spreads_ns),
+        "aten": timing_json(measured.aten),
+        "triton": timing_json(measured.triton),
+        "doubts": list(measured.doubts),
+    }
+
+
+def _ranking_json(ranking: Ranking) -> dict[str, Any]:
+    return _without_none(
+        {
+            "problem": ranking.problem.key,
+            "source": ranking.source,
+            "kernels": [[place.kernel, place.time_ns] for place in ranking.kernels],
+            "measured": None if ranking.measured is None else measured_json(ranking.measured),
+            "missing": list(ranking.missing) or None,
+        }
+    )
+
+
+def timing_json(timing: Timing | None) -> list[int] | None:
+    """A timing as the header holds it: nanoseconds and spread."""
+    return None if timing is None else [timing.time_ns, timing.spread_ns]
+
+
+def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _span_json(span: Span) -> list[int]:
+    return [span.offset, span.stored_bytes, span.content_bytes]
+
+
+def _kernel_json(kernel: Kernel) -> dict[str, Any]:
+    fields = {
+        "id": kernel.id,
+        "span": _span_json(kernel.span),
+        "signature": kernel.signature.key,
+        "provider": kernel.provider,
+        "operator": kernel.operator,
+        "design": asdict(kernel.design),
+        "alignment_bytes": kernel.alignment_bytes,
+        "workspace_bytes": kernel.workspace_bytes,
+        "calling_convention": kernel.calling_convention,
+    }
+    if kernel.imports is not None:
+        fields["imports"] = list(kernel.imports)
+    return fields

@@ -1,0 +1,122 @@
+"""Leaves out of a header what this release does not understand, and what depends on it.
+
+A kernel that is not understood drops out of every ranking. A measurement that lost kernels is in
+doubt: the order of the others holds, but a lost one may be the fastest. A source of an unknown kind
+counts as an estimate, and so do its rankings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from .format import (
+    ESTIMATE,
+    MEASUREMENT,
+    Header,
+    Kernel,
+    Ranked,
+    Ranking,
+    RankingSource,
+    UnknownKernel,
+    UnknownRanking,
+    UnknownUnserved,
+)
+from .header_rules import Parts
+
+
+def with_understood(header: Header, parts: Parts) -> Header:
+    """A header with what is understood of its parts, and beside it what is not.
+
+    Args:
+        header: The rest of it.
+        parts: Parts of the header that keep every rule.
+    """
+    kernels = tuple(one for one in parts.kernels if isinstance(one, Kernel))
+    sources = tuple(one for one in parts.sources if isinstance(one, RankingSource))
+    unknown_sources = [why for source in parts.sources if (why := _why_unknown(source))]
+    rankings: Sequence[Ranking | UnknownRanking] = parts.rankings
+    if len(kernels) < len(parts.kernels) or unknown_sources:
+        new_kernels = _positions(parts.kernels, Kernel)
+        new_sources = _positions(parts.sources, RankingSource)
+        rankings = [
+            one
+            if isinstance(one, UnknownRanking)
+            else _reduced(one, parts, new_kernels, new_sources)
+            for one in rankings
+        ]
+    return replace(
+        header,
+        kernels=kernels,
+        sources=tuple(
+            source if _is_known_kind(source) else replace(source, kind=ESTIMATE, conditions=None)
+            for source in sources
+        ),
+        rankings=tuple(one for one in rankings if isinstance(one, Ranking)),
+        unknown_kernels=tuple(one for one in parts.kernels if isinstance(one, UnknownKernel)),
+        unknown_rankings=tuple(one for one in rankings if isinstance(one, UnknownRanking)),
+        unserved=dict(one for one in parts.unserved if isinstance(one, tuple)),
+        unknown_sources=tuple(unknown_sources),
+        unknown_unserved=tuple(one for one in parts.unserved if isinstance(one, UnknownUnserved)),
+    )
+
+
+def _is_known_kind(source: RankingSource) -> bool:
+    return source.kind in (ESTIMATE, MEASUREMENT)
+
+
+def _why_unknown(source: RankingSource | str) -> str | None:
+    if isinstance(source, str):
+        return source
+    if _is_known_kind(source):
+        return None
+    return f"is of the kind {source.kind!r}, unknown to this release, and counts as an estimate"
+
+
+def doubt_about(gone: int, total: int, why: str) -> str:
+    """Why the order of a measured ranking that lost kernels is in doubt."""
+    return f"{gone} of {total} measured kernels {why}"
+
+
+def _positions(items: Sequence[object], kind: type) -> dict[int, int]:
+    """For the position of each item of a kind, its position among those."""
+    kept = [position for position, item in enumerate(items) if isinstance(item, kind)]
+    return {position: new for new, position in enumerate(kept)}
+
+
+def _reduced(
+    ranking: Ranking,
+    parts: Parts,
+    new_kernels: Mapping[int, int],
+    new_sources: Mapping[int, int],
+) -> Ranking | UnknownRanking:
+    source = parts.sources[ranking.source]
+    if not isinstance(source, RankingSource):
+        return UnknownRanking(problem=ranking.problem.key, why=f"its source {source}")
+    kept = [place for place, ranked in enumerate(ranking.kernels) if ranked.kernel in new_kernels]
+    if not kept:
+        return UnknownRanking(
+            problem=ranking.problem.key,
+            why=f"none of its {len(ranking.kernels)} kernels is understood",
+        )
+    measured = ranking.measured if _is_known_kind(source) else None
+    gone = len(ranking.kernels) - len(kept)
+    if measured is not None and gone:
+        doubt = doubt_about(gone, len(ranking.kernels), "need a newer nvgemm-aot")
+        measured = replace(
+            measured,
+            spreads_ns=tuple(measured.spreads_ns[place] for place in kept),
+            doubts=(*measured.doubts, doubt),
+        )
+    return replace(
+        ranking,
+        source=new_sources[ranking.source],
+        kernels=tuple(
+            Ranked(
+                kernel=new_kernels[ranking.kernels[place].kernel],
+                time_ns=ranking.kernels[place].time_ns,
+            )
+            for place in kept
+        ),
+        measured=measured,
+    )

@@ -1,0 +1,269 @@
+"""What a GEMM takes besides A and B: scales, the ends of groups, what an epilogue adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import NoKernelError
+from .types import (
+    SWIZZLED_ALIGNMENT_BYTES,
+    Activation,
+    Addend,
+    DType,
+    Epilogue,
+    ScaleRecipe,
+    addend_dtype,
+    find_epilogue,
+    swizzled_elements,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtraOperands:
+    """Tensors that an operation takes besides A and B; None for those that it does not.
+
+    Attributes:
+        scale_a, scale_b: Scale factors; swizzled ones in any shape, see `scales`.
+        recipe: What the scales are; None to read it off their types and sizes, as torch does.
+        offsets: Where each group ends along m: int32 of shape [groups].
+        addend: What is added to the product: [n], [1, n] or as the result, which may have stride 0
+            where it is one row for all.
+        activation: What follows the sum.
+    """
+
+    scale_a: torch.Tensor | None = None
+    scale_b: torch.Tensor | None = None
+    recipe: ScaleRecipe | None = None
+    offsets: torch.Tensor | None = None
+    addend: torch.Tensor | None = None
+    activation: Activation | None = None
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """Those that there are, in the order of `nvgemm_runtime.gemm.roles.extra_roles`."""
+        return tuple(self.named().values())
+
+    def named(self) -> dict[str, torch.Tensor]:
+        """Those that there are, by the names of their roles."""
+        all_of_them = {
+            "scale_a": self.scale_a,
+            "scale_b": self.scale_b,
+            "offsets": self.offsets,
+            "addend": self.addend,
+        }
+        return {name: tensor for name, tensor in all_of_them.items() if tensor is not None}
+
+
+NO_EXTRAS = ExtraOperands()
+"""What mm and bmm take besides A and B."""
+
+
+def read_scales(
+    extras: ExtraOperands, operand: DType, m: int, n: int, k: int
+) -> ScaleRecipe | None:
+    """The recipe of the scales at hand; None where nothing is scaled.
+
+    Args:
+        extras: With both scales, or none.
+        operand: Element type of A and B.
+        m: Rows of A.
+        n: Columns of B.
+        k: Values of a row of A.
+
+    Raises:
+        NoKernelError: If no recipe has scales of such types or sizes.
+        ValueError: If one of two is missing.
+    """
+    scale_a, scale_b = extras.scale_a, extras.scale_b
+    if scale_a is None and scale_b is None:
+        return None
+    if scale_a is None or scale_b is None:
+        raise ValueError(f"scale_{'b' if scale_b is None else 'a'} is missing: both are needed")
+    if scale_a.dtype != scale_b.dtype:
+        raise NoKernelError(f"scales are of two types ({scale_a.dtype} and {scale_b.dtype})")
+    if extras.recipe is not None:
+        _check_scales(extras.recipe, scale_a, scale_b, m, n, k)
+        return extras.recipe
+    # Where several have scales of one size, the first is what torch takes them for.
+    candidates = [
+        recipe
+        for recipe in ScaleRecipe
+        if operand in recipe.row.operands
+        and str(scale_a.dtype) == f"torch.{recipe.dtype.torch_name}"
+    ]
+    if not candidates:
+        raise NoKernelError(f"no kernel scales {operand.value} with {scale_a.dtype}")
+    reasons: dict[str, None] = {}  # in order, each once
+    for recipe in candidates:
+        try:
+            _check_scales(recipe, scale_a, scale_b, m, n, k)
+        except NoKernelError as error:
+            reasons[str(error)] = None
+        else:
+            return recipe
+    raise NoKernelError("; or ".join(reasons))
+
+
+def _check_scales(
+    recipe: ScaleRecipe, scale_a: torch.Tensor, scale_b: torch.Tensor, m: int, n: int, k: int
+) -> None:
+    for name, scale, rows in (("scale_a", scale_a, m), ("scale_b", scale_b, n)):
+        if str(scale.dtype) != f"torch.{recipe.dtype.torch_name}":
+            raise NoKernelError(
+                f"{name} is {scale.dtype}, must be torch.{recipe.dtype.torch_name} for scales "
+                f"{recipe.value}"
+            )
+        shape = tuple(scale.shape)
+        elements = 1
+        for extent in shape:
+            elements *= extent
+        if recipe.is_swizzled:
+            wanted = swizzled_elements(recipe, rows, k)
+            if elements != wanted or not _is_compact(scale):
+                raise NoKernelError(
+                    f"{name} has {elements} elements (shape {list(shape)}, strides "
+                    f"{list(scale.stride())}), must have {wanted} contiguous ones for scales "
+                    f"{recipe.value} of {rows} rows and k = {k}, swizzled 32 x 4 x 4"
+                )
+            past = scale.data_ptr() % SWIZZLED_ALIGNMENT_BYTES
+            if past:
+                raise NoKernelError(
+                    f"{name} begins {past} bytes past a multiple of {SWIZZLED_ALIGNMENT_BYTES}, "
+                    "must begin at one; call .clone() on it"
+                )
+        elif recipe is ScaleRecipe.FP32_TENSOR:
+            if elements != 1:
+                raise NoKernelError(
+                    f"{name} has {elements} elements (shape {list(shape)}), must have 1 for scales "
+                    f"{recipe.value}"
+                )
+        else:
+            row_wise = (rows, 1) if name == "scale_a" else (1, rows)
+            if shape != row_wise or not _is_compact(scale):
+                raise NoKernelError(
+                    f"{name} has shape {list(shape)} and strides {list(scale.stride())}, must be "
+                    f"contiguous and of shape {list(row_wise)} for scales {recipe.value}"
+                )
+
+
+def _is_compact(tensor: torch.Tensor) -> bool:
+    step = 1
+    for extent, stride in zip(reversed(tensor.shape), reversed(tensor.stride())):
+        if extent != 1 and stride != step:
+            return False
+        step *= extent
+    return True
+
+
+def read_epilogues(
+    extras: ExtraOperands, out: DType, shape: tuple[int, ...]
+) -> tuple[Epilogue | None, ...]:
+    """The epilogues that add what is at hand.
+
+    Args:
+        extras: With an addend, or none.
+        out: Element type of the result.
+        shape: Shape of the result.
+
+    Returns:
+        Every way to read the addend: one, but for a result of one row, to which a row is added as a
+        matrix is. None stands for nothing that is added.
+
+    Raises:
+        NoKernelError: If no epilogue does that.
+    """
+    addend = extras.addend
+    if addend is None:
+        if extras.activation is not None:
+            raise NoKernelError(f"no epilogue applies {extras.activation.value} without a bias")
+        return (None,)
+    wanted = addend_dtype(out).torch_name
+    if str(addend.dtype) != f"torch.{wanted}":
+        raise NoKernelError(
+            f"what is added is {addend.dtype}, must be torch.{wanted} with a result of {out.value}"
+        )
+    kinds = addend_kinds(tuple(addend.shape), tuple(addend.stride()), shape)
+    if not kinds:
+        raise NoKernelError(
+            f"what is added has shape {list(addend.shape)} and strides {list(addend.stride())}, "
+            f"must be a row of {shape[-1]}, or of the result's shape {list(shape)} without a row "
+            "that counts twice"
+        )
+    epilogues = tuple(
+        epilogue
+        for kind in kinds
+        if (epilogue := find_epilogue(kind, extras.activation)) is not None
+    )
+    if not epilogues:
+        assert extras.activation is not None  # a sum alone has its epilogue
+        raise NoKernelError(
+            f"no epilogue adds a {kinds[0].value} and applies {extras.activation.value}"
+        )
+    return epilogues
+
+
+def addend_kinds(
+    shape: tuple[int, ...], strides: tuple[int, ...], out: tuple[int, ...]
+) -> tuple[Addend, ...]:
+    """Whether something that is added is one row for all rows, a matrix, neither or both."""
+    if not shape or shape[-1] != out[-1] or len(shape) > len(out):
+        return ()
+    if strides[-1] != 1 and shape[-1] != 1:
+        return ()
+    found = []
+    in_front = zip(shape[:-1], strides[:-1])
+    if all(extent == 1 or stride == 0 for extent, stride in in_front) and (
+        len(shape) < len(out) or all(one in (1, two) for one, two in zip(shape, out))
+    ):
+        found.append(Addend.ROW)
+    is_spread = any(extent > 1 and stride == 0 for extent, stride in zip(shape, strides))
+    if shape == out and not is_spread:
+        found.append(Addend.MATRIX)
+    return tuple(found)
+
+
+def check_offsets(extras: ExtraOperands, groups: int) -> None:
+    """Check the ends of groups as far as that needs none of their values, which are on the device.
+
+    Raises:
+        ValueError: If they are missing, or have another shape.
+        NoKernelError: If they are of another type, or not contiguous.
+    """
+    offsets = extras.offsets
+    if offsets is None:
+        raise ValueError("grouped_mm: offsets are missing")
+    if tuple(offsets.shape) != (groups,):
+        raise ValueError(
+            f"grouped_mm: offsets have shape {list(offsets.shape)}, must have [{groups}], one end "
+            "for each matrix of b"
+        )
+    if str(offsets.dtype) != "torch.int32":
+        raise NoKernelError(f"offsets are {offsets.dtype}, must be torch.int32")
+    if groups > 1 and offsets.stride()[0] != 1:
+        raise NoKernelError("offsets are not contiguous; call .contiguous() on them")
+
+
+def check_offset_values(offsets: torch.Tensor, rows: int) -> None:
+    """Check that groups end one behind the other, and within A; copies them from the device.
+
+    A kernel cannot check them itself: ends out of order, or past the end of A, make it read and
+    write memory that is not its own. For debugging; it waits for the device.
+
+    Args:
+        offsets: Where each group ends.
+        rows: Rows of A.
+
+    Raises:
+        ValueError: If an end lies before the one of the group before it, or behind A's last row.
+    """
+    before = 0
+    for group, end in enumerate(offsets.tolist()):
+        if not before <= end <= rows:
+            raise ValueError(
+                f"grouped_mm: group {group} ends at row {end}, must end in {before}..{rows}: "
+                "ends rise, and stay within a"
+            )
+        before = end

@@ -1,0 +1,354 @@
+"""A bundled kernel as one of Inductor's choices: how it is timed, and the call it becomes.
+
+Every generated call falls back to the one that stock torch makes (`StockCall`), for the case that
+the kernel cannot compute. Generated Python must run without this package, so there the fallback is
+an expression in the text of the module.
+
+The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._inductor import config, ir
+from torch._inductor import select_algorithm as autotuning
+from torch._inductor.codegen import wrapper as code_lines
+from torch._inductor.virtualized import V
+
+from ..counters import COUNTERS
+from ..gemm.aten import OPERATORS, kernel_order
+from ..gemm.roles import extra_roles
+from ..gemm.types import Activation
+from . import cpp, operators, report
+from .reading import is_alternative
+
+if TYPE_CHECKING:
+    from .offers import Offer
+
+_log = logging.getLogger(__name__)
+
+
+def _fallback_with(activation: Activation) -> str:
+    """Addmm and an activation, rounding in between as eager does."""
+    row = activation.row
+    if row.commutes_with_rounding:
+        return f"lambda *a, out: torch.addmm(*a, out=out).{row.torch_name}_()"
+    options = "".join(f", {name}={value!r}" for name, value in row.torch_options.items())
+    call = f"torch.nn.functional.{row.torch_name}(torch.addmm(*a){options})"
+    return f"lambda *a, out: out.copy_({call})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StockCall:
+    """ATen's call that a kernel replaces.
+
+    Attributes:
+        op: ATen's name of the operator.
+        gemm: Its problem's key, for reports.
+        inputs: Inductor's nodes of its tensors, in the order of the operator's schema.
+        layout: Inductor's layout of the result.
+        options: Its other arguments.
+        activation: The activation that follows, where the kernel applies it.
+        is_split: Whether the kernel computes the product alone, into fp32, and torch adds the rest.
+        cpp_kernel_name, op_overload: As Inductor's choice for it has them.
+    """
+
+    op: str
+    gemm: str
+    inputs: Sequence[Any]
+    layout: Any
+    options: Mapping[str, Any] = field(default_factory=dict)
+    activation: Activation | None = None
+    is_split: bool = False
+    cpp_kernel_name: str | None = None
+    op_overload: Any = None
+
+    @classmethod
+    def of_choice(cls, op: str, gemm: str, choice: Any, *, is_split: bool = False) -> StockCall:
+        """The call of Inductor's choice."""
+        return cls(
+            op=op,
+            gemm=gemm,
+            inputs=choice.input_nodes,
+            layout=choice.layout,
+            options=choice.kwargs,
+            is_split=is_split,
+            cpp_kernel_name=choice.choice.cpp_kernel_name,
+            op_overload=choice.choice.op_overload,
+        )
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """Which of the inputs a kernel takes, as it takes them."""
+        return kernel_order(self.op, len(self.inputs))
+
+    @property
+    def fallback(self) -> str:
+        """A function that computes the call, in the text of a module that has imported torch."""
+        if self.activation is not None:
+            return _fallback_with(self.activation)
+        return OPERATORS[self.op].stock_call
+
+    def name_with(self, offer: Offer) -> str:
+        """Name of a kernel for this call, in generated code and in Inductor's tables."""
+        name = self.op.lstrip("_")
+        if self.activation is not None:
+            name += f"_{self.activation.value}"
+        return f"nvgemm_{name}{'_split' if self.is_split else ''}_{offer.kernel.id[:12]}"
+
+
+def obstacles(op: str, inputs: Sequence[Any], layout: Any) -> list[str]:
+    """Why no bundled kernel can join the choices for a call, whatever bundles hold.
+
+    Args:
+        op: ATen's name of the operator.
+        inputs: Inductor's nodes of its tensors.
+        layout: Inductor's layout of the result.
+    """
+    if config.cpp_wrapper and not OPERATORS[op].has_cpp_call:
+        return [f"generated C++ cannot call ATen's {op} with an existing tensor as its result"]
+    if getattr(config, "distributed_max_autotune_gemm", False):
+        return ["distributed_max_autotune_gemm ignores extern choices other than ATen's"]
+    if op == "_scaled_mm" and not all(_can_be_random(node.get_dtype()) for node in inputs):
+        return ["this torch cannot create random fp4 tensors, so choices cannot be autotuned"]
+    if not isinstance(layout, ir.FixedLayout):
+        return ["Inductor has not fixed the strides of the result"]
+    if not all(_can_fix_strides(node) for node in inputs):
+        return ["Inductor must change the strides of an operand"]
+    return []
+
+
+@functools.cache
+def _can_be_random(dtype: torch.dtype) -> bool:
+    """Whether torch can create random tensors of a type; up to 2.12 it raises for fp4."""
+    from torch._dynamo.testing import rand_strided
+
+    try:
+        rand_strided((2,), (1,), dtype=dtype)
+    except RuntimeError:  # NotImplementedError is one
+        return False
+    return True
+
+
+def _can_fix_strides(node: Any) -> bool:
+    """Whether an operand may keep the strides that the choice is made for.
+
+    Inductor leaves the strides of what it computes open for as long as it can. Two extern choices
+    for a buffer whose strides change afterwards end in a KeyError on torch 2.13 to 2.15.
+    """
+    if isinstance(getattr(node, "data", node), ir.ReinterpretView):
+        return True
+    wanted = V.graph.buffer_layout_constraints.get(node.get_name())
+    layout = node.get_layout()
+    return wanted is None or (
+        list(wanted.size) == list(layout.size) and list(wanted.stride) == list(layout.stride)
+    )
+
+
+def _fix_strides(node: Any) -> None:
+    is_view = isinstance(getattr(node, "data", node), ir.ReinterpretView)
+    if not is_view and isinstance(node.get_layout(), ir.FlexibleLayout):
+        node.freeze_layout()
+
+
+def gemm_choices(stock: StockCall, offers: Sequence[Offer]) -> list[GemmChoice]:
+    """Make a choice of each kernel, and fix the strides of the operands that they are made for."""
+    if offers:
+        for node in stock.inputs:
+            _fix_strides(node)
+    return [GemmChoice(stock, offer) for offer in offers]
+
+
+def _benchmarked(
+    *tensors: torch.Tensor,
+    kernel: str,
+    order: tuple[int, ...],
+    split: bool,
+    out: torch.Tensor,
+    **_: Any,
+) -> torch.Tensor:
+    """What Inductor times: the kernel, and never the fallback."""
+    from ..launch.select import load_kernel
+
+    a, b, *extras = (tensors[place] for place in order)
+    if not split:
+        load_kernel(kernel).launch(a, b, out, *extras)
+        return out
+    product = torch.empty_like(out, dtype=torch.float32)
+    load_kernel(kernel).launch(a, b, product)
+    return torch.add(product, *extras, out=out)
+
+
+_CHOICE = autotuning.ExternKernelChoice(_benchmarked, name="nvgemm_aot")
+"""Inductor finds the function by this name, in the processes that it autotunes in, too."""
+
+
+class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
+    """A bundled kernel as one of Inductor's choices.
+
+    Args:
+        stock: The call that it replaces.
+        offer: The kernel.
+    """
+
+    def __init__(self, stock: StockCall, offer: Offer) -> None:
+        # Inductor caches times by these.
+        kwargs = {
+            **stock.options,
+            "kernel": offer.kernel.id,
+            "order": stock.order,
+            "split": stock.is_split,
+        }
+        super().__init__(_CHOICE, stock.inputs, stock.layout, kwargs)
+        self.stock = stock
+        self.offer = offer
+        self.name = stock.name_with(offer)
+        self.description = offer.kernel.operator
+
+    def benchmark(self, *args: torch.Tensor, out: torch.Tensor) -> float:
+        """Milliseconds of a launch; infinite where the kernel cannot be launched."""
+        try:
+            with COUNTERS.spending("timing"):
+                return float(super().benchmark(*args, out=out))
+        except Exception as error:
+            failure = (self.offer.origin, type(error))
+            is_known = operators.was_logged(error) or failure in _known_failures
+            _known_failures.add(failure)
+            level = logging.DEBUG if is_known else logging.WARNING
+            _log.log(level, "%s of %s is not offered: %s", self.name, self.offer.origin, error)
+            return math.inf
+
+    def output_node(self) -> Any:
+        """The node that Inductor schedules when this choice has won."""
+        return ir.TensorBox.create(GemmNode(self.stock, self.offer))
+
+    def __str__(self) -> str:
+        return f"GemmChoice({self.name}, {self.offer.kernel.operator})"
+
+
+_known_failures: set[tuple[str, type[Exception]]] = set()
+"""What was logged: by wheel and kind of error, once."""
+
+
+_HEADER = """
+try:
+    from nvgemm_runtime.launch.compiled import gemm as nvgemm_aot_gemm
+except Exception:
+    def nvgemm_aot_gemm(aten, kernel_id, origin, order, split):
+        import logging
+        log = logging.getLogger("nvgemm_runtime.launch.compiled")
+        logged = log.__dict__.setdefault("nvgemm_aot_logged", set())
+        if origin not in logged:
+            logged.add(origin)
+            log.warning("nvgemm-aot is not installed: GEMMs compiled for %s run on ATen", origin)
+        return aten
+"""
+"""First lines of a generated module: they find kernels by id, or ATen without this package."""
+
+
+class GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
+    """A call of a bundled kernel in the graph that Inductor generates code from."""
+
+    def __init__(self, stock: StockCall, offer: Offer) -> None:
+        self.stock = stock
+        self.offer = offer
+        self.name_in_code = stock.name_with(offer)
+        super().__init__(
+            layout=stock.layout,
+            inputs=stock.inputs,
+            python_kernel_name=self.name_in_code,
+            cpp_kernel_name=stock.cpp_kernel_name,
+            op_overload=stock.op_overload,
+            kwargs=dict(stock.options),
+        )
+
+    def codegen(self, wrapper: Any) -> None:
+        """Write the call, and what it needs at the start of the module."""
+        if not is_alternative():
+            report.used(self.stock.gemm, self.name_in_code, self.offer.kernel.id)
+        if not V.graph.cpp_wrapper:
+            self._define(wrapper)
+            super().codegen(wrapper)
+        elif self.output_view is None and _is_known_cpp(wrapper):
+            operators.load_operators()  # so that the code finds them when it runs here
+            self._define_cpp(wrapper)
+            self.codegen_comment(wrapper)
+            wrapper.writeline(_CppGemmLine(wrapper, self))
+        else:
+            # Another way of generating C++ than those that were tried: it gets the stock call.
+            super().codegen(wrapper)
+
+    def _define(self, wrapper: Any) -> None:
+        """Have the generated module define the kernel's function, once."""
+        root, stock, offer = _root(wrapper), self.stock, self.offer
+        if _is_first(root, ""):
+            root.imports.splice(_HEADER)
+        if _is_first(root, self.name_in_code):
+            kernel = f"{offer.kernel.id!r}, {offer.origin!r}, {stock.order}, {stock.is_split}"
+            root.imports.writeline(
+                f"{self.name_in_code} = nvgemm_aot_gemm({stock.fallback}, {kernel})"
+            )
+
+    def _define_cpp(self, wrapper: Any) -> None:
+        """Have the generated file define the kernel's variable, once."""
+        root = _root(wrapper)
+        if _is_first(root, ""):
+            root.header.splice(cpp.HEADER)
+        if _is_first(root, self.name_in_code):
+            root.header.splice(cpp.declaration(self.name_in_code))
+
+
+_CPP_WRAPPERS = ("CppWrapperCpu", "CppWrapperGpu")
+
+
+def _is_known_cpp(wrapper: Any) -> bool:
+    """Whether generated C++ is of a kind that was tried: for this platform, linked with torch."""
+    aoti = config.aot_inductor
+    elsewhere = getattr(aoti, "cross_target_platform", None)
+    alone = getattr(getattr(config, "aot_inductor_mode", None), "compile_standalone", False)
+    return type(wrapper).__name__ in _CPP_WRAPPERS and not elsewhere and not alone
+
+
+class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]
+    """The stock ATen call, under the condition that the kernel did not do it."""
+
+    def codegen(self, code: Any) -> None:
+        node = self.node
+        tensors = [V.graph.wrapper_code.val_to_arg_str(one) for one in node.inputs]
+        a, b, *extras = (tensors[place] for place in node.stock.order)
+        roles = extra_roles(node.offer.kernel.signature)
+        condition = cpp.condition(
+            name=node.name_in_code,
+            kernel_id=node.offer.kernel.id,
+            origin=node.offer.origin,
+            a=a,
+            b=b,
+            out=node.codegen_reference(),
+            extras={role.value: tensor for role, tensor in zip(roles, extras)},
+        )
+        self.wrapper.writeline(f"if (!{condition}) {{")
+        super().codegen(code)
+        self.wrapper.writeline("}")
+
+
+def _root(wrapper: Any) -> Any:
+    """The wrapper of the whole module, of which subgraphs have wrappers of their own."""
+    while hasattr(wrapper, "parent_wrapper"):
+        wrapper = wrapper.parent_wrapper
+    return wrapper
+
+
+def _is_first(root: Any, name: str) -> bool:
+    """Whether a module does not define a name yet; from now on it does."""
+    defined: set[str] = root.__dict__.setdefault("nvgemm_aot_names", set())
+    if name in defined:
+        return False
+    defined.add(name)
+    return True

@@ -1,0 +1,196 @@
+"""Loads each kernel of a bundle once a process, so that it can be launched.
+
+A verified payload becomes an in-memory file, is opened by dlopen, and gets an entry in the native
+kernel table. Nothing is written to disk and no compiler is imported.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..bundle.calling_convention import parse_calling_convention
+from ..bundle.format import Header, Kernel
+from ..bundle.imported_symbols import RELEASES_ITS_LOCK
+from ..bundle.reader import Bundle
+from ..counters import COUNTERS
+from ..errors import DriverError, NoKernelError
+from ..gemm.problem import Op
+from ..gemm.target import CPU
+from ..matching.device import RuntimeLibrary, find_ffi_exports, find_runtime_library
+from ..matching.refusals import (
+    imports_refusal,
+    library_refusal,
+    unlaunchable,
+    untested_version_warning,
+)
+from . import native
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedKernel:
+    """A kernel in this process.
+
+    Attributes:
+        kernel: Its entry.
+        op: The operation it computes.
+        handle: Its number in the native kernel table.
+        launch: ``launch(a, b, out, *extras)``: `nvgemm_runtime.launch.native.Native.launch` of this
+            kernel.
+        sees_negation: Whether its operands can be lazily negated views by accident.
+    """
+
+    kernel: Kernel
+    op: Op
+    handle: int
+    launch: Callable[..., None]
+    sees_negation: bool
+
+
+class KernelLoader:
+    """The kernels that this process has loaded. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loaded: dict[str, LoadedKernel] = {}
+        self._provided: weakref.WeakSet[Bundle] = weakref.WeakSet()
+
+    def get(self, kernel_id: str) -> LoadedKernel | None:
+        """A kernel that was loaded before, by its id."""
+        return self._loaded.get(kernel_id)
+
+    def renew_lock(self) -> None:
+        """Replace the lock: in a forked child, a thread that it does not have may hold it."""
+        self._lock = threading.Lock()
+
+    def load(self, bundle: Bundle, kernel: Kernel) -> LoadedKernel:
+        """Load a kernel, or return it as loaded before.
+
+        Raises:
+            BundleFormatError: If the payload is damaged.
+            NoKernelError: If this release cannot launch such a kernel, the payload cannot be
+                loaded, or it lacks the function it must export.
+            DriverError: If a library that kernels need is missing or does not fit.
+            ToolchainError: If the native launcher is missing.
+            StorageError: If the bundle cannot be read.
+        """
+        loaded = self._loaded.get(kernel.id)
+        if loaded is not None:
+            return loaded
+        with self._lock:
+            loaded = self._loaded.get(kernel.id)
+            if loaded is None:
+                with COUNTERS.spending("loading"):
+                    loaded = self._load(bundle, kernel)
+                self._loaded[kernel.id] = loaded
+        return loaded
+
+    def _load(self, bundle: Bundle, kernel: Kernel) -> LoadedKernel:
+        name = f"kernel {kernel.id[:12]} of {bundle.path}"
+        reason = unlaunchable(kernel)
+        if reason is not None:
+            raise NoKernelError(f"{name}: {reason}", (reason,))
+        convention = parse_calling_convention(kernel.calling_convention)
+        assert convention is not None  # or it were unlaunchable
+        target = bundle.header.target
+        if bundle not in self._provided:
+            require_libraries(bundle.header)
+            self._provided.add(bundle)
+        require_imports(bundle.header, kernel, name)
+        launcher = native.load()
+        handle = launcher.register_kernel(
+            id=kernel.id,
+            function_address=launcher.open_kernel(bundle.payload(kernel), convention.symbol, name),
+            signature=kernel.signature,
+            alignment_bytes=kernel.alignment_bytes,
+            target=None if target.arch == CPU else target,
+            workspace_bytes=kernel.workspace_bytes,
+            convention=convention,
+        )
+        signature = kernel.signature
+        return LoadedKernel(
+            kernel=kernel,
+            op=signature.op,
+            handle=handle,
+            launch=functools.partial(launcher.launch, handle),
+            sees_negation=any(
+                dtype.row.is_part_of_complex for dtype in (signature.a, signature.b, signature.out)
+            ),
+        )
+
+
+def require_libraries(header: Header) -> None:
+    """Load the two libraries that a bundle's payloads need by name.
+
+    Raises:
+        DriverError: If one is missing or does not fit.
+        ToolchainError: If the native launcher is missing.
+    """
+    launcher = native.load()  # brings libtvm_ffi.so
+    if header.target.arch == CPU:
+        return
+    found = find_runtime_library(header.target.cuda)
+    reason = library_refusal(header, found, find_ffi_exports())
+    if found is None or reason is not None:
+        raise DriverError(reason)
+    warning = untested_version_warning(found)
+    if warning is not None:
+        _warn_once(found, warning)
+    _open_library(found.path)
+    exports = found.exports
+    launcher.set_library_keeps_lock(exports is not None and RELEASES_ITS_LOCK not in exports)
+
+
+def require_imports(header: Header, kernel: Kernel, name: str) -> None:
+    """Check that the installed libraries export what a kernel imports.
+
+    Args:
+        header: Of its bundle.
+        kernel: Its entry.
+        name: What messages call it.
+
+    Raises:
+        DriverError: If they do not.
+    """
+    if header.target.arch == CPU:
+        return
+    found = find_runtime_library(header.target.cuda)
+    reason = found and imports_refusal(header, kernel, found, find_ffi_exports())
+    if reason:
+        raise DriverError(f"{name}: {reason}")
+
+
+_warned: set[RuntimeLibrary] = set()
+
+
+def _warn_once(library: RuntimeLibrary, warning: str) -> None:
+    if library not in _warned:
+        _warned.add(library)
+        _log.warning("%s", warning)
+
+
+_open: dict[Path, ctypes.CDLL] = {}
+
+
+def _open_library(path: Path) -> None:
+    """Open a library for the life of the process; payloads then find it by its name."""
+    if path not in _open:
+        try:
+            _open[path] = ctypes.CDLL(str(path))
+        except OSError as error:
+            raise DriverError(f"{path} cannot be loaded: {error}") from error
+
+
+LOADER = KernelLoader()
+"""The kernels of this process."""
+
+os.register_at_fork(after_in_child=LOADER.renew_lock)

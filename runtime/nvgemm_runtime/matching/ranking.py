@@ -1,0 +1,108 @@
+"""In which order kernels are tried for sizes that were not declared.
+
+A GPU runs a grid in waves of as many thread blocks as it has streaming multiprocessors, and a wave
+that is nearly empty takes as long as a full one. That is what makes a kernel good at one size and
+bad at the next. Measured on an H200 (`benchmarks.ranking`): scaling a near problem's times by
+the waves halves what its order loses where autotuning picks among the first four.
+
+A kernel's time for one wave changes slowly with m. Between two measured m, the time of a wave is
+interpolated, both on logarithmic scales, and multiplied by the waves. Over what was measured on an
+H200 (`benchmarks.ranking compare`) this loses less than scaling the nearer problem's times or
+interpolating the times themselves; over estimates it does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ..bundle.format import KernelDesign
+from ..gemm.problem import Problem
+
+
+def waves(design: KernelDesign, problem: Problem, multiprocessors: int) -> int:
+    """Waves that a kernel needs for a problem, with one thread block a multiprocessor.
+
+    Args:
+        design: Its tile and cluster.
+        problem: Sizes of any signature; rows are taken to be shared out evenly among groups.
+        multiprocessors: Streaming multiprocessors of the GPU.
+    """
+    cluster_m, cluster_n = design.cluster
+    rows = -(-problem.m // problem.groups)
+    blocks_m = -(-rows // design.tile[0]) * design.ctas_per_tile
+    blocks_n = -(-problem.n // design.tile[1])
+    # Clusters are launched whole.
+    clusters = -(-blocks_m // cluster_m) * -(-blocks_n // cluster_n)
+    blocks = clusters * cluster_m * cluster_n * problem.batch * problem.groups
+    return -(-blocks // multiprocessors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredTimes:
+    """What was measured of one problem.
+
+    Attributes:
+        problem: The problem.
+        times_ns: Nanoseconds of each kernel, by id.
+    """
+
+    problem: Problem
+    times_ns: Mapping[str, int]
+
+
+def order_between(
+    problem: Problem,
+    designs: Mapping[str, KernelDesign],
+    *,
+    below: MeasuredTimes,
+    above: MeasuredTimes,
+    multiprocessors: int,
+) -> list[str]:
+    """Ids of kernels, the one that should be fastest first.
+
+    Args:
+        problem: What is to be computed.
+        designs: Of the kernels, by id; at least one row has each.
+        below: Of a problem with the same n and k and no larger m.
+        above: Likewise, with no smaller m.
+        multiprocessors: Streaming multiprocessors of the GPU.
+    """
+
+    def time(kernel_id: str) -> float:
+        return interpolate(
+            problem,
+            designs[kernel_id],
+            kernel_id,
+            below=below,
+            above=above,
+            multiprocessors=multiprocessors,
+        )
+
+    return sorted(designs, key=time)
+
+
+def interpolate(
+    problem: Problem,
+    design: KernelDesign,
+    kernel_id: str,
+    *,
+    below: MeasuredTimes,
+    above: MeasuredTimes,
+    multiprocessors: int,
+) -> float:
+    """Nanoseconds that one kernel should take; arguments as those of `order_between`."""
+
+    def wave_ns(row: MeasuredTimes) -> float | None:
+        time_ns = row.times_ns.get(kernel_id)
+        return time_ns and time_ns / waves(design, row.problem, multiprocessors)
+
+    low, high = wave_ns(below), wave_ns(above)
+    here = waves(design, problem, multiprocessors)
+    if low is None or high is None or below.problem.m >= above.problem.m:
+        alone = high if low is None else low
+        assert alone is not None  # a row has it
+        return here * alone
+    share = math.log(problem.m / below.problem.m) / math.log(above.problem.m / below.problem.m)
+    return float(here * low ** (1 - share) * high**share)

@@ -1,0 +1,129 @@
+"""The rankings that a device can use, by the problem they are declared for and by signature."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..bundle.format import Header, Kernel, Ranking
+from ..bundle.unknown_parts import doubt_about
+from ..gemm.problem import Problem, Signature
+from .nearest import NearestSizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchedKernel:
+    """A kernel that serves a problem.
+
+    Attributes:
+        bundle: Position of its bundle in the index.
+        kernel: Its entry.
+        rank: Its position in the ranking that it was taken from.
+        time_ns: Time that a ranking gives it for the declared problem it was taken from, if any.
+    """
+
+    bundle: int
+    kernel: Kernel
+    rank: int
+    time_ns: int | None
+
+
+def launchable(
+    bundle: int, header: Header, ranking: Ranking, reasons: Sequence[str | None]
+) -> tuple[MatchedKernel, ...]:
+    """The kernels of a ranking but for those that there are reasons against, by their position."""
+    return tuple(
+        MatchedKernel(
+            bundle=bundle, kernel=header.kernels[one.kernel], rank=rank, time_ns=one.time_ns
+        )
+        for rank, one in enumerate(ranking.kernels)
+        if reasons[one.kernel] is None
+    )
+
+
+def with_doubt(ranking: Ranking, gone: int) -> Ranking:
+    """A ranking of which some kernels cannot be launched: one that was measured is in doubt.
+
+    It keeps those kernels, for `MatchedKernel.rank` counts them.
+    """
+    if ranking.measured is None or not gone:
+        return ranking
+    doubt = doubt_about(gone, len(ranking.kernels), "cannot be launched here")
+    measured = replace(ranking.measured, doubts=(*ranking.measured.doubts, doubt))
+    return replace(ranking, measured=measured)
+
+
+class UsableRanking:
+    """A ranking of a declared problem, and which of its kernels a device can launch.
+
+    Attributes:
+        bundle: Position of its bundle in the index.
+        ranking: As the bundle has it, in doubt where measured kernels cannot be launched.
+        kernels: Those that can be launched, best first; at least one.
+        kernels_for_gaps: Those of them that take operands with gaps between rows or matrices.
+    """
+
+    __slots__ = ("bundle", "kernels", "kernels_for_gaps", "ranking")
+
+    def __init__(
+        self,
+        bundle: int,
+        ranking: Ranking,
+        kernels: tuple[MatchedKernel, ...],
+        kernels_for_gaps: tuple[MatchedKernel, ...],
+    ) -> None:
+        self.bundle = bundle
+        self.ranking = ranking
+        self.kernels = kernels
+        self.kernels_for_gaps = kernels_for_gaps
+
+    def kernels_for(self, is_compact: bool) -> tuple[MatchedKernel, ...]:
+        """The kernels for operands that are compact, or are not."""
+        return self.kernels if is_compact else self.kernels_for_gaps
+
+    def aligned(self, alignment_bytes: int, is_compact: bool) -> tuple[MatchedKernel, ...]:
+        """The kernels for operands that are so aligned, and are compact or not."""
+        kernels = self.kernels_for(is_compact)
+        if all(one.kernel.alignment_bytes <= alignment_bytes for one in kernels):
+            return kernels
+        return tuple(one for one in kernels if one.kernel.alignment_bytes <= alignment_bytes)
+
+
+SizesByAlignment = list[tuple[int, NearestSizes[UsableRanking]]]
+"""Alignments in bytes, the largest first, and for each the problems with a kernel that needs no
+more. Kernels of a signature mostly agree, so that there is one."""
+
+
+def index_by_alignment(
+    declared: Mapping[Problem, Sequence[UsableRanking]], *, is_compact: bool
+) -> dict[Signature, SizesByAlignment]:
+    """Declared problems by signature and alignment, for operands that are compact, or are not."""
+    of_signature: dict[Signature, list[tuple[Problem, Sequence[UsableRanking]]]] = {}
+    for problem, rankings in declared.items():
+        of_signature.setdefault(problem.signature, []).append((problem, rankings))
+    indexed: dict[Signature, SizesByAlignment] = {}
+    for signature, problems in of_signature.items():
+        least = [
+            (problem, ranking, min(one.kernel.alignment_bytes for one in kernels))
+            for problem, rankings in problems
+            for ranking in rankings
+            if (kernels := ranking.kernels_for(is_compact))
+        ]
+        if not least:
+            continue
+        indexed[signature] = [
+            (needed, NearestSizes(_first_that_serves(least, needed)))
+            for needed in sorted({alignment for _, _, alignment in least}, reverse=True)
+        ]
+    return indexed
+
+
+def _first_that_serves(
+    least: Iterable[tuple[Problem, UsableRanking, int]], alignment_bytes: int
+) -> Iterator[tuple[Problem, UsableRanking]]:
+    """For each problem the first ranking that has a kernel for such an alignment."""
+    seen: Problem | None = None
+    for problem, ranking, needed in least:  # rankings of a problem one after the other
+        if needed <= alignment_bytes and problem is not seen:
+            seen = problem
+            yield problem, ranking

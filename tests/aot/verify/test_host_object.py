@@ -1,0 +1,201 @@
+"""The host part of a payload, with shared objects that the system compiler makes."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from nvgemm_aot.verify.findings import Check, Finding
+from nvgemm_aot.verify.host_object import (
+    ALLOWED_SYMBOLS,
+    check_host_object,
+    read_host_object,
+    require_host_object,
+)
+from nvgemm_aot.verify.launch_code import launch_clusters, launch_shared_bytes
+from nvgemm_runtime.errors import LinkError
+from synthetic_payload import host_payload, shared_object
+
+ENTRY = "__tvm_ffi_gemm"
+SOURCE = """
+int TVMFFIEnvGetStream(void);
+__attribute__((visibility("hidden"))) int (*table)(void) = TVMFFIEnvGetStream;
+int __tvm_ffi_gemm(void) { return table(); }
+"""
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    return shared_object(tmp_path_factory.mktemp("host"), SOURCE)
+
+
+def findings_of(
+    payload: bytes, exported: str = ENTRY, platform: str = "linux_x86_64"
+) -> list[Finding]:
+    return list(check_host_object(read_host_object(payload), exported, platform=platform))
+
+
+def code_of(payload: bytes) -> bytes:
+    return read_host_object(payload).code
+
+
+def assert_only(findings: list[Finding], check: Check, message: str) -> None:
+    assert [finding.check for finding in findings] == [check], findings
+    assert message in findings[0].message
+
+
+def test_accepts_loadable_kernel(good: bytes) -> None:
+    assert not findings_of(good)
+    require_host_object(good, ENTRY)
+
+
+def test_refusal_names_everything_that_is_wrong(tmp_path: Path) -> None:
+    source = SOURCE + "int malloc(void); int other(void) { return malloc(); }"
+    with pytest.raises(LinkError, match=r"exports __tvm_ffi_gemm, other;.*needs the symbol malloc"):
+        require_host_object(shared_object(tmp_path, source), ENTRY)
+
+
+def test_finds_other_entry_point(good: bytes) -> None:
+    findings = findings_of(good, exported="__tvm_ffi_other")
+    assert_only(findings, Check.HOST_EXPORTS, "exports __tvm_ffi_gemm; must export exactly")
+
+
+def test_finds_undefined_symbol_that_no_runtime_library_exports(tmp_path: Path) -> None:
+    payload = shared_object(tmp_path, SOURCE.replace("TVMFFIEnvGetStream", "getenv"))
+    assert_only(findings_of(payload), Check.HOST_SYMBOLS, "needs the symbol getenv")
+
+
+def test_finds_weak_undefined_symbol(tmp_path: Path) -> None:
+    source = SOURCE.replace("int TVM", "__attribute__((weak)) int TVM", 1)
+    payload = shared_object(tmp_path, source.replace("TVMFFIEnvGetStream", "__gmon_start__"))
+    assert_only(findings_of(payload), Check.HOST_SYMBOLS, "needs the symbol __gmon_start__")
+
+
+def test_finds_other_library(tmp_path: Path) -> None:
+    payload = shared_object(tmp_path, SOURCE, "-Wl,--no-as-needed", "-lm")
+    message = "needs the libraries libcute_dsl_runtime.so, libm.so.6, libtvm_ffi.so; must need"
+    assert_only(findings_of(payload), Check.HOST_LIBRARIES, message)
+
+
+@pytest.mark.parametrize(
+    ("libraries", "message"),
+    [
+        (frozenset(), "needs the libraries (none); must need exactly"),
+        (frozenset({"libtvm_ffi.so"}), "needs the libraries libtvm_ffi.so; must need exactly"),
+    ],
+)
+def test_finds_missing_library(tmp_path: Path, libraries: frozenset[str], message: str) -> None:
+    payload = shared_object(tmp_path, SOURCE, libraries=libraries)
+    assert_only(findings_of(payload), Check.HOST_LIBRARIES, message)
+
+
+@pytest.mark.parametrize(("flag", "tag"), [("--enable", "RUNPATH"), ("--disable", "RPATH")])
+def test_finds_library_search_path(tmp_path: Path, flag: str, tag: str) -> None:
+    payload = shared_object(tmp_path, SOURCE, "-Wl,-rpath,/opt/lib", f"-Wl,{flag}-new-dtags")
+    assert_only(
+        findings_of(payload), Check.HOST_LIBRARIES, f"{tag} makes the loader search '/opt/lib'"
+    )
+
+
+def test_finds_executable_stack(tmp_path: Path) -> None:
+    payload = shared_object(tmp_path, SOURCE, "-Wl,-z,execstack")
+    assert_only(findings_of(payload), Check.HOST_STACK, "executable stack")
+
+
+def test_finds_text_relocations(tmp_path: Path) -> None:
+    source = """
+        int TVMFFIEnvGetStream(void);
+        asm(".text; .globl __tvm_ffi_gemm; .type __tvm_ffi_gemm, @function;"
+            "__tvm_ffi_gemm: movabs $TVMFFIEnvGetStream, %rax; jmp *%rax");
+    """
+    payload = shared_object(tmp_path, source, "-Wl,-z,notext")
+    assert_only(findings_of(payload), Check.HOST_RELOCATIONS, "has text relocations")
+
+
+def test_finds_relocation_that_runs_code(tmp_path: Path) -> None:
+    source = """
+        static int chosen(void) { return 1; }
+        static void *choose(void) { return chosen; }
+        static int later(void) __attribute__((ifunc("choose")));
+        int __tvm_ffi_gemm(void) { return later(); }
+    """
+    findings = findings_of(shared_object(tmp_path, source))
+    assert Check.HOST_RELOCATIONS in {finding.check for finding in findings}
+    assert any("a relocation of type 37" in finding.message for finding in findings)
+
+
+def test_finds_packed_relocations(tmp_path: Path) -> None:
+    source = SOURCE + "static int cells[9]; int *volatile places[] = {cells, cells + 1, cells + 2};"
+    source = source.replace("int *volatile", '__attribute__((visibility("hidden"))) int *volatile')
+    try:
+        payload = shared_object(tmp_path, source, "-Wl,-z,pack-relative-relocs")
+    except subprocess.CalledProcessError:
+        pytest.skip("this linker knows no packed relocations")
+    assert_only(findings_of(payload), Check.HOST_RELOCATIONS, "before glibc 2.36")
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "check", "message"),
+    [
+        (18, struct.pack("<H", 183), Check.HOST_FORMAT, "EM_AARCH64"),
+        (16, struct.pack("<H", 2), Check.HOST_FORMAT, "ET_EXEC"),
+    ],
+)
+def test_finds_other_format(
+    good: bytes, offset: int, value: bytes, check: Check, message: str
+) -> None:
+    payload = good[:offset] + value + good[offset + len(value) :]
+    assert_only(findings_of(payload), check, message)
+
+
+def test_finds_unknown_platform(good: bytes) -> None:
+    findings = findings_of(good, platform="linux_aarch64")
+    assert_only(findings, Check.HOST_FORMAT, "no rules for platform 'linux_aarch64'")
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"PK", b"\x7fELF", bytes(64), b"\x7fELF\x02\x01\x01" + bytes(57)]
+)
+def test_refuses_what_is_no_elf_file(payload: bytes) -> None:
+    with pytest.raises(LinkError, match="the linked kernel is not as it must be: "):
+        require_host_object(payload, ENTRY)
+
+
+def test_reads_shared_memory_of_the_launch(tmp_path: Path) -> None:
+    source = "void __tvm_ffi_gemm(long *fields) { fields[3] = 231936; fields[5] = 6; }"
+    assert launch_shared_bytes(code_of(shared_object(tmp_path, source))) == 231936
+
+
+def test_does_not_guess_shared_memory_of_the_launch(tmp_path: Path) -> None:
+    source = "void __tvm_ffi_gemm(long *fields) { fields[3] = 231936; fields[5] = 65536; }"
+    assert launch_shared_bytes(code_of(shared_object(tmp_path, source))) is None
+
+
+def test_reads_clusters_of_the_launch(tmp_path: Path) -> None:
+    clusters = ((2, 1), (16, 1), (4, 4))
+    payload = host_payload(tmp_path, clusters=clusters)
+    assert launch_clusters(code_of(payload)) == {*clusters}
+
+
+@pytest.mark.parametrize("constant", [(0, 1), (1, 0), (17, 1), (1, 17)])
+def test_takes_no_other_constant_for_a_cluster(tmp_path: Path, constant: tuple[int, int]) -> None:
+    payload = host_payload(tmp_path, clusters=((2, 1), constant))
+    assert launch_clusters(code_of(payload)) == {(2, 1)}
+
+
+def test_allowed_symbols_are_exported_by_the_installed_runtime_libraries() -> None:
+    pytest.importorskip("nvidia_cutlass_dsl")
+    from elftools.elf.elffile import ELFFile
+
+    from nvgemm_aot.build.linker import library_directories
+
+    exported: set[str] = set()
+    names = ("libcute_dsl_runtime.so", "libtvm_ffi.so")
+    for place, name in zip(library_directories(), names):
+        with (place / name).open("rb") as file:
+            table = ELFFile(file).get_section_by_name(".dynsym")
+            exported |= {s.name for s in table.iter_symbols() if s["st_shndx"] != "SHN_UNDEF"}
+    assert exported >= ALLOWED_SYMBOLS
