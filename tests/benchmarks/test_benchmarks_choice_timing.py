@@ -1,4 +1,4 @@
-"""benchmarks/choice_timing.py: what its table makes of times."""
+"""benchmarks/additive/choice_timing.py: what its table makes of times."""
 
 from __future__ import annotations
 

@@ -20,16 +20,18 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from every_signature import EVERY_SIGNATURE
 from nvgemm_runtime.gemm.extra_operands import check_offset_values
 from nvgemm_runtime.gemm.operands import requests, torch_dtype
-from nvgemm_runtime.gemm.problem import Op, Problem, Signature
+from nvgemm_runtime.gemm.problem import Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
 from nvgemm_runtime.gemm.support import OUTS
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 
-def rows() -> list[pytest.ParameterSet]:
-    """Rows of the support table: signatures that differ in layout and result stand together."""
+def rows(*layouts: Layout) -> list[pytest.ParameterSet]:
+    """Rows of the support table, each with its signatures of all layouts or of these."""
     grouped: dict[str, list[Signature]] = {}
     for signature in EVERY_SIGNATURE:
+        if layouts and signature.layout not in layouts:
+            continue
         parts = (signature.op, signature.a, signature.scales, signature.epilogue)
         key = "-".join(part.value for part in parts if part is not None)
         grouped.setdefault(key, []).append(signature)
@@ -37,6 +39,8 @@ def rows() -> list[pytest.ParameterSet]:
 
 
 every_row = pytest.mark.parametrize("signatures", rows())
+every_value = pytest.mark.parametrize("signatures", rows(Layout.TN))
+"""For tests of values, which are the same in every layout."""
 
 
 def small(signature: Signature) -> Problem:
@@ -97,7 +101,7 @@ def assert_as_roles_say(arguments: Arguments) -> None:
     assert len(arguments.others) == len(roles(signature)) - 3
 
 
-@every_row
+@every_value
 def test_exact_results_fit_their_type(signatures: list[Signature]) -> None:
     """So that rounding in any direction gives the same, and no sum hides behind infinity."""
     for signature in signatures:
@@ -112,7 +116,7 @@ def test_exact_results_fit_their_type(signatures: list[Signature]) -> None:
         assert_exact(result.to(torch_dtype(signature.out)), arguments)
 
 
-@every_row
+@every_value
 def test_rounded_results_are_within_the_bound_and_wrong_ones_are_not(
     signatures: list[Signature],
 ) -> None:

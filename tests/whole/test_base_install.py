@@ -189,6 +189,7 @@ def test_help_of_every_command(
     assert [" ".join(usage[: usage.index("[OPTIONS]")]) for usage in usages] == asked
 
 
+@pytest.mark.slow
 def test_what_was_recorded_and_what_a_config_means_are_manifests(
     base: BaseInstall, environment: Mapping[str, str], tmp_path: Path
 ) -> None:

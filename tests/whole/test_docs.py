@@ -47,6 +47,11 @@ def test_ci_runs_the_readme_test_command_and_builds_the_site() -> None:
     assert any("mkdocs build --strict" in line for line in ci)
 
 
+def test_ci_runs_all_that_the_default_leaves_out() -> None:
+    assert '-m "not slow"' in read("pyproject.toml")
+    assert ".venv/bin/pytest -m slow " in read(".ci/run")
+
+
 def test_readme_is_short() -> None:
     assert len(read("README.md").splitlines()) <= 120
 

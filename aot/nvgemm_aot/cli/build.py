@@ -138,12 +138,12 @@ def open_rejection_log(path: Path | None) -> Iterator[RejectionSink | None]:
 
 
 _SECONDS_PER_KERNEL = 0.6
-"""Seconds of one core for one kernel: benchmarks/build.py printed 0.56 s for sm_100f, and 11 % more
+"""Seconds of one core for one kernel: benchmarks.build printed 0.56 s for sm_100f, and 11 % more
 with everything around the compiler."""
 
 _MAX_BYTES_PER_KERNEL = 4_700
 """Size of a kernel in a small bundle: quickstart's for sm_100f took 4,674 bytes each. Larger
-bundles take less: the 854 kernels of benchmarks/build.py took 2,219 bytes each."""
+bundles take less: the 854 kernels of benchmarks.build took 2,219 bytes each."""
 
 
 def plan_document(planned: Sequence[PlannedTarget], jobs: int | None) -> Document:

@@ -10,7 +10,7 @@ A weight comes from memory in a model that is larger than the L2 cache, and from
 small one, and a kernel that wins in one case may lose in the other. So a choice's time is the mean
 of a call with a cold cache, after reading a buffer of the cache's size, and of one with a warm
 cache. Inductor writes such a buffer instead, and then kernels also wait for the cache to be written
-back, some more than others. `benchmarks/choice_timing.py` compares ways of timing.
+back, some more than others. `benchmarks.additive.choice_timing` compares ways of timing.
 
 The names of torch that are used here are private, and were read on torch 2.11 to 2.15.
 """

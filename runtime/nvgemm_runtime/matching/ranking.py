@@ -2,12 +2,12 @@
 
 A GPU runs a grid in waves of as many thread blocks as it has streaming multiprocessors, and a wave
 that is nearly empty takes as long as a full one. That is what makes a kernel good at one size and
-bad at the next. Measured on an H200 (`benchmarks/ranking.py`): scaling a near problem's times by
+bad at the next. Measured on an H200 (`benchmarks.ranking`): scaling a near problem's times by
 the waves halves what its order loses where autotuning picks among the first four.
 
 A kernel's time for one wave changes slowly with m. Between two measured m, the time of a wave is
 interpolated, both on logarithmic scales, and multiplied by the waves. Over what was measured on an
-H200 (`benchmarks/ranking.py compare`) this loses less than scaling the nearer problem's times or
+H200 (`benchmarks.ranking compare`) this loses less than scaling the nearer problem's times or
 interpolating the times themselves; over estimates it does not.
 """
 

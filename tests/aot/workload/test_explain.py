@@ -356,7 +356,11 @@ def test_a_command_that_is_interrupted_is_still_explained(tmp_path: Path) -> Non
         "try: print('ready', flush=True); time.sleep(3600)\n"
         "except KeyboardInterrupt: raise SystemExit(3)\n"
     )
-    start = "from nvgemm_aot.cli.main import main; main()"
+    # A job in the background has interrupts ignored, and so would what it starts.
+    start = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from nvgemm_aot.cli.main import main; main()"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", start, "explain", "--", sys.executable, "-c", program],
         stdout=subprocess.PIPE,
@@ -406,7 +410,7 @@ def sleeping_half(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory)
     )
 
 
-@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("as_json", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_model_that_is_compiled(
     command: Command,
     recording_bundle: BuiltBundle,

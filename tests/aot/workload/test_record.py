@@ -60,6 +60,7 @@ raise SystemExit(5)
 """
 
 
+@pytest.mark.slow
 def test_commands_at_once_share_a_file_that_is_built_from_unchanged(
     start: Start, tmp_path: Path
 ) -> None:

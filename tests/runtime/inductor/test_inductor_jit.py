@@ -158,6 +158,7 @@ def test_what_is_compiled_once_serves_all_later_processes(machine: Machine) -> N
     assert (cleared["right"], cleared["hits"], cleared["jit"], cleared["won"]) == (True, 0, 2, 2)
 
 
+@pytest.mark.slow
 def test_what_must_not_be_compiled_is_not(machine: Machine) -> None:
     required = machine.compile("one", NVGEMM_AOT="required")
     assert not required["right"]
@@ -173,6 +174,7 @@ def test_what_must_not_be_compiled_is_not(machine: Machine) -> None:
     assert machine.bundles() == []
 
 
+@pytest.mark.slow
 def test_processes_at_once_compile_each_kernel_once(machine: Machine) -> None:
     programs = [machine.start_compiling(str(number)) for number in range(3)]
     answers = [answer(program) for program in programs]

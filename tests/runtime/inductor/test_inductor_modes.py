@@ -196,7 +196,12 @@ except nvgemm_runtime.errors.SettingError as error:
     ("variable", "options", "said"),
     [
         ("required", "{}", ["True", "[]", "here"]),
-        ("required", '{"nvgemm_aot_mode": "auto"}', ["compiled", "[]", "here"]),
+        pytest.param(
+            "required",
+            '{"nvgemm_aot_mode": "auto"}',
+            ["compiled", "[]", "here"],
+            marks=pytest.mark.slow,
+        ),
         ("off", "{}", ["compiled", "[]", "not here"]),
     ],
 )
