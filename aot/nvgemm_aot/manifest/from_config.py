@@ -144,7 +144,7 @@ def make_manifest(given: Path, wanted: Wanted, *, name: str | None = None) -> Co
             left_out.append((use, recipe))
             continue
         signature = _signature(gemm, recipe, wanted)
-        reason = gemm.unserved or _refusal(gemm, signature, wanted)
+        reason = gemm.unserved or _why_unserved(gemm, signature, wanted)
         if reason:
             left_out.append((use, reason))
             continue
@@ -153,7 +153,7 @@ def make_manifest(given: Path, wanted: Wanted, *, name: str | None = None) -> Co
             Entry(
                 routing=gemm.routing,
                 signature=signature,
-                m=_rows(gemm.routing, signature.op, wanted.tokens),
+                m=_row_counts(gemm.routing, signature.op, wanted.tokens),
                 uses={},
             ),
         )
@@ -225,7 +225,7 @@ def _signature(gemm: ModelGemm, recipe: Recipe | None, wanted: Wanted) -> Signat
     return replace(product, out=DType.FP32) if gemm.biased else product
 
 
-def _refusal(gemm: ModelGemm, signature: Signature, wanted: Wanted) -> str:
+def _why_unserved(gemm: ModelGemm, signature: Signature, wanted: Wanted) -> str:
     if signature.scales is not None and (reason := unsupported(signature)):
         return f"it is quantized to {signature.a.value}: {reason}"
     if signature.scales is not None and all(unavailable(signature, one) for one in wanted.targets):
@@ -240,7 +240,7 @@ def _refusal(gemm: ModelGemm, signature: Signature, wanted: Wanted) -> str:
     return misalignment(problem, ALIGNMENT_BYTES) or ""
 
 
-def _rows(routing: Routing | None, op: Op, tokens: Iterable[int]) -> tuple[int, ...]:
+def _row_counts(routing: Routing | None, op: Op, tokens: Iterable[int]) -> tuple[int, ...]:
     if routing is None:
         return tuple(tokens)
     if op is Op.GROUPED_MM:
@@ -282,43 +282,49 @@ _WIDTH = 98
 def manifest_yaml(made: ConfigManifest) -> str:
     """Write a manifest that `load_manifest` reads."""
     return "\n".join(
-        [*_head(made), "gemms:", *_entries(made.entries, made.wanted), *_left_out(made), ""]
+        [
+            *_head_lines(made),
+            "gemms:",
+            *_entry_lines(made.entries, made.wanted),
+            *_left_out_lines(made),
+            "",
+        ]
     )
 
 
-def _head(made: ConfigManifest) -> Iterator[str]:
+def _head_lines(made: ConfigManifest) -> Iterator[str]:
     wanted = made.wanted
-    yield from _comment(
+    yield from _comment_lines(
         f"Every GEMM of the layers and the head of a {made.model_type} model, by nvgemm-aot "
         f"manifest from-config. Attention itself is not a GEMM of this kind. Sizes from its "
-        f"config: {', '.join(_sizes(made.config))}."
+        f"config: {', '.join(_size_texts(made.config))}."
     )
-    yield from _comment(
+    yield from _comment_lines(
         "Pairs are [out features, in features] of one of tp GPUs; x2 means that one forward pass "
         "computes it twice."
     )
     quantization = made.config.quantization
     if quantization is not None:
-        yield from _comment(
+        yield from _comment_lines(
             f"Its checkpoint is quantized by {json.dumps(quantization.method[:60])}: this is what "
             "engines run of it, and the end lists what no kernel can serve. A GEMM that is here in "
             "two types is quantized in some layers only, and its count is that of all. For the "
             "model before it was quantized, take quantization_config out of a copy of its config."
         )
-    if any(entry.signature.epilogue is None and _biased(entry) for entry in made.entries):
-        yield from _comment(
+    if any(entry.signature.epilogue is None and _has_bias(entry) for entry in made.entries):
+        yield from _comment_lines(
             "+bias: the model adds a bias, and torch.compile computes both as addmm, for which "
             "sm_90a has no operator. This is the product alone, in fp32, to which the plug-in of "
             "torch.compile has the bias added."
         )
     if any(entry.routing and entry.groups is None for entry in made.entries):
-        yield from _comment(
+        yield from _comment_lines(
             "Experts are those of a loop over them, counted as where each is hit. Most programs "
             "compute all in one grouped GEMM, for which there is no operator here: those take "
             "weights as [experts, out features, in features] alone, and none is for sm_90a."
         )
     yield f"version: {VERSION}"
-    yield f"name: {_scalar(made.name)}"
+    yield f"name: {_quoted_if_needed(made.name)}"
     least, most = wanted.tokens[0], wanted.tokens[-1]
     tokens = f"{least} to {most}" if least < most else str(most)
     yield (
@@ -332,11 +338,11 @@ def _head(made: ConfigManifest) -> Iterator[str]:
     yield ""
 
 
-def _entries(entries: Iterable[Entry], wanted: Wanted) -> Iterator[str]:
+def _entry_lines(entries: Iterable[Entry], wanted: Wanted) -> Iterator[str]:
     for position, entry in enumerate(entries):
         if position:
             yield ""
-        yield f"  - comment: {_seen(entry)}"
+        yield f"  - comment: {_entry_comment(entry)}"
         if entry.groups is not None:
             yield f"    op: {entry.signature.op.value}"
             yield f"    groups: {entry.groups}"
@@ -352,11 +358,11 @@ def _entries(entries: Iterable[Entry], wanted: Wanted) -> Iterator[str]:
         yield f"    m: {list(entry.m)}"
         yield "    nk:"
         yield from (
-            f"      - {list(nk)} # {_roles(uses, entry)}" for nk, uses in entry.uses.items()
+            f"      - {list(nk)} # {_pair_comment(uses, entry)}" for nk, uses in entry.uses.items()
         )
 
 
-def _seen(entry: Entry) -> str:
+def _entry_comment(entry: Entry) -> str:
     routing = entry.routing
     if routing is None:
         added = " and has a bias added" if entry.signature.epilogue is not None else ""
@@ -372,11 +378,11 @@ def _seen(entry: Entry) -> str:
     )
 
 
-def _biased(entry: Entry) -> bool:
+def _has_bias(entry: Entry) -> bool:
     return any(use.gemm.biased for uses in entry.uses.values() for use in uses)
 
 
-def _roles(uses: Sequence[Use], entry: Entry) -> str:
+def _pair_comment(uses: Sequence[Use], entry: Entry) -> str:
     """The comment of a pair, e.g. ``tp 1, 2: router x32; tp 4: attention k_proj x32``."""
     by_ranks: dict[int, list[str]] = {}
     for use in uses:
@@ -389,7 +395,7 @@ def _roles(uses: Sequence[Use], entry: Entry) -> str:
     return "; ".join(f"tp {_listed(ranks)}: {roles}" for roles, ranks in ranks_of.items())
 
 
-def _left_out(made: ConfigManifest) -> Iterator[str]:
+def _left_out_lines(made: ConfigManifest) -> Iterator[str]:
     ranks_of: dict[str, list[int]] = {}
     for use, reason in made.left_out:
         gemm = use.gemm
@@ -402,7 +408,7 @@ def _left_out(made: ConfigManifest) -> Iterator[str]:
             yield f"#   tp {_listed(ranks)}: {text}"
 
 
-def _sizes(config: DecoderConfig) -> Iterator[str]:
+def _size_texts(config: DecoderConfig) -> Iterator[str]:
     """The values read from a config, with their keys."""
     for name, field in type(config).model_fields.items():
         if name == "quantization":
@@ -413,7 +419,7 @@ def _sizes(config: DecoderConfig) -> Iterator[str]:
             yield f"{key} {json.dumps(value)}"
 
 
-def _comment(text: str) -> Iterator[str]:
+def _comment_lines(text: str) -> Iterator[str]:
     return (f"# {line}" for line in textwrap.wrap(text, _WIDTH))
 
 
@@ -421,6 +427,6 @@ def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _scalar(name: str) -> str:
+def _quoted_if_needed(name: str) -> str:
     """Write a name so that YAML reads it as text, which ``1.5`` alone is not."""
     return name if yaml.safe_load(name) == name else json.dumps(name)
