@@ -30,7 +30,7 @@ from .schema import NAME_ALLOWED, NAME_PATTERN, VERSION
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ManifestOptions:
     """Options of a manifest from a config; each tuple is sorted and has no duplicates.
 
     Attributes:
@@ -51,7 +51,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Use:
+class RankGemm:
     """A GEMM as one of ``ranks`` ranks computes it.
 
     Attributes:
@@ -65,7 +65,7 @@ class Use:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ConfigEntry:
     """GEMMs of one signature that see the same numbers of tokens.
 
     Attributes:
@@ -78,7 +78,7 @@ class Entry:
     routing: Routing | None
     signature: Signature
     m: tuple[int, ...]
-    uses: dict[tuple[int, int], list[Use]]
+    uses: dict[tuple[int, int], list[RankGemm]]
 
     @property
     def groups(self) -> int | None:
@@ -104,9 +104,9 @@ class ConfigManifest:
     name: str
     config: DecoderConfig
     model_type: str
-    wanted: Wanted
-    entries: tuple[Entry, ...]
-    left_out: tuple[tuple[Use, str], ...]
+    wanted: ManifestOptions
+    entries: tuple[ConfigEntry, ...]
+    left_out: tuple[tuple[RankGemm, str], ...]
 
     @property
     def problems(self) -> int:
@@ -120,7 +120,9 @@ class ConfigManifest:
         return len(declared) * len(self.wanted.dtypes)
 
 
-def make_manifest(given: Path, wanted: Wanted, *, name: str | None = None) -> ConfigManifest:
+def make_manifest(
+    given: Path, wanted: ManifestOptions, *, name: str | None = None
+) -> ConfigManifest:
     """Make a manifest from a model's config.
 
     Args:
@@ -136,7 +138,7 @@ def make_manifest(given: Path, wanted: Wanted, *, name: str | None = None) -> Co
     model_type, config = read_config(path)
     projections = tuple(config.projections())
     _check_heads(path, projections, wanted.ranks)
-    entries: dict[tuple[Routing | None, Signature], Entry] = {}
+    entries: dict[tuple[Routing | None, Signature], ConfigEntry] = {}
     left_out = []
     for use in _uses(path, config, projections, wanted):
         gemm, recipe = use.gemm, use.recipe
@@ -150,7 +152,7 @@ def make_manifest(given: Path, wanted: Wanted, *, name: str | None = None) -> Co
             continue
         entry = entries.setdefault(
             (gemm.routing, signature),
-            Entry(
+            ConfigEntry(
                 routing=gemm.routing,
                 signature=signature,
                 m=_row_counts(gemm.routing, signature.op, wanted.tokens),
@@ -182,8 +184,8 @@ def _check_heads(path: Path, projections: Sequence[Projection], ranks: Iterable[
 
 
 def _uses(
-    path: Path, config: DecoderConfig, projections: Sequence[Projection], wanted: Wanted
-) -> Iterator[Use]:
+    path: Path, config: DecoderConfig, projections: Sequence[Projection], wanted: ManifestOptions
+) -> Iterator[RankGemm]:
     def recipes(gemm: ModelGemm) -> tuple[Recipe | str | None, ...]:
         if config.quantization is None:
             return (None,)
@@ -194,7 +196,7 @@ def _uses(
 
     forms = [form for form in (False, True) if (wanted.fused if form else wanted.separate)]
     uses = (
-        Use(ranks=ranks, gemm=gemm, recipe=recipe)
+        RankGemm(ranks=ranks, gemm=gemm, recipe=recipe)
         for ranks in wanted.ranks
         for fused in forms
         for gemm in share(projections, ranks, fused=fused)
@@ -203,7 +205,7 @@ def _uses(
     yield from dict.fromkeys(uses)  # what cannot be fused is in both forms
 
 
-def _signature(gemm: ModelGemm, recipe: Recipe | None, wanted: Wanted) -> Signature:
+def _signature(gemm: ModelGemm, recipe: Recipe | None, wanted: ManifestOptions) -> Signature:
     """The signature to declare for a GEMM: with its bias, and all experts in one, where possible.
 
     A product whose bias torch adds is declared with an fp32 result, so that the sum is rounded
@@ -225,7 +227,7 @@ def _signature(gemm: ModelGemm, recipe: Recipe | None, wanted: Wanted) -> Signat
     return replace(product, out=DType.FP32) if gemm.biased else product
 
 
-def _why_unserved(gemm: ModelGemm, signature: Signature, wanted: Wanted) -> str:
+def _why_unserved(gemm: ModelGemm, signature: Signature, wanted: ManifestOptions) -> str:
     if signature.scales is not None and (reason := unsupported(signature)):
         return f"it is quantized to {signature.a.value}: {reason}"
     if signature.scales is not None and all(unavailable(signature, one) for one in wanted.targets):
@@ -338,7 +340,7 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
     yield ""
 
 
-def _entry_lines(entries: Iterable[Entry], wanted: Wanted) -> Iterator[str]:
+def _entry_lines(entries: Iterable[ConfigEntry], wanted: ManifestOptions) -> Iterator[str]:
     for position, entry in enumerate(entries):
         if position:
             yield ""
@@ -362,7 +364,7 @@ def _entry_lines(entries: Iterable[Entry], wanted: Wanted) -> Iterator[str]:
         )
 
 
-def _entry_comment(entry: Entry) -> str:
+def _entry_comment(entry: ConfigEntry) -> str:
     routing = entry.routing
     if routing is None:
         added = " and has a bias added" if entry.signature.epilogue is not None else ""
@@ -378,11 +380,11 @@ def _entry_comment(entry: Entry) -> str:
     )
 
 
-def _has_bias(entry: Entry) -> bool:
+def _has_bias(entry: ConfigEntry) -> bool:
     return any(use.gemm.biased for uses in entry.uses.values() for use in uses)
 
 
-def _pair_comment(uses: Sequence[Use], entry: Entry) -> str:
+def _pair_comment(uses: Sequence[RankGemm], entry: ConfigEntry) -> str:
     """The comment of a pair, e.g. ``tp 1, 2: router x32; tp 4: attention k_proj x32``."""
     by_ranks: dict[int, list[str]] = {}
     for use in uses:
