@@ -35,7 +35,7 @@ def cache() -> None:
 @_cache_option
 def path(cache_dir: Path | None) -> None:
     """Print the cache directory."""
-    click.echo(_directory(cache_dir))
+    click.echo(_cache_directory(cache_dir))
 
 
 @cache.command(name="list")
@@ -46,7 +46,7 @@ def list_(cache_dir: Path | None, as_json: bool) -> None:
     from ..jit.eviction import limit_bytes, read_usage
     from ..storage.cache import Cache
 
-    document = usage_document(read_usage(Cache(_directory(cache_dir))), limit_bytes())
+    document = usage_document(read_usage(Cache(_cache_directory(cache_dir))), limit_bytes())
     print_result(document, usage_text, as_json=as_json)
 
 
@@ -73,7 +73,7 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: float | Non
         raise click.UsageError(
             f"--problem {', '.join(keys)}: {error}; nvgemm-aot cache list shows the keys"
         ) from None
-    store = Cache(_directory(cache_dir))
+    store = Cache(_cache_directory(cache_dir))
     before = read_usage(store)
     used_before = None if older_than is None else _now() - older_than
     chosen = select(before, problems=problems, used_before=used_before)
@@ -101,7 +101,7 @@ def _now() -> float:
     return time.time()
 
 
-def _directory(named: Path | None) -> Path:
+def _cache_directory(named: Path | None) -> Path:
     from nvgemm_runtime.installed.jit_cache import default_directory
 
     directory = (named or default_directory()).absolute()

@@ -94,7 +94,7 @@ def coverage(
 
     if declared_only and fail_under is None:
         raise click.UsageError("--declared-only goes with --fail-under")
-    recorded, undeclarable = _load(manifest, archs)
+    recorded, undeclarable = _read_manifest(manifest, archs)
     found = read_bundles(bundles) if bundles else installed_bundles()
     weight = Weight(by)
     targets = cover(
@@ -120,7 +120,9 @@ def coverage(
         require_coverage(targets, fail_under, by=weight, declared_only=declared_only)
 
 
-def _load(manifest: Path, archs: tuple[str, ...]) -> tuple[Manifest, tuple[Undeclarable, ...]]:
+def _read_manifest(
+    manifest: Path, archs: tuple[str, ...]
+) -> tuple[Manifest, tuple[Undeclarable, ...]]:
     """Read a manifest and, of a recording, the GEMMs that it cannot declare."""
     from ..manifest.parse import parse_manifest
     from ..manifest.shipped import find_manifest
@@ -186,15 +188,15 @@ def _gemm_document(gemm: GemmCoverage) -> Document:
 
 def coverage_text(document: Document) -> str:
     """Print coverage: for each target its GEMMs, why some are missed, and the percentages."""
-    return "\n\n".join("\n".join(_target_text(target)) for target in document["targets"])
+    return "\n\n".join("\n".join(_target_lines(target)) for target in document["targets"])
 
 
-def _target_text(target: Document) -> Iterator[str]:
+def _target_lines(target: Document) -> Iterator[str]:
     reasons = _number_reasons(target["gemms"])
     header = ("GEMM", "found as", "count", "% of count", "% of FLOPs", "ranked as")
     shares = [
         [
-            _share(gemm[weight], target["totals"][weight]).rjust(len(title))
+            _share_text(gemm[weight], target["totals"][weight]).rjust(len(title))
             for gemm in target["gemms"]
         ]
         for weight, title in (("count", header[3]), ("flops", header[4]))
@@ -205,12 +207,12 @@ def _target_text(target: Document) -> Iterator[str]:
     ]
     yield f"{target['target']} on {target['device']}"
     yield table(rows, header)
-    yield from _misses(target, reasons)
+    yield from _miss_lines(target, reasons)
     yield ""
-    yield _percentages(target)
+    yield _percentage_table(target)
 
 
-def _percentages(target: Document) -> str:
+def _percentage_table(target: Document) -> str:
     header = ("", "covered", "declared", "by signature")
     rows = [
         (
@@ -225,7 +227,7 @@ def _percentages(target: Document) -> str:
     return table(rows, header)
 
 
-def _share(part: int, total: int) -> str:
+def _share_text(part: int, total: int) -> str:
     return percent_text(100 * part / total)
 
 
@@ -251,7 +253,7 @@ def ranked_as_text(gemm: str, ranked_as: str, *, is_split: bool) -> str:
     return sizes if gemm.startswith(f"{signature}/") else ranked_as
 
 
-def _misses(target: Document, reasons: dict[str, int]) -> Iterator[str]:
+def _miss_lines(target: Document, reasons: dict[str, int]) -> Iterator[str]:
     if not reasons:
         return
     yield ""

@@ -126,10 +126,10 @@ def _add_gemms(section: Element, target: TargetCoverage, by: Weight) -> None:
         _add(row, "td", str(gemm.count), "number")
         for weight, total in totals.items():
             _add(row, "td", percent_text(100 * gemm.weight(weight) / total), "number")
-        _add(row, "td", _explanation(gemm), "why")
+        _add(row, "td", _why(gemm), "why")
 
 
-def _explanation(gemm: GemmCoverage) -> str:
+def _why(gemm: GemmCoverage) -> str:
     if gemm.ranked_as is None:
         return gemm.reasons[0]
     return ranked_as_text(gemm.gemm, gemm.ranked_as.key, is_split=gemm.is_split)
@@ -196,7 +196,7 @@ class _Axis:
         """Coordinate and label of powers of two, from 1 on."""
         step = -(-(self.most - self.least) // _MOST_TICKS)
         for power in range(max(self.least, 0), self.most + 1, step):
-            yield self._at(power), _label(power)
+            yield self._at(power), _tick_label(power)
 
     def _at(self, power: float) -> float:
         part = (power - self.least) / (self.most - self.least)
@@ -222,8 +222,8 @@ def draw_chart(gemms: Iterable[GemmCoverage], label: str) -> Element:
         },
     )
     sized = [(gemm, gemm.sizes) for gemm in gemms if gemm.sizes is not None]
-    ms = _axis([sizes.m for _, sizes in sized], _LEFT, _RIGHT)
-    nks = _axis([sizes.n * sizes.k for _, sizes in sized], _BOTTOM, _TOP)
+    ms = _make_axis([sizes.m for _, sizes in sized], _LEFT, _RIGHT)
+    nks = _make_axis([sizes.n * sizes.k for _, sizes in sized], _BOTTOM, _TOP)
     _draw_axes(chart, ms, nks)
     radii = _radii([gemm.count for gemm, _ in sized])
     places: dict[tuple[int, int], list[tuple[float, GemmCoverage]]] = {}
@@ -261,26 +261,26 @@ def describe(gemm: GemmCoverage) -> str:
     return "\n".join([*lines, served])
 
 
-def _axis(sizes: Sequence[int], start: float, end: float) -> _Axis:
+def _make_axis(sizes: Sequence[int], start: float, end: float) -> _Axis:
     """An axis that extends at least half an octave beyond the sizes."""
     least = math.floor(math.log2(min(sizes)) - 0.5)
     return _Axis(least=least, most=math.ceil(math.log2(max(sizes)) + 0.5), start=start, end=end)
 
 
-def _label(power: int) -> str:
+def _tick_label(power: int) -> str:
     return str(2**power) if power <= 14 else f"2{str(power).translate(_SUPERSCRIPTS)}"
 
 
 def _draw_axes(chart: Element, ms: _Axis, nks: _Axis) -> None:
     for x, text in ms.ticks():
-        _line(chart, x, _TOP, x, _BOTTOM)
-        _text(chart, x, _BOTTOM + 20, text, anchor="middle")
+        _add_line(chart, x, _TOP, x, _BOTTOM)
+        _add_text(chart, x, _BOTTOM + 20, text, anchor="middle")
     for y, text in nks.ticks():
-        _line(chart, _LEFT, y, _RIGHT, y)
-        _text(chart, _LEFT - 8, y + 4, text, anchor="end")
-    _text(chart, (_LEFT + _RIGHT) / 2, _HEIGHT - 8, "m", anchor="middle")
+        _add_line(chart, _LEFT, y, _RIGHT, y)
+        _add_text(chart, _LEFT - 8, y + 4, text, anchor="end")
+    _add_text(chart, (_LEFT + _RIGHT) / 2, _HEIGHT - 8, "m", anchor="middle")
     middle = (_TOP + _BOTTOM) / 2
-    name = _text(chart, 14, middle, "n · k", anchor="middle")
+    name = _add_text(chart, 14, middle, "n · k", anchor="middle")
     name.set("transform", f"rotate(-90 14 {middle:g})")
 
 
@@ -321,12 +321,12 @@ def _marker(parent: Element, status: Status, x: float, y: float, radius: float) 
     return SubElement(parent, "polygon", {**name, "points": points})
 
 
-def _line(parent: Element, x1: float, y1: float, x2: float, y2: float) -> None:
+def _add_line(parent: Element, x1: float, y1: float, x2: float, y2: float) -> None:
     ends = {"x1": f"{x1:.1f}", "y1": f"{y1:.1f}", "x2": f"{x2:.1f}", "y2": f"{y2:.1f}"}
     SubElement(parent, "line", {"class": "grid", **ends})
 
 
-def _text(parent: Element, x: float, y: float, text: str, *, anchor: str) -> Element:
+def _add_text(parent: Element, x: float, y: float, text: str, *, anchor: str) -> Element:
     element = SubElement(parent, "text", {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor})
     element.text = text
     return element

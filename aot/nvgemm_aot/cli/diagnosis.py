@@ -148,7 +148,7 @@ def diagnose() -> Diagnosis:
     if driver and cuda and not devices:
         problems.append("torch sees no GPU; is CUDA_VISIBLE_DEVICES empty?")
     found_bundles = _attempt(INSTALLATION.bundles, problems)
-    states = tuple(_state(found, devices) for found in found_bundles or ())
+    states = tuple(_bundle_state(found, devices) for found in found_bundles or ())
     if found_bundles is not None:
         problems += _bundle_problems(states, devices)
     return Diagnosis(
@@ -206,7 +206,7 @@ def _gpus() -> tuple[DeviceFacts, ...]:
     return tuple(device_facts("cuda", index) for index in range(torch.cuda.device_count()))
 
 
-def _state(found: FoundBundle, devices: tuple[DeviceFacts, ...]) -> BundleState:
+def _bundle_state(found: FoundBundle, devices: tuple[DeviceFacts, ...]) -> BundleState:
     header = found.bundle and found.bundle.header
     return BundleState(
         path=str(found.path),

@@ -69,30 +69,30 @@ def explain_text(document: Document) -> str:
     if not gemms:
         return _NO_EVENT_READ if document["unreadable_lines"] else _NO_GEMM
     header = ("GEMM", "met", "found as", "offered", "ours, us", "other, us", "in the code")
-    ours = _aligned([_least_time(gemm, bundled=True) for gemm in gemms], header[4])
-    others = _aligned([_least_time(gemm, bundled=False) for gemm in gemms], header[5])
+    ours = _right_aligned([_least_time(gemm, bundled=True) for gemm in gemms], header[4])
+    others = _right_aligned([_least_time(gemm, bundled=False) for gemm in gemms], header[5])
     rows = [
         (
-            _name(gemm),
+            _short_name(gemm),
             gemm["graphs"],
             gemm["basis"],
             len(gemm["offered"]),
             our_time,
             other_time,
-            _in_code(gemm),
+            _what_computes(gemm),
         )
         for gemm, our_time, other_time in zip(gemms, ours, others)
     ]
-    below = [_summary(gemms), *_kernels(gemms), *_measured(gemms), *_misses(gemms)]
+    below = [_summary(gemms), *_kernel_lines(gemms), *_measured_lines(gemms), *_miss_lines(gemms)]
     return "\n".join([table(rows, header), "", *below])
 
 
-def _name(gemm: Document) -> str:
+def _short_name(gemm: Document) -> str:
     name: str = gemm["gemm"]
     return name if len(name) <= _MOST_CHARACTERS else f"{name[: _MOST_CHARACTERS - 1]}…"
 
 
-def _aligned(times: list[str], title: str) -> list[str]:
+def _right_aligned(times: list[str], title: str) -> list[str]:
     return [time.rjust(len(title)) for time in times]
 
 
@@ -105,7 +105,7 @@ def _least_time(gemm: Document, *, bundled: bool) -> str:
     return f"{min(times) * 1e3:.1f}" if times else "-"
 
 
-def _in_code(gemm: Document) -> str:
+def _what_computes(gemm: Document) -> str:
     """What computes a GEMM; only generated calls of bundled kernels are known for certain."""
     if not gemm["graphs"]:
         return "tried, slower than apart"
@@ -133,7 +133,7 @@ def _summary(document: list[Document]) -> str:
     )
 
 
-def _kernels(gemms: list[Document]) -> Iterable[str]:
+def _kernel_lines(gemms: list[Document]) -> Iterable[str]:
     operators = {name: gemm["offered"].get(name, "") for gemm in gemms for name in gemm["used"]}
     if operators:
         yield "\nbundled kernels in the code:"
@@ -141,7 +141,7 @@ def _kernels(gemms: list[Document]) -> Iterable[str]:
         yield f"  {name}  {operator}".rstrip()
 
 
-def _measured(gemms: list[Document]) -> Iterable[str]:
+def _measured_lines(gemms: list[Document]) -> Iterable[str]:
     told = {gemm["gemm"]: gemm["measured"] for gemm in gemms if gemm["measured"]}
     if told:
         yield "\nmeasured rankings:"
@@ -149,7 +149,7 @@ def _measured(gemms: list[Document]) -> Iterable[str]:
         yield f"  {name}\n    {text}"
 
 
-def _misses(gemms: list[Document]) -> Iterable[str]:
+def _miss_lines(gemms: list[Document]) -> Iterable[str]:
     """Missed GEMMs grouped by reasons, most of which a model's layers share."""
     missed: dict[tuple[str, ...], list[str]] = {}
     for gemm in gemms:

@@ -99,10 +99,10 @@ def from_config(
 
     CONFIG is a model's config.json, or its directory.
     """
-    from ..manifest.from_config import Wanted, make_manifest, manifest_yaml
+    from ..manifest.from_config import ManifestOptions, make_manifest, manifest_yaml
     from ..storage.files import write_atomic
 
-    wanted = Wanted(
+    wanted = ManifestOptions(
         tokens=tokens,
         ranks=tp,
         dtypes=tuple(sorted(set(map(DType, dtypes)))),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--target",
-    type=click.Choice(TARGETS),
+    type=click.Choice(sorted(TARGETS, key=lambda arch: (len(arch), arch))),
     help="What to build for. Default: the GPU that GEMMs are met on; sm_100f where there is none.",
 )
 @click.option(

@@ -137,13 +137,15 @@ def _outcome_document(outcome: TuningOutcome) -> Document:
 def tuned_text(document: Document) -> str:
     """Print a table of the problems, then wrong kernels, doubts, and the new bundle."""
     header = ("problem", "first", "ours, us", "ATen, us", "Triton, us", "ours / ATen", "kernel")
-    rows = [_row(key, item) for key, item in document["problems"].items()]
+    rows = [_problem_row(key, item) for key, item in document["problems"].items()]
     parts = [] if document["suspicion"] is None else [f"SUSPECT: {document['suspicion']}"]
     parts += [table(rows, header)] if rows else []
-    return "\n".join([*parts, *_wrong(document), *_doubts(document), *_written(document)])
+    return "\n".join(
+        [*parts, *_wrong_lines(document), *_doubt_lines(document), *_summary_lines(document)]
+    )
 
 
-def _row(key: str, item: Document) -> list[object]:
+def _problem_row(key: str, item: Document) -> list[object]:
     times = {"ATen": item["aten"], "Triton": item["triton"]}
     ours = item["kernels"][0][1:] if item["kernels"] else None
     known = {name: timing for name, timing in {"ours": ours, **times}.items() if timing}
@@ -162,7 +164,7 @@ def _timing_text(timing: list[int] | None) -> str:
     return "-" if timing is None else f"{timing[0] / 1e3:.2f} ± {timing[1] / 1e3:.2f}"
 
 
-def _wrong(document: Document) -> Iterator[str]:
+def _wrong_lines(document: Document) -> Iterator[str]:
     from ..tuning.outcome import contender_name
 
     faults: dict[str, list[str]] = {}
@@ -176,7 +178,7 @@ def _wrong(document: Document) -> Iterator[str]:
         yield from (f"  {text}" for text in texts)
 
 
-def _doubts(document: Document) -> Iterator[str]:
+def _doubt_lines(document: Document) -> Iterator[str]:
     """Problems grouped by doubts, as a disturbance mostly affects many."""
     doubted: dict[tuple[str, ...], list[str]] = {}
     for key, item in document["problems"].items():
@@ -189,15 +191,15 @@ def _doubts(document: Document) -> Iterator[str]:
         yield f"not measured: {key}: {reason}"
 
 
-def _written(document: Document) -> Iterator[str]:
+def _summary_lines(document: Document) -> Iterator[str]:
     measured, left = len(document["problems"]), len(document["unmeasured"])
     pruned = document["pruned"]
     if pruned is not None:
         unknown = pruned["unknown_losses"]
         yield (
             f"pruned: kernels dropped: {len(pruned['dropped'])}; bytes saved: "
-            f"{size_text(pruned['bytes'])}; speed lost: {_loss(pruned['declared_loss'])} on "
-            f"measured problems, {_loss(pruned['undeclared_loss'])} on others like them"
+            f"{size_text(pruned['bytes'])}; speed lost: {_loss_text(pruned['declared_loss'])} on "
+            f"measured problems, {_loss_text(pruned['undeclared_loss'])} on others like them"
             + (
                 f" (not known of {unknown}, whose own kernels alone were measured)"
                 if unknown
@@ -218,5 +220,5 @@ def _written(document: Document) -> Iterator[str]:
         )
 
 
-def _loss(ratio: float | None) -> str:
+def _loss_text(ratio: float | None) -> str:
     return "an unknown part" if ratio is None else f"{(ratio - 1) * 100:.1f} %"

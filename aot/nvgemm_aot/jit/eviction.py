@@ -121,8 +121,8 @@ class CacheUsage:
 def read_usage(cache: Cache) -> CacheUsage:
     """List a cache directory, which need not exist. Files that vanish meanwhile are left out."""
     directory = jit_directory(cache.directory)
-    bundles = (_bundle(cache, path) for path in sorted(directory.glob(f"*{BUNDLE_SUFFIX}")))
-    damaged = (_stored(path) for path in damaged_files(directory))
+    bundles = (_kept_bundle(cache, path) for path in sorted(directory.glob(f"*{BUNDLE_SUFFIX}")))
+    damaged = (_stored_file(path) for path in damaged_files(directory))
     return CacheUsage(
         directory=cache.directory,
         entries=tuple(_entries(cache)),
@@ -134,12 +134,12 @@ def read_usage(cache: Cache) -> CacheUsage:
 def _entries(cache: Cache) -> Iterator[StoredFile]:
     for folder, _, names in os.walk(cache.directory / "entries"):
         for name in names:
-            file = _stored(Path(folder) / name)
+            file = _stored_file(Path(folder) / name)
             if file is not None:
                 yield file
 
 
-def _stored(path: Path) -> StoredFile | None:
+def _stored_file(path: Path) -> StoredFile | None:
     try:
         status = path.stat()
     except OSError:
@@ -147,8 +147,8 @@ def _stored(path: Path) -> StoredFile | None:
     return StoredFile(path=path, size_bytes=status.st_size, used_at=status.st_mtime)
 
 
-def _bundle(cache: Cache, path: Path) -> KeptBundle | None:
-    file = _stored(path)
+def _kept_bundle(cache: Cache, path: Path) -> KeptBundle | None:
+    file = _stored_file(path)
     if file is None:
         return None
     try:
@@ -278,7 +278,7 @@ def select(
     def is_old(item: StoredFile | KeptProblem) -> bool:
         return used_before is None or item.used_at < used_before
 
-    files = () if problems else (*usage.entries, *usage.damaged, *_unreadable(usage))
+    files = () if problems else (*usage.entries, *usage.damaged, *_unreadable_files(usage))
     return Eviction(
         files=tuple(file.path for file in files if is_old(file)),
         problems={
@@ -295,7 +295,7 @@ def select(
     )
 
 
-def _unreadable(usage: CacheUsage) -> list[StoredFile]:
+def _unreadable_files(usage: CacheUsage) -> list[StoredFile]:
     return [bundle.file for bundle in usage.bundles if bundle.error is not None]
 
 

@@ -30,7 +30,7 @@ from .schema import NAME_ALLOWED, NAME_PATTERN, VERSION
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ManifestOptions:
     """Options of a manifest from a config; each tuple is sorted and has no duplicates.
 
     Attributes:
@@ -51,7 +51,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Use:
+class RankGemm:
     """A GEMM as one of ``ranks`` ranks computes it.
 
     Attributes:
@@ -65,7 +65,7 @@ class Use:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ConfigEntry:
     """GEMMs of one signature that see the same numbers of tokens.
 
     Attributes:
@@ -78,7 +78,7 @@ class Entry:
     routing: Routing | None
     signature: Signature
     m: tuple[int, ...]
-    uses: dict[tuple[int, int], list[Use]]
+    uses: dict[tuple[int, int], list[RankGemm]]
 
     @property
     def groups(self) -> int | None:
@@ -104,9 +104,9 @@ class ConfigManifest:
     name: str
     config: DecoderConfig
     model_type: str
-    wanted: Wanted
-    entries: tuple[Entry, ...]
-    left_out: tuple[tuple[Use, str], ...]
+    wanted: ManifestOptions
+    entries: tuple[ConfigEntry, ...]
+    left_out: tuple[tuple[RankGemm, str], ...]
 
     @property
     def problems(self) -> int:
@@ -120,7 +120,9 @@ class ConfigManifest:
         return len(declared) * len(self.wanted.dtypes)
 
 
-def make_manifest(given: Path, wanted: Wanted, *, name: str | None = None) -> ConfigManifest:
+def make_manifest(
+    given: Path, wanted: ManifestOptions, *, name: str | None = None
+) -> ConfigManifest:
     """Make a manifest from a model's config.
 
     Args:
@@ -136,7 +138,7 @@ def make_manifest(given: Path, wanted: Wanted, *, name: str | None = None) -> Co
     model_type, config = read_config(path)
     projections = tuple(config.projections())
     _check_heads(path, projections, wanted.ranks)
-    entries: dict[tuple[Routing | None, Signature], Entry] = {}
+    entries: dict[tuple[Routing | None, Signature], ConfigEntry] = {}
     left_out = []
     for use in _uses(path, config, projections, wanted):
         gemm, recipe = use.gemm, use.recipe
@@ -144,16 +146,16 @@ def make_manifest(given: Path, wanted: Wanted, *, name: str | None = None) -> Co
             left_out.append((use, recipe))
             continue
         signature = _signature(gemm, recipe, wanted)
-        reason = gemm.unserved or _refusal(gemm, signature, wanted)
+        reason = gemm.unserved or _why_unserved(gemm, signature, wanted)
         if reason:
             left_out.append((use, reason))
             continue
         entry = entries.setdefault(
             (gemm.routing, signature),
-            Entry(
+            ConfigEntry(
                 routing=gemm.routing,
                 signature=signature,
-                m=_rows(gemm.routing, signature.op, wanted.tokens),
+                m=_row_counts(gemm.routing, signature.op, wanted.tokens),
                 uses={},
             ),
         )
@@ -182,8 +184,8 @@ def _check_heads(path: Path, projections: Sequence[Projection], ranks: Iterable[
 
 
 def _uses(
-    path: Path, config: DecoderConfig, projections: Sequence[Projection], wanted: Wanted
-) -> Iterator[Use]:
+    path: Path, config: DecoderConfig, projections: Sequence[Projection], wanted: ManifestOptions
+) -> Iterator[RankGemm]:
     def recipes(gemm: ModelGemm) -> tuple[Recipe | str | None, ...]:
         if config.quantization is None:
             return (None,)
@@ -194,7 +196,7 @@ def _uses(
 
     forms = [form for form in (False, True) if (wanted.fused if form else wanted.separate)]
     uses = (
-        Use(ranks=ranks, gemm=gemm, recipe=recipe)
+        RankGemm(ranks=ranks, gemm=gemm, recipe=recipe)
         for ranks in wanted.ranks
         for fused in forms
         for gemm in share(projections, ranks, fused=fused)
@@ -203,7 +205,7 @@ def _uses(
     yield from dict.fromkeys(uses)  # what cannot be fused is in both forms
 
 
-def _signature(gemm: ModelGemm, recipe: Recipe | None, wanted: Wanted) -> Signature:
+def _signature(gemm: ModelGemm, recipe: Recipe | None, wanted: ManifestOptions) -> Signature:
     """The signature to declare for a GEMM: with its bias, and all experts in one, where possible.
 
     A product whose bias torch adds is declared with an fp32 result, so that the sum is rounded
@@ -225,7 +227,7 @@ def _signature(gemm: ModelGemm, recipe: Recipe | None, wanted: Wanted) -> Signat
     return replace(product, out=DType.FP32) if gemm.biased else product
 
 
-def _refusal(gemm: ModelGemm, signature: Signature, wanted: Wanted) -> str:
+def _why_unserved(gemm: ModelGemm, signature: Signature, wanted: ManifestOptions) -> str:
     if signature.scales is not None and (reason := unsupported(signature)):
         return f"it is quantized to {signature.a.value}: {reason}"
     if signature.scales is not None and all(unavailable(signature, one) for one in wanted.targets):
@@ -240,7 +242,7 @@ def _refusal(gemm: ModelGemm, signature: Signature, wanted: Wanted) -> str:
     return misalignment(problem, ALIGNMENT_BYTES) or ""
 
 
-def _rows(routing: Routing | None, op: Op, tokens: Iterable[int]) -> tuple[int, ...]:
+def _row_counts(routing: Routing | None, op: Op, tokens: Iterable[int]) -> tuple[int, ...]:
     if routing is None:
         return tuple(tokens)
     if op is Op.GROUPED_MM:
@@ -282,43 +284,49 @@ _WIDTH = 98
 def manifest_yaml(made: ConfigManifest) -> str:
     """Write a manifest that `load_manifest` reads."""
     return "\n".join(
-        [*_head(made), "gemms:", *_entries(made.entries, made.wanted), *_left_out(made), ""]
+        [
+            *_head_lines(made),
+            "gemms:",
+            *_entry_lines(made.entries, made.wanted),
+            *_left_out_lines(made),
+            "",
+        ]
     )
 
 
-def _head(made: ConfigManifest) -> Iterator[str]:
+def _head_lines(made: ConfigManifest) -> Iterator[str]:
     wanted = made.wanted
-    yield from _comment(
+    yield from _comment_lines(
         f"Every GEMM of the layers and the head of a {made.model_type} model, by nvgemm-aot "
         f"manifest from-config. Attention itself is not a GEMM of this kind. Sizes from its "
-        f"config: {', '.join(_sizes(made.config))}."
+        f"config: {', '.join(_size_texts(made.config))}."
     )
-    yield from _comment(
+    yield from _comment_lines(
         "Pairs are [out features, in features] of one of tp GPUs; x2 means that one forward pass "
         "computes it twice."
     )
     quantization = made.config.quantization
     if quantization is not None:
-        yield from _comment(
+        yield from _comment_lines(
             f"Its checkpoint is quantized by {json.dumps(quantization.method[:60])}: this is what "
             "engines run of it, and the end lists what no kernel can serve. A GEMM that is here in "
             "two types is quantized in some layers only, and its count is that of all. For the "
             "model before it was quantized, take quantization_config out of a copy of its config."
         )
-    if any(entry.signature.epilogue is None and _biased(entry) for entry in made.entries):
-        yield from _comment(
+    if any(entry.signature.epilogue is None and _has_bias(entry) for entry in made.entries):
+        yield from _comment_lines(
             "+bias: the model adds a bias, and torch.compile computes both as addmm, for which "
             "sm_90a has no operator. This is the product alone, in fp32, to which the plug-in of "
             "torch.compile has the bias added."
         )
     if any(entry.routing and entry.groups is None for entry in made.entries):
-        yield from _comment(
+        yield from _comment_lines(
             "Experts are those of a loop over them, counted as where each is hit. Most programs "
             "compute all in one grouped GEMM, for which there is no operator here: those take "
             "weights as [experts, out features, in features] alone, and none is for sm_90a."
         )
     yield f"version: {VERSION}"
-    yield f"name: {_scalar(made.name)}"
+    yield f"name: {_quoted_if_needed(made.name)}"
     least, most = wanted.tokens[0], wanted.tokens[-1]
     tokens = f"{least} to {most}" if least < most else str(most)
     yield (
@@ -332,11 +340,11 @@ def _head(made: ConfigManifest) -> Iterator[str]:
     yield ""
 
 
-def _entries(entries: Iterable[Entry], wanted: Wanted) -> Iterator[str]:
+def _entry_lines(entries: Iterable[ConfigEntry], wanted: ManifestOptions) -> Iterator[str]:
     for position, entry in enumerate(entries):
         if position:
             yield ""
-        yield f"  - comment: {_seen(entry)}"
+        yield f"  - comment: {_entry_comment(entry)}"
         if entry.groups is not None:
             yield f"    op: {entry.signature.op.value}"
             yield f"    groups: {entry.groups}"
@@ -352,11 +360,11 @@ def _entries(entries: Iterable[Entry], wanted: Wanted) -> Iterator[str]:
         yield f"    m: {list(entry.m)}"
         yield "    nk:"
         yield from (
-            f"      - {list(nk)} # {_roles(uses, entry)}" for nk, uses in entry.uses.items()
+            f"      - {list(nk)} # {_pair_comment(uses, entry)}" for nk, uses in entry.uses.items()
         )
 
 
-def _seen(entry: Entry) -> str:
+def _entry_comment(entry: ConfigEntry) -> str:
     routing = entry.routing
     if routing is None:
         added = " and has a bias added" if entry.signature.epilogue is not None else ""
@@ -372,11 +380,11 @@ def _seen(entry: Entry) -> str:
     )
 
 
-def _biased(entry: Entry) -> bool:
+def _has_bias(entry: ConfigEntry) -> bool:
     return any(use.gemm.biased for uses in entry.uses.values() for use in uses)
 
 
-def _roles(uses: Sequence[Use], entry: Entry) -> str:
+def _pair_comment(uses: Sequence[RankGemm], entry: ConfigEntry) -> str:
     """The comment of a pair, e.g. ``tp 1, 2: router x32; tp 4: attention k_proj x32``."""
     by_ranks: dict[int, list[str]] = {}
     for use in uses:
@@ -389,7 +397,7 @@ def _roles(uses: Sequence[Use], entry: Entry) -> str:
     return "; ".join(f"tp {_listed(ranks)}: {roles}" for roles, ranks in ranks_of.items())
 
 
-def _left_out(made: ConfigManifest) -> Iterator[str]:
+def _left_out_lines(made: ConfigManifest) -> Iterator[str]:
     ranks_of: dict[str, list[int]] = {}
     for use, reason in made.left_out:
         gemm = use.gemm
@@ -402,7 +410,7 @@ def _left_out(made: ConfigManifest) -> Iterator[str]:
             yield f"#   tp {_listed(ranks)}: {text}"
 
 
-def _sizes(config: DecoderConfig) -> Iterator[str]:
+def _size_texts(config: DecoderConfig) -> Iterator[str]:
     """The values read from a config, with their keys."""
     for name, field in type(config).model_fields.items():
         if name == "quantization":
@@ -413,7 +421,7 @@ def _sizes(config: DecoderConfig) -> Iterator[str]:
             yield f"{key} {json.dumps(value)}"
 
 
-def _comment(text: str) -> Iterator[str]:
+def _comment_lines(text: str) -> Iterator[str]:
     return (f"# {line}" for line in textwrap.wrap(text, _WIDTH))
 
 
@@ -421,6 +429,6 @@ def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, numbers))
 
 
-def _scalar(name: str) -> str:
+def _quoted_if_needed(name: str) -> str:
     """Write a name so that YAML reads it as text, which ``1.5`` alone is not."""
     return name if yaml.safe_load(name) == name else json.dumps(name)

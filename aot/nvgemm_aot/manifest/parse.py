@@ -86,7 +86,7 @@ def load_manifest(path: Path) -> Manifest:
 
 def parse_manifest(path: Path, text: str) -> Manifest:
     """As `load_manifest`, of a text that was read already; ``path`` is for messages."""
-    entry, signatures = _read(path, text)
+    entry, signatures = _read_entry(path, text)
     # One entry an architecture: entries that agree merge, and others were refused.
     devices = {target.arch: target.device or None for target in entry.targets}
     return Manifest(
@@ -97,7 +97,7 @@ def parse_manifest(path: Path, text: str) -> Manifest:
     )
 
 
-def _read(path: Path, text: str) -> tuple[ManifestEntry, list[list[Signature]]]:
+def _read_entry(path: Path, text: str) -> tuple[ManifestEntry, list[list[Signature]]]:
     """Check a manifest; returns it, and the signatures of each of its gemms."""
     root = compose(path, text)
     excess = find_excess(root)
@@ -159,7 +159,7 @@ def _declare(
         candidates = (
             gemm.candidates or entry.defaults.candidates or entry.candidates or DEFAULT_CANDIDATES
         )
-        for problem in _expand(gemm, its_signatures):
+        for problem in _problems_of(gemm, its_signatures):
             most[problem] = max(candidates, most.get(problem, 0))
             counts[problem] += gemm.count or 1
     # Problem's own order, with its key made once a problem instead of once a comparison.
@@ -170,7 +170,7 @@ def _declare(
     )
 
 
-def _expand(gemm: GemmEntry, signatures: Iterable[Signature]) -> Iterator[Problem]:
+def _problems_of(gemm: GemmEntry, signatures: Iterable[Signature]) -> Iterator[Problem]:
     pairs = gemm.nk or [[n, k] for n in gemm.n for k in gemm.k]
     sizes = gemm.mnk or [[m, *pair] for m in gemm.m for pair in pairs]
     for signature, (m, n, k), batch, groups in itertools.product(

@@ -94,7 +94,7 @@ class GemmRules:
                 self.signatures.append([])
                 continue
             values = {key: self._values(key, gemm, location) for key in _CHOICES}
-            signatures = list(_expand(values))
+            signatures = list(_expand_signatures(values))
             self.signatures.append(signatures)
             # A misspelt key has a mistake already: the key that it means is not also missing.
             self._check_keys(gemm, location, _misspelt(gemm, location) | misspelt_defaults)
@@ -109,9 +109,9 @@ class GemmRules:
 
     def _values(self, key: str, gemm: dict[str, Any], location: Location) -> _Values:
         if key not in gemm:
-            given = _listed(self._defaults.get(key, []))
+            given = _as_list(self._defaults.get(key, []))
             return _Values(location=("defaults", key), given=tuple(given))
-        return _Values(location=(*location, key), given=tuple(_listed(gemm[key])))
+        return _Values(location=(*location, key), given=tuple(_as_list(gemm[key])))
 
     def _check_keys(self, gemm: dict[str, Any], location: Location, misspelt: set[str]) -> None:
         if "dtype" not in gemm.keys() | self._defaults.keys() | misspelt:
@@ -135,10 +135,10 @@ class GemmRules:
         """Find a k that ends within an element of a packed type."""
         packed = [one for one in map(DType, INPUT_DTYPES) if one.packed > 1 and one.value in dtypes]
         ks: list[tuple[Location, Any]] = [
-            (("k", index), k) for index, k in enumerate(_listed(gemm.get("k", [])))
+            (("k", index), k) for index, k in enumerate(_as_list(gemm.get("k", [])))
         ]
         for key in ("nk", "mnk"):
-            for index, sizes in enumerate(_listed(gemm.get(key, []))):
+            for index, sizes in enumerate(_as_list(gemm.get(key, []))):
                 if isinstance(sizes, list) and len(sizes) == len(key):
                     ks.append(((key, index, len(key) - 1), sizes[-1]))
         for dtype, (place, k) in itertools.product(packed, ks):
@@ -157,14 +157,14 @@ class GemmRules:
             right = [c for c in choices if unsupported(replace(signature, **{key: c})) is None]
             if right and values[key].given:
                 break
-        value = _text(getattr(signature, "a" if key == "dtype" else key))
+        value = _spelling(getattr(signature, "a" if key == "dtype" else key))
         place = (*values[key].location, values[key].given.index(value))
         found = f"found {value!r}"
         if place[0] == "defaults" and any(one.location[0] == "gemms" for one in values.values()):
             place, found = location, f"found {value!r} of 'defaults' for {key}"
         if place not in self._blamed:
             self._blamed.add(place)
-            allowed = f"; allowed here: {', '.join(map(_text, right))}" if right else ""
+            allowed = f"; allowed here: {', '.join(map(_spelling, right))}" if right else ""
             self._add(place, f"{found}; {reason}{allowed}")
 
 
@@ -188,15 +188,15 @@ def _entries(source: Source, key: str) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _text(choice: enum.Enum | None) -> str:
+def _spelling(choice: enum.Enum | None) -> str:
     return NONE if choice is None else str(choice.value)
 
 
-def _expand(values: Mapping[str, _Values]) -> Iterator[Signature]:
+def _expand_signatures(values: Mapping[str, _Values]) -> Iterator[Signature]:
     """The product of an entry's lists, without the values that do not exist."""
 
     def known(key: str, allowed: tuple[str, ...], usual: str = NONE) -> list[str]:
@@ -243,13 +243,13 @@ def find_excess(root: yaml.Node | None) -> Mistake | None:
     The lengths of lists tell, before anything of them is looked at: a file of a hundred thousand
     entries takes a minute to check, and as long again to say what is wrong with each.
     """
-    gemms = _nodes(root).get("gemms")
+    gemms = _nodes_by_key(root).get("gemms")
     if not isinstance(gemms, yaml.SequenceNode):
         return None
-    defaults = _nodes(_nodes(root).get("defaults"))
+    defaults = _nodes_by_key(_nodes_by_key(root).get("defaults"))
     total = 0
     for index, entry in enumerate(gemms.value):
-        here = _count_problems({**defaults, **_nodes(entry)})
+        here = _count_problems({**defaults, **_nodes_by_key(entry)})
         total += here
         if total > MAX_PROBLEMS:
             return mistake_at(
@@ -261,7 +261,7 @@ def find_excess(root: yaml.Node | None) -> Mistake | None:
     return None
 
 
-def _nodes(node: yaml.Node | None) -> dict[str, yaml.Node]:
+def _nodes_by_key(node: yaml.Node | None) -> dict[str, yaml.Node]:
     """The values of a mapping, by those of its keys that are text; none of anything else."""
     if not isinstance(node, yaml.MappingNode):
         return {}

@@ -77,7 +77,7 @@ def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
     error = activation_error(error, value, signature)
     activation = signature.epilogue.activation if signature.epilogue is not None else None
     if activation is not None:
-        value = _apply(activation, value)
+        value = _apply_activation(activation, value)
     return expect_between(value, error, torch_dtype(signature.out))
 
 
@@ -134,7 +134,7 @@ def reference(operands: Sequence[torch.Tensor], signature: Signature) -> torch.T
     """
     value = _before_activation(operands, signature)
     activation = signature.epilogue.activation if signature.epilogue is not None else None
-    return value if activation is None else _apply(activation, value)
+    return value if activation is None else _apply_activation(activation, value)
 
 
 def _before_activation(
@@ -170,7 +170,7 @@ def _product_of_groups(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) 
     return result
 
 
-def _apply(activation: Activation, values: torch.Tensor) -> torch.Tensor:
+def _apply_activation(activation: Activation, values: torch.Tensor) -> torch.Tensor:
     import torch
 
     function = getattr(torch.nn.functional, activation.row.torch_name)

@@ -144,10 +144,10 @@ def tuned_content(
     rankings, unserved = [], dict(content.unserved)
     for ranking in content.rankings:
         outcome = outcomes.get(ranking.problem.key)
-        made = _as_before(ranking)
+        made = _without_unmeasured(ranking)
         if outcome is not None:
-            made = _measured(ranking, outcome, by=by, gpu=gpu)
-        made = _without(made, wrong)
+            made = _with_outcome(ranking, outcome, by=by, gpu=gpu)
+        made = _without_wrong(made, wrong)
         if made.kernels:
             rankings.append(made)
         else:
@@ -170,7 +170,7 @@ def tuned_content(
     )
 
 
-def _measured(
+def _with_outcome(
     ranking: ProblemRanking, outcome: TuningOutcome, *, by: str, gpu: str
 ) -> ProblemRanking:
     return replace(
@@ -186,7 +186,7 @@ def _measured(
     )
 
 
-def _as_before(ranking: ProblemRanking) -> ProblemRanking:
+def _without_unmeasured(ranking: ProblemRanking) -> ProblemRanking:
     """A ranking as its source has it: a measured one without the kernels that were not measured."""
     if ranking.source.kind != "measurement":
         return ranking
@@ -202,7 +202,7 @@ def _why_unserved(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
     return f"all {len(ids)} kernels that were made for it were thrown out when tuned, {example}"
 
 
-def _without(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:
+def _without_wrong(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:
     """Drop wrong kernels from a ranking; doubt it if they kept others from being told apart."""
     kept = [place for place, (id_, _) in enumerate(ranking.kernels) if id_ not in wrong]
     kernels = tuple(ranking.kernels[place] for place in kept)
@@ -224,7 +224,7 @@ def _without(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRankin
 def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interval]:
     """By contender, the interval that the race decided by."""
     torchs_own = {ATEN: measured.aten, TRITON: measured.triton}
-    timings = {**torchs_own, **_timings(ranking, measured)}
+    timings = {**torchs_own, **_kernel_timings(ranking, measured)}
     return {
         name: Interval(
             median=timing.time_ns,
@@ -236,7 +236,7 @@ def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interva
     }
 
 
-def _timings(ranking: ProblemRanking, measured: Measured) -> dict[str, Timing]:
+def _kernel_timings(ranking: ProblemRanking, measured: Measured) -> dict[str, Timing]:
     """By id, the timings of the measured kernels."""
     return {
         id_: Timing(time_ns=time_ns, spread_ns=spread_ns)
@@ -274,7 +274,7 @@ def previous_outcome(ranking: ProblemRanking, gpu: str) -> TuningOutcome | None:
     if measured is None or source.conditions is None or source.gpu != gpu:
         return None
     return TuningOutcome(
-        kernels=_timings(ranking, measured),
+        kernels=_kernel_timings(ranking, measured),
         aten=measured.aten,
         triton=measured.triton,
         wrong={},
@@ -318,16 +318,16 @@ def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
     kernels = {kernel.id: kernel for kernel in content.kernels}
     kept = _kept(content.rankings, kernels)
     measured = [ranking for ranking in content.rankings if ranking.measured is not None]
-    known, unknown = _held_back_losses(measured, kernels)
+    known, unknown = _losses_of_undeclared(measured, kernels)
     pruned = replace(
         content,
         kernels=tuple(kernel for kernel in content.kernels if kernel.id in kept),
-        rankings=tuple(_only(ranking, kept) for ranking in content.rankings),
+        rankings=tuple(_keep_ranked(ranking, kept) for ranking in content.rankings),
     )
     return pruned, Pruned(
         dropped=tuple(sorted(kernels.keys() - kept)),
-        declared_loss=_mean([_loss(ranking, kept) for ranking in measured]),
-        undeclared_loss=_mean(known) if known else None,
+        declared_loss=_geometric_mean([_loss(ranking, kept) for ranking in measured]),
+        undeclared_loss=_geometric_mean(known) if known else None,
         unknown_losses=unknown,
     )
 
@@ -375,7 +375,7 @@ def _serving_most(
     }
 
 
-def _only(ranking: ProblemRanking, kept: Collection[str]) -> ProblemRanking:
+def _keep_ranked(ranking: ProblemRanking, kept: Collection[str]) -> ProblemRanking:
     places = [place for place, (id_, _) in enumerate(ranking.kernels) if id_ in kept]
     measured = ranking.measured
     if measured is not None:
@@ -391,7 +391,7 @@ def _loss(ranking: ProblemRanking, kept: Collection[str]) -> float:
     return min(time for id_, time in times.items() if id_ in kept) / min(times.values())
 
 
-def _held_back_losses(
+def _losses_of_undeclared(
     measured: Sequence[ProblemRanking], kernels: Mapping[str, BuiltKernel]
 ) -> tuple[list[float], int]:
     """Loss of each problem if only the others decided, and the number of problems without one."""
@@ -407,5 +407,5 @@ def _held_back_losses(
     return losses, unknown
 
 
-def _mean(ratios: Sequence[float]) -> float:
+def _geometric_mean(ratios: Sequence[float]) -> float:
     return statistics.geometric_mean(ratios) if ratios else 1.0

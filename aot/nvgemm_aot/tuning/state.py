@@ -148,7 +148,7 @@ class Journal:
         Raises:
             StorageError: If the file cannot be written, or another process writes it too.
         """
-        data = (b"" if self._end else _encoded(self._first)) + _encoded(line)
+        data = (b"" if self._end else _encode(self._first)) + _encode(line)
         with self._writing(f"{len(data)} bytes"):
             if self._file is None:
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -215,7 +215,7 @@ class Journal:
                 self._path.unlink(missing_ok=True)
 
 
-def _encoded(line: Line) -> bytes:
+def _encode(line: Line) -> bytes:
     return json.dumps(line).encode() + b"\n"
 
 
@@ -324,7 +324,7 @@ class TuningState:
         self._check_identity(first, identity)
         for line in lines:
             try:
-                self._take(line)
+                self._apply_line(line)
             except (ValueError, KeyError) as error:
                 self._journal.fail(f"{type(error).__name__}: {error}")
         if self._running is not None:
@@ -349,7 +349,7 @@ class TuningState:
                     f"{here}; choose another output, or remove it and the output beside it"
                 )
 
-    def _take(self, line: Line) -> None:
+    def _apply_line(self, line: Line) -> None:
         self._running = None
         if "outcome" in line:
             key = read_text(line["problem"])

@@ -73,10 +73,10 @@ class Undeclarable:
 
 def read_undeclarable(text: str) -> tuple[Undeclarable, ...]:
     """Read the undeclarable GEMMs from a recording's comments; other manifests have none."""
-    return tuple(_read(line, count) for line, count in read_others(text).items())
+    return tuple(_parse_other(line, count) for line, count in read_others(text).items())
 
 
-def _read(line: str, count: int) -> Undeclarable:
+def _parse_other(line: str, count: int) -> Undeclarable:
     gemm, _, reason = line.partition(": ")
     extents = sizes_in_words(gemm)
     return Undeclarable(
@@ -259,7 +259,7 @@ def cover(
         undeclarable: Recorded GEMMs that the manifest cannot declare.
     """
     views = preferred(bundles)
-    asked = [_ask(declared) for declared in manifest.declared]
+    asked = [_readings_of(declared) for declared in manifest.declared]
     missed = tuple(
         GemmCoverage(
             gemm=gemm.gemm,
@@ -276,7 +276,7 @@ def cover(
         facts = gpu_facts(target, views)
         assert facts.runtime_library is not None
         index = Index(views, facts, unusable)
-        matched = (_match(index, one) for one in asked)
+        matched = (_cover_gemm(index, one) for one in asked)
         covered.append(
             TargetCoverage(
                 target=target,
@@ -334,7 +334,7 @@ class _Asked:
     product: tuple[Request, ...]
 
 
-def _ask(declared: Declared) -> _Asked:
+def _readings_of(declared: Declared) -> _Asked:
     call = call_of(declared.problem)
     product = product_of_sum(call)
     return _Asked(
@@ -344,7 +344,7 @@ def _ask(declared: Declared) -> _Asked:
     )
 
 
-def _match(index: Index, asked: _Asked) -> GemmCoverage:
+def _cover_gemm(index: Index, asked: _Asked) -> GemmCoverage:
     problem = asked.declared.problem
     missed = GemmCoverage(
         gemm=problem.key,

@@ -184,7 +184,7 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGTERM, calls.end)
     try:
         with fake_tensors(), calls:
-            _run(arguments)
+            _run_program(arguments)
     except (DataDependentOutputException, DynamicOutputShapeException):
         sys.stderr.write(
             "nvgemm-aot: the program looked at numbers, and fake tensors have none: leave that "
@@ -196,7 +196,7 @@ def main(arguments: list[str]) -> None:
         calls.write()
 
 
-def _run(arguments: list[str]) -> None:
+def _run_program(arguments: list[str]) -> None:
     """Run a program as Python's command line does."""
     first, *rest = arguments
     if first == "-m":

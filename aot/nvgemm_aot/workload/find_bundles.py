@@ -47,7 +47,7 @@ def read_bundles(paths: Sequence[Path]) -> Bundles:
         BundleFormatError: If a bundle breaks a rule of the format.
         StorageError: If a path cannot be read or holds no bundle.
     """
-    return Bundles(views=tuple(view for path in paths for view in _read(path)))
+    return Bundles(views=tuple(view for path in paths for view in _read_path(path)))
 
 
 def installed_bundles() -> Bundles:
@@ -63,16 +63,16 @@ def installed_bundles() -> Bundles:
     )
 
 
-def _read(path: Path) -> Iterator[BundleView]:
+def _read_path(path: Path) -> Iterator[BundleView]:
     if path.is_dir():
         yield from _read_directory(path)
     elif path.suffix == _WHEEL_SUFFIX:
         yield from _read_wheel(path)
     else:
-        yield _open(path, str(path))
+        yield _read_header(path, str(path))
 
 
-def _open(path: Path, name: str) -> BundleView:
+def _read_header(path: Path, name: str) -> BundleView:
     with Bundle(path) as bundle:
         return BundleView(name=name, header=bundle.header)
 
@@ -85,7 +85,7 @@ def _read_directory(path: Path) -> Iterator[BundleView]:
     if not files:
         raise _no_bundle(path)
     for file in files:
-        yield _open(file, str(file))
+        yield _read_header(file, str(file))
 
 
 def _read_wheel(path: Path) -> Iterator[BundleView]:
@@ -101,7 +101,7 @@ def _read_wheel(path: Path) -> Iterator[BundleView]:
             file = Path(directory) / "bundle"
             for member in members:
                 _unpack_header(wheel, member, file)
-                yield _open_member(file, f"{path}/{member}")
+                yield _read_member(file, f"{path}/{member}")
     except _DAMAGED as error:
         raise StorageError(f"{path}: not a whole wheel: {error}; build it again") from error
     except OSError as error:
@@ -120,9 +120,9 @@ def _unpack_header(wheel: zipfile.ZipFile, member: str, file: Path) -> None:
         unpacked.truncate(wheel.getinfo(member).file_size)
 
 
-def _open_member(file: Path, name: str) -> BundleView:
+def _read_member(file: Path, name: str) -> BundleView:
     try:
-        return _open(file, name)
+        return _read_header(file, name)
     except BundleFormatError as error:
         raise BundleFormatError(name, error.rule, error.message) from error
 

@@ -16,7 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nvgemm_aot.cli.main import main
-from nvgemm_aot.manifest.from_config import MAX_PROBLEMS, Wanted, make_manifest, manifest_yaml
+from nvgemm_aot.manifest.from_config import (
+    MAX_PROBLEMS,
+    ManifestOptions,
+    make_manifest,
+    manifest_yaml,
+)
 from nvgemm_aot.manifest.models import FAMILIES
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.manifest.source import MAX_FILE_BYTES
@@ -45,7 +50,9 @@ def write(directory: Path, content: object, name: str = "model.json") -> Path:
 
 
 def text_of(path: Path, **wanted: Any) -> str:
-    return manifest_yaml(make_manifest(path, Wanted(**{"tokens": (16,), "ranks": (1,), **wanted})))
+    return manifest_yaml(
+        make_manifest(path, ManifestOptions(**{"tokens": (16,), "ranks": (1,), **wanted}))
+    )
 
 
 def load(directory: Path, content: dict[str, Any], **wanted: Any) -> Manifest:

@@ -16,7 +16,7 @@ if sys.version_info < (3, 11):
     pytest.skip("transformers needs Python 3.11", allow_module_level=True)
 
 import transformers_gemms
-from nvgemm_aot.manifest.from_config import Wanted, make_manifest, manifest_yaml
+from nvgemm_aot.manifest.from_config import ManifestOptions, make_manifest, manifest_yaml
 from nvgemm_aot.manifest.models import FAMILIES
 from nvgemm_aot.manifest.models.config import read_config
 from nvgemm_aot.manifest.models.gemm import ModelGemm
@@ -181,7 +181,7 @@ def test_manifest_of_a_saved_model_declares_what_it_calls(case: str, tmp_path: P
     config = small(case)
     path = tmp_path / "config.json"
     path.write_text(transformers_gemms.as_transformers_saves_it(config))
-    wanted = Wanted(tokens=(24,), ranks=(1,), targets=("sm_90a",))  # products alone
+    wanted = ManifestOptions(tokens=(24,), ranks=(1,), targets=("sm_90a",))  # products alone
     made = make_manifest(path, wanted, name="small")
     (tmp_path / "small.yaml").write_text(manifest_yaml(made))
     declared = {d.problem for d in load_manifest(tmp_path / "small.yaml").declared}
@@ -217,7 +217,7 @@ def in_words(problem: Problem) -> str:
 def test_manifest_for_blackwell_declares_groups_and_biases_as_they_are_called(
     path: Path, tmp_path: Path
 ) -> None:
-    made = make_manifest(path, Wanted(tokens=(256,), ranks=(1,)))
+    made = make_manifest(path, ManifestOptions(tokens=(256,), ranks=(1,)))
     (tmp_path / "made.yaml").write_text(manifest_yaml(made))
     declared = {in_words(d.problem) for d in load_manifest(tmp_path / "made.yaml").declared}
     called = set(expected_calls(gemms_of(path), 256, grouped=True))

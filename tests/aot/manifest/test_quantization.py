@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from nvgemm_aot.manifest.from_config import Wanted, make_manifest, manifest_yaml
+from nvgemm_aot.manifest.from_config import ManifestOptions, make_manifest, manifest_yaml
 from nvgemm_aot.manifest.models import quantization as quantization_module
 from nvgemm_aot.manifest.models.quantization import read_quantization
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
@@ -69,7 +69,7 @@ def made(
     directory: Path, quantization: object, stem: str = "llama-3.1-8b", **wanted: Any
 ) -> tuple[Manifest, str]:
     """The manifest that a config gives, and its text."""
-    asked = Wanted(**{"tokens": (16,), "ranks": (1,), **wanted})
+    asked = ManifestOptions(**{"tokens": (16,), "ranks": (1,), **wanted})
     text = manifest_yaml(make_manifest(write(directory, stem, quantization), asked))
     (directory / "made.yaml").write_text(text, encoding="ascii")
     return load_manifest(directory / "made.yaml"), text
@@ -238,7 +238,7 @@ def test_results_are_of_every_wanted_type(tmp_path: Path) -> None:
     outs = {declared.problem.signature.out for declared in manifest.declared}
     assert outs == {DType.BF16, DType.FP16}
     path = write(tmp_path, "llama-3.1-8b", STATIC)
-    counted = make_manifest(path, Wanted(tokens=(16,), ranks=(1,), **wanted)).problems
+    counted = make_manifest(path, ManifestOptions(tokens=(16,), ranks=(1,), **wanted)).problems
     assert counted == len(manifest.declared) == 10
 
 

@@ -144,7 +144,7 @@ def killed_after(count: int, tunable: Path, tuned_path: Path, dictated: Dictated
     dictated.interrupt_at = count
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Journal, "meanwhile", kept)
-        patch.setattr(session._Looks, "end", lambda _: None)
+        patch.setattr(session._OtherWork, "end", lambda _: None)
         with pytest.raises(KeyboardInterrupt):
             run(tunable, tuned_path, bench(dictated))
     dictated.interrupt_at = None
