@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._inductor import select_algorithm  # noqa: F401  (our modules come behind it)
 
 import cpu_provider
 import nvgemm_runtime
