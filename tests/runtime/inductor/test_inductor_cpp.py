@@ -116,6 +116,7 @@ with torch.no_grad():
         return {"made": made, **{name: run.result() for name, run in runs.items()}}
 
 
+@pytest.mark.slow
 def test_a_package_runs_kernels_where_they_are_installed(package: dict[str, Ran]) -> None:
     ran = package["with us"]
     assert ran.right == [True, True, True]
@@ -138,6 +139,7 @@ def test_a_package_says_once_which_wheel_is_missing(package: dict[str, Ran]) -> 
     assert ran.count("a compiled graph runs GEMMs on ATen instead of the kernels of") == 1
 
 
+@pytest.mark.slow
 def test_what_torch_puts_together_from_parts_is_defined_once(
     inductor: InductorSession, tmp_path: Path
 ) -> None:

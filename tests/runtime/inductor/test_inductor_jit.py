@@ -135,6 +135,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
         yield machine
 
 
+@pytest.mark.slow
 def test_what_is_compiled_once_serves_all_later_processes(machine: Machine) -> None:
     first = machine.compile("one")
     assert first["right"]

@@ -53,6 +53,7 @@ def launch() -> dict[str, Any]:
     return answer
 
 
+@pytest.mark.slow
 def test_the_next_process_launches_what_was_compiled_and_imports_no_compiler(
     machine: JitMachine, fallback: JitClient
 ) -> None:
@@ -82,6 +83,7 @@ def test_the_cpu_has_no_kernels_but_for_tests(
     assert not machine.others()
 
 
+@pytest.mark.slow
 def test_real_kernels_come_through_the_server(
     machine: JitMachine,
     fallback: JitClient,
