@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
@@ -14,7 +14,8 @@ from nvgemm_runtime.gemm.roles import Role, contiguous_bytes, extra_roles
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from nvgemm_runtime.matching.refusals import unlaunchable
 
-from ..bundle.content import ProblemRanking
+if TYPE_CHECKING:
+    from ..bundle.content import ProblemRanking
 
 Run = Callable[..., Any]
 """``run(a, b, out, *extras)`` computes a GEMM and returns where the result is; see `operands`."""
