@@ -82,7 +82,7 @@ def test_a_killed_process_leaves_a_whole_file_and_holds_nobody_up(tmp_path: Path
 def test_a_child_that_was_forked_while_the_file_was_locked_holds_nobody_up(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path / "out.yaml")
     recorder.add("an odd one", "sm_90a")
-    with recorder._alone():
+    with recorder._locked():
         child = os.fork()
         if child == 0:
             time.sleep(3600)
@@ -177,5 +177,5 @@ def test_what_to_build_for(wanted: str, capability: tuple[int, int] | None, targ
 
 
 def test_what_nothing_builds_for_is_an_error() -> None:
-    with pytest.raises(RecordError, match=r"sm_80: nothing builds for it; allowed: sm_90a, "):
+    with pytest.raises(RecordError, match=r"sm_80: nothing builds for it; allowed: .*sm_90a"):
         chosen_target(None, {"NVGEMM_AOT_RECORD_TARGET": "sm_80"})
