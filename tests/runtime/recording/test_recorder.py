@@ -177,5 +177,5 @@ def test_what_to_build_for(wanted: str, capability: tuple[int, int] | None, targ
 
 
 def test_what_nothing_builds_for_is_an_error() -> None:
-    with pytest.raises(RecordError, match=r"sm_80: nothing builds for it; allowed: sm_90a, "):
+    with pytest.raises(RecordError, match=r"sm_80: nothing builds for it; allowed: .*sm_90a"):
         chosen_target(None, {"NVGEMM_AOT_RECORD_TARGET": "sm_80"})
