@@ -26,7 +26,7 @@ from nvgemm_runtime.gemm.support import OUTS
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 
-def rows(*layouts: Layout) -> list[pytest.ParameterSet]:
+def rows(*layouts: Layout, mark: pytest.MarkDecorator | None = None) -> list[pytest.ParameterSet]:
     """Rows of the support table, each with its signatures of all layouts or of these."""
     grouped: dict[str, list[Signature]] = {}
     for signature in EVERY_SIGNATURE:
@@ -35,12 +35,20 @@ def rows(*layouts: Layout) -> list[pytest.ParameterSet]:
         parts = (signature.op, signature.a, signature.scales, signature.epilogue)
         key = "-".join(part.value for part in parts if part is not None)
         grouped.setdefault(key, []).append(signature)
-    return [pytest.param(signatures, id=key) for key, signatures in grouped.items()]
+    marks = () if mark is None else mark
+    suffix = "" if mark is None else f"-{mark.name}"
+    return [
+        pytest.param(signatures, id=f"{key}{suffix}", marks=marks)
+        for key, signatures in grouped.items()
+    ]
 
 
 every_row = pytest.mark.parametrize("signatures", rows())
-every_value = pytest.mark.parametrize("signatures", rows(Layout.TN))
-"""For tests of values, which are the same in every layout."""
+every_value = pytest.mark.parametrize(
+    "signatures",
+    [*rows(Layout.TN), *rows(Layout.TT, Layout.NN, Layout.NT, mark=pytest.mark.slow)],
+)
+"""For tests of values: those of one layout by default, of the others among the slow tests."""
 
 
 def small(signature: Signature) -> Problem:
