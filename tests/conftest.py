@@ -46,6 +46,21 @@ gemms:
 """Two kernels for each bf16 problem (TGV and a narrow tile on sm_100f) and one for each fp16."""
 
 
+_LONG = ("runtime/inductor", "whole")
+"""Folders whose files take longest: begun last, one of them would keep a single process busy."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config.option, "loadscopereorder"):  # pytest-xdist begins with the most tests
+        config.option.loadscopereorder = False
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the folders of `_LONG`."""
+    folders = [Path(__file__).parent / folder for folder in _LONG]
+    items.sort(key=lambda item: not any(map(item.path.is_relative_to, folders)))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Whatever this user has had compiled must not be found by tests, nor theirs by the user."""

@@ -1,4 +1,8 @@
-"""Builds bundles of GEMM kernels ahead of time and packs them into wheels. No GPU is needed."""
+"""The builder and the ``nvgemm-aot`` command: compiles GEMM kernels and packs them into wheels.
+
+No GPU is needed, but by `tuning`. Start at `build.pipeline`, or at `cli.main`. It may import
+`nvgemm_runtime`, but for its `inductor` and `jit`.
+"""
 
 from __future__ import annotations
 

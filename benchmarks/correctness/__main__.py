@@ -5,7 +5,7 @@
 
 Every kernel of installed bundles that multiplies plain matrices takes its turn at random sizes: m
 and n up to 16384, k up to 65536, the largest of each among them. Its own results are checked as
-`tune` checks them (`nvgemm_aot.tuning.check_operands`), then results with a planted fault
+`tune` checks them (`nvgemm_aot.tuning.exact_operands`), then results with a planted fault
 (`faults`). The table says, for each type of A and B, how many right results passed, and how many
 planted faults were noticed.
 """
@@ -29,9 +29,9 @@ import click
 from benchmarks.correctness.faults import FAULTS
 from benchmarks.shared.compiling import versions
 from benchmarks.shared.records import check_output, write
-from nvgemm_aot.tuning.check_operands import make_checks
 from nvgemm_aot.tuning.contenders import kernel_run
 from nvgemm_aot.tuning.correctness import find_fault
+from nvgemm_aot.tuning.exact_operands import make_checks
 from nvgemm_aot.tuning.operands import poison
 from nvgemm_runtime import bundles
 from nvgemm_runtime.bundle.format import Kernel

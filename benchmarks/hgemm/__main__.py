@@ -166,7 +166,7 @@ def measure_size(
     requests: int,
     gap_s: float,
 ) -> dict[str, Any]:
-    """Measure one size; the entry is what `hgemm_table.Entry.from_json` reads."""
+    """Measure one size; the entry is what `table.Entry.from_json` reads."""
     import torch
 
     order = random.Random(size.key)

@@ -107,7 +107,7 @@ class Entry:
 
     @classmethod
     def from_json(cls, key: str, entry: Mapping[str, Any]) -> Entry:
-        """Read what `hgemm.measure_size` gave."""
+        """Read what `__main__.measure_size` gave."""
         times = {
             mode: {name: Summary.from_json(one) for name, one in entry[mode].items()}
             for mode in MODES

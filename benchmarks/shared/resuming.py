@@ -1,7 +1,7 @@
 """Results that grow over several runs: a JSON file, and the table beside it.
 
-GPUs are lent for minutes. So a benchmark keeps its file after every size it has measured, does not
-begin what it has no time to end, and goes on from the file when it is started again.
+A GPU may be available for a few minutes only. So a benchmark saves its file after each size, starts
+none that it has no time to finish, and continues from the file when it is started again.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 namespace nvgemm {
 namespace {
 
-// Alignment that block-scaled kernels assume of scales (nvgemm_runtime/gemm/scales.py), and that which
+// Alignment that block-scaled kernels assume of scales (nvgemm_runtime/gemm/types.py), and that which
 // kernels assume of a single scale and of int32 offsets, in bytes. Scales of rows are moved by TMA,
 // as operands are, and are held to the kernel's own alignment.
 constexpr int64_t kSwizzledAlignment = 32;
@@ -18,7 +18,7 @@ constexpr int64_t RoundUp(int64_t value, int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-// Blocks of 128 rows by 4 scales along k, padded to whole ones; as scales.swizzled_elements.
+// Blocks of 128 rows by 4 scales along k, padded to whole ones; as types.swizzled_elements.
 int64_t SwizzledElements(int64_t rows, int64_t k, int64_t block) {
   return RoundUp(rows, 128) * RoundUp((k + block - 1) / block, 4);
 }

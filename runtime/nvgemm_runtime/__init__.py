@@ -1,6 +1,8 @@
 """Loads prebuilt GEMM kernels from bundles. Importing it reads no file and touches no driver.
 
 Its functions are imported when first used, so that importing the package costs next to nothing.
+Start at `launch.api`, which calls kernels, or at `inductor`, for torch.compile. It never imports
+`nvgemm_aot` or a compiler.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""AOTInductor's packages with bundled kernels: made once, loaded with and without us."""
+"""AOTInductor's packages with bundled kernels: made once, loaded with and without nvgemm-aot."""
 
 from __future__ import annotations
 

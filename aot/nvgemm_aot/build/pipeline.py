@@ -99,9 +99,10 @@ def plan_build(
         ToolchainError: If the compiler side is incomplete.
     """
     source = provider or load_provider(DEFAULT_PROVIDER)
+    found = lookups or look_up_plans(manifest, cache, source)
     versions = toolchain(source)
     planned = []
-    for lookup in lookups or look_up_plans(manifest, cache, source):
+    for lookup in found:
         target = lookup.target
         plan = make_plan(lookup, cache, on_rejection=on_rejection)
         require_readable_size(manifest.name, target.target, plan)

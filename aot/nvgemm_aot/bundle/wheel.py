@@ -19,8 +19,6 @@ from pathlib import Path
 from string import Template
 from zipfile import ZIP_STORED, ZipInfo
 
-from packaging.utils import InvalidName, canonicalize_name
-from packaging.version import InvalidVersion, Version
 from wheel.wheelfile import WheelFile  # type: ignore[import-untyped]
 
 from nvgemm_runtime import __version__
@@ -48,7 +46,7 @@ undefined, so it runs where those two do. Of their wheels, nvidia-cutlass-dsl-li
 narrowest tag, and a kernel wheel gets the same."""
 
 LICENSE_EXPRESSION = "Apache-2.0 AND BSD-3-Clause"
-"""The bundle's metadata and our launcher code are Apache-2.0; kernels are compiled from the
+"""The bundle's metadata and nvgemm-aot's launcher code are Apache-2.0; kernels are compiled from the
 BSD-3-Clause operator sources of nvidia-cutlass-operators."""
 
 REQUIRES_PYTHON = ">=3.10"
@@ -135,6 +133,9 @@ def check_identity(name: str, version: str) -> None:
 
 
 def _identify(name: str, version: str) -> _Identity:
+    from packaging.utils import InvalidName, canonicalize_name
+    from packaging.version import InvalidVersion, Version
+
     try:
         distribution = DISTRIBUTION_PREFIX + canonicalize_name(name, validate=True)
     except InvalidName as error:
@@ -306,6 +307,8 @@ def runtime_requirement(builder_version: str) -> str:
     bound is the next release that may stop reading them, or move the versions of the libraries that
     kernels call: the next minor version before 1.0, the next major one after.
     """
+    from packaging.version import Version
+
     version = Version(builder_version)
     upper = f"{version.major + 1}" if version.major else f"0.{version.minor + 1}"
     return f"{RUNTIME}>={version.public},<{upper}"

@@ -68,7 +68,7 @@ def explain_text(document: Document) -> str:
     gemms = document["gemms"]
     if not gemms:
         return _NO_EVENT_READ if document["unreadable_lines"] else _NO_GEMM
-    header = ("GEMM", "met", "found as", "offered", "ours, us", "other, us", "in the code")
+    header = ("GEMM", "met", "found as", "offered", "bundled, us", "others, us", "in the code")
     ours = _right_aligned([_least_time(gemm, bundled=True) for gemm in gemms], header[4])
     others = _right_aligned([_least_time(gemm, bundled=False) for gemm in gemms], header[5])
     rows = [
@@ -108,17 +108,17 @@ def _least_time(gemm: Document, *, bundled: bool) -> str:
 def _what_computes(gemm: Document) -> str:
     """What computes a GEMM; only generated calls of bundled kernels are known for certain."""
     if not gemm["graphs"]:
-        return "tried, slower than apart"
+        return "tried, slower than separate operations"
     if gemm["used"]:
         calls = sum(gemm["used"].values())
         text = ", ".join(gemm["used"])
         return text if calls >= gemm["graphs"] else f"{text} ({calls} of {gemm['graphs']})"
     if gemm["fastest"] in gemm["offered"]:
-        return "not ours"
+        return "another choice"
     if gemm["fastest"] is not None:
         return str(gemm["fastest"])
     if gemm["measured"] and gemm["basis"] != "miss" and not gemm["offered"]:
-        return "not ours, as measured"
+        return "another choice, as measured"
     return "not timed" if gemm["offered"] else "the only choice"
 
 

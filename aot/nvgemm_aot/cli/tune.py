@@ -136,7 +136,15 @@ def _outcome_document(outcome: TuningOutcome) -> Document:
 
 def tuned_text(document: Document) -> str:
     """Print a table of the problems, then wrong kernels, doubts, and the new bundle."""
-    header = ("problem", "first", "ours, us", "ATen, us", "Triton, us", "ours / ATen", "kernel")
+    header = (
+        "problem",
+        "first",
+        "bundled, us",
+        "ATen, us",
+        "Triton, us",
+        "bundled / ATen",
+        "kernel",
+    )
     rows = [_problem_row(key, item) for key, item in document["problems"].items()]
     parts = [] if document["suspicion"] is None else [f"SUSPECT: {document['suspicion']}"]
     parts += [table(rows, header)] if rows else []
@@ -148,7 +156,7 @@ def tuned_text(document: Document) -> str:
 def _problem_row(key: str, item: Document) -> list[object]:
     times = {"ATen": item["aten"], "Triton": item["triton"]}
     ours = item["kernels"][0][1:] if item["kernels"] else None
-    known = {name: timing for name, timing in {"ours": ours, **times}.items() if timing}
+    known = {name: timing for name, timing in {"bundled": ours, **times}.items() if timing}
     first = min(known, key=lambda name: known[name][0]) if known else "-"
     ratio = f"{ours[0] / item['aten'][0]:.3f}" if ours and item["aten"] else "-"
     return [

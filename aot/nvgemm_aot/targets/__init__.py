@@ -1,7 +1,8 @@
 """The targets that can be built for, and the GPU product each is tuned for by default.
 
-May import no other room of this package. The targets are here; `profile` reads what is known of a
-GPU product (``profiles/``), and `local` makes a profile of a GPU of this machine.
+May import no other room of this package. The table of architectures is
+`nvgemm_runtime.gemm.target.ARCHITECTURES`; `build_target` joins one with a device profile.
+`profile` reads the profiles (``profiles/``), and `local` makes one for a GPU of this machine.
 """
 
 from __future__ import annotations

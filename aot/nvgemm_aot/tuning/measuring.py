@@ -11,9 +11,9 @@ from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.errors import StorageError, ToolchainError, one_line
 from nvgemm_runtime.gemm.problem import Problem
 
-from .check_operands import OperandCheck, make_checks
 from .contenders import ATEN, TRITON, Run
 from .correctness import find_fault, is_like
+from .exact_operands import OperandCheck, make_checks
 from .gpu import Bench
 from .operands import Operands, make_sets, poison
 from .outcome import UNSEEN_SLOWDOWNS, UNSEEN_WORK, TuningOutcome

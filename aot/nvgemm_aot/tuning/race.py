@@ -125,7 +125,7 @@ def race(
 ) -> RaceResult:
     """Time contenders, in each round all in a new order, so that no one always follows another.
 
-    Whoever cannot be the fastest any more is not timed further. The race ends when the fastest is
+    Contenders that can no longer be the fastest are dropped. The race ends when the fastest is
     told apart or after `MOST_ROUNDS` rounds.
 
     Args:

@@ -129,7 +129,7 @@ def require_host_object(payload: bytes, exported: str, *, on_cpu: bool = False) 
     Args:
         payload: The shared object.
         exported: Name of the one function it must export, e.g. ``__tvm_ffi_gemm``.
-        on_cpu: Whether the kernel runs on the host itshost.
+        on_cpu: Whether the kernel runs on the host itself.
 
     Raises:
         LinkError: With every rule that it breaks.
@@ -156,7 +156,7 @@ def check_host_object(
         host: The shared object.
         exported: Name of the one function it must export; None if that is not known.
         platform: Host platform of the target.
-        on_cpu: Whether the kernel runs on the host itshost.
+        on_cpu: Whether the kernel runs on the host itself.
 
     Yields:
         Every rule that it breaks.

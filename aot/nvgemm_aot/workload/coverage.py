@@ -358,7 +358,7 @@ def _cover_gemm(index: Index, asked: _Asked) -> GemmCoverage:
         return _served(index, missed, found)
     reasons = [reason for reason in found.reasons if reason not in index.refusals]
     if asked.product:
-        # As in the runtime's `inductor.hook`.
+        # As `nvgemm_runtime.inductor.offers` splits a sum.
         request, split = first_served(index.match, asked.product)
         if isinstance(split, Match):
             served = _served(index, missed, split)

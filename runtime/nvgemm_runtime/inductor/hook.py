@@ -77,7 +77,7 @@ def join(choices: list[Any]) -> list[Any]:
     except Exception as error:
         survive(error)
         if gemm is not None:
-            # No more than a miss, unless kernels are required.
+            # Counts as a miss; an error only in mode required.
             _miss(str(gemm), [f"a mistake of nvgemm-aot: {type(error).__name__}: {error}"])
         return choices
 

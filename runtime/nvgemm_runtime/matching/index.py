@@ -1,9 +1,9 @@
 """Matching: which kernels of which bundles serve a problem, or every reason why none does.
 
 A pure function of explicit facts. A declared problem gets the ranking that was shipped for it. Any
-other problem of a bundled signature gets the kernels of the nearest declared one, ordered by their
-times scaled to its sizes, or those of two that were measured around it, by `interpolation`: kernels
-serve all sizes of their signature, so only the order is a guess.
+other problem of a bundled signature gets the kernels of the nearest declared one, ordered by times
+scaled to its sizes, or interpolated between two measured neighbours (`ranking`). Kernels serve all
+sizes of their signature, so only the order is a guess.
 """
 
 from __future__ import annotations
@@ -97,9 +97,9 @@ class Index:
     """The kernels that one device can run, ready to be asked.
 
     Args:
-        bundles: In order of preference: the first that declares a problem ranks it, but one whose
-            measurement holds here comes before, that beside this torch's ATen first of all, and of
-            two such the newer.
+        bundles: In order of preference. A problem takes its ranking from the first bundle that
+            declares it, unless others measured it on this GPU product: those come first, those
+            measured beside this torch's ATen before the rest, newer before older.
         facts: The device.
         unusable: Why other bundles that were found could not even be opened.
         first_position: Position of the first bundle, as `MatchedKernel.bundle` gives it.

@@ -44,7 +44,7 @@ def kernel_refusals(header: Header, facts: DeviceFacts) -> list[str | None]:
 
 
 def describe_fault(error: Exception) -> str:
-    """Why a bundle cannot be used with which something went wrong, foreseen or not."""
+    """Says why a bundle is left out that raised this error."""
     if isinstance(error, NvgemmError):
         return str(error)
     return (

@@ -57,7 +57,7 @@ def test_prints_a_table_and_what_was_written(
     assert "Measuring 2 problems" in result.stderr
     for problem in PROBLEMS:
         (line,) = (line for line in result.stdout.splitlines() if line.startswith(problem.key))
-        assert line.split()[1:9] == ["ours", "2.00", "±", "0.00", "2.50", "±", "0.00", "-"]
+        assert line.split()[1:9] == ["bundled", "2.00", "±", "0.00", "2.50", "±", "0.00", "-"]
         assert "0.800" in line
     assert f"{output}: written, 2 of 2 problems measured, 3 kernels" in result.stdout
 

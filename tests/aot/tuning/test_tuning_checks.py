@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import tensor_core
-from nvgemm_aot.tuning.check_operands import FEW_PRODUCTS, WHOLE_NUMBERS, OperandCheck, make_checks
 from nvgemm_aot.tuning.correctness import (
     FRACTION_BITS,
     expect_between,
@@ -16,6 +15,7 @@ from nvgemm_aot.tuning.correctness import (
     is_like,
     reference,
 )
+from nvgemm_aot.tuning.exact_operands import FEW_PRODUCTS, WHOLE_NUMBERS, OperandCheck, make_checks
 from nvgemm_aot.tuning.operands import Operands, poison
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature

@@ -108,7 +108,7 @@ def test_text_of_a_gemm_that_was_won() -> None:
         used("a", "nvgemm_mm_1"),
     )
     assert row_of(text, "GEMM") == [
-        "GEMM", "met", "found as", "offered", "ours, us", "other, us", "in the code"
+        "GEMM", "met", "found as", "offered", "bundled, us", "others, us", "in the code"
     ]  # fmt: skip
     assert row_of(text, "a") == ["a", "1", "declared", "1", "250.0", "500.0", "nvgemm_mm_1"]
     assert "1 GEMM: 1 on bundled kernels, 0 on others" in text
@@ -128,7 +128,7 @@ def test_text_says_what_is_known_of_the_code() -> None:
         used("sometimes", "nvgemm_mm_1"),
     )
     assert row_of(text, "lost")[-1] == "mm"
-    assert row_of(text, "fastest yet")[-1] == "not ours"
+    assert row_of(text, "fastest yet")[-1] == "another choice"
     assert row_of(text, "offered, not")[-3:] == ["-", "-", "not timed"]
     assert row_of(text, "alone")[-3:] == ["-", "-", "the only choice"]
     assert row_of(text, "sometimes")[-1] == "nvgemm_mm_1 (1 of 2)"

@@ -1,4 +1,4 @@
-"""What there is one of for each operation and each activation: none may be forgotten."""
+"""Every operation and activation has an entry in each table of the plug-in: none may be forgotten."""
 
 from __future__ import annotations
 
