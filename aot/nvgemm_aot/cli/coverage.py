@@ -67,7 +67,7 @@ class _Percent(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--count-undeclarable",
     is_flag=True,
-    help="Count as missed, too, what a recording met and no manifest can declare, such as one in fp32.",
+    help="Count as missed, too, GEMMs of a recording that no manifest can declare, say in fp32.",
 )
 @click.option("--html", type=ANY_PATH, help="Also write a page with a picture of the shapes.")
 @json_option

@@ -142,7 +142,7 @@ def tuned_text(document: Document) -> str:
         "bundled, us",
         "ATen, us",
         "Triton, us",
-        "bundled / ATen",
+        "over ATen",
         "kernel",
     )
     rows = [_problem_row(key, item) for key, item in document["problems"].items()]

@@ -27,7 +27,8 @@ class ExtraOperands:
     """Tensors that an operation takes besides A and B; None for those that it does not.
 
     Attributes:
-        scale_a, scale_b: Scale factors; swizzled ones in any shape, see `nvgemm_runtime.gemm.types.swizzled_elements`.
+        scale_a, scale_b: Scale factors; swizzled ones in any shape, see
+            `nvgemm_runtime.gemm.types.swizzled_elements`.
         recipe: What the scales are; None to read it off their types and sizes, as torch does.
         offsets: Where each group ends along m: int32 of shape [groups].
         addend: What is added to the product: [n], [1, n] or as the result, which may have stride 0

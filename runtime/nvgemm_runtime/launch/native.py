@@ -57,8 +57,8 @@ class Native:
             scale_b, offsets, addend. It raises ValueError or TypeError for operands that the kernel
             cannot take, NoKernelError for an unknown handle, DriverError where the driver fails,
             and what the kernel itself raises. The ends of groups are on the device and not checked,
-            see `nvgemm_runtime.gemm.extra_operands.check_offset_values`. Torch does not see the call, so the caller must check
-            derivatives, negative bits (``torch.Tensor.is_neg``), versions and tracing, see
+            see `nvgemm_runtime.gemm.extra_operands.check_offset_values`. Torch does not see the
+            call, so the caller must check derivatives, negative bits (``torch.Tensor.is_neg``), versions and tracing, see
             `nvgemm_runtime.launch.fast_path`.
         try_launch: ``try_launch(handle, a, b, out, *extras)`` is as ``launch``, but False, with
             nothing launched, where that raises ValueError or TypeError, and True otherwise.
@@ -75,8 +75,9 @@ class Native:
             None unsets it. May be called from any thread.
         set_library_keeps_lock: ``set_library_keeps_lock(keeps)`` says whether the library that
             kernels call keeps its lock where it fails to load a kernel; see
-            `nvgemm_runtime.bundle.imported_symbols.RELEASES_ITS_LOCK`. Then, after one has failed, a kernel that was not launched
-            before raises DriverError instead of waiting for ever.
+            `nvgemm_runtime.bundle.imported_symbols.RELEASES_ITS_LOCK`. Then, after one
+            has failed, a kernel that was not launched before raises DriverError
+            instead of waiting for ever.
     """
 
     launch: Callable[..., None]

@@ -1,4 +1,4 @@
-"""Every operation and activation has an entry in each table of the plug-in: none may be forgotten."""
+"""Every operation and activation has an entry in each table of the plug-in."""
 
 from __future__ import annotations
 
