@@ -159,7 +159,7 @@ def test_what_was_tried_and_lost_is_shown_and_not_counted() -> None:
         "1",
         "30.0",
         "20.0",
-        *["tried,", "slower", "than", "apart"],
+        *["tried,", "slower", "than", "separate", "operations"],
     ]
     assert "1 GEMM: 0 on bundled kernels, 0 on others" in lines
 
