@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from benchmarks.cold_start.table import BUNDLE_MODE, JIT_MODE, KEPT_MODE, MEASURED_MODE
-from nvgemm_runtime.installed.discover import BUNDLES_VARIABLE
 from nvgemm_runtime.jit.client import missing_module
+from nvgemm_runtime.settings import BUNDLES_VARIABLE
 
 BACKENDS = {
     "default": None,

@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from benchmarks.shared.resuming import nvidia_smi
-from nvgemm_runtime.installed.discover import BUNDLES_VARIABLE
+from nvgemm_runtime.settings import BUNDLES_VARIABLE
 
 ROOT = Path(__file__).parents[2]
 """The repository's root, from which benchmarks are imported."""

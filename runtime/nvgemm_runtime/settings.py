@@ -46,6 +46,27 @@ DEBUG_VARIABLE = "NVGEMM_AOT_DEBUG"
 """1: `grouped_mm`, and compiled code that is loaded while it is set, copy offsets from the device
 and check them, for which they wait. Torch's operators and generated C++ do not."""
 
+BUNDLES_VARIABLE = "NVGEMM_AOT_BUNDLES"
+"""Names bundle files, or directories of them, as PATH does."""
+
+CACHE_VARIABLE = "NVGEMM_AOT_CACHE"
+"""Names the cache directory."""
+
+CACHE_LIMIT_VARIABLE = "NVGEMM_AOT_CACHE_LIMIT"
+"""Most bytes that run-time compiling leaves in the cache directory."""
+
+COMPILE_TIMEOUT_VARIABLE = "NVGEMM_AOT_COMPILE_TIMEOUT"
+"""Seconds after which the compiler of a kernel is killed."""
+
+JIT_CANDIDATES_VARIABLE = "NVGEMM_AOT_JIT_CANDIDATES"
+"""Most kernels to compile for one problem; 0 compiles none."""
+
+JIT_JOBS_VARIABLE = "NVGEMM_AOT_JIT_JOBS"
+"""Most compiler processes, over all user processes of a cache directory."""
+
+JIT_PROVIDER_VARIABLE = "NVGEMM_AOT_JIT_PROVIDER"
+"""Another source of kernels than the product's, as ``module:class``."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -134,7 +155,7 @@ VARIABLES = {
         "A file to which events are appended, one line of JSON each: every GEMM, its times, and "
         "each call of a bundled kernel in generated code."
     ),
-    "NVGEMM_AOT_BUNDLES": (
+    BUNDLES_VARIABLE: (
         "Bundle files, or directories of them, besides those of installed wheels; separated by "
         "`:`. Others must not be able to write to them or to a directory above."
     ),
@@ -145,27 +166,27 @@ VARIABLES = {
         "computes grouped products. Unchecked offsets that fall, or pass the end, go unnoticed, "
         "and memory outside the operands may be read and written."
     ),
-    "NVGEMM_AOT_CACHE": (
+    CACHE_VARIABLE: (
         "The cache directory of builds and of kernels compiled at run time; `nvgemm-aot` in "
         "`$XDG_CACHE_HOME` or `~/.cache` if not set."
     ),
-    "NVGEMM_AOT_CACHE_LIMIT": (
+    CACHE_LIMIT_VARIABLE: (
         "The size to which run-time compiling keeps the cache directory: bytes, or a number "
         "followed by `K`, `M`, `G` or `T`; `1G` if not set."
     ),
-    "NVGEMM_AOT_COMPILE_TIMEOUT": (
+    COMPILE_TIMEOUT_VARIABLE: (
         "Seconds after which the compiler of one kernel is killed, at run time and by `nvgemm-aot "
         "build`; 300 if not set."
     ),
-    "NVGEMM_AOT_JIT_CANDIDATES": (
+    JIT_CANDIDATES_VARIABLE: (
         "Most kernels that are compiled at run time for one problem; 4 if not set, `0` compiles "
         "none."
     ),
-    "NVGEMM_AOT_JIT_JOBS": (
+    JIT_JOBS_VARIABLE: (
         "Most compiler processes of a cache directory, over all programs, though each program "
         "gets one. If not set: one for each core, and fewer if memory is short."
     ),
-    "NVGEMM_AOT_JIT_PROVIDER": (
+    JIT_PROVIDER_VARIABLE: (
         "Another source of kernels for run-time compiling, as `module:class`; for development."
     ),
 }

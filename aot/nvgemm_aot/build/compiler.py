@@ -17,6 +17,7 @@ from nvgemm_runtime.bundle.format import ClusterLimit
 from nvgemm_runtime.errors import CompileError, LinkError, StorageError, ToolchainError
 from nvgemm_runtime.gemm.target import CPU
 from nvgemm_runtime.installed.ownership import writable_by_others
+from nvgemm_runtime.settings import COMPILE_TIMEOUT_VARIABLE
 
 from ..providers import Candidate, Provider, load_provider
 from ..storage import temporary_directory
@@ -36,9 +37,6 @@ from .workers import (
 )
 
 _log = logging.getLogger(__name__)
-
-LIMIT_VARIABLE = "NVGEMM_AOT_COMPILE_TIMEOUT"
-"""Environment variable: seconds after which the compiler of a kernel is killed."""
 
 DEFAULT_LIMIT_SECONDS = 300.0
 """Hundreds of times what kernels take (0.35 to 1.5 s on one core)."""
@@ -204,7 +202,7 @@ def _meminfo_available_bytes() -> int:
 
 def compile_limit_seconds() -> float:
     """The user's time limit for one kernel, or the default; warns of a value that is no number."""
-    text = os.environ.get(LIMIT_VARIABLE)
+    text = os.environ.get(COMPILE_TIMEOUT_VARIABLE)
     if not text:
         return DEFAULT_LIMIT_SECONDS
     try:
@@ -215,7 +213,7 @@ def compile_limit_seconds() -> float:
         return seconds
     _log.warning(
         "%s=%s: must be a number of seconds above 0; taken as %g",
-        *(LIMIT_VARIABLE, text, DEFAULT_LIMIT_SECONDS),
+        *(COMPILE_TIMEOUT_VARIABLE, text, DEFAULT_LIMIT_SECONDS),
     )
     return DEFAULT_LIMIT_SECONDS
 
@@ -319,7 +317,7 @@ def _results(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Ta
 def death_text(death: WorkerDied) -> str:
     """Say why a kernel whose compiler was killed is missing."""
     if isinstance(death, TimeLimitExceeded):
-        return f"its compiler was killed: {death}; set {LIMIT_VARIABLE} to allow more"
+        return f"its compiler was killed: {death}; set {COMPILE_TIMEOUT_VARIABLE} to allow more"
     return f"the compiler process died {death}"
 
 
@@ -334,9 +332,7 @@ def _keep_temporary_files_private(directory: Path) -> None:
     Raises:
         StorageError: If others could change them there, too.
     """
-    with contextlib.suppress(
-        OSError
-    ):  # an unwritable directory is reported when something is written to it
+    with contextlib.suppress(OSError):  # whoever writes to an unwritable directory reports it
         if writable_by_others(Path(tempfile.gettempdir()).absolute()) is None:
             return
         place = (directory / "temporary").absolute()

@@ -99,6 +99,7 @@ def plan_build(
         ToolchainError: If the compiler side is incomplete.
     """
     source = provider or load_provider(DEFAULT_PROVIDER)
+    # Before the linker is looked for: where the builder is not installed, that is the reason.
     found = lookups or look_up_plans(manifest, cache, source)
     versions = toolchain(source)
     planned = []

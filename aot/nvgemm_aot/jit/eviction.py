@@ -21,6 +21,7 @@ from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 from nvgemm_runtime.installed.jit_cache import generation_path, jit_directory, stamp_path
+from nvgemm_runtime.settings import CACHE_LIMIT_VARIABLE
 
 from ..storage.cache import Cache
 from ..storage.files import write_atomic
@@ -28,9 +29,6 @@ from ..storage.locks import acquire
 from .user_bundle import SuspectBundleError, damaged_files, remove_problems, require_own
 
 _log = logging.getLogger(__name__)
-
-LIMIT_VARIABLE = "NVGEMM_AOT_CACHE_LIMIT"
-"""Environment variable: most bytes that run-time compiling leaves in the cache directory."""
 
 DEFAULT_LIMIT_BYTES = 1 << 30
 
@@ -198,14 +196,14 @@ class Eviction:
 
 def limit_bytes() -> int:
     """The user's limit in bytes, or the default; a value that is no size counts as not set."""
-    text = os.environ.get(LIMIT_VARIABLE)
+    text = os.environ.get(CACHE_LIMIT_VARIABLE)
     if text is None:
         return DEFAULT_LIMIT_BYTES
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         _log.warning(
             "%s=%s: must be a number of bytes, or one followed by K, M, G or T; taken as %d",
-            *(LIMIT_VARIABLE, text, DEFAULT_LIMIT_BYTES),
+            *(CACHE_LIMIT_VARIABLE, text, DEFAULT_LIMIT_BYTES),
         )
         return DEFAULT_LIMIT_BYTES
     return int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ")

@@ -24,6 +24,7 @@ from typing import Any
 
 from nvgemm_runtime.errors import NvgemmError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.settings import JIT_JOBS_VARIABLE, JIT_PROVIDER_VARIABLE
 
 from ..build.compiler import default_jobs
 from ..build.pipeline import DEFAULT_PROVIDER
@@ -35,12 +36,6 @@ from ..targets.local import Device
 from .jit_compiler import Compiled, JitCompiler
 
 _log = logging.getLogger(__name__)
-
-JOBS_VARIABLE = "NVGEMM_AOT_JIT_JOBS"
-"""Environment variable: most compiler processes, over all user processes of a cache directory."""
-
-PROVIDER_VARIABLE = "NVGEMM_AOT_JIT_PROVIDER"
-"""Environment variable: another source of kernels, as ``module:class``."""
 
 IDLE_SECONDS = 60
 """Idle time after which the server ends, as it and its compilers hold gigabytes."""
@@ -143,7 +138,7 @@ class Server:
     def _compiler(self, directory: Path) -> JitCompiler:
         with self._setup:
             if directory not in self._compilers:
-                provider = load_provider(os.environ.get(PROVIDER_VARIABLE) or DEFAULT_PROVIDER)
+                provider = load_provider(os.environ.get(JIT_PROVIDER_VARIABLE) or DEFAULT_PROVIDER)
                 self._compilers[directory] = JitCompiler(
                     Cache(directory), provider, _jobs(), self._notes.append
                 )
@@ -161,12 +156,15 @@ class Server:
 
 
 def _jobs() -> int:
-    named = os.environ.get(JOBS_VARIABLE)
+    named = os.environ.get(JIT_JOBS_VARIABLE)
     if not named:
         return default_jobs()
     if not (named.isdecimal() and int(named)):
         _log.warning(
-            "%s=%s: must be a number, 1 or more; taken as %d", JOBS_VARIABLE, named, default_jobs()
+            "%s=%s: must be a number, 1 or more; taken as %d",
+            JIT_JOBS_VARIABLE,
+            named,
+            default_jobs(),
         )
         return default_jobs()
     return int(named)

@@ -197,7 +197,7 @@ def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) ->
             flush()
         torch.cuda._sleep(int(wait_ms * CYCLES_PER_MS))
         cold = [_timed_call(call, flush) for _ in range(count)]
-        warm_begin, warm_end, _ = _timed_calls(call, count)
+        warm_begin, warm_end = _calls_between_events(call, count)
         kept_ahead = not cold[0][0].query()
         torch.cuda.synchronize()
         if kept_ahead:
@@ -223,19 +223,20 @@ def _timed_call(call: Callable[[], object], flush: Callable[[], object]) -> _Tim
     """Send a call behind a flush of the L2 cache: its events, and milliseconds of the host."""
     start = time.perf_counter()
     flush()
-    begin, end, _ = _timed_calls(call, 1)
+    begin, end = _calls_between_events(call, 1)
     return begin, end, (time.perf_counter() - start) * 1e3
 
 
-def _timed_calls(call: Callable[[], object], count: int) -> _TimedCall:
-    """Send calls one after the other: events around them, and milliseconds of the host."""
+def _calls_between_events(
+    call: Callable[[], object], count: int
+) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Send calls one after the other, and return the events before and behind them."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start = time.perf_counter()
     begin.record()
     for _ in range(count):
         call()
     end.record()
-    return begin, end, (time.perf_counter() - start) * 1e3
+    return begin, end
 
 
 def _elapsed_ms(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:

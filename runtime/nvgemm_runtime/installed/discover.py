@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import Distribution, distributions
 from pathlib import Path, PurePosixPath
 
+from ..settings import BUNDLES_VARIABLE
 from .ownership import writable_by_others
 
 ENTRY_POINT_GROUP = "nvgemm_aot.bundles"
@@ -19,9 +20,6 @@ ENTRY_POINT_GROUP = "nvgemm_aot.bundles"
 
 BUNDLE_SUFFIX = ".nvgemm"
 """Ending of a bundle's file name."""
-
-BUNDLES_VARIABLE = "NVGEMM_AOT_BUNDLES"
-"""Environment variable that names bundle files, or directories of them, as PATH does."""
 
 _PACKAGE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*", re.ASCII)
 

@@ -13,14 +13,12 @@ from pathlib import Path
 
 from ..errors import StorageError
 from ..gemm.problem import Problem
+from ..settings import CACHE_VARIABLE
 from .discover import BUNDLE_SUFFIX, BundleFile
 from .ownership import writable_by_others
 
 JIT_ORIGIN = "the JIT cache"
 """What the origins of kernels begin with that were compiled at run time."""
-
-CACHE_VARIABLE = "NVGEMM_AOT_CACHE"
-"""Environment variable that names the cache directory."""
 
 
 def default_directory() -> Path:

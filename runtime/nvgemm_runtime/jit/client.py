@@ -27,15 +27,10 @@ from ..gemm.problem import Problem
 from ..gemm.target import CPU
 from ..installed.jit_cache import default_directory
 from ..matching.device import DeviceFacts
+from ..settings import JIT_CANDIDATES_VARIABLE, JIT_PROVIDER_VARIABLE
 from .process import JitProcess
 
-CANDIDATES_VARIABLE = "NVGEMM_AOT_JIT_CANDIDATES"
-"""Most kernels to compile for one problem; 0 compiles none."""
-
 DEFAULT_CANDIDATES = 4
-
-PROVIDER_VARIABLE = "NVGEMM_AOT_JIT_PROVIDER"
-"""Another source of kernels than the product's, as `module:class`; the server reads it."""
 
 MAX_CRASHES = 2
 """After so many crashes the server is not started again; one may be for lack of memory."""
@@ -112,11 +107,12 @@ class Pending:
 
 def candidates() -> int:
     """Most kernels to compile for one problem; an invalid value counts as not set."""
-    text = os.environ.get(CANDIDATES_VARIABLE)
+    text = os.environ.get(JIT_CANDIDATES_VARIABLE)
     if text is None or text.isdecimal():
         return DEFAULT_CANDIDATES if text is None else int(text)
     _warn_once(
-        f"{CANDIDATES_VARIABLE}={text}: must be a number, 0 or more; taken as {DEFAULT_CANDIDATES}"
+        f"{JIT_CANDIDATES_VARIABLE}={text}: must be a number, 0 or more; "
+        f"taken as {DEFAULT_CANDIDATES}"
     )
     return DEFAULT_CANDIDATES
 
@@ -124,8 +120,8 @@ def candidates() -> int:
 def unavailable(facts: DeviceFacts) -> str | None:
     """Why nothing can be compiled for a device in this process, or None. Imports nothing."""
     if not candidates():
-        return f"{CANDIDATES_VARIABLE} is 0"
-    if os.environ.get(PROVIDER_VARIABLE):
+        return f"{JIT_CANDIDATES_VARIABLE} is 0"
+    if os.environ.get(JIT_PROVIDER_VARIABLE):
         return None if _is_installed("nvgemm_aot") else _missing("nvgemm_aot")
     if facts.kind == CPU:
         return "nothing compiles kernels for the CPU"

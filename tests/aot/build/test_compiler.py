@@ -26,15 +26,6 @@ from nvgemm_runtime.bundle.format import sha256_hex
 from nvgemm_runtime.errors import StorageError, ToolchainError
 
 
-@pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Names of the operators that workers really compiled, a line each."""
-    path = tmp_path / "log"
-    path.touch()
-    monkeypatch.setenv("FAKE_LOG", str(path))
-    return path
-
-
 def test_compiles_each_kernel_once_and_never_again(tmp_path: Path, log: Path) -> None:
     cache = Cache(tmp_path / "cache")
     wanted = tasks("one", "two", "three")
