@@ -43,11 +43,8 @@ _NO_REASON = "no reason given"
 class PlannedTarget:
     """One target of a build before anything is compiled.
 
-    Attributes:
-        tasks: What to compile, in the order of ``plan.candidates``.
-        missing: How many of the tasks' kernels are not in the cache.
-        toolchain: Versions of everything that shapes the bundle's bytes.
-        build_key: That of the bundle, if every kernel compiles.
+    ``tasks`` are in the order of ``plan.candidates``; ``missing`` is how many of their kernels are
+    not in the cache; ``build_key`` is the bundle's if every kernel compiles.
     """
 
     target: BuildTarget
@@ -62,10 +59,8 @@ class PlannedTarget:
 class AssembledBundle:
     """One bundle, ready to be written.
 
-    Attributes:
-        content: What it holds; None if no problem got a kernel.
-        failures: The kernels that did not compile.
-        uncompiled: The problems that these leave without a kernel.
+    ``content`` is None if no problem got a kernel; ``uncompiled`` are the problems that
+    ``failures`` leave without one.
     """
 
     content: BundleContent | None
@@ -77,9 +72,7 @@ class AssembledBundle:
 class Assembly:
     """The bundles of a build, ready to be written.
 
-    Attributes:
-        bundles: One for each target.
-        compiled: Kernels compiled now; all others came from the cache.
+    Kernels that were not ``compiled`` now came from the cache.
     """
 
     bundles: tuple[AssembledBundle, ...]
@@ -97,13 +90,8 @@ def compile_and_assemble(
 ) -> Assembly:
     """Compile what was planned, and put together what goes into each target's bundle.
 
-    Args:
-        planned: The targets.
-        cache: Build cache.
-        jobs: Compiler processes, if none run yet.
-        strict: Whether one kernel that does not compile is an error.
-        progress: Called after each kernel.
-        workers: Compiler processes that run already.
+    ``jobs`` is how many compiler processes to start, unless ``workers`` run already. With
+    ``strict``, one kernel that does not compile is an error.
 
     Raises:
         CompileError: If ``strict`` and one fails.
@@ -135,12 +123,8 @@ def build_key(
 ) -> str:
     """Digest of all that determines a bundle: equal keys, equal bytes.
 
-    Args:
-        target: What is built for.
-        plan: Its plan.
-        tasks: What is compiled, in the order of ``plan.candidates``.
-        versions: See `toolchain`.
-        failures: The tasks whose kernels the bundle does not hold, and why.
+    ``tasks`` are in the order of ``plan.candidates``; ``failures`` are those whose kernels the
+    bundle does not hold.
     """
     failed = {failure.task.key for failure in failures}
     document = {

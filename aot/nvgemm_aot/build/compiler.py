@@ -77,9 +77,7 @@ class Failure:
 class TaskResult:
     """What a worker process answers to a task.
 
-    Attributes:
-        failure: Why there is no kernel, or None.
-        was_there: Whether another process compiled the kernel in the meantime.
+    ``was_there`` is whether another process compiled the kernel in the meantime.
     """
 
     failure: Failure | None = None
@@ -97,10 +95,8 @@ class KernelWorkers(Protocol):
 class Compilation:
     """Result of a compile stage.
 
-    Attributes:
-        kernels: By key of their tasks, the kernels with their digests.
-        compiled: How many kernels were compiled now; the others were in the cache.
-        failures: Kernels that are missing, in the order of the tasks.
+    ``kernels`` are by the key of their tasks; those that were not ``compiled`` now were in the
+    cache. ``failures`` are in the order of the tasks.
     """
 
     kernels: dict[str, Entry]
@@ -240,12 +236,8 @@ def compile_all(
 
     Workers store what they finish at once, so an interrupted build continues where it stopped.
 
-    Args:
-        tasks: What to compile; several may share a key.
-        cache: Where kernels are looked up and stored.
-        jobs: Worker processes.
-        progress: Called at the start (with 0 done) and after each kernel.
-        workers: Processes that run already; by default they are started here.
+    Several tasks may share a key. ``progress`` is called at the start (with 0 done) and after each
+    kernel. Compiler processes are started here, unless ``workers`` run already.
 
     Raises:
         StorageError: If the cache or the directory for temporary files cannot be written, or a

@@ -157,13 +157,8 @@ def library_directories() -> tuple[Path, Path]:
 def link(relocatable: bytes, calling_convention: str, *, on_cpu: bool = False) -> bytes:
     """Link one object, and check that the result is what the toolchain is known to make.
 
-    Args:
-        relocatable: An object for the host platform.
-        calling_convention: Names the one function that stays visible.
-        on_cpu: Whether the kernel runs on the host and needs no library for device code.
-
-    Returns:
-        The shared object; equal inputs give equal bytes.
+    The function that the calling convention names alone stays visible. A kernel that runs
+    ``on_cpu`` needs no library for device code. Equal inputs give equal bytes.
 
     Raises:
         LinkError: If the linker fails, or its output needs what the runtime does not have.

@@ -54,12 +54,9 @@ class BuiltBundle:
 class BuildResult:
     """A finished build.
 
-    Attributes:
-        bundles: One for each target that serves any of the problems.
-        compiled: Kernels compiled now; all others came from the cache.
-        unserved: Problems that bundles have no kernel for, by target and problem.
-        removed: Bundles of earlier builds that were removed because their targets no longer serve
-            any of the problems.
+    There is a bundle for each target that serves any of the problems. Kernels that were not
+    ``compiled`` now came from the cache. ``removed`` are bundles of earlier builds whose targets no
+    longer serve any of the problems.
     """
 
     bundles: tuple[BuiltBundle, ...]
@@ -87,12 +84,9 @@ def plan_build(
 
     Problems for which a target has no operator are in its plan, with the reason.
 
-    Args:
-        manifest: What to build.
-        cache: Build cache.
-        provider: Where kernels come from; by default ``cutlass.operators``.
-        lookups: What `look_up_plans` returned, if the caller has asked already.
-        on_rejection: Receives every rejection.
+    Kernels come from ``cutlass.operators``, unless a provider is given. ``lookups`` are what
+    `look_up_plans` returned, if the caller has asked already; every rejection goes to
+    ``on_rejection``.
 
     Raises:
         ManifestError: If a target's bundle would hold more than readers take.

@@ -83,16 +83,7 @@ RejectionSink = Callable[[Problem, Rejection], None]
 
 @dataclass(frozen=True, kw_only=True)
 class PlanLookup:
-    """What determines the plan of one target, and the plan if the cache has it.
-
-    Attributes:
-        declared: The manifest's problems.
-        target: What to build for.
-        provider: Where kernels come from.
-        model: The provider's model of the target's device.
-        key: Name of the plan in the cache.
-        stored: The plan, if it was made before.
-    """
+    """What determines the plan of one target, and the plan if the cache has it."""
 
     declared: tuple[Declared, ...]
     target: BuildTarget
@@ -145,10 +136,8 @@ def make_plan(
 ) -> Plan:
     """Return the stored plan of one target, or make it.
 
-    Args:
-        lookup: What `look_up_plan` returned.
-        cache: Where a new plan is kept, if the cache can be written.
-        on_rejection: Receives every rejection. The plan is then always made anew.
+    With ``on_rejection``, the plan is always made anew, and every rejection is reported. A new plan
+    is kept if the cache can be written.
     """
     if lookup.stored is not None and on_rejection is None:
         return lookup.stored
@@ -296,11 +285,7 @@ def _decode_candidate(item: dict[str, Any]) -> Candidate:
 class Unserved:
     """A declared problem that no kernel of a target serves; the others are built.
 
-    Attributes:
-        arch: The target's architecture.
-        problem: The problem.
-        reason: Why, on one line.
-        failed: Whether there are operators but none compiles.
+    ``reason`` is one line; ``failed`` is whether there are operators but none compiles.
     """
 
     arch: str
@@ -311,10 +296,6 @@ class Unserved:
 
 def require_served(unserved: Sequence[Unserved], targets: int) -> None:
     """Require that at least one target serves each problem.
-
-    Args:
-        unserved: The problems that targets do not serve.
-        targets: How many targets there are.
 
     Raises:
         CompileError: Naming every problem that none of them serves, and why, if an operator of one

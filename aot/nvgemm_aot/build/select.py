@@ -53,11 +53,7 @@ def select(
 ) -> Selection:
     """Choose at most ``limit`` of a signature's candidates for one problem.
 
-    Args:
-        problem: The problem; its signature is the candidates'.
-        candidates: All that the provider offers for the signature.
-        estimate: The runtime model of the target's device.
-        limit: Most candidates to keep, at least 1.
+    The problem's signature is that of all ``candidates``; ``limit`` is at least 1.
     """
     rejections: list[Rejection] = []
     able = []

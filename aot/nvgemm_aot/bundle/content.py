@@ -26,12 +26,8 @@ from ..verify.host_object import read_host_object
 class BuiltKernel(KernelFacts):
     """A linked kernel on its way into a bundle.
 
-    Args:
-        sha256: Digest of the payload, in hex, if the caller has just computed or checked it.
-
-    Attributes:
-        payload: The shared object.
-        id: The kernel's name everywhere: the digest of its payload.
+    Its ``id``, the kernel's name everywhere, is the digest of the payload, the shared object.
+    Callers that have just computed or checked it pass ``sha256``, in hex.
     """
 
     payload: bytes
@@ -70,11 +66,7 @@ class ProblemRanking:
 
 @dataclass(frozen=True, kw_only=True)
 class BundleContent:
-    """Everything that determines a bundle's bytes. The order of kernels and rankings does not.
-
-    Attributes:
-        unserved: Declared problems without a kernel, each with the reason.
-    """
+    """Everything that determines a bundle's bytes. The order of kernels and rankings does not."""
 
     target: Target
     device: str

@@ -30,10 +30,7 @@ RUNTIME = "nvgemm-aot"
 class BundledFile:
     """A bundle as a wheel holds it.
 
-    Attributes:
-        path: Path inside the wheel.
-        sha256: Digest of the whole file, in hex.
-        header: What the bundle says about itself.
+    ``path`` is inside the wheel; ``sha256`` is the digest of the whole file, in hex.
     """
 
     path: str
@@ -49,14 +46,7 @@ def render_sbom(
     Toolchain components have the scope ``excluded``, CycloneDX's word for what shaped a product and
     is not part of it.
 
-    Args:
-        distribution: Name of the wheel's distribution.
-        version: Its version.
-        license_expression: Its SPDX expression.
-        files: Its bundles.
-
-    Returns:
-        A CycloneDX 1.6 JSON document without a serial number or a time.
+    The document has neither a serial number nor a time.
     """
     root = _purl(distribution, version)
     tools = sorted({item for file in files for item in file.header.toolchain.items()})

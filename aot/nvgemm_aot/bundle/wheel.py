@@ -350,13 +350,7 @@ def fill_template(template: str, **values: str) -> str:
 
 
 def render_description(distribution: str, headers: Sequence[Header], summary: str) -> str:
-    """Write a wheel's description, in Markdown.
-
-    Args:
-        distribution: Name of the wheel's distribution.
-        headers: Headers of its bundles.
-        summary: One line about it.
-    """
+    """Write a wheel's description, in Markdown."""
     bundles = [
         (
             f"`{header.target.key}`",

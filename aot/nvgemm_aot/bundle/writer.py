@@ -39,9 +39,6 @@ Pack = Callable[[Sequence[bytes]], Packed]
 def write_bundle(path: Path, content: BundleContent, pack: Pack = compress) -> Header:
     """Write a bundle; the same content gives the same bytes wherever and whenever it is written.
 
-    Returns:
-        The header that was written.
-
     Raises:
         ValueError: If a ranking names a kernel that is not among the kernels, a problem is ranked
             twice, or kernels of different signatures have equal payloads.

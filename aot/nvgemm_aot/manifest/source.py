@@ -65,10 +65,7 @@ def fail(path: Path, mark: yaml.Mark, text: str) -> NoReturn:
 def read_bytes(path: Path, *, if_absent: str, if_too_long: str) -> bytes:
     """Read a file of at most `MAX_FILE_BYTES`.
 
-    Args:
-        path: The file.
-        if_absent: What to do where there is none.
-        if_too_long: What to do where it is longer.
+    ``if_absent`` and ``if_too_long`` say what to do then.
 
     Raises:
         ManifestError: If it cannot be read or is too long.

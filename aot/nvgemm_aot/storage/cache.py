@@ -35,12 +35,7 @@ def cache_key(kind: str, inputs: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An entry that was read, and whose digest was found right.
-
-    Attributes:
-        payload: Its content.
-        sha256: Digest of the payload, in hex.
-    """
+    """An entry that was read, and whose digest was found right."""
 
     payload: bytes
     sha256: str
@@ -49,12 +44,8 @@ class Entry:
 class Cache:
     """A directory of entries. Safe for many processes at once: entries never change.
 
-    Args:
-        directory: Where the entries are; created when first written to.
-        quiet: Whether to give no warning of entries that others could have written.
-
-    Attributes:
-        directory: As given.
+    The directory is created when first written to. A quiet cache does not warn of entries that
+    others could have written.
     """
 
     def __init__(self, directory: Path, *, quiet: bool = False) -> None:

@@ -66,10 +66,6 @@ def make_directories(path: Path) -> None:
 def open_new_file(path: Path, flags: int) -> int:
     """Open a file, which is made where it is missing so that only this user can write it.
 
-    Args:
-        path: The file.
-        flags: As for `os.open`, besides ``O_CREAT`` and ``O_CLOEXEC``.
-
     Raises:
         OSError: If it cannot be opened.
     """

@@ -85,9 +85,6 @@ def remove_unused(directory: Path) -> None:
     """Remove the lock files that killed processes have left behind.
 
     Each is locked while it is removed: a process that wants it waits, and makes a new one.
-
-    Args:
-        directory: Holds nothing but lock files; it need not exist.
     """
     for path in directory.glob("*"):
         with contextlib.suppress(StorageError):

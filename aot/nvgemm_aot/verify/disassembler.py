@@ -29,9 +29,7 @@ class DisassemblyError(Exception):
 class Disassembler:
     """An installed ``nvdisasm``.
 
-    Attributes:
-        path: The program.
-        version: As it prints it, e.g. ``V13.5.37``.
+    ``version`` is as it prints it, e.g. ``V13.5.37``.
     """
 
     path: Path

@@ -91,42 +91,31 @@ def read_launcher_text(data: bytes) -> LauncherText:
 
 
 def check_call(kernel: Kernel) -> Iterator[Finding]:
-    """Check that this release knows a kernel's calling convention and the signature fits it.
-
-    Yields:
-        What does not hold.
-    """
+    """Check that this release knows a kernel's calling convention and the signature fits it."""
     convention = parse_calling_convention(kernel.calling_convention)
     if convention is None:
-        yield Finding(
-            check=Check.CALLING_CONVENTION,
-            message=f"calling convention {kernel.calling_convention!r}; this release knows "
-            f"{KNOWN_FORM} with the parameters that FORMAT.md lists",
+        yield Check.CALLING_CONVENTION.finding(
+            f"calling convention {kernel.calling_convention!r}; this release knows "
+            f"{KNOWN_FORM} with the parameters that FORMAT.md lists"
         )
         return
     takes_workspace = WORKSPACE in convention.parameters
     if takes_workspace != (kernel.workspace_bytes > 0):
         wanted = "more than" if takes_workspace else "must be"
         passed = "passes one" if takes_workspace else "passes none"
-        yield Finding(
-            check=Check.WORKSPACE,
-            message=f"{kernel.workspace_bytes} bytes of workspace, {wanted} 0: "
-            f"{kernel.calling_convention} {passed}",
+        yield Check.WORKSPACE.finding(
+            f"{kernel.workspace_bytes} bytes of workspace, {wanted} 0: "
+            f"{kernel.calling_convention} {passed}"
         )
     misfit = convention.misfit(kernel.signature, int(takes_workspace))
     if misfit is not None:
-        yield Finding(
-            check=Check.CALLING_CONVENTION,
-            message=f"calling convention {kernel.calling_convention!r}: {misfit}",
+        yield Check.CALLING_CONVENTION.finding(
+            f"calling convention {kernel.calling_convention!r}: {misfit}"
         )
 
 
 def check_interface(kernel: Kernel, text: LauncherText) -> Iterator[Finding]:
-    """Compare a kernel's entry with what its launcher says about how it is called.
-
-    Yields:
-        What does not hold.
-    """
+    """Compare a kernel's entry with what its launcher says about how it is called."""
     broken = [*check_call(kernel)]
     yield from broken
     convention = parse_calling_convention(kernel.calling_convention)
@@ -140,15 +129,14 @@ def _check_operands(
     signature: Signature, convention: CallingConvention, text: LauncherText
 ) -> Iterator[Finding]:
     if not text.operands:
-        yield Finding(check=Check.OPERANDS, message="the launcher does not show its operands")
+        yield Check.OPERANDS.finding("the launcher does not show its operands")
         return
     # The whole text must match: an argument that the convention does not list is an error too.
     parameters = [_parameter(signature, name) for name in convention.parameters]
     if not re.fullmatch(", ".join(pattern for pattern, _ in parameters), text.operands):
-        yield Finding(
-            check=Check.OPERANDS,
-            message=f"the launcher takes ({text.operands}), its signature is {signature.key}: "
-            f"{', '.join(words for _, words in parameters)}",
+        yield Check.OPERANDS.finding(
+            f"the launcher takes ({text.operands}), its signature is {signature.key}: "
+            f"{', '.join(words for _, words in parameters)}"
         )
 
 
@@ -206,9 +194,8 @@ def _check_alignment(
             if wanted
             else "it takes pointers, which show none"
         )
-        yield Finding(
-            check=Check.ALIGNMENT,
-            message=f"the launcher demands data aligned to {observed} bytes, {stated}",
+        yield Check.ALIGNMENT.finding(
+            f"the launcher demands data aligned to {observed} bytes, {stated}"
         )
 
 

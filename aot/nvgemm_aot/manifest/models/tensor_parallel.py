@@ -28,10 +28,7 @@ def share(projections: Iterable[Projection], ranks: int, *, fused: bool) -> Iter
 
     A GEMM that ranks cannot share evenly keeps the model's sizes, and is `unserved`.
 
-    Args:
-        projections: The model's projections; `undivided_heads` must find none.
-        ranks: Number of GPUs that tensor parallelism divides the model over.
-        fused: Whether to fuse the GEMMs that can be.
+    `undivided_heads` must find none of the projections.
     """
     for projection in projections:
         parts = [_share_one(gemm, ranks) for gemm in _parts(projection)]
