@@ -13,13 +13,15 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from nvgemm_runtime.bundle.encode import source_json, unserved_json
 from nvgemm_runtime.bundle.format import (
-    KernelDesign,
+    ESTIMATE,
     RankingSource,
     Scope,
     UnservedReason,
@@ -30,20 +32,18 @@ from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..manifest.parse import Declared
 from ..providers import Candidate, Enumeration, Provider, Rejection
-from ..providers.base import BlockShape, RuntimeModel
+from ..providers.base import RuntimeModel
 from ..storage.cache import Cache, cache_key
 from ..targets import BuildTarget
 from .select import Selection, select
 
-_MAKERS = (
-    *(
-        f"nvgemm_aot.{name}"
-        for name in (
-            *("build.plan", "build.select", "targets.profile"),
-            "providers.base",
-        )
-    ),
-    *(f"nvgemm_runtime.gemm.{name}" for name in ("support", "problem", "types", "roles", "target")),
+_MAKERS = tuple(
+    f"nvgemm_{name}"
+    for name in (
+        *("aot.build.plan", "aot.build.select", "aot.targets.profile", "aot.providers.base"),
+        *("runtime.gemm.support", "runtime.gemm.problem", "runtime.gemm.types"),
+        *("runtime.gemm.roles", "runtime.gemm.target"),
+    )
 )
 """Modules whose source shapes a plan, besides those of the provider and the runtime model."""
 
@@ -181,11 +181,7 @@ def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
             for selection in served
         ),
         unserved=tuple(unserved),
-        source=RankingSource(
-            kind="estimate",
-            by=model.name,
-            gpu=target.device.driver_name,
-        ),
+        source=RankingSource(kind=ESTIMATE, by=model.name, gpu=target.device.driver_name),
     )
 
 
@@ -204,32 +200,28 @@ def _selections(lookup: PlanLookup) -> Iterator[tuple[Selection, Enumeration]]:
 def _unserved_reason(
     selection: Selection, enumeration: Enumeration, target: BuildTarget
 ) -> UnservedReason:
-    """Why a problem has no kernel, and whether that holds for its whole signature."""
+    """Why the operators that came furthest were rejected, and whether that holds for all sizes."""
+    reasons = [
+        "; ".join(sorted({rejection.reason for rejection in rejections}))
+        for rejections in (selection.rejections, enumeration.rejections)
+    ]
+    if not selection.rejections and enumeration.absence is not None:
+        reasons.insert(0, enumeration.absence)
+    nothing = (
+        f"no provider has an operator for {selection.problem.signature.key} on {target.target.arch}"
+    )
     return UnservedReason(
-        text=_unserved_text(selection, enumeration, target),
+        text=next(filter(None, reasons), nothing),
         scope=Scope.PROBLEM if enumeration.candidates else Scope.SIGNATURE,
     )
 
 
-def _unserved_text(selection: Selection, enumeration: Enumeration, target: BuildTarget) -> str:
-    """Why the operators that came furthest were rejected."""
-    if not selection.rejections and enumeration.absence is not None:
-        return enumeration.absence
-    for rejections in (selection.rejections, enumeration.rejections):
-        reasons = sorted({rejection.reason for rejection in rejections})
-        if reasons:
-            return "; ".join(reasons)
-    return (
-        f"no provider has an operator for {selection.problem.signature.key} on {target.target.arch}"
-    )
+_CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 
 
 def _encode(plan: Plan) -> dict[str, Any]:
     return {
-        "candidates": [
-            {**asdict(candidate), "signature": candidate.signature.key}
-            for candidate in plan.candidates
-        ],
+        "candidates": _CANDIDATES.dump_python(plan.candidates, mode="json"),
         "problems": [[planned.problem.key, planned.choices] for planned in plan.problems],
         "unserved": unserved_json(dict(plan.unserved)),
         "source": source_json(plan.source),
@@ -238,12 +230,9 @@ def _encode(plan: Plan) -> dict[str, Any]:
 
 def _decode(document: dict[str, Any]) -> Plan:
     return Plan(
-        candidates=tuple(_decode_candidate(item) for item in document["candidates"]),
+        candidates=_CANDIDATES.validate_python(document["candidates"]),
         problems=tuple(
-            PlannedProblem(
-                problem=Problem.parse(key),
-                choices=tuple((position, time_ns) for position, time_ns in choices),
-            )
+            PlannedProblem(problem=Problem.parse(key), choices=tuple(map(tuple, choices)))
             for key, choices in document["problems"]
         ),
         unserved=tuple(
@@ -254,30 +243,6 @@ def _decode(document: dict[str, Any]) -> Plan:
             for item in document["unserved"]
         ),
         source=RankingSource(**document["source"]),
-    )
-
-
-def _decode_candidate(item: dict[str, Any]) -> Candidate:
-    design, shape = item["design"], item["block_shape"]
-    fallback = design["fallback_cluster"]
-    return Candidate(
-        **{
-            **item,
-            "signature": Signature.parse(item["signature"]),
-            "design": KernelDesign(
-                **{
-                    **design,
-                    "tile": tuple(design["tile"]),
-                    "cluster": tuple(design["cluster"]),
-                    "fallback_cluster": None if fallback is None else tuple(fallback),
-                    "cluster_limits": (),
-                }
-            ),
-            "cluster_sizes": tuple(item["cluster_sizes"]),
-            "block_shape": BlockShape(
-                tile=tuple(shape["tile"]), cluster=tuple(shape["cluster"]), swapped=shape["swapped"]
-            ),
-        }
     )
 
 

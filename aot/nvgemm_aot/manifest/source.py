@@ -41,6 +41,11 @@ def mistake_at(mark: yaml.Mark, text: str) -> Mistake:
     return Mistake(line=mark.line + 1, column=mark.column + 1, text=text)
 
 
+def _mistake_behind(before: str, text: str) -> Mistake:
+    """Make a mistake of a text at the end of what stands before it."""
+    return Mistake(line=before.count("\n") + 1, column=len(before) - before.rfind("\n"), text=text)
+
+
 def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
     """Raise every mistake at once, a line each, by position, and their count.
 
@@ -100,13 +105,8 @@ def read_text(path: Path) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        line_start = data.rfind(b"\n", 0, error.start) + 1
-        found = Mistake(
-            line=data.count(b"\n", 0, error.start) + 1,
-            column=len(data[line_start : error.start].decode("utf-8")) + 1,
-            text=f"found byte 0x{data[error.start]:02x}; allowed: UTF-8; save the file as UTF-8",
-        )
-        report_mistakes(path, [found])
+        text = f"found byte 0x{data[error.start]:02x}; allowed: UTF-8; save the file as UTF-8"
+        report_mistakes(path, [_mistake_behind(data[: error.start].decode("utf-8"), text)])
 
 
 class _Shallow(Composer):
@@ -157,13 +157,8 @@ def compose(path: Path, text: str) -> yaml.Node | None:
     """
     foreign = Reader.NON_PRINTABLE.search(text)
     if foreign is not None:
-        before = text[: foreign.start()]
-        found = Mistake(
-            line=before.count("\n") + 1,
-            column=len(before) - before.rfind("\n"),
-            text=f"found character {foreign[0]!r}, which YAML does not allow; remove it",
-        )
-        report_mistakes(path, [found])
+        found = f"found character {foreign[0]!r}, which YAML does not allow; remove it"
+        report_mistakes(path, [_mistake_behind(text[: foreign.start()], found)])
     loader = _make_loader(text)
     try:
         node: yaml.Node | None = loader.get_single_node()
@@ -330,12 +325,11 @@ class _Converter:
     def convert(self, node: yaml.Node, location: Location, depth: int) -> Any:
         self.values += 1
         if self.values > MAX_VALUES:
-            fail(
-                self.path,
-                node.start_mark,
+            text = (
                 f"found over {MAX_VALUES} values once aliases are expanded; "
-                "allowed: at most that; use fewer aliases or split the file",
+                "allowed: at most that; use fewer aliases or split the file"
             )
+            fail(self.path, node.start_mark, text)
         # An alias inside what it stands for has no end; one that only nests too deep is refused
         # with it, since neither can be a manifest.
         if depth > MAX_DEPTH:
@@ -366,7 +360,9 @@ class _Converter:
                 text = f"found key {key.shown}; allowed: a plain word{advice}"
                 self.add(key_node, location, text)
             elif key in nodes:
-                text = f"found key {key!r} again (first on line {_line(nodes[key][0])})"
+                text = (
+                    f"found key {key!r} again (first on line {nodes[key][0].start_mark.line + 1})"
+                )
                 self.add(key_node, location, f"{text}; allowed: once; merge or remove one of them")
             else:
                 nodes[key] = key_node, value_node
@@ -388,10 +384,6 @@ class _Converter:
 
     def add(self, node: yaml.Node, location: Location, text: str) -> None:
         self.mistakes.append(mistake_at(node.start_mark, f"{render_location(location)}: {text}"))
-
-
-def _line(node: yaml.Node) -> int:
-    return node.start_mark.line + 1
 
 
 def _tag(node: yaml.Node) -> str:

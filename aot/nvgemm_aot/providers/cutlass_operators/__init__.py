@@ -90,7 +90,7 @@ class CutlassOperators:
             return Enumeration(absence=reason or f"no operator computes {signature.key}")
         candidates, rejections = [], []
         absence: str | None = family.absence(signature, target)
-        for operator in self._operators(signature, target.target.arch).values():
+        for operator in _operators(signature, target.target.arch).values():
             kind = type(operator).__name__
             if kind in family.operators:
                 absence = None
@@ -117,7 +117,7 @@ class CutlassOperators:
         """Compile one operator to an object; see `Provider.compile`."""
         arch = target.target.arch
         signature = candidate.signature
-        operator = self._operators(signature, arch)[candidate.operator]
+        operator = _operators(signature, arch)[candidate.operator]
         hardware = toolchain.hardware_facts(target.device)
         with hardware as asked, tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "kernel.o"
@@ -145,22 +145,6 @@ class CutlassOperators:
                 )
             return path.read_bytes()
 
-    @functools.cached_property
-    def _operator_cache(self) -> dict[tuple[Signature, str], dict[str, Any]]:
-        return {}
-
-    def _operators(self, signature: Signature, arch: str) -> dict[str, Any]:
-        """Operators of a signature by name, in the order that the library lists them."""
-        key = (signature, arch)
-        if key not in self._operator_cache:
-            found = toolchain.import_operators().get_operators(
-                args=_sample_arguments(signature), target_sm=arch.removeprefix("sm_")
-            )
-            self._operator_cache[key] = {
-                operator.metadata.operator_name: operator for operator in found
-            }
-        return self._operator_cache[key]
-
     def _candidate(self, operator: Any, signature: Signature, family: Family) -> Candidate:
         metadata = operator.metadata
         design = family.design(metadata)
@@ -182,6 +166,15 @@ class CutlassOperators:
             calling_convention=f"tvm_ffi:{_FUNCTION_NAME}({','.join(parameters)})",
             added_code=family.added_code(signature),
         )
+
+
+@functools.cache
+def _operators(signature: Signature, arch: str) -> dict[str, Any]:
+    """Operators of a signature by name, in the order that the library lists them."""
+    found = toolchain.import_operators().get_operators(
+        args=_sample_arguments(signature), target_sm=arch.removeprefix("sm_")
+    )
+    return {operator.metadata.operator_name: operator for operator in found}
 
 
 def _why_outdated(operator: Any, target: BuildTarget) -> str | None:

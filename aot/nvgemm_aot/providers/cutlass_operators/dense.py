@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.gemm.problem import Op, Signature
-from nvgemm_runtime.gemm.roles import Role, extra_roles
+from nvgemm_runtime.gemm.roles import extra_roles
 from nvgemm_runtime.gemm.types import DType
 
 from ...targets import BuildTarget
 from ..base import BlockShape
 from .epilogue import EFC_OPERATOR
 from .family import Family
-from .samples import sample_tensors, torch_type
+from .samples import sample_operands, sample_tensors
 from .toolchain import import_operators
 
 _SM90_OPERATOR = "Sm90StaticPersistentGemmOperator"
@@ -45,13 +46,8 @@ class Dense(Family):
 
     def arguments(self, signature: Signature) -> Any:
         """See `Family.arguments`."""
-        tensors = sample_tensors(signature)
-        return import_operators().GemmArguments(
-            A=tensors[Role.A],
-            B=tensors[Role.B],
-            out=tensors[Role.OUT],
-            accumulator_type=torch_type(signature.accumulator),
-        )
+        operands = sample_operands(signature, sample_tensors(signature))
+        return import_operators().GemmArguments(**operands)
 
     def absence(self, signature: Signature, target: BuildTarget) -> str:
         """See `Family.absence`."""
@@ -86,15 +82,12 @@ class Dense(Family):
 
     def design(self, metadata: Any) -> KernelDesign:
         """See `Family.design`."""
-        design = metadata.design
-        tile_m, tile_n, tile_k = design.tile_shape
-        if _is_transposed(metadata):
-            tile_m, tile_n = tile_n, tile_m
-        fallback = getattr(design, "fallback_cluster_shape", None)
-        return KernelDesign(
-            tile=(tile_m, tile_n, tile_k),
-            ctas_per_tile=2 if getattr(design, "use_2cta_mma", False) else 1,
-            cluster=(design.cluster_shape[0], design.cluster_shape[1]),
+        design = super().design(metadata)
+        tile_m, tile_n, tile_k = design.tile
+        fallback = getattr(metadata.design, "fallback_cluster_shape", None)
+        return replace(
+            design,
+            tile=(tile_n, tile_m, tile_k) if _is_transposed(metadata) else design.tile,
             fallback_cluster=None if fallback is None else (fallback[0], fallback[1]),
             scheduler=_scheduler(metadata),
         )

@@ -16,7 +16,7 @@ from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 from ...targets import BuildTarget
 from .family import Family
-from .samples import sample_tensors, torch_type
+from .samples import sample_operands, sample_tensors
 from .toolchain import import_operators
 
 EFC_OPERATOR = "PersistentDenseGemmEFCOperator"
@@ -63,10 +63,7 @@ class WithEpilogue(Family):
             for name, tensor in (*loaded.items(), ("D", tensors[Role.OUT]))
         }
         arguments = operators.GemmArguments(
-            A=tensors[Role.A],
-            B=tensors[Role.B],
-            out=tensors[Role.OUT],
-            accumulator_type=torch_type(signature.accumulator),
+            **sample_operands(signature, tensors),
             epilogue=operators.EpilogueArguments(epilogue_source(signature), **traced),
         )
         _pass_tensors(arguments.epilogue, signature, {**loaded, "D": tensors[Role.OUT]})

@@ -9,7 +9,7 @@ from nvgemm_runtime.gemm.roles import Role
 
 from ...targets import BuildTarget
 from .family import Family
-from .samples import sample_tensors, torch_type
+from .samples import sample_operands, sample_tensors
 from .toolchain import import_operators
 
 
@@ -30,10 +30,7 @@ class Grouped(Family):
         """See `Family.arguments`."""
         tensors = sample_tensors(signature)
         return import_operators().IndexPtrGroupedGemmArguments(
-            A=tensors[Role.A],
-            B=tensors[Role.B],
-            out=tensors[Role.OUT],
-            accumulator_type=torch_type(signature.accumulator),
+            **sample_operands(signature, tensors),
             offsets=tensors[Role.OFFSETS],
             offsets_along="m",
         )
