@@ -49,10 +49,8 @@ Progress = Callable[[int, int], None]
 class Task:
     """One kernel to compile.
 
-    Attributes:
-        candidate: The operator. Its design has the cluster limits that are compiled in.
-        target: What to compile for.
-        key: Its name in the cache, a digest of everything that shapes its code.
+    The candidate's design has the cluster limits that are compiled in. ``key``, its name in the
+    cache, is a digest of everything that shapes its code.
     """
 
     candidate: Candidate

@@ -38,9 +38,7 @@ DEFAULT_PROVIDER = "cutlass_operators"
 class BuiltBundle:
     """One bundle of a finished build.
 
-    Attributes:
-        up_to_date: Whether the file was already what this build makes, so that it was left alone.
-        failures: Kernels that did not compile and were left out.
+    ``up_to_date`` is whether the file was already what this build makes, so that it was left alone.
     """
 
     path: Path

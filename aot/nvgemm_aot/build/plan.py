@@ -52,8 +52,7 @@ _MAKERS = tuple(
 class PlannedProblem:
     """One problem's ranking.
 
-    Attributes:
-        choices: Pairs of a position in ``Plan.candidates`` and the estimate in nanoseconds.
+    ``choices`` are pairs of a position in ``Plan.candidates`` and the estimate in nanoseconds.
     """
 
     problem: Problem
@@ -64,11 +63,8 @@ class PlannedProblem:
 class Plan:
     """What to build for one target.
 
-    Attributes:
-        candidates: Every operator to compile, each once, in order of signature and name.
-        problems: In order of problem.
-        unserved: Problems that no operator supports, each with the reason.
-        source: Where the estimates come from.
+    Each of ``candidates`` stands once, in order of signature and name; ``problems`` are in their
+    own order; ``unserved`` are those that no operator supports, each with the reason.
     """
 
     candidates: tuple[Candidate, ...]

@@ -310,10 +310,9 @@ def clock_stopped() -> Iterator[None]:
 def serve(connection: int, stderr: int) -> None:
     """Run a worker process: get ready, then answer items with results until the pipe closes.
 
-    Args:
-        connection: Descriptor of the pipe to the parent, which first sends ``(work, prepare)``.
-        stderr: Descriptor for error output once the process is ready. Earlier output goes to a
-            file that the parent reads, to say why a process does not get ready.
+    The parent first sends ``(work, prepare)`` through the pipe whose descriptor is ``connection``.
+    Once the process is ready, its error output goes to ``stderr``; what came earlier goes to a file
+    that the parent reads, to say why a process does not get ready.
     """
     # Ctrl-C reaches the whole process group; only the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

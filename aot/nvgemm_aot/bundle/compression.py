@@ -36,10 +36,8 @@ QUICK_LEVEL = 3
 class Packed:
     """Compressed payloads.
 
-    Attributes:
-        dictionary: The shared dictionary; empty where none helps.
-        dictionary_frame: The dictionary, compressed by itself; empty where there is none.
-        frames: One independent zstd frame a payload, in the order of the payloads.
+    The dictionary is empty where none helps, else compressed by itself into ``dictionary_frame``.
+    ``frames`` are independent zstd frames, one a payload.
     """
 
     dictionary: bytes

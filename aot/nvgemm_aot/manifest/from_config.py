@@ -91,10 +91,7 @@ class ConfigEntry:
 class ConfigManifest:
     """A manifest made from a config.
 
-    Attributes:
-        model_type: The model's family.
-        entries: Entries to declare, at least one.
-        left_out: GEMMs that it cannot declare, each with the reason.
+    ``left_out`` are the GEMMs that it cannot declare, each with the reason.
     """
 
     name: str

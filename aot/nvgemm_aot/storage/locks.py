@@ -40,9 +40,7 @@ class FileLock:
 def acquire(path: Path, *, wait: bool = True) -> FileLock | None:
     """Lock a file, which is made together with its directory.
 
-    Args:
-        path: The file; nothing else uses it.
-        wait: Whether to wait for another process or thread that holds it.
+    Nothing else uses the file.
 
     Returns:
         The lock; None where another holds it and ``wait`` is false.

@@ -29,14 +29,8 @@ Progress = Callable[[int, int], None]
 class Report:
     """Result of a verification.
 
-    Attributes:
-        path: The bundle.
-        target: Key of its target.
-        device: Name of the device profile that limits were taken from.
-        disassembler: The program that disassembled device code, or None if that was left out.
-        notes: What a reader must know about how far the checks went.
-        kernels: Evidence, in the order of the bundle.
-        findings: What does not hold; empty if the bundle is good.
+    ``device`` names the profile that limits were taken from, ``disassembler`` the program, if there
+    was one. ``notes`` say how far the checks went; ``findings`` is empty if the bundle is good.
     """
 
     path: Path

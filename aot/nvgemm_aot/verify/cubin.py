@@ -65,7 +65,6 @@ class DeviceKernel:
     """One kernel function of a cubin.
 
     Attributes:
-        name: Its symbol.
         registers: Registers of a thread at launch.
         threads: Threads of a block that it was compiled for; None if any number.
         shared_bytes: Static shared memory with the part that CUDA reserves, per thread block.
@@ -91,11 +90,9 @@ class Cubin:
     """Device code for one architecture.
 
     Attributes:
-        content: The ELF image.
         sm: Architecture number, e.g. 100.
         architecture_specific: Whether it runs on that compute capability only (suffix ``a``).
         compiled_for: Architecture in the compiler's recorded arguments, e.g. ``sm_100f``.
-        kernels: Its kernel functions.
     """
 
     content: bytes

@@ -31,16 +31,15 @@ class KernelEvidence:
 
     Attributes:
         id: sha256 of the payload, in hex.
-        operator: The operator that its entry names.
-        signature: Key of the signature that its entry names.
+        operator, signature: As its entry says.
         architecture: Architecture by the flags of the device code, e.g. ``sm_90a``; a family's
             code has the flags of its first member: ``sm_100`` for ``sm_100f``.
         compiled_for: Architecture that was passed to the device compiler, e.g. ``sm_100f``.
-        registers: Registers of a thread at launch.
-        threads: Threads of a block.
-        static_shared_bytes: Static shared memory of a block, without what CUDA reserves.
-        dynamic_shared_bytes: Dynamic shared memory of a block that the launcher asks for.
-        local_bytes: Local memory of a thread: stack and spills.
+        registers: Of a thread, at launch.
+        threads: Of a block.
+        static_shared_bytes: Of a block, without what CUDA reserves.
+        dynamic_shared_bytes: Of a block, as the launcher asks for.
+        local_bytes: Of a thread: stack and spills.
         instructions: Tensor-core and local-memory instructions with their number in the code.
         operands: The operands that the launcher says it takes.
         alignment_bytes: Alignments that the launcher demands of their data.

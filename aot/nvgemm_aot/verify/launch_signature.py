@@ -153,27 +153,15 @@ def _parameter(signature: Signature, name: str) -> tuple[str, str]:
     if name == WORKSPACE:
         rank, dtype = 1, DType.UINT8
     else:
-        rank, dtype = _rank(signature, Role(name)), role_dtype(signature, Role(name))
-    extents = ", ".join([_ONE_ELEMENT if _is_scalar(signature, name) else _RUN_TIME_EXTENT] * rank)
+        smallest = Problem(signature=signature, m=1, n=1, k=signature.a.packed)
+        rank, dtype = len(role_shape(smallest, Role(name))), role_dtype(signature, Role(name))
+    # A scale of all of A or B is a tensor of one element; other extents are passed at run time.
+    is_scalar = name.startswith("scale_") and signature.scales is ScaleRecipe.FP32_TENSOR
+    extents = ", ".join(["1" if is_scalar else "n[0-9]+"] * rank)
     return (
         rf"{_NAMES[name]}: Tensor\(\[{extents}\], {dtype.torch_name}\)",
         f"{name} of rank {rank}, {dtype.torch_name}",
     )
-
-
-_RUN_TIME_EXTENT, _ONE_ELEMENT = "n[0-9]+", "1"
-"""Patterns of an extent that is passed at run time, and of one that is compiled in."""
-
-
-def _is_scalar(signature: Signature, name: str) -> bool:
-    """Whether a parameter is a scale of all of A or B: a tensor of one element."""
-    scales = (Role.SCALE_A.value, Role.SCALE_B.value)
-    return name in scales and signature.scales is ScaleRecipe.FP32_TENSOR
-
-
-def _rank(signature: Signature, role: Role) -> int:
-    smallest = Problem(signature=signature, m=1, n=1, k=signature.a.packed)
-    return len(role_shape(smallest, role))
 
 
 def _check_alignment(

@@ -96,9 +96,7 @@ class Multiply:
 def read_multiplies(instructions: set[Instruction], immediates: set[int]) -> frozenset[Multiply]:
     """Read what a kernel multiplies.
 
-    Args:
-        instructions: Its tensor-core instructions.
-        immediates: The constants of its code.
+    Its tensor-core instructions show it, and the constants of its code.
     """
     return frozenset([*_from_modifiers(instructions), *_from_descriptors(instructions, immediates)])
 

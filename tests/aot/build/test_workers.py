@@ -121,13 +121,6 @@ def test_yields_every_result_once() -> None:
         assert list(pool.run([21])) == [(21, 42)], "a pool can be used again"
 
 
-def test_uses_as_many_processes_as_asked() -> None:
-    with Workers(2, process_id, nothing) as pool:
-        pids = {result for _, result in pool.run(range(40))}
-    assert 1 <= len(pids) <= 2
-    assert os.getpid() not in pids
-
-
 def test_a_death_names_its_item_and_the_others_go_on() -> None:
     with Workers(2, die_on_three, nothing) as pool:
         results = dict(pool.run(range(6)))

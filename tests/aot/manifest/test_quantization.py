@@ -107,11 +107,6 @@ def test_quantized_linears_are_declared_in_their_type_and_the_head_in_its_own(
 
 OTHERS = {
     "awq": ({"quant_method": "awq", "bits": 4}, "awq quantizes weights alone"),
-    "gptq": ({"quant_method": "gptq", "bits": 4}, "gptq quantizes weights alone"),
-    "bitsandbytes": (
-        {"quant_method": "bitsandbytes", "load_in_4bit": True},
-        "bitsandbytes quantizes weights alone",
-    ),
     "int4 weights": (
         group(("int", 4, "group"), None),
         "its weights are int4 by group of 128 and its activations are not quantized",
@@ -146,15 +141,7 @@ OTHERS = {
         {"quant_method": "fp8", "activation_scheme": "dynamic"},
         "for activation_scheme is not static, fp8 by token (so vLLM reads it), a pair that no",
     ),
-    "no scheme": ({"quant_method": "fp8"}, "its weights are fp8 by tensor and its activations"),
-    "odd targets": (
-        targets(5),
-        "its config_groups are not for all Linears",
-    ),
-    "targets in part": (
-        targets("LinearAttention"),
-        "its config_groups are not for all Linears",
-    ),
+    "targets in part": (targets("LinearAttention"), "its config_groups are not for all Linears"),
     "unnamed": ({}, "what quantization_config without a quant_method means for a GEMM"),
 }
 

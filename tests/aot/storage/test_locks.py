@@ -30,29 +30,6 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert not list((tmp_path / "locks").iterdir())
 
 
-def test_one_at_a_time_whoever_removes_the_file(tmp_path: Path) -> None:
-    inside = most = 0
-    guard = threading.Lock()
-
-    def work() -> None:
-        nonlocal inside, most
-        for _ in range(50):
-            with locked(tmp_path / "a"):
-                with guard:
-                    inside += 1
-                    most = max(most, inside)
-                with guard:
-                    inside -= 1
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == 1
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_lock_that_is_held_need_not_be_waited_for(tmp_path: Path) -> None:
     with locked(tmp_path / "a"):
         assert acquire(tmp_path / "a", wait=False) is None

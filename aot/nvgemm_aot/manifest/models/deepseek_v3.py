@@ -8,7 +8,7 @@ from dataclasses import replace
 from pydantic import Field
 
 from .decoder import Size, SparseConfig
-from .gemm import Columns, Fusible, ModelGemm, Projection, Rows, repeat
+from .gemm import Fusible, ModelGemm, Projection, Split, repeat
 
 
 class DeepseekV3Config(SparseConfig):
@@ -41,7 +41,7 @@ class DeepseekV3Config(SparseConfig):
 
     def _attention(self) -> Iterator[Projection]:
         heads, hidden = self.query_heads, self.hidden_size
-        columns = Columns(heads=heads)
+        columns = Split(extent="n", heads=heads)
         query = heads.count * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         into_latent = ModelGemm(
             role="attention kv_a_proj_with_mqa",
@@ -67,6 +67,6 @@ class DeepseekV3Config(SparseConfig):
             role="attention o_proj",
             n=hidden,
             k=heads.count * self.v_head_dim,
-            split=Rows(heads=heads),
+            split=Split(extent="k", heads=heads),
             biased=self.attention_bias,
         )

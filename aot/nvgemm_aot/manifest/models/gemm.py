@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from nvgemm_runtime.gemm.problem import Layout
 
@@ -24,16 +25,10 @@ class Heads:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
-    """A GEMM whose n is divided over tensor-parallel ranks; by whole heads, where it has heads."""
+class Split:
+    """The extent of a GEMM that ranks divide; by whole heads, where it has heads."""
 
-    heads: Heads | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """A GEMM whose k is divided over tensor-parallel ranks; by whole heads, where it has heads."""
-
+    extent: Literal["n", "k"]
     heads: Heads | None = None
 
 
@@ -68,7 +63,7 @@ class ModelGemm:
     role: str
     n: int
     k: int
-    split: Columns | Rows | None = None
+    split: Split | None = None
     calls: int = 1
     routing: Routing | None = None
     layout: Layout = Layout.TN

@@ -4,6 +4,8 @@ The operators compile an epilogue that is given to them as source. It is written
 signature: ``D = round(f(scale_a * scale_b * accum + addend))``, all of it in fp32.
 """
 
+# ruff: noqa: D102 - `Family` says what its methods do
+
 from __future__ import annotations
 
 import contextlib
@@ -37,7 +39,6 @@ class WithEpilogue(Family):
     operators = (EFC_OPERATOR,)
 
     def serves(self, signature: Signature) -> bool:
-        """See `Family.serves`."""
         scales = signature.scales
         return (
             signature.op in (Op.MM, Op.BMM)
@@ -46,12 +47,10 @@ class WithEpilogue(Family):
         )
 
     def parameters(self, signature: Signature) -> tuple[str, ...]:
-        """See `Family.parameters`."""
         extras = (role.value for role in extra_roles(signature))
         return ("a", "b", "stream", *extras, "out")
 
     def arguments(self, signature: Signature) -> Any:
-        """See `Family.arguments`."""
         import torch
 
         operators = import_operators()
@@ -70,7 +69,6 @@ class WithEpilogue(Family):
         return arguments
 
     def absence(self, signature: Signature, target: BuildTarget) -> str:
-        """See `Family.absence`."""
         what = "applies scales" if signature.scales is not None else "has an epilogue"
         text = (
             f"no operator of {target.target.arch} {what}: its plain kernels store the bare product"
@@ -80,13 +78,11 @@ class WithEpilogue(Family):
         return text
 
     def compile(self, operator: Any, arguments: Any, target_sm: str) -> Any:
-        """See `Family.compile`."""
         _compute_in_accumulator_type(operator)
         with _maxima_keep_nan():
             return super().compile(operator, arguments, target_sm)
 
     def added_code(self, signature: Signature) -> str:
-        """See `Family.added_code`."""
         return f"# in {signature.accumulator.value}, NaN kept\n{epilogue_source(signature)}"
 
 

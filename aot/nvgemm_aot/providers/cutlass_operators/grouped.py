@@ -1,5 +1,7 @@
 """GEMMs of groups of rows, each with a matrix of its own: the experts of a mixture."""
 
+# ruff: noqa: D102 - `Family` says what its methods do
+
 from __future__ import annotations
 
 from typing import Any
@@ -19,15 +21,12 @@ class Grouped(Family):
     operators = ("ContiguousOffset2D3DGemmDenseOperator",)
 
     def serves(self, signature: Signature) -> bool:
-        """See `Family.serves`."""
         return signature.op is Op.GROUPED_MM
 
     def parameters(self, signature: Signature) -> tuple[str, ...]:
-        """See `Family.parameters`."""
         return ("a", "b", "out", "offsets", "stream")
 
     def arguments(self, signature: Signature) -> Any:
-        """See `Family.arguments`."""
         tensors = sample_tensors(signature)
         return import_operators().IndexPtrGroupedGemmArguments(
             **sample_operands(signature, tensors),
@@ -36,5 +35,4 @@ class Grouped(Family):
         )
 
     def absence(self, signature: Signature, target: BuildTarget) -> str:
-        """See `Family.absence`."""
         return f"{target.target.arch} has no grouped operator"
