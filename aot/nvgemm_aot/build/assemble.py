@@ -147,13 +147,8 @@ def build_key(
 
 def _identity(task: Task) -> list[Any]:
     """What a task adds to the build key: its code, and what the header says about it."""
-    candidate = task.candidate
-    return [
-        task.key,
-        candidate.workspace_bytes,
-        candidate.alignment_bytes,
-        asdict(candidate.design),
-    ]
+    one = task.candidate
+    return [task.key, one.workspace_bytes, one.alignment_bytes, asdict(one.design)]
 
 
 def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> AssembledBundle:
@@ -162,8 +157,9 @@ def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> As
     keys = {task.key for task in item.tasks}
     failures = tuple(one for one in compilation.failures if one.task.key in keys)
     if failures and strict:
+        lines = [f"  {one.task.candidate.operator}: {one.reason}" for one in failures]
         raise CompileError(
-            _failure_text(f"{arch}: {len(failures)} kernels failed (--strict)", failures)
+            "\n".join([f"{arch}: {len(failures)} kernels failed (--strict)", *lines])
         )
     kernels = [_built_kernel(task, compilation.kernels.get(task.key)) for task in item.tasks]
     rankings, uncompiled = _rank(item, kernels, failures)
@@ -179,13 +175,8 @@ def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> As
         toolchain=item.toolchain,
         kernels=tuple(kernel for kernel in kernels if kernel is not None),
         rankings=rankings,
-        unserved={
-            **dict(item.plan.unserved),
-            **{
-                one.problem: UnservedReason(text=one.reason, scope=Scope.PROBLEM)
-                for one in uncompiled
-            },
-        },
+        unserved=dict(item.plan.unserved)
+        | {one.problem: UnservedReason(text=one.reason, scope=Scope.PROBLEM) for one in uncompiled},
     )
     return AssembledBundle(content=content, failures=failures, uncompiled=uncompiled)
 
@@ -240,7 +231,3 @@ def _compile_failure(failure: Failure) -> CompileFailure:
         reason=one_line(failure.reason)[:_MAX_REASON] or _NO_REASON,
         is_transient=failure.is_transient,
     )
-
-
-def _failure_text(head: str, failures: Sequence[Failure]) -> str:
-    return "\n".join([head, *(f"  {f.task.candidate.operator}: {f.reason}" for f in failures)])

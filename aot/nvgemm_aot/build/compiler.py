@@ -285,11 +285,7 @@ def _read_compiled(task: Task, cache: Cache) -> Entry:
 
 
 def _results(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Task, TaskResult]]:
-    """Yield the result of each task; a process that dies on its task is a failure of that task.
-
-    Raises:
-        ToolchainError: If no compiler process gets ready.
-    """
+    """Yield the result of each task; a process that dies on its task is a failure of that task."""
     try:
         for task, outcome in workers.run(tasks):
             if isinstance(outcome, WorkerDied):
@@ -317,11 +313,7 @@ def _prepare_worker(provider: str, directory: Path) -> None:
 
 
 def _keep_temporary_files_private(directory: Path) -> None:
-    """Move temporary files to the cache if others could change them in the usual place.
-
-    Raises:
-        StorageError: If others could change them there, too.
-    """
+    """Move temporary files to the cache if others could change them in the usual place."""
     with contextlib.suppress(OSError):  # whoever writes to an unwritable directory reports it
         if writable_by_others(Path(tempfile.gettempdir()).absolute()) is None:
             return
@@ -338,19 +330,12 @@ def _keep_temporary_files_private(directory: Path) -> None:
         tempfile.tempdir = os.environ["TMPDIR"] = str(made)
 
 
-@functools.cache
-def _worker_provider(name: str) -> Provider:
-    """The provider of this worker process, which keeps it for all its tasks."""
-    return load_provider(name)
+_worker_provider = functools.cache(load_provider)
+"""The provider of this worker process, which keeps it for all its tasks."""
 
 
 def _run_task(task: Task, directory: Path) -> TaskResult:
-    """Compile, link and store one kernel in a worker, unless another process has just done so.
-
-    Raises:
-        StorageError: If a file cannot be written.
-        ToolchainError: If the compiler side is incomplete.
-    """
+    """Compile, link and store one kernel in a worker, unless another process has just done so."""
     cache = Cache(directory, quiet=True)  # the parent has already warned
     with contextlib.ExitStack() as stack:
         with clock_stopped():  # the time of another process that compiles it does not count

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -145,12 +144,7 @@ class Workers(Generic[Item, Result]):
     def __enter__(self) -> Workers[Item, Result]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         workers, self._all = self._all, set()
         self._idle, self._busy = [], {}
         for worker in workers:

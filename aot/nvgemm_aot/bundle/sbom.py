@@ -57,7 +57,7 @@ def render_sbom(
         "version": 1,
         "metadata": {
             "lifecycles": [{"phase": "build"}],
-            "tools": {"components": [_component("application", RUNTIME, __version__, scope=None)]},
+            "tools": {"components": [_component(RUNTIME, __version__, scope=None)]},
             "component": {
                 "type": "library",
                 "bom-ref": root,
@@ -76,7 +76,7 @@ def render_sbom(
                 "scope": "required",
                 "purl": runtime,
             },
-            *(_component("application", *tool, scope="excluded") for tool in tools),
+            *(_component(*tool, scope="excluded") for tool in tools),
         ],
         "dependencies": [
             {"ref": root, "dependsOn": sorted([runtime, *(_file_ref(file) for file in files)])},
@@ -112,10 +112,10 @@ def _bundle(file: BundledFile, license_expression: str) -> dict[str, Any]:
     }
 
 
-def _component(kind: str, name: str, version: str, *, scope: str | None) -> dict[str, Any]:
+def _component(name: str, version: str, *, scope: str | None) -> dict[str, Any]:
     purl = _purl(name, version)
     # A tool that made the document must not share its reference with a component it describes.
-    component = {"type": kind, "name": name, "version": version, "purl": purl}
+    component = {"type": "application", "name": name, "version": version, "purl": purl}
     return component if scope is None else {**component, "bom-ref": purl, "scope": scope}
 
 

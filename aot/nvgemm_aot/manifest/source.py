@@ -47,11 +47,7 @@ def _mistake_behind(before: str, text: str) -> Mistake:
 
 
 def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
-    """Raise every mistake at once, a line each, by position, and their count.
-
-    Raises:
-        ManifestError: Always.
-    """
+    """Raise every mistake at once, a line each, by position, and their count."""
     ordered = sorted(set(mistakes))
     lines = [f"{path}:{found.line}:{found.column}: {found.text}" for found in ordered]
     count = "1 mistake" if len(ordered) == 1 else f"{len(ordered)} mistakes"
@@ -59,11 +55,7 @@ def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
 
 
 def fail(path: Path, mark: yaml.Mark, text: str) -> NoReturn:
-    """Raise one mistake.
-
-    Raises:
-        ManifestError: Always.
-    """
+    """Raise one mistake."""
     report_mistakes(path, [mistake_at(mark, text)])
 
 
@@ -405,8 +397,8 @@ def _scalar(node: yaml.ScalarNode) -> str | int | Foreign:
 
 
 def _printable(text: str) -> str | Foreign:
-    for character in text:
-        if not (character.isprintable() or character.isspace()):
-            kind = f"text with the unprintable character U+{ord(character):04X}"
-            return Foreign(kind=kind, text=text, advice="remove that character")
-    return text
+    wrong = next((one for one in text if not (one.isprintable() or one.isspace())), None)
+    if wrong is None:
+        return text
+    kind = f"text with the unprintable character U+{ord(wrong):04X}"
+    return Foreign(kind=kind, text=text, advice="remove that character")

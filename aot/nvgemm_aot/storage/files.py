@@ -220,11 +220,7 @@ def _read_pipe(path: Path, descriptor: int, most_bytes: int) -> bytes:
 
 
 def _open_without_waiting(path: Path) -> tuple[str | None, BinaryIO]:
-    """Open a path without waiting, and name what it is if it is no regular file.
-
-    Raises:
-        IrregularFileError: If it is a socket.
-    """
+    """Open a path without waiting, and name what it is if it is no regular file."""
     kind = _KINDS.get(stat.S_IFMT(path.stat().st_mode))
     if kind is not None and kind != _PIPE:
         raise _irregular(path, kind)  # to open a device can do something

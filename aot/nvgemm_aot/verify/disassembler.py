@@ -60,11 +60,7 @@ class Disassembler:
 
 
 def find_disassembler() -> Disassembler | None:
-    """Find ``nvdisasm``: in its Python package, then on PATH, then under CUDA_HOME.
-
-    Returns:
-        The first that runs, or None.
-    """
+    """Find ``nvdisasm``: in its Python package, then on PATH, then under CUDA_HOME."""
     for path in _places():
         try:
             result = _run([str(path), "--version"])

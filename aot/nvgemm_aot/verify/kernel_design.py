@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from nvgemm_runtime.bundle.format import ClusterLimit, Kernel, KernelDesign
+from nvgemm_runtime.bundle.format import Kernel, KernelDesign
 from nvgemm_runtime.errors import TargetError
 
 from ..targets.profile import DeviceProfile
@@ -85,7 +85,7 @@ def _check_operator(kernel: Kernel, cubins: tuple[Cubin, ...]) -> Iterator[Findi
             f"the operator's name {kernel.operator!r} states tile k "
             f"{stated[1] if stated else 'nowhere'}, its entry says {tile_k}"
         )
-    for function in (function for cubin in cubins for function in cubin.kernels):
+    for function in (one for cubin in cubins for one in cubin.kernels):
         if (_ONE_TILE_FAMILY in function.name) != (kernel.design.scheduler == ONE_TILE):
             yield Check.OPERATOR_NAME.finding(
                 f"the device function is called {function.name[:160]}, its entry says "
@@ -111,13 +111,10 @@ def _check_cluster_limits(design: KernelDesign, profile: DeviceProfile | None) -
         except TargetError as error:
             yield Check.CLUSTER_LIMITS.finding(str(error))
             continue
-        right = ClusterLimit(
-            cluster_size=limit.cluster_size, max_active=fact.value, basis=fact.basis
-        )
-        if limit != right:
+        if (limit.max_active, limit.basis) != (fact.value, fact.basis):
             yield Check.CLUSTER_LIMITS.finding(
                 f"at most {limit.max_active} clusters of {limit.cluster_size} at once "
-                f"({limit.basis}); {profile.name} has {right.max_active} ({right.basis})"
+                f"({limit.basis}); {profile.name} has {fact.value} ({fact.basis})"
             )
 
 

@@ -137,18 +137,14 @@ def _check_multiplies(
     for observed in sorted(code.multiplies, key=str):
         # Kernels with scheduler one_tile compute the transposed problem.
         multiply = observed.transposed if design.scheduler == ONE_TILE else observed
-        if (multiply.a, multiply.b, multiply.accumulator) != types:
-            yield Check.OPERAND_TYPES.finding(
-                f"multiplies {multiply}, its signature is {signature.key}"
-            )
-        if multiply.scales and scales and multiply.scales is not scales:
-            yield Check.BLOCK_SCALES.finding(
-                f"multiplies {multiply}, its signature is {signature.key}"
-            )
-        if multiply.layout is not signature.layout:
-            yield Check.OPERAND_LAYOUT.finding(
-                f"multiplies {multiply}, its signature is {signature.key}"
-            )
+        differences = {
+            Check.OPERAND_TYPES: (multiply.a, multiply.b, multiply.accumulator) != types,
+            Check.BLOCK_SCALES: multiply.scales and scales and multiply.scales is not scales,
+            Check.OPERAND_LAYOUT: multiply.layout is not signature.layout,
+        }
+        for check, differs in differences.items():
+            if differs:
+                yield check.finding(f"multiplies {multiply}, its signature is {signature.key}")
         if major == 9:
             fits = multiply.n == tile_n and tile_m % multiply.m == 0
         else:
