@@ -101,38 +101,15 @@ def read_text(path: Path) -> str:
         report_mistakes(path, [_mistake_behind(data[: error.start].decode("utf-8"), text)])
 
 
-class _Shallow(Composer):
-    """Composes nodes, and refuses nesting that would exhaust Python's stack."""
-
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.depth > MAX_DEPTH:
-            event = self.peek_event()  # type: ignore[attr-defined]
-            raise yaml.MarkedYAMLError(
-                problem=f"found more than {MAX_DEPTH} levels of nesting",
-                problem_mark=event.start_mark,
-            )
-        self.depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.depth -= 1
-
-
 def _make_loader(text: str) -> Any:
     """Libyaml's parser, several times faster than PyYAML's, which is used where it is missing."""
-
-    class SlowLoader(_Shallow, yaml.SafeLoader):
-        pass
-
     if not yaml.__with_libyaml__:
-        return SlowLoader(text)
+        return yaml.SafeLoader(text)
     from yaml._yaml import CParser
     from yaml.resolver import Resolver
 
     # libyaml's events only: its own composer recurses in C, without a limit.
-    class FastLoader(_Shallow, CParser, Resolver):
+    class FastLoader(Composer, CParser, Resolver):
         def __init__(self, text: str) -> None:
             CParser.__init__(self, text)
             Composer.__init__(self)
@@ -163,6 +140,10 @@ def compose(path: Path, text: str) -> yaml.Node | None:
         advice = "; indent with spaces" if rest.startswith("\t") else ""
         context = f"{error.context}, " if error.context else ""
         fail(path, mark, f"not valid YAML: {context}{error.problem}{advice}")
+    except RecursionError:  # far more than MAX_DEPTH levels
+        fail(
+            path, loader.peek_event().start_mark, f"nested too deeply; allowed: {MAX_DEPTH} levels"
+        )
     except (ValueError, OverflowError) as error:
         # PyYAML lets these through from escapes like "\UFFFFFFFF" and from huge version numbers.
         report_mistakes(path, [Mistake(line=1, column=1, text=f"not valid YAML: {error}")])

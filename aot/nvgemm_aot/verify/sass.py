@@ -70,7 +70,7 @@ def read_disassembly(text: str) -> Disassembly:
         name = opcode.partition(".")[0]
         if _TENSOR_CORE.fullmatch(name):
             tensor_core[opcode] += 1
-            multiplying.add(Instruction.read(opcode, operands))
+            multiplying.add(Instruction(opcode, operands))
         elif name in LOCAL_MEMORY_INSTRUCTIONS:
             local_memory[opcode] += 1
         immediates |= {int(digits, 16) for digits in _IMMEDIATE.findall(operands)}

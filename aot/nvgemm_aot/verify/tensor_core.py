@@ -40,23 +40,15 @@ _SCALES_ADDRESS = re.compile(r"idesc\[[^\]]+\], tmem\[")
 
 
 class Instruction(NamedTuple):
-    """A tensor-core instruction: what of its text says how it multiplies."""
+    """A tensor-core instruction: its opcode with all modifiers, and its operands."""
 
     opcode: str
-    """With its modifiers."""
-    a_transposed: bool
-    b_transposed: bool
-    scaled: bool
+    operands: str
 
-    @classmethod
-    def read(cls, opcode: str, operands: str) -> Instruction:
-        """Read an instruction from its disassembly."""
-        return cls(
-            opcode=opcode,
-            a_transposed=".tnspA" in operands,
-            b_transposed=".tnspB" in operands,
-            scaled=_SCALES_ADDRESS.search(operands) is not None,
-        )
+    @property
+    def scaled(self) -> bool:
+        """Whether it takes block scales."""
+        return _SCALES_ADDRESS.search(self.operands) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +116,8 @@ def _from_modifiers(instructions: set[Instruction]) -> Iterator[Multiply]:
             m=int(shape[1]),
             n=int(shape[2]),
             layout=_layout(
-                a_row_major=not instruction.a_transposed, b_row_major=instruction.b_transposed
+                a_row_major=".tnspA" not in instruction.operands,
+                b_row_major=".tnspB" in instruction.operands,
             ),
             a=types[0],
             b=types[-1],
