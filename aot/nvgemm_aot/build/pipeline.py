@@ -15,9 +15,8 @@ from nvgemm_runtime.installed.ownership import writable_by_others
 from ..bundle.writer import write_bundle
 from ..manifest.parse import Manifest
 from ..providers import Provider, load_provider
-from ..storage.cache import Cache
+from ..storage.cache import Cache, private_cache
 from ..storage.files import remove_file, require_writable
-from ..storage.private_cache import private_cache
 from ..targets import BuildTarget
 from .assemble import PlannedTarget, build_key, compile_and_assemble, toolchain
 from .compiler import (

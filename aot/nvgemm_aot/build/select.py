@@ -79,7 +79,9 @@ def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, 
     candidate = choice.candidate
     design = candidate.design
     # Rounding makes near-equal estimates equal, so that the later, structural criteria decide.
-    time = float("inf") if choice.time_ns is None else _round_ns(choice.time_ns)
+    time = float("inf")
+    if choice.time_ns is not None:
+        time = round(choice.time_ns, _SIGNIFICANT_DIGITS - len(str(choice.time_ns)))
     wasted_rows = -problem.m % design.tile[0] if candidate.block_shape.swapped else 0
     # The model takes an even cluster along m for 2-CTA instructions.
     unlike_modelled = (design.ctas_per_tile == 2) != (design.cluster[0] % 2 == 0)
@@ -92,10 +94,6 @@ def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, 
         candidate.preference,
         candidate.operator,
     )
-
-
-def _round_ns(time_ns: int) -> int:
-    return round(time_ns, _SIGNIFICANT_DIGITS - len(str(time_ns)))
 
 
 def _keep_diverse(

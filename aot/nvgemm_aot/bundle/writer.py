@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -66,7 +66,7 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
         span = Span(offset=0, stored_bytes=dictionary_bytes, content_bytes=content_bytes)
         dictionary = Dictionary(span=span, sha256=sha256_hex(packed.dictionary))
     sources = sorted({ranking.source for ranking in content.rankings}, key=_source_order)
-    failures = sorted({one for r in content.rankings for one in r.missing}, key=_failure_order)
+    failures = sorted({one for r in content.rankings for one in r.missing}, key=astuple)
     common = _common_imports(kernels.values())
     body = packed.dictionary_frame + b"".join(packed.frames)
     header = Header(
@@ -108,10 +108,6 @@ def _common_imports(kernels: Iterable[BuiltKernel]) -> tuple[str, ...]:
 
 def _source_order(source: RankingSource) -> tuple[str, str, str, bytes]:
     return (source.kind, source.by, source.gpu, canonical_json(source_json(source)))
-
-
-def _failure_order(failure: CompileFailure) -> tuple[str, str, bool]:
-    return (failure.operator, failure.reason, failure.is_transient)
 
 
 def _header_kernels(

@@ -77,11 +77,11 @@ def parse_manifest(path: Path, text: str) -> Manifest:
 
 def _read_entry(path: Path, text: str) -> tuple[ManifestEntry, list[list[Signature]]]:
     """Check a manifest; returns it, and the signatures of each of its gemms."""
-    root = compose(path, text)
-    excess = find_excess(root)
+    source = make_source(path, compose(path, text))
+    excess = find_excess(source)
     if excess is not None:  # reported before any problem is looked at
         report_mistakes(path, [excess])
-    source, misspelt = _correct_keys(make_source(path, root))
+    source, misspelt = _correct_keys(source)
     version = source.data.get("version")
     if type(version) is int and version != VERSION:
         # Under another version's rules the rest may well be right.

@@ -119,10 +119,9 @@ def check_interface(kernel: Kernel, text: LauncherText) -> Iterator[Finding]:
     broken = [*check_call(kernel)]
     yield from broken
     convention = parse_calling_convention(kernel.calling_convention)
-    if convention is None or any(finding.check is Check.CALLING_CONVENTION for finding in broken):
-        return
-    yield from _check_operands(kernel.signature, convention, text)
-    yield from _check_alignment(kernel, convention, text)
+    if convention and all(finding.check is not Check.CALLING_CONVENTION for finding in broken):
+        yield from _check_operands(kernel.signature, convention, text)
+        yield from _check_alignment(kernel, convention, text)
 
 
 def _check_operands(

@@ -32,7 +32,8 @@ _SCALE_TYPES = {dtype.row.scale_code: dtype for dtype in DType}
 """Codes of the scales' type in the descriptor of a block-scaled instruction."""
 
 _BLOCKS_OF_16 = frozenset({"4X", "BLOCK16"})
-"""Modifiers of block-scaled instructions, either of which says that 16 values share a scale."""
+"""Modifiers of block-scaled instructions by which 16 values share a scale: the first in code for
+sm_100a and sm_100f, the other in that for sm_103a. Where 32 share one, there is no modifier."""
 
 # The last operand but one of a tcgen05 instruction: a register where nothing scales, else the
 # address of the scales of A and B in tensor memory.
@@ -141,20 +142,11 @@ def _from_descriptors(instructions: set[Instruction], immediates: set[int]) -> I
             layout = _layout(a_row_major=not value >> 15 & 1, b_row_major=bool(value >> 16 & 1))
             if a is None or b is None or not n:
                 continue
-            block = _block(modifiers) if scaled else None
+            block = (32 if _BLOCKS_OF_16.isdisjoint(modifiers) else 16) if scaled else None
             for m, accumulator, scales in _scaled(value, block) if block else _unscaled(value):
                 yield Multiply(
                     m=m, n=n, layout=layout, a=a, b=b, accumulator=accumulator, scales=scales
                 )
-
-
-def _block(modifiers: list[str]) -> int:
-    """How many values share a scale, which stands in the opcode.
-
-    Where it is 16, ``.4X`` does in code for sm_100a and sm_100f, ``.BLOCK16`` in that for sm_103a.
-    Where it is 32, none of them has a modifier for it.
-    """
-    return 32 if _BLOCKS_OF_16.isdisjoint(modifiers) else 16
 
 
 _Rest = tuple[int, DType, ScaleRecipe | None]

@@ -317,15 +317,13 @@ def test_some_unserved_problems_are_no_reason_to_build_again(tmp_path: Path, cac
 
 
 def test_a_problem_no_operator_supports_is_found_before_compiling(
-    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: Cache, log: Path
 ) -> None:
-    log = tmp_path / "log"
-    monkeypatch.setenv("FAKE_LOG", str(log))
     with pytest.raises(NoCandidateError, match=r"A is contiguous along k = 250, which must be a"):
         build(
             manifest(tmp_path, ks=(250,)), tmp_path / "out", cache, jobs=1, provider=FakeProvider()
         )
-    assert not log.exists()
+    assert log.read_text() == ""
 
 
 def test_operators_with_equal_code_become_one_kernel(
@@ -338,14 +336,12 @@ def test_operators_with_equal_code_become_one_kernel(
 
 
 def test_unwritable_output_is_found_before_anything_is_compiled(
-    tmp_path: Path, cache: Cache, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cache: Cache, log: Path
 ) -> None:
-    log = tmp_path / "log"
-    monkeypatch.setenv("FAKE_LOG", str(log))
     (tmp_path / "out").write_bytes(b"a file in the way")
     with pytest.raises(StorageError, match="out"):
         run(tmp_path, cache)
-    assert not log.exists()
+    assert log.read_text() == ""
 
 
 def test_plan_tells_every_rejection(tmp_path: Path, cache: Cache) -> None:

@@ -22,10 +22,9 @@ from nvgemm_aot.jit.eviction import evict, read_usage, select
 from nvgemm_aot.jit.jit_compiler import JitCompiler
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.storage import cache as cache_module
-from nvgemm_aot.storage.cache import Cache, cache_key
+from nvgemm_aot.storage.cache import Cache, cache_key, private_cache
 from nvgemm_aot.storage.files import write_atomic
 from nvgemm_aot.storage.locks import locked
-from nvgemm_aot.storage.private_cache import private_cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import StorageError

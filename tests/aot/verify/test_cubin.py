@@ -91,16 +91,13 @@ def test_accepts_each_target(arch: str, device: str, sm: int, accelerator: int) 
         ({"sm": 103}, "for sm_103 by its flags"),
         ({"accelerator": 1}, "for sm_100a by its flags, target sm_100f needs sm_100"),
         ({"compiled_for": "sm_100"}, "compiled for sm_100, must be sm_100f"),
+        ({"arch": "sm_100a", "compiled_for": "sm_100a"}, "for sm_100 by its flags, target sm_100a"),
     ],
 )
 def test_finds_other_architecture(fields: dict[str, Any], message: str) -> None:
     (finding,) = findings_of(**fields)
     assert finding.check is Check.ARCHITECTURE
     assert message in finding.message
-
-
-def test_finds_family_code_in_an_architecture_specific_target() -> None:
-    assert {finding.check for finding in findings_of("sm_100a")} == {Check.ARCHITECTURE}
 
 
 @pytest.mark.parametrize(

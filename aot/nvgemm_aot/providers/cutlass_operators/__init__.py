@@ -1,6 +1,6 @@
 """Provider of NVIDIA's ``cutlass.operators``: CuTe-DSL GEMMs for Hopper and Blackwell.
 
-`families` knows which operators compute what and how each is called; the provider lists and
+A `Family` knows which operators compute what and how each is called; the provider lists and
 compiles them. It may import what `providers` may. Importing it is cheap: the compiler is imported
 when a method first needs it.
 """
@@ -24,8 +24,11 @@ from ...targets import BuildTarget
 from ..base import Candidate, Enumeration, Rejection, RuntimeModel
 from ..heuristics import MatmulHeuristics
 from . import toolchain
-from .families import family_of
+from .block_scaled import BlockScaled
+from .dense import Dense
+from .epilogue import WithEpilogue
 from .family import Family
+from .grouped import Grouped
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +53,9 @@ hundred times: 4 s a process on a machine with an H200, and 90 s with 16 process
 """
 
 _FUNCTION_NAME = "gemm"
+
+FAMILIES: tuple[Family, ...] = (Dense(), WithEpilogue(), BlockScaled(), Grouped())
+"""All families of operators: the one place to name a new one."""
 
 
 class CutlassOperators:
@@ -85,7 +91,7 @@ class CutlassOperators:
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
         """List operators by their metadata; see `Provider.enumerate`."""
         reason = unsupported(signature)
-        family = family_of(signature)
+        family = _family_of(signature)
         if reason is not None or family is None:
             return Enumeration(absence=reason or f"no operator computes {signature.key}")
         candidates, rejections = [], []
@@ -213,7 +219,11 @@ def _sample_arguments(signature: Signature) -> Any:
         return _known_family(signature).arguments(signature)
 
 
+def _family_of(signature: Signature) -> Family | None:
+    return next((family for family in FAMILIES if family.serves(signature)), None)
+
+
 def _known_family(signature: Signature) -> Family:
-    family = family_of(signature)
+    family = _family_of(signature)
     assert family is not None  # or `CutlassOperators.enumerate` names no candidate
     return family

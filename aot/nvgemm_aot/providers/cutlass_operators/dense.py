@@ -77,11 +77,13 @@ class Dense(Family):
         design = super().design(metadata)
         tile_m, tile_n, tile_k = design.tile
         fallback = getattr(metadata.design, "fallback_cluster_shape", None)
+        scheduler = _scheduler(metadata)
         return replace(
             design,
-            tile=(tile_n, tile_m, tile_k) if _is_transposed(metadata) else design.tile,
+            # This scheduler is that of operators which compute the transposed problem.
+            tile=(tile_n, tile_m, tile_k) if scheduler == "one_tile" else design.tile,
             fallback_cluster=None if fallback is None else (fallback[0], fallback[1]),
-            scheduler=_scheduler(metadata),
+            scheduler=scheduler,
         )
 
 
@@ -104,11 +106,6 @@ def _keep_unsigned(operator: Any) -> None:
         return set_up(kernel)
 
     kernel._setup_attributes = set_up_unsigned
-
-
-def _is_transposed(metadata: Any) -> bool:
-    """Whether an operator computes the transposed problem."""
-    return bool(metadata.operator_class.__name__ == _TGV_OPERATOR)
 
 
 def _scheduler(metadata: Any) -> str:
