@@ -63,26 +63,23 @@ def test_output_depends_on_nothing_but_the_object(
     assert linker.link(relocatable, CONVENTION) == first
 
 
-def test_refuses_an_object_that_needs_an_unknown_symbol(tmp_path: Path) -> None:
-    relocatable = compiled(
-        tmp_path, "int nowhere(void); int __tvm_ffi_gemm(void) { return nowhere(); }"
-    )
-    with pytest.raises(LinkError, match="nowhere"):
-        linker.link(relocatable, CONVENTION)
-
-
-def test_refuses_a_symbol_that_is_there_but_not_allowed(tmp_path: Path) -> None:
-    relocatable = compiled(
-        tmp_path,
-        "int TVMFFIFunctionCall(void); int __tvm_ffi_gemm(void) { return TVMFFIFunctionCall(); }",
-    )
-    with pytest.raises(LinkError, match="TVMFFIFunctionCall"):
-        linker.link(relocatable, CONVENTION)
-
-
-def test_refuses_an_object_without_the_entry_point(tmp_path: Path) -> None:
-    with pytest.raises(LinkError, match="__tvm_ffi_gemm"):
-        linker.link(compiled(tmp_path, "int other(void) { return 1; }"), CONVENTION)
+@pytest.mark.parametrize(
+    ("source", "named"),
+    [
+        ("int nowhere(void); int __tvm_ffi_gemm(void) { return nowhere(); }", "nowhere"),
+        (  # a symbol that is there but not allowed
+            "int TVMFFIFunctionCall(void);"
+            "int __tvm_ffi_gemm(void) { return TVMFFIFunctionCall(); }",
+            "TVMFFIFunctionCall",
+        ),
+        ("int other(void) { return 1; }", "__tvm_ffi_gemm"),
+    ],
+)
+def test_refuses_an_object_that_lacks_or_needs_a_symbol(
+    tmp_path: Path, source: str, named: str
+) -> None:
+    with pytest.raises(LinkError, match=named):
+        linker.link(compiled(tmp_path, source), CONVENTION)
 
 
 def test_refuses_what_is_no_object() -> None:

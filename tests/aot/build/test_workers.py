@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -134,13 +135,14 @@ def test_an_item_gets_a_second_chance(tmp_path: Path) -> None:
         assert list(pool.run([path])) == [(path, "alive")]
 
 
-def test_raises_what_the_work_raised() -> None:
-    with Workers(1, refuse, nothing) as pool, pytest.raises(ValueError, match="not 7"):
-        list(pool.run([7]))
-
-
-def test_raises_what_the_start_raised() -> None:
-    with Workers(1, double, fail_to_start) as pool, pytest.raises(RuntimeError, match="no comp"):
+@pytest.mark.parametrize(
+    ("work", "prepare", "error"),
+    [(refuse, nothing, ValueError("not 7")), (double, fail_to_start, RuntimeError("no compiler"))],
+)
+def test_raises_what_the_work_or_the_start_raised(
+    work: Callable[[int], int], prepare: Callable[[], None], error: Exception
+) -> None:
+    with Workers(1, work, prepare) as pool, pytest.raises(type(error), match=str(error)):
         list(pool.run([7]))
 
 

@@ -123,7 +123,6 @@ def test_each_family_is_called_its_own_way_and_is_missing_on_hopper_with_the_rea
     ("kind", "is_sum"),
     [
         ("bf16xbf16/fp32/bf16/bias", True),
-        ("fp16xfp16/fp32/fp16/add", True),
         ("bf16xbf16/fp32/bf16/bias_relu", False),
         (f"{FP8}/fp32_row/bias", False),
     ],

@@ -127,14 +127,12 @@ def test_refuses_what_is_no_elf_file(payload: bytes) -> None:
         require_host_object(payload, ENTRY)
 
 
-def test_reads_shared_memory_of_the_launch(tmp_path: Path) -> None:
-    source = "void __tvm_ffi_gemm(long *fields) { fields[3] = 231936; fields[5] = 6; }"
-    assert launch_shared_bytes(code_of(shared_object(tmp_path, source))) == 231936
-
-
-def test_does_not_guess_shared_memory_of_the_launch(tmp_path: Path) -> None:
-    source = "void __tvm_ffi_gemm(long *fields) { fields[3] = 231936; fields[5] = 65536; }"
-    assert launch_shared_bytes(code_of(shared_object(tmp_path, source))) is None
+@pytest.mark.parametrize(("other", "shared_bytes"), [(6, 231936), (65536, None)])
+def test_reads_shared_memory_of_the_launch_and_does_not_guess(
+    tmp_path: Path, other: int, shared_bytes: int | None
+) -> None:
+    source = f"void __tvm_ffi_gemm(long *fields) {{ fields[3] = 231936; fields[5] = {other}; }}"
+    assert launch_shared_bytes(code_of(shared_object(tmp_path, source))) == shared_bytes
 
 
 def test_reads_clusters_of_the_launch(tmp_path: Path) -> None:
