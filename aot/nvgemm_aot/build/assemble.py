@@ -93,10 +93,7 @@ def compile_and_assemble(
     ``jobs`` is how many compiler processes to start, unless ``workers`` run already. With
     ``strict``, one kernel that does not compile is an error.
 
-    Raises:
-        CompileError: If ``strict`` and one fails.
-        StorageError: If the cache cannot be written.
-        ToolchainError: If the compiler side is incomplete.
+    Raises what `compile_all` does.
     """
     tasks = [task for item in planned for task in item.tasks]
     compilation = compile_all(tasks, cache, jobs=jobs, progress=progress, workers=workers)

@@ -7,6 +7,7 @@ import functools
 import logging
 import math
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -171,27 +172,21 @@ _CGROUPS = (
 def _free_memory_bytes() -> int:
     free = _meminfo_available_bytes()
     for limit, used in _CGROUPS:
-        try:
-            taken = int(used.read_text()) - _page_cache_bytes(used.parent)
-            free = min(free, int(limit.read_text()) - taken)
-        except (OSError, ValueError):
-            continue
+        with contextlib.suppress(OSError, ValueError):
+            # The page cache counts as used but is reclaimed on demand.
+            page_cache = _read_number(used.parent / "memory.stat", r"(?:total_)?inactive_file") or 0
+            free = min(free, int(limit.read_text()) - int(used.read_text()) + page_cache)
     return max(0, free)
 
 
-def _page_cache_bytes(cgroup: Path) -> int:
-    """Memory that counts as used but is reclaimed on demand: the page cache."""
-    for line in (cgroup / "memory.stat").read_text().splitlines():
-        if line.startswith(("inactive_file ", "total_inactive_file ")):
-            return int(line.split()[1])
-    return 0
-
-
 def _meminfo_available_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return _WORKER_BYTES
+    kilobytes = _read_number(Path("/proc/meminfo"), "MemAvailable:")
+    return _WORKER_BYTES if kilobytes is None else kilobytes * 1024
+
+
+def _read_number(file: Path, name: str) -> int | None:
+    found = re.search(rf"^{name} +([0-9]+)", file.read_text(), re.MULTILINE)
+    return None if found is None else int(found[1])
 
 
 def compile_limit_seconds() -> float:

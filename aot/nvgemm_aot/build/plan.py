@@ -92,11 +92,7 @@ class PlanLookup:
 def look_up_plan(
     declared: tuple[Declared, ...], target: BuildTarget, provider: Provider, cache: Cache
 ) -> PlanLookup:
-    """Look for the plan of one target in the cache, which is quick.
-
-    Raises:
-        ToolchainError: If the compiler side is incomplete.
-    """
+    """Look for the plan of one target in the cache, which is quick."""
     model = provider.runtime_model(target)
     makers = [*_MAKERS, *sorted({type(provider).__module__, type(model).__module__})]
     key = cache_key(

@@ -176,18 +176,14 @@ def _check_heads(path: Path, projections: Sequence[Projection], ranks: Iterable[
 def _uses(
     config: DecoderConfig, projections: Sequence[Projection], wanted: ManifestOptions
 ) -> Iterator[RankGemm]:
-    def types_of(gemm: ModelGemm) -> tuple[QuantizedTypes | str | None, ...]:
-        if config.quantization is None:
-            return (None,)
-        return config.quantization.forms(gemm.role, config.num_hidden_layers)
-
+    quantization, layers = config.quantization, config.num_hidden_layers
     forms = [form for form in (False, True) if (wanted.fused if form else wanted.separate)]
     uses = (
         RankGemm(ranks=ranks, gemm=gemm, types=types)
         for ranks in wanted.ranks
         for fused in forms
         for gemm in share(projections, ranks, fused=fused)
-        for types in types_of(gemm)
+        for types in (quantization.forms(gemm.role, layers) if quantization else (None,))
     )
     yield from dict.fromkeys(uses)  # what cannot be fused is in both forms
 

@@ -204,14 +204,12 @@ class Source:
     """A parsed file.
 
     Attributes:
-        path: The file.
         root: Its top-level YAML node.
         data: Its values: str, int, list, dict with text keys, and `Foreign` for anything else.
         entries: By the id of a mapping node: its entries' nodes, by key.
         mistakes: What was wrong already on the level of YAML; such parts are not in ``data``.
     """
 
-    path: Path
     root: yaml.MappingNode
     data: dict[str, Any]
     entries: _Entries
@@ -276,7 +274,6 @@ def make_source(path: Path, root: yaml.Node | None) -> Source:
         converter = _Converter(path)
         data = converter.convert(root, (), 0)
         return Source(
-            path=path,
             root=root,
             data=data,
             entries=converter.entries,

@@ -86,7 +86,6 @@ def by_type(manifest: Manifest) -> dict[str, set[tuple[int, int]]]:
     ("quantization", "types"),
     [
         ({"quant_method": "fp8", "activation_scheme": "static"}, TENSORS),
-        ({"quant_method": "fp8", "activation_scheme": "static", "fmt": "e4m3"}, TENSORS),
         ({"quant_method": "fbgemm_fp8", "modules_to_not_convert": ["lm_head"]}, ROWS),
         (group(("float", 8, "tensor"), ("float", 8, "tensor")), TENSORS),
         (targets("Linear"), TENSORS),
@@ -115,10 +114,6 @@ OTHERS = {
         group(("int", 8, "channel"), ("int", 8, "token")),
         "its weights are int8 by channel and its activations int8 by token, a pair that no",
     ),
-    "one scale beside many": (
-        group(("float", 8, "tensor"), ("float", 8, "token")),
-        "its weights are float8 by tensor and its activations float8 by token",
-    ),
     "fp8 blocks": (
         {"quant_method": "fp8", "weight_block_size": [128, 128]},
         "its weights are fp8 in blocks of [128, 128], which no operator scales",
@@ -127,10 +122,6 @@ OTHERS = {
     "two groups": (
         {"quant_method": "compressed-tensors", "config_groups": {"a": {}, "b": {}}},
         "it has 2 config_groups",
-    ),
-    "no Linears": (
-        {"quant_method": "compressed-tensors", "config_groups": {"a": {"targets": ["X"]}}},
-        "its config_groups are not for all Linears",
     ),
     "no weights": (
         {"quant_method": "compressed-tensors", "config_groups": {"a": {"targets": ["Linear"]}}},
@@ -162,7 +153,6 @@ def test_what_no_kernel_computes_is_left_out_and_never_declared_in_bf16(
     [
         ({"ignore": ["lm_head", "re:.*self_attn.*"]}, {Q_PROJ, KV_PROJ}),
         ({"exclude_modules": ["model.layers.*.self_attn"]}, {Q_PROJ, KV_PROJ}),
-        ({"modules_to_not_convert": ["self_attn"]}, {Q_PROJ, KV_PROJ}),
         ({"ignored_layers": [f"model.layers.{n}.mlp.down_proj" for n in range(32)]}, {DOWN}),
         ({"ignored_layers": "down_proj"}, {DOWN}),
         ({"modules_to_not_convert": ["own_proj", "model.layers.1"]}, set()),

@@ -365,13 +365,6 @@ def test_accepts_synthetic_kernel(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_tools")
-def test_finds_payload_without_device_code(tmp_path: Path) -> None:
-    report = verify_payload(tmp_path, host_payload(tmp_path))
-    assert_only(report, Check.DEVICE_FORMAT, "no device code")
-    assert report.kernels[0].registers is None
-
-
-@pytest.mark.usefixtures("no_tools")
 @pytest.mark.parametrize(
     ("flag", "extension"), [("-mavx2", "AVX"), ("-mavx512f", "AVX-512")], ids=["avx", "avx512"]
 )
@@ -476,7 +469,10 @@ def synthetic_payload(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.usefixtures("no_tools")
-def test_finds_payload_that_is_no_shared_object(tmp_path: Path) -> None:
+def test_finds_payload_without_device_code_and_what_is_no_shared_object(tmp_path: Path) -> None:
+    report = verify_payload(tmp_path, host_payload(tmp_path))
+    assert_only(report, Check.DEVICE_FORMAT, "no device code")
+    assert report.kernels[0].registers is None
     checks = {finding.check for finding in verify_payload(tmp_path, b"PK").findings}
     assert {Check.HOST_FORMAT, Check.DEVICE_FORMAT} <= checks
 

@@ -15,7 +15,6 @@ class Heads:
 
     Attributes:
         key: The config's key that holds their number.
-        count: Their number.
         copied: Whether more ranks than heads hold copies, as servers do with key-value heads.
     """
 
@@ -75,9 +74,7 @@ class ModelGemm:
 class Fusible:
     """GEMMs of one input that serving engines compute as one, their weights side by side.
 
-    Attributes:
-        role: Name of the fused GEMM.
-        parts: The separate GEMMs; they differ only in role, n and split.
+    The separate ``parts`` differ only in role, n and split.
     """
 
     role: str

@@ -129,20 +129,14 @@ def _compute_in_accumulator_type(operator: Any) -> None:
 def epilogue_source(signature: Signature) -> str:
     """The epilogue in the language of `cutlass.operators`, which parses and never runs it."""
     extras = [role.value for role in extra_roles(signature)]
-    lines = [f"def epilogue({', '.join(['accum', *extras])}):"]
-    product = " * ".join(["accum", *(role.value for role in _SCALES if role.value in extras)])
-    activation = None
-    value = product
+    value = " * ".join(["accum", *(role.value for role in _SCALES if role.value in extras)])
+    body = [f"D = {value}"]
     if signature.epilogue is not None:
+        value = f"{value} + {Role.ADDEND.value}"
         activation = signature.epilogue.activation
-        value = f"{product} + {Role.ADDEND.value}"
-    if activation is None:
-        lines.append(f"    D = {value}")
-    else:
-        lines.append(f"    x = {value}")
-        lines += (f"    {line}" for line in activation.row.efc_source)
-    lines.append("    return D")
-    return "\n".join([*lines, ""])
+        body = [f"x = {value}", *activation.row.efc_source] if activation else [f"D = {value}"]
+    lines = (f"    {line}\n" for line in (*body, "return D"))
+    return "".join([f"def epilogue({', '.join(['accum', *extras])}):\n", *lines])
 
 
 def _pass_tensors(epilogue: Any, signature: Signature, tensors: dict[str, Any]) -> None:
