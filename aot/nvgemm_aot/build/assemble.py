@@ -90,10 +90,10 @@ def compile_and_assemble(
 ) -> Assembly:
     """Compile what was planned, and put together what goes into each target's bundle.
 
-    ``jobs`` is how many compiler processes to start, unless ``workers`` run already. With
-    ``strict``, one kernel that does not compile is an error.
+    ``jobs`` is how many compiler processes to start, unless ``workers`` run already.
 
-    Raises what `compile_all` does.
+    Raises:
+        CompileError: If ``strict`` and one kernel does not compile; others as of `compile_all`.
     """
     tasks = [task for item in planned for task in item.tasks]
     compilation = compile_all(tasks, cache, jobs=jobs, progress=progress, workers=workers)
