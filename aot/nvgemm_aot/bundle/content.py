@@ -50,11 +50,9 @@ class BuiltKernel(KernelFacts):
 class ProblemRanking:
     """The kernels of one problem, best first.
 
-    Attributes:
-        kernels: Pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds, or
-            None where the source has no number.
-        measured: Further measurements; the spreads are in the order of ``kernels``.
-        missing: Kernels that were chosen but did not compile.
+    ``kernels`` are pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds,
+    or None where the source has no number; the spreads of ``measured`` are in their order.
+    ``missing`` are kernels that were chosen but did not compile.
     """
 
     problem: Problem

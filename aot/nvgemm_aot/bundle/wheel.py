@@ -61,7 +61,7 @@ _UNIX = 3  # zip's "version made by" host system, which says how to read the mod
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Identity:
+class WheelIdentity:
     """Normalised names of a wheel and of the package inside it, and its version."""
 
     distribution: str
@@ -70,6 +70,7 @@ class _Identity:
 
     @property
     def dist_info(self) -> str:
+        """Name of the wheel's folder of metadata."""
         return f"{self.package}-{self.version}.dist-info"
 
 
@@ -96,7 +97,7 @@ def write_wheel(
         BundleFormatError: If a bundle breaks a rule of the format.
         StorageError: If a file cannot be read or written; nothing is left half-written.
     """
-    identity = _identify(name, version)
+    identity = identify(name, version)
     contents = _read_bundles(bundles, identity)
     headers = [header for header, _ in contents.values()]
     tag = _platform_tag(headers)
@@ -109,16 +110,12 @@ def write_wheel(
     return out_dir / filename
 
 
-def check_identity(name: str, version: str) -> None:
-    """Refuse a name or version that no wheel can have, before time is spent on its content.
+def identify(name: str, version: str) -> WheelIdentity:
+    """Normalise a name and a version, or refuse what no wheel can have.
 
     Raises:
         PackagingError: Saying what is allowed.
     """
-    _identify(name, version)
-
-
-def _identify(name: str, version: str) -> _Identity:
     from packaging.utils import InvalidName, canonicalize_name
     from packaging.version import InvalidVersion, Version
 
@@ -135,12 +132,14 @@ def _identify(name: str, version: str) -> _Identity:
         raise PackagingError(
             f"wheel version {version!r} is not a Python package version, e.g. 1.0 or 2026.1.post1"
         ) from error
-    return _Identity(
+    return WheelIdentity(
         distribution=distribution, package=distribution.replace("-", "_"), version=normalized
     )
 
 
-def _read_bundles(bundles: Sequence[Path], identity: _Identity) -> dict[str, tuple[Header, bytes]]:
+def _read_bundles(
+    bundles: Sequence[Path], identity: WheelIdentity
+) -> dict[str, tuple[Header, bytes]]:
     """By path inside the wheel, sorted: each bundle's header and bytes."""
     if not bundles:
         raise PackagingError("a wheel needs at least one bundle (got 0)")
@@ -210,7 +209,7 @@ def _summary_line(summary: str | None, headers: Sequence[Header]) -> str:
 
 
 def _wheel_files(
-    identity: _Identity,
+    identity: WheelIdentity,
     contents: dict[str, tuple[Header, bytes]],
     tag: str,
     summary: str,
@@ -265,7 +264,7 @@ def _encode_wheel(files: dict[str, bytes], record: str) -> bytes:
 
 
 def _metadata(
-    identity: _Identity, headers: Sequence[Header], summary: str, licences: list[str]
+    identity: WheelIdentity, headers: Sequence[Header], summary: str, licences: list[str]
 ) -> bytes:
     # Not by `packaging.metadata`: it writes field names in lower case, which twine does not find.
     fields = [

@@ -120,11 +120,8 @@ def check_host_object(
 ) -> Iterator[Finding]:
     """Check a shared object against what the toolchain is known to make.
 
-    Args:
-        host: The shared object.
-        exported: Name of the one function it must export, e.g. ``__tvm_ffi_gemm``; None if that is
-            not known.
-        on_cpu: Whether the kernel runs on the host itself.
+    ``exported`` names the one function that it must export, e.g. ``__tvm_ffi_gemm``, if that is
+    known.
     """
     if host.machine != _MACHINE:
         yield Check.HOST_FORMAT.finding(f"machine is {host.machine}, must be {_MACHINE}")

@@ -78,13 +78,8 @@ def inspect_kernel(
 ) -> tuple[KernelEvidence, list[Finding]]:
     """Inspect the payload of a kernel, whose digest was checked.
 
-    Args:
-        kernel: Its entry.
-        payload: Its shared object.
-        target: What the bundle is for.
-        profile: Limits of the GPU; None to check none.
-        disassembler: What to look at device code with; None to leave that out.
-        stated_imports: The imports that the header states; None if it states none.
+    Without a profile, no limits of the GPU are checked; without a disassembler, device code is not
+    disassembled. ``stated_imports`` are those that the header states, if it states any.
 
     Returns:
         What was seen, and every check that fails. A malformed payload is a finding, not an error.

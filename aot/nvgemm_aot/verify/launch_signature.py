@@ -71,10 +71,9 @@ _OTHER_PARAMETERS = {
 class LauncherText:
     """What the text in a launcher says.
 
-    Attributes:
-        operands: Its parameters in order, such as ``a: Tensor([n0, n1], bfloat16), …``; empty if
-            the payload does not show exactly one call.
-        alignment_bytes: Alignments that it demands of their data; empty if it shows none.
+    ``operands`` are its parameters in order, such as ``a: Tensor([n0, n1], bfloat16), …``; empty if
+    the payload does not show exactly one call. ``alignment_bytes`` are what it demands of their
+    data.
     """
 
     operands: str

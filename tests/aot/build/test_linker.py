@@ -147,7 +147,7 @@ def test_names_both_libraries_where_the_compiler_drops_unused_ones(
 )
 def test_refuses_unknown_calling_conventions(convention: str) -> None:
     with pytest.raises(LinkError, match="calling convention"):
-        linker.entry_symbol(convention)
+        linker.link(b"", convention)
 
 
 def test_no_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator
 
 from nvgemm_runtime.gemm.problem import MAX_EXTENT, Layout
 
-from .gemm import Fusible, Heads, ModelGemm, Projection, Routing, Split, repeat
+from .gemm import COLUMNS, ROWS, Fusible, Heads, ModelGemm, Projection, Routing, Split, repeat
 from .quantization import Quantization, read_quantization
 
 Size = Annotated[int, Field(ge=1, le=MAX_EXTENT)]
@@ -53,9 +53,7 @@ class DecoderConfig(BaseModel, ABC):
 
     def lm_head(self) -> ModelGemm:
         """The head, which is the same GEMM when it is tied to the embedding."""
-        return ModelGemm(
-            role="lm_head", n=self.vocab_size, k=self.hidden_size, split=Split(extent="n")
-        )
+        return ModelGemm(role="lm_head", n=self.vocab_size, k=self.hidden_size, split=COLUMNS)
 
     def gated_mlp(
         self, intermediate: int, role: str = "mlp", *, biased: bool = False
@@ -65,17 +63,11 @@ class DecoderConfig(BaseModel, ABC):
 
         def into(name: str) -> ModelGemm:
             role_of = f"{role} {name}"
-            return ModelGemm(
-                role=role_of, n=intermediate, k=hidden, split=Split(extent="n"), biased=biased
-            )
+            return ModelGemm(role=role_of, n=intermediate, k=hidden, split=COLUMNS, biased=biased)
 
         yield Fusible(role=f"{role} gate_up_proj", parts=(into("gate_proj"), into("up_proj")))
         yield ModelGemm(
-            role=f"{role} down_proj",
-            n=hidden,
-            k=intermediate,
-            split=Split(extent="k"),
-            biased=biased,
+            role=f"{role} down_proj", n=hidden, k=intermediate, split=ROWS, biased=biased
         )
 
     def equal_layers(self, *blocks: Iterable[Projection]) -> Iterator[Projection]:
@@ -170,11 +162,7 @@ class SparseConfig(DecoderConfig):
         """
         routing = Routing(experts=self.experts, chosen=self.num_experts_per_tok)
         hidden = self.hidden_size
-        into = ModelGemm(
-            role="expert gate_up_proj", n=2 * intermediate, k=hidden, split=Split(extent="n")
-        )
-        out_of = ModelGemm(
-            role="expert down_proj", n=hidden, k=intermediate, split=Split(extent="k")
-        )
+        into = ModelGemm(role="expert gate_up_proj", n=2 * intermediate, k=hidden, split=COLUMNS)
+        out_of = ModelGemm(role="expert down_proj", n=hidden, k=intermediate, split=ROWS)
         both = [replace(gemm, routing=routing, layout=layout) for gemm in (into, out_of)]
         yield from repeat(self.experts, both)

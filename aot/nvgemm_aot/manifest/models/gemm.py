@@ -31,6 +31,9 @@ class Split:
     heads: Heads | None = None
 
 
+COLUMNS, ROWS = Split(extent="n"), Split(extent="k")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Routing:
     """Experts and how many of them a token is sent to."""
