@@ -9,7 +9,7 @@ from typing import Any
 import zstandard
 
 from nvgemm_runtime import __version__
-from nvgemm_runtime.bundle.encode import source_json, unserved_json
+from nvgemm_runtime.bundle.encode import design_json, source_json, unserved_json
 from nvgemm_runtime.bundle.format import (
     FORMAT_VERSION,
     CompileFailure,
@@ -145,7 +145,7 @@ def build_key(
 def _identity(task: Task) -> list[Any]:
     """What a task adds to the build key: its code, and what the header says about it."""
     one = task.candidate
-    return [task.key, one.workspace_bytes, one.alignment_bytes, asdict(one.design)]
+    return [task.key, one.workspace_bytes, one.alignment_bytes, design_json(one.design)]
 
 
 def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> AssembledBundle:

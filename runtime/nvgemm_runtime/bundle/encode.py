@@ -9,6 +9,7 @@ from ..gemm.problem import Problem
 from .format import (
     Header,
     Kernel,
+    KernelDesign,
     Measured,
     Ranking,
     RankingSource,
@@ -52,6 +53,14 @@ def unserved_json(unserved: dict[Problem, UnservedReason]) -> list[dict[str, str
             entry["scope"] = reason.scope.value
         entries.append(entry)
     return entries
+
+
+def design_json(design: KernelDesign) -> dict[str, Any]:
+    """A design as the header holds it: ``swapped`` is there only if it is true."""
+    fields = asdict(design)
+    if not design.swapped:
+        del fields["swapped"]
+    return fields
 
 
 def source_json(source: RankingSource) -> dict[str, Any]:
@@ -101,7 +110,7 @@ def _kernel_json(kernel: Kernel) -> dict[str, Any]:
         "signature": kernel.signature.key,
         "provider": kernel.provider,
         "operator": kernel.operator,
-        "design": asdict(kernel.design),
+        "design": design_json(kernel.design),
         "alignment_bytes": kernel.alignment_bytes,
         "workspace_bytes": kernel.workspace_bytes,
         "calling_convention": kernel.calling_convention,
