@@ -47,12 +47,11 @@ directory = Path(sys.argv[1])
 manifest = load_manifest(directory / "benchmark.yaml")
 planned = plan_build(manifest, Cache(directory / "plan-cache"))[0]
 begin = time.perf_counter()
-provider._import_operators()
-operators = provider.CutlassOperators()
-with provider._hardware_facts(planned.target.device):
+provider.toolchain.import_operators()
+with provider.toolchain.hardware_facts(planned.target.device):
     for task in planned.tasks:
         signature = task.candidate.signature
-        operator = operators._operators(signature, "sm_100f")[task.candidate.operator]
+        operator = provider._operators(signature, "sm_100f")[task.candidate.operator]
         arguments = provider._sample_arguments(signature)
         artifact = operator.compile(arguments, target_sm="100f")
         artifact.compiled_obj.export_to_c(

@@ -43,11 +43,8 @@ _NO_REASON = "no reason given"
 class PlannedTarget:
     """One target of a build before anything is compiled.
 
-    Attributes:
-        tasks: What to compile, in the order of ``plan.candidates``.
-        missing: How many of the tasks' kernels are not in the cache.
-        toolchain: Versions of everything that shapes the bundle's bytes.
-        build_key: That of the bundle, if every kernel compiles.
+    ``tasks`` are in the order of ``plan.candidates``; ``missing`` is how many of their kernels are
+    not in the cache; ``build_key`` is the bundle's if every kernel compiles.
     """
 
     target: BuildTarget
@@ -62,10 +59,8 @@ class PlannedTarget:
 class AssembledBundle:
     """One bundle, ready to be written.
 
-    Attributes:
-        content: What it holds; None if no problem got a kernel.
-        failures: The kernels that did not compile.
-        uncompiled: The problems that these leave without a kernel.
+    ``content`` is None if no problem got a kernel; ``uncompiled`` are the problems that
+    ``failures`` leave without one.
     """
 
     content: BundleContent | None
@@ -77,9 +72,7 @@ class AssembledBundle:
 class Assembly:
     """The bundles of a build, ready to be written.
 
-    Attributes:
-        bundles: One for each target.
-        compiled: Kernels compiled now; all others came from the cache.
+    Kernels that were not ``compiled`` now came from the cache.
     """
 
     bundles: tuple[AssembledBundle, ...]
@@ -97,18 +90,10 @@ def compile_and_assemble(
 ) -> Assembly:
     """Compile what was planned, and put together what goes into each target's bundle.
 
-    Args:
-        planned: The targets.
-        cache: Build cache.
-        jobs: Compiler processes, if none run yet.
-        strict: Whether one kernel that does not compile is an error.
-        progress: Called after each kernel.
-        workers: Compiler processes that run already.
+    ``jobs`` is how many compiler processes to start, unless ``workers`` run already.
 
     Raises:
-        CompileError: If ``strict`` and one fails.
-        StorageError: If the cache cannot be written.
-        ToolchainError: If the compiler side is incomplete.
+        CompileError: If ``strict`` and one kernel does not compile; others as of `compile_all`.
     """
     tasks = [task for item in planned for task in item.tasks]
     compilation = compile_all(tasks, cache, jobs=jobs, progress=progress, workers=workers)
@@ -135,12 +120,8 @@ def build_key(
 ) -> str:
     """Digest of all that determines a bundle: equal keys, equal bytes.
 
-    Args:
-        target: What is built for.
-        plan: Its plan.
-        tasks: What is compiled, in the order of ``plan.candidates``.
-        versions: See `toolchain`.
-        failures: The tasks whose kernels the bundle does not hold, and why.
+    ``tasks`` are in the order of ``plan.candidates``; ``failures`` are those whose kernels the
+    bundle does not hold.
     """
     failed = {failure.task.key for failure in failures}
     document = {
@@ -163,13 +144,8 @@ def build_key(
 
 def _identity(task: Task) -> list[Any]:
     """What a task adds to the build key: its code, and what the header says about it."""
-    candidate = task.candidate
-    return [
-        task.key,
-        candidate.workspace_bytes,
-        candidate.alignment_bytes,
-        asdict(candidate.design),
-    ]
+    one = task.candidate
+    return [task.key, one.workspace_bytes, one.alignment_bytes, asdict(one.design)]
 
 
 def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> AssembledBundle:
@@ -178,8 +154,9 @@ def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> As
     keys = {task.key for task in item.tasks}
     failures = tuple(one for one in compilation.failures if one.task.key in keys)
     if failures and strict:
+        lines = [f"  {one.task.candidate.operator}: {one.reason}" for one in failures]
         raise CompileError(
-            _failure_text(f"{arch}: {len(failures)} kernels failed (--strict)", failures)
+            "\n".join([f"{arch}: {len(failures)} kernels failed (--strict)", *lines])
         )
     kernels = [_built_kernel(task, compilation.kernels.get(task.key)) for task in item.tasks]
     rankings, uncompiled = _rank(item, kernels, failures)
@@ -195,13 +172,8 @@ def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> As
         toolchain=item.toolchain,
         kernels=tuple(kernel for kernel in kernels if kernel is not None),
         rankings=rankings,
-        unserved={
-            **dict(item.plan.unserved),
-            **{
-                one.problem: UnservedReason(text=one.reason, scope=Scope.PROBLEM)
-                for one in uncompiled
-            },
-        },
+        unserved=dict(item.plan.unserved)
+        | {one.problem: UnservedReason(text=one.reason, scope=Scope.PROBLEM) for one in uncompiled},
     )
     return AssembledBundle(content=content, failures=failures, uncompiled=uncompiled)
 
@@ -256,7 +228,3 @@ def _compile_failure(failure: Failure) -> CompileFailure:
         reason=one_line(failure.reason)[:_MAX_REASON] or _NO_REASON,
         is_transient=failure.is_transient,
     )
-
-
-def _failure_text(head: str, failures: Sequence[Failure]) -> str:
-    return "\n".join([head, *(f"  {f.task.candidate.operator}: {f.reason}" for f in failures)])

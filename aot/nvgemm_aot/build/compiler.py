@@ -7,6 +7,7 @@ import functools
 import logging
 import math
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -49,10 +50,8 @@ Progress = Callable[[int, int], None]
 class Task:
     """One kernel to compile.
 
-    Attributes:
-        candidate: The operator. Its design has the cluster limits that are compiled in.
-        target: What to compile for.
-        key: Its name in the cache, a digest of everything that shapes its code.
+    The candidate's design has the cluster limits that are compiled in. ``key``, its name in the
+    cache, is a digest of everything that shapes its code.
     """
 
     candidate: Candidate
@@ -77,9 +76,7 @@ class Failure:
 class TaskResult:
     """What a worker process answers to a task.
 
-    Attributes:
-        failure: Why there is no kernel, or None.
-        was_there: Whether another process compiled the kernel in the meantime.
+    ``was_there`` is whether another process compiled the kernel in the meantime.
     """
 
     failure: Failure | None = None
@@ -97,10 +94,8 @@ class KernelWorkers(Protocol):
 class Compilation:
     """Result of a compile stage.
 
-    Attributes:
-        kernels: By key of their tasks, the kernels with their digests.
-        compiled: How many kernels were compiled now; the others were in the cache.
-        failures: Kernels that are missing, in the order of the tasks.
+    ``kernels`` are by the key of their tasks; those that were not ``compiled`` now were in the
+    cache. ``failures`` are in the order of the tasks.
     """
 
     kernels: dict[str, Entry]
@@ -177,27 +172,21 @@ _CGROUPS = (
 def _free_memory_bytes() -> int:
     free = _meminfo_available_bytes()
     for limit, used in _CGROUPS:
-        try:
-            taken = int(used.read_text()) - _page_cache_bytes(used.parent)
-            free = min(free, int(limit.read_text()) - taken)
-        except (OSError, ValueError):
-            continue
+        with contextlib.suppress(OSError, ValueError):
+            # The page cache counts as used but is reclaimed on demand.
+            page_cache = _read_number(used.parent / "memory.stat", r"(?:total_)?inactive_file") or 0
+            free = min(free, int(limit.read_text()) - int(used.read_text()) + page_cache)
     return max(0, free)
 
 
-def _page_cache_bytes(cgroup: Path) -> int:
-    """Memory that counts as used but is reclaimed on demand: the page cache."""
-    for line in (cgroup / "memory.stat").read_text().splitlines():
-        if line.startswith(("inactive_file ", "total_inactive_file ")):
-            return int(line.split()[1])
-    return 0
-
-
 def _meminfo_available_bytes() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return _WORKER_BYTES
+    kilobytes = _read_number(Path("/proc/meminfo"), "MemAvailable:")
+    return _WORKER_BYTES if kilobytes is None else kilobytes * 1024
+
+
+def _read_number(file: Path, name: str) -> int | None:
+    found = re.search(rf"^{name} +([0-9]+)", file.read_text(), re.MULTILINE)
+    return None if found is None else int(found[1])
 
 
 def compile_limit_seconds() -> float:
@@ -240,12 +229,8 @@ def compile_all(
 
     Workers store what they finish at once, so an interrupted build continues where it stopped.
 
-    Args:
-        tasks: What to compile; several may share a key.
-        cache: Where kernels are looked up and stored.
-        jobs: Worker processes.
-        progress: Called at the start (with 0 done) and after each kernel.
-        workers: Processes that run already; by default they are started here.
+    Several tasks may share a key. ``progress`` is called at the start (with 0 done) and after each
+    kernel. Compiler processes are started here, unless ``workers`` run already.
 
     Raises:
         StorageError: If the cache or the directory for temporary files cannot be written, or a
@@ -295,11 +280,7 @@ def _read_compiled(task: Task, cache: Cache) -> Entry:
 
 
 def _results(workers: KernelWorkers, tasks: Sequence[Task]) -> Iterator[tuple[Task, TaskResult]]:
-    """Yield the result of each task; a process that dies on its task is a failure of that task.
-
-    Raises:
-        ToolchainError: If no compiler process gets ready.
-    """
+    """Yield the result of each task; a process that dies on its task is a failure of that task."""
     try:
         for task, outcome in workers.run(tasks):
             if isinstance(outcome, WorkerDied):
@@ -327,11 +308,7 @@ def _prepare_worker(provider: str, directory: Path) -> None:
 
 
 def _keep_temporary_files_private(directory: Path) -> None:
-    """Move temporary files to the cache if others could change them in the usual place.
-
-    Raises:
-        StorageError: If others could change them there, too.
-    """
+    """Move temporary files to the cache if others could change them in the usual place."""
     with contextlib.suppress(OSError):  # whoever writes to an unwritable directory reports it
         if writable_by_others(Path(tempfile.gettempdir()).absolute()) is None:
             return
@@ -348,19 +325,12 @@ def _keep_temporary_files_private(directory: Path) -> None:
         tempfile.tempdir = os.environ["TMPDIR"] = str(made)
 
 
-@functools.cache
-def _worker_provider(name: str) -> Provider:
-    """The provider of this worker process, which keeps it for all its tasks."""
-    return load_provider(name)
+_worker_provider = functools.cache(load_provider)
+"""The provider of this worker process, which keeps it for all its tasks."""
 
 
 def _run_task(task: Task, directory: Path) -> TaskResult:
-    """Compile, link and store one kernel in a worker, unless another process has just done so.
-
-    Raises:
-        StorageError: If a file cannot be written.
-        ToolchainError: If the compiler side is incomplete.
-    """
+    """Compile, link and store one kernel in a worker, unless another process has just done so."""
     cache = Cache(directory, quiet=True)  # the parent has already warned
     with contextlib.ExitStack() as stack:
         with clock_stopped():  # the time of another process that compiles it does not count

@@ -26,11 +26,6 @@ def require_readable_size(manifest: str, target: Target, plan: Plan) -> None:
 
     Compile failures lengthen a header, so the writer checks the finished one again.
 
-    Args:
-        manifest: Name of the manifest, for the message.
-        target: What is built for.
-        plan: What is built.
-
     Raises:
         ManifestError: If the header is longer than `MAX_HEADER_BYTES`.
     """

@@ -47,18 +47,6 @@ _VERSION = re.compile(r"\d+(?:\.\d+)+")
 _COMPILERS = ("cc", "gcc", "clang")
 
 
-def entry_symbol(calling_convention: str) -> str:
-    """Symbol that a calling convention such as ``tvm_ffi:gemm(a,b,out,stream)`` exports.
-
-    Raises:
-        LinkError: If the text is not ``tvm_ffi:NAME(PARAMETERS)``, the one form there is.
-    """
-    convention = parse_calling_convention(calling_convention)
-    if convention is None:
-        raise LinkError(f"calling convention {calling_convention!r} is not {KNOWN_FORM}")
-    return convention.symbol
-
-
 @functools.cache
 def compiler() -> tuple[str, ...]:
     """The system's C compiler driver with its arguments: ``$CC``, else the first of cc, gcc, clang.
@@ -157,20 +145,19 @@ def library_directories() -> tuple[Path, Path]:
 def link(relocatable: bytes, calling_convention: str, *, on_cpu: bool = False) -> bytes:
     """Link one object, and check that the result is what the toolchain is known to make.
 
-    Args:
-        relocatable: An object for the host platform.
-        calling_convention: Names the one function that stays visible.
-        on_cpu: Whether the kernel runs on the host and needs no library for device code.
-
-    Returns:
-        The shared object; equal inputs give equal bytes.
+    The function that the calling convention names alone stays visible. A kernel that runs
+    ``on_cpu`` needs no library for device code. Equal inputs give equal bytes.
 
     Raises:
-        LinkError: If the linker fails, or its output needs what the runtime does not have.
+        LinkError: If the calling convention is unknown, the linker fails, or its output needs what
+            the runtime does not have.
         ToolchainError: If there is no C compiler or a library is missing.
         OSError: If there is no space for temporary files.
     """
-    symbol = entry_symbol(calling_convention)
+    convention = parse_calling_convention(calling_convention)
+    if convention is None:
+        raise LinkError(f"calling convention {calling_convention!r} is not {KNOWN_FORM}")
+    symbol = convention.symbol
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
         (folder / "kernel.o").write_bytes(relocatable)

@@ -15,9 +15,8 @@ from nvgemm_runtime.installed.ownership import writable_by_others
 from ..bundle.writer import write_bundle
 from ..manifest.parse import Manifest
 from ..providers import Provider, load_provider
-from ..storage.cache import Cache
+from ..storage.cache import Cache, private_cache
 from ..storage.files import remove_file, require_writable
-from ..storage.private_cache import private_cache
 from ..targets import BuildTarget
 from .assemble import PlannedTarget, build_key, compile_and_assemble, toolchain
 from .compiler import (
@@ -38,9 +37,7 @@ DEFAULT_PROVIDER = "cutlass_operators"
 class BuiltBundle:
     """One bundle of a finished build.
 
-    Attributes:
-        up_to_date: Whether the file was already what this build makes, so that it was left alone.
-        failures: Kernels that did not compile and were left out.
+    ``up_to_date`` is whether the file was already what this build makes, so that it was left alone.
     """
 
     path: Path
@@ -54,12 +51,9 @@ class BuiltBundle:
 class BuildResult:
     """A finished build.
 
-    Attributes:
-        bundles: One for each target that serves any of the problems.
-        compiled: Kernels compiled now; all others came from the cache.
-        unserved: Problems that bundles have no kernel for, by target and problem.
-        removed: Bundles of earlier builds that were removed because their targets no longer serve
-            any of the problems.
+    There is a bundle for each target that serves any of the problems. Kernels that were not
+    ``compiled`` now came from the cache. ``removed`` are bundles of earlier builds whose targets no
+    longer serve any of the problems.
     """
 
     bundles: tuple[BuiltBundle, ...]
@@ -87,12 +81,9 @@ def plan_build(
 
     Problems for which a target has no operator are in its plan, with the reason.
 
-    Args:
-        manifest: What to build.
-        cache: Build cache.
-        provider: Where kernels come from; by default ``cutlass.operators``.
-        lookups: What `look_up_plans` returned, if the caller has asked already.
-        on_rejection: Receives every rejection.
+    Kernels come from ``cutlass.operators``, unless a provider is given. ``lookups`` are what
+    `look_up_plans` returned, if the caller has asked already; every rejection goes to
+    ``on_rejection``.
 
     Raises:
         ManifestError: If a target's bundle would hold more than readers take.

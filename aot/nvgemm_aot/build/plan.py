@@ -13,13 +13,15 @@ import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from nvgemm_runtime.bundle.encode import source_json, unserved_json
 from nvgemm_runtime.bundle.format import (
-    KernelDesign,
+    ESTIMATE,
     RankingSource,
     Scope,
     UnservedReason,
@@ -30,20 +32,18 @@ from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..manifest.parse import Declared
 from ..providers import Candidate, Enumeration, Provider, Rejection
-from ..providers.base import BlockShape, RuntimeModel
+from ..providers.base import RuntimeModel
 from ..storage.cache import Cache, cache_key
 from ..targets import BuildTarget
 from .select import Selection, select
 
-_MAKERS = (
-    *(
-        f"nvgemm_aot.{name}"
-        for name in (
-            *("build.plan", "build.select", "targets.profile"),
-            "providers.base",
-        )
-    ),
-    *(f"nvgemm_runtime.gemm.{name}" for name in ("support", "problem", "types", "roles", "target")),
+_MAKERS = tuple(
+    f"nvgemm_{name}"
+    for name in (
+        *("aot.build.plan", "aot.build.select", "aot.targets.profile", "aot.providers.base"),
+        *("runtime.gemm.support", "runtime.gemm.problem", "runtime.gemm.types"),
+        *("runtime.gemm.roles", "runtime.gemm.target"),
+    )
 )
 """Modules whose source shapes a plan, besides those of the provider and the runtime model."""
 
@@ -52,8 +52,7 @@ _MAKERS = (
 class PlannedProblem:
     """One problem's ranking.
 
-    Attributes:
-        choices: Pairs of a position in ``Plan.candidates`` and the estimate in nanoseconds.
+    ``choices`` are pairs of a position in ``Plan.candidates`` and the estimate in nanoseconds.
     """
 
     problem: Problem
@@ -64,11 +63,8 @@ class PlannedProblem:
 class Plan:
     """What to build for one target.
 
-    Attributes:
-        candidates: Every operator to compile, each once, in order of signature and name.
-        problems: In order of problem.
-        unserved: Problems that no operator supports, each with the reason.
-        source: Where the estimates come from.
+    Each of ``candidates`` stands once, in order of signature and name; ``problems`` are in their
+    own order; ``unserved`` are those that no operator supports, each with the reason.
     """
 
     candidates: tuple[Candidate, ...]
@@ -83,16 +79,7 @@ RejectionSink = Callable[[Problem, Rejection], None]
 
 @dataclass(frozen=True, kw_only=True)
 class PlanLookup:
-    """What determines the plan of one target, and the plan if the cache has it.
-
-    Attributes:
-        declared: The manifest's problems.
-        target: What to build for.
-        provider: Where kernels come from.
-        model: The provider's model of the target's device.
-        key: Name of the plan in the cache.
-        stored: The plan, if it was made before.
-    """
+    """What determines the plan of one target, and the plan if the cache has it."""
 
     declared: tuple[Declared, ...]
     target: BuildTarget
@@ -105,11 +92,7 @@ class PlanLookup:
 def look_up_plan(
     declared: tuple[Declared, ...], target: BuildTarget, provider: Provider, cache: Cache
 ) -> PlanLookup:
-    """Look for the plan of one target in the cache, which is quick.
-
-    Raises:
-        ToolchainError: If the compiler side is incomplete.
-    """
+    """Look for the plan of one target in the cache, which is quick."""
     model = provider.runtime_model(target)
     makers = [*_MAKERS, *sorted({type(provider).__module__, type(model).__module__})]
     key = cache_key(
@@ -145,10 +128,8 @@ def make_plan(
 ) -> Plan:
     """Return the stored plan of one target, or make it.
 
-    Args:
-        lookup: What `look_up_plan` returned.
-        cache: Where a new plan is kept, if the cache can be written.
-        on_rejection: Receives every rejection. The plan is then always made anew.
+    With ``on_rejection``, the plan is always made anew, and every rejection is reported. A new plan
+    is kept if the cache can be written.
     """
     if lookup.stored is not None and on_rejection is None:
         return lookup.stored
@@ -192,11 +173,7 @@ def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
             for selection in served
         ),
         unserved=tuple(unserved),
-        source=RankingSource(
-            kind="estimate",
-            by=model.name,
-            gpu=target.device.driver_name,
-        ),
+        source=RankingSource(kind=ESTIMATE, by=model.name, gpu=target.device.driver_name),
     )
 
 
@@ -215,32 +192,28 @@ def _selections(lookup: PlanLookup) -> Iterator[tuple[Selection, Enumeration]]:
 def _unserved_reason(
     selection: Selection, enumeration: Enumeration, target: BuildTarget
 ) -> UnservedReason:
-    """Why a problem has no kernel, and whether that holds for its whole signature."""
+    """Why the operators that came furthest were rejected, and whether that holds for all sizes."""
+    reasons = [
+        "; ".join(sorted({rejection.reason for rejection in rejections}))
+        for rejections in (selection.rejections, enumeration.rejections)
+    ]
+    if not selection.rejections and enumeration.absence is not None:
+        reasons.insert(0, enumeration.absence)
+    nothing = (
+        f"no provider has an operator for {selection.problem.signature.key} on {target.target.arch}"
+    )
     return UnservedReason(
-        text=_unserved_text(selection, enumeration, target),
+        text=next(filter(None, reasons), nothing),
         scope=Scope.PROBLEM if enumeration.candidates else Scope.SIGNATURE,
     )
 
 
-def _unserved_text(selection: Selection, enumeration: Enumeration, target: BuildTarget) -> str:
-    """Why the operators that came furthest were rejected."""
-    if not selection.rejections and enumeration.absence is not None:
-        return enumeration.absence
-    for rejections in (selection.rejections, enumeration.rejections):
-        reasons = sorted({rejection.reason for rejection in rejections})
-        if reasons:
-            return "; ".join(reasons)
-    return (
-        f"no provider has an operator for {selection.problem.signature.key} on {target.target.arch}"
-    )
+_CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 
 
 def _encode(plan: Plan) -> dict[str, Any]:
     return {
-        "candidates": [
-            {**asdict(candidate), "signature": candidate.signature.key}
-            for candidate in plan.candidates
-        ],
+        "candidates": _CANDIDATES.dump_python(plan.candidates, mode="json"),
         "problems": [[planned.problem.key, planned.choices] for planned in plan.problems],
         "unserved": unserved_json(dict(plan.unserved)),
         "source": source_json(plan.source),
@@ -249,12 +222,9 @@ def _encode(plan: Plan) -> dict[str, Any]:
 
 def _decode(document: dict[str, Any]) -> Plan:
     return Plan(
-        candidates=tuple(_decode_candidate(item) for item in document["candidates"]),
+        candidates=_CANDIDATES.validate_python(document["candidates"]),
         problems=tuple(
-            PlannedProblem(
-                problem=Problem.parse(key),
-                choices=tuple((position, time_ns) for position, time_ns in choices),
-            )
+            PlannedProblem(problem=Problem.parse(key), choices=tuple(map(tuple, choices)))
             for key, choices in document["problems"]
         ),
         unserved=tuple(
@@ -268,39 +238,11 @@ def _decode(document: dict[str, Any]) -> Plan:
     )
 
 
-def _decode_candidate(item: dict[str, Any]) -> Candidate:
-    design, shape = item["design"], item["block_shape"]
-    fallback = design["fallback_cluster"]
-    return Candidate(
-        **{
-            **item,
-            "signature": Signature.parse(item["signature"]),
-            "design": KernelDesign(
-                **{
-                    **design,
-                    "tile": tuple(design["tile"]),
-                    "cluster": tuple(design["cluster"]),
-                    "fallback_cluster": None if fallback is None else tuple(fallback),
-                    "cluster_limits": (),
-                }
-            ),
-            "cluster_sizes": tuple(item["cluster_sizes"]),
-            "block_shape": BlockShape(
-                tile=tuple(shape["tile"]), cluster=tuple(shape["cluster"]), swapped=shape["swapped"]
-            ),
-        }
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
 class Unserved:
     """A declared problem that no kernel of a target serves; the others are built.
 
-    Attributes:
-        arch: The target's architecture.
-        problem: The problem.
-        reason: Why, on one line.
-        failed: Whether there are operators but none compiles.
+    ``reason`` is one line; ``failed`` is whether there are operators but none compiles.
     """
 
     arch: str
@@ -311,10 +253,6 @@ class Unserved:
 
 def require_served(unserved: Sequence[Unserved], targets: int) -> None:
     """Require that at least one target serves each problem.
-
-    Args:
-        unserved: The problems that targets do not serve.
-        targets: How many targets there are.
 
     Raises:
         CompileError: Naming every problem that none of them serves, and why, if an operator of one

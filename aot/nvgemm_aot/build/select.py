@@ -53,11 +53,7 @@ def select(
 ) -> Selection:
     """Choose at most ``limit`` of a signature's candidates for one problem.
 
-    Args:
-        problem: The problem; its signature is the candidates'.
-        candidates: All that the provider offers for the signature.
-        estimate: The runtime model of the target's device.
-        limit: Most candidates to keep, at least 1.
+    The problem's signature is that of all ``candidates``; ``limit`` is at least 1.
     """
     rejections: list[Rejection] = []
     able = []
@@ -83,8 +79,10 @@ def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, 
     candidate = choice.candidate
     design = candidate.design
     # Rounding makes near-equal estimates equal, so that the later, structural criteria decide.
-    time = float("inf") if choice.time_ns is None else _round_ns(choice.time_ns)
-    wasted_rows = -problem.m % design.tile[0] if _made_for_small_m(candidate) else 0
+    time = float("inf")
+    if choice.time_ns is not None:
+        time = round(choice.time_ns, _SIGNIFICANT_DIGITS - len(str(choice.time_ns)))
+    wasted_rows = -problem.m % design.tile[0] if candidate.block_shape.swapped else 0
     # The model takes an even cluster along m for 2-CTA instructions.
     unlike_modelled = (design.ctas_per_tile == 2) != (design.cluster[0] % 2 == 0)
     cluster_size = design.cluster[0] * design.cluster[1]
@@ -98,14 +96,6 @@ def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, 
     )
 
 
-def _round_ns(time_ns: int) -> int:
-    return round(time_ns, _SIGNIFICANT_DIGITS - len(str(time_ns)))
-
-
-def _made_for_small_m(candidate: Candidate) -> bool:
-    return candidate.block_shape.swapped
-
-
 def _keep_diverse(
     problem: Problem, ranked: list[Choice], limit: int, rejections: list[Rejection]
 ) -> list[Choice]:
@@ -117,18 +107,16 @@ def _keep_diverse(
         room = limit - (special is not None and special not in kept)
         if choice is special:
             kept.append(choice)
-        elif per_shape[shape] >= MAX_PER_SHAPE:
-            _add_rejection(
-                rejections, choice, f"{MAX_PER_SHAPE} of the same block shape rank higher"
-            )
-        elif len(kept) >= room:
-            time = "no estimate" if choice.time_ns is None else f"estimate {choice.time_ns} ns"
-            _add_rejection(
-                rejections, choice, f"place {place} of {len(ranked)} ({time}), {limit} kept"
-            )
-        else:
+            continue
+        if per_shape[shape] < MAX_PER_SHAPE and len(kept) < room:
             kept.append(choice)
             per_shape[shape] += 1
+            continue
+        reason = f"{MAX_PER_SHAPE} of the same block shape rank higher"
+        if per_shape[shape] < MAX_PER_SHAPE:
+            time = "no estimate" if choice.time_ns is None else f"estimate {choice.time_ns} ns"
+            reason = f"place {place} of {len(ranked)} ({time}), {limit} kept"
+        rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))
     return kept
 
 
@@ -136,14 +124,10 @@ def _small_m_choice(problem: Problem, ranked: list[Choice]) -> Choice | None:
     """For a small m, the kernel made for small m whose tile wastes fewest rows."""
     if problem.m > SMALL_M:
         return None
-    made = [choice for choice in ranked if _made_for_small_m(choice.candidate)]
+    made = [choice for choice in ranked if choice.candidate.block_shape.swapped]
 
     def row_tiles_then_width(choice: Choice) -> tuple[int, int]:
         tile_m = choice.candidate.design.tile[0]
         return -(-problem.m // tile_m), tile_m
 
     return min(made, key=row_tiles_then_width, default=None)
-
-
-def _add_rejection(rejections: list[Rejection], choice: Choice, reason: str) -> None:
-    rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))

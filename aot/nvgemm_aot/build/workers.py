@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from subprocess import _args_from_interpreter_flags  # type: ignore[attr-defined]
-from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
@@ -145,12 +144,7 @@ class Workers(Generic[Item, Result]):
     def __enter__(self) -> Workers[Item, Result]:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         workers, self._all = self._all, set()
         self._idle, self._busy = [], {}
         for worker in workers:
@@ -310,10 +304,9 @@ def clock_stopped() -> Iterator[None]:
 def serve(connection: int, stderr: int) -> None:
     """Run a worker process: get ready, then answer items with results until the pipe closes.
 
-    Args:
-        connection: Descriptor of the pipe to the parent, which first sends ``(work, prepare)``.
-        stderr: Descriptor for error output once the process is ready. Earlier output goes to a
-            file that the parent reads, to say why a process does not get ready.
+    The parent first sends ``(work, prepare)`` through the pipe whose descriptor is ``connection``.
+    Once the process is ready, its error output goes to ``stderr``; what came earlier goes to a file
+    that the parent reads, to say why a process does not get ready.
     """
     # Ctrl-C reaches the whole process group; only the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -36,37 +36,33 @@ QUICK_LEVEL = 3
 class Packed:
     """Compressed payloads.
 
-    Attributes:
-        dictionary: The shared dictionary; empty where none helps.
-        dictionary_frame: The dictionary, compressed by itself; empty where there is none.
-        frames: One independent zstd frame a payload, in the order of the payloads.
+    The dictionary is empty where none helps, else compressed by itself into ``dictionary_frame``.
+    ``frames`` are independent zstd frames, one a payload.
     """
 
-    dictionary: bytes
-    dictionary_frame: bytes
     frames: list[bytes]
+    dictionary: bytes = b""
+    dictionary_frame: bytes = b""
 
 
 def compress(payloads: Sequence[bytes]) -> Packed:
     """Compress payloads so that each decompresses alone; the result depends on nothing else."""
-    dictionary = b"".join(
-        payloads[index] for index in cover(payloads, _member_count(len(payloads)))
-    )
+    members = cover(payloads, _member_count(len(payloads)))
+    dictionary = b"".join(payloads[index] for index in members)
     if not dictionary:
-        return Packed(dictionary=b"", dictionary_frame=b"", frames=_frames(payloads, None))
+        return Packed(frames=_frames(payloads, LEVEL))
     shared = zstandard.ZstdCompressionDict(dictionary, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
     alone = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
     return Packed(
         dictionary=dictionary,
         dictionary_frame=alone.compress(dictionary),
-        frames=_frames(payloads, shared),
+        frames=_frames(payloads, LEVEL, shared),
     )
 
 
 def compress_quickly(payloads: Sequence[bytes]) -> Packed:
     """Compress payloads without a dictionary: faster, with a larger result."""
-    frames = _frames(payloads, None, level=QUICK_LEVEL)
-    return Packed(dictionary=b"", dictionary_frame=b"", frames=frames)
+    return Packed(frames=_frames(payloads, QUICK_LEVEL))
 
 
 def cover(payloads: Sequence[bytes], members: int) -> list[int]:
@@ -110,7 +106,7 @@ def _words(payload: bytes) -> list[bytes]:
 
 
 def _frames(
-    payloads: Sequence[bytes], shared: zstandard.ZstdCompressionDict | None, level: int = LEVEL
+    payloads: Sequence[bytes], level: int, shared: zstandard.ZstdCompressionDict | None = None
 ) -> list[bytes]:
     compressor = zstandard.ZstdCompressor(
         level=level, dict_data=shared, write_checksum=False, write_dict_id=False

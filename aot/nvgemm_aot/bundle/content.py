@@ -26,12 +26,8 @@ from ..verify.host_object import read_host_object
 class BuiltKernel(KernelFacts):
     """A linked kernel on its way into a bundle.
 
-    Args:
-        sha256: Digest of the payload, in hex, if the caller has just computed or checked it.
-
-    Attributes:
-        payload: The shared object.
-        id: The kernel's name everywhere: the digest of its payload.
+    Its ``id``, the kernel's name everywhere, is the digest of the payload, the shared object.
+    Callers that have just computed or checked it pass ``sha256``, in hex.
     """
 
     payload: bytes
@@ -54,11 +50,9 @@ class BuiltKernel(KernelFacts):
 class ProblemRanking:
     """The kernels of one problem, best first.
 
-    Attributes:
-        kernels: Pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds, or
-            None where the source has no number.
-        measured: Further measurements; the spreads are in the order of ``kernels``.
-        missing: Kernels that were chosen but did not compile.
+    ``kernels`` are pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds,
+    or None where the source has no number; the spreads of ``measured`` are in their order.
+    ``missing`` are kernels that were chosen but did not compile.
     """
 
     problem: Problem
@@ -70,11 +64,7 @@ class ProblemRanking:
 
 @dataclass(frozen=True, kw_only=True)
 class BundleContent:
-    """Everything that determines a bundle's bytes. The order of kernels and rankings does not.
-
-    Attributes:
-        unserved: Declared problems without a kernel, each with the reason.
-    """
+    """Everything that determines a bundle's bytes. The order of kernels and rankings does not."""
 
     target: Target
     device: str

@@ -30,10 +30,7 @@ RUNTIME = "nvgemm-aot"
 class BundledFile:
     """A bundle as a wheel holds it.
 
-    Attributes:
-        path: Path inside the wheel.
-        sha256: Digest of the whole file, in hex.
-        header: What the bundle says about itself.
+    ``path`` is inside the wheel; ``sha256`` is the digest of the whole file, in hex.
     """
 
     path: str
@@ -49,14 +46,7 @@ def render_sbom(
     Toolchain components have the scope ``excluded``, CycloneDX's word for what shaped a product and
     is not part of it.
 
-    Args:
-        distribution: Name of the wheel's distribution.
-        version: Its version.
-        license_expression: Its SPDX expression.
-        files: Its bundles.
-
-    Returns:
-        A CycloneDX 1.6 JSON document without a serial number or a time.
+    The document has neither a serial number nor a time.
     """
     root = _purl(distribution, version)
     tools = sorted({item for file in files for item in file.header.toolchain.items()})
@@ -67,7 +57,7 @@ def render_sbom(
         "version": 1,
         "metadata": {
             "lifecycles": [{"phase": "build"}],
-            "tools": {"components": [_component("application", RUNTIME, __version__, scope=None)]},
+            "tools": {"components": [_component(RUNTIME, __version__, scope=None)]},
             "component": {
                 "type": "library",
                 "bom-ref": root,
@@ -86,7 +76,7 @@ def render_sbom(
                 "scope": "required",
                 "purl": runtime,
             },
-            *(_component("application", *tool, scope="excluded") for tool in tools),
+            *(_component(*tool, scope="excluded") for tool in tools),
         ],
         "dependencies": [
             {"ref": root, "dependsOn": sorted([runtime, *(_file_ref(file) for file in files)])},
@@ -122,10 +112,10 @@ def _bundle(file: BundledFile, license_expression: str) -> dict[str, Any]:
     }
 
 
-def _component(kind: str, name: str, version: str, *, scope: str | None) -> dict[str, Any]:
+def _component(name: str, version: str, *, scope: str | None) -> dict[str, Any]:
     purl = _purl(name, version)
     # A tool that made the document must not share its reference with a component it describes.
-    component = {"type": kind, "name": name, "version": version, "purl": purl}
+    component = {"type": "application", "name": name, "version": version, "purl": purl}
     return component if scope is None else {**component, "bom-ref": purl, "scope": scope}
 
 

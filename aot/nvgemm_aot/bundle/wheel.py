@@ -7,9 +7,11 @@ are compressed already, and DEFLATE's output depends on the zlib that a machine 
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
+import io
 import stat
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -17,14 +19,12 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import files as distribution_files
 from pathlib import Path
 from string import Template
-from zipfile import ZIP_STORED, ZipInfo
-
-from wheel.wheelfile import WheelFile  # type: ignore[import-untyped]
+from zipfile import ZIP_STORED, ZipFile, ZipInfo
 
 from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import PackagingError, StorageError
+from nvgemm_runtime.errors import PackagingError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX, ENTRY_POINT_GROUP
 
@@ -61,7 +61,7 @@ _UNIX = 3  # zip's "version made by" host system, which says how to read the mod
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Identity:
+class WheelIdentity:
     """Normalised names of a wheel and of the package inside it, and its version."""
 
     distribution: str
@@ -70,22 +70,8 @@ class _Identity:
 
     @property
     def dist_info(self) -> str:
+        """Name of the wheel's folder of metadata."""
         return f"{self.package}-{self.version}.dist-info"
-
-
-class _ReproducibleWheel(WheelFile):  # type: ignore[misc]
-    """A `WheelFile` whose entries carry no trace of when and where they were written.
-
-    The library takes times from the clock or from SOURCE_DATE_EPOCH, also for the RECORD that it
-    writes by itself, and this process's environment must stay as it is.
-    """
-
-    def writestr(self, name: str, data: bytes | str, compress_type: int | None = None) -> None:
-        entry = ZipInfo(name, date_time=_ENTRY_TIME)
-        entry.create_system = _UNIX
-        entry.external_attr = _ENTRY_MODE << 16
-        entry.compress_type = ZIP_STORED
-        super().writestr(entry, data, ZIP_STORED)
 
 
 def write_wheel(
@@ -111,28 +97,25 @@ def write_wheel(
         BundleFormatError: If a bundle breaks a rule of the format.
         StorageError: If a file cannot be read or written; nothing is left half-written.
     """
-    identity = _identify(name, version)
+    identity = identify(name, version)
     contents = _read_bundles(bundles, identity)
     headers = [header for header, _ in contents.values()]
     tag = _platform_tag(headers)
     filename = f"{identity.package}-{identity.version}-py3-none-{tag}.whl"
     line = _summary_line(summary, headers)
-    data = _encode_wheel(filename, _wheel_files(identity, contents, tag, line))
+    files = _wheel_files(identity, contents, tag, line)
+    data = _encode_wheel(files, f"{identity.dist_info}/RECORD")
     _check_size(len(data), len(contents))
     write_atomic(out_dir / filename, data)
     return out_dir / filename
 
 
-def check_identity(name: str, version: str) -> None:
-    """Refuse a name or version that no wheel can have, before time is spent on its content.
+def identify(name: str, version: str) -> WheelIdentity:
+    """Normalise a name and a version, or refuse what no wheel can have.
 
     Raises:
         PackagingError: Saying what is allowed.
     """
-    _identify(name, version)
-
-
-def _identify(name: str, version: str) -> _Identity:
     from packaging.utils import InvalidName, canonicalize_name
     from packaging.version import InvalidVersion, Version
 
@@ -149,12 +132,14 @@ def _identify(name: str, version: str) -> _Identity:
         raise PackagingError(
             f"wheel version {version!r} is not a Python package version, e.g. 1.0 or 2026.1.post1"
         ) from error
-    return _Identity(
+    return WheelIdentity(
         distribution=distribution, package=distribution.replace("-", "_"), version=normalized
     )
 
 
-def _read_bundles(bundles: Sequence[Path], identity: _Identity) -> dict[str, tuple[Header, bytes]]:
+def _read_bundles(
+    bundles: Sequence[Path], identity: WheelIdentity
+) -> dict[str, tuple[Header, bytes]]:
     """By path inside the wheel, sorted: each bundle's header and bytes."""
     if not bundles:
         raise PackagingError("a wheel needs at least one bundle (got 0)")
@@ -224,7 +209,7 @@ def _summary_line(summary: str | None, headers: Sequence[Header]) -> str:
 
 
 def _wheel_files(
-    identity: _Identity,
+    identity: WheelIdentity,
     contents: dict[str, tuple[Header, bytes]],
     tag: str,
     summary: str,
@@ -262,23 +247,24 @@ def _wheel_files(
     }
 
 
-def _encode_wheel(filename: str, files: dict[str, bytes]) -> bytes:
-    try:
-        with tempfile.TemporaryDirectory(prefix="nvgemm-wheel-") as directory:
-            path = Path(directory, filename)
-            with _ReproducibleWheel(str(path), "w") as wheel:
-                for name, data in files.items():
-                    wheel.writestr(name, data)
-            return path.read_bytes()
-    except OSError as error:
-        raise StorageError(
-            f"{tempfile.gettempdir()}: cannot write the wheel there first: {error.strerror}; "
-            "free space there or point TMPDIR elsewhere"
-        ) from error
+def _encode_wheel(files: dict[str, bytes], record: str) -> bytes:
+    """Zip files and their RECORD; entries carry no trace of when and where they were written."""
+    lines = []
+    for name, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        lines.append(f"{name},sha256={digest},{len(data)}\n")
+    content = io.BytesIO()
+    with ZipFile(content, "w", ZIP_STORED) as wheel:
+        for name, data in {**files, record: "".join([*lines, f"{record},,\n"]).encode()}.items():
+            entry = ZipInfo(name, date_time=_ENTRY_TIME)
+            entry.create_system = _UNIX
+            entry.external_attr = _ENTRY_MODE << 16
+            wheel.writestr(entry, data)
+    return content.getvalue()
 
 
 def _metadata(
-    identity: _Identity, headers: Sequence[Header], summary: str, licences: list[str]
+    identity: WheelIdentity, headers: Sequence[Header], summary: str, licences: list[str]
 ) -> bytes:
     # Not by `packaging.metadata`: it writes field names in lower case, which twine does not find.
     fields = [
@@ -350,13 +336,7 @@ def fill_template(template: str, **values: str) -> str:
 
 
 def render_description(distribution: str, headers: Sequence[Header], summary: str) -> str:
-    """Write a wheel's description, in Markdown.
-
-    Args:
-        distribution: Name of the wheel's distribution.
-        headers: Headers of its bundles.
-        summary: One line about it.
-    """
+    """Write a wheel's description, in Markdown."""
     bundles = [
         (
             f"`{header.target.key}`",

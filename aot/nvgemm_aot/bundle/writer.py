@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
+from typing import TypeVar
 
 from nvgemm_runtime.bundle.decode import decode_header
 from nvgemm_runtime.bundle.encode import encode_header, source_json
@@ -32,15 +33,14 @@ from ..storage.files import write_atomic
 from .compression import Packed, compress
 from .content import BuiltKernel, BundleContent, ProblemRanking
 
+Entry = TypeVar("Entry", Kernel, Dictionary)
+
 Pack = Callable[[Sequence[bytes]], Packed]
 """A function of `compression`."""
 
 
 def write_bundle(path: Path, content: BundleContent, pack: Pack = compress) -> Header:
     """Write a bundle; the same content gives the same bytes wherever and whenever it is written.
-
-    Returns:
-        The header that was written.
 
     Raises:
         ValueError: If a ranking names a kernel that is not among the kernels, a problem is ranked
@@ -60,8 +60,13 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
     ids = sorted(kernels)
     packed = pack([kernels[id_].payload for id_ in ids])
     dictionary_bytes = len(packed.dictionary_frame)
+    dictionary = None
+    if packed.dictionary:
+        content_bytes = len(packed.dictionary)
+        span = Span(offset=0, stored_bytes=dictionary_bytes, content_bytes=content_bytes)
+        dictionary = Dictionary(span=span, sha256=sha256_hex(packed.dictionary))
     sources = sorted({ranking.source for ranking in content.rankings}, key=_source_order)
-    failures = sorted({one for r in content.rankings for one in r.missing}, key=_failure_order)
+    failures = sorted({one for r in content.rankings for one in r.missing}, key=astuple)
     common = _common_imports(kernels.values())
     body = packed.dictionary_frame + b"".join(packed.frames)
     header = Header(
@@ -71,14 +76,7 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
         build_key=content.build_key,
         toolchain=content.toolchain,
         body_sha256=sha256_hex(body),
-        dictionary=Dictionary(
-            span=Span(
-                offset=0, stored_bytes=dictionary_bytes, content_bytes=len(packed.dictionary)
-            ),
-            sha256=sha256_hex(packed.dictionary),
-        )
-        if packed.dictionary
-        else None,
+        dictionary=dictionary,
         kernels=_header_kernels(ids, kernels, packed.frames, dictionary_bytes, common),
         sources=tuple(sources),
         rankings=_header_rankings(content.rankings, ids, sources, failures),
@@ -110,10 +108,6 @@ def _common_imports(kernels: Iterable[BuiltKernel]) -> tuple[str, ...]:
 
 def _source_order(source: RankingSource) -> tuple[str, str, str, bytes]:
     return (source.kind, source.by, source.gpu, canonical_json(source_json(source)))
-
-
-def _failure_order(failure: CompileFailure) -> tuple[str, str, bool]:
-    return (failure.operator, failure.reason, failure.is_transient)
 
 
 def _header_kernels(
@@ -171,11 +165,8 @@ def _with_final_offsets(header: Header, body: bytes) -> tuple[bytes, Header]:
         base = PREFIX.size + header_bytes
         final = replace(
             header,
-            dictionary=header.dictionary
-            and replace(header.dictionary, span=_moved(header.dictionary.span, base)),
-            kernels=tuple(
-                replace(kernel, span=_moved(kernel.span, base)) for kernel in header.kernels
-            ),
+            dictionary=header.dictionary and _moved(header.dictionary, base),
+            kernels=tuple(_moved(kernel, base) for kernel in header.kernels),
         )
         encoded = encode_header(final)
         if len(encoded) == header_bytes:
@@ -207,5 +198,5 @@ def _require_readable(encoded: bytes, header: Header, body_bytes: int) -> None:
     )
 
 
-def _moved(span: Span, base: int) -> Span:
-    return replace(span, offset=span.offset + base)
+def _moved(entry: Entry, base: int) -> Entry:
+    return replace(entry, span=replace(entry.span, offset=entry.span.offset + base))

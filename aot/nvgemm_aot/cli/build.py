@@ -87,9 +87,9 @@ def build(
         require_served(pipeline.without_operator(planned), 1 if strict else len(planned))
         return
     if wheel:
-        from ..bundle.wheel import check_identity, write_wheel
+        from ..bundle.wheel import identify, write_wheel
 
-        check_identity(declared.name, wheel_version or __version__)
+        identify(declared.name, wheel_version or __version__)  # refused before time is spent
     with report_progress("Compiling") as report:
         result = pipeline.build(declared, out, cache, jobs=jobs, strict=strict, progress=report)
     document = build_document(result)

@@ -125,6 +125,6 @@ def from_config(
 @click.command()
 def schema() -> None:
     """Print the JSON Schema of manifests, for editors."""
-    from ..manifest.parse import json_schema
+    from ..manifest.schema import json_schema
 
     click.echo(json.dumps(json_schema(), indent=2))

@@ -23,7 +23,7 @@ from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 from .models.config import find_config, read_config
 from .models.decoder import DecoderConfig
 from .models.gemm import ModelGemm, Projection, Routing
-from .models.quantization import Recipe
+from .models.quantization import QuantizedTypes
 from .models.tensor_parallel import share, undivided_heads
 from .rules import MAX_PROBLEMS
 from .schema import NAME_ALLOWED, NAME_PATTERN, VERSION
@@ -31,15 +31,14 @@ from .schema import NAME_ALLOWED, NAME_PATTERN, VERSION
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestOptions:
-    """Options of a manifest from a config; each tuple is sorted and has no duplicates.
+    """Options of a manifest from a config; each tuple is sorted, without duplicates, not empty.
 
     Attributes:
-        tokens: Tokens of a forward pass, at least one number.
-        ranks: Numbers of GPUs that tensor parallelism divides the model over, at least one.
-        dtypes: Element types, of 2 bytes each, at least one.
-        targets: Architectures to build for, at least one.
-        separate: Whether to declare fusible projections separately.
-        fused: Whether to declare them fused.
+        tokens: Tokens of a forward pass.
+        ranks: Numbers of GPUs that tensor parallelism divides the model over.
+        dtypes: Element types, of 2 bytes each.
+        targets: Architectures to build for.
+        separate, fused: In which forms to declare projections that can be fused.
     """
 
     tokens: tuple[int, ...]
@@ -55,13 +54,13 @@ class RankGemm:
     """A GEMM as one of ``ranks`` ranks computes it.
 
     Attributes:
-        recipe: Types and scales of a quantized GEMM, or why no kernel computes it; None if it is
+        types: Types and scales of a quantized GEMM, or why no kernel computes it; None if it is
             not quantized.
     """
 
     ranks: int
     gemm: ModelGemm
-    recipe: Recipe | str | None
+    types: QuantizedTypes | str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +91,7 @@ class ConfigEntry:
 class ConfigManifest:
     """A manifest made from a config.
 
-    Attributes:
-        name: The manifest's name.
-        config: The model's config.
-        model_type: The model's family.
-        wanted: The options.
-        entries: Entries to declare, at least one.
-        left_out: GEMMs that it cannot declare, each with the reason.
+    ``left_out`` are the GEMMs that it cannot declare, each with the reason.
     """
 
     name: str
@@ -123,12 +116,9 @@ class ConfigManifest:
 def make_manifest(
     given: Path, wanted: ManifestOptions, *, name: str | None = None
 ) -> ConfigManifest:
-    """Make a manifest from a model's config.
+    """Make a manifest from a config.json, or from a model's directory with one.
 
-    Args:
-        given: A config.json, or a model's directory with one.
-        wanted: What the manifest shall be for.
-        name: The manifest's name; None for the model's directory's, or the file's.
+    Without a name, it gets that of the directory, or of the file.
 
     Raises:
         ManifestError: If the config is wrong, ``wanted`` has ranks that cannot share its heads,
@@ -140,12 +130,12 @@ def make_manifest(
     _check_heads(path, projections, wanted.ranks)
     entries: dict[tuple[Routing | None, Signature], ConfigEntry] = {}
     left_out = []
-    for use in _uses(path, config, projections, wanted):
-        gemm, recipe = use.gemm, use.recipe
-        if isinstance(recipe, str):
-            left_out.append((use, recipe))
+    for use in _uses(config, projections, wanted):
+        gemm, types = use.gemm, use.types
+        if isinstance(types, str):
+            left_out.append((use, types))
             continue
-        signature = _signature(gemm, recipe, wanted)
+        signature = _signature(gemm, types, wanted)
         reason = gemm.unserved or _why_unserved(gemm, signature, wanted)
         if reason:
             left_out.append((use, reason))
@@ -184,32 +174,24 @@ def _check_heads(path: Path, projections: Sequence[Projection], ranks: Iterable[
 
 
 def _uses(
-    path: Path, config: DecoderConfig, projections: Sequence[Projection], wanted: ManifestOptions
+    config: DecoderConfig, projections: Sequence[Projection], wanted: ManifestOptions
 ) -> Iterator[RankGemm]:
-    def recipes(gemm: ModelGemm) -> tuple[Recipe | str | None, ...]:
-        if config.quantization is None:
-            return (None,)
-        try:
-            return config.quantization.forms(gemm.role, config.num_hidden_layers)
-        except ValueError as error:
-            raise ManifestError(f"{path}: {error}") from None
-
+    quantization, layers = config.quantization, config.num_hidden_layers
     forms = [form for form in (False, True) if (wanted.fused if form else wanted.separate)]
     uses = (
-        RankGemm(ranks=ranks, gemm=gemm, recipe=recipe)
+        RankGemm(ranks=ranks, gemm=gemm, types=types)
         for ranks in wanted.ranks
         for fused in forms
         for gemm in share(projections, ranks, fused=fused)
-        for recipe in recipes(gemm)
+        for types in (quantization.forms(gemm.role, layers) if quantization else (None,))
     )
     yield from dict.fromkeys(uses)  # what cannot be fused is in both forms
 
 
-def _signature(gemm: ModelGemm, recipe: Recipe | None, wanted: ManifestOptions) -> Signature:
+def _signature(gemm: ModelGemm, types: QuantizedTypes | None, wanted: ManifestOptions) -> Signature:
     """The signature to declare for a GEMM: with its bias, and all experts in one, where possible.
 
-    A product whose bias torch adds is declared with an fp32 result, so that the sum is rounded
-    once.
+    A product whose bias torch adds gets an fp32 result, so that the sum is rounded once.
     """
     dtype = wanted.dtypes[0]
     product = Signature(
@@ -220,8 +202,8 @@ def _signature(gemm: ModelGemm, recipe: Recipe | None, wanted: ManifestOptions) 
         op=Op.GROUPED_MM if gemm.routing else Op.MM,
         epilogue=Epilogue.BIAS if gemm.biased else None,
     )
-    if recipe is not None:
-        return replace(whole, a=recipe.dtype, b=recipe.dtype, scales=recipe.scales)
+    if types is not None:
+        return replace(whole, a=types.dtype, b=types.dtype, scales=types.scales)
     if unsupported(whole) is None and not any(unavailable(whole, arch) for arch in wanted.targets):
         return whole
     return replace(product, out=DType.FP32) if gemm.biased else product
@@ -283,15 +265,8 @@ _WIDTH = 98
 
 def manifest_yaml(made: ConfigManifest) -> str:
     """Write a manifest that `load_manifest` reads."""
-    return "\n".join(
-        [
-            *_head_lines(made),
-            "gemms:",
-            *_entry_lines(made.entries, made.wanted),
-            *_left_out_lines(made),
-            "",
-        ]
-    )
+    entries = _entry_lines(made.entries, made.wanted)
+    return "\n".join([*_head_lines(made), "gemms:", *entries, *_left_out_lines(made), ""])
 
 
 def _head_lines(made: ConfigManifest) -> Iterator[str]:

@@ -17,24 +17,9 @@ from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..targets import BuildTarget, build_target
 from .messages import explain_error, explain_key, meant_keys
-from .rules import (
-    MAX_PROBLEMS,
-    GemmRules,
-    find_excess,
-    find_target_mistakes,
-)
-from .schema import VERSION, GemmEntry, ManifestEntry, SharedEntry, allowed_keys, json_schema
+from .rules import GemmRules, find_excess, find_target_mistakes
+from .schema import VERSION, GemmEntry, ManifestEntry, SharedEntry, allowed_keys
 from .source import Mistake, Source, compose, make_source, read_text, report_mistakes
-
-__all__ = [
-    "DEFAULT_CANDIDATES",
-    "MAX_PROBLEMS",
-    "Declared",
-    "Manifest",
-    "json_schema",
-    "load_manifest",
-    "parse_manifest",
-]
 
 DEFAULT_CANDIDATES = 8
 """Kernels built for each problem where a manifest does not say."""
@@ -44,11 +29,8 @@ DEFAULT_CANDIDATES = 8
 class Declared:
     """A problem to build for.
 
-    Attributes:
-        problem: The GEMM.
-        candidates: How many kernels to build for it, at most.
-        count: How often it stands in the graphs that were recorded, all entries that
-            declare it added up; what is built does not depend on it.
+    At most ``candidates`` kernels are built for it. ``count`` is how often it stands in the graphs
+    that were recorded, all entries that declare it added up; what is built does not depend on it.
     """
 
     problem: Problem
@@ -60,11 +42,7 @@ class Declared:
 class Manifest:
     """What a manifest file declares. Two files that say the same in another order load equal.
 
-    Attributes:
-        name: Lower-case name, fit to be part of a distribution's name.
-        description: One line, possibly empty.
-        targets: What to build for: sorted, each architecture once, at least one.
-        declared: What to build: sorted by problem, each once, at least one.
+    Targets and problems are sorted, each once, at least one.
     """
 
     name: str
@@ -99,11 +77,11 @@ def parse_manifest(path: Path, text: str) -> Manifest:
 
 def _read_entry(path: Path, text: str) -> tuple[ManifestEntry, list[list[Signature]]]:
     """Check a manifest; returns it, and the signatures of each of its gemms."""
-    root = compose(path, text)
-    excess = find_excess(root)
+    source = make_source(path, compose(path, text))
+    excess = find_excess(source)
     if excess is not None:  # reported before any problem is looked at
         report_mistakes(path, [excess])
-    source, misspelt = _correct_keys(make_source(path, root))
+    source, misspelt = _correct_keys(source)
     version = source.data.get("version")
     if type(version) is int and version != VERSION:
         # Under another version's rules the rest may well be right.

@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import yaml
-
 from nvgemm_runtime.errors import TargetError
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
 from nvgemm_runtime.gemm.support import unsupported
@@ -35,7 +33,7 @@ from .schema import (
     SIZE_WAYS,
     allowed_keys,
 )
-from .source import Location, Mistake, Source, mistake_at
+from .source import Location, Mistake, Source
 
 MAX_PROBLEMS = 100_000
 """Most problems of one manifest, counted before duplicates merge."""
@@ -237,38 +235,28 @@ def _explain_sizes(given: tuple[str, ...]) -> str:
     return f"{found}; allowed: {allowed}" + (f"; add {advice}" if given and add else "")
 
 
-def find_excess(root: yaml.Node | None) -> Mistake | None:
+def find_excess(source: Source) -> Mistake | None:
     """Find the entry with which a manifest declares more than `MAX_PROBLEMS`.
 
-    The lengths of lists tell, before anything of them is looked at: a file of a hundred thousand
+    The lengths of lists tell, before anything of them is checked: a file of a hundred thousand
     entries takes a minute to check, and as long again to say what is wrong with each.
     """
-    gemms = _nodes_by_key(root).get("gemms")
-    if not isinstance(gemms, yaml.SequenceNode):
-        return None
-    defaults = _nodes_by_key(_nodes_by_key(root).get("defaults"))
+    defaults = source.data.get("defaults")
+    shared = defaults if isinstance(defaults, dict) else {}
     total = 0
-    for index, entry in enumerate(gemms.value):
-        here = _count_problems({**defaults, **_nodes_by_key(entry)})
+    for index, entry in enumerate(_entries(source, "gemms")):
+        here = _count_problems({**shared, **(entry if isinstance(entry, dict) else {})})
         total += here
         if total > MAX_PROBLEMS:
-            return mistake_at(
-                entry.start_mark,
-                f"gemms[{index}]: found {total} problems up to here, {here} of them in this entry; "
+            return source.mistake(
+                ("gemms", index),
+                f"found {total} problems up to here, {here} of them in this entry; "
                 f"allowed: at most {MAX_PROBLEMS} in a manifest; shorten its lists or split the "
                 "manifest",
             )
     return None
 
 
-def _nodes_by_key(node: yaml.Node | None) -> dict[str, yaml.Node]:
-    """The values of a mapping, by those of its keys that are text; none of anything else."""
-    if not isinstance(node, yaml.MappingNode):
-        return {}
-    return {key.value: value for key, value in node.value if isinstance(key, yaml.ScalarNode)}
-
-
-def _count_problems(fields: dict[str, yaml.Node]) -> int:
+def _count_problems(fields: dict[str, Any]) -> int:
     factors = ("dtype", "out", "layout", "scales", "epilogue", "batch", "groups", *SIZE_KEYS)
-    given = (fields[key] for key in factors if key in fields)
-    return math.prod(len(node.value) for node in given if isinstance(node, yaml.SequenceNode))
+    return math.prod(len(fields[key]) for key in factors if isinstance(fields.get(key), list))

@@ -107,9 +107,8 @@ def _text(allowed: str, pattern: str = r"[\s\S]+", help: str = "") -> Rule:
 class _Shorthand:
     """Lets a short form of a value stand for the whole, as pydantic metadata.
 
-    Attributes:
-        expand: Makes a value of its short form, and returns any other value as it is.
-        schema: Makes the JSON Schema of the short form from the value's.
+    ``expand`` returns any value that is no short form as it is; ``schema`` makes the JSON Schema of
+    the short form from the value's.
     """
 
     expand: Callable[[Any], Any]

@@ -9,8 +9,7 @@ from pathlib import Path
 def find_manifest(given: Path) -> Path:
     """Resolve what a user named: a file, or a manifest that comes with this package.
 
-    Returns:
-        The file, or ``given`` itself where there is none of either kind.
+    Where there is neither, that is what was named.
     """
     if given.exists() or given.parent != Path():
         return given

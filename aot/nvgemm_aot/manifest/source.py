@@ -41,12 +41,13 @@ def mistake_at(mark: yaml.Mark, text: str) -> Mistake:
     return Mistake(line=mark.line + 1, column=mark.column + 1, text=text)
 
 
-def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
-    """Raise every mistake at once, a line each, by position, and their count.
+def _mistake_behind(before: str, text: str) -> Mistake:
+    """Make a mistake of a text at the end of what stands before it."""
+    return Mistake(line=before.count("\n") + 1, column=len(before) - before.rfind("\n"), text=text)
 
-    Raises:
-        ManifestError: Always.
-    """
+
+def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
+    """Raise every mistake at once, a line each, by position, and their count."""
     ordered = sorted(set(mistakes))
     lines = [f"{path}:{found.line}:{found.column}: {found.text}" for found in ordered]
     count = "1 mistake" if len(ordered) == 1 else f"{len(ordered)} mistakes"
@@ -54,21 +55,14 @@ def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
 
 
 def fail(path: Path, mark: yaml.Mark, text: str) -> NoReturn:
-    """Raise one mistake.
-
-    Raises:
-        ManifestError: Always.
-    """
+    """Raise one mistake."""
     report_mistakes(path, [mistake_at(mark, text)])
 
 
 def read_bytes(path: Path, *, if_absent: str, if_too_long: str) -> bytes:
     """Read a file of at most `MAX_FILE_BYTES`.
 
-    Args:
-        path: The file.
-        if_absent: What to do where there is none.
-        if_too_long: What to do where it is longer.
+    ``if_absent`` and ``if_too_long`` say what to do then.
 
     Raises:
         ManifestError: If it cannot be read or is too long.
@@ -103,47 +97,19 @@ def read_text(path: Path) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        line_start = data.rfind(b"\n", 0, error.start) + 1
-        found = Mistake(
-            line=data.count(b"\n", 0, error.start) + 1,
-            column=len(data[line_start : error.start].decode("utf-8")) + 1,
-            text=f"found byte 0x{data[error.start]:02x}; allowed: UTF-8; save the file as UTF-8",
-        )
-        report_mistakes(path, [found])
-
-
-class _Shallow(Composer):
-    """Composes nodes, and refuses nesting that would exhaust Python's stack."""
-
-    depth = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.depth > MAX_DEPTH:
-            event = self.peek_event()  # type: ignore[attr-defined]
-            raise yaml.MarkedYAMLError(
-                problem=f"found more than {MAX_DEPTH} levels of nesting",
-                problem_mark=event.start_mark,
-            )
-        self.depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.depth -= 1
+        text = f"found byte 0x{data[error.start]:02x}; allowed: UTF-8; save the file as UTF-8"
+        report_mistakes(path, [_mistake_behind(data[: error.start].decode("utf-8"), text)])
 
 
 def _make_loader(text: str) -> Any:
     """Libyaml's parser, several times faster than PyYAML's, which is used where it is missing."""
-
-    class SlowLoader(_Shallow, yaml.SafeLoader):
-        pass
-
     if not yaml.__with_libyaml__:
-        return SlowLoader(text)
+        return yaml.SafeLoader(text)
     from yaml._yaml import CParser
     from yaml.resolver import Resolver
 
     # libyaml's events only: its own composer recurses in C, without a limit.
-    class FastLoader(_Shallow, CParser, Resolver):
+    class FastLoader(Composer, CParser, Resolver):
         def __init__(self, text: str) -> None:
             CParser.__init__(self, text)
             Composer.__init__(self)
@@ -160,13 +126,8 @@ def compose(path: Path, text: str) -> yaml.Node | None:
     """
     foreign = Reader.NON_PRINTABLE.search(text)
     if foreign is not None:
-        before = text[: foreign.start()]
-        found = Mistake(
-            line=before.count("\n") + 1,
-            column=len(before) - before.rfind("\n"),
-            text=f"found character {foreign[0]!r}, which YAML does not allow; remove it",
-        )
-        report_mistakes(path, [found])
+        found = f"found character {foreign[0]!r}, which YAML does not allow; remove it"
+        report_mistakes(path, [_mistake_behind(text[: foreign.start()], found)])
     loader = _make_loader(text)
     try:
         node: yaml.Node | None = loader.get_single_node()
@@ -179,6 +140,10 @@ def compose(path: Path, text: str) -> yaml.Node | None:
         advice = "; indent with spaces" if rest.startswith("\t") else ""
         context = f"{error.context}, " if error.context else ""
         fail(path, mark, f"not valid YAML: {context}{error.problem}{advice}")
+    except RecursionError:  # far more than MAX_DEPTH levels
+        fail(
+            path, loader.peek_event().start_mark, f"nested too deeply; allowed: {MAX_DEPTH} levels"
+        )
     except (ValueError, OverflowError) as error:
         # PyYAML lets these through from escapes like "\UFFFFFFFF" and from huge version numbers.
         report_mistakes(path, [Mistake(line=1, column=1, text=f"not valid YAML: {error}")])
@@ -239,14 +204,12 @@ class Source:
     """A parsed file.
 
     Attributes:
-        path: The file.
         root: Its top-level YAML node.
         data: Its values: str, int, list, dict with text keys, and `Foreign` for anything else.
         entries: By the id of a mapping node: its entries' nodes, by key.
         mistakes: What was wrong already on the level of YAML; such parts are not in ``data``.
     """
 
-    path: Path
     root: yaml.MappingNode
     data: dict[str, Any]
     entries: _Entries
@@ -311,7 +274,6 @@ def make_source(path: Path, root: yaml.Node | None) -> Source:
         converter = _Converter(path)
         data = converter.convert(root, (), 0)
         return Source(
-            path=path,
             root=root,
             data=data,
             entries=converter.entries,
@@ -333,12 +295,11 @@ class _Converter:
     def convert(self, node: yaml.Node, location: Location, depth: int) -> Any:
         self.values += 1
         if self.values > MAX_VALUES:
-            fail(
-                self.path,
-                node.start_mark,
+            text = (
                 f"found over {MAX_VALUES} values once aliases are expanded; "
-                "allowed: at most that; use fewer aliases or split the file",
+                "allowed: at most that; use fewer aliases or split the file"
             )
+            fail(self.path, node.start_mark, text)
         # An alias inside what it stands for has no end; one that only nests too deep is refused
         # with it, since neither can be a manifest.
         if depth > MAX_DEPTH:
@@ -369,7 +330,9 @@ class _Converter:
                 text = f"found key {key.shown}; allowed: a plain word{advice}"
                 self.add(key_node, location, text)
             elif key in nodes:
-                text = f"found key {key!r} again (first on line {_line(nodes[key][0])})"
+                text = (
+                    f"found key {key!r} again (first on line {nodes[key][0].start_mark.line + 1})"
+                )
                 self.add(key_node, location, f"{text}; allowed: once; merge or remove one of them")
             else:
                 nodes[key] = key_node, value_node
@@ -393,10 +356,6 @@ class _Converter:
         self.mistakes.append(mistake_at(node.start_mark, f"{render_location(location)}: {text}"))
 
 
-def _line(node: yaml.Node) -> int:
-    return node.start_mark.line + 1
-
-
 def _tag(node: yaml.Node) -> str:
     # %-escapes can put any character into a tag.
     tag = str(node.tag).encode("unicode_escape").decode("ascii")
@@ -416,8 +375,8 @@ def _scalar(node: yaml.ScalarNode) -> str | int | Foreign:
 
 
 def _printable(text: str) -> str | Foreign:
-    for character in text:
-        if not (character.isprintable() or character.isspace()):
-            kind = f"text with the unprintable character U+{ord(character):04X}"
-            return Foreign(kind=kind, text=text, advice="remove that character")
-    return text
+    wrong = next((one for one in text if not (one.isprintable() or one.isspace())), None)
+    if wrong is None:
+        return text
+    kind = f"text with the unprintable character U+{ord(wrong):04X}"
+    return Foreign(kind=kind, text=text, advice="remove that character")

@@ -32,13 +32,13 @@ class MatmulHeuristics:
         gpu: The product's name in nvMatmulHeuristics, e.g. ``H200_SXM``.
         shared_memory_bytes: Shared memory of a thread block, which bounds the pipeline stages.
 
-    The first estimate loads it.
+    The first estimate imports the package and loads the calibration.
     """
 
     def __init__(self, gpu: str, shared_memory_bytes: int) -> None:
         self._gpu = gpu
         self._shared_memory_bytes = shared_memory_bytes
-        self._model: _LoadedModel | None = None
+        self._calibrated: set[tuple[str, Any]] = set()
 
     @property
     def name(self) -> str:
@@ -51,35 +51,25 @@ class MatmulHeuristics:
                 "run: pip install 'nvgemm-aot[build]'"
             ) from error
 
-    def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
-        """Estimate a runtime; see `RuntimeModel.estimate_ns`."""
-        if self._model is None:
-            self._model = _LoadedModel(self.name, self._gpu, self._shared_memory_bytes)
-        return self._model.estimate_ns(problem, shape)
-
-
-class _LoadedModel:
-    """The model with its package imported and its calibration loaded."""
-
-    def __init__(self, name: str, gpu: str, shared_memory_bytes: int) -> None:
+    @functools.cached_property
+    def _interface(self) -> Any:
         import nvMatmulHeuristics as model  # noqa: N813
 
-        if gpu not in model.NvMatmulHeuristicsNvidiaGpu.__members__:
-            raise ToolchainError(f"{name} does not model {gpu!r}")
-        self._shared_memory_bytes = shared_memory_bytes
-        self._layouts = model.NvMatmulHeuristicsMatmulLayout
+        if self._gpu not in model.NvMatmulHeuristicsNvidiaGpu.__members__:
+            raise ToolchainError(f"{self.name} does not model {self._gpu!r}")
         # CUTLASS3 is the back end whose kernels are built like CuTe-DSL ones: TMA, clusters.
-        self._interface = model.NvMatmulHeuristicsInterfaceEx(
+        return model.NvMatmulHeuristicsInterfaceEx(
             backend=model.NvMatmulHeuristicsTarget.CUTLASS3,
             flags=model.NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING,
-            gpu=model.NvMatmulHeuristicsNvidiaGpu[gpu],
+            gpu=model.NvMatmulHeuristicsNvidiaGpu[self._gpu],
         )
-        self._warm = functools.lru_cache(maxsize=None)(self._load_discovery)
 
     def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
-        precision = self._precision(problem)
-        layout = self._layout(problem, shape.swapped)
-        self._warm(precision, layout)
+        """Estimate a runtime; see `RuntimeModel.estimate_ns`."""
+        precision, layout = _precision(problem), _layout(problem, shape.swapped)
+        if (precision, layout) not in self._calibrated:
+            self._interface.loadInternalDiscoverySet(layout, precision=precision)
+            self._calibrated.add((precision, layout))
         rows = -(-problem.m // problem.groups)
         m, n = (problem.n, rows) if shape.swapped else (rows, problem.n)
         question = self._interface.makeNvMatmulHeuristicsProblem(
@@ -97,10 +87,6 @@ class _LoadedModel:
         )
         return max(1, round(seconds * 1e9)) if seconds > 0 else None
 
-    def _load_discovery(self, precision: str, layout: Any) -> None:
-        """Load the calibration that the model uses for this precision and layout."""
-        self._interface.loadInternalDiscoverySet(layout, precision=precision)
-
     def _configuration(self, problem: Problem, shape: BlockShape) -> Any:
         bits = problem.signature.a.bits
         tile_m, tile_n = shape.tile[0], max(shape.tile[1], _MIN_TILE_N)
@@ -117,22 +103,24 @@ class _LoadedModel:
         config.cluster[:] = shape.cluster
         return config
 
-    def _precision(self, problem: Problem) -> str:
-        signature = problem.signature
-        a, b, accumulator, out = (
-            _letter(dtype)
-            for dtype in (signature.a, signature.b, signature.accumulator, signature.out)
-        )
-        if signature.a.bits <= 8 and not signature.a.is_integer:
-            return f"{a}{b}{out}{accumulator}{out}"
-        return f"{a}{accumulator}{out}"
 
-    def _layout(self, problem: Problem, swapped: bool) -> Any:
-        a, b = problem.signature.layout.value
-        if swapped:  # out^T = B^T A^T: the operands change places and majors
-            other = {"t": "n", "n": "t"}
-            return self._layouts[f"{other[b]}{other[a]}_COL_MAJOR".upper()]
-        return self._layouts[f"{a}{b}_ROW_MAJOR".upper()]
+def _precision(problem: Problem) -> str:
+    signature = problem.signature
+    types = (signature.a, signature.b, signature.accumulator, signature.out)
+    a, b, accumulator, out = map(_letter, types)
+    if signature.a.bits <= 8 and not signature.a.is_integer:
+        return f"{a}{b}{out}{accumulator}{out}"
+    return f"{a}{accumulator}{out}"
+
+
+def _layout(problem: Problem, swapped: bool) -> Any:
+    from nvMatmulHeuristics import NvMatmulHeuristicsMatmulLayout as Layouts
+
+    majors = problem.signature.layout.value.upper()
+    if swapped:  # out^T = B^T A^T: the operands change places and majors
+        other = {"T": "N", "N": "T"}
+        return Layouts[f"{other[majors[1]]}{other[majors[0]]}_COL_MAJOR"]
+    return Layouts[f"{majors}_ROW_MAJOR"]
 
 
 def _letter(dtype: DType) -> str:

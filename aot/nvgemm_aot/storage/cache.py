@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from nvgemm_runtime.errors import StorageError
 from nvgemm_runtime.installed.jit_cache import default_directory
 from nvgemm_runtime.installed.ownership import place_writable_by_others, writable_by_others
 
+from . import temporary_directory
 from .files import require_writable, sweep_partials, write_atomic
 
 __all__ = ["Cache", "cache_key", "default_directory"]
@@ -35,12 +37,7 @@ def cache_key(kind: str, inputs: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An entry that was read, and whose digest was found right.
-
-    Attributes:
-        payload: Its content.
-        sha256: Digest of the payload, in hex.
-    """
+    """An entry that was read, and whose digest was found right."""
 
     payload: bytes
     sha256: str
@@ -49,12 +46,8 @@ class Entry:
 class Cache:
     """A directory of entries. Safe for many processes at once: entries never change.
 
-    Args:
-        directory: Where the entries are; created when first written to.
-        quiet: Whether to give no warning of entries that others could have written.
-
-    Attributes:
-        directory: As given.
+    The directory is created when first written to. A quiet cache does not warn of entries that
+    others could have written.
     """
 
     def __init__(self, directory: Path, *, quiet: bool = False) -> None:
@@ -167,3 +160,43 @@ def _warn_of_others(directory: Path, refusal: str) -> None:
             "for all of them: chmod -R go-w %s",
             *(refusal, directory.absolute()),
         )
+
+
+@contextlib.contextmanager
+def private_cache(cache: Cache) -> Iterator[Cache]:
+    """Yield the cache, or a temporary one if others could change what is put there.
+
+    Raises:
+        StorageError: If the cache cannot be read, or the temporary one is not private either.
+    """
+    reason = _refusal(cache)
+    if reason is None:
+        yield cache
+        return
+    directory = temporary_directory.make(in_memory=False)
+    try:
+        temporary = Cache(directory)
+        if (other := _refusal(temporary)) is not None:
+            raise StorageError(
+                f"others could change compiled kernels, in the cache ({reason}) and in the "
+                f"directory for temporary files ({other}); set NVGEMM_AOT_CACHE or TMPDIR to a "
+                "directory that only you can write"
+            )
+        _log.warning(
+            "the build cache is not used, for others could change kernels in it: %s; for all of "
+            "it: chmod -R go-w %s",
+            *(reason, cache.directory.absolute()),
+        )
+        yield temporary
+    finally:
+        temporary_directory.remove(directory)
+
+
+def _refusal(cache: Cache) -> str | None:
+    try:
+        return cache.refusal()
+    except OSError as error:
+        raise StorageError(
+            f"{cache.directory}: {error.strerror}; set NVGEMM_AOT_CACHE or --cache-dir to a "
+            "directory of yours"
+        ) from error

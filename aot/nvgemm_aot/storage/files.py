@@ -66,10 +66,6 @@ def make_directories(path: Path) -> None:
 def open_new_file(path: Path, flags: int) -> int:
     """Open a file, which is made where it is missing so that only this user can write it.
 
-    Args:
-        path: The file.
-        flags: As for `os.open`, besides ``O_CREAT`` and ``O_CLOEXEC``.
-
     Raises:
         OSError: If it cannot be opened.
     """
@@ -186,10 +182,6 @@ def open_regular(path: Path) -> BinaryIO:
 def read_start(path: Path, most_bytes: int) -> bytes:
     """Read a file, or a pipe that somebody writes to, such as the shell's ``<(...)``.
 
-    Args:
-        path: What to read.
-        most_bytes: How much of it is read.
-
     Raises:
         IrregularFileError: If it is a pipe that nobody writes to, or whose writer is silent for
             `LONGEST_SILENCE_S`; a socket; or a device.
@@ -228,24 +220,16 @@ def _read_pipe(path: Path, descriptor: int, most_bytes: int) -> bytes:
 
 
 def _open_without_waiting(path: Path) -> tuple[str | None, BinaryIO]:
-    """Open a path without waiting, and name what it is if it is no regular file.
-
-    Raises:
-        IrregularFileError: If it is a socket.
-    """
-    kind = _irregular_kind(path.stat().st_mode)
-    if kind not in (None, _PIPE):
+    """Open a path without waiting, and name what it is if it is no regular file."""
+    kind = _KINDS.get(stat.S_IFMT(path.stat().st_mode))
+    if kind is not None and kind != _PIPE:
         raise _irregular(path, kind)  # to open a device can do something
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     file = os.fdopen(descriptor, "rb")  # refuses a directory
-    return _irregular_kind(os.fstat(descriptor).st_mode), file
+    return _KINDS.get(stat.S_IFMT(os.fstat(descriptor).st_mode)), file
 
 
-def _irregular_kind(mode: int) -> str | None:
-    return _KINDS.get(stat.S_IFMT(mode))
-
-
-def _irregular(path: Path, kind: str | None) -> IrregularFileError:
+def _irregular(path: Path, kind: str) -> IrregularFileError:
     return IrregularFileError(
         f"{path}: this is {kind}; allowed: a regular file; write the content to one, and name that"
     )

@@ -40,9 +40,7 @@ class FileLock:
 def acquire(path: Path, *, wait: bool = True) -> FileLock | None:
     """Lock a file, which is made together with its directory.
 
-    Args:
-        path: The file; nothing else uses it.
-        wait: Whether to wait for another process or thread that holds it.
+    Nothing else uses the file.
 
     Returns:
         The lock; None where another holds it and ``wait`` is false.
@@ -85,9 +83,6 @@ def remove_unused(directory: Path) -> None:
     """Remove the lock files that killed processes have left behind.
 
     Each is locked while it is removed: a process that wants it waits, and makes a new one.
-
-    Args:
-        directory: Holds nothing but lock files; it need not exist.
     """
     for path in directory.glob("*"):
         with contextlib.suppress(StorageError):

@@ -30,9 +30,7 @@ _YOUNG_SECONDS = 60
 def make(parent: Path | None = None, *, in_memory: bool = True) -> Path:
     """Make a directory that only this user can read.
 
-    Args:
-        parent: Where to make it; by default where the system has temporary files.
-        in_memory: Whether to prefer memory to disk.
+    It is made in ``parent``, by default where the system has temporary files, or ``in_memory``.
 
     Raises:
         StorageError: If there is no place for it.

@@ -18,11 +18,9 @@ from nvgemm_runtime.errors import TargetError
 class Fact:
     """A number and where it comes from.
 
-    Attributes:
-        value: The number, in the unit that its name says.
-        basis: ``measured`` (read from a driver by this project), ``reported`` (a public source
-            states it) or ``estimated`` (derived).
-        source: Where it was read, or the rule it was derived by.
+    ``value`` is in the unit that its name says. ``basis`` is ``measured`` (read from a driver by
+    this project), ``reported`` (a public source states it) or ``estimated`` (derived); ``source``
+    says where it was read, or the rule it was derived by.
     """
 
     value: int

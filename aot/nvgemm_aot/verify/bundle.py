@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,12 +16,7 @@ from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.gemm.target import CPU
 
 from ..targets.profile import DeviceProfile, load_profile
-from .disassembler import (
-    INSTALL_COMMAND,
-    Disassembler,
-    find_disassembler,
-    require_disassembler,
-)
+from .disassembler import INSTALL_COMMAND, Disassembler, find_disassembler, require_disassembler
 from .findings import Check, Finding
 from .kernel import KernelEvidence, inspect_kernel
 from .kernel_design import NAMING_PROVIDERS
@@ -34,14 +29,8 @@ Progress = Callable[[int, int], None]
 class Report:
     """Result of a verification.
 
-    Attributes:
-        path: The bundle.
-        target: Key of its target.
-        device: Name of the device profile that limits were taken from.
-        disassembler: The program that disassembled device code, or None if that was left out.
-        notes: What a reader must know about how far the checks went.
-        kernels: Evidence, in the order of the bundle.
-        findings: What does not hold; empty if the bundle is good.
+    ``device`` names the profile that limits were taken from, ``disassembler`` the program, if there
+    was one. ``notes`` say how far the checks went; ``findings`` is empty if the bundle is good.
     """
 
     path: Path
@@ -80,9 +69,6 @@ def verify_bundle(
         disassemble: Whether to check device code; None to do so where the disassembler is found.
         jobs: How many kernels to look at, and so disassembler processes to run, at once.
         progress: Told of each finished kernel.
-
-    Returns:
-        Evidence a kernel, and all that does not hold.
 
     Raises:
         StorageError: If the bundle cannot be read.
@@ -129,7 +115,7 @@ def verify_bundle(
         target=header.target.key,
         device=header.device,
         disassembler=str(disassembler) if disassembler else None,
-        notes=(*_notes(header, disassemble, disassembler), *_notes_on_unknown(header)),
+        notes=tuple(_notes(header, disassemble, disassembler)),
         kernels=tuple(evidence for evidence, _ in results),
         findings=tuple(findings),
     )
@@ -170,55 +156,40 @@ HOST_ONLY = (
 """What is left open for target ``cpu``, whose payloads show less."""
 
 
-def _notes(
-    header: Header, wanted: bool | None, disassembler: Disassembler | None
-) -> tuple[str, ...]:
+def _notes(header: Header, wanted: bool | None, disassembler: Disassembler | None) -> Iterator[str]:
     if header.target.arch == CPU:
-        return (HOST_ONLY,)
-    notes = [UNPROVED, *_notes_on_signatures(header)]
+        yield HOST_ONLY
+    else:
+        yield from _notes_on_device_code(header, wanted, disassembler)
+    if unknown := header.unknown_kernels:
+        yield f"{len(unknown)} kernels were not looked at but for their digests: {unknown[0].why}"
+
+
+def _notes_on_device_code(
+    header: Header, wanted: bool | None, disassembler: Disassembler | None
+) -> Iterator[str]:
+    yield UNPROVED
+    signatures = {kernel.signature for kernel in header.kernels}
+    conventions = {parse_calling_convention(one.calling_convention) for one in header.kernels}
+    if any(convention is not None and convention.needs_compact for convention in conventions):
+        yield POINTERS
+    if any(one.epilogue or (one.scales and not one.scales.is_swizzled) for one in signatures):
+        yield EPILOGUES
+    if any(one.op is Op.GROUPED_MM for one in signatures):
+        yield GROUPS
     others = {kernel.provider for kernel in header.kernels} - NAMING_PROVIDERS
     if others:
-        notes.append(
+        yield (
             f"operator names of {', '.join(sorted(others))} are not read: nothing tells the "
             "schedulers static_persistent and one_tile apart, nor any k of a tile from another"
         )
     if disassembler is None:
         why = "not asked for" if wanted is False else f"no nvdisasm found; run: {INSTALL_COMMAND}"
-        notes.append(
+        yield (
             "device code was not disassembled: tensor-core instructions, operand types and "
             "layouts, block scales, tile, epilogues, result types and spill instructions are "
             f"unchecked ({why})"
         )
-    return tuple(notes)
-
-
-def _notes_on_unknown(header: Header) -> list[str]:
-    """Notes on kernels whose entries this release does not understand."""
-    unknown = header.unknown_kernels
-    if not unknown:
-        return []
-    return [f"{len(unknown)} kernels were not looked at but for their digests: {unknown[0].why}"]
-
-
-def _notes_on_signatures(header: Header) -> list[str]:
-    signatures = {kernel.signature for kernel in header.kernels}
-    pointers = any(
-        convention.needs_compact
-        for kernel in header.kernels
-        if (convention := parse_calling_convention(kernel.calling_convention)) is not None
-    )
-    return [
-        note
-        for note, applies in {
-            POINTERS: pointers,
-            EPILOGUES: any(
-                served.epilogue or (served.scales and not served.scales.is_swizzled)
-                for served in signatures
-            ),
-            GROUPS: any(served.op is Op.GROUPED_MM for served in signatures),
-        }.items()
-        if applies
-    ]
 
 
 def _load_device(header: Header) -> tuple[DeviceProfile | None, list[Finding]]:
@@ -227,7 +198,7 @@ def _load_device(header: Header) -> tuple[DeviceProfile | None, list[Finding]]:
     try:
         profile = load_profile(header.device)
     except TargetError as error:
-        return None, [Finding(check=Check.DEVICE_PROFILE, message=str(error))]
+        return None, [Check.DEVICE_PROFILE.finding(str(error))]
     if header.target.runs_on(profile.capability):
         return profile, []
     major, minor = profile.capability
@@ -235,4 +206,4 @@ def _load_device(header: Header) -> tuple[DeviceProfile | None, list[Finding]]:
         f"device {profile.name} has compute capability {major}.{minor} and cannot run target "
         f"{header.target.arch}"
     )
-    return profile, [Finding(check=Check.DEVICE_PROFILE, message=message)]
+    return profile, [Check.DEVICE_PROFILE.finding(message)]

@@ -65,7 +65,6 @@ class DeviceKernel:
     """One kernel function of a cubin.
 
     Attributes:
-        name: Its symbol.
         registers: Registers of a thread at launch.
         threads: Threads of a block that it was compiled for; None if any number.
         shared_bytes: Static shared memory with the part that CUDA reserves, per thread block.
@@ -91,11 +90,9 @@ class Cubin:
     """Device code for one architecture.
 
     Attributes:
-        content: The ELF image.
         sm: Architecture number, e.g. 100.
         architecture_specific: Whether it runs on that compute capability only (suffix ``a``).
         compiled_for: Architecture in the compiler's recorded arguments, e.g. ``sm_100f``.
-        kernels: Its kernel functions.
     """
 
     content: bytes
@@ -134,47 +131,33 @@ def spilled_bytes(payload: bytes) -> int:
 def check_cubin(
     cubin: Cubin, *, target: Target, profile: DeviceProfile | None, launch_bytes: int | None
 ) -> Iterator[Finding]:
-    """Check device code against its target and the limits of its GPU.
+    """Check device code against its target, and the limits of its GPU where there is a profile.
 
-    Args:
-        cubin: The device code.
-        target: What it must be compiled for.
-        profile: Limits of the GPU; None to check none.
-        launch_bytes: Dynamic shared memory of the launch per thread block; None, which is a
-            finding, if the launcher does not show it.
-
-    Yields:
-        What does not hold.
+    ``launch_bytes`` is the dynamic shared memory of the launch per thread block; None, which is a
+    finding, if the launcher does not show it.
     """
     wanted = target.arch.removesuffix("f")
     if cubin.architecture != wanted:
-        yield Finding(
-            check=Check.ARCHITECTURE,
-            message=f"device code is for {cubin.architecture} by its flags, target {target.arch} "
-            f"needs {wanted}",
+        yield Check.ARCHITECTURE.finding(
+            f"device code is for {cubin.architecture} by its flags, target {target.arch} "
+            f"needs {wanted}"
         )
     if cubin.compiled_for != target.arch:
-        yield Finding(
-            check=Check.ARCHITECTURE,
-            message=f"device code was compiled for {cubin.compiled_for}, must be {target.arch}",
+        yield Check.ARCHITECTURE.finding(
+            f"device code was compiled for {cubin.compiled_for}, must be {target.arch}"
         )
     if launch_bytes is None:
-        yield Finding(
-            check=Check.SHARED_MEMORY,
-            message="the launcher does not show its dynamic shared memory",
-        )
+        yield Check.SHARED_MEMORY.finding("the launcher does not show its dynamic shared memory")
     for kernel in cubin.kernels:
         if f"cu{kernel.cuda_version // 10}" != target.cuda:
-            yield Finding(
-                check=Check.CUDA_VERSION,
-                message=f"device code was compiled with CUDA {kernel.cuda_version / 10}, target "
-                f"{target.key} needs {target.cuda}",
+            yield Check.CUDA_VERSION.finding(
+                f"device code was compiled with CUDA {kernel.cuda_version / 10}, target "
+                f"{target.key} needs {target.cuda}"
             )
         if kernel.local_bytes:
             # None of 96 kernels has any. A kernel that has some spills registers.
-            yield Finding(
-                check=Check.LOCAL_MEMORY,
-                message=f"{kernel.local_bytes} bytes of local memory a thread, must be 0",
+            yield Check.LOCAL_MEMORY.finding(
+                f"{kernel.local_bytes} bytes of local memory a thread, must be 0"
             )
         if profile is not None:
             yield from _check_limits(kernel, profile, launch_bytes or 0)
@@ -185,13 +168,9 @@ def _check_limits(
 ) -> Iterator[Finding]:
     shared = kernel.shared_bytes + launch_bytes
     shared_limit = profile.shared_memory_per_block_bytes.value + RESERVED_SHARED_BYTES
+    thread_limit = profile.registers_per_thread.value
     limits = [
-        (
-            Check.REGISTERS,
-            kernel.registers,
-            profile.registers_per_thread.value,
-            "registers a thread",
-        ),
+        (Check.REGISTERS, kernel.registers, thread_limit, "registers a thread"),
         (Check.SHARED_MEMORY, shared, shared_limit, "bytes of shared memory a block"),
     ]
     if kernel.threads is not None:
@@ -202,7 +181,7 @@ def _check_limits(
         ]
     for check, observed, most, unit in limits:
         if observed > most:
-            yield Finding(check=check, message=f"{observed} {unit}, {profile.name} has {most}")
+            yield check.finding(f"{observed} {unit}, {profile.name} has {most}")
 
 
 def _find_images(payload: bytes) -> Iterator[bytes]:
@@ -260,8 +239,8 @@ def _kernels(sections: dict[str, Any], names: list[str]) -> Iterator[DeviceKerne
             continue
         attributes = dict(_split_attributes(sections[section].data()))
         threads = attributes.get(_REQNTID)
-        pairs = {_TCGEN05_1CTA_USED: 1, _TCGEN05_2CTA_USED: 2}
-        ctas = [count for kind, count in pairs.items() if kind in attributes]
+        used = ((_TCGEN05_1CTA_USED, 1), (_TCGEN05_2CTA_USED, 2))
+        ctas = [count for kind, count in used if kind in attributes]
         x, y, z = struct.unpack("<III", threads) if threads else (0, 0, 0)
         yield DeviceKernel(
             name=name,

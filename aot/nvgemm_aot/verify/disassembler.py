@@ -29,9 +29,7 @@ class DisassemblyError(Exception):
 class Disassembler:
     """An installed ``nvdisasm``.
 
-    Attributes:
-        path: The program.
-        version: As it prints it, e.g. ``V13.5.37``.
+    ``version`` is as it prints it, e.g. ``V13.5.37``.
     """
 
     path: Path
@@ -62,11 +60,7 @@ class Disassembler:
 
 
 def find_disassembler() -> Disassembler | None:
-    """Find ``nvdisasm``: in its Python package, then on PATH, then under CUDA_HOME.
-
-    Returns:
-        The first that runs, or None.
-    """
+    """Find ``nvdisasm``: in its Python package, then on PATH, then under CUDA_HOME."""
     for path in _places():
         try:
             result = _run([str(path), "--version"])

@@ -35,10 +35,7 @@ def reading(what: str) -> Iterator[None]:
 
 
 def open_elf(data: bytes) -> Any:
-    """Open a 64-bit little-endian ELF image.
-
-    Returns:
-        A pyelftools ``ELFFile``; use it inside `reading`.
+    """Open a 64-bit little-endian ELF image as a pyelftools ``ELFFile``; use it inside `reading`.
 
     Raises:
         MalformedElfError: If the image is no such file.

@@ -34,27 +34,16 @@ class EpilogueCode:
 
     Attributes:
         half_precision: Instructions that compute in 16 bits.
-        maximum: Whether it takes maxima of fp32 numbers.
-        drops_nan: Whether the instruction for that gives the other operand for NaN, where torch
+        drops_nan: Whether its instruction for maxima gives the other operand for NaN, where torch
             gives NaN.
-        exponential: Whether it takes exponentials or hyperbolic tangents.
-        gelu_constant: Whether it multiplies by 0.044715.
+        activation: The activation that the code looks like.
         results: Types that sums are turned into: none where they are stored as they are.
     """
 
     half_precision: frozenset[str]
-    maximum: bool
     drops_nan: bool
-    exponential: bool
-    gelu_constant: bool
+    activation: Activation | None
     results: frozenset[DType]
-
-    @property
-    def activation(self) -> Activation | None:
-        """The activation that the code looks like."""
-        if self.exponential:
-            return Activation.GELU_TANH if self.gelu_constant else Activation.SILU
-        return Activation.RELU if self.maximum else None
 
 
 def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
@@ -74,53 +63,43 @@ def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
         gelu_constant |= _GELU_CONSTANT in operands
         keeps_nan |= opcode.startswith(_MAXIMUM_THAT_KEEPS_NAN)
         drops_nan |= name.startswith("FMNMX") and "NAN" not in modifiers
+    activation = None
+    if not names.isdisjoint({"MUFU.EX2", "MUFU.TANH"}):
+        activation = Activation.GELU_TANH if gelu_constant else Activation.SILU
+    elif keeps_nan or any(name.startswith("FMNMX") for name in names):
+        activation = Activation.RELU
     return EpilogueCode(
         half_precision=frozenset(half_precision),
-        maximum=keeps_nan or any(name.startswith("FMNMX") for name in names),
         drops_nan=drops_nan,
-        exponential=not names.isdisjoint({"MUFU.EX2", "MUFU.TANH"}),
-        gelu_constant=gelu_constant,
+        activation=activation,
         results=frozenset(results),
     )
 
 
 def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Finding]:
-    """Check that the epilogue computes in the accumulator's type, and the type of its results.
-
-    Yields:
-        What does not hold.
-    """
+    """Check that the epilogue computes in the accumulator's type, and the type of its results."""
     if code.half_precision:
-        yield Finding(
-            check=Check.EPILOGUE,
-            message=f"computes with {', '.join(sorted(code.half_precision))}: an epilogue must "
-            f"compute in {signature.accumulator.value} and round once",
+        yield Check.EPILOGUE.finding(
+            f"computes with {', '.join(sorted(code.half_precision))}: an epilogue must "
+            f"compute in {signature.accumulator.value} and round once"
         )
     if code.drops_nan:
-        yield Finding(
-            check=Check.EPILOGUE,
-            message="takes maxima by FMNMX, which drops NaN: relu of NaN must be NaN",
+        yield Check.EPILOGUE.finding(
+            "takes maxima by FMNMX, which drops NaN: relu of NaN must be NaN"
         )
     wanted = signature.epilogue.activation if signature.epilogue is not None else None
     if code.activation is not wanted:
-        yield Finding(
-            check=Check.EPILOGUE,
-            message=f"computes what {_activation_name(code.activation)} takes, its signature is "
-            f"{signature.key}: {_activation_name(wanted)}",
+        yield Check.EPILOGUE.finding(
+            f"computes what {_activation_name(code.activation)} takes, its signature is "
+            f"{signature.key}: {_activation_name(wanted)}"
         )
-    results = _expected_results(signature)
+    stored_as_they_are = (signature.accumulator, DType.INT8, DType.UINT8)  # the latter cut
+    results = frozenset({signature.out} - {*stored_as_they_are})
     if code.results != results:
-        yield Finding(
-            check=Check.RESULT_TYPE,
-            message=f"turns sums into {_type_names(code.results)}, its signature is "
-            f"{signature.key}: {_type_names(results)}",
+        yield Check.RESULT_TYPE.finding(
+            f"turns sums into {_type_names(code.results)}, its signature is "
+            f"{signature.key}: {_type_names(results)}"
         )
-
-
-def _expected_results(signature: Signature) -> frozenset[DType]:
-    """Types that sums must be converted to; none if they are stored as they are or cut (int8)."""
-    kept = (signature.accumulator, DType.INT8, DType.UINT8)
-    return frozenset() if signature.out in kept else frozenset({signature.out})
 
 
 def _activation_name(activation: Activation | None) -> str:

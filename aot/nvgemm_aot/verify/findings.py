@@ -43,14 +43,16 @@ class Check(str, enum.Enum):
     SCHEDULER = "scheduler"
     CLUSTER_LIMITS = "cluster-limits"
 
+    def finding(self, message: str) -> Finding:
+        """This check fails: what was observed, against what is allowed."""
+        return Finding(check=self, message=message)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
     """One check that a bundle or one of its kernels fails.
 
     Attributes:
-        check: Which check.
-        message: What was observed, against what is allowed.
         kernel: Id of the kernel; None if the bundle as a whole is meant, and until `verify_bundle`
             has filled it in.
     """

@@ -15,15 +15,10 @@ from .cubin import RESERVED_SHARED_BYTES, Cubin, check_cubin, read_cubins
 from .disassembler import Disassembler, DisassemblyError
 from .elf import MalformedElfError
 from .findings import Check, Finding
-from .host_object import HostObject, check_host_object, read_host_object
+from .host_object import check_host_object, read_host_object
 from .kernel_design import check_design
-from .launch_code import Launch, read_launch
-from .launch_signature import (
-    LauncherText,
-    check_call,
-    check_interface,
-    read_launcher_text,
-)
+from .launch_code import launch_clusters, launch_shared_bytes
+from .launch_signature import LauncherText, check_call, check_interface, read_launcher_text
 from .sass import Disassembly, check_disassembly, read_disassembly
 
 NOT_DISASSEMBLED = "not disassembled"
@@ -36,16 +31,15 @@ class KernelEvidence:
 
     Attributes:
         id: sha256 of the payload, in hex.
-        operator: The operator that its entry names.
-        signature: Key of the signature that its entry names.
+        operator, signature: As its entry says.
         architecture: Architecture by the flags of the device code, e.g. ``sm_90a``; a family's
             code has the flags of its first member: ``sm_100`` for ``sm_100f``.
         compiled_for: Architecture that was passed to the device compiler, e.g. ``sm_100f``.
-        registers: Registers of a thread at launch.
-        threads: Threads of a block.
-        static_shared_bytes: Static shared memory of a block, without what CUDA reserves.
-        dynamic_shared_bytes: Dynamic shared memory of a block that the launcher asks for.
-        local_bytes: Local memory of a thread: stack and spills.
+        registers: Of a thread, at launch.
+        threads: Of a block.
+        static_shared_bytes: Of a block, without what CUDA reserves.
+        dynamic_shared_bytes: Of a block, as the launcher asks for.
+        local_bytes: Of a thread: stack and spills.
         instructions: Tensor-core and local-memory instructions with their number in the code.
         operands: The operands that the launcher says it takes.
         alignment_bytes: Alignments that the launcher demands of their data.
@@ -82,71 +76,57 @@ def inspect_kernel(
     disassembler: Disassembler | None,
     stated_imports: tuple[str, ...] | None = None,
 ) -> tuple[KernelEvidence, list[Finding]]:
-    """Inspect one kernel.
+    """Inspect the payload of a kernel, whose digest was checked.
 
-    Args:
-        kernel: Its entry.
-        payload: Its shared object, whose digest was checked.
-        target: What the bundle is for.
-        profile: Limits of the GPU; None to check none.
-        disassembler: What to look at device code with; None to leave that out.
-        stated_imports: The imports that the header states; None if it states none.
+    Without a profile, no limits of the GPU are checked; without a disassembler, device code is not
+    disassembled. ``stated_imports`` are those that the header states, if it states any.
 
     Returns:
         What was seen, and every check that fails. A malformed payload is a finding, not an error.
     """
-    host, findings = _inspect_host_object(kernel, payload, target, stated_imports)
-    if target.arch == CPU:
-        # Such a kernel is host code alone, without a launcher of device code.
-        no_launch = Launch(shared_bytes=None, clusters=frozenset())
-        no_text = LauncherText(operands="", alignment_bytes=frozenset())
+    on_cpu = target.arch == CPU
+    code = read_only = b""
+    findings = []
+    try:
+        host = read_host_object(payload)
+    except MalformedElfError as error:
+        findings.append(Check.HOST_FORMAT.finding(str(error)))
+    else:
+        code, read_only = host.code, host.read_only
+        convention = parse_calling_convention(kernel.calling_convention)
+        # An unknown convention is a finding of its own; it does not say what the kernel exports.
+        exported = convention.symbol if convention is not None else None
+        findings += check_host_object(host, exported, on_cpu=on_cpu)
+        findings += _check_stated_imports(stated_imports, host.imports)
+    if on_cpu:  # such a kernel is host code alone, without a launcher of device code
         findings += check_call(kernel)
-        return _evidence(kernel, no_launch, no_text, (), [], NO_DEVICE_CODE), findings
-    text = read_launcher_text(host.read_only if host is not None else b"")
-    launch = read_launch(host.code if host is not None else b"")
+        no_text = LauncherText(operands="", alignment_bytes=frozenset())
+        return _evidence(kernel, b"", no_text, (), [], NO_DEVICE_CODE), findings
+    text = read_launcher_text(read_only)
     findings += check_interface(kernel, text)
     cubins: tuple[Cubin, ...] = ()
     try:
         cubins = read_cubins(payload)
     except MalformedElfError as error:
-        findings.append(Finding(check=Check.DEVICE_FORMAT, message=str(error)))
-    findings += check_design(kernel, cubins, profile=profile, clusters=launch.clusters)
-    codes: list[Disassembly] = []
+        findings.append(Check.DEVICE_FORMAT.finding(str(error)))
+    findings += check_design(kernel, cubins, profile=profile, clusters=launch_clusters(code))
+    launch_bytes = launch_shared_bytes(code)
+    listings: list[Disassembly] = []
     for cubin in cubins:
-        findings += check_cubin(
-            cubin, target=target, profile=profile, launch_bytes=launch.shared_bytes
-        )
+        findings += check_cubin(cubin, target=target, profile=profile, launch_bytes=launch_bytes)
         if disassembler is None:
             continue
         try:
-            code = read_disassembly(disassembler.disassemble(cubin.content))
+            listing = read_disassembly(disassembler.disassemble(cubin.content))
         except DisassemblyError as error:
-            findings.append(Finding(check=Check.DISASSEMBLY, message=str(error)))
+            findings.append(Check.DISASSEMBLY.finding(str(error)))
             continue
-        codes.append(code)
+        listings.append(listing)
         findings += check_disassembly(
-            code, target=target, signature=kernel.signature, design=kernel.design
+            listing, target=target, signature=kernel.signature, design=kernel.design
         )
-    by = str(disassembler) if codes else NOT_DISASSEMBLED
-    return _evidence(kernel, launch, text, cubins, codes, by), findings
-
-
-def _inspect_host_object(
-    kernel: Kernel, payload: bytes, target: Target, stated_imports: tuple[str, ...] | None
-) -> tuple[HostObject | None, list[Finding]]:
-    """Read and check the host part; None if it cannot be read, which is a finding."""
-    try:
-        host = read_host_object(payload)
-    except MalformedElfError as error:
-        return None, [Finding(check=Check.HOST_FORMAT, message=str(error))]
-    convention = parse_calling_convention(kernel.calling_convention)
-    # An unknown convention is a finding of its own; it does not say what the kernel exports.
-    exported = convention.symbol if convention is not None else None
-    on_cpu = target.arch == CPU
-    return host, [
-        *check_host_object(host, exported, platform=target.platform, on_cpu=on_cpu),
-        *_check_stated_imports(stated_imports, host.imports),
-    ]
+    by = str(disassembler) if listings else NOT_DISASSEMBLED
+    return _evidence(kernel, code, text, cubins, listings, by), findings
 
 
 def _check_stated_imports(
@@ -154,26 +134,25 @@ def _check_stated_imports(
 ) -> Iterator[Finding]:
     if stated is not None and stated != found:
         missing, extra = sorted({*found} - {*stated}), sorted({*stated} - {*found})
-        yield Finding(
-            check=Check.IMPORTS,
-            message="imports must be what the payload leaves undefined: it lacks "
-            f"{', '.join(missing) or 'none'}, and has besides {', '.join(extra) or 'none'}",
+        yield Check.IMPORTS.finding(
+            "imports must be what the payload leaves undefined: it lacks "
+            f"{', '.join(missing) or 'none'}, and has besides {', '.join(extra) or 'none'}"
         )
 
 
 def _evidence(
     kernel: Kernel,
-    launch: Launch,
+    code: bytes,
     text: LauncherText,
     cubins: tuple[Cubin, ...],
-    codes: list[Disassembly],
+    listings: list[Disassembly],
     disassembled_by: str,
 ) -> KernelEvidence:
     functions = [function for cubin in cubins for function in cubin.kernels]
     instructions: Counter[str] = Counter()
-    for code in codes:
-        instructions.update(code.tensor_core)
-        instructions.update(code.local_memory)
+    for listing in listings:
+        instructions.update(listing.tensor_core)
+        instructions.update(listing.local_memory)
     shared = max((function.shared_bytes for function in functions), default=None)
     return KernelEvidence(
         id=kernel.id,
@@ -184,12 +163,12 @@ def _evidence(
         registers=max((function.registers for function in functions), default=None),
         threads=max((function.threads or 0 for function in functions), default=0) or None,
         static_shared_bytes=None if shared is None else max(shared - RESERVED_SHARED_BYTES, 0),
-        dynamic_shared_bytes=launch.shared_bytes,
+        dynamic_shared_bytes=launch_shared_bytes(code),
         local_bytes=max((function.local_bytes for function in functions), default=None),
         operands=text.operands or None,
         alignment_bytes=tuple(sorted(text.alignment_bytes)),
-        clusters=tuple(sorted(launch.clusters)),
+        clusters=tuple(sorted(launch_clusters(code))),
         instructions=dict(sorted(instructions.items())),
-        multiplies=tuple(sorted({str(item) for code in codes for item in code.multiplies})),
+        multiplies=tuple(sorted({str(item) for one in listings for item in one.multiplies})),
         disassembled_by=disassembled_by,
     )

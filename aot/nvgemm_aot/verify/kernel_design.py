@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from nvgemm_runtime.bundle.format import ClusterLimit, Kernel, KernelDesign
+from nvgemm_runtime.bundle.format import Kernel, KernelDesign
 from nvgemm_runtime.errors import TargetError
 
 from ..targets.profile import DeviceProfile
@@ -39,27 +39,18 @@ def check_design(
 ) -> Iterator[Finding]:
     """Check the parts of a design that are not the tile, which `sass` compares.
 
-    Args:
-        kernel: Its entry.
-        cubins: Its device code.
-        profile: The GPU whose numbers the build used; None to compare none.
-        clusters: Cluster dimensions that the launcher asks for.
-
-    Yields:
-        What does not hold.
+    ``clusters`` are those that the launcher asks for; without a profile, no numbers are compared.
     """
     design = kernel.design
-    stated = {design.cluster} | ({design.fallback_cluster} if design.fallback_cluster else set())
+    stated = _clusters(design)
     if clusters != stated:
-        yield Finding(
-            check=Check.CLUSTER,
-            message=f"the launcher asks for clusters of {_shapes(clusters)}, its entry says "
-            f"{_shapes(stated)}",
+        yield Check.CLUSTER.finding(
+            f"the launcher asks for clusters of {_shapes(clusters)}, its entry says "
+            f"{_shapes(stated)}"
         )
     if design.scheduler not in SCHEDULERS:
-        yield Finding(
-            check=Check.SCHEDULER,
-            message=f"scheduler {design.scheduler!r} is none of {', '.join(SCHEDULERS)}",
+        yield Check.SCHEDULER.finding(
+            f"scheduler {design.scheduler!r} is none of {', '.join(SCHEDULERS)}"
         )
     for cubin in cubins:
         for function in cubin.kernels:
@@ -72,18 +63,16 @@ def check_design(
 def _check_code(design: KernelDesign, cubin: Cubin, kernel: DeviceKernel) -> Iterator[Finding]:
     if kernel.cluster_launch_control != (design.scheduler == CLC):
         uses = "uses" if kernel.cluster_launch_control else "does not use"
-        yield Finding(
-            check=Check.SCHEDULER,
-            message=f"device code {uses} cluster launch control, its entry says scheduler "
-            f"{design.scheduler}",
+        yield Check.SCHEDULER.finding(
+            f"device code {uses} cluster launch control, its entry says scheduler "
+            f"{design.scheduler}"
         )
     # Pairs of thread blocks came with tcgen05; code for sm_90 has no such instructions.
     ctas = 1 if cubin.sm < 100 else kernel.ctas_per_tile
     if ctas != design.ctas_per_tile:
-        yield Finding(
-            check=Check.CTAS_PER_TILE,
-            message=f"device code multiplies with {ctas or 'no one number of'} thread blocks a "
-            f"tile, its entry says {design.ctas_per_tile}",
+        yield Check.CTAS_PER_TILE.finding(
+            f"device code multiplies with {ctas or 'no one number of'} thread blocks a "
+            f"tile, its entry says {design.ctas_per_tile}"
         )
 
 
@@ -92,30 +81,27 @@ def _check_operator(kernel: Kernel, cubins: tuple[Cubin, ...]) -> Iterator[Findi
     stated = _TILE.search(kernel.operator)
     tile_k = kernel.design.tile[2]
     if stated is None or int(stated[1]) != tile_k:
-        yield Finding(
-            check=Check.OPERATOR_NAME,
-            message=f"the operator's name {kernel.operator!r} states tile k "
-            f"{stated[1] if stated else 'nowhere'}, its entry says {tile_k}",
+        yield Check.OPERATOR_NAME.finding(
+            f"the operator's name {kernel.operator!r} states tile k "
+            f"{stated[1] if stated else 'nowhere'}, its entry says {tile_k}"
         )
-    for function in (function for cubin in cubins for function in cubin.kernels):
+    for function in (one for cubin in cubins for one in cubin.kernels):
         if (_ONE_TILE_FAMILY in function.name) != (kernel.design.scheduler == ONE_TILE):
-            yield Finding(
-                check=Check.OPERATOR_NAME,
-                message=f"the device function is called {function.name[:160]}, its entry says "
+            yield Check.OPERATOR_NAME.finding(
+                f"the device function is called {function.name[:160]}, its entry says "
                 f"scheduler {kernel.design.scheduler}; {_ONE_TILE_FAMILY} has {ONE_TILE}, and no "
-                "other",
+                "other"
             )
 
 
 def _check_cluster_limits(design: KernelDesign, profile: DeviceProfile | None) -> Iterator[Finding]:
-    shapes = [design.cluster, *([design.fallback_cluster] if design.fallback_cluster else [])]
+    shapes = _clusters(design)
     wanted = sorted({m * n for m, n in shapes}) if design.scheduler == STATIC_PERSISTENT else []
     observed = [limit.cluster_size for limit in design.cluster_limits]
     if observed != wanted:
-        yield Finding(
-            check=Check.CLUSTER_LIMITS,
-            message=f"limits for clusters of {observed or 'no'} thread blocks; scheduler "
-            f"{design.scheduler} with clusters of {_shapes(set(shapes))} takes {wanted or 'none'}",
+        yield Check.CLUSTER_LIMITS.finding(
+            f"limits for clusters of {observed or 'no'} thread blocks; scheduler "
+            f"{design.scheduler} with clusters of {_shapes(shapes)} takes {wanted or 'none'}"
         )
     if profile is None:
         return
@@ -123,18 +109,18 @@ def _check_cluster_limits(design: KernelDesign, profile: DeviceProfile | None) -
         try:
             fact = profile.cluster_capacity(limit.cluster_size)
         except TargetError as error:
-            yield Finding(check=Check.CLUSTER_LIMITS, message=str(error))
+            yield Check.CLUSTER_LIMITS.finding(str(error))
             continue
-        right = ClusterLimit(
-            cluster_size=limit.cluster_size, max_active=fact.value, basis=fact.basis
-        )
-        if limit != right:
-            yield Finding(
-                check=Check.CLUSTER_LIMITS,
-                message=f"at most {limit.max_active} clusters of {limit.cluster_size} at once "
-                f"({limit.basis}); {profile.name} has {right.max_active} ({right.basis})",
+        if (limit.max_active, limit.basis) != (fact.value, fact.basis):
+            yield Check.CLUSTER_LIMITS.finding(
+                f"at most {limit.max_active} clusters of {limit.cluster_size} at once "
+                f"({limit.basis}); {profile.name} has {fact.value} ({fact.basis})"
             )
 
 
-def _shapes(shapes: set[tuple[int, int]] | frozenset[tuple[int, int]]) -> str:
+def _clusters(design: KernelDesign) -> frozenset[tuple[int, int]]:
+    return frozenset(filter(None, (design.cluster, design.fallback_cluster)))
+
+
+def _shapes(shapes: frozenset[tuple[int, int]]) -> str:
     return " and ".join(f"{m}x{n}" for m, n in sorted(shapes)) or "no size"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
 
 # mov qword ptr [base (+ index) + displacement], imm32: how the launcher stores the 64-bit field
 # dynamicSmemBytes of cudaLaunchConfig_t. Base registers rsp and r12 need an index byte.
@@ -31,24 +30,6 @@ _AVX512 = re.compile(
 )
 _VZEROUPPER = b"\xc5\xf8\x77"
 """The instruction that compilers put before calls in code that uses 256-bit registers."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """How the launcher starts the device code.
-
-    Attributes:
-        shared_bytes: Dynamic shared memory of a thread block; None if the code does not show it.
-        clusters: Cluster dimensions (m, n) in thread blocks.
-    """
-
-    shared_bytes: int | None
-    clusters: frozenset[tuple[int, int]]
-
-
-def read_launch(code: bytes) -> Launch:
-    """Read the launch from the code of a launcher."""
-    return Launch(shared_bytes=launch_shared_bytes(code), clusters=launch_clusters(code))
 
 
 def launch_shared_bytes(code: bytes) -> int | None:

@@ -71,10 +71,9 @@ _OTHER_PARAMETERS = {
 class LauncherText:
     """What the text in a launcher says.
 
-    Attributes:
-        operands: Its parameters in order, such as ``a: Tensor([n0, n1], bfloat16), …``; empty if
-            the payload does not show exactly one call.
-        alignment_bytes: Alignments that it demands of their data; empty if it shows none.
+    ``operands`` are its parameters in order, such as ``a: Tensor([n0, n1], bfloat16), …``; empty if
+    the payload does not show exactly one call. ``alignment_bytes`` are what it demands of their
+    data.
     """
 
     operands: str
@@ -91,64 +90,51 @@ def read_launcher_text(data: bytes) -> LauncherText:
 
 
 def check_call(kernel: Kernel) -> Iterator[Finding]:
-    """Check that this release knows a kernel's calling convention and the signature fits it.
-
-    Yields:
-        What does not hold.
-    """
+    """Check that this release knows a kernel's calling convention and the signature fits it."""
     convention = parse_calling_convention(kernel.calling_convention)
     if convention is None:
-        yield Finding(
-            check=Check.CALLING_CONVENTION,
-            message=f"calling convention {kernel.calling_convention!r}; this release knows "
-            f"{KNOWN_FORM} with the parameters that FORMAT.md lists",
+        yield Check.CALLING_CONVENTION.finding(
+            f"calling convention {kernel.calling_convention!r}; this release knows "
+            f"{KNOWN_FORM} with the parameters that FORMAT.md lists"
         )
         return
     takes_workspace = WORKSPACE in convention.parameters
     if takes_workspace != (kernel.workspace_bytes > 0):
         wanted = "more than" if takes_workspace else "must be"
         passed = "passes one" if takes_workspace else "passes none"
-        yield Finding(
-            check=Check.WORKSPACE,
-            message=f"{kernel.workspace_bytes} bytes of workspace, {wanted} 0: "
-            f"{kernel.calling_convention} {passed}",
+        yield Check.WORKSPACE.finding(
+            f"{kernel.workspace_bytes} bytes of workspace, {wanted} 0: "
+            f"{kernel.calling_convention} {passed}"
         )
     misfit = convention.misfit(kernel.signature, int(takes_workspace))
     if misfit is not None:
-        yield Finding(
-            check=Check.CALLING_CONVENTION,
-            message=f"calling convention {kernel.calling_convention!r}: {misfit}",
+        yield Check.CALLING_CONVENTION.finding(
+            f"calling convention {kernel.calling_convention!r}: {misfit}"
         )
 
 
 def check_interface(kernel: Kernel, text: LauncherText) -> Iterator[Finding]:
-    """Compare a kernel's entry with what its launcher says about how it is called.
-
-    Yields:
-        What does not hold.
-    """
+    """Compare a kernel's entry with what its launcher says about how it is called."""
     broken = [*check_call(kernel)]
     yield from broken
     convention = parse_calling_convention(kernel.calling_convention)
-    if convention is None or any(finding.check is Check.CALLING_CONVENTION for finding in broken):
-        return
-    yield from _check_operands(kernel.signature, convention, text)
-    yield from _check_alignment(kernel, convention, text)
+    if convention and all(finding.check is not Check.CALLING_CONVENTION for finding in broken):
+        yield from _check_operands(kernel.signature, convention, text)
+        yield from _check_alignment(kernel, convention, text)
 
 
 def _check_operands(
     signature: Signature, convention: CallingConvention, text: LauncherText
 ) -> Iterator[Finding]:
     if not text.operands:
-        yield Finding(check=Check.OPERANDS, message="the launcher does not show its operands")
+        yield Check.OPERANDS.finding("the launcher does not show its operands")
         return
     # The whole text must match: an argument that the convention does not list is an error too.
     parameters = [_parameter(signature, name) for name in convention.parameters]
     if not re.fullmatch(", ".join(pattern for pattern, _ in parameters), text.operands):
-        yield Finding(
-            check=Check.OPERANDS,
-            message=f"the launcher takes ({text.operands}), its signature is {signature.key}: "
-            f"{', '.join(words for _, words in parameters)}",
+        yield Check.OPERANDS.finding(
+            f"the launcher takes ({text.operands}), its signature is {signature.key}: "
+            f"{', '.join(words for _, words in parameters)}"
         )
 
 
@@ -165,27 +151,15 @@ def _parameter(signature: Signature, name: str) -> tuple[str, str]:
     if name == WORKSPACE:
         rank, dtype = 1, DType.UINT8
     else:
-        rank, dtype = _rank(signature, Role(name)), role_dtype(signature, Role(name))
-    extents = ", ".join([_ONE_ELEMENT if _is_scalar(signature, name) else _RUN_TIME_EXTENT] * rank)
+        smallest = Problem(signature=signature, m=1, n=1, k=signature.a.packed)
+        rank, dtype = len(role_shape(smallest, Role(name))), role_dtype(signature, Role(name))
+    # A scale of all of A or B is a tensor of one element; other extents are passed at run time.
+    is_scalar = name.startswith("scale_") and signature.scales is ScaleRecipe.FP32_TENSOR
+    extents = ", ".join(["1" if is_scalar else "n[0-9]+"] * rank)
     return (
         rf"{_NAMES[name]}: Tensor\(\[{extents}\], {dtype.torch_name}\)",
         f"{name} of rank {rank}, {dtype.torch_name}",
     )
-
-
-_RUN_TIME_EXTENT, _ONE_ELEMENT = "n[0-9]+", "1"
-"""Patterns of an extent that is passed at run time, and of one that is compiled in."""
-
-
-def _is_scalar(signature: Signature, name: str) -> bool:
-    """Whether a parameter is a scale of all of A or B: a tensor of one element."""
-    scales = (Role.SCALE_A.value, Role.SCALE_B.value)
-    return name in scales and signature.scales is ScaleRecipe.FP32_TENSOR
-
-
-def _rank(signature: Signature, role: Role) -> int:
-    smallest = Problem(signature=signature, m=1, n=1, k=signature.a.packed)
-    return len(role_shape(smallest, role))
 
 
 def _check_alignment(
@@ -206,9 +180,8 @@ def _check_alignment(
             if wanted
             else "it takes pointers, which show none"
         )
-        yield Finding(
-            check=Check.ALIGNMENT,
-            message=f"the launcher demands data aligned to {observed} bytes, {stated}",
+        yield Check.ALIGNMENT.finding(
+            f"the launcher demands data aligned to {observed} bytes, {stated}"
         )
 
 

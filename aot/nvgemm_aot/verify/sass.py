@@ -70,7 +70,7 @@ def read_disassembly(text: str) -> Disassembly:
         name = opcode.partition(".")[0]
         if _TENSOR_CORE.fullmatch(name):
             tensor_core[opcode] += 1
-            multiplying.add(Instruction.read(opcode, operands))
+            multiplying.add(Instruction(opcode, operands))
         elif name in LOCAL_MEMORY_INSTRUCTIONS:
             local_memory[opcode] += 1
         immediates |= {int(digits, 16) for digits in _IMMEDIATE.findall(operands)}
@@ -86,31 +86,22 @@ def read_disassembly(text: str) -> Disassembly:
 def check_disassembly(
     code: Disassembly, *, target: Target, signature: Signature, design: KernelDesign
 ) -> Iterator[Finding]:
-    """Check that device code computes what its entry says, with the instruction meant for it.
-
-    Yields:
-        What does not hold.
-    """
+    """Check that device code computes what its entry says, with the instruction meant for it."""
     for opcode, count in code.local_memory.items():
-        yield Finding(
-            check=Check.LOCAL_MEMORY, message=f"{count} x {opcode}: registers spill, must be none"
-        )
+        yield Check.LOCAL_MEMORY.finding(f"{count} x {opcode}: registers spill, must be none")
     major = target.capability[0]
     wanted = TENSOR_CORE_INSTRUCTIONS.get((major, signature.a))
     if wanted is None:
         known = sorted({f"{dtype.value} on sm_{m}x" for m, dtype in TENSOR_CORE_INSTRUCTIONS})
-        yield Finding(
-            check=Check.TENSOR_CORE,
-            message=f"no rule for {signature.a.value} on {target.arch} (known: {', '.join(known)})",
+        yield Check.TENSOR_CORE.finding(
+            f"no rule for {signature.a.value} on {target.arch} (known: {', '.join(known)})"
         )
         return
     observed = {opcode.partition(".")[0] for opcode in code.tensor_core}
     if observed != {wanted}:
         shown = ", ".join(sorted(observed)) or "no tensor-core instruction"
-        yield Finding(
-            check=Check.TENSOR_CORE,
-            message=f"multiplies with {shown}; {signature.a.value} on {target.arch} calls for "
-            f"{wanted}",
+        yield Check.TENSOR_CORE.finding(
+            f"multiplies with {shown}; {signature.a.value} on {target.arch} calls for {wanted}"
         )
         return
     yield from _check_pairs(code, design)
@@ -119,14 +110,12 @@ def check_disassembly(
 
 
 def _check_pairs(code: Disassembly, design: KernelDesign) -> Iterator[Finding]:
-    """Check the modifier of tcgen05 instructions that pairs of thread blocks issue."""
     ctas = {2 if "2CTA" in opcode.split(".") else 1 for opcode in code.tensor_core}
     if ctas != {design.ctas_per_tile}:
         wanted = "every" if design.ctas_per_tile == 2 else "no"
-        yield Finding(
-            check=Check.CTAS_PER_TILE,
-            message=f"multiplies with {', '.join(code.tensor_core)}; its entry says "
-            f"{design.ctas_per_tile} thread blocks a tile, so {wanted} instruction is 2CTA",
+        yield Check.CTAS_PER_TILE.finding(
+            f"multiplies with {', '.join(code.tensor_core)}; its entry says "
+            f"{design.ctas_per_tile} thread blocks a tile, so {wanted} instruction is 2CTA"
         )
 
 
@@ -137,43 +126,32 @@ def _check_multiplies(
     types = (signature.a, signature.b, signature.accumulator)
     scales = signature.scales if signature.scales and signature.scales.is_swizzled else None
     if code.scaled != {scales is not None}:
-        yield Finding(
-            check=Check.BLOCK_SCALES,
-            message=f"{_quantifier(code.scaled)} of {', '.join(code.tensor_core)} take block "
-            f"scales, its signature is {signature.key}: {_quantifier({scales is not None})} must",
+        yield Check.BLOCK_SCALES.finding(
+            f"{_quantifier(code.scaled)} of {', '.join(code.tensor_core)} take block "
+            f"scales, its signature is {signature.key}: {_quantifier({scales is not None})} must"
         )
     if not code.multiplies:
-        yield Finding(
-            check=Check.OPERAND_TYPES,
-            message=f"{', '.join(code.tensor_core)} show no operand types to compare with "
-            f"{signature.key}",
+        yield Check.OPERAND_TYPES.finding(
+            f"{', '.join(code.tensor_core)} show no operand types to compare with {signature.key}"
         )
     for observed in sorted(code.multiplies, key=str):
         # Kernels with scheduler one_tile compute the transposed problem.
         multiply = observed.transposed if design.scheduler == ONE_TILE else observed
-        if (multiply.a, multiply.b, multiply.accumulator) != types:
-            yield Finding(
-                check=Check.OPERAND_TYPES,
-                message=f"multiplies {multiply}, its signature is {signature.key}",
-            )
-        if multiply.scales and scales and multiply.scales is not scales:
-            yield Finding(
-                check=Check.BLOCK_SCALES,
-                message=f"multiplies {multiply}, its signature is {signature.key}",
-            )
-        if multiply.layout is not signature.layout:
-            yield Finding(
-                check=Check.OPERAND_LAYOUT,
-                message=f"multiplies {multiply}, its signature is {signature.key}",
-            )
+        differences = {
+            Check.OPERAND_TYPES: (multiply.a, multiply.b, multiply.accumulator) != types,
+            Check.BLOCK_SCALES: multiply.scales and scales and multiply.scales is not scales,
+            Check.OPERAND_LAYOUT: multiply.layout is not signature.layout,
+        }
+        for check, differs in differences.items():
+            if differs:
+                yield check.finding(f"multiplies {multiply}, its signature is {signature.key}")
         if major == 9:
             fits = multiply.n == tile_n and tile_m % multiply.m == 0
         else:
             fits = (multiply.m, multiply.n) == (tile_m, tile_n)
         if not fits:
-            yield Finding(
-                check=Check.INSTRUCTION_TILE,
-                message=f"multiplies {multiply}, its entry says tile {tile_m}x{tile_n}",
+            yield Check.INSTRUCTION_TILE.finding(
+                f"multiplies {multiply}, its entry says tile {tile_m}x{tile_n}"
             )
 
 

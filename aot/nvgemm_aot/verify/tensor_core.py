@@ -32,7 +32,8 @@ _SCALE_TYPES = {dtype.row.scale_code: dtype for dtype in DType}
 """Codes of the scales' type in the descriptor of a block-scaled instruction."""
 
 _BLOCKS_OF_16 = frozenset({"4X", "BLOCK16"})
-"""Modifiers of block-scaled instructions, either of which says that 16 values share a scale."""
+"""Modifiers of block-scaled instructions by which 16 values share a scale: the first in code for
+sm_100a and sm_100f, the other in that for sm_103a. Where 32 share one, there is no modifier."""
 
 # The last operand but one of a tcgen05 instruction: a register where nothing scales, else the
 # address of the scales of A and B in tensor memory.
@@ -40,23 +41,15 @@ _SCALES_ADDRESS = re.compile(r"idesc\[[^\]]+\], tmem\[")
 
 
 class Instruction(NamedTuple):
-    """A tensor-core instruction: what of its text says how it multiplies."""
+    """A tensor-core instruction: its opcode with all modifiers, and its operands."""
 
     opcode: str
-    """With its modifiers."""
-    a_transposed: bool
-    b_transposed: bool
-    scaled: bool
+    operands: str
 
-    @classmethod
-    def read(cls, opcode: str, operands: str) -> Instruction:
-        """Read an instruction from its disassembly."""
-        return cls(
-            opcode=opcode,
-            a_transposed=".tnspA" in operands,
-            b_transposed=".tnspB" in operands,
-            scaled=_SCALES_ADDRESS.search(operands) is not None,
-        )
+    @property
+    def scaled(self) -> bool:
+        """Whether it takes block scales."""
+        return _SCALES_ADDRESS.search(self.operands) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +89,7 @@ class Multiply:
 def read_multiplies(instructions: set[Instruction], immediates: set[int]) -> frozenset[Multiply]:
     """Read what a kernel multiplies.
 
-    Args:
-        instructions: Its tensor-core instructions.
-        immediates: The constants of its code.
+    Its tensor-core instructions show it, and the constants of its code.
     """
     return frozenset([*_from_modifiers(instructions), *_from_descriptors(instructions, immediates)])
 
@@ -126,7 +117,8 @@ def _from_modifiers(instructions: set[Instruction]) -> Iterator[Multiply]:
             m=int(shape[1]),
             n=int(shape[2]),
             layout=_layout(
-                a_row_major=not instruction.a_transposed, b_row_major=instruction.b_transposed
+                a_row_major=".tnspA" not in instruction.operands,
+                b_row_major=".tnspB" in instruction.operands,
             ),
             a=types[0],
             b=types[-1],
@@ -150,20 +142,11 @@ def _from_descriptors(instructions: set[Instruction], immediates: set[int]) -> I
             layout = _layout(a_row_major=not value >> 15 & 1, b_row_major=bool(value >> 16 & 1))
             if a is None or b is None or not n:
                 continue
-            block = _block(modifiers) if scaled else None
+            block = (32 if _BLOCKS_OF_16.isdisjoint(modifiers) else 16) if scaled else None
             for m, accumulator, scales in _scaled(value, block) if block else _unscaled(value):
                 yield Multiply(
                     m=m, n=n, layout=layout, a=a, b=b, accumulator=accumulator, scales=scales
                 )
-
-
-def _block(modifiers: list[str]) -> int:
-    """How many values share a scale, which stands in the opcode.
-
-    Where it is 16, ``.4X`` does in code for sm_100a and sm_100f, ``.BLOCK16`` in that for sm_103a.
-    Where it is 32, none of them has a modifier for it.
-    """
-    return 32 if _BLOCKS_OF_16.isdisjoint(modifiers) else 16
 
 
 _Rest = tuple[int, DType, ScaleRecipe | None]

@@ -22,10 +22,6 @@ def families(count: int, each: int, seed: int = 0) -> list[bytes]:
     return payloads
 
 
-def total_bytes(packed: Packed) -> int:
-    return len(packed.dictionary_frame) + sum(map(len, packed.frames))
-
-
 def decompress(packed: Packed, index: int) -> bytes:
     dictionary = zstandard.ZstdCompressionDict(
         packed.dictionary, dict_type=zstandard.DICT_TYPE_RAWCONTENT
@@ -53,17 +49,6 @@ def test_chooses_nothing_that_shares_nothing() -> None:
     packed = compress(loners)
     assert packed.dictionary == b""
     assert [zstandard.ZstdDecompressor().decompress(f) for f in packed.frames] == loners
-
-
-def test_covering_members_beat_the_first_ones() -> None:
-    """Sorted payloads have whole families side by side: the first few say nothing of the rest."""
-    payloads = families(30, 4)
-    packed = compress(payloads)
-    first = b"".join(payloads[: len(packed.dictionary) // len(payloads[0])])
-    raw = zstandard.ZstdCompressionDict(first, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
-    by_first = zstandard.ZstdCompressor(level=19, dict_data=raw)
-    others = len(zstandard.compress(first, 19)) + sum(len(by_first.compress(p)) for p in payloads)
-    assert total_bytes(packed) < 0.8 * others
 
 
 def test_dictionary_has_at_most_so_many_members() -> None:

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packaging.utils import canonicalize_name
-from pydantic import ValidationError
 
 from nvgemm_aot.manifest import parse as manifest_module
 from nvgemm_aot.manifest import rules, source
-from nvgemm_aot.manifest.parse import Manifest, json_schema, load_manifest
-from nvgemm_aot.manifest.schema import NAME_PATTERN, ManifestEntry, allowed_keys
+from nvgemm_aot.manifest.parse import Manifest, load_manifest
+from nvgemm_aot.manifest.schema import NAME_PATTERN, allowed_keys, json_schema
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.gemm.problem import MAX_EXTENT
 
@@ -108,12 +106,6 @@ def test_multiplies_all_lists(tmp_path: Path) -> None:
     }
     assert set(keys(load(tmp_path, text))) == expected
     assert len(expected) == 2**7
-
-
-def test_nk_pairs_stay_together(tmp_path: Path) -> None:
-    manifest = load(tmp_path, gemm("dtype: bf16, m: [1, 2], nk: [[3, 4], [5, 6]]"))
-    sizes = {key.rpartition("/")[2] for key in keys(manifest)}
-    assert sizes == {"m1n3k4", "m2n3k4", "m1n5k6", "m2n5k6"}
 
 
 def test_duplicates_merge_and_the_larger_number_of_candidates_wins(tmp_path: Path) -> None:
@@ -227,11 +219,6 @@ def test_aliases_and_comments_are_read(tmp_path: Path) -> None:
     assert len(load(tmp_path, text).declared) == 4
 
 
-def test_largest_extent_is_allowed_and_alignment_is_not_judged(tmp_path: Path) -> None:
-    manifest = load(tmp_path, gemm(f"dtype: bf16, mnk: [[1, 3, {MAX_EXTENT}]]"))
-    assert keys(manifest) == [f"mm/tn/bf16xbf16/fp32/bf16/m1n3k{MAX_EXTENT}"]
-
-
 def test_byte_order_mark_and_crlf_are_read(tmp_path: Path) -> None:
     text = gemm("dtype: bf16, mnk: [[1, 1, 1]]").replace("\n", "\r\n")
     assert load(tmp_path, b"\xef\xbb\xbf" + text.encode()).name == "a"
@@ -246,8 +233,6 @@ dtype: bfloat16, *
     4:18: gemms[0].dtype: found 'bfloat16' ... did you mean 'bf16'?
 dtype: fp8, *
     4:18: gemms[0].dtype: found 'fp8' ... did you mean 'fp8_e4m3' or 'fp8_e5m2'?
-dtype: bf16, out: float32, *
-    4:29: gemms[0].out: found 'float32' ... did you mean 'fp32'?
 op: [mm], dtype: bf16, *
     4:15: gemms[0].op: found a list of 1 ... mm, bmm, grouped_mm
 dtype: bf16, m: true, n: 1, k: 1
@@ -262,8 +247,6 @@ dtype: bf16, m: 1_000, n: 1, k: 1
     4:27: gemms[0].m: found 1_000 (not a plain decimal integer) ... did you mean 1000?
 dtype: bf16, m: 1:30, n: 1, k: 1
     4:27: gemms[0].m: found 1:30 (not a plain decimal integer) ... list the values, as in [1, 2, 4]
-dtype: bf16, m: 0, n: 1, k: 1
-    4:27: gemms[0].m: found 0 ... an integer in 1..2147483647
 dtype: bf16, m: 2147483648, n: 1, k: 1
     4:27: gemms[0].m: found 2147483648 ... an integer in 1..2147483647
 dtype: bf16, m: , n: 1, k: 1
@@ -274,10 +257,6 @@ dtype: bf16, m: 1, nk: 5
     4:34: gemms[0].nk: found 5 ... a list, each entry a pair [n, k]
 dtype: bf16, m: 1, nk: [[1, 2], [1, 2, 3]]
     4:43: gemms[0].nk[1]: found a list of 3 ... a pair [n, k]
-dtype: bf16, mnk: [[1, 2]]
-    4:30: gemms[0].mnk[0]: found a list of 2 ... a triple [m, n, k]
-dtype: bf16, mnk: [[1, 2, 3], 4]
-    4:41: gemms[0].mnk[1]: found 4 ... a triple [m, n, k]
 dtype: bf16
     4:10: gemms[0]: found no sizes ... 'm, n, k' or 'm, nk' or 'mnk'
 dtype: bf16, m: 1, n: 2
@@ -290,8 +269,6 @@ op: bmm, dtype: bf16, *
     4:10: gemms[0]: found no key 'batch', which bmm requires ... add the number of matrices
 dtype: bf16, m: 1, n: 2, k: 3, batch: 4
     4:42: gemms[0]: found key 'batch' with op mm ... with op bmm only
-dtype: bf16, m: 1, n: 2, k: 3, candidates: 65
-    4:54: gemms[0].candidates: found 65 ... an integer in 1..64
 dtype: bf16, m: 1, n: 2, k: 3, comment: yes
     4:51: gemms[0].comment: found yes (a boolean) ... put text in quotes
 dtype: bf16, m: 1, n: 2, k: 3, layuot: tn
@@ -312,8 +289,6 @@ dtype: fp4_e2m1, m: 1, n: 1, k: 2
     4:18: gemms[0].dtype: found 'fp4_e2m1' ... fp4_e2m1 needs scales (e8m0_1x32, e4m3_1x16,
 dtype: fp8_e4m3, scales: e4m3_1x16, *
     4:36: gemms[0].scales: found 'e4m3_1x16' ... scales e4m3_1x16 are not for fp8_e4m3, but
-dtype: fp4_e2m1, scales: none, m: 1, n: 1, k: 2
-    4:36: gemms[0].scales: found 'none' ... fp4_e2m1 needs scales (e8m0_1x32, e4m3_1x16,
 dtype: fp8_e4m3, out: fp8_e4m3, scales: fp32_row, epilogue: bias, *
     4:33: gemms[0].out: found 'fp8_e4m3' ... scales fp32_row give no fp8_e4m3, but fp32, fp16,
 dtype: fp8_e4m3, scales: fp32_row, layout: [tn, nn], *
@@ -322,24 +297,14 @@ dtype: int8, epilogue: bias, *
     4:34: gemms[0].epilogue: found 'bias' ... no operator has an epilogue for int8; allowed here:
 dtype: bf16, epilogue: bias_sigmoid, *
     4:34: gemms[0].epilogue: found 'bias_sigmoid' ... no kernel applies it: write 'epilogue: bias'
-dtype: bf16, epilogue: gelu, *
-    4:34: gemms[0].epilogue: found 'gelu' ... did you mean 'bias_gelu_tanh'?
 dtype: fp4_e2m1, scales: e4m3_1x16, mnk: [[1, 1, 31]]
     4:60: gemms[0].mnk[0][2]: found 31 ... k counts values, not bytes
-op: grouped_mm, dtype: bf16, *
-    4:10: gemms[0]: found no key 'groups', which grouped_mm requires ... add the number of groups
-dtype: bf16, groups: 8, *
-    4:24: gemms[0]: found key 'groups' with op mm ... with op grouped_mm only
 op: grouped_mm, dtype: bf16, groups: 8, layout: tt, *
     4:59: gemms[0].layout: found 'tt' ... grouped_mm has layout tn alone (here tt); allowed here: tn
-op: grouped_mm, dtype: int8, groups: 8, *
-    4:15: gemms[0].op: found 'grouped_mm' ... grouped_mm takes no int8, but fp16, bf16, fp8_e4m3,
 op: addmm, dtype: bf16, *
     4:15: gemms[0].op: found 'addmm' ... write 'op: mm' with an epilogue: bias adds a row, add a
 dtype: nvfp4, *
     4:18: gemms[0].dtype: found 'nvfp4' ... write 'dtype: fp4_e2m1' with 'scales: e4m3_1x16'
-dtype: bf16, out: [fp32, int32], *
-    4:36: gemms[0].out[1]: found 'int32' ... bf16 gives no int32, but fp32, fp16, bf16, fp8_e4m3,
 dtype: bf16, m: !!python/object:os.x {a: 1}, n: 1, k: 1
     4:27: gemms[0].m: found !!python/object:os.x (a tagged value) ... remove the tag
 dtype: !dtype bf16, *
@@ -352,10 +317,6 @@ dtype: bf16, m: 1, n: 2, k: 3, m: 4
     4:42: gemms[0]: found key 'm' again (first on line 4) ... merge or remove one of them
 dtype: bf16, m: 1, n: 2, k: 3, 4: 5
     4:42: gemms[0]: found key 4 (a number) ... a plain word
-dtype: bf16, m: 1, n: 2, k: 3, [a]: 5
-    4:42: gemms[0]: found key [...] (not a scalar) ... a plain word
-dtype: bf16, m: 2020-01-01, n: 2, k: 3
-    4:27: gemms[0].m: found 2020-01-01 (a date) ... an integer in 1..2147483647
 """
 
 
@@ -392,8 +353,6 @@ targets: sm_90a
     3:10: targets: found 'sm_90a' ... did you mean [sm_90a]?
 targets: [sm100]
     3:11: targets[0]: found 'sm100' ... did you mean 'sm_100f' or 'sm_100a'?
-targets: [100]
-    3:11: targets[0]: found 100
 targets: [{device: B200}]
     3:11: targets[0]: found no key 'arch', which is required
 targets: [{arch: sm_90a, device: h200}]
@@ -404,8 +363,6 @@ targets: [sm_90a, {arch: sm_90a, device: H100}]
     3:42: targets[1].device: found device 'H100' for sm_90a, which targets[0] builds ... build the
 no gemms
     1:1: top level: found no key 'gemms', which is required
-gemms: []
-    4:8: gemms: found an empty list ... at least one entry
 gemms: {m: 1}
     4:8: gemms: found a mapping ... start each entry with "- "
 gemms: [foo]
@@ -414,8 +371,6 @@ dtype: bf16
     5:1: top level: found key 'dtype' ... it belongs under 'defaults' or in the entries of 'gemms'
 defaults: {m: 1}
     5:12: defaults: found key 'm' ... sizes belong in the entries of 'gemms'
-defaults: [1]
-    5:11: defaults: found a list of 1
 name: 8
     2:7: name: found 8 ... put text in quotes
 !x comment: 1
@@ -475,14 +430,10 @@ def test_misspelt_version_is_still_another_version(tmp_path: Path) -> None:
     assert [line.split(";")[0] for line in lines] == ["x.yaml:1:10: version: found 2"]
 
 
-def test_misspelling_beside_the_key_itself_is_only_a_wrong_key(tmp_path: Path) -> None:
-    (line,) = mistakes(tmp_path, f"{HEAD}{TAIL}gems: [1]\n")
-    assert line.startswith("x.yaml:5:1: top level: found key 'gems'; ")
-
-
-def test_key_that_may_mean_anything_is_not_checked_further(tmp_path: Path) -> None:
-    (line,) = mistakes(tmp_path, f"{HEAD}{TAIL}widgets: [1]\n")
-    assert line.startswith("x.yaml:5:1: top level: found key 'widgets'; ")
+@pytest.mark.parametrize("key", ["gems", "widgets"])
+def test_key_that_means_none_that_is_missing_is_only_a_wrong_key(tmp_path: Path, key: str) -> None:
+    (line,) = mistakes(tmp_path, f"{HEAD}{TAIL}{key}: [1]\n")
+    assert line.startswith(f"x.yaml:5:1: top level: found key {key!r}; ")
 
 
 @pytest.mark.parametrize(
@@ -542,39 +493,20 @@ def test_reports_all_mistakes_at_once_by_position(tmp_path: Path) -> None:
     ]
 
 
-def test_message_starts_with_the_path_as_it_was_given(tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text(HEAD, encoding="utf-8")
-    with pytest.raises(ManifestError, match=r"x\.yaml:1:1: top level: ") as caught:
-        load_manifest(path)
-    assert str(caught.value).startswith(f"{path}:1:1: ")
-
-
 # Files that are no manifest.
 
 
-def test_refuses_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r"absent\.yaml: there is no such file"):
-        load_manifest(tmp_path / "absent.yaml")
-
-
-def test_refuses_directory(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="this is a directory"):
-        load_manifest(tmp_path)
-
-
-def test_refuses_impossible_path() -> None:
-    with pytest.raises(ManifestError, match="cannot read it"):
-        load_manifest(Path("a\0b"))
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
-def test_refuses_unreadable_file(tmp_path: Path) -> None:
-    path = tmp_path / "x.yaml"
-    path.write_text(HEAD, encoding="utf-8")
-    path.chmod(0)
-    with pytest.raises(ManifestError, match=r"x\.yaml: cannot read it: Permission denied"):
-        load_manifest(path)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("absent.yaml", r"absent\.yaml: there is no such file"),
+        ("", "this is a directory"),
+        ("a\0b", "cannot read it"),
+    ],
+)
+def test_refuses_what_is_no_file(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(ManifestError, match=said):
+        load_manifest(tmp_path / name)
 
 
 def test_reports_an_operating_system_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -625,7 +557,6 @@ def test_refuses_file_that_is_too_long(tmp_path: Path) -> None:
         (b"a: [1\n", "2:1: not valid YAML: while parsing a flow sequence, "),
         (b"a:\n\tb: 1\n", "2:1: not valid YAML: while scanning for the next token, "),
         (b"a: *b\n", "1:4: not valid YAML: found undefined alias 'b'"),
-        (b"x: " + b"[" * 9999, "1:36: not valid YAML: found more than 32 levels of nesting"),
         (
             b"version: 1\nx: &x [*x]\n",
             "2:4: found over 32 levels of nesting, or an alias inside the value that it stands "
@@ -639,10 +570,22 @@ def test_refuses_what_is_no_manifest(tmp_path: Path, data: bytes, expected: str)
     assert line.endswith("indent with spaces") is (b"\t" in data)
 
 
-def test_refuses_escapes_that_the_parser_itself_trips_over(tmp_path: Path) -> None:
-    (line,) = mistakes(tmp_path, 'a: "\\UFFFFFFFF"\n')
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('a: "\\UFFFFFFFF"\n', "not valid YAML"),
+        ("x: " + "[" * 9999, "nested too deeply; allowed: 32 levels"),
+    ],
+    ids=["escape", "depth"],
+)
+@pytest.mark.parametrize("has_libyaml", [False, yaml.__with_libyaml__])
+def test_refuses_what_the_parser_itself_trips_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_libyaml: bool, text: str, said: str
+) -> None:
+    monkeypatch.setattr(yaml, "__with_libyaml__", has_libyaml)
+    (line,) = mistakes(tmp_path, text)
     assert line.startswith("x.yaml:1:")
-    assert "not valid YAML" in line
+    assert said in line
 
 
 @pytest.mark.parametrize("key", ['"\\ud800"', '"\\0"', "!%0a x", "! x"])
@@ -659,20 +602,6 @@ def test_refuses_alias_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert "found over 10000 values once aliases are expanded" in line
 
 
-def test_refuses_more_problems_than_a_build_can_mean(tmp_path: Path) -> None:
-    hundred = list(range(1, 101))
-    text = f"""{HEAD}defaults: {{dtype: [bf16, fp16]}}
-gemms:
-- {{m: 1, n: 2, k: 3}}
-- {{m: {hundred}, n: {hundred}, k: {hundred}}}
-- {{m: 1, n: 2, k: 3}}
-"""
-    assert mistakes(tmp_path, text) == [
-        "x.yaml:7:3: gemms[1]: found 2000002 problems up to here, 2000000 of them in this entry; "
-        "allowed: at most 100000 in a manifest; shorten its lists or split the manifest"
-    ]
-
-
 def test_allows_as_many_problems_as_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -686,13 +615,8 @@ def test_counts_problems_before_it_looks_at_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rules, "MAX_PROBLEMS", 100)
-    looked: list[str] = []
-
-    def noting(name: str) -> Callable[..., None]:
-        return lambda *_, **__: looked.append(name)
-
-    for name in ("make_source", "GemmRules"):
-        monkeypatch.setattr(manifest_module, name, noting(name))
+    looked: list[object] = []
+    monkeypatch.setattr(manifest_module, "GemmRules", looked.append)
     entries = "\n".join(f"- {{m: {m}, n: 16, k: 16, bad: 1}}" for m in range(1, 112))
     assert mistakes(tmp_path, f"{HEAD}defaults: {{dtype: bf16}}\ngemms:\n{entries}\n") == [
         "x.yaml:106:3: gemms[100]: found 101 problems up to here, 1 of them in this entry; "
@@ -792,22 +716,10 @@ def test_refuses_a_name_unfit_for_a_wheel(tmp_path: Path, name: str) -> None:
     assert line.startswith(f"x.yaml:2:7: name: found {name[:57]!r}")
 
 
-def test_models_are_strict() -> None:
-    good: dict[str, Any] = {
-        "version": 1,
-        "name": "a",
-        "targets": ["sm_90a"],
-        "gemms": [{"dtype": "bf16", "mnk": [[1, 1, 1]]}],
-    }
-    ManifestEntry.model_validate(good)
-    for key, value in (("version", True), ("version", 1.0), ("candidates", "8"), ("extra", 1)):
-        with pytest.raises(ValidationError):
-            ManifestEntry.model_validate({**good, key: value})
-
-
-def test_importing_loads_neither_torch_nor_a_compiler() -> None:
+@pytest.mark.parametrize("module", ["manifest.parse", "verify.bundle"])
+def test_importing_loads_neither_torch_nor_a_compiler(module: str) -> None:
     code = (
-        "import sys, nvgemm_aot.manifest.parse; "
+        f"import sys, nvgemm_aot.{module}; "
         "sys.exit(any(name in sys.modules for name in ('torch', 'cutlass', 'tvm_ffi')))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

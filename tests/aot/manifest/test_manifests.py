@@ -1,7 +1,7 @@
 """The manifests that ship: they load, and cover every GEMM of their models.
 
-What a model runs is computed here from its config, independently of the files; that of the larger
-families as `nvgemm_aot.manifest.models` reads it, which other tests compare with transformers.
+What a model runs is computed from its config, as `nvgemm_aot.manifest.models` reads it, which other
+tests compare with transformers. Those of dense models are compared in test_manifest_from_config.
 """
 
 from __future__ import annotations
@@ -23,29 +23,8 @@ from repository import ROOT, TESTS
 DIRECTORY = ROOT / "manifests"
 FILES = sorted(DIRECTORY.glob("*.yaml"))
 
-# By manifest: hidden size, attention heads, key-value heads, head dimension, intermediate size,
-# vocabulary size, tensor-parallel degrees.
-MODELS = {
-    "llama-3.1-8b": (4096, 32, 8, 128, 14336, 128256, (1,)),
-    "llama-3.3-70b": (8192, 64, 8, 128, 28672, 128256, (1, 4, 8)),
-    "qwen3-8b": (4096, 32, 8, 128, 12288, 151936, (1,)),
-}
-
-
+DENSE = ("llama-3.1-8b", "llama-3.3-70b", "qwen3-8b")
 TOKENS = [2**power for power in range(14)]
-
-
-def linears(name: str) -> set[tuple[int, int]]:
-    """(out features, in features) of every Linear that one GPU runs."""
-    hidden, heads, kv_heads, head_dim, intermediate, vocabulary, degrees = MODELS[name]
-    query, key_value = heads * head_dim, kv_heads * head_dim
-    shapes = set()
-    for tp in degrees:
-        attention = (query + 2 * key_value, query, key_value)
-        rest = (2 * intermediate, intermediate, vocabulary)
-        shapes |= {(n // tp, hidden) for n in attention + rest}
-        shapes |= {(hidden, k // tp) for k in (query, intermediate)}
-    return shapes
 
 
 def load(name: str) -> Manifest:
@@ -57,8 +36,7 @@ def keys(manifest: Manifest) -> list[str]:
 
 
 def test_every_model_and_the_quickstart_ship() -> None:
-    others = {*SOURCES, "hgemm-1000", "quickstart"}
-    assert {path.stem for path in FILES} == {*MODELS, *others}
+    assert {path.stem for path in FILES} == {*DENSE, *SOURCES, "hgemm-1000", "quickstart"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -69,44 +47,6 @@ def test_loads_under_its_own_name(path: Path) -> None:
     assert len(manifest.description) <= 100
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_is_formatted_like_the_others(path: Path) -> None:
-    text = path.read_text(encoding="ascii")
-    lines = text.splitlines()
-    assert lines[0].startswith("# ")
-    assert text.endswith("\n")
-    assert not text.endswith("\n\n")
-    assert "\t" not in text
-    assert [line for line in lines if line != line.rstrip() or len(line) > 100] == []
-    top = [match[1] for line in lines if (match := re.match(r"([a-z]+):", line))]
-    order = ["version", "name", "description", "targets", "candidates", "defaults", "gemms"]
-    assert top == [key for key in order if key in top]
-    indents = {len(line) - len(line.lstrip()) for line in lines if line}
-    assert indents <= {0, 2, 4, 6}
-
-
-def head(name: str) -> str:
-    """The comment at a manifest's head, in one line."""
-    lines = (DIRECTORY / f"{name}.yaml").read_text(encoding="ascii").splitlines()
-    return " ".join(line.removeprefix("# ") for line in lines if line.startswith("#"))
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_states_where_the_sizes_come_from(name: str) -> None:
-    hidden, heads, kv_heads, head_dim, intermediate, vocabulary, _ = MODELS[name]
-    said = head(name)
-    assert re.search(r"config\.json of [\w-]+/[\w.-]+ \(huggingface\.co\)", said)
-    for key, value in (
-        ("hidden_size", hidden),
-        ("num_attention_heads", heads),
-        ("num_key_value_heads", kv_heads),
-        ("head_dim", head_dim),
-        ("intermediate_size", intermediate),
-        ("vocab_size", vocabulary),
-    ):
-        assert f"{key} {value}" in said
-
-
 # By manifest: the config in tests/data/configs that it is of, and what differs from it.
 SOURCES: dict[str, tuple[str, dict[str, int]]] = {
     "llama-3.1-8b-nvfp4": ("llama-3.1-8b", {}),
@@ -115,28 +55,12 @@ SOURCES: dict[str, tuple[str, dict[str, int]]] = {
     "deepseek-v3": ("deepseek-v3", {}),
     "gpt-oss-120b": ("gpt-oss-20b", {"num_local_experts": 128, "num_hidden_layers": 36}),
 }
-PLACES = {"num_hidden_layers", "first_k_dense_replace", "decoder_sparse_step"}
-"""Keys that say how often a GEMM is computed, not its sizes."""
 
 
 def config(name: str) -> dict[str, Any]:
     stem, changes = SOURCES[name]
     path = TESTS / "data" / "configs" / f"{stem}.json"
     return {**json.loads(path.read_text()), **changes}
-
-
-@pytest.mark.parametrize("name", SOURCES)
-def test_states_the_sizes_of_its_config(name: str) -> None:
-    said = head(name)
-    assert re.search(r"config\.json of [\w-]+/[\w.-]+ \(huggingface\.co\)", said)
-    sizes = {
-        key: value
-        for key, value in config(name).items()
-        if type(value) is int and key not in PLACES
-    }
-    if name == "deepseek-v3":
-        del sizes["num_key_value_heads"]  # latent attention has none
-    assert [key for key, value in sizes.items() if f"{key} {value}" not in said] == []
 
 
 def gemms(name: str, ranks: int = 1) -> list[ModelGemm]:
@@ -226,10 +150,10 @@ def test_hgemm_is_every_size_in_both_layouts() -> None:
     assert {declared.candidates for declared in manifest.declared} == {4}
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_models_with_scales_or_groups_are_for_blackwell_alone(name: str) -> None:
-    """No operator for Hopper takes block scales, has groups or adds a bias."""
-    assert [target.target.arch for target in load(name).targets] == ["sm_100f"]
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_only_what_has_no_scales_or_groups_is_for_hopper_too(path: Path) -> None:
+    targets = [target.target.arch for target in load(path.stem).targets]
+    assert targets == (["sm_100f"] if path.stem in SOURCES else ["sm_100f", "sm_90a"])
 
 
 def test_the_readme_lists_every_manifest_with_its_number_of_problems() -> None:
@@ -237,58 +161,6 @@ def test_the_readme_lists_every_manifest_with_its_number_of_problems() -> None:
     listed = re.findall(r"^\| `([\w.-]+)\.yaml` \| ([\d,]+) \|", text, re.MULTILINE)
     counted = {path.stem: len(load_manifest(path).declared) for path in FILES}
     assert {name: int(count.replace(",", "")) for name, count in listed} == counted
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_covers_every_linear_for_1_to_8192_tokens_and_nothing_else(name: str) -> None:
-    expected = {
-        f"mm/tn/{dtype}x{dtype}/fp32/{dtype}/m{m}n{n}k{k}"
-        for dtype in ("bf16", "fp16")
-        for m in TOKENS
-        for n, k in linears(name)
-    }
-    manifest = load(name)
-    assert set(keys(manifest)) == expected
-    assert len(manifest.declared) == len(expected)
-    assert {declared.candidates for declared in manifest.declared} == {8}
-
-
-@pytest.mark.parametrize(
-    ("name", "count"), [("llama-3.1-8b", 196), ("llama-3.3-70b", 588), ("qwen3-8b", 196)]
-)
-def test_number_of_problems_is_as_counted_by_hand(name: str, count: int) -> None:
-    assert len(load(name).declared) == count
-
-
-def test_layer_of_llama_8b_at_one_token() -> None:
-    sizes = {key.rpartition("/")[2] for key in keys(load("llama-3.1-8b")) if "/m1n" in key}
-    assert sizes == {
-        "m1n6144k4096",
-        "m1n4096k4096",
-        "m1n1024k4096",
-        "m1n28672k4096",
-        "m1n14336k4096",
-        "m1n4096k14336",
-        "m1n128256k4096",
-    }
-
-
-def test_tensor_parallel_ranks_of_llama_70b() -> None:
-    sizes = {key.rpartition("/")[2] for key in keys(load("llama-3.3-70b")) if "/m1n" in key}
-    assert len(sizes) == 21
-    # qkv, o, gate_up, down and the head of one rank of 8.
-    assert sizes >= {
-        "m1n1280k8192",
-        "m1n8192k1024",
-        "m1n7168k8192",
-        "m1n8192k3584",
-        "m1n16032k8192",
-    }
-
-
-@pytest.mark.parametrize("name", [*MODELS, "quickstart", "hgemm-1000"])
-def test_builds_for_blackwell_and_hopper(name: str) -> None:
-    assert [target.target.arch for target in load(name).targets] == ["sm_100f", "sm_90a"]
 
 
 def test_quickstart_is_small_and_has_every_kind_of_gemm() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nvgemm_aot.build.compiler import compile_all, make_tasks
-from nvgemm_aot.build.pipeline import BuildResult, build, plan_build
+from nvgemm_aot.build.pipeline import BuildResult, plan_build
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.providers import load_provider
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators, toolchain
@@ -20,8 +20,7 @@ from nvgemm_aot.providers.cutlass_operators.epilogue import epilogue_source
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_aot.verify.bundle import verify_bundle
-from nvgemm_aot.verify.cubin import read_cubins
-from nvgemm_aot.verify.disassembler import find_disassembler, require_disassembler
+from nvgemm_aot.verify.disassembler import find_disassembler
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
@@ -53,19 +52,11 @@ def test_offers_16_bit_kernels_in_all_layouts(
         assert {candidate.signature for candidate in found} == {signature}
 
 
-@pytest.mark.parametrize(
-    ("arch", "signature", "reason"),
-    [
-        ("sm_90a", "mm/nn/fp8_e4m3xfp8_e4m3/fp32/bf16", "only along k"),
-        ("sm_90a", "mm/tt/int8xint8/int32/int32", "only along k"),
-    ],
-)
-def test_offers_nothing_that_would_not_compile_or_be_wrong(
-    provider: CutlassOperators, arch: str, signature: str, reason: str
-) -> None:
-    found = provider.enumerate(Signature.parse(signature), build_target(arch))
+def test_offers_nothing_that_would_not_compile(provider: CutlassOperators) -> None:
+    signature = Signature.parse("mm/nn/fp8_e4m3xfp8_e4m3/fp32/bf16")
+    found = provider.enumerate(signature, build_target("sm_90a"))
     assert not found.candidates
-    assert any(reason in rejection.reason for rejection in found.rejections)
+    assert any("only along k" in rejection.reason for rejection in found.rejections)
 
 
 def test_offers_nothing_where_the_library_has_nothing(provider: CutlassOperators) -> None:
@@ -94,12 +85,6 @@ FAMILIES = [
     ),
     (
         f"mm/nn/{FP8}/e8m0_1x32",
-        "PersistentDenseBlockScaledGemmOperator",
-        "tvm_ffi:gemm(a*,b*,scale_a*,scale_b*,out*,mnkl,stream)",
-        "sm_90a has no block-scaled operator",
-    ),
-    (
-        f"mm/tn/{FP4}/e4m3_1x16",
         "PersistentDenseBlockScaledGemmOperator",
         "tvm_ffi:gemm(a*,b*,scale_a*,scale_b*,out*,mnkl,stream)",
         "sm_90a has no block-scaled operator",
@@ -138,7 +123,6 @@ def test_each_family_is_called_its_own_way_and_is_missing_on_hopper_with_the_rea
     ("kind", "is_sum"),
     [
         ("bf16xbf16/fp32/bf16/bias", True),
-        ("fp16xfp16/fp32/fp16/add", True),
         ("bf16xbf16/fp32/bf16/bias_relu", False),
         (f"{FP8}/fp32_row/bias", False),
     ],
@@ -215,65 +199,6 @@ def test_block_scaled_tiles_of_256_rows_alone_are_made_by_pairs_of_thread_blocks
 )
 def test_an_epilogue_is_written_for_its_signature(key: str, source: str) -> None:
     assert epilogue_source(Signature.parse(key)) == source
-
-
-@pytest.mark.slow
-def test_kernels_of_every_family_compile_and_epilogues_compute_in_fp32(
-    tmp_path: Path, kernel_cache: Cache
-) -> None:
-    path = tmp_path / "families.yaml"
-    path.write_text(
-        """version: 1
-name: families
-targets: [sm_100f, sm_90a]
-candidates: 1
-gemms:
-- {dtype: bf16, epilogue: bias_gelu_tanh, mnk: [[64, 512, 512]]}
-- {dtype: fp8_e4m3, scales: [fp32_tensor, fp32_row], mnk: [[7, 512, 512]]}
-- {dtype: fp8_e4m3, out: fp8_e4m3, epilogue: bias, mnk: [[64, 512, 512]]}
-- {dtype: fp4_e2m1, scales: e4m3_1x16, mnk: [[64, 512, 512]]}
-- {op: grouped_mm, dtype: bf16, groups: 8, mnk: [[64, 512, 512]]}
-- {dtype: int8, mnk: [[64, 512, 512]]}
-"""
-    )
-    result = build(load_manifest(path), tmp_path, kernel_cache)
-    blackwell, hopper = result.bundles
-    assert len(blackwell.header.kernels) == 6
-    assert [problem.signature.a for problem in blackwell.header.unserved] == [DType.INT8]
-    assert [r.problem.signature.a for r in hopper.header.rankings] == [DType.INT8]
-    assert len(hopper.header.unserved) == 6
-    with Bundle(blackwell.path) as bundle:
-        for kernel in bundle.header.kernels:
-            payload = bundle.payload(kernel)
-            if kernel.signature.scales is ScaleRecipe.FP32_TENSOR:
-                assert payload.count(b"_vararg_5: Tensor([1], float32)") == 1
-            if kernel.signature.epilogue is not None:
-                code = _disassembly(payload)
-                assert "FFMA" in code or "FADD2" in code or "FADD" in code
-                assert ".BF16_V2" not in code, "it would round before it adds"
-
-
-def _disassembly(payload: bytes) -> str:
-    (cubin,) = read_cubins(payload)
-    return require_disassembler().disassemble(cubin.content)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("arch", "instruction"), [("sm_90a", "IGMMA.64x"), ("sm_100a", "UTCIMMA")])
-def test_unsigned_bytes_are_multiplied_as_such(
-    arch: str, instruction: str, tmp_path: Path, kernel_cache: Cache
-) -> None:
-    path = tmp_path / "uint8.yaml"
-    path.write_text(
-        f"version: 1\nname: uint8\ntargets: [{arch}]\ncandidates: 1\n"
-        "gemms: [{dtype: [int8, uint8], mnk: [[64, 512, 512]]}]\n"
-    )
-    (built,) = build(load_manifest(path), tmp_path, kernel_cache).bundles
-    report = verify_bundle(built.path, disassemble=True)
-    assert report.ok, report.findings  # that the types of the multiplication are right among it
-    assert len(report.kernels) == 2
-    for evidence in report.kernels:
-        assert any(name.startswith(instruction) for name in evidence.instructions)
 
 
 def test_leaves_out_older_generations_and_empty_fusions_with_their_reasons(

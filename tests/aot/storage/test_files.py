@@ -13,11 +13,6 @@ from nvgemm_aot.storage.files import remove_file, write_atomic
 from nvgemm_runtime.errors import StorageError
 
 
-def test_writes_through_missing_directories(tmp_path: Path) -> None:
-    write_atomic(tmp_path / "a" / "b", b"content")
-    assert (tmp_path / "a" / "b").read_bytes() == b"content"
-
-
 def test_removes_a_file_that_is_there_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.touch()
@@ -25,15 +20,6 @@ def test_removes_a_file_that_is_there_and_nothing_else(tmp_path: Path) -> None:
     assert not remove_file(path)
     with pytest.raises(StorageError, match=r"cannot remove .*; remove it by hand"):
         remove_file(tmp_path)
-
-
-def test_respects_the_umask(tmp_path: Path) -> None:
-    old = os.umask(0o027)
-    try:
-        write_atomic(tmp_path / "file", b"")
-    finally:
-        os.umask(old)
-    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o640
 
 
 def test_full_disk_leaves_the_old_file_and_nothing_else(

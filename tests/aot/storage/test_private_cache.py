@@ -12,20 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from compile_tasks import tasks
 from fake_provider import FakeProvider
 from jit_programs import JitMachine, problem
 from jit_requests import DEVICE, manifest_of
-from nvgemm_aot.build.compiler import compile_all
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.jit.eviction import evict, read_usage, select
 from nvgemm_aot.jit.jit_compiler import JitCompiler
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.storage import cache as cache_module
-from nvgemm_aot.storage.cache import Cache, cache_key
+from nvgemm_aot.storage.cache import Cache, cache_key, private_cache
 from nvgemm_aot.storage.files import write_atomic
 from nvgemm_aot.storage.locks import locked
-from nvgemm_aot.storage.private_cache import private_cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import StorageError
@@ -187,19 +184,6 @@ def test_a_build_compiles_anew_where_others_could_have_planted_kernels(
     assert f"chmod -R go-w {cache.directory}" in warning
     assert before == {path: path.read_bytes() for path in entries.rglob("*") if path.is_file()}
     assert not list(Path(tempfile.gettempdir()).glob("nvgemm-aot-jit-*/entries"))
-
-
-@ways
-def test_a_planted_kernel_is_replaced_where_its_directory_is_private(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, expose: Callable[[Path], None]
-) -> None:
-    cache = Cache(tmp_path / "cache")
-    [wanted] = tasks("one")
-    cache.put(wanted.key, PLANTED)
-    expose(cache.path(wanted.key))
-    assert compile_all([wanted], cache, jobs=1).compiled == 1
-    assert cache.get(wanted.key) not in (None, PLANTED)
-    assert len(warnings_in(caplog)) == 1
 
 
 @ways

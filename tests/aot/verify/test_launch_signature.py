@@ -155,9 +155,6 @@ def test_finds_other_operands(name: str, signature: str, message: str) -> None:
     ("name", "signature", "message"),
     [
         ("bias", "mm/tn/bf16xbf16/fp32/bf16", "addend is passed once, must be never"),
-        ("grouped", "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", "offsets is passed once, must be never"),
-        ("mxfp8", "mm/nt/fp8_e4m3xfp8_e4m3/fp32/fp32", "scale_a is passed once, must be never"),
-        ("transposed", "mm/tn/bf16xbf16/fp32/bf16/bias", "addend is passed never, must be once"),
         ("bmm", "grouped_mm/nn/bf16xbf16/fp32/fp16", "offsets is passed never, must be once"),
     ],
 )

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from nvgemm_runtime.gemm.problem import MAX_EXTENT, Layout
 
-from .gemm import Columns, Fusible, Heads, ModelGemm, Projection, Routing, Rows, repeat
+from .gemm import COLUMNS, ROWS, Fusible, Heads, ModelGemm, Projection, Routing, Split, repeat
 from .quantization import Quantization, read_quantization
 
 Size = Annotated[int, Field(ge=1, le=MAX_EXTENT)]
@@ -52,7 +53,28 @@ class DecoderConfig(BaseModel, ABC):
 
     def lm_head(self) -> ModelGemm:
         """The head, which is the same GEMM when it is tied to the embedding."""
-        return ModelGemm(role="lm_head", n=self.vocab_size, k=self.hidden_size, split=Columns())
+        return ModelGemm(role="lm_head", n=self.vocab_size, k=self.hidden_size, split=COLUMNS)
+
+    def gated_mlp(
+        self, intermediate: int, role: str = "mlp", *, biased: bool = False
+    ) -> Iterator[Projection]:
+        """A feed-forward block whose gate and up projections are Linears of their own."""
+        hidden = self.hidden_size
+
+        def into(name: str) -> ModelGemm:
+            role_of = f"{role} {name}"
+            return ModelGemm(role=role_of, n=intermediate, k=hidden, split=COLUMNS, biased=biased)
+
+        yield Fusible(role=f"{role} gate_up_proj", parts=(into("gate_proj"), into("up_proj")))
+        yield ModelGemm(
+            role=f"{role} down_proj", n=hidden, k=intermediate, split=ROWS, biased=biased
+        )
+
+    def equal_layers(self, *blocks: Iterable[Projection]) -> Iterator[Projection]:
+        """Blocks that every layer has, and the head."""
+        for block in blocks:
+            yield from repeat(self.num_hidden_layers, block)
+        yield self.lm_head()
 
     @property
     def query_heads(self) -> Heads:
@@ -95,7 +117,7 @@ class GroupedQueryConfig(DecoderConfig):
                 role=f"attention {name}",
                 n=heads.count * head_dim,
                 k=self.hidden_size,
-                split=Columns(heads=heads),
+                split=Split(extent="n", heads=heads),
                 biased=biased,
             )
 
@@ -105,7 +127,7 @@ class GroupedQueryConfig(DecoderConfig):
             role="attention o_proj",
             n=self.hidden_size,
             k=heads.count * head_dim,
-            split=Rows(heads=heads),
+            split=Split(extent="k", heads=heads),
             biased=biased,
         )
 
@@ -139,34 +161,8 @@ class SparseConfig(DecoderConfig):
         Biases of experts, where there are any, are added by an operation of their own.
         """
         routing = Routing(experts=self.experts, chosen=self.num_experts_per_tok)
-        into = ModelGemm(
-            role="expert gate_up_proj",
-            n=2 * intermediate,
-            k=self.hidden_size,
-            split=Columns(),
-            routing=routing,
-            layout=layout,
-        )
-        out_of = ModelGemm(
-            role="expert down_proj",
-            n=self.hidden_size,
-            k=intermediate,
-            split=Rows(),
-            routing=routing,
-            layout=layout,
-        )
-        yield from repeat(self.experts, [into, out_of])
-
-
-def gated_mlp(
-    role: str, *, hidden: int, intermediate: int, biased: bool = False
-) -> Iterator[Projection]:
-    """A feed-forward block whose gate and up projections are Linears of their own."""
-
-    def into(name: str) -> ModelGemm:
-        return ModelGemm(
-            role=f"{role} {name}", n=intermediate, k=hidden, split=Columns(), biased=biased
-        )
-
-    yield Fusible(role=f"{role} gate_up_proj", parts=(into("gate_proj"), into("up_proj")))
-    yield ModelGemm(role=f"{role} down_proj", n=hidden, k=intermediate, split=Rows(), biased=biased)
+        hidden = self.hidden_size
+        into = ModelGemm(role="expert gate_up_proj", n=2 * intermediate, k=hidden, split=COLUMNS)
+        out_of = ModelGemm(role="expert down_proj", n=hidden, k=intermediate, split=ROWS)
+        both = [replace(gemm, routing=routing, layout=layout) for gemm in (into, out_of)]
+        yield from repeat(self.experts, both)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pydantic import Field
 
-from .decoder import Size, SparseConfig, gated_mlp
-from .gemm import Columns, Fusible, ModelGemm, Projection, Rows, repeat
+from .decoder import Size, SparseConfig
+from .gemm import Fusible, ModelGemm, Projection, Split, repeat
 
 
 class DeepseekV3Config(SparseConfig):
@@ -27,59 +28,45 @@ class DeepseekV3Config(SparseConfig):
 
     def projections(self) -> Iterator[Projection]:
         """Dense layers first, then sparse ones, and the head; not the layers that predict ahead."""
-        hidden, layers = self.hidden_size, self.num_hidden_layers
+        layers = self.num_hidden_layers
         dense = max(0, min(self.first_k_dense_replace, layers))
         sparse = layers - dense
-        yield from repeat(layers, self._attention())
-        mlp = gated_mlp("mlp", hidden=hidden, intermediate=self.intermediate_size)
-        yield from repeat(dense, mlp)
-        yield from repeat(sparse, [self.router(unserved="it is computed in fp32")])
         shared = self.n_shared_experts * self.moe_intermediate_size
-        yield from repeat(sparse, gated_mlp("shared experts", hidden=hidden, intermediate=shared))
+        yield from repeat(layers, self._attention())
+        yield from repeat(dense, self.gated_mlp(self.intermediate_size))
+        yield from repeat(sparse, [self.router(unserved="it is computed in fp32")])
+        yield from repeat(sparse, self.gated_mlp(shared, "shared experts"))
         yield from repeat(sparse, self.routed_experts(intermediate=self.moe_intermediate_size))
         yield self.lm_head()
 
     def _attention(self) -> Iterator[Projection]:
-        heads = self.query_heads
+        heads, hidden = self.query_heads, self.hidden_size
+        columns = Split(extent="n", heads=heads)
         query = heads.count * (self.qk_nope_head_dim + self.qk_rope_head_dim)
-        latent = ModelGemm(
+        into_latent = ModelGemm(
             role="attention kv_a_proj_with_mqa",
             n=self.kv_lora_rank + self.qk_rope_head_dim,
-            k=self.hidden_size,
+            k=hidden,
             biased=self.attention_bias,
         )
         if self.q_lora_rank is None:
-            yield ModelGemm(
-                role="attention q_proj",
-                n=query,
-                k=self.hidden_size,
-                split=Columns(heads=heads),
-            )
-            yield latent
+            yield ModelGemm(role="attention q_proj", n=query, k=hidden, split=columns)
+            yield into_latent
         else:
-            query_latent = ModelGemm(
-                role="attention q_a_proj",
-                n=self.q_lora_rank,
-                k=self.hidden_size,
-                biased=self.attention_bias,
-            )
-            yield Fusible(role="attention qkv_a_proj", parts=(query_latent, latent))
-            yield ModelGemm(
-                role="attention q_b_proj",
-                n=query,
-                k=self.q_lora_rank,
-                split=Columns(heads=heads),
-            )
+            into_query = replace(into_latent, role="attention q_a_proj", n=self.q_lora_rank)
+            yield Fusible(role="attention qkv_a_proj", parts=(into_query, into_latent))
+            rank = self.q_lora_rank
+            yield ModelGemm(role="attention q_b_proj", n=query, k=rank, split=columns)
         yield ModelGemm(
             role="attention kv_b_proj",
             n=heads.count * (self.qk_nope_head_dim + self.v_head_dim),
             k=self.kv_lora_rank,
-            split=Columns(heads=heads),
+            split=columns,
         )
         yield ModelGemm(
             role="attention o_proj",
-            n=self.hidden_size,
+            n=hidden,
             k=heads.count * self.v_head_dim,
-            split=Rows(heads=heads),
+            split=Split(extent="k", heads=heads),
             biased=self.attention_bias,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from nvgemm_runtime.gemm.problem import Layout
 
@@ -14,7 +15,6 @@ class Heads:
 
     Attributes:
         key: The config's key that holds their number.
-        count: Their number.
         copied: Whether more ranks than heads hold copies, as servers do with key-value heads.
     """
 
@@ -24,17 +24,14 @@ class Heads:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
-    """A GEMM whose n is divided over tensor-parallel ranks; by whole heads, where it has heads."""
+class Split:
+    """The extent of a GEMM that ranks divide; by whole heads, where it has heads."""
 
+    extent: Literal["n", "k"]
     heads: Heads | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """A GEMM whose k is divided over tensor-parallel ranks; by whole heads, where it has heads."""
-
-    heads: Heads | None = None
+COLUMNS, ROWS = Split(extent="n"), Split(extent="k")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +65,7 @@ class ModelGemm:
     role: str
     n: int
     k: int
-    split: Columns | Rows | None = None
+    split: Split | None = None
     calls: int = 1
     routing: Routing | None = None
     layout: Layout = Layout.TN
@@ -80,9 +77,7 @@ class ModelGemm:
 class Fusible:
     """GEMMs of one input that serving engines compute as one, their weights side by side.
 
-    Attributes:
-        role: Name of the fused GEMM.
-        parts: The separate GEMMs; they differ only in role, n and split.
+    The separate ``parts`` differ only in role, n and split.
     """
 
     role: str

@@ -9,7 +9,7 @@ from pydantic import Field
 from nvgemm_runtime.gemm.problem import Layout
 
 from .decoder import GroupedQueryConfig, Size, SparseConfig
-from .gemm import Projection, repeat
+from .gemm import Projection
 
 
 class GptOssConfig(GroupedQueryConfig, SparseConfig):
@@ -22,9 +22,6 @@ class GptOssConfig(GroupedQueryConfig, SparseConfig):
 
     def projections(self) -> Iterator[Projection]:
         """Sparse layers and the head. Expert weights are kept as [in features, out features]."""
-        layers = self.num_hidden_layers
-        yield from repeat(layers, self.attention(biased=self.attention_bias))
-        yield from repeat(layers, [self.router(biased=True)])
+        attention = self.attention(biased=self.attention_bias)
         experts = self.routed_experts(intermediate=self.intermediate_size, layout=Layout.TT)
-        yield from repeat(layers, experts)
-        yield self.lm_head()
+        return self.equal_layers(attention, [self.router(biased=True)], experts)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .decoder import GroupedQueryConfig, Size, gated_mlp
-from .gemm import Projection, repeat
+from .decoder import GroupedQueryConfig, Size
+from .gemm import Projection
 
 
 class LlamaConfig(GroupedQueryConfig):
@@ -17,13 +17,5 @@ class LlamaConfig(GroupedQueryConfig):
 
     def projections(self) -> Iterator[Projection]:
         """Dense layers and the head."""
-        layers = self.num_hidden_layers
-        yield from repeat(layers, self.attention(biased=self.attention_bias))
-        mlp = gated_mlp(
-            "mlp",
-            hidden=self.hidden_size,
-            intermediate=self.intermediate_size,
-            biased=self.mlp_bias,
-        )
-        yield from repeat(layers, mlp)
-        yield self.lm_head()
+        mlp = self.gated_mlp(self.intermediate_size, biased=self.mlp_bias)
+        return self.equal_layers(self.attention(biased=self.attention_bias), mlp)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from .decoder import GroupedQueryConfig, Size, SparseConfig
-from .gemm import Projection, repeat
+from .gemm import Projection
 
 
 class MixtralConfig(GroupedQueryConfig, SparseConfig):
@@ -18,8 +18,5 @@ class MixtralConfig(GroupedQueryConfig, SparseConfig):
 
     def projections(self) -> Iterator[Projection]:
         """Sparse layers and the head."""
-        layers = self.num_hidden_layers
-        yield from repeat(layers, self.attention())
-        yield from repeat(layers, [self.router()])
-        yield from repeat(layers, self.routed_experts(intermediate=self.intermediate_size))
-        yield self.lm_head()
+        experts = self.routed_experts(intermediate=self.intermediate_size)
+        return self.equal_layers(self.attention(), [self.router()], experts)

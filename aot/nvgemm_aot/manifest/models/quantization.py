@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import signal
-import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -34,29 +31,21 @@ _PARTS = {
 _MOST_LAYERS = 512
 """Layers whose modules are looked up among the exceptions; no model has as many."""
 
-_MOST_SECONDS = 10.0
-"""Time limit for a config's exceptions, which may be regular expressions that backtrack forever."""
-
 _WEIGHTS_ALONE = frozenset({"awq", "gptq", "bitsandbytes", "hqq", "aqlm", "eetq", "higgs", "vptq"})
 """Methods that leave activations in the model's type."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Types of a quantized Linear.
-
-    Attributes:
-        dtype: Type of weights and activations.
-        scales: Their scales.
-    """
+class QuantizedTypes:
+    """The type of a quantized Linear's weights and activations, and their scales."""
 
     dtype: DType
     scales: ScaleRecipe
 
 
-_TENSORS = Recipe(dtype=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR)
-_ROWS = Recipe(dtype=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW)
-_NVFP4 = Recipe(dtype=DType.FP4_E2M1, scales=ScaleRecipe.E4M3_1X16)
+_TENSORS = QuantizedTypes(dtype=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR)
+_ROWS = QuantizedTypes(dtype=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW)
+_NVFP4 = QuantizedTypes(dtype=DType.FP4_E2M1, scales=ScaleRecipe.E4M3_1X16)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +54,7 @@ class Quantization:
 
     Attributes:
         method: The config's ``quant_method``.
-        recipe: Types and scales of its quantized Linears, or why no kernel computes them.
+        types: Types and scales of its quantized Linears, or why no kernel computes them.
         exceptions: Modules that are not quantized: names, shell patterns, or ``re:`` and a regular
             expression.
         experts_alone: Whether only routed experts are quantized.
@@ -73,34 +62,27 @@ class Quantization:
     """
 
     method: str
-    recipe: Recipe | str
+    types: QuantizedTypes | str
     exceptions: tuple[str, ...] = ()
     experts_alone: bool = False
     head: bool = False
 
-    def forms(self, role: str, layers: int) -> tuple[Recipe | str | None, ...]:
+    def forms(self, role: str, layers: int) -> tuple[QuantizedTypes | str | None, ...]:
         """The types of a GEMM; None stands for the model's own type.
 
-        There are two if the exceptions name the modules of some layers but not of others.
-
-        Args:
-            role: As `gemm.ModelGemm.role`.
-            layers: Number of layers.
-
-        Raises:
-            ValueError: If matching the exceptions with module names takes too long.
+        There are two if the exceptions name the modules of some layers but not of others. ``role``
+        is as in `gemm.ModelGemm`.
         """
         if role == "router" or (role == "lm_head" and not self.head):
             return (None,)  # engines compute these in the model's type
         if self.experts_alone and not role.startswith("expert "):
             return (None,)
-        with _time_limit(_MOST_SECONDS):
-            found = {
-                self._excepts(name)
-                for layer in range(min(layers, _MOST_LAYERS) if self.exceptions else 1)
-                for name in _names(role, layer)
-            }
-        return tuple(None if excepted else self.recipe for excepted in sorted(found))
+        found = {
+            self._excepts(name)
+            for layer in range(min(layers, _MOST_LAYERS) if self.exceptions else 1)
+            for name in _names(role, layer)
+        }
+        return tuple(None if excepted else self.types for excepted in sorted(found))
 
     def _excepts(self, name: str) -> bool:
         words = name.split(".")
@@ -117,28 +99,6 @@ class Quantization:
         return False
 
 
-@contextlib.contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """End the block with a ValueError after a time; has no effect outside the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, frame: object) -> None:
-        raise ValueError(
-            "quantization_config: its exceptions are not compared with the names of modules "
-            f"within {seconds:g} s; allowed: regular expressions that are"
-        )
-
-    before = signal.signal(signal.SIGALRM, end)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 def read_quantization(config: Mapping[str, Any]) -> Quantization:
     """Read a ``quantization_config``.
 
@@ -149,24 +109,24 @@ def read_quantization(config: Mapping[str, Any]) -> Quantization:
     method = str(config.get("quant_method", "")).lower()
     return Quantization(
         method=method or "an unnamed method",
-        recipe=_recipe(method, config),
+        types=_types(method, config),
         exceptions=tuple(_exceptions(config)),
         experts_alone=method == "mxfp4",
         head=config.get("lm_head") is True,
     )
 
 
-def _recipe(method: str, config: Mapping[str, Any]) -> Recipe | str:
+def _types(method: str, config: Mapping[str, Any]) -> QuantizedTypes | str:
     if method == "mxfp4":
         return "its weights are MXFP4 and tokens are not: no operator mixes the two"
     if method in _WEIGHTS_ALONE:
         return f"{method} quantizes weights alone, which engines multiply with kernels of their own"
     if isinstance(config.get("config_groups"), Mapping):
-        return _recipe_of_groups(config["config_groups"])
+        return _group_types(config["config_groups"])
     if method == "fbgemm_fp8":
         return _ROWS
     if method == "fp8":
-        return _recipe_of_fp8(config)
+        return _fp8_types(config)
     algorithm = str(config.get("quant_algo", "")).upper()
     if method == "modelopt" and algorithm in ("FP8", "NVFP4"):
         return _TENSORS if algorithm == "FP8" else _NVFP4
@@ -174,7 +134,7 @@ def _recipe(method: str, config: Mapping[str, Any]) -> Recipe | str:
     return f"what quantization_config {named} means for a GEMM is not known here"
 
 
-def _recipe_of_fp8(config: Mapping[str, Any]) -> Recipe | str:
+def _fp8_types(config: Mapping[str, Any]) -> QuantizedTypes | str:
     block = config.get("weight_block_size")
     if block is not None:
         return f"its weights are fp8 in blocks of {_short(block)}, which no operator scales"
@@ -189,7 +149,7 @@ def _recipe_of_fp8(config: Mapping[str, Any]) -> Recipe | str:
     return _TENSORS
 
 
-def _recipe_of_groups(groups: Mapping[str, Any]) -> Recipe | str:
+def _group_types(groups: Mapping[str, Any]) -> QuantizedTypes | str:
     """Read the groups of compressed-tensors, which modelopt writes too."""
     if len(groups) != 1:
         return f"it has {len(groups)} config_groups, and what is known here is one for all Linears"
@@ -205,9 +165,9 @@ def _recipe_of_groups(groups: Mapping[str, Any]) -> Recipe | str:
             f"its weights are {_kind(weights)} and its activations are not quantized: engines "
             "multiply them with kernels of their own"
         )
-    for pair, recipe in _RECIPES.items():
+    for pair, types in _GROUP_TYPES.items():
         if (_form(weights), _form(activations)) == pair:
-            return recipe
+            return types
     return (
         f"its weights are {_kind(weights)} and its activations {_kind(activations)}, a pair that "
         "no operator takes"
@@ -228,7 +188,7 @@ def _strategy(stated: Mapping[str, Any]) -> object:
 
 
 _FP4_BLOCK: Form = ("float", 4, "group", 16)
-_RECIPES: dict[tuple[Form, Form], Recipe] = {
+_GROUP_TYPES: dict[tuple[Form, Form], QuantizedTypes] = {
     (("float", 8, "tensor", None), ("float", 8, "tensor", None)): _TENSORS,
     (("float", 8, "channel", None), ("float", 8, "token", None)): _ROWS,
     (_FP4_BLOCK, _FP4_BLOCK): _NVFP4,
@@ -245,18 +205,17 @@ def _kind(stated: Mapping[str, Any]) -> str:
 
 def _exceptions(config: Mapping[str, Any]) -> Iterator[str]:
     for key in _EXCEPTIONS:
-        listed = config.get(key)
-        for name in () if listed is None else listed if isinstance(listed, list) else (listed,):
+        listed = config.get(key) or ()
+        for name in listed if isinstance(listed, (list, tuple)) else (listed,):
             if not isinstance(name, str):
                 raise ValueError(f"{key}: found {_short(name)}; allowed: names of modules")
-            if name.startswith("re:"):
-                try:
-                    re.compile(name.removeprefix("re:"))
-                except re.error as error:
-                    raise ValueError(
-                        f"{key}: found {_short(name)}; allowed: a regular expression after re: "
-                        f"({error})"
-                    ) from None
+            try:
+                re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
+            except re.error as error:
+                raise ValueError(
+                    f"{key}: found {_short(name)}; allowed: a regular expression after re: "
+                    f"({error})"
+                ) from None
             yield name
 
 

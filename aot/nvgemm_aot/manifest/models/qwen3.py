@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from .decoder import GroupedQueryConfig, Size, gated_mlp
-from .gemm import Projection, repeat
+from .decoder import GroupedQueryConfig, Size
+from .gemm import Projection
 
 
 class Qwen3Config(GroupedQueryConfig):
@@ -17,8 +17,5 @@ class Qwen3Config(GroupedQueryConfig):
 
     def projections(self) -> Iterator[Projection]:
         """Dense layers and the head."""
-        layers = self.num_hidden_layers
-        yield from repeat(layers, self.attention(biased=self.attention_bias))
-        mlp = gated_mlp("mlp", hidden=self.hidden_size, intermediate=self.intermediate_size)
-        yield from repeat(layers, mlp)
-        yield self.lm_head()
+        attention = self.attention(biased=self.attention_bias)
+        return self.equal_layers(attention, self.gated_mlp(self.intermediate_size))

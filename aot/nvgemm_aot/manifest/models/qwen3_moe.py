@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import AliasChoices, Field
 
-from .decoder import GroupedQueryConfig, Size, SparseConfig, gated_mlp
+from .decoder import GroupedQueryConfig, Size, SparseConfig
 from .gemm import Projection, repeat
 
 
@@ -29,8 +29,7 @@ class Qwen3MoeConfig(GroupedQueryConfig, SparseConfig):
         listed = {layer for layer in self.mlp_only_layers or [] if layer < layers}
         sparse = layers // step - sum((layer + 1) % step == 0 for layer in listed)
         yield from repeat(layers, self.attention(biased=self.attention_bias))
-        mlp = gated_mlp("mlp", hidden=self.hidden_size, intermediate=self.intermediate_size)
-        yield from repeat(layers - sparse, mlp)
+        yield from repeat(layers - sparse, self.gated_mlp(self.intermediate_size))
         yield from repeat(sparse, [self.router()])
         yield from repeat(sparse, self.routed_experts(intermediate=self.moe_intermediate_size))
         yield self.lm_head()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from .gemm import Columns, Fusible, Heads, ModelGemm, Projection
+from .gemm import Fusible, Heads, ModelGemm, Projection
 
 
 def undivided_heads(projections: Iterable[Projection], ranks: int) -> list[Heads]:
@@ -28,10 +28,7 @@ def share(projections: Iterable[Projection], ranks: int, *, fused: bool) -> Iter
 
     A GEMM that ranks cannot share evenly keeps the model's sizes, and is `unserved`.
 
-    Args:
-        projections: The model's projections; `undivided_heads` must find none.
-        ranks: Number of GPUs that tensor parallelism divides the model over.
-        fused: Whether to fuse the GEMMs that can be.
+    `undivided_heads` must find none of the projections.
     """
     for projection in projections:
         parts = [_share_one(gemm, ranks) for gemm in _parts(projection)]
@@ -50,13 +47,13 @@ def _share_one(gemm: ModelGemm, ranks: int) -> ModelGemm:
         return gemm
     heads = gemm.split.heads
     shares = min(ranks, heads.count) if heads is not None and heads.copied else ranks
-    name = "n" if isinstance(gemm.split, Columns) else "k"
-    extent = gemm.n if name == "n" else gemm.k
-    if extent % shares:
-        return replace(gemm, unserved=f"{name} = {extent} cannot be divided by {ranks} ranks")
-    if name == "n":
-        return replace(gemm, n=extent // shares)
-    return replace(gemm, k=extent // shares)
+    sizes = {"n": gemm.n, "k": gemm.k}
+    size = sizes[gemm.split.extent]
+    if size % shares:
+        reason = f"{gemm.split.extent} = {size} cannot be divided by {ranks} ranks"
+        return replace(gemm, unserved=reason)
+    sizes[gemm.split.extent] = size // shares
+    return replace(gemm, n=sizes["n"], k=sizes["k"])
 
 
 def _fuse(role: str, parts: Sequence[ModelGemm]) -> ModelGemm:

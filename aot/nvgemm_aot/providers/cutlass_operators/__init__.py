@@ -1,6 +1,6 @@
 """Provider of NVIDIA's ``cutlass.operators``: CuTe-DSL GEMMs for Hopper and Blackwell.
 
-`families` knows which operators compute what and how each is called; the provider lists and
+A `Family` knows which operators compute what and how each is called; the provider lists and
 compiles them. It may import what `providers` may. Importing it is cheap: the compiler is imported
 when a method first needs it.
 """
@@ -24,8 +24,11 @@ from ...targets import BuildTarget
 from ..base import Candidate, Enumeration, Rejection, RuntimeModel
 from ..heuristics import MatmulHeuristics
 from . import toolchain
-from .families import family_of
+from .block_scaled import BlockScaled
+from .dense import Dense
+from .epilogue import WithEpilogue
 from .family import Family
+from .grouped import Grouped
 
 _log = logging.getLogger(__name__)
 
@@ -50,6 +53,9 @@ hundred times: 4 s a process on a machine with an H200, and 90 s with 16 process
 """
 
 _FUNCTION_NAME = "gemm"
+
+FAMILIES: tuple[Family, ...] = (Dense(), WithEpilogue(), BlockScaled(), Grouped())
+"""All families of operators: the one place to name a new one."""
 
 
 class CutlassOperators:
@@ -85,12 +91,12 @@ class CutlassOperators:
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
         """List operators by their metadata; see `Provider.enumerate`."""
         reason = unsupported(signature)
-        family = family_of(signature)
+        family = _family_of(signature)
         if reason is not None or family is None:
             return Enumeration(absence=reason or f"no operator computes {signature.key}")
         candidates, rejections = [], []
         absence: str | None = family.absence(signature, target)
-        for operator in self._operators(signature, target.target.arch).values():
+        for operator in _operators(signature, target.target.arch).values():
             kind = type(operator).__name__
             if kind in family.operators:
                 absence = None
@@ -117,7 +123,7 @@ class CutlassOperators:
         """Compile one operator to an object; see `Provider.compile`."""
         arch = target.target.arch
         signature = candidate.signature
-        operator = self._operators(signature, arch)[candidate.operator]
+        operator = _operators(signature, arch)[candidate.operator]
         hardware = toolchain.hardware_facts(target.device)
         with hardware as asked, tempfile.TemporaryDirectory() as directory:
             path = Path(directory) / "kernel.o"
@@ -145,22 +151,6 @@ class CutlassOperators:
                 )
             return path.read_bytes()
 
-    @functools.cached_property
-    def _operator_cache(self) -> dict[tuple[Signature, str], dict[str, Any]]:
-        return {}
-
-    def _operators(self, signature: Signature, arch: str) -> dict[str, Any]:
-        """Operators of a signature by name, in the order that the library lists them."""
-        key = (signature, arch)
-        if key not in self._operator_cache:
-            found = toolchain.import_operators().get_operators(
-                args=_sample_arguments(signature), target_sm=arch.removeprefix("sm_")
-            )
-            self._operator_cache[key] = {
-                operator.metadata.operator_name: operator for operator in found
-            }
-        return self._operator_cache[key]
-
     def _candidate(self, operator: Any, signature: Signature, family: Family) -> Candidate:
         metadata = operator.metadata
         design = family.design(metadata)
@@ -182,6 +172,15 @@ class CutlassOperators:
             calling_convention=f"tvm_ffi:{_FUNCTION_NAME}({','.join(parameters)})",
             added_code=family.added_code(signature),
         )
+
+
+@functools.cache
+def _operators(signature: Signature, arch: str) -> dict[str, Any]:
+    """Operators of a signature by name, in the order that the library lists them."""
+    found = toolchain.import_operators().get_operators(
+        args=_sample_arguments(signature), target_sm=arch.removeprefix("sm_")
+    )
+    return {operator.metadata.operator_name: operator for operator in found}
 
 
 def _why_outdated(operator: Any, target: BuildTarget) -> str | None:
@@ -220,7 +219,11 @@ def _sample_arguments(signature: Signature) -> Any:
         return _known_family(signature).arguments(signature)
 
 
+def _family_of(signature: Signature) -> Family | None:
+    return next((family for family in FAMILIES if family.serves(signature)), None)
+
+
 def _known_family(signature: Signature) -> Family:
-    family = family_of(signature)
+    family = _family_of(signature)
     assert family is not None  # or `CutlassOperators.enumerate` names no candidate
     return family

@@ -1,5 +1,7 @@
 """GEMMs of operands with a scale for each block of 16 or 32 values along k."""
 
+# ruff: noqa: D102 - `Family` says what its methods do
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -25,16 +27,13 @@ class BlockScaled(Family):
     operators = ("PersistentDenseBlockScaledGemmOperator",)
 
     def serves(self, signature: Signature) -> bool:
-        """See `Family.serves`."""
         scales = signature.scales
         return signature.op is Op.MM and scales is not None and scales.is_swizzled
 
     def parameters(self, signature: Signature) -> tuple[str, ...]:
-        """See `Family.parameters`."""
         return ("a*", "b*", "scale_a*", "scale_b*", "out*", "mnkl", "stream")
 
     def arguments(self, signature: Signature) -> Any:
-        """See `Family.arguments`."""
         operators = import_operators()
         assert signature.scales is not None
         mode = getattr(operators.ScaleMode, f"Blockwise1x{signature.scales.block}")
@@ -52,10 +51,8 @@ class BlockScaled(Family):
         )
 
     def absence(self, signature: Signature, target: BuildTarget) -> str:
-        """See `Family.absence`."""
         return f"{target.target.arch} has no block-scaled operator"
 
     def design(self, metadata: Any) -> KernelDesign:
-        """See `Family.design`."""
         design = super().design(metadata)
         return replace(design, ctas_per_tile=2 if design.tile[0] == _PAIRED_TILE_M else 1)

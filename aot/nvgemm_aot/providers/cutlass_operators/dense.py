@@ -1,19 +1,21 @@
 """Plain GEMMs: matrices or batches of them, without scales, groups or an epilogue."""
 
+# ruff: noqa: D102 - `Family` says what its methods do
+
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.gemm.problem import Op, Signature
-from nvgemm_runtime.gemm.roles import Role, extra_roles
+from nvgemm_runtime.gemm.roles import extra_roles
 from nvgemm_runtime.gemm.types import DType
 
 from ...targets import BuildTarget
-from ..base import BlockShape
 from .epilogue import EFC_OPERATOR
 from .family import Family
-from .samples import sample_tensors, torch_type
+from .samples import sample_operands, sample_tensors
 from .toolchain import import_operators
 
 _SM90_OPERATOR = "Sm90StaticPersistentGemmOperator"
@@ -36,48 +38,35 @@ class Dense(Family):
     )
 
     def serves(self, signature: Signature) -> bool:
-        """See `Family.serves`."""
         return signature.op in (Op.MM, Op.BMM) and not extra_roles(signature)
 
     def parameters(self, signature: Signature) -> tuple[str, ...]:
-        """See `Family.parameters`."""
         return ("a", "b", "out", "stream")
 
     def arguments(self, signature: Signature) -> Any:
-        """See `Family.arguments`."""
-        tensors = sample_tensors(signature)
-        return import_operators().GemmArguments(
-            A=tensors[Role.A],
-            B=tensors[Role.B],
-            out=tensors[Role.OUT],
-            accumulator_type=torch_type(signature.accumulator),
-        )
+        operands = sample_operands(signature, sample_tensors(signature))
+        return import_operators().GemmArguments(**operands)
 
     def absence(self, signature: Signature, target: BuildTarget) -> str:
-        """See `Family.absence`."""
         return (
             f"{target.target.arch} has no operator that multiplies {signature.a.value} into "
             f"{signature.out.value}"
         )
 
     def why_unfit(self, operator: Any, signature: Signature) -> str | None:
-        """See `Family.why_unfit`."""
         k_major = signature.layout.a_row_major and not signature.layout.b_row_major
         if type(operator).__name__ == _SM90_OPERATOR and signature.a.bits == 8 and not k_major:
             return "WGMMA reads 8-bit operands only along k (layout tn): it does not compile"
         return None
 
     def compile(self, operator: Any, arguments: Any, target_sm: str) -> Any:
-        """See `Family.compile`."""
         _keep_unsigned(operator)
         return super().compile(operator, arguments, target_sm)
 
     def added_code(self, signature: Signature) -> str:
-        """See `Family.added_code`."""
         return "# unsigned\n" if signature.a is DType.UINT8 else ""
 
     def why_unknown(self, kind: str) -> str:
-        """See `Family.why_unknown`."""
         if kind == EFC_OPERATOR:
             return (
                 "its epilogue fusion has nothing to fuse; the plain operator has the same main loop"
@@ -85,27 +74,16 @@ class Dense(Family):
         return super().why_unknown(kind)
 
     def design(self, metadata: Any) -> KernelDesign:
-        """See `Family.design`."""
-        design = metadata.design
-        tile_m, tile_n, tile_k = design.tile_shape
-        if _is_transposed(metadata):
-            tile_m, tile_n = tile_n, tile_m
-        fallback = getattr(design, "fallback_cluster_shape", None)
-        return KernelDesign(
-            tile=(tile_m, tile_n, tile_k),
-            ctas_per_tile=2 if getattr(design, "use_2cta_mma", False) else 1,
-            cluster=(design.cluster_shape[0], design.cluster_shape[1]),
+        design = super().design(metadata)
+        tile_m, tile_n, tile_k = design.tile
+        fallback = getattr(metadata.design, "fallback_cluster_shape", None)
+        scheduler = _scheduler(metadata)
+        return replace(
+            design,
+            # This scheduler is that of operators which compute the transposed problem.
+            tile=(tile_n, tile_m, tile_k) if scheduler == "one_tile" else design.tile,
             fallback_cluster=None if fallback is None else (fallback[0], fallback[1]),
-            scheduler=_scheduler(metadata),
-        )
-
-    def block_shape(self, metadata: Any, design: KernelDesign) -> BlockShape:
-        """See `Family.block_shape`."""
-        tile_m, tile_n, tile_k = metadata.design.tile_shape
-        return BlockShape(
-            tile=(tile_m // design.ctas_per_tile, tile_n, tile_k),
-            cluster=design.cluster,
-            swapped=_is_transposed(metadata),
+            scheduler=scheduler,
         )
 
 
@@ -128,11 +106,6 @@ def _keep_unsigned(operator: Any) -> None:
         return set_up(kernel)
 
     kernel._setup_attributes = set_up_unsigned
-
-
-def _is_transposed(metadata: Any) -> bool:
-    """Whether an operator computes the transposed problem."""
-    return bool(metadata.operator_class.__name__ == _TGV_OPERATOR)
 
 
 def _scheduler(metadata: Any) -> str:

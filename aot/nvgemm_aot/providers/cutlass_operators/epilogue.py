@@ -4,6 +4,8 @@ The operators compile an epilogue that is given to them as source. It is written
 signature: ``D = round(f(scale_a * scale_b * accum + addend))``, all of it in fp32.
 """
 
+# ruff: noqa: D102 - `Family` says what its methods do
+
 from __future__ import annotations
 
 import contextlib
@@ -16,7 +18,7 @@ from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 from ...targets import BuildTarget
 from .family import Family
-from .samples import sample_tensors, torch_type
+from .samples import sample_operands, sample_tensors
 from .toolchain import import_operators
 
 EFC_OPERATOR = "PersistentDenseGemmEFCOperator"
@@ -37,7 +39,6 @@ class WithEpilogue(Family):
     operators = (EFC_OPERATOR,)
 
     def serves(self, signature: Signature) -> bool:
-        """See `Family.serves`."""
         scales = signature.scales
         return (
             signature.op in (Op.MM, Op.BMM)
@@ -46,12 +47,10 @@ class WithEpilogue(Family):
         )
 
     def parameters(self, signature: Signature) -> tuple[str, ...]:
-        """See `Family.parameters`."""
         extras = (role.value for role in extra_roles(signature))
         return ("a", "b", "stream", *extras, "out")
 
     def arguments(self, signature: Signature) -> Any:
-        """See `Family.arguments`."""
         import torch
 
         operators = import_operators()
@@ -63,17 +62,13 @@ class WithEpilogue(Family):
             for name, tensor in (*loaded.items(), ("D", tensors[Role.OUT]))
         }
         arguments = operators.GemmArguments(
-            A=tensors[Role.A],
-            B=tensors[Role.B],
-            out=tensors[Role.OUT],
-            accumulator_type=torch_type(signature.accumulator),
+            **sample_operands(signature, tensors),
             epilogue=operators.EpilogueArguments(epilogue_source(signature), **traced),
         )
         _pass_tensors(arguments.epilogue, signature, {**loaded, "D": tensors[Role.OUT]})
         return arguments
 
     def absence(self, signature: Signature, target: BuildTarget) -> str:
-        """See `Family.absence`."""
         what = "applies scales" if signature.scales is not None else "has an epilogue"
         text = (
             f"no operator of {target.target.arch} {what}: its plain kernels store the bare product"
@@ -83,13 +78,11 @@ class WithEpilogue(Family):
         return text
 
     def compile(self, operator: Any, arguments: Any, target_sm: str) -> Any:
-        """See `Family.compile`."""
         _compute_in_accumulator_type(operator)
         with _maxima_keep_nan():
             return super().compile(operator, arguments, target_sm)
 
     def added_code(self, signature: Signature) -> str:
-        """See `Family.added_code`."""
         return f"# in {signature.accumulator.value}, NaN kept\n{epilogue_source(signature)}"
 
 
@@ -136,20 +129,14 @@ def _compute_in_accumulator_type(operator: Any) -> None:
 def epilogue_source(signature: Signature) -> str:
     """The epilogue in the language of `cutlass.operators`, which parses and never runs it."""
     extras = [role.value for role in extra_roles(signature)]
-    lines = [f"def epilogue({', '.join(['accum', *extras])}):"]
-    product = " * ".join(["accum", *(role.value for role in _SCALES if role.value in extras)])
-    activation = None
-    value = product
+    value = " * ".join(["accum", *(role.value for role in _SCALES if role.value in extras)])
+    body = [f"D = {value}"]
     if signature.epilogue is not None:
+        value = f"{value} + {Role.ADDEND.value}"
         activation = signature.epilogue.activation
-        value = f"{product} + {Role.ADDEND.value}"
-    if activation is None:
-        lines.append(f"    D = {value}")
-    else:
-        lines.append(f"    x = {value}")
-        lines += (f"    {line}" for line in activation.row.efc_source)
-    lines.append("    return D")
-    return "\n".join([*lines, ""])
+        body = [f"x = {value}", *activation.row.efc_source] if activation else [f"D = {value}"]
+    lines = (f"    {line}\n" for line in (*body, "return D"))
+    return "".join([f"def epilogue({', '.join(['accum', *extras])}):\n", *lines])
 
 
 def _pass_tensors(epilogue: Any, signature: Signature, tensors: dict[str, Any]) -> None:

@@ -15,8 +15,7 @@ from ..base import BlockShape
 class Family(abc.ABC):
     """Operators that are listed, called and designed in the same way; each family has a module.
 
-    Attributes:
-        operators: Names of the classes of ``cutlass.operators`` that belong to it.
+    ``operators`` names the classes of ``cutlass.operators`` that belong to it.
     """
 
     operators: ClassVar[tuple[str, ...]]
@@ -67,7 +66,9 @@ class Family(abc.ABC):
 
     def block_shape(self, metadata: Any, design: KernelDesign) -> BlockShape:
         """What the runtime model needs to know of an operator of this design."""
-        tile_m, tile_n, tile_k = design.tile
+        tile_m, tile_n, tile_k = metadata.design.tile_shape
         return BlockShape(
-            tile=(tile_m // design.ctas_per_tile, tile_n, tile_k), cluster=design.cluster
+            tile=(tile_m // design.ctas_per_tile, tile_n, tile_k),
+            cluster=design.cluster,
+            swapped=design.scheduler == "one_tile",
         )

@@ -1,5 +1,7 @@
 """GEMMs of groups of rows, each with a matrix of its own: the experts of a mixture."""
 
+# ruff: noqa: D102 - `Family` says what its methods do
+
 from __future__ import annotations
 
 from typing import Any
@@ -9,7 +11,7 @@ from nvgemm_runtime.gemm.roles import Role
 
 from ...targets import BuildTarget
 from .family import Family
-from .samples import sample_tensors, torch_type
+from .samples import sample_operands, sample_tensors
 from .toolchain import import_operators
 
 
@@ -19,25 +21,18 @@ class Grouped(Family):
     operators = ("ContiguousOffset2D3DGemmDenseOperator",)
 
     def serves(self, signature: Signature) -> bool:
-        """See `Family.serves`."""
         return signature.op is Op.GROUPED_MM
 
     def parameters(self, signature: Signature) -> tuple[str, ...]:
-        """See `Family.parameters`."""
         return ("a", "b", "out", "offsets", "stream")
 
     def arguments(self, signature: Signature) -> Any:
-        """See `Family.arguments`."""
         tensors = sample_tensors(signature)
         return import_operators().IndexPtrGroupedGemmArguments(
-            A=tensors[Role.A],
-            B=tensors[Role.B],
-            out=tensors[Role.OUT],
-            accumulator_type=torch_type(signature.accumulator),
+            **sample_operands(signature, tensors),
             offsets=tensors[Role.OFFSETS],
             offsets_along="m",
         )
 
     def absence(self, signature: Signature, target: BuildTarget) -> str:
-        """See `Family.absence`."""
         return f"{target.target.arch} has no grouped operator"

@@ -13,21 +13,11 @@ from nvgemm_runtime.gemm.roles import Role, role_dtype, role_shape, roles
 from nvgemm_runtime.gemm.types import DType
 
 
-def sample_problem(signature: Signature) -> Problem:
-    """The problem whose operands operators are listed and compiled with."""
-    return Problem(
-        signature=signature,
-        m=256,
-        n=512,
-        k=1024,
-        batch=2 if signature.op is Op.BMM else 1,
-        groups=4 if signature.op is Op.GROUPED_MM else 1,
-    )
-
-
 def sample_tensors(signature: Signature) -> dict[Role, Any]:
     """The tensors of a signature's kernels; call it and use them in torch's FakeTensorMode."""
-    problem = sample_problem(signature)
+    batch = 2 if signature.op is Op.BMM else 1
+    groups = 4 if signature.op is Op.GROUPED_MM else 1
+    problem = Problem(signature=signature, m=256, n=512, k=1024, batch=batch, groups=groups)
     layout = signature.layout
     row_major = {Role.A: layout.a_row_major, Role.B: layout.b_row_major}
     return {
@@ -35,6 +25,16 @@ def sample_tensors(signature: Signature) -> dict[Role, Any]:
             role_shape(problem, role), role_dtype(signature, role), row_major.get(role, True)
         )
         for role in roles(signature)
+    }
+
+
+def sample_operands(signature: Signature, tensors: dict[Role, Any]) -> dict[str, Any]:
+    """The arguments that plain, grouped and fused operators share."""
+    return {
+        "A": tensors[Role.A],
+        "B": tensors[Role.B],
+        "out": tensors[Role.OUT],
+        "accumulator_type": torch_type(signature.accumulator),
     }
 
 
