@@ -64,14 +64,14 @@ class Damage:
 
 DAMAGES = [
     *(
-        Damage(file=file, way=way, compiles=way is empty, is_slow=way in (remove, garble))
+        Damage(file=file, way=way, compiles=way is empty, is_slow=way is not panic)
         for file in ("inductor/autoload.py", "__init__.py")
         for way in (remove, empty, garble, panic)
     ),
-    Damage(file="inductor/__init__.py", way=garble),
+    Damage(file="inductor/__init__.py", way=garble, is_slow=True),
     Damage(file="inductor/__init__.py", way=panic, is_slow=True),
     # Nothing of it is needed.
-    Damage(file="inductor/__init__.py", way=remove, says=None),
+    Damage(file="inductor/__init__.py", way=remove, says=None, is_slow=True),
     Damage(file="inductor/__init__.py", way=empty, says=None, is_slow=True),
     Damage(file="settings.py", way=garble, says="SyntaxError", is_slow=True),
     Damage(file="gemm/problem.py", way=cut, says="problem", compiles=True),
