@@ -57,6 +57,7 @@ def as_served_on_hopper(problem: Problem) -> str:
     return replace(problem, signature=replace(signature, epilogue=None, out=DType.FP32)).key
 
 
+@pytest.mark.slow
 def test_manifest_declares_what_ten_models_compute_at_every_batch_and_nothing_else() -> None:
     assert len(called()) == 10
     manifest = load_manifest(ROOT / "benchmarks/additive/manifest.yaml")

@@ -64,10 +64,12 @@ class Damage:
 
 DAMAGES = [
     *(
-        Damage(file=file, way=way, compiles=way is empty, is_slow=way is not panic)
+        Damage(file=file, way=way, compiles=way is empty, is_slow=True)
         for file in ("inductor/autoload.py", "__init__.py")
-        for way in (remove, empty, garble, panic)
+        for way in (remove, empty, garble)
     ),
+    Damage(file="inductor/autoload.py", way=panic, is_slow=True),
+    Damage(file="__init__.py", way=panic),
     Damage(file="inductor/__init__.py", way=garble, is_slow=True),
     Damage(file="inductor/__init__.py", way=panic, is_slow=True),
     # Nothing of it is needed.
@@ -142,6 +144,7 @@ def test_what_is_broken_is_said_once(ran: Callable[[Damage], Ran], damage: Damag
     assert run.count("Traceback") == 0, run.said
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_cut_off_leaves_gemms_to_aten(
     recording_bundle: BuiltBundle, tmp_path: Path
 ) -> None:

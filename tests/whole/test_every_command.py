@@ -233,7 +233,13 @@ def test_verify_looks_at_each_kernel(planned: Planned, case: Case) -> None:
         assert {finding["kernel"] for finding in document["findings"]} >= kernels.keys()
 
 
-@pytest.mark.parametrize("name", MANIFESTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in (*ROWS, "quickstart") else pytest.mark.slow)
+        for name in MANIFESTS
+    ],
+)
 def test_a_wheel_covers_as_its_bundles_do(
     name: str, planner: Planner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -300,6 +306,7 @@ def test_explain_says_of_tensors_what_coverage_says(
     assert met == {key: names[status] for key, status in covered(planned, path).items()}
 
 
+@pytest.mark.slow
 def test_what_a_program_calls_is_recorded_and_covered(planner: Planner, tmp_path: Path) -> None:
     """Every row that ATen has a call for."""
     planned = planner.plan(Case(name="every_row_sm100", arch="sm_100f"))

@@ -81,6 +81,7 @@ def test_a_cold_start_compiles_with_kernels(cold: Ran, home: Home) -> None:
     assert "nvgemm-kernels-model 1.0" in home.modules()[0].read_text()
 
 
+@pytest.mark.slow
 def test_with_the_wheel_removed_the_graph_is_compiled_for_aten(removed: Ran) -> None:
     assert removed.right == [True, True]
     assert (removed.hits, removed.misses) == (0, 1)

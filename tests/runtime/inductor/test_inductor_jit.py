@@ -192,6 +192,7 @@ def test_without_a_builder_side_aten_computes_and_it_is_counted(machine: Machine
     assert sum(missing["misses"].values()) == 2
 
 
+@pytest.mark.slow
 def test_a_provider_that_cannot_be_had_costs_our_choices_alone(machine: Machine) -> None:
     broken = machine.compile("one", NVGEMM_AOT_JIT_PROVIDER="nowhere:Nothing")
     assert (broken["right"], broken["won"]) == (True, 0)

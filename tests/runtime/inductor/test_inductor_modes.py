@@ -202,7 +202,7 @@ except nvgemm_runtime.errors.SettingError as error:
             ["compiled", "[]", "here"],
             marks=pytest.mark.slow,
         ),
-        ("off", "{}", ["compiled", "[]", "not here"]),
+        pytest.param("off", "{}", ["compiled", "[]", "not here"], marks=pytest.mark.slow),
     ],
 )
 def test_the_variable_sets_it_for_a_process(
