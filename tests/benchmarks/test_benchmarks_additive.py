@@ -73,6 +73,7 @@ def test_manifest_declares_what_ten_models_compute_at_every_batch_and_nothing_el
     assert declared - needed == set()
 
 
+@pytest.mark.slow
 def test_six_linears_are_those_that_were_slower_under_cuda_graphs() -> None:
     sizes = [(5120, 2560), (7168, 5120), (5120, 7168), (2560, 5120), (13824, 2560), (2560, 13824)]
     assert called()["six_linears"]["24"] == [
