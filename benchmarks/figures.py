@@ -27,7 +27,7 @@ from benchmarks.shared.summaries import geomean, grouped, mean
 
 TOKEN_COLOURS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677")
 """Of the ranges of m: Paul Tol's bright scheme, which colour-blind readers can tell apart."""
-OURS_COLOUR, OTHER_COLOUR = "#4477aa", "#bbbbbb"
+BUNDLED_COLOUR, OTHER_COLOUR = "#4477aa", "#bbbbbb"
 
 
 def draw_kernels(record: Mapping[str, Any]) -> Figure:
@@ -126,7 +126,7 @@ def draw_cold_start(record: Mapping[str, Any]) -> Figure:
             [middle - min(found) for middle, found in zip(medians, seconds)],
             [max(found) - middle for middle, found in zip(medians, seconds)],
         ],
-        color=[OURS_COLOUR if label.startswith(bundled) else OTHER_COLOUR for label in labels],
+        color=[BUNDLED_COLOUR if label.startswith(bundled) else OTHER_COLOUR for label in labels],
     )
     axes.bar_label(bars, [f"{middle:.1f} s" for middle in medians], padding=4)
     axes.invert_yaxis()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -89,34 +88,6 @@ def by_nearest(problem: Problem, declared: list[Ranking]) -> Order:
     return [place.kernel for place in nearest.kernels]
 
 
-def distance(one: Problem, other: Problem) -> float:
-    return sum(
-        abs(math.log2(getattr(one, extent) / getattr(other, extent)))
-        for extent in ("m", "n", "k", "batch")
-    )
-
-
-def by_joint_distance(problem: Problem, declared: list[Ranking]) -> Order:
-    """Nearest with m counted as much as n and k."""
-    nearest = min(declared, key=lambda ranking: distance(problem, ranking.problem))
-    return [place.kernel for place in nearest.kernels]
-
-
-def by_neighbours(problem: Problem, declared: list[Ranking]) -> Order:
-    """Mean of the logarithmic slow-down over the eight nearest, the nearer the heavier."""
-    near = sorted(declared, key=lambda ranking: distance(problem, ranking.problem))[:8]
-    scores: dict[int, float] = {}
-    kernels = {place.kernel for ranking in near for place in ranking.kernels}
-    for ranking in near:
-        times = {place.kernel: float(place.time_ns or 0) for place in ranking.kernels}
-        best, worst = min(times.values()), max(times.values())
-        weight = 1 / (0.25 + distance(problem, ranking.problem))
-        for kernel in kernels:
-            slow_down = math.log(times.get(kernel, worst * 1.1) / best)
-            scores[kernel] = scores.get(kernel, 0.0) + weight * slow_down
-    return sorted(kernels, key=lambda kernel: scores[kernel])
-
-
 def with_measured_times(header: Header, times: Times, *, all_kernels: bool) -> Header:
     """The header that `nvgemm-aot tune` would write, of the ranked kernels or of all."""
     rankings = []
@@ -179,8 +150,6 @@ def print_comparison(header: Header, record: dict[str, Any]) -> None:
     ways: list[tuple[str, Header, Way]] = [
         ("the runtime, as shipped", header, by_runtime(header, H200)),
         ("nearest n and k, then m, as shipped", header, by_nearest),
-        ("nearest m, n and k, as shipped", header, by_joint_distance),
-        ("mean of 8 neighbours", header, by_neighbours),
         ("nearer m scaled, all measured", scaled, by_runtime(scaled, H200)),
         ("the runtime, ranked measured", few, by_runtime(few, H200)),
         ("the runtime, all measured", measured, by_runtime(measured, H200)),

@@ -16,11 +16,7 @@ from nvgemm_runtime.matching.device import device_facts
 
 
 def environment(**libraries: str) -> dict[str, Any]:
-    """What is measured with: only with the same of all this is a measurement gone on with.
-
-    Args:
-        libraries: Versions of what else is measured.
-    """
+    """What is measured with: only with the same of all this is a measurement gone on with."""
     import torch
 
     found = versions()
@@ -42,9 +38,6 @@ def plain(dtype: DType, layout: Layout) -> Signature:
 
 def declared(dtypes: Iterable[DType]) -> dict[Problem, list[str]]:
     """Every declared plain product that this GPU's bundles rank kernels for.
-
-    Args:
-        dtypes: Types to look for.
 
     Returns:
         By problem, the ids of its kernels, best-ranked first; of several bundles that rank it, the
@@ -78,12 +71,7 @@ class Checked:
 
 
 def load_exact(ids: Iterable[str], exact: Exact) -> Checked:
-    """Load kernels and keep those that compute an exact product.
-
-    Args:
-        ids: Of the kernels.
-        exact: Operands, and what they give.
-    """
+    """Load kernels and keep those that compute an exact product."""
     launches: dict[str, Launch] = {}
     thrown_out: dict[str, str] = {}
     for id_ in ids:

@@ -59,13 +59,7 @@ def _aligned(elements: int) -> int:
 
 
 class Arena:
-    """Memory that operands are cut from, so that random numbers are drawn once.
-
-    Args:
-        dtype: Of all operands; two bytes an element.
-        sizes: Every (m, n, k) that operands will be asked for.
-        device: Where.
-    """
+    """Memory that operands are cut from, so that random numbers are drawn once."""
 
     def __init__(
         self, dtype: torch.dtype, sizes: Sequence[tuple[int, int, int]], device: str = "cuda"
@@ -175,13 +169,7 @@ def flush() -> None:
 
 
 def launch_ns(way: Way, count: int = 1, first: int = 0) -> float:
-    """Nanoseconds a launch, of so many one behind the other without a graph, and with L2 flushed.
-
-    Args:
-        way: What to launch.
-        count: How often.
-        first: Which set of operands to begin with.
-    """
+    """Nanoseconds a launch, of ``count`` in a row without a graph, with L2 flushed before."""
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -237,7 +237,7 @@ class FakePlan:
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of the benchmark but the clock, the GPU's libraries and our kernels."""
+    """All of the benchmark but the clock, the GPU's libraries and the bundled kernels."""
 
     def multiply(_layout: Any, a: Any, b: Any, out: Any) -> None:
         out.copy_(a.float() @ b.float())
@@ -269,7 +269,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hgemm, "load_exact", exact_ones)
     monkeypatch.setattr(
         hgemm,
-        "our_kernels",
+        "ranked_kernels",
         lambda operands, count: (
             [f"{name}-{'nn' if operands[1].is_contiguous() else 'tn'}" for name in KERNELS[:count]],
             "declared",
