@@ -15,9 +15,6 @@ SMALLER = 16
 BATCHES = (1, 2, 8, 24, 96, 384, 512)
 """Batch sizes whose GEMMs manifest.yaml declares."""
 
-USUAL_BATCH = 96
-"""Of `BATCHES`: what `build` takes where none is named."""
-
 HEADS = 8
 """Heads of `bmm_attention`: a batched GEMM multiplies so many matrices for each of the batch."""
 
@@ -40,11 +37,9 @@ class Model:
 
 
 def build(
-    name: str, device: str, *, batch: int = USUAL_BATCH, exact: bool = False
+    name: str, device: str, *, batch: int, exact: bool = False
 ) -> tuple[torch.nn.Module, list[torch.Tensor]]:
     """A model and its inputs, in bf16; the same weights and inputs each time."""
-    if batch < 1:
-        raise ValueError(f"the batch of {name} must be 1 or more, not {batch}")
 
     def scale(extent: int) -> int:
         return max(8, extent // SMALLER) if device == "cpu" else extent

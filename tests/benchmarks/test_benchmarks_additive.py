@@ -100,12 +100,6 @@ def test_weights_and_inputs_are_the_same_each_time(name: str) -> None:
     assert all(torch.equal(one.float(), other) for one, other in zip(inputs, exact, strict=True))
 
 
-def test_usual_batch_is_a_declared_one_and_an_empty_batch_is_refused() -> None:
-    assert models.USUAL_BATCH in models.BATCHES
-    with pytest.raises(ValueError, match="batch of decode must be 1 or more, not 0"):
-        models.build("decode", "cpu", batch=0)
-
-
 def case(
     with_us: list[float], without_us: list[float], model: str = "six_linears"
 ) -> dict[str, Any]:

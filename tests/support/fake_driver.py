@@ -73,12 +73,7 @@ torch.testing.assert_close(torch.ones(1), torch.ones(1))
 
 
 class FakeDriver:
-    """Runs scripts in processes that find this driver, each in a fork of one; see `fake_driver`.
-
-    Args:
-        directory: Where the driver lies.
-        scripts: The process that is forked.
-    """
+    """Runs scripts in processes that find this driver, each in a fork of one; see `fake_driver`."""
 
     def __init__(self, directory: Path, scripts: ForkedScripts) -> None:
         self._directory = directory

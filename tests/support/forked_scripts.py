@@ -36,11 +36,7 @@ os._exit(0)  # taking down what was imported takes a second
 
 
 class ForkedScripts:
-    """Runs scripts, one after the other; `forked_scripts` makes one.
-
-    Args:
-        process: The one that forks.
-    """
+    """Runs scripts, one after the other; `forked_scripts` makes one."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process

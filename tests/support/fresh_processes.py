@@ -89,11 +89,7 @@ class Ran:
 
 
 class Home:
-    """What several processes share: torch's compile caches, and no more.
-
-    Args:
-        directory: An empty directory, or one that there is not yet.
-    """
+    """What several processes share: torch's compile caches, and no more."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
