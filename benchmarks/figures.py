@@ -33,7 +33,7 @@ BUNDLED_COLOUR, OTHER_COLOUR = "#4477aa", "#bbbbbb"
 def draw_kernels(record: Mapping[str, Any]) -> Figure:
     """Speed-up of the best bundled kernel over the best of the others, by size."""
     entries = [
-        kernels_table.Entry.from_json(key, one)
+        kernels_table.ProblemTimes.from_json(key, one)
         for key, one in record["entries"].items()
         if one["kernels"] and one["triton"] is not None
     ]
@@ -73,7 +73,7 @@ def draw_kernels(record: Mapping[str, Any]) -> Figure:
 
 def draw_hgemm(record: Mapping[str, Any]) -> Figure:
     """Mean speed-up over each strong baseline, by size, in both modes."""
-    entries = [hgemm_table.Entry.from_json(key, one) for key, one in record["entries"].items()]
+    entries = [hgemm_table.SizeTimes.from_json(key, one) for key, one in record["entries"].items()]
     if not entries:
         raise click.ClickException("no size of the file was measured")
     groups = grouped(entries, hgemm_table.LOG2_BOUNDS, lambda one: one.size.log2)

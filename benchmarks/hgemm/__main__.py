@@ -36,10 +36,10 @@ from benchmarks.hgemm.table import BUNDLED, MODES, Size, sizes, table
 from benchmarks.shared.bundled import environment, load_exact
 from benchmarks.shared.measuring import (
     Arena,
+    Contender,
     Exact,
     Launch,
     Operands,
-    Way,
     offline_ns,
     server_ns,
     tuned,
@@ -106,11 +106,11 @@ def tune_lt(
     ``tuned2``.
     """
     suggested = plan.suggestions(ALGORITHMS)
-    ways: dict[str, Way] = {}
+    ways: dict[str, Contender] = {}
     for number, algo in enumerate(suggested):
         with contextlib.suppress(click.ClickException):  # it was suggested, and cannot
             plan.multiply(algo, *sets[0])
-            ways[str(number)] = Way(launch=lt_launch(plan, algo), sets=sets)
+            ways[str(number)] = Contender(launch=lt_launch(plan, algo), sets=sets)
     if not ways:
         raise click.ClickException(f"cuBLASLt has no algorithm that runs, of {len(suggested)}")
     times = tuned(ways, TUNING_PASSES, TUNING_NS, order)
@@ -159,12 +159,12 @@ def measure_size(
     requests: int,
     gap_s: float,
 ) -> dict[str, Any]:
-    """Measure one size; the entry is what `table.Entry.from_json` reads."""
+    """Measure one size; the entry is what `table.SizeTimes.from_json` reads."""
     import torch
 
     order = random.Random(size.key)
-    ways: dict[str, Way] = {}
-    rivals: dict[str, dict[str, Way]] = {}  # of which the fastest offline is what counts
+    ways: dict[str, Contender] = {}
+    rivals: dict[str, dict[str, Contender]] = {}  # of which the fastest offline is what counts
     entry: dict[str, Any] = {
         "algorithms": {},
         "basis": {},
@@ -185,14 +185,15 @@ def measure_size(
             entry["basis"][layout.value] = basis
             entry["thrown_out"] |= checked.thrown_out
             for name, launch in launches.items():
-                way = Way(launch=launch, sets=sets)
+                way = Contender(launch=launch, sets=sets)
                 if name.startswith(f"lt-{TUNED}"):
                     rivals.setdefault(f"lt-{TUNED}-{layout.value}", {})[name] = way
                 else:
                     ways[name] = way
             if checked.launches:
                 rivals[f"{BUNDLED}-{layout.value}"] = {
-                    id_: Way(launch=launch, sets=sets) for id_, launch in checked.launches.items()
+                    id_: Contender(launch=launch, sets=sets)
+                    for id_, launch in checked.launches.items()
                 }
         every = ways | {name: way for those in rivals.values() for name, way in those.items()}
         found = summarized(offline_ns(every, rounds, WINDOW_NS, order))

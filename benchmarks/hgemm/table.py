@@ -94,7 +94,7 @@ def sizes(sample: int | None = None) -> list[Size]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class SizeTimes:
     """What was measured of one size.
 
     Attributes:
@@ -107,7 +107,7 @@ class Entry:
     times: Mapping[str, Mapping[str, Summary]]
 
     @classmethod
-    def from_json(cls, key: str, entry: Mapping[str, Any]) -> Entry:
+    def from_json(cls, key: str, entry: Mapping[str, Any]) -> SizeTimes:
         """Read what `__main__.measure_size` gave."""
         times = {
             mode: {name: Summary.from_json(one) for name, one in entry[mode].items()}
@@ -145,7 +145,7 @@ class Entry:
 
 def table(record: Mapping[str, Any]) -> list[str]:
     """Lines of the tables over a file's entries."""
-    entries = [Entry.from_json(key, one) for key, one in record.items()]
+    entries = [SizeTimes.from_json(key, one) for key, one in record.items()]
     lines: list[str] = []
     for mode in MODES:
         lines += [
@@ -175,7 +175,7 @@ def table(record: Mapping[str, Any]) -> list[str]:
     return [*lines, *_notes(record, entries)]
 
 
-def _notes(record: Mapping[str, Any], entries: Sequence[Entry]) -> list[str]:
+def _notes(record: Mapping[str, Any], entries: Sequence[SizeTimes]) -> list[str]:
     lines = [
         "speed-up: t_ref / t - 1 of the best bundled kernel in the same layout, for max in the",
         "faster of both; +-: standard error of the mean, for all 1000; best of, in brackets: of",

@@ -62,11 +62,11 @@ Order = list[int]
 """Positions of kernels in the bundle, the one that should be best first."""
 Times = dict[str, list[float]]
 """By problem: nanoseconds of each kernel of the bundle."""
-Way = Callable[[Problem, "list[Ranking]"], Order]
+Ranker = Callable[[Problem, "list[Ranking]"], Order]
 """How to rank kernels for a problem from the rankings of declared ones."""
 
 
-def by_runtime(header: Header, facts: DeviceFacts) -> Way:
+def by_runtime(header: Header, facts: DeviceFacts) -> Ranker:
     """What the runtime does."""
 
     def rank(problem: Problem, declared: list[Ranking]) -> Order:
@@ -147,7 +147,7 @@ def print_comparison(header: Header, record: dict[str, Any]) -> None:
     few = with_measured_times(header, times, all_kernels=False)
     measured = with_measured_times(header, times, all_kernels=True)
     scaled = without_interpolation(measured)
-    ways: list[tuple[str, Header, Way]] = [
+    ways: list[tuple[str, Header, Ranker]] = [
         ("the runtime, as shipped", header, by_runtime(header, H200)),
         ("nearest n and k, then m, as shipped", header, by_nearest),
         ("nearer m scaled, all measured", scaled, by_runtime(scaled, H200)),
@@ -210,7 +210,9 @@ def measure(bundle_path: Path, times_path: Path) -> None:
             if error != 0.0:  # not a number is wrong, too
                 raise click.ClickException(f"{problem.key}: {id_[:12]} is wrong by {error:.2e}")
         sets = arena.sets(*size, Layout.TN)
-        ways = {id_: measuring.Way(launch=launch, sets=sets) for id_, launch in launches.items()}
+        ways = {
+            id_: measuring.Contender(launch=launch, sets=sets) for id_, launch in launches.items()
+        }
         measured = offline_ns(ways, ROUNDS, WINDOW_NS, random.Random(problem.key))
         times[problem.key] = [statistics.median(measured[kernel.id]) for kernel in header.kernels]
         click.echo(f"{problem.key}: {min(times[problem.key]) / 1e3:.1f} us", err=True)

@@ -58,7 +58,7 @@ def declared(dtypes: Iterable[DType]) -> dict[Problem, list[str]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class CheckedKernels:
     """Kernels after a look at what they compute.
 
     Attributes:
@@ -70,7 +70,7 @@ class Checked:
     thrown_out: Mapping[str, str]
 
 
-def load_exact(ids: Iterable[str], exact: Exact) -> Checked:
+def load_exact(ids: Iterable[str], exact: Exact) -> CheckedKernels:
     """Load kernels and keep those that compute an exact product."""
     launches: dict[str, Launch] = {}
     thrown_out: dict[str, str] = {}
@@ -84,4 +84,4 @@ def load_exact(ids: Iterable[str], exact: Exact) -> Checked:
                 thrown_out[id_] = f"its sums of zeros and ones are wrong: relative error {error:g}"
         except (NvgemmError, ValueError, TypeError, RuntimeError) as failure:
             thrown_out[id_] = f"{type(failure).__name__}: {failure}"
-    return Checked(launches=launches, thrown_out=thrown_out)
+    return CheckedKernels(launches=launches, thrown_out=thrown_out)

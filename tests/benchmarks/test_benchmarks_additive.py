@@ -101,13 +101,13 @@ def test_weights_and_inputs_are_the_same_each_time(name: str) -> None:
 
 
 def case(
-    with_us: list[float], without_us: list[float], model: str = "six_linears"
+    with_bundles: list[float], without_bundles: list[float], model: str = "six_linears"
 ) -> dict[str, Any]:
     """A model's times by process: the least that each process saw of each side."""
     report = {"count": {"nvgemm": 1, "aten": 2, "triton": 3}}
     times = [
         {"with": [one, one + 5], "without": [other + 5, other]}
-        for one, other in zip(with_us, without_us, strict=True)
+        for one, other in zip(with_bundles, without_bundles, strict=True)
     ]
     return {
         "model": model,

@@ -314,7 +314,6 @@ def test_settings_of_the_caller_are_not_those_of_a_mode(
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{", "cannot be read"),
         ("[]", "must hold a JSON object"),
         ('{"what": "kernels"}', "is no result of cold_start (it says 'kernels')"),
         ('{"what": "cold_start", "commands": ["x"], "batches": [1], "runs": []}', "has no runs"),

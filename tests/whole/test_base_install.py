@@ -178,7 +178,7 @@ def test_commands_of_a_base_install(
     assert case.prints in done.stdout
     assert case.says in done.stderr
     assert "Traceback" not in done.stderr
-    if command != "record":  # torch may warn the user's program, which is no business of ours
+    if command != "record":  # torch may warn the user's program
         assert "Warning" not in done.stderr
     if case.writes:
         assert (tmp_path / case.writes).stat().st_size

@@ -1,4 +1,4 @@
-"""Installations of which files are missing or damaged: torch goes on, with one warning of ours."""
+"""Installations of which files are missing or damaged: torch goes on, with one warning."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ from importlib.machinery import PathFinder
 
 class Only:
     def find_spec(self, name, path=None, target=None):
-        ours = name in ("nvgemm_runtime", "nvgemm_aot_autoload")
-        return PathFinder.find_spec(name, [{site!r}]) if ours else None
+        is_runtime = name in ("nvgemm_runtime", "nvgemm_aot_autoload")
+        return PathFinder.find_spec(name, [{site!r}]) if is_runtime else None
 
 sys.meta_path.insert(0, Only())
 """
