@@ -18,12 +18,10 @@ from nvgemm_aot.manifest.parse import load_manifest
 ANSWER = {"result": "exact", "device": "a GPU", "torch": "2.13.0"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "expected"),
-    [
-        ("launches", "kernels exact"),
-        pytest.param("failure", "TypeError: kernel ", marks=pytest.mark.slow),
-    ],
+    [("launches", "kernels exact"), ("failure", "TypeError: kernel ")],
 )
 def test_a_process_says_what_ran_and_with_which_libraries(
     cpu_bundle: BuiltBundle, part: str, expected: str

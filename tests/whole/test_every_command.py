@@ -251,14 +251,15 @@ def use(monkeypatch: pytest.MonkeyPatch, *sites: Path) -> None:
 PROGRAM = [sys.executable, str(SUPPORT / "explained_rows.py")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "arch", "bundle"),
     [
         ("every_row_sm100", "sm_100f", "right"),
-        pytest.param("every_row_sm100", "sm_100f", "plain", marks=pytest.mark.slow),
-        pytest.param("every_row_sm100", "sm_90a", "plain", marks=pytest.mark.slow),
-        pytest.param("every_kind", "sm_90a", "right", marks=pytest.mark.slow),
-        pytest.param("int8_sm100", "sm_100a", "right", marks=pytest.mark.slow),
+        ("every_row_sm100", "sm_100f", "plain"),
+        ("every_row_sm100", "sm_90a", "plain"),
+        ("every_kind", "sm_90a", "right"),
+        ("int8_sm100", "sm_100a", "right"),
     ],
 )
 def test_explain_says_of_tensors_what_coverage_says(

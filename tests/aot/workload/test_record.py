@@ -161,9 +161,9 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "status", "calls"),
-    [(signal.SIGTERM, 143, 3), pytest.param(signal.SIGKILL, 137, 1, marks=pytest.mark.slow)],
+    ("number", "status", "calls"), [(signal.SIGTERM, 143, 3), (signal.SIGKILL, 137, 1)]
 )
 def test_under_fake_tensors_an_end_from_outside_loses_no_gemm(
     tmp_path: Path, number: signal.Signals, status: int, calls: int

@@ -67,12 +67,6 @@ def cold(home: Home, site: Path, artifacts: Path) -> Ran:
     return home.run(site, slow_aten=True, after=save)
 
 
-@pytest.fixture(scope="module")
-def removed(home: Home, cold: Ran) -> Ran:
-    """A process over the same cache directory without the wheel."""
-    return home.run()
-
-
 def test_a_cold_start_compiles_with_kernels(cold: Ran, home: Home) -> None:
     assert cold.right == [True, True]
     assert (cold.hits, cold.misses) == (0, 1)
@@ -82,7 +76,8 @@ def test_a_cold_start_compiles_with_kernels(cold: Ran, home: Home) -> None:
 
 
 @pytest.mark.slow
-def test_with_the_wheel_removed_the_graph_is_compiled_for_aten(removed: Ran) -> None:
+def test_with_the_wheel_removed_the_graph_is_compiled_for_aten(home: Home, cold: Ran) -> None:
+    removed = home.run()
     assert removed.right == [True, True]
     assert (removed.hits, removed.misses) == (0, 1)
     assert removed.launched == []
@@ -100,8 +95,8 @@ def test_with_the_wheel_upgraded_its_other_kernels_are_asked(
     assert "AUTOTUNE" in upgraded.said
 
 
-def test_a_warm_start_runs_the_kernels_from_the_cache(home: Home, site: Path, removed: Ran) -> None:
-    """Nothing of the program names us; in between, another process compiled without the wheel."""
+def test_a_warm_start_runs_the_kernels_from_the_cache(home: Home, site: Path, cold: Ran) -> None:
+    """The program does not name us. The slow tests compile without the wheel in between."""
     warm = home.run(site)
     assert warm.right == [True, True]
     assert (warm.hits, warm.misses) == (1, 0)

@@ -192,17 +192,13 @@ except nvgemm_runtime.errors.SettingError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variable", "options", "said"),
     [
         ("required", "{}", ["True", "[]", "here"]),
-        pytest.param(
-            "required",
-            '{"nvgemm_aot_mode": "auto"}',
-            ["compiled", "[]", "here"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("off", "{}", ["compiled", "[]", "not here"], marks=pytest.mark.slow),
+        ("required", '{"nvgemm_aot_mode": "auto"}', ["compiled", "[]", "here"]),
+        ("off", "{}", ["compiled", "[]", "not here"]),
     ],
 )
 def test_the_variable_sets_it_for_a_process(
