@@ -33,12 +33,7 @@ BACKENDS = ("ATEN", "ATEN,TRITON")
 
 
 class Processes:
-    """The workers over one choice of backends.
-
-    Args:
-        workers: At least as many as compile one model.
-        draws: Workers that compile each model.
-    """
+    """The workers over one choice of backends."""
 
     def __init__(self, workers: Sequence[Worker], draws: int) -> None:
         self._workers = workers

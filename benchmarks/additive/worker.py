@@ -39,12 +39,7 @@ Ways = dict[str, Callable[[], object]]
 
 
 def work(device: str, lock: Path) -> None:
-    """Answer questions until there are none.
-
-    Args:
-        device: ``cuda`` or ``cpu``.
-        lock: A file; who holds it has the GPU alone, of all workers.
-    """
+    """Answer questions until there are none."""
     send = answering()
     import torch
     import torch._dynamo

@@ -111,12 +111,7 @@ def steps(signature: Signature, alignment_bytes: int) -> tuple[int, int, int]:
 
 
 def sizes(source: random.Random, most: int | None) -> Iterator[tuple[int, int, int]]:
-    """The largest sizes, then random ones without end, all scales alike.
-
-    Args:
-        source: Of random numbers.
-        most: Largest extent, for a device that is slow; None for the sizes that are promised.
-    """
+    """The largest sizes, then random ones without end, all scales alike."""
     if most is None:
         yield from LARGEST
     while True:

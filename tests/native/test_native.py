@@ -294,8 +294,12 @@ def _is_sleeping(thread: threading.Thread) -> bool:
     return stat.rpartition(")")[2].split()[0] == "S"
 
 
-@pytest.mark.parametrize("processes", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_the_interpreter_exits_cleanly(register: Register, tmp_path: Path, processes: int) -> None:
+@pytest.mark.parametrize(
+    ("processes", "forks"), [(1, 1), pytest.param(4, 5, marks=pytest.mark.slow)]
+)
+def test_the_interpreter_exits_cleanly(
+    register: Register, tmp_path: Path, processes: int, forks: int
+) -> None:
     script = f"""
 import os, sys, torch
 sys.path[:0] = {sys.path!r}
@@ -309,7 +313,7 @@ lib = native.load()
 handle = lib.register_kernel(id=kernel.id, function_address=kernel.address,
     signature=cpu_kernels.signature(), alignment_bytes=4, target=None)
 lib.set_loader(lambda id: None)
-for _ in range(5):
+for _ in range({forks}):
     if os.fork() == 0:
         a = torch.ones(4, 4)
         lib.launch(handle, a, a, torch.empty(4, 4))
@@ -317,7 +321,7 @@ for _ in range(5):
         sys.exit(0)
     assert os.wait()[1] == 0
 """
-    # Fresh interpreters and five forked ones each, which all tear everything down.
+    # Fresh interpreters and forked ones of each, which all tear everything down.
     running = [
         subprocess.Popen([sys.executable, "-W", "ignore", "-c", script], stderr=subprocess.PIPE)
         for _ in range(processes)

@@ -121,7 +121,7 @@ def test_what_a_killed_compiler_left_out_is_compiled_when_asked_again(
     assert problems_of(again.bundle) == [problem()]
 
 
-@pytest.mark.parametrize("operator", ["crash", "slow"])
+@pytest.mark.parametrize("operator", ["crash", pytest.param("slow", marks=pytest.mark.slow)])
 def test_what_was_killed_is_tried_again(
     machine: JitMachine, compiler: JitCompiler, operator: str
 ) -> None:

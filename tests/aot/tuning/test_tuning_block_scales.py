@@ -112,7 +112,7 @@ def test_values_of_fp4_are_all_there_are() -> None:
 
 
 @pytest.mark.parametrize("key", KEYS)
-@pytest.mark.parametrize("k", [32, 96, 4096, 2**20])
+@pytest.mark.parametrize("k", [32, 96, 4096, pytest.param(2**20, marks=pytest.mark.slow)])
 def test_sums_fit_into_fp8(key: str, k: int) -> None:
     signature = Signature.parse(key.replace("/bf16/", "/fp8_e4m3/"))
     posed = Problem(signature=signature, m=16, n=32, k=k)
@@ -201,10 +201,10 @@ def test_one_scale_that_is_another_is_noticed(key: str, place: int) -> None:
 @pytest.mark.parametrize(
     ("provider", "key"),
     [
-        (WrongScales(), MXFP8),
+        pytest.param(WrongScales(), MXFP8, marks=pytest.mark.slow),
         (WrongScales(), NVFP4),
-        (WrongScales(), NVFP4_E8M0),
-        (WrongValues(), MXFP4),
+        pytest.param(WrongScales(), NVFP4_E8M0, marks=pytest.mark.slow),
+        pytest.param(WrongValues(), MXFP4, marks=pytest.mark.slow),
         (WrongValues(), NVFP4),
     ],
 )

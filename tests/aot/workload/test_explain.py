@@ -211,6 +211,7 @@ def test_lines_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> N
     assert explanation.unreadable_lines == 6
 
 
+@pytest.mark.slow
 def test_events_of_several_processes_do_not_mix(tmp_path: Path) -> None:
     events = tmp_path / "events"
     program = (
@@ -383,11 +384,11 @@ extern_kernels.mm = lambda *arguments, **options: (
     time.sleep(0.02), torch.mm(*arguments, **options)
 )[1]
 
-def model(a, b, half_a, half_b, bias):
-    return a @ b, half_a @ half_b, a.double() @ b.double(), torch.addmm(bias, a, b, alpha=2)
+def model(a, b, half_a, half_b, double_a, double_b, bias):
+    return a @ b, half_a @ half_b, double_a @ double_b, torch.addmm(bias, a, b, alpha=2)
 
 a, b = torch.randn(16, 64), torch.randn(64, 32)
-arguments = a, b, a.half(), b.half(), torch.randn(16, 32)
+arguments = a, b, a.half(), b.half(), a.double(), b.double(), torch.randn(16, 32)
 results = torch.compile(model, mode="max-autotune")(*arguments)
 for result, expected in zip(results, model(*arguments)):
     torch.testing.assert_close(result, expected, atol=0.1, rtol=0.01)
@@ -459,6 +460,7 @@ def test_a_model_that_is_compiled(
     assert addmm.startswith("addmm of torch.float32[16, 64]")
 
 
+@pytest.mark.slow
 def test_a_model_with_the_plug_in_off(
     command: Command, recording_bundle: BuiltBundle, tmp_path: Path
 ) -> None:

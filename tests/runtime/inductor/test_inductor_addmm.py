@@ -289,6 +289,7 @@ def test_batches_of_products_in_fp32(inductor: InductorSession, products: BuiltB
     assert len(compiled.launched) == 1
 
 
+@pytest.mark.slow
 def test_split_sums_stay_out_of_generated_cpp(
     inductor: InductorSession, products: BuiltBundle
 ) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import os
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,50 +40,75 @@ sys.meta_path.insert(0, Broken())
 SAYS = "nvgemm-aot stays out of torch.compile"
 
 
+WAYS: dict[str, dict[str, Any]] = {
+    "without": {"variables": {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}},
+    "off": {"variables": {"NVGEMM_AOT": "off"}},
+    "settings raise": {"before": RAISES.format(name="nvgemm_runtime.settings")},
+    "hook raises": {"before": RAISES.format(name="nvgemm_runtime.inductor.hook")},
+}
+"""Ways to have torch compile without us."""
+
+
 @pytest.fixture(scope="module")
-def runs(recording_bundle: BuiltBundle, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
-    """Processes over one cache directory; the first of them is torch without us."""
+def run_so(
+    recording_bundle: BuiltBundle, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Ran]:
+    """Runs a program in each of `WAYS` once, over one cache directory; without us at first."""
     home = Home(tmp_path_factory.mktemp("home"))
-    bundles = {"NVGEMM_AOT_BUNDLES": str(recording_bundle.path)}
-    without = home.run(variables={**bundles, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"})
-    ways = {
-        "off": {"variables": {**bundles, "NVGEMM_AOT": "off"}},
-        "settings raise": {"before": RAISES.format(name="nvgemm_runtime.settings")},
-        "hook raises": {"before": RAISES.format(name="nvgemm_runtime.inductor.hook")},
-    }
-    with ThreadPoolExecutor(2) as pool:
-        started = {
-            name: pool.submit(home.run, **{"variables": bundles, **way})
-            for name, way in ways.items()
-        }
-        return {"without": without, **{name: run.result() for name, run in started.items()}}
+
+    @functools.cache
+    def run_so(way: str) -> Ran:
+        if way != "without":
+            run_so("without")
+        options = WAYS[way]
+        bundles = {"NVGEMM_AOT_BUNDLES": str(recording_bundle.path)}
+        return home.run(**{**options, "variables": bundles | options.get("variables", {})})
+
+    return run_so
 
 
-@pytest.mark.parametrize("way", ["without", "off", "settings raise", "hook raises"])
-def test_torch_compiles_without_us(runs: dict[str, Ran], way: str) -> None:
-    assert runs[way].right == [True, True]
-    assert runs[way].launched == []
+SLOW = pytest.mark.slow
+"""What is broken is looked at in `test_broken_install.py` as well."""
 
 
-def test_autoloading_can_be_turned_off(runs: dict[str, Ran]) -> None:
-    assert not any(name.startswith("nvgemm") for name in runs["without"].at_end)
-    assert (runs["without"].hits, runs["without"].misses) == (0, 1)
+@pytest.mark.parametrize(
+    "way",
+    [
+        "without",
+        "off",
+        *(pytest.param(one, marks=SLOW) for one in ("settings raise", "hook raises")),
+    ],
+)
+def test_torch_compiles_without_us(run_so: Callable[[str], Ran], way: str) -> None:
+    assert run_so(way).right == [True, True]
+    assert run_so(way).launched == []
 
 
-@pytest.mark.parametrize("way", ["off", "settings raise"])
-def test_cache_keys_are_those_that_torch_has_without_us(runs: dict[str, Ran], way: str) -> None:
-    assert (runs[way].hits, runs[way].misses) == (1, 0)
+def test_autoloading_can_be_turned_off(run_so: Callable[[str], Ran]) -> None:
+    without = run_so("without")
+    assert not any(name.startswith("nvgemm") for name in without.at_end)
+    assert (without.hits, without.misses) == (0, 1)
 
 
-def test_off_is_off_in_silence(runs: dict[str, Ran]) -> None:
-    assert {name for name in runs["off"].at_end if name.startswith("nvgemm")} <= AT_IMPORT
-    assert runs["off"].count("nvgemm") == runs["without"].count("nvgemm") == 0
+@pytest.mark.parametrize("way", ["off", pytest.param("settings raise", marks=SLOW)])
+def test_cache_keys_are_those_that_torch_has_without_us(
+    run_so: Callable[[str], Ran], way: str
+) -> None:
+    assert (run_so(way).hits, run_so(way).misses) == (1, 0)
 
 
-def test_what_is_broken_is_said_once(runs: dict[str, Ran]) -> None:
-    for way in ("settings raise", "hook raises"):
-        assert runs[way].count(SAYS) == 1, runs[way].said
-        assert runs[way].count("broken on purpose") == 1, runs[way].said
+def test_off_is_off_in_silence(run_so: Callable[[str], Ran]) -> None:
+    off = run_so("off")
+    assert {name for name in off.at_end if name.startswith("nvgemm")} <= AT_IMPORT
+    assert off.count("nvgemm") == run_so("without").count("nvgemm") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["settings raise", "hook raises"])
+def test_what_is_broken_is_said_once(run_so: Callable[[str], Ran], way: str) -> None:
+    run = run_so(way)
+    assert run.count(SAYS) == 1, run.said
+    assert run.count("broken on purpose") == 1, run.said
 
 
 def test_importing_torch_imports_no_inductor_and_opens_no_bundle(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -68,17 +67,6 @@ def cold(home: Home, site: Path, artifacts: Path) -> Ran:
     return home.run(site, slow_aten=True, after=save)
 
 
-@pytest.fixture(scope="module")
-def others(home: Home, cold: Ran, upgraded_site: Path) -> dict[str, Ran]:
-    """Processes over the same cache directory, after the first."""
-    with ThreadPoolExecutor(2) as pool:
-        runs = {
-            "removed": pool.submit(home.run, None),
-            "upgraded": pool.submit(home.run, upgraded_site),
-        }
-        return {name: run.result() for name, run in runs.items()}
-
-
 def test_a_cold_start_compiles_with_kernels(cold: Ran, home: Home) -> None:
     assert cold.right == [True, True]
     assert (cold.hits, cold.misses) == (0, 1)
@@ -87,26 +75,28 @@ def test_a_cold_start_compiles_with_kernels(cold: Ran, home: Home) -> None:
     assert "nvgemm-kernels-model 1.0" in home.modules()[0].read_text()
 
 
-def test_with_the_wheel_removed_the_graph_is_compiled_for_aten(others: dict[str, Ran]) -> None:
-    removed = others["removed"]
+@pytest.mark.slow
+def test_with_the_wheel_removed_the_graph_is_compiled_for_aten(home: Home, cold: Ran) -> None:
+    removed = home.run()
     assert removed.right == [True, True]
     assert (removed.hits, removed.misses) == (0, 1)
     assert removed.launched == []
     assert removed.count("nvgemm") == 0
 
 
-def test_with_the_wheel_upgraded_its_other_kernels_are_asked(others: dict[str, Ran]) -> None:
-    upgraded = others["upgraded"]
+@pytest.mark.slow
+def test_with_the_wheel_upgraded_its_other_kernels_are_asked(
+    home: Home, cold: Ran, upgraded_site: Path
+) -> None:
+    upgraded = home.run(upgraded_site)
     assert upgraded.right == [True, True]
     assert (upgraded.hits, upgraded.misses) == (0, 1)
     assert upgraded.launched == []
     assert "AUTOTUNE" in upgraded.said
 
 
-def test_a_warm_start_runs_the_kernels_from_the_cache(
-    home: Home, site: Path, others: dict[str, Ran]
-) -> None:
-    """Nothing of the program names us; in between, other processes compiled without the wheel."""
+def test_a_warm_start_runs_the_kernels_from_the_cache(home: Home, site: Path, cold: Ran) -> None:
+    """The program does not name us. The slow tests compile without the wheel in between."""
     warm = home.run(site)
     assert warm.right == [True, True]
     assert (warm.hits, warm.misses) == (1, 0)
@@ -114,6 +104,7 @@ def test_a_warm_start_runs_the_kernels_from_the_cache(
     assert warm.count("nvgemm") == 0
 
 
+@pytest.mark.slow
 def test_saved_caches_run_kernels_on_another_machine(
     site: Path, cold: Ran, artifacts: Path, tmp_path: Path
 ) -> None:
@@ -147,8 +138,17 @@ def hide(name):
 """
 
 
+@pytest.fixture(params=["uninstalled", pytest.param("upgraded", marks=pytest.mark.slow)])
+def after(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path | None, str]:
+    """What is installed later, and what the program does before it runs cached graphs."""
+    if request.param == "uninstalled":
+        return None, "hide('nvgemm_runtime')"
+    site: Path = request.getfixturevalue("upgraded_site")
+    return site, ""
+
+
 def test_a_cached_graph_whose_kernels_are_gone_says_so_once_and_is_right(
-    home: Home, cold: Ran, upgraded_site: Path, tmp_path: Path
+    home: Home, cold: Ran, after: tuple[Path | None, str], tmp_path: Path
 ) -> None:
     """The same module twice is two graphs; with our package, and without it."""
     (module,) = home.modules()
@@ -156,14 +156,10 @@ def test_a_cached_graph_whose_kernels_are_gone_says_so_once_and_is_right(
     for copy in copies:
         copy.write_text(module.read_text())
     code = RUN_CACHED.format(paths=[str(path) for path in copies])
+    site, first = after
     gone = Home(tmp_path / "gone")
-    with ThreadPoolExecutor(2) as pool:
-        upgraded = pool.submit(gone.run, upgraded_site, compiles=False, after=code + "run_cached()")
-        uninstalled = pool.submit(
-            gone.run, None, compiles=False, after=code + "hide('nvgemm_runtime'); run_cached()"
-        )
-    for run in (upgraded.result(), uninstalled.result()):
-        assert run.right == [True, True]
-        assert run.launched == []
-        assert run.count("nvgemm-kernels-model 1.0") == 1, run.said
-        assert run.count("run on ATen") + run.count("on ATen instead of") == 1, run.said
+    run = gone.run(site, compiles=False, after=f"{code}{first}\nrun_cached()")
+    assert run.right == [True, True]
+    assert run.launched == []
+    assert run.count("nvgemm-kernels-model 1.0") == 1, run.said
+    assert run.count("run on ATen") + run.count("on ATen instead of") == 1, run.said

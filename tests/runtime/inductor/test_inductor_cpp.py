@@ -124,6 +124,7 @@ def test_a_package_runs_kernels_where_they_are_installed(package: dict[str, Ran]
     assert ran.count("WARNING") + ran.count("warning") == 0
 
 
+@pytest.mark.slow
 def test_a_package_is_right_where_nothing_of_us_is(package: dict[str, Ran]) -> None:
     ran = package["without us"]
     assert ran.right == [True, True, True]
@@ -132,6 +133,7 @@ def test_a_package_is_right_where_nothing_of_us_is(package: dict[str, Ran]) -> N
     assert "nvgemm" not in ran.said, "nothing is logged either"
 
 
+@pytest.mark.slow
 def test_a_package_says_once_which_wheel_is_missing(package: dict[str, Ran]) -> None:
     ran = package["without kernels"]
     assert ran.right == [True, True, True]
@@ -177,6 +179,7 @@ with importlib.resources.as_file(
 """
 
 
+@pytest.mark.slow
 def test_a_library_without_operators_counts_as_none(package: dict[str, Ran], home: Home) -> None:
     load = LOAD.format(path=str(home.directory / "model.pt2"))
     ran = home.run(compiles=False, after=HALF_LOADED + load, variables={"NVGEMM_AOT": "off"})

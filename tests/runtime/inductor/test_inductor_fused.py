@@ -91,7 +91,13 @@ def once_rounded(linear: torch.nn.Linear, x: Tensor, activation: str) -> Tensor:
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("lead", [(M,), (2, M // 2)], ids=["matrix", "batch"])
+@pytest.mark.parametrize(
+    "lead",
+    [
+        pytest.param((M,), id="matrix"),
+        pytest.param((2, M // 2), id="batch", marks=pytest.mark.slow),
+    ],
+)
 def test_a_fused_kernel_that_is_faster_computes(
     session: InductorSession,
     fused: BuiltBundle,
@@ -119,8 +125,8 @@ def test_a_fused_kernel_that_is_faster_computes(
 @pytest.mark.parametrize(
     "expression",
     [
-        lambda a, b, c: functional.relu(a @ b.t() + c),
-        lambda a, b, c: functional.relu(c + a @ b.t()),
+        pytest.param(lambda a, b, c: functional.relu(a @ b.t() + c), marks=pytest.mark.slow),
+        pytest.param(lambda a, b, c: functional.relu(c + a @ b.t()), marks=pytest.mark.slow),
         lambda a, b, c: functional.relu(a.view(2, M // 2, K) @ b.t() + c),
     ],
     ids=["product and bias", "bias and product", "three dimensions"],
@@ -260,7 +266,23 @@ LEFT_ALONE: dict[str, Callable[[torch.nn.Linear], Callable[[Tensor], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", LEFT_ALONE)
+LEFT_ALONE_QUICKLY = {
+    "the sum is used again",
+    "exact gelu",
+    "a scaled sum",
+    "no bias",
+    "a row along another dimension",
+}
+"""A few of them; the slow tests look at all."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in LEFT_ALONE_QUICKLY else pytest.mark.slow)
+        for name in LEFT_ALONE
+    ],
+)
 def test_other_graphs_are_left_alone(
     session: InductorSession, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -276,8 +298,8 @@ def test_other_graphs_are_left_alone(
 @pytest.mark.parametrize(
     "expression",
     [
-        lambda y, c: functional.relu(y.reshape(-1, 1) + c),
-        lambda y, c: functional.silu(y.reshape(-1, N, 1) + c),
+        pytest.param(lambda y, c: functional.relu(y.reshape(-1, 1) + c), marks=pytest.mark.slow),
+        pytest.param(lambda y, c: functional.silu(y.reshape(-1, N, 1) + c), marks=pytest.mark.slow),
         lambda y, c: functional.relu(y.reshape(-1, 1, N) + c.expand(y.shape[0], N)),
     ],
 )
@@ -298,8 +320,10 @@ def test_a_broadcast_product_of_dynamic_size_is_left_alone(
     "expression",
     [
         lambda y, c: functional.relu(y.reshape(M, 1, N) + c),
-        lambda y, c: functional.relu(y + c[None]),
-        lambda y, c: functional.silu(y.reshape(2, M // 2, N) + c),
+        pytest.param(lambda y, c: functional.relu(y + c[None]), marks=pytest.mark.slow),
+        pytest.param(
+            lambda y, c: functional.silu(y.reshape(2, M // 2, N) + c), marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_row_for_each_of_a_reshaped_product(
@@ -316,8 +340,8 @@ def test_a_row_for_each_of_a_reshaped_product(
     ("backends", "fused_ones"),
     [
         ("ATEN", {"relu"}),
-        ("ATEN,TRITON", set(ACTIVATIONS)),
-        ("triton, aten", set(ACTIVATIONS)),
+        pytest.param("ATEN,TRITON", set(ACTIVATIONS), marks=pytest.mark.slow),
+        pytest.param("triton, aten", set(ACTIVATIONS), marks=pytest.mark.slow),
     ],
 )
 def test_nothing_rounds_otherwise_than_it_might_without_us(
@@ -338,7 +362,11 @@ def test_nothing_rounds_otherwise_than_it_might_without_us(
 
 @pytest.mark.parametrize(
     "settings",
-    [{"max_autotune_gemm": False}, {"emulate_precision_casts": True}, {"deterministic": True}],
+    [
+        {"max_autotune_gemm": False},
+        pytest.param({"emulate_precision_casts": True}, marks=pytest.mark.slow),
+        pytest.param({"deterministic": True}, marks=pytest.mark.slow),
+    ],
     ids=lambda settings: next(iter(settings)),
 )
 def test_settings_that_leave_graphs_alone(
@@ -354,7 +382,10 @@ def test_settings_that_leave_graphs_alone(
     assert not [event for event in events() if "silu" in event["gemm"]]
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize(
+    "activation",
+    ["relu", *(pytest.param(one, marks=pytest.mark.slow) for one in ("gelu_tanh", "silu"))],
+)
 def test_nothing_is_fused_where_aten_may_not_compute(
     session: InductorSession, activation: str
 ) -> None:
@@ -392,7 +423,14 @@ def test_operands_that_the_kernel_cannot_take_go_to_aten(session: InductorSessio
     assert session.launched(compiled.function, unaligned) == ()
 
 
-@pytest.mark.parametrize("bundle", [None, "fused", "sleeping"])
+@pytest.mark.parametrize(
+    "bundle",
+    [
+        pytest.param(None, marks=pytest.mark.slow),
+        "fused",
+        pytest.param("sleeping", marks=pytest.mark.slow),
+    ],
+)
 def test_a_recording_has_the_sum_once_whatever_wins(
     inductor: InductorSession, request: pytest.FixtureRequest, tmp_path: Path, bundle: str | None
 ) -> None:

@@ -186,12 +186,14 @@ def test_processes_at_once_compile_each_kernel_once(machine: Machine) -> None:
     assert sum(one["kernels"] for one in answers) == kernels == 2 * len(cpu_provider.TILES)
 
 
+@pytest.mark.slow
 def test_without_a_builder_side_aten_computes_and_it_is_counted(machine: Machine) -> None:
     missing = machine.compile("one", NVGEMM_AOT_JIT_PROVIDER="")  # none is for the CPU
     assert (missing["right"], missing["won"], missing["server"]) == (True, 0, False)
     assert sum(missing["misses"].values()) == 2
 
 
+@pytest.mark.slow
 def test_a_provider_that_cannot_be_had_costs_our_choices_alone(machine: Machine) -> None:
     broken = machine.compile("one", NVGEMM_AOT_JIT_PROVIDER="nowhere:Nothing")
     assert (broken["right"], broken["won"]) == (True, 0)

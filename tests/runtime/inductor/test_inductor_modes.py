@@ -192,16 +192,12 @@ except nvgemm_runtime.errors.SettingError as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("variable", "options", "said"),
     [
         ("required", "{}", ["True", "[]", "here"]),
-        pytest.param(
-            "required",
-            '{"nvgemm_aot_mode": "auto"}',
-            ["compiled", "[]", "here"],
-            marks=pytest.mark.slow,
-        ),
+        ("required", '{"nvgemm_aot_mode": "auto"}', ["compiled", "[]", "here"]),
         ("off", "{}", ["compiled", "[]", "not here"]),
     ],
 )

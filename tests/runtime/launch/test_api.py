@@ -18,6 +18,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import cpu_provider
 import nvgemm_runtime
+from forked_scripts import ForkedScripts, forked_scripts
 from installed_bundles import use
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.bundle.writer import write_bundle
@@ -592,10 +593,24 @@ def test_without_bundles_says_how_to_get_some(monkeypatch: pytest.MonkeyPatch) -
         nvgemm_runtime.mm(torch.ones(4, 4), torch.ones(4, 4))
 
 
-def in_a_new_process(script: str, bundle: BuiltBundle, *arguments: str) -> str:
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[ForkedScripts]:
+    """Scripts in processes that have imported torch and us, and used neither."""
+    with forked_scripts("import torch, nvgemm_runtime") as scripts:
+        yield scripts
+
+
+def in_a_fork(scripts: ForkedScripts, script: str, bundle: BuiltBundle, *arguments: str) -> str:
+    environment = {**os.environ, "NVGEMM_AOT_BUNDLES": str(bundle.path)}
+    done = scripts.run(script, *arguments, environment=environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def in_a_new_process(script: str, bundle: BuiltBundle) -> str:
     environment = {**os.environ, "NVGEMM_AOT_BUNDLES": str(bundle.path)}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, *arguments],
+        [sys.executable, "-W", "ignore", "-c", script],
         env=environment, capture_output=True, text=True, check=False, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -619,9 +634,11 @@ except RuntimeError as error:
 """
 
 
-def test_operators_load_kernels_that_they_name(cpu_bundle: BuiltBundle) -> None:
+def test_operators_load_kernels_that_they_name(
+    cpu_bundle: BuiltBundle, scripts: ForkedScripts
+) -> None:
     id_ = next(k.id for k in cpu_bundle.header.kernels if k.signature.key.startswith("mm/tt/fp32"))
-    said = in_a_new_process(OPERATORS, cpu_bundle, id_)
+    said = in_a_fork(scripts, OPERATORS, cpu_bundle, id_)
     assert "no installed bundle holds kernel feed" in said
 
 
@@ -640,8 +657,10 @@ for result in results: torch.testing.assert_close(result, a @ b)
 """
 
 
-def test_threads_may_race_on_everything_at_once(cpu_bundle: BuiltBundle) -> None:
-    in_a_new_process(RACE, cpu_bundle)
+def test_threads_may_race_on_everything_at_once(
+    cpu_bundle: BuiltBundle, scripts: ForkedScripts
+) -> None:
+    in_a_fork(scripts, RACE, cpu_bundle)
 
 
 FORK = """
@@ -661,10 +680,13 @@ assert torch.equal(nvgemm_runtime.mm(a, b), torch.full((16, 32), 64.0))
 
 @pytest.mark.parametrize("used_before", ["", "1"])
 def test_works_on_both_sides_of_a_fork(
-    cpu_bundle: BuiltBundle, monkeypatch: pytest.MonkeyPatch, used_before: str
+    cpu_bundle: BuiltBundle,
+    scripts: ForkedScripts,
+    monkeypatch: pytest.MonkeyPatch,
+    used_before: str,
 ) -> None:
     monkeypatch.setenv("BEFORE", used_before)
-    in_a_new_process(FORK, cpu_bundle)
+    in_a_fork(scripts, FORK, cpu_bundle)
 
 
 START = """
@@ -673,9 +695,9 @@ print(int(nvgemm_runtime.mm(torch.ones(16, 64), torch.ones(64, 32)).sum()))
 """
 
 
-@pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_the_interpreter_starts_and_ends_cleanly(cpu_bundle: BuiltBundle, times: int) -> None:
-    assert [in_a_new_process(START, cpu_bundle) for _ in range(times)] == ["32768\n"] * times
+@pytest.mark.slow
+def test_the_interpreter_starts_and_ends_cleanly_each_time(cpu_bundle: BuiltBundle) -> None:
+    assert [in_a_new_process(START, cpu_bundle) for _ in range(4)] == ["32768\n"] * 4
 
 
 def test_running_a_kernel_imports_no_builder_and_writes_nothing(

@@ -149,6 +149,7 @@ except (TypeError, ValueError) as error:  # with a stack: files of libraries are
 """
 
 
+@pytest.mark.slow
 def test_a_file_that_gets_a_descriptor_of_loading_is_not_taken_for_a_kernel(
     cpu_bundle: BuiltBundle,
 ) -> None:
@@ -483,6 +484,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 """
 
 
+@pytest.mark.slow
 def test_a_forked_child_loads_though_a_thread_of_its_parent_held_the_locks(
     cpu_bundle: BuiltBundle,
 ) -> None:
