@@ -26,7 +26,7 @@ _KEY = "nvgemm_aot"
 _log = logging.getLogger(__name__)
 
 
-class InstalledBundles(CustomGraphModulePass):  # type: ignore[misc]
+class CacheKeyPass(CustomGraphModulePass):  # type: ignore[misc]
     """A pass that is never run; its ``uuid`` identifies the choices that this process offers."""
 
     def __call__(self, gm: object) -> None:
@@ -49,7 +49,7 @@ class InstalledBundles(CustomGraphModulePass):  # type: ignore[misc]
 def _key_with_choices() -> str:
     if config.cpp_wrapper:
         # Torch asks for the key also before it runs a cached graph, whose code needs the operators.
-        operators.load_operators()
+        operators.try_to_load_operators()
     from .. import __version__
     from ..installed.jit_cache import generation
     from ..jit import client
@@ -93,4 +93,4 @@ def _header_identity(path: object) -> bytes:
 
 def install() -> None:
     """Register the pass."""
-    custom_backend_passes[_KEY] = InstalledBundles()
+    custom_backend_passes[_KEY] = CacheKeyPass()

@@ -29,9 +29,9 @@ from ..gemm.types import Activation
 from ..settings import Mode, choosing_key, max_choices
 from . import report
 from .cache_key import installed_digest
+from .choice_timing import timing_as_usual
 from .choices import StockCall, gemm_choices, obstacles
 from .failures import survive
-from .gpu_time import timing_as_usual
 from .hook import on_equal_terms
 from .modes import current_mode
 from .offers import Offers, find_offers

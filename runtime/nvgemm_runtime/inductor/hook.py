@@ -25,9 +25,9 @@ from ..gemm.problem import Problem
 from ..recording.text import gemm_line
 from ..settings import MODE_VARIABLE, Mode, max_choices, trusts_rankings
 from . import report, torch_nvgemm
+from .choice_timing import time_on_gpu
 from .choices import GemmChoice, StockCall, gemm_choices, obstacles
 from .failures import log_failure, survive
-from .gpu_time import time_on_gpu
 from .modes import OPTION, current_mode
 from .reading import (
     AutotunedGemm,

@@ -41,7 +41,7 @@ class InstalledBundle:
     version: str
 
 
-def installed_bundles() -> tuple[InstalledBundle, ...]:
+def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
     """Find every bundle of every installed kernel wheel.
 
     Distributions are told by their metadata alone: an entry point of group `ENTRY_POINT_GROUP`
@@ -104,7 +104,7 @@ def find_bundles() -> tuple[BundleFile, ...]:
     """
     installed = (
         BundleFile(path=bundle.path, origin=f"{bundle.distribution} {bundle.version}", problem=None)
-        for bundle in installed_bundles()
+        for bundle in find_wheel_bundles()
     )
     first: dict[str, BundleFile] = {}
     for candidate in (*_named_bundles(os.environ.get(BUNDLES_VARIABLE, "")), *installed):

@@ -19,7 +19,7 @@ from ..bundle.reader import Bundle, file_identity
 from ..errors import NvgemmError
 from ..gemm.problem import Problem
 from ..matching.device import DeviceFacts, host_platform, torch_cuda, torch_versions
-from ..matching.index import BundleView, Index, LayeredIndex, preferred
+from ..matching.index import BundleView, Index, LayeredIndex, newest_compiler_first
 from ..matching.refusals import (
     describe_fault,
     kernel_refusals,
@@ -301,7 +301,7 @@ def _index_of(
     from_jit: bool = False,
 ) -> _Indexed:
     opened = {one.name: one.bundle for one in found if one.bundle is not None}
-    views = preferred(
+    views = newest_compiler_first(
         BundleView(name=name, header=bundle.header) for name, bundle in opened.items()
     )
     unusable = [f"{one.name}: {one.problem}" for one in found if one.bundle is None]

@@ -117,7 +117,7 @@ def candidates() -> int:
     return DEFAULT_CANDIDATES
 
 
-def unavailable(facts: DeviceFacts) -> str | None:
+def why_not_compiling(facts: DeviceFacts) -> str | None:
     """Why nothing can be compiled for a device in this process, or None. Imports nothing."""
     if not candidates():
         return f"{JIT_CANDIDATES_VARIABLE} is 0"
@@ -181,7 +181,7 @@ class JitClient:
         """
         pending = Pending(problem)
         try:
-            reason = unavailable(facts)
+            reason = why_not_compiling(facts)
             if reason is not None:
                 return pending.fail(reason)
             with self._lock:

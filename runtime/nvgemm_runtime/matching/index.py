@@ -21,7 +21,7 @@ from .device import DeviceFacts, TorchVersions
 from .nearest import Around
 from .ranking import MeasuredTimes, order_between, waves
 from .refusals import (
-    describe,
+    describe_device,
     describe_fault,
     kernel_refusals,
     needs_compact,
@@ -311,7 +311,7 @@ class Index:
         if self._sizes:
             return f"no bundled kernel computes {wanted.key} (bundled: {self._bundled})"
         if self.refusals or self.bundles:
-            return f"no bundle serves this device ({describe(self.facts)})"
+            return f"no bundle serves this device ({describe_device(self.facts)})"
         return (
             "no bundle is installed: pip install a kernel wheel, or name bundles in "
             "NVGEMM_AOT_BUNDLES"
@@ -403,7 +403,7 @@ def first_served(
     return asked[0], Miss(reasons=tuple(reasons))
 
 
-def preferred(bundles: Iterable[BundleView]) -> list[BundleView]:
+def newest_compiler_first(bundles: Iterable[BundleView]) -> list[BundleView]:
     """Order bundles: newest compiler first, then by name."""
     by_name = sorted(bundles, key=lambda bundle: (bundle.name, bundle.header.build_key))
     return sorted(by_name, key=_compiler_version, reverse=True)  # stable: equals stay as they are

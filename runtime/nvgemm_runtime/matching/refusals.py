@@ -68,11 +68,11 @@ def refusal(header: Header, facts: DeviceFacts) -> str | None:
     if reason is not None:
         return reason
     if (target.arch == CPU) != (facts.kind == "cpu"):
-        return f"built for {target.arch}, this device is {describe(facts)}"
+        return f"built for {target.arch}, this device is {describe_device(facts)}"
     if facts.capability is None:
         return None
     if not target.runs_on(facts.capability):
-        return f"{target.arch} kernels do not run on {describe(facts)}"
+        return f"{target.arch} kernels do not run on {describe_device(facts)}"
     reason = _cuda_refusal(target, facts.cuda)
     if reason is None:
         reason = library_refusal(header, facts.runtime_library, facts.ffi_exports)
@@ -192,7 +192,7 @@ def library_distribution(header: Header) -> str:
     return f"nvidia-cutlass-dsl-libs-{header.target.cuda}"
 
 
-def describe(facts: DeviceFacts) -> str:
+def describe_device(facts: DeviceFacts) -> str:
     """A device in words."""
     if facts.capability is None:
         return facts.name

@@ -10,7 +10,7 @@ from nvgemm_runtime.bundle.format import CompileFailure, Header, Scope, Unserved
 from nvgemm_runtime.gemm.problem import Layout, Problem, Signature
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.matching.device import DeviceFacts
-from nvgemm_runtime.matching.index import Basis, BundleView, Match, Miss, preferred
+from nvgemm_runtime.matching.index import Basis, BundleView, Match, Miss, newest_compiler_first
 from nvgemm_runtime.matching.refusals import refusal
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import B200, LIBRARY
@@ -58,8 +58,8 @@ def test_newest_compiler_is_preferred_then_the_name() -> None:
         return BundleView(name=name, header=encode_bundle(built)[1])
 
     views = [view("b", "4.9.0"), view("c", "4.10.0"), view("a", "4.9.0")]
-    assert [v.name for v in preferred(views)] == ["c", "a", "b"]
-    assert preferred(views[::-1]) == preferred(views)
+    assert [v.name for v in newest_compiler_first(views)] == ["c", "a", "b"]
+    assert newest_compiler_first(views[::-1]) == newest_compiler_first(views)
 
 
 def test_misaligned_operands_miss_with_both_numbers() -> None:
@@ -213,7 +213,10 @@ def test_a_patch_release_is_newer_than_none() -> None:
         built = replace(content(problem(1)), toolchain={"nvidia-cutlass-dsl": version})
         return BundleView(name=name, header=encode_bundle(built)[1])
 
-    assert [v.name for v in preferred([view("a", "4.8"), view("b", "4.8.1")])] == ["b", "a"]
+    assert [v.name for v in newest_compiler_first([view("a", "4.8"), view("b", "4.8.1")])] == [
+        "b",
+        "a",
+    ]
 
 
 def with_tiles(*tiles: tuple[int, int], times_ns: tuple[int | None, ...]) -> Header:

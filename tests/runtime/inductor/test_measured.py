@@ -346,7 +346,7 @@ def test_the_compile_caches_know_what_changes_choices(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     inductor.use(rankings.measured(aten=250.0))
-    key = cache_key.InstalledBundles()
+    key = cache_key.CacheKeyPass()
     inductor.monkeypatch.delenv(variable, raising=False)
     unset = key.uuid()
     uuids = {}
