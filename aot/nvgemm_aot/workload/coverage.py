@@ -385,5 +385,5 @@ def _served(index: Index, missed: GemmCoverage, found: Match) -> GemmCoverage:
         status=Status.DECLARED if found.basis is Basis.DECLARED else Status.SIGNATURE,
         ranked_as=found.ranked_as,
         kernels=len(found.kernels),
-        bundle=index.bundles[found.kernels[0].bundle].name,
+        bundle=found.kernels[0].bundle.name,
     )

@@ -48,8 +48,8 @@ def test_other_sizes_are_ranked_as_the_nearest_declared(asked: Problem, nearest:
 def test_first_bundle_wins_where_two_declare_a_problem() -> None:
     first, second = header(problem(1)), header(problem(1), problem(2), seed=1)
     built = index(first, second)
-    assert found(built.match(problem(1), 16)).kernels[0].bundle == 0
-    assert found(built.match(problem(2), 16)).kernels[0].bundle == 1
+    assert found(built.match(problem(1), 16)).kernels[0].bundle.name == "b0"
+    assert found(built.match(problem(2), 16)).kernels[0].bundle.name == "b1"
 
 
 def test_newest_compiler_is_preferred_then_the_name() -> None:
@@ -146,9 +146,9 @@ def test_only_kernels_that_the_operands_are_aligned_for_are_served() -> None:
 def test_another_bundle_serves_what_the_first_is_too_strictly_aligned_for() -> None:
     built = index(with_alignment(16), with_alignment(2, seed=1))
     match = found(built.match(problem(16), 8))
-    assert (match.basis, match.kernels[0].bundle) == (Basis.DECLARED, 1)
-    assert found(built.match(problem(17), 8)).kernels[0].bundle == 1
-    assert found(built.match(problem(17), 16)).kernels[0].bundle == 0
+    assert (match.basis, match.kernels[0].bundle.name) == (Basis.DECLARED, "b1")
+    assert found(built.match(problem(17), 8)).kernels[0].bundle.name == "b1"
+    assert found(built.match(problem(17), 16)).kernels[0].bundle.name == "b0"
 
 
 def test_another_problem_of_the_signature_serves_where_alignment_rules_out_the_own() -> None:

@@ -191,7 +191,7 @@ def test_what_was_measured_here_comes_before_what_another_bundle_says() -> None:
         assert isinstance(found, Match)
         assert found.source == SOURCE
         assert found.measured == ranking.measured
-        assert {served.bundle for served in found.kernels} == {1}
+        assert {served.bundle.name for served in found.kernels} == {"b1"}
 
 
 def test_times_of_another_product_are_not_interpolated() -> None:
