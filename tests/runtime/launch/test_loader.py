@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import struct
 import subprocess
 import sys
 import threading
@@ -226,29 +225,6 @@ def test_a_calling_convention_that_does_not_fit_the_kernel_is_refused(
         KernelLoader().load(bundle, kernel)
 
 
-@pytest.mark.parametrize("size", [0, 1, 40, 64, 200, 2000])
-def test_a_payload_that_is_cut_off_is_refused(bundle: Bundle, tmp_path: Path, size: int) -> None:
-    """Touching what is behind the end of a mapped file would kill the process."""
-    payload = bundle.payload(kernel_of(bundle))
-    cut = payload[:size] or b"\0"
-    with (
-        bundle_with(tmp_path / "cut.nvgemm", cut) as other,
-        pytest.raises(NoKernelError, match=r"no 64-bit ELF image|is cut off"),
-    ):
-        KernelLoader().load(other, other.header.kernels[0])
-
-
-@pytest.mark.parametrize("field", ["table", "segment"])
-def test_offsets_that_wrap_around_are_refused(
-    lib: native.Native, bundle: Bundle, field: str
-) -> None:
-    image = bytearray(bundle.payload(kernel_of(bundle)))
-    (table,) = struct.unpack_from("<Q", image, 32)  # e_phoff
-    struct.pack_into("<Q", image, 32 if field == "table" else table + 8, 2**64 - 8)
-    with pytest.raises(NoKernelError, match=r"it is cut off: .* its segments need 18446744073709"):
-        lib.open_kernel(bytes(image), "__tvm_ffi_gemm", "it")
-
-
 def test_a_payload_without_its_function_is_closed_again(lib: native.Native, bundle: Bundle) -> None:
     def mapped() -> int:
         return Path("/proc/self/maps").read_text().count("nvgemm-kernel")
@@ -280,7 +256,7 @@ def test_a_damaged_image_is_refused(bundle: Bundle, tmp_path: Path, damage: str)
         image[54] = 7
     with (
         bundle_with(tmp_path / "damaged.nvgemm", bytes(image)) as other,
-        pytest.raises(NoKernelError, match=r"no 64-bit ELF image|cannot be loaded from memory"),
+        pytest.raises(NoKernelError, match="cannot be loaded from memory"),
     ):
         KernelLoader().load(other, other.header.kernels[0])
 
