@@ -48,14 +48,7 @@ Fail = Callable[[str, str], NoReturn]
 
 
 def check_header(parts: Parts, fail: Fail, *, body_offset: int, file_bytes: int) -> None:
-    """Check every rule between values that needs no byte of the body.
-
-    Args:
-        parts: Parts of the header, each of whose values is right.
-        fail: Called with the broken rule, and with what was found and what is allowed.
-        body_offset: First byte behind the header.
-        file_bytes: Length of the file.
-    """
+    """Check every rule between values that needs no byte of the body."""
     _check_spans(parts, fail, body_offset, file_bytes)
     _check_order(parts, fail)
     _check_rankings(parts, fail)

@@ -88,8 +88,7 @@ def torch_dtype(dtype: DType) -> torch.dtype:
     """Torch's name for an element type."""
     import torch
 
-    found: torch.dtype = getattr(torch, dtype.torch_name)
-    return found
+    return getattr(torch, dtype.torch_name)
 
 
 def usual_out_dtype(operand: torch.dtype) -> torch.dtype:
@@ -148,13 +147,7 @@ def check_kinds(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | No
 
 
 def check_kind(where: str, name: str, tensor: torch.Tensor) -> None:
-    """Check one operand as `check_kinds` does.
-
-    Args:
-        where: What messages call the function.
-        name: What they call the operand.
-        tensor: The operand.
-    """
+    """Check one operand as `check_kinds` does."""
     import torch
 
     if tensor.layout is not torch.strided:

@@ -17,7 +17,7 @@ from torch._inductor import config
 from torch._inductor.codegen.common import custom_backend_passes
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
-from ..settings import RECORD_VARIABLE, choosing_key
+from ..settings import RECORD_VARIABLE, choosing_key, jit_candidates
 from . import operators
 
 _KEY = "nvgemm_aot"
@@ -56,7 +56,7 @@ def _key_with_choices() -> str:
 
     # Without the JIT cache's content: it grows with compilation, and graphs stay right until a
     # kernel is removed, which changes the generation.
-    compiles = client.candidates() if client.missing_module() is None else 0
+    compiles = jit_candidates() if client.missing_module() is None else 0
     settings = f"{choosing_key()} {compiles}"
     return f"{_KEY} {__version__} {settings} {generation()} {installed_digest()}"
 

@@ -31,12 +31,11 @@ from . import report
 from .cache_key import installed_digest
 from .choice_timing import timing_as_usual
 from .choices import StockCall, gemm_choices, obstacles
-from .failures import survive
-from .hook import on_equal_terms
+from .hook import on_equal_terms, record_gemm
 from .modes import current_mode
 from .offers import Offers, find_offers
 from .reading import UNFUSED, operand, operand_of
-from .recording import record_gemm
+from .report import survive
 
 _log = logging.getLogger(__name__)
 

@@ -15,9 +15,6 @@ _MAX_LINKS = 40
 def writable_by_others(file: Path) -> str | None:
     """Why a file or directory is not under the control of this user and root alone, or None.
 
-    Args:
-        file: An absolute path.
-
     Raises:
         OSError: If it is not there.
     """

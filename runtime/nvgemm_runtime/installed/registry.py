@@ -153,10 +153,6 @@ class Installation:
     def leave_out(self, bundle: Bundle, problem: str) -> bool:
         """Stop using a bundle whose content turns out to be damaged; the others are used.
 
-        Args:
-            bundle: One that `index` has given.
-            problem: What is wrong with it.
-
         Returns:
             Whether it was in use.
         """

@@ -21,10 +21,6 @@ _libraries: list[torch.library.Library] = []
 def refuse_lost_derivative(where: str, **operands: torch.Tensor) -> None:
     """Refuse operands through which a derivative is recorded.
 
-    Args:
-        where: What the message calls the function.
-        operands: The tensors, by the names that the message calls them.
-
     Raises:
         RuntimeError: If gradients are recorded and an operand requires one, or an operand carries
             a tangent of forward mode.

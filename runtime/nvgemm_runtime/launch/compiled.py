@@ -139,12 +139,8 @@ def _raise_not_computed(
 def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> LoadedKernel | None:
     """Load a kernel that code was compiled for; None, with one warning a wheel, where that fails.
 
-    Under ``NVGEMM_AOT=off`` it is None, without a warning.
-
-    Args:
-        kernel_id: The kernel.
-        origin: What brought it.
-        device: Where it is to run; by default where CUDA would.
+    Under ``NVGEMM_AOT=off`` it is None, without a warning. Without a device, it is for where CUDA
+    would run.
     """
     if is_off():
         return None

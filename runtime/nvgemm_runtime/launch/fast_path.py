@@ -29,9 +29,6 @@ def skip_if_loaded(op: Op) -> Callable[[_Function], _Function]:
 
     Such a call should cost little more than the launch, so it is one frame of Python that looks up
     local names alone. For the same reason it does not check for ``torch.jit.trace``.
-
-    Args:
-        op: What the function computes.
     """
 
     def decorate(function: _Function) -> _Function:

@@ -153,11 +153,6 @@ def require_libraries(header: Header) -> None:
 def require_imports(header: Header, kernel: Kernel, name: str) -> None:
     """Check that the installed libraries export what a kernel imports.
 
-    Args:
-        header: Of its bundle.
-        kernel: Its entry.
-        name: What messages call it.
-
     Raises:
         DriverError: If they do not.
     """

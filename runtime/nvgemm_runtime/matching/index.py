@@ -333,10 +333,6 @@ class LayeredIndex:
 
     A problem that either declares comes before one of which only the signature is known; among
     equals, what was shipped comes first.
-
-    Args:
-        shipped: Kernels of wheels, and of bundles that the user names.
-        kept: Kernels of the JIT cache.
     """
 
     def __init__(self, shipped: Index, kept: Index) -> None:
@@ -364,10 +360,6 @@ def first_served(
     match: Callable[[Problem, int, bool], Match | Miss], asked: Sequence[Request]
 ) -> tuple[Request, Match | Miss]:
     """Find the kernels for operands that can be read in several ways.
-
-    Args:
-        match: `Index.match`.
-        asked: Every reading, as `operands.requests` gives them; at least one.
 
     Returns:
         The first reading that a kernel serves; or the first of all, and why none is served.

@@ -24,10 +24,7 @@ from ..gemm.problem import Problem
 def waves(design: KernelDesign, problem: Problem, multiprocessors: int) -> int:
     """Waves that a kernel needs for a problem, with one thread block a multiprocessor.
 
-    Args:
-        design: Its tile and cluster.
-        problem: Sizes of any signature; rows are taken to be shared out evenly among groups.
-        multiprocessors: Streaming multiprocessors of the GPU.
+    Rows are taken to be shared out evenly among groups.
     """
     cluster_m, cluster_n = design.cluster
     rows = -(-problem.m // problem.groups)

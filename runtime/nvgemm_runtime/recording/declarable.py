@@ -59,13 +59,6 @@ def declarable_for(gemm: AtenGemm, arch: str) -> Problem | str:
 
     Where the architecture has no kernel with an epilogue, a sum is declared as its product alone,
     into fp32: torch.compile uses such a kernel and has torch add.
-
-    Args:
-        gemm: The GEMM.
-        arch: Architecture of the target, e.g. ``sm_90a``.
-
-    Returns:
-        The problem; otherwise one line, as `declarable`.
     """
     product = None if has_epilogues(arch) else product_of_sum(gemm)
     wanted = declarable(gemm if product is None else product)

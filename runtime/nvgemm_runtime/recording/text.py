@@ -149,12 +149,7 @@ def _problem(texts: dict[str, str | None]) -> Problem:
 
 
 def gemm_line(problem: Problem, count: int | None = None) -> str:
-    """The entry under ``gemms`` that declares a problem, on one line.
-
-    Args:
-        problem: The problem.
-        count: How often it was met; left out if None.
-    """
+    """The entry under ``gemms`` that declares a problem, on one line."""
     signature = problem.signature
     values = {
         "op": signature.op.value,

@@ -42,19 +42,19 @@ def compile_gemms(inductor: InductorSession) -> tuple[int, str]:
 def test_a_mistake_of_ours_is_said_once_and_compiling_goes_on(
     inductor: InductorSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from nvgemm_runtime.inductor import failures
+    from nvgemm_runtime.inductor import report
 
     def fail(*arguments: object) -> None:
         raise RuntimeError("wrong on purpose")
 
     inductor.monkeypatch.setattr(INSTALLATION, "index", fail)
-    failures._logged.clear()
+    report._logged.clear()
     launched, code = compile_gemms(inductor)
     assert launched == 0
     assert "nvgemm" not in code
     (message,) = warnings_of(caplog)
     assert "RuntimeError: wrong on purpose" in message
-    failures._logged.clear()
+    report._logged.clear()
 
 
 def test_without_any_choice_there_is_nothing_to_say(
