@@ -244,18 +244,6 @@ def test_unknown_ids_are_refused() -> None:
         torch.ops.nvgemm_aot.mm(*operands()[:2], "feed")
 
 
-def test_messages_name_kernels_by_twelve_characters(
-    plain: tuple[str, int], batched: tuple[str, int]
-) -> None:
-    a, b, _ = operands()
-    with pytest.raises(RuntimeError, match=f"kernel {batched[0][:12]} is for bmm, not for mm"):
-        torch.ops.nvgemm_aot.mm(a, b, batched[0])
-    with pytest.raises(RuntimeError, match=f"kernel {plain[0][:12]} takes 2"):
-        torch.ops.nvgemm_aot.mm(a, b[0], plain[0])
-    with pytest.raises(RuntimeError, match=r"no kernel (ab){6} is loaded"):
-        torch.ops.nvgemm_aot.mm(a, b, "ab" * 32)
-
-
 def test_the_loader_is_asked_for_unknown_ids(
     lib: native.Native, loader: Callable[[Any], None], tmp_path: Path
 ) -> None:

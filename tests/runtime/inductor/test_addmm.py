@@ -184,18 +184,6 @@ def test_addends_that_come_otherwise_at_run_time_go_to_aten(inductor: InductorSe
     assert len(inductor.launched(compiled.function, flat[:-1], a, b)) == 1
 
 
-def test_m_is_free(inductor: InductorSession) -> None:
-    _, b = matrices()
-    bias = torch.randn(N)
-    first = torch.randn(M, K)
-    torch._dynamo.mark_dynamic(first, 0)
-    compiled = inductor.compile(torch.addmm, bias, first, b, dynamic=None)
-    for m in (16, 33, 48, 7):
-        a = torch.randn(m, K)
-        torch.testing.assert_close(compiled.function(bias, a, b), torch.addmm(bias, a, b))
-        assert len(inductor.launched(compiled.function, bias, a, b)) == 1
-
-
 def test_a_kernel_that_is_gone_leaves_atens_own_call(inductor: InductorSession) -> None:
     gemm = generated.gemm(torch.addmm, "0" * 64, "nvgemm-kernels-model 1.0", (1, 2, 0))
     a, b = matrices()
@@ -214,30 +202,6 @@ def test_generated_code_runs_without_us(inductor: InductorSession) -> None:
     a, b = matrices()
     bias, out = torch.randn(N), torch.empty(M, N)
     torch.testing.assert_close(gemm(bias, a, b, alpha=1, beta=1, out=out), torch.addmm(bias, a, b))
-
-
-def test_required_names_the_line_of_a_manifest(inductor: InductorSession) -> None:
-    a, b = matrices(dtype=torch.float16)
-    with pytest.raises(Exception, match=r"mm/tt/fp16xfp16/fp32/fp16/bias/m16n32k64: no prebuilt"):
-        inductor.compile(
-            torch.addmm, torch.randn(N).half(), a, b,
-            options={"max_autotune_gemm": True, "nvgemm_aot_mode": "required"},
-        )  # fmt: skip
-
-
-def test_a_recording_names_the_epilogue(inductor: InductorSession, tmp_path: Path) -> None:
-    from nvgemm_runtime.recording.recorder import Recorder
-
-    path = tmp_path / "out.yaml"
-    inductor.monkeypatch.setenv("NVGEMM_AOT_RECORD", str(path))
-    a, b = matrices(dtype=torch.bfloat16)
-    bias = torch.randn(N).bfloat16()
-    inductor.compile(torch.addmm, bias, a, b)
-    recorded = Recorder(path).read()
-    assert not recorded.others
-    assert [problem.key for problem in recorded.problems] == [
-        "mm/tt/bf16xbf16/fp32/bf16/bias/m16n32k64"
-    ]
 
 
 @pytest.fixture(scope="module")

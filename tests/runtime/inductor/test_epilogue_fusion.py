@@ -236,15 +236,8 @@ LEFT_ALONE: dict[str, Callable[[torch.nn.Linear], Callable[[Tensor], Any]]] = {
     "a matrix is added": lambda linear: lambda x: functional.relu(x[:, :N] + x @ linear.weight.t()),
     "no bias": lambda linear: lambda x: functional.relu(x @ linear.weight.t()),
     "a number is added": of_product(lambda y, c: functional.relu(y + 1.0)),
-    "a number is added, and silu": of_product(lambda y, c: functional.silu(y + 1)),
     "a row along another dimension": of_product(
         lambda y, c: functional.relu(y.reshape(M, N, 1) + c)
-    ),
-    "a row along another dimension, in front": of_product(
-        lambda y, c: functional.relu(c + y.reshape(M, N, 1))
-    ),
-    "a row along another dimension, and silu": of_product(
-        lambda y, c: functional.silu(y.reshape(M, N, 1) + c)
     ),
     "a row for each value": of_product(lambda y, c: functional.relu(y.reshape(M * N, 1) + c)),
     "a broadcast product": of_product(

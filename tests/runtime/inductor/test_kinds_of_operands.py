@@ -152,13 +152,3 @@ def test_autocast_reaches_the_kernels_of_its_type(inductor: InductorSession) -> 
     assert compiled.result.dtype is torch.bfloat16
     torch.testing.assert_close(compiled.result, model(*arguments), rtol=2e-2, atol=2e-2)
     assert len(compiled.launched) == 1
-
-
-def test_types_that_no_kernel_computes_stay_with_aten(inductor: InductorSession) -> None:
-    def model(a: Tensor, b: Tensor) -> Tensor:
-        return a @ b
-
-    arguments = torch.randn(16, 64).double(), torch.randn(64, 32).double()
-    compiled = inductor.compile(model, *arguments)
-    torch.testing.assert_close(compiled.result, model(*arguments))
-    assert compiled.launched == ()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from inductor_session import warnings_of
 from nvgemm_runtime.installed.discover import BundleFile, find_bundles, find_wheel_bundles
 
 METADATA = "Metadata-Version: 2.4\nName: {name}\nVersion: 1.0\n"
@@ -44,14 +45,6 @@ def install(
     )
     (info / "RECORD").write_text("".join(f"{path},,\n" for path in paths))
     return info
-
-
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.name == "nvgemm_runtime.installed.discover"
-    ]
 
 
 def test_finds_nothing_where_nothing_is_installed(site: Path) -> None:
@@ -302,17 +295,6 @@ def test_follows_links_through_every_directory_that_could_redirect_them(
     assert problem_of(monkeypatch, named / "chain") is None
     shared.chmod(0o777)
     assert f"{shared} can be written" in str(problem_of(monkeypatch, named / "chain"))
-
-
-def test_a_refused_file_does_not_hide_the_others(
-    named: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (named / "a.nvgemm").chmod(0o666)
-    found = candidates(monkeypatch, named)
-    assert [(c.path.name, c.problem is None) for c in found] == [
-        ("a.nvgemm", False),
-        ("b.nvgemm", True),
-    ]
 
 
 def test_a_file_that_cannot_be_looked_at_does_not_hide_the_others(

@@ -26,7 +26,7 @@ from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import NoKernelError, StorageError
 from nvgemm_runtime.gemm.operands import torch_dtype
-from nvgemm_runtime.gemm.problem import DType, Op, Signature
+from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.launch import api, native, select
 from nvgemm_runtime.launch.loader import KernelLoader
 from nvgemm_runtime.matching.index import Basis
@@ -105,13 +105,6 @@ def test_computes_declared_and_other_sizes_of_every_signature(
     out = torch.full_like(expected, 77)
     assert function(served)(a, b, out=out) is out
     assert_same(out, expected)
-
-
-@pytest.mark.parametrize("operand", [DType.FP16, DType.BF16])
-def test_small_whole_numbers_are_exact(installed: BuiltBundle, operand: DType) -> None:
-    a = torch.randint(0, 2, (37, 100)).to(torch_dtype(operand))
-    b = torch.randint(0, 2, (100, 24)).to(torch_dtype(operand))
-    assert torch.equal(nvgemm_runtime.mm(a, b).float(), a.float() @ b.float())
 
 
 def test_every_kernel_can_be_named_by_id_and_as_loaded(installed: BuiltBundle) -> None:
@@ -504,20 +497,6 @@ def test_an_id_from_a_bundle_for_another_process_is_refused(
         api.load_kernel(id_)
 
 
-@pytest.mark.parametrize(
-    ("out", "message"),
-    [
-        (torch.empty(16, 31), "out has shape"),
-        (torch.empty(32, 16).T, "out is not row-major"),
-        (torch.empty(16, 32).double(), "no kernel takes torch.float64"),
-        (torch.empty(16, 32).bfloat16(), r"no bundled kernel computes mm/tt/fp32xfp32/fp32/bf16"),
-    ],
-)
-def test_wrong_outs_are_refused(installed: BuiltBundle, out: Tensor, message: str) -> None:
-    with pytest.raises((ValueError, NoKernelError), match=message):
-        nvgemm_runtime.mm(torch.ones(16, 64), torch.ones(64, 32), out=out)
-
-
 def test_an_out_that_overlaps_an_operand_is_refused(installed: BuiltBundle) -> None:
     a = torch.ones(16, 16)
     with pytest.raises(ValueError, match="out overlaps a"):
@@ -671,11 +650,6 @@ START = """
 import torch, nvgemm_runtime
 print(int(nvgemm_runtime.mm(torch.ones(16, 64), torch.ones(64, 32)).sum()))
 """
-
-
-@pytest.mark.parametrize("times", [1, pytest.param(4, marks=pytest.mark.slow)])
-def test_the_interpreter_starts_and_ends_cleanly(cpu_bundle: BuiltBundle, times: int) -> None:
-    assert [in_a_new_process(START, cpu_bundle) for _ in range(times)] == ["32768\n"] * times
 
 
 def test_running_a_kernel_imports_no_builder_and_writes_nothing(

@@ -75,10 +75,6 @@ def test_unknown_signature_lists_what_is_bundled() -> None:
     assert f"no bundled kernel computes {other.key} (bundled: {SIGNATURE.key})" in said
 
 
-def test_without_bundles_says_how_to_get_some() -> None:
-    assert "pip install a kernel wheel" in reasons(index().match(problem(1), 16))
-
-
 @pytest.mark.parametrize(
     ("facts", "reason"),
     [
@@ -206,17 +202,6 @@ def test_an_alignment_miss_names_the_bundles_that_were_refused_too() -> None:
     said = reasons(index(with_alignment(16), other).match(problem(16), 8))
     assert "need 16" in said
     assert "b1: sm_90a kernels do not run on" in said
-
-
-def test_a_patch_release_is_newer_than_none() -> None:
-    def view(name: str, version: str) -> BundleView:
-        built = replace(content(problem(1)), toolchain={"nvidia-cutlass-dsl": version})
-        return BundleView(name=name, header=encode_bundle(built)[1])
-
-    assert [v.name for v in newest_compiler_first([view("a", "4.8"), view("b", "4.8.1")])] == [
-        "b",
-        "a",
-    ]
 
 
 def with_tiles(*tiles: tuple[int, int], times_ns: tuple[int | None, ...]) -> Header:

@@ -48,19 +48,6 @@ def test_finds_what_the_definition_says(count: int, powers_of_two: bool) -> None
         assert sizes.find(asked) == by_definition(declared, asked)
 
 
-def test_the_answer_does_not_depend_on_the_order() -> None:
-    declared = [problem(16, 2**i, 2 ** (20 - i)) for i in range(1, 20)] * 1
-    asked = problem(16, 3000, 3000)
-    answers = {NearestSizes((p, p) for p in o).find(asked) for o in (declared, declared[::-1])}
-    assert len(answers) == 1
-
-
-def test_a_declared_shape_counts_before_a_nearer_m() -> None:
-    declared = [problem(1, 4096, 4096), problem(1000, 4096, 4100)]
-    sizes = NearestSizes((p, p) for p in declared)
-    assert sizes.find(problem(1000, 4096, 4096)) == declared[0]
-
-
 def test_groups_count_as_a_batch_does() -> None:
     signature = Signature.parse("grouped_mm/tn/bf16xbf16/fp32/bf16")
     few, many = (

@@ -189,13 +189,6 @@ def test_a_patch_release_of_torch_changes_nothing() -> None:
     assert outcome(match(), trusts=True, versions=versions).is_final
 
 
-def test_an_aten_that_was_not_measured_is_timed() -> None:
-    found = match(aten=None)
-    decision = outcome(found, trusts=True)
-    assert decision.kernels == found.kernels[:1]
-    assert not decision.is_final
-
-
 @pytest.mark.parametrize("beside", [frozenset(), frozenset({"Triton"})])
 def test_where_triton_was_fastest_whoever_was_not_told_apart_is_timed(
     beside: frozenset[str],
