@@ -317,11 +317,7 @@ def _addend_alignment_bytes(addend: torch.Tensor | None, epilogue: Epilogue | No
 
 
 def _out_alignment_bytes(out: torch.Tensor) -> int:
-    """Alignment of an output.
-
-    Raises:
-        NoKernelError: If it is not row-major, or elements share memory.
-    """
+    """Alignment of an output."""
     for major, alignment in _readings("out", out):
         if major == "t":
             return alignment
@@ -357,9 +353,6 @@ def _readings(name: str, tensor: torch.Tensor) -> list[tuple[str, int]]:
 
     ``t`` is contiguous along the last dimension, ``n`` along the one before. The stride of a
     dimension of extent 1 says nothing, so a single row or column is in both.
-
-    Raises:
-        NoKernelError: If it has neither.
     """
     found = [
         (major, alignment)

@@ -330,25 +330,18 @@ class Activation(RowEnum):
 
     row: ActivationRow
 
-    RELU = (
-        "relu",
-        ActivationRow(torch_name="relu", commutes_with_rounding=True, efc_source=("D = relu(x)",)),
-    )
-    GELU_TANH = (
-        "gelu_tanh",
-        ActivationRow(
-            torch_name="gelu",
-            torch_options={"approximate": "tanh"},
-            # The constants are sqrt(2 / pi) and that of its publication (Hendrycks and Gimpel,
-            # 2016). gelu and silu of the operators' own vocabulary raise KeyError
-            # (cutlass.operators 0.3.0).
-            efc_source=(
-                "t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))",
-                "D = 0.5 * x * (1.0 + t)",
-            ),
+    RELU = "relu", ActivationRow(
+        torch_name="relu", commutes_with_rounding=True, efc_source=("D = relu(x)",)
+    )  # fmt: skip
+    # The constants are sqrt(2 / pi) and that of its publication (Hendrycks and Gimpel, 2016). gelu
+    # and silu of the operators' own vocabulary raise KeyError (cutlass.operators 0.3.0).
+    GELU_TANH = "gelu_tanh", ActivationRow(
+        torch_name="gelu", torch_options={"approximate": "tanh"}, efc_source=(
+            "t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))",
+            "D = 0.5 * x * (1.0 + t)",
         ),
-    )
-    SILU = ("silu", ActivationRow(torch_name="silu", efc_source=("D = x * sigmoid(x)",)))
+    )  # fmt: skip
+    SILU = "silu", ActivationRow(torch_name="silu", efc_source=("D = x * sigmoid(x)",))
 
 
 class Addend(enum.Enum):
@@ -383,24 +376,18 @@ class Epilogue(RowEnum):
 
     row: EpilogueRow
 
-    BIAS = ("bias", EpilogueRow(addend=Addend.ROW))
-    BIAS_RELU = (
-        "bias_relu",
-        EpilogueRow(addend=Addend.ROW, activation=Activation.RELU, aliases=("relu",)),
-    )
-    BIAS_GELU_TANH = (
-        "bias_gelu_tanh",
-        EpilogueRow(
-            addend=Addend.ROW,
-            activation=Activation.GELU_TANH,
-            aliases=("gelu", "gelu_tanh", "bias_gelu"),
-        ),
-    )
-    BIAS_SILU = (
-        "bias_silu",
-        EpilogueRow(addend=Addend.ROW, activation=Activation.SILU, aliases=("silu", "swish")),
-    )
-    ADD = ("add", EpilogueRow(addend=Addend.MATRIX, aliases=("residual",)))
+    BIAS = "bias", EpilogueRow(addend=Addend.ROW)
+    BIAS_RELU = "bias_relu", EpilogueRow(
+        addend=Addend.ROW, activation=Activation.RELU, aliases=("relu",)
+    )  # fmt: skip
+    BIAS_GELU_TANH = "bias_gelu_tanh", EpilogueRow(
+        addend=Addend.ROW, activation=Activation.GELU_TANH,
+        aliases=("gelu", "gelu_tanh", "bias_gelu"),
+    )  # fmt: skip
+    BIAS_SILU = "bias_silu", EpilogueRow(
+        addend=Addend.ROW, activation=Activation.SILU, aliases=("silu", "swish")
+    )  # fmt: skip
+    ADD = "add", EpilogueRow(addend=Addend.MATRIX, aliases=("residual",))
 
     @property
     def addend(self) -> Addend:

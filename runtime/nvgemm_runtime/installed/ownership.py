@@ -41,11 +41,7 @@ def place_writable_by_others(place: Path) -> str | None:
 
 
 def _places(path: Path) -> Iterator[Path]:
-    """Every directory, link and file that decides what an absolute path leads to.
-
-    Raises:
-        OSError: If it leads nowhere.
-    """
+    """Every directory, link and file that decides what an absolute path leads to."""
     at = Path("/")
     yield at
     links = 0

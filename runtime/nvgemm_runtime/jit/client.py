@@ -66,11 +66,7 @@ class JitResult:
 
 
 class Pending:
-    """A request that the server works on.
-
-    Attributes:
-        problem: The requested problem.
-    """
+    """A request that the server works on."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem

@@ -384,13 +384,7 @@ def _run(
 def _load_named(
     where: str, op: Op, kernel: str | LoadedKernel, extras: ExtraOperands
 ) -> LoadedKernel:
-    """The kernel that a caller names.
-
-    Raises:
-        NoKernelError: If no bundle holds it.
-        TypeError: If it is neither an id nor a loaded kernel.
-        ValueError: If it computes something else.
-    """
+    """The kernel that a caller names."""
     if isinstance(kernel, str):
         kernel = load_kernel(kernel)
     elif not isinstance(kernel, LoadedKernel):

@@ -58,10 +58,6 @@ class NearestSizes(Generic[T]):
         )
         self._logs_of_n = [point[0] for point in self._points]
 
-    def find(self, problem: Problem) -> T:
-        """What belongs to the declared problem nearest to this one."""
-        return self.around(problem).nearest
-
     def around(self, problem: Problem) -> Around[T]:
         """What belongs to the m around this one that are declared for the nearest other sizes."""
         sizes = _weights(problem)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..bundle.format import KernelDesign
 from ..gemm.problem import Problem
@@ -38,12 +39,7 @@ def waves(design: KernelDesign, problem: Problem, multiprocessors: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredTimes:
-    """What was measured of one problem.
-
-    Attributes:
-        problem: The problem.
-        times_ns: Nanoseconds of each kernel, by id.
-    """
+    """What was measured of one problem: nanoseconds of each kernel, by id."""
 
     problem: Problem
     times_ns: Mapping[str, int]
@@ -66,18 +62,8 @@ def order_between(
         above: Likewise, with no smaller m.
         multiprocessors: Streaming multiprocessors of the GPU.
     """
-
-    def time(kernel_id: str) -> float:
-        return interpolate(
-            problem,
-            designs[kernel_id],
-            kernel_id,
-            below=below,
-            above=above,
-            multiprocessors=multiprocessors,
-        )
-
-    return sorted(designs, key=time)
+    around: Any = {"below": below, "above": above, "multiprocessors": multiprocessors}
+    return sorted(designs, key=lambda id_: interpolate(problem, designs[id_], id_, **around))
 
 
 def interpolate(

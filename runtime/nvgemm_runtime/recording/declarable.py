@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
@@ -104,11 +103,7 @@ def sizes_in_words(words: str) -> tuple[int, int, int, int] | None:
 
 def _word(operand: Operand) -> str:
     dtype = str(operand.dtype).removeprefix("torch.")
-    return f"{_SHORT_NAMES.get(dtype, dtype)}{_extents(operand.shape)}"
-
-
-def _extents(shape: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
+    return f"{_SHORT_NAMES.get(dtype, dtype)}[{', '.join(map(str, operand.shape))}]"
 
 
 _SHORT_NAMES = {dtype.torch_name: dtype.value for dtype in DType}

@@ -127,11 +127,7 @@ def _read_line(line: str, recording: Recording) -> bool:
 
 
 def _problem(texts: dict[str, str | None]) -> Problem:
-    """The problem that an entry declares.
-
-    Raises:
-        ValueError: If there is no such problem.
-    """
+    """The problem that an entry declares."""
     operand = DType(texts["dtype"])
     scales, epilogue = texts["scales"], texts["epilogue"]
     signature = Signature(

@@ -75,11 +75,6 @@ def session(inductor: InductorSession, fused: BuiltBundle) -> InductorSession:
     return inductor
 
 
-@pytest.fixture
-def events(inductor: InductorSession, tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
-    return inductor.watch_events(tmp_path / "events")
-
-
 def layer(dtype: torch.dtype = torch.bfloat16) -> torch.nn.Linear:
     return torch.nn.Linear(K, N, dtype=dtype).requires_grad_(False)
 

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch._inductor import select_algorithm  # noqa: F401  (our modules come behind it)
+from torch._inductor.select_algorithm import ExternKernelCaller  # our modules come behind it
 
 import cpu_provider
 import nvgemm_runtime
-from inductor_session import InductorSession
+from inductor_session import Compiled, InductorSession
 from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.tuning.gpu import GpuState
 from nvgemm_runtime.inductor import cache_key
 from tuning_bench import DictatedTimer, DictatedWatch, bench, build, run
 
 Tensor = torch.Tensor
 
+pytestmark = pytest.mark.usefixtures("counted_anew")
+
 WINNER = "Cpu_8x32"
 """The operator that is measured to be the fastest of ours, and not estimated to be."""
-
-
-def gemm(a: Tensor, b: Tensor) -> Tensor:
-    return a @ b
-
-
-@pytest.fixture(scope="module")
-def operands() -> tuple[Tensor, Tensor]:
-    return torch.randn(16, 64), torch.randn(64, 32)
 
 
 class Rankings:
@@ -61,90 +54,80 @@ def rankings(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> R
     return Rankings(path, directory)
 
 
+@dataclass(frozen=True)
+class Trial:
+    """Compiling the problem that was measured.
+
+    Attributes:
+        operands: Of that problem.
+        timed: Names of the choices that Inductor times, in order.
+    """
+
+    inductor: InductorSession
+    rankings: Rankings
+    operands: tuple[Tensor, Tensor]
+    timed: list[str]
+
+    def use(self, *, trusts: str | None = None, **measured: Any) -> None:
+        """Have a bundle measured and installed, and NVGEMM_AOT_TRUST_RANKING set."""
+        self.inductor.use(self.rankings.measured(**measured))
+        if trusts is not None:
+            self.inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", trusts)
+
+    def compile(self, **options: Any) -> Compiled:
+        compiled = self.inductor.compile(torch.mm, *self.operands, **options)
+        torch.testing.assert_close(compiled.result, torch.mm(*self.operands))
+        return compiled
+
+
 @pytest.fixture
-def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the choices that Inductor times, in order."""
-    from torch._inductor.select_algorithm import ExternKernelCaller
-
-    names: list[str] = []
-    benchmark = ExternKernelCaller.benchmark
-
-    def noting(choice: Any, *arguments: Any, **options: Any) -> Any:
-        names.append(choice.name)
-        return benchmark(choice, *arguments, **options)
-
-    monkeypatch.setattr(ExternKernelCaller, "benchmark", noting)
-    return names
-
-
-@pytest.fixture(autouse=True)
-def counted_anew() -> Iterator[None]:
-    nvgemm_runtime.reset_stats()
-    yield
-    nvgemm_runtime.reset_stats()
-
-
-def test_only_the_winner_is_timed_beside_aten(
+def trial(
     inductor: InductorSession,
     rankings: Rankings,
     operands: tuple[Tensor, Tensor],
     timed: list[str],
-) -> None:
-    inductor.use(rankings.measured(aten=250.0))
-    inductor.slow_down_aten()
-    compiled = inductor.compile(gemm, *operands)
-    torch.testing.assert_close(compiled.result, gemm(*operands))
-    assert compiled.launched == (WINNER,)
-    assert len(timed) == 2
-    assert timed[0] == "mm"
+) -> Trial:
+    return Trial(inductor, rankings, operands, timed)
 
 
-def test_nothing_joins_where_aten_was_measured_to_be_faster(
-    inductor: InductorSession,
-    rankings: Rankings,
-    operands: tuple[Tensor, Tensor],
-    timed: list[str],
-) -> None:
-    inductor.use(rankings.measured(aten=150.0))
-    inductor.slow_down_aten()
-    compiled = inductor.compile(gemm, *operands)
-    assert compiled.launched == ()
-    assert timed == [], "there is one choice"
+REQUIRED = {"nvgemm_aot_mode": "required"}
+
+
+def test_only_the_winner_is_timed_beside_aten(trial: Trial) -> None:
+    trial.use(aten=250.0)
+    trial.inductor.slow_down_aten()
+    assert trial.compile().launched == (WINNER,)
+    assert trial.timed[0] == "mm"
+    assert len(trial.timed) == 2
+
+
+def test_nothing_joins_where_aten_was_measured_to_be_faster(trial: Trial) -> None:
+    trial.use(aten=150.0)
+    trial.inductor.slow_down_aten()
+    assert trial.compile().launched == ()
+    assert trial.timed == [], "there is one choice"
     assert nvgemm_runtime.stats().declared == 1, "it is no miss"
 
 
-def test_a_trusted_winner_is_taken_without_timing_anything(
-    inductor: InductorSession,
-    rankings: Rankings,
-    operands: tuple[Tensor, Tensor],
-    timed: list[str],
-) -> None:
-    inductor.use(rankings.measured(aten=250.0))
-    inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
-    with inductor.watch_choices() as seen:
-        compiled = inductor.compile(gemm, *operands)
-    torch.testing.assert_close(compiled.result, gemm(*operands))
+def test_a_trusted_winner_is_taken_without_timing_anything(trial: Trial) -> None:
+    trial.use(aten=250.0, trusts="1")
+    with trial.inductor.watch_choices() as seen:
+        compiled = trial.compile()
     assert compiled.launched == (WINNER,)
-    assert timed == []
+    assert trial.timed == []
     ((name,),) = seen
     assert name.startswith("nvgemm_mm_")
 
 
-def test_an_aten_that_is_not_set_as_usual_is_timed(
-    inductor: InductorSession,
-    rankings: Rankings,
-    operands: tuple[Tensor, Tensor],
-    timed: list[str],
-) -> None:
-    inductor.use(rankings.measured(aten=150.0))
-    inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
+def test_an_aten_that_is_not_set_as_usual_is_timed(trial: Trial) -> None:
+    trial.use(aten=150.0, trusts="1")
     torch.set_float32_matmul_precision("high")
     try:
-        inductor.compile(gemm, *operands)
+        trial.compile()
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert timed[0] == "mm"
-    assert len(timed) == 2
+    assert trial.timed[0] == "mm"
+    assert len(trial.timed) == 2
 
 
 @contextlib.contextmanager
@@ -164,55 +147,40 @@ def more_choices(of: Callable[[Any], Any]) -> Iterator[None]:
         before_us.remove(add)
 
 
-def test_atens_measured_win_is_taken_without_timing_other_ways_of_atens(
-    inductor: InductorSession,
-    rankings: Rankings,
-    operands: tuple[Tensor, Tensor],
-    timed: list[str],
-) -> None:
-    inductor.use(rankings.measured(aten=150.0))
-    inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
-    with more_choices(lambda aten: aten), inductor.watch_choices() as seen:
-        compiled = inductor.compile(gemm, *operands)
+def test_atens_measured_win_is_taken_without_timing_other_ways_of_atens(trial: Trial) -> None:
+    trial.use(aten=150.0, trusts="1")
+    with more_choices(lambda aten: aten), trial.inductor.watch_choices() as seen:
+        compiled = trial.compile()
     assert seen == [["mm"]]
-    assert timed == []
+    assert trial.timed == []
     assert compiled.launched == ()
-    torch.testing.assert_close(compiled.result, gemm(*operands))
 
 
 @pytest.mark.parametrize("aten", [150.0, 250.0])
 def test_what_another_backend_has_is_timed_though_rankings_are_trusted(
-    inductor: InductorSession,
-    rankings: Rankings,
-    operands: tuple[Tensor, Tensor],
-    timed: list[str],
-    aten: float,
+    trial: Trial, aten: float
 ) -> None:
-    from torch._inductor.select_algorithm import ExternKernelCaller
-
     class OfAnotherBackend(ExternKernelCaller):  # type: ignore[misc]
         def __init__(self, aten: Any) -> None:
             super().__init__(aten.choice, aten.input_nodes, aten.layout, {"of": "another"})
             self.name = "other"
 
         def benchmark(self, *arguments: Any, out: Any) -> float:
-            timed.append(self.name)
+            trial.timed.append(self.name)
             return 1e9
 
-    inductor.use(rankings.measured(aten=aten))
-    inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
-    inductor.slow_down_aten()
+    trial.use(aten=aten, trusts="1")
+    trial.inductor.slow_down_aten()
     with more_choices(OfAnotherBackend):
-        compiled = inductor.compile(gemm, *operands)
-    assert timed[:2] == ["mm", "other"]
-    assert len(timed) == (3 if aten == 250.0 else 2)
+        compiled = trial.compile()
+    assert trial.timed[:2] == ["mm", "other"]
+    assert len(trial.timed) == (3 if aten == 250.0 else 2)
     assert compiled.launched == ((WINNER,) if aten == 250.0 else ())
-    torch.testing.assert_close(compiled.result, gemm(*operands))
 
 
 def test_backends_are_told_apart_by_their_choices() -> None:
     from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
-    from torch._inductor.select_algorithm import ExternKernelCaller, TritonTemplateCaller
+    from torch._inductor.select_algorithm import TritonTemplateCaller
 
     from nvgemm_runtime.inductor.reading import backends_beside_aten
 
@@ -242,99 +210,54 @@ UNLIKE: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 @pytest.mark.parametrize("unlike", UNLIKE)
 @pytest.mark.parametrize("aten", [150.0, 250.0])
 def test_operands_unlike_those_that_were_measured_are_timed(
-    inductor: InductorSession,
-    rankings: Rankings,
-    operands: tuple[Tensor, Tensor],
-    timed: list[str],
-    unlike: str,
-    aten: float,
+    trial: Trial, unlike: str, aten: float
 ) -> None:
-    inductor.use(rankings.measured(aten=aten))
-    inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
-    (view, kernels), (_, b) = UNLIKE[unlike], operands
+    trial.use(aten=aten, trusts="1")
+    (view, kernels), (_, b) = UNLIKE[unlike], trial.operands
     roomy = torch.randn(16 * 128)
-    compiled = inductor.compile(lambda roomy, b: view(roomy) @ b, roomy, b)
+    compiled = trial.inductor.compile(lambda roomy, b: view(roomy) @ b, roomy, b)
     torch.testing.assert_close(compiled.result, view(roomy) @ b)
-    assert len(timed) == 1 + kernels
+    assert len(trial.timed) == 1 + kernels
 
 
-def test_kernels_that_a_race_won_by_aten_left_together_are_timed(
-    inductor: InductorSession,
-    rankings: Rankings,
-    operands: tuple[Tensor, Tensor],
-    timed: list[str],
-) -> None:
+def test_kernels_that_a_race_won_by_aten_left_together_are_timed(trial: Trial) -> None:
     """ATen is told apart at once, and ours overlap."""
-    others = [190.0, 400.0, 210.0, 450.0, 300.0, 250.0]
-    inductor.use(rankings.measured(aten=100.0, others=others))
-    inductor.compile(gemm, *operands, options={"nvgemm_aot_mode": "required"})
-    assert len(timed) == 4
+    trial.use(aten=100.0, others=[190.0, 400.0, 210.0, 450.0, 300.0, 250.0])
+    trial.compile(options=REQUIRED)
+    assert len(trial.timed) == 4
 
 
-def test_where_kernels_are_required_the_best_is_offered_though_aten_won(
-    inductor: InductorSession, rankings: Rankings, operands: tuple[Tensor, Tensor]
-) -> None:
-    inductor.use(rankings.measured(aten=150.0))
-    inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
-    inductor.slow_down_aten()
-    options = {"options": {"nvgemm_aot_mode": "required"}}
-    with inductor.watch_choices() as seen:
-        compiled = inductor.compile(gemm, *operands, **options)
+def test_where_kernels_are_required_the_best_is_offered_though_aten_won(trial: Trial) -> None:
+    trial.use(aten=150.0, trusts="1")
+    trial.inductor.slow_down_aten()
+    with trial.inductor.watch_choices() as seen:
+        compiled = trial.compile(options=REQUIRED)
     (names,) = seen
     assert len(names) == 2
     assert compiled.launched == (WINNER,)
 
 
 @pytest.mark.parametrize("trusts", ["0", "1"])
-def test_times_of_another_product_skip_nothing(
-    inductor: InductorSession,
-    rankings: Rankings,
-    operands: tuple[Tensor, Tensor],
-    timed: list[str],
-    trusts: str,
-) -> None:
-    facts = replace(bench().facts, name="another CPU")
-    inductor.use(rankings.measured(aten=150.0, facts=facts))
-    inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", trusts)
-    inductor.compile(gemm, *operands)
-    assert len(timed) == 4
-
-
-def test_an_uncertain_ranking_skips_nothing(
-    inductor: InductorSession,
-    rankings: Rankings,
-    operands: tuple[Tensor, Tensor],
-    timed: list[str],
-) -> None:
-    from nvgemm_aot.tuning.gpu import GpuState
-
-    busy = DictatedWatch([GpuState(utilization_percent=50, slowdowns=())])
-    inductor.use(rankings.measured(aten=150.0, watch=busy))
-    inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
-    inductor.compile(gemm, *operands)
-    assert len(timed) == 4
-
-
-def test_another_size_skips_nothing(
-    inductor: InductorSession, rankings: Rankings, timed: list[str]
-) -> None:
-    inductor.use(rankings.measured(aten=150.0))
-    inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
-    inductor.compile(gemm, torch.randn(24, 64), torch.randn(64, 32))
-    assert len(timed) == 4
+@pytest.mark.parametrize("why", ["another product", "a busy machine", "another size"])
+def test_what_does_not_hold_here_skips_nothing(trial: Trial, trusts: str, why: str) -> None:
+    how = {
+        "another product": {"facts": replace(bench().facts, name="another CPU")},
+        "a busy machine": {
+            "watch": DictatedWatch([GpuState(utilization_percent=50, slowdowns=())])
+        },
+    }
+    trial.use(aten=150.0, trusts=trusts, **how.get(why, {}))
+    rows = 24 if why == "another size" else 16
+    trial.inductor.compile(torch.mm, torch.randn(rows, 64), torch.randn(64, 32))
+    assert len(trial.timed) == 4
 
 
 def test_a_value_that_is_none_is_said_once_and_trusts_nothing(
-    inductor: InductorSession,
-    rankings: Rankings,
-    operands: tuple[Tensor, Tensor],
-    timed: list[str],
-    caplog: pytest.LogCaptureFixture,
+    trial: Trial, caplog: pytest.LogCaptureFixture
 ) -> None:
-    inductor.use(rankings.measured(aten=250.0))
-    inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "yes")
-    inductor.compile(gemm, *operands)
-    assert len(timed) == 2
+    trial.use(aten=250.0, trusts="yes")
+    trial.compile()
+    assert len(trial.timed) == 2
     assert caplog.text.count("NVGEMM_AOT_TRUST_RANKING=yes: allowed are 0, 1") == 1
 
 
@@ -359,33 +282,26 @@ def test_the_compile_caches_know_what_changes_choices(
 
 
 def test_explanations_say_what_was_measured(
-    inductor: InductorSession,
-    rankings: Rankings,
-    operands: tuple[Tensor, Tensor],
-    tmp_path: Path,
+    trial: Trial, events: Callable[[], list[dict[str, Any]]]
 ) -> None:
     from nvgemm_aot.cli.explain import explain_text
     from nvgemm_aot.workload.explain import collect
 
-    inductor.use(rankings.measured(aten=150.0))
-    events = tmp_path / "events.jsonl"
-    inductor.monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", str(events))
-    inductor.compile(gemm, *operands)
-    gemms = collect(json.loads(line) for line in events.read_text().splitlines())
-    text = explain_text({"gemms": [met.to_json() for met in gemms], "unreadable_lines": 0})
+    trial.use(aten=150.0)
+    trial.compile()
+    gemms = [gemm.to_json() for gemm in collect(events())]
+    text = explain_text({"gemms": gemms, "unreadable_lines": 0})
     assert "another choice, as measured" in text
     assert "measured on cpu, 2026-11-21: 0.2 us, ATen 0.1 us" in text
 
 
-def test_our_choice_alone_writes_the_same_code_as_when_it_wins(
-    inductor: InductorSession, rankings: Rankings, operands: tuple[Tensor, Tensor]
-) -> None:
-    inductor.use(rankings.measured(aten=250.0))
-    inductor.slow_down_aten()
-    won = inductor.compile(gemm, *operands)
+def test_our_choice_alone_writes_the_same_code_as_when_it_wins(trial: Trial) -> None:
+    trial.use(aten=250.0)
+    trial.inductor.slow_down_aten()
+    won = trial.compile()
     torch._dynamo.reset()
-    inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
-    alone = inductor.compile(gemm, *operands)
+    trial.inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
+    alone = trial.compile()
     calls = [
         [line.strip() for line in each.code[0].splitlines() if "nvgemm_mm_" in line]
         for each in (won, alone)

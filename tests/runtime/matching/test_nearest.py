@@ -45,7 +45,7 @@ def test_finds_what_the_definition_says(count: int, powers_of_two: bool) -> None
     declared = list({some() for _ in range(count)})
     sizes = NearestSizes((p, p) for p in declared)
     for asked in [*declared[:50], *(some() for _ in range(100))]:
-        assert sizes.find(asked) == by_definition(declared, asked)
+        assert sizes.around(asked).nearest == by_definition(declared, asked)
 
 
 def test_groups_count_as_a_batch_does() -> None:
@@ -54,5 +54,5 @@ def test_groups_count_as_a_batch_does() -> None:
         Problem(signature=signature, m=512, n=512, k=512, groups=groups) for groups in (8, 128)
     )
     sizes = NearestSizes((p, p) for p in (few, many))
-    assert sizes.find(replace(few, m=64, groups=16)) == few
-    assert sizes.find(replace(few, m=64, groups=64)) == many
+    assert sizes.around(replace(few, m=64, groups=16)).nearest == few
+    assert sizes.around(replace(few, m=64, groups=64)).nearest == many
