@@ -11,12 +11,6 @@ from cpu_kernels import operands, signature
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.launch import native
 
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_driver.build(tmp_path_factory.mktemp("driver"))
-
-
 CUDA = """
 import ctypes, os, torch, tvm_ffi
 import cpu_kernels, fake_driver

@@ -65,11 +65,6 @@ def say(kernel, function, *arguments):
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_driver.build(tmp_path_factory.mktemp("driver"))
-
-
-@pytest.fixture(scope="module")
 def bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A kernel of each signature for sm_100f, from the whole pipeline."""
     declared = tuple(

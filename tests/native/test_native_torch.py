@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,6 @@ from cpu_kernels import Register, operands, signature
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.launch import native
-
-
-@pytest.fixture
-def loader(lib: native.Native) -> Iterator[Callable[[Any], None]]:
-    yield lib.set_loader
-    lib.set_loader(None)
 
 
 def test_abi_needs_no_tensor(lib: native.Native) -> None:

@@ -235,16 +235,6 @@ def test_a_product_in_fp32_and_a_sum_where_no_kernel_adds(
     )
 
 
-def test_batches_of_products_in_fp32(inductor: InductorSession, products: BuiltBundle) -> None:
-    inductor.use(products.path)
-    a, b = matrices(3, dtype=torch.bfloat16)
-    addend = torch.randn(M, N).bfloat16()
-    compiled = inductor.compile(torch.baddbmm, addend, a, b)
-    once_rounded = (a.float() @ b.float() + addend.float()).bfloat16()
-    torch.testing.assert_close(compiled.result, once_rounded)
-    assert len(compiled.launched) == 1
-
-
 def test_split_sums_stay_out_of_generated_cpp(
     inductor: InductorSession, products: BuiltBundle
 ) -> None:

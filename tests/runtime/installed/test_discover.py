@@ -102,11 +102,26 @@ def test_skips_entry_point_that_names_no_package(
     assert "nvgemm-kernels-x" in message
 
 
-def test_skips_distribution_without_record(site: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (install(site) / "RECORD").unlink()
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (None, "no RECORD"),
+        ("", "lists no .nvgemm file in nvgemm_kernels_x"),
+        ("../outside.nvgemm,,\nnvgemm_kernels_x/../../outside.nvgemm,,\n", "lists no .nvgemm file"),
+    ],
+)
+def test_skips_distribution_whose_record_has_no_bundle_in_its_package(
+    site: Path, caplog: pytest.LogCaptureFixture, record: str | None, said: str
+) -> None:
+    path = install(site, files=()) / "RECORD"
+    (site.parent / "outside.nvgemm").touch()
+    if record is None:
+        path.unlink()
+    else:
+        path.write_text(record)
     assert find_wheel_bundles() == ()
     assert "nvgemm-kernels-x" in warnings_of(caplog)[0]
-    assert "no RECORD" in warnings_of(caplog)[0]
+    assert said in warnings_of(caplog)[0]
 
 
 def test_warns_of_a_missing_bundle_and_keeps_the_others(
@@ -117,22 +132,6 @@ def test_warns_of_a_missing_bundle_and_keeps_the_others(
     missing.unlink()
     assert [bundle.path.name for bundle in find_wheel_bundles()] == ["a.nvgemm"]
     assert f"{missing} is missing" in warnings_of(caplog)[0]
-
-
-def test_skips_distribution_without_a_bundle(site: Path, caplog: pytest.LogCaptureFixture) -> None:
-    install(site, files=())
-    assert find_wheel_bundles() == ()
-    assert "lists no .nvgemm file in nvgemm_kernels_x" in warnings_of(caplog)[0]
-
-
-def test_ignores_recorded_bundles_outside_the_package(
-    site: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    record = install(site, files=()) / "RECORD"
-    (site.parent / "outside.nvgemm").touch()
-    record.write_text("../outside.nvgemm,,\nnvgemm_kernels_x/../../outside.nvgemm,,\n")
-    assert find_wheel_bundles() == ()
-    assert "lists no .nvgemm file" in warnings_of(caplog)[0]
 
 
 @pytest.mark.parametrize("metadata", ["", "Metadata-Version: 2.4\nVersion: 1.0\n", "Name: x\n"])

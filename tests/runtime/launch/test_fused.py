@@ -306,10 +306,3 @@ def test_operands_with_gaps_are_no_match_for_kernels_without_strides(
     a = torch.cat([arguments.a.view(torch.uint8)] * 2, dim=1)[:, :64].view(torch.float8_e4m3fn)
     with pytest.raises(NoKernelError, match=r"lie apart, and the kernels for .* without gaps"):
         nvgemm_runtime.scaled_mm(a, arguments.b, *arguments.others)
-
-
-def test_what_was_saved_of_out_is_lost(installed: BuiltBundle) -> None:
-    arguments = arguments_of(BIASED)
-    before = arguments.out._version
-    call_of(arguments)(out=arguments.out)
-    assert arguments.out._version == before + 1
