@@ -75,8 +75,12 @@ def session(inductor: InductorSession, fused: BuiltBundle) -> InductorSession:
     return inductor
 
 
-def layer(dtype: torch.dtype = torch.bfloat16) -> torch.nn.Linear:
-    return torch.nn.Linear(K, N, dtype=dtype).requires_grad_(False)
+def layer() -> torch.nn.Linear:
+    return torch.nn.Linear(K, N, dtype=torch.bfloat16).requires_grad_(False)
+
+
+def rows(count: int = M) -> Tensor:
+    return torch.randn(count, K, dtype=torch.bfloat16)
 
 
 def once_rounded(linear: torch.nn.Linear, x: Tensor, activation: str) -> Tensor:
@@ -132,8 +136,7 @@ def test_a_product_and_a_sum(session: InductorSession, expression: Callable[...,
 def test_a_fused_kernel_that_is_slower_leaves_the_graph_as_it_was(
     inductor: InductorSession, sleeping: BuiltBundle
 ) -> None:
-    linear = layer()
-    x = torch.randn(M, K, dtype=torch.bfloat16)
+    linear, x = layer(), rows()
     inductor.use()
     without = inductor.compile(lambda x: functional.silu(linear(x)), x)
     torch._dynamo.reset()
@@ -148,8 +151,7 @@ def test_a_fused_kernel_that_is_slower_leaves_the_graph_as_it_was(
 def test_a_fused_kernel_that_is_slower_leaves_one_gemm_counted(
     inductor: InductorSession, sleeping: BuiltBundle, events: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    linear = layer()
-    x = torch.randn(M, K, dtype=torch.bfloat16)
+    linear, x = layer(), rows()
     inductor.use(sleeping.path)
     nvgemm_runtime.reset_stats()
     inductor.compile(lambda x: functional.silu(linear(x)), x)
@@ -167,8 +169,7 @@ def test_a_fused_kernel_that_is_slower_leaves_one_gemm_counted(
 def test_a_fused_kernel_that_wins_is_one_gemm(
     session: InductorSession, events: Callable[[], list[dict[str, Any]]]
 ) -> None:
-    linear = layer()
-    x = torch.randn(M, K, dtype=torch.bfloat16)
+    linear, x = layer(), rows()
     nvgemm_runtime.reset_stats()
     session.compile(lambda x: functional.silu(linear(x)), x)
     stats = nvgemm_runtime.stats()
@@ -197,8 +198,7 @@ def test_the_sum_without_its_activation_may_win(
     )
     inductor.use(sleeping.path, plain.path)
     inductor.slow_down_aten()
-    linear = layer()
-    x = torch.randn(M, K, dtype=torch.bfloat16)
+    linear, x = layer(), rows()
     compiled = inductor.compile(lambda x: functional.relu(linear(x)), x)
     torch.testing.assert_close(compiled.result, once_rounded(linear, x, "relu"))
     assert len(compiled.launched) == 1
@@ -253,7 +253,7 @@ def test_other_graphs_are_left_alone(
     session: InductorSession, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     function = LEFT_ALONE[name](layer())
-    x = torch.randn(M, K, dtype=torch.bfloat16)
+    x = rows()
     compiled = session.compile(function, x)
     torch.testing.assert_close(compiled.result, function(x), rtol=2**-6, atol=2e-2)
     assert compiled.launched == ()
@@ -273,12 +273,12 @@ def test_a_broadcast_product_of_dynamic_size_is_left_alone(
     session: InductorSession, expression: Callable[[Tensor, Tensor], Tensor]
 ) -> None:
     function = of_product(expression)(layer())
-    x = torch.randn(M, K, dtype=torch.bfloat16)
+    x = rows()
     torch._dynamo.mark_dynamic(x, 0)
     compiled = session.compile(function, x, dynamic=None)
     assert compiled.launched == ()
-    for rows in (M, 5):
-        x = torch.randn(rows, K, dtype=torch.bfloat16)
+    for count in (M, 5):
+        x = rows(count)
         torch.testing.assert_close(compiled.function(x), function(x), rtol=2**-6, atol=2e-2)
 
 
@@ -294,7 +294,7 @@ def test_a_row_for_each_of_a_reshaped_product(
     session: InductorSession, expression: Callable[[Tensor, Tensor], Tensor]
 ) -> None:
     function = of_product(expression)(layer())
-    x = torch.randn(M, K, dtype=torch.bfloat16)
+    x = rows()
     compiled = session.compile(function, x)
     torch.testing.assert_close(compiled.result, function(x), rtol=2**-6, atol=2e-2)
     assert len(compiled.launched) == 1
@@ -314,8 +314,7 @@ def test_nothing_rounds_otherwise_than_it_might_without_us(
     backends: str,
     fused_ones: set[str],
 ) -> None:
-    linear = layer()
-    x = torch.randn(M, K, dtype=torch.bfloat16)
+    linear, x = layer(), rows()
     with config.patch(max_autotune_gemm_backends=backends):
         for function in ACTIVATIONS.values():
             torch._dynamo.reset()
@@ -334,8 +333,7 @@ def test_settings_that_leave_graphs_alone(
     events: Callable[[], list[dict[str, Any]]],
     settings: dict[str, bool],
 ) -> None:
-    linear = layer()
-    x = torch.randn(M, K, dtype=torch.bfloat16)
+    linear, x = layer(), rows()
     with config.patch(settings):
         compiled = session.compile(lambda x: functional.silu(linear(x)), x)
     assert compiled.launched == ()
@@ -347,8 +345,7 @@ def test_nothing_is_fused_where_aten_may_not_compute(
     session: InductorSession, activation: str
 ) -> None:
     """Inductor has no choice for the CPU then, and neither has it with us."""
-    linear, function = layer(), ACTIVATIONS[activation]
-    x = torch.randn(M, K, dtype=torch.bfloat16)
+    linear, function, x = layer(), ACTIVATIONS[activation], rows()
     with (
         config.patch(max_autotune_gemm_backends="TRITON"),
         pytest.raises(Exception, match="No choices"),
@@ -357,13 +354,12 @@ def test_nothing_is_fused_where_aten_may_not_compute(
 
 
 def test_a_change_of_m_compiles_nothing(session: InductorSession) -> None:
-    linear = layer()
-    x = torch.randn(M, K, dtype=torch.bfloat16)
+    linear, x = layer(), rows()
     torch._dynamo.mark_dynamic(x, 0)
     compiled = session.compile(lambda x: functional.relu(linear(x)), x, dynamic=None)
     launches = 1 if RELEASE >= (2, 13) else 0  # earlier ones are left alone
     for m in (16, 33, 7):
-        x = torch.randn(m, K, dtype=torch.bfloat16)
+        x = rows(m)
         torch.testing.assert_close(
             compiled.function(x), once_rounded(linear, x, "relu"), rtol=2**-7, atol=1e-2
         )
@@ -390,8 +386,7 @@ def test_a_recording_has_the_sum_once_whatever_wins(
     path = tmp_path / "out.yaml"
     inductor.monkeypatch.setenv("NVGEMM_AOT_RECORD", str(path))
     inductor.monkeypatch.setenv("NVGEMM_AOT_RECORD_TARGET", "sm_100f")
-    linear = layer()
-    x = torch.randn(M, K, dtype=torch.bfloat16)
+    linear, x = layer(), rows()
     compiled = inductor.compile(lambda x: functional.relu(linear(x)), x)
     assert len(compiled.launched) == (bundle == "fused")
     recorded = Recorder(path).read().problems
@@ -403,8 +398,7 @@ def test_a_recording_has_the_sum_once_whatever_wins(
 def test_required_is_met_by_a_fused_kernel(
     session: InductorSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    linear = layer()
-    x = torch.randn(M, K, dtype=torch.bfloat16)
+    linear, x = layer(), rows()
     compiled = session.compile(
         lambda x: functional.relu(linear(x)), x,
         options={"max_autotune_gemm": True, "nvgemm_aot_mode": "required"},
@@ -415,7 +409,7 @@ def test_required_is_met_by_a_fused_kernel(
 
 def test_training_is_right(session: InductorSession) -> None:
     linear = torch.nn.Linear(K, N, dtype=torch.bfloat16)
-    x = torch.randn(M, K, dtype=torch.bfloat16)
+    x = rows()
     compiled = torch.compile(lambda x: functional.relu(linear(x)), dynamic=False)
     compiled(x).sum().backward()
     assert linear.weight.grad is not None

@@ -426,26 +426,14 @@ def test_refuses_tensors_that_are_no_matrices_in_memory(
         (torch.ones(4), torch.ones(4, 4), ValueError, "rank 2|1 dimensions, shape"),
         (torch.ones(2, 4, 4), torch.ones(2, 4, 4), ValueError, "rank 2|3 dimensions, shape"),
         (torch.ones(4, 4), torch.ones(5, 4), ValueError, r"do not multiply|shapes of a, b and out"),
-        (
-            torch.ones(4, 4).double(),
-            torch.ones(4, 4).double(),
-            (NoKernelError, TypeError),
-            "no kernel takes torch.float64|a is float64; must be float32",
-        ),
-        (
-            torch.ones(4, 4),
-            torch.ones(4, 4).half(),
-            (NoKernelError, TypeError),
-            "no bundled kernel computes .*fp32xfp16|b is float16; must be float32",
-        ),
-        (
-            torch.ones(4, 4),
-            torch.ones(4, 4, device="meta"),
-            ValueError,
-            r"two devices \(cpu and me",
-        ),
+        (torch.ones(4, 4).double(), torch.ones(4, 4).double(), (NoKernelError, TypeError),
+         "no kernel takes torch.float64|a is float64; must be float32"),
+        (torch.ones(4, 4), torch.ones(4, 4).half(), (NoKernelError, TypeError),
+         "no bundled kernel computes .*fp32xfp16|b is float16; must be float32"),
+        (torch.ones(4, 4), torch.ones(4, 4, device="meta"), ValueError,
+         r"two devices \(cpu and me"),
     ],
-)
+)  # fmt: skip
 def test_wrong_operands_are_refused_however_the_kernel_is_named(
     installed: BuiltBundle, kernel: str, a: Tensor, b: Tensor, error: Any, message: str
 ) -> None:
