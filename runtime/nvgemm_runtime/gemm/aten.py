@@ -233,13 +233,7 @@ def read_inputs(
 ) -> AtenGemm:
     """Read a call whose tensors are given in the schema's order, each that is there.
 
-    Args:
-        op: ATen's name of the operator.
-        tensors: As operands.
-        options: Its other arguments by name; ``levels`` where scales have several, of which the
-            first are given.
-        out: The result.
-        activation: What is applied to the result besides.
+    Where scales have several ``levels``, an option says how many, and the first are given.
     """
     return read_call(op, {**options, **dict(zip(OPERATORS[op].tensors, tensors))}, out, activation)
 

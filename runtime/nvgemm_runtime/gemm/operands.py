@@ -104,16 +104,7 @@ RANKS = {Op.MM: (2, 2), Op.BMM: (3, 3), Op.GROUPED_MM: (2, 3)}
 def check_shapes(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None
 ) -> tuple[int, ...]:
-    """Check that operands can be multiplied, whatever the kernel.
-
-    Args:
-        op: The operation; it fixes the ranks of the operands.
-        a: Operand of shape [m, k], with a leading batch for ``bmm``.
-        b: Operand of shape [k, n], with a leading batch for ``bmm``, or groups for ``grouped_mm``.
-        out: The tensor to be written, if there is one already.
-
-    Returns:
-        The shape of the result.
+    """The shape of a result; operands that cannot be multiplied, whatever the kernel, are refused.
 
     Raises:
         ValueError: If ranks, shapes or devices do not fit.

@@ -106,12 +106,7 @@ class Installation:
     def index(
         self, facts: DeviceFacts, *, without: Collection[Bundle] = ()
     ) -> Index | LayeredIndex:
-        """The kernels that a device can run.
-
-        Args:
-            facts: The device.
-            without: Bundles that are not to be used this time, as they cannot be read just now.
-        """
+        """The kernels that a device can run, without bundles that cannot be read just now."""
         known = self._indexes.get(facts)
         if known is not None and not without:
             return known
@@ -131,11 +126,8 @@ class Installation:
         """Look at the user bundles again, so that what was compiled meanwhile is found from now on.
 
         Kernels that are loaded, indexes that were handed out, and kernels of a former user bundle
-        stay as they were.
-
-        Args:
-            temporary: A bundle to take in as well, which may lie outside the cache directory where
-                that cannot be written.
+        stay as they were. A temporary bundle is taken in as well, wherever it lies: the cache
+        directory may be one that cannot be written.
         """
         with self._lock:
             if temporary is not None and temporary not in self._temporary:

@@ -38,9 +38,6 @@ class NearestSizes(Generic[T]):
     Closeness is the ratio of sizes: by n, k and batch or groups first, then by m. m comes last
     because it varies at run time, while n and k are a model's weights. Equally near are told apart
     by size, smaller first, so that the answer never depends on an order of insertion.
-
-    Args:
-        entries: Problems, each once, with what belongs to it; at least one.
     """
 
     def __init__(self, entries: Iterable[tuple[Problem, T]]) -> None:

@@ -55,12 +55,7 @@ def order_between(
 ) -> list[str]:
     """Ids of kernels, the one that should be fastest first.
 
-    Args:
-        problem: What is to be computed.
-        designs: Of the kernels, by id; at least one row has each.
-        below: Of a problem with the same n and k and no larger m.
-        above: Likewise, with no smaller m.
-        multiprocessors: Streaming multiprocessors of the GPU.
+    ``below`` and ``above`` are of problems with the same n and k; each kernel is in one of them.
     """
     around: Any = {"below": below, "above": above, "multiprocessors": multiprocessors}
     return sorted(designs, key=lambda id_: interpolate(problem, designs[id_], id_, **around))

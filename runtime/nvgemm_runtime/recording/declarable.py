@@ -38,10 +38,6 @@ def read_requests(gemm: AtenGemm) -> tuple[Request, ...] | str:
 def declarable(gemm: AtenGemm, asked: tuple[Request, ...] | str | None = None) -> Problem | str:
     """The problem by which a manifest declares a GEMM, or why none can.
 
-    Args:
-        gemm: The GEMM.
-        asked: What `read_requests` gives for it, where that is known.
-
     Returns:
         The problem; otherwise one line: operator, types, sizes and the reason.
     """
