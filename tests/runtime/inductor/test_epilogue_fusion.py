@@ -166,18 +166,6 @@ def test_a_fused_kernel_that_is_slower_leaves_one_gemm_counted(
     )  # fmt: skip
 
 
-def test_a_fused_kernel_that_wins_is_one_gemm(
-    session: InductorSession, events: Callable[[], list[dict[str, Any]]]
-) -> None:
-    linear, x = layer(), rows()
-    nvgemm_runtime.reset_stats()
-    session.compile(lambda x: functional.silu(linear(x)), x)
-    stats = nvgemm_runtime.stats()
-    assert (stats.met, stats.declared) == (1, 1)
-    [gemm] = collect(events())
-    assert (gemm.graphs, gemm.basis, sum(gemm.used.values())) == (1, "declared", 1)
-
-
 def calls(code: str) -> list[str]:
     """What a generated module runs: ATen's calls, and those of loops, which are named by graphs."""
     body = code.partition("def call(")[2].partition("runner =")[0]

@@ -133,15 +133,6 @@ def test_training_uses_kernels_forward_and_for_both_gradients(inductor: Inductor
     assert len(inductor.launched(step, compiled)) == 3
 
 
-def test_inference_mode(inductor: InductorSession) -> None:
-    layer = torch.nn.Linear(64, 32, bias=False)
-    with torch.inference_mode():
-        x = torch.randn(16, 64)
-        compiled = inductor.compile(layer, x)
-        torch.testing.assert_close(compiled.result, layer(x))
-    assert len(compiled.launched) == 1
-
-
 def test_autocast_reaches_the_kernels_of_its_type(inductor: InductorSession) -> None:
     def model(a: Tensor, b: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):

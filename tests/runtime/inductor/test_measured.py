@@ -109,16 +109,6 @@ def test_nothing_joins_where_aten_was_measured_to_be_faster(trial: Trial) -> Non
     assert nvgemm_runtime.stats().declared == 1, "it is no miss"
 
 
-def test_a_trusted_winner_is_taken_without_timing_anything(trial: Trial) -> None:
-    trial.use(aten=250.0, trusts="1")
-    with trial.inductor.watch_choices() as seen:
-        compiled = trial.compile()
-    assert compiled.launched == (WINNER,)
-    assert trial.timed == []
-    ((name,),) = seen
-    assert name.startswith("nvgemm_mm_")
-
-
 def test_an_aten_that_is_not_set_as_usual_is_timed(trial: Trial) -> None:
     trial.use(aten=150.0, trusts="1")
     torch.set_float32_matmul_precision("high")
