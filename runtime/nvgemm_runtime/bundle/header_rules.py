@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -77,24 +77,24 @@ def _check_order(parts: Parts, fail: Fail) -> None:
     if any(a >= b for a, b in itertools.pairwise(ids)):
         fail("kernel-order", "kernel ids must be unique and sorted")
     ranked = [one.problem for one in parts.rankings if isinstance(one, Ranking)]
+    if fault := _order_fault("rankings", ranked, parts.rankings):
+        fail("ranking-order", fault)
     unserved = [one[0] for one in parts.unserved if isinstance(one, tuple)]
-    for name, rule, known, entries in (
-        ("rankings", "ranking-order", ranked, parts.rankings),
-        ("unserved", "unserved-order", unserved, parts.unserved),
-    ):
-        for before, after in itertools.pairwise(known):
-            if not before < after:
-                fail(
-                    rule,
-                    f"{name} has {after.key} after {before.key}; its problems must be sorted, "
-                    "each once",
-                )
-        counts = Counter(one.problem for one in entries if isinstance(one, UnknownEntry))
-        if counts:
-            counts.update(problem.key for problem in known)
-        twice = [key for key, count in counts.items() if count > 1]
-        if twice:
-            fail(rule, f"{name} must have each problem once (got {min(twice)} more than once)")
+    if fault := _order_fault("unserved", unserved, parts.unserved):
+        fail("unserved-order", fault)
+
+
+def _order_fault(name: str, known: Sequence[Problem], entries: Sequence[object]) -> str | None:
+    for before, after in itertools.pairwise(known):
+        if not before < after:
+            return f"{name} has {after.key} after {before.key}; must be sorted, each once"
+    counts = Counter(one.problem for one in entries if isinstance(one, UnknownEntry))
+    if counts:
+        counts.update(problem.key for problem in known)
+    twice = [key for key, count in counts.items() if count > 1]
+    return (
+        f"{name} must have each problem once (got {min(twice)} more than once)" if twice else None
+    )
 
 
 def _check_rankings(parts: Parts, fail: Fail) -> None:
