@@ -104,15 +104,15 @@ def _benchmark_alone(gpu: _Lock) -> None:
 
     kind.benchmark_gpu = benchmark_gpu
     with contextlib.suppress(ImportError):
-        from nvgemm_runtime.inductor import gpu_time
+        from nvgemm_runtime.inductor import choice_timing
 
-        measure = gpu_time.measure_ms
+        measure = choice_timing.measure_ms
 
         def measure_ms(*args: Any, **options: Any) -> float:
             with gpu.held():
                 return measure(*args, **options)
 
-        gpu_time.measure_ms = measure_ms
+        choice_timing.measure_ms = measure_ms
 
 
 def _compile(

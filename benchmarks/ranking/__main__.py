@@ -84,7 +84,9 @@ def by_runtime(header: Header, facts: DeviceFacts) -> Ranker:
 
 def by_nearest(problem: Problem, declared: list[Ranking]) -> Order:
     """The nearest n and k, then the nearest m, in the order as shipped."""
-    nearest = NearestSizes((ranking.problem, ranking) for ranking in declared).find(problem)
+    nearest = (
+        NearestSizes((ranking.problem, ranking) for ranking in declared).around(problem).nearest
+    )
     return [place.kernel for place in nearest.kernels]
 
 

@@ -1,12 +1,21 @@
-"""What tests of the native part share."""
+"""What tests of several files in this room share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from fake_driver import FakeDriver, fake_driver
+from nvgemm_runtime.launch import native
+
+
+@pytest.fixture
+def loader(lib: native.Native) -> Iterator[Callable[[Any], None]]:
+    """Sets the function that loads kernels by id."""
+    yield lib.set_loader
+    lib.set_loader(None)
 
 
 @pytest.fixture(scope="session")

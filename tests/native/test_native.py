@@ -142,28 +142,6 @@ def test_the_same_id_gives_the_same_handle(lib: native.Native, plain: tuple[str,
     assert lib.find_kernel("0" * 64) is None
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"workspace_bytes": 64}, "kernel bad .mm. is passed workspace 0 times; must be 1"),
-        ({"alignment_bytes": 12}, "alignment_bytes is 12; must be a power of two"),
-        ({"alignment_bytes": 0}, "alignment_bytes is 0; must be in 1..4096"),
-        ({"function_address": 0}, "function_address is 0"),
-    ],
-)
-def test_refuses_to_register(lib: native.Native, change: dict[str, int], message: str) -> None:
-    arguments: dict[str, Any] = {
-        "id": "bad",
-        "function_address": 1,
-        "signature": signature(),
-        "alignment_bytes": 16,
-        "target": None,
-    }
-    with pytest.raises(ValueError, match=message):
-        lib.register_kernel(**arguments | change)
-    assert lib.find_kernel("bad") is None
-
-
 def test_threads_register_and_find_thousands_of_kernels(lib: native.Native) -> None:
     ids = [f"made-up-{number}" for number in range(3000)]
     handles: list[list[int]] = []

@@ -241,8 +241,8 @@ def test_compiling_at_run_time_says_what_is_missing(
     program = (
         f"import sys; sys.path.append({str(SUPPORT)!r})\n"
         "from synthetic_facts import H200\n"
-        "from nvgemm_runtime.jit.client import unavailable\n"
-        "print(unavailable(H200))"
+        "from nvgemm_runtime.jit.client import why_not_compiling\n"
+        "print(why_not_compiling(H200))"
     )
     done = base.run_program(program, cwd=tmp_path, environment=environment)
     assert done.stdout.startswith("the builder side is not installed: no ")

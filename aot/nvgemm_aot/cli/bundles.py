@@ -111,9 +111,9 @@ def verify(
 @json_option
 def list_(as_json: bool) -> None:
     """Show the bundles of installed wheels."""
-    from nvgemm_runtime.installed.discover import installed_bundles
+    from nvgemm_runtime.installed.discover import find_wheel_bundles
 
-    print_result(installed_document(installed_bundles()), installed_text, as_json=as_json)
+    print_result(installed_document(find_wheel_bundles()), installed_text, as_json=as_json)
 
 
 def bundle_document(bundle: Bundle) -> Document:

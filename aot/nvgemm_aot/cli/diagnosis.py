@@ -21,7 +21,7 @@ from nvgemm_runtime.matching.device import (
     find_runtime_library,
     torch_cuda,
 )
-from nvgemm_runtime.matching.refusals import describe
+from nvgemm_runtime.matching.refusals import describe_device
 
 from ..storage.cache import default_directory
 
@@ -158,7 +158,7 @@ def diagnose() -> Diagnosis:
         torch_cuda=cuda,
         runtime_library=_library_text(library),
         launcher=launcher,
-        gpus=tuple(describe(facts) for facts in devices),
+        gpus=tuple(describe_device(facts) for facts in devices),
         bundles=states,
         cache=_cache_state(),
         problems=tuple(problems),
@@ -231,7 +231,7 @@ def _bundle_problems(
         refusals = [state.refusals[place] for state in states]
         if None not in refusals:
             # GPUs of one kind share a reason, which is listed once.
-            reason = f"no bundle serves {describe(facts)}: {'; '.join(map(str, refusals))}"
+            reason = f"no bundle serves {describe_device(facts)}: {'; '.join(map(str, refusals))}"
             problems += [reason] * (reason not in problems)
     return problems
 

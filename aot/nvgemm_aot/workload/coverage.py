@@ -25,7 +25,14 @@ from nvgemm_runtime.matching.device import (
     DeviceFacts,
     RuntimeLibrary,
 )
-from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match, first_served, preferred
+from nvgemm_runtime.matching.index import (
+    Basis,
+    BundleView,
+    Index,
+    Match,
+    first_served,
+    newest_compiler_first,
+)
 from nvgemm_runtime.matching.refusals import (
     library_distribution,
     refusal,
@@ -258,7 +265,7 @@ def cover(
         unusable: Why further bundles could not be opened.
         undeclarable: Recorded GEMMs that the manifest cannot declare.
     """
-    views = preferred(bundles)
+    views = newest_compiler_first(bundles)
     asked = [_readings_of(declared) for declared in manifest.declared]
     missed = tuple(
         GemmCoverage(
@@ -378,5 +385,5 @@ def _served(index: Index, missed: GemmCoverage, found: Match) -> GemmCoverage:
         status=Status.DECLARED if found.basis is Basis.DECLARED else Status.SIGNATURE,
         ranked_as=found.ranked_as,
         kernels=len(found.kernels),
-        bundle=index.bundles[found.kernels[0].bundle].name,
+        bundle=found.kernels[0].bundle.name,
     )

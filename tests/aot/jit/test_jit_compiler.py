@@ -329,7 +329,7 @@ def test_where_nothing_can_be_written_kernels_are_for_this_process_alone(
     assert problems_of(bundle) == [problem(16), problem(64)]
     installation = Installation()
     installation.refresh_kept_bundles(bundle)
-    found = installation.index(H200)[0].match(problem(16), 16)
+    found = installation.index(H200).match(problem(16), 16)
     assert isinstance(found, Match)
     assert found.from_jit
     fallback.close()
@@ -444,16 +444,16 @@ def test_the_runtime_finds_what_was_compiled_behind_what_was_shipped(
     installation = Installation()
     assert not installation.bundles()
     bundle = compiler.compile(problem(), 4, DEVICE).bundle
-    index, _ = installation.index(H200)
-    assert not isinstance(index.match(problem(), 16), Match)
+    assert not isinstance(installation.index(H200).match(problem(), 16), Match)
     installation.refresh_kept_bundles()
-    index, bundles = installation.index(H200)
+    index = installation.index(H200)
     declared = index.match(problem(), 16)
     near = index.match(problem(64), 16)
     assert isinstance(declared, Match)
     assert isinstance(near, Match)
     assert (declared.basis, declared.from_jit) == (Basis.DECLARED, True)
     assert (near.basis, near.from_jit) == (Basis.SIGNATURE, True)
-    opened = bundles[declared.kernels[0].bundle]
-    assert opened.path == bundle
-    assert installation.origin(opened) == f"the JIT cache {machine.cache / 'jit'}"
+    view = declared.kernels[0].bundle
+    assert view.opened is not None
+    assert view.opened.path == bundle
+    assert view.origin == f"the JIT cache {machine.cache / 'jit'}"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jit_programs import JitMachine, kill, problem, wait_until
+from nvgemm_runtime import settings
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.jit import client
 from nvgemm_runtime.jit.client import JitClient
@@ -260,7 +261,7 @@ def test_candidates_are_a_number(
     monkeypatch.delenv("NVGEMM_AOT_JIT_CANDIDATES", raising=False)
     if value is not None:
         monkeypatch.setenv("NVGEMM_AOT_JIT_CANDIDATES", value)
-    assert client.candidates() == expected
+    assert settings.jit_candidates() == expected
 
 
 def test_candidates_bound_what_is_compiled(machine: JitMachine, fallback: JitClient) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch._inductor import config
-from torch._inductor.select_algorithm import get_algorithm_selector_cache
+from torch._inductor.select_algorithm import add_preprocessing_fn, get_algorithm_selector_cache
 
 import cpu_provider
 import recording_kernels
@@ -21,15 +19,6 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.inductor import hook, reading
 
 Tensor = torch.Tensor
-
-
-def gemm(a: Tensor, b: Tensor) -> Tensor:
-    return a @ b
-
-
-@pytest.fixture(scope="module")
-def operands() -> tuple[Tensor, Tensor]:
-    return torch.randn(16, 64), torch.randn(64, 32)
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +60,8 @@ def test_kernels_that_are_slower_lose_without_a_trace(
     inductor: InductorSession, sleeping_bundle: BuiltBundle, operands: tuple[Tensor, Tensor]
 ) -> None:
     inductor.use(sleeping_bundle.path)
-    compiled = inductor.compile(gemm, *operands)
-    torch.testing.assert_close(compiled.result, gemm(*operands))
+    compiled = inductor.compile(torch.mm, *operands)
+    torch.testing.assert_close(compiled.result, torch.mm(*operands))
     assert compiled.launched == ()
     assert "extern_kernels.mm(" in compiled.code[0]
     assert "nvgemm" not in compiled.code[0]
@@ -89,12 +78,10 @@ def wide_bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -
 def test_nothing_joins_without_max_autotune(
     inductor: InductorSession, operands: tuple[Tensor, Tensor]
 ) -> None:
-    from torch._inductor import config
-
     inductor.slow_down_aten()
     with config.patch(max_autotune_gemm=False), inductor.watch_choices() as seen:
         inductor.record.forget()
-        compiled = inductor.compile(gemm, *operands)
+        compiled = inductor.compile(torch.mm, *operands)
     assert not any(name.startswith("nvgemm") for names in seen for name in names)
     assert "nvgemm" not in compiled.code[0]
     assert compiled.launched == ()
@@ -103,13 +90,11 @@ def test_nothing_joins_without_max_autotune(
 def test_the_mode_and_the_backends_of_torch_decide_nothing_else(
     inductor: InductorSession, operands: tuple[Tensor, Tensor]
 ) -> None:
-    from torch._inductor import config
-
     inductor.slow_down_aten()
     usual = {"max_autotune_gemm": False, "max_autotune_gemm_backends": "ATEN,TRITON"}
     with config.patch(usual):
-        compiled = inductor.compile(gemm, *operands, mode="max-autotune")
-    torch.testing.assert_close(compiled.result, gemm(*operands))
+        compiled = inductor.compile(torch.mm, *operands, mode="max-autotune")
+    torch.testing.assert_close(compiled.result, torch.mm(*operands))
     assert len(compiled.launched) == 1
 
 
@@ -129,8 +114,8 @@ def test_as_many_kernels_join_as_are_allowed(
     inductor.use(wide_bundle.path)
     inductor.monkeypatch.setenv("NVGEMM_AOT_MAX_CHOICES", setting)
     with inductor.watch_choices() as seen:
-        compiled = inductor.compile(gemm, *operands)
-    torch.testing.assert_close(compiled.result, gemm(*operands))
+        compiled = inductor.compile(torch.mm, *operands)
+    torch.testing.assert_close(compiled.result, torch.mm(*operands))
     (names,) = seen
     ranked = [wide_bundle.header.kernels[place.kernel].id for place in best_first(wide_bundle)]
     assert names == ["mm", *(f"nvgemm_mm_{kernel_id[:12]}" for kernel_id in ranked[:joined])]
@@ -147,18 +132,16 @@ def best_first(bundle: BuiltBundle) -> Any:
 def test_a_users_own_preprocessing_function_can_refuse_ours(
     inductor: InductorSession, operands: tuple[Tensor, Tensor]
 ) -> None:
-    from torch._inductor.select_algorithm import add_preprocessing_fn, get_algorithm_selector_cache
-
     def refuse(choices: list[Any]) -> list[Any]:
         return [choice for choice in choices if not choice.name.startswith("nvgemm")]
 
     inductor.slow_down_aten()
     add_preprocessing_fn(refuse)
     try:
-        compiled = inductor.compile(gemm, *operands)
+        compiled = inductor.compile(torch.mm, *operands)
     finally:
         get_algorithm_selector_cache().preprocessing_fns.remove(refuse)
-    torch.testing.assert_close(compiled.result, gemm(*operands))
+    torch.testing.assert_close(compiled.result, torch.mm(*operands))
     assert compiled.launched == ()
     assert "nvgemm" not in compiled.code[0]
 
@@ -174,20 +157,18 @@ def test_a_users_own_class_of_choices_changes_nothing(
 
     inductor.slow_down_aten()
     with V.set_choices_handler(OwnChoices()):
-        compiled = inductor.compile(gemm, *operands, fullgraph=True)
-    torch.testing.assert_close(compiled.result, gemm(*operands))
+        compiled = inductor.compile(torch.mm, *operands, fullgraph=True)
+    torch.testing.assert_close(compiled.result, torch.mm(*operands))
     assert len(compiled.launched) == 1
 
 
 def test_kernels_are_timed_where_autotuning_has_processes_of_its_own(
     inductor: InductorSession, operands: tuple[Tensor, Tensor]
 ) -> None:
-    from torch._inductor import config
-
     inductor.slow_down_aten()
     with config.patch(autotune_in_subproc=True):
-        compiled = inductor.compile(gemm, *operands)
-    torch.testing.assert_close(compiled.result, gemm(*operands))
+        compiled = inductor.compile(torch.mm, *operands)
+    torch.testing.assert_close(compiled.result, torch.mm(*operands))
     assert len(compiled.launched) == 1
 
 
@@ -225,7 +206,7 @@ def test_distributed_autotuning_is_left_alone(
         [switch(True), functions[0], switch(False), *functions[1:]],
     )
     inductor.slow_down_aten()
-    compiled = inductor.compile(gemm, *operands)
+    compiled = inductor.compile(torch.mm, *operands)
     assert compiled.launched == ()
 
 
@@ -240,31 +221,28 @@ def test_distributed_autotuning_is_left_alone(
 def test_a_gemm_that_is_not_served_is_reported_with_the_reason(
     inductor: InductorSession,
     operands: tuple[Tensor, Tensor],
-    tmp_path: Path,
+    met: Callable[[], list[dict[str, Any]]],
     gemm_of: Callable[..., Tensor],
     named: str,
     reason: str,
 ) -> None:
-    events = tmp_path / "events"
-    inductor.monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", str(events))
     compiled = inductor.compile(gemm_of, *operands)
     torch.testing.assert_close(compiled.result, gemm_of(*operands))
-    met = [event for event in map(json.loads, events.open()) if event["event"] == "met"]
-    (event,) = met
+    (event,) = met()
     assert event["basis"] == "miss"
     assert named in event["gemm"]
     assert reason in " ".join(event["reasons"])
 
 
 def test_a_gemm_without_an_aten_choice_is_reported(
-    inductor: InductorSession, operands: tuple[Tensor, Tensor], tmp_path: Path
+    inductor: InductorSession,
+    operands: tuple[Tensor, Tensor],
+    met: Callable[[], list[dict[str, Any]]],
 ) -> None:
-    events = tmp_path / "events"
-    inductor.monkeypatch.setenv("NVGEMM_AOT_EXPLAIN", str(events))
     inductor.monkeypatch.setattr(
         hook, "find_gemm", lambda choices: replace(reading.find_gemm(choices), is_served=False)
     )
-    assert inductor.compile(gemm, *operands).launched == ()
-    (event,) = [event for event in map(json.loads, events.open()) if event["event"] == "met"]
+    assert inductor.compile(torch.mm, *operands).launched == ()
+    (event,) = met()
     assert event["gemm"].startswith("mm into")
     assert "ATEN is not among" in event["reasons"][0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,13 +45,6 @@ def sums(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Built
 def kernels_win(inductor: InductorSession, sums: BuiltBundle) -> None:
     inductor.use(sums.path)
     inductor.slow_down_aten()
-
-
-@pytest.fixture
-def events(inductor: InductorSession, tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
-    """The GEMMs that came up."""
-    events = inductor.watch_events(tmp_path / "events")
-    return lambda: [event for event in events() if event["event"] == "met"]
 
 
 def matrices(*lead: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -121,7 +113,7 @@ def test_int_mm(inductor: InductorSession) -> None:
 @pytest.mark.parametrize("shape", [(M, N), (3, 1, N)])
 def test_batches_that_share_what_is_added_are_misses(
     inductor: InductorSession,
-    events: Callable[[], list[dict[str, Any]]],
+    met: Callable[[], list[dict[str, Any]]],
     caplog: pytest.LogCaptureFixture,
     shape: tuple[int, ...],
 ) -> None:
@@ -130,7 +122,7 @@ def test_batches_that_share_what_is_added_are_misses(
     compiled = inductor.compile(torch.baddbmm, addend, a, b)
     torch.testing.assert_close(compiled.result, torch.baddbmm(addend, a, b))
     assert compiled.launched == ()
-    (event,) = events()
+    (event,) = met()
     assert event["reasons"][0].startswith("what is added has shape [3, 16, 32] and strides [")
     assert warnings_of(caplog) == []
 
@@ -144,7 +136,7 @@ MISSES: dict[str, tuple[Callable[..., Tensor], tuple[int, ...], str]] = {
 
 @pytest.mark.parametrize("name", MISSES)
 def test_sums_that_no_kernel_computes_are_misses(
-    inductor: InductorSession, events: Callable[[], list[dict[str, Any]]], name: str
+    inductor: InductorSession, met: Callable[[], list[dict[str, Any]]], name: str
 ) -> None:
     function, shape, reason = MISSES[name]
     a, b = matrices()
@@ -153,18 +145,18 @@ def test_sums_that_no_kernel_computes_are_misses(
     torch.testing.assert_close(compiled.result, function(addend, a, b))
     assert compiled.launched == ()
     assert "nvgemm" not in compiled.code[0]
-    (event,) = events()
+    (event,) = met()
     assert (event["basis"], event["gemm"][:6]) == ("miss", "addmm ")
     assert event["reasons"][0].startswith(reason)
 
 
 def test_what_no_bundle_has_is_a_miss_that_names_it(
-    inductor: InductorSession, events: Callable[[], list[dict[str, Any]]]
+    inductor: InductorSession, met: Callable[[], list[dict[str, Any]]]
 ) -> None:
     a, b = matrices(dtype=torch.float16)
     compiled = inductor.compile(torch.addmm, torch.randn(N).half(), a, b)
     assert compiled.launched == ()
-    (event,) = events()
+    (event,) = met()
     assert event["gemm"] == "mm/tt/fp16xfp16/fp32/fp16/bias/m16n32k64"
     wanted = "no bundled kernel computes mm/tt/fp16xfp16/fp32/fp16/bias"
     assert any(reason.startswith(wanted) for reason in event["reasons"])
@@ -182,18 +174,6 @@ def test_addends_that_come_otherwise_at_run_time_go_to_aten(inductor: InductorSe
     torch.testing.assert_close(compiled.function(unaligned, a, b), torch.addmm(unaligned, a, b))
     assert inductor.launched(compiled.function, unaligned, a, b) == ()
     assert len(inductor.launched(compiled.function, flat[:-1], a, b)) == 1
-
-
-def test_m_is_free(inductor: InductorSession) -> None:
-    _, b = matrices()
-    bias = torch.randn(N)
-    first = torch.randn(M, K)
-    torch._dynamo.mark_dynamic(first, 0)
-    compiled = inductor.compile(torch.addmm, bias, first, b, dynamic=None)
-    for m in (16, 33, 48, 7):
-        a = torch.randn(m, K)
-        torch.testing.assert_close(compiled.function(bias, a, b), torch.addmm(bias, a, b))
-        assert len(inductor.launched(compiled.function, bias, a, b)) == 1
 
 
 def test_a_kernel_that_is_gone_leaves_atens_own_call(inductor: InductorSession) -> None:
@@ -216,30 +196,6 @@ def test_generated_code_runs_without_us(inductor: InductorSession) -> None:
     torch.testing.assert_close(gemm(bias, a, b, alpha=1, beta=1, out=out), torch.addmm(bias, a, b))
 
 
-def test_required_names_the_line_of_a_manifest(inductor: InductorSession) -> None:
-    a, b = matrices(dtype=torch.float16)
-    with pytest.raises(Exception, match=r"mm/tt/fp16xfp16/fp32/fp16/bias/m16n32k64: no prebuilt"):
-        inductor.compile(
-            torch.addmm, torch.randn(N).half(), a, b,
-            options={"max_autotune_gemm": True, "nvgemm_aot_mode": "required"},
-        )  # fmt: skip
-
-
-def test_a_recording_names_the_epilogue(inductor: InductorSession, tmp_path: Path) -> None:
-    from nvgemm_runtime.recording.recorder import Recorder
-
-    path = tmp_path / "out.yaml"
-    inductor.monkeypatch.setenv("NVGEMM_AOT_RECORD", str(path))
-    a, b = matrices(dtype=torch.bfloat16)
-    bias = torch.randn(N).bfloat16()
-    inductor.compile(torch.addmm, bias, a, b)
-    recorded = Recorder(path).read()
-    assert not recorded.others
-    assert [problem.key for problem in recorded.problems] == [
-        "mm/tt/bf16xbf16/fp32/bf16/bias/m16n32k64"
-    ]
-
-
 @pytest.fixture(scope="module")
 def products(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> BuiltBundle:
     """Recording kernels that multiply bf16 into fp32 and add nothing, as Hopper has them."""
@@ -258,7 +214,7 @@ def products(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> B
 def test_a_product_in_fp32_and_a_sum_where_no_kernel_adds(
     inductor: InductorSession,
     products: BuiltBundle,
-    events: Callable[[], list[dict[str, Any]]],
+    met: Callable[[], list[dict[str, Any]]],
     shape: tuple[int, ...],
 ) -> None:
     inductor.use(products.path)
@@ -269,7 +225,7 @@ def test_a_product_in_fp32_and_a_sum_where_no_kernel_adds(
     torch.testing.assert_close(compiled.result, once_rounded)
     assert len(compiled.launched) == 1
     assert "nvgemm_addmm_split_" in compiled.code[0]
-    (event,) = events()
+    (event,) = met()
     assert event["basis"] == "signature", "the product is declared, the sum is not"
     assert all(name.startswith("nvgemm_addmm_split_") for name in event["offered"])
     unaligned = torch.randn(M * K + 1).bfloat16()[1:].view(M, K)

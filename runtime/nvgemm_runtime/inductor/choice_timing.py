@@ -74,9 +74,6 @@ def time_on_gpu(choices: Iterable[Any]) -> None:
 
     Inductor's caches keep these times apart from those that Inductor took itself. A profiler that
     the user's settings name is used as it is.
-
-    Args:
-        choices: Inductor's choices: ATen's, Triton's and bundled kernels.
     """
     if config.profile_bandwidth_with_do_bench_using_profiling or not _replace_timer():
         return
@@ -92,9 +89,6 @@ class TimedRequest:
     """A benchmark request of Inductor whose calls are timed on the GPU, in whatever process.
 
     Its class is the request's: Inductor compiles requests of certain classes in other processes.
-
-    Args:
-        request: The request, which does everything else.
     """
 
     def __init__(self, request: Any) -> None:

@@ -42,19 +42,19 @@ def compile_gemms(inductor: InductorSession) -> tuple[int, str]:
 def test_a_mistake_of_ours_is_said_once_and_compiling_goes_on(
     inductor: InductorSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from nvgemm_runtime.inductor import failures
+    from nvgemm_runtime.inductor import report
 
     def fail(*arguments: object) -> None:
         raise RuntimeError("wrong on purpose")
 
     inductor.monkeypatch.setattr(INSTALLATION, "index", fail)
-    failures._logged.clear()
+    report._logged.clear()
     launched, code = compile_gemms(inductor)
     assert launched == 0
     assert "nvgemm" not in code
     (message,) = warnings_of(caplog)
     assert "RuntimeError: wrong on purpose" in message
-    failures._logged.clear()
+    report._logged.clear()
 
 
 def test_without_any_choice_there_is_nothing_to_say(
@@ -112,20 +112,14 @@ def test_without_the_native_library_aten_computes(
     assert "missing.so is missing" in said, "once, however many kernels and GEMMs there are"
 
 
-def test_no_bundle_is_nothing_to_speak_of(
-    inductor: InductorSession, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("archs", [(), ("sm_90a",)])
+def test_without_a_bundle_for_this_device_there_is_nothing_to_say(
+    inductor: InductorSession,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    archs: tuple[str, ...],
 ) -> None:
-    inductor.use()
-    launched, code = compile_gemms(inductor)
-    assert launched == 0
-    assert "nvgemm" not in code
-    assert warnings_of(caplog) == []
-
-
-def test_a_bundle_for_a_gpu_is_nothing_to_a_cpu(
-    inductor: InductorSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    inductor.use(write_synthetic_bundle(tmp_path / "gpu.nvgemm", "sm_90a"))
+    inductor.use(*(write_synthetic_bundle(tmp_path / "gpu.nvgemm", arch) for arch in archs))
     launched, code = compile_gemms(inductor)
     assert launched == 0
     assert "nvgemm" not in code
@@ -179,17 +173,6 @@ def test_two_wheels_with_the_same_problems_and_kernels(
     assert launched == 2
     assert all(len(set(names)) == len(names) for names in seen)
     assert code.count("'nvgemm-kernels-a 1.0'") == 1
-
-
-def test_two_functions_are_compiled_one_after_the_other(inductor: InductorSession) -> None:
-    a, b = torch.randn(16, 64), torch.randn(64, 32)
-    first = torch.compile(lambda a, b: a @ b, dynamic=False)
-    second = torch.compile(lambda a, b: (a @ b, a[:8] @ b), dynamic=False)
-    for _ in range(2):
-        torch.testing.assert_close(first(a, b), a @ b)
-        torch.testing.assert_close(second(a, b), (a @ b, a[:8] @ b))
-    assert len(inductor.launched(first, a, b)) == 1
-    assert len(inductor.launched(second, a, b)) == 2
 
 
 def test_threads_compile_and_call_at_once(inductor: InductorSession) -> None:

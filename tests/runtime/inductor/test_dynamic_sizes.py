@@ -33,18 +33,6 @@ def test_any_m(inductor: InductorSession) -> None:
         assert len(inductor.launched(compiled.function, a, b)) == 1, m
 
 
-def test_any_batch(inductor: InductorSession) -> None:
-    first, right = torch.randn(3, 16, 64), torch.randn(3, 64, 32)
-    for tensor in (first, right):
-        torch._dynamo.mark_dynamic(tensor, 0)
-    compiled = inductor.compile(torch.bmm, first, right, dynamic=None)
-    torch.testing.assert_close(compiled.result, first @ right)
-    for batch in (3, 5, 2, 8):
-        a, b = torch.randn(batch, 16, 64), torch.randn(batch, 64, 32)
-        torch.testing.assert_close(compiled.function(a, b), a @ b)
-        assert len(inductor.launched(compiled.function, a, b)) == 1, batch
-
-
 def test_every_size(inductor: InductorSession) -> None:
     """What the kernels demand of n and k, 16 bytes here, is seen to at each call."""
     a, b = torch.randn(16, 64), torch.randn(64, 32)

@@ -17,7 +17,7 @@ from torch._inductor.autotune_process import TritonGPUBenchmarkRequest
 from torch._inductor.runtime import benchmarking
 
 from inductor_session import InductorSession
-from nvgemm_runtime.inductor import gpu_time
+from nvgemm_runtime.inductor import choice_timing
 
 FLUSH_US = 20.0
 """What the imitated GPU takes to read as much as its L2 cache holds."""
@@ -43,7 +43,7 @@ class Machine:
         self.run(host_us=5.0, gpu_us=FLUSH_US)
 
     def sleep(self, cycles: int) -> None:
-        self.waits_us.append(cycles / gpu_time.CYCLES_PER_MS * 1e3)
+        self.waits_us.append(cycles / choice_timing.CYCLES_PER_MS * 1e3)
         self.run(host_us=5.0, gpu_us=self.waits_us[-1])
 
     def synchronize(self) -> None:
@@ -76,8 +76,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", machine.synchronize)
     monkeypatch.setattr(torch.cuda, "_sleep", machine.sleep)
-    monkeypatch.setattr(gpu_time.time, "perf_counter", lambda: machine.host_us / 1e6)
-    monkeypatch.setattr(gpu_time, "_l2_flush", lambda: machine.flush)
+    monkeypatch.setattr(choice_timing.time, "perf_counter", lambda: machine.host_us / 1e6)
+    monkeypatch.setattr(choice_timing, "_l2_flush", lambda: machine.flush)
     return machine
 
 
@@ -87,9 +87,9 @@ def test_the_time_is_the_kernels_and_not_the_launches(
     machine: Machine, host_us: float, gpu_us: float
 ) -> None:
     """Of two events around a launch, the later waits for the host: 30 µs for a kernel of 2 µs."""
-    time_ms = gpu_time.measure_ms(lambda: machine.run(host_us=host_us, gpu_us=gpu_us))
+    time_ms = choice_timing.measure_ms(lambda: machine.run(host_us=host_us, gpu_us=gpu_us))
     launch_us = host_us + 7.0
-    assert time_ms * 1e3 == pytest.approx(gpu_us + launch_us * gpu_time.LAUNCH_SHARE)
+    assert time_ms * 1e3 == pytest.approx(gpu_us + launch_us * choice_timing.LAUNCH_SHARE)
 
 
 def test_half_of_the_time_is_of_calls_that_find_their_operands_in_the_cache(
@@ -103,10 +103,10 @@ def test_half_of_the_time_is_of_calls_that_find_their_operands_in_the_cache(
         machine.run(host_us=0.0, gpu_us=12.0 if was_flushed else 6.0)
 
     launch_us = 7.0  # the flush, and two events
-    cold = 12.0 * gpu_time.MOST_CALLS
-    warm = 6.0 * gpu_time.MOST_CALLS
-    assert gpu_time.measure_ms(call) * 1e3 == pytest.approx(
-        (cold + warm) / 2 / gpu_time.MOST_CALLS + launch_us * gpu_time.LAUNCH_SHARE
+    cold = 12.0 * choice_timing.MOST_CALLS
+    warm = 6.0 * choice_timing.MOST_CALLS
+    assert choice_timing.measure_ms(call) * 1e3 == pytest.approx(
+        (cold + warm) / 2 / choice_timing.MOST_CALLS + launch_us * choice_timing.LAUNCH_SHARE
     )
 
 
@@ -115,17 +115,17 @@ def test_calls_that_something_disturbed_do_not_count(machine: Machine) -> None:
     numbers = itertools.count()
 
     def call() -> None:
-        disturbed = next(numbers) - 1 - gpu_time.TRIAL_CALLS in (3, 9, 17)
+        disturbed = next(numbers) - 1 - choice_timing.TRIAL_CALLS in (3, 9, 17)
         machine.run(host_us=0.0, gpu_us=100.0 if disturbed else 10.0)
 
-    assert gpu_time.measure_ms(call) * 1e3 == pytest.approx(10.0, abs=0.1)
+    assert choice_timing.measure_ms(call) * 1e3 == pytest.approx(10.0, abs=0.1)
 
 
 def test_of_equal_kernels_the_cheaper_launch_wins_and_else_the_quicker_kernel(
     machine: Machine,
 ) -> None:
     def time_ms(host_us: float, gpu_us: float) -> float:
-        return gpu_time.measure_ms(lambda: machine.run(host_us=host_us, gpu_us=gpu_us))
+        return choice_timing.measure_ms(lambda: machine.run(host_us=host_us, gpu_us=gpu_us))
 
     assert time_ms(4.0, 10.5) < time_ms(20.0, 10.5) < time_ms(4.0, 10.6)
 
@@ -133,7 +133,7 @@ def test_of_equal_kernels_the_cheaper_launch_wins_and_else_the_quicker_kernel(
 def test_a_host_that_falls_behind_is_waited_for(machine: Machine) -> None:
     """A launch that takes longer than it did in the trial: the first wait is not enough."""
     costs = itertools.chain([10.0] * 6, itertools.repeat(100.0))
-    time_ms = gpu_time.measure_ms(lambda: machine.run(host_us=next(costs), gpu_us=3.0))
+    time_ms = choice_timing.measure_ms(lambda: machine.run(host_us=next(costs), gpu_us=3.0))
     assert time_ms * 1e3 == pytest.approx(3.0, abs=0.1)
     assert len(machine.waits_us) > 1
 
@@ -143,13 +143,13 @@ def test_a_call_that_waits_for_the_gpu_itself_still_gets_a_time(machine: Machine
         machine.run(host_us=10.0, gpu_us=10.0)
         machine.synchronize()
 
-    assert 10.0 <= gpu_time.measure_ms(call) * 1e3 < 1000.0
-    assert len(machine.waits_us) == gpu_time.ATTEMPTS
+    assert 10.0 <= choice_timing.measure_ms(call) * 1e3 < 1000.0
+    assert len(machine.waits_us) == choice_timing.ATTEMPTS
 
 
 def test_no_call_has_the_gpu_wait_for_long(machine: Machine) -> None:
-    gpu_time.measure_ms(lambda: machine.run(host_us=1e6, gpu_us=10.0))
-    assert max(machine.waits_us) <= gpu_time.LONGEST_WAIT_MS * 1e3
+    choice_timing.measure_ms(lambda: machine.run(host_us=1e6, gpu_us=10.0))
+    assert max(machine.waits_us) <= choice_timing.LONGEST_WAIT_MS * 1e3
 
 
 @pytest.mark.parametrize(("gpu_ms", "calls"), [(0.01, 30), (1.0, 5), (100.0, 3)])
@@ -160,8 +160,8 @@ def test_slow_kernels_are_timed_less_often(machine: Machine, gpu_ms: float, call
         counted.append(None)
         machine.run(host_us=5.0, gpu_us=gpu_ms * 1e3)
 
-    gpu_time.measure_ms(call)
-    assert len(counted) == 1 + gpu_time.TRIAL_CALLS + 2 * calls
+    choice_timing.measure_ms(call)
+    assert len(counted) == 1 + choice_timing.TRIAL_CALLS + 2 * calls
 
 
 @pytest.fixture
@@ -174,7 +174,7 @@ def timer(monkeypatch: pytest.MonkeyPatch) -> list[float]:
         call()
         return 0.5
 
-    monkeypatch.setattr(gpu_time, "measure_ms", measure)
+    monkeypatch.setattr(choice_timing, "measure_ms", measure)
     monkeypatch.setattr(benchmarking, "benchmarker", benchmarking.InductorBenchmarker())
     monkeypatch.setattr(benchmarking.InductorBenchmarker, "benchmark_gpu", lambda *_, **__: 35.4)
     return asked
@@ -194,10 +194,10 @@ def test_a_request_is_still_of_its_class() -> None:
     """Inductor compiles those of Triton's in processes beside this one, and others here."""
     request = object.__new__(TritonGPUBenchmarkRequest)
     request.module_path = "x.py"
-    timed: Any = gpu_time.TimedRequest(request)
+    timed: Any = choice_timing.TimedRequest(request)
     assert isinstance(timed, TritonGPUBenchmarkRequest)
     copy = pickle.loads(pickle.dumps(timed))
-    assert type(copy) is gpu_time.TimedRequest
+    assert type(copy) is choice_timing.TimedRequest
     assert isinstance(copy, TritonGPUBenchmarkRequest)
     assert copy.module_path == "x.py"
 
@@ -219,12 +219,12 @@ def test_choices_of_every_kind_are_timed_alike(timer: list[float]) -> None:
     out = torch.empty(1)
     choices = [Choice(Request()), Choice(None)]
     before = Choice(Request())
-    gpu_time.time_on_gpu(choices)
+    choice_timing.time_on_gpu(choices)
     assert [choice.benchmark(out=out) for choice in choices] == [0.5, 0.5]
     assert [choice.hash_key() for choice in choices] == ["key-on-gpu"] * 2
     assert before.benchmark(out=out) == 35.4, "what did not join is timed as Inductor does"
     assert before.hash_key() == "key"
-    assert timer == [gpu_time.LONGEST_MS] * 2
+    assert timer == [choice_timing.LONGEST_MS] * 2
 
 
 def test_a_choice_that_has_a_request_and_times_itself_is_timed_alike(timer: list[float]) -> None:
@@ -236,14 +236,14 @@ def test_a_choice_that_has_a_request_and_times_itself_is_timed_alike(timer: list
 
     choice = Part(None)
     choice._bmreq = Request()  # type: ignore[attr-defined]
-    gpu_time.time_on_gpu([choice])
+    choice_timing.time_on_gpu([choice])
     assert choice.benchmark(out=torch.empty(1)) == 0.5
     assert choice._bmreq.benchmark() == 0.5  # type: ignore[attr-defined]
 
 
 def test_a_request_is_timed_alike_in_another_process(timer: list[float]) -> None:
     choice = Choice(Request())
-    gpu_time.time_on_gpu([choice])
+    choice_timing.time_on_gpu([choice])
     request: Any = pickle.loads(pickle.dumps(choice.bmreq))
     request.kernel_name = "renamed"
     assert request.benchmark() == 0.5
@@ -255,12 +255,12 @@ def test_what_is_compiled_to_be_timed_is_tuned_as_usual(timer: list[float]) -> N
 
     class Part(Choice):
         def benchmark(self, *tensors: torch.Tensor, out: torch.Tensor) -> float:
-            with gpu_time.timing_as_usual():
+            with choice_timing.timing_as_usual():
                 assert Request().benchmark() == 35.4
             return super().benchmark(*tensors, out=out)
 
     choice = Part(None)
-    gpu_time.time_on_gpu([choice])
+    choice_timing.time_on_gpu([choice])
     assert choice.benchmark(out=torch.empty(1)) == 0.5
 
 
@@ -270,7 +270,7 @@ def test_a_failure_leaves_inductors_timing_as_it_was(timer: list[float]) -> None
             raise RuntimeError("too much shared memory")
 
     choice = Choice(Failing())
-    gpu_time.time_on_gpu([choice])
+    choice_timing.time_on_gpu([choice])
     with pytest.raises(RuntimeError, match="shared memory"):
         choice.benchmark(out=torch.empty(1))
     assert Choice(Request()).benchmark(out=torch.empty(1)) == 35.4
@@ -282,7 +282,7 @@ def test_the_time_that_a_user_allows_is_kept_to(timer: list[float]) -> None:
             return float(benchmarking.benchmarker.benchmark_gpu(lambda: None, rep=2))
 
     choice = Choice(Short())
-    gpu_time.time_on_gpu([choice])
+    choice_timing.time_on_gpu([choice])
     choice.benchmark(out=torch.empty(1))
     assert timer == [2.0]
 
@@ -303,7 +303,7 @@ def test_a_way_of_measuring_that_the_user_chose_is_kept(
         else:
             benchmarking.benchmarker.benchmark_gpu = lambda *_, **__: 35.4
         choice = Choice(Request())
-        gpu_time.time_on_gpu([choice])
+        choice_timing.time_on_gpu([choice])
         assert choice.benchmark(out=torch.empty(1)) == 35.4
         assert choice.hash_key() == "key"
 

@@ -5,10 +5,9 @@ The numbers are put into bundles by hand, with those of ATen where it computes n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -109,29 +108,9 @@ def rankings(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> R
     return made
 
 
-@pytest.fixture
-def timed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the choices that Inductor times, in order."""
-    from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
-    from torch._inductor.select_algorithm import ExternKernelCaller
-
-    names: list[str] = []
-    for kind in (ExternKernelCaller, SubgraphChoiceCaller):
-
-        def noting(choice: Any, *arguments: Any, of: Any = kind.benchmark, **options: Any) -> Any:
-            names.append(choice.name)
-            return of(choice, *arguments, **options)
-
-        monkeypatch.setattr(kind, "benchmark", noting)
-    return names
-
-
 @pytest.fixture(autouse=True)
-def trusted(inductor: InductorSession) -> Iterator[None]:
+def trusted(inductor: InductorSession, counted_anew: None) -> None:
     inductor.monkeypatch.setenv("NVGEMM_AOT_TRUST_RANKING", "1")
-    nvgemm_runtime.reset_stats()
-    yield
-    nvgemm_runtime.reset_stats()
 
 
 def addmm() -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:

@@ -89,7 +89,7 @@ def package(recording_bundle: BuiltBundle, home: Home) -> dict[str, Ran]:
     make = f"""
 import sys, time
 sys.path[:0] = {[*map(str, (HERE, SUPPORT))]!r}
-from test_inductor_cpp import Model, operands
+from test_generated_cpp import Model, operands
 from torch._inductor.select_algorithm import extern_kernels
 for name in ("mm", "bmm"):
     setattr(extern_kernels, name, lambda *a, real=getattr(torch, name), **k: (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from microscaling import dequantise, quantise, swizzle
+from torch._inductor.select_algorithm import extern_kernels
 from torch.nn import functional
 from torch.nn.functional import ScalingType, SwizzleType
 
@@ -61,13 +63,6 @@ def kernels_win(inductor: InductorSession, scaling: BuiltBundle) -> None:
     inductor.slow_down_aten()
 
 
-@pytest.fixture
-def events(inductor: InductorSession, tmp_path: Path) -> Callable[[], list[dict[str, Any]]]:
-    """The GEMMs that came up."""
-    events = inductor.watch_events(tmp_path / "events")
-    return lambda: [event for event in events() if event["event"] == "met"]
-
-
 def fp8() -> tuple[Tensor, Tensor]:
     return torch.randn(M, K).to(FP8), torch.randn(N, K).to(FP8).t()
 
@@ -109,41 +104,41 @@ def test_a_scale_for_each_row(inductor: InductorSession) -> None:
     assert len(compiled.launched) == 1
 
 
-def stub_aten(inductor: InductorSession) -> None:
-    """ATen computes no such thing on a CPU: let its choice be timed all the same."""
-    import time
-
-    from torch._inductor.select_algorithm import extern_kernels
+def stub_aten(inductor: InductorSession, name: str = "_scaled_mm") -> None:
+    """ATen computes no such thing on a CPU: let its choice be timed all the same, and lose."""
 
     def wait(*_: Any, out: Tensor, **__: Any) -> Tensor:
         time.sleep(0.1)
         return out
 
-    inductor.monkeypatch.setattr(extern_kernels, "_scaled_mm", wait)
+    inductor.monkeypatch.setattr(extern_kernels, name, wait)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "scale", "block"),
-    [
-        (FP8, torch.float8_e8m0fnu, 32),
-        (torch.float4_e2m1fn_x2, torch.float8_e4m3fn, 16),
-    ],
-    ids=["mxfp8", "nvfp4"],
-)
-def test_scales_of_blocks(
-    inductor: InductorSession, dtype: torch.dtype, scale: torch.dtype, block: int
-) -> None:
+KINDS = {
+    "mxfp8": (FP8, torch.float8_e8m0fnu, 32),
+    "nvfp4": (torch.float4_e2m1fn_x2, torch.float8_e4m3fn, 16),
+}
+
+
+def blocks(name: str, n: int = N) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Operands with their scales, and what comes of them."""
+    dtype, scale, block = KINDS[name]
+    a, scale_a = quantise(torch.randn(32, 128), dtype, scale, block)
+    b, scale_b = quantise(torch.randn(n, 128), dtype, scale, block)
+    wanted = dequantise(a, scale_a, block) @ dequantise(b, scale_b, block).t()
+    return (a, b.t(), swizzle(scale_a), swizzle(scale_b)), wanted.bfloat16()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_scales_of_blocks(inductor: InductorSession, name: str) -> None:
     """As torch's first operator takes them: swizzled, and told apart by their types."""
     stub_aten(inductor)
-    a, scale_a = quantise(torch.randn(32, 128), dtype, scale, block)
-    b, scale_b = quantise(torch.randn(N, 128), dtype, scale, block)
-    arguments = a, b.t(), swizzle(scale_a), swizzle(scale_b)
-    if dtype is torch.float4_e2m1fn_x2 and RELEASE < (2, 13):
+    if name == "nvfp4" and RELEASE < (2, 13):
         pytest.skip("this torch makes no numbers of fp4 to time choices with: a miss")
+    arguments, wanted = blocks(name)
     compiled = inductor.compile(scaled, *arguments)
-    wanted = dequantise(a, scale_a, block) @ dequantise(b, scale_b, block).t()
     assert len(compiled.launched) == 1
-    torch.testing.assert_close(compiled.result, wanted.bfloat16(), rtol=2**-7, atol=1e-3)
+    torch.testing.assert_close(compiled.result, wanted, rtol=2**-7, atol=1e-3)
 
 
 def grouped(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
@@ -195,14 +190,14 @@ MISSES: dict[str, tuple[Callable[..., Any], str]] = {
 
 @pytest.mark.parametrize("name", MISSES)
 def test_other_groups_are_misses(
-    inductor: InductorSession, events: Callable[[], list[dict[str, Any]]], name: str
+    inductor: InductorSession, met: Callable[[], list[dict[str, Any]]], name: str
 ) -> None:
     function, reason = MISSES[name]
     arguments = groups()
     compiled = inductor.compile(function, *arguments)
     torch.testing.assert_close(compiled.result, function(*arguments))
     assert compiled.launched == ()
-    (event,) = events()
+    (event,) = met()
     assert event["basis"] == "miss"
     assert any(reason in one for one in event["reasons"])
 
@@ -222,34 +217,10 @@ def second(a: Tensor, b: Tensor, scale_a: Tensor, scale_b: Tensor) -> Tensor:
     )  # fmt: skip
 
 
-KINDS = {
-    "mxfp8": (FP8, torch.float8_e8m0fnu, 32),
-    "nvfp4": (torch.float4_e2m1fn_x2, torch.float8_e4m3fn, 16),
-}
-
-
-def blocks(name: str, n: int = N) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Operands with their scales, and what comes of them."""
-    dtype, scale, block = KINDS[name]
-    a, scale_a = quantise(torch.randn(32, 128), dtype, scale, block)
-    b, scale_b = quantise(torch.randn(n, 128), dtype, scale, block)
-    wanted = dequantise(a, scale_a, block) @ dequantise(b, scale_b, block).t()
-    return (a, b.t(), swizzle(scale_a), swizzle(scale_b)), wanted.bfloat16()
-
-
 @pytest.fixture
 def slow_second(inductor: InductorSession) -> None:
-    """ATen computes no such thing on a CPU: let it be timed all the same, and lose."""
-    import time
-
-    from torch._inductor.select_algorithm import extern_kernels
-
-    def wait(*_: Any, out: Tensor, **__: Any) -> Tensor:
-        time.sleep(0.1)
-        return out
-
     importlib.import_module("nvgemm_runtime.inductor.scaled")  # which defines what is replaced
-    inductor.monkeypatch.setattr(extern_kernels, "nvgemm_aot_scaled_mm_v2", wait)
+    stub_aten(inductor, "nvgemm_aot_scaled_mm_v2")
 
 
 WITHOUT_E8M0 = RELEASE < (2, 12)
@@ -259,26 +230,26 @@ WITHOUT_E8M0 = RELEASE < (2, 12)
 @pytest.mark.usefixtures("slow_second")
 @pytest.mark.parametrize("name", ["nvfp4"] if WITHOUT_E8M0 else KINDS)
 def test_swizzled_scales_of_the_later_operator(
-    inductor: InductorSession, events: Callable[[], list[dict[str, Any]]], name: str
+    inductor: InductorSession, met: Callable[[], list[dict[str, Any]]], name: str
 ) -> None:
     arguments, wanted = blocks(name)
     compiled = inductor.compile(second, *arguments)
     assert len(compiled.launched) == 1
     torch.testing.assert_close(compiled.result, wanted, rtol=2**-7, atol=1e-3)
-    (event,) = events()
+    (event,) = met()
     assert event["basis"] == "signature"
     assert "torch.ops.aten._scaled_mm_v2.out(a, b, [s], [recipe_a]" in compiled.code[0]
 
 
 @pytest.mark.usefixtures("slow_second")
 def test_what_no_kernel_has_is_a_miss_and_left_to_inductor(
-    inductor: InductorSession, events: Callable[[], list[dict[str, Any]]]
+    inductor: InductorSession, met: Callable[[], list[dict[str, Any]]]
 ) -> None:
     inductor.use()
     arguments, _ = blocks("nvfp4")
     with pytest.raises(Exception, match=r"swizzle|CPU"):  # ATen has it on GPUs alone
         inductor.compile(second, *arguments)
-    (event,) = events()
+    (event,) = met()
     assert event["basis"] == "miss"
     assert event["gemm"] == "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16/m32n32k128"
 
@@ -297,20 +268,20 @@ def test_a_recording_names_the_scales(inductor: InductorSession, tmp_path: Path)
 
 @pytest.mark.usefixtures("slow_second")
 def test_kernels_stay_out_of_generated_cpp(
-    inductor: InductorSession, events: Callable[[], list[dict[str, Any]]]
+    inductor: InductorSession, met: Callable[[], list[dict[str, Any]]]
 ) -> None:
     from torch._inductor import config
 
     with config.patch(cpp_wrapper=True), contextlib.suppress(Exception):  # ATen, on a CPU
         inductor.compile(second, *blocks("nvfp4")[0])
-    (event,) = events()
+    (event,) = met()
     assert "generated C++ cannot call ATen's _scaled_mm_v2" in event["reasons"][0]
 
 
 @pytest.mark.usefixtures("slow_second")
 @pytest.mark.skipif(RELEASE < (2, 13), reason="dynamo does not look into the function there")
 def test_two_levels_of_scales_are_a_miss(
-    inductor: InductorSession, events: Callable[[], list[dict[str, Any]]]
+    inductor: InductorSession, met: Callable[[], list[dict[str, Any]]]
 ) -> None:
     """As torch has NVFP4 with one more scale for the tensor."""
 
@@ -324,5 +295,5 @@ def test_two_levels_of_scales_are_a_miss(
 
     with pytest.raises(Exception, match=r"swizzle|CPU"):
         inductor.compile(two_levels, *blocks("nvfp4")[0], torch.ones(()))
-    (event,) = events()
+    (event,) = met()
     assert event["reasons"] == ["scales have 2 levels, kernels take 1"]
