@@ -11,8 +11,8 @@ from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
 from nvgemm_runtime.gemm.types import Activation
 
-from .operands import block_scaled_product
 from .outcome import TuningOutcome, contender_name
+from .random_operands import block_scaled_product
 
 if TYPE_CHECKING:
     import torch
@@ -64,7 +64,7 @@ def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
     """The range of correct results for these operands.
 
     Args:
-        operands: See `operands.Operands`.
+        operands: See `random_operands.Operands`.
         signature: What is computed.
         terms: Most nonzero products of an element; 0 where every partial sum is exact in the
             accumulator, so that no error is allowed.
@@ -129,7 +129,7 @@ def reference(operands: Sequence[torch.Tensor], signature: Signature) -> torch.T
     """``f(scale_a * scale_b * (a @ b) + addend)`` in fp64, exact for whole numbers.
 
     Args:
-        operands: See `operands.Operands`.
+        operands: See `random_operands.Operands`.
         signature: What is computed.
     """
     value = _before_activation(operands, signature)

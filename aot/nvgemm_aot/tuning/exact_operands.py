@@ -31,7 +31,14 @@ from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from nvgemm_runtime.gemm.roles import Role, role_shape
 
 from .correctness import Expected, expect
-from .operands import Operands, fp4_of, make_extras, make_operands, random_extras, scales_of_powers
+from .random_operands import (
+    Operands,
+    fp4_of,
+    make_extras,
+    make_operands,
+    random_extras,
+    scales_of_powers,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -15,9 +15,9 @@ from .contenders import ATEN, TRITON, Run
 from .correctness import find_fault, is_like
 from .exact_operands import OperandCheck, make_checks
 from .gpu import Bench
-from .operands import Operands, make_sets, poison
 from .outcome import UNSEEN_SLOWDOWNS, UNSEEN_WORK, TuningOutcome
 from .race import RaceResult, Sample, race
+from .random_operands import Operands, make_sets, poison
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from nvgemm_aot.tuning.correctness import (
     reference,
 )
 from nvgemm_aot.tuning.exact_operands import FEW_PRODUCTS, WHOLE_NUMBERS, OperandCheck, make_checks
-from nvgemm_aot.tuning.operands import Operands, poison
+from nvgemm_aot.tuning.random_operands import Operands, poison
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
 

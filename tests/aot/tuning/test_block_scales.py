@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from microscaling import FP4_E2M1, FP8_E4M3, FP8_E5M2, decode, e8m0_value, swizzle
 
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.tuning import operands as tuning_operands
+from nvgemm_aot.tuning import random_operands as tuning_operands
 from nvgemm_aot.tuning.contenders import aten_run, triton_run
 from nvgemm_aot.tuning.correctness import expect_between, find_fault, reference
-from nvgemm_aot.tuning.operands import Operands, make_sets, swizzled, unswizzled
+from nvgemm_aot.tuning.random_operands import Operands, make_sets, swizzled, unswizzled
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.aten import named_arguments, read_call
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands

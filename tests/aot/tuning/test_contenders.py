@@ -14,7 +14,7 @@ from nvgemm_aot.tuning import gpu
 from nvgemm_aot.tuning.contenders import aten_run, triton_run
 from nvgemm_aot.tuning.correctness import expect, is_like, reference
 from nvgemm_aot.tuning.gpu import Blind, GpuState, slowdowns, watch_gpu
-from nvgemm_aot.tuning.operands import MOST_SETS, Operands, make_sets
+from nvgemm_aot.tuning.random_operands import MOST_SETS, Operands, make_sets
 from nvgemm_runtime.gemm.problem import Layout, Op, Problem, Signature
 
 
