@@ -14,22 +14,10 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.encode import measured_json, unserved_json
 from nvgemm_runtime.bundle.format import Kernel, RankingSource
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import (
-    BundleFormatError,
-    NvgemmError,
-    StorageError,
-    VerificationError,
-)
+from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError, VerificationError
 
 from .options import ANY_PATH, json_option, out_directory_option
-from .printing import (
-    file_document,
-    file_text,
-    print_result,
-    report_progress,
-    size_text,
-    table,
-)
+from .printing import file_document, file_text, print_result, report_progress, size_text, table
 
 if TYPE_CHECKING:
     from nvgemm_runtime.installed.discover import InstalledBundle
@@ -128,7 +116,7 @@ def bundle_document(bundle: Bundle) -> Document:
         "generator": header.generator,
         "build_key": header.build_key,
         "toolchain": header.toolchain,
-        "imports": _list_or_none(header.imports),
+        "imports": header.imports,
         "dictionary_bytes": header.dictionary.span.stored_bytes if header.dictionary else 0,
         "kernels": [_kernel_document(kernel) for kernel in header.kernels],
         "problems": [
@@ -147,12 +135,7 @@ def bundle_document(bundle: Bundle) -> Document:
         ],
         "unserved": unserved_json(header.unserved),
         "unknown_kernels": [
-            {
-                "id": kernel.id,
-                "signature": kernel.signature,
-                "operator": kernel.operator,
-                "why": kernel.why,
-            }
+            {name: value for name, value in vars(kernel).items() if name != "span"}
             for kernel in header.unknown_kernels
         ],
         "unknown_problems": [asdict(ranking) for ranking in header.unknown_rankings],
@@ -173,32 +156,19 @@ def _source_text(source: RankingSource) -> str:
 
 
 def _kernel_document(kernel: Kernel) -> Document:
-    design = kernel.design
     return {
         "id": kernel.id,
         "signature": kernel.signature.key,
         "provider": kernel.provider,
         "operator": kernel.operator,
-        "tile": list(design.tile),
-        "ctas_per_tile": design.ctas_per_tile,
-        "cluster": list(design.cluster),
-        "fallback_cluster": design.fallback_cluster and list(design.fallback_cluster),
-        "scheduler": design.scheduler,
-        "cluster_limits": [
-            {"cluster_size": c.cluster_size, "max_active": c.max_active, "basis": c.basis}
-            for c in design.cluster_limits
-        ],
+        **asdict(kernel.design),
         "alignment_bytes": kernel.alignment_bytes,
         "workspace_bytes": kernel.workspace_bytes,
         "calling_convention": kernel.calling_convention,
-        "imports": _list_or_none(kernel.imports),
+        "imports": kernel.imports,
         "stored_bytes": kernel.span.stored_bytes,
         "payload_bytes": kernel.span.content_bytes,
     }
-
-
-def _list_or_none(names: Sequence[str] | None) -> list[str] | None:
-    return None if names is None else list(names)
 
 
 def _imports_text(document: Document) -> str:

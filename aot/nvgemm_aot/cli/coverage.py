@@ -16,7 +16,7 @@ from .printing import percent_text, print_result, table
 
 if TYPE_CHECKING:
     from ..manifest.parse import Manifest
-    from ..workload.coverage import GemmCoverage, TargetCoverage, Undeclarable, Weight
+    from ..workload.coverage import GemmCoverage, TargetCoverage, Weight
 
 Document = dict[str, Any]
 
@@ -122,7 +122,7 @@ def coverage(
 
 def _read_manifest(
     manifest: Path, archs: tuple[str, ...]
-) -> tuple[Manifest, tuple[Undeclarable, ...]]:
+) -> tuple[Manifest, tuple[GemmCoverage, ...]]:
     """Read a manifest and, of a recording, the GEMMs that it cannot declare."""
     from ..manifest.parse import parse_manifest
     from ..manifest.shipped import find_manifest
@@ -157,8 +157,8 @@ def _target_document(target: TargetCoverage, by: Weight) -> Document:
         "target": target.target.target.key,
         "device": target.target.device.name,
         "runtime_library": target.runtime_library,
-        "bundles": list(target.bundles),
-        "refusals": list(target.refusals),
+        "bundles": target.bundles,
+        "refusals": target.refusals,
         "totals": {weight.value: target.weight(weight) for weight in Weight},
         "percent": {
             weight.value: {
@@ -182,7 +182,7 @@ def _gemm_document(gemm: GemmCoverage) -> Document:
         "split": gemm.is_split,
         "kernels": gemm.kernels,
         "bundle": gemm.bundle,
-        "reasons": list(gemm.reasons),
+        "reasons": gemm.reasons,
     }
 
 
@@ -196,7 +196,7 @@ def _target_lines(target: Document) -> Iterator[str]:
     header = ("GEMM", "found as", "count", "% of count", "% of FLOPs", "ranked as")
     shares = [
         [
-            _share_text(gemm[weight], target["totals"][weight]).rjust(len(title))
+            percent_text(100 * gemm[weight] / target["totals"][weight]).rjust(len(title))
             for gemm in target["gemms"]
         ]
         for weight, title in (("count", header[3]), ("flops", header[4]))
@@ -225,10 +225,6 @@ def _percentage_table(target: Document) -> str:
         for weight, title in WEIGHT_NAMES.items()
     ]
     return table(rows, header)
-
-
-def _share_text(part: int, total: int) -> str:
-    return percent_text(100 * part / total)
 
 
 def _number_reasons(gemms: Sequence[Document]) -> dict[str, int]:

@@ -45,16 +45,11 @@ _NAMES = {
     Status.MISSED: "missed",
 }
 
-_ALL = frozenset(Status)
-
 
 def coverage_page(manifest: Manifest, targets: Sequence[TargetCoverage], by: Weight) -> bytes:
     """Make the page: for each target the percentages, a chart of the shape space, and the GEMMs.
 
-    Args:
-        manifest: The manifest that was compared with bundles.
-        targets: Coverage of each target.
-        by: Unit by which tables are sorted, most first.
+    Tables are sorted by ``by``, most first.
     """
     html = Element("html", {"lang": "en"})
     head = SubElement(html, "head")
@@ -80,7 +75,8 @@ def _add_target(section: Element, target: TargetCoverage, by: Weight) -> None:
     section.append(draw_chart(target.gemms, f"m against n times k of the GEMMs of {name}"))
     _add_caption(section, target)
     _add_gemms(section, target, by)
-    _add_bundles(section, target)
+    _add_list(section, "Bundles that this GPU can use", target.bundles)
+    _add_list(section, "Bundles, or kernels of them, that it cannot use", target.refusals)
 
 
 def _add_percentages(section: Element, target: TargetCoverage) -> None:
@@ -95,10 +91,8 @@ def _add_percentages(section: Element, target: TargetCoverage) -> None:
 def _add_legend(section: Element, target: TargetCoverage) -> None:
     legend = SubElement(section, "p", {"class": "legend"})
     for status, name in _NAMES.items():
-        entry = SubElement(legend, "span")
-        key = draw_key(status)
-        key.tail = f"{name} ({target.weight(Weight.PROBLEMS, {status})})"
-        entry.append(key)
+        text = f"{name} ({target.weight(Weight.PROBLEMS, {status})})"
+        _add_key(SubElement(legend, "span"), status, text)
 
 
 def _add_caption(section: Element, target: TargetCoverage) -> None:
@@ -116,13 +110,10 @@ def _add_gemms(section: Element, target: TargetCoverage, by: Weight) -> None:
     header = ["GEMM", "found as", "count", "% of count", "% of FLOPs", "ranked as, or why not"]
     rows = _add_table(section, header)
     totals = {weight: target.weight(weight) for weight in (Weight.COUNT, Weight.FLOPS)}
-    for gemm in target.heaviest(by, _ALL):
+    for gemm in target.heaviest(by, frozenset(Status)):
         row = SubElement(rows, "tr", {"class": gemm.status.value})
         _add(row, "td", gemm.gemm)
-        found = SubElement(row, "td")
-        key = draw_key(gemm.status)
-        key.tail = gemm.status.value
-        found.append(key)
+        _add_key(SubElement(row, "td"), gemm.status, gemm.status.value)
         _add(row, "td", str(gemm.count), "number")
         for weight, total in totals.items():
             _add(row, "td", percent_text(100 * gemm.weight(weight) / total), "number")
@@ -135,13 +126,7 @@ def _why(gemm: GemmCoverage) -> str:
     return ranked_as_text(gemm.gemm, gemm.ranked_as.key, is_split=gemm.is_split)
 
 
-def _add_bundles(section: Element, target: TargetCoverage) -> None:
-    _add_list(section, "Bundles that this GPU can use", target.bundles)
-    _add_list(section, "Bundles, or kernels of them, that it cannot use", target.refusals)
-
-
-def _add_list(section: Element, title: str, items: Iterable[str]) -> None:
-    lines = list(items)
+def _add_list(section: Element, title: str, lines: Sequence[str]) -> None:
     if lines:
         _add(section, "p", f"{title}:")
         entries = SubElement(section, "ul")
@@ -206,21 +191,12 @@ class _Axis:
 def draw_chart(gemms: Iterable[GemmCoverage], label: str) -> Element:
     """Draw a marker for each GEMM of known sizes, at its m and n * k, with a tooltip.
 
-    The colours are those of the classes ``declared``, ``signature`` and ``missed``.
-
-    Args:
-        gemms: In any order; at least one of known sizes.
-        label: Description of the chart for screen readers.
+    The colours are those of the classes ``declared``, ``signature`` and ``missed``; at least one
+    GEMM has known sizes. ``label`` is for screen readers.
     """
-    chart = Element(
-        "svg",
-        {
-            "class": "chart",
-            "viewBox": f"0 0 {_WIDTH} {_HEIGHT}",
-            "role": "img",
-            "aria-label": label,
-        },
-    )
+    box = f"0 0 {_WIDTH} {_HEIGHT}"
+    attributes = {"class": "chart", "viewBox": box, "role": "img", "aria-label": label}
+    chart = Element("svg", attributes)
     sized = [(gemm, gemm.sizes) for gemm in gemms if gemm.sizes is not None]
     ms = _make_axis([sizes.m for _, sizes in sized], _LEFT, _RIGHT)
     nks = _make_axis([sizes.n * sizes.k for _, sizes in sized], _BOTTOM, _TOP)
@@ -236,18 +212,19 @@ def draw_chart(gemms: Iterable[GemmCoverage], label: str) -> Element:
             markers.append((radius, ms.place(m) + shift, nks.place(nk), gemm))
     # Small markers last, so that none is hidden under a large one.
     for radius, x, y, gemm in sorted(markers, key=lambda marker: -marker[0]):
-        SubElement(_marker(chart, gemm.status, x, y, radius), "title").text = describe(gemm)
+        SubElement(_marker(chart, gemm.status, x, y, radius), "title").text = _describe(gemm)
     return chart
 
 
-def draw_key(status: Status) -> Element:
-    """Draw a single marker for the legend."""
-    key = Element("svg", {"class": "key", "viewBox": "0 0 16 16", "aria-hidden": "true"})
+def _add_key(parent: Element, status: Status, text: str) -> None:
+    """Add a single marker, as of a legend, and a text behind it."""
+    attributes = {"class": "key", "viewBox": "0 0 16 16", "aria-hidden": "true"}
+    key = SubElement(parent, "svg", attributes)
     _marker(key, status, 8, 8, 6)
-    return key
+    key.tail = text
 
 
-def describe(gemm: GemmCoverage) -> str:
+def _describe(gemm: GemmCoverage) -> str:
     """Describe a GEMM and how it is served, in lines."""
     times = count_text(gemm.count, "time")
     lines = [gemm.gemm, f"recorded {times}, {gemm.weight(Weight.FLOPS):.3g} FLOPs"]

@@ -12,7 +12,7 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,11 +46,7 @@ _SIZE = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """A file of the cache.
-
-    Attributes:
-        used_at: When it was last used, in seconds since 1970.
-    """
+    """A file of the cache, and when it was last used, in seconds since 1970."""
 
     path: Path
     size_bytes: int
@@ -219,18 +215,15 @@ def enforce(cache: Cache) -> None:
         if lock is None:
             return
         try:
-            evict(cache, choose(read_usage(cache), limit_bytes(), time.time()))
+            evict(cache, select_over_limit(read_usage(cache), limit_bytes(), time.time()))
         finally:
             lock.release()
 
 
-def choose(usage: CacheUsage, limit: int, now: float) -> Eviction:
-    """Choose what to drop so that a cache fits its limit.
+def select_over_limit(usage: CacheUsage, limit: int, now: float) -> Eviction:
+    """Select what to drop so that a cache fits its limit.
 
-    Args:
-        usage: The cache's content.
-        limit: Bytes.
-        now: The time, in seconds since 1970.
+    ``limit`` is in bytes, ``now`` in seconds since 1970.
     """
     excess = usage.size_bytes - limit
     if excess <= 0:
@@ -242,7 +235,11 @@ def choose(usage: CacheUsage, limit: int, now: float) -> Eviction:
         bundle.file.path: Counter(id_ for kept in bundle.problems for id_ in kept.kernels)
         for bundle in usage.bundles
     }
-    for bundle, item in _oldest_first(usage):
+    items: list[tuple[KeptBundle | None, StoredFile | KeptProblem]] = [
+        *((None, file) for file in (*usage.entries, *usage.damaged)),
+        *((bundle, kept) for bundle in usage.bundles for kept in bundle.problems),
+    ]
+    for bundle, item in sorted(items, key=lambda item: item[1].used_at):
         if excess <= 0 or now - item.used_at < _IN_USE_SECONDS:
             break
         if isinstance(item, StoredFile):
@@ -262,10 +259,10 @@ def choose(usage: CacheUsage, limit: int, now: float) -> Eviction:
     )
 
 
-def select(
+def select_requested(
     usage: CacheUsage, *, problems: Collection[Problem] = (), used_before: float | None = None
 ) -> Eviction:
-    """Choose what a person asked to remove.
+    """Select what a person asked to remove.
 
     Args:
         usage: The cache's content.
@@ -276,33 +273,20 @@ def select(
     def is_old(item: StoredFile | KeptProblem) -> bool:
         return used_before is None or item.used_at < used_before
 
-    files = () if problems else (*usage.entries, *usage.damaged, *_unreadable_files(usage))
+    unreadable = (bundle.file for bundle in usage.bundles if bundle.error is not None)
+    files = () if problems else (*usage.entries, *usage.damaged, *unreadable)
+    chosen = {
+        bundle.file.path: frozenset(
+            kept.problem
+            for kept in bundle.problems
+            if is_old(kept) and (not problems or kept.problem in problems)
+        )
+        for bundle in usage.bundles
+    }
     return Eviction(
         files=tuple(file.path for file in files if is_old(file)),
-        problems={
-            bundle.file.path: some
-            for bundle in usage.bundles
-            if (
-                some := frozenset(
-                    kept.problem
-                    for kept in bundle.problems
-                    if is_old(kept) and (not problems or kept.problem in problems)
-                )
-            )
-        },
+        problems={path: some for path, some in chosen.items() if some},
     )
-
-
-def _unreadable_files(usage: CacheUsage) -> list[StoredFile]:
-    return [bundle.file for bundle in usage.bundles if bundle.error is not None]
-
-
-def _oldest_first(
-    usage: CacheUsage,
-) -> Iterable[tuple[KeptBundle | None, StoredFile | KeptProblem]]:
-    files = [(None, file) for file in (*usage.entries, *usage.damaged)]
-    problems = [(bundle, kept) for bundle in usage.bundles for kept in bundle.problems]
-    return sorted([*files, *problems], key=lambda item: item[1].used_at)
 
 
 def evict(cache: Cache, eviction: Eviction) -> None:

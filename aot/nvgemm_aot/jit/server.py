@@ -17,7 +17,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,11 +49,7 @@ _POLL_SECONDS = 0.5
 
 
 class Server:
-    """Answers requests for kernels.
-
-    Args:
-        answers: Descriptor to write answers to.
-    """
+    """Answers requests for kernels, on the descriptor ``answers``."""
 
     def __init__(self, answers: int) -> None:
         self._answers = answers
@@ -162,9 +157,7 @@ def _jobs() -> int:
     if not (named.isdecimal() and int(named)):
         _log.warning(
             "%s=%s: must be a number, 1 or more; taken as %d",
-            JIT_JOBS_VARIABLE,
-            named,
-            default_jobs(),
+            *(JIT_JOBS_VARIABLE, named, default_jobs()),
         )
         return default_jobs()
     return int(named)
@@ -218,12 +211,12 @@ def serve(requests: int, answers: int, parent: int, idle_seconds: float) -> None
         server.close()
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Run the server on standard input and output."""
     parser = argparse.ArgumentParser(prog="nvgemm_aot.jit.server", description=__doc__)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The runtime loads no file that others could write.
     os.umask(os.umask(0o077) | 0o022)

@@ -7,7 +7,6 @@ others read the old one.
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, replace
@@ -30,15 +29,11 @@ from ..storage.files import sweep_partials_of
 from ..storage.locks import locked
 from ..targets import BuildTarget
 
-_log = logging.getLogger(__name__)
-
 DAMAGED = ".damaged-"
 """Between a user bundle's name and the time at which it was found damaged and moved aside."""
 
 MAX_DAMAGED = 2
 """Damaged files that are kept for inspection; older ones are removed."""
-
-_DIGEST_LETTERS = 12
 
 
 class SuspectBundleError(StorageError):
@@ -54,9 +49,6 @@ class UserBundle:
         toolchain: Versions of everything that shapes its kernels.
         generator: Program and version that writes it.
         on_damage: Called with a text when a damaged file is moved aside.
-
-    Attributes:
-        path: The file.
     """
 
     def __init__(
@@ -68,7 +60,7 @@ class UserBundle:
         on_damage: Callable[[str], None],
     ) -> None:
         identity = [FORMAT_VERSION, generator, toolchain, target.device.name]
-        digest = sha256_hex(canonical_json(identity))[:_DIGEST_LETTERS]
+        digest = sha256_hex(canonical_json(identity))[:12]
         name = f"{target.target.key}-{digest}{BUNDLE_SUFFIX}"
         self.path = jit_directory(cache.directory) / name
         self._cache = cache

@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.bundle.format import Conditions
 from nvgemm_runtime.errors import TuningError
@@ -37,48 +37,37 @@ _LIBRARY = "libnvidia-ml.so.1"
 
 @dataclass(frozen=True, kw_only=True)
 class GpuState:
-    """A GPU at one moment.
+    """A GPU at one moment; None where something is unknown.
 
     Attributes:
-        utilization_percent: Share of the last second or less in which a kernel ran; None if
-            unknown.
-        slowdowns: What holds its clocks down, in words; None if unknown.
+        utilization_percent: Share of the last second or less in which a kernel ran.
+        slowdowns: What holds its clocks down, in words.
     """
 
-    utilization_percent: int | None
-    slowdowns: tuple[str, ...] | None
+    utilization_percent: int | None = None
+    slowdowns: tuple[str, ...] | None = None
 
 
-class Watch(Protocol):
-    """Reports the state of one GPU."""
+class Watch:
+    """Reports the state of a GPU; this one, which stands in where NVML is missing, knows nothing.
 
-    @property
-    def driver(self) -> str:
-        """Version of the driver."""
-
-    def look(self) -> GpuState:
-        """The GPU's state now."""
-
-
-class Blind:
-    """Stands in where NVML is missing: knows nothing."""
+    Attributes:
+        driver: Version of the driver.
+    """
 
     driver = UNKNOWN_DRIVER
 
     def look(self) -> GpuState:
-        """A state of unknowns."""
-        return GpuState(utilization_percent=None, slowdowns=None)
+        """The GPU's state now."""
+        return GpuState()
 
 
 class _Utilization(ctypes.Structure):
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
 
-class NvmlWatch:
-    """Reports the state of a GPU by NVML.
-
-    Args:
-        uuid: The GPU's UUID, e.g. ``GPU-8b1c…``.
+class NvmlWatch(Watch):
+    """Reports the state of the GPU of a UUID, e.g. ``GPU-8b1c…``, by NVML.
 
     Raises:
         OSError: If NVML is missing or does not know the GPU.
@@ -123,7 +112,7 @@ def watch_gpu(uuid: str) -> Watch:
     try:
         return NvmlWatch(uuid)
     except OSError:
-        return Blind()
+        return Watch()
 
 
 GRAPH_NS = 2_000_000

@@ -57,9 +57,6 @@ class Tuned:
     """The result of a tuning.
 
     Attributes:
-        path: The bundle that was written.
-        header: Its header.
-        file_bytes: Its size.
         pruned_bytes: Bytes that the pruned kernels took in the original bundles.
         outcomes: By problem key, in the order of the problems, including those of earlier runs.
         unmeasured: By key, problems without an outcome, and the reason.
@@ -68,8 +65,7 @@ class Tuned:
         state: The file that keeps the outcomes; None where there are none.
         measured_now: How many problems this run measured.
         is_complete: Whether the same command would have nothing left to measure.
-        suspicion: Why the measurement rather than the thrown-out kernels may be wrong; None where
-            few kernels were thrown out.
+        suspicion: Why the measurement rather than the thrown-out kernels may be wrong, or None.
     """
 
     path: Path
@@ -104,8 +100,8 @@ def tune(
         paths: The bundles, of one target and toolchain.
         output: The bundle to write; not one of ``paths``.
         bench: The GPU and its timer.
-        options: See `TuningOptions`.
-        progress: Called after each finished problem.
+        options: What to measure, and for how long.
+        progress: Called before the first problem and after each finished one.
         clock: Returns seconds, for the budget.
 
     Raises:
@@ -121,7 +117,7 @@ def tune(
     """
     begin = clock()
     with contextlib.ExitStack() as stack:
-        bundles = stack.enter_context(_opened(paths, bench))
+        bundles = [stack.enter_context(_opened(path, bench)) for path in paths]
         content = read_together(bundles, bench.facts)
         if not content.rankings:
             named = ", ".join(map(str, paths))
@@ -133,9 +129,7 @@ def tune(
             for bundle in bundles
             for kernel in bundle.header.kernels
         }
-        state = TuningState(
-            state_path(output), _identity(bundles, bench, options), stored_bytes.keys()
-        )
+        state = TuningState(state_path(output), _identity(bundles, bench, options))
         stack.callback(state.close)
         refuse_foreign_measurements(output, state.written)
         contenders = Contenders(
@@ -181,12 +175,11 @@ def tune(
         if any(ranking.measured is not None for ranking in made.rankings):
             state.add_written(made.build_key)
         header = write_bundle(output, made)
-        file_bytes = output.stat().st_size
     keys = [ranking.problem.key for ranking in content.rankings]
     return Tuned(
         path=output,
         header=header,
-        file_bytes=file_bytes,
+        file_bytes=output.stat().st_size,
         pruned_bytes=sum(stored_bytes[id_] for id_ in pruned.dropped) if pruned else 0,
         outcomes={key: state.outcomes[key] for key in keys if key in state.outcomes},
         unmeasured={key: why for key, why in left_out.items() if key not in state.outcomes},
@@ -201,15 +194,13 @@ def tune(
 
 
 @contextlib.contextmanager
-def _opened(paths: Sequence[Path], bench: Bench) -> Iterator[list[Bundle]]:
-    with contextlib.ExitStack() as stack:
-        bundles = [stack.enter_context(Bundle(path)) for path in paths]
-        for bundle in bundles:
-            reason = refusal(bundle.header, bench.facts)
-            if reason is not None:
-                raise TuningError(f"{bundle.path} cannot be measured here: {reason}")
-            require_libraries(bundle.header)  # or each kernel would be blamed for what is missing
-        yield bundles
+def _opened(path: Path, bench: Bench) -> Iterator[Bundle]:
+    with Bundle(path) as bundle:
+        reason = refusal(bundle.header, bench.facts)
+        if reason is not None:
+            raise TuningError(f"{path} cannot be measured here: {reason}")
+        require_libraries(bundle.header)  # or each kernel would be blamed for what is missing
+        yield bundle
 
 
 def _refuse_unusual_aten(rankings: Sequence[ProblemRanking]) -> None:
@@ -254,13 +245,7 @@ Progress = Callable[[int, int], None]
 class Session:
     """One run of a tuning: measures the problems that its state does not hold yet.
 
-    Attributes:
-        contenders: Finds what to time for a problem.
-        bench: The GPU and its timer.
-        state: The outcomes so far, and their file.
-        budget_s: Seconds after which no further problem is begun; None for no limit.
-        clock: Returns seconds.
-        begin: The clock's time when the run began.
+    ``begin`` is the clock's time when the run began; `TuningOptions` has ``budget_s``.
     """
 
     contenders: Contenders
@@ -273,17 +258,16 @@ class Session:
     def left(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
         """Problems without an outcome, and then those whose measurement was disturbed."""
         outcomes = self.state.outcomes
-        new = [one for one in rankings if one.problem.key not in outcomes]
         known = [one for one in rankings if one.problem.key in outcomes]
-        return new + [one for one in known if outcomes[one.problem.key].is_disturbed]
+        disturbed = [one for one in known if outcomes[one.problem.key].is_disturbed]
+        return [one for one in rankings if one.problem.key not in outcomes] + disturbed
 
     def measure(
         self, rankings: Sequence[ProblemRanking], progress: Progress | None
     ) -> dict[str, str]:
         """Measure problems and add their outcomes to the state.
 
-        Returns:
-            By key, problems that were left out, and the reason.
+        Returns those that were left out, by key, and the reason.
 
         Raises:
             TuningError: If a contender leaves the GPU unusable.
@@ -340,7 +324,8 @@ class Session:
             return f"{OUT_OF_MEMORY}{error}"
         before = previous_outcome(ranking, self.bench.facts.name)
         differs = None if before is None else disagreement(before, outcome)
-        self.state.add(key, _with_doubts(outcome, busy, differs))
+        doubts = (*outcome.doubts, *(doubt for doubt in (busy, differs) if doubt is not None))
+        self.state.add(key, replace(outcome, doubts=doubts))
         return None
 
     def _why_no_contender(self, ranking: ProblemRanking) -> str:
@@ -381,8 +366,3 @@ class _OtherWork:
         is_new = before is None and self.busy is not None
         self._state.confirm(f"{self.busy} afterwards" if is_new else None)
         self._passed_s = 0.0
-
-
-def _with_doubts(outcome: TuningOutcome, *doubts: str | None) -> TuningOutcome:
-    added = tuple(doubt for doubt in doubts if doubt is not None)
-    return replace(outcome, doubts=(*outcome.doubts, *added)) if added else outcome

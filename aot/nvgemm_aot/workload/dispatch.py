@@ -27,10 +27,8 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
 
     Tensors may be real, meta or fake; enter a `FakeTensorMode` before this mode. Products of
     vectors do not count, as no tensor core computes them. Storage is assumed to be aligned as
-    torch's allocators align it.
-
-    Args:
-        arch: Architecture to declare problems for; None for whatever any architecture serves.
+    torch's allocators align it. ``arch`` is the architecture to declare problems for; None for
+    whatever any architecture serves.
 
     Attributes:
         problems: Calls of each GEMM that a manifest can declare.

@@ -78,27 +78,20 @@ class MetGemm:
     def to_json(self) -> dict[str, Any]:
         """The JSON object; times that are not finite are null."""
         return {
-            "gemm": self.gemm,
-            "basis": self.basis,
-            "reasons": self.reasons,
-            "offered": self.offered,
-            "measured": self.measured,
-            "graphs": self.graphs,
+            **vars(self),
             "times_ms": {
                 name: time if math.isfinite(time) else None for name, time in self.times_ms.items()
             },
             "fastest": self.fastest,
-            "used": dict(self.used),
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExplainedProgram:
-    """The GEMMs of a program's run.
+    """The GEMMs of a program's run, in the order in which they came up.
 
     Attributes:
         status: The program's exit status, as shells give it: 128 + N where signal N ended it.
-        gemms: The GEMMs in the order in which they came up.
         unreadable_lines: Number of events that are missing because their lines could not be read.
     """
 
@@ -118,9 +111,7 @@ class ExplainedProgram:
 def explain_program(command: Sequence[str], *, quiet: bool = False) -> ExplainedProgram:
     """Run a program without torch's compile caches and collect its GEMMs.
 
-    Args:
-        command: The program and its arguments.
-        quiet: Whether to send the program's output to standard error.
+    With ``quiet``, the program's output goes to standard error.
 
     Raises:
         OSError: If the command cannot be started.

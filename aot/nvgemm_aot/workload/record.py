@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime.errors import RecordError
 from nvgemm_runtime.recording.recorder import Recorder, chosen_target
-from nvgemm_runtime.recording.text import Recording
 from nvgemm_runtime.settings import MODE_VARIABLE, RECORD_VARIABLE, TARGET_VARIABLE
 
 from .process import run_to_end
@@ -27,12 +26,9 @@ class Recorded:
 
     Attributes:
         status: The program's exit status, as shells give it.
-        path: The manifest.
-        met: Number of recorded GEMMs that a manifest can declare.
-        distinct: Number of distinct ones among them.
-        new: Number of those that the file did not have.
-        others_met: Number of recorded GEMMs that no manifest can declare.
-        others: Number of distinct ones among them.
+        met: Number of recorded GEMMs that a manifest can declare; ``distinct`` and ``new`` to the
+            file are numbers of problems among them.
+        others_met: Likewise of GEMMs that no manifest can declare; ``others`` of them are distinct.
     """
 
     status: int
@@ -64,28 +60,20 @@ def record_program(
     environment = {**os.environ, RECORD_VARIABLE: str(recorder.path)}
     if target is not None:
         environment[TARGET_VARIABLE] = target
-    _check(environment, recorder)
+    if environment.get(MODE_VARIABLE) == "off":
+        raise RecordError(f"{MODE_VARIABLE}=off: nothing would be recorded; unset it")
+    chosen_target(None, environment)
+    recorder.check()
     if fake:
         command = _with_fake_tensors(command)
         environment["CUDA_VISIBLE_DEVICES"] = ""
     before = recorder.read()
     status = run_to_end(command, environment)
-    return _compare(status, recorder.path, before, recorder.read())
-
-
-def _check(environment: Mapping[str, str], recorder: Recorder) -> None:
-    if environment.get(MODE_VARIABLE) == "off":
-        raise RecordError(f"{MODE_VARIABLE}=off: nothing would be recorded; unset it")
-    chosen_target(None, environment)
-    recorder.check()
-
-
-def _compare(status: int, path: Path, before: Recording, after: Recording) -> Recorded:
-    problems = after.problems - before.problems
-    others = after.others - before.others
+    after = recorder.read()
+    problems, others = after.problems - before.problems, after.others - before.others
     return Recorded(
         status=status,
-        path=path,
+        path=recorder.path,
         met=problems.total(),
         distinct=len(problems),
         new=len(after.problems.keys() - before.problems.keys()),

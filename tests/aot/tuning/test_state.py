@@ -1,4 +1,4 @@
-"""What a tuning keeps over interruptions and kills."""
+"""What a tuning keeps over interruptions and kills, may write, and leaves as it is."""
 
 from __future__ import annotations
 
@@ -13,55 +13,40 @@ from typing import Any
 
 import pytest
 import torch
+from tuner import Tuner
 
+from nvgemm_aot.storage.locks import acquire
 from nvgemm_aot.tuning import measuring, session
 from nvgemm_aot.tuning.session import OUT_OF_BUDGET, TuningOptions, tune
 from nvgemm_aot.tuning.state import KILLED, Journal, Line, state_path
 from nvgemm_runtime.errors import StorageError, TuningError
 from nvgemm_runtime.gemm.problem import Problem
-from tuning_bench import (
-    PROBLEMS,
-    DictatedTimer,
-    DictatedWatch,
-    bench,
-    doubts,
-    header_of,
-    run,
-)
+from tuning_bench import PROBLEMS, DictatedWatch, bench
 
 
-def test_a_budget_ends_between_problems_and_the_same_call_goes_on(
-    tunable: Path, tuned_path: Path, dictated: DictatedTimer
-) -> None:
-    ticks = iter([0.0, 1.0, 2.0, 61.0])
-    tuned = run(tunable, tuned_path, bench(dictated), budget_s=60.0, clock=lambda: next(ticks))
+def test_a_budget_ends_between_problems_and_the_same_call_goes_on(tuner: Tuner) -> None:
+    tuned = tuner(budget_s=60.0, ticks=[0.0, 1.0, 2.0, 61.0])
     assert len(tuned.outcomes) == 2
     assert list(tuned.unmeasured.values()) == [OUT_OF_BUDGET]
-    assert tuned.state == state_path(tuned_path)
-    assert not tuned.is_complete
-    header = header_of(tuned_path)
+    assert (tuned.state, tuned.is_complete) == (state_path(tuner.path), False)
+    header = tuner.header
     kinds = [header.sources[ranking.source].kind for ranking in header.rankings]
     assert kinds == ["measurement", "measurement", "estimate"]
-    dictated.prepared.clear()
-    tuned = run(tunable, tuned_path, bench(dictated))
-    assert len(dictated.prepared) == 4, "one problem's contenders"
-    assert len(tuned.outcomes) == 3
-    assert (tuned.measured_now, tuned.is_complete) == (1, True)
-    assert all(ranking.measured is not None for ranking in header_of(tuned_path).rankings)
+    tuned = tuner()
+    assert len(tuner.timer.prepared) == 4, "one problem's contenders"
+    assert (len(tuned.outcomes), tuned.measured_now, tuned.is_complete) == (3, 1, True)
+    whole = tuner.path.read_bytes()
+    tuned = tuner(budget_s=0.0)
+    assert tuner.timer.prepared == [], "once more measures nothing and loses nothing"
+    assert (len(tuned.outcomes), tuned.measured_now, tuned.is_complete) == (3, 0, True)
+    assert tuner.path.read_bytes() == whole
 
 
-def test_an_interruption_keeps_what_was_measured(
-    tunable: Path, tuned_path: Path, dictated: DictatedTimer
-) -> None:
-    dictated.interrupt_at = 6
-    with pytest.raises(KeyboardInterrupt):
-        run(tunable, tuned_path, bench(dictated))
-    assert not tuned_path.exists()
-    dictated.interrupt_at = None
-    dictated.prepared.clear()
-    tuned = run(tunable, tuned_path, bench(dictated))
-    assert len(tuned.outcomes) == 3
-    assert len(dictated.prepared) == 8, "two problems' contenders"
+def test_an_interruption_keeps_what_was_measured(tuner: Tuner) -> None:
+    tuner.interrupt(6)
+    assert not tuner.path.exists()
+    assert len(tuner().outcomes) == 3
+    assert len(tuner.timer.prepared) == 8, "two problems' contenders"
 
 
 @pytest.mark.parametrize(
@@ -72,19 +57,18 @@ def test_an_interruption_keeps_what_was_measured(
     ],
 )
 def test_a_state_of_another_tuning_is_refused(
-    tunable: Path, tuned_path: Path, dictated: DictatedTimer, change: dict[str, Any], named: str
+    tuner: Tuner, change: dict[str, Any], named: str
 ) -> None:
-    dictated.interrupt_at = 6
-    with pytest.raises(KeyboardInterrupt):
-        run(tunable, tuned_path, bench(dictated))
+    tuner.interrupt(6)
     with pytest.raises(TuningError, match=f"another tuning: its {named} is"):
-        run(tunable, tuned_path, bench(dictated, **change))
+        tuner(on=bench(tuner.timer, **change))
     with pytest.raises(TuningError, match="its choice of kernels is ranked, here it is all"):
-        run(tunable, tuned_path, bench(dictated), all_kernels=True)
+        tuner(all_kernels=True)
 
 
-def lack_memory(patch: pytest.MonkeyPatch) -> None:
-    """Have the operands of the second problem not fit."""
+def test_what_did_not_fit_into_memory_is_tried_again_and_nothing_else(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_sets = measuring.make_sets
 
     def lacking(problem: Problem, *arguments: Any, **options: Any) -> Any:
@@ -92,110 +76,86 @@ def lack_memory(patch: pytest.MonkeyPatch) -> None:
             raise torch.OutOfMemoryError("tried to allocate 99 GiB")
         return make_sets(problem, *arguments, **options)
 
-    patch.setattr(measuring, "make_sets", lacking)
-
-
-def test_problems_that_do_not_fit_into_memory_keep_their_ranking(
-    tunable: Path, tuned_path: Path, dictated: DictatedTimer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lack_memory(monkeypatch)
-    tuned = run(tunable, tuned_path, bench(dictated))
+    with monkeypatch.context() as patch:
+        patch.setattr(measuring, "make_sets", lacking)
+        tuned = tuner()
     ((key, reason),) = tuned.unmeasured.items()
     assert key == PROBLEMS[1].key
     assert "99 GiB" in reason
     assert not tuned.is_complete
-    assert [ranking.measured is None for ranking in header_of(tuned_path).rankings] == [
-        False, True, False
-    ]  # fmt: skip
+    unmeasured = [ranking.measured is None for ranking in tuner.header.rankings]
+    assert unmeasured == [False, True, False], "it keeps its ranking"
+    tuned = tuner()
+    assert (len(tuner.timer.prepared), tuned.measured_now, tuned.is_complete) == (4, 1, True)
+    assert tuner.all_doubts == {()}
 
 
-def test_what_did_not_fit_into_memory_is_tried_again_and_nothing_else(
-    tunable: Path, tuned_path: Path, dictated: DictatedTimer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        lack_memory(patch)
-        run(tunable, tuned_path, bench(dictated))
-    dictated.prepared.clear()
-    tuned = run(tunable, tuned_path, bench(dictated))
-    assert (len(dictated.prepared), tuned.measured_now, tuned.is_complete) == (4, 1, True)
-    assert set(doubts(tuned_path).values()) == {()}
-
-
-def test_each_outcome_is_appended(tunable: Path, tuned_path: Path, dictated: DictatedTimer) -> None:
+def test_each_outcome_is_appended(tuner: Tuner) -> None:
     seen = [b""]
 
     def note(done: int, _: int) -> None:
         if done:
-            seen.append(state_path(tuned_path).read_bytes())
+            seen.append(state_path(tuner.path).read_bytes())
 
-    tune([tunable], tuned_path, bench(dictated), TuningOptions(), progress=note)
+    tune([tuner.tunable], tuner.path, bench(tuner.timer), TuningOptions(), progress=note)
     for before, after in itertools.pairwise(seen):
         assert after.startswith(before)
         assert after.count(b'"outcome"') == before.count(b'"outcome"') + 1
 
 
-def killed_after(count: int, tunable: Path, tuned_path: Path, dictated: DictatedTimer) -> None:
-    """A run that is killed when so many contenders were prepared: nobody looks or tidies up."""
+def kill(tuner: Tuner, after: int) -> None:
+    """Kill a run when so many contenders were prepared: nobody looks or tidies up."""
 
     def kept(self: Journal, line: Line) -> AbstractContextManager[None]:
         self.append(line, sync=False)
         return contextlib.nullcontext()
 
-    dictated.interrupt_at = count
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Journal, "meanwhile", kept)
         patch.setattr(session._OtherWork, "end", lambda _: None)
-        with pytest.raises(KeyboardInterrupt):
-            run(tunable, tuned_path, bench(dictated))
-    dictated.interrupt_at = None
-    dictated.prepared.clear()
+        tuner.interrupt(after)
 
 
-def test_what_a_killed_run_measured_is_kept_and_measured_again_at_last(
-    tunable: Path, tuned_path: Path, dictated: DictatedTimer
-) -> None:
-    killed_after(4, tunable, tuned_path, dictated)
-    ticks = iter([0.0, 1.0, 2.0, 61.0])
-    tuned = run(tunable, tuned_path, bench(dictated), budget_s=60.0, clock=lambda: next(ticks))
-    assert doubts(tuned_path) == {8: (KILLED,), 16: (), 32: ()}
+def test_what_a_killed_run_measured_is_kept_and_measured_again_at_last(tuner: Tuner) -> None:
+    kill(tuner, 4)
+    tuned = tuner(budget_s=60.0, ticks=[0.0, 1.0, 2.0, 61.0])
+    assert tuner.doubts == {8: (KILLED,), 16: (), 32: ()}
     assert (tuned.measured_now, tuned.is_complete, tuned.unmeasured) == (2, False, {})
-    dictated.prepared.clear()
-    tuned = run(tunable, tuned_path, bench(dictated))
-    assert (tuned.measured_now, tuned.is_complete, len(dictated.prepared)) == (1, True, 4)
-    assert set(doubts(tuned_path).values()) == {()}
+    tuned = tuner()
+    assert (tuned.measured_now, tuned.is_complete, len(tuner.timer.prepared)) == (1, True, 4)
+    assert tuner.all_doubts == {()}
 
 
 def test_a_kernel_in_whose_first_run_two_runs_were_killed_is_left_out(
-    tunable: Path, tuned_path: Path, dictated: DictatedTimer, caplog: pytest.LogCaptureFixture
+    tuner: Tuner, caplog: pytest.LogCaptureFixture
 ) -> None:
-    killed_after(0, tunable, tuned_path, dictated)
-    name = dictated.last_run
-    killed_after(0, tunable, tuned_path, dictated)
-    assert dictated.last_run == name, "one kill may be anyone's"
+    kill(tuner, 0)
+    name = tuner.timer.last_run
+    kill(tuner, 0)
+    assert tuner.timer.last_run == name, "one kill may be anyone's"
     assert "was killed in its first run, perhaps by a time limit (time 1 of 2)" in caplog.text
-    tuned = run(tunable, tuned_path, bench(dictated))
-    assert name not in dictated.prepared
-    ((_, reason),) = tuned.broken.items()
+    ((_, reason),) = tuner().broken.items()
+    assert name not in tuner.timer.prepared
     assert reason.startswith(f"{PROBLEMS[0].key}: kernel")
     assert reason.endswith("first run, perhaps by a time limit (time 2 of 2)")
-    assert name not in {kernel.operator for kernel in header_of(tuned_path).kernels}
+    assert name not in tuner.kernels
 
 
 def test_an_aten_in_whose_first_run_two_runs_were_killed_is_left_out_of_that_problem_alone(
-    tunable: Path, tuned_path: Path, dictated: DictatedTimer
+    tuner: Tuner,
 ) -> None:
     for _ in range(2):
-        killed_after(3, tunable, tuned_path, dictated)
-        assert dictated.last_run == "aten"
-    tuned = run(tunable, tuned_path, bench(dictated))
+        kill(tuner, 3)
+        assert tuner.timer.last_run == "aten"
+    tuned = tuner()
     assert not tuned.broken
     assert [outcome.aten is None for outcome in tuned.outcomes.values()] == [True, False, False]
 
 
 def test_a_kill_is_counted_though_what_reads_it_is_killed_too(
-    tunable: Path, tuned_path: Path, dictated: DictatedTimer, monkeypatch: pytest.MonkeyPatch
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed_after(5, tunable, tuned_path, dictated)  # one outcome is not confirmed
+    kill(tuner, 5)  # one outcome is not confirmed
     append, appended = Journal.append, []
 
     def once(self: Journal, line: Line, *, sync: bool = True) -> None:
@@ -207,90 +167,57 @@ def test_a_kill_is_counted_though_what_reads_it_is_killed_too(
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "append", once)
         with pytest.raises(KeyboardInterrupt):
-            run(tunable, tuned_path, bench(dictated))
-    run(tunable, tuned_path, bench(dictated))
-    lines = [json.loads(line) for line in state_path(tuned_path).read_bytes().splitlines()]
+            tuner()
+    tuner()
+    lines = [json.loads(line) for line in state_path(tuner.path).read_bytes().splitlines()]
     assert sum("killed" in line for line in lines) == 1
 
 
-def test_an_interrupted_first_run_is_no_kill(
-    tunable: Path, tuned_path: Path, dictated: DictatedTimer
-) -> None:
+def test_an_interrupted_first_run_is_no_kill(tuner: Tuner) -> None:
     for _ in range(3):
-        dictated.interrupt_at = 0
-        with pytest.raises(KeyboardInterrupt):
-            run(tunable, tuned_path, bench(dictated))
-        assert not state_path(tuned_path).exists(), "nothing is known"
-    dictated.interrupt_at = None
-    assert not run(tunable, tuned_path, bench(dictated)).broken
+        tuner.interrupt(0)
+        assert not state_path(tuner.path).exists(), "nothing is known"
+    assert not tuner().broken
 
 
 @pytest.fixture
-def state(tunable: Path, tuned_path: Path, dictated: DictatedTimer) -> Path:
+def state(tuner: Tuner) -> Path:
     """That of a run that has measured one problem."""
-    dictated.interrupt_at = 6
-    with pytest.raises(KeyboardInterrupt):
-        run(tunable, tuned_path, bench(dictated))
-    dictated.interrupt_at = None
-    dictated.prepared.clear()
-    return state_path(tuned_path)
+    tuner.interrupt(6)
+    return state_path(tuner.path)
 
 
-def test_a_line_that_was_not_finished_is_left_out(
-    tunable: Path, tuned_path: Path, dictated: DictatedTimer, state: Path
-) -> None:
+def test_a_line_that_was_not_finished_is_left_out(tuner: Tuner, state: Path) -> None:
     whole = state.read_bytes()
     state.write_bytes(whole + b'{"problem": "mm/tt')
-    run(tunable, tuned_path, bench(dictated))
-    assert len(dictated.prepared) == 8, "two problems' contenders"
+    tuner()
+    assert len(tuner.timer.prepared) == 8, "two problems' contenders"
     assert state.read_bytes().startswith(whole + b'{"problem": "mm/tt/fp32xfp32/fp32/fp32/m')
     state.write_bytes(whole.splitlines()[0][:20])
-    tuned_path.unlink()
-    assert run(tunable, tuned_path, bench(dictated)).measured_now == 3
+    tuner.path.unlink()
+    assert tuner().measured_now == 3
 
 
-@pytest.mark.parametrize(
-    "data", [b"\n", b"[]\n", b"{}\n", b"\xff", b"\xff\n", b"[" * 100_000, b"[" * 100_000 + b"\n"]
-)
-def test_what_is_no_state_is_named(
-    tunable: Path, tuned_path: Path, dictated: DictatedTimer, data: bytes
-) -> None:
-    state_path(tuned_path).write_bytes(data)
+@pytest.mark.parametrize("data", [b"\n", b"[]\n", b"{}\n", b"\xff", b"\xff\n", b"[" * 100_000])
+def test_what_is_no_state_is_named(tuner: Tuner, data: bytes) -> None:
+    state_path(tuner.path).write_bytes(data)
     with pytest.raises(StorageError, match=r"tuning.jsonl: the state .* damaged.*remove it"):
-        run(tunable, tuned_path, bench(dictated))
-    assert state_path(tuned_path).read_bytes() == data
+        tuner()
+    assert state_path(tuner.path).read_bytes() == data
 
 
 @pytest.mark.parametrize(
     ("place", "value"),
     [
-        (("kernels", 0, 0), "ff" * 32),
-        (("kernels", 0, 1), 0),
-        (("kernels", 0, 1), 1.5),
-        (("kernels", 0, 1), 10_000),
         (("kernels", 0), []),
-        (("kernels", 1), ["cc" * 32, 1]),
-        (("aten",), [2**70, 0]),
-        (("aten",), [200, -1]),
+        (("kernels",), 5),
         (("aten",), [200]),
-        (("triton",), 0),
-        (("doubts",), ["one\ntwo"]),
-        (("doubts",), [""]),
-        (("doubts",), "busy"),
-        (("wrong",), {"ff" * 32: "off"}),
-        (("wrong",), []),
-        (("conditions", "driver"), 5),
         (("conditions",), {}),
         ((), {}),
     ],
 )
-def test_values_that_a_bundle_could_not_hold_are_damage(
-    tunable: Path,
-    tuned_path: Path,
-    dictated: DictatedTimer,
-    state: Path,
-    place: tuple[str | int, ...],
-    value: Any,
+def test_what_is_no_outcome_is_damage(
+    tuner: Tuner, state: Path, place: tuple[str | int, ...], value: Any
 ) -> None:
     first, line, *others = state.read_bytes().splitlines(keepends=True)
     parsed = json.loads(line)
@@ -298,15 +225,77 @@ def test_values_that_a_bundle_could_not_hold_are_damage(
     functools.reduce(lambda at, key: at[key], way, parsed)[last] = value
     state.write_bytes(b"".join([first, json.dumps(parsed).encode() + b"\n", *others]))
     with pytest.raises(StorageError, match="the state of a tuning is damaged"):
-        run(tunable, tuned_path, bench(dictated))
-    assert dictated.prepared == []
+        tuner()
+    assert tuner.timer.prepared == []
 
 
 @pytest.mark.parametrize("version", [3, 5])
-def test_a_state_of_another_version_is_refused(
-    tunable: Path, tuned_path: Path, dictated: DictatedTimer, state: Path, version: int
-) -> None:
+def test_a_state_of_another_version_is_refused(tuner: Tuner, state: Path, version: int) -> None:
     """Version 3 had the verdicts of a check that called right kernels of fp8 wrong."""
     state.write_bytes(state.read_bytes().replace(b'"version": 4', b'"version": %d' % version))
     with pytest.raises(TuningError, match=f"state of version {version}, this release reads 4"):
-        run(tunable, tuned_path, bench(dictated))
+        tuner()
+
+
+@pytest.mark.parametrize("is_other", [False, True])
+def test_measurements_that_the_state_does_not_know_are_not_overwritten(
+    tuner: Tuner, is_other: bool
+) -> None:
+    """Its state is gone, or another tuning wrote them."""
+    tuner()
+    if is_other:
+        tuner.timer.times = {"": [700.0]}
+        tuner(output=tuner.beside("other.nvgemm")).path.replace(tuner.path)
+    else:
+        state_path(tuner.path).unlink()
+    whole = tuner.path.read_bytes()
+    with pytest.raises(TuningError, match=r"holds measurements.*name another output, or remove"):
+        tuner(prunes=is_other, budget_s=0.0)
+    assert tuner.path.read_bytes() == whole
+    assert tuner.timer.prepared == []
+
+
+def test_a_bundle_that_was_about_to_be_written_is_known(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state names it before it is there, so that no kill in between makes it another's."""
+    tuner(budget_s=9.0, ticks=[0.0, 0.0, 99.0, 99.0])
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "write_bundle", killed)
+        with pytest.raises(KeyboardInterrupt):
+            tuner()
+    assert tuner().is_complete
+
+
+def test_an_output_without_measurements_is_written_over(tuner: Tuner) -> None:
+    for data in (tuner.tunable.read_bytes(), b"no bundle"):
+        output = tuner.beside(f"{len(data)}.nvgemm")
+        output.write_bytes(data)
+        assert tuner(output=output).is_complete
+
+
+def test_two_tunings_do_not_share_an_output(tuner: Tuner) -> None:
+    lock = acquire(tuner.path.with_name(f".{tuner.path.name}.lock"))
+    assert lock is not None
+    with pytest.raises(TuningError, match="another process is tuning into it"):
+        tuner()
+    assert tuner.timer.prepared == []
+    lock.release()
+    tuner.beside(f".{tuner.path.name}.abcdef.partial").write_bytes(b"of a writer that was killed")
+    tuner()
+    left = sorted(tuner.path.parent.iterdir())
+    assert left == [tuner.path, state_path(tuner.path)], "neither lock nor partial file"
+
+
+def test_an_output_that_cannot_be_written_is_said_at_once(tuner: Tuner) -> None:
+    directory, file = tuner.beside("dir.nvgemm"), tuner.beside("file")
+    directory.mkdir()
+    file.write_bytes(b"")
+    for output in (directory, file / "tuned.nvgemm"):
+        with pytest.raises(StorageError, match="cannot write"):
+            tuner(output=output)
+    assert tuner.timer.prepared == []
