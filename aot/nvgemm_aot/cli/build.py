@@ -123,11 +123,7 @@ def open_rejection_log(path: Path | None) -> Iterator[RejectionSink | None]:
         raise StorageError(f"{path}: cannot write: {error.strerror}") from error
 
     def write(problem: Problem, rejection: Rejection) -> None:
-        line = {
-            "problem": problem.key,
-            "operator": rejection.operator,
-            "reason": rejection.reason,
-        }
+        line = {"problem": problem.key, "operator": rejection.operator, "reason": rejection.reason}
         try:
             file.write(json.dumps(line) + "\n")
         except OSError as error:

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 _BUDGET = Duration(
-    r"[0-9]+(?:\.[0-9]+)?",
-    {"s": 1, "m": 60, "h": 3600},
-    "is no duration such as 90s, 10m or 1.5h",
+    r"[0-9]+(?:\.[0-9]+)?", {"s": 1, "m": 60, "h": 3600}, "is no duration such as 90s, 10m or 1.5h"
 )
 
 
@@ -136,15 +134,7 @@ def _outcome_document(outcome: TuningOutcome) -> Document:
 
 def tuned_text(document: Document) -> str:
     """Print a table of the problems, then wrong kernels, doubts, and the new bundle."""
-    header = (
-        "problem",
-        "first",
-        "bundled, us",
-        "ATen, us",
-        "Triton, us",
-        "over ATen",
-        "kernel",
-    )
+    header = ("problem", "first", "bundled, us", "ATen, us", "Triton, us", "over ATen", "kernel")
     rows = [_problem_row(key, item) for key, item in document["problems"].items()]
     parts = [] if document["suspicion"] is None else [f"SUSPECT: {document['suspicion']}"]
     parts += [table(rows, header)] if rows else []

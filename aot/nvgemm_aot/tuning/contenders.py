@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..bundle.content import ProblemRanking
 
 Run = Callable[..., Any]
-"""``run(a, b, out, *extras)`` computes a GEMM and returns where the result is; see `operands`."""
+"""``run(a, b, out, *extras)`` computes a GEMM and returns the result; see `random_operands`."""
 
 ATEN, TRITON = "aten", "triton"
 """Names of the contenders that are torch's own; a kernel's name is its id."""

@@ -96,25 +96,26 @@ def test_says_which_distribution_is_missing(machine: Path, monkeypatch: pytest.M
     assert "missing (needed for building alone)" in run().stdout
 
 
-def test_a_launcher_that_does_not_load_is_a_problem(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def load() -> None:
-        raise ToolchainError("_native.so is missing")
-
-    monkeypatch.setattr(native, "load", load)
-    assert problems() == "_native.so is missing"
-
-
-@pytest.mark.parametrize("part", ["torch_cuda", "_gpus"])
+@pytest.mark.parametrize(
+    ("place", "error", "said"),
+    [
+        ((native, "load"), ToolchainError("_native.so is missing"), "_native.so is missing"),
+        ((diagnosis, "torch_cuda"), RuntimeError("CUDA error"), "RuntimeError: CUDA error"),
+        ((diagnosis, "_gpus"), RuntimeError("CUDA error"), "RuntimeError: CUDA error"),
+    ],
+)
 def test_what_fails_while_looking_is_a_problem_and_no_crash(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, part: str
+    machine: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: tuple[object, str],
+    error: Exception,
+    said: str,
 ) -> None:
     def fail() -> None:
-        raise RuntimeError("CUDA error: unknown")
+        raise error
 
-    monkeypatch.setattr(diagnosis, part, fail)
-    assert "RuntimeError: CUDA error: unknown" in problems()
+    monkeypatch.setattr(*place, fail)
+    assert said in problems()
 
 
 def test_each_bundle_is_judged_for_each_gpu(
@@ -239,11 +240,8 @@ def test_works_for_real_on_this_machine(tmp_path: Path) -> None:
     import torch
 
     environment = {**os.environ, "NVGEMM_AOT_CACHE": str(tmp_path)}
-    command = [sys.executable, "-W", "ignore", "-c", "from nvgemm_aot.cli.main import main; main()"]
-    done = subprocess.run(
-        [*command, "doctor", "--json"],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-W", "ignore", "-m", "nvgemm_aot", "doctor", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     document = json.loads(done.stdout)
     assert done.returncode == (0 if document["healthy"] else UnhealthyError.exit_code)
     assert document["launcher"] is True

@@ -208,13 +208,7 @@ def test_what_is_no_state_is_named(tuner: Tuner, data: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("place", "value"),
-    [
-        (("kernels", 0), []),
-        (("kernels",), 5),
-        (("aten",), [200]),
-        (("conditions",), {}),
-        ((), {}),
-    ],
+    [(("kernels", 0), []), (("kernels",), 5), (("aten",), [200]), (("conditions",), {}), ((), {})],
 )
 def test_what_is_no_outcome_is_damage(
     tuner: Tuner, state: Path, place: tuple[str | int, ...], value: Any
