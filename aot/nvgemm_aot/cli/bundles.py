@@ -17,7 +17,15 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError, VerificationError
 
 from .options import ANY_PATH, json_option, out_directory_option
-from .printing import file_document, file_text, print_result, report_progress, size_text, table
+from .printing import (
+    file_document,
+    file_text,
+    print_result,
+    report_progress,
+    size_text,
+    table,
+    us_text,
+)
 
 if TYPE_CHECKING:
     from nvgemm_runtime.installed.discover import InstalledBundle
@@ -218,15 +226,11 @@ def bundle_text(document: Document) -> str:
     unserved = [
         [one["problem"], one.get("scope", "-"), one["reason"]] for one in document["unserved"]
     ]
+    again = {True: "yes", False: "no"}
     missing = [
-        [
-            problem["problem"],
-            failure["operator"],
-            "yes" if failure["is_transient"] else "no",
-            failure["reason"],
-        ]
-        for problem in document["problems"]
-        for failure in problem["missing"]
+        [one["problem"], failure["operator"], again[failure["is_transient"]], failure["reason"]]
+        for one in document["problems"]
+        for failure in one["missing"]
     ]
     unknown_rows = [
         *([kernel["id"][:12], kernel["signature"], kernel["why"]] for kernel in unknown),
@@ -258,13 +262,7 @@ def _problem_rows(problem: Document) -> list[list[object]]:
     """A row a kernel; of a measured ranking also rows of ATen, of Triton and of doubts."""
     source, measured = problem["source"], problem["measured"]
     rows: list[list[object]] = [
-        [
-            problem["problem"],
-            place,
-            ranked["id"][:12],
-            "-" if ranked["time_ns"] is None else ranked["time_ns"] / 1e3,
-            source,
-        ]
+        [problem["problem"], place, ranked["id"][:12], us_text(ranked["time_ns"]), source]
         for place, ranked in enumerate(problem["kernels"], start=1)
     ]
     if measured is None:

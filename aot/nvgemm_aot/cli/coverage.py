@@ -95,12 +95,12 @@ def coverage(
     if declared_only and fail_under is None:
         raise click.UsageError("--declared-only goes with --fail-under")
     recorded, undeclarable = _read_manifest(manifest, archs)
-    found = read_bundles(bundles) if bundles else installed_bundles()
+    views, unusable = (read_bundles(bundles), []) if bundles else installed_bundles()
     weight = Weight(by)
     targets = cover(
         recorded,
-        found.views,
-        unusable=found.unusable,
+        views,
+        unusable=unusable,
         undeclarable=undeclarable if count_undeclarable else (),
     )
     if html is not None:
@@ -209,22 +209,18 @@ def _target_lines(target: Document) -> Iterator[str]:
     yield table(rows, header)
     yield from _miss_lines(target, reasons)
     yield ""
-    yield _percentage_table(target)
-
-
-def _percentage_table(target: Document) -> str:
-    header = ("", "covered", "declared", "by signature")
-    rows = [
+    columns = {"covered": "covered", "declared": "declared", "signature": "by signature"}
+    percentages = [
         (
             f"by {title}",
             *(
                 percent_text(target["percent"][weight][name]).rjust(len(column))
-                for name, column in zip(("covered", "declared", "signature"), header[1:])
+                for name, column in columns.items()
             ),
         )
         for weight, title in WEIGHT_NAMES.items()
     ]
-    return table(rows, header)
+    yield table(percentages, ("", *columns.values()))
 
 
 def _number_reasons(gemms: Sequence[Document]) -> dict[str, int]:

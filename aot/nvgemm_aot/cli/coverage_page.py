@@ -170,22 +170,19 @@ class _Axis:
 
     @property
     def octave(self) -> float:
-        """Distance between a size and its double."""
-        return abs(self.end - self.start) / (self.most - self.least)
+        """Distance from a size to its double, below 0 where larger sizes are higher up."""
+        return (self.end - self.start) / (self.most - self.least)
 
     def place(self, size: int) -> float:
         """Coordinate of a size."""
-        return self._at(math.log2(size))
+        return self.start + (math.log2(size) - self.least) * self.octave
 
     def ticks(self) -> Iterator[tuple[float, str]]:
         """Coordinate and label of powers of two, from 1 on."""
         step = -(-(self.most - self.least) // _MOST_TICKS)
         for power in range(max(self.least, 0), self.most + 1, step):
-            yield self._at(power), _tick_label(power)
-
-    def _at(self, power: float) -> float:
-        part = (power - self.least) / (self.most - self.least)
-        return self.start + part * (self.end - self.start)
+            high = f"2{str(power).translate(_SUPERSCRIPTS)}"
+            yield self.place(2**power), str(2**power) if power <= 14 else high
 
 
 def draw_chart(gemms: Iterable[GemmCoverage], label: str) -> Element:
@@ -244,20 +241,16 @@ def _make_axis(sizes: Sequence[int], start: float, end: float) -> _Axis:
     return _Axis(least=least, most=math.ceil(math.log2(max(sizes)) + 0.5), start=start, end=end)
 
 
-def _tick_label(power: int) -> str:
-    return str(2**power) if power <= 14 else f"2{str(power).translate(_SUPERSCRIPTS)}"
-
-
 def _draw_axes(chart: Element, ms: _Axis, nks: _Axis) -> None:
     for x, text in ms.ticks():
-        _add_line(chart, x, _TOP, x, _BOTTOM)
-        _add_text(chart, x, _BOTTOM + 20, text, anchor="middle")
+        _add_line(chart, x1=x, y1=_TOP, x2=x, y2=_BOTTOM)
+        _add_text(chart, x, _BOTTOM + 20, text)
     for y, text in nks.ticks():
-        _add_line(chart, _LEFT, y, _RIGHT, y)
+        _add_line(chart, x1=_LEFT, y1=y, x2=_RIGHT, y2=y)
         _add_text(chart, _LEFT - 8, y + 4, text, anchor="end")
-    _add_text(chart, (_LEFT + _RIGHT) / 2, _HEIGHT - 8, "m", anchor="middle")
+    _add_text(chart, (_LEFT + _RIGHT) / 2, _HEIGHT - 8, "m")
     middle = (_TOP + _BOTTOM) / 2
-    name = _add_text(chart, 14, middle, "n · k", anchor="middle")
+    name = _add_text(chart, 14, middle, "n · k")
     name.set("transform", f"rotate(-90 14 {middle:g})")
 
 
@@ -298,12 +291,13 @@ def _marker(parent: Element, status: Status, x: float, y: float, radius: float) 
     return SubElement(parent, "polygon", {**name, "points": points})
 
 
-def _add_line(parent: Element, x1: float, y1: float, x2: float, y2: float) -> None:
-    ends = {"x1": f"{x1:.1f}", "y1": f"{y1:.1f}", "x2": f"{x2:.1f}", "y2": f"{y2:.1f}"}
-    SubElement(parent, "line", {"class": "grid", **ends})
+def _add_line(parent: Element, **ends: float) -> None:
+    places = {name: f"{place:.1f}" for name, place in ends.items()}
+    SubElement(parent, "line", {"class": "grid", **places})
 
 
-def _add_text(parent: Element, x: float, y: float, text: str, *, anchor: str) -> Element:
-    element = SubElement(parent, "text", {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor})
+def _add_text(parent: Element, x: float, y: float, text: str, *, anchor: str = "middle") -> Element:
+    place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor}
+    element = SubElement(parent, "text", place)
     element.text = text
     return element

@@ -12,8 +12,8 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nvgemm_runtime.bundle.reader import Bundle
@@ -55,12 +55,7 @@ class StoredFile:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptProblem:
-    """A problem of a user bundle.
-
-    Attributes:
-        kernels: Its kernels and the bytes that each takes in the bundle, by id.
-        used_at: When it was last used, in seconds since 1970.
-    """
+    """A problem of a user bundle, the bytes that its kernels take there by id, and its last use."""
 
     problem: Problem
     kernels: dict[str, int]
@@ -69,20 +64,13 @@ class KeptProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptBundle:
-    """A user bundle.
-
-    Attributes:
-        target: Key of its target; None where it cannot be read.
-        device: Name of the device profile that its kernels were chosen for; likewise.
-        problems: In order of problem.
-        error: Why it cannot be read or used, or None.
-    """
+    """A user bundle, or why it cannot be read or used; ``device`` is that of its profile."""
 
     file: StoredFile
-    target: str | None
-    device: str | None
-    problems: tuple[KeptProblem, ...]
-    error: str | None
+    target: str | None = None
+    device: str | None = None
+    problems: tuple[KeptProblem, ...] = ()
+    error: str | None = None
 
     @property
     def kernels(self) -> int:
@@ -115,42 +103,30 @@ class CacheUsage:
 def read_usage(cache: Cache) -> CacheUsage:
     """List a cache directory, which need not exist. Files that vanish meanwhile are left out."""
     directory = jit_directory(cache.directory)
-    bundles = (_kept_bundle(cache, path) for path in sorted(directory.glob(f"*{BUNDLE_SUFFIX}")))
-    damaged = (_stored_file(path) for path in damaged_files(directory))
+    bundles = sorted(directory.glob(f"*{BUNDLE_SUFFIX}"))
     return CacheUsage(
         directory=cache.directory,
-        entries=tuple(_entries(cache)),
-        bundles=tuple(bundle for bundle in bundles if bundle is not None),
-        damaged=tuple(file for file in damaged if file is not None),
+        entries=tuple(_stored_files(cache.directory.glob("entries/*/*"))),
+        bundles=tuple(_kept_bundle(cache, file) for file in _stored_files(bundles)),
+        damaged=tuple(_stored_files(damaged_files(directory))),
     )
 
 
-def _entries(cache: Cache) -> Iterator[StoredFile]:
-    for folder, _, names in os.walk(cache.directory / "entries"):
-        for name in names:
-            file = _stored_file(Path(folder) / name)
-            if file is not None:
-                yield file
+def _stored_files(paths: Iterable[Path]) -> Iterator[StoredFile]:
+    """Those that have not vanished meanwhile."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            yield StoredFile(path=path, size_bytes=status.st_size, used_at=status.st_mtime)
 
 
-def _stored_file(path: Path) -> StoredFile | None:
+def _kept_bundle(cache: Cache, file: StoredFile) -> KeptBundle:
     try:
-        status = path.stat()
-    except OSError:
-        return None
-    return StoredFile(path=path, size_bytes=status.st_size, used_at=status.st_mtime)
-
-
-def _kept_bundle(cache: Cache, path: Path) -> KeptBundle | None:
-    file = _stored_file(path)
-    if file is None:
-        return None
-    try:
-        require_own(path)
-        with Bundle(path) as bundle:
+        require_own(file.path)
+        with Bundle(file.path) as bundle:
             header = bundle.header
     except NvgemmError as error:
-        return KeptBundle(file=file, target=None, device=None, problems=(), error=str(error))
+        return KeptBundle(file=file, error=str(error))
     sizes = [kernel.span.stored_bytes for kernel in header.kernels]
     return KeptBundle(
         file=file,
@@ -167,7 +143,6 @@ def _kept_bundle(cache: Cache, path: Path) -> KeptBundle | None:
             )
             for ranking in header.rankings
         ),
-        error=None,
     )
 
 
@@ -179,15 +154,10 @@ def _used_at(cache: Cache, problem: Problem, bundle: StoredFile) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Eviction:
-    """What to drop from a cache directory.
+    """What to drop from a cache directory: files, and problems of user bundles."""
 
-    Attributes:
-        files: Files to remove.
-        problems: By user bundle, the problems to take out.
-    """
-
-    files: tuple[Path, ...]
-    problems: dict[Path, frozenset[Problem]]
+    files: tuple[Path, ...] = ()
+    problems: Mapping[Path, Collection[Problem]] = field(default_factory=dict)
 
 
 def limit_bytes() -> int:
@@ -227,7 +197,7 @@ def select_over_limit(usage: CacheUsage, limit: int, now: float) -> Eviction:
     """
     excess = usage.size_bytes - limit
     if excess <= 0:
-        return Eviction(files=(), problems={})
+        return Eviction()
     excess += round(limit * _FREED_SHARE)
     files: list[Path] = []
     problems: dict[Path, set[Problem]] = {}
@@ -254,9 +224,7 @@ def select_over_limit(usage: CacheUsage, limit: int, now: float) -> Eviction:
         for id_, size_bytes in item.kernels.items():
             holders[path][id_] -= 1
             excess -= size_bytes * (holders[path][id_] == 0)
-    return Eviction(
-        files=tuple(files), problems={path: frozenset(some) for path, some in problems.items()}
-    )
+    return Eviction(files=tuple(files), problems=problems)
 
 
 def select_requested(
@@ -276,11 +244,11 @@ def select_requested(
     unreadable = (bundle.file for bundle in usage.bundles if bundle.error is not None)
     files = () if problems else (*usage.entries, *usage.damaged, *unreadable)
     chosen = {
-        bundle.file.path: frozenset(
+        bundle.file.path: {
             kept.problem
             for kept in bundle.problems
             if is_old(kept) and (not problems or kept.problem in problems)
-        )
+        }
         for bundle in usage.bundles
     }
     return Eviction(

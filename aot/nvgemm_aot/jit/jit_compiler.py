@@ -105,13 +105,11 @@ class Compiled:
     """The result of compiling a problem.
 
     Attributes:
-        bundle: The user bundle with kernels for it; None where there is none.
+        bundle: The user bundle with kernels for it; None where there is none, for a reason.
         compiled: How many kernels this call compiled itself.
-        reason: Why there is no kernel, or None.
-        failures: Why candidates did not compile.
     """
 
-    bundle: Path | None
+    bundle: Path | None = None
     compiled: int = 0
     reason: str | None = None
     failures: tuple[Failure, ...] = ()
@@ -165,7 +163,7 @@ class JitCompiler:
                     return Compiled(bundle=bundle.path)
             known = self._cache.get(failure)
             if known is not None:
-                return Compiled(bundle=None, reason=known.decode())
+                return Compiled(reason=known.decode())
             made = self._compile(problem, candidates, places)
             if made.reason is not None and not made.is_transient:
                 self._cache.put_if_possible(failure, made.reason.encode())
@@ -217,7 +215,7 @@ class JitCompiler:
             self._stamp(problem)
             eviction.enforce(self._cache)
             return Compiled(bundle=bundle.path, compiled=made.compiled, failures=one.failures)
-        return Compiled(bundle=None, reason="\n".join(reasons), failures=tuple(failures))
+        return Compiled(reason="\n".join(reasons), failures=tuple(failures))
 
     def _plan(
         self, problem: Problem, candidates: int, target: BuildTarget

@@ -96,10 +96,10 @@ class Server:
         try:
             outcome = self._compile(request)
         except NvgemmError as error:
-            outcome = Compiled(bundle=None, reason=str(error))
+            outcome = Compiled(reason=str(error))
         except Exception as error:
             _log.exception("%s", request.get("problem"))
-            outcome = Compiled(bundle=None, reason=f"{type(error).__name__}: {error}")
+            outcome = Compiled(reason=f"{type(error).__name__}: {error}")
         with self._writing:
             warnings, self._warnings = self._warnings, []
             notes, self._notes = self._notes, []
@@ -184,11 +184,8 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def serve(requests: int, answers: int, parent: int, idle_seconds: float) -> None:
     """Answer requests until the parent has ended or there was nothing to do for a while.
 
-    Args:
-        requests: Descriptor to read requests from; the server ends with it.
-        answers: Descriptor to write answers to.
-        parent: Process id of the parent, checked because others may keep the pipe open.
-        idle_seconds: Idle time after which to end.
+    The two descriptors are of pipes; the server ends with that of requests, but others may keep it
+    open, and so the parent's process id is checked.
     """
     server = Server(answers)
     logging.getLogger("nvgemm_aot").addHandler(_ToUser(server))

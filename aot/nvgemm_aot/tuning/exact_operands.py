@@ -123,7 +123,7 @@ def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) ->
         )
         return _complete(problem, a, b, device, extras)
 
-    shape_a, shape_b = _shapes(problem)
+    shape_a, shape_b = shapes_with_k_last(problem)
     largest_a, largest_b = _largest_numbers(problem)
     a, b = numbers(shape_a, largest_a), numbers(shape_b, largest_b)
     if problem.k <= ONE_SIGN_K:
@@ -212,7 +212,7 @@ def _few_products(problem: Problem, device: str, generator: torch.Generator) -> 
     import torch
 
     signature = problem.signature
-    shape_a, shape_b = _shapes(problem)
+    shape_a, shape_b = shapes_with_k_last(problem)
     packed = signature.a.packed
 
     def drawn(shape: tuple[int, ...]) -> torch.Tensor:
@@ -246,8 +246,8 @@ def _plant_nan(matrix: torch.Tensor, generator: torch.Generator, device: str) ->
         matrix[row, column] = math.nan
 
 
-def _shapes(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes in which A and B are drawn, k last in both; extents count values."""
+def shapes_with_k_last(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of A and B with k last in both; extents count values."""
     batch = (problem.batch,) if problem.signature.op is Op.BMM else ()
     groups = (problem.groups,) if problem.signature.op is Op.GROUPED_MM else ()
     return (*batch, problem.m, problem.k), (*batch, *groups, problem.n, problem.k)

@@ -49,11 +49,7 @@ class GpuState:
 
 
 class Watch:
-    """Reports the state of a GPU; this one, which stands in where NVML is missing, knows nothing.
-
-    Attributes:
-        driver: Version of the driver.
-    """
+    """Reports a GPU's state; this one, which stands in where NVML is missing, knows nothing."""
 
     driver = UNKNOWN_DRIVER
 
@@ -134,7 +130,7 @@ class GpuTimer:
     """
 
     def prepare(self, calls: Sequence[Callable[[], object]]) -> Sample:
-        """See `race.Timer`."""
+        """Capture the calls in turn."""
         for call in calls[:3]:  # loads device code, and lets libraries choose their kernels
             call()
         once = min(_elapsed_ns(call) for call in calls[:2] for _ in range(2))
@@ -149,7 +145,7 @@ class GpuTimer:
         return lambda: _elapsed_ns(graph.replay) / count
 
     def check(self) -> None:
-        """See `race.Timer`."""
+        """Wait for the device, which raises its error."""
         import torch
 
         torch.cuda.synchronize()
@@ -193,10 +189,7 @@ class Bench:
     """The device that measurements run on, and everything that depends on its kind.
 
     Attributes:
-        facts: Facts of the device.
         device: The device's name in torch.
-        versions: Versions of torch.
-        timer: Times calls.
         watch: Reports what disturbs a measurement.
         buffer_bytes: Bytes that operands must take together so that no cache holds them.
         sleep: Waits for a number of seconds.

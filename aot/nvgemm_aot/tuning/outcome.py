@@ -35,7 +35,6 @@ class TuningOutcome:
         triton: The best Triton kernel's time; None where there is none or it was not asked for.
         wrong: By id, incorrect kernels and what is wrong with them.
         doubts: Reasons not to rely on the order.
-        conditions: Versions and date of the measurement.
     """
 
     kernels: Mapping[str, Timing]

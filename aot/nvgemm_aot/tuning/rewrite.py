@@ -113,9 +113,8 @@ def tuned_content(
     outcomes: Mapping[str, TuningOutcome],
     *,
     broken: Mapping[str, str],
-    by: str,
+    program: str,
     gpu: str,
-    generator: str,
 ) -> BundleContent:
     """A content whose rankings are those that were measured, without kernels that are wrong.
 
@@ -126,9 +125,8 @@ def tuned_content(
         content: The bundle as it was.
         outcomes: By problem key; problems without one keep their ranking.
         broken: By name, contenders that left the GPU unusable, and how.
-        by: The measuring program, with its version.
+        program: Program and version that measures, and writes the new bundle.
         gpu: The GPU, as its driver names it.
-        generator: Program and version that writes the new bundle.
 
     Raises:
         TuningError: If no right kernel is left.
@@ -138,7 +136,7 @@ def tuned_content(
     for ranking in content.rankings:
         outcome = outcomes.get(ranking.problem.key)
         if outcome is not None:
-            made = _with_outcome(ranking, outcome, by=by, gpu=gpu)
+            made = _with_outcome(ranking, outcome, by=program, gpu=gpu)
         else:
             made = _without_unmeasured(ranking)
         made = _without_wrong(made, wrong)
@@ -156,7 +154,7 @@ def tuned_content(
             f"out, and no problem has one left, so no bundle is written; {reasons}"
         )
     return replace(
-        content, generator=generator, kernels=kernels, rankings=tuple(rankings), unserved=unserved
+        content, generator=program, kernels=kernels, rankings=tuple(rankings), unserved=unserved
     )
 
 

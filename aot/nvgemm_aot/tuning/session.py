@@ -143,8 +143,7 @@ def tune(
             bench=bench,
             state=state,
             budget_s=options.budget_s,
-            clock=clock,
-            begin=begin,
+            elapsed_s=lambda: clock() - begin,
         )
         left = session.left(content.rankings)
         left_out = session.measure(left, progress)
@@ -164,9 +163,8 @@ def tune(
             content,
             state.outcomes,
             broken=state.broken,
-            by=PROGRAM,
+            program=PROGRAM,
             gpu=bench.facts.name,
-            generator=PROGRAM,
         )
         pruned = None
         if options.prunes:
@@ -245,15 +243,14 @@ Progress = Callable[[int, int], None]
 class Session:
     """One run of a tuning: measures the problems that its state does not hold yet.
 
-    ``begin`` is the clock's time when the run began; `TuningOptions` has ``budget_s``.
+    ``elapsed_s`` returns the seconds since the run began; `TuningOptions` has ``budget_s``.
     """
 
     contenders: Contenders
     bench: Bench
     state: TuningState
     budget_s: float | None
-    clock: Callable[[], float]
-    begin: float
+    elapsed_s: Callable[[], float]
 
     def left(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
         """Problems without an outcome, and then those whose measurement was disturbed."""
@@ -278,12 +275,12 @@ class Session:
             progress(0, len(rankings))
         unmeasured: dict[str, str] = {}
         other_work = _OtherWork(self.bench, self.state)
-        now = self.begin
+        now = 0.0
         try:
             for place, ranking in enumerate(rankings, start=1):
-                last, now = now, self.clock()
+                last, now = now, self.elapsed_s()
                 other_work.pass_time(now - last)
-                if self.budget_s is not None and now - self.begin >= self.budget_s:
+                if self.budget_s is not None and now >= self.budget_s:
                     unmeasured[ranking.problem.key] = OUT_OF_BUDGET
                     continue
                 reason = self._measure_one(ranking, other_work.busy)
@@ -300,12 +297,9 @@ class Session:
         import torch
 
         key = ranking.problem.key
-        without = self.state.left_out(key)
-        runs = {
-            name: run
-            for name, run in self.contenders.runs_of(ranking).items()
-            if name not in without
-        }
+        runs = self.contenders.runs_of(ranking)
+        for name in self.state.left_out(key):
+            runs.pop(name, None)
         if not runs.keys() - {ATEN, TRITON}:
             return self._why_no_contender(ranking)
         trying = functools.partial(self.state.trying, key=key)
@@ -340,8 +334,7 @@ class Session:
 class _OtherWork:
     """Looks for other work on the GPU before the first problem and every `LOOK_EVERY_S`.
 
-    Attributes:
-        busy: The doubt that the last look raises, or None.
+    ``busy`` is the doubt that the last look raises, or None.
     """
 
     def __init__(self, bench: Bench, state: TuningState) -> None:

@@ -33,8 +33,7 @@ def reserved(output: Path) -> Iterator[None]:
     """Lock an output, so that no other process tunes into it.
 
     Raises:
-        StorageError: If it cannot be written.
-        TuningError: If another process holds it.
+        StorageError, TuningError: If it cannot be written, or another process holds it.
     """
     if output.is_dir():
         raise StorageError(f"{output}: cannot write: it is a directory; name a file in it")
@@ -52,11 +51,7 @@ def reserved(output: Path) -> Iterator[None]:
 
 
 def refuse_foreign_measurements(output: Path, written: Collection[str]) -> None:
-    """Refuse to overwrite a bundle with measurements whose build key is not among ``written``.
-
-    Raises:
-        TuningError: If ``output`` is such a bundle.
-    """
+    """Raise a TuningError for a bundle with measurements whose key is not among ``written``."""
     if not output.exists():
         return
     try:
@@ -147,9 +142,7 @@ class Journal:
     def meanwhile(self, line: Line) -> Iterator[None]:
         """Keep a line at the end during the block; it remains only if the process is killed.
 
-        Raises:
-            StorageError: As of `append`. Where what is done meanwhile fails, its error stays the
-                cause of this one.
+        Where what is done meanwhile fails, its error stays the cause of one that `append` raises.
         """
         end = self._end
         self.append(line, sync=False)
@@ -246,11 +239,7 @@ class TuningState:
             self._read(identity)
 
     def add(self, key: str, outcome: TuningOutcome) -> None:
-        """Add an outcome; later runs doubt it unless this one confirms it.
-
-        Raises:
-            StorageError: If the file cannot be written, as in the methods below.
-        """
+        """Add an outcome; later runs doubt it unless this one confirms it."""
         self._journal.append({"problem": key, "outcome": outcome_json(outcome)})
         self.outcomes[key] = outcome
         self._unconfirmed.add(key)

@@ -6,7 +6,6 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime.bundle.format import MAGIC, MAX_HEADER_BYTES, PREFIX
@@ -22,35 +21,25 @@ _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OverflowErro
 """Errors that `zipfile` raises for a file that is no archive or is damaged."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bundles:
-    """Bundles with valid headers, and why each of the others cannot be used."""
-
-    views: tuple[BundleView, ...]
-    unusable: tuple[str, ...] = ()
-
-
-def read_bundles(paths: Sequence[Path]) -> Bundles:
+def read_bundles(paths: Sequence[Path]) -> list[BundleView]:
     """Read the headers of bundles, of directories of them, and of wheels of ``nvgemm-aot wheel``.
 
     Raises:
         BundleFormatError: If a bundle breaks a rule of the format.
         StorageError: If a path cannot be read or holds no bundle.
     """
-    return Bundles(views=tuple(view for path in paths for view in _read_path(path)))
+    return [view for path in paths for view in _read_path(path)]
 
 
-def installed_bundles() -> Bundles:
-    """Bundles of installed wheels and of NVGEMM_AOT_BUNDLES, without the JIT's user bundles."""
-    found = INSTALLATION.shipped_bundles()
-    return Bundles(
-        views=tuple(
-            BundleView(name=one.name, header=one.bundle.header)
-            for one in found
-            if one.bundle is not None
-        ),
-        unusable=tuple(f"{one.name}: {one.problem}" for one in found if one.bundle is None),
-    )
+def installed_bundles() -> tuple[list[BundleView], list[str]]:
+    """Bundles of wheels and of NVGEMM_AOT_BUNDLES, and why others of them cannot be used."""
+    views, unusable = [], []
+    for one in INSTALLATION.shipped_bundles():
+        if one.bundle is None:
+            unusable.append(f"{one.name}: {one.problem}")
+        else:
+            views.append(BundleView(name=one.name, header=one.bundle.header))
+    return views, unusable
 
 
 def _read_path(path: Path) -> Iterator[BundleView]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime.errors import RecordError
+from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.recording.recorder import Recorder, chosen_target
 from nvgemm_runtime.settings import MODE_VARIABLE, RECORD_VARIABLE, TARGET_VARIABLE
 
@@ -26,18 +28,16 @@ class Recorded:
 
     Attributes:
         status: The program's exit status, as shells give it.
-        met: Number of recorded GEMMs that a manifest can declare; ``distinct`` and ``new`` to the
-            file are numbers of problems among them.
-        others_met: Likewise of GEMMs that no manifest can declare; ``others`` of them are distinct.
+        problems: How often each GEMM was met that a manifest can declare.
+        others: Likewise of those that no manifest can declare.
+        new: Number of problems that the file did not have.
     """
 
     status: int
     path: Path
-    met: int
-    distinct: int
+    problems: Counter[Problem]
+    others: Counter[str]
     new: int
-    others_met: int
-    others: int
 
 
 def record_program(
@@ -46,11 +46,11 @@ def record_program(
     """Run a program and merge its GEMMs into a manifest.
 
     Args:
-        command: The program and its arguments; a Python program if ``fake``.
+        command: The program and its arguments.
         path: The manifest; an earlier recording, or a file that does not exist yet.
         target: The architecture to build for; None for that of the GPU.
-        fake: Run the program under fake tensors and record the GEMMs that it calls instead of those
-            that torch.compile compiles.
+        fake: Run a Python program under fake tensors and record the GEMMs that it calls instead of
+            those that torch.compile compiles.
 
     Raises:
         RecordError: If nothing could be recorded; the command is not started then.
@@ -70,15 +70,12 @@ def record_program(
     before = recorder.read()
     status = run_to_end(command, environment)
     after = recorder.read()
-    problems, others = after.problems - before.problems, after.others - before.others
     return Recorded(
         status=status,
         path=recorder.path,
-        met=problems.total(),
-        distinct=len(problems),
+        problems=after.problems - before.problems,
+        others=after.others - before.others,
         new=len(after.problems.keys() - before.problems.keys()),
-        others_met=others.total(),
-        others=len(others),
     )
 
 

@@ -93,16 +93,6 @@ def test_percentages_and_table_are_those_of_the_target() -> None:
     assert cells[-6:] == [OTHER_SIZE.key, "signature", "1", "12.5 %", "22.2 %", "m16n64k64"]
 
 
-def test_each_target_has_a_picture() -> None:
-    manifest = recording([(DECLARED, 1), (OTHER_SIZE, 1)], "sm_100f", "sm_90a")
-    shown = page(manifest, cover(manifest, [view(content())]))
-    assert shown.said("h2") == [
-        "sm_100f-linux_x86_64-cu13 on B200",
-        "sm_90a-linux_x86_64-cu13 on H200",
-    ]
-    assert sorted(shown.markers) == ["declared", "missed", "missed", "signature"]
-
-
 def test_everything_is_escaped() -> None:
     evil = "</title></style><script>alert('1')</script>&amp;\""
     manifest = recording([(DECLARED, 1), (OTHER_TYPE, 1)], description=evil)

@@ -78,24 +78,6 @@ def test_each_problem_is_declared_served_by_signature_or_missed() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("by", "declared", "signature", "missed"),
-    [
-        (Weight.PROBLEMS, Fraction(100, 3), Fraction(100, 3), Fraction(100, 3)),
-        (Weight.COUNT, Fraction(300, 8), Fraction(100, 8), Fraction(400, 8)),
-        (Weight.FLOPS, Fraction(300, 9), Fraction(200, 9), Fraction(400, 9)),
-    ],
-)
-def test_percentages_are_exact(
-    by: Weight, declared: Fraction, signature: Fraction, missed: Fraction
-) -> None:
-    target = only(cover(RECORDING, [view(content())]))
-    assert target.percent(by, {Status.DECLARED}) == declared
-    assert target.percent(by, {Status.SIGNATURE}) == signature
-    assert target.percent(by, {Status.MISSED}) == missed
-    assert target.percent(by, SERVED) == declared + signature
-
-
 def test_a_target_that_no_bundle_serves_is_0_percent_and_says_why() -> None:
     manifest = recording([(DECLARED, 1)], "sm_100f", "sm_90a")
     blackwell, hopper = cover(manifest, [view(content())])
@@ -155,14 +137,6 @@ def test_operands_are_contiguous_at_aligned_addresses(asked: Problem, alignment:
     best = readings(call_of(asked))[0]
     assert best.problem == asked
     assert best.alignment_bytes == alignment
-
-
-def test_unaligned_problems_are_missed() -> None:
-    unaligned = problem(16, n=1001)
-    target = only(cover(recording([(unaligned, 1)]), [view(content())]))
-    [missed] = target.gemms
-    assert missed.status is Status.MISSED
-    assert "aligned to 2 bytes" in missed.reasons[0]
 
 
 def test_the_installed_library_does_not_matter() -> None:

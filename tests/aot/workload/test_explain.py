@@ -99,20 +99,6 @@ def test_a_choice_that_failed_is_never_the_fastest_and_null_in_json() -> None:
     assert failed.fastest is None
 
 
-def test_text_of_a_gemm_that_was_won() -> None:
-    text = text_of(
-        met("a", offered=OURS),
-        timed("a", mm=0.5, nvgemm_mm_1=0.25, broken=math.inf),
-        used("a", "nvgemm_mm_1"),
-    )
-    assert row_of(text, "GEMM") == [
-        "GEMM", "met", "found as", "offered", "bundled, us", "others, us", "in the code"
-    ]  # fmt: skip
-    assert row_of(text, "a") == ["a", "1", "declared", "1", "250.0", "500.0", "nvgemm_mm_1"]
-    assert "1 GEMM: 1 on bundled kernels, 0 on others" in text
-    assert text.endswith("bundled kernels in the code:\n  nvgemm_mm_1  Tile_16x16")
-
-
 def test_text_says_what_is_known_of_the_code() -> None:
     text = text_of(
         met("lost", offered=OURS),
