@@ -98,10 +98,7 @@ def coverage(
     views, unusable = (read_bundles(bundles), []) if bundles else installed_bundles()
     weight = Weight(by)
     targets = cover(
-        recorded,
-        views,
-        unusable=unusable,
-        undeclarable=undeclarable if count_undeclarable else (),
+        recorded, views, unusable=unusable, undeclarable=undeclarable if count_undeclarable else ()
     )
     if html is not None:
         from ..storage.files import write_atomic

@@ -33,17 +33,17 @@ def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None
     from ..workload.explain import explain_program
 
     try:
-        explanation = explain_program(command, quiet=as_json)
+        document = explain_program(command, quiet=as_json)
     except OSError as error:
         raise click.UsageError(f"cannot run {command[0]}: {error.strerror}") from None
-    print_result(explanation.to_json(), explain_text, as_json=as_json)
-    if explanation.unreadable_lines:
+    print_result(document, explain_text, as_json=as_json)
+    if document["unreadable_lines"]:
         click.echo(
-            f"nvgemm-aot: {explanation.unreadable_lines} events are left out: their lines could "
+            f"nvgemm-aot: {document['unreadable_lines']} events are left out: their lines could "
             "not be read, as when a process is killed while it writes one",
             err=True,
         )
-    ctx.exit(explanation.status)
+    ctx.exit(document["status"])
 
 
 _WIDTH = 100

@@ -163,16 +163,15 @@ class Eviction:
 def limit_bytes() -> int:
     """The user's limit in bytes, or the default; a value that is no size counts as not set."""
     text = os.environ.get(CACHE_LIMIT_VARIABLE)
-    if text is None:
-        return DEFAULT_LIMIT_BYTES
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
+    match = _SIZE.fullmatch((text or "").strip())
+    if match is not None:
+        return int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ")
+    if text is not None:
         _log.warning(
             "%s=%s: must be a number of bytes, or one followed by K, M, G or T; taken as %d",
             *(CACHE_LIMIT_VARIABLE, text, DEFAULT_LIMIT_BYTES),
         )
-        return DEFAULT_LIMIT_BYTES
-    return int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ")
+    return DEFAULT_LIMIT_BYTES
 
 
 def enforce(cache: Cache) -> None:

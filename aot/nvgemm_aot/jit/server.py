@@ -151,16 +151,15 @@ class Server:
 
 
 def _jobs() -> int:
-    named = os.environ.get(JIT_JOBS_VARIABLE)
-    if not named:
-        return default_jobs()
-    if not (named.isdecimal() and int(named)):
+    named = os.environ.get(JIT_JOBS_VARIABLE, "")
+    if named.isdecimal() and int(named):
+        return int(named)
+    if named:
         _log.warning(
             "%s=%s: must be a number, 1 or more; taken as %d",
             *(JIT_JOBS_VARIABLE, named, default_jobs()),
         )
-        return default_jobs()
-    return int(named)
+    return default_jobs()
 
 
 class _ToUser(logging.Handler):

@@ -113,8 +113,5 @@ class SharedWorkers:
         return True
 
     def _free_slot(self) -> FileLock | None:
-        for number in range(self._most):
-            slot = acquire(self._cache.lock_path(f"compiler-{number}"), wait=False)
-            if slot is not None:
-                return slot
-        return None
+        paths = (self._cache.lock_path(f"compiler-{number}") for number in range(self._most))
+        return next(filter(None, (acquire(path, wait=False) for path in paths)), None)

@@ -202,7 +202,11 @@ def suspicion(kernels: Iterable[tuple[str, Signature]], wrong: Mapping[str, str]
         by_signature.setdefault(signature, []).append(id_)
     ids = [id_ for some in by_signature.values() for id_ in some]
     gone = [id_ for id_ in ids if id_ in wrong]
-    lost = [some for some in by_signature.values() if all(id_ in wrong for id_ in some)]
+    lost = {
+        signature.key: some
+        for signature, some in by_signature.items()
+        if all(id_ in wrong for id_ in some)
+    }
     if not lost and len(gone) <= MOST_SHARE * len(ids):
         return None
     head = f"{len(gone)} of {len(ids)} kernels were thrown out"
@@ -212,11 +216,7 @@ def suspicion(kernels: Iterable[tuple[str, Signature]], wrong: Mapping[str, str]
 
     if not lost:
         return f"{head}, more than half; {example(gone[0])}"
-    named = [
-        f"all {len(some)} of {signature.key}, {example(some[0])}"
-        for signature, some in by_signature.items()
-        if some in lost
-    ]
+    named = [f"all {len(some)} of {key}, {example(some[0])}" for key, some in lost.items()]
     if len(named) > _EXAMPLES:
         named[_EXAMPLES:] = [f"all of {len(named) - _EXAMPLES} more signatures"]
     return f"{head}, among them {'; '.join(named)}"

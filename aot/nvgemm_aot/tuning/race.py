@@ -45,12 +45,10 @@ class Interval:
 
 
 def median_interval(samples: Sequence[float]) -> Interval:
-    """The median of samples and the interval that order statistics give for the true one.
+    """The median of `LEAST_SAMPLES` or more, and the interval of order statistics for the true one.
 
     No distribution is assumed: the true median lies between the j-th smallest and the j-th largest
     of n independent samples with probability 1 - 2 P(Binomial(n, 1/2) < j).
-
-    There are at least `LEAST_SAMPLES`.
     """
     count, ordered = len(samples), sorted(samples)
     outside, skipped = 2 / 2**count, 0
@@ -122,8 +120,6 @@ def race(
 
     Contenders that can no longer be the fastest are dropped. The race ends when the fastest is
     told apart or after `MOST_ROUNDS` rounds.
-
-    ``after_round`` is called when a round has ended.
     """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     intervals: dict[str, Interval] = {}

@@ -50,14 +50,12 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
     first, *others = contents = [read_content(bundle) for bundle in bundles]
     for bundle, other in zip(bundles[1:], others):
         for what in ("target", "device", "toolchain"):
-            here, there = (
-                str(getattr(value, "key", value))
-                for value in (getattr(first, what), getattr(other, what))
-            )
+            here, there = getattr(first, what), getattr(other, what)
             if here != there:
+                said = [getattr(value, "key", value) for value in (there, here)]
                 raise TuningError(
-                    f"{bundle.path}: {what} is {there}, that of {bundles[0].path} is {here}; tune "
-                    "them one by one"
+                    f"{bundle.path}: {what} is {said[0]}, that of {bundles[0].path} is {said[1]}; "
+                    "tune them one by one"
                 )
     kernels = {kernel.id: kernel for content in reversed(contents) for kernel in content.kernels}
     rankings: dict[str, ProblemRanking] = {}
@@ -304,7 +302,7 @@ def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
     pruned = replace(
         content,
         kernels=tuple(kernel for kernel in content.kernels if kernel.id in kept),
-        rankings=tuple(_keep_ranked(one, kept.__contains__) for one in content.rankings),
+        rankings=tuple(_keep_ranked(one, lambda id_: id_ in kept) for one in content.rankings),
     )
     return pruned, Pruned(
         dropped=tuple(sorted(kernels.keys() - kept)),

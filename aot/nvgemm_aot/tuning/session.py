@@ -160,11 +160,7 @@ def tune(
                 "these kernels: --accept-suspect"
             )
         made = tuned_content(
-            content,
-            state.outcomes,
-            broken=state.broken,
-            program=PROGRAM,
-            gpu=bench.facts.name,
+            content, state.outcomes, broken=state.broken, program=PROGRAM, gpu=bench.facts.name
         )
         pruned = None
         if options.prunes:
@@ -173,11 +169,12 @@ def tune(
         if any(ranking.measured is not None for ranking in made.rankings):
             state.add_written(made.build_key)
         header = write_bundle(output, made)
+        file_bytes = output.stat().st_size
     keys = [ranking.problem.key for ranking in content.rankings]
     return Tuned(
         path=output,
         header=header,
-        file_bytes=output.stat().st_size,
+        file_bytes=file_bytes,
         pruned_bytes=sum(stored_bytes[id_] for id_ in pruned.dropped) if pruned else 0,
         outcomes={key: state.outcomes[key] for key in keys if key in state.outcomes},
         unmeasured={key: why for key, why in left_out.items() if key not in state.outcomes},

@@ -19,7 +19,7 @@ import recording_kernels
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.cli.explain import explain_text
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.workload.explain import ExplainedProgram, MetGemm, collect, explain_program
+from nvgemm_aot.workload.explain import MetGemm, collect, explain_program
 from nvgemm_aot.workload.process import run_to_end
 from nvgemm_runtime.gemm.problem import DType
 from nvgemm_runtime.inductor import report
@@ -49,8 +49,8 @@ def used(gemm: str, name: str) -> Line:
 
 
 def text_of(*events: Line, unreadable_lines: int = 0) -> str:
-    explained = ExplainedProgram(status=0, gemms=collect(events), unreadable_lines=unreadable_lines)
-    return explain_text(explained.to_json())
+    gemms = [gemm.to_json() for gemm in collect(events)]
+    return explain_text({"gemms": gemms, "unreadable_lines": unreadable_lines})
 
 
 def row_of(text: str, gemm: str) -> list[str]:
@@ -179,9 +179,9 @@ def test_lines_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> N
     ]
     events = tmp_path / "events"
     events.write_text("\n".join(lines))
-    explanation = explain_program(["sh", "-c", f'cat "{events}" >"${EXPLAIN_VARIABLE}"'])
-    assert [gemm.gemm for gemm in explanation.gemms] == ["a"]
-    assert explanation.unreadable_lines == 6
+    document = explain_program(["sh", "-c", f'cat "{events}" >"${EXPLAIN_VARIABLE}"'])
+    assert [gemm["gemm"] for gemm in document["gemms"]] == ["a"]
+    assert document["unreadable_lines"] == 6
 
 
 def test_events_of_several_processes_do_not_mix(tmp_path: Path) -> None:
