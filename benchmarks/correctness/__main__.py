@@ -32,7 +32,7 @@ from benchmarks.shared.records import check_output, write
 from nvgemm_aot.tuning.contenders import kernel_run
 from nvgemm_aot.tuning.correctness import find_fault
 from nvgemm_aot.tuning.exact_operands import make_checks
-from nvgemm_aot.tuning.operands import poison
+from nvgemm_aot.tuning.random_operands import poison
 from nvgemm_runtime import bundles
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle

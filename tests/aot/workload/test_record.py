@@ -18,7 +18,7 @@ from nvgemm_runtime.errors import RecordError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.recording.recorder import Recorder
 
-_START = [sys.executable, "-c", "from nvgemm_aot.cli.main import main; main()", "record"]
+_START = [sys.executable, "-m", "nvgemm_aot", "record"]
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -1,20 +1,17 @@
-"""Operands of tuning, and what counts as a wrong result."""
+"""Random operands, and torch's own operators for them."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from nvgemm_aot.build.linker import compiler
-from nvgemm_aot.tuning import gpu
 from nvgemm_aot.tuning.contenders import aten_run, triton_run
 from nvgemm_aot.tuning.correctness import expect, is_like, reference
-from nvgemm_aot.tuning.gpu import Blind, GpuState, slowdowns, watch_gpu
-from nvgemm_aot.tuning.operands import MOST_SETS, Operands, make_sets
+from nvgemm_aot.tuning.random_operands import MOST_SETS, Operands, make_sets
+from nvgemm_runtime.gemm.aten import named_arguments, read_call
+from nvgemm_runtime.gemm.operands import requests
 from nvgemm_runtime.gemm.problem import Layout, Op, Problem, Signature
 
 
@@ -80,10 +77,46 @@ def test_aten_has_nothing_for_what_it_cannot_compute() -> None:
         "mm/tn/bf16xbf16/fp32/bf16/bias_relu",
         "mm/tn/bf16xbf16/fp32/fp32/bias",
         "grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16",
+        "mm/nt/fp8_e5m2xfp8_e5m2/fp32/bf16/e8m0_1x32",
+        "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e8m0_1x16",
+        "mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp32/e8m0_1x32",
+        "mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp8_e4m3/e8m0_1x32",
     ):
         assert aten_run(Signature.parse(key)) is None
-    for key in ("mm/tn/int8xint8/int32/int32", "mm/tn/bf16xbf16/fp32/bf16/bias"):
+    for key in ("mm/tn/int8xint8/int32/int32", "mm/tn/bf16xbf16/fp32/bf16/bias", *BLOCKS):
         assert triton_run(Signature.parse(key)) is None
+
+
+MXFP8 = "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32"
+MXFP4 = "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e8m0_1x32"
+NVFP4 = "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16"
+BLOCKS = [MXFP8, MXFP8.replace("/tn/", "/nn/"), MXFP4, NVFP4]
+
+
+@pytest.mark.parametrize("key", BLOCKS)
+def test_aten_is_asked_for_the_same_blocks(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    """As the plug-in of torch.compile reads such a call."""
+    posed = problem(key, 416)
+    tensors = operands(posed)
+    run = aten_run(posed.signature)
+    assert run is not None
+    with pytest.raises((ValueError, RuntimeError), match=r"swizzle|CPU"):
+        run(*tensors)  # the schema is met: it is this device that it does not compute on
+    overload, calls = torch.ops.aten._scaled_mm_v2.out, []
+
+    def noted(*args: Any, out: Any, **kwargs: Any) -> Any:
+        calls.append(named_arguments(overload, args, kwargs, lambda value: value))
+        return out
+
+    monkeypatch.setattr(torch.ops.aten._scaled_mm_v2, "out", noted)
+    run = aten_run(posed.signature)
+    assert run is not None
+    assert run(*tensors) is tensors[2]
+    gemm = read_call("_scaled_mm_v2", calls[0], tensors[2])
+    assert gemm.obstacle is None
+    assert calls[0]["out_dtype"] is tensors[2].dtype
+    (asked, *_) = requests(Op.MM, gemm.a, gemm.b, out=tensors[2], extras=gemm.extras)
+    assert asked.problem == posed
 
 
 CURVES = {
@@ -108,77 +141,3 @@ def test_groups_share_the_rows_evenly() -> None:
     assert b.shape == (3, 64, 64)
     wanted = torch.cat([a[16 * g : 16 * g + 16].double() @ b[g].double() for g in range(3)])
     assert torch.equal(reference([a, b, out, offsets], given.signature), wanted)
-
-
-def test_a_cap_on_power_is_no_slowdown() -> None:
-    assert slowdowns(0x04 | 0x01) == ()
-    assert slowdowns(0x04 | 0x40 | 0x80) == ("hardware thermal slowdown", "hardware power brake")
-
-
-def test_a_machine_without_a_driver_is_measured_blindly() -> None:
-    watch = watch_gpu("GPU-00000000-0000-0000-0000-000000000000")
-    if not torch.cuda.is_available():
-        assert isinstance(watch, Blind)
-        assert watch.look() == GpuState(utilization_percent=None, slowdowns=None)
-
-
-NVML = """
-#include <string.h>
-typedef struct { unsigned gpu, memory; } utilization_t;
-static int device;
-int nvmlInit_v2(void) { return 0; }
-int nvmlDeviceGetHandleByUUID(const char *uuid, void **found) {
-  *found = &device;
-  return strcmp(uuid, "GPU-1234") ? 6 : 0;  /* NVML_ERROR_NOT_FOUND */
-}
-int nvmlSystemGetDriverVersion(char *version, unsigned length) {
-  if (length < 10) return 7;
-  strcpy(version, "580.95.05");
-  return 0;
-}
-int nvmlDeviceGetUtilizationRates(void *asked, utilization_t *rates) {
-  if (asked != &device) return 2;
-  rates->gpu = 63; rates->memory = 7;
-  return UTILIZATION_STATUS;
-}
-int nvmlDeviceGetCurrentClocksThrottleReasons(void *asked, unsigned long long *reasons) {
-  if (asked != &device) return 2;
-  *reasons = 0x100000044ull;
-  return REASONS_STATUS;
-}
-"""
-
-
-@pytest.mark.parametrize(
-    ("status", "percent", "words"),
-    [(0, 63, ("hardware thermal slowdown",)), (3, None, None)],  # NVML_ERROR_NOT_SUPPORTED
-)
-def test_reads_what_the_drivers_library_tells(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    status: int,
-    percent: int | None,
-    words: tuple[str, ...] | None,
-) -> None:
-    (tmp_path / "nvml.c").write_text(NVML)
-    library = tmp_path / "libnvidia-ml.so.1"
-    statuses = [f"-DUTILIZATION_STATUS={status}", f"-DREASONS_STATUS={status}"]
-    command = [*compiler(), *statuses, "-shared", "-fPIC"]
-    subprocess.run([*command, "-o", library, tmp_path / "nvml.c"], check=True)
-    monkeypatch.setattr(gpu, "_LIBRARY", str(library))
-    watch = watch_gpu("GPU-1234")
-    assert watch.driver == "580.95.05"
-    assert watch.look() == GpuState(utilization_percent=percent, slowdowns=words)
-    assert isinstance(watch_gpu("GPU-5678"), Blind)
-
-
-def test_measuring_needs_nothing_of_the_compiler_side() -> None:
-    """As where kernels run: without pydantic, yaml, the compiler and its model."""
-    missing = ("pydantic", "yaml", "cutlass", "nvMatmulHeuristics", "wheel", "packaging.utils")
-    script = (
-        f"import sys\nfor name in {missing}: sys.modules[name] = None\n"
-        "import nvgemm_aot.cli.main, nvgemm_aot.cli.tune, nvgemm_aot.tuning.gpu\n"
-        "import nvgemm_aot.tuning.session\n"
-        "assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)

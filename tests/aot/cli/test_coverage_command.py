@@ -52,25 +52,12 @@ def covered(*arguments: str) -> dict[str, float]:
     }
 
 
-def test_the_recording_of_these_tests_is_the_file(directory: Path) -> None:
-    loaded = load_manifest(directory / "recorded.yaml")
-    assert [(one.problem, one.count) for one in loaded.declared] == [
-        (one.problem, one.count)
-        for one in sorted(RECORDING.declared, key=lambda one: one.problem.key)
-    ]
-
-
 def test_bundles_are_files_directories_and_wheels(directory: Path) -> None:
-    assert covered("dist/half.nvgemm") == {"sm_100f": 50.0}
-    assert covered("dist") == {"sm_100f": 50.0}
+    for path in ("dist/half.nvgemm", "dist"):
+        assert covered(path) == {"sm_100f": 50.0}
     wheel = write_wheel([Path("dist/half.nvgemm")], name="half", version="1.0", out_dir=directory)
-    assert covered(wheel.name) == {"sm_100f": 50.0}
     other = write(directory / "other.nvgemm", content(OTHER_TYPE))
     assert covered(wheel.name, other.name) == {"sm_100f": 100.0}
-
-
-def test_a_bundle_of_a_wheel_is_named_with_it(directory: Path) -> None:
-    wheel = write_wheel([Path("dist/half.nvgemm")], name="half", version="1.0", out_dir=directory)
     [bundle] = json.loads(run(wheel.name, "--json").stdout)["targets"][0]["bundles"]
     assert bundle.startswith(f"{wheel.name}/nvgemm_kernels_half/")
 
@@ -95,14 +82,6 @@ def test_other_targets_can_be_asked_for(directory: Path) -> None:
     assert run("dist", "--target", "sm_77").exit_code == 2
 
 
-def test_shipped_manifests_are_found_by_name(directory: Path) -> None:
-    result = CliRunner().invoke(main, ["coverage", "quickstart", "dist", "--json"])
-    assert [target["target"][:6] for target in json.loads(result.stdout)["targets"]] == [
-        "sm_100",
-        "sm_90a",
-    ]
-
-
 def test_fail_under_decides_the_exit_status(directory: Path) -> None:
     assert run("dist", "--fail-under", "50").exit_code == 0
     assert run("dist", "--fail-under", "55.5", "--by", "flops").exit_code == 0
@@ -118,22 +97,16 @@ def test_fail_under_decides_the_exit_status(directory: Path) -> None:
         assert result.exit_code == errors.CoverageError.exit_code == 23
         assert result.stderr.startswith("nvgemm-aot: error: sm_100f-linux_x86_64-cu13 on B200: ")
         assert OTHER_TYPE.key in result.stdout, "the table is printed all the same"
-
-
-def test_json_is_whole_where_the_gate_fails(directory: Path) -> None:
     result = run("dist", "--fail-under", "100", "--json")
     assert result.exit_code == errors.CoverageError.exit_code
-    assert len(json.loads(result.stdout)["targets"][0]["gemms"]) == 3
+    assert len(json.loads(result.stdout)["targets"][0]["gemms"]) == 3, "it is whole all the same"
     assert "dtype: fp16" in result.stderr
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("--fail-under", "101"),
-        ("--fail-under", "-1"),
-        ("--fail-under", "nan"),
-        ("--fail-under", "most"),
+        *(("--fail-under", percent) for percent in ("101", "-1", "nan", "most")),
         ("--declared-only",),
         ("--by", "time"),
     ],
@@ -154,20 +127,22 @@ def test_the_page_is_written_whole(directory: Path) -> None:
     assert "dist: cannot write" in failed.stderr
 
 
-def broken_wheel(path: Path) -> None:
+def wheel_of(path: Path, name: str, data: bytes) -> None:
     with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr("package/broken.nvgemm", b"no bundle")
+        wheel.writestr(f"package/{name}", data)
+
+
+def broken_wheel(path: Path) -> None:
+    wheel_of(path, "broken.nvgemm", b"no bundle")
 
 
 def damaged_wheel(path: Path) -> None:
     broken_wheel(path)
-    data = path.read_bytes()
-    path.write_bytes(data.replace(b"no bundle", b"NO BUNDLE"))
+    path.write_bytes(path.read_bytes().replace(b"no bundle", b"NO BUNDLE"))
 
 
 def wheel_of_nothing(path: Path) -> None:
-    with zipfile.ZipFile(path, "w") as wheel:
-        wheel.writestr("package/__init__.py", b"")
+    wheel_of(path, "__init__.py", b"")
 
 
 def text_file(path: Path) -> None:
@@ -225,28 +200,14 @@ def test_what_a_recording_could_not_declare_is_said_or_missed(directory: Path) -
         f"not counted: 2 GEMMs that no manifest can declare, such as {words}" in run("dist").stderr
     )
     assert covered("dist", "--count-undeclarable") == {"sm_100f": 40.0}
-    path.write_text(path.read_text() + "# edited by hand\n")
     [target] = json.loads(run("dist", "--json", "--count-undeclarable").stdout)["targets"]
-    assert [gemm for gemm in target["gemms"] if gemm["gemm"] == words] == [
-        {
-            "gemm": words,
-            "status": "missed",
-            "count": 2,
-            "flops": 2 * 2 * 16 * 64 * 32,
-            "ranked_as": None,
-            "kernels": 0,
-            "split": False,
-            "bundle": None,
-            "reasons": ["no bundled kernel adds a bias: really"],
-        }
-    ]
+    [shown] = (gemm for gemm in target["gemms"] if gemm["gemm"] == words)
+    assert (shown["status"], shown["count"], shown["flops"]) == ("missed", 2, 4 * 16 * 64 * 32)
+    assert shown["reasons"] == ["no bundled kernel adds a bias: really"]
+    path.write_text(path.read_text() + "# edited by hand\n")
+    assert covered("dist", "--count-undeclarable") == {"sm_100f": 40.0}
     path.write_text("# 9 x faster: a comment like theirs\n" + RECORDING_TEXT)
-    assert covered("dist") == {"sm_100f": 50.0}
-
-
-def test_a_bad_manifest(directory: Path) -> None:
-    (directory / "recorded.yaml").write_text("version: 1\nname: x\n")
-    assert run("dist").exit_code == errors.ManifestError.exit_code
+    assert covered("dist", "--count-undeclarable") == {"sm_100f": 50.0}
 
 
 def test_the_example_of_the_documentation_is_what_is_printed(directory: Path) -> None:
@@ -291,8 +252,7 @@ def test_of_a_wheel_no_more_than_headers_is_unpacked(
 
     whole = Path("dist/half.nvgemm").read_bytes()
     _, _, header_bytes, _ = PREFIX.unpack(whole[: PREFIX.size])
-    with zipfile.ZipFile("whole.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
-        wheel.writestr("package/half.nvgemm", whole)
+    wheel_of(Path("whole.whl"), "half.nvgemm", whole)
     unpacked = 0
     assert covered("whole.whl") == {"sm_100f": 50.0}
     assert unpacked == PREFIX.size + header_bytes < len(whole)
@@ -300,8 +260,7 @@ def test_of_a_wheel_no_more_than_headers_is_unpacked(
 
 def test_a_header_that_claims_too_much_is_not_unpacked(directory: Path) -> None:
     claims = PREFIX.pack(MAGIC, FORMAT_VERSION, MAX_HEADER_BYTES + 1, bytes(32))
-    with zipfile.ZipFile("claims.whl", "w") as wheel:
-        wheel.writestr("package/claims.nvgemm", claims + bytes(100))
+    wheel_of(Path("claims.whl"), "claims.nvgemm", claims + bytes(100))
     result = run("claims.whl")
     assert result.exit_code == FORMAT.exit_code
     assert "claims.whl/package/claims.nvgemm: [header-size]" in result.stderr

@@ -1,10 +1,9 @@
-"""Scales of blocks in tuning: random ones, where they lie, and what products of them are."""
+"""Scales of blocks: random ones, where they lie, and what products with them are."""
 
 from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,12 +12,11 @@ from hypothesis import strategies as st
 from microscaling import FP4_E2M1, FP8_E4M3, FP8_E5M2, decode, e8m0_value, swizzle
 
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.tuning import operands as tuning_operands
-from nvgemm_aot.tuning.contenders import aten_run, triton_run
+from nvgemm_aot.tuning import block_scales
+from nvgemm_aot.tuning.block_scales import swizzled, unswizzled
 from nvgemm_aot.tuning.correctness import expect_between, find_fault, reference
-from nvgemm_aot.tuning.operands import Operands, make_sets, swizzled, unswizzled
+from nvgemm_aot.tuning.random_operands import Operands, make_sets
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.aten import named_arguments, read_call
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import requests, torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem, Signature
@@ -31,7 +29,6 @@ MXFP4 = "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e8m0_1x32"
 NVFP4 = "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16"
 NVFP4_E8M0 = "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e8m0_1x16"
 KEYS = [MXFP8, MXFP8_E5M2, MXFP4, NVFP4, NVFP4_E8M0]
-
 
 VALUES = {
     DType.FP4_E2M1: FP4_E2M1.value,
@@ -66,7 +63,7 @@ def test_bytes_are_decoded_by_the_specifications(dtype: DType) -> None:
     """The order of two values in a byte among them, which cancels out of products."""
     every = torch.arange(256, dtype=torch.uint8).view(16, 16).view(torch_dtype(dtype))
     torch.testing.assert_close(
-        tuning_operands._decoded(every, dtype), decode(every), rtol=0, atol=0, equal_nan=True
+        block_scales._decoded(every, dtype), decode(every), rtol=0, atol=0, equal_nan=True
     )
 
 
@@ -180,7 +177,7 @@ def test_products_do_not_depend_on_how_much_is_decoded_at_a_time(
     assert recipe.block is not None
     whole = reference(tensors, posed.signature)
     portion = blocks_at_once * recipe.block * (posed.m + posed.n)
-    monkeypatch.setattr(tuning_operands, "PORTION", portion)
+    monkeypatch.setattr(block_scales, "PORTION", portion)
     assert torch.equal(reference(tensors, posed.signature), whole)
 
 
@@ -220,40 +217,3 @@ def test_kernels_that_read_blocks_wrong_are_thrown_out(
     assert {operators[id_] for id_ in outcome.wrong} == {"Cpu_16x16", "Cpu_8x32"}
     assert all("elements are wrong" in fault for fault in outcome.wrong.values())
     assert [kernel.operator for kernel in tuned.header.kernels] == ["Cpu_1x1"]
-
-
-@pytest.mark.parametrize("key", [MXFP8, MXFP8.replace("/tn/", "/nn/"), MXFP4, NVFP4])
-def test_aten_is_asked_for_the_same(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
-    """As the plug-in of torch.compile reads such a call."""
-    posed = problem(key)
-    tensors = operands(posed)
-    run = aten_run(posed.signature)
-    assert run is not None
-    with pytest.raises((ValueError, RuntimeError), match=r"swizzle|CPU"):
-        run(*tensors)  # the schema is met: it is this device that it does not compute on
-    overload, calls = torch.ops.aten._scaled_mm_v2.out, []
-
-    def noted(*args: Any, out: Any, **kwargs: Any) -> Any:
-        calls.append(named_arguments(overload, args, kwargs, lambda value: value))
-        return out
-
-    monkeypatch.setattr(torch.ops.aten._scaled_mm_v2, "out", noted)
-    run = aten_run(posed.signature)
-    assert run is not None
-    assert run(*tensors) is tensors[2]
-    gemm = read_call("_scaled_mm_v2", calls[0], tensors[2])
-    assert gemm.obstacle is None
-    assert calls[0]["out_dtype"] is tensors[2].dtype
-    (asked, *_) = requests(Op.MM, gemm.a, gemm.b, out=tensors[2], extras=gemm.extras)
-    assert asked.problem == posed
-
-
-def test_torch_has_nothing_for_other_blocks() -> None:
-    for key in (
-        MXFP8_E5M2,
-        NVFP4_E8M0,
-        MXFP4.replace("/bf16/", "/fp32/"),
-        MXFP4.replace("/bf16/", "/fp8_e4m3/"),
-    ):
-        assert aten_run(Signature.parse(key)) is None
-    assert all(triton_run(Signature.parse(key)) is None for key in KEYS)
