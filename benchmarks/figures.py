@@ -27,13 +27,13 @@ from benchmarks.shared.summaries import geomean, grouped, mean
 
 TOKEN_COLOURS = ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677")
 """Of the ranges of m: Paul Tol's bright scheme, which colour-blind readers can tell apart."""
-OURS_COLOUR, OTHER_COLOUR = "#4477aa", "#bbbbbb"
+BUNDLED_COLOUR, OTHER_COLOUR = "#4477aa", "#bbbbbb"
 
 
 def draw_kernels(record: Mapping[str, Any]) -> Figure:
     """Speed-up of the best bundled kernel over the best of the others, by size."""
     entries = [
-        kernels_table.Entry.from_json(key, one)
+        kernels_table.ProblemTimes.from_json(key, one)
         for key, one in record["entries"].items()
         if one["kernels"] and one["triton"] is not None
     ]
@@ -73,7 +73,7 @@ def draw_kernels(record: Mapping[str, Any]) -> Figure:
 
 def draw_hgemm(record: Mapping[str, Any]) -> Figure:
     """Mean speed-up over each strong baseline, by size, in both modes."""
-    entries = [hgemm_table.Entry.from_json(key, one) for key, one in record["entries"].items()]
+    entries = [hgemm_table.SizeTimes.from_json(key, one) for key, one in record["entries"].items()]
     if not entries:
         raise click.ClickException("no size of the file was measured")
     groups = grouped(entries, hgemm_table.LOG2_BOUNDS, lambda one: one.size.log2)
@@ -126,7 +126,7 @@ def draw_cold_start(record: Mapping[str, Any]) -> Figure:
             [middle - min(found) for middle, found in zip(medians, seconds)],
             [max(found) - middle for middle, found in zip(medians, seconds)],
         ],
-        color=[OURS_COLOUR if label.startswith(bundled) else OTHER_COLOUR for label in labels],
+        color=[BUNDLED_COLOUR if label.startswith(bundled) else OTHER_COLOUR for label in labels],
     )
     axes.bar_label(bars, [f"{middle:.1f} s" for middle in medians], padding=4)
     axes.invert_yaxis()

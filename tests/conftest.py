@@ -135,7 +135,7 @@ def record(tmp_path: Path) -> Iterator[Record]:
 def inductor(
     recording_bundle: BuiltBundle, record: Record, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[InductorSession]:
-    """``torch.compile`` with caches of its own, ATen alone beside us, and the recording bundle."""
+    """``torch.compile`` with caches of its own, over ATen and the recording bundle alone."""
     session = InductorSession(record, monkeypatch)
     session.use(recording_bundle.path)
     with session.caches():

@@ -33,12 +33,7 @@ BACKENDS = ("ATEN", "ATEN,TRITON")
 
 
 class Processes:
-    """The workers over one choice of backends.
-
-    Args:
-        workers: At least as many as compile one model.
-        draws: Workers that compile each model.
-    """
+    """The workers over one choice of backends."""
 
     def __init__(self, workers: Sequence[Worker], draws: int) -> None:
         self._workers = workers
@@ -54,14 +49,15 @@ class Processes:
             ]
             for number, name in enumerate(names)
         }
+        # First draws come first: second ones then find Triton's kernels compiled. A worker answers
+        # in the order of its questions.
+        order = [(draw, name) for draw in range(self._draws) for name in names]
+        for draw, name in order:
+            first = list(SIDES)[draw % len(SIDES)]
+            chosen[name][draw].tell({"compile": [name, batch], "first": first})
         reports: dict[str, list[Any]] = {name: [] for name in names}
-        for name, workers in chosen.items():
-            for draw, worker in enumerate(workers):
-                worker.tell({"compile": [name, batch], "first": list(SIDES)[draw % len(SIDES)]})
-        # A worker answers in the order of its questions, which is the order of the models.
-        for name, workers in chosen.items():
-            for worker in workers:
-                reports[name].append(_answered(worker, name, batch))
+        for draw, name in order:
+            reports[name].append(_answered(chosen[name][draw], name, batch))
         for name, workers in chosen.items():
             on_gpu = reports[name][0]["with"]["versions"]["device"] != "cpu"
             modes = {}
@@ -146,6 +142,13 @@ def started(backends: str, processes: int, draws: int, device: str) -> Iterator[
     type=click.IntRange(min=2),
     help="Processes in all; at least --draws.",
 )
+@click.option(
+    "--thin",
+    default=1,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="Of the models take one in so many at a batch, and others at the next.",
+)
 @click.option("--rounds", default=15, show_default=True, type=click.IntRange(min=2))
 @click.option("--window-ms", default=3.0, show_default=True, help="Milliseconds of a turn.")
 @click.option(
@@ -164,6 +167,7 @@ def main(
     backends: tuple[str, ...],
     draws: int,
     processes: int,
+    thin: int,
     rounds: int,
     window_ms: float,
     budget: float,
@@ -185,11 +189,12 @@ def main(
     for over in backends:
         try:
             with started(over, max(draws, processes), draws, device) as pool:
-                for batch in map(int, batches):
+                for number, batch in enumerate(map(int, batches)):
+                    names = models[number % thin :: thin]
                     if time.monotonic() > end:
-                        left += len(models)
+                        left += len(names)
                         continue
-                    for case in pool.compare(models, batch, rounds, window_ms):
+                    for case in pool.compare(names, batch, rounds, window_ms):
                         _check_bundles(case)
                         cases.append({"backends": over, **case})
                         click.echo(f"{over} {case['model']} {batch}", err=True)

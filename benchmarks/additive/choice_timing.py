@@ -5,7 +5,7 @@ are timed
 
 - stock: as Inductor does, by events around the host's call, the L2 cache written over before;
 - cold: without the launch, and with L2 read over before;
-- gpu_time: as `nvgemm_runtime.inductor.gpu_time` does, the mean of cold and of calls in a row.
+- gpu_time: as `nvgemm_runtime.inductor.choice_timing` does, the mean of cold and of calls in a row.
 
 Each of them chooses. The table says how much longer its choice takes than the fastest in a CUDA
 graph, over operands that come from memory, as `nvgemm-aot tune` measures, and over operands that
@@ -30,7 +30,7 @@ from benchmarks.shared.bundled import declared, environment
 from benchmarks.shared.records import require_gpu
 from nvgemm_aot.tuning.gpu import GpuTimer, buffer_bytes
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem
-from nvgemm_runtime.inductor import gpu_time
+from nvgemm_runtime.inductor import choice_timing
 from nvgemm_runtime.launch.api import load_kernel
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def time_us(calls: list[Callable[[], object]]) -> dict[str, float]:
     return {
         "stock": float(benchmarker.benchmark_gpu(calls[0])) * 1e3,
         "cold": _cold_ms(calls[0]) * 1e3,
-        "gpu_time": gpu_time.measure_ms(calls[0]) * 1e3,
+        "gpu_time": choice_timing.measure_ms(calls[0]) * 1e3,
         **{
             name: statistics.median(sample() for _ in range(7)) / 1e3
             for name, sample in samples.items()
@@ -65,9 +65,9 @@ def _cold_ms(call: Callable[[], object]) -> float:
     import torch
 
     call()
-    flush = gpu_time._l2_flush()
-    torch.cuda._sleep(int(4 * gpu_time.CYCLES_PER_MS))
-    sent = [gpu_time._timed_call(call, flush) for _ in range(gpu_time.MOST_CALLS)]
+    flush = choice_timing._l2_flush()
+    torch.cuda._sleep(int(4 * choice_timing.CYCLES_PER_MS))
+    sent = [choice_timing._timed_call(call, flush) for _ in range(choice_timing.MOST_CALLS)]
     torch.cuda.synchronize()
     return statistics.median(begin.elapsed_time(end) for begin, end, _ in sent)
 

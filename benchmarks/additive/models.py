@@ -5,19 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch.nn import functional
 
 SMALLER = 16
 """On a CPU every extent of a weight is this much smaller; numbers of tokens and heads are not."""
 
 BATCHES = (1, 2, 8, 24, 96, 384, 512)
 """Batch sizes whose GEMMs manifest.yaml declares."""
-
-USUAL_BATCH = 96
-"""Of `BATCHES`: what `build` takes where none is named."""
 
 HEADS = 8
 """Heads of `bmm_attention`: a batched GEMM multiplies so many matrices for each of the batch."""
@@ -41,23 +37,9 @@ class Model:
 
 
 def build(
-    name: str, device: str, *, batch: int = USUAL_BATCH, exact: bool = False
+    name: str, device: str, *, batch: int, exact: bool = False
 ) -> tuple[torch.nn.Module, list[torch.Tensor]]:
-    """A model and its inputs, in bf16; the same weights and inputs each time.
-
-    Args:
-        name: Of `MODELS`.
-        device: ``cuda`` or ``cpu``.
-        batch: Size of the batch: sequences, of one token each where the model decodes.
-        exact: Give the same values in fp32.
-
-    Raises:
-        ValueError: If the batch holds nothing.
-    """
-    import torch
-
-    if batch < 1:
-        raise ValueError(f"the batch of {name} must be 1 or more, not {batch}")
+    """A model and its inputs, in bf16; the same weights and inputs each time."""
 
     def scale(extent: int) -> int:
         return max(8, extent // SMALLER) if device == "cpu" else extent
@@ -72,110 +54,80 @@ def build(
     return module, inputs
 
 
-def _linear(inputs: int, outputs: int, bias: bool = False) -> torch.nn.Module:
-    import torch
-
+def _linear(inputs: int, outputs: int, bias: bool = False) -> torch.nn.Linear:
     return torch.nn.Linear(inputs, outputs, bias=bias)
 
 
 def mlp_gelu(s: Scale) -> torch.nn.Module:
     """With biases: the epilogues are a bias and a gelu, and a bias."""
-    import torch
-
     first, second = _linear(s(1024), s(4096), bias=True), _linear(s(4096), s(1024), bias=True)
     return torch.nn.Sequential(first, torch.nn.GELU(approximate="tanh"), second)
 
 
-def gated_mlp(s: Scale) -> torch.nn.Module:
+class GatedMlp(torch.nn.Module):
     """The product of two GEMMs, one under a silu."""
-    import torch
-    from torch.nn import functional
 
-    class GatedMlp(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate = _linear(s(2048), s(5632))
-            self.up = _linear(s(2048), s(5632))
-            self.down = _linear(s(5632), s(2048))
+    def __init__(self, s: Scale) -> None:
+        super().__init__()
+        self.gate = _linear(s(2048), s(5632))
+        self.up = _linear(s(2048), s(5632))
+        self.down = _linear(s(5632), s(2048))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.down(functional.silu(self.gate(x)) * self.up(x))
-
-    return GatedMlp()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(functional.silu(self.gate(x)) * self.up(x))
 
 
-def attention(s: Scale) -> torch.nn.Module:
+class Attention(torch.nn.Module):
     """Norm, projections, torch's own attention, projection and residual add."""
-    import torch
-    from torch.nn import functional
 
-    heads = 16  # of 128 values; on a CPU, of 8
+    def __init__(self, s: Scale) -> None:
+        super().__init__()
+        self.norm = torch.nn.RMSNorm(s(2048))
+        self.qkv = _linear(s(2048), 3 * s(2048))
+        self.out = _linear(s(2048), s(2048))
 
-    class Attention(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = torch.nn.RMSNorm(s(2048))
-            self.qkv = _linear(s(2048), 3 * s(2048))
-            self.out = _linear(s(2048), s(2048))
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            qkv = self.qkv(self.norm(x)).unflatten(-1, (3, heads, -1))
-            q, k, v = qkv.permute(2, 0, 3, 1, 4)
-            mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-            return x + self.out(mixed.transpose(1, 2).flatten(2))
-
-    return Attention()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        qkv = self.qkv(self.norm(x)).unflatten(-1, (3, 16, -1))  # of 128 values; on a CPU, of 8
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return x + self.out(mixed.transpose(1, 2).flatten(2))
 
 
-def lm_head(s: Scale) -> torch.nn.Module:
+class Head(torch.nn.Module):
     """Logits and their softmax in fp32."""
-    import torch
 
-    class Head(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = torch.nn.RMSNorm(s(2048))
-            self.head = _linear(s(2048), s(32000))
+    def __init__(self, s: Scale) -> None:
+        super().__init__()
+        self.norm = torch.nn.RMSNorm(s(2048))
+        self.head = _linear(s(2048), s(32000))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.softmax(self.head(self.norm(x)).float(), dim=-1)
-
-    return Head()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(self.head(self.norm(x)).float(), dim=-1)
 
 
-def bmm_attention(s: Scale) -> torch.nn.Module:
+class BmmAttention(torch.nn.Module):
     """Attention spelled out: two batched GEMMs around a softmax."""
-    import torch
 
-    class BmmAttention(torch.nn.Module):
-        def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            scores = torch.bmm(q, k.mT).float() * q.shape[-1] ** -0.5
-            return torch.bmm(torch.softmax(scores, dim=-1).to(q.dtype), v)
-
-    return BmmAttention()
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        scores = torch.bmm(q, k.mT).float() * q.shape[-1] ** -0.5
+        return torch.bmm(torch.softmax(scores, dim=-1).to(q.dtype), v)
 
 
-def residual_stack(s: Scale) -> torch.nn.Module:
-    """Six blocks: norm, GEMM, relu, GEMM, residual add."""
-    import torch
+class ResidualBlock(torch.nn.Module):
+    """Norm, GEMM, relu, GEMM, residual add."""
 
-    class Block(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = torch.nn.RMSNorm(s(1024))
-            self.rise = _linear(s(1024), s(2048))
-            self.fall = _linear(s(2048), s(1024))
+    def __init__(self, s: Scale) -> None:
+        super().__init__()
+        self.norm = torch.nn.RMSNorm(s(1024))
+        self.rise = _linear(s(1024), s(2048))
+        self.fall = _linear(s(2048), s(1024))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x + self.fall(torch.relu(self.rise(self.norm(x))))
-
-    return torch.nn.Sequential(*(Block() for _ in range(6)))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.fall(torch.relu(self.rise(self.norm(x))))
 
 
 def mlp_training(s: Scale) -> torch.nn.Module:
     """Forward and backward: GEMMs in three layouts."""
-    import torch
-
     return torch.nn.Sequential(
         _linear(s(1024), s(2048)), torch.nn.SiLU(), _linear(s(2048), s(1024))
     )
@@ -183,8 +135,6 @@ def mlp_training(s: Scale) -> torch.nn.Module:
 
 def six_linears(s: Scale) -> torch.nn.Module:
     """Six GEMMs in a row, each of which waits for the one before, a tanh between."""
-    import torch
-
     extents = [2560, 5120, 7168, 5120, 2560, 13824, 2560]
     layers: list[torch.nn.Module] = []
     for inputs, outputs in itertools.pairwise(extents):
@@ -192,23 +142,18 @@ def six_linears(s: Scale) -> torch.nn.Module:
     return torch.nn.Sequential(*layers[:-1])
 
 
-def llama_mlp(s: Scale) -> torch.nn.Module:
+class LlamaMlp(torch.nn.Module):
     """The MLP of a layer of Llama-3.1-8B: for few tokens it waits for weights alone."""
-    import torch
-    from torch.nn import functional
 
-    class LlamaMlp(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = torch.nn.RMSNorm(s(4096))
-            self.gate_up = _linear(s(4096), 2 * s(14336))
-            self.down = _linear(s(14336), s(4096))
+    def __init__(self, s: Scale) -> None:
+        super().__init__()
+        self.norm = torch.nn.RMSNorm(s(4096))
+        self.gate_up = _linear(s(4096), 2 * s(14336))
+        self.down = _linear(s(14336), s(4096))
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            gate, up = self.gate_up(self.norm(x)).chunk(2, dim=-1)
-            return x + self.down(functional.silu(gate) * up)
-
-    return LlamaMlp()
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(self.norm(x)).chunk(2, dim=-1)
+        return x + self.down(functional.silu(gate) * up)
 
 
 def _rows(width: int, tokens: int = 1) -> Callable[[Scale, int], list[tuple[int, ...]]]:
@@ -218,16 +163,19 @@ def _rows(width: int, tokens: int = 1) -> Callable[[Scale, int], list[tuple[int,
 
 MODELS = {
     "mlp_gelu": Model(make=mlp_gelu, inputs=_rows(1024)),
-    "gated_mlp": Model(make=gated_mlp, inputs=_rows(2048, tokens=16)),
-    "decode": Model(make=gated_mlp, inputs=_rows(2048)),
-    "attention": Model(make=attention, inputs=lambda s, batch: [(batch, 16, s(2048))]),
-    "lm_head": Model(make=lm_head, inputs=_rows(2048)),
+    "gated_mlp": Model(make=GatedMlp, inputs=_rows(2048, tokens=16)),
+    "decode": Model(make=GatedMlp, inputs=_rows(2048)),
+    "attention": Model(make=Attention, inputs=lambda s, batch: [(batch, 16, s(2048))]),
+    "lm_head": Model(make=Head, inputs=_rows(2048)),
     "bmm_attention": Model(
-        make=bmm_attention, inputs=lambda s, batch: [(HEADS * batch, s(128), s(128))] * 3
+        make=lambda _: BmmAttention(), inputs=lambda s, batch: [(HEADS * batch, s(128), s(128))] * 3
     ),
-    "residual_stack": Model(make=residual_stack, inputs=lambda s, batch: [(batch, 16, s(1024))]),
+    "residual_stack": Model(
+        make=lambda s: torch.nn.Sequential(*(ResidualBlock(s) for _ in range(6))),
+        inputs=lambda s, batch: [(batch, 16, s(1024))],
+    ),
     "mlp_training": Model(make=mlp_training, inputs=_rows(1024, tokens=16), training=True),
     "six_linears": Model(make=six_linears, inputs=_rows(2560)),
-    "llama_mlp": Model(make=llama_mlp, inputs=_rows(4096)),
+    "llama_mlp": Model(make=LlamaMlp, inputs=_rows(4096)),
 }
 """By name."""

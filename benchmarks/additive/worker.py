@@ -39,12 +39,7 @@ Ways = dict[str, Callable[[], object]]
 
 
 def work(device: str, lock: Path) -> None:
-    """Answer questions until there are none.
-
-    Args:
-        device: ``cuda`` or ``cpu``.
-        lock: A file; who holds it has the GPU alone, of all workers.
-    """
+    """Answer questions until there are none."""
     send = answering()
     import torch
     import torch._dynamo
@@ -109,15 +104,15 @@ def _benchmark_alone(gpu: _Lock) -> None:
 
     kind.benchmark_gpu = benchmark_gpu
     with contextlib.suppress(ImportError):
-        from nvgemm_runtime.inductor import gpu_time
+        from nvgemm_runtime.inductor import choice_timing
 
-        measure = gpu_time.measure_ms
+        measure = choice_timing.measure_ms
 
         def measure_ms(*args: Any, **options: Any) -> float:
             with gpu.held():
                 return measure(*args, **options)
 
-        gpu_time.measure_ms = measure_ms
+        choice_timing.measure_ms = measure_ms
 
 
 def _compile(

@@ -38,7 +38,7 @@ PACKAGES = ("nvgemm-aot", "nvidia-cutlass-dsl", "nvidia-cutlass-operators", "tor
 
 
 @dataclass(frozen=True, kw_only=True)
-class Built:
+class BuiltManifest:
     """One manifest's build.
 
     Attributes:
@@ -73,14 +73,14 @@ def cpu_seconds() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
-def measure(manifest: Manifest, directory: Path) -> Built:
+def measure(manifest: Manifest, directory: Path) -> BuiltManifest:
     """Build a manifest, or take what an earlier run has measured."""
     arch = manifest.targets[0].target.arch
     done, spent = directory / "built.json", directory / "spent.json"
     if done.exists():
         document = json.loads(done.read_text())
         lists = {key: tuple(document[key]) for key in ("kernels", "failed")}
-        return Built(**{**document, **lists})
+        return BuiltManifest(**{**document, **lists})
     before = json.loads(spent.read_text()) if spent.exists() else 0.0
     begin = cpu_seconds()
     try:
@@ -93,7 +93,7 @@ def measure(manifest: Manifest, directory: Path) -> Built:
         directory.mkdir(parents=True, exist_ok=True)
         write_atomic(spent, json.dumps(total).encode())
     bundle = result.bundles[0]
-    built = Built(
+    built = BuiltManifest(
         name=manifest.name,
         target=arch,
         problems=len(bundle.header.rankings),
@@ -120,7 +120,7 @@ def plan(manifests: Sequence[Manifest], directory: Path) -> Iterator[tuple[objec
         )
 
 
-def row(built: Built) -> tuple[object, ...]:
+def row(built: BuiltManifest) -> tuple[object, ...]:
     return (
         built.name,
         built.target,
@@ -132,7 +132,7 @@ def row(built: Built) -> tuple[object, ...]:
     )
 
 
-def total(all_built: Sequence[Built]) -> tuple[object, ...]:
+def total(all_built: Sequence[BuiltManifest]) -> tuple[object, ...]:
     """The sum of all; a kernel that several manifests have counts once."""
     return (
         "all",

@@ -16,7 +16,7 @@ benchmarks/cold_start/manifest.yaml. Modes take turns, ``--repeat`` times.
   its inputs are on the GPU already.
 - call: of the compiled model without CUDA graphs, once for every batch, over windows of calls.
 - graph: of the same calls as replays of one CUDA graph.
-- of us: what the plug-in spent by its own clock, in matching, in timing and loading kernels, and in
+- plug-in: what it spent by its own clock, in matching, in timing and loading kernels, and in
   waiting for a compiler.
 
 Every result is checked against eager fp32. The modes:
@@ -67,14 +67,7 @@ MAX_BATCHES = 8
 
 
 def measure(variant: Variant, device: str, batches: tuple[int, ...], kept: Path) -> dict[str, Any]:
-    """One measurement in a process of its own.
-
-    Args:
-        variant: What.
-        device: Where.
-        batches: What the model is compiled for.
-        kept: Where kernels are kept that a process compiles.
-    """
+    """One measurement in a process of its own."""
     if variant.mode == JIT_MODE:
         shutil.rmtree(kept, ignore_errors=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name:
@@ -113,11 +106,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def begin(path: Path | None, batches: tuple[int, ...], *, resume: bool) -> dict[str, Any]:
-    """A new record, or the one of a file that is gone on with.
-
-    Raises:
-        click.ClickException: If the file must not be overwritten, or is another one.
-    """
+    """A new record, or the one of a file that is gone on with."""
     record: dict[str, Any] = {
         "what": WHAT,
         "commands": [],
@@ -164,7 +153,7 @@ def fill(
         click.echo(
             f"{number + 1}/{len(order)} {variant.label}: first result "
             f"{run['first_result_s']:.2f} s, call {statistics.median(run['call_us']):.1f} us, "
-            f"{run['count']['nvgemm']} of {sum(run['count'].values())} GEMMs ours",
+            f"{run['count']['nvgemm']} of {sum(run['count'].values())} GEMMs bundled",
             err=True,
         )
         if path is not None:  # as far as it came, should the time run out

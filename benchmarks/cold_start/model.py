@@ -12,15 +12,7 @@ Call = tuple[torch.Tensor | None, torch.Tensor]
 
 
 class Decoder(torch.nn.Module):
-    """A decoder layer, for a prefill and a decode, and the logits of the latter.
-
-    Args:
-        heads: Of queries.
-        kv_heads: Of keys and values.
-        head: Elements of a head.
-        intermediate: Width of the MLP.
-        vocabulary: Width of the logits.
-    """
+    """A decoder layer, for a prefill and a decode, and the logits of the latter."""
 
     def __init__(
         self, *, heads: int, kv_heads: int, head: int, intermediate: int, vocabulary: int

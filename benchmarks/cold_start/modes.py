@@ -26,7 +26,7 @@ BACKENDS = {
 }
 """Modes, and the backends that each autotunes over."""
 
-OURS = (BUNDLE_MODE, MEASURED_MODE, JIT_MODE, KEPT_MODE)
+PLUG_IN_MODES = (BUNDLE_MODE, MEASURED_MODE, JIT_MODE, KEPT_MODE)
 """Modes with the plug-in on."""
 
 JIT_CANDIDATES = 4
@@ -60,7 +60,7 @@ class Variant:
         """
         is_jit = self.mode in (JIT_MODE, KEPT_MODE)
         variables = {
-            "NVGEMM_AOT": None if self.mode in OURS else "off",
+            "NVGEMM_AOT": None if self.mode in PLUG_IN_MODES else "off",
             "NVGEMM_AOT_MAX_CHOICES": None if self.choices is None else str(self.choices),
             "NVGEMM_AOT_JIT_CANDIDATES": str(JIT_CANDIDATES if is_jit else 0),
             "NVGEMM_AOT_TRUST_RANKING": "1" if self.mode == MEASURED_MODE else None,
@@ -73,11 +73,7 @@ class Variant:
 
 
 def refuse_other_kernels(variant: Variant, run: dict[str, Any]) -> None:
-    """Raise if a process had other kernels than its mode means.
-
-    Raises:
-        click.ClickException: With what it had.
-    """
+    """Raise if a process had other kernels than its mode means."""
     found, stats = run["versions"]["bundles"], run["stats"]
     if variant.mode in (BUNDLE_MODE, MEASURED_MODE) and not found:
         raise click.ClickException(
@@ -104,21 +100,13 @@ def refuse_other_kernels(variant: Variant, run: dict[str, Any]) -> None:
 
 
 def refuse_other_machine(earlier: dict[str, Any], run: dict[str, Any]) -> None:
-    """Raise if a run was on another GPU, or with other versions, than an earlier one.
-
-    Raises:
-        click.ClickException: With both.
-    """
+    """Raise if a run was on another GPU, or with other versions, than an earlier one."""
     for name in ("device", "driver", "torch", "nvgemm-aot"):
         refuse_other(name, earlier["versions"].get(name), run["versions"][name])
 
 
 def refuse_other_work(runs: list[dict[str, Any]], run: dict[str, Any]) -> None:
-    """Raise if a run compiled more or less than the others, or its mode had other bundles.
-
-    Raises:
-        click.ClickException: With both.
-    """
+    """Raise if a run compiled more or less than the others, or its mode had other bundles."""
     for earlier in runs:
         refuse_other("GEMMs", sum(earlier["count"].values()), sum(run["count"].values()))
         if earlier["mode"] == run["mode"] in (BUNDLE_MODE, MEASURED_MODE):
@@ -134,11 +122,7 @@ def refuse_other(name: str, before: object, now: object) -> None:
 
 
 def check_named(bundles: str | None, option: str) -> None:
-    """See that every bundle that an option names is a file, or a directory of some.
-
-    Raises:
-        click.UsageError: If one is not there.
-    """
+    """See that every bundle that an option names is a file, or a directory of some."""
     for name in (bundles or "").split(os.pathsep):
         if name and not Path(name).exists():
             raise click.UsageError(f"{option}: {name} is not there")

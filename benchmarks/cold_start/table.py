@@ -84,7 +84,9 @@ def table(record: Mapping[str, Any]) -> list[str]:
         ("graph_us", "graph, us", 1),
     )
     head = "".join(f" {title:>26} {'ratio':>6}" for _, title, _ in columns)
-    title = f"{'':<24} {'runs':>4} {'import, s':>9}{head} {'of us, s':>9}  ours / ATen / Triton"
+    title = (
+        f"{'':<24} {'runs':>4} {'import, s':>9}{head} {'plug-in, s':>10}  bundled / ATen / Triton"
+    )
     lines.append(title)
     lines += [row(runs, label, columns) for label in runs]
     lines.append(f"medians over repetitions (least-most); ratios to {REFERENCE}")
@@ -107,7 +109,7 @@ def row(runs: Runs, label: str, columns: Sequence[tuple[str, str, int]]) -> str:
         for run in of_label
     ]
     own_s = statistics.median(own_seconds(run) for run in of_label)
-    return f"{text} {own_s:9.2f}  {', '.join(dict.fromkeys(counts))}"
+    return f"{text} {own_s:10.2f}  {', '.join(dict.fromkeys(counts))}"
 
 
 def goals(runs: Runs) -> list[str]:

@@ -32,7 +32,7 @@ from benchmarks.shared.records import check_output, write
 from nvgemm_aot.tuning.contenders import kernel_run
 from nvgemm_aot.tuning.correctness import find_fault
 from nvgemm_aot.tuning.exact_operands import make_checks
-from nvgemm_aot.tuning.operands import poison
+from nvgemm_aot.tuning.random_operands import poison
 from nvgemm_runtime import bundles
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
@@ -111,12 +111,7 @@ def steps(signature: Signature, alignment_bytes: int) -> tuple[int, int, int]:
 
 
 def sizes(source: random.Random, most: int | None) -> Iterator[tuple[int, int, int]]:
-    """The largest sizes, then random ones without end, all scales alike.
-
-    Args:
-        source: Of random numbers.
-        most: Largest extent, for a device that is slow; None for the sizes that are promised.
-    """
+    """The largest sizes, then random ones without end, all scales alike."""
     if most is None:
         yield from LARGEST
     while True:

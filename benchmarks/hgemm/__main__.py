@@ -8,14 +8,14 @@ fp16 with sums in fp32, all 10^3 sizes of 64, 128, ... 16384, NN and TN, against
 - torch.matmul and cuBLAS, by their own choice;
 - cuBLASLt: the heuristic's first algorithm, and the fastest of up to 100 that it suggests, tried in
   random order on random operands; of the two fastest, the one that is when measured as the rest is;
-- ours: the best of the kernels that the installed bundles rank first for the size (--candidates),
+- bundled: the best of the kernels that installed bundles rank first for the size (--candidates),
   after a check that each is exact on zeros and ones.
 
 TN and NN are those of the call to cuBLAS (`cublas.ProtocolLayout`): by the letters of manifests,
-``tn`` and ``tt``. "max" is the faster of both, of a baseline and of ours; in NN and TN, ours are in
-that layout, too. offline and server are those of `measuring`. Unlike
-the published scripts, operands take turns beyond L2, and what the host takes to launch is in
-neither: it would favour whoever has the shortest way from Python.
+``tn`` and ``tt``. "max" is the faster of both, of a baseline and of bundled kernels; in NN and TN,
+those are in that layout, too. offline and server are those of `measuring`. Unlike the published
+scripts, operands take turns beyond L2, and what the host takes to launch is in neither: it would
+favour whoever has the shortest way from Python.
 
 Sizes come in a fixed random order: a sample is the beginning of it.
 """
@@ -32,14 +32,14 @@ import click
 
 from benchmarks.hgemm.cublas import Cublas, ProtocolLayout
 from benchmarks.hgemm.cublaslt import Algo, CublasLt, Plan
-from benchmarks.hgemm.table import MODES, OURS, Size, sizes, table
+from benchmarks.hgemm.table import BUNDLED, MODES, Size, sizes, table
 from benchmarks.shared.bundled import environment, load_exact
 from benchmarks.shared.measuring import (
     Arena,
+    Contender,
     Exact,
     Launch,
     Operands,
-    Way,
     offline_ns,
     server_ns,
     tuned,
@@ -55,7 +55,7 @@ ALGORITHMS = 100
 TUNING_NS = 200_000.0
 TUNING_PASSES = 3
 FINALISTS = 2
-"""Algorithms of cuBLASLt that are measured as ours are, after that."""
+"""Algorithms of cuBLASLt that are measured as bundled kernels are, after that."""
 TUNED = "tuned"
 WRONG = 1e-2
 """Relative error from which a product is wrong, in the norm."""
@@ -104,16 +104,13 @@ def tune_lt(
 
     The fastest are `FINALISTS`, for a quick look does not tell near ones apart: ``tuned``,
     ``tuned2``.
-
-    Raises:
-        click.ClickException: If none runs.
     """
     suggested = plan.suggestions(ALGORITHMS)
-    ways: dict[str, Way] = {}
+    ways: dict[str, Contender] = {}
     for number, algo in enumerate(suggested):
         with contextlib.suppress(click.ClickException):  # it was suggested, and cannot
             plan.multiply(algo, *sets[0])
-            ways[str(number)] = Way(launch=lt_launch(plan, algo), sets=sets)
+            ways[str(number)] = Contender(launch=lt_launch(plan, algo), sets=sets)
     if not ways:
         raise click.ClickException(f"cuBLASLt has no algorithm that runs, of {len(suggested)}")
     times = tuned(ways, TUNING_PASSES, TUNING_NS, order)
@@ -125,11 +122,7 @@ def tune_lt(
 
 
 def inexact(launches: Mapping[str, Launch], exact: Exact) -> list[str]:
-    """Baselines that are not exact on zeros and ones: those that add up parts of k in fp16.
-
-    Raises:
-        click.ClickException: If one is wrong beyond that.
-    """
+    """Baselines that are not exact on zeros and ones: those that add up parts of k in fp16."""
     errors = {name: exact.error(launch) for name, launch in launches.items()}
     for name, error in errors.items():
         if not error <= WRONG:  # not a number is wrong, too
@@ -137,7 +130,7 @@ def inexact(launches: Mapping[str, Launch], exact: Exact) -> list[str]:
     return [name for name, error in errors.items() if error]
 
 
-def our_kernels(operands: Operands, count: int) -> tuple[list[str], str]:
+def ranked_kernels(operands: Operands, count: int) -> tuple[list[str], str]:
     """Ids of the kernels ranked first for operands, and how they were found."""
     a, b, _ = operands
     match = explain(a, b).match
@@ -166,12 +159,12 @@ def measure_size(
     requests: int,
     gap_s: float,
 ) -> dict[str, Any]:
-    """Measure one size; the entry is what `table.Entry.from_json` reads."""
+    """Measure one size; the entry is what `table.SizeTimes.from_json` reads."""
     import torch
 
     order = random.Random(size.key)
-    ways: dict[str, Way] = {}
-    rivals: dict[str, dict[str, Way]] = {}  # of which the fastest offline is what counts
+    ways: dict[str, Contender] = {}
+    rivals: dict[str, dict[str, Contender]] = {}  # of which the fastest offline is what counts
     entry: dict[str, Any] = {
         "algorithms": {},
         "basis": {},
@@ -186,20 +179,21 @@ def measure_size(
             launches = baselines(layout, libraries, plan, algorithms)
             exact = Exact.draw(size.m, size.n, size.k, layout.layout, torch.float16)
             entry["inexact"] += inexact(launches, exact)
-            ids, basis = our_kernels(sets[0], candidates)
+            ids, basis = ranked_kernels(sets[0], candidates)
             checked = load_exact(ids, exact)
             entry["algorithms"][layout.value] = count
             entry["basis"][layout.value] = basis
             entry["thrown_out"] |= checked.thrown_out
             for name, launch in launches.items():
-                way = Way(launch=launch, sets=sets)
+                way = Contender(launch=launch, sets=sets)
                 if name.startswith(f"lt-{TUNED}"):
                     rivals.setdefault(f"lt-{TUNED}-{layout.value}", {})[name] = way
                 else:
                     ways[name] = way
             if checked.launches:
-                rivals[f"{OURS}-{layout.value}"] = {
-                    id_: Way(launch=launch, sets=sets) for id_, launch in checked.launches.items()
+                rivals[f"{BUNDLED}-{layout.value}"] = {
+                    id_: Contender(launch=launch, sets=sets)
+                    for id_, launch in checked.launches.items()
                 }
         every = ways | {name: way for those in rivals.values() for name, way in those.items()}
         found = summarized(offline_ns(every, rounds, WINDOW_NS, order))

@@ -60,11 +60,7 @@ class ProtocolLayout(str, enum.Enum):
 
 
 def loaded_library(name: str) -> ctypes.CDLL:
-    """A library that this process has loaded, e.g. ``libcublas.so``; torch must be imported.
-
-    Raises:
-        click.ClickException: If there is none.
-    """
+    """A library that this process has loaded, e.g. ``libcublas.so``; torch must be imported."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         path = line.partition("/")[2]
         if path.rpartition("/")[2].startswith(f"{name}."):
@@ -73,11 +69,7 @@ def loaded_library(name: str) -> ctypes.CDLL:
 
 
 def check(status: int, what: str) -> None:
-    """Raise for a status that is not success.
-
-    Raises:
-        click.ClickException: With the status, which cublasStatus_t in cublas_api.h names.
-    """
+    """Raise for a status that is not success."""
     if status != CUBLAS_STATUS_SUCCESS:
         raise click.ClickException(f"{what} gave status {status} (cublasStatus_t in cublas_api.h)")
 
@@ -115,17 +107,7 @@ class Cublas:
     def multiply(
         self, layout: ProtocolLayout, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor
     ) -> None:
-        """Start ``out = a @ b`` in fp16 with sums in fp32, by the algorithm cuBLAS chooses.
-
-        Args:
-            layout: Of the operands.
-            a: [m, k].
-            b: [k, n].
-            out: [m, n].
-
-        Raises:
-            click.ClickException: If cuBLAS refuses.
-        """
+        """Start ``out = a @ b`` in fp16 with sums in fp32, by the algorithm cuBLAS chooses."""
         self._use_current_stream()
         check(gemm(self._library, self._handle, layout, a, b, out), "cublasGemmEx")
 

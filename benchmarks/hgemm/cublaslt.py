@@ -74,27 +74,31 @@ class CublasLt:
     def __init__(self) -> None:
         import torch
 
-        self._library = loaded_library("libcublasLt.so")
-        self._handle = ctypes.c_void_p()
-        self._workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
-        check(self._library.cublasLtCreate(ctypes.byref(self._handle)), "cublasLtCreate")
+        self.library = loaded_library("libcublasLt.so")
+        self.handle = ctypes.c_void_p()
+        self.workspace = torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
+        check(self.library.cublasLtCreate(ctypes.byref(self.handle)), "cublasLtCreate")
 
     def version(self) -> int:
         """E.g. 130100 for 13.1.0."""
-        self._library.cublasLtGetVersion.restype = ctypes.c_size_t
-        return int(self._library.cublasLtGetVersion())
+        self.library.cublasLtGetVersion.restype = ctypes.c_size_t
+        return int(self.library.cublasLtGetVersion())
 
     def plan(self, layout: ProtocolLayout, m: int, n: int, k: int) -> Plan:
-        """Describe a product [m, k] @ [k, n] in fp16 with sums in fp32.
+        """Describe a product [m, k] @ [k, n] in fp16 with sums in fp32."""
+        return Plan(self, describe(self.library, layout, m, n, k))
 
-        Raises:
-            click.ClickException: If cuBLASLt refuses.
-        """
-        return Plan(self, describe(self._library, layout, m, n, k))
 
-    def suggest(self, descriptors: Descriptors, count: int) -> list[HeuristicResult]:
-        """What the heuristic suggests, best first; up to ``count``."""
-        library = self._library
+class Plan:
+    """One size, and the algorithms for it; a context manager that gives its descriptors back."""
+
+    def __init__(self, lt: CublasLt, descriptors: Descriptors) -> None:
+        self._lt = lt
+        self._descriptors = descriptors
+
+    def suggestions(self, count: int) -> list[Algo]:
+        """Algorithms that the heuristic suggests, best first; up to ``count``."""
+        library, descriptors = self._lt.library, self._descriptors
         preference = ctypes.c_void_p()
         made = library.cublasLtMatmulPreferenceCreate(ctypes.byref(preference))
         check(made, "cublasLtMatmulPreferenceCreate")
@@ -109,7 +113,7 @@ class CublasLt:
         found = (HeuristicResult * count)()
         returned = ctypes.c_int()
         status = library.cublasLtMatmulAlgoGetHeuristic(
-            self._handle,
+            self._lt.handle,
             descriptors.operation,
             descriptors.b,
             descriptors.a,
@@ -121,24 +125,18 @@ class CublasLt:
             ctypes.byref(returned),
         )
         check(status, "cublasLtMatmulAlgoGetHeuristic")
-        check(
-            library.cublasLtMatmulPreferenceDestroy(preference), "cublasLtMatmulPreferenceDestroy"
-        )
-        return [one for one in found[: returned.value] if one.state == CUBLAS_STATUS_SUCCESS]
+        destroyed = library.cublasLtMatmulPreferenceDestroy(preference)
+        check(destroyed, "cublasLtMatmulPreferenceDestroy")
+        results = found[: returned.value]
+        return [one.algo for one in results if one.state == CUBLAS_STATUS_SUCCESS]
 
-    def multiply(
-        self,
-        descriptors: Descriptors,
-        algo: Algo,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        out: torch.Tensor,
-    ) -> None:
+    def multiply(self, algo: Algo, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
         """Start ``out = a @ b`` by an algorithm that was suggested for this size."""
         import torch
 
-        status = self._library.cublasLtMatmul(
-            self._handle,
+        descriptors = self._descriptors
+        status = self._lt.library.cublasLtMatmul(
+            self._lt.handle,
             descriptors.operation,
             ctypes.byref(ONE),
             pointer(b),
@@ -151,44 +149,20 @@ class CublasLt:
             pointer(out),
             descriptors.out,
             ctypes.byref(algo),
-            pointer(self._workspace),
+            pointer(self._lt.workspace),
             ctypes.c_size_t(WORKSPACE_BYTES),
             ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
         )
         check(status, "cublasLtMatmul")
 
-    def release(self, descriptors: Descriptors) -> None:
-        """Give descriptors back."""
-        library = self._library
-        check(library.cublasLtMatmulDescDestroy(descriptors.operation), "cublasLtMatmulDescDestroy")
-        for matrix in (descriptors.b, descriptors.a, descriptors.out):
-            check(library.cublasLtMatrixLayoutDestroy(matrix), "cublasLtMatrixLayoutDestroy")
-
-
-class Plan:
-    """One size, and the algorithms for it; a context manager that gives its descriptors back."""
-
-    def __init__(self, lt: CublasLt, descriptors: Descriptors) -> None:
-        self._lt = lt
-        self._descriptors = descriptors
-
-    def suggestions(self, count: int) -> list[Algo]:
-        """Algorithms that the heuristic suggests, best first; up to ``count``."""
-        return [one.algo for one in self._lt.suggest(self._descriptors, count)]
-
-    def multiply(self, algo: Algo, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-        """Start ``out = a @ b``.
-
-        Raises:
-            click.ClickException: If the algorithm cannot.
-        """
-        self._lt.multiply(self._descriptors, algo, a, b, out)
-
     def __enter__(self) -> Plan:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._lt.release(self._descriptors)
+        library, descriptors = self._lt.library, self._descriptors
+        check(library.cublasLtMatmulDescDestroy(descriptors.operation), "cublasLtMatmulDescDestroy")
+        for matrix in (descriptors.b, descriptors.a, descriptors.out):
+            check(library.cublasLtMatrixLayoutDestroy(matrix), "cublasLtMatrixLayoutDestroy")
 
 
 def describe(library: ctypes.CDLL, layout: ProtocolLayout, m: int, n: int, k: int) -> Descriptors:

@@ -25,16 +25,17 @@ LOG2_BOUNDS = (18, 21, 24, 27, 30, 33, 36, 39)
 """Lower bounds of log2(m n k), rounded down, in the table: from 64^3 to 16384^3."""
 MODES = ("offline", "server")
 LAYOUTS = ("nn", "tn")
-OURS = "ours"
+BUNDLED = "ours"
+"""The best bundled kernel, as result files call it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """What ours are compared with.
+    """What bundled kernels are compared with.
 
     Attributes:
         method: How it is measured.
-        layouts: In which of these, of it and of ours, whoever is fastest counts.
+        layouts: Of it and of bundled kernels, the fastest in any of these counts.
     """
 
     method: str
@@ -93,20 +94,20 @@ def sizes(sample: int | None = None) -> list[Size]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class SizeTimes:
     """What was measured of one size.
 
     Attributes:
         size: It.
-        times: By mode and method, e.g. ``offline``, ``lt-tuned-nn``; ours are ``ours-nn`` and
-            ``ours-tn``, where there is an exact kernel.
+        times: By mode and method, e.g. ``offline``, ``lt-tuned-nn``; bundled kernels are
+            ``ours-nn`` and ``ours-tn``, where there is an exact one.
     """
 
     size: Size
     times: Mapping[str, Mapping[str, Summary]]
 
     @classmethod
-    def from_json(cls, key: str, entry: Mapping[str, Any]) -> Entry:
+    def from_json(cls, key: str, entry: Mapping[str, Any]) -> SizeTimes:
         """Read what `__main__.measure_size` gave."""
         times = {
             mode: {name: Summary.from_json(one) for name, one in entry[mode].items()}
@@ -122,29 +123,29 @@ class Entry:
 
     def is_served(self) -> bool:
         """Whether there is an exact kernel."""
-        return self.fastest(MODES[0], OURS, LAYOUTS) is not None
+        return self.fastest(MODES[0], BUNDLED, LAYOUTS) is not None
 
     def speedup(self, mode: str, name: str) -> float:
-        """t_ref / t - 1 over a baseline; where no kernel of ours serves the size, the baseline."""
-        ours, reference = self._compared(mode, name)
-        return 0.0 if ours is None else ratio(reference, ours) - 1
+        """t_ref / t - 1 over a baseline; where no kernel serves the size, the baseline."""
+        bundled, reference = self._compared(mode, name)
+        return 0.0 if bundled is None else ratio(reference, bundled) - 1
 
     def best_of(self, mode: str, name: str) -> float:
-        """Likewise, of the faster of us and the baseline."""
-        ours, reference = self._compared(mode, name)
-        either = [reference] if ours is None else [reference, ours]
+        """Likewise, of the faster of the bundled kernel and the baseline."""
+        bundled, reference = self._compared(mode, name)
+        either = [reference] if bundled is None else [reference, bundled]
         return ratio(reference, fastest(either)) - 1
 
     def _compared(self, mode: str, name: str) -> tuple[Summary | None, Summary]:
         baseline = BASELINES[name]
         reference = self.fastest(mode, baseline.method, baseline.layouts)
         assert reference is not None, f"{self.size.key}: {name} was not measured"
-        return self.fastest(mode, OURS, baseline.layouts), reference
+        return self.fastest(mode, BUNDLED, baseline.layouts), reference
 
 
 def table(record: Mapping[str, Any]) -> list[str]:
     """Lines of the tables over a file's entries."""
-    entries = [Entry.from_json(key, one) for key, one in record.items()]
+    entries = [SizeTimes.from_json(key, one) for key, one in record.items()]
     lines: list[str] = []
     for mode in MODES:
         lines += [
@@ -174,9 +175,9 @@ def table(record: Mapping[str, Any]) -> list[str]:
     return [*lines, *_notes(record, entries)]
 
 
-def _notes(record: Mapping[str, Any], entries: Sequence[Entry]) -> list[str]:
+def _notes(record: Mapping[str, Any], entries: Sequence[SizeTimes]) -> list[str]:
     lines = [
-        "speed-up: t_ref / t - 1 of the best of our kernels in the same layout, for max in the",
+        "speed-up: t_ref / t - 1 of the best bundled kernel in the same layout, for max in the",
         "faster of both; +-: standard error of the mean, for all 1000; best of, in brackets: of",
         "the faster of it and the baseline; wins: by more than 1 %. What is fastest is chosen by",
         "other rounds than those reported. Where no kernel serves a size, it counts as 0.",

@@ -29,7 +29,7 @@ from benchmarks.kernels.table import table
 from benchmarks.kernels.triton_gemm import compile_triton, triton_version
 from benchmarks.shared.bundled import declared, environment, load_exact
 from benchmarks.shared.compiling import names_of
-from benchmarks.shared.measuring import Arena, Exact, Operands, Way, offline_ns
+from benchmarks.shared.measuring import Arena, Contender, Exact, Operands, offline_ns
 from benchmarks.shared.records import require_gpu
 from benchmarks.shared.resuming import ORDER_SEED, Results
 from benchmarks.shared.summaries import MIN_ROUNDS, Summary, chosen, summarized
@@ -54,7 +54,7 @@ def is_done(entry: Mapping[str, Any] | None, wants_triton: bool) -> bool:
 def measure_problem(
     problem: Problem, ids: Sequence[str], arena: Arena, with_triton: bool, rounds: int
 ) -> dict[str, Any]:
-    """Measure one problem; the entry is what `table.Entry.from_json` reads."""
+    """Measure one problem; the entry is what `table.ProblemTimes.from_json` reads."""
     import torch
 
     layout = problem.signature.layout
@@ -65,11 +65,11 @@ def measure_problem(
     del exact
     for id_, why in checked.thrown_out.items():
         click.echo(f"{problem.key}: THROWN OUT {id_[:12]}: {why}", err=True)
-    ways = {"aten": Way(launch=lambda a, b, out: torch.mm(a, b, out=out), sets=sets)}
+    ways = {"aten": Contender(launch=lambda a, b, out: torch.mm(a, b, out=out), sets=sets)}
     triton = compile_triton(sets[0]) if with_triton else None
     if triton is not None and triton.launch is not None:
-        ways["triton"] = Way(launch=triton.launch, sets=sets)
-    ways |= {id_: Way(launch=launch, sets=sets) for id_, launch in checked.launches.items()}
+        ways["triton"] = Contender(launch=triton.launch, sets=sets)
+    ways |= {id_: Contender(launch=launch, sets=sets) for id_, launch in checked.launches.items()}
     times = offline_ns(ways, rounds, WINDOW_NS, random.Random(problem.key))
     summaries = {name: one.to_json() for name, one in summarized(times).items()}
     return {
@@ -119,7 +119,7 @@ def measure(
     rounds: int,
 ) -> None:
     """Measure, keeping results in PATH, and print the table."""
-    os.environ["NVGEMM_AOT"] = "off"  # Triton is measured as it is without us
+    os.environ["NVGEMM_AOT"] = "off"  # Triton is measured as it is without the plug-in
     require_gpu()
     from nvgemm_runtime.gemm.operands import torch_dtype
 

@@ -16,7 +16,7 @@ TOKENS = (1, 2, 16, 128, 1024)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class ProblemTimes:
     """What was measured of one problem.
 
     Attributes:
@@ -32,7 +32,7 @@ class Entry:
     kernels: Mapping[str, Summary]
 
     @classmethod
-    def from_json(cls, key: str, entry: Mapping[str, Any]) -> Entry:
+    def from_json(cls, key: str, entry: Mapping[str, Any]) -> ProblemTimes:
         """Read what `measure_problem` gave."""
         triton = entry["triton"]
         return cls(
@@ -73,7 +73,7 @@ class Entry:
         return ratio(fastest(self.kernels.values()), next(iter(self.kernels.values())))
 
 
-def speedups_row(label: str, entries: Sequence[Entry]) -> str:
+def speedups_row(label: str, entries: Sequence[ProblemTimes]) -> str:
     """One row of the table, over problems."""
     best, own = [one.best_of_all for one in entries], [one.bundle for one in entries]
     return (
@@ -85,7 +85,7 @@ def speedups_row(label: str, entries: Sequence[Entry]) -> str:
 
 def table(record: Mapping[str, Any]) -> list[str]:
     """Lines of the table over a file's entries."""
-    entries = [Entry.from_json(key, one) for key, one in record.items() if one["kernels"]]
+    entries = [ProblemTimes.from_json(key, one) for key, one in record.items() if one["kernels"]]
     thrown_out = {key: one["thrown_out"] for key, one in record.items() if one["thrown_out"]}
     full = [one for one in entries if one.triton is not None]
     head = (

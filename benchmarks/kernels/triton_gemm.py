@@ -37,11 +37,7 @@ class TritonGemm:
 
 
 def compile_triton(operands: Operands) -> TritonGemm:
-    """Have Inductor autotune a GEMM over its Triton templates.
-
-    Args:
-        operands: A, B and the result, of the size and layout in question.
-    """
+    """Have Inductor autotune a GEMM over its Triton templates."""
     import torch
     from torch._inductor.utils import run_and_get_code
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -63,11 +62,11 @@ Order = list[int]
 """Positions of kernels in the bundle, the one that should be best first."""
 Times = dict[str, list[float]]
 """By problem: nanoseconds of each kernel of the bundle."""
-Way = Callable[[Problem, "list[Ranking]"], Order]
+Ranker = Callable[[Problem, "list[Ranking]"], Order]
 """How to rank kernels for a problem from the rankings of declared ones."""
 
 
-def by_runtime(header: Header, facts: DeviceFacts) -> Way:
+def by_runtime(header: Header, facts: DeviceFacts) -> Ranker:
     """What the runtime does."""
 
     def rank(problem: Problem, declared: list[Ranking]) -> Order:
@@ -85,36 +84,10 @@ def by_runtime(header: Header, facts: DeviceFacts) -> Way:
 
 def by_nearest(problem: Problem, declared: list[Ranking]) -> Order:
     """The nearest n and k, then the nearest m, in the order as shipped."""
-    nearest = NearestSizes((ranking.problem, ranking) for ranking in declared).find(problem)
-    return [place.kernel for place in nearest.kernels]
-
-
-def distance(one: Problem, other: Problem) -> float:
-    return sum(
-        abs(math.log2(getattr(one, extent) / getattr(other, extent)))
-        for extent in ("m", "n", "k", "batch")
+    nearest = (
+        NearestSizes((ranking.problem, ranking) for ranking in declared).around(problem).nearest
     )
-
-
-def by_joint_distance(problem: Problem, declared: list[Ranking]) -> Order:
-    """Nearest with m counted as much as n and k."""
-    nearest = min(declared, key=lambda ranking: distance(problem, ranking.problem))
     return [place.kernel for place in nearest.kernels]
-
-
-def by_neighbours(problem: Problem, declared: list[Ranking]) -> Order:
-    """Mean of the logarithmic slow-down over the eight nearest, the nearer the heavier."""
-    near = sorted(declared, key=lambda ranking: distance(problem, ranking.problem))[:8]
-    scores: dict[int, float] = {}
-    kernels = {place.kernel for ranking in near for place in ranking.kernels}
-    for ranking in near:
-        times = {place.kernel: float(place.time_ns or 0) for place in ranking.kernels}
-        best, worst = min(times.values()), max(times.values())
-        weight = 1 / (0.25 + distance(problem, ranking.problem))
-        for kernel in kernels:
-            slow_down = math.log(times.get(kernel, worst * 1.1) / best)
-            scores[kernel] = scores.get(kernel, 0.0) + weight * slow_down
-    return sorted(kernels, key=lambda kernel: scores[kernel])
 
 
 def with_measured_times(header: Header, times: Times, *, all_kernels: bool) -> Header:
@@ -176,11 +149,9 @@ def print_comparison(header: Header, record: dict[str, Any]) -> None:
     few = with_measured_times(header, times, all_kernels=False)
     measured = with_measured_times(header, times, all_kernels=True)
     scaled = without_interpolation(measured)
-    ways: list[tuple[str, Header, Way]] = [
+    ways: list[tuple[str, Header, Ranker]] = [
         ("the runtime, as shipped", header, by_runtime(header, H200)),
         ("nearest n and k, then m, as shipped", header, by_nearest),
-        ("nearest m, n and k, as shipped", header, by_joint_distance),
-        ("mean of 8 neighbours", header, by_neighbours),
         ("nearer m scaled, all measured", scaled, by_runtime(scaled, H200)),
         ("the runtime, ranked measured", few, by_runtime(few, H200)),
         ("the runtime, all measured", measured, by_runtime(measured, H200)),
@@ -241,7 +212,9 @@ def measure(bundle_path: Path, times_path: Path) -> None:
             if error != 0.0:  # not a number is wrong, too
                 raise click.ClickException(f"{problem.key}: {id_[:12]} is wrong by {error:.2e}")
         sets = arena.sets(*size, Layout.TN)
-        ways = {id_: measuring.Way(launch=launch, sets=sets) for id_, launch in launches.items()}
+        ways = {
+            id_: measuring.Contender(launch=launch, sets=sets) for id_, launch in launches.items()
+        }
         measured = offline_ns(ways, ROUNDS, WINDOW_NS, random.Random(problem.key))
         times[problem.key] = [statistics.median(measured[kernel.id]) for kernel in header.kernels]
         click.echo(f"{problem.key}: {min(times[problem.key]) / 1e3:.1f} us", err=True)

@@ -16,11 +16,7 @@ from nvgemm_runtime.matching.device import device_facts
 
 
 def environment(**libraries: str) -> dict[str, Any]:
-    """What is measured with: only with the same of all this is a measurement gone on with.
-
-    Args:
-        libraries: Versions of what else is measured.
-    """
+    """What is measured with: only with the same of all this is a measurement gone on with."""
     import torch
 
     found = versions()
@@ -43,9 +39,6 @@ def plain(dtype: DType, layout: Layout) -> Signature:
 def declared(dtypes: Iterable[DType]) -> dict[Problem, list[str]]:
     """Every declared plain product that this GPU's bundles rank kernels for.
 
-    Args:
-        dtypes: Types to look for.
-
     Returns:
         By problem, the ids of its kernels, best-ranked first; of several bundles that rank it, the
         first's kernels come first.
@@ -65,7 +58,7 @@ def declared(dtypes: Iterable[DType]) -> dict[Problem, list[str]]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Checked:
+class CheckedKernels:
     """Kernels after a look at what they compute.
 
     Attributes:
@@ -77,13 +70,8 @@ class Checked:
     thrown_out: Mapping[str, str]
 
 
-def load_exact(ids: Iterable[str], exact: Exact) -> Checked:
-    """Load kernels and keep those that compute an exact product.
-
-    Args:
-        ids: Of the kernels.
-        exact: Operands, and what they give.
-    """
+def load_exact(ids: Iterable[str], exact: Exact) -> CheckedKernels:
+    """Load kernels and keep those that compute an exact product."""
     launches: dict[str, Launch] = {}
     thrown_out: dict[str, str] = {}
     for id_ in ids:
@@ -96,4 +84,4 @@ def load_exact(ids: Iterable[str], exact: Exact) -> Checked:
                 thrown_out[id_] = f"its sums of zeros and ones are wrong: relative error {error:g}"
         except (NvgemmError, ValueError, TypeError, RuntimeError) as failure:
             thrown_out[id_] = f"{type(failure).__name__}: {failure}"
-    return Checked(launches=launches, thrown_out=thrown_out)
+    return CheckedKernels(launches=launches, thrown_out=thrown_out)

@@ -39,7 +39,7 @@ _ERROR_FACTOR = 1.5
 
 
 def fresh_environment(directory: Path, **variables: str | None) -> dict[str, str]:
-    """Environment of a process with empty caches, and with settings of torch's and ours as given.
+    """Environment of a process with empty caches, and settings of torch and nvgemm-aot as given.
 
     Args:
         directory: Where the caches go.
@@ -65,14 +65,7 @@ def fresh_environment(directory: Path, **variables: str | None) -> dict[str, str
 
 
 class Worker:
-    """A process that runs a benchmark with its hidden option ``--worker``.
-
-    Args:
-        module: The benchmark, as ``python -m`` takes it.
-        arguments: Its arguments.
-        directory: Empty; for its log, and for caches.
-        environment: Its environment.
-    """
+    """A process that runs a benchmark with its hidden option ``--worker``."""
 
     def __init__(
         self, module: str, arguments: Iterable[str], directory: Path, environment: dict[str, str]
@@ -90,11 +83,7 @@ class Worker:
             )
 
     def ask(self, question: Any) -> Any:
-        """Send a line, read a line.
-
-        Raises:
-            click.ClickException: If the worker ended instead of answering.
-        """
+        """Send a line, read a line."""
         self.tell(question)
         return self.answer()
 
@@ -171,9 +160,6 @@ def gemm_calls(code: str) -> Counter[str]:
 def generated_gemms(directory: Path) -> dict[str, int]:
     """Count the GEMMs that generated code calls.
 
-    Args:
-        directory: What `fresh_environment` was given.
-
     Returns:
         Calls by name, e.g. ``nvgemm_mm_0123456789ab``, ``extern_kernels.mm``.
     """
@@ -196,16 +182,8 @@ def count_gemms(calls: dict[str, int]) -> dict[str, int]:
 def check_results(results: Any, eager: Any, exact: Any) -> dict[str, float]:
     """Hold compiled results against eager ones; both are bf16.
 
-    Args:
-        results: What the compiled model computed: tensors.
-        eager: What the model computes without torch.compile.
-        exact: What it computes in fp32.
-
     Returns:
         The largest relative error of each, as the norm of the difference over the norm.
-
-    Raises:
-        click.ClickException: If a compiled result is further off than eager ones are.
     """
 
     def error(result: Any, reference: Any) -> float:

@@ -59,13 +59,7 @@ def _aligned(elements: int) -> int:
 
 
 class Arena:
-    """Memory that operands are cut from, so that random numbers are drawn once.
-
-    Args:
-        dtype: Of all operands; two bytes an element.
-        sizes: Every (m, n, k) that operands will be asked for.
-        device: Where.
-    """
+    """Memory that operands are cut from, so that random numbers are drawn once."""
 
     def __init__(
         self, dtype: torch.dtype, sizes: Sequence[tuple[int, int, int]], device: str = "cuda"
@@ -150,7 +144,7 @@ class Exact:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class Contender:
     """One way to compute a GEMM.
 
     Attributes:
@@ -174,14 +168,8 @@ def flush() -> None:
     _flushing_memory().zero_()
 
 
-def launch_ns(way: Way, count: int = 1, first: int = 0) -> float:
-    """Nanoseconds a launch, of so many one behind the other without a graph, and with L2 flushed.
-
-    Args:
-        way: What to launch.
-        count: How often.
-        first: Which set of operands to begin with.
-    """
+def launch_ns(way: Contender, count: int = 1, first: int = 0) -> float:
+    """Nanoseconds a launch, of ``count`` in a row without a graph, with L2 flushed before."""
     import torch
 
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -195,7 +183,7 @@ def launch_ns(way: Way, count: int = 1, first: int = 0) -> float:
     return float(begin.elapsed_time(end)) * 1e6 / count
 
 
-def _captured(way: Way, window_ns: float) -> tuple[torch.cuda.CUDAGraph, int]:
+def _captured(way: Contender, window_ns: float) -> tuple[torch.cuda.CUDAGraph, int]:
     """A graph of launches that has been replayed once, and how many there are."""
     import torch
 
@@ -209,7 +197,7 @@ def _captured(way: Way, window_ns: float) -> tuple[torch.cuda.CUDAGraph, int]:
 
 
 def offline_ns(
-    ways: Mapping[str, Way], rounds: int, window_ns: float, order: random.Random
+    ways: Mapping[str, Contender], rounds: int, window_ns: float, order: random.Random
 ) -> dict[str, list[float]]:
     """Nanoseconds a launch of each way, round by round, one behind the other.
 
@@ -242,7 +230,7 @@ def offline_ns(
 
 
 def server_ns(
-    ways: Mapping[str, Way], requests: int, mean_gap_s: float, order: random.Random
+    ways: Mapping[str, Contender], requests: int, mean_gap_s: float, order: random.Random
 ) -> dict[str, list[float]]:
     """Nanoseconds of single launches of each way, request by request, after random gaps.
 
@@ -269,7 +257,7 @@ def server_ns(
 
 
 def tuned(
-    ways: Mapping[str, Way], passes: int, window_ns: float, order: random.Random
+    ways: Mapping[str, Contender], passes: int, window_ns: float, order: random.Random
 ) -> dict[str, float]:
     """A quick look at many ways: the median nanoseconds a launch of each, over passes.
 

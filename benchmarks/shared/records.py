@@ -18,16 +18,7 @@ SUFFIX = ".json"
 
 
 def read_record(path: Path, what: str, keys: Mapping[str, type]) -> dict[str, Any]:
-    """Read a result file.
-
-    Args:
-        path: Where it is.
-        what: The benchmark that it must be of.
-        keys: What it must hold, not empty, and of which type.
-
-    Raises:
-        click.ClickException: If it cannot be read, or is something else.
-    """
+    """Read a result file."""
     record = read_json(path)
     said = record.get("what")
     if said != what:
@@ -42,11 +33,7 @@ def read_record(path: Path, what: str, keys: Mapping[str, type]) -> dict[str, An
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises:
-        click.ClickException: If there is none.
-    """
+    """Read a JSON object."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -57,15 +44,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def check_output(path: Path, *, resume: bool = False) -> None:
-    """See that results can be kept in a file, before anything is measured.
-
-    Args:
-        path: The file.
-        resume: Whether it may be there.
-
-    Raises:
-        click.ClickException: If they cannot, or its name is not one of a result.
-    """
+    """See that results can be kept in a file, before anything is measured."""
     if path.suffix != SUFFIX:
         raise click.ClickException(
             f"{path}: results go into a file named *{SUFFIX} (got {path.suffix!r}); the table is "
@@ -85,11 +64,7 @@ def check_output(path: Path, *, resume: bool = False) -> None:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all.
-
-    Raises:
-        click.ClickException: If it cannot be written.
-    """
+    """Write a file whole or not at all."""
     try:
         write_atomic(path, text.encode())
     except NvgemmError as error:
@@ -98,11 +73,7 @@ def write(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def as_written(path: Path) -> Iterator[None]:
-    """Around what goes by a file's content: says so where that is not as a benchmark writes it.
-
-    Raises:
-        click.ClickException: Then.
-    """
+    """Around what goes by a file's content: says so where that is not as a benchmark writes it."""
     try:
         yield
     except NvgemmError as error:
@@ -114,11 +85,7 @@ def as_written(path: Path) -> Iterator[None]:
 
 
 def require_gpu() -> None:
-    """See that there is a GPU.
-
-    Raises:
-        click.ClickException: If there is none.
-    """
+    """See that there is a GPU."""
     import torch
 
     if not torch.cuda.is_available():

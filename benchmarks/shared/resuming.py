@@ -37,10 +37,6 @@ ORDER_SEED = 1000
 class Results:
     """The file of a benchmark.
 
-    Args:
-        path: Where it is.
-        record: What it says.
-
     Attributes:
         entries: What was measured, by a key for each size.
     """
@@ -68,10 +64,6 @@ class Results:
             environment: What is measured with: GPU, versions.
             settings: What results depend on beside that.
             resume: Go on with a file that is there, which must agree in all of these.
-
-        Raises:
-            click.ClickException: If a file is there that must not be overwritten, or another one,
-                or none can be written.
         """
         check_output(path, resume=resume)
         agreed = {"what": what, "environment": environment, "settings": settings}
@@ -98,11 +90,7 @@ class Results:
 
     @classmethod
     def read(cls, path: Path, what: str) -> Results:
-        """Read a file of this benchmark.
-
-        Raises:
-            click.ClickException: If it is none.
-        """
+        """Read a file of this benchmark."""
         record = read_record(path, what, {"environment": dict, "settings": dict, "runs": list})
         if not isinstance(record.get("entries"), dict):
             raise click.ClickException(f"{path} has no entries; measure into another file")
@@ -128,9 +116,6 @@ class Results:
             work: Keys, and what measures each.
             budget_s: Seconds after which to stop; None for no limit.
             say: What to print of an entry as progress.
-
-        Raises:
-            click.ClickException: At the end, if any failed; at once, if `MAX_FAILURES` did.
         """
         failures: list[str] = []
         for number, (key, measure) in in_time(work, budget_s):
@@ -149,11 +134,7 @@ class Results:
             raise click.ClickException("\n".join(failures))
 
     def save(self) -> None:
-        """Write the file: a line an entry.
-
-        Raises:
-            click.ClickException: If it cannot be written.
-        """
+        """Write the file: a line an entry."""
         entries = ",\n".join(
             f"  {json.dumps(key)}: {json.dumps(entry)}" for key, entry in self.entries.items()
         )
@@ -183,11 +164,7 @@ class Results:
             click.echo(f"{self.path}: nothing was measured", err=True)
 
     def write_table(self, table: Callable[[dict[str, Any]], Iterable[str]]) -> None:
-        """Print a table of the entries, and keep it beside the file with how it came about.
-
-        Raises:
-            click.ClickException: If the file is not as the benchmark writes it.
-        """
+        """Print a table of the entries, and keep it beside the file with how it came about."""
         with as_written(self.path):
             lines = list(table(self.entries))
         text = "\n".join([*self.heading(), "", *lines])

@@ -81,9 +81,6 @@ def leveled(times_ns: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Timings as if the GPU had been as fast in every round.
 
     A round's pace is the median, over all that was timed in it, of its time over its median time.
-
-    Args:
-        times_ns: By name, a time a round.
     """
     middles = {name: statistics.median(times) for name, times in times_ns.items()}
     paces = [

@@ -8,7 +8,6 @@
 #include <string_view>
 #include <vector>
 
-#include "element_types.h"
 #include "failure.h"
 #include "kernel_image.h"
 #include "kernel_table.h"
@@ -56,26 +55,11 @@ class Arguments {
     return values_[at].v_int64;
   }
 
-  int64_t IntegerIn(int at, const char* name, int64_t least, int64_t most) const {
-    const int64_t value = Integer(at, name);
-    if (value < least || value > most) {
-      throw Failure(kValueError, Text(function_, ": ", name, " is ", value, "; must be in ", least,
-                                      "..", most));
-    }
-    return value;
-  }
-
-  bool Bool(int at, const char* name) const { return IntegerIn(at, name, 0, 1) != 0; }
+  bool Bool(int at, const char* name) const { return Integer(at, name) != 0; }
 
   DLDataType DType(int at, const char* name) const {
     if (values_[at].type_index != kTVMFFIDataType) Refuse(name, "a dtype");
-    const DLDataType dtype = values_[at].v_dtype;
-    const bool is_packed = dtype.lanes > 1 && FindElementType(dtype) != nullptr;
-    if (!is_packed && (dtype.bits == 0 || dtype.bits % 8 != 0 || dtype.lanes != 1)) {
-      throw Failure(kValueError, Text(function_, ": ", name, " has ", dtype.bits, " bits and ",
-                                      dtype.lanes, " lanes; must have whole bytes and 1 lane"));
-    }
-    return dtype;
+    return values_[at].v_dtype;
   }
 
   // Valid as long as the arguments are.
@@ -172,45 +156,30 @@ std::vector<Parameter> ParametersOf(const Arguments& arguments) {
   return parameters;
 }
 
+// Python has checked that values are in range, and that the parameters fit the rest.
 KernelSpec SpecOf(const Arguments& arguments) {
-  const int64_t alignment = arguments.IntegerIn(kAlignment, "alignment_bytes", 1, 4096);
-  if ((alignment & (alignment - 1)) != 0) {
-    throw Failure(kValueError, Text("register_kernel: alignment_bytes is ", alignment,
-                                    "; must be a power of two"));
-  }
   const std::string_view suffix = arguments.String(kSuffix, "suffix");
-  if (suffix != "" && suffix != "a" && suffix != "f") {
-    throw Failure(kValueError,
-                  Text("register_kernel: suffix is '", suffix, "'; must be '', 'a' or 'f'"));
-  }
-  const int64_t device_type = arguments.Integer(kDeviceType, "device_type");
-  if (device_type != kDLCPU && device_type != kDLCUDA) {
-    throw Failure(kValueError, Text("register_kernel: device_type is ", device_type, "; must be ",
-                                    static_cast<int>(kDLCPU), " (cpu) or ",
-                                    static_cast<int>(kDLCUDA), " (cuda)"));
-  }
-  const int64_t address = arguments.IntegerIn(kFunctionAddress, "function_address", 1, INT64_MAX);
   KernelSpec spec{};
   spec.id = std::string(arguments.String(kId, "id"));
-  spec.function = reinterpret_cast<TVMFFISafeCallType>(address);
-  spec.op = static_cast<Op>(arguments.IntegerIn(kOp, "op", 0, 2));
+  spec.function = reinterpret_cast<TVMFFISafeCallType>(
+      arguments.Integer(kFunctionAddress, "function_address"));
+  spec.op = static_cast<Op>(arguments.Integer(kOp, "op"));
   spec.a_dtype = arguments.DType(kA, "a");
   spec.b_dtype = arguments.DType(kB, "b");
   spec.out_dtype = arguments.DType(kOut, "out");
   spec.a_row_major = arguments.Bool(kARowMajor, "a_row_major");
   spec.b_row_major = arguments.Bool(kBRowMajor, "b_row_major");
-  spec.scales = static_cast<ScaleKind>(arguments.IntegerIn(kScales, "scales", 0, 3));
-  const bool in_blocks = spec.scales == ScaleKind::kBlock;
-  spec.scale_block = arguments.IntegerIn(kScaleBlock, "scale_block", in_blocks, in_blocks * 1024);
+  spec.scales = static_cast<ScaleKind>(arguments.Integer(kScales, "scales"));
+  spec.scale_block = arguments.Integer(kScaleBlock, "scale_block");
   spec.scale_dtype = arguments.DType(kScaleDType, "scale_dtype");
-  spec.addend = static_cast<AddendKind>(arguments.IntegerIn(kAddend, "addend", 0, 2));
+  spec.addend = static_cast<AddendKind>(arguments.Integer(kAddend, "addend"));
   spec.addend_dtype = arguments.DType(kAddendDType, "addend_dtype");
-  spec.alignment_bytes = static_cast<int>(alignment);
-  spec.workspace_bytes = arguments.IntegerIn(kWorkspace, "workspace_bytes", 0, INT64_MAX);
+  spec.alignment_bytes = static_cast<int>(arguments.Integer(kAlignment, "alignment_bytes"));
+  spec.workspace_bytes = arguments.Integer(kWorkspace, "workspace_bytes");
   spec.parameters = ParametersOf(arguments);
-  spec.device_type = static_cast<DLDeviceType>(device_type);
-  spec.architecture = {static_cast<int>(arguments.IntegerIn(kMajor, "major", 0, 99)),
-                       static_cast<int>(arguments.IntegerIn(kMinor, "minor", 0, 9)),
+  spec.device_type = static_cast<DLDeviceType>(arguments.Integer(kDeviceType, "device_type"));
+  spec.architecture = {static_cast<int>(arguments.Integer(kMajor, "major")),
+                       static_cast<int>(arguments.Integer(kMinor, "minor")),
                        suffix.empty() ? '\0' : suffix.front()};
   spec.Complete();
   return spec;

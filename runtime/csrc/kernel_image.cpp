@@ -1,6 +1,5 @@
 #include "kernel_image.h"
 
-#include <elf.h>
 #include <link.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -14,38 +13,6 @@
 
 namespace nvgemm {
 namespace {
-
-constexpr unsigned char kElf64LittleEndian[] = {0x7f, 'E', 'L', 'F', ELFCLASS64, ELFDATA2LSB};
-
-// Refuses an image whose segments reach past its end: reading those would kill the process. The
-// loader itself detects other damage.
-void CheckSegments(std::string_view image, std::string_view name) {
-  Elf64_Ehdr header;
-  if (image.size() < sizeof header ||
-      std::memcmp(image.data(), kElf64LittleEndian, sizeof kElf64LittleEndian) != 0) {
-    throw Failure(kNoKernelError,
-                  Text(name, " is no 64-bit ELF image (", image.size(), " bytes)"));
-  }
-  std::memcpy(&header, image.data(), sizeof header);
-  uint64_t end = 0;
-  const uint64_t table_bytes = header.e_phnum * uint64_t{sizeof(Elf64_Phdr)};
-  if (__builtin_add_overflow(header.e_phoff, table_bytes, &end)) end = UINT64_MAX;
-  if (header.e_phentsize == sizeof(Elf64_Phdr) && end <= image.size()) {
-    for (uint64_t at = header.e_phoff; at < header.e_phoff + table_bytes; at += sizeof(Elf64_Phdr)) {
-      Elf64_Phdr segment;
-      std::memcpy(&segment, image.data() + at, sizeof segment);
-      uint64_t segment_end = 0;
-      if (__builtin_add_overflow(segment.p_offset, segment.p_filesz, &segment_end)) {
-        segment_end = UINT64_MAX;
-      }
-      if (segment_end > end) end = segment_end;
-    }
-  }
-  if (end > image.size()) {
-    throw Failure(kNoKernelError, Text(name, " is cut off: ", image.size(),
-                                       " bytes, its segments need ", end));
-  }
-}
 
 [[noreturn]] void FailToLoad(std::string_view name, std::string_view reason) {
   throw Failure(kNoKernelError, Text(name, " cannot be loaded from memory: ", reason));
@@ -106,7 +73,6 @@ void TakeAwayPath(void* library, uint64_t number) {
 uintptr_t OpenKernelImage(std::string_view image, const std::string& symbol,
                           std::string_view name) {
   static std::atomic<uint64_t> images{0};
-  CheckSegments(image, name);
   const MemoryFile file(image, name);
   const uint64_t number = images.fetch_add(1, std::memory_order_relaxed);
   void* const library = dlopen(file.UniquePath(number).c_str(), RTLD_NOW | RTLD_LOCAL);

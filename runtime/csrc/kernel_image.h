@@ -11,8 +11,8 @@ namespace nvgemm {
 
 // Loads the image for the life of the process, whatever was loaded before, and returns the
 // address of the function that it exports as `symbol`. `name` is what messages call it. Thread-safe.
-// Throws Failure if the image is damaged, cannot be loaded, or does not export the function; nothing
-// of it stays loaded then.
+// The image must be whole, as its digest says: the loader reads what its headers name. Throws Failure
+// if it cannot be loaded, or does not export the function; nothing of it stays loaded then.
 uintptr_t OpenKernelImage(std::string_view image, const std::string& symbol,
                           std::string_view name);
 

@@ -135,7 +135,27 @@ void CallLoader(TVMFFIObjectHandle function, std::initializer_list<std::string_v
   ReleaseResult(result);
 }
 
+bool IsPlain(const std::vector<Parameter>& parameters) {
+  using Kind = Parameter::Kind;
+  constexpr Role kOperands[] = {Role::kA, Role::kB, Role::kOut};
+  if (parameters.size() != 4 || parameters[3].kind != Kind::kStream) return false;
+  for (size_t i = 0; i < 3; ++i) {
+    if (parameters[i].kind != Kind::kTensor || parameters[i].role != kOperands[i]) return false;
+  }
+  return true;
+}
+
 }  // namespace
+
+void KernelSpec::Complete() {
+  if (scales != ScaleKind::kNone) extras |= SetOf({Role::kScaleA, Role::kScaleB});
+  if (op == Op::kGroupedMm) extras |= SetOf(Role::kOffsets);
+  if (addend != AddendKind::kNone) extras |= SetOf(Role::kAddend);
+  for (const Parameter& parameter : parameters) {
+    needs_compact |= parameter.kind == Parameter::Kind::kPointer;
+  }
+  is_plain = IsPlain(parameters);
+}
 
 Kernel* RegisterKernel(KernelSpec spec) { return Table::Instance()->Add(std::move(spec)); }
 

@@ -46,12 +46,11 @@ struct KernelSpec {
   DLDeviceType device_type;
   ArchitectureRule architecture;
 
-  // What follows from the above; Complete() fills it in.
+  // What follows from the above, which Complete() works out.
   Roles extras = 0;            // those that the kernel takes
   bool is_plain = false;       // its parameters are a, b, out and the stream, in this order
   bool needs_compact = false;  // it is given addresses, and no strides
 
-  // Throws Failure unless the parameters are what the rest asks for, each once.
   void Complete();
 
   int rank() const { return RankOf(op); }

@@ -25,7 +25,7 @@ MODE_VARIABLE = "NVGEMM_AOT"
 MAX_CHOICES_VARIABLE = "NVGEMM_AOT_MAX_CHOICES"
 """Most kernels that join the choices for one GEMM."""
 
-DEFAULT_MAX_CHOICES = 4
+DEFAULT_MAX_CHOICES = DEFAULT_JIT_CANDIDATES = 4
 
 TRUST_VARIABLE = "NVGEMM_AOT_TRUST_RANKING"
 """1: kernels that were measured on this GPU product are not timed again; see `trust`."""
@@ -87,16 +87,23 @@ def is_off() -> bool:
 
 
 def max_choices() -> int:
-    """Most kernels to offer for one GEMM; a value that is no number counts as not set."""
-    text = os.environ.get(MAX_CHOICES_VARIABLE)
+    """Most kernels to offer for one GEMM."""
+    return _number(MAX_CHOICES_VARIABLE, DEFAULT_MAX_CHOICES)
+
+
+def jit_candidates() -> int:
+    """Most kernels to compile at run time for one problem."""
+    return _number(JIT_CANDIDATES_VARIABLE, DEFAULT_JIT_CANDIDATES)
+
+
+def _number(variable: str, default: int) -> int:
+    """A variable's value; one that is no number counts as not set."""
+    text = os.environ.get(variable)
     if not text:
-        return DEFAULT_MAX_CHOICES
+        return default
     if not text.isdecimal():
-        _warn_once(
-            f"{MAX_CHOICES_VARIABLE}={text}: must be a number, 0 or more; "
-            f"taken as {DEFAULT_MAX_CHOICES}"
-        )
-        return DEFAULT_MAX_CHOICES
+        _warn_once(f"{variable}={text}: must be a number, 0 or more; taken as {default}")
+        return default
     return int(text)
 
 

@@ -57,6 +57,7 @@ def as_served_on_hopper(problem: Problem) -> str:
     return replace(problem, signature=replace(signature, epilogue=None, out=DType.FP32)).key
 
 
+@pytest.mark.slow
 def test_manifest_declares_what_ten_models_compute_at_every_batch_and_nothing_else() -> None:
     assert len(called()) == 10
     manifest = load_manifest(ROOT / "benchmarks/additive/manifest.yaml")
@@ -72,6 +73,7 @@ def test_manifest_declares_what_ten_models_compute_at_every_batch_and_nothing_el
     assert declared - needed == set()
 
 
+@pytest.mark.slow
 def test_six_linears_are_those_that_were_slower_under_cuda_graphs() -> None:
     sizes = [(5120, 2560), (7168, 5120), (5120, 7168), (2560, 5120), (13824, 2560), (2560, 13824)]
     assert called()["six_linears"]["24"] == [
@@ -98,20 +100,14 @@ def test_weights_and_inputs_are_the_same_each_time(name: str) -> None:
     assert all(torch.equal(one.float(), other) for one, other in zip(inputs, exact, strict=True))
 
 
-def test_usual_batch_is_a_declared_one_and_an_empty_batch_is_refused() -> None:
-    assert models.USUAL_BATCH in models.BATCHES
-    with pytest.raises(ValueError, match="batch of decode must be 1 or more, not 0"):
-        models.build("decode", "cpu", batch=0)
-
-
 def case(
-    with_us: list[float], without_us: list[float], model: str = "six_linears"
+    with_bundles: list[float], without_bundles: list[float], model: str = "six_linears"
 ) -> dict[str, Any]:
     """A model's times by process: the least that each process saw of each side."""
     report = {"count": {"nvgemm": 1, "aten": 2, "triton": 3}}
     times = [
         {"with": [one, one + 5], "without": [other + 5, other]}
-        for one, other in zip(with_us, without_us, strict=True)
+        for one, other in zip(with_bundles, without_bundles, strict=True)
     ]
     return {
         "model": model,

@@ -13,7 +13,7 @@ from benchmarks.build import coverage
 
 
 def built(name: str, *kernels: str, cpu_seconds: float = 60.0) -> Any:
-    return coverage.Built(
+    return coverage.BuiltManifest(
         name=name,
         target="sm_100f",
         problems=3,

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import matching_headers
 from benchmarks.kernels import __main__ as kernels
 from benchmarks.kernels import triton_gemm
-from benchmarks.kernels.table import Entry, table
+from benchmarks.kernels.table import ProblemTimes, table
 from benchmarks.shared import bundled, measuring
 from matching_headers import header
 from nvgemm_runtime.bundle.format import Header
@@ -35,14 +35,14 @@ PROBLEMS = {
 }
 
 
-def entry(aten: int, triton: int | None, *ours: int, **more: Any) -> dict[str, Any]:
+def entry(aten: int, triton: int | None, *bundled: int, **more: Any) -> dict[str, Any]:
     """What is kept of a problem, by nanoseconds."""
     return {
         "aten": [aten] * 4,
         "triton": None if triton is None else [triton] * 4,
         "triton_s": None if triton is None else 2.5,
         "why_no_triton": None,
-        "kernels": {f"kernel{number}": [time] * 4 for number, time in enumerate(ours)},
+        "kernels": {f"kernel{number}": [time] * 4 for number, time in enumerate(bundled)},
         "thrown_out": {},
         **more,
     }
@@ -63,15 +63,15 @@ def test_what_was_measured_without_triton_is_measured_again_with_it() -> None:
 
 
 def test_ratios_are_over_the_faster_of_aten_and_triton() -> None:
-    one = Entry.from_json(problem(1).key, entry(1000, 800, 900, 400))
+    one = ProblemTimes.from_json(problem(1).key, entry(1000, 800, 900, 400))
     assert one.best_of_all == one.bundle == pytest.approx(2)
     assert one.bundle_to_aten == pytest.approx(2.5)
     assert one.first_ranked == pytest.approx(400 / 900)
-    slow = Entry.from_json(problem(1).key, entry(1000, 800, 1600))
+    slow = ProblemTimes.from_json(problem(1).key, entry(1000, 800, 1600))
     assert (slow.best_of_all, slow.bundle) == (1, pytest.approx(0.5))
     unlucky = entry(1000, None, 900)
     unlucky["kernels"]["kernel0"] = [900, 1250, 1, 9999]
-    assert Entry.from_json(problem(1).key, unlucky).best_of_all == pytest.approx(0.8)
+    assert ProblemTimes.from_json(problem(1).key, unlucky).best_of_all == pytest.approx(0.8)
 
 
 def test_table_sets_apart_what_has_no_triton_and_names_what_was_thrown_out() -> None:
@@ -120,7 +120,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         assert exact.error(right) == 0
         launches = {id_: right for id_ in ids if id_ != "wrong"}
-        return bundled.Checked(launches=launches, thrown_out={"wrong": "wrong"})
+        return bundled.CheckedKernels(launches=launches, thrown_out={"wrong": "wrong"})
 
     def times(ways: Mapping[str, Any], rounds: int, *_: Any) -> dict[str, list[float]]:
         for way in ways.values():

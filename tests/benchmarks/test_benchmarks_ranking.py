@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pytest
 from click.testing import CliRunner
 
 from benchmarks.ranking import __main__ as ranking
@@ -38,31 +36,10 @@ def test_times_count_as_measured_here_and_not_once_they_are_taken_for_estimates(
     assert replace(scaled, rankings=()) == replace(measured, rankings=())
 
 
-@pytest.mark.parametrize(
-    ("times", "said"),
-    [
-        ({"what": "kernels"}, "is no result of ranking (it says 'kernels')"),
-        ({"what": "ranking", "gpu": "G", "kernels": ["x"]}, "has no times_ns"),
-        (
-            {"what": "ranking", "gpu": "G", "kernels": ["x"], "times_ns": {"k": [1.0]}},
-            "was measured over another bundle",
-        ),
-    ],
-)
-def test_refuses_times_of_something_else(
-    tmp_path: Path, cpu_bundle: BuiltBundle, times: dict[str, Any], said: str
-) -> None:
+def test_refuses_times_of_another_bundle(tmp_path: Path, cpu_bundle: BuiltBundle) -> None:
+    times = {"what": "ranking", "gpu": "G", "kernels": ["x"], "times_ns": {"k": [1.0]}}
     path = tmp_path / "times.json"
     path.write_text(json.dumps(times))
     done = CliRunner().invoke(ranking.main, ["compare", str(cpu_bundle.path), str(path)])
     assert done.exit_code == 1
-    assert said in done.output
-
-
-def test_refuses_what_is_no_bundle(tmp_path: Path) -> None:
-    path = tmp_path / "times.json"
-    path.write_text("{}")
-    done = CliRunner().invoke(ranking.main, ["compare", str(path), str(path)])
-    assert done.exit_code == 1
-    assert done.output.startswith("Error: ")
-    assert "times.json" in done.output
+    assert "was measured over another bundle" in done.output

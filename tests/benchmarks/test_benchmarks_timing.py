@@ -37,7 +37,7 @@ class SimulatedGpu:
             self.captured.append(run)
 
     def way(self, name: str, milliseconds: float, sets: int = 3) -> Any:
-        return measuring.Way(
+        return measuring.Contender(
             launch=lambda a, b, out: self.do(f"{name} {a}", milliseconds),
             sets=[(number, None, None) for number in range(sets)],
         )

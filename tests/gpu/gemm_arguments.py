@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from microscaling import encode_e8m0, encode_fp4, quantise, swizzle
 
+from nvgemm_aot.tuning.exact_operands import shapes_with_k_last
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
@@ -115,7 +116,7 @@ class Arguments:
 def exact_arguments(problem: Problem, device: str = "cuda") -> Arguments:
     """Tensors whose result has no rounding, but for the curved activations'."""
     signature = problem.signature
-    rows_a, rows_b = _operand_shapes(problem)
+    rows_a, rows_b = shapes_with_k_last(problem)
     density = min(0.5, math.sqrt(EXACT_LIMIT[signature.out] / (4 * problem.k)))
 
     def sparse(shape: tuple[int, ...], unsigned: int) -> torch.Tensor:
@@ -147,7 +148,7 @@ def random_arguments(problem: Problem, device: str = "cuda") -> Arguments:
     signature = problem.signature
     if signature.a.is_integer:
         return exact_arguments(problem, device)
-    normal_a, normal_b = (torch.randn(s, device=device) for s in _operand_shapes(problem))
+    normal_a, normal_b = (torch.randn(s, device=device) for s in shapes_with_k_last(problem))
     scales = signature.scales
     tensors = {}
     if scales is not None and scales.block is not None:
@@ -184,13 +185,6 @@ def poisoned(shape: tuple[int, ...], dtype: DType, device: str = "cuda") -> torc
     out = torch.empty(shape, dtype=torch_dtype(dtype), device=device)
     out.view(torch.uint8).fill_(0xFF)
     return out
-
-
-def _operand_shapes(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes in which A and B are made, k last in both; extents count values."""
-    batch = (problem.batch,) if problem.signature.op is Op.BMM else ()
-    groups = (problem.groups,) if problem.signature.op is Op.GROUPED_MM else ()
-    return (*batch, problem.m, problem.k), (*batch, *groups, problem.n, problem.k)
 
 
 def _encode(values: torch.Tensor, dtype: DType) -> torch.Tensor:

@@ -57,8 +57,8 @@ def make(path: Path) -> dict[str, Any]:
 
 
 def run(path: Path) -> dict[str, Any]:
-    # Loading any package, ours or stock, torch 2.11 crashes on an H200 unless CUDA is initialised
-    # and unless TVM-FFI was imported. It is not part of us: with NVGEMM_AOT=off all else stays out.
+    # Whatever the package, torch 2.11 crashes on an H200 unless CUDA is initialised and TVM-FFI was
+    # imported. nvgemm-aot has no part in it: with NVGEMM_AOT=off all else stays out.
     importlib.import_module("tvm_ffi")
     reference = Projections()
     model = torch._inductor.aoti_load_package(str(path))

@@ -62,7 +62,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 @pytest.fixture(scope="module")
 def uncovered() -> tuple[str, str]:
     """Type and layout of GEMMs that no installed wheel serves."""
-    reason = client.unavailable(device_facts("cuda", torch.cuda.current_device()))
+    reason = client.why_not_compiling(device_facts("cuda", torch.cuda.current_device()))
     if reason is not None:
         pytest.skip(reason)
     served = {kernel.signature.key for _, kernel in installed_kernels()}

@@ -45,7 +45,7 @@ def test_a_package_runs_bundled_kernels(package: Path) -> None:
     assert result == {"exact": [True, True, True], "aten_gemms": 0}
 
 
-def test_a_package_runs_on_aten_without_us(package: Path) -> None:
+def test_a_package_runs_on_aten_without_nvgemm_aot(package: Path) -> None:
     result, said = run("run", package, NVGEMM_AOT="off")
     assert result == {"exact": [True, True, True], "aten_gemms": 6}
     assert "nvgemm" not in said

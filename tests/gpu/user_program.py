@@ -77,8 +77,8 @@ def steps(args: argparse.Namespace, dtype: torch.dtype) -> Iterator[dict[str, An
     with torch.device(device):
         exact = GatedMlp(hidden, intermediate)
         model = GatedMlp(hidden, intermediate).to(dtype)
-    for theirs, ours in zip(exact.parameters(), model.parameters()):
-        theirs.data.copy_(ours.data)
+    for copied, original in zip(exact.parameters(), model.parameters()):
+        copied.data.copy_(original.data)
     compiled = torch.compile(model, mode=args.mode)
     for number in range(STEPS):
         x, grad = (torch.randn(args.tokens, hidden, device=device).to(dtype) for _ in range(2))

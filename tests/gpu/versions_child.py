@@ -60,15 +60,15 @@ def launch_all(kernels: list[Place], device: str) -> str:
 
 def provoke(foreign: list[Place], usable: list[Place], device: str) -> str:
     """Launch a kernel whose device code is for another architecture, with all checks passed by."""
-    ours = {kernel.signature: (bundle, kernel) for bundle, kernel in usable}
+    by_signature = {kernel.signature: (bundle, kernel) for bundle, kernel in usable}
     bundle, kernel = next(
         place
         for place in foreign
-        if place[1].signature in ours
+        if place[1].signature in by_signature
         and not extra_roles(place[1].signature)
         and not place[1].workspace_bytes
     )
-    right = ours[kernel.signature]
+    right = by_signature[kernel.signature]
     convention = parse_calling_convention(kernel.calling_convention)
     assert convention is not None
     require_libraries(bundle.header)

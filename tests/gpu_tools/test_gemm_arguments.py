@@ -44,11 +44,11 @@ def rows(*layouts: Layout, mark: pytest.MarkDecorator | None = None) -> list[pyt
 
 
 every_row = pytest.mark.parametrize("signatures", rows())
-every_value = pytest.mark.parametrize(
+usual_layout_quickly = pytest.mark.parametrize(
     "signatures",
     [*rows(Layout.TN), *rows(Layout.TT, Layout.NN, Layout.NT, mark=pytest.mark.slow)],
 )
-"""For tests of values: those of one layout by default, of the others among the slow tests."""
+"""Those of one layout by default, of the others among the slow tests."""
 
 
 def small(signature: Signature) -> Problem:
@@ -86,7 +86,7 @@ def test_arguments_pose_the_problem_they_were_made_for(
         assert asked[0].alignment_bytes >= 16
 
 
-@every_row
+@usual_layout_quickly
 def test_fake_tensors_are_made_alike(signatures: list[Signature]) -> None:
     with FakeTensorMode():
         for signature in signatures:
@@ -109,7 +109,7 @@ def assert_as_roles_say(arguments: Arguments) -> None:
     assert len(arguments.others) == len(roles(signature)) - 3
 
 
-@every_value
+@usual_layout_quickly
 def test_exact_results_fit_their_type(signatures: list[Signature]) -> None:
     """So that rounding in any direction gives the same, and no sum hides behind infinity."""
     for signature in signatures:
@@ -124,7 +124,7 @@ def test_exact_results_fit_their_type(signatures: list[Signature]) -> None:
         assert_exact(result.to(torch_dtype(signature.out)), arguments)
 
 
-@every_value
+@usual_layout_quickly
 def test_rounded_results_are_within_the_bound_and_wrong_ones_are_not(
     signatures: list[Signature],
 ) -> None:
@@ -225,7 +225,7 @@ def test_activations_are_torchs_own(epilogue: str, activation: object) -> None:
     torch.testing.assert_close(reference(arguments), activation(plain))
 
 
-@every_row
+@usual_layout_quickly
 def test_edges_are_problems_that_a_kernel_serves(signatures: list[Signature]) -> None:
     for signature in signatures:
         step_m, step_n, step_k = steps(signature, 16)

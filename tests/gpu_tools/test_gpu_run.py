@@ -149,6 +149,7 @@ def test_the_table_has_a_row_a_part_and_their_sum(script: ModuleType) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_hopper")
 def test_a_part_sees_its_wheels_and_a_failure_is_the_exit_status(
     script: ModuleType,

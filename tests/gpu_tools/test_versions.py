@@ -18,6 +18,7 @@ from nvgemm_aot.manifest.parse import load_manifest
 ANSWER = {"result": "exact", "device": "a GPU", "torch": "2.13.0"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "expected"),
     [("launches", "kernels exact"), ("failure", "TypeError: kernel ")],

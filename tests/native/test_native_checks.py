@@ -20,82 +20,42 @@ def _slice_of_columns(t: Tensors) -> Tensors:
 
 MM_REFUSALS: dict[str, tuple[Callable[[Tensors], tuple[Any, Any, Any]], type, str]] = {
     "rank of a": (lambda t: (t[0][0], *t[1:]), ValueError, "a has 1 dimensions, shape \\(8\\)"),
-    "rank of out": (
-        lambda t: (*t[:2], t[2][None]),
-        ValueError,
-        "out has 3 dim.*must have 2",
-    ),
+    "rank of out": (lambda t: (*t[:2], t[2][None]), ValueError, "out has 3 dim.*must have 2"),
     "dtype of a": (lambda t: (t[0].half(), *t[1:]), TypeError, "a is float16; must be float32"),
     "dtype of b": (lambda t: (t[0], t[1].int(), t[2]), TypeError, "b is int32; must be float32"),
     "dtype of out": (lambda t: (*t[:2], t[2].bfloat16()), TypeError, "out is bfloat16; must be"),
     "k": (lambda t: (t[0][:, :4], *t[1:]), ValueError, "shapes.*\\(8, 4\\), \\(8, 8\\) and"),
     "m": (lambda t: (*t[:2], t[2][:4]), ValueError, "shapes of a, b and out.*\\(m, k\\)"),
     "n": (lambda t: (*t[:2], t[2][:, :4]), ValueError, "shapes of a, b and out"),
-    "column-major a": (
-        lambda t: (t[0].t(), *t[1:]),
-        ValueError,
-        "a has stride 8 along dimension 1",
-    ),
+    "column-major a": (lambda t: (t[0].t(), *t[1:]), ValueError,
+        "a has stride 8 along dimension 1"),
     "every second column": (_slice_of_columns, ValueError, "a has stride 2 along dimension 1.*row"),
     "column-major out": (lambda t: (*t[:2], t[2].t()), ValueError, "out has stride 8.*must be 1"),
-    "odd contiguous extent": (
-        lambda t: (torch.randn(8, 6), torch.randn(6, 8), t[2]),
-        ValueError,
-        "a has 6 elements along dimension 1.*multiple of 4 \\(16 bytes\\)",
-    ),
-    "odd n": (
-        lambda t: (t[0], torch.randn(8, 6), torch.randn(8, 6)),
-        ValueError,
-        "out has 6 elements along dimension 1",
-    ),
-    "odd stride": (
-        lambda t: (torch.randn(8, 9)[:, :8], *t[1:]),
-        ValueError,
-        "a has stride 9 along dimension 0; must be a multiple of 4 elements \\(16 bytes\\)",
-    ),
-    "stride 0": (
-        lambda t: (torch.randn(1, 8).expand(8, 8), *t[1:]),
-        ValueError,
-        "a has stride 0 along dimension 0",
-    ),
-    "negative stride": (
-        lambda t: (foreign(torch.randn(64), (8, 8), (-8, 1)), *t[1:]),
-        ValueError,
-        "a has stride -8 along dimension 0",
-    ),
-    "wide stride": (
-        lambda t: (foreign(torch.randn(64), (8, 8), (2**31, 1)), *t[1:]),
-        ValueError,
-        "a has stride 2147483648 along dimension 0.*in 1..2147483647",
-    ),
-    "wide extent": (
-        lambda t: (foreign(torch.randn(64), (2**31, 8), (8, 1)), *t[1:]),
-        ValueError,
-        "a has shape \\(2147483648, 8\\); each extent must be in 0..2147483647",
-    ),
-    "negative extent": (
-        lambda t: (foreign(torch.randn(64), (-1, 8), (8, 1)), *t[1:]),
-        ValueError,
-        "a has shape \\(-1, 8\\)",
-    ),
-    "null": (
-        lambda t: (foreign(torch.empty(0), (8, 8), (8, 1)), *t[1:]),
-        ValueError,
-        "a begins at a null pointer",
-    ),
-    "rows that overlap": (
-        lambda t: (torch.randn(64).as_strided((8, 8), (4, 1)), *t[1:]),
-        ValueError,
-        "a has shape \\(8, 8\\) and strides \\(4, 1\\), so that elements share memory",
-    ),
-    "unaligned pointer": (
-        lambda t: (torch.randn(65)[1:].view(8, 8), *t[1:]),
-        ValueError,
-        "a begins 4 bytes behind an aligned address; must begin at a multiple of 16 bytes",
-    ),
+    "odd contiguous extent": (lambda t: (torch.randn(8, 6), torch.randn(6, 8), t[2]), ValueError,
+        "a has 6 elements along dimension 1.*multiple of 4 \\(16 bytes\\)"),
+    "odd n": (lambda t: (t[0], torch.randn(8, 6), torch.randn(8, 6)), ValueError,
+        "out has 6 elements along dimension 1"),
+    "odd stride": (lambda t: (torch.randn(8, 9)[:, :8], *t[1:]), ValueError,
+        "a has stride 9 along dimension 0; must be a multiple of 4 elements \\(16 bytes\\)"),
+    "stride 0": (lambda t: (torch.randn(1, 8).expand(8, 8), *t[1:]), ValueError,
+        "a has stride 0 along dimension 0"),
+    "negative stride": (lambda t: (foreign(torch.randn(64), (8, 8), (-8, 1)), *t[1:]), ValueError,
+        "a has stride -8 along dimension 0"),
+    "wide stride": (lambda t: (foreign(torch.randn(64), (8, 8), (2**31, 1)), *t[1:]), ValueError,
+        "a has stride 2147483648 along dimension 0.*in 1..2147483647"),
+    "wide extent": (lambda t: (foreign(torch.randn(64), (2**31, 8), (8, 1)), *t[1:]), ValueError,
+        "a has shape \\(2147483648, 8\\); each extent must be in 0..2147483647"),
+    "negative extent": (lambda t: (foreign(torch.randn(64), (-1, 8), (8, 1)), *t[1:]), ValueError,
+        "a has shape \\(-1, 8\\)"),
+    "null": (lambda t: (foreign(torch.empty(0), (8, 8), (8, 1)), *t[1:]), ValueError,
+        "a begins at a null pointer"),
+    "rows that overlap": (lambda t: (torch.randn(64).as_strided((8, 8), (4, 1)), *t[1:]),
+        ValueError, "a has shape \\(8, 8\\) and strides \\(4, 1\\), so that elements share memory"),
+    "unaligned pointer": (lambda t: (torch.randn(65)[1:].view(8, 8), *t[1:]), ValueError,
+        "a begins 4 bytes behind an aligned address; must begin at a multiple of 16 bytes"),
     "out is a": (lambda t: (t[2], t[1], t[2]), ValueError, "out overlaps a"),
     "out is b": (lambda t: (t[0], t[2], t[2]), ValueError, "out overlaps b: .* 256 bytes long"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("way", ["launch", "operator"])
@@ -115,20 +75,16 @@ BMM_REFUSALS: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     "batch of b": (lambda t: (t[0], t[1][:1], t[2]), "shapes.*\\(batch, m, k\\)"),
     "batch of out": (lambda t: (t[0], t[1], t[2][:1]), "shapes of a, b and out"),
     "b for all": (lambda t: (t[0], t[1][:1].expand(3, 8, 8), t[2]), "b has stride 0.*dimension 0"),
-    "odd batch stride": (
-        lambda t: (torch.randn(256).as_strided((3, 8, 8), (65, 8, 1)), t[1], t[2]),
-        "a has stride 65 along dimension 0",
-    ),
+    "odd batch stride": (lambda t: (torch.randn(256).as_strided((3, 8, 8), (65, 8, 1)), t[1], t[2]),
+        "a has stride 65 along dimension 0"),
     "matrices that overlap": (
         lambda t: (torch.randn(256).as_strided((3, 8, 8), (32, 8, 1)), t[1], t[2]),
-        "strides \\(32, 8, 1\\), so that elements share memory",
-    ),
+        "strides \\(32, 8, 1\\), so that elements share memory"),
     "rows between rows that overlap": (
         lambda t: (torch.randn(256).as_strided((3, 8, 8), (8, 20, 1)), t[1], t[2]),
-        "strides \\(8, 20, 1\\), so that elements share memory",
-    ),
+        "strides \\(8, 20, 1\\), so that elements share memory"),
     "out is a": (lambda t: (t[2], t[1], t[2]), "out overlaps a"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", BMM_REFUSALS)

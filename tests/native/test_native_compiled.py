@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,12 +13,6 @@ from cpu_kernels import Register, operands, signature
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import Op
 from nvgemm_runtime.launch import native
-
-
-@pytest.fixture
-def loader(lib: native.Native) -> Iterator[Callable[[Any], None]]:
-    yield lib.set_loader
-    lib.set_loader(None)
 
 
 def misaligned() -> tuple[torch.Tensor, ...]:

@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-import fake_driver
 from cpu_kernels import operands, signature
+from fake_driver import LEAVES_ANOTHER_DEVICE_CURRENT, FakeDriver
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.launch import native
 
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_driver.build(tmp_path_factory.mktemp("driver"))
-
-
 CUDA = """
-import ctypes, os, torch, tvm_ffi
+import ctypes, functools, os, torch, tvm_ffi
 import cpu_kernels, fake_driver
 from pathlib import Path
 from nvgemm_runtime.launch import native
 from nvgemm_runtime.gemm.target import Target
 lib = native.load()
 driver = ctypes.CDLL("libcuda.so.1", ctypes.RTLD_GLOBAL)
-def register(behaviour="", arch="sm_90a"):
+@functools.cache
+def load(behaviour):
     directory = Path(os.environ["LD_LIBRARY_PATH"])
-    kernel = cpu_kernels.load(cpu_kernels.signature(), directory, behaviour)
-    return lib.register_kernel(id=kernel.id, function_address=kernel.address,
+    return cpu_kernels.load(cpu_kernels.signature(), directory, behaviour)
+def register(behaviour="", arch="sm_90a", mark=""):
+    kernel = load(behaviour)
+    return lib.register_kernel(id=kernel.id + mark, function_address=kernel.address,
         signature=cpu_kernels.signature(), alignment_bytes=16, target=Target(arch=arch))
 def on(tensor, device=0):
     return tvm_ffi.from_dlpack(fake_driver.OnDevice(tensor, device))
@@ -38,9 +33,9 @@ def launch(handle, device=0):
 """
 
 
-def test_cuda_makes_the_device_current_and_restores_the_one_before(driver: Path) -> None:
+def test_cuda_makes_the_device_current_and_restores_the_one_before(driver: FakeDriver) -> None:
     script = f"""{CUDA}
-handle = register({fake_driver.LEAVES_ANOTHER_DEVICE_CURRENT!r})
+handle = register({LEAVES_ANOTHER_DEVICE_CURRENT!r})
 current = ctypes.c_void_p()
 for before in (None, 0x1000, 0x1001):
     driver.cuCtxSetCurrent(ctypes.c_void_p(before))
@@ -51,10 +46,10 @@ for before in (None, 0x1000, 0x1001):
         assert current.value == before, (current.value, before)
         torch.testing.assert_close(out, a @ b)
 """
-    fake_driver.run(driver, script)
+    driver.run(script)
 
 
-def test_cuda_fills_with_zeros_on_the_current_stream(driver: Path) -> None:
+def test_cuda_fills_with_zeros_on_the_current_stream(driver: FakeDriver) -> None:
     script = f"""{CUDA}
 empty_a, empty_b, buffer = torch.empty(8, 0), torch.empty(0, 8), torch.ones(8, 16)
 with tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:0"), 0x77):
@@ -63,17 +58,17 @@ assert (buffer[:, 4:12] == 0).all() and buffer.sum() == 64
 print(ctypes.c_int.in_dll(driver, "memsets").value,
       ctypes.c_void_p.in_dll(driver, "last_stream").value)
 """
-    assert fake_driver.run(driver, script).split() == ["1", str(0x77)]
+    assert driver.run(script).split() == ["1", str(0x77)]
 
 
-def test_cuda_runs_only_on_architectures_of_the_target(driver: Path) -> None:
+def test_cuda_runs_only_on_architectures_of_the_target(driver: FakeDriver) -> None:
     archs = ("sm_80", "sm_86", "sm_90a", "sm_100a", "sm_100f", "sm_103f", "sm_120f")
     capabilities = (80, 89, 90, 100, 103, 120, 121)
     script = f"""{CUDA}
 for capability in {capabilities}:
     os.environ["FAKE_CAPABILITY"] = str(capability)
     for arch in {archs}:
-        handle = register(f"/* {{arch}} on {{capability}} */", arch)
+        handle = register("", arch, f"{{arch}} on {{capability}}")
         for _ in range(2):  # a refusal is not forgotten
             try:
                 launch(handle)
@@ -82,7 +77,7 @@ for capability in {capabilities}:
                 message = str(error)
         print(message)
 """
-    printed = iter(fake_driver.run(driver, script).split("\n"))
+    printed = iter(driver.run(script).split("\n"))
     for capability in capabilities:
         for arch in archs:
             major, minor = divmod(capability, 10)
@@ -92,7 +87,7 @@ for capability in {capabilities}:
             assert message == "" or said in message
 
 
-def test_cuda_reports_what_the_driver_says(driver: Path) -> None:
+def test_cuda_reports_what_the_driver_says(driver: FakeDriver) -> None:
     script = f"""{CUDA}
 from nvgemm_runtime.errors import DriverError
 for device in (2, 64):
@@ -101,13 +96,13 @@ for device in (2, 64):
     except DriverError as error:
         print(error)
 """
-    assert fake_driver.run(driver, script).splitlines() == [
+    assert driver.run(script).splitlines() == [
         "cuDeviceGet failed: CUDA_ERROR_INVALID_DEVICE (101)",
         "tensors are on cuda:64; must be in 0..63",
     ]
 
 
-def test_cuda_refuses_operands_on_two_devices(driver: Path) -> None:
+def test_cuda_refuses_operands_on_two_devices(driver: FakeDriver) -> None:
     script = f"""{CUDA}
 for operands in ((on(a), on(b, 1), on(out)), (on(a), on(b), out)):
     try:
@@ -115,12 +110,12 @@ for operands in ((on(a), on(b, 1), on(out)), (on(a), on(b), out)):
     except ValueError as error:
         print(error)
 """
-    first, second = fake_driver.run(driver, script).splitlines()
+    first, second = driver.run(script).splitlines()
     assert first.endswith("b is on cuda:1 and a on cuda:0; all must be on one device")
     assert second.endswith("out is on cpu; the kernel runs on cuda")
 
 
-def test_cuda_is_refused_in_a_child_of_a_process_that_used_it(driver: Path) -> None:
+def test_cuda_is_refused_in_a_child_of_a_process_that_used_it(driver: FakeDriver) -> None:
     script = f"""{CUDA}
 handle = register()
 def child():
@@ -137,13 +132,13 @@ launch(handle)
 child()
 launch(handle)
 """
-    first, second = fake_driver.run(driver, script).splitlines()
+    first, second = driver.run(script).splitlines()
     assert first == "runs"
     assert "was forked from one that had launched on CUDA" in second
 
 
 def test_cuda_says_why_it_cannot_start_in_a_child_of_a_process_that_used_it_by_others(
-    driver: Path,
+    driver: FakeDriver,
 ) -> None:
     script = f"""{CUDA}
 from nvgemm_runtime.errors import DriverError
@@ -155,7 +150,7 @@ except DriverError as error:
 os.environ["FAKE_INIT"] = "0"
 launch(register())  # a failure is not for ever
 """
-    (said,) = fake_driver.run(driver, script).splitlines()
+    (said,) = driver.run(script).splitlines()
     assert "cuInit failed: CUDA_ERROR_NOT_INITIALIZED (3)" in said
     assert "forked from one that had used CUDA; start it with the 'spawn' start method" in said
 
@@ -180,7 +175,7 @@ FAILS = """
 
 @pytest.mark.parametrize("keeps_lock", [True, False])
 def test_after_a_failed_load_nothing_is_loaded_by_a_library_that_keeps_its_lock(
-    driver: Path, keeps_lock: bool
+    driver: FakeDriver, keeps_lock: bool
 ) -> None:
     """As libcute_dsl_runtime.so 4.7.1 does, with which the last launch hung on an H200."""
     script = f"""{CUDA}
@@ -203,7 +198,7 @@ for handle in (other, failing):
     except DriverError as error:
         print(error)
 """
-    first, *others = fake_driver.run(driver, script).splitlines()
+    first, *others = driver.run(script).splitlines()
     assert "no kernel image is available" in first
     assert len(others) == 2 * keeps_lock
     for other in others:
@@ -214,7 +209,7 @@ for handle in (other, failing):
 REFUSES = 'return raise("ValueError", "not these");'
 
 
-def test_operands_that_a_kernel_refuses_do_not_stop_loading(driver: Path) -> None:
+def test_operands_that_a_kernel_refuses_do_not_stop_loading(driver: FakeDriver) -> None:
     script = f"""{CUDA}
 lib.set_library_keeps_lock(True)
 try:
@@ -224,4 +219,4 @@ except ValueError as error:
 launch(register())
 torch.testing.assert_close(out, a @ b)
 """
-    assert "not these" in fake_driver.run(driver, script)
+    assert "not these" in driver.run(script)

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from edges import problem_of
 
-import fake_driver
 from cpu_kernels import signature
+from fake_driver import FakeDriver
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.storage.cache import Cache
@@ -65,12 +65,7 @@ def say(kernel, function, *arguments):
 
 
 @pytest.fixture(scope="module")
-def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_driver.build(tmp_path_factory.mktemp("driver"))
-
-
-@pytest.fixture(scope="module")
-def bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def every_convention(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A kernel of each signature for sm_100f, from the whole pipeline."""
     declared = tuple(
         Declared(problem=problem_of(served, 128, 256, 512), candidates=1)
@@ -87,16 +82,26 @@ def bundle(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Pat
     return built.path
 
 
-def run(driver: Path, bundle: Path, script: str) -> dict[str, str]:
+@pytest.fixture(params=["plain", pytest.param("every convention", marks=pytest.mark.slow)])
+def bundle(request: pytest.FixtureRequest, real_bundles: dict[str, Path]) -> Path:
+    """Kernels for sm_100f: of two plain signatures always, of all among the slow tests."""
+    if request.param == "plain":
+        return real_bundles["sm_100f"]
+    path: Path = request.getfixturevalue("every_convention")
+    return path
+
+
+def run(driver: FakeDriver, bundle: Path, script: str) -> dict[str, str]:
     """What a script says of each signature's kernel."""
-    printed = fake_driver.run(driver, PRELUDE + script, str(bundle), capability=100)
+    printed = driver.run(PRELUDE + script, str(bundle), capability=100)
     said = dict(line.split("|") for line in printed.splitlines())
-    assert set(said) == {served.key for served in SIGNATURES}
+    with Bundle(bundle) as opened:
+        assert set(said) == {kernel.signature.key for kernel in opened.header.kernels}
     return said
 
 
 @pytest.mark.parametrize("m", [128, 8])
-def test_launchers_take_what_they_are_given(driver: Path, bundle: Path, m: int) -> None:
+def test_launchers_take_what_they_are_given(driver: FakeDriver, bundle: Path, m: int) -> None:
     said = run(driver, bundle, f"""
 for kernel in bundle.header.kernels:
     say(kernel, library.load(bundle, kernel).launch, *tensors(kernel.signature, {m}))
@@ -106,7 +111,7 @@ for kernel in bundle.header.kernels:
 
 
 def test_row_wise_scales_may_be_of_any_number_of_rows_and_one_scale_anywhere(
-    driver: Path, bundle: Path
+    driver: FakeDriver, bundle: Path
 ) -> None:
     said = run(driver, bundle, """
 for kernel in bundle.header.kernels:
@@ -124,7 +129,7 @@ for kernel in bundle.header.kernels:
         assert REACHES_CUDA in message, (key, message)
 
 
-def test_launchers_notice_another_order(driver: Path, bundle: Path) -> None:
+def test_launchers_notice_another_order(driver: FakeDriver, bundle: Path) -> None:
     """That the calls above get further is a finding: what is in the wrong place is refused."""
     said = run(driver, bundle, """
 for kernel in bundle.header.kernels:
@@ -141,8 +146,9 @@ for kernel in bundle.header.kernels:
         assert "Mismatched" in message or "Invalid" in message, (key, message)
 
 
-def test_every_convention_is_among_them(bundle: Path) -> None:
-    with Bundle(bundle) as opened:
+@pytest.mark.slow
+def test_every_convention_is_among_them(every_convention: Path) -> None:
+    with Bundle(every_convention) as opened:
         conventions = {kernel.calling_convention for kernel in opened.header.kernels}
     assert conventions == {
         "tvm_ffi:gemm(a,b,out,stream)",

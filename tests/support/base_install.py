@@ -45,11 +45,7 @@ def base_distributions() -> set[str]:
 
 
 class BaseInstall:
-    """The environment.
-
-    Args:
-        directory: Where to make it; must not exist.
-    """
+    """The environment."""
 
     def __init__(self, directory: Path) -> None:
         venv.create(directory, symlinks=True)

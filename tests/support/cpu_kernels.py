@@ -172,10 +172,11 @@ def load(
     text = source(served, behaviour, workspace_bytes=workspace_bytes)
     name = hashlib.sha256(text.encode()).hexdigest()
     path = directory / f"{name}.so"
-    (directory / f"{name}.c").write_text(text)
-    command = [*compiler(), "-std=c99", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
-    command += ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unused-variable"]
-    subprocess.run([*command, "-o", path, path.with_suffix(".c")], check=True)
+    if not path.exists():
+        path.with_suffix(".c").write_text(text)
+        command = [*compiler(), "-std=c99", "-O1", "-shared", "-fPIC", "-fvisibility=hidden"]
+        command += ["-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-Wno-unused-variable"]
+        subprocess.run([*command, "-o", path, path.with_suffix(".c")], check=True)
     import tvm_ffi
     from tvm_ffi.libinfo import find_libtvm_ffi
 

@@ -6,15 +6,18 @@ what the launcher asks the driver for exists; nothing of NVIDIA's compiler or ru
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
 import tvm_ffi
 
+from forked_scripts import ForkedScripts, forked_scripts
 from nvgemm_aot.build.linker import compiler
 
 _SOURCE = r"""
@@ -61,31 +64,41 @@ LEAVES_ANOTHER_DEVICE_CURRENT = """
 """A kernel's behaviour, as NVIDIA/cutlass#2808 has it."""
 
 
-def build(directory: Path) -> Path:
-    """Compile the driver and return the directory to put on LD_LIBRARY_PATH."""
+_IMPORTS = """
+import torch, tvm_ffi
+import cpu_kernels, fake_driver, gemm_arguments
+from nvgemm_runtime.launch import loader, native
+torch.testing.assert_close(torch.ones(1), torch.ones(1))
+"""
+
+
+class FakeDriver:
+    """Runs scripts in processes that find this driver, each in a fork of one; see `fake_driver`."""
+
+    def __init__(self, directory: Path, scripts: ForkedScripts) -> None:
+        self._directory = directory
+        self._scripts = scripts
+
+    def run(self, script: str, *arguments: str, capability: int = 90) -> str:
+        """Run a Python script; returns what it printed."""
+        environment = _environment(self._directory) | {"FAKE_CAPABILITY": str(capability)}
+        result = self._scripts.run(script, *arguments, environment=environment)
+        assert result.returncode == 0, result.stderr
+        return result.stdout
+
+
+@contextlib.contextmanager
+def fake_driver(directory: Path) -> Iterator[FakeDriver]:
+    """Compile the driver into a directory, and run scripts with it."""
     (directory / "driver.c").write_text(_SOURCE)
     command = [*compiler(), "-shared", "-fPIC", "-o", directory / "libcuda.so.1"]
     subprocess.run([*command, directory / "driver.c"], check=True)
-    return directory
+    with forked_scripts(_IMPORTS, environment=_environment(directory)) as scripts:
+        yield FakeDriver(directory, scripts)
 
 
-def run(directory: Path, script: str, *arguments: str, capability: int = 90) -> str:
-    """Run a Python script in a process that finds this driver; returns what it printed."""
-    environment = dict(
-        os.environ,
-        LD_LIBRARY_PATH=str(directory),
-        FAKE_CAPABILITY=str(capability),
-        PYTHONPATH=os.pathsep.join(sys.path),
-    )
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", script, *arguments],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout
+def _environment(directory: Path) -> dict[str, str]:
+    return dict(os.environ, LD_LIBRARY_PATH=str(directory), PYTHONPATH=os.pathsep.join(sys.path))
 
 
 class _Tensor(ctypes.Structure):

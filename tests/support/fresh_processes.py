@@ -56,7 +56,7 @@ print(json.dumps({{
     "launched": open(os.environ["TEST_RECORD"]).read().split(),
 }}))
 """
-"""A user's program: it names nothing of ours. What is said of a test's own comes by variables."""
+"""A user's program, which does not name nvgemm-aot. What a test adds comes by variables."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Ran:
         right: Whether each of the model's calls gave the right results.
         hits: Graphs that were found in torch's cache.
         misses: Graphs that were not.
-        at_import: Modules of ours and of Inductor that ``import torch`` had imported.
+        at_import: Modules of nvgemm-aot and of Inductor that ``import torch`` had imported.
         opened_at_import: Bundles that it had opened.
         at_end: Such modules at the end.
         launched: Operators of bundled kernels that the last call of the model launched.
@@ -89,11 +89,7 @@ class Ran:
 
 
 class Home:
-    """What several processes share: torch's compile caches, and no more.
-
-    Args:
-        directory: An empty directory, or one that there is not yet.
-    """
+    """What several processes share: torch's compile caches, and no more."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
@@ -151,5 +147,5 @@ class Home:
         return Ran(said=done.stderr, **answer)
 
     def modules(self) -> list[Path]:
-        """The generated modules that call kernels of ours, in the cache."""
+        """The generated modules that call bundled kernels, in the cache."""
         return [path for path in self.caches.rglob("*.py") if "nvgemm_aot_gemm" in path.read_text()]

@@ -22,7 +22,7 @@ import torch
 from recording_kernels import Record
 
 HEADER = "from nvgemm_runtime.launch.compiled import gemm as nvgemm_aot_gemm"
-"""The line of a generated module by which it finds our kernels again."""
+"""The line of a generated module by which it finds bundled kernels again."""
 
 
 ATEN_GEMMS = (
@@ -57,7 +57,7 @@ class InductorSession:
 
     def use(self, *places: Path) -> None:
         """Make this process find these bundles and no others, as if it had just started."""
-        # It has our modules imported, which come in the wrong order without.
+        # It has the plug-in imported, which comes in the wrong order without.
         importlib.import_module("torch._inductor.select_algorithm")
 
         from nvgemm_runtime.inductor import cache_key, choices

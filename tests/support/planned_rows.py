@@ -96,7 +96,18 @@ CASES = [
     )
 ]
 
-every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+every_case = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(
+            case,
+            id=case.id,
+            marks=() if case.name in (*ROWS, "quickstart") else pytest.mark.slow,
+        )
+        for case in CASES
+    ],
+)
+"""Of the shipped manifests, the slow tests alone look at the large ones."""
 
 
 def kind(one: Signature) -> tuple[object, ...]:

@@ -18,14 +18,7 @@ STEP = 32
 def product(
     a: torch.Tensor, b: torch.Tensor, bits: int = HOPPER_FP8_BITS, step: int = STEP
 ) -> torch.Tensor:
-    """``a @ b`` as such a tensor core sums it, in fp64.
-
-    Args:
-        a: Of shape [..., m, k].
-        b: Of shape [..., k, n].
-        bits: That are kept behind the leading one.
-        step: Products that are added at once.
-    """
+    """``a @ b`` as such a tensor core sums it, in fp64."""
     a, b = a.double(), b.double()
     total = torch.zeros((*a.shape[:-1], b.shape[-1], 1), dtype=torch.float64)
     for first in range(0, a.shape[-1], step):

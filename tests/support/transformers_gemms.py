@@ -27,14 +27,7 @@ def record_fake(config: dict[str, Any], tokens: int) -> GemmCalls:
 
 
 def record_loop(config: dict[str, Any], tokens: int, *, evenly: bool) -> GemmCalls:
-    """What a small model calls in bf16 on the CPU, its experts one after the other.
-
-    Args:
-        config: As of a config.json.
-        tokens: Tokens of the forward pass.
-        evenly: Whether routers send each expert equally many tokens, whatever they score.
-
-    """
+    """What a small model calls in bf16 on the CPU, its experts one after the other."""
     return _record(config, tokens, evenly=evenly)
 
 

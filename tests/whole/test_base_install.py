@@ -36,6 +36,7 @@ class Case:
         fails: The error, if any, whose exit code it ends with.
         says: What is found on standard error.
         writes: A file, of the working directory, that is there afterwards.
+        is_slow: Whether only the slow tests run it.
     """
 
     arguments: tuple[str, ...] = ()
@@ -43,6 +44,7 @@ class Case:
     fails: type[NvgemmError] | None = None
     says: str = ""
     writes: str | None = None
+    is_slow: bool = False
 
 
 NEEDS_BUILDER = {"fails": ToolchainError, "says": f"run: {BUILD_COMMAND}"}
@@ -75,12 +77,17 @@ CASES: dict[str, list[Case]] = {
             arguments=("--fake", "{python}", "-c", CALLS_A_GEMM),
             says="1 GEMM met",
             writes="recorded.yaml",
+            is_slow=True,
         ),
     ],
     "coverage": [
         Case(arguments=("mine.yaml", "{bundle}", "--fail-under", "100"), prints="100.0 %"),
-        Case(arguments=("mine.yaml", "{bundle}", "--html", "page.html"), writes="page.html"),
-        Case(arguments=("quickstart",), prints="no bundle is installed"),
+        Case(
+            arguments=("mine.yaml", "{bundle}", "--html", "page.html"),
+            writes="page.html",
+            is_slow=True,
+        ),
+        Case(arguments=("quickstart",), prints="no bundle is installed", is_slow=True),
     ],
     "tune": [Case(arguments=("{bundle}", "-o", "tuned.nvgemm"), fails=TuningError, says="GPU")],
     "schema": [Case(prints='"title": "nvgemm-aot manifest"')],
@@ -138,7 +145,12 @@ def test_every_command_has_a_case_here() -> None:
 @pytest.mark.parametrize(
     ("command", "case"),
     [
-        pytest.param(command, case, id=f"{command} {' '.join(case.arguments)}".replace(" ", "-"))
+        pytest.param(
+            command,
+            case,
+            id=f"{command} {' '.join(case.arguments)}".replace(" ", "-"),
+            marks=pytest.mark.slow if case.is_slow else (),
+        )
         for command, cases in CASES.items()
         for case in cases
     ],
@@ -166,7 +178,7 @@ def test_commands_of_a_base_install(
     assert case.prints in done.stdout
     assert case.says in done.stderr
     assert "Traceback" not in done.stderr
-    if command != "record":  # torch may warn the user's program, which is no business of ours
+    if command != "record":  # torch may warn the user's program
         assert "Warning" not in done.stderr
     if case.writes:
         assert (tmp_path / case.writes).stat().st_size
@@ -229,8 +241,8 @@ def test_compiling_at_run_time_says_what_is_missing(
     program = (
         f"import sys; sys.path.append({str(SUPPORT)!r})\n"
         "from synthetic_facts import H200\n"
-        "from nvgemm_runtime.jit.client import unavailable\n"
-        "print(unavailable(H200))"
+        "from nvgemm_runtime.jit.client import why_not_compiling\n"
+        "print(why_not_compiling(H200))"
     )
     done = base.run_program(program, cwd=tmp_path, environment=environment)
     assert done.stdout.startswith("the builder side is not installed: no ")

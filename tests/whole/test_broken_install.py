@@ -1,4 +1,4 @@
-"""Installations of which files are missing or damaged: torch goes on, with one warning of ours."""
+"""Installations of which files are missing or damaged: torch goes on, with one warning."""
 
 from __future__ import annotations
 
@@ -64,14 +64,16 @@ class Damage:
 
 DAMAGES = [
     *(
-        Damage(file=file, way=way, compiles=way is empty, is_slow=way in (remove, garble))
+        Damage(file=file, way=way, compiles=way is empty, is_slow=True)
         for file in ("inductor/autoload.py", "__init__.py")
-        for way in (remove, empty, garble, panic)
+        for way in (remove, empty, garble)
     ),
-    Damage(file="inductor/__init__.py", way=garble),
+    Damage(file="inductor/autoload.py", way=panic, is_slow=True),
+    Damage(file="__init__.py", way=panic),
+    Damage(file="inductor/__init__.py", way=garble, is_slow=True),
     Damage(file="inductor/__init__.py", way=panic, is_slow=True),
     # Nothing of it is needed.
-    Damage(file="inductor/__init__.py", way=remove, says=None),
+    Damage(file="inductor/__init__.py", way=remove, says=None, is_slow=True),
     Damage(file="inductor/__init__.py", way=empty, says=None, is_slow=True),
     Damage(file="settings.py", way=garble, says="SyntaxError", is_slow=True),
     Damage(file="gemm/problem.py", way=cut, says="problem", compiles=True),
@@ -83,8 +85,8 @@ from importlib.machinery import PathFinder
 
 class Only:
     def find_spec(self, name, path=None, target=None):
-        ours = name in ("nvgemm_runtime", "nvgemm_aot_autoload")
-        return PathFinder.find_spec(name, [{site!r}]) if ours else None
+        is_runtime = name in ("nvgemm_runtime", "nvgemm_aot_autoload")
+        return PathFinder.find_spec(name, [{site!r}]) if is_runtime else None
 
 sys.meta_path.insert(0, Only())
 """
@@ -142,6 +144,7 @@ def test_what_is_broken_is_said_once(ran: Callable[[Damage], Ran], damage: Damag
     assert run.count("Traceback") == 0, run.said
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_cut_off_leaves_gemms_to_aten(
     recording_bundle: BuiltBundle, tmp_path: Path
 ) -> None:

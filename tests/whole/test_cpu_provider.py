@@ -103,12 +103,6 @@ def test_verify_finds_gpu_kernels_in_a_cpu_bundle(
     }
 
 
-def test_payloads_need_no_library_for_device_code(cpu_bundle: BuiltBundle) -> None:
-    with Bundle(cpu_bundle.path) as bundle:
-        for kernel in bundle.header.kernels:
-            assert b"libcute_dsl_runtime" not in bundle.payload(kernel)
-
-
 def test_the_wheel_is_for_the_platform(cpu_bundle: BuiltBundle, tmp_path: Path) -> None:
     wheel = write_wheel([cpu_bundle.path], name="cpu", version="1.0", out_dir=tmp_path)
     assert wheel.name == "nvgemm_kernels_cpu-1.0-py3-none-manylinux_2_28_x86_64.whl"
@@ -155,12 +149,3 @@ def test_verify_knows_every_way_in_which_kernels_are_called(
     for bundle in (fused_bundle, with_workspace):
         report = verify_bundle(bundle.path)
         assert report.ok, report.findings
-
-
-def test_builds_kernels_with_a_workspace(tmp_path: Path, kernel_cache: Cache) -> None:
-    built = cpu_provider.build_bundle(
-        [problem()], tmp_path, kernel_cache, provider=cpu_provider.WithWorkspace()
-    )
-    assert {
-        (kernel.calling_convention, kernel.workspace_bytes) for kernel in built.header.kernels
-    } == {("tvm_ffi:gemm(a,b,out,workspace,stream)", 4096)}

@@ -5,26 +5,32 @@ from __future__ import annotations
 import ast
 import importlib
 import pkgutil
-import subprocess
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 
 import pytest
 
 import nvgemm_aot
 import nvgemm_runtime
+from forked_scripts import ForkedScripts, forked_scripts
 from repository import ROOT
 
 HEAVY = ("torch", "cutlass", "nvMatmulHeuristics", "pydantic", "cuda", "tvm_ffi")
 
 
-def modules_after(statement: str) -> set[str]:
-    """Top-level packages that a fresh process has imported after ``statement``."""
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[ForkedScripts]:
+    """Processes that have imported next to nothing, and warn as usual."""
+    with forked_scripts("", python=[sys.executable]) as scripts:
+        yield scripts
+
+
+def modules_after(scripts: ForkedScripts, statement: str) -> set[str]:
+    """Top-level packages that a new process has imported after ``statement``."""
     script = f"{statement}\nimport sys\nprint(*sorted({{m.split('.')[0] for m in sys.modules}}))"
-    result = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert not result.stderr, "importing is silent"
+    result = scripts.run(script)
+    assert (result.returncode, result.stderr) == (0, ""), "importing is silent"
     return set(result.stdout.split())
 
 
@@ -39,8 +45,10 @@ def modules_of(package: ModuleType) -> list[str]:
 @pytest.mark.parametrize(
     "module", [name for name in modules_of(nvgemm_runtime) if ".inductor" not in name]
 )
-def test_runtime_modules_import_neither_builder_nor_compiler(module: str) -> None:
-    assert not modules_after(f"import {module}") & {*HEAVY, "nvgemm_aot"}
+def test_runtime_modules_import_neither_builder_nor_compiler(
+    scripts: ForkedScripts, module: str
+) -> None:
+    assert not modules_after(scripts, f"import {module}") & {*HEAVY, "nvgemm_aot"}
 
 
 @pytest.mark.parametrize("package", [nvgemm_aot, nvgemm_runtime], ids=lambda one: one.__name__)
@@ -72,8 +80,9 @@ def test_the_plug_in_alone_imports_inductor() -> None:
     assert importing == {True}
 
 
-def test_the_command_starts_without_the_compiler() -> None:
-    assert not modules_after("import nvgemm_aot.cli.main") & {*HEAVY, "yaml", "packaging", "wheel"}
+def test_the_command_starts_without_the_compiler(scripts: ForkedScripts) -> None:
+    imported = modules_after(scripts, "import nvgemm_aot.cli.main")
+    assert not imported & {*HEAVY, "yaml", "packaging", "wheel"}
 
 
 def test_errors_import_nothing_of_the_package() -> None:

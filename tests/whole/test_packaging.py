@@ -22,6 +22,8 @@ from nvgemm_aot.bundle.wheel import write_wheel
 from repository import ROOT
 from synthetic_bundles import write_synthetic_bundle
 
+pytestmark = pytest.mark.slow  # builds the project's wheel; a base install is looked at always
+
 REPOSITORY = ROOT
 
 COMMAND_DEPENDENCIES = ("click", "zstandard", "pyelftools")
@@ -154,7 +156,6 @@ def expected_listing(*distributions: str) -> list[str]:
     return [f"{name} 1.0 {target}" for name in distributions for target in targets]
 
 
-@pytest.mark.slow
 def test_project_wheel_holds_the_data_that_commands_need(project_wheel: Path) -> None:
     assert "-py3-none-linux_" in project_wheel.name, "one wheel serves every Python"
     with ZipFile(project_wheel) as archive:

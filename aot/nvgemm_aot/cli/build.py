@@ -23,6 +23,7 @@ from .printing import (
     report_progress,
     size_text,
     table,
+    us_text,
 )
 
 if TYPE_CHECKING:
@@ -123,11 +124,7 @@ def open_rejection_log(path: Path | None) -> Iterator[RejectionSink | None]:
         raise StorageError(f"{path}: cannot write: {error.strerror}") from error
 
     def write(problem: Problem, rejection: Rejection) -> None:
-        line = {
-            "problem": problem.key,
-            "operator": rejection.operator,
-            "reason": rejection.reason,
-        }
+        line = {"problem": problem.key, "operator": rejection.operator, "reason": rejection.reason}
         try:
             file.write(json.dumps(line) + "\n")
         except OSError as error:
@@ -187,11 +184,7 @@ def plan_text(document: Document) -> str:
     built = [target for target in document["targets"] if target["problems"]]
     for target in built:
         rows = [
-            [
-                p["problem"],
-                len(p["kernels"]),
-                "-" if p["kernels"][0]["time_ns"] is None else p["kernels"][0]["time_ns"] / 1e3,
-            ]
+            [p["problem"], len(p["kernels"]), us_text(p["kernels"][0]["time_ns"])]
             for p in target["problems"]
         ]
         parts.append(
@@ -207,8 +200,8 @@ def plan_text(document: Document) -> str:
     parts.append(
         f"about {document['estimated_seconds']} s of compiling in {document['jobs']} processes"
     )
-    parts += ["\n".join(lines) for lines in [_unserved_lines(document)] if lines]
-    return "\n\n".join(parts)
+    unserved = _unserved_lines(document)
+    return "\n\n".join([*parts, "\n".join(unserved)] if unserved else parts)
 
 
 _LISTED_PROBLEMS = 8

@@ -14,12 +14,7 @@ from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.encode import measured_json, unserved_json
 from nvgemm_runtime.bundle.format import Kernel, RankingSource
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import (
-    BundleFormatError,
-    NvgemmError,
-    StorageError,
-    VerificationError,
-)
+from nvgemm_runtime.errors import BundleFormatError, NvgemmError, StorageError, VerificationError
 
 from .options import ANY_PATH, json_option, out_directory_option
 from .printing import (
@@ -29,6 +24,7 @@ from .printing import (
     report_progress,
     size_text,
     table,
+    us_text,
 )
 
 if TYPE_CHECKING:
@@ -111,9 +107,9 @@ def verify(
 @json_option
 def list_(as_json: bool) -> None:
     """Show the bundles of installed wheels."""
-    from nvgemm_runtime.installed.discover import installed_bundles
+    from nvgemm_runtime.installed.discover import find_wheel_bundles
 
-    print_result(installed_document(installed_bundles()), installed_text, as_json=as_json)
+    print_result(installed_document(find_wheel_bundles()), installed_text, as_json=as_json)
 
 
 def bundle_document(bundle: Bundle) -> Document:
@@ -128,7 +124,7 @@ def bundle_document(bundle: Bundle) -> Document:
         "generator": header.generator,
         "build_key": header.build_key,
         "toolchain": header.toolchain,
-        "imports": _list_or_none(header.imports),
+        "imports": header.imports,
         "dictionary_bytes": header.dictionary.span.stored_bytes if header.dictionary else 0,
         "kernels": [_kernel_document(kernel) for kernel in header.kernels],
         "problems": [
@@ -147,12 +143,7 @@ def bundle_document(bundle: Bundle) -> Document:
         ],
         "unserved": unserved_json(header.unserved),
         "unknown_kernels": [
-            {
-                "id": kernel.id,
-                "signature": kernel.signature,
-                "operator": kernel.operator,
-                "why": kernel.why,
-            }
+            {name: value for name, value in vars(kernel).items() if name != "span"}
             for kernel in header.unknown_kernels
         ],
         "unknown_problems": [asdict(ranking) for ranking in header.unknown_rankings],
@@ -173,32 +164,19 @@ def _source_text(source: RankingSource) -> str:
 
 
 def _kernel_document(kernel: Kernel) -> Document:
-    design = kernel.design
     return {
         "id": kernel.id,
         "signature": kernel.signature.key,
         "provider": kernel.provider,
         "operator": kernel.operator,
-        "tile": list(design.tile),
-        "ctas_per_tile": design.ctas_per_tile,
-        "cluster": list(design.cluster),
-        "fallback_cluster": design.fallback_cluster and list(design.fallback_cluster),
-        "scheduler": design.scheduler,
-        "cluster_limits": [
-            {"cluster_size": c.cluster_size, "max_active": c.max_active, "basis": c.basis}
-            for c in design.cluster_limits
-        ],
+        **asdict(kernel.design),
         "alignment_bytes": kernel.alignment_bytes,
         "workspace_bytes": kernel.workspace_bytes,
         "calling_convention": kernel.calling_convention,
-        "imports": _list_or_none(kernel.imports),
+        "imports": kernel.imports,
         "stored_bytes": kernel.span.stored_bytes,
         "payload_bytes": kernel.span.content_bytes,
     }
-
-
-def _list_or_none(names: Sequence[str] | None) -> list[str] | None:
-    return None if names is None else list(names)
 
 
 def _imports_text(document: Document) -> str:
@@ -248,15 +226,11 @@ def bundle_text(document: Document) -> str:
     unserved = [
         [one["problem"], one.get("scope", "-"), one["reason"]] for one in document["unserved"]
     ]
+    again = {True: "yes", False: "no"}
     missing = [
-        [
-            problem["problem"],
-            failure["operator"],
-            "yes" if failure["is_transient"] else "no",
-            failure["reason"],
-        ]
-        for problem in document["problems"]
-        for failure in problem["missing"]
+        [one["problem"], failure["operator"], again[failure["is_transient"]], failure["reason"]]
+        for one in document["problems"]
+        for failure in one["missing"]
     ]
     unknown_rows = [
         *([kernel["id"][:12], kernel["signature"], kernel["why"]] for kernel in unknown),
@@ -288,13 +262,7 @@ def _problem_rows(problem: Document) -> list[list[object]]:
     """A row a kernel; of a measured ranking also rows of ATen, of Triton and of doubts."""
     source, measured = problem["source"], problem["measured"]
     rows: list[list[object]] = [
-        [
-            problem["problem"],
-            place,
-            ranked["id"][:12],
-            "-" if ranked["time_ns"] is None else ranked["time_ns"] / 1e3,
-            source,
-        ]
+        [problem["problem"], place, ranked["id"][:12], us_text(ranked["time_ns"]), source]
         for place, ranked in enumerate(problem["kernels"], start=1)
     ]
     if measured is None:

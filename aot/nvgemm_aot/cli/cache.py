@@ -63,7 +63,7 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: float | Non
     """Remove what is kept: everything, or what the options say; with both, what both say."""
     from nvgemm_runtime.gemm.problem import Problem
 
-    from ..jit.eviction import evict, read_usage, select
+    from ..jit.eviction import evict, read_usage, select_requested
     from ..storage.cache import Cache
     from ..storage.locks import remove_unused
 
@@ -76,7 +76,7 @@ def clear(cache_dir: Path | None, keys: tuple[str, ...], older_than: float | Non
     store = Cache(_cache_directory(cache_dir))
     before = read_usage(store)
     used_before = None if older_than is None else _now() - older_than
-    chosen = select(before, problems=problems, used_before=used_before)
+    chosen = select_requested(before, problems=problems, used_before=used_before)
     evict(store, chosen)
     remove_unused(store.lock_directory)
     left = [file for file in chosen.files if file.exists()]

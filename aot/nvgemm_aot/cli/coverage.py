@@ -16,7 +16,7 @@ from .printing import percent_text, print_result, table
 
 if TYPE_CHECKING:
     from ..manifest.parse import Manifest
-    from ..workload.coverage import GemmCoverage, TargetCoverage, Undeclarable, Weight
+    from ..workload.coverage import GemmCoverage, TargetCoverage, Weight
 
 Document = dict[str, Any]
 
@@ -95,13 +95,10 @@ def coverage(
     if declared_only and fail_under is None:
         raise click.UsageError("--declared-only goes with --fail-under")
     recorded, undeclarable = _read_manifest(manifest, archs)
-    found = read_bundles(bundles) if bundles else installed_bundles()
+    views, unusable = (read_bundles(bundles), []) if bundles else installed_bundles()
     weight = Weight(by)
     targets = cover(
-        recorded,
-        found.views,
-        unusable=found.unusable,
-        undeclarable=undeclarable if count_undeclarable else (),
+        recorded, views, unusable=unusable, undeclarable=undeclarable if count_undeclarable else ()
     )
     if html is not None:
         from ..storage.files import write_atomic
@@ -122,7 +119,7 @@ def coverage(
 
 def _read_manifest(
     manifest: Path, archs: tuple[str, ...]
-) -> tuple[Manifest, tuple[Undeclarable, ...]]:
+) -> tuple[Manifest, tuple[GemmCoverage, ...]]:
     """Read a manifest and, of a recording, the GEMMs that it cannot declare."""
     from ..manifest.parse import parse_manifest
     from ..manifest.shipped import find_manifest
@@ -157,8 +154,8 @@ def _target_document(target: TargetCoverage, by: Weight) -> Document:
         "target": target.target.target.key,
         "device": target.target.device.name,
         "runtime_library": target.runtime_library,
-        "bundles": list(target.bundles),
-        "refusals": list(target.refusals),
+        "bundles": target.bundles,
+        "refusals": target.refusals,
         "totals": {weight.value: target.weight(weight) for weight in Weight},
         "percent": {
             weight.value: {
@@ -182,7 +179,7 @@ def _gemm_document(gemm: GemmCoverage) -> Document:
         "split": gemm.is_split,
         "kernels": gemm.kernels,
         "bundle": gemm.bundle,
-        "reasons": list(gemm.reasons),
+        "reasons": gemm.reasons,
     }
 
 
@@ -196,7 +193,7 @@ def _target_lines(target: Document) -> Iterator[str]:
     header = ("GEMM", "found as", "count", "% of count", "% of FLOPs", "ranked as")
     shares = [
         [
-            _share_text(gemm[weight], target["totals"][weight]).rjust(len(title))
+            percent_text(100 * gemm[weight] / target["totals"][weight]).rjust(len(title))
             for gemm in target["gemms"]
         ]
         for weight, title in (("count", header[3]), ("flops", header[4]))
@@ -209,26 +206,18 @@ def _target_lines(target: Document) -> Iterator[str]:
     yield table(rows, header)
     yield from _miss_lines(target, reasons)
     yield ""
-    yield _percentage_table(target)
-
-
-def _percentage_table(target: Document) -> str:
-    header = ("", "covered", "declared", "by signature")
-    rows = [
+    columns = {"covered": "covered", "declared": "declared", "signature": "by signature"}
+    percentages = [
         (
             f"by {title}",
             *(
                 percent_text(target["percent"][weight][name]).rjust(len(column))
-                for name, column in zip(("covered", "declared", "signature"), header[1:])
+                for name, column in columns.items()
             ),
         )
         for weight, title in WEIGHT_NAMES.items()
     ]
-    return table(rows, header)
-
-
-def _share_text(part: int, total: int) -> str:
-    return percent_text(100 * part / total)
+    yield table(percentages, ("", *columns.values()))
 
 
 def _number_reasons(gemms: Sequence[Document]) -> dict[str, int]:

@@ -13,7 +13,7 @@ from nvgemm_runtime.gemm.support import unavailable
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES
 from nvgemm_runtime.recording.text import gemm_line
 
-from ..targets import DEFAULT_DEVICE, BuildTarget
+from ..targets import DEFAULT_DEVICE
 from ..workload.coverage import (
     SERVED,
     GemmCoverage,
@@ -38,11 +38,7 @@ def require_coverage(
 ) -> None:
     """Check that every target is covered well enough.
 
-    Args:
-        targets: Coverage of each target.
-        least_percent: The percentage that each target must reach, 0 to 100.
-        by: The unit of the percentage.
-        declared_only: Whether problems that are only served by signature count as missing.
+    With ``declared_only``, problems that are only served by signature count as missing.
 
     Raises:
         CoverageError: If a target falls short; names its percentage, the heaviest missing GEMMs
@@ -61,21 +57,23 @@ def require_coverage(
 def _explain_shortfall(
     target: TargetCoverage, least_percent: Decimal, by: Weight, enough: frozenset[Status]
 ) -> str:
+    arch, device = target.target.target.arch, target.target.device.name
+    entry = arch if DEFAULT_DEVICE[arch] == device else f"{{arch: {arch}, device: {device}}}"
     percent = percent_text(target.percent(by, enough))
     kind = "covered" if enough == SERVED else "declared"
     missing = target.heaviest(by, frozenset(Status) - enough)
     shown = missing[:_MOST_SHOWN]
     lines = [
-        f"{target.target.target.key} on {target.target.device.name}: {percent} {kind} by "
+        f"{target.target.target.key} on {device}: {percent} {kind} by "
         f"{by.value}, must be at least {least_percent} %; the heaviest of {len(missing)} missing:",
         *(f"  {_explain_miss(gemm)}" for gemm in shown),
     ]
-    wanted = (_problem_to_declare(gemm, target.target.target.arch) for gemm in shown)
+    wanted = (_problem_to_declare(gemm, arch) for gemm in shown)
     problems = list(dict.fromkeys(problem for problem in wanted if problem is not None))
     if problems:
         lines += [
             "a bundle built from these lines covers those that a manifest can declare:",
-            f"  targets: [{_target_entry(target.target)}]",
+            f"  targets: [{entry}]",
             "  gemms:",
             *(f"    {gemm_line(problem)}" for problem in problems),
         ]
@@ -87,8 +85,7 @@ def _problem_to_declare(gemm: GemmCoverage, arch: str) -> Problem | None:
     if gemm.problem is None:
         return None
     call = call_of(gemm.problem)
-    wanted = readings(call)[0]
-    if wanted.alignment_bytes < ALIGNMENT_BYTES:
+    if readings(call)[0].alignment_bytes < ALIGNMENT_BYTES:
         return None
     if unavailable(gemm.problem.signature, arch) is None:
         return gemm.problem
@@ -104,8 +101,3 @@ def _explain_miss(gemm: GemmCoverage) -> str:
         how = "; a bundled kernel computes its product, and torch adds" if gemm.is_split else ""
         return f"{gemm.gemm}: served by signature only{how}"
     return f"{gemm.gemm}: {gemm.reasons[0]}"
-
-
-def _target_entry(target: BuildTarget) -> str:
-    arch, device = target.target.arch, target.device.name
-    return arch if DEFAULT_DEVICE[arch] == device else f"{{arch: {arch}, device: {device}}}"

@@ -45,16 +45,11 @@ _NAMES = {
     Status.MISSED: "missed",
 }
 
-_ALL = frozenset(Status)
-
 
 def coverage_page(manifest: Manifest, targets: Sequence[TargetCoverage], by: Weight) -> bytes:
     """Make the page: for each target the percentages, a chart of the shape space, and the GEMMs.
 
-    Args:
-        manifest: The manifest that was compared with bundles.
-        targets: Coverage of each target.
-        by: Unit by which tables are sorted, most first.
+    Tables are sorted by ``by``, most first.
     """
     html = Element("html", {"lang": "en"})
     head = SubElement(html, "head")
@@ -80,7 +75,8 @@ def _add_target(section: Element, target: TargetCoverage, by: Weight) -> None:
     section.append(draw_chart(target.gemms, f"m against n times k of the GEMMs of {name}"))
     _add_caption(section, target)
     _add_gemms(section, target, by)
-    _add_bundles(section, target)
+    _add_list(section, "Bundles that this GPU can use", target.bundles)
+    _add_list(section, "Bundles, or kernels of them, that it cannot use", target.refusals)
 
 
 def _add_percentages(section: Element, target: TargetCoverage) -> None:
@@ -95,10 +91,8 @@ def _add_percentages(section: Element, target: TargetCoverage) -> None:
 def _add_legend(section: Element, target: TargetCoverage) -> None:
     legend = SubElement(section, "p", {"class": "legend"})
     for status, name in _NAMES.items():
-        entry = SubElement(legend, "span")
-        key = draw_key(status)
-        key.tail = f"{name} ({target.weight(Weight.PROBLEMS, {status})})"
-        entry.append(key)
+        text = f"{name} ({target.weight(Weight.PROBLEMS, {status})})"
+        _add_key(SubElement(legend, "span"), status, text)
 
 
 def _add_caption(section: Element, target: TargetCoverage) -> None:
@@ -116,13 +110,10 @@ def _add_gemms(section: Element, target: TargetCoverage, by: Weight) -> None:
     header = ["GEMM", "found as", "count", "% of count", "% of FLOPs", "ranked as, or why not"]
     rows = _add_table(section, header)
     totals = {weight: target.weight(weight) for weight in (Weight.COUNT, Weight.FLOPS)}
-    for gemm in target.heaviest(by, _ALL):
+    for gemm in target.heaviest(by, frozenset(Status)):
         row = SubElement(rows, "tr", {"class": gemm.status.value})
         _add(row, "td", gemm.gemm)
-        found = SubElement(row, "td")
-        key = draw_key(gemm.status)
-        key.tail = gemm.status.value
-        found.append(key)
+        _add_key(SubElement(row, "td"), gemm.status, gemm.status.value)
         _add(row, "td", str(gemm.count), "number")
         for weight, total in totals.items():
             _add(row, "td", percent_text(100 * gemm.weight(weight) / total), "number")
@@ -135,13 +126,7 @@ def _why(gemm: GemmCoverage) -> str:
     return ranked_as_text(gemm.gemm, gemm.ranked_as.key, is_split=gemm.is_split)
 
 
-def _add_bundles(section: Element, target: TargetCoverage) -> None:
-    _add_list(section, "Bundles that this GPU can use", target.bundles)
-    _add_list(section, "Bundles, or kernels of them, that it cannot use", target.refusals)
-
-
-def _add_list(section: Element, title: str, items: Iterable[str]) -> None:
-    lines = list(items)
+def _add_list(section: Element, title: str, lines: Sequence[str]) -> None:
     if lines:
         _add(section, "p", f"{title}:")
         entries = SubElement(section, "ul")
@@ -185,42 +170,30 @@ class _Axis:
 
     @property
     def octave(self) -> float:
-        """Distance between a size and its double."""
-        return abs(self.end - self.start) / (self.most - self.least)
+        """Distance from a size to its double, below 0 where larger sizes are higher up."""
+        return (self.end - self.start) / (self.most - self.least)
 
     def place(self, size: int) -> float:
         """Coordinate of a size."""
-        return self._at(math.log2(size))
+        return self.start + (math.log2(size) - self.least) * self.octave
 
     def ticks(self) -> Iterator[tuple[float, str]]:
         """Coordinate and label of powers of two, from 1 on."""
         step = -(-(self.most - self.least) // _MOST_TICKS)
         for power in range(max(self.least, 0), self.most + 1, step):
-            yield self._at(power), _tick_label(power)
-
-    def _at(self, power: float) -> float:
-        part = (power - self.least) / (self.most - self.least)
-        return self.start + part * (self.end - self.start)
+            high = f"2{str(power).translate(_SUPERSCRIPTS)}"
+            yield self.place(2**power), str(2**power) if power <= 14 else high
 
 
 def draw_chart(gemms: Iterable[GemmCoverage], label: str) -> Element:
     """Draw a marker for each GEMM of known sizes, at its m and n * k, with a tooltip.
 
-    The colours are those of the classes ``declared``, ``signature`` and ``missed``.
-
-    Args:
-        gemms: In any order; at least one of known sizes.
-        label: Description of the chart for screen readers.
+    The colours are those of the classes ``declared``, ``signature`` and ``missed``; at least one
+    GEMM has known sizes. ``label`` is for screen readers.
     """
-    chart = Element(
-        "svg",
-        {
-            "class": "chart",
-            "viewBox": f"0 0 {_WIDTH} {_HEIGHT}",
-            "role": "img",
-            "aria-label": label,
-        },
-    )
+    box = f"0 0 {_WIDTH} {_HEIGHT}"
+    attributes = {"class": "chart", "viewBox": box, "role": "img", "aria-label": label}
+    chart = Element("svg", attributes)
     sized = [(gemm, gemm.sizes) for gemm in gemms if gemm.sizes is not None]
     ms = _make_axis([sizes.m for _, sizes in sized], _LEFT, _RIGHT)
     nks = _make_axis([sizes.n * sizes.k for _, sizes in sized], _BOTTOM, _TOP)
@@ -236,18 +209,19 @@ def draw_chart(gemms: Iterable[GemmCoverage], label: str) -> Element:
             markers.append((radius, ms.place(m) + shift, nks.place(nk), gemm))
     # Small markers last, so that none is hidden under a large one.
     for radius, x, y, gemm in sorted(markers, key=lambda marker: -marker[0]):
-        SubElement(_marker(chart, gemm.status, x, y, radius), "title").text = describe(gemm)
+        SubElement(_marker(chart, gemm.status, x, y, radius), "title").text = _describe(gemm)
     return chart
 
 
-def draw_key(status: Status) -> Element:
-    """Draw a single marker for the legend."""
-    key = Element("svg", {"class": "key", "viewBox": "0 0 16 16", "aria-hidden": "true"})
+def _add_key(parent: Element, status: Status, text: str) -> None:
+    """Add a single marker, as of a legend, and a text behind it."""
+    attributes = {"class": "key", "viewBox": "0 0 16 16", "aria-hidden": "true"}
+    key = SubElement(parent, "svg", attributes)
     _marker(key, status, 8, 8, 6)
-    return key
+    key.tail = text
 
 
-def describe(gemm: GemmCoverage) -> str:
+def _describe(gemm: GemmCoverage) -> str:
     """Describe a GEMM and how it is served, in lines."""
     times = count_text(gemm.count, "time")
     lines = [gemm.gemm, f"recorded {times}, {gemm.weight(Weight.FLOPS):.3g} FLOPs"]
@@ -267,20 +241,16 @@ def _make_axis(sizes: Sequence[int], start: float, end: float) -> _Axis:
     return _Axis(least=least, most=math.ceil(math.log2(max(sizes)) + 0.5), start=start, end=end)
 
 
-def _tick_label(power: int) -> str:
-    return str(2**power) if power <= 14 else f"2{str(power).translate(_SUPERSCRIPTS)}"
-
-
 def _draw_axes(chart: Element, ms: _Axis, nks: _Axis) -> None:
     for x, text in ms.ticks():
-        _add_line(chart, x, _TOP, x, _BOTTOM)
-        _add_text(chart, x, _BOTTOM + 20, text, anchor="middle")
+        _add_line(chart, x1=x, y1=_TOP, x2=x, y2=_BOTTOM)
+        _add_text(chart, x, _BOTTOM + 20, text)
     for y, text in nks.ticks():
-        _add_line(chart, _LEFT, y, _RIGHT, y)
+        _add_line(chart, x1=_LEFT, y1=y, x2=_RIGHT, y2=y)
         _add_text(chart, _LEFT - 8, y + 4, text, anchor="end")
-    _add_text(chart, (_LEFT + _RIGHT) / 2, _HEIGHT - 8, "m", anchor="middle")
+    _add_text(chart, (_LEFT + _RIGHT) / 2, _HEIGHT - 8, "m")
     middle = (_TOP + _BOTTOM) / 2
-    name = _add_text(chart, 14, middle, "n · k", anchor="middle")
+    name = _add_text(chart, 14, middle, "n · k")
     name.set("transform", f"rotate(-90 14 {middle:g})")
 
 
@@ -321,12 +291,13 @@ def _marker(parent: Element, status: Status, x: float, y: float, radius: float) 
     return SubElement(parent, "polygon", {**name, "points": points})
 
 
-def _add_line(parent: Element, x1: float, y1: float, x2: float, y2: float) -> None:
-    ends = {"x1": f"{x1:.1f}", "y1": f"{y1:.1f}", "x2": f"{x2:.1f}", "y2": f"{y2:.1f}"}
-    SubElement(parent, "line", {"class": "grid", **ends})
+def _add_line(parent: Element, **ends: float) -> None:
+    places = {name: f"{place:.1f}" for name, place in ends.items()}
+    SubElement(parent, "line", {"class": "grid", **places})
 
 
-def _add_text(parent: Element, x: float, y: float, text: str, *, anchor: str) -> Element:
-    element = SubElement(parent, "text", {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor})
+def _add_text(parent: Element, x: float, y: float, text: str, *, anchor: str = "middle") -> Element:
+    place = {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor}
+    element = SubElement(parent, "text", place)
     element.text = text
     return element

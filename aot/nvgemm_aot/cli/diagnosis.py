@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nvgemm_runtime.errors import NvgemmError
 from nvgemm_runtime.installed.registry import INSTALLATION, FoundBundle
@@ -21,10 +21,11 @@ from nvgemm_runtime.matching.device import (
     find_runtime_library,
     torch_cuda,
 )
-from nvgemm_runtime.matching.refusals import describe
+from nvgemm_runtime.matching.refusals import describe_device
 
 from ..storage.cache import default_directory
 
+Document = dict[str, Any]
 T = TypeVar("T")
 
 _DISTRIBUTIONS = ("nvgemm-aot", "torch", "apache-tvm-ffi", "zstandard")
@@ -36,85 +37,13 @@ _BUILD_DISTRIBUTIONS = (
 _DRIVER_LIBRARY = "libcuda.so.1"
 
 
-@dataclass(frozen=True, kw_only=True)
-class BundleState:
-    """A bundle that was found.
+def diagnose() -> Document:
+    """Diagnose this machine, which need not have a GPU: what it has, and what it lacks.
 
-    Attributes:
-        path: The file.
-        origin: The distribution that installed it, or the variable that names it.
-        target: Key of its target; None if it cannot be read.
-        kernels: Number of its kernels.
-        problem: Why no device can use it, or None.
-        refusals: For each GPU of this machine, why the bundle does not serve it, or None.
+    ``problems`` says what keeps this machine or one of its GPUs from running prebuilt kernels, or
+    an installed bundle from being used, each with the next step. ``build_versions`` and ``cache``
+    are of the compiler side, which running kernels does not need.
     """
-
-    path: str
-    origin: str
-    target: str | None
-    kernels: int
-    problem: str | None
-    refusals: tuple[str | None, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheState:
-    """The build cache.
-
-    Attributes:
-        directory: Its path; None where the user has no place for it.
-        writable: Whether it, or the directory to create it in, can be written.
-        entries: Number of kernels and plans in it.
-        size_bytes: Size of these.
-    """
-
-    directory: str | None
-    writable: bool
-    entries: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """What this machine has, and what it lacks.
-
-    Attributes:
-        versions: Versions of the distributions that kernels need; None for a missing one.
-        build_versions: Likewise of the compiler side, which running kernels does not need.
-        driver: CUDA version that the driver supports, e.g. ``13.0``; None without a driver.
-        torch_cuda: CUDA major version of torch, e.g. ``cu13``; None for a CPU build.
-        runtime_library: Path and version of the library that kernels call, or None.
-        launcher: Whether the native launcher loads.
-        gpus: Name and compute capability of each GPU.
-        bundles: Every bundle that is installed or named.
-        cache: The build cache, which running kernels does not need.
-        problems: What keeps this machine or one of its GPUs from running prebuilt kernels, or an
-            installed bundle from being used; each with the next step.
-    """
-
-    versions: dict[str, str | None]
-    build_versions: dict[str, str | None]
-    driver: str | None
-    torch_cuda: str | None
-    runtime_library: str | None
-    launcher: bool
-    gpus: tuple[str, ...]
-    bundles: tuple[BundleState, ...]
-    cache: CacheState
-    problems: tuple[str, ...]
-
-    @property
-    def healthy(self) -> bool:
-        """Whether every GPU is served and nothing installed is broken."""
-        return not self.problems
-
-    def to_json(self) -> dict[str, object]:
-        """The JSON object."""
-        return {"healthy": self.healthy} | asdict(self)
-
-
-def diagnose() -> Diagnosis:
-    """Diagnose this machine, which need not have a GPU."""
     problems: list[str] = []
     versions = {name: _version(name) for name in _DISTRIBUTIONS}
     problems += (
@@ -147,22 +76,23 @@ def diagnose() -> Diagnosis:
     devices = (_attempt(_gpus, problems) or ()) if driver and cuda else ()
     if driver and cuda and not devices:
         problems.append("torch sees no GPU; is CUDA_VISIBLE_DEVICES empty?")
-    found_bundles = _attempt(INSTALLATION.bundles, problems)
-    states = tuple(_bundle_state(found, devices) for found in found_bundles or ())
-    if found_bundles is not None:
-        problems += _bundle_problems(states, devices)
-    return Diagnosis(
-        versions=versions,
-        build_versions={name: _version(name) for name in _BUILD_DISTRIBUTIONS},
-        driver=driver,
-        torch_cuda=cuda,
-        runtime_library=_library_text(library),
-        launcher=launcher,
-        gpus=tuple(describe(facts) for facts in devices),
-        bundles=states,
-        cache=_cache_state(),
-        problems=tuple(problems),
-    )
+    found = _attempt(INSTALLATION.bundles, problems)
+    bundles = [_bundle_document(one, devices) for one in found or ()]
+    if found is not None:
+        problems += _bundle_problems(bundles, devices)
+    return {
+        "healthy": not problems,
+        "versions": versions,
+        "build_versions": {name: _version(name) for name in _BUILD_DISTRIBUTIONS},
+        "driver": driver,
+        "torch_cuda": cuda,
+        "runtime_library": _library_text(library),
+        "launcher": launcher,
+        "gpus": [describe_device(facts) for facts in devices],
+        "bundles": bundles,
+        "cache": _cache_document(),
+        "problems": problems,
+    }
 
 
 def _attempt(look: Callable[[], T], problems: list[str]) -> T | None:
@@ -206,55 +136,52 @@ def _gpus() -> tuple[DeviceFacts, ...]:
     return tuple(device_facts("cuda", index) for index in range(torch.cuda.device_count()))
 
 
-def _bundle_state(found: FoundBundle, devices: tuple[DeviceFacts, ...]) -> BundleState:
+def _bundle_document(found: FoundBundle, devices: tuple[DeviceFacts, ...]) -> Document:
     header = found.bundle and found.bundle.header
-    return BundleState(
-        path=str(found.path),
-        origin=found.origin,
-        target=header.target.key if header else None,
-        kernels=len(header.kernels) if header else 0,
-        problem=found.problem,
-        refusals=tuple(found.refusal(facts) for facts in devices),
-    )
+    return {
+        "path": str(found.path),
+        "origin": found.origin,
+        "target": header.target.key if header else None,
+        "kernels": len(header.kernels) if header else 0,
+        "problem": found.problem,
+        "refusals": [found.refusal(facts) for facts in devices],
+    }
 
 
-def _bundle_problems(
-    states: tuple[BundleState, ...], devices: tuple[DeviceFacts, ...]
-) -> list[str]:
-    if not states:
+def _bundle_problems(bundles: list[Document], devices: tuple[DeviceFacts, ...]) -> list[str]:
+    if not bundles:
         return [
             "no bundle is installed; pip install a kernel wheel, or name bundles in "
             "NVGEMM_AOT_BUNDLES"
         ]
-    problems = [state.problem for state in states if state.problem is not None]
+    problems = [bundle["problem"] for bundle in bundles if bundle["problem"] is not None]
     for place, facts in enumerate(devices):
-        refusals = [state.refusals[place] for state in states]
+        refusals = [bundle["refusals"][place] for bundle in bundles]
         if None not in refusals:
             # GPUs of one kind share a reason, which is listed once.
-            reason = f"no bundle serves {describe(facts)}: {'; '.join(map(str, refusals))}"
+            reason = f"no bundle serves {describe_device(facts)}: {'; '.join(refusals)}"
             problems += [reason] * (reason not in problems)
     return problems
 
 
-def _cache_state() -> CacheState:
+def _cache_document() -> Document:
+    """Describe the build cache, for which the user may have no place."""
+    unknown = {"directory": None, "writable": False, "entries": 0, "size_bytes": 0}
     try:
         directory = default_directory()
     except NvgemmError:
-        return CacheState(directory=None, writable=False, entries=0, size_bytes=0)
+        return unknown
     try:
         existing = next(place for place in (directory, *directory.parents) if place.exists())
     except OSError:  # no permission to search a parent directory
-        return CacheState(directory=str(directory), writable=False, entries=0, size_bytes=0)
+        return {**unknown, "directory": str(directory)}
     sizes = []
-    for folder, _, names in os.walk(directory / "entries"):
-        for name in names:
-            try:
-                sizes.append(os.stat(os.path.join(folder, name)).st_size)  # noqa: PTH116, PTH118
-            except OSError:  # removed meanwhile, by a build
-                continue
-    return CacheState(
-        directory=str(directory),
-        writable=os.access(existing, os.W_OK | os.X_OK),
-        entries=len(sizes),
-        size_bytes=sum(sizes),
-    )
+    for entry in (directory / "entries").glob("*/*"):
+        with contextlib.suppress(OSError):  # removed meanwhile, by a build
+            sizes.append(entry.stat().st_size)
+    return {
+        "directory": str(directory),
+        "writable": os.access(existing, os.W_OK | os.X_OK),
+        "entries": len(sizes),
+        "size_bytes": sum(sizes),
+    }

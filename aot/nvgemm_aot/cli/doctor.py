@@ -28,9 +28,9 @@ def doctor(as_json: bool) -> None:
 
     with _without_warnings("nvgemm_runtime.installed.registry"):
         diagnosis = diagnose()
-    print_result(diagnosis.to_json(), diagnosis_text, as_json=as_json)
-    if not diagnosis.healthy:
-        raise UnhealthyError(f"{count_text(len(diagnosis.problems), 'problem')}; see above")
+    print_result(diagnosis, diagnosis_text, as_json=as_json)
+    if not diagnosis["healthy"]:
+        raise UnhealthyError(f"{count_text(len(diagnosis['problems']), 'problem')}; see above")
 
 
 @contextlib.contextmanager

@@ -33,17 +33,17 @@ def explain(ctx: click.Context, as_json: bool, command: tuple[str, ...]) -> None
     from ..workload.explain import explain_program
 
     try:
-        explanation = explain_program(command, quiet=as_json)
+        document = explain_program(command, quiet=as_json)
     except OSError as error:
         raise click.UsageError(f"cannot run {command[0]}: {error.strerror}") from None
-    print_result(explanation.to_json(), explain_text, as_json=as_json)
-    if explanation.unreadable_lines:
+    print_result(document, explain_text, as_json=as_json)
+    if document["unreadable_lines"]:
         click.echo(
-            f"nvgemm-aot: {explanation.unreadable_lines} events are left out: their lines could "
+            f"nvgemm-aot: {document['unreadable_lines']} events are left out: their lines could "
             "not be read, as when a process is killed while it writes one",
             err=True,
         )
-    ctx.exit(explanation.status)
+    ctx.exit(document["status"])
 
 
 _WIDTH = 100
@@ -69,19 +69,17 @@ def explain_text(document: Document) -> str:
     if not gemms:
         return _NO_EVENT_READ if document["unreadable_lines"] else _NO_GEMM
     header = ("GEMM", "met", "found as", "offered", "bundled, us", "others, us", "in the code")
-    ours = _right_aligned([_least_time(gemm, bundled=True) for gemm in gemms], header[4])
-    others = _right_aligned([_least_time(gemm, bundled=False) for gemm in gemms], header[5])
     rows = [
         (
             _short_name(gemm),
             gemm["graphs"],
             gemm["basis"],
             len(gemm["offered"]),
-            our_time,
-            other_time,
+            _least_time(gemm, bundled=True).rjust(len(header[4])),
+            _least_time(gemm, bundled=False).rjust(len(header[5])),
             _what_computes(gemm),
         )
-        for gemm, our_time, other_time in zip(gemms, ours, others)
+        for gemm in gemms
     ]
     below = [_summary(gemms), *_kernel_lines(gemms), *_measured_lines(gemms), *_miss_lines(gemms)]
     return "\n".join([table(rows, header), "", *below])
@@ -90,10 +88,6 @@ def explain_text(document: Document) -> str:
 def _short_name(gemm: Document) -> str:
     name: str = gemm["gemm"]
     return name if len(name) <= _MOST_CHARACTERS else f"{name[: _MOST_CHARACTERS - 1]}…"
-
-
-def _right_aligned(times: list[str], title: str) -> list[str]:
-    return [time.rjust(len(title)) for time in times]
 
 
 def _least_time(gemm: Document, *, bundled: bool) -> str:
@@ -135,18 +129,13 @@ def _summary(document: list[Document]) -> str:
 
 def _kernel_lines(gemms: list[Document]) -> Iterable[str]:
     operators = {name: gemm["offered"].get(name, "") for gemm in gemms for name in gemm["used"]}
-    if operators:
-        yield "\nbundled kernels in the code:"
-    for name, operator in operators.items():
-        yield f"  {name}  {operator}".rstrip()
+    lines = [f"  {name}  {operator}".rstrip() for name, operator in operators.items()]
+    return ["\nbundled kernels in the code:", *lines] if lines else []
 
 
 def _measured_lines(gemms: list[Document]) -> Iterable[str]:
-    told = {gemm["gemm"]: gemm["measured"] for gemm in gemms if gemm["measured"]}
-    if told:
-        yield "\nmeasured rankings:"
-    for name, text in told.items():
-        yield f"  {name}\n    {text}"
+    told = [f"  {gemm['gemm']}\n    {gemm['measured']}" for gemm in gemms if gemm["measured"]]
+    return ["\nmeasured rankings:", *told] if told else []
 
 
 def _miss_lines(gemms: list[Document]) -> Iterable[str]:
@@ -167,12 +156,5 @@ def _miss_lines(gemms: list[Document]) -> Iterable[str]:
 def _wrapped(names: list[str]) -> list[str]:
     """Wrap names without breaking any of them, as people search for them."""
     unbreakable = "; ".join(name.replace(" ", "\0") for name in names)
-    lines = textwrap.wrap(
-        unbreakable,
-        _WIDTH,
-        initial_indent="  ",
-        subsequent_indent="  ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
-    return [line.replace("\0", " ") for line in lines]
+    lines = textwrap.wrap(unbreakable, _WIDTH - 2, break_long_words=False, break_on_hyphens=False)
+    return [f"  {line}".replace("\0", " ") for line in lines]

@@ -53,6 +53,11 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes / 1e6:.1f} MB"
 
 
+def us_text(time_ns: int | None) -> float | str:
+    """A time in microseconds, as a cell of a table."""
+    return "-" if time_ns is None else time_ns / 1e3
+
+
 def percent_text(percent: Fraction | float) -> str:
     """A percentage with one decimal, rounded down so that 100.0 % means all."""
     return f"{math.floor(percent * 10) / 10:.1f} %"
@@ -74,12 +79,7 @@ _PLAIN_SECONDS = 5.0
 
 @contextlib.contextmanager
 def report_progress(verb: str, of: str = "kernels") -> Iterator[Progress]:
-    """Report progress on stderr: a bar on a terminal, plain lines elsewhere.
-
-    Args:
-        verb: The activity, e.g. ``Compiling``.
-        of: What is counted, in the plural.
-    """
+    """Report progress on stderr, of ``Compiling`` say: a bar on a terminal, else plain lines."""
     with contextlib.ExitStack() as stack:
         yield _bar(verb, stack) if sys.stderr.isatty() else _lines(verb, of)
 

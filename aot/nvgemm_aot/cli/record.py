@@ -59,21 +59,22 @@ def record(
 
 
 def _summary(recorded: Recorded, fake: bool) -> str:
-    if not recorded.met and not recorded.others_met:
-        return (
-            f"{recorded.path}: no GEMM was met: the program called none on a tensor of its main "
-            "thread"
+    problems, others = recorded.problems, recorded.others
+    if not problems and not others:
+        why = (
+            "the program called none on a tensor of its main thread"
             if fake
-            else f"{recorded.path}: no GEMM was met: nothing with one was compiled by "
-            "torch.compile's Inductor, or torch is of no version that nvgemm-aot supports"
+            else "nothing with one was compiled by torch.compile's Inductor, or torch is of no "
+            "version that nvgemm-aot supports"
         )
-    met = (
-        f"{recorded.path}: {count_text(recorded.met, 'GEMM')} met, {recorded.distinct} distinct, "
+        return f"{recorded.path}: no GEMM was met: {why}"
+    text = (
+        f"{recorded.path}: {count_text(problems.total(), 'GEMM')} met, {len(problems)} distinct, "
         f"{recorded.new} new in the file"
     )
-    if not recorded.others_met:
-        return met
-    return (
-        f"{met}; besides {recorded.others_met} ({recorded.others} distinct) with no kernel to "
-        "build for them, which its last lines list"
-    )
+    if others:
+        text += (
+            f"; besides {others.total()} ({len(others)} distinct) with no kernel to build for "
+            "them, which its last lines list"
+        )
+    return text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +24,7 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 
 _BUDGET = Duration(
-    r"[0-9]+(?:\.[0-9]+)?",
-    {"s": 1, "m": 60, "h": 3600},
-    "is no duration such as 90s, 10m or 1.5h",
+    r"[0-9]+(?:\.[0-9]+)?", {"s": 1, "m": 60, "h": 3600}, "is no duration such as 90s, 10m or 1.5h"
 )
 
 
@@ -103,7 +102,6 @@ def tune(
 
 def tuned_document(tuned: Tuned) -> Document:
     """Describe what was measured and written."""
-    pruned = tuned.pruned
     return {
         "suspicion": tuned.suspicion,
         "path": str(tuned.path),
@@ -112,14 +110,7 @@ def tuned_document(tuned: Tuned) -> Document:
         "problems": {key: _outcome_document(item) for key, item in tuned.outcomes.items()},
         "unmeasured": dict(tuned.unmeasured),
         "broken": dict(tuned.broken),
-        "pruned": pruned
-        and {
-            "dropped": list(pruned.dropped),
-            "bytes": tuned.pruned_bytes,
-            "declared_loss": pruned.declared_loss,
-            "undeclared_loss": pruned.undeclared_loss,
-            "unknown_losses": pruned.unknown_losses,
-        },
+        "pruned": tuned.pruned and {**asdict(tuned.pruned), "bytes": tuned.pruned_bytes},
         "state": None if tuned.state is None else str(tuned.state),
         "measured_now": tuned.measured_now,
         "is_complete": tuned.is_complete,
@@ -136,15 +127,7 @@ def _outcome_document(outcome: TuningOutcome) -> Document:
 
 def tuned_text(document: Document) -> str:
     """Print a table of the problems, then wrong kernels, doubts, and the new bundle."""
-    header = (
-        "problem",
-        "first",
-        "bundled, us",
-        "ATen, us",
-        "Triton, us",
-        "over ATen",
-        "kernel",
-    )
+    header = ("problem", "first", "bundled, us", "ATen, us", "Triton, us", "over ATen", "kernel")
     rows = [_problem_row(key, item) for key, item in document["problems"].items()]
     parts = [] if document["suspicion"] is None else [f"SUSPECT: {document['suspicion']}"]
     parts += [table(rows, header)] if rows else []
@@ -204,15 +187,12 @@ def _summary_lines(document: Document) -> Iterator[str]:
     pruned = document["pruned"]
     if pruned is not None:
         unknown = pruned["unknown_losses"]
+        besides = f" (not known of {unknown}, whose own kernels alone were measured)"
         yield (
             f"pruned: kernels dropped: {len(pruned['dropped'])}; bytes saved: "
             f"{size_text(pruned['bytes'])}; speed lost: {_loss_text(pruned['declared_loss'])} on "
             f"measured problems, {_loss_text(pruned['undeclared_loss'])} on others like them"
-            + (
-                f" (not known of {unknown}, whose own kernels alone were measured)"
-                if unknown
-                else ""
-            )
+            f"{besides if unknown else ''}"
         )
     yield (
         f"{document['path']}: written, {measured} of {measured + left} problems measured, "

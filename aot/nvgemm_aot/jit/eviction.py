@@ -12,8 +12,8 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from nvgemm_runtime.bundle.reader import Bundle
@@ -46,11 +46,7 @@ _SIZE = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class StoredFile:
-    """A file of the cache.
-
-    Attributes:
-        used_at: When it was last used, in seconds since 1970.
-    """
+    """A file of the cache, and when it was last used, in seconds since 1970."""
 
     path: Path
     size_bytes: int
@@ -59,12 +55,7 @@ class StoredFile:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptProblem:
-    """A problem of a user bundle.
-
-    Attributes:
-        kernels: Its kernels and the bytes that each takes in the bundle, by id.
-        used_at: When it was last used, in seconds since 1970.
-    """
+    """A problem of a user bundle, the bytes that its kernels take there by id, and its last use."""
 
     problem: Problem
     kernels: dict[str, int]
@@ -73,20 +64,13 @@ class KeptProblem:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptBundle:
-    """A user bundle.
-
-    Attributes:
-        target: Key of its target; None where it cannot be read.
-        device: Name of the device profile that its kernels were chosen for; likewise.
-        problems: In order of problem.
-        error: Why it cannot be read or used, or None.
-    """
+    """A user bundle, or why it cannot be read or used; ``device`` is that of its profile."""
 
     file: StoredFile
-    target: str | None
-    device: str | None
-    problems: tuple[KeptProblem, ...]
-    error: str | None
+    target: str | None = None
+    device: str | None = None
+    problems: tuple[KeptProblem, ...] = ()
+    error: str | None = None
 
     @property
     def kernels(self) -> int:
@@ -119,42 +103,30 @@ class CacheUsage:
 def read_usage(cache: Cache) -> CacheUsage:
     """List a cache directory, which need not exist. Files that vanish meanwhile are left out."""
     directory = jit_directory(cache.directory)
-    bundles = (_kept_bundle(cache, path) for path in sorted(directory.glob(f"*{BUNDLE_SUFFIX}")))
-    damaged = (_stored_file(path) for path in damaged_files(directory))
+    bundles = sorted(directory.glob(f"*{BUNDLE_SUFFIX}"))
     return CacheUsage(
         directory=cache.directory,
-        entries=tuple(_entries(cache)),
-        bundles=tuple(bundle for bundle in bundles if bundle is not None),
-        damaged=tuple(file for file in damaged if file is not None),
+        entries=tuple(_stored_files(cache.directory.glob("entries/*/*"))),
+        bundles=tuple(_kept_bundle(cache, file) for file in _stored_files(bundles)),
+        damaged=tuple(_stored_files(damaged_files(directory))),
     )
 
 
-def _entries(cache: Cache) -> Iterator[StoredFile]:
-    for folder, _, names in os.walk(cache.directory / "entries"):
-        for name in names:
-            file = _stored_file(Path(folder) / name)
-            if file is not None:
-                yield file
+def _stored_files(paths: Iterable[Path]) -> Iterator[StoredFile]:
+    """Those that have not vanished meanwhile."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            yield StoredFile(path=path, size_bytes=status.st_size, used_at=status.st_mtime)
 
 
-def _stored_file(path: Path) -> StoredFile | None:
+def _kept_bundle(cache: Cache, file: StoredFile) -> KeptBundle:
     try:
-        status = path.stat()
-    except OSError:
-        return None
-    return StoredFile(path=path, size_bytes=status.st_size, used_at=status.st_mtime)
-
-
-def _kept_bundle(cache: Cache, path: Path) -> KeptBundle | None:
-    file = _stored_file(path)
-    if file is None:
-        return None
-    try:
-        require_own(path)
-        with Bundle(path) as bundle:
+        require_own(file.path)
+        with Bundle(file.path) as bundle:
             header = bundle.header
     except NvgemmError as error:
-        return KeptBundle(file=file, target=None, device=None, problems=(), error=str(error))
+        return KeptBundle(file=file, error=str(error))
     sizes = [kernel.span.stored_bytes for kernel in header.kernels]
     return KeptBundle(
         file=file,
@@ -171,7 +143,6 @@ def _kept_bundle(cache: Cache, path: Path) -> KeptBundle | None:
             )
             for ranking in header.rankings
         ),
-        error=None,
     )
 
 
@@ -183,30 +154,24 @@ def _used_at(cache: Cache, problem: Problem, bundle: StoredFile) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Eviction:
-    """What to drop from a cache directory.
+    """What to drop from a cache directory: files, and problems of user bundles."""
 
-    Attributes:
-        files: Files to remove.
-        problems: By user bundle, the problems to take out.
-    """
-
-    files: tuple[Path, ...]
-    problems: dict[Path, frozenset[Problem]]
+    files: tuple[Path, ...] = ()
+    problems: Mapping[Path, Collection[Problem]] = field(default_factory=dict)
 
 
 def limit_bytes() -> int:
     """The user's limit in bytes, or the default; a value that is no size counts as not set."""
     text = os.environ.get(CACHE_LIMIT_VARIABLE)
-    if text is None:
-        return DEFAULT_LIMIT_BYTES
-    match = _SIZE.fullmatch(text.strip())
-    if match is None:
+    match = _SIZE.fullmatch((text or "").strip())
+    if match is not None:
+        return int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ")
+    if text is not None:
         _log.warning(
             "%s=%s: must be a number of bytes, or one followed by K, M, G or T; taken as %d",
             *(CACHE_LIMIT_VARIABLE, text, DEFAULT_LIMIT_BYTES),
         )
-        return DEFAULT_LIMIT_BYTES
-    return int(match[1]) << 10 * " KMGT".index(match[2].upper() or " ")
+    return DEFAULT_LIMIT_BYTES
 
 
 def enforce(cache: Cache) -> None:
@@ -219,22 +184,19 @@ def enforce(cache: Cache) -> None:
         if lock is None:
             return
         try:
-            evict(cache, choose(read_usage(cache), limit_bytes(), time.time()))
+            evict(cache, select_over_limit(read_usage(cache), limit_bytes(), time.time()))
         finally:
             lock.release()
 
 
-def choose(usage: CacheUsage, limit: int, now: float) -> Eviction:
-    """Choose what to drop so that a cache fits its limit.
+def select_over_limit(usage: CacheUsage, limit: int, now: float) -> Eviction:
+    """Select what to drop so that a cache fits its limit.
 
-    Args:
-        usage: The cache's content.
-        limit: Bytes.
-        now: The time, in seconds since 1970.
+    ``limit`` is in bytes, ``now`` in seconds since 1970.
     """
     excess = usage.size_bytes - limit
     if excess <= 0:
-        return Eviction(files=(), problems={})
+        return Eviction()
     excess += round(limit * _FREED_SHARE)
     files: list[Path] = []
     problems: dict[Path, set[Problem]] = {}
@@ -242,7 +204,11 @@ def choose(usage: CacheUsage, limit: int, now: float) -> Eviction:
         bundle.file.path: Counter(id_ for kept in bundle.problems for id_ in kept.kernels)
         for bundle in usage.bundles
     }
-    for bundle, item in _oldest_first(usage):
+    items: list[tuple[KeptBundle | None, StoredFile | KeptProblem]] = [
+        *((None, file) for file in (*usage.entries, *usage.damaged)),
+        *((bundle, kept) for bundle in usage.bundles for kept in bundle.problems),
+    ]
+    for bundle, item in sorted(items, key=lambda item: item[1].used_at):
         if excess <= 0 or now - item.used_at < _IN_USE_SECONDS:
             break
         if isinstance(item, StoredFile):
@@ -257,15 +223,13 @@ def choose(usage: CacheUsage, limit: int, now: float) -> Eviction:
         for id_, size_bytes in item.kernels.items():
             holders[path][id_] -= 1
             excess -= size_bytes * (holders[path][id_] == 0)
-    return Eviction(
-        files=tuple(files), problems={path: frozenset(some) for path, some in problems.items()}
-    )
+    return Eviction(files=tuple(files), problems=problems)
 
 
-def select(
+def select_requested(
     usage: CacheUsage, *, problems: Collection[Problem] = (), used_before: float | None = None
 ) -> Eviction:
-    """Choose what a person asked to remove.
+    """Select what a person asked to remove.
 
     Args:
         usage: The cache's content.
@@ -276,33 +240,20 @@ def select(
     def is_old(item: StoredFile | KeptProblem) -> bool:
         return used_before is None or item.used_at < used_before
 
-    files = () if problems else (*usage.entries, *usage.damaged, *_unreadable_files(usage))
+    unreadable = (bundle.file for bundle in usage.bundles if bundle.error is not None)
+    files = () if problems else (*usage.entries, *usage.damaged, *unreadable)
+    chosen = {
+        bundle.file.path: {
+            kept.problem
+            for kept in bundle.problems
+            if is_old(kept) and (not problems or kept.problem in problems)
+        }
+        for bundle in usage.bundles
+    }
     return Eviction(
         files=tuple(file.path for file in files if is_old(file)),
-        problems={
-            bundle.file.path: some
-            for bundle in usage.bundles
-            if (
-                some := frozenset(
-                    kept.problem
-                    for kept in bundle.problems
-                    if is_old(kept) and (not problems or kept.problem in problems)
-                )
-            )
-        },
+        problems={path: some for path, some in chosen.items() if some},
     )
-
-
-def _unreadable_files(usage: CacheUsage) -> list[StoredFile]:
-    return [bundle.file for bundle in usage.bundles if bundle.error is not None]
-
-
-def _oldest_first(
-    usage: CacheUsage,
-) -> Iterable[tuple[KeptBundle | None, StoredFile | KeptProblem]]:
-    files = [(None, file) for file in (*usage.entries, *usage.damaged)]
-    problems = [(bundle, kept) for bundle in usage.bundles for kept in bundle.problems]
-    return sorted([*files, *problems], key=lambda item: item[1].used_at)
 
 
 def evict(cache: Cache, eviction: Eviction) -> None:

@@ -53,9 +53,7 @@ PAUSE_SECONDS = 24 * 3600
 class LimitedAttempts:
     """Runs compiler processes, but leaves out kernels that killed theirs; see `KernelWorkers`.
 
-    Args:
-        workers: The processes.
-        cache: Counts the attempts of all processes that use it, separately for each time limit.
+    The cache counts the attempts of all processes that use it, separately for each time limit.
     """
 
     def __init__(self, workers: KernelWorkers, cache: Cache) -> None:
@@ -107,13 +105,11 @@ class Compiled:
     """The result of compiling a problem.
 
     Attributes:
-        bundle: The user bundle with kernels for it; None where there is none.
+        bundle: The user bundle with kernels for it; None where there is none, for a reason.
         compiled: How many kernels this call compiled itself.
-        reason: Why there is no kernel, or None.
-        failures: Why candidates did not compile.
     """
 
-    bundle: Path | None
+    bundle: Path | None = None
     compiled: int = 0
     reason: str | None = None
     failures: tuple[Failure, ...] = ()
@@ -127,11 +123,7 @@ class Compiled:
 class JitCompiler:
     """Compiles problems into the user bundles of one cache directory. Several threads may ask.
 
-    Args:
-        cache: The cache directory.
-        provider: Where kernels come from.
-        jobs: Most compiler processes.
-        note: Called with a text when a damaged user bundle is moved aside.
+    ``note`` is called with a text when a damaged user bundle is moved aside.
     """
 
     def __init__(
@@ -147,10 +139,7 @@ class JitCompiler:
     def compile(self, problem: Problem, candidates: int, device: Device) -> Compiled:
         """Compile a problem unless its user bundle has it; one process at a time.
 
-        Args:
-            problem: The GEMM.
-            candidates: Most kernels to compile.
-            device: The GPU to compile for.
+        At most ``candidates`` kernels are compiled, for the GPU ``device``.
 
         Raises:
             TargetError: If nothing can be compiled for the device.
@@ -174,7 +163,7 @@ class JitCompiler:
                     return Compiled(bundle=bundle.path)
             known = self._cache.get(failure)
             if known is not None:
-                return Compiled(bundle=None, reason=known.decode())
+                return Compiled(reason=known.decode())
             made = self._compile(problem, candidates, places)
             if made.reason is not None and not made.is_transient:
                 self._cache.put_if_possible(failure, made.reason.encode())
@@ -225,12 +214,8 @@ class JitCompiler:
             bundle.append(one.content)
             self._stamp(problem)
             eviction.enforce(self._cache)
-            return Compiled(
-                bundle=bundle.path,
-                compiled=made.compiled,
-                failures=one.failures,
-            )
-        return Compiled(bundle=None, reason="\n".join(reasons), failures=tuple(failures))
+            return Compiled(bundle=bundle.path, compiled=made.compiled, failures=one.failures)
+        return Compiled(reason="\n".join(reasons), failures=tuple(failures))
 
     def _plan(
         self, problem: Problem, candidates: int, target: BuildTarget

@@ -17,7 +17,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -50,11 +49,7 @@ _POLL_SECONDS = 0.5
 
 
 class Server:
-    """Answers requests for kernels.
-
-    Args:
-        answers: Descriptor to write answers to.
-    """
+    """Answers requests for kernels, on the descriptor ``answers``."""
 
     def __init__(self, answers: int) -> None:
         self._answers = answers
@@ -101,10 +96,10 @@ class Server:
         try:
             outcome = self._compile(request)
         except NvgemmError as error:
-            outcome = Compiled(bundle=None, reason=str(error))
+            outcome = Compiled(reason=str(error))
         except Exception as error:
             _log.exception("%s", request.get("problem"))
-            outcome = Compiled(bundle=None, reason=f"{type(error).__name__}: {error}")
+            outcome = Compiled(reason=f"{type(error).__name__}: {error}")
         with self._writing:
             warnings, self._warnings = self._warnings, []
             notes, self._notes = self._notes, []
@@ -156,18 +151,15 @@ class Server:
 
 
 def _jobs() -> int:
-    named = os.environ.get(JIT_JOBS_VARIABLE)
-    if not named:
-        return default_jobs()
-    if not (named.isdecimal() and int(named)):
+    named = os.environ.get(JIT_JOBS_VARIABLE, "")
+    if named.isdecimal() and int(named):
+        return int(named)
+    if named:
         _log.warning(
             "%s=%s: must be a number, 1 or more; taken as %d",
-            JIT_JOBS_VARIABLE,
-            named,
-            default_jobs(),
+            *(JIT_JOBS_VARIABLE, named, default_jobs()),
         )
-        return default_jobs()
-    return int(named)
+    return default_jobs()
 
 
 class _ToUser(logging.Handler):
@@ -191,11 +183,8 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def serve(requests: int, answers: int, parent: int, idle_seconds: float) -> None:
     """Answer requests until the parent has ended or there was nothing to do for a while.
 
-    Args:
-        requests: Descriptor to read requests from; the server ends with it.
-        answers: Descriptor to write answers to.
-        parent: Process id of the parent, checked because others may keep the pipe open.
-        idle_seconds: Idle time after which to end.
+    The two descriptors are of pipes; the server ends with that of requests, but others may keep it
+    open, and so the parent's process id is checked.
     """
     server = Server(answers)
     logging.getLogger("nvgemm_aot").addHandler(_ToUser(server))
@@ -218,12 +207,12 @@ def serve(requests: int, answers: int, parent: int, idle_seconds: float) -> None
         server.close()
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main() -> None:
     """Run the server on standard input and output."""
     parser = argparse.ArgumentParser(prog="nvgemm_aot.jit.server", description=__doc__)
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--idle-seconds", type=float, default=IDLE_SECONDS)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The runtime loads no file that others could write.
     os.umask(os.umask(0o077) | 0o022)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
 from ..build.compiler import Task, TaskResult, start_workers
@@ -24,16 +24,13 @@ class SharedWorkers:
     machine can take, and each process holds one; only a server's first process may go without, so
     that no server waits long for another.
 
-    Args:
-        cache: Where kernels are stored; its lock files count processes.
-        provider: Whose kernels are compiled.
-        most: Most processes, over all servers of the cache directory.
+    ``most`` is the limit over all servers of the cache directory.
     """
 
     def __init__(self, cache: Cache, provider: str, most: int) -> None:
         self._cache = cache
+        self._provider = provider
         self._most = most
-        self._start: Callable[[], _Process] = lambda: start_workers(cache, 1, provider)
         self._changed = threading.Condition()
         self._idle: list[_Process] = []
         self._held: dict[_Process, FileLock | None] = {}
@@ -106,7 +103,7 @@ class SharedWorkers:
         if slot is None and self._held:
             return False
         try:
-            process = self._start()
+            process = start_workers(self._cache, 1, self._provider)
         except BaseException:
             if slot is not None:
                 slot.release()
@@ -116,8 +113,5 @@ class SharedWorkers:
         return True
 
     def _free_slot(self) -> FileLock | None:
-        for number in range(self._most):
-            slot = acquire(self._cache.lock_path(f"compiler-{number}"), wait=False)
-            if slot is not None:
-                return slot
-        return None
+        paths = (self._cache.lock_path(f"compiler-{number}") for number in range(self._most))
+        return next(filter(None, (acquire(path, wait=False) for path in paths)), None)

@@ -7,9 +7,9 @@ others read the old one.
 from __future__ import annotations
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -30,15 +30,11 @@ from ..storage.files import sweep_partials_of
 from ..storage.locks import locked
 from ..targets import BuildTarget
 
-_log = logging.getLogger(__name__)
-
 DAMAGED = ".damaged-"
 """Between a user bundle's name and the time at which it was found damaged and moved aside."""
 
 MAX_DAMAGED = 2
 """Damaged files that are kept for inspection; older ones are removed."""
-
-_DIGEST_LETTERS = 12
 
 
 class SuspectBundleError(StorageError):
@@ -48,15 +44,9 @@ class SuspectBundleError(StorageError):
 class UserBundle:
     """One user bundle, which need not exist yet. Safe to use from several threads and processes.
 
-    Args:
-        cache: The cache directory that it belongs to.
-        target: The target of its kernels, and the device profile that they are chosen for.
-        toolchain: Versions of everything that shapes its kernels.
-        generator: Program and version that writes it.
-        on_damage: Called with a text when a damaged file is moved aside.
-
-    Attributes:
-        path: The file.
+    Target and device profile of its kernels, versions of what shapes them, and the program that
+    writes it tell the files of a cache directory apart. ``on_damage`` is called with a text when a
+    damaged one is moved aside.
     """
 
     def __init__(
@@ -68,7 +58,7 @@ class UserBundle:
         on_damage: Callable[[str], None],
     ) -> None:
         identity = [FORMAT_VERSION, generator, toolchain, target.device.name]
-        digest = sha256_hex(canonical_json(identity))[:_DIGEST_LETTERS]
+        digest = sha256_hex(canonical_json(identity))[:12]
         name = f"{target.target.key}-{digest}{BUNDLE_SUFFIX}"
         self.path = jit_directory(cache.directory) / name
         self._cache = cache
@@ -93,7 +83,7 @@ class UserBundle:
                     for ranking in header.rankings
                 )
         except (BundleFormatError, SuspectBundleError):
-            with locked(bundle_lock(self._cache, self.path)):
+            with _locked(self._cache, self.path):
                 self._read_or_move_aside()
             return False
         except StorageError:
@@ -107,10 +97,10 @@ class UserBundle:
         Raises:
             StorageError: If the file cannot be written; it is then unchanged.
         """
-        with locked(bundle_lock(self._cache, self.path)):
+        with _locked(self._cache, self.path):
             sweep_partials_of(self.path)
             old = self._read_or_move_aside()
-            write_user_bundle(self.path, content if old is None else merge(old, content))
+            _write(self.path, content if old is None else merge(old, content))
 
     def _read_or_move_aside(self) -> BundleContent | None:
         """Read the file, under its lock; None if it is missing or was moved aside just now."""
@@ -131,9 +121,9 @@ class UserBundle:
             return None
 
 
-def bundle_lock(cache: Cache, path: Path) -> Path:
-    """The lock file under which a user bundle is replaced."""
-    return cache.lock_path(f"bundle-{path.name}")
+def _locked(cache: Cache, path: Path) -> AbstractContextManager[None]:
+    """Hold the lock under which a user bundle is replaced."""
+    return locked(cache.lock_path(f"bundle-{path.name}"))
 
 
 def damaged_files(directory: Path) -> list[Path]:
@@ -149,8 +139,7 @@ def read_user_bundle(path: Path) -> BundleContent | None:
 
     Raises:
         BundleFormatError: If it is damaged.
-        SuspectBundleError: If others could have written it.
-        StorageError: If it cannot be read.
+        StorageError: If it cannot be read; a SuspectBundleError, if others could have written it.
     """
     if not path.exists():
         return None
@@ -161,23 +150,15 @@ def read_user_bundle(path: Path) -> BundleContent | None:
 
 
 def require_own(path: Path) -> None:
-    """Refuse a file that others could have written: its kernels would be rewritten as this user's.
-
-    Raises:
-        SuspectBundleError: If others could have written it.
-    """
+    """Refuse a file that others could have written, as its kernels would become this user's."""
     with contextlib.suppress(OSError):  # then it cannot be read either
         reason = writable_by_others(path.absolute())
         if reason is not None:
             raise SuspectBundleError(f"{path}: its kernels cannot be trusted: {reason}")
 
 
-def write_user_bundle(path: Path, content: BundleContent) -> None:
-    """Write a user bundle; equal kernels and rankings give equal bytes.
-
-    Raises:
-        StorageError: If it cannot be written.
-    """
+def _write(path: Path, content: BundleContent) -> None:
+    """Write a user bundle; equal kernels and rankings give equal bytes."""
     write_bundle(path, _with_build_key(content), pack=compress_quickly)
 
 
@@ -236,17 +217,15 @@ def remove_problems(cache: Cache, path: Path, problems: Collection[Problem]) -> 
     """Remove problems from a user bundle; with its last problem, the file is deleted.
 
     Raises:
-        BundleFormatError: If the file is damaged.
-        SuspectBundleError: If others could have written it.
-        StorageError: If it cannot be replaced.
+        BundleFormatError, StorageError: As of `read_user_bundle`, or if it cannot be replaced.
     """
-    with locked(bundle_lock(cache, path)):
+    with _locked(cache, path):
         content = read_user_bundle(path)
         if content is None:
             return
         rest = without(content, problems)
         if rest.rankings:
-            write_user_bundle(path, rest)
+            _write(path, rest)
             return
         try:
             path.unlink()

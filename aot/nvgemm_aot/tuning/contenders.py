@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.operands import torch_dtype
-from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
+from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
 from nvgemm_runtime.gemm.roles import Role, contiguous_bytes, extra_roles
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from nvgemm_runtime.matching.refusals import unlaunchable
@@ -18,20 +18,16 @@ if TYPE_CHECKING:
     from ..bundle.content import ProblemRanking
 
 Run = Callable[..., Any]
-"""``run(a, b, out, *extras)`` computes a GEMM and returns where the result is; see `operands`."""
+"""``run(a, b, out, *extras)`` computes a GEMM and returns the result; see `random_operands`."""
 
 ATEN, TRITON = "aten", "triton"
 """Names of the contenders that are torch's own; a kernel's name is its id."""
 
 
 class Contenders:
-    """Finds the contenders of each problem of some bundles.
+    """Finds the contenders of each problem of some bundles, but for those named by ``without``.
 
-    Args:
-        bundles: Source of kernels; a kernel of several bundles is taken from the first.
-        all_kernels: Whether a problem gets all kernels of its signature instead of its ranking's.
-        triton: Whether Inductor is asked for a Triton kernel.
-        without: Names of contenders to leave out.
+    A kernel of several bundles is taken from the first.
     """
 
     def __init__(
@@ -54,26 +50,20 @@ class Contenders:
 
     def runs_of(self, ranking: ProblemRanking) -> dict[str, Run]:
         """By name: the problem's kernels that its operands' alignment allows, and torch's own."""
-        problem = ranking.problem
+        problem, signature = ranking.problem, ranking.problem.signature
         ids = [id_ for id_, _ in ranking.kernels if id_ in self._places]
         if self._all_kernels:
-            signature = problem.signature
             ids = [id_ for id_, (_, one) in self._places.items() if one.signature == signature]
         runs: dict[str, Run | None] = {
             id_: _late_run(*self._places[id_])
             for id_ in ids
-            if _fits(self._places[id_][1], problem)
+            if contiguous_bytes(problem) % self._places[id_][1].alignment_bytes == 0
         }
-        runs[ATEN] = aten_run(problem.signature)
-        runs[TRITON] = triton_run(problem.signature) if self._triton else None
+        runs[ATEN] = aten_run(signature)
+        runs[TRITON] = triton_run(signature) if self._triton else None
         return {
             name: run for name, run in runs.items() if run is not None and name not in self._without
         }
-
-
-def _fits(kernel: Kernel, problem: Problem) -> bool:
-    """Whether contiguous operands of a problem have the alignment that a kernel needs."""
-    return contiguous_bytes(problem) % kernel.alignment_bytes == 0
 
 
 def _late_run(bundle: Bundle, kernel: Kernel) -> Run:
@@ -147,7 +137,7 @@ def _scaled(signature: Signature) -> Run | None:
 
     def run(a: Any, b: Any, out: Any, *extras: Any) -> Any:
         nonlocal one
-        given = _by_role(signature, extras)
+        given = dict(zip(extra_roles(signature), extras))
         if one is None:
             one = torch.ones((), device=a.device)
         return torch._scaled_mm(
@@ -187,10 +177,6 @@ def _block_scaled(signature: Signature) -> Run | None:
         )
 
     return run
-
-
-def _by_role(signature: Signature, extras: Sequence[Any]) -> Mapping[Role, Any]:
-    return dict(zip(extra_roles(signature), extras))
 
 
 def _grouped(a: Any, b: Any, out: Any, offsets: Any) -> Any:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
-from nvgemm_runtime.gemm.types import Activation
 
-from .operands import block_scaled_product
+from .block_scales import block_scaled_product
 from .outcome import TuningOutcome, contender_name
 
 if TYPE_CHECKING:
@@ -49,12 +48,7 @@ partial sums to the output's type, as programs without this package get it too."
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """The range of correct values of each element of a result.
-
-    Attributes:
-        low: Least correct value, in the output's type; NaN where the result must be NaN.
-        high: Largest correct value.
-    """
+    """The range of correct values of each element, in the output's type; NaN where it must be."""
 
     low: torch.Tensor
     high: torch.Tensor
@@ -63,11 +57,8 @@ class Expected:
 def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int) -> Expected:
     """The range of correct results for these operands.
 
-    Args:
-        operands: See `operands.Operands`.
-        signature: What is computed.
-        terms: Most nonzero products of an element; 0 where every partial sum is exact in the
-            accumulator, so that no error is allowed.
+    ``terms`` is the most nonzero products of an element; 0 where every partial sum is exact in the
+    accumulator, so that no error is allowed.
     """
     value = _before_activation(operands, signature)
     error = value.new_zeros(())
@@ -75,19 +66,13 @@ def expect(operands: Sequence[torch.Tensor], signature: Signature, *, terms: int
         magnitude = _before_activation(operands, signature, of_magnitudes=True)
         error = sum_error(magnitude, signature, terms=terms)
     error = activation_error(error, value, signature)
-    activation = signature.epilogue.activation if signature.epilogue is not None else None
-    if activation is not None:
-        value = _apply_activation(activation, value)
-    return expect_between(value, error, torch_dtype(signature.out))
+    return expect_between(_activated(value, signature), error, torch_dtype(signature.out))
 
 
 def sum_error(magnitude: torch.Tensor, signature: Signature, *, terms: int) -> torch.Tensor:
-    """Largest error of sums of products, including scales and addend.
+    """Largest error of sums of ``terms`` nonzero products, including scales and addend.
 
-    Args:
-        magnitude: The sums of all magnitudes, in fp64.
-        signature: What is computed.
-        terms: Most nonzero products of an element.
+    ``magnitude`` is the sums of all magnitudes, in fp64.
     """
     bits = FRACTION_BITS_OF_FEW if signature.a.bits <= 8 else FRACTION_BITS
     return magnitude * (CUTS_PER_PRODUCT * terms * 2.0**-bits + EPILOGUE_ERROR)
@@ -96,13 +81,7 @@ def sum_error(magnitude: torch.Tensor, signature: Signature, *, terms: int) -> t
 def activation_error(
     error: torch.Tensor, value: torch.Tensor, signature: Signature
 ) -> torch.Tensor:
-    """Largest error after a signature's activation, if it has one.
-
-    Args:
-        error: Error of the activation's input.
-        value: The activation's input.
-        signature: What is computed.
-    """
+    """Largest error after a signature's activation, if any, of an input with ``error``."""
     activation = signature.epilogue.activation if signature.epilogue is not None else None
     if activation is None or activation.row.commutes_with_rounding:
         return error
@@ -110,12 +89,9 @@ def activation_error(
 
 
 def expect_between(value: torch.Tensor, error: torch.Tensor, dtype: torch.dtype) -> Expected:
-    """The values that ``value``, known up to an absolute error, may round to.
+    """The values of ``dtype`` that ``value``, known up to an absolute error, may round to.
 
-    Args:
-        value: In fp64, any shape.
-        error: In fp64, of a shape that broadcasts to it, at least 0 where the value is finite.
-        dtype: Type of the output.
+    Both are fp64, and the error's shape broadcasts; it is at least 0 where the value is finite.
     """
     import torch
 
@@ -126,15 +102,8 @@ def expect_between(value: torch.Tensor, error: torch.Tensor, dtype: torch.dtype)
 
 
 def reference(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tensor:
-    """``f(scale_a * scale_b * (a @ b) + addend)`` in fp64, exact for whole numbers.
-
-    Args:
-        operands: See `operands.Operands`.
-        signature: What is computed.
-    """
-    value = _before_activation(operands, signature)
-    activation = signature.epilogue.activation if signature.epilogue is not None else None
-    return value if activation is None else _apply_activation(activation, value)
+    """``f(scale_a * scale_b * (a @ b) + addend)`` in fp64, exact for whole numbers."""
+    return _activated(_before_activation(operands, signature), signature)
 
 
 def _before_activation(
@@ -170,11 +139,14 @@ def _product_of_groups(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) 
     return result
 
 
-def _apply_activation(activation: Activation, values: torch.Tensor) -> torch.Tensor:
+def _activated(values: torch.Tensor, signature: Signature) -> torch.Tensor:
     import torch
 
-    function = getattr(torch.nn.functional, activation.row.torch_name)
-    result: torch.Tensor = function(values, **activation.row.torch_options)
+    if signature.epilogue is None or signature.epilogue.activation is None:
+        return values
+    row = signature.epilogue.activation.row
+    function = getattr(torch.nn.functional, row.torch_name)
+    result: torch.Tensor = function(values, **row.torch_options)
     return result
 
 
@@ -213,9 +185,7 @@ _EXAMPLES = 5
 def thrown_out(outcomes: Mapping[str, TuningOutcome], broken: Mapping[str, str]) -> dict[str, str]:
     """By id, the kernels that no bundle may have, and what is wrong with each.
 
-    Args:
-        outcomes: Outcomes by problem key.
-        broken: By name, contenders that left the GPU unusable, and the error.
+    ``broken`` has the contenders that left the GPU unusable, and the error.
     """
     wrong = {
         id_: f"{key}: {fault}"
@@ -226,35 +196,27 @@ def thrown_out(outcomes: Mapping[str, TuningOutcome], broken: Mapping[str, str])
 
 
 def suspicion(kernels: Iterable[tuple[str, Signature]], wrong: Mapping[str, str]) -> str | None:
-    """Why the measurement rather than the kernels may be wrong, or None.
-
-    Args:
-        kernels: Ids and signatures of all kernels.
-        wrong: By id, the kernels that were thrown out, and what is wrong with each.
-    """
+    """Why the measurement may be wrong rather than the kernels in ``wrong``, or None."""
     by_signature: dict[Signature, list[str]] = {}
     for id_, signature in kernels:
         by_signature.setdefault(signature, []).append(id_)
     ids = [id_ for some in by_signature.values() for id_ in some]
     gone = [id_ for id_ in ids if id_ in wrong]
     lost = {
-        signature: some
+        signature.key: some
         for signature, some in by_signature.items()
         if all(id_ in wrong for id_ in some)
     }
     if not lost and len(gone) <= MOST_SHARE * len(ids):
         return None
     head = f"{len(gone)} of {len(ids)} kernels were thrown out"
+
+    def example(id_: str) -> str:
+        return f"{contender_name(id_)} for {wrong[id_]}"
+
     if not lost:
-        return "; ".join([f"{head}, more than half", *_examples(gone[:1], wrong)])
-    named = [
-        f"all {len(some)} of {signature.key}, {_examples(some[:1], wrong)[0]}"
-        for signature, some in [*lost.items()][:_EXAMPLES]
-    ]
-    if len(lost) > _EXAMPLES:
-        named.append(f"all of {len(lost) - _EXAMPLES} more signatures")
+        return f"{head}, more than half; {example(gone[0])}"
+    named = [f"all {len(some)} of {key}, {example(some[0])}" for key, some in lost.items()]
+    if len(named) > _EXAMPLES:
+        named[_EXAMPLES:] = [f"all of {len(named) - _EXAMPLES} more signatures"]
     return f"{head}, among them {'; '.join(named)}"
-
-
-def _examples(ids: Sequence[str], wrong: Mapping[str, str]) -> list[str]:
-    return [f"{contender_name(id_)} for {wrong[id_]}" for id_ in ids]

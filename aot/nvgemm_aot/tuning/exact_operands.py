@@ -22,7 +22,7 @@ numbers nothing cancels, so uint8 has only the second check.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,9 @@ from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from nvgemm_runtime.gemm.roles import Role, role_shape
 
+from .block_scales import fp4_of, scales_of_powers
 from .correctness import Expected, expect
-from .operands import Operands, fp4_of, make_extras, make_operands, random_extras, scales_of_powers
+from .random_operands import Operands, make_extras, make_operands, random_extras
 
 if TYPE_CHECKING:
     import torch
@@ -69,13 +70,7 @@ _LARGEST_OF_B_FOR_INT8 = 4
 
 @dataclass(frozen=True, kw_only=True)
 class OperandCheck:
-    """Operands and their expected result.
-
-    Attributes:
-        name: The check's name in messages.
-        operands: Operands to call a kernel with.
-        expected: The correct results.
-    """
+    """Operands and their expected result; the name is for messages."""
 
     name: str
     operands: Operands
@@ -86,35 +81,24 @@ WHOLE_NUMBERS, FEW_PRODUCTS, INTEGERS = "whole numbers", "few products", "random
 
 
 def make_checks(problem: Problem, device: str, *, seed: int) -> list[OperandCheck]:
-    """Make the checks of a problem; the last one has random numbers.
-
-    Args:
-        problem: The problem.
-        device: The device's name in torch.
-        seed: Seed of the random data.
-    """
+    """Make the checks of a problem; the last one has random numbers."""
     import torch
 
     generator = torch.Generator(device=device).manual_seed(seed)
-    return [
-        OperandCheck(
-            name=name, operands=operands, expected=expect(operands, problem.signature, terms=t)
-        )
-        for name, operands, t in _checks(problem, device, generator)
-    ]
+    signature, checks = problem.signature, []
 
+    def add(name: str, operands: Operands, terms: int = 0) -> None:
+        expected = expect(operands, signature, terms=terms)
+        checks.append(OperandCheck(name=name, operands=operands, expected=expected))
 
-def _checks(
-    problem: Problem, device: str, generator: torch.Generator
-) -> Iterator[tuple[str, Operands, int]]:
-    """Names, operands, and the number of products an element, or 0 where their sum is exact."""
-    dtype = problem.signature.a
-    if dtype is not DType.UINT8:
-        yield WHOLE_NUMBERS, _whole_numbers(problem, device, generator), 0
-    if dtype.is_integer:
-        yield INTEGERS, make_operands(problem, device, generator), 0
+    if signature.a is not DType.UINT8:
+        add(WHOLE_NUMBERS, _whole_numbers(problem, device, generator))
+    if signature.a.is_integer:
+        add(INTEGERS, make_operands(problem, device, generator))
     else:
-        yield FEW_PRODUCTS, _few_products(problem, device, generator), TERMS * dtype.packed
+        operands = _few_products(problem, device, generator)
+        add(FEW_PRODUCTS, operands, TERMS * signature.a.packed)
+    return checks
 
 
 def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) -> Operands:
@@ -139,7 +123,7 @@ def _whole_numbers(problem: Problem, device: str, generator: torch.Generator) ->
         )
         return _complete(problem, a, b, device, extras)
 
-    shape_a, shape_b = _shapes(problem)
+    shape_a, shape_b = shapes_with_k_last(problem)
     largest_a, largest_b = _largest_numbers(problem)
     a, b = numbers(shape_a, largest_a), numbers(shape_b, largest_b)
     if problem.k <= ONE_SIGN_K:
@@ -228,7 +212,7 @@ def _few_products(problem: Problem, device: str, generator: torch.Generator) -> 
     import torch
 
     signature = problem.signature
-    shape_a, shape_b = _shapes(problem)
+    shape_a, shape_b = shapes_with_k_last(problem)
     packed = signature.a.packed
 
     def drawn(shape: tuple[int, ...]) -> torch.Tensor:
@@ -262,19 +246,15 @@ def _plant_nan(matrix: torch.Tensor, generator: torch.Generator, device: str) ->
         matrix[row, column] = math.nan
 
 
-def _shapes(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shapes in which A and B are drawn, k last in both; extents count values."""
+def shapes_with_k_last(problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Shapes of A and B with k last in both; extents count values."""
     batch = (problem.batch,) if problem.signature.op is Op.BMM else ()
     groups = (problem.groups,) if problem.signature.op is Op.GROUPED_MM else ()
     return (*batch, problem.m, problem.k), (*batch, *groups, problem.n, problem.k)
 
 
 def _complete(
-    problem: Problem,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    device: str,
-    extras: Iterable[torch.Tensor],
+    problem: Problem, a: torch.Tensor, b: torch.Tensor, device: str, extras: Iterable[torch.Tensor]
 ) -> Operands:
     """Convert A and B to their types and layouts, and add the other operands."""
     import torch

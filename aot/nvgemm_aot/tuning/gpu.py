@@ -9,7 +9,7 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nvgemm_runtime.bundle.format import Conditions
 from nvgemm_runtime.errors import TuningError
@@ -37,48 +37,33 @@ _LIBRARY = "libnvidia-ml.so.1"
 
 @dataclass(frozen=True, kw_only=True)
 class GpuState:
-    """A GPU at one moment.
+    """A GPU at one moment; None where something is unknown.
 
     Attributes:
-        utilization_percent: Share of the last second or less in which a kernel ran; None if
-            unknown.
-        slowdowns: What holds its clocks down, in words; None if unknown.
+        utilization_percent: Share of the last second or less in which a kernel ran.
+        slowdowns: What holds its clocks down, in words.
     """
 
-    utilization_percent: int | None
-    slowdowns: tuple[str, ...] | None
+    utilization_percent: int | None = None
+    slowdowns: tuple[str, ...] | None = None
 
 
-class Watch(Protocol):
-    """Reports the state of one GPU."""
-
-    @property
-    def driver(self) -> str:
-        """Version of the driver."""
-
-    def look(self) -> GpuState:
-        """The GPU's state now."""
-
-
-class Blind:
-    """Stands in where NVML is missing: knows nothing."""
+class Watch:
+    """Reports a GPU's state; this one, which stands in where NVML is missing, knows nothing."""
 
     driver = UNKNOWN_DRIVER
 
     def look(self) -> GpuState:
-        """A state of unknowns."""
-        return GpuState(utilization_percent=None, slowdowns=None)
+        """The GPU's state now."""
+        return GpuState()
 
 
 class _Utilization(ctypes.Structure):
     _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
 
 
-class NvmlWatch:
-    """Reports the state of a GPU by NVML.
-
-    Args:
-        uuid: The GPU's UUID, e.g. ``GPU-8b1c…``.
+class NvmlWatch(Watch):
+    """Reports the state of the GPU of a UUID, e.g. ``GPU-8b1c…``, by NVML.
 
     Raises:
         OSError: If NVML is missing or does not know the GPU.
@@ -123,7 +108,7 @@ def watch_gpu(uuid: str) -> Watch:
     try:
         return NvmlWatch(uuid)
     except OSError:
-        return Blind()
+        return Watch()
 
 
 GRAPH_NS = 2_000_000
@@ -145,7 +130,7 @@ class GpuTimer:
     """
 
     def prepare(self, calls: Sequence[Callable[[], object]]) -> Sample:
-        """See `race.Timer`."""
+        """Capture the calls in turn."""
         for call in calls[:3]:  # loads device code, and lets libraries choose their kernels
             call()
         once = min(_elapsed_ns(call) for call in calls[:2] for _ in range(2))
@@ -160,7 +145,7 @@ class GpuTimer:
         return lambda: _elapsed_ns(graph.replay) / count
 
     def check(self) -> None:
-        """See `race.Timer`."""
+        """Wait for the device, which raises its error."""
         import torch
 
         torch.cuda.synchronize()
@@ -204,10 +189,7 @@ class Bench:
     """The device that measurements run on, and everything that depends on its kind.
 
     Attributes:
-        facts: Facts of the device.
         device: The device's name in torch.
-        versions: Versions of torch.
-        timer: Times calls.
         watch: Reports what disturbs a measurement.
         buffer_bytes: Bytes that operands must take together so that no cache holds them.
         sleep: Waits for a number of seconds.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -15,9 +16,9 @@ from .contenders import ATEN, TRITON, Run
 from .correctness import find_fault, is_like
 from .exact_operands import OperandCheck, make_checks
 from .gpu import Bench
-from .operands import Operands, make_sets, poison
 from .outcome import UNSEEN_SLOWDOWNS, UNSEEN_WORK, TuningOutcome
 from .race import RaceResult, Sample, race
+from .random_operands import make_sets, poison
 
 _log = logging.getLogger(__name__)
 
@@ -37,12 +38,7 @@ UNDECIDED = "the fastest were not told apart, and their times vary"
 
 
 class BrokenDeviceError(Exception):
-    """A contender has left the device unusable for this process.
-
-    Attributes:
-        contender: The contender's name.
-        reason: The device's error.
-    """
+    """A contender has left the device unusable for this process; its name, and the error."""
 
     def __init__(self, contender: str, reason: str) -> None:
         super().__init__(f"{contender}: {reason}")
@@ -83,7 +79,7 @@ def measure(
     """Time the contenders that compute a problem correctly.
 
     Args:
-        problem: The problem.
+        problem: What they compute.
         contenders: Kernels by id, and `contenders.ATEN` and `contenders.TRITON`.
         bench: The GPU and its timer.
         trying: Context entered with a contender's name while that runs for the first time.
@@ -111,7 +107,8 @@ def measure(
             with trying(name):
                 fault = _fault(name, run, checks)
                 if fault is None:
-                    ready[name] = _guarded(name, bench.timer.prepare(_calls(run, sets)))
+                    calls = [functools.partial(run, *operands) for operands in sets]
+                    ready[name] = _guarded(name, bench.timer.prepare(calls))
         except (torch.OutOfMemoryError, StorageError, ToolchainError):
             raise  # not the contender's fault
         except Exception as error:  # of a kernel, of torch's operator, or of what compiles it
@@ -142,11 +139,8 @@ def measure(
 
 
 def _fault(name: str, run: Run, checks: Sequence[OperandCheck]) -> str | None:
-    if name in (
-        ATEN,
-        TRITON,
-    ):  # both may round parts of a sum, which matters little with few products
-        check = checks[-1]
+    if name in (ATEN, TRITON):
+        check = checks[-1]  # both may round parts of a sum: with few products that matters little
         poison(check.operands[2])
         result = run(*check.operands)
         return None if is_like(result, check.expected) else "it computes something else"
@@ -172,13 +166,6 @@ def _guarded(name: str, sample: Sample) -> Sample:
 
 def _in_one_line(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {error}")
-
-
-def _calls(run: Run, sets: Sequence[Operands]) -> list[Callable[[], object]]:
-    def call(operands: Operands) -> Callable[[], object]:
-        return lambda: run(*operands)
-
-    return [call(operands) for operands in sets]
 
 
 def _race_undisturbed(

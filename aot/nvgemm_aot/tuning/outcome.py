@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from nvgemm_runtime.bundle.encode import timing_json
@@ -35,7 +35,6 @@ class TuningOutcome:
         triton: The best Triton kernel's time; None where there is none or it was not asked for.
         wrong: By id, incorrect kernels and what is wrong with them.
         doubts: Reasons not to rely on the order.
-        conditions: Versions and date of the measurement.
     """
 
     kernels: Mapping[str, Timing]
@@ -109,10 +108,6 @@ def contender_name(contender: str) -> str:
     return torchs_own.get(contender, f"kernel {contender[:12]}")
 
 
-_MOST = 2**63 - 1
-"""The largest integer of a header."""
-
-
 def outcome_json(outcome: TuningOutcome) -> dict[str, Any]:
     """The JSON object of an outcome."""
     return {
@@ -127,73 +122,22 @@ def outcome_json(outcome: TuningOutcome) -> dict[str, Any]:
     }
 
 
-def read_outcome(value: Any, ids: Collection[str]) -> TuningOutcome:
-    """Read an outcome from its JSON object, by the rules of a bundle's header.
-
-    Args:
-        value: What `outcome_json` returned.
-        ids: Ids of the kernels that it may name.
+def read_outcome(value: Mapping[str, Any]) -> TuningOutcome:
+    """The outcome of a JSON object that `outcome_json` returned.
 
     Raises:
-        ValueError: If a bundle could not hold a value.
+        ValueError, KeyError, TypeError: If it is another object.
     """
-    given = _object(value, [field.name for field in fields(TuningOutcome)])
-    kernels = {}
-    for item in _items(given["kernels"]):
-        id_, *timing = _items(item)
-        kernels[_kernel(id_, ids)] = read_timing(timing)
-    times = [timing.time_ns for timing in kernels.values()]
-    if len(kernels) != len(given["kernels"]) or times != sorted(times):
-        raise ValueError("kernels are named twice, or not the fastest first")
-    wrong = _object(given["wrong"])
-    conditions = _object(given["conditions"], [field.name for field in fields(Conditions)])
     return TuningOutcome(
-        kernels=kernels,
-        aten=None if given["aten"] is None else read_timing(given["aten"]),
-        triton=None if given["triton"] is None else read_timing(given["triton"]),
-        wrong={_kernel(id_, ids): read_text(fault) for id_, fault in wrong.items()},
-        doubts=tuple(map(read_text, _items(given["doubts"]))),
-        conditions=Conditions(**{name: read_text(text) for name, text in conditions.items()}),
+        kernels={id_: _timing(timing) for id_, *timing in value["kernels"]},
+        aten=value["aten"] and _timing(value["aten"]),
+        triton=value["triton"] and _timing(value["triton"]),
+        wrong=value["wrong"],
+        doubts=tuple(value["doubts"]),
+        conditions=Conditions(**value["conditions"]),
     )
 
 
-def read_timing(value: Any) -> Timing:
-    """Read a timing from ``[nanoseconds, spread]``.
-
-    Raises:
-        ValueError: If the value is malformed.
-    """
-    time_ns, spread_ns = _items(value)
-    for number, least in ((time_ns, 1), (spread_ns, 0)):
-        if type(number) is not int or not least <= number <= _MOST:
-            raise ValueError(f"{number!r:.80} is no integer in {least}..{_MOST}")
+def _timing(value: list[int]) -> Timing:
+    time_ns, spread_ns = value
     return Timing(time_ns=time_ns, spread_ns=spread_ns)
-
-
-def read_text(value: Any) -> str:
-    """Read a text that a header can hold.
-
-    Raises:
-        ValueError: If it is empty, unprintable or no text.
-    """
-    if not isinstance(value, str) or not value or not value.isprintable():
-        raise ValueError(f"{value!r:.80} is no printable text")
-    return value
-
-
-def _kernel(id_: Any, ids: Collection[str]) -> str:
-    if read_text(id_) not in ids:
-        raise ValueError(f"there is no kernel {id_:.80}")
-    return str(id_)
-
-
-def _object(value: Any, names: Collection[str] | None = None) -> dict[str, Any]:
-    if not isinstance(value, dict) or (names is not None and value.keys() != set(names)):
-        raise ValueError(f"{value!r:.80} is not an object of {names}")
-    return value
-
-
-def _items(value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise ValueError(f"{value!r:.80} is no list")
-    return value

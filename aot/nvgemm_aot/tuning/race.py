@@ -45,18 +45,12 @@ class Interval:
 
 
 def median_interval(samples: Sequence[float]) -> Interval:
-    """The median of samples and the interval that order statistics give for the true one.
+    """The median of `LEAST_SAMPLES` or more, and the interval of order statistics for the true one.
 
     No distribution is assumed: the true median lies between the j-th smallest and the j-th largest
     of n independent samples with probability 1 - 2 P(Binomial(n, 1/2) < j).
-
-    Args:
-        samples: At least `LEAST_SAMPLES`.
     """
-    count = len(samples)
-    if count < LEAST_SAMPLES:
-        raise ValueError(f"{count} samples, at least {LEAST_SAMPLES} are needed")
-    ordered = sorted(samples)
+    count, ordered = len(samples), sorted(samples)
     outside, skipped = 2 / 2**count, 0
     while True:
         outside += 2 * math.comb(count, skipped + 1) / 2**count
@@ -96,9 +90,8 @@ class Timer(Protocol):
     def prepare(self, calls: Sequence[Callable[[], object]]) -> Sample:
         """Get calls of one contender ready to be timed.
 
-        Args:
-            calls: The same computation on different buffers, at least one. They are called in
-                turn, so that no call finds its buffers in a cache.
+        The calls compute the same on different buffers, in turn, so that none finds its buffers in
+        a cache.
         """
 
     def check(self) -> None:
@@ -127,11 +120,6 @@ def race(
 
     Contenders that can no longer be the fastest are dropped. The race ends when the fastest is
     told apart or after `MOST_ROUNDS` rounds.
-
-    Args:
-        contenders: By name; at least one.
-        source: What the orders are drawn from.
-        after_round: Called when a round has ended.
     """
     samples: dict[str, list[float]] = {name: [] for name in contenders}
     intervals: dict[str, Interval] = {}

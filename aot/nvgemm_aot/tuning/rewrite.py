@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from nvgemm_runtime.bundle.encode import measured_json, source_json, unserved_json
@@ -41,10 +41,6 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
     measurements without doubts on one GPU product disagree. Kernels that were not measured for the
     problem come last, without a time; `tuned_content` drops them if they get none.
 
-    Args:
-        bundles: At least one.
-        facts: The device to tune on.
-
     Raises:
         BundleFormatError: If a bundle is damaged.
         TuningError: If the bundles differ in target, device profile or toolchain.
@@ -56,9 +52,10 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
         for what in ("target", "device", "toolchain"):
             here, there = getattr(first, what), getattr(other, what)
             if here != there:
+                said = [getattr(value, "key", value) for value in (there, here)]
                 raise TuningError(
-                    f"{bundle.path}: {what} is {_text(there)}, that of {bundles[0].path} is "
-                    f"{_text(here)}; tune them one by one"
+                    f"{bundle.path}: {what} is {said[0]}, that of {bundles[0].path} is {said[1]}; "
+                    "tune them one by one"
                 )
     kernels = {kernel.id: kernel for content in reversed(contents) for kernel in content.kernels}
     rankings: dict[str, ProblemRanking] = {}
@@ -80,10 +77,6 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
     )
 
 
-def _text(value: object) -> str:
-    return str(getattr(value, "key", value))
-
-
 def _joined(one: ProblemRanking, other: ProblemRanking, facts: DeviceFacts) -> ProblemRanking:
     if _weakness(other, facts) < _weakness(one, facts):
         one, other = other, one
@@ -91,11 +84,16 @@ def _joined(one: ProblemRanking, other: ProblemRanking, facts: DeviceFacts) -> P
     # Times of two sources do not compare, and what one has not measured has no place in its order.
     added = tuple((id_, None) for id_, _ in other.kernels if id_ not in known)
     joined = replace(one, kernels=(*one.kernels, *added))
-    differs = _disagreement(other, one)
+    gpu = one.source.gpu
+    before, now = previous_outcome(other, gpu), previous_outcome(one, gpu)
+    differs = None if before is None or now is None else disagreement(before, now)
     if joined.measured is None or differs is None:
         return joined
-    doubts = (*joined.measured.doubts, differs)
-    return replace(joined, measured=replace(joined.measured, doubts=doubts))
+    return _with_doubt(joined, joined.measured, differs)
+
+
+def _with_doubt(ranking: ProblemRanking, measured: Measured, doubt: str) -> ProblemRanking:
+    return replace(ranking, measured=replace(measured, doubts=(*measured.doubts, doubt)))
 
 
 def _weakness(ranking: ProblemRanking, facts: DeviceFacts) -> int:
@@ -108,21 +106,13 @@ def _weakness(ranking: ProblemRanking, facts: DeviceFacts) -> int:
     return 1 if measured.doubts else 0
 
 
-def _disagreement(before: ProblemRanking, now: ProblemRanking) -> str | None:
-    """What two measurements on one product of GPU disagree about, if they are both that."""
-    gpu = now.source.gpu
-    old, new = previous_outcome(before, gpu), previous_outcome(now, gpu)
-    return None if old is None or new is None else disagreement(old, new)
-
-
 def tuned_content(
     content: BundleContent,
     outcomes: Mapping[str, TuningOutcome],
     *,
     broken: Mapping[str, str],
-    by: str,
+    program: str,
     gpu: str,
-    generator: str,
 ) -> BundleContent:
     """A content whose rankings are those that were measured, without kernels that are wrong.
 
@@ -133,9 +123,8 @@ def tuned_content(
         content: The bundle as it was.
         outcomes: By problem key; problems without one keep their ranking.
         broken: By name, contenders that left the GPU unusable, and how.
-        by: The measuring program, with its version.
+        program: Program and version that measures, and writes the new bundle.
         gpu: The GPU, as its driver names it.
-        generator: Program and version that writes the new bundle.
 
     Raises:
         TuningError: If no right kernel is left.
@@ -144,9 +133,10 @@ def tuned_content(
     rankings, unserved = [], dict(content.unserved)
     for ranking in content.rankings:
         outcome = outcomes.get(ranking.problem.key)
-        made = _without_unmeasured(ranking)
         if outcome is not None:
-            made = _with_outcome(ranking, outcome, by=by, gpu=gpu)
+            made = _with_outcome(ranking, outcome, by=program, gpu=gpu)
+        else:
+            made = _without_unmeasured(ranking)
         made = _without_wrong(made, wrong)
         if made.kernels:
             rankings.append(made)
@@ -162,11 +152,7 @@ def tuned_content(
             f"out, and no problem has one left, so no bundle is written; {reasons}"
         )
     return replace(
-        content,
-        generator=generator,
-        kernels=kernels,
-        rankings=tuple(rankings),
-        unserved=unserved,
+        content, generator=program, kernels=kernels, rankings=tuple(rankings), unserved=unserved
     )
 
 
@@ -204,21 +190,15 @@ def _why_unserved(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
 
 def _without_wrong(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:
     """Drop wrong kernels from a ranking; doubt it if they kept others from being told apart."""
-    kept = [place for place, (id_, _) in enumerate(ranking.kernels) if id_ not in wrong]
-    kernels = tuple(ranking.kernels[place] for place in kept)
-    measured = ranking.measured
-    if measured is None or len(kept) == len(ranking.kernels):
-        return replace(ranking, kernels=kernels)
-    before = _intervals(ranking, measured)
     gone = {id_ for id_, _ in ranking.kernels if id_ in wrong}
+    kept = _keep_ranked(ranking, lambda id_: id_ not in wrong)
+    if not gone or not kept.kernels or ranking.measured is None or kept.measured is None:
+        return kept
+    before = _intervals(ranking, ranking.measured)
     left = {name: interval for name, interval in before.items() if name not in gone}
-    doubts = measured.doubts
-    if kept and not gone.isdisjoint(contending(before)) and not is_decided(left):
-        doubts = (*doubts, LEFT_UNDECIDED)
-    spreads_ns = tuple(measured.spreads_ns[place] for place in kept)
-    return replace(
-        ranking, kernels=kernels, measured=replace(measured, spreads_ns=spreads_ns, doubts=doubts)
-    )
+    if gone.isdisjoint(contending(before)) or is_decided(left):
+        return kept
+    return _with_doubt(kept, kept.measured, LEFT_UNDECIDED)
 
 
 def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interval]:
@@ -322,7 +302,7 @@ def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
     pruned = replace(
         content,
         kernels=tuple(kernel for kernel in content.kernels if kernel.id in kept),
-        rankings=tuple(_keep_ranked(ranking, kept) for ranking in content.rankings),
+        rankings=tuple(_keep_ranked(one, lambda id_: id_ in kept) for one in content.rankings),
     )
     return pruned, Pruned(
         dropped=tuple(sorted(kernels.keys() - kept)),
@@ -375,8 +355,8 @@ def _serving_most(
     }
 
 
-def _keep_ranked(ranking: ProblemRanking, kept: Collection[str]) -> ProblemRanking:
-    places = [place for place, (id_, _) in enumerate(ranking.kernels) if id_ in kept]
+def _keep_ranked(ranking: ProblemRanking, keeps: Callable[[str], bool]) -> ProblemRanking:
+    places = [place for place, (id_, _) in enumerate(ranking.kernels) if keeps(id_)]
     measured = ranking.measured
     if measured is not None:
         spreads = tuple(measured.spreads_ns[place] for place in places)

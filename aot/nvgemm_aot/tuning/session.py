@@ -57,9 +57,6 @@ class Tuned:
     """The result of a tuning.
 
     Attributes:
-        path: The bundle that was written.
-        header: Its header.
-        file_bytes: Its size.
         pruned_bytes: Bytes that the pruned kernels took in the original bundles.
         outcomes: By problem key, in the order of the problems, including those of earlier runs.
         unmeasured: By key, problems without an outcome, and the reason.
@@ -68,8 +65,7 @@ class Tuned:
         state: The file that keeps the outcomes; None where there are none.
         measured_now: How many problems this run measured.
         is_complete: Whether the same command would have nothing left to measure.
-        suspicion: Why the measurement rather than the thrown-out kernels may be wrong; None where
-            few kernels were thrown out.
+        suspicion: Why the measurement rather than the thrown-out kernels may be wrong, or None.
     """
 
     path: Path
@@ -104,8 +100,8 @@ def tune(
         paths: The bundles, of one target and toolchain.
         output: The bundle to write; not one of ``paths``.
         bench: The GPU and its timer.
-        options: See `TuningOptions`.
-        progress: Called after each finished problem.
+        options: What to measure, and for how long.
+        progress: Called before the first problem and after each finished one.
         clock: Returns seconds, for the budget.
 
     Raises:
@@ -121,7 +117,7 @@ def tune(
     """
     begin = clock()
     with contextlib.ExitStack() as stack:
-        bundles = stack.enter_context(_opened(paths, bench))
+        bundles = [stack.enter_context(_opened(path, bench)) for path in paths]
         content = read_together(bundles, bench.facts)
         if not content.rankings:
             named = ", ".join(map(str, paths))
@@ -133,9 +129,7 @@ def tune(
             for bundle in bundles
             for kernel in bundle.header.kernels
         }
-        state = TuningState(
-            state_path(output), _identity(bundles, bench, options), stored_bytes.keys()
-        )
+        state = TuningState(state_path(output), _identity(bundles, bench, options))
         stack.callback(state.close)
         refuse_foreign_measurements(output, state.written)
         contenders = Contenders(
@@ -149,8 +143,7 @@ def tune(
             bench=bench,
             state=state,
             budget_s=options.budget_s,
-            clock=clock,
-            begin=begin,
+            elapsed_s=lambda: clock() - begin,
         )
         left = session.left(content.rankings)
         left_out = session.measure(left, progress)
@@ -167,12 +160,7 @@ def tune(
                 "these kernels: --accept-suspect"
             )
         made = tuned_content(
-            content,
-            state.outcomes,
-            broken=state.broken,
-            by=PROGRAM,
-            gpu=bench.facts.name,
-            generator=PROGRAM,
+            content, state.outcomes, broken=state.broken, program=PROGRAM, gpu=bench.facts.name
         )
         pruned = None
         if options.prunes:
@@ -201,15 +189,13 @@ def tune(
 
 
 @contextlib.contextmanager
-def _opened(paths: Sequence[Path], bench: Bench) -> Iterator[list[Bundle]]:
-    with contextlib.ExitStack() as stack:
-        bundles = [stack.enter_context(Bundle(path)) for path in paths]
-        for bundle in bundles:
-            reason = refusal(bundle.header, bench.facts)
-            if reason is not None:
-                raise TuningError(f"{bundle.path} cannot be measured here: {reason}")
-            require_libraries(bundle.header)  # or each kernel would be blamed for what is missing
-        yield bundles
+def _opened(path: Path, bench: Bench) -> Iterator[Bundle]:
+    with Bundle(path) as bundle:
+        reason = refusal(bundle.header, bench.facts)
+        if reason is not None:
+            raise TuningError(f"{path} cannot be measured here: {reason}")
+        require_libraries(bundle.header)  # or each kernel would be blamed for what is missing
+        yield bundle
 
 
 def _refuse_unusual_aten(rankings: Sequence[ProblemRanking]) -> None:
@@ -254,36 +240,28 @@ Progress = Callable[[int, int], None]
 class Session:
     """One run of a tuning: measures the problems that its state does not hold yet.
 
-    Attributes:
-        contenders: Finds what to time for a problem.
-        bench: The GPU and its timer.
-        state: The outcomes so far, and their file.
-        budget_s: Seconds after which no further problem is begun; None for no limit.
-        clock: Returns seconds.
-        begin: The clock's time when the run began.
+    ``elapsed_s`` returns the seconds since the run began; `TuningOptions` has ``budget_s``.
     """
 
     contenders: Contenders
     bench: Bench
     state: TuningState
     budget_s: float | None
-    clock: Callable[[], float]
-    begin: float
+    elapsed_s: Callable[[], float]
 
     def left(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
         """Problems without an outcome, and then those whose measurement was disturbed."""
         outcomes = self.state.outcomes
-        new = [one for one in rankings if one.problem.key not in outcomes]
         known = [one for one in rankings if one.problem.key in outcomes]
-        return new + [one for one in known if outcomes[one.problem.key].is_disturbed]
+        disturbed = [one for one in known if outcomes[one.problem.key].is_disturbed]
+        return [one for one in rankings if one.problem.key not in outcomes] + disturbed
 
     def measure(
         self, rankings: Sequence[ProblemRanking], progress: Progress | None
     ) -> dict[str, str]:
         """Measure problems and add their outcomes to the state.
 
-        Returns:
-            By key, problems that were left out, and the reason.
+        Returns those that were left out, by key, and the reason.
 
         Raises:
             TuningError: If a contender leaves the GPU unusable.
@@ -294,12 +272,12 @@ class Session:
             progress(0, len(rankings))
         unmeasured: dict[str, str] = {}
         other_work = _OtherWork(self.bench, self.state)
-        now = self.begin
+        now = 0.0
         try:
             for place, ranking in enumerate(rankings, start=1):
-                last, now = now, self.clock()
+                last, now = now, self.elapsed_s()
                 other_work.pass_time(now - last)
-                if self.budget_s is not None and now - self.begin >= self.budget_s:
+                if self.budget_s is not None and now >= self.budget_s:
                     unmeasured[ranking.problem.key] = OUT_OF_BUDGET
                     continue
                 reason = self._measure_one(ranking, other_work.busy)
@@ -316,12 +294,9 @@ class Session:
         import torch
 
         key = ranking.problem.key
-        without = self.state.left_out(key)
-        runs = {
-            name: run
-            for name, run in self.contenders.runs_of(ranking).items()
-            if name not in without
-        }
+        runs = self.contenders.runs_of(ranking)
+        for name in self.state.left_out(key):
+            runs.pop(name, None)
         if not runs.keys() - {ATEN, TRITON}:
             return self._why_no_contender(ranking)
         trying = functools.partial(self.state.trying, key=key)
@@ -340,7 +315,8 @@ class Session:
             return f"{OUT_OF_MEMORY}{error}"
         before = previous_outcome(ranking, self.bench.facts.name)
         differs = None if before is None else disagreement(before, outcome)
-        self.state.add(key, _with_doubts(outcome, busy, differs))
+        doubts = (*outcome.doubts, *(doubt for doubt in (busy, differs) if doubt is not None))
+        self.state.add(key, replace(outcome, doubts=doubts))
         return None
 
     def _why_no_contender(self, ranking: ProblemRanking) -> str:
@@ -355,8 +331,7 @@ class Session:
 class _OtherWork:
     """Looks for other work on the GPU before the first problem and every `LOOK_EVERY_S`.
 
-    Attributes:
-        busy: The doubt that the last look raises, or None.
+    ``busy`` is the doubt that the last look raises, or None.
     """
 
     def __init__(self, bench: Bench, state: TuningState) -> None:
@@ -381,8 +356,3 @@ class _OtherWork:
         is_new = before is None and self.busy is not None
         self._state.confirm(f"{self.busy} afterwards" if is_new else None)
         self._passed_s = 0.0
-
-
-def _with_doubts(outcome: TuningOutcome, *doubts: str | None) -> TuningOutcome:
-    added = tuple(doubt for doubt in doubts if doubt is not None)
-    return replace(outcome, doubts=(*outcome.doubts, *added)) if added else outcome

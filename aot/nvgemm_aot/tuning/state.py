@@ -25,7 +25,7 @@ from nvgemm_runtime.errors import BundleFormatError, StorageError, TuningError
 from ..storage.files import require_writable, sweep_partials_of
 from ..storage.locks import acquire
 from .contenders import ATEN, TRITON
-from .outcome import TuningOutcome, contender_name, outcome_json, read_outcome, read_text
+from .outcome import TuningOutcome, contender_name, outcome_json, read_outcome
 
 
 @contextlib.contextmanager
@@ -33,8 +33,7 @@ def reserved(output: Path) -> Iterator[None]:
     """Lock an output, so that no other process tunes into it.
 
     Raises:
-        StorageError: If it cannot be written.
-        TuningError: If another process holds it.
+        StorageError, TuningError: If it cannot be written, or another process holds it.
     """
     if output.is_dir():
         raise StorageError(f"{output}: cannot write: it is a directory; name a file in it")
@@ -52,15 +51,7 @@ def reserved(output: Path) -> Iterator[None]:
 
 
 def refuse_foreign_measurements(output: Path, written: Collection[str]) -> None:
-    """Refuse to overwrite the measurements of another tuning.
-
-    Args:
-        output: The bundle to write.
-        written: Build keys of the bundles that this tuning has written.
-
-    Raises:
-        TuningError: If ``output`` is another bundle and has measurements.
-    """
+    """Raise a TuningError for a bundle with measurements whose key is not among ``written``."""
     if not output.exists():
         return
     try:
@@ -85,9 +76,7 @@ _BEGIN = b'{"version": '
 class Journal:
     """A file of JSON objects, one a line, to which one process at a time appends.
 
-    Args:
-        path: The file. It is made with the first line that is appended.
-        first: Its first line, which is written before any other.
+    The file is made with the first line that is appended; ``first`` is written before that.
 
     Attributes:
         lines: Those that were there, the first one among them. What stands behind the last line
@@ -101,22 +90,17 @@ class Journal:
         self._path = path
         self._first = first
         self._file: IO[bytes] | None = None
-        whole, unfinished = self._read()
-        self.lines = [self._parsed(line) for line in whole.split(b"\n")[:-1]]
-        self._end = len(whole)
-        self._size_bytes = len(whole) + len(unfinished)
-        if not whole and not _BEGIN.startswith(unfinished[: len(_BEGIN)]):
-            self.fail(f"its first line does not end: {unfinished[:40]!r}")
-
-    def _read(self) -> tuple[bytes, bytes]:
         try:
-            data = self._path.read_bytes()
+            data = path.read_bytes()
         except FileNotFoundError:
-            return b"", b""
+            data = b""
         except OSError as error:
-            raise StorageError(f"{self._path}: cannot read: {error.strerror}") from error
-        end = data.rfind(b"\n") + 1
-        return data[:end], data[end:]
+            raise StorageError(f"{path}: cannot read: {error.strerror}") from error
+        self._end = data.rfind(b"\n") + 1
+        self._size_bytes = len(data)
+        self.lines = [self._parsed(line) for line in data[: self._end].split(b"\n")[:-1]]
+        if not self._end and not _BEGIN.startswith(data[: len(_BEGIN)]):
+            self.fail(f"its first line does not end: {data[:40]!r}")
 
     def _parsed(self, line: bytes) -> Line:
         try:
@@ -128,22 +112,14 @@ class Journal:
         return parsed
 
     def fail(self, what: str) -> NoReturn:
-        """Report a damaged file.
-
-        Raises:
-            StorageError: Always.
-        """
+        """Raise the StorageError of a damaged file."""
         raise StorageError(
             f"{self._path}: the state of a tuning is damaged ({what}); remove it, and the output "
             "beside it, to measure from the beginning"
         )
 
     def append(self, line: Line, *, sync: bool = True) -> None:
-        """Add a line.
-
-        Args:
-            line: It.
-            sync: Whether it must outlive the machine too, and not only this process.
+        """Add a line; with ``sync``, it outlives a crash of the machine too.
 
         Raises:
             StorageError: If the file cannot be written, or another process writes it too.
@@ -166,9 +142,7 @@ class Journal:
     def meanwhile(self, line: Line) -> Iterator[None]:
         """Keep a line at the end during the block; it remains only if the process is killed.
 
-        Raises:
-            StorageError: As of `append`. Where what is done meanwhile fails, its error stays the
-                cause of this one.
+        Where what is done meanwhile fails, its error stays the cause of one that `append` raises.
         """
         end = self._end
         self.append(line, sync=False)
@@ -228,8 +202,6 @@ kernels."""
 MOST_KILLS = 2
 """Kills during a kernel's first run on a problem after which it counts as broken; ATen and Triton
 are then left out of that problem. A single kill may well be a job's time limit."""
-
-
 KILLED = "the run that measured it was killed before other work on the GPU was looked for"
 """Doubt of outcomes that were not confirmed before the run was killed."""
 
@@ -242,10 +214,7 @@ def state_path(output: Path) -> Path:
 class TuningState:
     """The outcomes of a tuning, saved as they are added. One process at a time may open it.
 
-    Args:
-        path: The file; read if it exists, and created with the first fact.
-        identity: Bundles, GPU, versions …: outcomes of another identity are refused.
-        ids: Ids of the kernels that are tuned.
+    Outcomes of another ``identity`` (bundles, GPU, versions …) are refused.
 
     Attributes:
         outcomes: By problem key.
@@ -257,12 +226,11 @@ class TuningState:
         TuningError: If it belongs to another tuning.
     """
 
-    def __init__(self, path: Path, identity: Mapping[str, str], ids: Collection[str]) -> None:
+    def __init__(self, path: Path, identity: Mapping[str, str]) -> None:
         self.outcomes: dict[str, TuningOutcome] = {}
         self.broken: dict[str, str] = {}
         self.written: set[str] = set()
         self._path = path
-        self._ids = ids
         self._unconfirmed: set[str] = set()
         self._running: tuple[str, str] | None = None
         self._kills: Counter[tuple[str, str]] = Counter()
@@ -271,11 +239,7 @@ class TuningState:
             self._read(identity)
 
     def add(self, key: str, outcome: TuningOutcome) -> None:
-        """Add an outcome; later runs doubt it unless this one confirms it.
-
-        Raises:
-            StorageError: If the file cannot be written, as in the methods below.
-        """
+        """Add an outcome; later runs doubt it unless this one confirms it."""
         self._journal.append({"problem": key, "outcome": outcome_json(outcome)})
         self.outcomes[key] = outcome
         self._unconfirmed.add(key)
@@ -286,11 +250,7 @@ class TuningState:
         return not self._unconfirmed
 
     def confirm(self, doubt: str | None) -> None:
-        """Confirm the outcomes added since the last call, or doubt them.
-
-        Args:
-            doubt: What disturbed them, or None.
-        """
+        """Confirm the outcomes added since the last call, or add a doubt to them."""
         self._journal.append({"confirmed": doubt})
         self._confirm(doubt)
 
@@ -325,7 +285,7 @@ class TuningState:
         for line in lines:
             try:
                 self._apply_line(line)
-            except (ValueError, KeyError) as error:
+            except (ValueError, KeyError, TypeError) as error:
                 self._journal.fail(f"{type(error).__name__}: {error}")
         if self._running is not None:
             self._add_kill(*self._running)  # first, while that is on the last line
@@ -352,20 +312,18 @@ class TuningState:
     def _apply_line(self, line: Line) -> None:
         self._running = None
         if "outcome" in line:
-            key = read_text(line["problem"])
-            self.outcomes[key] = read_outcome(line["outcome"], self._ids)
-            self._unconfirmed.add(key)
+            self.outcomes[line["problem"]] = read_outcome(line["outcome"])
+            self._unconfirmed.add(line["problem"])
         elif "confirmed" in line:
-            doubt = line["confirmed"]
-            self._confirm(None if doubt is None else read_text(doubt))
+            self._confirm(line["confirmed"])
         elif "broken" in line:
-            self.broken[read_text(line["broken"])] = read_text(line["reason"])
+            self.broken[line["broken"]] = line["reason"]
         elif "written" in line:
-            self.written.add(read_text(line["written"]))
+            self.written.add(line["written"])
         elif "killed" in line:
-            self._kills[read_text(line["killed"]), read_text(line["on"])] += 1
+            self._kills[line["killed"], line["on"]] += 1
         else:
-            self._running = read_text(line["running"]), read_text(line["on"])
+            self._running = line["running"], line["on"]
 
     def _confirm(self, doubt: str | None) -> None:
         if doubt is not None:

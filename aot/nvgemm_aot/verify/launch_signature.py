@@ -49,8 +49,9 @@ _NAMES = {
     Role.OFFSETS.value: "offset_mapping",
     WORKSPACE: "workspace",
 }
-"""What launchers call their tensors: quack's by their roles, cutlass.operators' ``a``, ``b``, ``c``.
-The transposed family there writes ``a_api``; its operators with an epilogue take what comes after the stream as nameless arguments, told apart by their order."""
+"""What launchers call their tensors: those of quack by their roles, others a, b and c. The
+transposed family writes ``a_api``; operators with an epilogue take what comes after the stream as
+nameless arguments, told apart by their order."""
 
 _POINTER_NAMES = {
     Role.A.value: "a",

@@ -7,7 +7,9 @@ torch.compile would ask it on that GPU, whatever machine this runs on.
 from __future__ import annotations
 
 import enum
+import itertools
 import math
+import operator
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -25,7 +27,14 @@ from nvgemm_runtime.matching.device import (
     DeviceFacts,
     RuntimeLibrary,
 )
-from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match, first_served, preferred
+from nvgemm_runtime.matching.index import (
+    Basis,
+    BundleView,
+    Index,
+    Match,
+    first_served,
+    newest_compiler_first,
+)
 from nvgemm_runtime.matching.refusals import (
     library_distribution,
     refusal,
@@ -52,39 +61,6 @@ class Sizes:
     def flops(self) -> int:
         """Floating-point operations, counted as in `Problem.flops`."""
         return 2 * self.m * self.n * self.k * self.batch
-
-
-@dataclass(frozen=True, kw_only=True)
-class Undeclarable:
-    """A recorded GEMM that no manifest can declare, so that no bundle can serve it.
-
-    Attributes:
-        gemm: The GEMM in words.
-        sizes: Its sizes; None where the words do not tell them.
-        count: How often it was recorded.
-        reason: Why no manifest can declare it.
-    """
-
-    gemm: str
-    sizes: Sizes | None
-    count: int
-    reason: str
-
-
-def read_undeclarable(text: str) -> tuple[Undeclarable, ...]:
-    """Read the undeclarable GEMMs from a recording's comments; other manifests have none."""
-    return tuple(_parse_other(line, count) for line, count in read_others(text).items())
-
-
-def _parse_other(line: str, count: int) -> Undeclarable:
-    gemm, _, reason = line.partition(": ")
-    extents = sizes_in_words(gemm)
-    return Undeclarable(
-        gemm=gemm,
-        sizes=None if extents is None else Sizes(*extents),
-        count=count,
-        reason=reason or "no manifest can declare it",
-    )
 
 
 def call_of(problem: Problem) -> AtenGemm:
@@ -129,28 +105,19 @@ def _operand(problem: Problem, role: Role) -> Operand:
         dtype=torch_dtype(role_dtype(served, role)),
         device=torch.device("cuda"),
         shape=shape,
-        strides=_strides(shape, row_major=_is_row_major(served, role)),
+        strides=_strides(served, role, shape),
         address=math.lcm(ALIGNMENT_BYTES, SWIZZLED_ALIGNMENT_BYTES)
         if role in (Role.SCALE_A, Role.SCALE_B)
         else ALIGNMENT_BYTES,
     )
 
 
-def _is_row_major(served: Signature, role: Role) -> bool:
-    if role is Role.A:
-        return served.layout.a_row_major
-    return role is not Role.B or served.layout.b_row_major
-
-
-def _strides(shape: tuple[int, ...], *, row_major: bool) -> tuple[int, ...]:
-    if not row_major:
+def _strides(served: Signature, role: Role, shape: tuple[int, ...]) -> tuple[int, ...]:
+    row_major = {Role.A: served.layout.a_row_major, Role.B: served.layout.b_row_major}
+    if not row_major.get(role, True):
         *batch, rows, columns = shape
         return (*(rows * columns for _ in batch), 1, rows)
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= extent
-    return tuple(reversed(strides))
+    return tuple(itertools.accumulate(reversed(shape[1:]), operator.mul, initial=1))[::-1]
 
 
 class Status(str, enum.Enum):
@@ -178,13 +145,11 @@ class GemmCoverage:
     """A recorded GEMM and how it is served on one target.
 
     Attributes:
-        gemm: Its problem's key, or a text where no problem describes it.
+        gemm: Its problem's key, or a text where no manifest can declare it.
         problem: Its problem; None where no manifest can declare it.
-        sizes: Its sizes; None where they are not known.
+        sizes: Its sizes; None where that text does not tell them.
         count: How often it was recorded.
-        status: Whether it is served, and how.
         ranked_as: The declared problem whose ranking is used; None for a miss.
-        kernels: How many kernels serve it.
         bundle: Name of the bundle that its best kernel is in; None for a miss.
         reasons: Why it is a miss, beside what `TargetCoverage.refusals` says of all.
         is_split: Whether kernels compute the product alone, into fp32, and torch.compile adds.
@@ -194,7 +159,7 @@ class GemmCoverage:
     problem: Problem | None
     sizes: Sizes | None
     count: int
-    status: Status
+    status: Status = Status.MISSED
     ranked_as: Problem | None = None
     kernels: int = 0
     bundle: str | None = None
@@ -210,12 +175,29 @@ class GemmCoverage:
         return 0 if self.sizes is None else self.count * self.sizes.flops
 
 
+def read_undeclarable(text: str) -> tuple[GemmCoverage, ...]:
+    """Read what no manifest can declare from a recording's comments; other manifests have none."""
+    missed = []
+    for line, count in read_others(text).items():
+        gemm, _, reason = line.partition(": ")
+        extents = sizes_in_words(gemm)
+        missed.append(
+            GemmCoverage(
+                gemm=gemm,
+                problem=None,
+                sizes=None if extents is None else Sizes(*extents),
+                count=count,
+                reasons=(reason or "no manifest can declare it",),
+            )
+        )
+    return tuple(missed)
+
+
 @dataclass(frozen=True, kw_only=True)
 class TargetCoverage:
     """What bundles serve on the GPU of one target.
 
     Attributes:
-        target: The target and its GPU.
         runtime_library: Assumed version of the library that kernels call: the newest that a bundle
             for this GPU was built with.
         bundles: Names of the bundles that this GPU can use, preferred first.
@@ -248,7 +230,7 @@ def cover(
     bundles: Iterable[BundleView],
     *,
     unusable: Sequence[str] = (),
-    undeclarable: Sequence[Undeclarable] = (),
+    undeclarable: Sequence[GemmCoverage] = (),
 ) -> tuple[TargetCoverage, ...]:
     """Find, for each target of a manifest, which of its GEMMs bundles serve.
 
@@ -256,34 +238,22 @@ def cover(
         manifest: Recorded or written by hand.
         bundles: Bundles that the process would have.
         unusable: Why further bundles could not be opened.
-        undeclarable: Recorded GEMMs that the manifest cannot declare.
+        undeclarable: Recorded GEMMs that the manifest cannot declare, all missed.
     """
-    views = preferred(bundles)
-    asked = [_readings_of(declared) for declared in manifest.declared]
-    missed = tuple(
-        GemmCoverage(
-            gemm=gemm.gemm,
-            problem=None,
-            sizes=gemm.sizes,
-            count=gemm.count,
-            status=Status.MISSED,
-            reasons=(gemm.reason,),
-        )
-        for gemm in undeclarable
-    )
+    views = newest_compiler_first(bundles)
     covered = []
     for target in manifest.targets:
         facts = gpu_facts(target, views)
         assert facts.runtime_library is not None
         index = Index(views, facts, unusable)
-        matched = (_cover_gemm(index, one) for one in asked)
+        matched = (_cover_gemm(index, declared) for declared in manifest.declared)
         covered.append(
             TargetCoverage(
                 target=target,
                 runtime_library=facts.runtime_library.version,
                 bundles=tuple(view.name for view in views if _is_usable(view, facts)),
                 refusals=index.refusals,
-                gemms=(*matched, *missed),
+                gemms=(*matched, *undeclarable),
             )
         )
     return tuple(covered)
@@ -291,6 +261,9 @@ def cover(
 
 def gpu_facts(target: BuildTarget, bundles: Iterable[BundleView]) -> DeviceFacts:
     """Facts of a target's GPU, with the library version of the newest bundle that it can use."""
+    library = RuntimeLibrary(
+        path=Path(RUNTIME_LIBRARY), cuda=target.target.cuda, version=UNKNOWN_VERSION
+    )
     facts = DeviceFacts(
         kind="cuda",
         name=target.device.driver_name,
@@ -298,21 +271,15 @@ def gpu_facts(target: BuildTarget, bundles: Iterable[BundleView]) -> DeviceFacts
         multiprocessors=target.device.sm_count.value,
         platform=target.target.platform,
         cuda=target.target.cuda,
-        runtime_library=RuntimeLibrary(
-            path=Path(RUNTIME_LIBRARY), cuda=target.target.cuda, version=UNKNOWN_VERSION
-        ),
+        runtime_library=library,
     )
     headers = [view.header for view in bundles if refusal(view.header, facts) is None]
     named = [header.toolchain.get(library_distribution(header)) for header in headers]
     versions = [version for version in named if version is not None]
     if not versions:
         return facts
-    library = RuntimeLibrary(
-        path=Path(RUNTIME_LIBRARY),
-        cuda=target.target.cuda,
-        version=max(versions, key=version_numbers),
-    )
-    return replace(facts, runtime_library=library)
+    newest = max(versions, key=version_numbers)
+    return replace(facts, runtime_library=replace(library, version=newest))
 
 
 def _is_usable(bundle: BundleView, facts: DeviceFacts) -> bool:
@@ -320,46 +287,23 @@ def _is_usable(bundle: BundleView, facts: DeviceFacts) -> bool:
     return usable and refusal(bundle.header, facts) is None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """What torch.compile asks of matching for a declared problem.
-
-    Attributes:
-        readings: Every way to read the call that poses it.
-        product: Where that is a plain sum, every way to read its product by itself; else empty.
-    """
-
-    declared: Declared
-    readings: tuple[Request, ...]
-    product: tuple[Request, ...]
-
-
-def _readings_of(declared: Declared) -> _Asked:
-    call = call_of(declared.problem)
-    product = product_of_sum(call)
-    return _Asked(
-        declared=declared,
-        readings=readings(call),
-        product=() if product is None else readings(product),
-    )
-
-
-def _cover_gemm(index: Index, asked: _Asked) -> GemmCoverage:
-    problem = asked.declared.problem
+def _cover_gemm(index: Index, declared: Declared) -> GemmCoverage:
+    problem = declared.problem
+    call = call_of(problem)
     missed = GemmCoverage(
         gemm=problem.key,
         problem=problem,
         sizes=Sizes(problem.m, problem.n, problem.k, problem.batch),
-        count=asked.declared.count,
-        status=Status.MISSED,
+        count=declared.count,
     )
-    _, found = first_served(index.match, asked.readings)
+    _, found = first_served(index.match, readings(call))
     if isinstance(found, Match):
         return _served(index, missed, found)
     reasons = [reason for reason in found.reasons if reason not in index.refusals]
-    if asked.product:
+    product = product_of_sum(call)
+    if product is not None:
         # As `nvgemm_runtime.inductor.offers` splits a sum.
-        request, split = first_served(index.match, asked.product)
+        request, split = first_served(index.match, readings(product))
         if isinstance(split, Match):
             served = _served(index, missed, split)
             # Even if the product is declared, the sum itself is not.
@@ -378,5 +322,5 @@ def _served(index: Index, missed: GemmCoverage, found: Match) -> GemmCoverage:
         status=Status.DECLARED if found.basis is Basis.DECLARED else Status.SIGNATURE,
         ranked_as=found.ranked_as,
         kernels=len(found.kernels),
-        bundle=index.bundles[found.kernels[0].bundle].name,
+        bundle=found.kernels[0].bundle.name,
     )

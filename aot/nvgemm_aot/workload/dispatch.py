@@ -27,10 +27,8 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
 
     Tensors may be real, meta or fake; enter a `FakeTensorMode` before this mode. Products of
     vectors do not count, as no tensor core computes them. Storage is assumed to be aligned as
-    torch's allocators align it.
-
-    Args:
-        arch: Architecture to declare problems for; None for whatever any architecture serves.
+    torch's allocators align it. ``arch`` is the architecture to declare problems for; None for
+    whatever any architecture serves.
 
     Attributes:
         problems: Calls of each GEMM that a manifest can declare.
@@ -63,15 +61,12 @@ class GemmCalls(TorchDispatchMode):  # type: ignore[misc]
                 result = func.decompose(*args, **kwargs)
             return func(*args, **kwargs) if result is NotImplemented else result
         result = func(*args, **kwargs)
-        self.count(self.declared_as(_read(func, name, args, kwargs, _operand(result))))
+        gemm = _read(func, name, args, kwargs, _operand(result))
+        self.count(declarable(gemm) if self._arch is None else declarable_for(gemm, self._arch))
         return result
 
-    def declared_as(self, gemm: AtenGemm) -> Problem | str:
-        """The problem of a GEMM, or the GEMM in words where no manifest can declare it."""
-        return declarable(gemm) if self._arch is None else declarable_for(gemm, self._arch)
-
     def count(self, met: Problem | str) -> None:
-        """Count a GEMM, given as `declared_as` returns it."""
+        """Count a GEMM: its problem, or a text where no manifest can declare it."""
         if isinstance(met, Problem):
             self.problems[met] += 1
         else:

@@ -78,49 +78,23 @@ class MetGemm:
     def to_json(self) -> dict[str, Any]:
         """The JSON object; times that are not finite are null."""
         return {
-            "gemm": self.gemm,
-            "basis": self.basis,
-            "reasons": self.reasons,
-            "offered": self.offered,
-            "measured": self.measured,
-            "graphs": self.graphs,
+            **vars(self),
             "times_ms": {
                 name: time if math.isfinite(time) else None for name, time in self.times_ms.items()
             },
             "fastest": self.fastest,
-            "used": dict(self.used),
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExplainedProgram:
-    """The GEMMs of a program's run.
+def explain_program(command: Sequence[str], *, quiet: bool = False) -> dict[str, Any]:
+    """Run a program without torch's compile caches and describe its GEMMs.
 
-    Attributes:
-        status: The program's exit status, as shells give it: 128 + N where signal N ended it.
-        gemms: The GEMMs in the order in which they came up.
-        unreadable_lines: Number of events that are missing because their lines could not be read.
-    """
+    With ``quiet``, the program's output goes to standard error.
 
-    status: int
-    gemms: Sequence[MetGemm]
-    unreadable_lines: int
-
-    def to_json(self) -> dict[str, Any]:
-        """The JSON object."""
-        return {
-            "status": self.status,
-            "unreadable_lines": self.unreadable_lines,
-            "gemms": [gemm.to_json() for gemm in self.gemms],
-        }
-
-
-def explain_program(command: Sequence[str], *, quiet: bool = False) -> ExplainedProgram:
-    """Run a program without torch's compile caches and collect its GEMMs.
-
-    Args:
-        command: The program and its arguments.
-        quiet: Whether to send the program's output to standard error.
+    Returns:
+        A document: ``status`` is the program's exit status, as shells give it; ``gemms`` are in the
+        order in which they came up; ``unreadable_lines`` is how many events are missing because
+        their lines could not be read.
 
     Raises:
         OSError: If the command cannot be started.
@@ -131,11 +105,12 @@ def explain_program(command: Sequence[str], *, quiet: bool = False) -> Explained
         status = run_to_end(command, environment, quiet=quiet)
         text = path.read_bytes() if path.exists() else b""
     events = [_event(line) for line in text.splitlines()]
-    return ExplainedProgram(
-        status=status,
-        gemms=collect(event for event in events if event is not None),
-        unreadable_lines=events.count(None),
-    )
+    gemms = collect(event for event in events if event is not None)
+    return {
+        "status": status,
+        "unreadable_lines": events.count(None),
+        "gemms": [gemm.to_json() for gemm in gemms],
+    }
 
 
 def _event(line: bytes) -> dict[str, Any] | None:

@@ -120,12 +120,7 @@ _NOT_STARTED = 2
 
 
 class KeptCalls(GemmCalls):
-    """Counts GEMMs and writes them to a file from time to time.
-
-    Args:
-        kept_by: The file's recorder.
-        target: The architecture to build for.
-    """
+    """Counts GEMMs and writes them to a recorder's file from time to time."""
 
     def __init__(self, kept_by: Recorder, target: str) -> None:
         super().__init__(target)

@@ -6,7 +6,6 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime.bundle.format import MAGIC, MAX_HEADER_BYTES, PREFIX
@@ -18,55 +17,35 @@ from nvgemm_runtime.matching.index import BundleView
 
 from ..storage.files import open_regular
 
-_WHEEL_SUFFIX = ".whl"
-
 _DAMAGED = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, OverflowError)
 """Errors that `zipfile` raises for a file that is no archive or is damaged."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Bundles:
-    """Bundles that were found.
-
-    Attributes:
-        views: Bundles with valid headers.
-        unusable: Why each of the others cannot be used.
-    """
-
-    views: tuple[BundleView, ...]
-    unusable: tuple[str, ...] = ()
-
-
-def read_bundles(paths: Sequence[Path]) -> Bundles:
-    """Read the headers of bundles.
-
-    Args:
-        paths: Bundles, directories of bundles, and wheels made by ``nvgemm-aot wheel``.
+def read_bundles(paths: Sequence[Path]) -> list[BundleView]:
+    """Read the headers of bundles, of directories of them, and of wheels of ``nvgemm-aot wheel``.
 
     Raises:
         BundleFormatError: If a bundle breaks a rule of the format.
         StorageError: If a path cannot be read or holds no bundle.
     """
-    return Bundles(views=tuple(view for path in paths for view in _read_path(path)))
+    return [view for path in paths for view in _read_path(path)]
 
 
-def installed_bundles() -> Bundles:
-    """Bundles of installed wheels and of NVGEMM_AOT_BUNDLES, without the JIT's user bundles."""
-    found = INSTALLATION.shipped_bundles()
-    return Bundles(
-        views=tuple(
-            BundleView(name=one.name, header=one.bundle.header)
-            for one in found
-            if one.bundle is not None
-        ),
-        unusable=tuple(f"{one.name}: {one.problem}" for one in found if one.bundle is None),
-    )
+def installed_bundles() -> tuple[list[BundleView], list[str]]:
+    """Bundles of wheels and of NVGEMM_AOT_BUNDLES, and why others of them cannot be used."""
+    views, unusable = [], []
+    for one in INSTALLATION.shipped_bundles():
+        if one.bundle is None:
+            unusable.append(f"{one.name}: {one.problem}")
+        else:
+            views.append(BundleView(name=one.name, header=one.bundle.header))
+    return views, unusable
 
 
 def _read_path(path: Path) -> Iterator[BundleView]:
     if path.is_dir():
         yield from _read_directory(path)
-    elif path.suffix == _WHEEL_SUFFIX:
+    elif path.suffix == ".whl":
         yield from _read_wheel(path)
     else:
         yield _read_header(path, str(path))
@@ -101,7 +80,11 @@ def _read_wheel(path: Path) -> Iterator[BundleView]:
             file = Path(directory) / "bundle"
             for member in members:
                 _unpack_header(wheel, member, file)
-                yield _read_member(file, f"{path}/{member}")
+                name = f"{path}/{member}"
+                try:
+                    yield _read_header(file, name)
+                except BundleFormatError as error:
+                    raise BundleFormatError(name, error.rule, error.message) from error
     except _DAMAGED as error:
         raise StorageError(f"{path}: not a whole wheel: {error}; build it again") from error
     except OSError as error:
@@ -118,13 +101,6 @@ def _unpack_header(wheel: zipfile.ZipFile, member: str, file: Path) -> None:
             if header_bytes <= MAX_HEADER_BYTES:
                 unpacked.write(packed.read(header_bytes))
         unpacked.truncate(wheel.getinfo(member).file_size)
-
-
-def _read_member(file: Path, name: str) -> BundleView:
-    try:
-        return _read_header(file, name)
-    except BundleFormatError as error:
-        raise BundleFormatError(name, error.rule, error.message) from error
 
 
 def _no_bundle(path: Path) -> StorageError:

@@ -17,15 +17,10 @@ _KILLED = 128
 def run_to_end(
     command: Sequence[str], environment: Mapping[str, str], *, quiet: bool = False
 ) -> int:
-    """Run a command and wait for it, even if Ctrl-C is pressed.
+    """Run a command and wait for it, even if Ctrl-C is pressed; returns its exit status.
 
-    Args:
-        command: The program and its arguments.
-        environment: The command's environment variables, all of them.
-        quiet: Whether to send its output to standard error.
-
-    Returns:
-        Its exit status, as shells give it: 128 + N where signal N ended it.
+    That is as shells give it: 128 + N where signal N ended it. With ``quiet``, the command's output
+    goes to standard error.
 
     Raises:
         OSError: If it cannot be started.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime.errors import RecordError
+from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.recording.recorder import Recorder, chosen_target
-from nvgemm_runtime.recording.text import Recording
 from nvgemm_runtime.settings import MODE_VARIABLE, RECORD_VARIABLE, TARGET_VARIABLE
 
 from .process import run_to_end
@@ -27,21 +28,16 @@ class Recorded:
 
     Attributes:
         status: The program's exit status, as shells give it.
-        path: The manifest.
-        met: Number of recorded GEMMs that a manifest can declare.
-        distinct: Number of distinct ones among them.
-        new: Number of those that the file did not have.
-        others_met: Number of recorded GEMMs that no manifest can declare.
-        others: Number of distinct ones among them.
+        problems: How often each GEMM was met that a manifest can declare.
+        others: Likewise of those that no manifest can declare.
+        new: Number of problems that the file did not have.
     """
 
     status: int
     path: Path
-    met: int
-    distinct: int
+    problems: Counter[Problem]
+    others: Counter[str]
     new: int
-    others_met: int
-    others: int
 
 
 def record_program(
@@ -50,11 +46,11 @@ def record_program(
     """Run a program and merge its GEMMs into a manifest.
 
     Args:
-        command: The program and its arguments; a Python program if ``fake``.
+        command: The program and its arguments.
         path: The manifest; an earlier recording, or a file that does not exist yet.
         target: The architecture to build for; None for that of the GPU.
-        fake: Run the program under fake tensors and record the GEMMs that it calls instead of those
-            that torch.compile compiles.
+        fake: Run a Python program under fake tensors and record the GEMMs that it calls instead of
+            those that torch.compile compiles.
 
     Raises:
         RecordError: If nothing could be recorded; the command is not started then.
@@ -64,33 +60,22 @@ def record_program(
     environment = {**os.environ, RECORD_VARIABLE: str(recorder.path)}
     if target is not None:
         environment[TARGET_VARIABLE] = target
-    _check(environment, recorder)
+    if environment.get(MODE_VARIABLE) == "off":
+        raise RecordError(f"{MODE_VARIABLE}=off: nothing would be recorded; unset it")
+    chosen_target(None, environment)
+    recorder.check()
     if fake:
         command = _with_fake_tensors(command)
         environment["CUDA_VISIBLE_DEVICES"] = ""
     before = recorder.read()
     status = run_to_end(command, environment)
-    return _compare(status, recorder.path, before, recorder.read())
-
-
-def _check(environment: Mapping[str, str], recorder: Recorder) -> None:
-    if environment.get(MODE_VARIABLE) == "off":
-        raise RecordError(f"{MODE_VARIABLE}=off: nothing would be recorded; unset it")
-    chosen_target(None, environment)
-    recorder.check()
-
-
-def _compare(status: int, path: Path, before: Recording, after: Recording) -> Recorded:
-    problems = after.problems - before.problems
-    others = after.others - before.others
+    after = recorder.read()
     return Recorded(
         status=status,
-        path=path,
-        met=problems.total(),
-        distinct=len(problems),
+        path=recorder.path,
+        problems=after.problems - before.problems,
+        others=after.others - before.others,
         new=len(after.problems.keys() - before.problems.keys()),
-        others_met=others.total(),
-        others=len(others),
     )
 
 

@@ -64,10 +64,8 @@ class CallingConvention:
         wanted[MNKL] = int(self.needs_compact)
         given = Counter(parameter.removesuffix("*") for parameter in self.parameters)
         differing = sorted(name for name in wanted | given if wanted[name] != given[name])
-        if not differing:
-            return None
-        name = differing[0]
-        return (
+        name = next(iter(differing), None)
+        return name and (
             f"parameter {name} is passed {_times(given[name])}, must be {_times(wanted[name])} for "
             f"{signature.key} with {workspace_bytes} bytes of workspace"
         )
@@ -81,10 +79,8 @@ PLAIN = CallingConvention(name="gemm", parameters=("a", "b", "out", STREAM))
 def parse_calling_convention(text: str) -> CallingConvention | None:
     """Read a calling convention; None for one that this release does not know."""
     match = _FORM.fullmatch(text)
-    if match is None:
-        return None
-    parameters = tuple(match[2].split(","))
-    if not _PARAMETERS.issuperset(parameters):
+    parameters = tuple(match[2].split(",")) if match else ()
+    if match is None or not _PARAMETERS.issuperset(parameters):
         return None
     return CallingConvention(name=match[1], parameters=parameters)
 

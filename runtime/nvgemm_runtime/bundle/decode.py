@@ -8,7 +8,8 @@ allowed. Nothing in this module reads a file.
 from __future__ import annotations
 
 import json
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 from ..errors import BundleFormatError
 from ..gemm.problem import Problem, Signature
@@ -42,6 +43,8 @@ from .unknown_parts import with_understood
 
 UPGRADE = "upgrade: pip install -U nvgemm-aot"
 """What to do where a newer release is needed."""
+
+_T = TypeVar("_T")
 
 _HEADER = frozenset(
     {"target", "device", "generator", "build_key", "toolchain", "body_sha256", "dictionary"}
@@ -85,14 +88,15 @@ def decode_header(
 
 
 class _Decoder:
-    """Holds the name of the file, for messages, and its version."""
-
     def __init__(self, where: str, version: int) -> None:
         self.where = where
         self.version = version
 
     def fail(self, rule: str, message: str) -> NoReturn:
         raise BundleFormatError(self.where, rule, message)
+
+    def refuse(self, path: str, wanted: str, value: object) -> NoReturn:
+        self.fail("header-field", f"{path} must be {wanted} (got {value!r:.80})")
 
     def decode(self, data: bytes, body_offset: int, file_bytes: int) -> Header:
         try:
@@ -108,23 +112,11 @@ class _Decoder:
         self.fields(top, "header", _HEADER if self.version == 1 else _HEADER | {"imports"})
         parts = Parts(
             dictionary=self.dictionary(top["dictionary"]),
-            kernels=tuple(
-                self.kernel(item, f"kernels[{i}]")
-                for i, item in enumerate(self.items(top["kernels"], "kernels"))
-            ),
-            sources=tuple(
-                self.source(item, f"sources[{i}]")
-                for i, item in enumerate(self.items(top["sources"], "sources"))
-            ),
-            rankings=tuple(
-                self.ranking(item, f"rankings[{i}]")
-                for i, item in enumerate(self.items(top["rankings"], "rankings"))
-            ),
+            kernels=self.each(top["kernels"], "kernels", self.kernel),
+            sources=self.each(top["sources"], "sources", self.source),
+            rankings=self.each(top["rankings"], "rankings", self.ranking),
             unserved=self.unserved(top["unserved"]) if "unserved" in top else (),
-            failures=tuple(
-                self.failure(item, f"failures[{i}]")
-                for i, item in enumerate(self.added_items(top, "failures", "failures"))
-            ),
+            failures=self.each(self.added(top, "failures"), "failures", self.failure),
         )
         header = Header(
             target=self.target(top["target"]),
@@ -141,14 +133,14 @@ class _Decoder:
             failures=parts.failures,
             format_version=self.version,
         )
-        check_header(parts, where=self.where, body_offset=body_offset, file_bytes=file_bytes)
+        check_header(parts, self.fail, body_offset=body_offset, file_bytes=file_bytes)
         return with_understood(header, parts)
 
     # Values, each with the path it stands at.
 
     def fields(self, value: Any, path: str, required: frozenset[str]) -> dict[str, Any]:
         if not isinstance(value, dict):
-            self.fail("header-field", f"{path} must be an object (got {type(value).__name__})")
+            self.refuse(path, "an object", value)
         if not required <= value.keys():
             missing = ", ".join(sorted(required - value.keys()))
             self.fail("header-field", f"{path} lacks {missing}, which it must have")
@@ -158,12 +150,40 @@ class _Decoder:
         fields = self.fields(value, path, required)
         return {name: self.text(fields[name], f"{path}.{name}") for name in required}
 
+    def text(self, value: Any, path: str) -> str:
+        if not isinstance(value, str) or not value or not value.isprintable():
+            self.refuse(path, "non-empty printable text", value)
+        return value
+
+    def digest(self, value: Any, path: str) -> str:
+        text = self.text(value, path)
+        if len(text) != 64 or set(text) - set("0123456789abcdef"):
+            self.refuse(path, "64 lower-case hex digits", text)
+        return text
+
+    def number(self, value: Any, path: str, least: int = 0, most: int = 2**63 - 1) -> int:
+        if type(value) is not int or not least <= value <= most:
+            self.refuse(path, f"an integer in {least}..{most}", value)
+        return value
+
+    def items(self, value: Any, path: str, length: int | None = None) -> list[Any]:
+        if not isinstance(value, list) or (length is not None and len(value) != length):
+            self.refuse(path, "a list" if length is None else f"a list of {length}", value)
+        return value
+
+    def each(
+        self, value: Any, path: str, read: Callable[[Any, str], _T], length: int | None = None
+    ) -> tuple[_T, ...]:
+        items = self.items(value, path, length)
+        return tuple(read(item, f"{path}[{i}]") for i, item in enumerate(items))
+
+    def added(self, fields: dict[str, Any], name: str) -> Any:
+        """An optional list that version 1 does not have; empty where it is not there."""
+        return [] if self.version == 1 else fields.get(name, [])
+
     def unknown_features(self, fields: dict[str, Any], path: str) -> str | None:
         """What an object requires that this release does not know, or None."""
-        if self.version == 1 or "requires" not in fields:
-            return None
-        wanted = self.items(fields["requires"], f"{path}.requires")
-        names = [self.text(name, f"{path}.requires[{i}]") for i, name in enumerate(wanted)]
+        names = self.each(self.added(fields, "requires"), f"{path}.requires", self.text)
         unknown = [name for name in names if name not in KNOWN_FEATURES]
         return f"requires {', '.join(unknown)}, unknown to this release" if unknown else None
 
@@ -178,36 +198,6 @@ class _Decoder:
                 why = f"names a problem that this release does not know: {error}"
         return key, f"{why}; {UPGRADE}"
 
-    def text(self, value: Any, path: str) -> str:
-        if not isinstance(value, str) or not value or not value.isprintable():
-            self.fail(
-                "header-field", f"{path} must be non-empty printable text (got {value!r:.80})"
-            )
-        return value
-
-    def digest(self, value: Any, path: str) -> str:
-        text = self.text(value, path)
-        if len(text) != 64 or set(text) - set("0123456789abcdef"):
-            self.fail("header-field", f"{path} must be 64 lower-case hex digits (got {text!r:.80})")
-        return text
-
-    def number(self, value: Any, path: str, least: int = 0, most: int = 2**63 - 1) -> int:
-        if type(value) is not int or not least <= value <= most:
-            self.fail(
-                "header-field", f"{path} must be an integer in {least}..{most} (got {value!r:.80})"
-            )
-        return value
-
-    def items(self, value: Any, path: str, length: int | None = None) -> list[Any]:
-        if not isinstance(value, list) or (length is not None and len(value) != length):
-            wanted = "a list" if length is None else f"a list of {length}"
-            self.fail("header-field", f"{path} must be {wanted} (got {value!r:.80})")
-        return value
-
-    def added_items(self, fields: dict[str, Any], name: str, path: str) -> list[Any]:
-        """An optional list that version 1 does not have; empty where it is not there."""
-        return [] if self.version == 1 else self.items(fields.get(name, []), path)
-
     # Parts of the header.
 
     def target(self, value: Any) -> Target:
@@ -215,7 +205,7 @@ class _Decoder:
 
     def toolchain(self, value: Any) -> dict[str, str]:
         if not isinstance(value, dict) or not value:
-            self.fail("header-field", "toolchain must be an object with at least one version")
+            self.refuse("toolchain", "an object with at least one version", value)
         return {
             self.text(name, "a name in toolchain"): self.text(version, f"toolchain.{name}")
             for name, version in value.items()
@@ -226,9 +216,7 @@ class _Decoder:
         return Span(
             offset=self.number(offset, f"{path}.offset"),
             stored_bytes=self.number(stored, f"{path}.stored_bytes", least=1),
-            content_bytes=self.number(
-                content, f"{path}.content_bytes", least=1, most=max_content_bytes
-            ),
+            content_bytes=self.number(content, f"{path}.content_bytes", 1, max_content_bytes),
         )
 
     def dictionary(self, value: Any) -> Dictionary | None:
@@ -241,17 +229,15 @@ class _Decoder:
         )
 
     def imports(self, value: Any, path: str) -> tuple[str, ...]:
-        symbols = [
-            self.text(name, f"{path}[{i}]") for i, name in enumerate(self.items(value, path))
-        ]
-        if symbols != sorted(set(symbols)):
-            self.fail("header-field", f"{path} must be sorted, each symbol once")
-        return tuple(symbols)
+        symbols = self.each(value, path, self.text)
+        if list(symbols) != sorted(set(symbols)):
+            self.refuse(path, "sorted, each symbol once", value)
+        return symbols
 
     def failure(self, value: Any, path: str) -> CompileFailure:
         fields = self.fields(value, path, _FAILURE)
         if not isinstance(fields["is_transient"], bool):
-            self.fail("header-field", f"{path}.is_transient must be true or false")
+            self.refuse(f"{path}.is_transient", "true or false", fields["is_transient"])
         return CompileFailure(
             operator=self.text(fields["operator"], f"{path}.operator"),
             reason=self.text(fields["reason"], f"{path}.reason"),
@@ -275,16 +261,12 @@ class _Decoder:
                 id=id_, span=span, operator=operator, signature=key, why=f"{why}; {UPGRADE}"
             )
         self.fields(fields, path, _KERNEL)
+        alignment_path = f"{path}.alignment_bytes"
         alignment = self.number(
-            fields["alignment_bytes"],
-            f"{path}.alignment_bytes",
-            least=1,
-            most=MAX_KERNEL_ALIGNMENT_BYTES,
+            fields["alignment_bytes"], alignment_path, 1, MAX_KERNEL_ALIGNMENT_BYTES
         )
         if alignment & (alignment - 1):
-            self.fail(
-                "header-field", f"{path}.alignment_bytes must be a power of two (got {alignment})"
-            )
+            self.refuse(alignment_path, "a power of two", alignment)
         return Kernel(
             id=id_,
             span=span,
@@ -304,9 +286,8 @@ class _Decoder:
 
     def design(self, value: Any, path: str) -> KernelDesign:
         fields = self.fields(value, path, _DESIGN)
-        tile_m, tile_n, tile_k = self.extents(fields["tile"], f"{path}.tile", 3)
+        tile_m, tile_n, tile_k = self.each(fields["tile"], f"{path}.tile", self.extent, 3)
         fallback = fields["fallback_cluster"]
-        limits = self.items(fields["cluster_limits"], f"{path}.cluster_limits")
         return KernelDesign(
             tile=(tile_m, tile_n, tile_k),
             ctas_per_tile=self.number(fields["ctas_per_tile"], f"{path}.ctas_per_tile", 1, 2),
@@ -316,9 +297,8 @@ class _Decoder:
             else self.cluster(fallback, f"{path}.fallback_cluster"),
             scheduler=self.text(fields["scheduler"], f"{path}.scheduler"),
             swapped=self.flag(fields.get("swapped", False), f"{path}.swapped"),
-            cluster_limits=tuple(
-                self.cluster_limit(item, f"{path}.cluster_limits[{i}]")
-                for i, item in enumerate(limits)
+            cluster_limits=self.each(
+                fields["cluster_limits"], f"{path}.cluster_limits", self.cluster_limit
             ),
         )
 
@@ -328,14 +308,11 @@ class _Decoder:
         return value
 
     def cluster(self, value: Any, path: str) -> tuple[int, int]:
-        cluster_m, cluster_n = self.extents(value, path, 2)
+        cluster_m, cluster_n = self.each(value, path, self.extent, 2)
         return cluster_m, cluster_n
 
-    def extents(self, value: Any, path: str, length: int) -> list[int]:
-        return [
-            self.number(item, f"{path}[{i}]", least=1)
-            for i, item in enumerate(self.items(value, path, length))
-        ]
+    def extent(self, value: Any, path: str) -> int:
+        return self.number(value, path, least=1)
 
     def cluster_limit(self, value: Any, path: str) -> ClusterLimit:
         fields = self.fields(value, path, _CLUSTER_LIMIT)
@@ -370,41 +347,30 @@ class _Decoder:
         if isinstance(problem, str):
             return UnknownEntry(problem=key, why=problem)
         self.fields(fields, path, _RANKING)
-        places = []
-        for i, item in enumerate(self.items(fields["kernels"], f"{path}.kernels")):
-            kernel, time_ns = self.items(item, f"{path}.kernels[{i}]", length=2)
-            places.append(
-                Ranked(
-                    kernel=self.number(kernel, f"{path}.kernels[{i}].kernel"),
-                    time_ns=None
-                    if time_ns is None
-                    else self.number(time_ns, f"{path}.kernels[{i}].time_ns", least=1),
-                )
-            )
-        missing = self.added_items(fields, "missing", f"{path}.missing")
         return Ranking(
             problem=problem,
             source=self.number(fields["source"], f"{path}.source"),
-            kernels=tuple(places),
+            kernels=self.each(fields["kernels"], f"{path}.kernels", self.ranked),
             measured=self.measured(fields["measured"], f"{path}.measured")
             if "measured" in fields
             else None,
-            missing=tuple(
-                self.number(item, f"{path}.missing[{i}]") for i, item in enumerate(missing)
-            ),
+            missing=self.each(self.added(fields, "missing"), f"{path}.missing", self.number),
+        )
+
+    def ranked(self, value: Any, path: str) -> Ranked:
+        kernel, time_ns = self.items(value, path, length=2)
+        return Ranked(
+            kernel=self.number(kernel, f"{path}.kernel"),
+            time_ns=None if time_ns is None else self.number(time_ns, f"{path}.time_ns", least=1),
         )
 
     def measured(self, value: Any, path: str) -> Measured:
         fields = self.fields(value, path, _MEASURED)
-        spreads = self.items(fields["spreads_ns"], f"{path}.spreads_ns")
-        doubts = self.items(fields["doubts"], f"{path}.doubts")
         return Measured(
-            spreads_ns=tuple(
-                self.number(item, f"{path}.spreads_ns[{i}]") for i, item in enumerate(spreads)
-            ),
+            spreads_ns=self.each(fields["spreads_ns"], f"{path}.spreads_ns", self.number),
             aten=self.timing(fields["aten"], f"{path}.aten"),
             triton=self.timing(fields["triton"], f"{path}.triton"),
-            doubts=tuple(self.text(item, f"{path}.doubts[{i}]") for i, item in enumerate(doubts)),
+            doubts=self.each(fields["doubts"], f"{path}.doubts", self.text),
         )
 
     def timing(self, value: Any, path: str) -> Timing | None:
@@ -419,10 +385,7 @@ class _Decoder:
     def unserved(self, value: Any) -> tuple[tuple[Problem, UnservedReason] | UnknownEntry, ...]:
         """Problems without a kernel, in the order of the file."""
         if self.version > 1:
-            entries = self.items(value, "unserved")
-            return tuple(
-                self.unserved_entry(item, f"unserved[{i}]") for i, item in enumerate(entries)
-            )
+            return self.each(value, "unserved", self.unserved_entry)
         texts = self.fields(value, "unserved", frozenset())  # in the order of their texts
         read = [
             self.unserved_entry({"problem": key, "reason": reason}, f"unserved.{key:.80}")

@@ -46,13 +46,16 @@ def encode_header(header: Header) -> bytes:
 
 def unserved_json(unserved: dict[Problem, UnservedReason]) -> list[dict[str, str]]:
     """Problems without a kernel, as the header holds them."""
-    entries = []
-    for problem, reason in sorted(unserved.items(), key=lambda item: item[0]):
-        entry = {"problem": problem.key, "reason": reason.text}
-        if reason.scope is not None:
-            entry["scope"] = reason.scope.value
-        entries.append(entry)
-    return entries
+    return [
+        _without_none(
+            {
+                "problem": problem.key,
+                "reason": reason.text,
+                "scope": reason.scope and reason.scope.value,
+            }
+        )
+        for problem, reason in sorted(unserved.items(), key=lambda item: item[0])
+    ]
 
 
 def design_json(design: KernelDesign) -> dict[str, Any]:
@@ -104,17 +107,13 @@ def _span_json(span: Span) -> list[int]:
 
 
 def _kernel_json(kernel: Kernel) -> dict[str, Any]:
-    fields = {
-        "id": kernel.id,
-        "span": _span_json(kernel.span),
-        "signature": kernel.signature.key,
-        "provider": kernel.provider,
-        "operator": kernel.operator,
-        "design": design_json(kernel.design),
-        "alignment_bytes": kernel.alignment_bytes,
-        "workspace_bytes": kernel.workspace_bytes,
-        "calling_convention": kernel.calling_convention,
-    }
-    if kernel.imports is not None:
-        fields["imports"] = list(kernel.imports)
-    return fields
+    return _without_none(
+        {
+            **kernel.facts(),
+            "signature": kernel.signature.key,
+            "design": design_json(kernel.design),
+            "id": kernel.id,
+            "span": _span_json(kernel.span),
+            "imports": kernel.imports,
+        }
+    )

@@ -66,12 +66,7 @@ NEWEST_RUN = (4, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class Imports:
-    """What a kernel imports from the two libraries.
-
-    Attributes:
-        of_ffi: From TVM-FFI.
-        of_device: From the library for device code.
-    """
+    """What a kernel imports from TVM-FFI, and from the library for device code."""
 
     of_ffi: frozenset[str]
     of_device: frozenset[str]

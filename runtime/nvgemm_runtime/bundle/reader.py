@@ -8,7 +8,6 @@ import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import NoReturn
 
 import zstandard
@@ -44,7 +43,7 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def file_identity(status: os.stat_result) -> tuple[int, int, int]:
-    """What tells a file from one that replaced it: device, inode, time of change."""
+    """What tells a file from one that replaced it."""
     return status.st_dev, status.st_ino, status.st_mtime_ns
 
 
@@ -88,12 +87,7 @@ class Bundle:
     def __enter__(self) -> Bundle:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:
@@ -129,8 +123,7 @@ class Bundle:
         digest = hashlib.sha256()
         for chunk in self._chunks(self._body_offset):
             digest.update(chunk)
-        observed = digest.hexdigest()
-        if observed != self.header.body_sha256:
+        if (observed := digest.hexdigest()) != self.header.body_sha256:
             self._fail(
                 "body-digest", f"the body's sha256 is {observed}, must be {self.header.body_sha256}"
             )
@@ -192,16 +185,13 @@ class Bundle:
         # One a thread: a ZstdDecompressor must not be used by two threads at once.
         made: zstandard.ZstdDecompressor | None = getattr(self._local, "decompressor", None)
         if made is None:
-            made = self._local.decompressor = self._make_decompressor()
+            if self.header.dictionary is not None:
+                with _dictionary_lock:
+                    if self._dictionary is None:
+                        self._dictionary = self._load_dictionary(self.header.dictionary)
+            made = zstandard.ZstdDecompressor(dict_data=self._dictionary)
+            self._local.decompressor = made
         return made
-
-    def _make_decompressor(self) -> zstandard.ZstdDecompressor:
-        if self.header.dictionary is None:
-            return zstandard.ZstdDecompressor()
-        with _dictionary_lock:
-            if self._dictionary is None:
-                self._dictionary = self._load_dictionary(self.header.dictionary)
-        return zstandard.ZstdDecompressor(dict_data=self._dictionary)
 
     def _load_dictionary(self, dictionary: Dictionary) -> zstandard.ZstdCompressionDict:
         content = self._decompress("dictionary", dictionary.span, zstandard.ZstdDecompressor())

@@ -15,7 +15,6 @@ from .format import (
     MEASUREMENT,
     Header,
     Kernel,
-    Ranked,
     Ranking,
     RankingSource,
     UnknownEntry,
@@ -25,12 +24,7 @@ from .header_rules import Parts
 
 
 def with_understood(header: Header, parts: Parts) -> Header:
-    """A header with what is understood of its parts, and beside it what is not.
-
-    Args:
-        header: The rest of it.
-        parts: Parts of the header that keep every rule.
-    """
+    """A header with what is understood of parts that keep every rule, and beside it what is not."""
     kernels = tuple(one for one in parts.kernels if isinstance(one, Kernel))
     sources = tuple(one for one in parts.sources if isinstance(one, RankingSource))
     unknown_sources = [why for source in parts.sources if (why := _why_unknown(source))]
@@ -92,7 +86,11 @@ def _with_known_kernels(
     source = parts.sources[ranking.source]
     if not isinstance(source, RankingSource):
         return UnknownEntry(problem=ranking.problem.key, why=f"its source {source}")
-    kept = [place for place, ranked in enumerate(ranking.kernels) if ranked.kernel in new_kernels]
+    kept = [
+        (place, replace(ranked, kernel=new_kernels[ranked.kernel]))
+        for place, ranked in enumerate(ranking.kernels)
+        if ranked.kernel in new_kernels
+    ]
     if not kept:
         return UnknownEntry(
             problem=ranking.problem.key,
@@ -104,18 +102,12 @@ def _with_known_kernels(
         doubt = doubt_about(gone, len(ranking.kernels), "need a newer nvgemm-aot")
         measured = replace(
             measured,
-            spreads_ns=tuple(measured.spreads_ns[place] for place in kept),
+            spreads_ns=tuple(measured.spreads_ns[place] for place, _ in kept),
             doubts=(*measured.doubts, doubt),
         )
     return replace(
         ranking,
         source=new_sources[ranking.source],
-        kernels=tuple(
-            Ranked(
-                kernel=new_kernels[ranking.kernels[place].kernel],
-                time_ns=ranking.kernels[place].time_ns,
-            )
-            for place in kept
-        ),
+        kernels=tuple(ranked for _, ranked in kept),
         measured=measured,
     )

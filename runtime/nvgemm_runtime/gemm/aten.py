@@ -197,15 +197,7 @@ def product_of_sum(gemm: AtenGemm) -> AtenGemm | None:
 def read_call(
     op: str, arguments: Mapping[str, Any], out: Operand, activation: Activation | None = None
 ) -> AtenGemm:
-    """Read a call of an operator.
-
-    Args:
-        op: ATen's name of it, one of `OPERATORS`.
-        arguments: By their names in its schema, tensors as operands. What is missing has its
-            default.
-        out: The result.
-        activation: What is applied to the result besides.
-    """
+    """Read a call of an operator of `OPERATORS`; what ``arguments`` lack has its default."""
     given = {
         role: _single(tensor)
         for name, role in OPERATORS[op].tensors.items()
@@ -241,13 +233,7 @@ def read_inputs(
 ) -> AtenGemm:
     """Read a call whose tensors are given in the schema's order, each that is there.
 
-    Args:
-        op: ATen's name of the operator.
-        tensors: As operands.
-        options: Its other arguments by name; ``levels`` where scales have several, of which the
-            first are given.
-        out: The result.
-        activation: What is applied to the result besides.
+    Where scales have several ``levels``, an option says how many, and the first are given.
     """
     return read_call(op, {**options, **dict(zip(OPERATORS[op].tensors, tensors))}, out, activation)
 
@@ -255,14 +241,7 @@ def read_inputs(
 def named_arguments(
     overload: Any, args: Sequence[Any], kwargs: Mapping[str, Any], read: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    """A call's arguments by their names in the schema; what is missing is left out.
-
-    Args:
-        overload: The operator, as torch's ``OpOverload``.
-        args: Given by place.
-        kwargs: Given by name.
-        read: Makes an operand of a tensor, and gives any other value as it is.
-    """
+    """A call's arguments by their names in the schema; what is missing is left out."""
 
     def read_all(value: Any) -> Any:
         return [read(one) for one in value] if isinstance(value, (list, tuple)) else read(value)
@@ -273,12 +252,7 @@ def named_arguments(
 
 
 def kernel_order(op: str, count: int) -> tuple[int, ...]:
-    """Where in an operator's tensors those are that kernels take: A, B, and then the others.
-
-    Args:
-        op: ATen's name of it.
-        count: How many tensors there are.
-    """
+    """Where in an operator's tensors those are that kernels take: A, B, and then the others."""
     given = list(OPERATORS[op].tensors.values())[:count]
     return tuple(given.index(role) for role in Role if role in given)
 

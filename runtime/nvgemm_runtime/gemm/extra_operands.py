@@ -67,13 +67,6 @@ def read_scales(
 ) -> ScaleRecipe | None:
     """The recipe of the scales at hand; None where nothing is scaled.
 
-    Args:
-        extras: With both scales, or none.
-        operand: Element type of A and B.
-        m: Rows of A.
-        n: Columns of B.
-        k: Values of a row of A.
-
     Raises:
         NoKernelError: If no recipe has scales of such types or sizes.
         ValueError: If one of two is missing.
@@ -164,11 +157,6 @@ def read_epilogues(
 ) -> tuple[Epilogue | None, ...]:
     """The epilogues that add what is at hand.
 
-    Args:
-        extras: With an addend, or none.
-        out: Element type of the result.
-        shape: Shape of the result.
-
     Returns:
         Every way to read the addend: one, but for a result of one row, to which a row is added as a
         matrix is. None stands for nothing that is added.
@@ -252,10 +240,6 @@ def check_offset_values(offsets: torch.Tensor, rows: int) -> None:
 
     A kernel cannot check them itself: ends out of order, or past the end of A, make it read and
     write memory that is not its own. For debugging; it waits for the device.
-
-    Args:
-        offsets: Where each group ends.
-        rows: Rows of A.
 
     Raises:
         ValueError: If an end lies before the one of the group before it, or behind A's last row.

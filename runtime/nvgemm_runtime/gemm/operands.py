@@ -88,8 +88,7 @@ def torch_dtype(dtype: DType) -> torch.dtype:
     """Torch's name for an element type."""
     import torch
 
-    found: torch.dtype = getattr(torch, dtype.torch_name)
-    return found
+    return getattr(torch, dtype.torch_name)
 
 
 def usual_out_dtype(operand: torch.dtype) -> torch.dtype:
@@ -105,16 +104,7 @@ RANKS = {Op.MM: (2, 2), Op.BMM: (3, 3), Op.GROUPED_MM: (2, 3)}
 def check_shapes(
     op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None
 ) -> tuple[int, ...]:
-    """Check that operands can be multiplied, whatever the kernel.
-
-    Args:
-        op: The operation; it fixes the ranks of the operands.
-        a: Operand of shape [m, k], with a leading batch for ``bmm``.
-        b: Operand of shape [k, n], with a leading batch for ``bmm``, or groups for ``grouped_mm``.
-        out: The tensor to be written, if there is one already.
-
-    Returns:
-        The shape of the result.
+    """The shape of a result; operands that cannot be multiplied, whatever the kernel, are refused.
 
     Raises:
         ValueError: If ranks, shapes or devices do not fit.
@@ -148,13 +138,7 @@ def check_kinds(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | No
 
 
 def check_kind(where: str, name: str, tensor: torch.Tensor) -> None:
-    """Check one operand as `check_kinds` does.
-
-    Args:
-        where: What messages call the function.
-        name: What they call the operand.
-        tensor: The operand.
-    """
+    """Check one operand as `check_kinds` does."""
     import torch
 
     if tensor.layout is not torch.strided:
@@ -324,11 +308,7 @@ def _addend_alignment_bytes(addend: torch.Tensor | None, epilogue: Epilogue | No
 
 
 def _out_alignment_bytes(out: torch.Tensor) -> int:
-    """Alignment of an output.
-
-    Raises:
-        NoKernelError: If it is not row-major, or elements share memory.
-    """
+    """Alignment of an output."""
     for major, alignment in _readings("out", out):
         if major == "t":
             return alignment
@@ -364,9 +344,6 @@ def _readings(name: str, tensor: torch.Tensor) -> list[tuple[str, int]]:
 
     ``t`` is contiguous along the last dimension, ``n`` along the one before. The stride of a
     dimension of extent 1 says nothing, so a single row or column is in both.
-
-    Raises:
-        NoKernelError: If it has neither.
     """
     found = [
         (major, alignment)

@@ -56,12 +56,7 @@ def has_epilogues(arch: str) -> bool:
 
 
 def unavailable(signature: Signature, arch: str) -> str | None:
-    """Why nothing is built for a supported signature on one architecture, or None.
-
-    Args:
-        signature: One that `unsupported` has nothing against.
-        arch: Architecture of a target, e.g. ``sm_90a``.
-    """
+    """Why nothing is built for a supported signature on one architecture, or None."""
     row = ARCHITECTURES.get(arch)
     if row is None:
         return None

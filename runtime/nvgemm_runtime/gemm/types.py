@@ -68,10 +68,10 @@ class ElementType:
     aliases: tuple[str, ...] = ()
 
 
-Member = TypeVar("Member", bound="Table")
+Member = TypeVar("Member", bound="RowEnum")
 
 
-class Table(str, enum.Enum):
+class RowEnum(str, enum.Enum):
     """An enumeration whose members are rows: each has a value, its name, and a `row` of columns."""
 
     _value_: str
@@ -84,7 +84,7 @@ class Table(str, enum.Enum):
         return member
 
 
-class DType(Table):
+class DType(RowEnum):
     """Element type of an operand; `row` has all that is known of it."""
 
     row: ElementType
@@ -204,7 +204,7 @@ class TorchScaling(enum.IntEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scaling:
+class ScaleRecipeRow:
     """What is known of a scale recipe.
 
     Attributes:
@@ -227,7 +227,7 @@ class Scaling:
 _FP8 = (DType.FP8_E4M3, DType.FP8_E5M2)
 
 
-class ScaleRecipe(Table):
+class ScaleRecipe(RowEnum):
     """What the scale factors of A and B are: their element type, and which values share one.
 
     The product is ``sum over k of (a * scale of a) * (b * scale of b)``. Block scales are those of
@@ -235,30 +235,30 @@ class ScaleRecipe(Table):
     NVFP4 (one fp8 number for 16). `row` has all that is known of a recipe.
     """
 
-    row: Scaling
+    row: ScaleRecipeRow
 
-    E8M0_1X32 = "e8m0_1x32", Scaling(
+    E8M0_1X32 = "e8m0_1x32", ScaleRecipeRow(
         dtype=DType.FP8_E8M0, block=32, operands=(*_FP8, DType.FP4_E2M1),
         torch_scaling=TorchScaling.BLOCKS_OF_32, native_kind=3,
         aliases=("mxfp8", "mxfp4", "mx", "1x32"),
     )  # fmt: skip
     """MXFP8 and MXFP4."""
-    E4M3_1X16 = "e4m3_1x16", Scaling(
+    E4M3_1X16 = "e4m3_1x16", ScaleRecipeRow(
         dtype=DType.FP8_E4M3, block=16, operands=(DType.FP4_E2M1,),
         torch_scaling=TorchScaling.BLOCKS_OF_16, native_kind=3, aliases=("nvfp4", "1x16"),
     )  # fmt: skip
     """NVFP4."""
-    E8M0_1X16 = "e8m0_1x16", Scaling(
+    E8M0_1X16 = "e8m0_1x16", ScaleRecipeRow(
         dtype=DType.FP8_E8M0, block=16, operands=(DType.FP4_E2M1,),
         torch_scaling=TorchScaling.BLOCKS_OF_16, native_kind=3, aliases=("1x16",),
     )  # fmt: skip
     """NVFP4 with powers of two."""
-    FP32_TENSOR = "fp32_tensor", Scaling(
+    FP32_TENSOR = "fp32_tensor", ScaleRecipeRow(
         dtype=DType.FP32, block=None, operands=_FP8, torch_scaling=TorchScaling.TENSOR_WISE,
         native_kind=1, aliases=("tensor", "tensorwise", "per_tensor"),
     )  # fmt: skip
     """One scale for all of A, one for all of B."""
-    FP32_ROW = "fp32_row", Scaling(
+    FP32_ROW = "fp32_row", ScaleRecipeRow(
         dtype=DType.FP32, block=None, operands=_FP8, torch_scaling=TorchScaling.ROW_WISE,
         native_kind=2, aliases=("row", "rowwise", "per_row", "per_channel"),
     )  # fmt: skip
@@ -309,7 +309,7 @@ def _round_up(value: int, multiple: int) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ElementwiseFunction:
+class ActivationRow:
     """What is known of an activation.
 
     Attributes:
@@ -325,32 +325,23 @@ class ElementwiseFunction:
     efc_source: tuple[str, ...]
 
 
-class Activation(Table):
+class Activation(RowEnum):
     """What an epilogue applies after its sum; `row` has all that is known of it."""
 
-    row: ElementwiseFunction
+    row: ActivationRow
 
-    RELU = (
-        "relu",
-        ElementwiseFunction(
-            torch_name="relu", commutes_with_rounding=True, efc_source=("D = relu(x)",)
+    RELU = "relu", ActivationRow(
+        torch_name="relu", commutes_with_rounding=True, efc_source=("D = relu(x)",)
+    )  # fmt: skip
+    # The constants are sqrt(2 / pi) and that of its publication (Hendrycks and Gimpel, 2016). gelu
+    # and silu of the operators' own vocabulary raise KeyError (cutlass.operators 0.3.0).
+    GELU_TANH = "gelu_tanh", ActivationRow(
+        torch_name="gelu", torch_options={"approximate": "tanh"}, efc_source=(
+            "t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))",
+            "D = 0.5 * x * (1.0 + t)",
         ),
-    )
-    GELU_TANH = (
-        "gelu_tanh",
-        ElementwiseFunction(
-            torch_name="gelu",
-            torch_options={"approximate": "tanh"},
-            # The constants are sqrt(2 / pi) and that of its publication (Hendrycks and Gimpel,
-            # 2016). gelu and silu of the operators' own vocabulary raise KeyError
-            # (cutlass.operators 0.3.0).
-            efc_source=(
-                "t = tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))",
-                "D = 0.5 * x * (1.0 + t)",
-            ),
-        ),
-    )
-    SILU = ("silu", ElementwiseFunction(torch_name="silu", efc_source=("D = x * sigmoid(x)",)))
+    )  # fmt: skip
+    SILU = "silu", ActivationRow(torch_name="silu", efc_source=("D = x * sigmoid(x)",))
 
 
 class Addend(enum.Enum):
@@ -363,7 +354,7 @@ class Addend(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
+class EpilogueRow:
     """What is known of an epilogue.
 
     Attributes:
@@ -377,32 +368,26 @@ class Steps:
     aliases: tuple[str, ...] = ()
 
 
-class Epilogue(Table):
+class Epilogue(RowEnum):
     """What a kernel does with a product before it rounds and stores it; `row` has the steps.
 
     It computes in the accumulator's type, and rounds once: ``out = round(f(A @ B + addend))``.
     """
 
-    row: Steps
+    row: EpilogueRow
 
-    BIAS = ("bias", Steps(addend=Addend.ROW))
-    BIAS_RELU = (
-        "bias_relu",
-        Steps(addend=Addend.ROW, activation=Activation.RELU, aliases=("relu",)),
-    )
-    BIAS_GELU_TANH = (
-        "bias_gelu_tanh",
-        Steps(
-            addend=Addend.ROW,
-            activation=Activation.GELU_TANH,
-            aliases=("gelu", "gelu_tanh", "bias_gelu"),
-        ),
-    )
-    BIAS_SILU = (
-        "bias_silu",
-        Steps(addend=Addend.ROW, activation=Activation.SILU, aliases=("silu", "swish")),
-    )
-    ADD = ("add", Steps(addend=Addend.MATRIX, aliases=("residual",)))
+    BIAS = "bias", EpilogueRow(addend=Addend.ROW)
+    BIAS_RELU = "bias_relu", EpilogueRow(
+        addend=Addend.ROW, activation=Activation.RELU, aliases=("relu",)
+    )  # fmt: skip
+    BIAS_GELU_TANH = "bias_gelu_tanh", EpilogueRow(
+        addend=Addend.ROW, activation=Activation.GELU_TANH,
+        aliases=("gelu", "gelu_tanh", "bias_gelu"),
+    )  # fmt: skip
+    BIAS_SILU = "bias_silu", EpilogueRow(
+        addend=Addend.ROW, activation=Activation.SILU, aliases=("silu", "swish")
+    )  # fmt: skip
+    ADD = "add", EpilogueRow(addend=Addend.MATRIX, aliases=("residual",))
 
     @property
     def addend(self) -> Addend:

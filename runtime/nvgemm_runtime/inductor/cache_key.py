@@ -17,7 +17,7 @@ from torch._inductor import config
 from torch._inductor.codegen.common import custom_backend_passes
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
-from ..settings import RECORD_VARIABLE, choosing_key
+from ..settings import RECORD_VARIABLE, choosing_key, jit_candidates
 from . import operators
 
 _KEY = "nvgemm_aot"
@@ -26,7 +26,7 @@ _KEY = "nvgemm_aot"
 _log = logging.getLogger(__name__)
 
 
-class InstalledBundles(CustomGraphModulePass):  # type: ignore[misc]
+class CacheKeyPass(CustomGraphModulePass):  # type: ignore[misc]
     """A pass that is never run; its ``uuid`` identifies the choices that this process offers."""
 
     def __call__(self, gm: object) -> None:
@@ -49,14 +49,14 @@ class InstalledBundles(CustomGraphModulePass):  # type: ignore[misc]
 def _key_with_choices() -> str:
     if config.cpp_wrapper:
         # Torch asks for the key also before it runs a cached graph, whose code needs the operators.
-        operators.load_operators()
+        operators.try_to_load_operators()
     from .. import __version__
     from ..installed.jit_cache import generation
     from ..jit import client
 
     # Without the JIT cache's content: it grows with compilation, and graphs stay right until a
     # kernel is removed, which changes the generation.
-    compiles = client.candidates() if client.missing_module() is None else 0
+    compiles = jit_candidates() if client.missing_module() is None else 0
     settings = f"{choosing_key()} {compiles}"
     return f"{_KEY} {__version__} {settings} {generation()} {installed_digest()}"
 
@@ -93,4 +93,4 @@ def _header_identity(path: object) -> bytes:
 
 def install() -> None:
     """Register the pass."""
-    custom_backend_passes[_KEY] = InstalledBundles()
+    custom_backend_passes[_KEY] = CacheKeyPass()

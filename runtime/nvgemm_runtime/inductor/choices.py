@@ -105,13 +105,7 @@ class StockCall:
 
 
 def obstacles(op: str, inputs: Sequence[Any], layout: Any) -> list[str]:
-    """Why no bundled kernel can join the choices for a call, whatever bundles hold.
-
-    Args:
-        op: ATen's name of the operator.
-        inputs: Inductor's nodes of its tensors.
-        layout: Inductor's layout of the result.
-    """
+    """Why no bundled kernel can join the choices for a call, whatever bundles hold."""
     if config.cpp_wrapper and not OPERATORS[op].has_cpp_call:
         return [f"generated C++ cannot call ATen's {op} with an existing tensor as its result"]
     if getattr(config, "distributed_max_autotune_gemm", False):
@@ -191,12 +185,7 @@ _CHOICE = autotuning.ExternKernelChoice(_benchmarked, name="nvgemm_aot")
 
 
 class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
-    """A bundled kernel as one of Inductor's choices.
-
-    Args:
-        stock: The call that it replaces.
-        offer: The kernel.
-    """
+    """A bundled kernel as one of Inductor's choices."""
 
     def __init__(self, stock: StockCall, offer: Offer) -> None:
         # Inductor caches times by these.
@@ -277,7 +266,7 @@ class GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
             self._define(wrapper)
             super().codegen(wrapper)
         elif self.output_view is None and _is_known_cpp(wrapper):
-            operators.load_operators()  # so that the code finds them when it runs here
+            operators.try_to_load_operators()  # so that the code finds them when it runs here
             self._define_cpp(wrapper)
             self.codegen_comment(wrapper)
             wrapper.writeline(_CppGemmLine(wrapper, self))

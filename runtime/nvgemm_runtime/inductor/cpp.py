@@ -131,17 +131,7 @@ def condition(
     out: str,
     extras: Mapping[str, str] | None = None,
 ) -> str:
-    """A condition that computes ``out = a @ b``, and is false where the kernel cannot.
-
-    Args:
-        name: The kernel's variable.
-        kernel_id: The kernel.
-        origin: The distribution that brought it, for the warning where it is missing.
-        a: C++ expression for the first operand.
-        b: For the second.
-        out: For the result.
-        extras: For what else the kernel takes, by the names of `nvgemm_runtime.gemm.roles.Role`.
-    """
+    """A condition that computes ``out = a @ b``, and is false where the kernel cannot."""
     quoted = origin.replace("\\", "\\\\").replace('"', '\\"')
     given = extras or {}
     others = ", ".join(given.get(role, "nullptr") for role in _EXTRAS)

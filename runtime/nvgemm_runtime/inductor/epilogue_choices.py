@@ -29,14 +29,13 @@ from ..gemm.types import Activation
 from ..settings import Mode, choosing_key, max_choices
 from . import report
 from .cache_key import installed_digest
+from .choice_timing import timing_as_usual
 from .choices import StockCall, gemm_choices, obstacles
-from .failures import survive
-from .gpu_time import timing_as_usual
-from .hook import on_equal_terms
+from .hook import on_equal_terms, record_gemm
 from .modes import current_mode
 from .offers import Offers, find_offers
 from .reading import UNFUSED, operand, operand_of
-from .recording import record_gemm
+from .report import survive
 
 _log = logging.getLogger(__name__)
 
@@ -49,17 +48,9 @@ def _function(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool) -> Any:
-    """Lower ``activation(a @ b + bias)``.
+    """Lower ``activation(a @ b + bias)``, where a row is added, to the node of the result.
 
-    Args:
-        activation: What follows the sum.
-        bias: Inductor's node of what is added, one row.
-        a: Of the matrix [m, k].
-        b: Of the matrix [k, n].
-        was_apart: Whether the graph had a product and a sum, not one ``addmm``.
-
-    Returns:
-        The node of the result, [m, n].
+    ``was_apart`` says whether the graph had a product and a sum, not one ``addmm``.
     """
     operands = [bias, a, b]
     _, _, _, layout, a, b = mm_args(a, b)

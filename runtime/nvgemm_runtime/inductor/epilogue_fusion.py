@@ -32,8 +32,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from ..gemm.operands import Operand
 from ..gemm.types import Activation
 from ..settings import Mode
-from .failures import survive
 from .modes import current_mode
+from .report import survive
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

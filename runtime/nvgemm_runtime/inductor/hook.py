@@ -11,7 +11,7 @@ The names of torch that are used here are private, and were read and run on torc
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch._dynamo.callback import callback_handler
@@ -20,14 +20,14 @@ from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
 from ..errors import RequiredError
-from ..gemm.aten import UNSERVED
+from ..gemm.aten import UNSERVED, AtenGemm
 from ..gemm.problem import Problem
+from ..recording.recorder import chosen_target, recorder
 from ..recording.text import gemm_line
 from ..settings import MODE_VARIABLE, Mode, max_choices, trusts_rankings
 from . import report, torch_nvgemm
+from .choice_timing import time_on_gpu
 from .choices import GemmChoice, StockCall, gemm_choices, obstacles
-from .failures import log_failure, survive
-from .gpu_time import time_on_gpu
 from .modes import OPTION, current_mode
 from .reading import (
     AutotunedGemm,
@@ -37,7 +37,7 @@ from .reading import (
     gemms_of_graph,
     is_alternative,
 )
-from .recording import record_gemm
+from .report import log_failure, survive
 
 if TYPE_CHECKING:
     from .offers import Offers
@@ -80,6 +80,28 @@ def join(choices: list[Any]) -> list[Any]:
             # Counts as a miss; an error only in mode required.
             _miss(str(gemm), [f"a mistake of nvgemm-aot: {type(error).__name__}: {error}"])
         return choices
+
+
+def record_gemm(read: Callable[[], AtenGemm]) -> None:
+    """Record a GEMM, whether or not choices for it are timed.
+
+    Raises:
+        RecordError: If it is to be recorded and cannot be.
+    """
+    try:
+        to = recorder()
+        if to is None:
+            return
+        # Imported here, so that compiling without recording does not pay for it.
+        from ..matching.device import device_facts
+        from ..recording.declarable import declarable_for
+
+        gemm = read()
+        device = gemm.a.device
+        target = chosen_target(device_facts(device.type, device.index or 0).capability)
+        to.add(declarable_for(gemm, target), target)
+    except Exception as error:
+        survive(error)
 
 
 def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ..bundle.format import Kernel
-from ..bundle.reader import Bundle
 from ..counters import COUNTERS
 from ..gemm.aten import AtenGemm, product_of_sum, unusual_setting
 from ..gemm.operands import Request
@@ -30,15 +29,15 @@ LONGEST_WAIT_S = 600.0
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A kernel that joins the choices, and the bundle that holds it."""
+    """A kernel that joins the choices.
+
+    Attributes:
+        kernel: Its entry.
+        origin: The distribution and version that brought it, or what else names its bundle.
+    """
 
     kernel: Kernel
-    bundle: Bundle
-
-    @property
-    def origin(self) -> str:
-        """The distribution and version that brought it, or what else names its bundle."""
-        return INSTALLATION.origin(self.bundle)
+    origin: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,14 +195,13 @@ def _facts(gemm: AtenGemm) -> DeviceFacts:
     return device_facts(gemm.out.device.type, gemm.out.device.index or 0)
 
 
-_Matched = tuple[Request, Match | Miss, tuple[Bundle, ...]]
-"""The request that is served, or the first of all; what serves it; the bundles, by position."""
+_Matched = tuple[Request, Match | Miss]
+"""The request that is served, or the first of all; what serves it."""
 
 
 def _match(asked: tuple[Request, ...], facts: DeviceFacts) -> _Matched:
     with COUNTERS.spending("matching"):
-        index, bundles = INSTALLATION.index(facts)
-        return (*first_served(index.match, asked), bundles)
+        return first_served(INSTALLATION.index(facts).match, asked)
 
 
 def _make_offers(
@@ -216,7 +214,7 @@ def _make_offers(
     basis: str | None = None,
 ) -> Offers:
     """Decide which of the matched kernels to offer; for a miss, put ``reasons`` first."""
-    request, found, bundles = matched
+    request, found = matched
     gemm = request.problem.key
     if isinstance(found, Miss):
         reasons = (*reasons, *found.reasons)
@@ -228,7 +226,7 @@ def _make_offers(
         gemm=gemm,
         basis=basis or found.basis.value,
         problem=problem,
-        kernels=[Offer(kernel=one.kernel, bundle=bundles[one.bundle]) for one in decision.kernels],
+        kernels=[Offer(kernel=one.kernel, origin=one.bundle.origin) for one in decision.kernels],
         is_final=decision.is_final,
         measured=decision.why,
     )

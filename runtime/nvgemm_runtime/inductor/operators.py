@@ -20,16 +20,16 @@ def install() -> None:
     from ..installed.discover import find_bundles
 
     if any(found.problem is None for found in find_bundles()):
-        load_operators()
+        try_to_load_operators()
 
 
-def load_operators() -> None:
+def try_to_load_operators() -> None:
     """Load the operators; where that fails, warn, and compiled code runs on ATen."""
     from ..errors import NvgemmError
-    from ..launch.api import load_operators as load
+    from ..launch.api import load_operators
 
     try:
-        load()
+        load_operators()
     except NvgemmError as error:
         _logged.add(str(error))
         _log.warning("compiled code runs GEMMs on ATen: %s", error)

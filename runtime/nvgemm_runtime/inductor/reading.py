@@ -185,12 +185,7 @@ def _hint(extent: Any) -> int:
 
 
 def operand_of_tensor(tensor: torch.Tensor, hint: Callable[[Any], int] = _hint) -> Operand:
-    """A fake tensor of a graph as an operand.
-
-    Args:
-        tensor: The fake tensor; its sizes may be symbols.
-        hint: Gives the number that a size counts as.
-    """
+    """A fake tensor of a graph as an operand."""
     return Operand(
         dtype=tensor.dtype,
         device=tensor.device,

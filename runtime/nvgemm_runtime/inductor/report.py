@@ -1,4 +1,4 @@
-"""Reports what happens to each GEMM that is compiled.
+"""Reports what happens to each GEMM that is compiled, and internal errors.
 
 Events go to the process' counters; to torch's trace log (``TORCH_TRACE``), as artifacts named
 ``nvgemm_aot``; and to the file that NVGEMM_AOT_EXPLAIN names, one line of JSON an event, appended,
@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from torch._logging import trace_structured
 
 from ..counters import COUNTERS
+from ..errors import NvgemmError
 from ..settings import EXPLAIN_VARIABLE
 
 _log = logging.getLogger(__name__)
@@ -109,3 +110,27 @@ def _write(event: dict[str, object]) -> None:
 @functools.cache
 def _warn_once(message: str) -> None:
     _log.warning("%s", message)
+
+
+_logged: set[str] = set()
+
+
+def survive(error: Exception) -> None:
+    """Raise an error that must stop the compilation; log any other."""
+    if isinstance(error, NvgemmError) and error.stops_compilation:
+        raise error
+    log_failure(error)
+
+
+def log_failure(error: Exception) -> None:
+    """Log an internal error, once: what fails for one GEMM mostly fails for all."""
+    failure = f"{type(error).__name__}: {error}"
+    if failure in _logged:
+        return
+    _logged.add(failure)
+    _log.warning(
+        "bundled kernels stay out of the choices: %s; this is a mistake of nvgemm-aot, please "
+        "report it",
+        failure,
+        exc_info=True,
+    )

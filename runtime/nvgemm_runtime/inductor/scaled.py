@@ -19,8 +19,8 @@ from torch._inductor import lowering
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
-from .failures import survive
 from .hook import join
+from .report import survive
 
 _log = logging.getLogger(__name__)
 
@@ -124,9 +124,6 @@ class _AtenChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
 
 def _lower(arguments: Mapping[str, Any]) -> Any:
     """Choose what computes a call.
-
-    Args:
-        arguments: By the names of the schema, tensors as Inductor's nodes.
 
     Returns:
         The node of the result, or None where no kernel joins.

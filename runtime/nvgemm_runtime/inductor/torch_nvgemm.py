@@ -39,10 +39,6 @@ def without_doubles(choices: list[Any], operators: Collection[str]) -> list[Any]
     """The choices without those that would compile the operators of bundled kernels again.
 
     A choice that computes the transposed product, or fuses a bias, is another kernel and stays.
-
-    Args:
-        choices: Inductor's choices for a GEMM.
-        operators: Operators of the bundled kernels that join.
     """
     if keeps_nvgemm():
         return choices

@@ -41,7 +41,7 @@ class InstalledBundle:
     version: str
 
 
-def installed_bundles() -> tuple[InstalledBundle, ...]:
+def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
     """Find every bundle of every installed kernel wheel.
 
     Distributions are told by their metadata alone: an entry point of group `ENTRY_POINT_GROUP`
@@ -52,9 +52,8 @@ def installed_bundles() -> tuple[InstalledBundle, ...]:
     Returns:
         The bundles, ordered by distribution and path; no file comes twice.
     """
-    found: list[InstalledBundle] = []
+    found: dict[str, InstalledBundle] = {}
     seen_names: set[str] = set()
-    seen_files: set[str] = set()
     for distribution in distributions():
         try:
             packages = _declared_packages(distribution)
@@ -72,11 +71,9 @@ def installed_bundles() -> tuple[InstalledBundle, ...]:
             )
             continue
         for path in paths:
-            real = os.path.realpath(path)
-            if real not in seen_files:
-                seen_files.add(real)
-                found.append(InstalledBundle(path=path, distribution=name, version=version))
-    return tuple(sorted(found, key=lambda bundle: (bundle.distribution, bundle.path)))
+            bundle = InstalledBundle(path=path, distribution=name, version=version)
+            found.setdefault(os.path.realpath(path), bundle)
+    return tuple(sorted(found.values(), key=lambda bundle: (bundle.distribution, bundle.path)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +101,7 @@ def find_bundles() -> tuple[BundleFile, ...]:
     """
     installed = (
         BundleFile(path=bundle.path, origin=f"{bundle.distribution} {bundle.version}", problem=None)
-        for bundle in installed_bundles()
+        for bundle in find_wheel_bundles()
     )
     first: dict[str, BundleFile] = {}
     for candidate in (*_named_bundles(os.environ.get(BUNDLES_VARIABLE, "")), *installed):
@@ -131,11 +128,7 @@ def _named_bundles(value: str) -> Iterator[BundleFile]:
 
 
 def _files_at(path: Path) -> list[Path]:
-    """The bundles that a name in the variable means.
-
-    Raises:
-        OSError: If there are none, or they cannot be listed.
-    """
+    """The bundles that a name in the variable means."""
     if not path.is_dir():
         return [path]
     # Not by glob, which passes over directories that it may not read.
@@ -146,11 +139,7 @@ def _files_at(path: Path) -> list[Path]:
 
 
 def _declared_packages(distribution: Distribution) -> tuple[str, ...]:
-    """Read which packages the distribution's entry points name.
-
-    Raises:
-        ValueError: If a value is not the dotted name of a package.
-    """
+    """Read which packages the distribution's entry points name."""
     # Most distributions hold no bundles; their entry points may be malformed and are not parsed.
     if ENTRY_POINT_GROUP not in (distribution.read_text("entry_points.txt") or ""):
         return ()
@@ -159,18 +148,13 @@ def _declared_packages(distribution: Distribution) -> tuple[str, ...]:
     ]
     for value in values:
         if _PACKAGE.fullmatch(value) is None:
-            raise ValueError(
-                f"its entry point in {ENTRY_POINT_GROUP} must name a package (got {value!r})"
-            )
+            wanted = f"its entry point in {ENTRY_POINT_GROUP} must name a package"
+            raise ValueError(f"{wanted} (got {value!r})")
     return tuple(values)
 
 
 def _identity(distribution: Distribution) -> tuple[str, str]:
-    """Read name and version.
-
-    Raises:
-        ValueError: If the metadata lacks one of them.
-    """
+    """Read name and version."""
     metadata = distribution.metadata
     for field in ("Name", "Version"):
         if field not in metadata or not metadata[field]:
@@ -179,11 +163,7 @@ def _identity(distribution: Distribution) -> tuple[str, str]:
 
 
 def _bundle_files(distribution: Distribution, packages: tuple[str, ...]) -> Iterator[Path]:
-    """Yield the absolute paths of the bundles directly inside ``packages``.
-
-    Raises:
-        ValueError: If the distribution has no RECORD, or no bundle.
-    """
+    """Yield the absolute paths of the bundles directly inside ``packages``."""
     # Read here, because `Distribution.files` silently drops missing files from Python 3.12 on.
     record = distribution.read_text("RECORD")
     if record is None:

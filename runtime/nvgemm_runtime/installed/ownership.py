@@ -15,9 +15,6 @@ _MAX_LINKS = 40
 def writable_by_others(file: Path) -> str | None:
     """Why a file or directory is not under the control of this user and root alone, or None.
 
-    Args:
-        file: An absolute path.
-
     Raises:
         OSError: If it is not there.
     """
@@ -44,11 +41,7 @@ def place_writable_by_others(place: Path) -> str | None:
 
 
 def _places(path: Path) -> Iterator[Path]:
-    """Every directory, link and file that decides what an absolute path leads to.
-
-    Raises:
-        OSError: If it leads nowhere.
-    """
+    """Every directory, link and file that decides what an absolute path leads to."""
     at = Path("/")
     yield at
     links = 0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from ..bundle.reader import Bundle, file_identity
 from ..errors import NvgemmError
 from ..gemm.problem import Problem
 from ..matching.device import DeviceFacts, host_platform, torch_cuda, torch_versions
-from ..matching.index import BundleView, Index, LayeredIndex, preferred
+from ..matching.index import BundleView, Index, LayeredIndex, newest_compiler_first
 from ..matching.refusals import (
     describe_fault,
     kernel_refusals,
@@ -69,10 +68,6 @@ class FoundBundle:
         return reason
 
 
-_Indexed = tuple[Index, tuple[Bundle, ...]]
-"""An index, and the bundle of each of its positions."""
-
-
 class Installation:
     """All bundles that are installed, named or kept, and an index of them for each kind of device.
 
@@ -84,12 +79,11 @@ class Installation:
         self._shipped: tuple[FoundBundle, ...] | None = None
         self._kept: tuple[FoundBundle, ...] = ()
         self._temporary: tuple[Path, ...] = ()
-        self._origins: weakref.WeakKeyDictionary[Bundle, str] = weakref.WeakKeyDictionary()
         self._logged: set[str] = set()
         self._replaced: dict[str, tuple[Bundle, Kernel]] = {}
         self._kernels: dict[str, tuple[Bundle, Kernel]] | None = None
-        self._shipped_indexes: dict[DeviceFacts, _Indexed] = {}
-        self._indexes: dict[DeviceFacts, tuple[Index | LayeredIndex, tuple[Bundle, ...]]] = {}
+        self._shipped_indexes: dict[DeviceFacts, Index] = {}
+        self._indexes: dict[DeviceFacts, Index | LayeredIndex] = {}
 
     def renew_lock(self) -> None:
         """Forget who holds the lock: in a forked child, perhaps a thread that it does not have."""
@@ -111,32 +105,29 @@ class Installation:
 
     def index(
         self, facts: DeviceFacts, *, without: Collection[Bundle] = ()
-    ) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
-        """The kernels that a device can run, and the bundle of each position in the index.
-
-        Args:
-            facts: The device.
-            without: Bundles that are not to be used this time, as they cannot be read just now.
-        """
-        if without:
-            return self._make_index_without(facts, without)
+    ) -> Index | LayeredIndex:
+        """The kernels that a device can run, without bundles that cannot be read just now."""
         known = self._indexes.get(facts)
-        if known is not None:
+        if known is not None and not without:
             return known
         with self._lock:
+            if without:
+                problem = "it cannot be read just now"
+                shipped = _index_of(_without(self.shipped_bundles(), without, problem), facts)
+                return _with_user_bundles(shipped, _without(self._kept, without, problem), facts)
+            if facts not in self._shipped_indexes:
+                self._shipped_indexes[facts] = _index_of(self.shipped_bundles(), facts)
             if facts not in self._indexes:
-                self._indexes[facts] = self._make_index(facts)
+                shipped = self._shipped_indexes[facts]
+                self._indexes[facts] = _with_user_bundles(shipped, self._kept, facts)
             return self._indexes[facts]
 
     def refresh_kept_bundles(self, temporary: Path | None = None) -> None:
         """Look at the user bundles again, so that what was compiled meanwhile is found from now on.
 
         Kernels that are loaded, indexes that were handed out, and kernels of a former user bundle
-        stay as they were.
-
-        Args:
-            temporary: A bundle to take in as well, which may lie outside the cache directory where
-                that cannot be written.
+        stay as they were. A temporary bundle is taken in as well, wherever it lies: the cache
+        directory may be one that cannot be written.
         """
         with self._lock:
             if temporary is not None and temporary not in self._temporary:
@@ -147,47 +138,36 @@ class Installation:
             self._indexes = {}
             self._kernels = None
             # What was evicted meanwhile may yet be wanted by code that was offered it.
-            known = self._replaced | _kernels_by_id(before)
-            current = _kernels_by_id(self._kept)
+            known = self._replaced | {place[1].id: place for place in _places(before)}
+            current = {kernel.id for _, kernel in _places(self._kept)}
             self._replaced = {id_: place for id_, place in known.items() if id_ not in current}
 
     def leave_out(self, bundle: Bundle, problem: str) -> bool:
         """Stop using a bundle whose content turns out to be damaged; the others are used.
 
-        Args:
-            bundle: One that `index` has given.
-            problem: What is wrong with it.
-
         Returns:
             Whether it was in use.
         """
         with self._lock:
-            shipped, kept = self.shipped_bundles(), self._kept
-            self._shipped = _without(shipped, (bundle,), problem)
-            self._kept = _without(kept, (bundle,), problem)
-            if (self._shipped, self._kept) == (shipped, kept):
+            used = next((one for one in self.bundles() if one.bundle is bundle), None)
+            if used is None:
                 return False
+            self._shipped = _without(self.shipped_bundles(), (bundle,), problem)
+            self._kept = _without(self._kept, (bundle,), problem)
             self._shipped_indexes, self._indexes, self._kernels = {}, {}, None
-            self._warn(self._origins[bundle], problem)
+            self._warn(used.origin, problem)
             return True
 
     def kept_problems(self, kernel_id: str) -> tuple[Problem, ...]:
         """Problems of user bundles that a kernel is ranked for."""
         with self._lock:
-            return tuple(
-                ranking.problem
-                for one in self._kept
-                if one.bundle is not None
-                for ranking in one.bundle.header.rankings
-                if any(
-                    one.bundle.header.kernels[place.kernel].id == kernel_id
-                    for place in ranking.kernels
-                )
-            )
-
-    def origin(self, bundle: Bundle) -> str:
-        """What brought a bundle that `index` has given, whether or not it has been replaced."""
-        return self._origins[bundle]
+            headers = [one.bundle.header for one in self._kept if one.bundle is not None]
+        return tuple(
+            ranking.problem
+            for header in headers
+            for ranking in header.rankings
+            if any(header.kernels[place.kernel].id == kernel_id for place in ranking.kernels)
+        )
 
     def _open_kept(self) -> tuple[FoundBundle, ...]:
         """The user bundles; those whose files are as they were stay open."""
@@ -225,27 +205,12 @@ class Installation:
                     problem += "; it is made anew when kernels are next compiled"
         if problem is not None:
             self._warn(found.origin, problem)
-        if bundle is not None:
-            self._origins[bundle] = found.origin
         return FoundBundle(path=found.path, origin=found.origin, bundle=bundle, problem=problem)
 
     def _warn(self, origin: str, problem: str) -> None:
         if problem not in self._logged:
             self._logged.add(problem)
             _log.warning("bundle left out (%s): %s", origin, problem)
-
-    def _make_index(self, facts: DeviceFacts) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
-        if facts not in self._shipped_indexes:
-            self._shipped_indexes[facts] = _index_of(self.shipped_bundles(), facts)
-        return _with_user_bundles(self._shipped_indexes[facts], self._kept, facts)
-
-    def _make_index_without(
-        self, facts: DeviceFacts, unread: Collection[Bundle]
-    ) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
-        problem = "it cannot be read just now"
-        with self._lock:
-            shipped = _index_of(_without(self.shipped_bundles(), unread, problem), facts)
-            return _with_user_bundles(shipped, _without(self._kept, unread, problem), facts)
 
     def kernels(self) -> dict[str, tuple[Bundle, Kernel]]:
         """Every kernel of every usable bundle, by id, with the first bundle that holds it.
@@ -255,12 +220,7 @@ class Installation:
         """
         with self._lock:
             if self._kernels is None:
-                places = [
-                    (found.bundle, kernel)
-                    for found in self.bundles()
-                    if found.bundle is not None
-                    for kernel in found.bundle.header.kernels
-                ]
+                places = _places(self.bundles())
                 platform, cuda = host_platform(), torch_cuda()
                 places.sort(
                     key=lambda place: (
@@ -268,7 +228,7 @@ class Installation:
                         process_refusal(place[0].header.target, platform, cuda) is not None,
                     )
                 )
-                found = {kernel.id: (bundle, kernel) for bundle, kernel in reversed(places)}
+                found = {place[1].id: place for place in reversed(places)}
                 self._kernels = {**self._replaced, **found}
             return self._kernels
 
@@ -283,46 +243,29 @@ def _without(
 
 
 def _with_user_bundles(
-    indexed: _Indexed, kept: tuple[FoundBundle, ...], facts: DeviceFacts
-) -> tuple[Index | LayeredIndex, tuple[Bundle, ...]]:
-    """An index with the user bundles behind the others."""
-    shipped, bundles = indexed
-    if not kept:
-        return shipped, bundles
-    behind, opened = _index_of(kept, facts, first_position=len(bundles), from_jit=True)
-    return LayeredIndex(shipped, behind), bundles + opened
+    shipped: Index, kept: tuple[FoundBundle, ...], facts: DeviceFacts
+) -> Index | LayeredIndex:
+    return LayeredIndex(shipped, _index_of(kept, facts, from_jit=True)) if kept else shipped
 
 
-def _index_of(
-    found: Iterable[FoundBundle],
-    facts: DeviceFacts,
-    *,
-    first_position: int = 0,
-    from_jit: bool = False,
-) -> _Indexed:
-    opened = {one.name: one.bundle for one in found if one.bundle is not None}
-    views = preferred(
-        BundleView(name=name, header=bundle.header) for name, bundle in opened.items()
+def _index_of(found: Iterable[FoundBundle], facts: DeviceFacts, *, from_jit: bool = False) -> Index:
+    views = newest_compiler_first(
+        BundleView(name=one.name, header=one.bundle.header, origin=one.origin, opened=one.bundle)
+        for one in found
+        if one.bundle is not None
     )
     unusable = [f"{one.name}: {one.problem}" for one in found if one.bundle is None]
-    index = Index(
-        views,
-        facts,
-        unusable,
-        first_position=first_position,
-        from_jit=from_jit,
-        versions=torch_versions(),
-    )
-    return index, tuple(opened[view.name] for view in views)
+    return Index(views, facts, unusable, from_jit=from_jit, versions=torch_versions())
 
 
-def _kernels_by_id(found: Iterable[FoundBundle]) -> dict[str, tuple[Bundle, Kernel]]:
-    return {
-        kernel.id: (one.bundle, kernel)
+def _places(found: Iterable[FoundBundle]) -> list[tuple[Bundle, Kernel]]:
+    """Every kernel of usable bundles, with its bundle."""
+    return [
+        (one.bundle, kernel)
         for one in found
         if one.bundle is not None
         for kernel in one.bundle.header.kernels
-    }
+    ]
 
 
 def _is_unchanged(found: FoundBundle) -> bool:

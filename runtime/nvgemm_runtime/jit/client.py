@@ -27,13 +27,17 @@ from ..gemm.problem import Problem
 from ..gemm.target import CPU
 from ..installed.jit_cache import default_directory
 from ..matching.device import DeviceFacts
-from ..settings import JIT_CANDIDATES_VARIABLE, JIT_PROVIDER_VARIABLE
+from ..settings import JIT_CANDIDATES_VARIABLE, JIT_PROVIDER_VARIABLE, jit_candidates
 from .process import JitProcess
-
-DEFAULT_CANDIDATES = 4
 
 MAX_CRASHES = 2
 """After so many crashes the server is not started again; one may be for lack of memory."""
+
+_DEVICE_FACTS = (
+    *("kind", "name", "capability", "multiprocessors", "shared_memory_bytes"),
+    *("platform", "cuda"),
+)
+"""What a request says of the device."""
 
 _BUILDER_MODULES = ("nvgemm_aot", "nvMatmulHeuristics", "pydantic", "yaml", "cutlass")
 
@@ -62,11 +66,7 @@ class JitResult:
 
 
 class Pending:
-    """A request that the server works on.
-
-    Attributes:
-        problem: The requested problem.
-    """
+    """A request that the server works on."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -85,10 +85,8 @@ class Pending:
             timeout: Seconds since the request after which to stop waiting. The server goes on, and
                 the result may be asked for again.
         """
-        if timeout is None:
-            self._done.wait()
-        else:
-            self._done.wait(max(0.0, self._asked_at + timeout - time.monotonic()))
+        left = None if timeout is None else max(0.0, self._asked_at + timeout - time.monotonic())
+        self._done.wait(left)
         return self._result or JitResult(
             problem=self.problem, reason=f"not compiled within {timeout} s"
         )
@@ -105,21 +103,9 @@ class Pending:
         return self
 
 
-def candidates() -> int:
-    """Most kernels to compile for one problem; an invalid value counts as not set."""
-    text = os.environ.get(JIT_CANDIDATES_VARIABLE)
-    if text is None or text.isdecimal():
-        return DEFAULT_CANDIDATES if text is None else int(text)
-    _warn_once(
-        f"{JIT_CANDIDATES_VARIABLE}={text}: must be a number, 0 or more; "
-        f"taken as {DEFAULT_CANDIDATES}"
-    )
-    return DEFAULT_CANDIDATES
-
-
-def unavailable(facts: DeviceFacts) -> str | None:
+def why_not_compiling(facts: DeviceFacts) -> str | None:
     """Why nothing can be compiled for a device in this process, or None. Imports nothing."""
-    if not candidates():
+    if not jit_candidates():
         return f"{JIT_CANDIDATES_VARIABLE} is 0"
     if os.environ.get(JIT_PROVIDER_VARIABLE):
         return None if _is_installed("nvgemm_aot") else _missing("nvgemm_aot")
@@ -151,11 +137,7 @@ def _is_installed(module: str) -> bool:
 
 
 class JitClient:
-    """The requests of this process. Safe to use from several threads, and after a fork.
-
-    Args:
-        arguments: Further arguments of `nvgemm_aot.jit.server`.
-    """
+    """The requests of this process. Safe to use from several threads, and after a fork."""
 
     def __init__(self, arguments: Sequence[str] = ()) -> None:
         self._arguments = tuple(arguments)
@@ -174,14 +156,10 @@ class JitClient:
         """Ask for kernels; each problem is asked for once a process, however often this is called.
 
         Never raises, and never waits for the builder side.
-
-        Args:
-            problem: What is to be computed.
-            facts: The device that it is computed on.
         """
         pending = Pending(problem)
         try:
-            reason = unavailable(facts)
+            reason = why_not_compiling(facts)
             if reason is not None:
                 return pending.fail(reason)
             with self._lock:
@@ -223,17 +201,9 @@ class JitClient:
         request = {
             "id": number,
             "problem": pending.problem.key,
-            "candidates": candidates(),
+            "candidates": jit_candidates(),
             "cache": str(default_directory().absolute()),
-            "device": {
-                "kind": facts.kind,
-                "name": facts.name,
-                "capability": facts.capability,
-                "multiprocessors": facts.multiprocessors,
-                "shared_memory_bytes": facts.shared_memory_bytes,
-                "platform": facts.platform,
-                "cuda": facts.cuda,
-            },
+            "device": {name: getattr(facts, name) for name in _DEVICE_FACTS},
         }
         self._open[number] = request, pending
         if self._process is None:
@@ -290,11 +260,6 @@ class JitClient:
         for _, pending in self._open.values():
             pending.fail(reason)
         self._open = {}
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-    _log.warning("%s", message)
 
 
 CLIENT = JitClient()

@@ -41,7 +41,6 @@ from .select import choose_kernel, facts_of, find, load_kernel
 if TYPE_CHECKING:
     import torch
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 _Named = TypeVar("_Named", bound=enum.Enum)
 
 
@@ -103,9 +102,8 @@ def explain(
     except (NoKernelError, ValueError) as error:
         return Explanation(request=None, facts=facts, match=None, reasons=(str(error),))
     request, found = find(asked, facts)
-    if isinstance(found, Miss):
-        return Explanation(request=request, facts=facts, match=None, reasons=found.reasons)
-    return Explanation(request=request, facts=facts, match=found, reasons=())
+    match, reasons = (None, found.reasons) if isinstance(found, Miss) else (found, ())
+    return Explanation(request=request, facts=facts, match=match, reasons=reasons)
 
 
 @skip_if_loaded(Op.MM)
@@ -139,7 +137,7 @@ def mm(
             of forward mode, or torch records operations: a dispatch mode is active, or
             ``torch.jit.trace`` (not looked for where ``out`` and a loaded kernel are given).
     """
-    return _hide_from_dynamo(_run)("mm", Op.MM, a, b, out, kernel)
+    return _compute("mm", Op.MM, a, b, out, kernel)
 
 
 @skip_if_loaded(Op.BMM)
@@ -150,7 +148,7 @@ def bmm(
     kernel: str | LoadedKernel | None = None,
 ) -> torch.Tensor:
     """Multiply two batches of matrices with a prebuilt kernel; as `mm` with a leading batch."""
-    return _hide_from_dynamo(_run)("bmm", Op.BMM, a, b, out, kernel)
+    return _compute("bmm", Op.BMM, a, b, out, kernel)
 
 
 def addmm(
@@ -177,14 +175,10 @@ def addmm(
     Returns:
         ``out``; where it was None, of the kernel's type, or of type ``a`` (bfloat16 for fp8).
 
-    Raises:
-        NoKernelError: If no bundled kernel serves this, with every reason why.
-        ValueError: If shapes, strides or devices are not what the kernel takes.
-        TypeError: If types are not.
-        RuntimeError: As for `nvgemm_runtime.mm`.
+    It raises what `nvgemm_runtime.mm` raises.
     """
     extras = ExtraOperands(addend=input, activation=_enum_of("addmm", Activation, activation))
-    return _hide_from_dynamo(_run)("addmm", Op.MM, a, b, out, kernel, extras)
+    return _compute("addmm", Op.MM, a, b, out, kernel, extras)
 
 
 def baddbmm(
@@ -198,7 +192,7 @@ def baddbmm(
 ) -> torch.Tensor:
     """As `addmm` with a leading batch; a row is one for all matrices."""
     extras = ExtraOperands(addend=input, activation=_enum_of("baddbmm", Activation, activation))
-    return _hide_from_dynamo(_run)("baddbmm", Op.BMM, a, b, out, kernel, extras)
+    return _compute("baddbmm", Op.BMM, a, b, out, kernel, extras)
 
 
 def scaled_mm(
@@ -233,11 +227,7 @@ def scaled_mm(
     Returns:
         ``out``.
 
-    Raises:
-        NoKernelError: If no bundled kernel serves this, with every reason why.
-        ValueError: If shapes, strides or devices are not what the kernel takes.
-        TypeError: If types are not.
-        RuntimeError: As for `nvgemm_runtime.mm`.
+    It raises what `nvgemm_runtime.mm` raises.
     """
     extras = ExtraOperands(
         scale_a=scale_a,
@@ -245,7 +235,7 @@ def scaled_mm(
         recipe=_enum_of("scaled_mm", ScaleRecipe, recipe),
         addend=bias,
     )
-    return _hide_from_dynamo(_run)("scaled_mm", Op.MM, a, b, out, kernel, extras, out_dtype)
+    return _compute("scaled_mm", Op.MM, a, b, out, kernel, extras, out_dtype)
 
 
 def grouped_mm(
@@ -276,17 +266,11 @@ def grouped_mm(
     Returns:
         ``out``.
 
-    Raises:
-        NoKernelError: If no bundled kernel serves this, with every reason why.
-        ValueError: If shapes, strides or devices are not what the kernel takes; under
-            NVGEMM_AOT_DEBUG=1, if offsets fall or pass the last row.
-        TypeError: If types are not.
-        RuntimeError: As for `nvgemm_runtime.mm`.
+    It raises what `nvgemm_runtime.mm` raises, and under NVGEMM_AOT_DEBUG=1 ValueError if offsets
+    fall or pass the last row.
     """
     extras = ExtraOperands(offsets=offsets)
-    return _hide_from_dynamo(_run)(
-        "grouped_mm", Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype
-    )
+    return _compute("grouped_mm", Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype)
 
 
 def choose(
@@ -343,17 +327,18 @@ def _load_for_operator(kernel_id: str, origin: str | None = None) -> None:
         prepare(str(kernel_id), str(origin))
 
 
-_disabled: dict[Callable[..., Any], Callable[..., Any]] = {}
+_hidden: Callable[..., torch.Tensor] | None = None
 
 
-def _hide_from_dynamo(function: _Function) -> _Function:
-    """Keep ``torch.compile`` out of a function: Dynamo fails on parts of the search."""
+def _compute(*arguments: Any) -> torch.Tensor:
+    """Call `_run`, and keep ``torch.compile`` out of it: Dynamo fails on parts of the search."""
+    global _hidden
     dynamo = sys.modules.get("torch._dynamo")  # not loaded for its own sake: that takes seconds
     if dynamo is None:
-        return function
-    if function not in _disabled:
-        _disabled[function] = dynamo.disable(function)
-    return _disabled[function]  # type: ignore[return-value]
+        return _run(*arguments)
+    if _hidden is None:
+        _hidden = dynamo.disable(_run)
+    return _hidden(*arguments)
 
 
 def _run(
@@ -366,21 +351,7 @@ def _run(
     extras: ExtraOperands = NO_EXTRAS,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Compute a GEMM: refuse what torch would have to see, find a kernel, and launch it.
-
-    Args:
-        where: Name of the public function, for messages.
-        op: Its operation.
-        a: First operand.
-        b: Second operand.
-        out: The tensor to write; made if None.
-        kernel: The kernel; the best-ranked if None.
-        extras: What the kernel takes besides A and B.
-        out_dtype: Type of a result that is made, where it is not the usual one.
-
-    Returns:
-        ``out``.
-    """
+    """Compute a GEMM: refuse what torch would have to see, find a kernel, and launch it."""
     refuse_tracing(where)
     loaded = None if kernel is None else _load_named(where, op, kernel, extras)
     operands = {"a": a, "b": b, **extras.named()}
@@ -413,13 +384,7 @@ def _run(
 def _load_named(
     where: str, op: Op, kernel: str | LoadedKernel, extras: ExtraOperands
 ) -> LoadedKernel:
-    """The kernel that a caller names.
-
-    Raises:
-        NoKernelError: If no bundle holds it.
-        TypeError: If it is neither an id nor a loaded kernel.
-        ValueError: If it computes something else.
-    """
+    """The kernel that a caller names."""
     if isinstance(kernel, str):
         kernel = load_kernel(kernel)
     elif not isinstance(kernel, LoadedKernel):

@@ -21,10 +21,6 @@ _libraries: list[torch.library.Library] = []
 def refuse_lost_derivative(where: str, **operands: torch.Tensor) -> None:
     """Refuse operands through which a derivative is recorded.
 
-    Args:
-        where: What the message calls the function.
-        operands: The tensors, by the names that the message calls them.
-
     Raises:
         RuntimeError: If gradients are recorded and an operand requires one, or an operand carries
             a tangent of forward mode.
@@ -70,7 +66,7 @@ def _functional(overload: torch._ops.OpOverload) -> Callable[..., torch.Tensor]:
     # Local names: every eager call outside inference mode runs this function.
     grad_enabled, redispatch = torch.is_grad_enabled, overload.redispatch
     below = torch._C._after_autograd_keyset
-    where = _name(overload)
+    where = overload.name()
 
     def run(
         keys: torch._C.DispatchKeySet, a: torch.Tensor, b: torch.Tensor, kernel: str
@@ -90,7 +86,7 @@ def _out_form(overload: torch._ops.OpOverload) -> Callable[..., None]:
 
     grad_enabled, redispatch = torch.is_grad_enabled, overload.redispatch
     below = torch._C._after_autograd_keyset
-    where = _name(overload)
+    where = overload.name()
 
     def run(
         keys: torch._C.DispatchKeySet,
@@ -116,7 +112,7 @@ def _any_form(overload: torch._ops.OpOverload) -> Callable[..., Any]:
 
     redispatch = overload.redispatch
     below = torch._C._after_autograd_keyset
-    where = _name(overload)
+    where = overload.name()
     names = [argument.name for argument in overload._schema.arguments]
 
     def run(keys: torch._C.DispatchKeySet, *arguments: Any, **named: Any) -> Any:
@@ -136,8 +132,3 @@ def _refuse_negated_out(where: str, out: torch.Tensor) -> None:
         raise RuntimeError(
             f"{where}: out is a lazily negated view; pass a tensor with values of its own"
         )
-
-
-def _name(overload: torch._ops.OpOverload) -> str:
-    """The full name: ``nvgemm_aot::mm``, ``nvgemm_aot::mm.out``."""
-    return str(overload.name())

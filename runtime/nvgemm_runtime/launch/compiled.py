@@ -139,22 +139,17 @@ def _raise_not_computed(
 def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> LoadedKernel | None:
     """Load a kernel that code was compiled for; None, with one warning a wheel, where that fails.
 
-    Under ``NVGEMM_AOT=off`` it is None, without a warning.
-
-    Args:
-        kernel_id: The kernel.
-        origin: What brought it.
-        device: Where it is to run; by default where CUDA would.
+    Under ``NVGEMM_AOT=off`` it is None, without a warning. Without a device, it is for where CUDA
+    would run.
     """
     if is_off():
         return None
     try:
         facts = _device_facts(device)
-        place = INSTALLATION.kernels().get(kernel_id)
-        if place is None:
+        if kernel_id not in INSTALLATION.kernels():
             # Another process may have compiled it since, and torch's cache has its graph.
             INSTALLATION.refresh_kept_bundles()
-            place = INSTALLATION.kernels().get(kernel_id)
+        place = INSTALLATION.kernels().get(kernel_id)
         for problem in INSTALLATION.kept_problems(kernel_id):
             mark_used(problem)
         reason = None if place is None else refusal(place[0].header, facts)
@@ -178,9 +173,7 @@ def _device_facts(device: torch.device | None) -> DeviceFacts:
 
 def _find_launch(kernel_id: str, origin: str, device: torch.device) -> _TryLaunch:
     kernel = prepare(kernel_id, origin, device)
-    if kernel is None:
-        return _refuse
-    return functools.partial(native.load().try_launch, kernel.handle)
+    return functools.partial(native.load().try_launch, kernel.handle) if kernel else _refuse
 
 
 def _refuse(*tensors: torch.Tensor) -> bool:

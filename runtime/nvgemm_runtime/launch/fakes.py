@@ -24,11 +24,7 @@ multiplies."""
 
 
 def register_fakes(out_dtype: Callable[[str], Any]) -> None:
-    """Register the fake implementation of each operator.
-
-    Args:
-        out_dtype: `nvgemm_runtime.launch.native.Native.out_dtype`.
-    """
+    """Register the fake implementation of each operator."""
     import torch
 
     for name, op in OPERATORS.items():

@@ -29,9 +29,6 @@ def skip_if_loaded(op: Op) -> Callable[[_Function], _Function]:
 
     Such a call should cost little more than the launch, so it is one frame of Python that looks up
     local names alone. For the same reason it does not check for ``torch.jit.trace``.
-
-    Args:
-        op: What the function computes.
     """
 
     def decorate(function: _Function) -> _Function:
@@ -59,7 +56,8 @@ def skip_if_loaded(op: Op) -> Callable[[_Function], _Function]:
                 or forward_ad._current_level >= 0
                 or modes()
             ):
-                _refuse_unseen(op, a, b, out)
+                refuse_lost_derivative(op.value, a=a, b=b, out=out)
+                refuse_tracing(op.value)
             if kernel.sees_negation and (a.is_neg() or b.is_neg() or out.is_neg()):
                 refuse_negation(op.value, a, b, out)
             count_up((out,))  # as `count_write`, and before the launch, which may fail half-way
@@ -88,11 +86,6 @@ def _torch_functions() -> tuple[Any, ...]:
         torch._C._len_torch_dispatch_stack,
         torch._C._increment_version,
     )
-
-
-def _refuse_unseen(op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> None:
-    refuse_lost_derivative(op.value, a=a, b=b, out=out)
-    refuse_tracing(op.value)
 
 
 def count_write(out: torch.Tensor) -> None:

@@ -105,7 +105,12 @@ class KernelLoader:
         if bundle not in self._provided:
             require_libraries(bundle.header)
             self._provided.add(bundle)
-        require_imports(bundle.header, kernel, name)
+        if target.arch != CPU:
+            library = find_runtime_library(target.cuda)
+            assert library is not None  # or `require_libraries` raised
+            reason = imports_refusal(bundle.header, kernel, library, find_ffi_exports())
+            if reason is not None:
+                raise DriverError(f"{name}: {reason}")
         launcher = native.load()
         handle = launcher.register_kernel(
             id=kernel.id,
@@ -148,25 +153,6 @@ def require_libraries(header: Header) -> None:
     _open_library(found.path)
     exports = found.exports
     launcher.set_library_keeps_lock(exports is not None and RELEASES_ITS_LOCK not in exports)
-
-
-def require_imports(header: Header, kernel: Kernel, name: str) -> None:
-    """Check that the installed libraries export what a kernel imports.
-
-    Args:
-        header: Of its bundle.
-        kernel: Its entry.
-        name: What messages call it.
-
-    Raises:
-        DriverError: If they do not.
-    """
-    if header.target.arch == CPU:
-        return
-    found = find_runtime_library(header.target.cuda)
-    reason = found and imports_refusal(header, kernel, found, find_ffi_exports())
-    if reason:
-        raise DriverError(f"{name}: {reason}")
 
 
 _warned: set[RuntimeLibrary] = set()

@@ -63,9 +63,9 @@ class Native:
         try_launch: ``try_launch(handle, a, b, out, *extras)`` is as ``launch``, but False, with
             nothing launched, where that raises ValueError or TypeError, and True otherwise.
         open_kernel: ``open_kernel(image, symbol, name)`` loads a payload for as long as the process
-            lives and gives the address of the function it exports as ``symbol``. It raises
-            NoKernelError, which calls the payload ``name``, for an image that is damaged or lacks
-            the function.
+            lives and gives the address of the function it exports as ``symbol``. The image must be
+            whole. It raises NoKernelError, which calls the payload ``name``, for one that cannot be
+            loaded or lacks the function.
         find_kernel: ``find_kernel(id)`` is the handle of a registered kernel, or None.
         out_dtype: ``out_dtype(id)`` is the dtype (of TVM-FFI) of a kernel's result; it asks the
             loader for a kernel that is not registered.
@@ -117,7 +117,7 @@ class Native:
             The handle that `launch` takes, valid in this process.
 
         Raises:
-            ValueError: If a value is out of range, or the convention does not fit the signature.
+            ValueError: If the library does not know a parameter of the convention.
         """
         return self._register_kernel(
             id,

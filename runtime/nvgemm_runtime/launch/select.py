@@ -62,7 +62,7 @@ def _match_and_load(
     asked = requests(op, a, b, out=out, extras=extras)
     unread: dict[Bundle, StorageError] = {}
     while True:
-        request, found, opened = _find(asked, facts, without=unread.keys())
+        request, found = find(asked, facts, without=unread.keys())
         if isinstance(found, Miss):
             if unread:
                 raise next(iter(unread.values()))
@@ -72,7 +72,8 @@ def _match_and_load(
                 found.reasons,
             )
         best = found.kernels[0]
-        bundle = opened[best.bundle]
+        bundle = best.bundle.opened
+        assert bundle is not None  # of an installation
         try:
             return LOADER.load(bundle, best.kernel), not unread
         except StorageError as error:
@@ -84,21 +85,14 @@ def _match_and_load(
                 raise
 
 
-def find(asked: tuple[Request, ...], facts: DeviceFacts) -> tuple[Request, Match | Miss]:
-    """The first request that a kernel serves, with the kernels, or why none serves any."""
-    request, found, _ = _find(asked, facts)
-    return request, found
-
-
-def _find(
+def find(
     asked: tuple[Request, ...], facts: DeviceFacts, *, without: Collection[Bundle] = ()
-) -> tuple[Request, Match | Miss, tuple[Bundle, ...]]:
-    """`find` without some bundles, and the bundles that a match gives by position."""
-    index, opened = INSTALLATION.index(facts, without=without)
-    request, found = first_served(index.match, asked)
+) -> tuple[Request, Match | Miss]:
+    """The first request that a kernel serves, with the kernels, or why none serves any."""
+    request, found = first_served(INSTALLATION.index(facts, without=without).match, asked)
     if isinstance(found, Match) and found.from_jit:
         mark_used(found.ranked_as)
-    return request, found, opened
+    return request, found
 
 
 def facts_of(tensor: torch.Tensor) -> DeviceFacts:

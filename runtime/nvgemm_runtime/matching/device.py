@@ -108,12 +108,7 @@ def find_runtime_library(cuda: str) -> RuntimeLibrary | None:
 
 
 def look_at_library(path: Path, cuda: str) -> RuntimeLibrary:
-    """What a file of the library shows: what it exports, and whether it can be loaded.
-
-    Args:
-        path: The file.
-        cuda: CUDA major version it is for, e.g. ``cu13``.
-    """
+    """What a file of the library shows: what it exports, and whether it can be loaded."""
     exports, defect = None, None
     try:
         defect = missing_part(path)
@@ -173,12 +168,7 @@ def torch_versions() -> TorchVersions:
 
 @functools.cache
 def device_facts(kind: str, index: int) -> DeviceFacts:
-    """Facts of one device of this process. For a GPU this initialises CUDA.
-
-    Args:
-        kind: ``cuda`` or ``cpu``.
-        index: Which one, as torch counts.
-    """
+    """Facts of one device of this process. For a GPU this initialises CUDA."""
     cuda = torch_cuda()
     if kind != "cuda":
         return DeviceFacts(

@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..bundle.format import Header, Measured, RankingSource, Scope, UnservedReason
+from ..bundle.format import Measured, RankingSource, Scope, UnservedReason
 from ..gemm.problem import Problem, Signature
 from .device import DeviceFacts, TorchVersions
 from .nearest import Around
 from .ranking import MeasuredTimes, order_between, waves
 from .refusals import (
-    describe,
+    describe_device,
     describe_fault,
     kernel_refusals,
     needs_compact,
@@ -29,6 +29,7 @@ from .refusals import (
     version_numbers,
 )
 from .trust import holds_here, preference
+from .usable_rankings import BundleView as BundleView
 from .usable_rankings import (
     MatchedKernel,
     UsableRanking,
@@ -46,19 +47,6 @@ class Basis(str, enum.Enum):
 
     DECLARED = "declared"
     SIGNATURE = "signature"
-
-
-@dataclass(frozen=True, kw_only=True)
-class BundleView:
-    """A bundle as matching sees it.
-
-    Attributes:
-        name: Where it came from, for messages: distribution or path.
-        header: What it says about itself.
-    """
-
-    name: str
-    header: Header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +90,6 @@ class Index:
             measured beside this torch's ATen before the rest, newer before older.
         facts: The device.
         unusable: Why other bundles that were found could not even be opened.
-        first_position: Position of the first bundle, as `MatchedKernel.bundle` gives it.
         from_jit: Whether the bundles are those of the JIT cache.
         versions: Of the torch at hand; None where there is none.
 
@@ -116,23 +103,19 @@ class Index:
         facts: DeviceFacts,
         unusable: Sequence[str] = (),
         *,
-        first_position: int = 0,
         from_jit: bool = False,
         versions: TorchVersions | None = None,
     ) -> None:
         self.bundles = tuple(bundles)
         self.facts = facts
-        self._first_position = first_position
         self._from_jit = from_jit
         self._declared: dict[Problem, list[UsableRanking]] = {}
         self._unserved: dict[Problem, tuple[str, UnservedReason]] = {}
         refusals: list[str] = []
-        for position, bundle in enumerate(self.bundles, start=first_position):
+        for bundle in self.bundles:
             try:
                 reason = refusal(bundle.header, facts)
-                rankings, reasons = (
-                    ([], [reason]) if reason else _usable_rankings(position, bundle.header, facts)
-                )
+                rankings, reasons = ([], [reason]) if reason else _usable_rankings(bundle, facts)
             except Exception as error:  # Whatever is wrong with one bundle, the others are used.
                 reason = describe_fault(error)
                 rankings, reasons = [], [reason]
@@ -148,7 +131,7 @@ class Index:
             # Stable: of equals, the one preferred.
             rankings.sort(key=self._measured_on, reverse=True)
             rankings.sort(
-                key=lambda usable: preference(usable.ranking, self._source(usable), facts, versions)
+                key=lambda usable: preference(usable.ranking, usable.source, facts, versions)
             )
         self.refusals = (*refusals, *unusable)
         self._sizes = index_by_alignment(self._declared, is_compact=True)
@@ -171,8 +154,8 @@ class Index:
                 contiguous extent and every stride other than that of 1, of the operands at hand.
             is_compact: Whether they lie without gaps; see `operands.Request`.
         """
-        declared = self.match_declared(problem, alignment_bytes, is_compact)
-        return declared or self.match_signature(problem, alignment_bytes, is_compact)
+        asked = problem, alignment_bytes, is_compact
+        return self.match_declared(*asked) or self.match_signature(*asked)
 
     def match_declared(
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
@@ -214,7 +197,7 @@ class Index:
         Interpolation counts waves, of which another product has others.
         """
         return self.facts.multiprocessors is not None and all(
-            holds_here(usable.ranking, self._source(usable), self.facts)
+            holds_here(usable.ranking, usable.source, self.facts)
             for usable in (around.below, around.above)
         )
 
@@ -264,25 +247,19 @@ class Index:
         return Match(
             basis=basis,
             ranked_as=usable.ranking.problem,
-            source=self._source(usable),
+            source=usable.source,
             kernels=kernels,
             from_jit=self._from_jit,
             measured=usable.ranking.measured if basis is Basis.DECLARED else None,
-            is_complete=self._header(usable).is_complete(usable.ranking),
+            is_complete=usable.bundle.header.is_complete(usable.ranking),
         )
 
     def _measured_on(self, usable: UsableRanking) -> str:
         """When a ranking was measured, if that holds here: text that sorts like the days."""
-        conditions = self._source(usable).conditions
-        if conditions is None or not holds_here(usable.ranking, self._source(usable), self.facts):
+        conditions = usable.source.conditions
+        if conditions is None or not holds_here(usable.ranking, usable.source, self.facts):
             return ""
         return conditions.date
-
-    def _source(self, usable: UsableRanking) -> RankingSource:
-        return self._header(usable).sources[usable.ranking.source]
-
-    def _header(self, usable: UsableRanking) -> Header:
-        return self.bundles[usable.bundle - self._first_position].header
 
     def _why_unserved(self, problem: Problem) -> tuple[str, ...]:
         """Why the build made no kernel for a problem, or for another of its signature."""
@@ -311,7 +288,7 @@ class Index:
         if self._sizes:
             return f"no bundled kernel computes {wanted.key} (bundled: {self._bundled})"
         if self.refusals or self.bundles:
-            return f"no bundle serves this device ({describe(self.facts)})"
+            return f"no bundle serves this device ({describe_device(self.facts)})"
         return (
             "no bundle is installed: pip install a kernel wheel, or name bundles in "
             "NVGEMM_AOT_BUNDLES"
@@ -323,20 +300,21 @@ class Index:
 
 
 def _usable_rankings(
-    position: int, header: Header, facts: DeviceFacts
+    bundle: BundleView, facts: DeviceFacts
 ) -> tuple[list[UsableRanking], list[str]]:
     """A bundle's rankings, and why some of its kernels are left out."""
+    header = bundle.header
     reasons = kernel_refusals(header, facts)
     compact = {kernel.id for kernel in header.kernels if needs_compact(kernel.calling_convention)}
     rankings = []
     for ranking in header.rankings:
-        served = launchable(position, header, ranking, reasons)
+        served = launchable(bundle, ranking, reasons)
         if served:
             with_gaps = served
             if compact:
                 with_gaps = tuple(one for one in served if one.kernel.id not in compact)
             gone = len(ranking.kernels) - len(served)
-            rankings.append(UsableRanking(position, with_doubt(ranking, gone), served, with_gaps))
+            rankings.append(UsableRanking(bundle, with_doubt(ranking, gone), served, with_gaps))
     counts = Counter(reason for reason in reasons if reason is not None)
     told = [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
     return rankings, told
@@ -355,10 +333,6 @@ class LayeredIndex:
 
     A problem that either declares comes before one of which only the signature is known; among
     equals, what was shipped comes first.
-
-    Args:
-        shipped: Kernels of wheels, and of bundles that the user names.
-        kept: Kernels of the JIT cache; its positions continue those of ``shipped``.
     """
 
     def __init__(self, shipped: Index, kept: Index) -> None:
@@ -368,15 +342,15 @@ class LayeredIndex:
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
     ) -> Match | Miss:
         """Find the kernels for a problem; see `Index.match`."""
-        for layer in self._layers:
-            declared = layer.match_declared(problem, alignment_bytes, is_compact)
-            if declared is not None:
-                return declared
+        asked = problem, alignment_bytes, is_compact
         shipped, kept = self._layers
-        found = shipped.match_signature(problem, alignment_bytes, is_compact)
+        declared = shipped.match_declared(*asked) or kept.match_declared(*asked)
+        if declared is not None:
+            return declared
+        found = shipped.match_signature(*asked)
         if isinstance(found, Match):
             return found
-        found_in_cache = kept.match_signature(problem, alignment_bytes, is_compact)
+        found_in_cache = kept.match_signature(*asked)
         if isinstance(found_in_cache, Match):
             return found_in_cache
         return Miss(reasons=(*found.reasons, *kept.refusals))
@@ -386,10 +360,6 @@ def first_served(
     match: Callable[[Problem, int, bool], Match | Miss], asked: Sequence[Request]
 ) -> tuple[Request, Match | Miss]:
     """Find the kernels for operands that can be read in several ways.
-
-    Args:
-        match: `Index.match`.
-        asked: Every reading, as `operands.requests` gives them; at least one.
 
     Returns:
         The first reading that a kernel serves; or the first of all, and why none is served.
@@ -403,7 +373,7 @@ def first_served(
     return asked[0], Miss(reasons=tuple(reasons))
 
 
-def preferred(bundles: Iterable[BundleView]) -> list[BundleView]:
+def newest_compiler_first(bundles: Iterable[BundleView]) -> list[BundleView]:
     """Order bundles: newest compiler first, then by name."""
     by_name = sorted(bundles, key=lambda bundle: (bundle.name, bundle.header.build_key))
     return sorted(by_name, key=_compiler_version, reverse=True)  # stable: equals stay as they are

@@ -38,9 +38,6 @@ class NearestSizes(Generic[T]):
     Closeness is the ratio of sizes: by n, k and batch or groups first, then by m. m comes last
     because it varies at run time, while n and k are a model's weights. Equally near are told apart
     by size, smaller first, so that the answer never depends on an order of insertion.
-
-    Args:
-        entries: Problems, each once, with what belongs to it; at least one.
     """
 
     def __init__(self, entries: Iterable[tuple[Problem, T]]) -> None:
@@ -57,10 +54,6 @@ class NearestSizes(Generic[T]):
             (math.log2(n), math.log2(k), math.log2(count), (n, k, count)) for n, k, count in rows
         )
         self._logs_of_n = [point[0] for point in self._points]
-
-    def find(self, problem: Problem) -> T:
-        """What belongs to the declared problem nearest to this one."""
-        return self.around(problem).nearest
 
     def around(self, problem: Problem) -> Around[T]:
         """What belongs to the m around this one that are declared for the nearest other sizes."""

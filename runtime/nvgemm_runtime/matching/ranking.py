@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..bundle.format import KernelDesign
 from ..gemm.problem import Problem
@@ -24,10 +25,7 @@ from ..gemm.problem import Problem
 def waves(design: KernelDesign, problem: Problem, multiprocessors: int) -> int:
     """Waves that a kernel needs for a problem, with one thread block a multiprocessor.
 
-    Args:
-        design: Its tile and cluster.
-        problem: Sizes of any signature; rows are taken to be shared out evenly among groups.
-        multiprocessors: Streaming multiprocessors of the GPU.
+    Rows are taken to be shared out evenly among groups.
     """
     cluster_m, cluster_n = design.cluster
     rows = -(-problem.m // problem.groups)
@@ -41,12 +39,7 @@ def waves(design: KernelDesign, problem: Problem, multiprocessors: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredTimes:
-    """What was measured of one problem.
-
-    Attributes:
-        problem: The problem.
-        times_ns: Nanoseconds of each kernel, by id.
-    """
+    """What was measured of one problem: nanoseconds of each kernel, by id."""
 
     problem: Problem
     times_ns: Mapping[str, int]
@@ -62,25 +55,10 @@ def order_between(
 ) -> list[str]:
     """Ids of kernels, the one that should be fastest first.
 
-    Args:
-        problem: What is to be computed.
-        designs: Of the kernels, by id; at least one row has each.
-        below: Of a problem with the same n and k and no larger m.
-        above: Likewise, with no smaller m.
-        multiprocessors: Streaming multiprocessors of the GPU.
+    ``below`` and ``above`` are of problems with the same n and k; each kernel is in one of them.
     """
-
-    def time(kernel_id: str) -> float:
-        return interpolate(
-            problem,
-            designs[kernel_id],
-            kernel_id,
-            below=below,
-            above=above,
-            multiprocessors=multiprocessors,
-        )
-
-    return sorted(designs, key=time)
+    around: Any = {"below": below, "above": above, "multiprocessors": multiprocessors}
+    return sorted(designs, key=lambda id_: interpolate(problem, designs[id_], id_, **around))
 
 
 def interpolate(

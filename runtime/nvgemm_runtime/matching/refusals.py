@@ -68,11 +68,11 @@ def refusal(header: Header, facts: DeviceFacts) -> str | None:
     if reason is not None:
         return reason
     if (target.arch == CPU) != (facts.kind == "cpu"):
-        return f"built for {target.arch}, this device is {describe(facts)}"
+        return f"built for {target.arch}, this device is {describe_device(facts)}"
     if facts.capability is None:
         return None
     if not target.runs_on(facts.capability):
-        return f"{target.arch} kernels do not run on {describe(facts)}"
+        return f"{target.arch} kernels do not run on {describe_device(facts)}"
     reason = _cuda_refusal(target, facts.cuda)
     if reason is None:
         reason = library_refusal(header, facts.runtime_library, facts.ffi_exports)
@@ -80,14 +80,7 @@ def refusal(header: Header, facts: DeviceFacts) -> str | None:
 
 
 def process_refusal(target: Target, platform: str, cuda: str | None) -> str | None:
-    """Why no device of a process can run a target's kernels, or None.
-
-    Args:
-        target: What the kernels were built for.
-        platform: Of the process, e.g. ``linux_x86_64``.
-        cuda: CUDA major version that torch was built for; None for a CPU build, which shows no GPU
-            that could be refused.
-    """
+    """Why no device of a process can run a target's kernels, or None; ``cuda`` is torch's."""
     reason = _platform_refusal(target, platform)
     if reason is None and target.arch != CPU and cuda is not None:
         return _cuda_refusal(target, cuda)
@@ -112,11 +105,6 @@ def library_refusal(
     """Why none of a bundle's kernels can be loaded beside the installed libraries, or None.
 
     What the libraries export decides, whatever their versions.
-
-    Args:
-        header: Of the bundle.
-        library: The library that kernels call, as installed.
-        ffi_exports: Symbols that the installed TVM-FFI exports; None where it was not looked at.
     """
     distribution = library_distribution(header)
     if library is None:
@@ -143,11 +131,7 @@ def imports_refusal(
 ) -> str | None:
     """Which symbols a kernel imports that the installed libraries do not export, or None.
 
-    Args:
-        header: Of its bundle.
-        kernel: An entry of it.
-        library: The library that kernels call, as installed.
-        ffi_exports: Symbols that the installed TVM-FFI exports; None where it was not looked at.
+    Where exports are None, nobody looked, and they count as all that is imported.
     """
     imports = needed_symbols(header, kernel)
     for exports, wanted, name, version in (
@@ -192,7 +176,7 @@ def library_distribution(header: Header) -> str:
     return f"nvidia-cutlass-dsl-libs-{header.target.cuda}"
 
 
-def describe(facts: DeviceFacts) -> str:
+def describe_device(facts: DeviceFacts) -> str:
     """A device in words."""
     if facts.capability is None:
         return facts.name

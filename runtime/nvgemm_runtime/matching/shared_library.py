@@ -57,9 +57,6 @@ def missing_part(path: Path) -> str | None:
 
     A file of another kind lacks nothing: the loader refuses it by itself.
 
-    Args:
-        path: The file.
-
     Raises:
         OSError: If it cannot be read.
     """
@@ -84,9 +81,6 @@ def missing_part(path: Path) -> str | None:
 
 def exported_symbols(path: Path) -> frozenset[str] | None:
     """Names that a shared library defines for others, from its dynamic symbol table.
-
-    Args:
-        path: A 64-bit little-endian ELF file.
 
     Returns:
         The names; None where section headers do not lead to the table. Loaders do not need those.

@@ -69,15 +69,7 @@ class Decision:
 def decide(
     match: Match, request: Request, facts: DeviceFacts, versions: TorchVersions, terms: Terms
 ) -> Decision:
-    """Decide which kernels to offer for a GEMM.
-
-    Args:
-        match: The kernels that serve the GEMM.
-        request: The GEMM, as its operands pose it.
-        facts: The device that it is computed on.
-        versions: Of the torch at hand.
-        terms: The settings and circumstances that bound the offer.
-    """
+    """Decide which kernels to offer for a GEMM."""
     measured, conditions = match.measured, match.source.conditions
     if measured is None or conditions is None:
         return _open(match.kernels, terms, "")
@@ -153,13 +145,7 @@ def _why_another_aten(request: Request, terms: Terms) -> str | None:
 
 
 def why_order_is_open(measured: Measured, source: RankingSource, facts: DeviceFacts) -> str | None:
-    """Why a measured order of kernels does not hold on a device, or None.
-
-    Args:
-        measured: What was measured.
-        source: Where; with its conditions.
-        facts: The device.
-    """
+    """Why a measured order of kernels does not hold on a device, or None."""
     assert source.conditions is not None
     if source.gpu != facts.name:
         return f"measured on {source.gpu}, this is {facts.name}"

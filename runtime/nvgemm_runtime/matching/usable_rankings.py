@@ -5,10 +5,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..bundle.format import Header, Kernel, Ranking
+from ..bundle.format import Header, Kernel, Ranking, RankingSource
+from ..bundle.reader import Bundle
 from ..bundle.unknown_parts import doubt_about
 from ..gemm.problem import Problem, Signature
 from .nearest import NearestSizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleView:
+    """A bundle as matching sees it.
+
+    Attributes:
+        name: What messages call it.
+        header: What it says about itself.
+        origin: What brought it, where it is installed, named or kept.
+        opened: The bundle, where its kernels are to be loaded.
+    """
+
+    name: str
+    header: Header
+    origin: str = ""
+    opened: Bundle | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,26 +34,25 @@ class MatchedKernel:
     """A kernel that serves a problem.
 
     Attributes:
-        bundle: Position of its bundle in the index.
+        bundle: The bundle that holds it.
         kernel: Its entry.
         rank: Its position in the ranking that it was taken from.
         time_ns: Time that a ranking gives it for the declared problem it was taken from, if any.
     """
 
-    bundle: int
+    bundle: BundleView
     kernel: Kernel
     rank: int
     time_ns: int | None
 
 
 def launchable(
-    bundle: int, header: Header, ranking: Ranking, reasons: Sequence[str | None]
+    bundle: BundleView, ranking: Ranking, reasons: Sequence[str | None]
 ) -> tuple[MatchedKernel, ...]:
     """The kernels of a ranking but for those that there are reasons against, by their position."""
+    kernels = bundle.header.kernels
     return tuple(
-        MatchedKernel(
-            bundle=bundle, kernel=header.kernels[one.kernel], rank=rank, time_ns=one.time_ns
-        )
+        MatchedKernel(bundle=bundle, kernel=kernels[one.kernel], rank=rank, time_ns=one.time_ns)
         for rank, one in enumerate(ranking.kernels)
         if reasons[one.kernel] is None
     )
@@ -57,7 +74,7 @@ class UsableRanking:
     """A ranking of a declared problem, and which of its kernels a device can launch.
 
     Attributes:
-        bundle: Position of its bundle in the index.
+        bundle: The bundle that has it.
         ranking: As the bundle has it, in doubt where measured kernels cannot be launched.
         kernels: Those that can be launched, best first; at least one.
         kernels_for_gaps: Those of them that take operands with gaps between rows or matrices.
@@ -67,7 +84,7 @@ class UsableRanking:
 
     def __init__(
         self,
-        bundle: int,
+        bundle: BundleView,
         ranking: Ranking,
         kernels: tuple[MatchedKernel, ...],
         kernels_for_gaps: tuple[MatchedKernel, ...],
@@ -76,6 +93,11 @@ class UsableRanking:
         self.ranking = ranking
         self.kernels = kernels
         self.kernels_for_gaps = kernels_for_gaps
+
+    @property
+    def source(self) -> RankingSource:
+        """Where its order comes from."""
+        return self.bundle.header.sources[self.ranking.source]
 
     def kernels_for(self, is_compact: bool) -> tuple[MatchedKernel, ...]:
         """The kernels for operands that are compact, or are not."""
@@ -98,24 +120,19 @@ def index_by_alignment(
     declared: Mapping[Problem, Sequence[UsableRanking]], *, is_compact: bool
 ) -> dict[Signature, SizesByAlignment]:
     """Declared problems by signature and alignment, for operands that are compact, or are not."""
-    of_signature: dict[Signature, list[tuple[Problem, Sequence[UsableRanking]]]] = {}
+    of_signature: dict[Signature, list[tuple[Problem, UsableRanking, int]]] = {}
     for problem, rankings in declared.items():
-        of_signature.setdefault(problem.signature, []).append((problem, rankings))
-    indexed: dict[Signature, SizesByAlignment] = {}
-    for signature, problems in of_signature.items():
-        least = [
-            (problem, ranking, min(one.kernel.alignment_bytes for one in kernels))
-            for problem, rankings in problems
-            for ranking in rankings
-            if (kernels := ranking.kernels_for(is_compact))
+        for ranking in rankings:
+            if kernels := ranking.kernels_for(is_compact):
+                least = min(one.kernel.alignment_bytes for one in kernels)
+                of_signature.setdefault(problem.signature, []).append((problem, ranking, least))
+    return {
+        signature: [
+            (needed, NearestSizes(_first_that_serves(found, needed)))
+            for needed in sorted({least for _, _, least in found}, reverse=True)
         ]
-        if not least:
-            continue
-        indexed[signature] = [
-            (needed, NearestSizes(_first_that_serves(least, needed)))
-            for needed in sorted({alignment for _, _, alignment in least}, reverse=True)
-        ]
-    return indexed
+        for signature, found in of_signature.items()
+    }
 
 
 def _first_that_serves(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
@@ -39,10 +38,6 @@ def read_requests(gemm: AtenGemm) -> tuple[Request, ...] | str:
 def declarable(gemm: AtenGemm, asked: tuple[Request, ...] | str | None = None) -> Problem | str:
     """The problem by which a manifest declares a GEMM, or why none can.
 
-    Args:
-        gemm: The GEMM.
-        asked: What `read_requests` gives for it, where that is known.
-
     Returns:
         The problem; otherwise one line: operator, types, sizes and the reason.
     """
@@ -59,13 +54,6 @@ def declarable_for(gemm: AtenGemm, arch: str) -> Problem | str:
 
     Where the architecture has no kernel with an epilogue, a sum is declared as its product alone,
     into fp32: torch.compile uses such a kernel and has torch add.
-
-    Args:
-        gemm: The GEMM.
-        arch: Architecture of the target, e.g. ``sm_90a``.
-
-    Returns:
-        The problem; otherwise one line, as `declarable`.
     """
     product = None if has_epilogues(arch) else product_of_sum(gemm)
     wanted = declarable(gemm if product is None else product)
@@ -111,11 +99,7 @@ def sizes_in_words(words: str) -> tuple[int, int, int, int] | None:
 
 def _word(operand: Operand) -> str:
     dtype = str(operand.dtype).removeprefix("torch.")
-    return f"{_SHORT_NAMES.get(dtype, dtype)}{_extents(operand.shape)}"
-
-
-def _extents(shape: Sequence[int]) -> str:
-    return f"[{', '.join(map(str, shape))}]"
+    return f"{_SHORT_NAMES.get(dtype, dtype)}[{', '.join(map(str, operand.shape))}]"
 
 
 _SHORT_NAMES = {dtype.torch_name: dtype.value for dtype in DType}

@@ -29,11 +29,7 @@ _RECORDED_ON = {row.recorded_on: arch for arch, row in ARCHITECTURES.items() if 
 def chosen_target(
     capability: tuple[int, int] | None, variables: Mapping[str, str] = os.environ
 ) -> str:
-    """The architecture to record for.
-
-    Args:
-        capability: Compute capability of the device that a GEMM was met on; None for a CPU.
-        variables: Of the environment.
+    """The architecture to record for, on a device of a compute capability; a CPU has None.
 
     Raises:
         RecordError: If the variable names an architecture that nothing builds for.
@@ -49,14 +45,7 @@ def chosen_target(
 
 
 class Recorder:
-    """Merges GEMMs into a file.
-
-    Args:
-        path: The file: a recording, or not there yet.
-
-    Attributes:
-        path: Absolute.
-    """
+    """Merges GEMMs into a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.realpath(path))
@@ -86,10 +75,6 @@ class Recorder:
 
     def add(self, met: Problem | str, target: str) -> None:
         """Record a GEMM.
-
-        Args:
-            met: Its problem, or, where no manifest can declare it, a line that says why.
-            target: The architecture to build for.
 
         Raises:
             RecordError: If it cannot be recorded.

@@ -127,11 +127,7 @@ def _read_line(line: str, recording: Recording) -> bool:
 
 
 def _problem(texts: dict[str, str | None]) -> Problem:
-    """The problem that an entry declares.
-
-    Raises:
-        ValueError: If there is no such problem.
-    """
+    """The problem that an entry declares."""
     operand = DType(texts["dtype"])
     scales, epilogue = texts["scales"], texts["epilogue"]
     signature = Signature(
@@ -149,12 +145,7 @@ def _problem(texts: dict[str, str | None]) -> Problem:
 
 
 def gemm_line(problem: Problem, count: int | None = None) -> str:
-    """The entry under ``gemms`` that declares a problem, on one line.
-
-    Args:
-        problem: The problem.
-        count: How often it was met; left out if None.
-    """
+    """The entry under ``gemms`` that declares a problem, on one line."""
     signature = problem.signature
     values = {
         "op": signature.op.value,

@@ -10,7 +10,7 @@ import pytest
 
 from nvgemm_aot.cli.coverage_page import coverage_page, draw_chart
 from nvgemm_aot.manifest.parse import Manifest
-from nvgemm_aot.workload.coverage import Sizes, TargetCoverage, Undeclarable, Weight, cover
+from nvgemm_aot.workload.coverage import GemmCoverage, TargetCoverage, Weight, cover
 from nvgemm_runtime.gemm.problem import MAX_EXTENT
 from recorded_gemms import (
     DECLARED,
@@ -93,20 +93,10 @@ def test_percentages_and_table_are_those_of_the_target() -> None:
     assert cells[-6:] == [OTHER_SIZE.key, "signature", "1", "12.5 %", "22.2 %", "m16n64k64"]
 
 
-def test_each_target_has_a_picture() -> None:
-    manifest = recording([(DECLARED, 1), (OTHER_SIZE, 1)], "sm_100f", "sm_90a")
-    shown = page(manifest, cover(manifest, [view(content())]))
-    assert shown.said("h2") == [
-        "sm_100f-linux_x86_64-cu13 on B200",
-        "sm_90a-linux_x86_64-cu13 on H200",
-    ]
-    assert sorted(shown.markers) == ["declared", "missed", "missed", "signature"]
-
-
 def test_everything_is_escaped() -> None:
     evil = "</title></style><script>alert('1')</script>&amp;\""
     manifest = recording([(DECLARED, 1), (OTHER_TYPE, 1)], description=evil)
-    bias = Undeclarable(gemm=evil, sizes=None, count=1, reason=evil)
+    bias = GemmCoverage(gemm=evil, problem=None, sizes=None, count=1, reasons=(evil,))
     targets = cover(
         manifest, [view(content(), evil)], unusable=[f"{evil}\udcff"], undeclarable=[bias]
     )
@@ -119,13 +109,6 @@ def test_everything_is_escaped() -> None:
     assert any("1 of unknown sizes" in text for text in shown.said("p"))
 
 
-def test_gemms_that_no_manifest_declares_are_in_the_picture() -> None:
-    bias = Undeclarable(gemm="addmm", sizes=Sizes(8, 8, 64), count=1, reason="a bias")
-    shown = page(RECORDING, cover(RECORDING, [view(content())], undeclarable=[bias]))
-    assert sorted(shown.markers) == ["declared", "missed", "missed", "signature"]
-    assert not any("unknown sizes" in text for text in shown.said("p"))
-
-
 def test_the_page_needs_nothing_else() -> None:
     shown = page(RECORDING, cover(RECORDING, [view(content())]))
     for tag, attributes, _ in shown.elements:
@@ -135,14 +118,6 @@ def test_the_page_needs_nothing_else() -> None:
     assert "prefers-color-scheme: dark" in style
     assert "url(" not in style
     assert "@import" not in style
-
-
-def test_equal_coverage_gives_equal_pages() -> None:
-    first, second = (
-        coverage_page(RECORDING, cover(RECORDING, [view(content())]), Weight.FLOPS)
-        for _ in range(2)
-    )
-    assert first == second
 
 
 def positions(manifest: Manifest) -> list[tuple[float, float, float]]:

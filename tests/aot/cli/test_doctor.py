@@ -33,6 +33,18 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(main, ["doctor", *arguments])
 
 
+def have(monkeypatch: pytest.MonkeyPatch, **parts: object) -> None:
+    """Let the diagnosis find this; an exception is raised."""
+    for name, found in parts.items():
+
+        def look(*_: object, found: object = found) -> object:
+            if isinstance(found, Exception):
+                raise found
+            return found
+
+        monkeypatch.setattr(diagnosis, name, look)
+
+
 def name_bundles(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
     monkeypatch.setenv("NVGEMM_AOT_BUNDLES", os.pathsep.join(map(str, places)))
     monkeypatch.setattr("nvgemm_runtime.installed.discover.distributions", lambda: ())
@@ -43,11 +55,8 @@ def name_bundles(monkeypatch: pytest.MonkeyPatch, *places: Path) -> None:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine with one H200, all software, an empty cache, and a bundle for it."""
     monkeypatch.setenv("NVGEMM_AOT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(diagnosis, "_version", lambda name: "1.2.3")
-    monkeypatch.setattr(diagnosis, "_driver_version", lambda: "13.0")
-    monkeypatch.setattr(diagnosis, "torch_cuda", lambda: "cu13")
-    monkeypatch.setattr(diagnosis, "find_runtime_library", lambda cuda: LIBRARY)
-    monkeypatch.setattr(diagnosis, "_gpus", lambda: (H200,))
+    have(monkeypatch, _version="1.2.3", _driver_version="13.0", torch_cuda="cu13", _gpus=(H200,))
+    have(monkeypatch, find_runtime_library=LIBRARY)
     bundle = write_synthetic_bundle(tmp_path / "hopper.nvgemm", "sm_90a")
     name_bundles(monkeypatch, bundle)
     return bundle
@@ -61,7 +70,9 @@ def problems() -> str:
     return "\n".join(document["problems"])
 
 
-def test_a_machine_with_everything_is_healthy(machine: Path) -> None:
+def test_a_machine_with_everything_is_healthy(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert problems() == ""
     result = run()
     assert result.exit_code == 0
@@ -69,23 +80,33 @@ def test_a_machine_with_everything_is_healthy(machine: Path) -> None:
     for part in ("NVIDIA H200, compute capability 9.0", "13.0", str(LIBRARY.path), str(machine)):
         assert part in result.stdout
     assert "  GPU 0: served" in result.stdout
+    have(monkeypatch, find_runtime_library=replace(LIBRARY, version=UNKNOWN_VERSION))
+    assert problems() == ""
+    assert f"{LIBRARY.path} (unknown version)" in run().stdout
+
+
+CUT_OFF = replace(LIBRARY, defect="it is cut off: 10 bytes, a table needs 64")
 
 
 @pytest.mark.parametrize(
-    ("lacks", "value", "reason"),
+    ("part", "found", "said"),
     [
         ("_driver_version", None, "no CUDA driver: libcuda.so.1"),
         ("torch_cuda", None, "torch is a CPU build"),
+        ("torch_cuda", RuntimeError("CUDA error"), "RuntimeError: CUDA error"),
         ("find_runtime_library", None, "pip install nvidia-cutlass-dsl-libs-cu13"),
+        ("find_runtime_library", CUT_OFF, "/lib.so cannot be loaded: it is cut off: 10 bytes"),
+        ("find_runtime_library", CUT_OFF, "--force-reinstall --no-deps nvidia-cutlass-dsl-libs-"),
         ("_gpus", (), "torch sees no GPU"),
+        ("_gpus", RuntimeError("CUDA error"), "RuntimeError: CUDA error"),
         ("_gpus", (replace(H200, capability=(8, 0), name="A100"),), "no bundle serves A100"),
     ],
 )
-def test_says_what_is_missing(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, lacks: str, value: Any, reason: str
+def test_says_what_is_missing_or_broken(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, part: str, found: Any, said: str
 ) -> None:
-    monkeypatch.setattr(diagnosis, lacks, lambda *_: value)
-    assert reason in problems()
+    have(monkeypatch, **{part: found})
+    assert said in problems()
     assert run().stdout.endswith("\nnot healthy\n")
 
 
@@ -106,22 +127,10 @@ def test_a_launcher_that_does_not_load_is_a_problem(
     assert problems() == "_native.so is missing"
 
 
-@pytest.mark.parametrize("part", ["torch_cuda", "_gpus"])
-def test_what_fails_while_looking_is_a_problem_and_no_crash(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, part: str
-) -> None:
-    def fail() -> None:
-        raise RuntimeError("CUDA error: unknown")
-
-    monkeypatch.setattr(diagnosis, part, fail)
-    assert "RuntimeError: CUDA error: unknown" in problems()
-
-
 def test_each_bundle_is_judged_for_each_gpu(
     machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    b200 = replace(H200, capability=(10, 0), name="NVIDIA B200")
-    monkeypatch.setattr(diagnosis, "_gpus", lambda: (H200, b200))
+    have(monkeypatch, _gpus=(H200, replace(H200, capability=(10, 0), name="NVIDIA B200")))
     assert problems().startswith("no bundle serves NVIDIA B200, compute capability 10.0: sm_90a")
     other = write_synthetic_bundle(tmp_path / "blackwell.nvgemm", "sm_100f")
     name_bundles(monkeypatch, machine, other)
@@ -131,7 +140,7 @@ def test_each_bundle_is_judged_for_each_gpu(
     assert "  GPU 0: sm_100f kernels do not run on NVIDIA H200" in text
 
 
-def test_a_broken_or_forbidden_bundle_is_a_problem_beside_a_good_one(
+def test_a_broken_or_forbidden_bundle_is_a_problem_beside_a_good_one_and_none_at_all(
     machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, open_ = tmp_path / "broken.nvgemm", tmp_path / "open.nvgemm"
@@ -143,6 +152,8 @@ def test_a_broken_or_forbidden_bundle_is_a_problem_beside_a_good_one(
     assert "broken.nvgemm: [truncated]" in said
     assert "open.nvgemm can be written by others" in said
     assert "no bundle serves" not in said
+    name_bundles(monkeypatch)
+    assert "no bundle is installed; pip install a kernel wheel" in problems()
 
 
 def test_a_bundle_without_a_kernel_that_can_be_launched_is_a_problem(
@@ -158,36 +169,17 @@ def test_a_bundle_without_a_kernel_that_can_be_launched_is_a_problem(
     assert "calling convention 'tvm_ffi:gemm(a,b,out,stream)'" in said
 
 
-def test_a_runtime_library_of_unknown_version_is_shown_as_such(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    unknown = replace(LIBRARY, version=UNKNOWN_VERSION)
-    monkeypatch.setattr(diagnosis, "find_runtime_library", lambda cuda: unknown)
-    assert problems() == ""
-    assert f"{LIBRARY.path} (unknown version)" in run().stdout
-
-
 def test_a_runtime_library_that_lacks_a_symbol_is_a_problem_with_its_next_step(
     machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine.write_bytes(REAL_SM_90A.read_bytes())
     lacking = "CuteDSLRT_TVMFFISetRaisedCudaError"
     old = replace(LIBRARY, version="4.6.3", exports=DEVICE_SYMBOLS - {lacking})
-    monkeypatch.setattr(diagnosis, "_gpus", lambda: (replace(H200, runtime_library=old),))
+    have(monkeypatch, _gpus=(replace(H200, runtime_library=old),))
     said = problems()
     assert said.startswith("no bundle serves NVIDIA H200, compute capability 9.0: ")
     assert f"import {lacking}, which the installed nvidia-cutlass-dsl-libs-cu13 4.6.3 does" in said
     assert said.endswith("run: pip install 'nvidia-cutlass-dsl-libs-cu13>=4.7'")
-
-
-def test_a_runtime_library_that_is_cut_off_is_a_problem(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cut = replace(LIBRARY, defect="it is cut off: 10 bytes, a table needs 64")
-    monkeypatch.setattr(diagnosis, "find_runtime_library", lambda cuda: cut)
-    said = problems()
-    assert said.startswith("/lib.so cannot be loaded: it is cut off: 10 bytes")
-    assert "--force-reinstall --no-deps nvidia-cutlass-dsl-libs-cu13" in said
 
 
 def test_what_may_not_be_looked_at_is_a_problem_and_no_crash(
@@ -204,24 +196,9 @@ def test_what_may_not_be_looked_at_is_a_problem_and_no_crash(
     assert "no bundle" not in said
 
 
-def test_a_cache_that_may_not_be_looked_at_is_no_problem(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_cache_is_described_and_no_problem_where_it_may_not_be_looked_at(
+    machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(self: Path) -> bool:
-        raise PermissionError(13, "Permission denied", str(self))
-
-    monkeypatch.setattr(Path, "exists", refused)
-    assert problems() == ""
-    assert ", not writable" in run().stdout
-
-
-def test_no_bundle_at_all_is_a_problem(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name_bundles(monkeypatch)
-    assert "no bundle is installed; pip install a kernel wheel" in problems()
-
-
-def test_the_cache_is_described(machine: Path, tmp_path: Path) -> None:
-    assert json.loads(run("--json").stdout)["cache"]["entries"] == 0
     entries = tmp_path / "cache" / "entries" / "ab"
     entries.mkdir(parents=True)
     (entries / "abc").write_bytes(bytes(1000))
@@ -233,17 +210,21 @@ def test_the_cache_is_described(machine: Path, tmp_path: Path) -> None:
     }
     assert "1 entries, 1000 B" in run().stdout
 
+    def refused(self: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "exists", refused)
+    assert problems() == ""
+    assert ", not writable" in run().stdout
+
 
 def test_works_for_real_on_this_machine(tmp_path: Path) -> None:
     """Nothing is replaced: on a machine without a GPU it says so, on one with a GPU what it is."""
     import torch
 
     environment = {**os.environ, "NVGEMM_AOT_CACHE": str(tmp_path)}
-    command = [sys.executable, "-W", "ignore", "-c", "from nvgemm_aot.cli.main import main; main()"]
-    done = subprocess.run(
-        [*command, "doctor", "--json"],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-W", "ignore", "-m", "nvgemm_aot", "doctor", "--json"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     document = json.loads(done.stdout)
     assert done.returncode == (0 if document["healthy"] else UnhealthyError.exit_code)
     assert document["launcher"] is True

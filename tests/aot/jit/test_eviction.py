@@ -15,7 +15,7 @@ from nvgemm_aot.cli import cache as cache_commands
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.cli.printing import size_text
 from nvgemm_aot.jit import eviction
-from nvgemm_aot.jit.eviction import choose, enforce, limit_bytes, read_usage
+from nvgemm_aot.jit.eviction import Eviction, enforce, limit_bytes, read_usage, select_over_limit
 from nvgemm_aot.jit.user_bundle import UserBundle, read_user_bundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
@@ -72,18 +72,17 @@ def run(*arguments: str) -> Result:
 def test_within_the_limit_nothing_goes(cache: Cache) -> None:
     usage = read_usage(cache)
     assert usage.size_bytes == 4000 + user_bundle(cache).path.stat().st_size
-    chosen = choose(usage, usage.size_bytes, NOW)
-    assert (chosen.files, chosen.problems) == ((), {})
+    assert select_over_limit(usage, usage.size_bytes, NOW) == Eviction(files=(), problems={})
 
 
 def test_what_was_not_used_for_longest_goes_first(cache: Cache) -> None:
     usage = read_usage(cache)
-    chosen = choose(usage, usage.size_bytes - 1, NOW)
+    chosen = select_over_limit(usage, usage.size_bytes - 1, NOW)
     # A byte too many and a tenth of the limit: the oldest entry, and what is used as long ago as
     # the next one.
     assert next(path.name[0] for path in chosen.files) == "0"
     assert frozenset({problem(3)}) not in chosen.problems.values()
-    everything = choose(usage, 0, NOW)
+    everything = select_over_limit(usage, 0, NOW)
     assert len(everything.files) == 4
     assert everything.problems == {user_bundle(cache).path: frozenset(map(problem, (1, 2, 3)))}
 
@@ -91,9 +90,16 @@ def test_what_was_not_used_for_longest_goes_first(cache: Cache) -> None:
 def test_what_is_in_use_stays_whatever_the_limit(cache: Cache) -> None:
     used(stamp_path(cache.directory, problem(2)), 0)
     used(cache.path("1" * 64), 0.01)
-    chosen = choose(read_usage(cache), 0, NOW)
+    chosen = select_over_limit(read_usage(cache), 0, NOW)
     assert chosen.problems == {user_bundle(cache).path: frozenset(map(problem, (1, 3)))}
     assert sorted(path.name[0] for path in chosen.files) == ["0", "2", "3"]
+
+
+def test_what_a_build_may_read_again_is_not_evicted(cache: Cache) -> None:
+    used(cache.path("0" * 64), 0.2)  # longest ago of those that were used today
+    used(cache.path("1" * 64), 0.1)
+    chosen = select_over_limit(read_usage(cache), 0, NOW)
+    assert sorted(path.name[0] for path in chosen.files) == ["2", "3"]
 
 
 def test_enforcing_drops_problems_with_their_stamps_and_kernels(
@@ -104,9 +110,8 @@ def test_enforcing_drops_problems_with_their_stamps_and_kernels(
     enforce(cache)
     assert held(cache) == [2]
     assert entries(cache) == ""
-    assert [path.name for path in cache.directory.glob("jit/used/*")] == [
-        stamp_path(cache.directory, problem(2)).name
-    ]
+    stamp = stamp_path(cache.directory, problem(2)).name
+    assert [path.name for path in cache.directory.glob("jit/used/*")] == [stamp]
 
 
 def test_a_bundle_goes_with_its_last_problem(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,24 +136,12 @@ def test_enforcing_where_nothing_can_be_written_does_nothing(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("12", 12),
-        ("3K", 3 << 10),
-        ("512M", 512 << 20),
-        ("2g", 2 << 30),
-        (" 1T ", 1 << 40),
-        ("lots", 1 << 30),
-        ("-1", 1 << 30),
-        ("1.5G", 1 << 30),
-        ("", 1 << 30),
-        (None, 1 << 30),
+        *[("12", 12), ("3K", 3 << 10), ("512M", 512 << 20), ("2g", 2 << 30), (" 1T ", 1 << 40)],
+        *((no_size, 1 << 30) for no_size in ("lots", "-1", "1.5G", "")),
     ],
 )
-def test_the_limit_is_a_size(
-    monkeypatch: pytest.MonkeyPatch, text: str | None, expected: int
-) -> None:
-    monkeypatch.delenv("NVGEMM_AOT_CACHE_LIMIT", raising=False)
-    if text is not None:
-        monkeypatch.setenv("NVGEMM_AOT_CACHE_LIMIT", text)
+def test_the_limit_is_a_size(monkeypatch: pytest.MonkeyPatch, text: str, expected: int) -> None:
+    monkeypatch.setenv("NVGEMM_AOT_CACHE_LIMIT", text)
     assert limit_bytes() == expected
 
 
@@ -201,21 +194,16 @@ def test_list_shows_what_is_kept(cache: Cache) -> None:
     assert "4 compiled kernels and plans with 4000 B" in text
 
 
-def test_list_of_nothing(tmp_path: Path) -> None:
-    assert "0 B, of them 0 compiled kernels" in run("list", "--cache-dir", str(tmp_path)).output
-
-
 def test_clear_removes_everything(cache: Cache) -> None:
     size_bytes = read_usage(cache).size_bytes
     (cache.directory / "jit" / "broken.nvgemm").write_bytes(b"")
     cache.lock_directory.mkdir(exist_ok=True)
     cache.lock_path("kernel-of-a-killed-process").touch()
     said = run("clear").output
-    assert (
-        f"{size_text(size_bytes)} freed, 3 problems and 4 compiled kernels and plans removed"
-        in said
-    )
+    freed = f"{size_text(size_bytes)} freed, 3 problems and 4 compiled kernels and plans removed"
+    assert freed in said
     assert "0 B left" in said
+    assert "0 B, of them 0 compiled kernels" in run("list").output
     left = [path.name for path in cache.directory.rglob("*") if path.is_file()]
     assert left == ["generation"], "what says that something was removed"
 
@@ -239,12 +227,7 @@ def test_clear_by_age(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["--older-than", "soon"],
-        ["--older-than", "3"],
-        ["--older-than", f"{10**12}d"],
-        ["--problem", "mm"],
-    ],
+    [*(["--older-than", age] for age in ("soon", "3", f"{10**12}d")), ["--problem", "mm"]],
 )
 def test_clear_refuses_what_it_does_not_understand(cache: Cache, arguments: list[str]) -> None:
     result = CliRunner().invoke(main, ["cache", "clear", *arguments])
@@ -261,10 +244,3 @@ def test_a_cache_directory_that_is_a_file_is_no_empty_cache(
         result = CliRunner().invoke(main, ["cache", command])
         assert result.exit_code == StorageError.exit_code
         assert "is no directory" in result.output
-
-
-def test_what_a_build_may_read_again_is_not_evicted(cache: Cache) -> None:
-    used(cache.path("0" * 64), 0.2)  # longest ago of those that were used today
-    used(cache.path("1" * 64), 0.1)
-    chosen = choose(read_usage(cache), 0, NOW)
-    assert sorted(path.name[0] for path in chosen.files) == ["2", "3"]

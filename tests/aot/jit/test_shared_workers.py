@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -44,11 +45,8 @@ def test_threads_share_them_and_each_task_is_done_once(
             assert isinstance(outcome, TaskResult)
             outcomes.append(outcome)
 
-    threads = [threading.Thread(target=run) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda _: run(), range(4)))
     assert len(outcomes) == 4 * len(wanted)
     assert sum(outcome == TaskResult() for outcome in outcomes) == 4
     assert sum(outcome == TaskResult(was_there=True) for outcome in outcomes) == 12

@@ -135,6 +135,7 @@ def test_where_no_operator_adds_the_product_of_a_sum_can_be_declared(
     assert ("declare the product with 'out: fp32'" in absence) is is_sum
 
 
+@pytest.mark.slow
 def test_blackwell_has_operators_for_all_that_the_support_table_allows(
     provider: CutlassOperators,
 ) -> None:

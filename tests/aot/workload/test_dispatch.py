@@ -172,28 +172,14 @@ def test_what_is_added_or_scaled_is_part_of_a_problem() -> None:
             "fp32 is not multiplied by any operator",
         ),
         (
-            lambda: torch.mm(*(matrix(64, 64, dtype=torch.float64) for _ in range(2))),
-            "mm of float64[64, 64] and float64[64, 64] into float64[64, 64]: "
-            "no kernel takes torch.float64",
-        ),
-        (
             lambda: torch.mm(matrix(16, 36), matrix(36, 32)),
             "mm of bf16[16, 36] and bf16[36, 32] into bf16[16, 32]: rows or columns are aligned "
             "to 8 bytes, kernels need 16",
         ),
         (
-            lambda: torch.mm(matrix(16, 65)[:, 1:], matrix(64, 32)),
-            "mm of bf16[16, 64] and bf16[64, 32] into bf16[16, 32]: rows or columns are aligned "
-            "to 2 bytes, kernels need 16",
-        ),
-        (
             lambda: torch.mm(matrix(16, 1).expand(16, 64), matrix(64, 32)),
             "mm of bf16[16, 64] and bf16[64, 32] into bf16[16, 32]: "
             "a is contiguous along neither dimension",
-        ),
-        (
-            lambda: torch.mm(matrix(0, 64), matrix(64, 32)),
-            "mm of bf16[0, 64] and bf16[64, 32] into bf16[0, 32]: mm: nothing to compute",
         ),
         (
             lambda: torch.baddbmm(matrix(1, 16, 1), matrix(1, 16, 64), matrix(1, 64, 32)),

@@ -19,7 +19,7 @@ import recording_kernels
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.cli.explain import explain_text
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.workload.explain import ExplainedProgram, MetGemm, collect, explain_program
+from nvgemm_aot.workload.explain import MetGemm, collect, explain_program
 from nvgemm_aot.workload.process import run_to_end
 from nvgemm_runtime.gemm.problem import DType
 from nvgemm_runtime.inductor import report
@@ -49,10 +49,8 @@ def used(gemm: str, name: str) -> Line:
 
 
 def text_of(*events: Line, unreadable_lines: int = 0) -> str:
-    explanation = ExplainedProgram(
-        status=0, gemms=collect(events), unreadable_lines=unreadable_lines
-    )
-    return explain_text(explanation.to_json())
+    gemms = [gemm.to_json() for gemm in collect(events)]
+    return explain_text({"gemms": gemms, "unreadable_lines": unreadable_lines})
 
 
 def row_of(text: str, gemm: str) -> list[str]:
@@ -101,20 +99,6 @@ def test_a_choice_that_failed_is_never_the_fastest_and_null_in_json() -> None:
     assert failed.fastest is None
 
 
-def test_text_of_a_gemm_that_was_won() -> None:
-    text = text_of(
-        met("a", offered=OURS),
-        timed("a", mm=0.5, nvgemm_mm_1=0.25, broken=math.inf),
-        used("a", "nvgemm_mm_1"),
-    )
-    assert row_of(text, "GEMM") == [
-        "GEMM", "met", "found as", "offered", "bundled, us", "others, us", "in the code"
-    ]  # fmt: skip
-    assert row_of(text, "a") == ["a", "1", "declared", "1", "250.0", "500.0", "nvgemm_mm_1"]
-    assert "1 GEMM: 1 on bundled kernels, 0 on others" in text
-    assert text.endswith("bundled kernels in the code:\n  nvgemm_mm_1  Tile_16x16")
-
-
 def test_text_says_what_is_known_of_the_code() -> None:
     text = text_of(
         met("lost", offered=OURS),
@@ -138,30 +122,19 @@ def test_text_says_what_is_known_of_the_code() -> None:
 
 def test_what_was_tried_and_lost_is_shown_and_not_counted() -> None:
     fused, stays = "mm/tn/bf16xbf16/fp32/bf16/bias_silu/m16n32k64", "a sum"
-    times = {"ours": 0.03, "nvgemm_aot_unfused_0": 0.02}
-    gemms = collect(
-        [
-            {"event": "timed", "gemm": fused, "times_ms": times},
-            {"event": "met", "gemm": stays, "basis": "miss", "reasons": ["why"], "offered": {}},
-            {"event": "tried", "gemm": fused, "basis": "declared", "reasons": [],
-             "offered": {"ours": "Operator"}},
-        ]
-    )  # fmt: skip
-    assert [(gemm.gemm, gemm.graphs, gemm.basis) for gemm in gemms] == [
+    events = [
+        timed(fused, ours=0.03, nvgemm_aot_unfused_0=0.02),
+        met(stays, "why"),
+        {**met(fused, offered={"ours": "Operator"}), "event": "tried"},
+    ]
+    assert [(gemm.gemm, gemm.graphs, gemm.basis) for gemm in collect(events)] == [
         (fused, 0, "declared"),
         (stays, 1, "miss"),
     ]
-    lines = explain_text(ExplainedProgram(status=0, gemms=gemms, unreadable_lines=0).to_json())
-    [row] = [line for line in lines.splitlines() if line.startswith(fused)]
-    assert row.split()[1:] == [
-        "0",
-        "declared",
-        "1",
-        "30.0",
-        "20.0",
-        *["tried,", "slower", "than", "separate", "operations"],
-    ]
-    assert "1 GEMM: 0 on bundled kernels, 0 on others" in lines
+    text = text_of(*events)
+    what = "tried, slower than separate operations"
+    assert row_of(text, fused)[1:] == ["0", "declared", "1", "30.0", "20.0", what]
+    assert "1 GEMM: 0 on bundled kernels, 0 on others" in text
 
 
 def test_equal_reasons_are_said_once_and_lines_stay_short() -> None:
@@ -206,11 +179,12 @@ def test_lines_that_cannot_be_read_are_left_out_and_counted(tmp_path: Path) -> N
     ]
     events = tmp_path / "events"
     events.write_text("\n".join(lines))
-    explanation = explain_program(["sh", "-c", f'cat "{events}" >"${EXPLAIN_VARIABLE}"'])
-    assert [gemm.gemm for gemm in explanation.gemms] == ["a"]
-    assert explanation.unreadable_lines == 6
+    document = explain_program(["sh", "-c", f'cat "{events}" >"${EXPLAIN_VARIABLE}"'])
+    assert [gemm["gemm"] for gemm in document["gemms"]] == ["a"]
+    assert document["unreadable_lines"] == 6
 
 
+@pytest.mark.slow
 def test_events_of_several_processes_do_not_mix(tmp_path: Path) -> None:
     events = tmp_path / "events"
     program = (
@@ -264,13 +238,7 @@ def command(tmp_path: Path) -> Command:
     def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         inherited = {name: v for name, v in os.environ.items() if not name.startswith("NVGEMM_AOT")}
         return subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                "from nvgemm_aot.cli.main import main; main()",
-                "explain",
-                *arguments,
-            ],
+            [sys.executable, "-m", "nvgemm_aot", "explain", *arguments],
             env={**inherited, **variables},
             cwd=tmp_path,
             capture_output=True,
@@ -279,14 +247,6 @@ def command(tmp_path: Path) -> Command:
         )
 
     return run
-
-
-def test_help_says_what_json_does_to_output_and_what_the_exit_status_is(command: Command) -> None:
-    done = command("--help")
-    text = " ".join(done.stdout.split())
-    assert done.returncode == 0
-    assert "what COMMAND prints goes to standard error" in text
-    assert "128 + N where signal N ended it" in text
 
 
 def test_a_command_without_gemms(command: Command) -> None:
@@ -302,24 +262,19 @@ def test_json_is_alone_on_standard_output(command: Command) -> None:
     assert (done.returncode, done.stderr) == (7, "out\n")
 
 
-def test_a_command_that_cannot_be_started(command: Command, tmp_path: Path) -> None:
-    for name, why in (("./missing", "No such file"), (str(tmp_path), "Permission denied")):
-        done = command("--", name)
-        assert done.returncode == 2
-        assert f"cannot run {name}: {why}" in done.stderr
-        assert done.stdout == ""
+@pytest.mark.parametrize(("name", "why"), [("./missing", "No such file"), ("/", "Permission")])
+def test_a_command_that_cannot_be_started(command: Command, name: str, why: str) -> None:
+    done = command("--", name)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"cannot run {name}: {why}" in done.stderr
 
 
-def test_a_command_that_a_signal_ends(command: Command) -> None:
-    done = command("--json", "--", "sh", "-c", "kill -KILL $$")
-    assert done.returncode == 128 + signal.SIGKILL
-    assert json.loads(done.stdout)["status"] == 128 + signal.SIGKILL
-
-
-def test_events_that_were_cut_off_are_said_on_standard_error(command: Command) -> None:
+def test_events_that_a_signal_cut_off_are_said_on_standard_error(command: Command) -> None:
     write = f'printf "{{" >>"${EXPLAIN_VARIABLE}"; kill -KILL $$'
     done = command("--json", "--", "sh", "-c", write)
-    assert json.loads(done.stdout)["unreadable_lines"] == 1
+    document = json.loads(done.stdout)
+    assert (document["status"], document["unreadable_lines"]) == (137, 1)
+    assert done.returncode == 128 + signal.SIGKILL
     assert "1 events are left out" in done.stderr
 
 
@@ -383,11 +338,11 @@ extern_kernels.mm = lambda *arguments, **options: (
     time.sleep(0.02), torch.mm(*arguments, **options)
 )[1]
 
-def model(a, b, half_a, half_b, bias):
-    return a @ b, half_a @ half_b, a.double() @ b.double(), torch.addmm(bias, a, b, alpha=2)
+def model(a, b, half_a, half_b, double_a, double_b, bias):
+    return a @ b, half_a @ half_b, double_a @ double_b, torch.addmm(bias, a, b, alpha=2)
 
 a, b = torch.randn(16, 64), torch.randn(64, 32)
-arguments = a, b, a.half(), b.half(), torch.randn(16, 32)
+arguments = a, b, a.half(), b.half(), a.double(), b.double(), torch.randn(16, 32)
 results = torch.compile(model, mode="max-autotune")(*arguments)
 for result, expected in zip(results, model(*arguments)):
     torch.testing.assert_close(result, expected, atol=0.1, rtol=0.01)
@@ -459,6 +414,7 @@ def test_a_model_that_is_compiled(
     assert addmm.startswith("addmm of torch.float32[16, 64]")
 
 
+@pytest.mark.slow
 def test_a_model_with_the_plug_in_off(
     command: Command, recording_bundle: BuiltBundle, tmp_path: Path
 ) -> None:

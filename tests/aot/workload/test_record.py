@@ -18,7 +18,7 @@ from nvgemm_runtime.errors import RecordError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.recording.recorder import Recorder
 
-_START = [sys.executable, "-c", "from nvgemm_aot.cli.main import main; main()", "record"]
+_START = [sys.executable, "-m", "nvgemm_aot", "record"]
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -161,6 +161,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "status", "calls"), [(signal.SIGTERM, 143, 3), (signal.SIGKILL, 137, 1)]
 )
@@ -186,6 +187,7 @@ def test_under_fake_tensors_an_end_from_outside_loses_no_gemm(
     assert calls <= found[1] <= 3
 
 
+@pytest.mark.slow
 def test_under_fake_tensors_a_look_at_numbers_is_explained_and_what_was_met_is_kept(
     start: Start, tmp_path: Path
 ) -> None:
@@ -203,6 +205,7 @@ def test_under_fake_tensors_a_look_at_numbers_is_explained_and_what_was_met_is_k
     assert counts(tmp_path) == {"mm/tt/fp16xfp16/fp32/fp16/m64n64k64": 1}
 
 
+@pytest.mark.slow
 def test_under_fake_tensors_a_program_that_is_not_there_is_named(start: Start) -> None:
     process = start("--fake", "--", sys.executable, "-W", "ignore", "missing.py")
     output, said = process.communicate()

@@ -228,10 +228,8 @@ def reverse_kernels(kernels: list[Any]) -> None:
         ("header-field", set_("imports", to=["a", "a"])),
         ("header-field", set_("imports", to=[7])),
         ("header-field", set_("failures", to=[{"operator": "o", "reason": "r"}])),
-        (
-            "header-field",
-            set_("failures", to=[{"operator": "o", "reason": "r", "is_transient": 1}]),
-        ),
+        ("header-field",
+         set_("failures", to=[{"operator": "o", "reason": "r", "is_transient": 1}])),
         ("header-field", set_("requires", to="x")),
         ("header-field", set_("kernels", 0, "requires", to=[""])),
         ("feature", set_("requires", to=["bodies-elsewhere"])),
@@ -246,18 +244,12 @@ def reverse_kernels(kernels: list[Any]) -> None:
         ("ranking-kernels", set_("rankings", 0, "kernels", to=[])),
         ("ranking-kernels", set_("rankings", 0, "kernels", to=[[0, 1], [0, 2]])),
         ("ranking-kernels", set_("rankings", 0, "kernels", to=[[99, 1]])),
-        (
-            "ranking-unserved",
-            lambda h: h.update(
-                unserved=[{"problem": h["rankings"][0]["problem"], "reason": "no operator"}]
-            ),
-        ),
-        (
-            "ranking-signature",
-            set_("rankings", 0, "problem", to="mm/nn/bf16xbf16/fp32/bf16/m1n8k8"),
-        ),
+        ("ranking-unserved",
+         lambda h: h.update(unserved=[{"problem": h["rankings"][0]["problem"], "reason": "r"}])),
+        ("ranking-signature",
+         set_("rankings", 0, "problem", to="mm/nn/bf16xbf16/fp32/bf16/m1n8k8")),
     ],
-)
+)  # fmt: skip
 def test_names_the_broken_rule(path: Path, rule: str, edit: Edit) -> None:
     data = path.read_bytes()
     document = header_of(data)
@@ -481,7 +473,7 @@ def test_writer_refuses_a_header_that_is_longer_than_readers_take(
     ("change", "path"),
     [
         (
-            lambda content: replace(
+         lambda content: replace(
                 content,
                 rankings=(
                     replace(
@@ -489,18 +481,13 @@ def test_writer_refuses_a_header_that_is_longer_than_readers_take(
                         missing=(CompileFailure(operator="o", reason="", is_transient=False),),
                     ),
                 ),
-            ),
-            r"failures\[0\]\.reason",
-        ),
+            ), r"failures\[0\]\.reason"),
         (lambda content: replace(content, device="B200\n"), "device"),
-        (
-            lambda content: replace(
-                content, kernels=(replace(content.kernels[0], operator=""), *content.kernels[1:])
-            ),
-            r"kernels\[\d+\]\.operator",
-        ),
+        (lambda content: replace(
+            content, kernels=(replace(content.kernels[0], operator=""), *content.kernels[1:])),
+         r"kernels\[\d+\]\.operator"),
     ],
-)
+)  # fmt: skip
 def test_writer_refuses_what_the_reader_would(
     content: BundleContent, change: Callable[[BundleContent], BundleContent], path: str
 ) -> None:

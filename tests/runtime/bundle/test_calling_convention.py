@@ -52,7 +52,7 @@ def test_the_plain_one_has_its_name() -> None:
         "tvm_ffi:gemm(a, b, out, stream)",
         "tvm_ffi:gemm(a,b,out,stream) ",
     ],
-)
+)  # fmt: skip
 def test_what_it_does_not_know_is_none(text: str) -> None:
     assert parse_calling_convention(text) is None
 
@@ -62,19 +62,14 @@ def test_what_it_does_not_know_is_none(text: str) -> None:
     [
         ("tvm_ffi:gemm(a,b,out)", PLAIN_KEY, 0, "stream is passed never, must be once"),
         ("tvm_ffi:gemm(a,b,b,out,stream)", PLAIN_KEY, 0, "b is passed 2 times, must be once"),
-        (
-            "tvm_ffi:gemm(a,b,addend,out,stream)",
-            PLAIN_KEY,
-            0,
-            "addend is passed once, must be",
-        ),
+        ("tvm_ffi:gemm(a,b,addend,out,stream)", PLAIN_KEY, 0, "addend is passed once, must be"),
         ("tvm_ffi:gemm(a,b,out,stream)", GROUPED_KEY, 0, "offsets is passed never, must be once"),
         ("tvm_ffi:gemm(a*,b*,out*,stream)", PLAIN_KEY, 0, "mnkl is passed never, must be once"),
         ("tvm_ffi:gemm(a,b,out,mnkl,stream)", PLAIN_KEY, 0, "mnkl is passed once, must be never"),
         ("tvm_ffi:gemm(a,b,out,stream)", PLAIN_KEY, 8, "workspace is passed never, must be once"),
         ("tvm_ffi:gemm(a,b,out,workspace,stream)", PLAIN_KEY, 0, "workspace is passed once, must"),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_the_kernel_is_said(
     text: str, key: str, workspace_bytes: int, reason: str
 ) -> None:

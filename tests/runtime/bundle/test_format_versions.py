@@ -187,23 +187,17 @@ def test_unknown_members_are_ignored_in_every_object(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        (
-            lambda kernel: kernel.update(requires=["workspace-formula"], workspace_bytes="m*n*4"),
-            "requires workspace-formula, unknown to this release; upgrade",
-        ),
-        (
-            lambda kernel: (kernel.update(requires=["stream-k"]), kernel.pop("design")),
-            "requires stream-k",
-        ),
-        (
-            lambda kernel: kernel.update(signature="grouped_wgrad/tn/bf16xbf16/fp32/bf16"),
-            "computes what this release does not know",
-        ),
+        (lambda kernel: kernel.update(requires=["workspace-formula"], workspace_bytes="m*n*4"),
+         "requires workspace-formula, unknown to this release; upgrade"),
+        (lambda kernel: (kernel.update(requires=["stream-k"]), kernel.pop("design")),
+         "requires stream-k"),
+        (lambda kernel: kernel.update(signature="grouped_wgrad/tn/bf16xbf16/fp32/bf16"),
+         "computes what this release does not know"),
         (lambda kernel: kernel.update(signature="mm/tn/bf16xbf16/fp32/bf16/swiglu(1.7)"), "swiglu"),
         (lambda kernel: kernel.update(signature="mm/tn/fp6_e3m2xbf16/fp32/bf16"), "fp6_e3m2"),
         (lambda kernel: kernel.update(signature="mm/tn/bf16xbf16/fp32/bf16/fp32_128x128"), "128"),
     ],
-)
+)  # fmt: skip
 def test_a_kernel_that_is_not_understood_costs_itself_alone(
     edit: Edit, said: str, tmp_path: Path
 ) -> None:
@@ -380,18 +374,13 @@ UNKNOWN_ENTRY = {"problem": "conv/nhwc/m1", "reason": "r", "requires": ["convolu
         (lambda h: h["kernels"][0].update(requires=["pdl"]), "requires pdl"),
         (lambda h: h["rankings"][0].update(requires=["dispatch"]), "requires dispatch"),
         (lambda h: h.update(unserved=[UNKNOWN_ENTRY]), "requires convolutions"),
-        (
-            lambda h: h.update(unserved=[{"problem": "conv/nhwc/m1", "reason": "r"}]),
-            "names a problem that this release does not know",
-        ),
-        # Sources that no ranking uses.
+        (lambda h: h.update(unserved=[{"problem": "conv/nhwc/m1", "reason": "r"}]),
+         "names a problem that this release does not know"),
         (lambda h: h["sources"].append({"requires": ["energy"]}), "requires energy"),
-        (
-            lambda h: h["sources"].append({"kind": "confirmation", "by": "b", "gpu": "g"}),
-            "is of the kind 'confirmation', unknown to this release",
-        ),
+        (lambda h: h["sources"].append({"kind": "confirmation", "by": "b", "gpu": "g"}),
+         "is of the kind 'confirmation', unknown to this release"),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_understood_is_not_lost_in_a_copy(edit: Edit, why: str, tmp_path: Path) -> None:
     edited(tmp_path, edit)
     path = tmp_path / "later.nvgemm"

@@ -62,16 +62,12 @@ def test_a_named_recipe_is_taken_at_its_word() -> None:
     [
         (DType.BF16, scales(torch.float32, (1,), (1,)), "no kernel scales bf16 with torch.float32"),
         (DType.FP8_E4M3, scales(E4M3, (512,), (512,)), "no kernel scales fp8_e4m3"),
-        (
-            DType.FP8_E4M3,
-            scales(torch.float32, (2,), (1,)),
-            r"must have 1 .*; or scale_a has",
-        ),
+        (DType.FP8_E4M3, scales(torch.float32, (2,), (1,)), r"must have 1 .*; or scale_a has"),
         (DType.FP8_E4M3, scales(torch.float32, (32, 1), (1, 16)), r"must be .* \[16, 1\]"),
         (DType.FP8_E4M3, scales(E8M0, (16, 4), (32, 4)), "has 64 elements .* must have 512"),
         (DType.FP8_E4M3, scales(E8M0, (512,), (1024,)), "scale_b has 1024 elements"),
     ],
-)
+)  # fmt: skip
 def test_scales_that_none_takes_are_refused(
     operand: DType, extras: ExtraOperands, message: str
 ) -> None:
@@ -149,20 +145,14 @@ def test_epilogues_are_read_off_what_is_added() -> None:
     ("extras", "message"),
     [
         (ExtraOperands(activation=Activation.RELU), "no epilogue applies relu without a bias"),
-        (
-            ExtraOperands(addend=torch.ones(32)),
-            "is torch.float32, must be torch.bfloat16 with a result",
-        ),
-        (
-            ExtraOperands(addend=torch.ones(31).bfloat16()),
-            r"must be a row of 32, or of .* shape \[16, 32\]",
-        ),
-        (
-            ExtraOperands(addend=torch.ones(16, 32).bfloat16(), activation=Activation.RELU),
-            "no epilogue adds a matrix and applies relu",
-        ),
+        (ExtraOperands(addend=torch.ones(32)),
+         "is torch.float32, must be torch.bfloat16 with a result"),
+        (ExtraOperands(addend=torch.ones(31).bfloat16()),
+         r"must be a row of 32, or of .* shape \[16, 32\]"),
+        (ExtraOperands(addend=torch.ones(16, 32).bfloat16(), activation=Activation.RELU),
+         "no epilogue adds a matrix and applies relu"),
     ],
-)
+)  # fmt: skip
 def test_epilogues_that_none_has_are_refused(extras: ExtraOperands, message: str) -> None:
     with pytest.raises(NoKernelError, match=message):
         read_epilogues(extras, DType.BF16, (16, 32))

@@ -59,19 +59,15 @@ def test_what_none_computes_has_its_reason(key: str, reason: str) -> None:
     ("key", "reason"),
     [
         ("mm/tn/bf16xbf16/fp32/bf16/bias", "no kernel for sm_90a has an epilogue (here bias)"),
-        (
-            "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row",
-            "no kernel for sm_90a takes scales (here fp32_row)",
-        ),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row",
+         "no kernel for sm_90a takes scales (here fp32_row)"),
         ("grouped_mm/tn/bf16xbf16/fp32/bf16", "no kernel for sm_90a computes groups"),
-        (
-            "mm/nt/int8xint8/int32/int32",
-            "kernels for sm_90a multiply int8 in layout tn alone (here nt)",
-        ),
+        ("mm/nt/int8xint8/int32/int32",
+         "kernels for sm_90a multiply int8 in layout tn alone (here nt)"),
         ("mm/nt/bf16xbf16/fp32/fp32", None),
         ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", None),
     ],
-)
+)  # fmt: skip
 def test_what_hopper_lacks_has_its_reason(key: str, reason: str | None) -> None:
     signature = Signature.parse(key)
     assert unsupported(signature) is None

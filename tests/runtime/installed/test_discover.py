@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nvgemm_runtime.installed.discover import BundleFile, find_bundles, installed_bundles
+from inductor_session import warnings_of
+from nvgemm_runtime.installed.discover import BundleFile, find_bundles, find_wheel_bundles
 
 METADATA = "Metadata-Version: 2.4\nName: {name}\nVersion: 1.0\n"
 
@@ -46,22 +47,14 @@ def install(
     return info
 
 
-def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [
-        record.getMessage()
-        for record in caplog.records
-        if record.name == "nvgemm_runtime.installed.discover"
-    ]
-
-
 def test_finds_nothing_where_nothing_is_installed(site: Path) -> None:
-    assert installed_bundles() == ()
+    assert find_wheel_bundles() == ()
 
 
 def test_finds_bundles_in_order_without_importing_their_package(site: Path) -> None:
     install(site, "nvgemm-kernels-b")
     install(site, "nvgemm-kernels-a", files=("sm_90a.nvgemm", "sm_100f.nvgemm", "notes.txt"))
-    found = installed_bundles()
+    found = find_wheel_bundles()
     assert [(b.distribution, b.version, b.path.name) for b in found] == [
         ("nvgemm-kernels-a", "1.0", "sm_100f.nvgemm"),
         ("nvgemm-kernels-a", "1.0", "sm_90a.nvgemm"),
@@ -77,7 +70,7 @@ def test_relative_search_path_gives_absolute_paths(
     install(site)
     monkeypatch.chdir(site)
     monkeypatch.setattr(sys, "path", [""])
-    assert [b.path for b in installed_bundles()] == [site / "nvgemm_kernels_x" / "sm_90a.nvgemm"]
+    assert [b.path for b in find_wheel_bundles()] == [site / "nvgemm_kernels_x" / "sm_90a.nvgemm"]
 
 
 def test_a_file_that_two_paths_lead_to_comes_once(
@@ -86,7 +79,7 @@ def test_a_file_that_two_paths_lead_to_comes_once(
     install(site)
     (tmp_path / "alias").symlink_to(site)
     monkeypatch.setattr(sys, "path", [str(site), str(tmp_path / "alias")])
-    assert len(installed_bundles()) == 1
+    assert len(find_wheel_bundles()) == 1
 
 
 def test_first_of_two_installations_of_a_distribution_counts(
@@ -95,7 +88,7 @@ def test_first_of_two_installations_of_a_distribution_counts(
     install(site)
     install(tmp_path / "later")
     monkeypatch.setattr(sys, "path", [str(site), str(tmp_path / "later")])
-    assert [site in bundle.path.parents for bundle in installed_bundles()] == [True]
+    assert [site in bundle.path.parents for bundle in find_wheel_bundles()] == [True]
 
 
 @pytest.mark.parametrize("value", ["", "pkg:attribute", "../outside", "a b", "/etc", "pkg [x]"])
@@ -104,16 +97,31 @@ def test_skips_entry_point_that_names_no_package(
 ) -> None:
     install(site, value=value)
     install(site, "nvgemm-kernels-good")
-    assert [b.distribution for b in installed_bundles()] == ["nvgemm-kernels-good"]
+    assert [b.distribution for b in find_wheel_bundles()] == ["nvgemm-kernels-good"]
     (message,) = warnings_of(caplog)
     assert "nvgemm-kernels-x" in message
 
 
-def test_skips_distribution_without_record(site: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (install(site) / "RECORD").unlink()
-    assert installed_bundles() == ()
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (None, "no RECORD"),
+        ("", "lists no .nvgemm file in nvgemm_kernels_x"),
+        ("../outside.nvgemm,,\nnvgemm_kernels_x/../../outside.nvgemm,,\n", "lists no .nvgemm file"),
+    ],
+)
+def test_skips_distribution_whose_record_has_no_bundle_in_its_package(
+    site: Path, caplog: pytest.LogCaptureFixture, record: str | None, said: str
+) -> None:
+    path = install(site, files=()) / "RECORD"
+    (site.parent / "outside.nvgemm").touch()
+    if record is None:
+        path.unlink()
+    else:
+        path.write_text(record)
+    assert find_wheel_bundles() == ()
     assert "nvgemm-kernels-x" in warnings_of(caplog)[0]
-    assert "no RECORD" in warnings_of(caplog)[0]
+    assert said in warnings_of(caplog)[0]
 
 
 def test_warns_of_a_missing_bundle_and_keeps_the_others(
@@ -122,24 +130,8 @@ def test_warns_of_a_missing_bundle_and_keeps_the_others(
     install(site, files=("a.nvgemm", "b.nvgemm"))
     missing = site / "nvgemm_kernels_x" / "b.nvgemm"
     missing.unlink()
-    assert [bundle.path.name for bundle in installed_bundles()] == ["a.nvgemm"]
+    assert [bundle.path.name for bundle in find_wheel_bundles()] == ["a.nvgemm"]
     assert f"{missing} is missing" in warnings_of(caplog)[0]
-
-
-def test_skips_distribution_without_a_bundle(site: Path, caplog: pytest.LogCaptureFixture) -> None:
-    install(site, files=())
-    assert installed_bundles() == ()
-    assert "lists no .nvgemm file in nvgemm_kernels_x" in warnings_of(caplog)[0]
-
-
-def test_ignores_recorded_bundles_outside_the_package(
-    site: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    record = install(site, files=()) / "RECORD"
-    (site.parent / "outside.nvgemm").touch()
-    record.write_text("../outside.nvgemm,,\nnvgemm_kernels_x/../../outside.nvgemm,,\n")
-    assert installed_bundles() == ()
-    assert "lists no .nvgemm file" in warnings_of(caplog)[0]
 
 
 @pytest.mark.parametrize("metadata", ["", "Metadata-Version: 2.4\nVersion: 1.0\n", "Name: x\n"])
@@ -148,7 +140,7 @@ def test_skips_distribution_without_name_or_version(
 ) -> None:
     install(site, metadata=metadata)
     install(site, "nvgemm-kernels-good")
-    assert [b.distribution for b in installed_bundles()] == ["nvgemm-kernels-good"]
+    assert [b.distribution for b in find_wheel_bundles()] == ["nvgemm-kernels-good"]
     (message,) = warnings_of(caplog)
     assert "nvgemm_kernels_x-1.0.dist-info" in message or "distribution x " in message
 
@@ -160,7 +152,7 @@ def test_damage_of_one_distribution_does_not_hide_another(
     info = install(site)
     install(site, "nvgemm-kernels-good")
     (info / damage).write_bytes(b"nvgemm_aot.bundles\n\xff\xfe[[")
-    assert [b.distribution for b in installed_bundles()] == ["nvgemm-kernels-good"]
+    assert [b.distribution for b in find_wheel_bundles()] == ["nvgemm-kernels-good"]
     assert len(warnings_of(caplog)) == 1
 
 
@@ -171,13 +163,13 @@ def test_says_nothing_of_damaged_distributions_of_others(
     info.mkdir()
     (info / "entry_points.txt").write_text("[console_scripts]\nnot an entry point\n")
     with caplog.at_level(logging.DEBUG):
-        assert installed_bundles() == ()
+        assert find_wheel_bundles() == ()
     assert not warnings_of(caplog)
 
 
 def test_importing_loads_neither_the_builder_nor_torch() -> None:
     code = (
-        "import sys, nvgemm_runtime.installed.discover as d; d.installed_bundles();"
+        "import sys, nvgemm_runtime.installed.discover as d; d.find_wheel_bundles();"
         "assert not {'torch', 'cutlass', 'nvgemm_aot', 'zstandard'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -302,17 +294,6 @@ def test_follows_links_through_every_directory_that_could_redirect_them(
     assert problem_of(monkeypatch, named / "chain") is None
     shared.chmod(0o777)
     assert f"{shared} can be written" in str(problem_of(monkeypatch, named / "chain"))
-
-
-def test_a_refused_file_does_not_hide_the_others(
-    named: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (named / "a.nvgemm").chmod(0o666)
-    found = candidates(monkeypatch, named)
-    assert [(c.path.name, c.problem is None) for c in found] == [
-        ("a.nvgemm", False),
-        ("b.nvgemm", True),
-    ]
 
 
 def test_a_file_that_cannot_be_looked_at_does_not_hide_the_others(

@@ -19,10 +19,11 @@ import pytest
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.bundle.writer import write_bundle
+from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Problem
 from nvgemm_runtime.installed import registry as installation_module
 from nvgemm_runtime.installed.registry import Installation
-from nvgemm_runtime.matching.index import Match, Miss
+from nvgemm_runtime.matching.index import Index, LayeredIndex, Match, Miss
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import B200
 
@@ -39,6 +40,11 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def not_bundled() -> Problem:
     return Problem(signature=replace(SIGNATURE, out=DType.FP32), m=1, n=16, k=16)
+
+
+def opened_by(index: Index | LayeredIndex) -> list[Bundle]:
+    assert isinstance(index, Index)
+    return [view.opened for view in index.bundles if view.opened is not None]
 
 
 def add(directory: Path, name: str, *, dsl: str = "4.8.1", seed: int = 0) -> Path:
@@ -63,9 +69,9 @@ def test_bundles_are_opened_once_and_stay_open(directory: Path) -> None:
     assert installation.bundles() == (found,)
     assert found.bundle is not None
     found.bundle.check_body()
-    index, opened = installation.index(B200)
-    assert installation.index(B200) == (index, opened)
-    assert opened == (found.bundle,)
+    index = installation.index(B200)
+    assert installation.index(B200) is index
+    assert opened_by(index) == [found.bundle]
 
 
 def test_a_broken_bundle_beside_a_good_one_is_left_out_and_said(
@@ -84,8 +90,8 @@ def test_a_broken_bundle_beside_a_good_one_is_left_out_and_said(
     assert by_name["broken.nvgemm"].bundle is None
     assert "[header-size]" in str(by_name["broken.nvgemm"].refusal(B200))
     assert by_name["good.nvgemm"].refusal(B200) is None
-    index, opened = installation.index(B200)
-    assert [bundle.path for bundle in opened] == [good]
+    index = installation.index(B200)
+    assert [bundle.path for bundle in opened_by(index)] == [good]
     miss = index.match(not_bundled(), 256)
     assert isinstance(miss, Miss)
     assert any("[header-size]" in reason for reason in miss.reasons), miss.reasons
@@ -127,8 +133,9 @@ def test_whatever_goes_wrong_with_one_bundle_the_others_are_used(
         return right(*arguments, **named)
 
     monkeypatch.setattr(module, function, faulty)
-    index, opened = Installation().index(B200)
-    problem = opened[0].header.rankings[0].problem
+    index = Installation().index(B200)
+    assert isinstance(index, Index)
+    problem = index.bundles[0].header.rankings[0].problem
     assert isinstance(index.match(problem, 256), Match)
     assert len(index.refusals) == 1
     assert f"internal error, {type(fault).__name__}: " in index.refusals[0]
@@ -137,9 +144,9 @@ def test_whatever_goes_wrong_with_one_bundle_the_others_are_used(
 
 def test_a_miss_names_a_bundle_that_could_not_be_opened(directory: Path) -> None:
     (directory / "broken.nvgemm").write_bytes(b"broken")
-    index, opened = Installation().index(B200)
+    index = Installation().index(B200)
     miss = index.match(not_bundled(), 256)
-    assert opened == ()
+    assert opened_by(index) == []
     assert isinstance(miss, Miss)
     assert miss.reasons[0].startswith("no bundle serves this device (NVIDIA B200")
     assert "broken.nvgemm: [truncated]" in miss.reasons[1]
@@ -148,12 +155,12 @@ def test_a_miss_names_a_bundle_that_could_not_be_opened(directory: Path) -> None
 def test_the_newest_toolchain_comes_first_whatever_the_names(directory: Path) -> None:
     for name, dsl in (("a", "4.8.1"), ("b", "4.10.0"), ("c", "4.8"), ("d", "4.9.2")):
         add(directory, name, dsl=dsl, seed=ord(name))
-    index, opened = Installation().index(B200)
+    index = Installation().index(B200)
+    opened = opened_by(index)
     assert [bundle.path.stem for bundle in opened] == ["b", "d", "a", "c"]
-    problem = opened[0].header.rankings[0].problem
-    match = index.match(problem, 256)
+    match = index.match(opened[0].header.rankings[0].problem, 256)
     assert isinstance(match, Match)
-    assert opened[match.kernels[0].bundle].path.stem == "b"
+    assert match.kernels[0].bundle.opened is opened[0]
 
 
 def test_kernels_are_found_by_id_in_the_first_bundle_that_holds_them(directory: Path) -> None:
@@ -218,7 +225,7 @@ def test_threads_that_race_open_each_bundle_once(
 
     def ask(place: int) -> None:
         barrier.wait()
-        answers.append(installation.index(B200)[0] if place % 2 else installation.kernels())
+        answers.append(installation.index(B200) if place % 2 else installation.kernels())
 
     threads = [threading.Thread(target=ask, args=(place,)) for place in range(6)]
     for thread in threads:
@@ -231,8 +238,7 @@ def test_threads_that_race_open_each_bundle_once(
 
 def test_an_empty_variable_names_nothing(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NVGEMM_AOT_BUNDLES", os.pathsep)
-    index, _ = Installation().index(B200)
-    miss = index.match(not_bundled(), 256)
+    miss = Installation().index(B200).match(not_bundled(), 256)
     assert isinstance(miss, Miss)
     assert "pip install a kernel wheel" in miss.reasons[0]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jit_programs import JitMachine, kill, problem, wait_until
+from nvgemm_runtime import settings
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.jit import client
 from nvgemm_runtime.jit.client import JitClient
@@ -39,6 +40,7 @@ def test_kernels_are_compiled_once_and_found_by_the_next_process(machine: JitMac
     assert bundle.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_eight_processes_at_once_compile_each_kernel_once(machine: JitMachine) -> None:
     programs = [machine.start(problem(16), problem(16 << place % 3)) for place in range(8)]
     answers = [program.answer() for program in programs]
@@ -110,6 +112,7 @@ def test_a_killed_program_takes_everything_with_it_and_the_next_goes_on(
     assert not machine.partial_files(), "what compilers that were killed had begun is swept"
 
 
+@pytest.mark.slow
 def test_killed_at_any_point_the_bundle_is_whole(machine: JitMachine) -> None:
     machine.set(FAKE_OPERATORS="one two")
     for attempt in range(4):
@@ -131,6 +134,7 @@ def test_a_problem_need_not_wait_for_another(machine: JitMachine, fallback: JitC
     assert not first.done()
 
 
+@pytest.mark.slow
 def test_an_idle_server_ends_and_is_started_again(machine: JitMachine) -> None:
     fallback = JitClient(["--idle-seconds", "0.2"])
     for m in (16, 64, 128):
@@ -257,7 +261,7 @@ def test_candidates_are_a_number(
     monkeypatch.delenv("NVGEMM_AOT_JIT_CANDIDATES", raising=False)
     if value is not None:
         monkeypatch.setenv("NVGEMM_AOT_JIT_CANDIDATES", value)
-    assert client.candidates() == expected
+    assert settings.jit_candidates() == expected
 
 
 def test_candidates_bound_what_is_compiled(machine: JitMachine, fallback: JitClient) -> None:

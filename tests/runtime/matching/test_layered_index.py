@@ -23,31 +23,31 @@ def layered() -> LayeredIndex:
         BundleView(name="kept", header=header(problem(16), problem(64), seed=1)),
         BundleView(name="other", header=header(problem(16, signature=FP32), seed=2)),
     ]
-    return LayeredIndex(shipped, Index(views, B200, first_position=1, from_jit=True))
+    return LayeredIndex(shipped, Index(views, B200, from_jit=True))
 
 
 @pytest.mark.parametrize(
-    ("m", "basis", "position", "from_jit"),
+    ("m", "basis", "bundle", "from_jit"),
     [
-        (1, Basis.DECLARED, 0, False),
-        (16, Basis.DECLARED, 0, False),
-        (64, Basis.DECLARED, 1, True),
-        (65, Basis.SIGNATURE, 0, False),
+        (1, Basis.DECLARED, "wheel", False),
+        (16, Basis.DECLARED, "wheel", False),
+        (64, Basis.DECLARED, "kept", True),
+        (65, Basis.SIGNATURE, "wheel", False),
     ],
 )
 def test_declared_comes_before_known_and_shipped_before_kept(
-    layered: LayeredIndex, m: int, basis: Basis, position: int, from_jit: bool
+    layered: LayeredIndex, m: int, basis: Basis, bundle: str, from_jit: bool
 ) -> None:
     match = found(layered.match(problem(m), 16))
     assert (match.basis, match.from_jit) == (basis, from_jit)
-    assert {served.bundle for served in match.kernels} == {position}
+    assert {served.bundle.name for served in match.kernels} == {bundle}
 
 
 def test_a_signature_that_only_the_cache_has_says_so(layered: LayeredIndex) -> None:
     match = found(layered.match(problem(17, signature=FP32), 16))
     assert (match.basis, match.from_jit) == (Basis.SIGNATURE, True)
     assert match.ranked_as == problem(16, signature=FP32)
-    assert match.kernels[0].bundle == 2
+    assert match.kernels[0].bundle.name == "other"
 
 
 def test_a_miss_has_the_reasons_of_both(layered: LayeredIndex) -> None:
@@ -58,7 +58,6 @@ def test_a_miss_has_the_reasons_of_both(layered: LayeredIndex) -> None:
         [BundleView(name="kept", header=header(problem(2), seed=1))],
         H200,
         ["broken: [magic]"],
-        first_position=1,
         from_jit=True,
     )
     said = reasons(LayeredIndex(shipped, kept).match(problem(1), 16))

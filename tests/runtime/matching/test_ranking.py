@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -117,7 +119,6 @@ def test_the_sizes_around_a_problem_are_found() -> None:
         around = sizes.around(asked)
         assert (around.below, around.above) == (below, above)
         assert around.nearest in (below, above)
-        assert sizes.find(asked) == around.nearest
 
 
 SOURCE = RankingSource(
@@ -162,102 +163,76 @@ def test_between_two_measured_sizes_both_count() -> None:
     assert sorted(ranked(given, 100)) == [0, 1, 2], "kernels of either are offered"
 
 
-def test_where_one_is_an_estimate_the_nearer_alone_counts() -> None:
-    given = content((16, {0: 1000, 1: 1500}), (1024, {1: 2000, 2: 6000}))
-    estimate = replace(
-        given.rankings[1],
-        source=RankingSource(kind="estimate", by="model", gpu=B200.name),
-        measured=None,
-    )
-    given = replace(given, rankings=(given.rankings[0], estimate))
-    assert sorted(ranked(given, 20)) == [0, 1]
-    assert sorted(ranked(given, 1000)) == [1, 2]
+def best(rankings: Sequence[ProblemRanking], **options: Any) -> Match:
+    """What an index gives for m = 16, where each ranking is in a bundle of its own."""
+    base = content((16, {0: 1000, 1: 1500}))
+    views = [
+        BundleView(name=f"b{i}", header=encode_bundle(replace(base, rankings=(one,)))[1])
+        for i, one in enumerate(rankings)
+    ]
+    found = Index(views, B200, **options).match(problem(16), 16)
+    assert isinstance(found, Match)
+    return found
 
 
-def test_what_was_measured_here_comes_before_what_another_bundle_says() -> None:
-    measured = content((16, {0: 1000, 1: 1500}))
-    (ranking,) = measured.rankings
-    elsewhere = replace(ranking, source=replace(SOURCE, gpu="NVIDIA GB200"))
-    assert ranking.measured is not None
-    doubted = replace(ranking, measured=replace(ranking.measured, doubts=("it was busy",)))
+def with_conditions(**changes: str) -> RankingSource:
     assert SOURCE.conditions is not None
-    cuda = replace(SOURCE, conditions=replace(SOURCE.conditions, cuda="12.8"))
-    for other in (elsewhere, doubted, replace(ranking, source=cuda)):
-        headers = [
-            encode_bundle(replace(measured, rankings=(each,)))[1] for each in (other, ranking)
-        ]
-        index = Index([BundleView(name=f"b{i}", header=h) for i, h in enumerate(headers)], B200)
-        found = index.match(problem(16), 16)
-        assert isinstance(found, Match)
-        assert found.source == SOURCE
-        assert found.measured == ranking.measured
-        assert {served.bundle for served in found.kernels} == {1}
+    return replace(SOURCE, conditions=replace(SOURCE.conditions, **changes))
 
 
-def test_times_of_another_product_are_not_interpolated() -> None:
-    """It has other waves than this one; so the nearer problem's times are scaled, as estimates."""
+ELSEWHERE = replace(SOURCE, gpu="NVIDIA GB200")
+ESTIMATE = RankingSource(kind="estimate", by="model", gpu=B200.name)
+
+
+def doubted(ranking: ProblemRanking) -> ProblemRanking:
+    assert ranking.measured is not None
+    return replace(ranking, measured=replace(ranking.measured, doubts=("it was busy",)))
+
+
+WEAK: dict[str, Callable[[ProblemRanking], ProblemRanking]] = {
+    "an estimate": lambda one: replace(one, source=ESTIMATE, measured=None),
+    "of another product": lambda one: replace(one, source=ELSEWHERE),
+    "in doubt": doubted,
+    "with another CUDA": lambda one: replace(one, source=with_conditions(cuda="12.8")),
+}
+"""What does not count here as a measurement."""
+
+
+@pytest.mark.parametrize("weak", WEAK)
+@pytest.mark.parametrize("places", [(0,), (1,), (0, 1)])
+def test_what_does_not_count_here_is_not_interpolated(places: tuple[int, ...], weak: str) -> None:
+    """The nearer problem's times alone are scaled, as estimates."""
     given = content((16, {0: 1000, 1: 1500}), (1024, {1: 2000, 2: 6000}))
-    other = replace(SOURCE, gpu="NVIDIA GB200")
-    given = replace(given, rankings=tuple(replace(one, source=other) for one in given.rankings))
+    rankings = [
+        WEAK[weak](one) if place in places else one for place, one in enumerate(given.rankings)
+    ]
+    given = replace(given, rankings=tuple(rankings))
     assert sorted(ranked(given, 20)) == [0, 1]
     assert sorted(ranked(given, 1000)) == [1, 2]
+
+
+@pytest.mark.parametrize("weak", WEAK)
+def test_what_was_measured_here_comes_before_what_another_bundle_says(weak: str) -> None:
+    (ranking,) = content((16, {0: 1000, 1: 1500})).rankings
+    found = best((WEAK[weak](ranking), ranking))
+    assert (found.source, found.measured) == (SOURCE, ranking.measured)
+    assert {served.bundle.name for served in found.kernels} == {"b1"}
 
 
 def test_of_two_measurements_here_the_one_beside_this_torchs_aten_counts() -> None:
-    measured = content((16, {0: 1000, 1: 1500}))
-    (ranking,) = measured.rankings
+    (ranking,) = content((16, {0: 1000, 1: 1500})).rankings
     assert ranking.measured is not None
-    assert SOURCE.conditions is not None
-    ranking = replace(
-        ranking, measured=replace(ranking.measured, aten=Timing(time_ns=1200, spread_ns=0))
-    )
-    older = replace(SOURCE, conditions=replace(SOURCE.conditions, torch="2.10.0"))
-    rankings = (replace(ranking, source=older), ranking)
-    headers = [encode_bundle(replace(measured, rankings=(each,)))[1] for each in rankings]
-    views = [BundleView(name=f"b{i}", header=h) for i, h in enumerate(headers)]
+    aten = Timing(time_ns=1200, spread_ns=0)
+    ranking = replace(ranking, measured=replace(ranking.measured, aten=aten))
+    older = with_conditions(torch="2.10.0")
     for torch, counts in (("2.11.1", SOURCE), ("2.10.1", older), ("2.12.0", older)):
-        index = Index(views, B200, versions=TorchVersions(torch=torch, cuda="13.0"))
-        found = index.match(problem(16), 16)
-        assert isinstance(found, Match)
+        versions = TorchVersions(torch=torch, cuda="13.0")
+        found = best((replace(ranking, source=older), ranking), versions=versions)
         assert found.source == counts, "where neither was, the bundle that comes first"
 
 
 def test_of_two_measurements_that_say_as_much_the_newer_counts() -> None:
-    measured = content((16, {0: 1000, 1: 1500}))
-    (ranking,) = measured.rankings
-    assert SOURCE.conditions is not None
-    newer = replace(SOURCE, conditions=replace(SOURCE.conditions, date="2026-12-01"))
+    (ranking,) = content((16, {0: 1000, 1: 1500})).rankings
+    newer = with_conditions(date="2026-12-01")
     for order in ((newer, SOURCE), (SOURCE, newer)):
-        headers = [
-            encode_bundle(replace(measured, rankings=(replace(ranking, source=each),)))[1]
-            for each in order
-        ]
-        index = Index([BundleView(name=f"b{i}", header=h) for i, h in enumerate(headers)], B200)
-        found = index.match(problem(16), 16)
-        assert isinstance(found, Match)
-        assert found.source == newer
-
-
-@pytest.mark.parametrize("place", [0, 1])
-def test_what_does_not_count_here_is_not_interpolated(place: int) -> None:
-    given = content((16, {0: 1000, 1: 1500}), (1024, {1: 2000, 2: 6000}))
-    rankings = list(given.rankings)
-    measured = rankings[place].measured
-    assert measured is not None
-    assert SOURCE.conditions is not None
-    cuda = replace(SOURCE, conditions=replace(SOURCE.conditions, cuda="12.8"))
-    for weak in (
-        replace(rankings[place], measured=replace(measured, doubts=("it was busy",))),
-        replace(rankings[place], source=cuda),
-    ):
-        rankings[place] = weak
-        weakened = replace(given, rankings=tuple(rankings))
-        assert sorted(ranked(weakened, 20)) == [0, 1]
-        assert sorted(ranked(weakened, 1000)) == [1, 2]
-
-
-def test_times_of_two_products_of_gpu_are_not_mixed() -> None:
-    given = content((16, {0: 1000, 1: 1500}), (1024, {1: 2000, 2: 6000}))
-    other = replace(given.rankings[1], source=replace(SOURCE, gpu="NVIDIA GB200"))
-    given = replace(given, rankings=(given.rankings[0], other))
-    assert sorted(ranked(given, 20)) == [0, 1]
+        assert best([replace(ranking, source=each) for each in order]).source == newer

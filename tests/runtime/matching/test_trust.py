@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_runtime.bundle.format import Conditions, Kernel, Measured, RankingSource, Timing
+from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
 from nvgemm_runtime.gemm.types import ScaleRecipe
 from nvgemm_runtime.matching.device import TorchVersions
 from nvgemm_runtime.matching.index import Basis, Match
 from nvgemm_runtime.matching.trust import Decision, Terms, decide
-from nvgemm_runtime.matching.usable_rankings import MatchedKernel
+from nvgemm_runtime.matching.usable_rankings import BundleView, MatchedKernel
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import H200
 
@@ -30,8 +30,7 @@ REQUEST = Request(problem=PROBLEM, alignment_bytes=32)
 """Compact, and as well aligned as torch.compile knows of."""
 
 
-def kernels() -> tuple[Kernel, ...]:
-    return encode_bundle(synthetic_content(kernels=3, problems=1))[1].kernels
+BUNDLE = BundleView(name="b", header=encode_bundle(synthetic_content(kernels=3, problems=1))[1])
 
 
 def match(
@@ -44,8 +43,8 @@ def match(
 ) -> Match:
     """A declared problem whose best kernel took ``ours`` nanoseconds, the others 100 more each."""
     served = tuple(
-        MatchedKernel(bundle=0, kernel=kernel, rank=rank, time_ns=ours + 100 * rank)
-        for rank, kernel in enumerate(kernels())
+        MatchedKernel(bundle=BUNDLE, kernel=kernel, rank=rank, time_ns=ours + 100 * rank)
+        for rank, kernel in enumerate(BUNDLE.header.kernels)
     )
     measured = Measured(
         spreads_ns=spreads,
@@ -188,13 +187,6 @@ def test_another_aten_is_timed_against_the_winner(
 def test_a_patch_release_of_torch_changes_nothing() -> None:
     versions = TorchVersions(torch="2.11.1+cu130", cuda="13.0")
     assert outcome(match(), trusts=True, versions=versions).is_final
-
-
-def test_an_aten_that_was_not_measured_is_timed() -> None:
-    found = match(aten=None)
-    decision = outcome(found, trusts=True)
-    assert decision.kernels == found.kernels[:1]
-    assert not decision.is_final
 
 
 @pytest.mark.parametrize("beside", [frozenset(), frozenset({"Triton"})])

@@ -53,11 +53,6 @@ def test_scales_epilogues_and_groups_are_written_and_declared(tmp_path: Path) ->
     assert f"{line}, count: 9}}" in met.render().splitlines()
 
 
-def test_order_of_meeting_does_not_matter() -> None:
-    backwards = recording(dict(reversed(PROBLEMS.items())))
-    assert backwards.render() == recording().render()
-
-
 def test_it_is_a_manifest(tmp_path: Path) -> None:
     path = tmp_path / "some.yaml"
     path.write_text(recording().render())

@@ -1,0 +1,183 @@
+"""Scales of blocks: their values, where they lie, and what products with them are.
+
+Values and scales are decoded by tables, so that results do not depend on a GPU's casts.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING
+
+from nvgemm_runtime.gemm.operands import torch_dtype
+from nvgemm_runtime.gemm.problem import DType, Problem, Signature
+from nvgemm_runtime.gemm.roles import Role
+from nvgemm_runtime.gemm.types import SWIZZLE_COLUMNS, SWIZZLE_ROWS
+
+if TYPE_CHECKING:
+    import torch
+
+_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""By code without its sign, the fourth bit (OCP Microscaling Formats specification v1.0, 5.3.3)."""
+
+_LEAST_EXPONENT = -5
+"""Of the middle of scales: half of it is the least normal number of e4m3, 2**-6."""
+
+_TILE_LINES = 32
+"""In a tile, line i holds the columns of rows i, i + 32, i + 64 and i + 96."""
+
+PORTION = 2**26
+"""Values of A and B decoded at a time: half a gigabyte in fp64."""
+
+
+def has_blocks(signature: Signature) -> bool:
+    """Whether a signature has scales of blocks."""
+    return signature.scales is not None and signature.scales.block is not None
+
+
+def _one_and_octave(dtype: DType) -> tuple[int, int]:
+    """The code of 1 in a type of scales, and the number of codes in an octave."""
+    fraction_bits, bias = dtype.row.fraction_bits, dtype.row.exponent_bias
+    assert fraction_bits is not None
+    assert bias is not None
+    return bias << fraction_bits, 1 << fraction_bits
+
+
+def random_scales(
+    problem: Problem, role: Role, device: str, generator: torch.Generator, *, terms: int
+) -> torch.Tensor:
+    """Scales of A or B as kernels take them: swizzled, padded with zeros, in one dimension.
+
+    They are random numbers of two octaves. The middle falls with ``terms``, the number of products,
+    so that the deviation of their sums is at most some 30, up to 2**22 of them, and they fit into
+    fp8. The padding is code 0 and no NaN: kernels may multiply it by the zeros that they have for
+    values behind k. Whoever takes it for a scale is found out by that.
+    """
+    import torch
+
+    scales = problem.signature.scales
+    assert scales is not None
+    assert scales.block is not None
+    rows = problem.m if role is Role.SCALE_A else problem.n
+    one, octave = _one_and_octave(scales.dtype)
+    exponent = max(_LEAST_EXPONENT, -round(math.log2(terms) / 4))  # of A, and again of B
+    middle = one + octave * exponent
+    codes = torch.randint(
+        middle - octave, middle + octave + 1, (rows, -(-problem.k // scales.block)),
+        generator=generator, device=device, dtype=torch.uint8,
+    )  # fmt: skip
+    return swizzled(codes).view(torch_dtype(scales.dtype))
+
+
+def scales_of_powers(exponents: torch.Tensor, dtype: DType) -> torch.Tensor:
+    """Powers of two, with exponents of shape [rows, blocks] in -6..8, as kernels take them."""
+    import torch
+
+    one, octave = _one_and_octave(dtype)
+    codes = one + octave * exponents
+    return swizzled(codes.to(torch.uint8)).view(torch_dtype(dtype))
+
+
+def fp4_of(values: torch.Tensor) -> torch.Tensor:
+    """Values that fp4 has, as a tensor of it: two in a byte, the first in the low half.
+
+    Their shape is [..., k], k even; 0, 1, 2, 3, 4, 6 and their negatives.
+    """
+    import torch
+
+    codes = values.new_tensor([0, 2, 4, 5, 6, 0, 7])[values.abs().long()] + 8 * (values < 0)
+    pairs = codes.to(torch.uint8).unflatten(-1, (-1, 2))
+    return (pairs[..., 0] | pairs[..., 1] << 4).view(torch_dtype(DType.FP4_E2M1))
+
+
+def block_scaled_product(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    signature: Signature,
+    *,
+    of_magnitudes: bool = False,
+) -> torch.Tensor:
+    """``sum over k of (a * scale of a) * (b * scale of b)`` in fp64, some of k at a time.
+
+    Args:
+        a: Operand of shape [m, k], of fp4 [m, k / 2].
+        b: Operand of shape [k, n], of fp4 [k / 2, n].
+        scale_a: Scales of A, swizzled.
+        scale_b: Scales of B, likewise.
+        signature: Has scales of blocks.
+        of_magnitudes: Whether A and B count without their signs.
+    """
+    import torch
+
+    scales, dtype = signature.scales, signature.a
+    assert scales is not None
+    assert scales.block is not None
+    m, n, k = a.shape[0], b.shape[1], a.shape[1] * dtype.packed
+    blocks = -(-k // scales.block)
+    factors_a = _decoded(unswizzled(scale_a, m, blocks), scales.dtype)
+    factors_b = _decoded(unswizzled(scale_b, n, blocks), scales.dtype)
+    result = torch.zeros((m, n), dtype=torch.float64, device=a.device)
+    at_once = max(1, PORTION // ((m + n) * scales.block))
+    width = scales.block // dtype.packed
+    for first in range(0, blocks, at_once):
+        last = first + at_once
+        some, elements = slice(first, last), slice(first * width, last * width)
+        part_a = _scaled(a[:, elements], factors_a[:, some], dtype, scales.block)
+        part_b = _scaled(b.mT[:, elements], factors_b[:, some], dtype, scales.block)
+        if of_magnitudes:
+            part_a, part_b = part_a.abs_(), part_b.abs_()
+        result.addmm_(part_a, part_b.mT)
+    return result
+
+
+def swizzled(codes: torch.Tensor) -> torch.Tensor:
+    """Bytes [rows, columns] in the order of the 32 x 4 x 4 swizzle, padded with zeros.
+
+    Tiles of 128 rows by 4 columns lie one behind the other, those of the same rows first, each in
+    32 lines of 16 bytes (CUDA documentation of cuBLAS, "1D Block Scaling Factors Layout").
+    """
+    rows, columns = codes.shape
+    tiles = -(-rows // SWIZZLE_ROWS), -(-columns // SWIZZLE_COLUMNS)
+    padded = codes.new_zeros((tiles[0] * SWIZZLE_ROWS, tiles[1] * SWIZZLE_COLUMNS))
+    padded[:rows, :columns] = codes
+    lines = padded.view(tiles[0], -1, _TILE_LINES, tiles[1], SWIZZLE_COLUMNS)
+    return lines.permute(0, 3, 2, 1, 4).flatten()
+
+
+def unswizzled(flat: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """What `swizzled` was given: bytes [rows, columns] of a tensor of any type of one byte."""
+    import torch
+
+    tiles = -(-rows // SWIZZLE_ROWS), -(-columns // SWIZZLE_COLUMNS)
+    lines = flat.view(torch.uint8).view(*tiles, _TILE_LINES, -1, SWIZZLE_COLUMNS)
+    whole = lines.permute(0, 3, 2, 1, 4).reshape(tiles[0] * SWIZZLE_ROWS, -1)
+    return whole[:rows, :columns]
+
+
+def _scaled(
+    elements: torch.Tensor, factors: torch.Tensor, dtype: DType, block: int
+) -> torch.Tensor:
+    values = _decoded(elements, dtype)
+    return values * factors.repeat_interleave(block, -1)[:, : values.shape[1]]
+
+
+def _decoded(elements: torch.Tensor, dtype: DType) -> torch.Tensor:
+    """Values in fp64; of fp4, the last dimension is twice as long."""
+    import torch
+
+    table = _table(dtype).to(elements.device)
+    return table[elements.view(torch.uint8).int()].flatten(-2)
+
+
+@functools.cache
+def _table(dtype: DType) -> torch.Tensor:
+    """By byte: the values in it, as fp64 on the CPU. Of two of fp4, the first is the low half."""
+    import torch
+
+    if dtype is DType.FP4_E2M1:
+        values = torch.tensor([*_FP4, *(-value for value in _FP4)], dtype=torch.float64)
+        return torch.stack((values.repeat(16), values.repeat_interleave(16)), -1)
+    bytes_ = torch.arange(256, dtype=torch.uint8)
+    return bytes_.view(torch_dtype(dtype)).double().unsqueeze(-1)

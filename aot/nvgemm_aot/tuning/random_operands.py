@@ -1,0 +1,153 @@
+"""Random operands of problems to time, and what else all operands of tuning share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from nvgemm_runtime.gemm.operands import torch_dtype
+from nvgemm_runtime.gemm.problem import DType, Problem
+from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape, roles
+
+from .block_scales import has_blocks, random_scales
+
+if TYPE_CHECKING:
+    import torch
+
+Operands = tuple[Any, ...]
+"""A, B, the output, and then the further operands, in the order of `roles.extra_roles`."""
+
+MOST_SETS = 512
+"""Most sets of operands: a sample has no more launches."""
+
+_FP8_RESULT = 16.0
+"""Standard deviation of fp8 results, whose largest value is 448 (e4m3)."""
+_INT8_RESULT = 20.0
+"""Standard deviation of int8 results: six deviations fit into 127."""
+_UINT8_RESULT = 40.0
+"""Mean of uint8 results if values were zeros and ones; twos make it 90, and 255 is ten deviations
+further."""
+
+
+def make_sets(problem: Problem, device: str, *, seed: int, total_bytes: int) -> list[Operands]:
+    """Make sets of operands of one problem, which together take ``total_bytes``.
+
+    At least two and at most `MOST_SETS` sets, each in buffers of its own. Groups share the rows
+    evenly.
+    """
+    import torch
+
+    signature = problem.signature
+    one = 0
+    for role in roles(signature):
+        dtype = role_dtype(signature, role)
+        one += dtype.bytes_of(math.prod(role_shape(problem, role)) * dtype.packed)
+    count = min(MOST_SETS, max(2, -(-total_bytes // one)))
+    generator = torch.Generator(device=device).manual_seed(seed)
+    return [make_operands(problem, device, generator) for _ in range(count)]
+
+
+def make_operands(problem: Problem, device: str, generator: torch.Generator) -> Operands:
+    """One set of operands."""
+    import torch
+
+    signature = problem.signature
+    a = _matrix(problem, Role.A, device, generator, row_major=signature.layout.a_row_major)
+    b = _matrix(problem, Role.B, device, generator, row_major=signature.layout.b_row_major)
+    out = torch.empty(
+        role_shape(problem, Role.OUT), dtype=torch_dtype(signature.out), device=device
+    )
+    return a, b, out, *random_extras(problem, device, generator, terms=problem.k)
+
+
+def poison(out: torch.Tensor) -> None:
+    """Fill every byte with 0xFF, which is NaN or -1, so that elements not written show."""
+    import torch
+
+    out.view(torch.uint8).fill_(0xFF)
+
+
+def make_extras(
+    problem: Problem,
+    device: str,
+    addend: Callable[[tuple[int, ...]], torch.Tensor],
+    scales: Callable[[Role], torch.Tensor],
+) -> list[torch.Tensor]:
+    """Make the operands besides A, B and the output; an addend is converted to its type."""
+    made = []
+    for role in extra_roles(problem.signature):
+        if role is Role.OFFSETS:
+            made.append(_group_ends(problem, device))
+        elif role is Role.ADDEND:
+            dtype = torch_dtype(role_dtype(problem.signature, role))
+            made.append(addend(role_shape(problem, role)).to(dtype))
+        else:
+            made.append(scales(role))
+    return made
+
+
+def random_extras(
+    problem: Problem, device: str, generator: torch.Generator, *, terms: int
+) -> list[torch.Tensor]:
+    """An addend of normal distribution, and scales around 1 or, of blocks, `random_scales`."""
+    import torch
+
+    def scales(role: Role) -> torch.Tensor:
+        if has_blocks(problem.signature):
+            return random_scales(problem, role, device, generator, terms=terms)
+        return torch.rand(role_shape(problem, role), generator=generator, device=device) + 0.5
+
+    return make_extras(
+        problem,
+        device,
+        lambda shape: torch.randn(shape, generator=generator, device=device),
+        scales,
+    )
+
+
+def _group_ends(problem: Problem, device: str) -> torch.Tensor:
+    import torch
+
+    ends = [problem.m * group // problem.groups for group in range(1, problem.groups + 1)]
+    return torch.tensor(ends, dtype=torch.int32, device=device)
+
+
+def _matrix(
+    problem: Problem, role: Role, device: str, generator: torch.Generator, *, row_major: bool
+) -> torch.Tensor:
+    *lead, rows, columns = role_shape(problem, role)
+    shape = (*lead, rows, columns) if row_major else (*lead, columns, rows)
+    values = _values(problem, role_dtype(problem.signature, role), shape, device, generator)
+    return values if row_major else values.mT
+
+
+def _values(
+    problem: Problem, dtype: DType, shape: tuple[int, ...], device: str, generator: torch.Generator
+) -> torch.Tensor:
+    """Random values whose sums of ``k`` scaled products fit into the output's type."""
+    import torch
+
+    def integers(least: int, end: int, of: torch.dtype) -> torch.Tensor:
+        return torch.randint(least, end, shape, generator=generator, device=device, dtype=of)
+
+    out, wanted = problem.signature.out, torch_dtype(dtype)
+    if dtype is DType.FP4_E2M1:  # every code, in both halves of a byte
+        return integers(0, 256, torch.uint8).view(wanted)
+    if not dtype.is_integer:
+        scale = 1.0
+        if out.is_fp8 and not has_blocks(problem.signature):
+            scale = min(1.0, (_FP8_RESULT / problem.k**0.5) ** 0.5)
+        return (torch.randn(shape, generator=generator, device=device) * scale).to(wanted)
+    if out is DType.INT32:
+        info = torch.iinfo(wanted)
+        return integers(info.min, info.max + 1, wanted)
+    is_unsigned = dtype is DType.UINT8
+    if out not in (DType.INT8, DType.UINT8):
+        return integers(0 if is_unsigned else -8, 9, wanted)
+    result = _UINT8_RESULT**0.5 if is_unsigned else _INT8_RESULT
+    density = min(1.0, result / problem.k**0.5)
+    kept = torch.rand(shape, generator=generator, device=device) < density
+    if is_unsigned:  # 1 or 2, for zeros and ones of few products would be all ones
+        return (kept * integers(1, 3, torch.int64)).to(wanted)
+    return (kept * (integers(0, 2, torch.int64) * 2 - 1)).to(wanted)

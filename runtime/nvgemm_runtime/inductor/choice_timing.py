@@ -1,0 +1,245 @@
+"""Times the choices for a GEMM by their time on the GPU, without their launches.
+
+Inductor times a choice between two events around the host's call. Where the host takes longer than
+the kernel, as for most GEMMs of a small batch, that measures the launch, which costs nothing under
+CUDA graphs. All choices that bundled kernels join are timed here instead: the calls wait in the
+stream behind a kernel that spins until the host has sent them all, so that the GPU never waits for
+the host.
+
+A weight comes from memory in a model that is larger than the L2 cache, and from the cache in a
+small one, and a kernel that wins in one case may lose in the other. So a choice's time is the mean
+of a call with a cold cache, after reading a buffer of the cache's size, and of one with a warm
+cache. Inductor writes such a buffer instead, and then kernels also wait for the cache to be written
+back, some more than others. `benchmarks.additive.choice_timing` compares ways of timing.
+
+The names of torch that are used here are private, and were read on torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._inductor import config
+from torch._inductor.runtime import benchmarking
+
+_log = logging.getLogger(__name__)
+
+MOST_CALLS = 30
+"""Calls of a choice that are timed each way, and at least `FEWEST_CALLS`."""
+
+FEWEST_CALLS = 3
+
+LONGEST_MS = 10.0
+"""Milliseconds on the GPU after which a choice is timed no more often, unless the user allows less
+(``TORCHINDUCTOR_DEFAULT_AUTOTUNE_REP``)."""
+
+TRIAL_CALLS = 5
+"""Calls that say how long the host and the GPU take for one."""
+
+WARM_UP_READS = 50
+"""Reads of the buffer before calls are timed, about a millisecond: the GPU is idle while torch
+compiles, and the first choice must not be timed at lower clocks than the others."""
+
+LAUNCH_SHARE = 1 / 512
+"""Share of a call's time on the host that is added to its time on the GPU: of choices that take the
+same time on the GPU, the cheapest launch wins, and no more than that. Launches take 4 to 40
+microseconds, so this adds less than 0.1."""
+
+CYCLES_PER_MS = 2_000_000
+"""Clock cycles, as `torch.cuda._sleep` counts; Hopper and Blackwell run at up to 1.98 GHz."""
+
+LONGEST_WAIT_MS = 200.0
+"""Most milliseconds that calls wait for the host: a call that itself waits for the GPU would wait
+that long."""
+
+ATTEMPTS = 3
+"""How often the wait is doubled where the host did not keep ahead of the GPU."""
+
+_STOCK_TIMERS = ("InductorBenchmarker", "TritonBenchmarker")
+"""Benchmarkers of torch that time launches too; its profiler-based one and a user's own stay."""
+
+_thread = threading.local()
+
+
+def time_on_gpu(choices: Iterable[Any]) -> None:
+    """Have these choices of one GEMM timed by their time on the GPU, all in the same way.
+
+    Inductor's caches keep these times apart from those that Inductor took itself. A profiler that
+    the user's settings name is used as it is.
+    """
+    if config.profile_bandwidth_with_do_bench_using_profiling or not _replace_timer():
+        return
+    for choice in choices:
+        choice.benchmark = functools.partial(_benchmark, choice.benchmark)
+        for name in ("bmreq", "_bmreq"):  # requests to processes that benchmark
+            if vars(choice).get(name) is not None:
+                setattr(choice, name, TimedRequest(vars(choice)[name]))
+        choice.hash_key = functools.partial(_hash_key, choice.hash_key)
+
+
+class TimedRequest:
+    """A benchmark request of Inductor whose calls are timed on the GPU, in whatever process.
+
+    Its class is the request's: Inductor compiles requests of certain classes in other processes.
+    """
+
+    def __init__(self, request: Any) -> None:
+        object.__setattr__(self, "_request", request)
+
+    def benchmark(self, *tensors: torch.Tensor, out: torch.Tensor | None = None) -> float:
+        """Milliseconds that a call takes on the GPU."""
+        _replace_timer()  # not yet done in a process that torch started for benchmarks
+        return _benchmark(self._request.benchmark, *tensors, out=out)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Any]:
+        return type(self._request)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._request, name)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        setattr(self._request, name, value)
+
+    def __reduce__(self) -> tuple[type[TimedRequest], tuple[Any]]:
+        return TimedRequest, (self._request,)
+
+
+def timing_as_usual() -> contextlib.AbstractContextManager[None]:
+    """Have Inductor time as stock torch does, inside a choice that is itself timed."""
+    return _timing(on_gpu=False)
+
+
+def _benchmark(benchmark: Callable[..., float], *args: Any, **kwargs: Any) -> float:
+    with _timing(on_gpu=True):
+        return benchmark(*args, **kwargs)
+
+
+def _hash_key(hash_key: Callable[[], str]) -> str:
+    return f"{hash_key()}-on-gpu"
+
+
+@contextlib.contextmanager
+def _timing(*, on_gpu: bool) -> Iterator[None]:
+    before = getattr(_thread, "on_gpu", False)
+    _thread.on_gpu = on_gpu
+    try:
+        yield
+    finally:
+        _thread.on_gpu = before
+
+
+def _replace_timer() -> bool:
+    """Have torch's benchmarker call `measure_ms` where choices are timed on the GPU.
+
+    Returns:
+        Whether it does. A benchmarker that the user chose or replaced stays as it is.
+    """
+    benchmarker: Any = benchmarking.benchmarker
+    found = vars(benchmarker).get("benchmark_gpu")
+    if found is None and type(benchmarker).__name__ in _STOCK_TIMERS:
+        benchmarker.benchmark_gpu = found = _Timer(benchmarker)
+    return isinstance(found, _Timer)
+
+
+class _Timer:
+    """Replaces ``benchmark_gpu`` of a benchmarker for choices that are timed on the GPU."""
+
+    def __init__(self, benchmarker: Any) -> None:
+        self._benchmarker = benchmarker
+
+    def __call__(self, call: Callable[[], Any], *args: Any, **options: Any) -> Any:
+        if not getattr(_thread, "on_gpu", False):
+            stock = type(self._benchmarker).benchmark_gpu
+            return stock(self._benchmarker, call, *args, **options)
+        # From torch 2.13 on, processes may be told to keep away from each other's benchmarks.
+        lock = getattr(benchmarking, "maybe_gpu_benchmark_lock", contextlib.nullcontext)
+        with lock():
+            return measure_ms(call, longest_ms=min(LONGEST_MS, float(options.get("rep", 1e9))))
+
+
+def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) -> float:
+    """Milliseconds of a call on the current GPU, plus `LAUNCH_SHARE` of the host's time.
+
+    Args:
+        call: Sends work to the current stream. One call warms up.
+        longest_ms: About how long all timed calls may take on the GPU.
+
+    Returns:
+        The mean of its time with a cold and with a warm cache.
+    """
+    call()  # loads code, and lets libraries choose their kernels
+    torch.cuda.synchronize()
+    flush = _l2_flush()
+    trial = [_timed_call(call, flush) for _ in range(TRIAL_CALLS)]
+    torch.cuda.synchronize()
+    launch_ms = statistics.median(host_ms for *_, host_ms in trial)
+    gpu_ms = min(_elapsed_ms(begin, end) for begin, end, _ in trial)
+    count = max(FEWEST_CALLS, min(MOST_CALLS, int(longest_ms / 2 / max(gpu_ms, 1e-3))))
+
+    wait_ms = min(LONGEST_WAIT_MS, 4 * count * launch_ms)
+    for attempt in range(ATTEMPTS):
+        for _ in range(WARM_UP_READS if attempt == 0 else 0):
+            flush()
+        torch.cuda._sleep(int(wait_ms * CYCLES_PER_MS))
+        cold = [_timed_call(call, flush) for _ in range(count)]
+        warm_begin, warm_end = _calls_between_events(call, count)
+        kept_ahead = not cold[0][0].query()
+        torch.cuda.synchronize()
+        if kept_ahead:
+            break
+        wait_ms = min(LONGEST_WAIT_MS, 2 * wait_ms)
+    else:
+        _log.debug("a choice was timed while the GPU waited for its launches")
+    cold_ms = _middle_mean([_elapsed_ms(begin, end) for begin, end, _ in cold])
+    warm_ms = _elapsed_ms(warm_begin, warm_end) / count
+    return (cold_ms + warm_ms) / 2 + LAUNCH_SHARE * launch_ms
+
+
+def _middle_mean(times: list[float]) -> float:
+    """The mean of the middle half: finer than the median where events count in steps."""
+    outer = len(times) // 4
+    return statistics.fmean(sorted(times)[outer : len(times) - outer])
+
+
+_TimedCall = tuple[torch.cuda.Event, torch.cuda.Event, float]
+
+
+def _timed_call(call: Callable[[], object], flush: Callable[[], object]) -> _TimedCall:
+    """Send a call behind a flush of the L2 cache: its events, and milliseconds of the host."""
+    start = time.perf_counter()
+    flush()
+    begin, end = _calls_between_events(call, 1)
+    return begin, end, (time.perf_counter() - start) * 1e3
+
+
+def _calls_between_events(
+    call: Callable[[], object], count: int
+) -> tuple[torch.cuda.Event, torch.cuda.Event]:
+    """Send calls one after the other, and return the events before and behind them."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(count):
+        call()
+    end.record()
+    return begin, end
+
+
+def _elapsed_ms(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    return float(begin.elapsed_time(end))
+
+
+def _l2_flush() -> Callable[[], object]:
+    """A function that evicts the current GPU's L2 cache by reading a buffer of its size."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    buffer = torch.ones(int(properties.L2_cache_size) // 4, dtype=torch.float32, device="cuda")
+    total = torch.empty((), dtype=torch.float32, device="cuda")
+    return lambda: torch.sum(buffer, dim=0, out=total)

@@ -1,0 +1,25 @@
+"""What tests of several files in this room share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from fake_driver import FakeDriver, fake_driver
+from nvgemm_runtime.launch import native
+
+
+@pytest.fixture
+def loader(lib: native.Native) -> Iterator[Callable[[Any], None]]:
+    """Sets the function that loads kernels by id."""
+    yield lib.set_loader
+    lib.set_loader(None)
+
+
+@pytest.fixture(scope="session")
+def driver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeDriver]:
+    """Processes in which a stand-in for the CUDA driver is found."""
+    with fake_driver(tmp_path_factory.mktemp("driver")) as driver:
+        yield driver

@@ -1,0 +1,334 @@
+"""Choices are compared by what they take on the GPU: a GPU and its host are imitated here."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch._inductor import config
+from torch._inductor.autotune_process import TritonGPUBenchmarkRequest
+from torch._inductor.runtime import benchmarking
+
+from inductor_session import InductorSession
+from nvgemm_runtime.inductor import choice_timing
+
+FLUSH_US = 20.0
+"""What the imitated GPU takes to read as much as its L2 cache holds."""
+
+
+@dataclass
+class Machine:
+    """A host that sends work to a GPU, each with a clock of its own, in microseconds."""
+
+    host_us: float = 0.0
+    gpu_us: float = 0.0
+    flushes: int = 0
+    events: int = 0
+    waits_us: list[float] = field(default_factory=list)
+
+    def run(self, *, host_us: float, gpu_us: float) -> None:
+        """The host takes some time to send what then takes the GPU some time, in order."""
+        self.host_us += host_us
+        self.gpu_us = max(self.gpu_us, self.host_us) + gpu_us
+
+    def flush(self) -> None:
+        self.flushes += 1
+        self.run(host_us=5.0, gpu_us=FLUSH_US)
+
+    def sleep(self, cycles: int) -> None:
+        self.waits_us.append(cycles / choice_timing.CYCLES_PER_MS * 1e3)
+        self.run(host_us=5.0, gpu_us=self.waits_us[-1])
+
+    def synchronize(self) -> None:
+        self.host_us = max(self.host_us, self.gpu_us)
+
+
+class Event:
+    """An event of the imitated GPU."""
+
+    machine: Machine
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.machine.run(host_us=1.0, gpu_us=0.0)
+        self.time_us = self.machine.gpu_us
+
+    def query(self) -> bool:
+        return self.time_us <= self.machine.host_us
+
+    def elapsed_time(self, later: Event) -> float:
+        return (later.time_us - self.time_us) / 1e3
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    machine = Machine()
+    monkeypatch.setattr(Event, "machine", machine, raising=False)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", machine.synchronize)
+    monkeypatch.setattr(torch.cuda, "_sleep", machine.sleep)
+    monkeypatch.setattr(choice_timing.time, "perf_counter", lambda: machine.host_us / 1e6)
+    monkeypatch.setattr(choice_timing, "_l2_flush", lambda: machine.flush)
+    return machine
+
+
+@pytest.mark.parametrize("host_us", [1.0, 30.0, 400.0])
+@pytest.mark.parametrize("gpu_us", [2.0, 12.6, 700.0])
+def test_the_time_is_the_kernels_and_not_the_launches(
+    machine: Machine, host_us: float, gpu_us: float
+) -> None:
+    """Of two events around a launch, the later waits for the host: 30 µs for a kernel of 2 µs."""
+    time_ms = choice_timing.measure_ms(lambda: machine.run(host_us=host_us, gpu_us=gpu_us))
+    launch_us = host_us + 7.0
+    assert time_ms * 1e3 == pytest.approx(gpu_us + launch_us * choice_timing.LAUNCH_SHARE)
+
+
+def test_half_of_the_time_is_of_calls_that_find_their_operands_in_the_cache(
+    machine: Machine,
+) -> None:
+    flushes = 0
+
+    def call() -> None:
+        nonlocal flushes
+        was_flushed, flushes = machine.flushes > flushes, machine.flushes
+        machine.run(host_us=0.0, gpu_us=12.0 if was_flushed else 6.0)
+
+    launch_us = 7.0  # the flush, and two events
+    cold = 12.0 * choice_timing.MOST_CALLS
+    warm = 6.0 * choice_timing.MOST_CALLS
+    assert choice_timing.measure_ms(call) * 1e3 == pytest.approx(
+        (cold + warm) / 2 / choice_timing.MOST_CALLS + launch_us * choice_timing.LAUNCH_SHARE
+    )
+
+
+def test_calls_that_something_disturbed_do_not_count(machine: Machine) -> None:
+    """Of 30 calls behind a flush, a few that took ten times as long."""
+    numbers = itertools.count()
+
+    def call() -> None:
+        disturbed = next(numbers) - 1 - choice_timing.TRIAL_CALLS in (3, 9, 17)
+        machine.run(host_us=0.0, gpu_us=100.0 if disturbed else 10.0)
+
+    assert choice_timing.measure_ms(call) * 1e3 == pytest.approx(10.0, abs=0.1)
+
+
+def test_of_equal_kernels_the_cheaper_launch_wins_and_else_the_quicker_kernel(
+    machine: Machine,
+) -> None:
+    def time_ms(host_us: float, gpu_us: float) -> float:
+        return choice_timing.measure_ms(lambda: machine.run(host_us=host_us, gpu_us=gpu_us))
+
+    assert time_ms(4.0, 10.5) < time_ms(20.0, 10.5) < time_ms(4.0, 10.6)
+
+
+def test_a_host_that_falls_behind_is_waited_for(machine: Machine) -> None:
+    """A launch that takes longer than it did in the trial: the first wait is not enough."""
+    costs = itertools.chain([10.0] * 6, itertools.repeat(100.0))
+    time_ms = choice_timing.measure_ms(lambda: machine.run(host_us=next(costs), gpu_us=3.0))
+    assert time_ms * 1e3 == pytest.approx(3.0, abs=0.1)
+    assert len(machine.waits_us) > 1
+
+
+def test_a_call_that_waits_for_the_gpu_itself_still_gets_a_time(machine: Machine) -> None:
+    def call() -> None:
+        machine.run(host_us=10.0, gpu_us=10.0)
+        machine.synchronize()
+
+    assert 10.0 <= choice_timing.measure_ms(call) * 1e3 < 1000.0
+    assert len(machine.waits_us) == choice_timing.ATTEMPTS
+
+
+def test_no_call_has_the_gpu_wait_for_long(machine: Machine) -> None:
+    choice_timing.measure_ms(lambda: machine.run(host_us=1e6, gpu_us=10.0))
+    assert max(machine.waits_us) <= choice_timing.LONGEST_WAIT_MS * 1e3
+
+
+@pytest.mark.parametrize(("gpu_ms", "calls"), [(0.01, 30), (1.0, 5), (100.0, 3)])
+def test_slow_kernels_are_timed_less_often(machine: Machine, gpu_ms: float, calls: int) -> None:
+    counted: list[None] = []
+
+    def call() -> None:
+        counted.append(None)
+        machine.run(host_us=5.0, gpu_us=gpu_ms * 1e3)
+
+    choice_timing.measure_ms(call)
+    assert len(counted) == 1 + choice_timing.TRIAL_CALLS + 2 * calls
+
+
+@pytest.fixture
+def timer(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A benchmarker of torch's, alone; returns what `measure_ms` was called with."""
+    asked: list[float] = []
+
+    def measure(call: Callable[[], object], *, longest_ms: float) -> float:
+        asked.append(longest_ms)
+        call()
+        return 0.5
+
+    monkeypatch.setattr(choice_timing, "measure_ms", measure)
+    monkeypatch.setattr(benchmarking, "benchmarker", benchmarking.InductorBenchmarker())
+    monkeypatch.setattr(benchmarking.InductorBenchmarker, "benchmark_gpu", lambda *_, **__: 35.4)
+    return asked
+
+
+class Request:
+    """A benchmark request of Inductor's."""
+
+    module_path = "x.py"
+
+    def benchmark(self, *tensors: torch.Tensor, out: torch.Tensor | None = None) -> float:
+        time = benchmarking.benchmarker.benchmark_gpu(lambda: None, warmup=25, rep=100)
+        return float(time)
+
+
+def test_a_request_is_still_of_its_class() -> None:
+    """Inductor compiles those of Triton's in processes beside this one, and others here."""
+    request = object.__new__(TritonGPUBenchmarkRequest)
+    request.module_path = "x.py"
+    timed: Any = choice_timing.TimedRequest(request)
+    assert isinstance(timed, TritonGPUBenchmarkRequest)
+    copy = pickle.loads(pickle.dumps(timed))
+    assert type(copy) is choice_timing.TimedRequest
+    assert isinstance(copy, TritonGPUBenchmarkRequest)
+    assert copy.module_path == "x.py"
+
+
+class Choice:
+    """A choice of Inductor's: with a request, as kernels have, or timed by itself."""
+
+    def __init__(self, request: Request | None) -> None:
+        self.bmreq = request
+
+    def benchmark(self, *tensors: torch.Tensor, out: torch.Tensor) -> float:
+        return (self.bmreq or Request()).benchmark(*tensors, out=out)
+
+    def hash_key(self) -> str:
+        return "key"
+
+
+def test_choices_of_every_kind_are_timed_alike(timer: list[float]) -> None:
+    out = torch.empty(1)
+    choices = [Choice(Request()), Choice(None)]
+    before = Choice(Request())
+    choice_timing.time_on_gpu(choices)
+    assert [choice.benchmark(out=out) for choice in choices] == [0.5, 0.5]
+    assert [choice.hash_key() for choice in choices] == ["key-on-gpu"] * 2
+    assert before.benchmark(out=out) == 35.4, "what did not join is timed as Inductor does"
+    assert before.hash_key() == "key"
+    assert timer == [choice_timing.LONGEST_MS] * 2
+
+
+def test_a_choice_that_has_a_request_and_times_itself_is_timed_alike(timer: list[float]) -> None:
+    """So a part of a graph does, where autotuning is pipelined."""
+
+    class Part(Choice):
+        def benchmark(self, *tensors: torch.Tensor, out: torch.Tensor) -> float:
+            return Request().benchmark(*tensors, out=out)
+
+    choice = Part(None)
+    choice._bmreq = Request()  # type: ignore[attr-defined]
+    choice_timing.time_on_gpu([choice])
+    assert choice.benchmark(out=torch.empty(1)) == 0.5
+    assert choice._bmreq.benchmark() == 0.5  # type: ignore[attr-defined]
+
+
+def test_a_request_is_timed_alike_in_another_process(timer: list[float]) -> None:
+    choice = Choice(Request())
+    choice_timing.time_on_gpu([choice])
+    request: Any = pickle.loads(pickle.dumps(choice.bmreq))
+    request.kernel_name = "renamed"
+    assert request.benchmark() == 0.5
+    assert (request.module_path, request.kernel_name) == ("x.py", "renamed")
+
+
+def test_what_is_compiled_to_be_timed_is_tuned_as_usual(timer: list[float]) -> None:
+    """A part of a graph has choices of its own, whose times are kept as Inductor's."""
+
+    class Part(Choice):
+        def benchmark(self, *tensors: torch.Tensor, out: torch.Tensor) -> float:
+            with choice_timing.timing_as_usual():
+                assert Request().benchmark() == 35.4
+            return super().benchmark(*tensors, out=out)
+
+    choice = Part(None)
+    choice_timing.time_on_gpu([choice])
+    assert choice.benchmark(out=torch.empty(1)) == 0.5
+
+
+def test_a_failure_leaves_inductors_timing_as_it_was(timer: list[float]) -> None:
+    class Failing(Request):
+        def benchmark(self, *tensors: torch.Tensor, out: torch.Tensor | None = None) -> float:
+            raise RuntimeError("too much shared memory")
+
+    choice = Choice(Failing())
+    choice_timing.time_on_gpu([choice])
+    with pytest.raises(RuntimeError, match="shared memory"):
+        choice.benchmark(out=torch.empty(1))
+    assert Choice(Request()).benchmark(out=torch.empty(1)) == 35.4
+
+
+def test_the_time_that_a_user_allows_is_kept_to(timer: list[float]) -> None:
+    class Short(Request):
+        def benchmark(self, *tensors: torch.Tensor, out: torch.Tensor | None = None) -> float:
+            return float(benchmarking.benchmarker.benchmark_gpu(lambda: None, rep=2))
+
+    choice = Choice(Short())
+    choice_timing.time_on_gpu([choice])
+    choice.benchmark(out=torch.empty(1))
+    assert timer == [2.0]
+
+
+class Profiling(benchmarking.InductorBenchmarker):
+    """A benchmarker that the user chose."""
+
+
+@pytest.mark.parametrize("setting", ["profiler", "benchmarker", "replaced"])
+def test_a_way_of_measuring_that_the_user_chose_is_kept(
+    timer: list[float], monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    with contextlib.ExitStack() as stack:
+        if setting == "profiler":
+            stack.enter_context(config.patch(profile_bandwidth_with_do_bench_using_profiling=True))
+        elif setting == "benchmarker":
+            monkeypatch.setattr(benchmarking, "benchmarker", Profiling())
+        else:
+            benchmarking.benchmarker.benchmark_gpu = lambda *_, **__: 35.4
+        choice = Choice(Request())
+        choice_timing.time_on_gpu([choice])
+        assert choice.benchmark(out=torch.empty(1)) == 35.4
+        assert choice.hash_key() == "key"
+
+
+def test_all_choices_of_a_gemm_that_kernels_join_are_timed_on_the_gpu(
+    inductor: InductorSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the CPU, a layout that says it is on a GPU is the nearest to one."""
+    from nvgemm_runtime.inductor import hook
+
+    seen: list[list[str]] = []
+
+    def time_on_gpu(choices: list[Any]) -> None:
+        seen.append([choice.name.partition("_")[0] for choice in choices])
+
+    on_equal_terms = hook.on_equal_terms
+
+    def as_on_a_gpu(choices: list[Any]) -> list[Any]:
+        layout = SimpleNamespace(device=torch.device("cuda"))
+        monkeypatch.setattr(hook, "time_on_gpu", time_on_gpu)
+        on_equal_terms([SimpleNamespace(layout=layout, name=choice.name) for choice in choices])
+        return choices
+
+    monkeypatch.setattr(hook, "on_equal_terms", as_on_a_gpu)
+    a, b = torch.randn(16, 64), torch.randn(64, 32)
+    inductor.compile(lambda a, b: a @ b, a, b)
+    inductor.compile(lambda a, b: a.double() @ b.double(), a, b)
+    assert seen == [["mm", "nvgemm"]], "ATen's beside ours; nothing where no kernel joins"
