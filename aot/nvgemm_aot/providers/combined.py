@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from nvgemm_runtime.gemm.problem import Signature
 
 from ..targets import BuildTarget
@@ -13,24 +11,16 @@ SEPARATOR = "+"
 """Stands between the names of the providers in the name of all."""
 
 
-@dataclass(frozen=True)
 class Combined:
     """Lists the operators of each of ``parts``, at least one, and compiles each where it is from.
 
-    The first one's model ranks all candidates.
+    The first one's model ranks all candidates. Name and recipe are those of all, in order.
     """
 
-    parts: tuple[Provider, ...]
-
-    @property
-    def name(self) -> str:
-        """The names of all, in order."""
-        return SEPARATOR.join(part.name for part in self.parts)
-
-    @property
-    def recipe(self) -> str:
-        """The recipes of all, in order."""
-        return SEPARATOR.join(part.recipe for part in self.parts)
+    def __init__(self, parts: tuple[Provider, ...]) -> None:
+        self.parts = parts
+        self.name = SEPARATOR.join(part.name for part in parts)
+        self.recipe = SEPARATOR.join(part.recipe for part in parts)
 
     def toolchain(self) -> dict[str, str]:
         """Versions that shape the code of any; see `Provider.toolchain`."""
@@ -44,11 +34,11 @@ class Combined:
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
         """List the operators of all; see `Provider.enumerate`."""
         found = [part.enumerate(signature, target) for part in self.parts]
-        reasons = dict.fromkeys(one.absence for one in found if one.absence is not None)
+        absences = [one.absence for one in found if one.absence is not None]
         return Enumeration(
             candidates=tuple(candidate for one in found for candidate in one.candidates),
             rejections=tuple(rejection for one in found for rejection in one.rejections),
-            absence="; ".join(reasons) if len(reasons) and all(o.absence for o in found) else None,
+            absence="; ".join(absences) if len(absences) == len(found) else None,
         )
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
