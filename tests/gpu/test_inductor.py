@@ -28,7 +28,7 @@ from torch._inductor.utils import fresh_cache
 from user_program import ATEN_GEMMS, GatedMlp, relative_error, slow_down_aten
 
 from nvgemm_runtime.bundle.format import Kernel
-from nvgemm_runtime.installed.discover import installed_bundles
+from nvgemm_runtime.installed.discover import find_wheel_bundles
 
 DEVICE = "cuda"
 ERROR_FACTOR = 1.5
@@ -213,7 +213,7 @@ def test_sharded_models_train(tmp_path: Path) -> None:
 def without_kernel_wheels(directory: Path) -> str:
     """PYTHONPATH without the kernel wheels: directories of links to what else is there."""
     hidden: dict[Path, set[str]] = {}
-    for bundle in installed_bundles():
+    for bundle in find_wheel_bundles():
         wheel = distribution(bundle.distribution)
         names = hidden.setdefault(Path(str(wheel.locate_file(""))).resolve(), set())
         names |= {file.parts[0] for file in wheel.files or ()}

@@ -35,8 +35,8 @@ NOBODY = "65534"
 LIST_BUNDLES = """
 import sys
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.installed.discover import installed_bundles
-for found in installed_bundles():
+from nvgemm_runtime.installed.discover import find_wheel_bundles
+for found in find_wheel_bundles():
     with Bundle(found.path) as bundle:
         bundle.check_body()
         print(found.distribution, found.version, bundle.header.target.key)

@@ -7,11 +7,9 @@ are compressed already, and DEFLATE's output depends on the zlib that a machine 
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import hashlib
-import io
 import stat
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -19,12 +17,14 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import files as distribution_files
 from pathlib import Path
 from string import Template
-from zipfile import ZIP_STORED, ZipFile, ZipInfo
+from zipfile import ZIP_STORED, ZipInfo
+
+from wheel.wheelfile import WheelFile  # type: ignore[import-untyped]
 
 from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import PackagingError
+from nvgemm_runtime.errors import PackagingError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX, ENTRY_POINT_GROUP
 
@@ -74,6 +74,21 @@ class WheelIdentity:
         return f"{self.package}-{self.version}.dist-info"
 
 
+class _ReproducibleWheel(WheelFile):  # type: ignore[misc]
+    """A `WheelFile` whose entries carry no trace of when and where they were written.
+
+    The library takes times from the clock or from SOURCE_DATE_EPOCH, also for the RECORD that it
+    writes by itself, and this process's environment must stay as it is.
+    """
+
+    def writestr(self, name: str, data: bytes | str, compress_type: int | None = None) -> None:
+        entry = ZipInfo(name, date_time=_ENTRY_TIME)
+        entry.create_system = _UNIX
+        entry.external_attr = _ENTRY_MODE << 16
+        entry.compress_type = ZIP_STORED
+        super().writestr(entry, data, ZIP_STORED)
+
+
 def write_wheel(
     bundles: Sequence[Path], *, name: str, version: str, out_dir: Path, summary: str | None = None
 ) -> Path:
@@ -103,8 +118,7 @@ def write_wheel(
     tag = _platform_tag(headers)
     filename = f"{identity.package}-{identity.version}-py3-none-{tag}.whl"
     line = _summary_line(summary, headers)
-    files = _wheel_files(identity, contents, tag, line)
-    data = _encode_wheel(files, f"{identity.dist_info}/RECORD")
+    data = _encode_wheel(filename, _wheel_files(identity, contents, tag, line))
     _check_size(len(data), len(contents))
     write_atomic(out_dir / filename, data)
     return out_dir / filename
@@ -247,20 +261,19 @@ def _wheel_files(
     }
 
 
-def _encode_wheel(files: dict[str, bytes], record: str) -> bytes:
-    """Zip files and their RECORD; entries carry no trace of when and where they were written."""
-    lines = []
-    for name, data in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        lines.append(f"{name},sha256={digest},{len(data)}\n")
-    content = io.BytesIO()
-    with ZipFile(content, "w", ZIP_STORED) as wheel:
-        for name, data in {**files, record: "".join([*lines, f"{record},,\n"]).encode()}.items():
-            entry = ZipInfo(name, date_time=_ENTRY_TIME)
-            entry.create_system = _UNIX
-            entry.external_attr = _ENTRY_MODE << 16
-            wheel.writestr(entry, data)
-    return content.getvalue()
+def _encode_wheel(filename: str, files: dict[str, bytes]) -> bytes:
+    try:
+        with tempfile.TemporaryDirectory(prefix="nvgemm-wheel-") as directory:
+            path = Path(directory, filename)
+            with _ReproducibleWheel(str(path), "w") as wheel:
+                for name, data in files.items():
+                    wheel.writestr(name, data)
+            return path.read_bytes()
+    except OSError as error:
+        raise StorageError(
+            f"{tempfile.gettempdir()}: cannot write the wheel there first: {error.strerror}; "
+            "free space there or point TMPDIR elsewhere"
+        ) from error
 
 
 def _metadata(

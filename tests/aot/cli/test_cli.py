@@ -242,6 +242,6 @@ def test_schema_is_json_schema() -> None:
 
 
 def test_list_works_without_any_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nvgemm_runtime.installed.discover.installed_bundles", tuple)
+    monkeypatch.setattr("nvgemm_runtime.installed.discover.find_wheel_bundles", tuple)
     assert "no bundle is installed" in run("list").output
     assert json.loads(run("list", "--json").output) == []

@@ -30,7 +30,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a recording and a bundle of half of it; nothing is installed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("NVGEMM_AOT_BUNDLES", raising=False)
-    monkeypatch.setattr("nvgemm_runtime.installed.discover.installed_bundles", tuple)
+    monkeypatch.setattr("nvgemm_runtime.installed.discover.find_wheel_bundles", tuple)
     monkeypatch.setattr(find_bundles, "INSTALLATION", Installation())
     (tmp_path / "recorded.yaml").write_text(RECORDING_TEXT)
     (tmp_path / "dist").mkdir()

@@ -16,7 +16,7 @@ from fake_provider import FakeProvider
 from jit_programs import JitMachine, problem
 from jit_requests import DEVICE, manifest_of
 from nvgemm_aot.build.pipeline import build
-from nvgemm_aot.jit.eviction import evict, read_usage, select
+from nvgemm_aot.jit.eviction import evict, read_usage, select_requested
 from nvgemm_aot.jit.jit_compiler import JitCompiler
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.storage import cache as cache_module
@@ -238,7 +238,7 @@ def test_clearing_the_cache_writes_no_kernel_of_others_again(
     compiler.compile(problem(64), 2, DEVICE)
     compiler.close()
     assert bundle is not None
-    seen = select(read_usage(cache), problems=[problem(16)])
+    seen = select_requested(read_usage(cache), problems=[problem(16)])
     assert bundle in seen.problems
     expose(bundle)
     before = bundle.stat()
@@ -246,7 +246,7 @@ def test_clearing_the_cache_writes_no_kernel_of_others_again(
     assert bundle.stat().st_ino == before.st_ino
     [kept] = read_usage(cache).bundles
     assert "cannot be trusted" in str(kept.error)
-    evict(cache, select(read_usage(cache)))
+    evict(cache, select_requested(read_usage(cache)))
     assert not bundle.exists()
 
 
