@@ -14,7 +14,6 @@ from test_bundle import header_of
 from nvgemm_aot.bundle.writer import encode_bundle
 from nvgemm_runtime.bundle.decode import decode_header
 from nvgemm_runtime.bundle.encode import design_json
-from nvgemm_runtime.bundle.encode import design_json
 from nvgemm_runtime.bundle.format import (
     PREFIX,
     CompileFailure,
