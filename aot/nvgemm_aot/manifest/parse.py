@@ -42,7 +42,8 @@ class Declared:
 class Manifest:
     """What a manifest file declares. Two files that say the same in another order load equal.
 
-    Targets and problems are sorted, each once, at least one.
+    Targets and problems are sorted, each once, at least one. The name is lower-case and fit for a
+    distribution's; the description is one line, possibly empty.
     """
 
     name: str
