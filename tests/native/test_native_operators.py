@@ -110,6 +110,13 @@ def test_an_out_that_is_a_negative_view_is_refused(register: Register) -> None:
         packet.out(*positional, out=torch._neg_view(arguments.out))
 
 
+def test_negative_views_are_resolved(register: Register) -> None:
+    id, _ = register(BIASED)
+    bias, a, b = arguments_of(BIASED).operator_call()[1]
+    negative = torch.ops.nvgemm_aot.addmm(torch._neg_view(bias), a, b, id)
+    assert torch.equal(negative, torch.ops.nvgemm_aot.addmm(-bias, a, b, id))
+
+
 def test_kernels_of_other_operators_are_refused(register: Register) -> None:
     biased, _ = register(BIASED)
     grouped, _ = register(GROUPED)

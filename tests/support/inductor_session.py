@@ -175,7 +175,7 @@ class InductorSession:
 
 
 def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
-    """What we said at level warning or above."""
+    """What nvgemm-aot logged at level warning or above."""
     return [
         record.getMessage()
         for record in caplog.records

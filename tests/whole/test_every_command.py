@@ -27,6 +27,7 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.workload import find_bundles
 from nvgemm_aot.workload.coverage import gpu_facts
 from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import VerificationError
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
 from nvgemm_runtime.gemm.roles import contiguous_bytes
 from nvgemm_runtime.gemm.types import Epilogue
@@ -206,6 +207,19 @@ def test_inspect_shows_each_problem(planned: Planned, case: Case) -> None:
             assert index.match_declared(Problem.parse(key), ALIGNMENT_BYTES) is None
         declared = {one["problem"] for one in document["problems"]} | unserved
         assert path == planned.plain or declared == {one.key for one in case.problems}
+
+
+@every_case
+def test_verify_looks_at_each_kernel(planned: Planned, case: Case) -> None:
+    """And finds that these payloads are none; those of real kernels are in ``test_rows.py``."""
+    for path in filter(None, (planned.right, planned.plain)):
+        result = run("verify", path, "--no-disassemble", "--json")
+        assert result.exit_code == VerificationError.exit_code
+        [document] = json.loads(result.stdout)
+        with Bundle(path) as bundle:
+            kernels = {kernel.id: kernel.signature.key for kernel in bundle.header.kernels}
+        assert {one["id"]: one["signature"] for one in document["kernels"]} == kernels
+        assert {finding["kernel"] for finding in document["findings"]} >= kernels.keys()
 
 
 @pytest.mark.parametrize(

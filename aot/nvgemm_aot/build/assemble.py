@@ -144,8 +144,9 @@ def build_key(
 
 def _identity(task: Task) -> list[Any]:
     """What a task adds to the build key: its code, and what the header says about it."""
-    one = task.candidate
-    return [task.key, one.workspace_bytes, one.alignment_bytes, design_json(one.design)]
+    candidate = task.candidate
+    design = design_json(candidate.design)
+    return [task.key, candidate.workspace_bytes, candidate.alignment_bytes, design]
 
 
 def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> AssembledBundle:

@@ -226,9 +226,9 @@ def bundle_text(document: Document) -> str:
     unserved = [
         [one["problem"], one.get("scope", "-"), one["reason"]] for one in document["unserved"]
     ]
-    again = {True: "yes", False: "no"}
+    yes_or_no = {True: "yes", False: "no"}
     missing = [
-        [one["problem"], failure["operator"], again[failure["is_transient"]], failure["reason"]]
+        [one["problem"], failure["operator"], yes_or_no[failure["is_transient"]], failure["reason"]]
         for one in document["problems"]
         for failure in one["missing"]
     ]

@@ -23,7 +23,7 @@ from nvgemm_runtime.matching.device import (
 )
 from nvgemm_runtime.matching.refusals import describe_device
 
-from ..storage.cache import default_directory
+from ..storage.cache import default_directory, entry_files
 
 Document = dict[str, Any]
 T = TypeVar("T")
@@ -176,7 +176,7 @@ def _cache_document() -> Document:
     except OSError:  # no permission to search a parent directory
         return {**unknown, "directory": str(directory)}
     sizes = []
-    for entry in (directory / "entries").glob("*/*"):
+    for entry in entry_files(directory):
         with contextlib.suppress(OSError):  # removed meanwhile, by a build
             sizes.append(entry.stat().st_size)
     return {

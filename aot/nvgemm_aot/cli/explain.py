@@ -134,8 +134,8 @@ def _kernel_lines(gemms: list[Document]) -> Iterable[str]:
 
 
 def _measured_lines(gemms: list[Document]) -> Iterable[str]:
-    told = [f"  {gemm['gemm']}\n    {gemm['measured']}" for gemm in gemms if gemm["measured"]]
-    return ["\nmeasured rankings:", *told] if told else []
+    lines = [f"  {gemm['gemm']}\n    {gemm['measured']}" for gemm in gemms if gemm["measured"]]
+    return ["\nmeasured rankings:", *lines] if lines else []
 
 
 def _miss_lines(gemms: list[Document]) -> Iterable[str]:

@@ -187,12 +187,12 @@ def _summary_lines(document: Document) -> Iterator[str]:
     pruned = document["pruned"]
     if pruned is not None:
         unknown = pruned["unknown_losses"]
-        besides = f" (not known of {unknown}, whose own kernels alone were measured)"
+        unknown_note = f" (not known of {unknown}, whose own kernels alone were measured)"
         yield (
             f"pruned: kernels dropped: {len(pruned['dropped'])}; bytes saved: "
             f"{size_text(pruned['bytes'])}; speed lost: {_loss_text(pruned['declared_loss'])} on "
             f"measured problems, {_loss_text(pruned['undeclared_loss'])} on others like them"
-            f"{besides if unknown else ''}"
+            f"{unknown_note if unknown else ''}"
         )
     yield (
         f"{document['path']}: written, {measured} of {measured + left} problems measured, "

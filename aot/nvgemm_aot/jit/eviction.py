@@ -23,7 +23,7 @@ from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX
 from nvgemm_runtime.installed.jit_cache import generation_path, jit_directory, stamp_path
 from nvgemm_runtime.settings import CACHE_LIMIT_VARIABLE
 
-from ..storage.cache import Cache
+from ..storage.cache import Cache, entry_files
 from ..storage.files import write_atomic
 from ..storage.locks import acquire
 from .user_bundle import SuspectBundleError, damaged_files, remove_problems, require_own
@@ -55,7 +55,10 @@ class StoredFile:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptProblem:
-    """A problem of a user bundle, the bytes that its kernels take there by id, and its last use."""
+    """A problem of a user bundle, and the bytes that its kernels take there, by id.
+
+    It was last used at ``used_at``, in seconds since 1970.
+    """
 
     problem: Problem
     kernels: dict[str, int]
@@ -106,7 +109,7 @@ def read_usage(cache: Cache) -> CacheUsage:
     bundles = sorted(directory.glob(f"*{BUNDLE_SUFFIX}"))
     return CacheUsage(
         directory=cache.directory,
-        entries=tuple(_stored_files(cache.directory.glob("entries/*/*"))),
+        entries=tuple(_stored_files(entry_files(cache.directory))),
         bundles=tuple(_kept_bundle(cache, file) for file in _stored_files(bundles)),
         damaged=tuple(_stored_files(damaged_files(directory))),
     )

@@ -183,8 +183,8 @@ def _write_all(descriptor: int, data: bytes) -> None:
 def serve(requests: int, answers: int, parent: int, idle_seconds: float) -> None:
     """Answer requests until the parent has ended or there was nothing to do for a while.
 
-    The two descriptors are of pipes; the server ends with that of requests, but others may keep it
-    open, and so the parent's process id is checked.
+    The two descriptors are of pipes. It ends when that of requests closes, or when ``parent`` is no
+    longer its parent: other processes may hold the pipe open.
     """
     server = Server(answers)
     logging.getLogger("nvgemm_aot").addHandler(_ToUser(server))

@@ -44,8 +44,8 @@ class SuspectBundleError(StorageError):
 class UserBundle:
     """One user bundle, which need not exist yet. Safe to use from several threads and processes.
 
-    Target and device profile of its kernels, versions of what shapes them, and the program that
-    writes it tell the files of a cache directory apart. ``on_damage`` is called with a text when a
+    The name of its file has a digest of target, device profile, toolchain and ``generator``, the
+    program that writes it. ``on_damage`` is called with a text when a
     damaged one is moved aside.
     """
 
@@ -150,7 +150,11 @@ def read_user_bundle(path: Path) -> BundleContent | None:
 
 
 def require_own(path: Path) -> None:
-    """Refuse a file that others could have written, as its kernels would become this user's."""
+    """Refuse a file that others could have written, as its kernels would become this user's.
+
+    Raises:
+        SuspectBundleError: If they could.
+    """
     with contextlib.suppress(OSError):  # then it cannot be read either
         reason = writable_by_others(path.absolute())
         if reason is not None:

@@ -130,7 +130,7 @@ def make_manifest(
     _check_heads(path, projections, wanted.ranks)
     entries: dict[tuple[Routing | None, Signature], ConfigEntry] = {}
     left_out = []
-    for use in _uses(config, projections, wanted):
+    for use in _uses(path, config, projections, wanted):
         gemm, types = use.gemm, use.types
         if isinstance(types, str):
             left_out.append((use, types))
@@ -174,16 +174,23 @@ def _check_heads(path: Path, projections: Sequence[Projection], ranks: Iterable[
 
 
 def _uses(
-    config: DecoderConfig, projections: Sequence[Projection], wanted: ManifestOptions
+    path: Path, config: DecoderConfig, projections: Sequence[Projection], wanted: ManifestOptions
 ) -> Iterator[RankGemm]:
-    quantization, layers = config.quantization, config.num_hidden_layers
+    def types_of(gemm: ModelGemm) -> tuple[QuantizedTypes | str | None, ...]:
+        if config.quantization is None:
+            return (None,)
+        try:
+            return config.quantization.forms(gemm.role, config.num_hidden_layers)
+        except ValueError as error:
+            raise ManifestError(f"{path}: {error}") from None
+
     forms = [form for form in (False, True) if (wanted.fused if form else wanted.separate)]
     uses = (
         RankGemm(ranks=ranks, gemm=gemm, types=types)
         for ranks in wanted.ranks
         for fused in forms
         for gemm in share(projections, ranks, fused=fused)
-        for types in (quantization.forms(gemm.role, layers) if quantization else (None,))
+        for types in types_of(gemm)
     )
     yield from dict.fromkeys(uses)  # what cannot be fused is in both forms
 

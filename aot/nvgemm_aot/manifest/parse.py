@@ -42,7 +42,8 @@ class Declared:
 class Manifest:
     """What a manifest file declares. Two files that say the same in another order load equal.
 
-    Targets and problems are sorted, each once, at least one. ``providers`` are the sources of
+    Targets and problems are sorted, each once, at least one. The name is lower-case and fit for a
+    distribution's; the description is one line, possibly empty. ``providers`` are the sources of
     kernels that it names, in its order, each once; if none, the builder's default.
     """
 

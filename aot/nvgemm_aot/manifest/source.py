@@ -41,13 +41,17 @@ def mistake_at(mark: yaml.Mark, text: str) -> Mistake:
     return Mistake(line=mark.line + 1, column=mark.column + 1, text=text)
 
 
-def _mistake_behind(before: str, text: str) -> Mistake:
+def _mistake_after(before: str, text: str) -> Mistake:
     """Make a mistake of a text at the end of what stands before it."""
     return Mistake(line=before.count("\n") + 1, column=len(before) - before.rfind("\n"), text=text)
 
 
 def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
-    """Raise every mistake at once, a line each, by position, and their count."""
+    """Raise every mistake at once, a line each, by position, and their count.
+
+    Raises:
+        ManifestError: Always.
+    """
     ordered = sorted(set(mistakes))
     lines = [f"{path}:{found.line}:{found.column}: {found.text}" for found in ordered]
     count = "1 mistake" if len(ordered) == 1 else f"{len(ordered)} mistakes"
@@ -55,7 +59,7 @@ def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
 
 
 def fail(path: Path, mark: yaml.Mark, text: str) -> NoReturn:
-    """Raise one mistake."""
+    """Raise one mistake as `report_mistakes` does."""
     report_mistakes(path, [mistake_at(mark, text)])
 
 
@@ -98,7 +102,7 @@ def read_text(path: Path) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         text = f"found byte 0x{data[error.start]:02x}; allowed: UTF-8; save the file as UTF-8"
-        report_mistakes(path, [_mistake_behind(data[: error.start].decode("utf-8"), text)])
+        report_mistakes(path, [_mistake_after(data[: error.start].decode("utf-8"), text)])
 
 
 def _make_loader(text: str) -> Any:
@@ -127,7 +131,7 @@ def compose(path: Path, text: str) -> yaml.Node | None:
     foreign = Reader.NON_PRINTABLE.search(text)
     if foreign is not None:
         found = f"found character {foreign[0]!r}, which YAML does not allow; remove it"
-        report_mistakes(path, [_mistake_behind(text[: foreign.start()], found)])
+        report_mistakes(path, [_mistake_after(text[: foreign.start()], found)])
     loader = _make_loader(text)
     try:
         node: yaml.Node | None = loader.get_single_node()
@@ -141,9 +145,8 @@ def compose(path: Path, text: str) -> yaml.Node | None:
         context = f"{error.context}, " if error.context else ""
         fail(path, mark, f"not valid YAML: {context}{error.problem}{advice}")
     except RecursionError:  # far more than MAX_DEPTH levels
-        fail(
-            path, loader.peek_event().start_mark, f"nested too deeply; allowed: {MAX_DEPTH} levels"
-        )
+        found = f"found far more than {MAX_DEPTH} levels of nesting; write the values out"
+        report_mistakes(path, [Mistake(line=1, column=1, text=found)])
     except (ValueError, OverflowError) as error:
         # PyYAML lets these through from escapes like "\UFFFFFFFF" and from huge version numbers.
         report_mistakes(path, [Mistake(line=1, column=1, text=f"not valid YAML: {error}")])

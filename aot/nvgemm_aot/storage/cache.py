@@ -162,6 +162,12 @@ def _warn_of_others(directory: Path, refusal: str) -> None:
         )
 
 
+def entry_files(directory: Path) -> Iterator[Path]:
+    """Files of a cache directory's entries; folders that vanish or cannot be read have none."""
+    for folder, _, names in os.walk(directory / "entries"):
+        yield from (Path(folder, name) for name in names)
+
+
 @contextlib.contextmanager
 def private_cache(cache: Cache) -> Iterator[Cache]:
     """Yield the cache, or a temporary one if others could change what is put there.

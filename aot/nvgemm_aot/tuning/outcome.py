@@ -126,7 +126,7 @@ def read_outcome(value: Mapping[str, Any]) -> TuningOutcome:
     """The outcome of a JSON object that `outcome_json` returned.
 
     Raises:
-        ValueError, KeyError, TypeError: If it is another object.
+        ValueError, KeyError, TypeError: If it has other keys, or times that are none.
     """
     return TuningOutcome(
         kernels={id_: _timing(timing) for id_, *timing in value["kernels"]},
@@ -140,4 +140,6 @@ def read_outcome(value: Mapping[str, Any]) -> TuningOutcome:
 
 def _timing(value: list[int]) -> Timing:
     time_ns, spread_ns = value
+    if not isinstance(time_ns, int) or not isinstance(spread_ns, int):
+        raise ValueError(f"times are {time_ns!r} and {spread_ns!r}; must be nanoseconds")
     return Timing(time_ns=time_ns, spread_ns=spread_ns)

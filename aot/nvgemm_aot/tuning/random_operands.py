@@ -128,8 +128,8 @@ def _values(
     """Random values whose sums of ``k`` scaled products fit into the output's type."""
     import torch
 
-    def integers(least: int, end: int, of: torch.dtype) -> torch.Tensor:
-        return torch.randint(least, end, shape, generator=generator, device=device, dtype=of)
+    def integers(least: int, end: int, kind: torch.dtype) -> torch.Tensor:
+        return torch.randint(least, end, shape, generator=generator, device=device, dtype=kind)
 
     out, wanted = problem.signature.out, torch_dtype(dtype)
     if dtype is DType.FP4_E2M1:  # every code, in both halves of a byte

@@ -52,9 +52,9 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
         for what in ("target", "device", "toolchain"):
             here, there = getattr(first, what), getattr(other, what)
             if here != there:
-                said = [getattr(value, "key", value) for value in (there, here)]
+                there, here = (getattr(value, "key", value) for value in (there, here))
                 raise TuningError(
-                    f"{bundle.path}: {what} is {said[0]}, that of {bundles[0].path} is {said[1]}; "
+                    f"{bundle.path}: {what} is {there}, that of {bundles[0].path} is {here}; "
                     "tune them one by one"
                 )
     kernels = {kernel.id: kernel for content in reversed(contents) for kernel in content.kernels}

@@ -239,7 +239,11 @@ class TuningState:
             self._read(identity)
 
     def add(self, key: str, outcome: TuningOutcome) -> None:
-        """Add an outcome; later runs doubt it unless this one confirms it."""
+        """Add an outcome; later runs doubt it unless this one confirms it.
+
+        Raises:
+            StorageError: If the file cannot be written; so do the methods below.
+        """
         self._journal.append({"problem": key, "outcome": outcome_json(outcome)})
         self.outcomes[key] = outcome
         self._unconfirmed.add(key)

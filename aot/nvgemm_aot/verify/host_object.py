@@ -26,8 +26,8 @@ NEEDED_LIBRARIES = frozenset({RUNTIME_LIBRARY, FFI_LIBRARY})
 """Libraries a kernel names as needed: the SONAMEs of the two that export `ALLOWED_SYMBOLS`. A
 kernel for the CPU calls, and may name, but the one of TVM-FFI."""
 
-_MACHINE = "EM_X86_64"
-"""The machine that an ELF header must name: that of ``linux_x86_64``, the one host platform."""
+_MACHINES = {"linux_x86_64": "EM_X86_64"}
+"""By host platform: the machine that an ELF header must name."""
 
 _DF_TEXTREL = 0x4
 _PF_X, _PF_W = 0x1, 0x2
@@ -67,13 +67,16 @@ def read_host_object(payload: bytes) -> HostObject:
         segments: dict[str, list[Any]] = {}
         for segment in elf.iter_segments():
             segments.setdefault(str(segment["p_type"]), []).append(segment)
-        (dynamic,) = segments["PT_DYNAMIC"]
+        dynamics = segments.get("PT_DYNAMIC", [])
+        if len(dynamics) != 1:
+            raise MalformedElfError(f"{len(dynamics)} dynamic segments, a shared object has 1")
+        [dynamic] = dynamics
         symbols = [dynamic.get_symbol(index) for index in range(1, dynamic.num_symbols())]
         defined = [symbol for symbol in symbols if symbol["st_shndx"] != "SHN_UNDEF"]
         stacks = [int(part["p_flags"]) for part in segments.get("PT_GNU_STACK", [])]
         loaded = [
             (int(part["p_flags"]), payload[part["p_offset"] : part["p_offset"] + part["p_filesz"]])
-            for part in segments["PT_LOAD"]
+            for part in segments.get("PT_LOAD", [])
         ]
         return HostObject(
             machine=str(elf["e_machine"]),
@@ -116,15 +119,26 @@ def require_host_object(payload: bytes, exported: str, *, on_cpu: bool = False) 
 
 
 def check_host_object(
-    host: HostObject, exported: str | None, *, on_cpu: bool = False
+    host: HostObject,
+    exported: str | None,
+    *,
+    platform: str = "linux_x86_64",
+    on_cpu: bool = False,
 ) -> Iterator[Finding]:
     """Check a shared object against what the toolchain is known to make.
 
     ``exported`` names the one function that it must export, e.g. ``__tvm_ffi_gemm``, if that is
-    known.
+    known; ``platform`` is the target's.
     """
-    if host.machine != _MACHINE:
-        yield Check.HOST_FORMAT.finding(f"machine is {host.machine}, must be {_MACHINE}")
+    machine = _MACHINES.get(platform)
+    if machine is None:
+        yield Check.HOST_FORMAT.finding(
+            f"no rules for platform {platform!r} (known: {', '.join(_MACHINES)})"
+        )
+    elif host.machine != machine:
+        yield Check.HOST_FORMAT.finding(
+            f"machine is {host.machine}, must be {machine} for {platform}"
+        )
     if len(host.exports) != 1 or exported not in (None, *host.exports):
         yield Check.HOST_EXPORTS.finding(
             f"exports {', '.join(host.exports) or 'nothing'}; must export exactly "

@@ -96,7 +96,7 @@ def inspect_kernel(
         convention = parse_calling_convention(kernel.calling_convention)
         # An unknown convention is a finding of its own; it does not say what the kernel exports.
         exported = convention.symbol if convention is not None else None
-        findings += check_host_object(host, exported, on_cpu=on_cpu)
+        findings += check_host_object(host, exported, platform=target.platform, on_cpu=on_cpu)
         findings += _check_stated_imports(stated_imports, host.imports)
     if on_cpu:  # such a kernel is host code alone, without a launcher of device code
         findings += check_call(kernel)

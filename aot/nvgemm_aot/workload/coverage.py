@@ -298,14 +298,14 @@ def _cover_gemm(index: Index, declared: Declared) -> GemmCoverage:
     )
     _, found = first_served(index.match, readings(call))
     if isinstance(found, Match):
-        return _served(index, missed, found)
+        return _served(missed, found)
     reasons = [reason for reason in found.reasons if reason not in index.refusals]
     product = product_of_sum(call)
     if product is not None:
         # As `nvgemm_runtime.inductor.offers` splits a sum.
         request, split = first_served(index.match, readings(product))
         if isinstance(split, Match):
-            served = _served(index, missed, split)
+            served = _served(missed, split)
             # Even if the product is declared, the sum itself is not.
             return replace(served, status=Status.SIGNATURE, is_split=True)
         reasons += [
@@ -316,7 +316,7 @@ def _cover_gemm(index: Index, declared: Declared) -> GemmCoverage:
     return replace(missed, reasons=tuple(reasons))
 
 
-def _served(index: Index, missed: GemmCoverage, found: Match) -> GemmCoverage:
+def _served(missed: GemmCoverage, found: Match) -> GemmCoverage:
     return replace(
         missed,
         status=Status.DECLARED if found.basis is Basis.DECLARED else Status.SIGNATURE,

@@ -65,7 +65,7 @@ NO_EXTRAS = ExtraOperands()
 def read_scales(
     extras: ExtraOperands, operand: DType, m: int, n: int, k: int
 ) -> ScaleRecipe | None:
-    """The recipe of the scales at hand; None where nothing is scaled.
+    """The recipe of the scales at hand, for A of [m, k] and B of [k, n]; None without scales.
 
     Raises:
         NoKernelError: If no recipe has scales of such types or sizes.

@@ -106,6 +106,9 @@ def check_shapes(
 ) -> tuple[int, ...]:
     """The shape of a result; operands that cannot be multiplied, whatever the kernel, are refused.
 
+    A has the shape [m, k], with a leading batch for ``bmm``; B has [k, n], with a leading batch for
+    ``bmm`` or groups for ``grouped_mm``.
+
     Raises:
         ValueError: If ranks, shapes or devices do not fit.
     """

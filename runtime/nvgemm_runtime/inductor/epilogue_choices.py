@@ -48,9 +48,10 @@ def _function(activation: Activation) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def lower(activation: Activation, bias: Any, a: Any, b: Any, *, was_apart: bool) -> Any:
-    """Lower ``activation(a @ b + bias)``, where a row is added, to the node of the result.
+    """Lower ``activation(a @ b + bias)`` to the node of the result [m, n].
 
-    ``was_apart`` says whether the graph had a product and a sum, not one ``addmm``.
+    ``a`` is [m, k], ``b`` is [k, n], and ``bias`` is a row. ``was_apart``
+    says whether the graph had a product and a sum, and no ``addmm``.
     """
     operands = [bias, a, b]
     _, _, _, layout, a, b = mm_args(a, b)

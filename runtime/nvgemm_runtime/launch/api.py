@@ -175,7 +175,8 @@ def addmm(
     Returns:
         ``out``; where it was None, of the kernel's type, or of type ``a`` (bfloat16 for fp8).
 
-    It raises what `nvgemm_runtime.mm` raises.
+    Raises:
+        NoKernelError, ValueError, TypeError, RuntimeError: As `nvgemm_runtime.mm`.
     """
     extras = ExtraOperands(addend=input, activation=_enum_of("addmm", Activation, activation))
     return _compute("addmm", Op.MM, a, b, out, kernel, extras)
@@ -227,7 +228,8 @@ def scaled_mm(
     Returns:
         ``out``.
 
-    It raises what `nvgemm_runtime.mm` raises.
+    Raises:
+        NoKernelError, ValueError, TypeError, RuntimeError: As `nvgemm_runtime.mm`.
     """
     extras = ExtraOperands(
         scale_a=scale_a,
@@ -266,8 +268,9 @@ def grouped_mm(
     Returns:
         ``out``.
 
-    It raises what `nvgemm_runtime.mm` raises, and under NVGEMM_AOT_DEBUG=1 ValueError if offsets
-    fall or pass the last row.
+    Raises:
+        NoKernelError, ValueError, TypeError, RuntimeError: As `nvgemm_runtime.mm`; ValueError also
+            under NVGEMM_AOT_DEBUG=1, if offsets fall or pass the last row.
     """
     extras = ExtraOperands(offsets=offsets)
     return _compute("grouped_mm", Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype)

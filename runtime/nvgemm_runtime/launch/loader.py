@@ -105,9 +105,8 @@ class KernelLoader:
         if bundle not in self._provided:
             require_libraries(bundle.header)
             self._provided.add(bundle)
-        if target.arch != CPU:
-            library = find_runtime_library(target.cuda)
-            assert library is not None  # or `require_libraries` raised
+        library = None if target.arch == CPU else find_runtime_library(target.cuda)
+        if library is not None:  # or `require_libraries` raised
             reason = imports_refusal(bundle.header, kernel, library, find_ffi_exports())
             if reason is not None:
                 raise DriverError(f"{name}: {reason}")

@@ -80,7 +80,10 @@ def refusal(header: Header, facts: DeviceFacts) -> str | None:
 
 
 def process_refusal(target: Target, platform: str, cuda: str | None) -> str | None:
-    """Why no device of a process can run a target's kernels, or None; ``cuda`` is torch's."""
+    """Why no device of a process can run a target's kernels, or None.
+
+    ``cuda`` is torch's; a CPU build has None, and shows no GPU that could be refused.
+    """
     reason = _platform_refusal(target, platform)
     if reason is None and target.arch != CPU and cuda is not None:
         return _cuda_refusal(target, cuda)

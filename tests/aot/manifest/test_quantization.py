@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nvgemm_aot.manifest.from_config import ManifestOptions, make_manifest, manifest_yaml
+from nvgemm_aot.manifest.models import quantization as quantization_module
 from nvgemm_aot.manifest.models.quantization import read_quantization
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_runtime.errors import ManifestError
@@ -233,3 +235,15 @@ def test_mistakes_are_named(quantization: object, line: str, tmp_path: Path) -> 
     with pytest.raises(ManifestError) as caught:
         made(tmp_path, quantization)
     assert str(caught.value) == f"{tmp_path / 'model.json'}: {line}"
+
+
+def test_patterns_that_never_end_are_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantization_module, "_MOST_SECONDS", 0.5)
+    endless = {**group(("float", 8, "tensor"), ("float", 8, "tensor")), "ignore": ["re:(.+)+$!"]}
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(ManifestError, match=r"its exceptions are not compared .* within 0\.5 s"):
+        made(tmp_path, endless)
+    assert signal.getsignal(signal.SIGALRM) is before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)

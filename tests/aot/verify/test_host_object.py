@@ -33,8 +33,10 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return shared_object(tmp_path_factory.mktemp("host"), SOURCE)
 
 
-def findings_of(payload: bytes, exported: str = ENTRY) -> list[Finding]:
-    return list(check_host_object(read_host_object(payload), exported))
+def findings_of(
+    payload: bytes, exported: str = ENTRY, platform: str = "linux_x86_64"
+) -> list[Finding]:
+    return list(check_host_object(read_host_object(payload), exported, platform=platform))
 
 
 def code_of(payload: bytes) -> bytes:
@@ -54,6 +56,11 @@ def test_accepts_loadable_kernel(good: bytes) -> None:
 def test_finds_code_for_another_machine(good: bytes) -> None:
     payload = good[:18] + struct.pack("<H", 183) + good[20:]
     assert_only(findings_of(payload), Check.HOST_FORMAT, "EM_AARCH64, must be EM_X86_64")
+
+
+def test_finds_a_platform_that_has_no_rules(good: bytes) -> None:
+    findings = findings_of(good, platform="linux_aarch64")
+    assert_only(findings, Check.HOST_FORMAT, "no rules for platform 'linux_aarch64'")
 
 
 def test_refusal_names_everything_that_is_wrong(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What ``import torch`` brings, and that it works however broken we are."""
+"""What ``import torch`` brings, and that it works however broken nvgemm-aot is."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "settings raise": {"before": RAISES.format(name="nvgemm_runtime.settings")},
     "hook raises": {"before": RAISES.format(name="nvgemm_runtime.inductor.hook")},
 }
-"""Ways to have torch compile without us."""
+"""Ways to have torch compile without nvgemm-aot."""
 
 
 @pytest.fixture(scope="module")
 def run_so(
     recording_bundle: BuiltBundle, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Ran]:
-    """Runs a program in each of `WAYS` once, over one cache directory; without us at first."""
+    """Runs a program in each of `WAYS` once, "without" first, over one cache directory."""
     home = Home(tmp_path_factory.mktemp("home"))
 
     @functools.cache
@@ -79,7 +79,7 @@ SLOW = pytest.mark.slow
         *(pytest.param(one, marks=SLOW) for one in ("settings raise", "hook raises")),
     ],
 )
-def test_torch_compiles_without_us(run_so: Callable[[str], Ran], way: str) -> None:
+def test_torch_compiles_without_nvgemm_aot(run_so: Callable[[str], Ran], way: str) -> None:
     assert run_so(way).right == [True, True]
     assert run_so(way).launched == []
 

@@ -190,7 +190,7 @@ def test_the_kernel_that_takes_any_alignment_joins_for_an_unaligned_view(
 def test_distributed_autotuning_is_left_alone(
     inductor: InductorSession, operands: tuple[Tensor, Tensor]
 ) -> None:
-    """It passes choices between processes, and knows ATen's alone. Here it is on for us only."""
+    """It passes choices between processes, and knows ATen's. Only the plug-in sees it on here."""
 
     def switch(on: bool) -> Callable[[list[Any]], list[Any]]:
         def set_it(choices: list[Any]) -> list[Any]:

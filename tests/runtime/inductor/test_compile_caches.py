@@ -1,4 +1,4 @@
-"""Compile caches that outlive what made them: wheels removed, upgraded, put back, and us gone."""
+"""Compile caches that outlive what made them: wheels and nvgemm-aot removed, upgraded, put back."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_with_the_wheel_upgraded_its_other_kernels_are_asked(
 
 
 def test_a_warm_start_runs_the_kernels_from_the_cache(home: Home, site: Path, cold: Ran) -> None:
-    """The program does not name us. The slow tests compile without the wheel in between."""
+    """The program does not name nvgemm-aot. The slow tests compile without the wheel in between."""
     warm = home.run(site)
     assert warm.right == [True, True]
     assert (warm.hits, warm.misses) == (1, 0)

@@ -1,4 +1,4 @@
-"""Sizes that are symbols: one compiled graph serves them all, and never compiles again for us."""
+"""Sizes that are symbols: one compiled graph serves them all."""
 
 from __future__ import annotations
 
@@ -31,6 +31,18 @@ def test_any_m(inductor: InductorSession) -> None:
         a = torch.randn(m, 64)
         torch.testing.assert_close(compiled.function(a, b), a @ b)
         assert len(inductor.launched(compiled.function, a, b)) == 1, m
+
+
+def test_any_batch(inductor: InductorSession) -> None:
+    first, right = torch.randn(3, 16, 64), torch.randn(3, 64, 32)
+    for tensor in (first, right):
+        torch._dynamo.mark_dynamic(tensor, 0)
+    compiled = inductor.compile(torch.bmm, first, right, dynamic=None)
+    torch.testing.assert_close(compiled.result, first @ right)
+    for batch in (3, 5, 2, 8):
+        a, b = torch.randn(batch, 16, 64), torch.randn(batch, 64, 32)
+        torch.testing.assert_close(compiled.function(a, b), a @ b)
+        assert len(inductor.launched(compiled.function, a, b)) == 1, batch
 
 
 def test_every_size(inductor: InductorSession) -> None:
@@ -82,7 +94,7 @@ def test_a_number_of_rows_that_only_the_data_says(inductor: InductorSession) -> 
 
 
 def test_a_size_that_torch_finds_to_be_dynamic(inductor: InductorSession) -> None:
-    """Torch compiles for the first size and once more for all; there is nothing of ours to add."""
+    """Torch compiles for the first size and once more for all; bundles add no compilation."""
     b = torch.randn(64, 32)
     function = torch.compile(lambda a, b: a @ b)
     torch._dynamo.utils.counters.clear()

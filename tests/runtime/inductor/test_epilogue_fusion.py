@@ -363,7 +363,7 @@ def test_settings_that_leave_graphs_alone(
 def test_nothing_is_fused_where_aten_may_not_compute(
     session: InductorSession, activation: str
 ) -> None:
-    """Inductor has no choice for the CPU then, and neither has it with us."""
+    """Inductor has no choice for the CPU then, and neither has it with bundles."""
     linear, function, x = layer(), ACTIVATIONS[activation], rows()
     with (
         config.patch(max_autotune_gemm_backends="TRITON"),

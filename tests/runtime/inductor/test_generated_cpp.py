@@ -104,8 +104,8 @@ with torch.no_grad():
     load = LOAD.format(path=path)
     made = home.run(compiles=False, after=make, variables=bundles)
     loads = {
-        "with us": (load, bundles),
-        "without us": (load, {"NVGEMM_AOT": "off"}),
+        "with bundles": (load, bundles),
+        "off": (load, {"NVGEMM_AOT": "off"}),
         "without kernels": ("import nvgemm_runtime\nnvgemm_runtime.load_operators()\n" + load, {}),
     }
     with ThreadPoolExecutor(2) as pool:
@@ -118,7 +118,7 @@ with torch.no_grad():
 
 @pytest.mark.slow
 def test_a_package_runs_kernels_where_they_are_installed(package: dict[str, Ran]) -> None:
-    ran = package["with us"]
+    ran = package["with bundles"]
     assert ran.right == [True, True, True]
     assert len(ran.launched) == 6, "three calls of two GEMMs, for every m"
     assert ran.count("WARNING") + ran.count("warning") == 0
@@ -126,7 +126,7 @@ def test_a_package_runs_kernels_where_they_are_installed(package: dict[str, Ran]
 
 @pytest.mark.slow
 def test_a_package_is_right_where_nothing_of_us_is(package: dict[str, Ran]) -> None:
-    ran = package["without us"]
+    ran = package["off"]
     assert ran.right == [True, True, True]
     assert ran.launched == []
     assert not any(name.startswith("nvgemm_runtime.launch.native") for name in ran.at_end)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -28,10 +30,13 @@ def test_batches(inductor: InductorSession) -> None:
     assert "extern_kernels.bmm(" not in compiled.code[0]
 
 
-def test_a_linear_layer_reads_its_weight_as_it_lies(inductor: InductorSession) -> None:
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_linear_layer_reads_its_weight_as_it_lies(
+    inductor: InductorSession, mode: Callable[[], AbstractContextManager[None]]
+) -> None:
     layer = torch.nn.Linear(64, 32, bias=False)
-    x = torch.randn(16, 64)
-    with torch.no_grad():
+    with mode():
+        x = torch.randn(16, 64)
         compiled = inductor.compile(layer, x, fullgraph=True)
         torch.testing.assert_close(compiled.result, layer(x))
     assert len(compiled.launched) == 1

@@ -26,7 +26,7 @@ Tensor = torch.Tensor
 pytestmark = pytest.mark.usefixtures("counted_anew")
 
 WINNER = "Cpu_8x32"
-"""The operator that is measured to be the fastest of ours, and not estimated to be."""
+"""The operator that is measured to be the fastest bundled one, and not estimated to be."""
 
 
 class Rankings:
@@ -122,7 +122,7 @@ def test_an_aten_that_is_not_set_as_usual_is_timed(trial: Trial) -> None:
 
 @contextlib.contextmanager
 def more_choices(of: Callable[[Any], Any]) -> Iterator[None]:
-    """A choice more for each GEMM, made of ATen's, before ours join."""
+    """A choice more for each GEMM, made of ATen's, before bundled kernels join."""
     from torch._inductor.select_algorithm import get_algorithm_selector_cache
 
     before_us = get_algorithm_selector_cache().preprocessing_fns
@@ -211,7 +211,7 @@ def test_operands_unlike_those_that_were_measured_are_timed(
 
 
 def test_kernels_that_a_race_won_by_aten_left_together_are_timed(trial: Trial) -> None:
-    """ATen is told apart at once, and ours overlap."""
+    """ATen is told apart at once, and bundled kernels overlap."""
     trial.use(aten=100.0, others=[190.0, 400.0, 210.0, 450.0, 300.0, 250.0])
     trial.compile(options=REQUIRED)
     assert len(trial.timed) == 4

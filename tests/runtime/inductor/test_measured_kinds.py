@@ -31,7 +31,7 @@ from tuning_bench import bench
 Tensor = torch.Tensor
 
 M, N, K = 128, 32, 64
-OURS_NS, APART_NS = 200, 10
+BUNDLED_NS, APART_NS = 200, 10
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
 
@@ -55,7 +55,7 @@ def measured(path: Path, output: Path, *, aten_ns: int, spread_ns: int = 1) -> N
             ranking,
             source=source,
             kernels=tuple(
-                (id_, OURS_NS + rank * APART_NS) for rank, (id_, _) in enumerate(ranking.kernels)
+                (id_, BUNDLED_NS + rank * APART_NS) for rank, (id_, _) in enumerate(ranking.kernels)
             ),
             measured=Measured(
                 spreads_ns=(spread_ns,) * len(ranking.kernels),
@@ -71,13 +71,13 @@ def measured(path: Path, output: Path, *, aten_ns: int, spread_ns: int = 1) -> N
 
 @dataclass(frozen=True, kw_only=True)
 class Rankings:
-    """Bundles in which we were measured to be faster, and in which ATen was.
+    """Bundles in which its kernels were measured to be faster, and in which ATen was.
 
     Attributes:
-        close: ATen was, and ours were not told apart.
+        close: ATen was, and bundled kernels were not told apart.
     """
 
-    ours: Path
+    bundled: Path
     aten: Path
     close: Path
 
@@ -101,10 +101,10 @@ def rankings(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> R
         kernel_cache,
         candidates=len(cpu_provider.TILES),
     )
-    made = Rankings(**{name: directory / f"{name}.nvgemm" for name in ("ours", "aten", "close")})
-    measured(built.path, made.ours, aten_ns=2 * OURS_NS)
-    measured(built.path, made.aten, aten_ns=OURS_NS // 2)
-    measured(built.path, made.close, aten_ns=OURS_NS // 2, spread_ns=APART_NS)
+    made = Rankings(**{name: directory / f"{name}.nvgemm" for name in ("bundled", "aten", "close")})
+    measured(built.path, made.bundled, aten_ns=2 * BUNDLED_NS)
+    measured(built.path, made.aten, aten_ns=BUNDLED_NS // 2)
+    measured(built.path, made.close, aten_ns=BUNDLED_NS // 2, spread_ns=APART_NS)
     return made
 
 
@@ -139,7 +139,7 @@ KINDS = {"addmm": addmm, "scaled": tensor_wise, "grouped": grouped}
 def test_a_trusted_winner_is_taken_without_timing_anything(
     inductor: InductorSession, rankings: Rankings, timed: list[str], kind: str
 ) -> None:
-    inductor.use(rankings.ours)
+    inductor.use(rankings.bundled)
     function, arguments = KINDS[kind]()
     compiled = inductor.compile(function, *arguments)
     torch.testing.assert_close(compiled.result, function(*arguments), rtol=2**-7, atol=1e-2)
@@ -162,7 +162,7 @@ def test_atens_measured_win_is_taken_without_timing_anything(
     assert nvgemm_runtime.stats().declared == 1, "it is no miss"
 
 
-@pytest.mark.parametrize("faster", ["ours", "aten"])
+@pytest.mark.parametrize("faster", ["bundled", "aten"])
 def test_atens_precise_sums_of_fp8_are_timed(
     inductor: InductorSession, rankings: Rankings, timed: list[str], faster: str
 ) -> None:
@@ -189,7 +189,7 @@ def test_of_atens_two_ways_to_add_a_bias_the_one_outside_of_graphs_is_taken(
 def test_a_trusted_winner_for_swizzled_scales(
     inductor: InductorSession, rankings: Rankings, timed: list[str]
 ) -> None:
-    inductor.use(rankings.ours)
+    inductor.use(rankings.bundled)
     fp4, e4m3 = torch.float4_e2m1fn_x2, torch.float8_e4m3fn
     a, scale_a = quantise(torch.randn(M, K), fp4, e4m3, 16)
     b, scale_b = quantise(torch.randn(N, K), fp4, e4m3, 16)
@@ -206,7 +206,7 @@ def test_a_trusted_winner_for_swizzled_scales(
     assert timed == []
 
 
-@pytest.mark.parametrize(("faster", "count"), [("ours", 1), ("aten", 1), ("close", 3)])
+@pytest.mark.parametrize(("faster", "count"), [("bundled", 1), ("aten", 1), ("close", 3)])
 def test_a_sum_with_its_activation_is_timed_with_the_fastest(
     inductor: InductorSession, rankings: Rankings, timed: list[str], faster: str, count: int
 ) -> None:
@@ -221,7 +221,7 @@ def test_a_sum_with_its_activation_is_timed_with_the_fastest(
     assert (len(fused), len(whole)) == (count, 1)
 
 
-@pytest.mark.parametrize(("faster", "count"), [("ours", 1), ("aten", 1), ("close", 3)])
+@pytest.mark.parametrize(("faster", "count"), [("bundled", 1), ("aten", 1), ("close", 3)])
 def test_a_measured_product_decides_nothing_about_a_sum(
     inductor: InductorSession, rankings: Rankings, timed: list[str], faster: str, count: int
 ) -> None:

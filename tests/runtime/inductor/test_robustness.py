@@ -1,4 +1,4 @@
-"""Whatever is wrong with us or with bundles: torch.compile goes on as if we were not there."""
+"""Whatever is wrong with nvgemm-aot or a bundle, torch.compile goes on without it."""
 
 from __future__ import annotations
 

@@ -331,4 +331,4 @@ def test_all_choices_of_a_gemm_that_kernels_join_are_timed_on_the_gpu(
     a, b = torch.randn(16, 64), torch.randn(64, 32)
     inductor.compile(lambda a, b: a @ b, a, b)
     inductor.compile(lambda a, b: a.double() @ b.double(), a, b)
-    assert seen == [["mm", "nvgemm"]], "ATen's beside ours; nothing where no kernel joins"
+    assert seen == [["mm", "nvgemm"]], "ATen's beside a bundled one; nothing where no kernel joins"

@@ -18,7 +18,7 @@ OPERATORS = {"gemm_128x128", "gemm_64x64"}
 
 
 class NVUniversalGemmCaller:
-    """A choice with what we read of that backend's."""
+    """A choice with what the plug-in reads of that backend's."""
 
     def __init__(self, operator: str, *, swap_ab: bool = False, bias_node: Any = None) -> None:
         self.kernel = SimpleNamespace(metadata=SimpleNamespace(operator_name=operator))
@@ -50,7 +50,7 @@ def test_its_choices_are_known_from_all_others() -> None:
 
 
 def test_the_backend_of_this_torch_is_as_it_was_read() -> None:
-    """Where torch has it: the class and the fields that we look at."""
+    """Where torch has it: the class and the fields that the plug-in looks at."""
     spec = importlib.util.find_spec("torch._inductor.codegen")
     assert spec is not None
     (place,) = spec.submodule_search_locations or ()
@@ -73,7 +73,7 @@ def test_the_backend_of_this_torch_is_as_it_was_read() -> None:
 def test_its_doubles_leave_the_choices_of_a_covered_gemm(
     inductor: InductorSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The whole way: a function before ours adds such choices, one behind sees what is left."""
+    """The whole way: one function adds such choices before the plug-in, one sees what it leaves."""
     from torch._inductor.select_algorithm import get_algorithm_selector_cache
 
     a, b = torch.randn(16, 64), torch.randn(64, 32)

@@ -253,7 +253,7 @@ def test_an_unknown_provider_is_a_reason(machine: JitMachine, fallback: JitClien
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [("0", 0), ("7", 7), ("-1", 4), ("many", 4), (None, 4)]
+    ("value", "expected"), [("0", 0), ("7", 7), ("-1", 4), ("many", 4), ("", 4), (None, 4)]
 )
 def test_candidates_are_a_number(
     monkeypatch: pytest.MonkeyPatch, value: str | None, expected: int

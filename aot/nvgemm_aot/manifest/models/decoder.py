@@ -62,8 +62,9 @@ class DecoderConfig(BaseModel, ABC):
         hidden = self.hidden_size
 
         def into(name: str) -> ModelGemm:
-            role_of = f"{role} {name}"
-            return ModelGemm(role=role_of, n=intermediate, k=hidden, split=COLUMNS, biased=biased)
+            return ModelGemm(
+                role=f"{role} {name}", n=intermediate, k=hidden, split=COLUMNS, biased=biased
+            )
 
         yield Fusible(role=f"{role} gate_up_proj", parts=(into("gate_proj"), into("up_proj")))
         yield ModelGemm(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -30,6 +33,9 @@ _PARTS = {
 
 _MOST_LAYERS = 512
 """Layers whose modules are looked up among the exceptions; no model has as many."""
+
+_MOST_SECONDS = 10.0
+"""Time limit for a config's exceptions, which may be regular expressions that backtrack forever."""
 
 _WEIGHTS_ALONE = frozenset({"awq", "gptq", "bitsandbytes", "hqq", "aqlm", "eetq", "higgs", "vptq"})
 """Methods that leave activations in the model's type."""
@@ -72,16 +78,20 @@ class Quantization:
 
         There are two if the exceptions name the modules of some layers but not of others. ``role``
         is as in `gemm.ModelGemm`.
+
+        Raises:
+            ValueError: If matching the exceptions with module names takes too long.
         """
         if role == "router" or (role == "lm_head" and not self.head):
             return (None,)  # engines compute these in the model's type
         if self.experts_alone and not role.startswith("expert "):
             return (None,)
-        found = {
-            self._excepts(name)
-            for layer in range(min(layers, _MOST_LAYERS) if self.exceptions else 1)
-            for name in _names(role, layer)
-        }
+        with _time_limit(_MOST_SECONDS):
+            found = {
+                self._excepts(name)
+                for layer in range(min(layers, _MOST_LAYERS) if self.exceptions else 1)
+                for name in _names(role, layer)
+            }
         return tuple(None if excepted else self.types for excepted in sorted(found))
 
     def _excepts(self, name: str) -> bool:
@@ -97,6 +107,28 @@ class Quantization:
             elif f".{exception}." in f".{name}.":
                 return True
         return False
+
+
+@contextlib.contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """End the block with a ValueError after a time; has no effect outside the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: object) -> None:
+        raise ValueError(
+            "quantization_config: its exceptions are not compared with the names of modules "
+            f"within {seconds:g} s; allowed: regular expressions that are"
+        )
+
+    before = signal.signal(signal.SIGALRM, end)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def read_quantization(config: Mapping[str, Any]) -> Quantization:
@@ -205,17 +237,18 @@ def _kind(stated: Mapping[str, Any]) -> str:
 
 def _exceptions(config: Mapping[str, Any]) -> Iterator[str]:
     for key in _EXCEPTIONS:
-        listed = config.get(key) or ()
-        for name in listed if isinstance(listed, (list, tuple)) else (listed,):
+        listed = config.get(key)
+        for name in () if listed is None else listed if isinstance(listed, list) else (listed,):
             if not isinstance(name, str):
                 raise ValueError(f"{key}: found {_short(name)}; allowed: names of modules")
-            try:
-                re.compile(name.removeprefix("re:") if name.startswith("re:") else "")
-            except re.error as error:
-                raise ValueError(
-                    f"{key}: found {_short(name)}; allowed: a regular expression after re: "
-                    f"({error})"
-                ) from None
+            if name.startswith("re:"):
+                try:
+                    re.compile(name.removeprefix("re:"))
+                except re.error as error:
+                    raise ValueError(
+                        f"{key}: found {_short(name)}; allowed: a regular expression after re: "
+                        f"({error})"
+                    ) from None
             yield name
 
 

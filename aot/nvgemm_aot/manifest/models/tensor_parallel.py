@@ -24,7 +24,7 @@ def undivided_heads(projections: Iterable[Projection], ranks: int) -> list[Heads
 
 
 def share(projections: Iterable[Projection], ranks: int, *, fused: bool) -> Iterator[ModelGemm]:
-    """List the GEMMs of one rank, with its n and k.
+    """List the GEMMs of one of so many ranks, with its n and k; ``fused`` projections are one GEMM.
 
     A GEMM that ranks cannot share evenly keeps the model's sizes, and is `unserved`.
 
