@@ -9,7 +9,7 @@ from typing import Any
 import zstandard
 
 from nvgemm_runtime import __version__
-from nvgemm_runtime.bundle.encode import source_json, unserved_json
+from nvgemm_runtime.bundle.encode import design_json, source_json, unserved_json
 from nvgemm_runtime.bundle.format import (
     FORMAT_VERSION,
     CompileFailure,
@@ -145,7 +145,7 @@ def build_key(
 def _identity(task: Task) -> list[Any]:
     """What a task adds to the build key: its code, and what the header says about it."""
     candidate = task.candidate
-    design = asdict(candidate.design)
+    design = design_json(candidate.design)
     return [task.key, candidate.workspace_bytes, candidate.alignment_bytes, design]
 
 

@@ -20,7 +20,7 @@ from nvgemm_runtime.gemm.target import CPU
 from nvgemm_runtime.installed.ownership import writable_by_others
 from nvgemm_runtime.settings import COMPILE_TIMEOUT_VARIABLE
 
-from ..providers import Candidate, Provider, load_provider
+from ..providers import Candidate, Provider, load_provider, parts_of
 from ..storage import temporary_directory
 from ..storage.cache import Cache, Entry, cache_key
 from ..storage.files import make_directories, sweep_partials_of
@@ -116,12 +116,15 @@ def make_tasks(
         TargetError: If the device profile lacks a number that a kernel needs.
     """
     shared = {
-        "provider": provider.name,
-        "recipe": provider.recipe,
-        "target": target.target.key,
-        "toolchain": provider.toolchain(),
-        "linker": linker.linker_version(),
-        "linker_flags": [*linker.compiler()[1:], *linker.FLAGS],
+        part.name: {
+            "provider": part.name,
+            "recipe": part.recipe,
+            "target": target.target.key,
+            "toolchain": part.toolchain(),
+            "linker": linker.linker_version(),
+            "linker_flags": [*linker.compiler()[1:], *linker.FLAGS],
+        }
+        for part in parts_of(provider)
     }
 
     def key(candidate: Candidate) -> str:
@@ -134,7 +137,7 @@ def make_tasks(
         }
         if candidate.added_code:
             own["added_code"] = candidate.added_code
-        return cache_key("kernel", {**shared, **own})
+        return cache_key("kernel", {**shared[candidate.provider], **own})
 
     limited = (_with_cluster_limits(candidate, target.device) for candidate in candidates)
     return tuple(Task(candidate=one, target=target, key=key(one)) for one in limited)
@@ -207,8 +210,45 @@ def compile_limit_seconds() -> float:
     return DEFAULT_LIMIT_SECONDS
 
 
+class WorkersOfProviders:
+    """Compiler processes, those of one provider after those of another; a context manager.
+
+    A process works for one provider alone: a library may change the compiler for all code of the
+    process that imports it, and what a kernel becomes must not depend on what came before it.
+
+    Args:
+        cache: Where kernels are stored.
+        jobs: Processes at a time.
+        first: The provider whose processes are started at once.
+    """
+
+    def __init__(self, cache: Cache, jobs: int, first: str) -> None:
+        self._cache = cache
+        self._jobs = jobs
+        self._provider = first
+        self._workers = start_workers(cache, jobs, first)
+
+    def __enter__(self) -> WorkersOfProviders:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._workers.__exit__()
+
+    def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
+        """Work on all tasks; see `Workers.run`."""
+        providers = dict.fromkeys(task.candidate.provider for task in items)
+        for provider in sorted(providers, key=lambda name: name != self._provider):
+            if provider != self._provider:
+                self._workers.__exit__()
+                self._workers = start_workers(self._cache, self._jobs, provider)
+                self._provider = provider
+            yield from self._workers.run(
+                [task for task in items if task.candidate.provider == provider]
+            )
+
+
 def start_workers(cache: Cache, jobs: int, provider: str) -> Workers[Task, TaskResult]:
-    """Start compiler processes, which import the compiler at once; a context manager."""
+    """Start one provider's compiler processes, which import the compiler at once."""
     return Workers(
         jobs,
         functools.partial(_run_task, directory=cache.directory),
@@ -251,7 +291,7 @@ def compile_all(
     with contextlib.ExitStack() as stack:
         if workers is None:
             count = min(jobs, len(missing))
-            started = start_workers(cache, count, missing[0].candidate.provider)
+            started = WorkersOfProviders(cache, count, missing[0].candidate.provider)
             workers = stack.enter_context(started)
         for done, (task, outcome) in enumerate(_results(workers, missing), start=1):
             if outcome.failure is not None:

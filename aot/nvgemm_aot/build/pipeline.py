@@ -14,7 +14,7 @@ from nvgemm_runtime.installed.ownership import writable_by_others
 
 from ..bundle.writer import write_bundle
 from ..manifest.parse import Manifest
-from ..providers import Provider, load_provider
+from ..providers import Provider, load_provider, parts_of
 from ..storage.cache import Cache, private_cache
 from ..storage.files import remove_file, require_writable
 from ..targets import BuildTarget
@@ -23,9 +23,9 @@ from .compiler import (
     Failure,
     KernelWorkers,
     Progress,
+    WorkersOfProviders,
     default_jobs,
     make_tasks,
-    start_workers,
 )
 from .header_size import require_readable_size
 from .plan import PlanLookup, RejectionSink, Unserved, look_up_plan, make_plan, require_served
@@ -62,6 +62,15 @@ class BuildResult:
     removed: tuple[Path, ...] = ()
 
 
+def provider_of(manifest: Manifest) -> Provider:
+    """The provider, or all providers as one, that a manifest's kernels come from.
+
+    Raises:
+        ToolchainError: If it names one that does not exist.
+    """
+    return load_provider("+".join(manifest.providers) or DEFAULT_PROVIDER)
+
+
 def look_up_plans(manifest: Manifest, cache: Cache, provider: Provider) -> tuple[PlanLookup, ...]:
     """Look for the plan of each target of a manifest in the cache; see `plan.look_up_plan`."""
     return tuple(
@@ -81,7 +90,7 @@ def plan_build(
 
     Problems for which a target has no operator are in its plan, with the reason.
 
-    Kernels come from ``cutlass.operators``, unless a provider is given. ``lookups`` are what
+    Kernels come from the manifest's providers, unless a provider is given. ``lookups`` are what
     `look_up_plans` returned, if the caller has asked already; every rejection goes to
     ``on_rejection``.
 
@@ -89,7 +98,7 @@ def plan_build(
         ManifestError: If a target's bundle would hold more than readers take.
         ToolchainError: If the compiler side is incomplete.
     """
-    source = provider or load_provider(DEFAULT_PROVIDER)
+    source = provider or provider_of(manifest)
     # Before the linker is looked for: where the builder is not installed, that is the reason.
     found = lookups or look_up_plans(manifest, cache, source)
     versions = toolchain(source)
@@ -146,7 +155,7 @@ def build(
         jobs: Compiler processes; by default as many as fit on this machine.
         strict: Whether one kernel that does not compile, or one problem that a target has no
             operator for, fails the build.
-        provider: Where kernels come from; by default ``cutlass.operators``.
+        provider: Where kernels come from; by default those that the manifest names.
         progress: Called after each kernel.
 
     Raises:
@@ -156,7 +165,7 @@ def build(
         StorageError: If the cache or ``out_dir`` cannot be written.
         ToolchainError: If the compiler side is incomplete.
     """
-    source = provider or load_provider(DEFAULT_PROVIDER)
+    source = provider or provider_of(manifest)
     count = jobs or default_jobs()
     with contextlib.ExitStack() as stack:
         cache = stack.enter_context(private_cache(cache))
@@ -164,7 +173,9 @@ def build(
         lookups = look_up_plans(manifest, cache, source)
         if any(lookup.stored is None for lookup in lookups):
             # Planning takes as long as compilers take to start: let both happen at once.
-            workers = stack.enter_context(start_workers(cache, count, source.name))
+            workers = stack.enter_context(
+                WorkersOfProviders(cache, count, parts_of(source)[0].name)
+            )
         planned = plan_build(manifest, cache, provider=source, lookups=lookups)
         unserved = without_operator(planned)
         if strict:

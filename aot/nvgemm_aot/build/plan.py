@@ -31,7 +31,7 @@ from nvgemm_runtime.errors import CompileError, NoCandidateError
 from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..manifest.parse import Declared
-from ..providers import Candidate, Enumeration, Provider, Rejection
+from ..providers import Candidate, Enumeration, Provider, Rejection, parts_of
 from ..providers.base import RuntimeModel
 from ..storage.cache import Cache, cache_key
 from ..targets import BuildTarget
@@ -94,7 +94,8 @@ def look_up_plan(
 ) -> PlanLookup:
     """Look for the plan of one target in the cache, which is quick."""
     model = provider.runtime_model(target)
-    makers = [*_MAKERS, *sorted({type(provider).__module__, type(model).__module__})]
+    sources = (*parts_of(provider), model)
+    makers = [*_MAKERS, *sorted({type(source).__module__ for source in sources})]
     key = cache_key(
         "plan",
         {

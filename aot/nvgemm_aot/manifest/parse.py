@@ -43,13 +43,15 @@ class Manifest:
     """What a manifest file declares. Two files that say the same in another order load equal.
 
     Targets and problems are sorted, each once, at least one. The name is lower-case and fit for a
-    distribution's; the description is one line, possibly empty.
+    distribution's; the description is one line, possibly empty. ``providers`` are the sources of
+    kernels that it names, in its order, each once; if none, the builder's default.
     """
 
     name: str
     description: str
     targets: tuple[BuildTarget, ...]
     declared: tuple[Declared, ...]
+    providers: tuple[str, ...] = ()
 
 
 def load_manifest(path: Path) -> Manifest:
@@ -73,6 +75,7 @@ def parse_manifest(path: Path, text: str) -> Manifest:
         description=" ".join(entry.description.split()),
         targets=tuple(build_target(arch, devices[arch]) for arch in sorted(devices)),
         declared=_declare(entry, signatures),
+        providers=tuple(dict.fromkeys(entry.providers)),
     )
 
 

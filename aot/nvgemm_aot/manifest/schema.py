@@ -136,6 +136,9 @@ _ARCHITECTURE_FOR_TARGET = _Shorthand(
 )
 
 NAME_PATTERN = r"[a-z0-9]([a-z0-9.\-]{0,62}[a-z0-9])?"
+PROVIDER_PATTERN = r"[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_]*)?"
+PROVIDER_ALLOWED = "the name of a provider, or module:class"
+
 NAME_ALLOWED = "lower-case letters, digits, '-' and '.', at most 64, a letter or digit at each end"
 
 Number = Annotated[int, _integer(1, MAX_EXTENT)]
@@ -254,6 +257,11 @@ class ManifestEntry(_Entry):
     targets: Annotated[
         list[Annotated[TargetEntry, _ARCHITECTURE_FOR_TARGET]], Field(min_length=1)
     ] = Field(description="What to build for.")
+    providers: list[Annotated[str, _text(PROVIDER_ALLOWED, PROVIDER_PATTERN)]] = Field(
+        default_factory=list,
+        description="Sources of kernels, by name or as module:class; cutlass_operators if left "
+        "out. Candidates of all are ranked together, by the first one's model.",
+    )
     candidates: Candidates = Field(
         default_factory=int, description="Kernels to build for each problem; 8 if left out."
     )

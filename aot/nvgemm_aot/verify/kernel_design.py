@@ -20,14 +20,19 @@ a tile, for the transposed problem (out.T = B.T @ A.T)."""
 
 SCHEDULERS = (CLC, ONE_TILE, STATIC_PERSISTENT)
 
-NAMING_PROVIDERS = frozenset({"cutlass_operators"})
+NAMING_PROVIDERS = frozenset({"cutlass_operators", "quack"})
 """Providers whose operator names state the tile, and whose device functions name their family."""
 
 _TILE = re.compile(r"_tile[0-9]+x[0-9]+x([0-9]+)")
-"""The tile in names of cutlass-operators 0.3.0, e.g. ``…_cluster4x1x1_tile256x256x64``."""
+"""The tile in names of these providers, e.g. ``…_cluster4x1x1_tile256x256x64``."""
 
 _ONE_TILE_FAMILY = "TgvGemmKernel"
 """Part of the names of device functions of the one family with scheduler ``one_tile``."""
+
+
+def computes_transposed(design: KernelDesign) -> bool:
+    """Whether a kernel multiplies the other way round: out.T = B.T @ A.T."""
+    return design.swapped or design.scheduler == ONE_TILE
 
 
 def check_design(
@@ -43,6 +48,8 @@ def check_design(
     """
     design = kernel.design
     stated = _clusters(design)
+    if design.swapped:
+        clusters = frozenset((m, n) for n, m in clusters)
     if clusters != stated:
         yield Check.CLUSTER.finding(
             f"the launcher asks for clusters of {_shapes(clusters)}, its entry says "

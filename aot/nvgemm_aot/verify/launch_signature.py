@@ -42,15 +42,16 @@ _ALIGNMENT = re.compile(rb", expected data alignment=([0-9]{1,9}) bytes")
 _NAMES = {
     Role.A.value: r"a(?:_api)?",
     Role.B.value: r"b(?:_api)?",
-    Role.OUT.value: r"(?:c(?:_api)?|_vararg_[0-9]+)",
+    Role.OUT.value: r"(?:out|c(?:_api)?|_vararg_[0-9]+)",
     Role.SCALE_A.value: r"_vararg_[0-9]+",
     Role.SCALE_B.value: r"_vararg_[0-9]+",
     Role.ADDEND.value: r"_vararg_[0-9]+",
     Role.OFFSETS.value: "offset_mapping",
     WORKSPACE: "workspace",
 }
-"""What launchers call their tensors. The transposed family writes ``a_api``; operators with an
-epilogue take what comes after the stream as nameless arguments, told apart by their order."""
+"""What launchers call their tensors: those of quack by their roles, others a, b and c. The
+transposed family writes ``a_api``; operators with an epilogue take what comes after the stream as
+nameless arguments, told apart by their order."""
 
 _POINTER_NAMES = {
     Role.A.value: "a",

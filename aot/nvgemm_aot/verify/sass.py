@@ -16,7 +16,7 @@ from nvgemm_runtime.gemm.target import Target
 
 from .epilogue import EpilogueCode, check_epilogue_code, read_epilogue_code
 from .findings import Check, Finding
-from .kernel_design import ONE_TILE
+from .kernel_design import computes_transposed
 from .tensor_core import Instruction, Multiply, read_multiplies
 
 TENSOR_CORE_INSTRUCTIONS: dict[tuple[int, DType], str] = {
@@ -135,8 +135,8 @@ def _check_multiplies(
             f"{', '.join(code.tensor_core)} show no operand types to compare with {signature.key}"
         )
     for observed in sorted(code.multiplies, key=str):
-        # Kernels with scheduler one_tile compute the transposed problem.
-        multiply = observed.transposed if design.scheduler == ONE_TILE else observed
+        swapped = computes_transposed(design)
+        multiply = observed.transposed if swapped else observed
         differences = {
             Check.OPERAND_TYPES: (multiply.a, multiply.b, multiply.accumulator) != types,
             Check.BLOCK_SCALES: multiply.scales and scales and multiply.scales is not scales,
@@ -146,7 +146,9 @@ def _check_multiplies(
             if differs:
                 yield check.finding(f"multiplies {multiply}, its signature is {signature.key}")
         if major == 9:
-            fits = multiply.n == tile_n and tile_m % multiply.m == 0
+            # A tile has the instruction's whole n, and several m, whichever way it is turned.
+            m, n = (tile_n, tile_m) if swapped else (tile_m, tile_n)
+            fits = observed.n == n and m % observed.m == 0
         else:
             fits = (multiply.m, multiply.n) == (tile_m, tile_n)
         if not fits:

@@ -296,10 +296,16 @@ class _Decoder:
             if fallback is None
             else self.cluster(fallback, f"{path}.fallback_cluster"),
             scheduler=self.text(fields["scheduler"], f"{path}.scheduler"),
+            swapped=self.flag(fields.get("swapped", False), f"{path}.swapped"),
             cluster_limits=self.each(
                 fields["cluster_limits"], f"{path}.cluster_limits", self.cluster_limit
             ),
         )
+
+    def flag(self, value: Any, path: str) -> bool:
+        if not isinstance(value, bool):
+            self.fail("header-field", f"{path} must be true or false (got {value!r})")
+        return value
 
     def cluster(self, value: Any, path: str) -> tuple[int, int]:
         cluster_m, cluster_n = self.each(value, path, self.extent, 2)

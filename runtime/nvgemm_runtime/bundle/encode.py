@@ -9,6 +9,7 @@ from ..gemm.problem import Problem
 from .format import (
     Header,
     Kernel,
+    KernelDesign,
     Measured,
     Ranking,
     RankingSource,
@@ -57,6 +58,14 @@ def unserved_json(unserved: dict[Problem, UnservedReason]) -> list[dict[str, str
     ]
 
 
+def design_json(design: KernelDesign) -> dict[str, Any]:
+    """A design as the header holds it: ``swapped`` is there only if it is true."""
+    fields = asdict(design)
+    if not design.swapped:
+        del fields["swapped"]
+    return fields
+
+
 def source_json(source: RankingSource) -> dict[str, Any]:
     """A source as the header holds it: without what is not known."""
     return _without_none(asdict(source))
@@ -102,7 +111,7 @@ def _kernel_json(kernel: Kernel) -> dict[str, Any]:
         {
             **kernel.facts(),
             "signature": kernel.signature.key,
-            "design": asdict(kernel.design),
+            "design": design_json(kernel.design),
             "id": kernel.id,
             "span": _span_json(kernel.span),
             "imports": kernel.imports,

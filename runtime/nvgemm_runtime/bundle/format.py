@@ -98,6 +98,8 @@ class KernelDesign:
         fallback_cluster: Smaller cluster for where ``cluster`` does not fit, or None.
         scheduler: How tiles reach thread blocks, e.g. ``clc``, ``static_persistent``, ``one_tile``.
         cluster_limits: Device-dependent constants compiled in; empty where there are none.
+        swapped: Whether the kernel computes the transposed problem, out.T = B.T @ A.T. Tile and
+            cluster are in the problem's orientation even so.
     """
 
     tile: tuple[int, int, int]
@@ -106,6 +108,7 @@ class KernelDesign:
     fallback_cluster: tuple[int, int] | None
     scheduler: str
     cluster_limits: tuple[ClusterLimit, ...] = ()
+    swapped: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,7 @@ GEMM_KEYS = (
     "op, dtype, out, layout, scales, epilogue, candidates, comment, m, n, k, nk, mnk, batch, "
     "groups, count"
 )
-TOP_KEYS = "version, name, description, targets, candidates, defaults, gemms"
+TOP_KEYS = "version, name, description, targets, providers, candidates, defaults, gemms"
 EXTENT = "an integer in 1..2147483647"
 WAYS = "'m, n, k' or 'm, nk' or 'mnk'"
 

@@ -14,7 +14,7 @@ import pytest
 from nvgemm_aot.build.compiler import compile_all, make_tasks
 from nvgemm_aot.build.pipeline import BuildResult, plan_build
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.providers import load_provider
+from nvgemm_aot.providers import cute_dsl, load_provider
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators, toolchain
 from nvgemm_aot.providers.cutlass_operators.epilogue import epilogue_source
 from nvgemm_aot.storage.cache import Cache
@@ -326,7 +326,7 @@ def test_the_compilers_variables_change_nothing(
 ) -> None:
     """They are dropped before the compiler is imported, for the cache knows nothing of them."""
     monkeypatch.setattr(toolchain, "import_operators", lambda: None)
-    monkeypatch.setattr(toolchain, "warm_up", lambda: None)
+    monkeypatch.setattr(cute_dsl, "warm_up", lambda: None)
     monkeypatch.setenv("CUTE_DSL_LINEINFO", "1")
     monkeypatch.setenv("CUTLASS_OPERATORS_USE_TVM_FFI", "0")
     CutlassOperators().prepare()

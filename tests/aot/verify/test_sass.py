@@ -34,6 +34,7 @@ def findings_of(
     *,
     ctas: int | None = None,
     scheduler: str = "clc",
+    swapped: bool = False,
 ) -> list[Finding]:
     design = KernelDesign(
         tile=(*tile, 64),
@@ -41,6 +42,7 @@ def findings_of(
         cluster=(1, 1),
         fallback_cluster=None,
         scheduler=scheduler,
+        swapped=swapped,
     )
     return list(
         check_disassembly(
@@ -109,6 +111,15 @@ def test_accepts_transposed_tile_of_the_transposed_problem_alone() -> None:
     for tile, scheduler in (((32, 128), "clc"), ((128, 32), "one_tile")):
         (finding,) = findings_of(text, "sm_100f", BF16, tile, scheduler=scheduler)
         assert finding.check is Check.INSTRUCTION_TILE
+
+
+def test_a_swapped_tile_of_hopper_has_the_whole_n_of_the_instruction_along_m() -> None:
+    text, signature = sass("sm_90a_fp8_e4m3"), "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16"
+    assert "QGMMA.64x128x32" in text
+    for tile in ((128, 64), (128, 192)):
+        assert not findings_of(text, "sm_90a", signature, tile, swapped=True)
+    (finding,) = findings_of(text, "sm_90a", signature, (64, 128), swapped=True)
+    assert finding.check is Check.INSTRUCTION_TILE
 
 
 @pytest.mark.parametrize(("bits", "layout"), [(0, "tn"), (1, "nn"), (2, "tt"), (3, "nt")])

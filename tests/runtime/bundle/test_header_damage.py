@@ -13,6 +13,7 @@ from test_bundle import header_of
 
 from nvgemm_aot.bundle.writer import encode_bundle
 from nvgemm_runtime.bundle.decode import decode_header
+from nvgemm_runtime.bundle.encode import design_json
 from nvgemm_runtime.bundle.format import (
     PREFIX,
     CompileFailure,
@@ -201,3 +202,23 @@ def test_members_that_are_added_anywhere_are_a_broken_rule_or_no_matter(
     elif isinstance(inner, list):
         inner.append(data.draw(VALUES))
     read(document, version)
+
+
+@pytest.mark.parametrize("swapped", [True, False, None])
+def test_whether_a_kernel_is_swapped_may_be_said(swapped: bool | None) -> None:
+    document = copy.deepcopy(DOCUMENTS[2])
+    if swapped is not None:
+        document["kernels"][0]["design"]["swapped"] = swapped
+    header = read(document, 2)
+    assert header is not None
+    assert header.kernels[0].design.swapped is bool(swapped)
+    assert ("swapped" in design_json(header.kernels[0].design)) is bool(swapped)
+
+
+def test_swapped_must_be_true_or_false() -> None:
+    document = copy.deepcopy(DOCUMENTS[2])
+    document["kernels"][0]["design"]["swapped"] = 1
+    with pytest.raises(BundleFormatError, match=r"swapped must be true or false \(got 1\)"):
+        decode_header(
+            canonical_json(document), where="a bundle", version=2, body_offset=48, file_bytes=48
+        )

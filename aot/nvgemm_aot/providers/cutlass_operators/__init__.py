@@ -8,11 +8,7 @@ when a method first needs it.
 from __future__ import annotations
 
 import functools
-import logging
-import os
-import tempfile
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
 from nvgemm_runtime.bundle.format import KernelDesign
@@ -21,6 +17,7 @@ from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.support import unsupported
 
 from ...targets import BuildTarget
+from .. import cute_dsl
 from ..base import Candidate, Enumeration, Rejection, RuntimeModel
 from ..heuristics import MatmulHeuristics
 from . import toolchain
@@ -29,8 +26,6 @@ from .dense import Dense
 from .epilogue import WithEpilogue
 from .family import Family
 from .grouped import Grouped
-
-_log = logging.getLogger(__name__)
 
 _DISTRIBUTIONS = (
     "nvidia-cutlass-dsl",
@@ -42,18 +37,6 @@ _DISTRIBUTIONS = (
 )
 """Distributions whose versions shape the code."""
 
-_COMPILER_VARIABLES = ("CUTE_DSL_", "CUTLASS_")
-"""Prefixes of the environment variables that the compiler reads."""
-
-_ARCHITECTURE_VARIABLE, _ARCHITECTURE = "CUTE_DSL_ARCH", "sm_100a"
-"""The architecture that the compiler assumes without a GPU; each kernel names its own target.
-
-Without this variable, the compiler asks the driver. If all GPUs are hidden, it does so over a
-hundred times: 4 s a process on a machine with an H200, and 90 s with 16 processes at once.
-"""
-
-_FUNCTION_NAME = "gemm"
-
 FAMILIES: tuple[Family, ...] = (Dense(), WithEpilogue(), BlockScaled(), Grouped())
 """All families of operators: the one place to name a new one."""
 
@@ -62,7 +45,7 @@ class CutlassOperators:
     """Lists and compiles the operators of ``cutlass.operators``."""
 
     name = "cutlass_operators"
-    recipe = f"1, host {toolchain.HOST_CPU} {toolchain.HOST_FEATURES}"
+    recipe = f"1, host {cute_dsl.HOST_CPU} {cute_dsl.HOST_FEATURES}"
 
     def toolchain(self) -> dict[str, str]:
         """Versions of the compiler's distributions; see `Provider.toolchain`."""
@@ -80,13 +63,9 @@ class CutlassOperators:
         Drops the compiler's variables from this process's environment: they change the code, and
         cache keys do not cover them.
         """
-        for name in [name for name in os.environ if name.startswith(_COMPILER_VARIABLES)]:
-            value = os.environ.pop(name)
-            if (name, value) != (_ARCHITECTURE_VARIABLE, _ARCHITECTURE):
-                _log.warning("%s=%s is ignored by builds", name, value)
-        os.environ[_ARCHITECTURE_VARIABLE] = _ARCHITECTURE
+        cute_dsl.set_environment()
         toolchain.import_operators()
-        toolchain.warm_up()
+        cute_dsl.warm_up()
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
         """List operators by their metadata; see `Provider.enumerate`."""
@@ -125,22 +104,18 @@ class CutlassOperators:
         signature = candidate.signature
         operator = _operators(signature, arch)[candidate.operator]
         hardware = toolchain.hardware_facts(target.device)
-        with hardware as asked, tempfile.TemporaryDirectory() as directory:
-            path = Path(directory) / "kernel.o"
+        with hardware as asked:
             try:
-                toolchain.warm_up()
+                cute_dsl.warm_up()
                 artifact = _known_family(signature).compile(
                     operator, _sample_arguments(signature), arch.removeprefix("sm_")
                 )
-                toolchain.use_baseline_host_code(artifact.compiled_obj.ir_module)
-                artifact.compiled_obj.export_to_c(
-                    object_file_path=str(path), function_name=_FUNCTION_NAME
-                )
+                relocatable = cute_dsl.export_object(artifact.compiled_obj)
             except OSError:
                 raise
             except Exception as error:  # the compiler raises whatever its passes raise
                 raise CompileError(
-                    f"{candidate.operator} for {arch}: {_first_line(error)}"
+                    f"{candidate.operator} for {arch}: {cute_dsl.first_line(error)}"
                 ) from error
             unexpected = sorted(asked - set(candidate.cluster_sizes))
             if unexpected:
@@ -149,7 +124,7 @@ class CutlassOperators:
                     f"{unexpected}, declared {candidate.cluster_sizes}: "
                     "this provider does not know the operator well enough to cache it"
                 )
-            return path.read_bytes()
+            return relocatable
 
     def _candidate(self, operator: Any, signature: Signature, family: Family) -> Candidate:
         metadata = operator.metadata
@@ -169,7 +144,7 @@ class CutlassOperators:
             preference=_preference(design),
             alignment_bytes=max(operand.ptr_alignment_bytes for operand in constraints),
             workspace_bytes=workspace.size_bytes,
-            calling_convention=f"tvm_ffi:{_FUNCTION_NAME}({','.join(parameters)})",
+            calling_convention=f"tvm_ffi:{cute_dsl.FUNCTION_NAME}({','.join(parameters)})",
             added_code=family.added_code(signature),
         )
 
@@ -202,11 +177,6 @@ def _cluster_sizes(design: KernelDesign) -> tuple[int, ...]:
 def _preference(design: KernelDesign) -> int:
     """Prior order of schedulers: dynamic ones balance uneven waves; fallbacks cost a little."""
     return 2 * (design.scheduler == "static_persistent") + (design.fallback_cluster is not None)
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else 'no message'}"
 
 
 @functools.cache

@@ -12,11 +12,6 @@ from nvgemm_runtime.errors import ToolchainError
 
 from ...targets.profile import DeviceProfile
 
-HOST_CPU = "x86-64"
-HOST_FEATURES = "+sse2"
-"""What every processor of the platform has. Left alone, the compiler writes host code for the
-processor of the build machine: kernels built on one with AVX-512 would crash elsewhere."""
-
 
 @functools.cache
 def import_operators() -> Any:
@@ -36,21 +31,6 @@ def import_operators() -> Any:
                 f"cannot compile kernels: {error}; run: pip install 'nvgemm-aot[build]'"
             ) from error
     return cutlass.operators
-
-
-@functools.cache
-def warm_up() -> None:
-    """Compile an empty function: a process's first compile must not be for another architecture.
-
-    See NVIDIA/cutlass#2859.
-    """
-    from cutlass import cute
-
-    @cute.jit  # type: ignore[untyped-decorator]
-    def nothing() -> None:
-        pass
-
-    cute.compile(nothing)
 
 
 @contextlib.contextmanager
@@ -80,15 +60,3 @@ def hardware_facts(device: DeviceProfile) -> Iterator[set[int]]:
         yield asked
     finally:
         cutlass.utils.HardwareInfo = original
-
-
-def use_baseline_host_code(module: Any) -> None:
-    """Set the processor of host functions to `HOST_CPU`; the exporter has no option for it."""
-    from cutlass._mlir import ir
-
-    with module.context:
-        features = ir.Attribute.parse(f'#llvm.target_features<["{HOST_FEATURES}"]>')
-        for operation in module.body.operations:
-            if operation.operation.name == "llvm.func":
-                operation.operation.attributes["target_cpu"] = ir.StringAttr.get(HOST_CPU)
-                operation.operation.attributes["target_features"] = features

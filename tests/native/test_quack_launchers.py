@@ -1,0 +1,68 @@
+"""The launchers of quack's kernels, called as the runtime calls them, where no GPU is.
+
+A launcher checks its arguments before it calls CUDA, as `test_native_launchers` explains: a call
+that is right gets as far as CUDA.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from edges import problem_of
+from test_native_launchers import PRELUDE, REACHES_CUDA
+
+from cpu_kernels import signature
+from fake_driver import FakeDriver
+from nvgemm_aot.build.pipeline import build
+from nvgemm_aot.manifest.parse import Declared, Manifest
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.targets import build_target
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.problem import DType, Op, Signature
+
+FAST = (signature("tn", operand=DType.BF16),)
+ALL = (
+    *(signature(layout, operand=DType.BF16) for layout in ("tn", "tt", "nn", "nt")),
+    signature("nt", op=Op.BMM, operand=DType.FP16),
+    Signature.parse("mm/tn/fp16xfp16/fp32/fp32"),
+    Signature.parse("bmm/tn/bf16xbf16/fp32/fp16"),
+)
+
+CALL_ALL = """
+for kernel in bundle.header.kernels:
+    launch = library.load(bundle, kernel).launch
+    for m in (1, 3, 128) if kernel.signature.layout.a_row_major else (8, 128):
+        say(kernel, launch, *tensors(kernel.signature, m))
+"""
+
+
+@pytest.mark.parametrize(
+    "signatures", [FAST, pytest.param(ALL, marks=pytest.mark.slow)], ids=["plain", "all"]
+)
+def test_launchers_take_what_they_are_given(
+    driver: FakeDriver,
+    kernel_cache: Cache,
+    tmp_path: Path,
+    signatures: tuple[Signature, ...],
+) -> None:
+    manifest = Manifest(
+        name="quack",
+        description="",
+        targets=(build_target("sm_90a", None),),
+        declared=tuple(
+            Declared(problem=problem_of(served, m, 256, 512), candidates=3)
+            for served in sorted(signatures)
+            for m in (16, 4096)
+        ),
+        providers=("quack",),
+    )
+    (built,) = build(manifest, tmp_path, kernel_cache).bundles
+    with Bundle(built.path) as opened:
+        kernels = opened.header.kernels
+        assert {kernel.design.swapped for kernel in kernels} == {True, False}
+        assert {kernel.signature for kernel in kernels} == set(signatures)
+    said = driver.run(PRELUDE + CALL_ALL, str(built.path), capability=90).splitlines()
+    assert len(said) >= 2 * len(kernels)
+    for line in said:
+        assert REACHES_CUDA in line, line
