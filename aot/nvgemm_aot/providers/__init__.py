@@ -21,6 +21,9 @@ PROVIDERS = {
 }
 """By name: ``module:class``. Imported only when used, because compilers are slow to import."""
 
+_PARTS = ("name", "recipe", "toolchain", "prepare", "enumerate", "runtime_model", "compile")
+"""What a `Provider` has."""
+
 
 def load_provider(name: str) -> Provider:
     """Create a provider, by its name in the table or as ``module:class`` for one kept elsewhere.
@@ -28,14 +31,28 @@ def load_provider(name: str) -> Provider:
     Several names, joined by ``+``, give a `Combined` provider.
 
     Raises:
-        ToolchainError: If there is no such provider.
+        ToolchainError: If there is no such provider, or what is there is none.
     """
     if SEPARATOR in name:
         return Combined(tuple(map(load_provider, name.split(SEPARATOR))))
     module, _, attribute = PROVIDERS.get(name, name).partition(":")
     if not attribute:
         raise ToolchainError(f"no provider is called {name!r} (known: {', '.join(PROVIDERS)})")
-    provider: Provider = getattr(importlib.import_module(module), attribute)()
+    try:
+        provider: Provider = getattr(importlib.import_module(module), attribute)()
+    except ToolchainError:
+        raise
+    except Exception as error:  # a module of someone else's raises whatever it raises
+        raise ToolchainError(
+            f"the provider {name!r} cannot be created: {type(error).__name__}: {error}; check the "
+            "name and that its package is installed"
+        ) from error
+    lacks = [part for part in _PARTS if not hasattr(provider, part)]
+    if lacks:
+        raise ToolchainError(
+            f"{name!r} is no provider: it has no {', '.join(lacks)}; "
+            "see nvgemm_aot.providers.base.Provider"
+        )
     return provider
 
 

@@ -10,6 +10,7 @@ from nvgemm_aot.providers import load_provider, parts_of
 from nvgemm_aot.providers.base import Candidate, Enumeration, Rejection
 from nvgemm_aot.providers.combined import Combined
 from nvgemm_aot.targets import BuildTarget, build_target
+from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import Signature
 
 SIGNATURE = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
@@ -41,6 +42,21 @@ def test_a_name_with_a_plus_is_that_of_both_in_order() -> None:
     assert set(both.toolchain()) >= {"quack-kernels", "nvidia-cutlass-operators"}
     alone = load_provider("quack")
     assert parts_of(alone) == (alone,)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no_such_module:Provider", "cannot be created: ModuleNotFoundError"),
+        ("os:nothing", "cannot be created: AttributeError"),
+        ("os:path", "cannot be created: TypeError"),
+        ("builtins:dict", "is no provider: it has no name, recipe, toolchain"),
+        ("cutlass_operators+nonesuch", "no provider is called 'nonesuch'"),
+    ],
+)
+def test_says_why_a_name_gives_no_provider(name: str, said: str) -> None:
+    with pytest.raises(ToolchainError, match=said):
+        load_provider(name)
 
 
 def test_lists_the_candidates_and_rejections_of_all() -> None:
