@@ -9,8 +9,12 @@ import functools
 import logging
 import os
 import tempfile
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+from nvgemm_runtime.errors import ToolchainError
 
 _log = logging.getLogger(__name__)
 
@@ -31,6 +35,21 @@ _ARCHITECTURE_VARIABLE, _ARCHITECTURE = "CUTE_DSL_ARCH", "sm_100a"
 Without this variable, the compiler asks the driver. If all GPUs are hidden, it does so over a
 hundred times: 4 s a process on a machine with an H200, and 90 s with 16 processes at once.
 """
+
+
+def installed_versions(distributions: Iterable[str], kernels: str) -> dict[str, str]:
+    """Versions of what compiles some kernels, which the message calls ``kernels``.
+
+    Raises:
+        ToolchainError: If a distribution is not installed.
+    """
+    try:
+        return {name: version(name) for name in distributions}
+    except PackageNotFoundError as error:
+        raise ToolchainError(
+            f"cannot compile {kernels}: {error.name} is not installed; "
+            "run: pip install 'nvgemm-aot[build]'"
+        ) from error
 
 
 def set_environment(also: tuple[str, ...] = ()) -> None:

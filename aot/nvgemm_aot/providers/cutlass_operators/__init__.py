@@ -8,11 +8,10 @@ when a method first needs it.
 from __future__ import annotations
 
 import functools
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from nvgemm_runtime.bundle.format import KernelDesign
-from nvgemm_runtime.errors import CompileError, ToolchainError
+from nvgemm_runtime.errors import CompileError
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.support import unsupported
 
@@ -49,13 +48,7 @@ class CutlassOperators:
 
     def toolchain(self) -> dict[str, str]:
         """Versions of the compiler's distributions; see `Provider.toolchain`."""
-        try:
-            return {name: version(name) for name in _DISTRIBUTIONS}
-        except PackageNotFoundError as error:
-            raise ToolchainError(
-                f"cannot compile kernels: {error.name} is not installed; "
-                "run: pip install 'nvgemm-aot[build]'"
-            ) from error
+        return cute_dsl.installed_versions(_DISTRIBUTIONS, "kernels")
 
     def prepare(self) -> None:
         """Import the compiler and compile an empty function once; see `Provider.prepare`.

@@ -8,8 +8,6 @@ process works for one provider alone.
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
-
 from nvgemm_runtime.bundle.calling_convention import PLAIN
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError, ToolchainError
@@ -48,13 +46,7 @@ class Quack:
 
     def toolchain(self) -> dict[str, str]:
         """Versions of the compiler and the library; see `Provider.toolchain`."""
-        try:
-            return {name: version(name) for name in _DISTRIBUTIONS}
-        except PackageNotFoundError as error:
-            raise ToolchainError(
-                f"cannot compile quack's kernels: {error.name} is not installed; "
-                "run: pip install 'nvgemm-aot[build]'"
-            ) from error
+        return cute_dsl.installed_versions(_DISTRIBUTIONS, "quack's kernels")
 
     def prepare(self) -> None:
         """Import compiler and library, compile an empty function; see `Provider.prepare`."""
