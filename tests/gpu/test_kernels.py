@@ -115,7 +115,10 @@ def test_zero_sizes_are_as_aten_has_them(installed: Installed) -> None:
         assert not out.double().any(), "a sum of nothing is zero"
 
 
-@pytest.mark.parametrize("size", [(37, 4096, 4096), (2048, 14336, 4096)])
+LARGE = [(1, 4096, 4096), (37, 4096, 4096), (2048, 14336, 4096), (8192, 1024, 8192)]
+
+
+@pytest.mark.parametrize("size", LARGE)
 def test_large_sizes_are_right(installed: Installed, size: tuple[int, int, int]) -> None:
     _, kernel = installed
     step_m, _, _ = steps(kernel.signature, kernel.alignment_bytes)
