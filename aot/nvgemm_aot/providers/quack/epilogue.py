@@ -73,7 +73,7 @@ def kernel_with_epilogue(kernel: type[Any], activation: Activation | None) -> ty
         "rounding_mode": Constexpr[int],
     }
 
-    class WithEpilogue(kernel):
+    class WithEpilogue(kernel):  # type: ignore[misc]
         _epi_ops = (
             Scalar("scalar_a"),
             Scalar("scalar_b"),
@@ -85,22 +85,21 @@ def kernel_with_epilogue(kernel: type[Any], activation: Activation | None) -> ty
         )
 
         def epi_visit_subtile(
-            self, params: Any, epi_loop_tensors: Any, tRS_rD: Any, tRS_rC: Any = None
+            self, params: Any, found: Any, product: Any, matrix: Any = None
         ) -> tuple[()]:
             """Compute the epilogue of what a thread holds of the product, in place."""
-            found = epi_loop_tensors
             scalars = [found.get(name) for name in ("scalar_a", "scalar_b")]
             factors = [found.get(name) for role in _SCALES for name in _VECTORS[role]]
-            added = [tRS_rC, *(found.get(name) for name in _VECTORS[Role.ADDEND])]
-            for i in range(cute.size(tRS_rD)):
-                value = tRS_rD[i]
+            added = [matrix, *(found.get(name) for name in _VECTORS[Role.ADDEND])]
+            for i in range(cute.size(product)):
+                value = product[i]
                 for scalar in scalars:
                     value = value if scalar is None else value * scalar
                 for factor in factors:
                     value = value if factor is None else value * factor[i]
                 for addend in added:
                     value = value if addend is None else value + addend[i].to(cutlass.Float32)
-                tRS_rD[i] = apply(value)
+                product[i] = apply(value)
             return ()
 
     WithEpilogue.EpilogueArguments = mlir_namedtuple(EpilogueArguments)
@@ -163,7 +162,7 @@ def epilogue_arguments(
             vector = cute.make_tensor(
                 tensors[role].iterator, cute.make_layout((extent,), stride=(1,))
             )
-            # Scales of A lie along the problem's m, which is the kernel's n if operands are swapped.
+            # Scales of A lie along the problem's m, the kernel's n where operands are swapped.
             along_n = (role is Role.SCALE_B) != swapped
             given[_VECTORS[role][0 if along_n else 1]] = vector
     return gemm.EpilogueArguments(**given), matrix
