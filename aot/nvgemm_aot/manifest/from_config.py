@@ -298,7 +298,7 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
     if any(entry.signature.epilogue is None and _has_bias(entry) for entry in made.entries):
         yield from _comment_lines(
             "+bias: the model adds a bias, and torch.compile computes both as addmm, for which "
-            "sm_90a has no operator. This is the product alone, in fp32, to which the plug-in of "
+            "a target has no operator. This is the product alone, in fp32, to which the plug-in of "
             "torch.compile has the bias added."
         )
     if any(entry.routing and entry.groups is None for entry in made.entries):

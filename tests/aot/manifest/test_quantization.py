@@ -204,7 +204,7 @@ def test_no_grouped_operator_takes_scales(tmp_path: Path) -> None:
 def test_hopper_has_operators_with_scales_of_tensors_and_none_of_blocks(tmp_path: Path) -> None:
     manifest, _ = made(tmp_path, STATIC, targets=("sm_90a",))
     assert by_type(manifest) == {BF16: {HEAD}, TENSORS: LINEARS}
-    blocks = {"quant_method": "mxfp4"}
+    blocks = group(("float", 4, "tensor_group"), ("float", 4, "tensor_group"))
     _, text = made(tmp_path, blocks, targets=("sm_90a",))
     assert "sm_90a has no operator with block scales" in text
 
