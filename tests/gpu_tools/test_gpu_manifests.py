@@ -8,7 +8,10 @@ import pytest
 
 from every_signature import EVERY_SIGNATURE
 from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.providers.quack import Quack
+from nvgemm_aot.targets import build_target
 from nvgemm_runtime.gemm.problem import Layout, Op, Signature
+from nvgemm_runtime.gemm.roles import extra_roles
 from nvgemm_runtime.gemm.support import unavailable
 from repository import TESTS
 
@@ -50,9 +53,25 @@ def test_hopper_has_every_signature_that_it_compiles() -> None:
 
 @pytest.mark.parametrize(
     ("name", "arch"),
-    [("every_kind", "sm_90a"), ("every_row_sm100", "sm_100f"), ("int8_sm100", "sm_100a")],
+    [
+        ("every_kind", "sm_90a"),
+        ("quack", "sm_90a"),
+        ("every_row_sm100", "sm_100f"),
+        ("int8_sm100", "sm_100a"),
+    ],
 )
 def test_each_is_for_one_target(name: str, arch: str) -> None:
     manifest = load_manifest(DIRECTORY / f"{name}.yaml")
     assert [target.target.arch for target in manifest.targets] == [arch]
     assert manifest.name == name.replace("_", "-")
+
+
+def test_quack_is_tested_in_every_design_and_every_plain_signature() -> None:
+    manifest = load_manifest(DIRECTORY / "quack.yaml")
+    everywhere = build_target("sm_90a")
+    provider = Quack()
+    plain = {one for one in EVERY_SIGNATURE if provider.enumerate(one, everywhere).candidates}
+    assert {one for one in plain if one.a.bits == 16 and not extra_roles(one)} <= declared("quack")
+    for entry in manifest.declared:
+        listed = provider.enumerate(entry.problem.signature, everywhere).candidates
+        assert entry.candidates < 16 or len(listed) <= entry.candidates

@@ -10,11 +10,12 @@ from pathlib import Path
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, StorageError
+from nvgemm_runtime.gemm.support import provider_beside
 from nvgemm_runtime.installed.ownership import writable_by_others
 
 from ..bundle.writer import write_bundle
 from ..manifest.parse import Manifest
-from ..providers import Provider, load_provider, parts_of
+from ..providers import SEPARATOR, Provider, load_provider, parts_of
 from ..storage.cache import Cache, private_cache
 from ..storage.files import remove_file, require_writable
 from ..targets import BuildTarget
@@ -31,6 +32,7 @@ from .header_size import require_readable_size
 from .plan import PlanLookup, RejectionSink, Unserved, look_up_plan, make_plan, require_served
 
 DEFAULT_PROVIDER = "cutlass_operators"
+"""The provider of kernels where nothing names one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +67,21 @@ class BuildResult:
 def provider_of(manifest: Manifest) -> Provider:
     """The provider, or all providers as one, that a manifest's kernels come from.
 
+    If it names none, that is the usual one, and beside it any that has what a target lacks there.
+
     Raises:
         ToolchainError: If it names one that does not exist.
     """
-    return load_provider("+".join(manifest.providers) or DEFAULT_PROVIDER)
+    return load_provider(SEPARATOR.join(manifest.providers or _usual_providers(manifest)))
+
+
+def _usual_providers(manifest: Manifest) -> tuple[str, ...]:
+    beside = {
+        provider_beside(entry.problem.signature, target.target.arch)
+        for entry in manifest.declared
+        for target in manifest.targets
+    }
+    return (DEFAULT_PROVIDER, *sorted(name for name in beside if name is not None))
 
 
 def look_up_plans(manifest: Manifest, cache: Cache, provider: Provider) -> tuple[PlanLookup, ...]:

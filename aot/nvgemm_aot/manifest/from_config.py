@@ -222,7 +222,7 @@ def _why_unserved(gemm: ModelGemm, signature: Signature, wanted: ManifestOptions
     if signature.scales is not None and all(unavailable(signature, one) for one in wanted.targets):
         return (
             f"it is quantized to {signature.a.value} with scales {signature.scales.value}, and "
-            f"{', '.join(wanted.targets)} has no operator with scales"
+            f"{', '.join(wanted.targets)} has no operator with block scales"
         )
     try:
         problem = Problem(signature=signature, m=1, n=gemm.n, k=gemm.k)

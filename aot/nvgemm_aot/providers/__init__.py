@@ -13,7 +13,15 @@ from nvgemm_runtime.errors import ToolchainError
 from .base import Candidate, Enumeration, Provider, Rejection
 from .combined import SEPARATOR, Combined
 
-__all__ = ["Candidate", "Enumeration", "Provider", "Rejection", "load_provider", "parts_of"]
+__all__ = [
+    "SEPARATOR",
+    "Candidate",
+    "Enumeration",
+    "Provider",
+    "Rejection",
+    "load_provider",
+    "parts_of",
+]
 
 PROVIDERS = {
     "cutlass_operators": f"{__name__}.cutlass_operators:CutlassOperators",

@@ -43,9 +43,9 @@ _NAMES = {
     Role.A.value: r"a(?:_api)?",
     Role.B.value: r"b(?:_api)?",
     Role.OUT.value: r"(?:out|c(?:_api)?|_vararg_[0-9]+)",
-    Role.SCALE_A.value: r"_vararg_[0-9]+",
-    Role.SCALE_B.value: r"_vararg_[0-9]+",
-    Role.ADDEND.value: r"_vararg_[0-9]+",
+    Role.SCALE_A.value: r"(?:scale_a|_vararg_[0-9]+)",
+    Role.SCALE_B.value: r"(?:scale_b|_vararg_[0-9]+)",
+    Role.ADDEND.value: r"(?:addend|_vararg_[0-9]+)",
     Role.OFFSETS.value: "offset_mapping",
     WORKSPACE: "workspace",
 }

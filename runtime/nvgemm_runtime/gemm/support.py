@@ -50,9 +50,12 @@ def unsupported(signature: Signature) -> str | None:
     return None
 
 
-def has_epilogues(arch: str) -> bool:
-    """Whether kernels for an architecture can have an epilogue; see `unavailable`."""
-    return arch not in ARCHITECTURES or ARCHITECTURES[arch].has_epilogues
+def provider_beside(signature: Signature, arch: str) -> str | None:
+    """The provider that serves a signature on an architecture where the usual one does not."""
+    row = ARCHITECTURES.get(arch)
+    if row is None or (signature.epilogue, signature.scales) == (None, None):
+        return None
+    return row.epilogue_provider or None
 
 
 def unavailable(signature: Signature, arch: str) -> str | None:
@@ -62,10 +65,8 @@ def unavailable(signature: Signature, arch: str) -> str | None:
         return None
     if signature.op is Op.GROUPED_MM and not row.has_groups:
         return f"no kernel for {arch} computes groups"
-    if signature.scales is not None and not row.has_scales:
-        return f"no kernel for {arch} takes scales (here {signature.scales.value})"
-    if signature.epilogue is not None and not row.has_epilogues:
-        return f"no kernel for {arch} has an epilogue (here {signature.epilogue.value})"
+    if signature.scales is not None and signature.scales.is_swizzled and not row.has_block_scales:
+        return f"no kernel for {arch} takes block scales (here {signature.scales.value})"
     layouts = row.narrow_layouts if signature.a.bits <= 8 else ()
     if layouts and signature.layout.value not in layouts:
         return (

@@ -14,6 +14,7 @@ from typing import Any
 
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
+from nvgemm_runtime.gemm.support import provider_beside
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 from ...targets import BuildTarget
@@ -73,7 +74,10 @@ class WithEpilogue(Family):
         text = (
             f"no operator of {target.target.arch} {what}: its plain kernels store the bare product"
         )
-        if signature.scales is None and signature.epilogue in (Epilogue.BIAS, Epilogue.ADD):
+        beside = provider_beside(signature, target.target.arch)
+        if beside is not None:
+            text += f"; {beside} has such kernels: name it among the manifest's providers"
+        elif signature.scales is None and signature.epilogue in (Epilogue.BIAS, Epilogue.ADD):
             text += "; declare the product with 'out: fp32', to which torch.compile adds the rest"
         return text
 
