@@ -60,12 +60,15 @@ class Candidate(KernelFacts):
         preference: Order among operators that the model cannot tell apart; lower is better.
         added_code: What the provider adds to the operator's own code, such as an epilogue's source.
             It is part of the cache key.
+        traits: Words for how it works beyond its design, such as ``pingpong``: corrections of
+            estimates may have a weight for each.
     """
 
     cluster_sizes: tuple[int, ...]
     block_shape: BlockShape
     preference: int
     added_code: str = ""
+    traits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

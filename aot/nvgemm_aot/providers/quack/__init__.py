@@ -114,6 +114,7 @@ class Quack:
             alignment_bytes=ALIGNMENT_BYTES,
             workspace_bytes=0,
             calling_convention=f"tvm_ffi:{PLAIN.name}({','.join(PLAIN.parameters)})",
+            traits=("pingpong",) if design.pingpong else (),
         )
 
 
