@@ -65,8 +65,8 @@ class PlannedProblem:
 class Plan:
     """What to build for one target.
 
-    Each of ``candidates`` stands once, in order of signature, name and provider; ``problems`` are in
-    their own order; ``unserved`` are those that no operator supports, each with the reason.
+    Each of ``candidates`` stands once, in order of signature, name and provider; ``problems`` are
+    in their own order; ``unserved`` are those that no operator supports, each with the reason.
     """
 
     candidates: tuple[Candidate, ...]

@@ -1,9 +1,9 @@
 """Chooses what to compile: for each problem, the candidates most likely to be fast.
 
-Candidates that can run a problem are ranked by estimated runtime, corrected where measurements are
-at hand. A model's estimates tie often, and designs that differ only in scheduling always tie, so
-only a few of each block shape are kept. A small m gets a kernel made for small m if at least two are
-kept. Every candidate left out has its reason.
+Candidates that can run a problem are ranked by estimated runtime, corrected where a correction was
+fitted on measurements. A model's estimates tie often, and designs that differ only in scheduling
+always tie, so only a few of each block shape are kept. A small m gets a kernel made for small m if
+at least two are kept. Every candidate left out has its reason.
 """
 
 from __future__ import annotations

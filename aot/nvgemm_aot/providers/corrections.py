@@ -9,6 +9,7 @@ from. A corrected time is the model's, times ``exp(sum of weights x features)``.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ KNOTS = (16, 128, 1024)
 """Numbers of rows m between which weights change smoothly: each has a weight for each feature."""
 
 _MOST_FACTOR = 20.0
-"""A correction divides or multiplies an estimate by no more than this: fitted weights say nothing of
+"""Most by which a correction multiplies or divides an estimate: fitted weights say nothing of
 problems far from those that were measured."""
 
 Times = Sequence["int | None"]
@@ -165,7 +166,7 @@ def feature_rows(
 def _shares(problem: Problem) -> Iterator[tuple[int, float]]:
     """The knots next to a problem's m, and how much of each: linear in its logarithm."""
     rows = math.log(min(max(-(-problem.m // problem.groups), KNOTS[0]), KNOTS[-1]))
-    for below, above in zip(KNOTS, KNOTS[1:]):
+    for below, above in itertools.pairwise(KNOTS):
         low, high = math.log(below), math.log(above)
         if low <= rows <= high:
             share = (rows - low) / (high - low)
