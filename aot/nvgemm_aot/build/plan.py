@@ -6,6 +6,7 @@ cached, under a digest of everything that shapes them and of the modules that ma
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
@@ -31,7 +32,14 @@ from nvgemm_runtime.errors import CompileError, NoCandidateError
 from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..manifest.parse import Declared
-from ..providers import Candidate, Enumeration, Provider, Rejection, parts_of
+from ..providers import (
+    Candidate,
+    Enumeration,
+    Provider,
+    Rejection,
+    parts_of,
+    source_modules,
+)
 from ..providers.base import RuntimeModel
 from ..providers.corrections import Correction, find_correction
 from ..storage.cache import Cache, cache_key
@@ -99,7 +107,7 @@ def look_up_plan(
     model = provider.runtime_model(target)
     correction = find_correction(target, model.name)
     sources = (*parts_of(provider), model)
-    makers = [*_MAKERS, *sorted({type(source).__module__ for source in sources})]
+    makers = [*_MAKERS, *sorted({one for source in sources for one in source_modules(source)})]
     key = cache_key(
         "plan",
         {
@@ -147,11 +155,18 @@ def make_plan(
 
 @functools.cache
 def _source_digest(name: str) -> str:
-    """Digest of a module's source; for a package, of all its modules."""
+    """Digest of a module's source; for a package, of all its modules.
+
+    A module without source, such as a compiled one of another package, counts by its name alone:
+    its distribution's version has to tell it from others.
+    """
     module = importlib.import_module(name)
-    sources = {"": inspect.getsource(module)}
+    sources = {}
+    with contextlib.suppress(OSError, TypeError):
+        sources[""] = inspect.getsource(module)
     for path in getattr(module, "__path__", ()):
-        sources |= {file.name: file.read_text("utf-8") for file in Path(path).glob("*.py")}
+        for file in sorted(Path(path).rglob("*.py")):
+            sources[str(file.relative_to(path))] = file.read_text("utf-8", errors="replace")
     return hashlib.sha256(canonical_json(sources)).hexdigest()
 
 

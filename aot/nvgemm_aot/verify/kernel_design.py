@@ -8,17 +8,10 @@ from collections.abc import Iterator
 from nvgemm_runtime.bundle.format import Kernel, KernelDesign
 from nvgemm_runtime.errors import TargetError
 
+from ..providers.base import CLC, ONE_TILE, SCHEDULERS, STATIC_PERSISTENT
 from ..targets.profile import DeviceProfile
 from .cubin import Cubin, DeviceKernel
 from .findings import Check, Finding
-
-CLC = "clc"
-STATIC_PERSISTENT = "static_persistent"
-ONE_TILE = "one_tile"
-"""Schedulers: cluster launch control; a fixed number of blocks, each with several tiles; one block
-a tile, for the transposed problem (out.T = B.T @ A.T)."""
-
-SCHEDULERS = (CLC, ONE_TILE, STATIC_PERSISTENT)
 
 NAMING_PROVIDERS = frozenset({"cutlass_operators", "quack"})
 """Providers whose operator names state the tile, and whose device functions name their family."""

@@ -17,7 +17,7 @@ from nvgemm_runtime.gemm.support import unsupported
 
 from ...targets import BuildTarget
 from .. import cute_dsl
-from ..base import BlockShape, Candidate, Enumeration, RuntimeModel
+from ..base import INTERFACE_VERSION, BlockShape, Candidate, Enumeration, RuntimeModel
 from ..heuristics import MatmulHeuristics
 from .designs import HOPPER, Design, designs
 from .entry import ALIGNMENT_BYTES, CUTE_TYPES, compile_entry, import_library
@@ -41,6 +41,7 @@ _OPERANDS = tuple(dtype for dtype in CUTE_TYPES if dtype.bits == 16)
 class Quack:
     """Lists and compiles the dense GEMMs of quack-kernels."""
 
+    interface = INTERFACE_VERSION
     name = "quack"
     recipe = f"1, host {cute_dsl.HOST_CPU} {cute_dsl.HOST_FEATURES}"
 
