@@ -110,10 +110,11 @@ def check_disassembly(
         shown = ", ".join(sorted(observed)) or "no tensor-core instruction"
         yield Check.TENSOR_CORE.unseen(
             f"multiplies with {shown}; {signature.a.value} on {target.arch} calls for {wanted}, "
-            "which alone shows layouts and tile"
+            "the one instruction that shows layouts and tile"
         )
-        yield from _check_warp_types(code, signature)
-        yield from check_epilogue_code(code.epilogue, signature)
+        if observed:
+            yield from _check_warp_types(code, signature)
+            yield from check_epilogue_code(code.epilogue, signature)
         return
     yield from _check_pairs(code, design)
     yield from _check_multiplies(code, major, signature, design, provider)
