@@ -213,7 +213,8 @@ VARIABLES = {
         "gets one. If not set: one for each core, and fewer if memory is short."
     ),
     JIT_PROVIDER_VARIABLE: (
-        "Another source of kernels for run-time compiling, as `module:class`; for development."
+        "Sources of kernels for run-time compiling, named as in a manifest's `providers`, with `+` "
+        "between them; `cutlass_operators` if not set."
     ),
 }
 """Every variable of the project, by name: what the reference says of it, in Markdown."""

@@ -17,7 +17,7 @@ from nvgemm_runtime.gemm.support import unsupported
 
 from ...targets import BuildTarget
 from .. import cute_dsl
-from ..base import Candidate, Enumeration, Rejection, RuntimeModel
+from ..base import INTERFACE_VERSION, Candidate, Enumeration, Rejection, RuntimeModel
 from ..heuristics import MatmulHeuristics
 from . import toolchain
 from .block_scaled import BlockScaled
@@ -43,6 +43,7 @@ FAMILIES: tuple[Family, ...] = (Dense(), WithEpilogue(), BlockScaled(), Grouped(
 class CutlassOperators:
     """Lists and compiles the operators of ``cutlass.operators``."""
 
+    interface = INTERFACE_VERSION
     name = "cutlass_operators"
     recipe = f"1, host {cute_dsl.HOST_CPU} {cute_dsl.HOST_FEATURES}"
 

@@ -20,7 +20,7 @@ from nvgemm_runtime.gemm.types import DType
 
 from ...targets import BuildTarget
 from .. import cute_dsl
-from ..base import BlockShape, Candidate, Enumeration, RuntimeModel
+from ..base import INTERFACE_VERSION, BlockShape, Candidate, Enumeration, RuntimeModel
 from ..heuristics import MatmulHeuristics
 from .designs import HOPPER, Design, designs
 from .entry import (
@@ -32,15 +32,22 @@ from .entry import (
 )
 from .epilogue import has_own_epilogue, source_digest
 
+_LIBRARY = "quack-kernels"
+
 _DISTRIBUTIONS = (
     "nvidia-cutlass-dsl",
     "nvidia-cutlass-dsl-libs-base",
     "nvidia-cutlass-dsl-libs-core",
     "nvidia-cutlass-dsl-libs-cu13",
     "apache-tvm-ffi",
-    "quack-kernels",
+    _LIBRARY,
 )
 """Distributions whose versions shape the code."""
+
+ACCEPTED_VERSIONS = ("0.6.5",)
+"""Releases of quack-kernels that are compiled. The provider builds the library's kernel objects
+itself, by classes and arguments that change without notice: of any other release, nobody has seen
+whether its kernels are right."""
 
 _VARIABLES = ("QUACK_",)
 """Prefix of the environment variables that the library reads."""
@@ -52,12 +59,28 @@ _WIDE = tuple(dtype for dtype in CUTE_TYPES if dtype.bits >= 16)
 class Quack:
     """Lists and compiles the dense GEMMs of quack-kernels."""
 
+    interface = INTERFACE_VERSION
     name = "quack"
     recipe = f"2, host {cute_dsl.HOST_CPU} {cute_dsl.HOST_FEATURES}"
 
     def toolchain(self) -> dict[str, str]:
-        """Versions of the compiler and the library; see `Provider.toolchain`."""
-        return cute_dsl.installed_versions(_DISTRIBUTIONS, "quack's kernels")
+        """Versions of the compiler and the library; see `Provider.toolchain`.
+
+        Raises:
+            ToolchainError: If one is missing, or the library is of another release than
+                `ACCEPTED_VERSIONS`.
+        """
+        found = cute_dsl.installed_versions(_DISTRIBUTIONS, "quack's kernels")
+        version = found[_LIBRARY]
+        if version not in ACCEPTED_VERSIONS:
+            accepted = " or ".join(ACCEPTED_VERSIONS)
+            raise ToolchainError(
+                f"cannot compile quack's kernels: {_LIBRARY} {version} is installed, must be "
+                f"{accepted}, as its kernels are made by parts of it that other releases change; "
+                f"run: pip install '{_LIBRARY}=={ACCEPTED_VERSIONS[-1]}', or leave quack out of "
+                "the manifest's providers"
+            )
+        return found
 
     def prepare(self) -> None:
         """Import compiler and library, compile an empty function; see `Provider.prepare`."""
@@ -131,6 +154,7 @@ class Quack:
             workspace_bytes=0,
             calling_convention=str(calling_convention(signature)),
             added_code=f"epilogue {source_digest()}" if has_own_epilogue(signature) else "",
+            traits=("pingpong",) if design.pingpong else (),
         )
 
 
