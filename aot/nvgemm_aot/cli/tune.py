@@ -126,8 +126,20 @@ def _outcome_document(outcome: TuningOutcome) -> Document:
 
 
 def tuned_text(document: Document) -> str:
-    """Print a table of the problems, then wrong kernels, doubts, and the new bundle."""
-    header = ("problem", "first", "bundled, us", "ATen, us", "Triton, us", "over ATen", "kernel")
+    """Print a table of the problems, then wrong kernels, doubts, and the new bundle.
+
+    *Back to back* is the kernel's time over ATen's too, of launches back to back.
+    """
+    header = (
+        "problem",
+        "first",
+        "bundled, us",
+        "ATen, us",
+        "Triton, us",
+        "over ATen",
+        "back to back",
+        "kernel",
+    )
     rows = [_problem_row(key, item) for key, item in document["problems"].items()]
     parts = [] if document["suspicion"] is None else [f"SUSPECT: {document['suspicion']}"]
     parts += [table(rows, header)] if rows else []
@@ -137,16 +149,21 @@ def tuned_text(document: Document) -> str:
 
 
 def _problem_row(key: str, item: Document) -> list[object]:
+    from ..tuning.contenders import ATEN
+
     times = {"ATen": item["aten"], "Triton": item["triton"]}
     ours = item["kernels"][0][1:] if item["kernels"] else None
     known = {name: timing for name, timing in {"bundled": ours, **times}.items() if timing}
     first = min(known, key=lambda name: known[name][0]) if known else "-"
     ratio = f"{ours[0] / item['aten'][0]:.3f}" if ours and item["aten"] else "-"
+    beside = item["back_to_back"]
+    first_kernel, aten = (beside.get(name) for name in (ours and item["kernels"][0][0], ATEN))
     return [
         key,
         first + (" ?" if item["doubts"] else ""),
         *(_timing_text(timing) for timing in (ours, *times.values())),
         ratio,
+        f"{first_kernel[0] / aten[0]:.3f}" if first_kernel and aten else "-",
         item["kernels"][0][0][:12] if ours else "-",
     ]
 

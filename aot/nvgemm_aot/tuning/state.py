@@ -195,9 +195,9 @@ def _encode(line: Line) -> bytes:
 
 _log = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 """Version of the file format. Version 3 may hold verdicts of a check that rejected correct
-kernels."""
+kernels, version 4 times of launches back to back."""
 
 MOST_KILLS = 2
 """Kills during a kernel's first run on a problem after which it counts as broken; ATen and Triton

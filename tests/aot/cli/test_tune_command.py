@@ -126,12 +126,12 @@ def test_an_interruption_says_how_to_go_on(
     before = signal.getsignal(signal.SIGTERM)
     prepare = timer.prepare
 
-    def interrupted(calls: Any) -> Any:
+    def interrupted(calls: Any, **how: Any) -> Any:
         if len(timer.prepared) == 5:
             if not by_sigterm:
                 raise KeyboardInterrupt
             signal.raise_signal(signal.SIGTERM)
-        return prepare(calls)
+        return prepare(calls, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(timer, "prepare", interrupted)
