@@ -76,6 +76,7 @@ def measure(
     contenders: Mapping[str, Run],
     bench: Bench,
     trying: Callable[[str], AbstractContextManager[None]],
+    running: Callable[[str], AbstractContextManager[None]],
 ) -> TuningOutcome:
     """Time the contenders that compute a problem correctly.
 
@@ -84,6 +85,7 @@ def measure(
         contenders: Kernels by id, and `contenders.ATEN` and `contenders.TRITON`.
         bench: The GPU and its timer.
         trying: Context entered with a contender's name while that runs for the first time.
+        running: Likewise, whenever it runs.
 
     Returns:
         The times, without kernels that fail or compute a wrong result. Likewise ATen or Triton has
@@ -106,17 +108,18 @@ def measure(
     faults: dict[str, str] = {}
     for name, run in contenders.items():
         try:
-            with trying(name):
+            with trying(name), running(name):
                 fault = _fault(name, run, checks)
                 if fault is None:
                     calls[name] = [functools.partial(run, *operands) for operands in sets]
-                    ready[name] = _guarded(name, bench.timer.prepare(calls[name]))
+                    ready[name] = _guarded(name, bench.timer.prepare(calls[name]), running)
         except (torch.OutOfMemoryError, StorageError, ToolchainError):
             raise  # not the contender's fault
         except Exception as error:  # of a kernel, of torch's operator, or of what compiles it
             fault = _in_one_line(error)
             try:
-                bench.timer.check()
+                with running(name):
+                    bench.timer.check()
             except Exception as broken:
                 raise BrokenDeviceError(name, _in_one_line(broken)) from error
         if fault is not None:
@@ -127,7 +130,7 @@ def measure(
     result = RaceResult(intervals={}, is_decided=True)
     if ready:
         result, doubts = _race_undisturbed(ready, bench, random.Random(seed))
-    beside = _time_back_to_back(result, calls, bench, random.Random(seed))
+    beside = _time_back_to_back(result, calls, bench, random.Random(seed), running)
     timings = {name: interval.timing for name, interval in result.intervals.items()}
     aten, triton = timings.pop(ATEN, None), timings.pop(TRITON, None)
     ranked = sorted(timings, key=lambda id_: (timings[id_].time_ns, id_))
@@ -147,6 +150,7 @@ def _time_back_to_back(
     calls: Mapping[str, Sequence[Callable[[], object]]],
     bench: Bench,
     source: random.Random,
+    running: Callable[[str], AbstractContextManager[None]],
 ) -> dict[str, Timing]:
     """Time launches back to back, of contenders that may be the fastest and of torch's own."""
     if not result.intervals:
@@ -156,8 +160,9 @@ def _time_back_to_back(
     wanted = {*contending(result.intervals), ATEN, TRITON, first}
     samples: dict[str, Sample] = {}
     for name in (name for name in result.intervals if name in wanted):
-        with _blaming(name):
-            samples[name] = _guarded(name, bench.timer.prepare(calls[name], launches=BACK_TO_BACK))
+        with _blaming(name), running(name):
+            sample = bench.timer.prepare(calls[name], launches=BACK_TO_BACK)
+        samples[name] = _guarded(name, sample, running)
     times: dict[str, list[float]] = {name: [] for name in samples}
     order = list(samples)
     for _ in range(LEAST_SAMPLES):
@@ -181,11 +186,13 @@ def _fault(name: str, run: Run, checks: Sequence[OperandCheck]) -> str | None:
     return None
 
 
-def _guarded(name: str, sample: Sample) -> Sample:
+def _guarded(
+    name: str, sample: Sample, running: Callable[[str], AbstractContextManager[None]]
+) -> Sample:
     """Blame a failing sample on its contender: a graph's launches fail only when it is replayed."""
 
     def guarded() -> float:
-        with _blaming(name):
+        with _blaming(name), running(name):
             return sample()
 
     return guarded
