@@ -28,7 +28,7 @@ CUTE_TYPES = {
 }
 """By element type: its class in ``cutlass``, for the types that are offered."""
 
-_MAX_SWIZZLE = 8
+MAX_SWIZZLE = 8
 """Most tiles along one dimension before the scheduler turns; quack's own default."""
 
 
@@ -80,7 +80,7 @@ def compile_entry(
         first, second = (b, a) if design.swapped else (a, b)
         epilogue = gemm.EpilogueArguments()
         scheduler = TileSchedulerOptions(
-            max_active_clusters=Int32(clusters_at_once or 1), max_swizzle_size=Int32(_MAX_SWIZZLE)
+            max_active_clusters=Int32(clusters_at_once or 1), max_swizzle_size=Int32(MAX_SWIZZLE)
         )
         gemm(first, second, out, None, epilogue, scheduler, None, stream, None, None)
 
