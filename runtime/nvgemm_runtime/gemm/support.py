@@ -54,7 +54,7 @@ def unsupported(signature: Signature) -> str | None:
 
 
 def has_epilogues(arch: str) -> bool:
-    """Whether kernels for an architecture can have an epilogue without a gate; see `unavailable`."""
+    """Whether kernels for an architecture can have an epilogue but a gate; see `unavailable`."""
     return arch not in ARCHITECTURES or ARCHITECTURES[arch].has_epilogues
 
 

@@ -1,8 +1,9 @@
 """The public functions: what bundles there are, which kernel serves a GEMM and why, running it.
 
 Each GEMM function computes ``round(f(scale_a * scale_b * (A @ B) + addend))``: everything in the
-accumulator's type, and one rounding at the end. Of `gated_mm`, f joins columns in pairs. All go through `_run`; `mm` and `bmm` skip it where
-they are given an ``out`` and a loaded kernel (`fast_path`).
+accumulator's type, and one rounding at the end. Of `gated_mm`, f joins columns in pairs. All go
+through `_run`; `mm` and `bmm` skip it where they are given an ``out`` and a loaded kernel
+(`fast_path`).
 """
 
 from __future__ import annotations
@@ -285,7 +286,7 @@ def gated_mm(
     epilogue: Epilogue | str | None = None,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Multiply two matrices, and join the columns of the product in pairs: a gated MLP's first half.
+    """Multiply two matrices, and join the columns of the product in pairs: for a gated MLP.
 
     Of the columns gate and up of a pair, ``swiglu`` makes ``silu(gate) * up``, and ``geglu``
     ``gelu(gate) * up`` with gelu's tanh form. ``swiglu_oai`` adds the bias, cuts gates off above at
@@ -354,7 +355,7 @@ def _op(a: torch.Tensor, extras: ExtraOperands) -> Op:
 
 
 def load_operators() -> None:
-    """Register the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``addmm``, ``gated_mm`` and so on.
+    """Register the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``gated_mm`` and so on.
 
     They take a kernel by its id, and load it from the installed bundles where it is not yet loaded.
     Other than the functions of this package they may be traced and compiled.

@@ -1,9 +1,9 @@
 """Provider of quack-kernels' dense GEMMs, CuTe-DSL kernels for Hopper and Blackwell.
 
-`designs` says which specialisations are offered, `entry` compiles one. It may import what
-`providers` may. The library and the compiler are imported when a kernel is first compiled, never to
-list candidates. quack changes classes of the DSL in the process that imports it, so a compiler
-process works for one provider alone.
+`designs` says which specialisations are offered, `entry` compiles one, `gated` one with a gate. It
+may import what `providers` may. The library and the compiler are imported when a kernel is first
+compiled, never to list candidates. quack changes classes of the DSL in the process that imports it,
+so a compiler process works for one provider alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ...targets import BuildTarget
 from .. import cute_dsl
 from ..base import BlockShape, Candidate, Enumeration, RuntimeModel
 from ..heuristics import MatmulHeuristics
+from . import gated
 from .designs import HOPPER, Design, designs
 from .entry import ALIGNMENT_BYTES, CUTE_TYPES, compile_entry, import_library
 
@@ -61,7 +62,9 @@ class Quack:
             return Enumeration(absence=absence)
         arch = target.target.arch
         return Enumeration(
-            candidates=tuple(self._candidate(one, signature, arch) for one in designs(arch))
+            candidates=tuple(
+                self._candidate(one, signature, arch) for one in _offered(signature, arch)
+            )
         )
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
@@ -72,13 +75,15 @@ class Quack:
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         """Compile one design to an object; see `Provider.compile`."""
         arch = target.target.arch
-        named = {_operator(one, candidate.signature, arch): one for one in designs(arch)}
+        signature = candidate.signature
+        named = {_operator(one, signature, arch): one for one in _offered(signature, arch)}
+        compile_design = gated.compile_gated if signature.is_gated else compile_entry
         limits = candidate.design.cluster_limits
         try:
             cute_dsl.warm_up()
-            compiled = compile_entry(
+            compiled = compile_design(
                 named[candidate.operator],
-                candidate.signature,
+                signature,
                 arch,
                 limits[0].max_active if limits else None,
             )
@@ -113,11 +118,23 @@ class Quack:
             preference=0 if design.pingpong or not static else 1,
             alignment_bytes=ALIGNMENT_BYTES,
             workspace_bytes=0,
-            calling_convention=f"tvm_ffi:{PLAIN.name}({','.join(PLAIN.parameters)})",
+            calling_convention=_calling_convention(signature),
         )
 
 
+def _offered(signature: Signature, arch: str) -> tuple[Design, ...]:
+    return gated.designs(arch) if signature.is_gated else designs(arch)
+
+
+def _calling_convention(signature: Signature) -> str:
+    a, b, *others = PLAIN.parameters
+    extras = (role.value for role in extra_roles(signature))
+    return f"tvm_ffi:{PLAIN.name}({','.join([a, b, *extras, *others])})"
+
+
 def _why_absent(signature: Signature) -> str | None:
+    if signature.is_gated:
+        return None  # what `unsupported` allows
     if signature.op not in (Op.MM, Op.BMM) or extra_roles(signature):
         return f"quack's plain GEMMs do not compute {signature.key}"
     if signature.a not in _OPERANDS or signature.out not in CUTE_TYPES:
@@ -134,7 +151,8 @@ def _operator(design: Design, signature: Signature, arch: str) -> str:
     m, n = design.tile
     kind = ("pingpong" if design.pingpong else "cooperative") if arch == HOPPER else "clc"
     family = "Sm90" if arch == HOPPER else "Sm100"
+    epilogue = "Gated" if signature.is_gated else "Default"
     return (
-        f"quack.GemmDefault{family}_{kind}_cluster{design.cluster[0]}x{design.cluster[1]}x1"
+        f"quack.Gemm{epilogue}{family}_{kind}_cluster{design.cluster[0]}x{design.cluster[1]}x1"
         f"_tile{m}x{n}x{design.tile_k(signature.a)}{'_swap_ab' if design.swapped else ''}"
     )

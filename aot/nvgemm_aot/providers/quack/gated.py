@@ -134,8 +134,11 @@ def _gated_class(hopper: bool, gate: Gate, in_halves: bool) -> Any:
         bias: tensor = None
         joined: tensor = None
 
-    class Gated(ComposableEpiMixin):
-        _epi_ops = ((PairedRow if in_halves else RowVecLoad)("bias"), TileStore("joined", gated=True))
+    class Gated(ComposableEpiMixin):  # type: ignore[misc]
+        _epi_ops = (
+            (PairedRow if in_halves else RowVecLoad)("bias"),
+            TileStore("joined", gated=True),
+        )
         EpilogueArguments = mlir_namedtuple(Arguments)
 
         def epi_to_underlying_arguments(self, args: Any, *, loc: Any = None, ip: Any = None) -> Any:
@@ -147,16 +150,16 @@ def _gated_class(hopper: bool, gate: Gate, in_halves: bool) -> Any:
 
         @cute.jit  # type: ignore[untyped-decorator]
         def epi_visit_subtile(
-            self, params: Any, epi_loop_tensors: Any, tRS_rD: Any, tRS_rC: Any = None
+            self, params: Any, epi_loop_tensors: Any, sums: Any, matrix: Any = None
         ) -> Any:
             bias = epi_loop_tensors.get("bias")
             if cutlass.const_expr(bias is not None):
-                for i in cutlass.range(cute.size(tRS_rD), unroll_full=True):
-                    tRS_rD[i] = tRS_rD[i] + bias[i]
-            half = cute.recast_layout(2, 1, tRS_rD.layout).shape
+                for i in cutlass.range(cute.size(sums), unroll_full=True):
+                    sums[i] = sums[i] + bias[i]
+            half = cute.recast_layout(2, 1, sums.layout).shape
             joined = cute.make_rmem_tensor(half, self.acc_dtype)
             for i in cutlass.range(cute.size(joined), unroll_full=True):
-                joined[i] = join(tRS_rD[2 * i], tRS_rD[2 * i + 1])
+                joined[i] = join(sums[2 * i], sums[2 * i + 1])
             return (joined,)
 
     base = GemmSm90 if hopper else GemmSm100
@@ -178,8 +181,7 @@ def _joined(gate: Gate) -> Any:
         inner = _SQRT_2_OVER_PI * (gate + _CUBIC * gate * gate * gate)
         return 0.5 * gate * (1.0 + cute.math.tanh(inner, fastmath=True)) * up
 
-    row = gate.row
-    limit = row.limit
+    alpha, limit = gate.row.alpha, gate.row.limit or math.inf
 
     @cute.jit  # type: ignore[untyped-decorator]
     def cut_above(x: Float32) -> Float32:
@@ -191,7 +193,7 @@ def _joined(gate: Gate) -> Any:
 
     def swiglu_oai(gate: Any, up: Any) -> Any:
         gate, up = cut_above(gate), cut_below(cut_above(up))
-        return gate * sigmoid(row.alpha * gate) * (up + 1.0)
+        return gate * sigmoid(alpha * gate) * (up + 1.0)
 
     return {Gate.SWIGLU: swiglu, Gate.GEGLU: geglu, Gate.SWIGLU_OAI: swiglu_oai}[gate]
 
