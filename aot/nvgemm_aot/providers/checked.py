@@ -329,9 +329,10 @@ def _design_faults(design: Any) -> Iterator[str]:
         ("cluster", design.cluster),
         ("fallback_cluster", design.fallback_cluster),
     ):
-        if name == "fallback_cluster" and cluster is None:
-            continue
-        if not _are_extents(cluster, 2) or cluster[0] * cluster[1] > MAX_CLUSTER_BLOCKS:
+        if cluster is None:
+            if name == "cluster":
+                yield "cluster is None, must be two integers (m, n) of 1 or more"
+        elif not _are_extents(cluster, 2) or cluster[0] * cluster[1] > MAX_CLUSTER_BLOCKS:
             yield (
                 f"{name} is {cluster!r}, must be two integers (m, n) of 1 or more, together at "
                 f"most {MAX_CLUSTER_BLOCKS}"

@@ -66,7 +66,10 @@ class CutlassOperators:
         reason = unsupported(signature)
         family = _family_of(signature)
         if reason is not None or family is None:
-            return Enumeration(absence=reason or f"no operator computes {signature.key}")
+            reason = reason or f"no operator computes {signature.key}"
+            if signature.is_gated:
+                reason += "; of quack there are gated kernels: add it to the manifest's 'providers'"
+            return Enumeration(absence=reason)
         candidates, rejections = [], []
         absence: str | None = family.absence(signature, target)
         for operator in _operators(signature, target.target.arch).values():
@@ -184,6 +187,8 @@ def _sample_arguments(signature: Signature) -> Any:
 
 
 def _family_of(signature: Signature) -> Family | None:
+    if signature.is_gated:
+        return None  # the language of their epilogues knows no pairs of columns
     return next((family for family in FAMILIES if family.serves(signature)), None)
 
 

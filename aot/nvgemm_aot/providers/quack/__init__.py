@@ -1,15 +1,19 @@
 """Provider of quack-kernels' dense GEMMs, CuTe-DSL kernels for Hopper and Blackwell.
 
-`designs` says which specialisations are offered, `entry` compiles one, and `epilogue` is what
-kernels do before they store, where they do more than to multiply. It may import what
-`providers` may. The library and the compiler are imported when a kernel is first compiled, never to
-list candidates. quack changes classes of the DSL in the process that imports it, so a compiler
-process works for one provider alone.
+`designs` says which specialisations are offered, `entry` compiles one, and `gated` one with a gate;
+`epilogue` is what kernels do before they store, where they do more than to multiply. It may import
+what `providers` may. The library and the compiler are imported when a kernel is first compiled,
+never to list candidates. quack changes classes of the DSL in the process that imports it, so a
+compiler process works for one provider alone.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import inspect
 from collections.abc import Iterable
+from types import ModuleType
 
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError, ToolchainError
@@ -22,6 +26,7 @@ from ...targets import BuildTarget
 from .. import cute_dsl
 from ..base import INTERFACE_VERSION, BlockShape, Candidate, Enumeration, RuntimeModel
 from ..heuristics import MatmulHeuristics
+from . import epilogue, gated
 from .designs import HOPPER, Design, designs
 from .entry import (
     ALIGNMENT_BYTES,
@@ -30,7 +35,6 @@ from .entry import (
     compile_entry,
     import_library,
 )
-from .epilogue import has_own_epilogue, source_digest
 
 _LIBRARY = "quack-kernels"
 
@@ -96,7 +100,7 @@ class Quack:
             return Enumeration(absence=absence)
         return Enumeration(
             candidates=tuple(
-                self._candidate(one, signature, arch) for one in designs(arch, signature)
+                self._candidate(one, signature, arch) for one in _offered(signature, arch)
             )
         )
 
@@ -108,16 +112,15 @@ class Quack:
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         """Compile one design to an object; see `Provider.compile`."""
         arch = target.target.arch
-        named = {
-            _operator(one, candidate.signature, arch): one
-            for one in designs(arch, candidate.signature)
-        }
+        signature = candidate.signature
+        named = {_operator(one, signature, arch): one for one in _offered(signature, arch)}
+        compile_design = gated.compile_gated if signature.is_gated else compile_entry
         limits = candidate.design.cluster_limits
         try:
             cute_dsl.warm_up()
-            compiled = compile_entry(
+            compiled = compile_design(
                 named[candidate.operator],
-                candidate.signature,
+                signature,
                 arch,
                 limits[0].max_active if limits else None,
             )
@@ -153,12 +156,30 @@ class Quack:
             alignment_bytes=ALIGNMENT_BYTES,
             workspace_bytes=0,
             calling_convention=str(calling_convention(signature)),
-            added_code=f"epilogue {source_digest()}" if has_own_epilogue(signature) else "",
+            added_code=_added_code(signature),
             traits=("pingpong",) if design.pingpong else (),
         )
 
 
+def _added_code(signature: Signature) -> str:
+    """What cache keys of kernels with an epilogue of this project hold of its source."""
+    if signature.is_gated:
+        return f"gate {_source_digest(gated)}"
+    return f"epilogue {_source_digest(epilogue)}" if epilogue.has_own_epilogue(signature) else ""
+
+
+@functools.cache
+def _source_digest(module: ModuleType) -> str:
+    return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()
+
+
+def _offered(signature: Signature, arch: str) -> tuple[Design, ...]:
+    return gated.designs(arch, signature) if signature.is_gated else designs(arch, signature)
+
+
 def _why_absent(signature: Signature, arch: str) -> str | None:
+    if signature.is_gated:
+        return None  # what `unsupported` allows
     if signature.op not in (Op.MM, Op.BMM) or (
         signature.scales is not None and signature.scales.is_swizzled
     ):
@@ -187,7 +208,8 @@ def _operator(design: Design, signature: Signature, arch: str) -> str:
     m, n = design.tile
     kind = ("pingpong" if design.pingpong else "cooperative") if arch == HOPPER else "clc"
     family = "Sm90" if arch == HOPPER else "Sm100"
+    epilogue = "Gated" if signature.is_gated else "Default"
     return (
-        f"quack.GemmDefault{family}_{kind}_cluster{design.cluster[0]}x{design.cluster[1]}x1"
+        f"quack.Gemm{epilogue}{family}_{kind}_cluster{design.cluster[0]}x{design.cluster[1]}x1"
         f"_tile{m}x{n}x{design.tile_k(signature.a)}{'_swap_ab' if design.swapped else ''}"
     )

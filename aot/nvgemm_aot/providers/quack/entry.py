@@ -34,7 +34,7 @@ CUTE_TYPES = {
 }
 """By element type: its class in ``cutlass``, for the types that are offered."""
 
-_MAX_SWIZZLE = 8
+MAX_SWIZZLE = 8
 """Most tiles along one dimension before the scheduler turns; quack's own default."""
 
 
@@ -91,7 +91,7 @@ def compile_entry(
         if has_own_epilogue(signature):
             epilogue, matrix = epilogue_arguments(gemm, signature, given, swapped=design.swapped)
         scheduler = TileSchedulerOptions(
-            max_active_clusters=Int32(clusters_at_once or 1), max_swizzle_size=Int32(_MAX_SWIZZLE)
+            max_active_clusters=Int32(clusters_at_once or 1), max_swizzle_size=Int32(MAX_SWIZZLE)
         )
         gemm(
             first, second, given[Role.OUT], matrix, epilogue, scheduler, None, stream, None, None
