@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ..errors import NoKernelError
-from ..gemm.aten import OPERATORS, UNSERVED, AtenGemm
+from ..gemm.aten import OPERATORS, UNSERVED, AtenGemm, product_of_sum
 from ..gemm.operands import Request, requests
 from ..gemm.problem import DType, Problem
 from ..gemm.support import unavailable, unsupported
@@ -50,8 +50,15 @@ def declarable(gemm: AtenGemm, asked: tuple[Request, ...] | str | None = None) -
 
 
 def declarable_for(gemm: AtenGemm, arch: str) -> Problem | str:
-    """The problem by which a manifest for one architecture declares what serves a GEMM."""
+    """The problem by which a manifest for one architecture declares what serves a GEMM.
+
+    A sum that no kernel computes, for what it adds, is declared as its product alone, into fp32:
+    torch.compile uses such a kernel and has torch add.
+    """
     wanted = declarable(gemm)
+    product = product_of_sum(gemm) if isinstance(wanted, str) else None
+    if product is not None and isinstance(apart := declarable(product), Problem):
+        wanted = apart
     if isinstance(wanted, str):
         return wanted
     reason = unavailable(wanted.signature, arch)

@@ -38,7 +38,7 @@ def test_offers_16_bit_kernels_in_all_layouts_and_results(arch: str, layout: str
         for out in ("fp32", "fp16", "bf16"):
             signature = Signature.parse(f"{op}/{layout}/{dtype}x{dtype}/fp32/{out}")
             found = Quack().enumerate(signature, build_target(arch)).candidates
-            assert len(found) == len(designs(arch))
+            assert len(found) == len(designs(arch, signature))
             assert {one.calling_convention for one in found} == {"tvm_ffi:gemm(a,b,out,stream)"}
             assert {one.signature for one in found} == {signature}
 
@@ -48,23 +48,55 @@ def test_designs_are_distinct_and_so_are_their_names(arch: str) -> None:
     signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
     found = Quack().enumerate(signature, build_target(arch)).candidates
     assert max(Counter(one.operator for one in found).values()) == 1
-    assert len(set(designs(arch))) == len(designs(arch))
+    offered = designs(arch, signature)
+    assert len(set(offered)) == len(offered)
 
 
 @pytest.mark.parametrize(
-    ("key", "reason"),
+    ("key", "arch", "reason"),
     [
-        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", "GEMMs of fp16 and bf16 into"),
-        ("mm/tn/bf16xbf16/fp32/fp8_e4m3", "here bf16 into fp8_e4m3"),
-        ("mm/tn/bf16xbf16/fp32/bf16/bias", "plain GEMMs do not compute"),
-        ("grouped_mm/tn/bf16xbf16/fp32/bf16", "plain GEMMs do not compute"),
+        ("mm/tn/int8xint8/int32/int32", "sm_90a", "here int8 into int32"),
+        ("mm/nt/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_90a", "is multiplied in layout tn alone"),
+        ("mm/tn/bf16xbf16/fp32/bf16/bias", "sm_100f", "offered for plain GEMMs alone"),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_100f", "of fp16 and bf16 into"),
+        ("mm/tn/bf16xbf16/fp32/fp8_e4m3", "sm_100f", "here mm/tn/bf16xbf16/fp32/fp8_e4m3"),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32", "sm_90a", "dense GEMMs do not compute"),
+        ("grouped_mm/tn/bf16xbf16/fp32/bf16", "sm_90a", "dense GEMMs do not compute"),
     ],
 )
-def test_says_why_it_offers_nothing(key: str, reason: str) -> None:
-    found = Quack().enumerate(Signature.parse(key), build_target("sm_90a"))
+def test_says_why_it_offers_nothing(key: str, arch: str, reason: str) -> None:
+    found = Quack().enumerate(Signature.parse(key), build_target(arch))
     assert not found.candidates
     assert found.absence is not None
     assert reason in found.absence
+
+
+@pytest.mark.parametrize(
+    ("key", "parameters"),
+    [
+        ("bmm/nt/fp16xfp16/fp32/fp32/add", "a,b,addend,out,stream"),
+        ("mm/tt/bf16xbf16/fp32/fp8_e5m2/bias_silu", "a,b,addend,out,stream"),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row", "a,b,scale_a,scale_b,out,stream"),
+        (
+            "mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp32/fp32_tensor/bias",
+            "a,b,scale_a,scale_b,addend,out,stream",
+        ),
+    ],
+)
+def test_what_kernels_take_besides_a_and_b_comes_before_the_result(
+    key: str, parameters: str
+) -> None:
+    found = Quack().enumerate(Signature.parse(key), build_target("sm_90a")).candidates
+    assert {one.calling_convention for one in found} == {f"tvm_ffi:gemm({parameters})"}
+    assert {bool(one.added_code) for one in found} == {True}
+
+
+def test_sums_of_fp8_leave_registers_for_a_second_level() -> None:
+    """Of each thread, at most 96 accumulators of the 255 registers; then none spills."""
+    for design in designs("sm_90a", Signature.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16")):
+        m, n = design.tile
+        groups = 1 if design.pingpong else min(m // 64, 2) if m != 192 else 3
+        assert m * n / (128 * groups) <= 96, design
 
 
 def test_a_swapped_design_is_stated_along_the_problem() -> None:
