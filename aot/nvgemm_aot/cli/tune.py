@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-_BUDGET = Duration(
+_DURATION = Duration(
     r"[0-9]+(?:\.[0-9]+)?", {"s": 1, "m": 60, "h": 3600}, "is no duration such as 90s, 10m or 1.5h"
 )
 
@@ -41,7 +41,7 @@ def _sigterm_interrupts() -> Iterator[None]:
 @click.command()
 @click.argument("bundles", type=ANY_PATH, nargs=-1, required=True)
 @click.option("-o", "--out", type=ANY_PATH, required=True, help="The bundle to write.")
-@click.option("--budget", type=_BUDGET, help="Begin no problem after this, e.g. 90s, 10m.")
+@click.option("--budget", type=_DURATION, help="Begin no problem after this, e.g. 90s, 10m.")
 @click.option(
     "--all-kernels",
     is_flag=True,
@@ -54,6 +54,13 @@ def _sigterm_interrupts() -> Iterator[None]:
     is_flag=True,
     help="Write the bundle even if all kernels of a signature, or most of all, came out wrong.",
 )
+@click.option(
+    "--hang-after",
+    type=_DURATION,
+    default="60s",
+    show_default=True,
+    help="Drop a kernel that has not returned for so long; Triton gets 30 times as long.",
+)
 @json_option
 @click.pass_context
 def tune(
@@ -65,16 +72,17 @@ def tune(
     triton: bool,
     prune: bool,
     accept_suspect: bool,
+    hang_after: float,
     as_json: bool,
 ) -> None:
     """Measure the kernels of BUNDLES on this GPU, and write a bundle with what was measured.
 
     Every declared problem is timed with its kernels and with ATen. What was measured is kept beside
-    the output, in OUT.tuning.jsonl: the same command goes on from there.
+    the output, in OUT.tuning.jsonl: the same command goes on from there. A kernel that never
+    returns is dropped: the process that measures is killed, and another goes on.
     """
-    from ..tuning.gpu import gpu_bench
+    from ..tuning import watchdog
     from ..tuning.session import TuningOptions
-    from ..tuning.session import tune as measure_and_write
     from ..tuning.state import state_path
 
     if out.suffix != BUNDLE_SUFFIX:
@@ -90,7 +98,9 @@ def tune(
     )
     try:
         with _sigterm_interrupts(), report_progress("Measuring", "problems") as progress:
-            tuned = measure_and_write(bundles, out, gpu_bench(), options, progress=progress)
+            tuned = watchdog.tune_watched(
+                bundles, out, options, hang_s=hang_after, progress=progress
+            )
     except KeyboardInterrupt:
         kept = "nothing was measured yet"
         if state_path(out).exists():
@@ -110,6 +120,7 @@ def tuned_document(tuned: Tuned) -> Document:
         "problems": {key: _outcome_document(item) for key, item in tuned.outcomes.items()},
         "unmeasured": dict(tuned.unmeasured),
         "broken": dict(tuned.broken),
+        "hanging": [list(one) for one in tuned.hanging],
         "pruned": tuned.pruned and {**asdict(tuned.pruned), "bytes": tuned.pruned_bytes},
         "state": None if tuned.state is None else str(tuned.state),
         "measured_now": tuned.measured_now,
@@ -126,8 +137,20 @@ def _outcome_document(outcome: TuningOutcome) -> Document:
 
 
 def tuned_text(document: Document) -> str:
-    """Print a table of the problems, then wrong kernels, doubts, and the new bundle."""
-    header = ("problem", "first", "bundled, us", "ATen, us", "Triton, us", "over ATen", "kernel")
+    """Print a table of the problems, then wrong kernels, doubts, and the new bundle.
+
+    *Back to back* is the kernel's time over ATen's too, of launches back to back.
+    """
+    header = (
+        "problem",
+        "first",
+        "bundled, us",
+        "ATen, us",
+        "Triton, us",
+        "over ATen",
+        "back to back",
+        "kernel",
+    )
     rows = [_problem_row(key, item) for key, item in document["problems"].items()]
     parts = [] if document["suspicion"] is None else [f"SUSPECT: {document['suspicion']}"]
     parts += [table(rows, header)] if rows else []
@@ -137,16 +160,21 @@ def tuned_text(document: Document) -> str:
 
 
 def _problem_row(key: str, item: Document) -> list[object]:
+    from ..tuning.contenders import ATEN
+
     times = {"ATen": item["aten"], "Triton": item["triton"]}
     ours = item["kernels"][0][1:] if item["kernels"] else None
     known = {name: timing for name, timing in {"bundled": ours, **times}.items() if timing}
     first = min(known, key=lambda name: known[name][0]) if known else "-"
     ratio = f"{ours[0] / item['aten'][0]:.3f}" if ours and item["aten"] else "-"
+    beside = item["back_to_back"]
+    first_kernel, aten = (beside.get(name) for name in (ours and item["kernels"][0][0], ATEN))
     return [
         key,
         first + (" ?" if item["doubts"] else ""),
         *(_timing_text(timing) for timing in (ours, *times.values())),
         ratio,
+        f"{first_kernel[0] / aten[0]:.3f}" if first_kernel and aten else "-",
         item["kernels"][0][0][:12] if ours else "-",
     ]
 
@@ -162,8 +190,13 @@ def _wrong_lines(document: Document) -> Iterator[str]:
     for key, item in document["problems"].items():
         for id_, fault in item["wrong"].items():
             faults.setdefault(id_, []).append(f"{key}: {fault}")
+    hanging = {(contender, fault) for contender, fault in document["hanging"]}
+    for contender, fault in document["hanging"]:
+        left_out = "thrown out" if contender in document["broken"] else "left out there"
+        yield f"HANGS: {contender_name(contender)} is {left_out}: {fault}"
     for id_, fault in document["broken"].items():
-        faults.setdefault(id_, []).append(fault)
+        if (id_, fault) not in hanging:
+            faults.setdefault(id_, []).append(fault)
     for id_, texts in faults.items():
         yield f"WRONG: {contender_name(id_)} is thrown out:"
         yield from (f"  {text}" for text in texts)

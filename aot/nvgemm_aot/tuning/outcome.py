@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nvgemm_runtime.bundle.encode import timing_json
@@ -35,6 +35,8 @@ class TuningOutcome:
         triton: The best Triton kernel's time; None where there is none or it was not asked for.
         wrong: By id, incorrect kernels and what is wrong with them.
         doubts: Reasons not to rely on the order.
+        back_to_back: By contender, times of launches back to back, of those that may be the fastest
+            and of torch's own; the other times are of launches apart.
     """
 
     kernels: Mapping[str, Timing]
@@ -43,6 +45,7 @@ class TuningOutcome:
     wrong: Mapping[str, str]
     doubts: tuple[str, ...]
     conditions: Conditions
+    back_to_back: Mapping[str, Timing] = field(default_factory=dict)
 
     @property
     def times(self) -> dict[str, Timing]:
@@ -61,8 +64,11 @@ def disagreement(before: TuningOutcome, now: TuningOutcome) -> str | None:
 
     They do if each run has the other's fastest clearly behind, or if the time of either's fastest
     has changed beyond the spreads. Only contenders that both measured count, and ATen only for
-    equal minor versions of torch and CUDA. A disturbed run contradicts nothing.
+    equal minor versions of torch and CUDA. A disturbed run contradicts nothing, nor does one that
+    timed its launches otherwise.
     """
+    if before.conditions.launches != now.conditions.launches:
+        return None
     if not all(doubt.startswith(DISAGREEMENT) for doubt in before.doubts):
         return None
     old, new = before.times, now.times
@@ -119,6 +125,9 @@ def outcome_json(outcome: TuningOutcome) -> dict[str, Any]:
         "wrong": dict(outcome.wrong),
         "doubts": list(outcome.doubts),
         "conditions": asdict(outcome.conditions),
+        "back_to_back": {
+            name: timing_json(timing) for name, timing in outcome.back_to_back.items()
+        },
     }
 
 
@@ -135,6 +144,7 @@ def read_outcome(value: Mapping[str, Any]) -> TuningOutcome:
         wrong=value["wrong"],
         doubts=tuple(value["doubts"]),
         conditions=Conditions(**value["conditions"]),
+        back_to_back={name: _timing(one) for name, one in value["back_to_back"].items()},
     )
 
 

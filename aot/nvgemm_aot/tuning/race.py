@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from nvgemm_runtime.bundle.format import Timing
+from nvgemm_runtime.bundle.format import APART, Timing
 
 CONFIDENCE = 0.95
 """Of each median's interval by itself. The fastest of many contenders is partly so by luck, and its
@@ -87,11 +87,12 @@ Sample = Callable[[], float]
 class Timer(Protocol):
     """Times calls on one device."""
 
-    def prepare(self, calls: Sequence[Callable[[], object]]) -> Sample:
+    def prepare(self, calls: Sequence[Callable[[], object]], *, launches: str = APART) -> Sample:
         """Get calls of one contender ready to be timed.
 
         The calls compute the same on different buffers, in turn, so that none finds its buffers in
-        a cache.
+        a cache. ``launches`` is `APART` or `BACK_TO_BACK`; a sample is the time of a call alone in
+        both.
         """
 
     def check(self) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.format import Header, sha256_hex
@@ -29,6 +30,22 @@ from .rewrite import Pruned, previous_outcome, prune, read_together, tuned_conte
 from .state import TuningState, refuse_foreign_measurements, reserved, state_path
 
 PROGRAM = f"nvgemm-aot {__version__}"
+
+
+class Running(Protocol):
+    """Makes a context that is entered while a contender runs on the problem of a key."""
+
+    def __call__(self, contender: str, key: str) -> contextlib.AbstractContextManager[None]:
+        """The context."""
+
+
+def unwatched(contender: str, key: str) -> contextlib.AbstractContextManager[None]:
+    """A context in which nobody watches whether a contender returns."""
+    return contextlib.nullcontext()
+
+
+class UnusableGpuError(TuningError):
+    """A contender left the GPU unusable for this process; the state records it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +77,9 @@ class Tuned:
         pruned_bytes: Bytes that the pruned kernels took in the original bundles.
         outcomes: By problem key, in the order of the problems, including those of earlier runs.
         unmeasured: By key, problems without an outcome, and the reason.
-        broken: By name, contenders that left the GPU unusable, and the error.
+        broken: By name, contenders that left the GPU unusable or hang, and the error.
+        hanging: Contenders that hang, each with the problem's key and what was observed. Kernels
+            are among ``broken`` too; ATen and Triton are left out of the problem alone.
         pruned: Result of pruning; None unless it was asked for.
         state: The file that keeps the outcomes; None where there are none.
         measured_now: How many problems this run measured.
@@ -75,6 +94,7 @@ class Tuned:
     outcomes: Mapping[str, TuningOutcome]
     unmeasured: Mapping[str, str]
     broken: Mapping[str, str]
+    hanging: Sequence[tuple[str, str]]
     pruned: Pruned | None
     state: Path | None
     measured_now: int
@@ -90,6 +110,7 @@ def tune(
     *,
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
+    running: Running = unwatched,
 ) -> Tuned:
     """Measure the problems of bundles and write one bundle with measured rankings.
 
@@ -103,6 +124,7 @@ def tune(
         options: What to measure, and for how long.
         progress: Called before the first problem and after each finished one.
         clock: Returns seconds, for the budget.
+        running: Context entered with a contender and a problem's key whenever the contender runs.
 
     Raises:
         TuningError: If the device cannot run the bundles, they declare no problem or differ in
@@ -144,6 +166,7 @@ def tune(
             state=state,
             budget_s=options.budget_s,
             elapsed_s=lambda: clock() - begin,
+            running=running,
         )
         left = session.left(content.rankings)
         left_out = session.measure(left, progress)
@@ -179,6 +202,7 @@ def tune(
         outcomes={key: state.outcomes[key] for key in keys if key in state.outcomes},
         unmeasured={key: why for key, why in left_out.items() if key not in state.outcomes},
         broken=state.broken,
+        hanging=tuple(state.hanging),
         pruned=pruned,
         state=state_path(output) if state.outcomes else None,
         measured_now=len(left) - len(left_out),
@@ -248,6 +272,7 @@ class Session:
     state: TuningState
     budget_s: float | None
     elapsed_s: Callable[[], float]
+    running: Running = unwatched
 
     def left(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
         """Problems without an outcome, and then those whose measurement was disturbed."""
@@ -301,12 +326,18 @@ class Session:
             return self._why_no_contender(ranking)
         trying = functools.partial(self.state.trying, key=key)
         try:
-            outcome = measure(ranking.problem, runs, self.bench, trying)
+            outcome = measure(
+                ranking.problem,
+                runs,
+                self.bench,
+                trying,
+                functools.partial(self.running, key=key),
+            )
         except BrokenDeviceError as error:
             name = contender_name(error.contender)
             reason = f"{key}: it leaves the GPU unusable: {error.reason}"
             self.state.add_broken(error.contender, reason)
-            raise TuningError(
+            raise UnusableGpuError(
                 f"{key}: {name} leaves the GPU unusable: {error.reason}; run the same command "
                 "again: it goes on without that"
             ) from error

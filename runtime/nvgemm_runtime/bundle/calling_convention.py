@@ -55,6 +55,11 @@ class CallingConvention:
         return f"__tvm_ffi_{self.name}"
 
     @property
+    def text(self) -> str:
+        """As kernels state it, e.g. ``tvm_ffi:gemm(a,b,out,stream)``."""
+        return f"tvm_ffi:{self.name}({','.join(self.parameters)})"
+
+    @property
     def needs_compact(self) -> bool:
         """Whether operands must be compact, for their strides are not passed on."""
         return any(parameter.endswith("*") for parameter in self.parameters)

@@ -89,8 +89,8 @@ def _choices(activation: Activation, unfused: _Unfused) -> list[Any]:
     unfused.nvgemm_aot_gemm = offers.gemm
     unfused.offer = {"basis": offers.basis, "offered": offered, "measured": offers.measured}
     if current_mode() is Mode.REQUIRED and not _find_offers(None, unfused).kernels:
-        return on_equal_terms(fused)  # the unfused choice has no prebuilt kernel
-    return on_equal_terms([unfused, *fused])
+        return on_equal_terms([], fused)  # the unfused choice has no prebuilt kernel
+    return on_equal_terms([unfused], fused)
 
 
 def _find_offers(activation: Activation | None, unfused: _Unfused) -> Offers:

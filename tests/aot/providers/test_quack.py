@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.providers import load_provider
-from nvgemm_aot.providers.quack import Quack
+from nvgemm_aot.providers import Candidate, Enumeration, cute_dsl, load_provider
+from nvgemm_aot.providers.quack import ACCEPTED_VERSIONS, Quack
 from nvgemm_aot.providers.quack.designs import HOPPER, Design, designs
+from nvgemm_aot.providers.quack.entry import compile_entry
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.targets import build_target
+from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.types import DType
+from repository import ROOT
 
 ARCHITECTURES = ["sm_90a", "sm_100f", "sm_100a", "sm_103a"]
 
@@ -132,6 +136,96 @@ def test_without_the_library_the_error_names_what_installs_it(
     )
     with pytest.raises(ToolchainError, match=r"no-such-quack is not installed; run: pip install"):
         Quack().toolchain()
+
+
+@pytest.mark.parametrize("version", ["0.6.4", "0.7.0"])
+def test_another_release_of_the_library_is_refused_before_anything_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str
+) -> None:
+    honest = cute_dsl.version
+
+    def versions(name: str) -> str:
+        return version if name == "quack-kernels" else honest(name)
+
+    monkeypatch.setattr(cute_dsl, "version", versions)
+    path = tmp_path / "both.yaml"
+    path.write_text(MANIFEST.format(arch="sm_90a", providers="cutlass_operators, quack"))
+    said = rf"quack-kernels {version} is installed, must be 0\.6\.5.*run: pip install 'quack-ker"
+    with pytest.raises(ToolchainError, match=said):
+        build(load_manifest(path), tmp_path / "out", Cache(tmp_path / "cache"), jobs=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_extra_installs_a_release_that_is_accepted() -> None:
+    from packaging.requirements import Requirement
+
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (line,) = re.findall(r'"(quack-kernels[^"]*)"', text)
+    assert all(Requirement(line).specifier.contains(one) for one in ACCEPTED_VERSIONS)
+
+
+def test_a_library_that_does_not_import_is_an_error_with_the_next_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "quack"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "dsl.py").write_text("raise AttributeError('no such thing in this compiler')")
+    code = (
+        "from nvgemm_aot.providers.quack.entry import import_library\n"
+        "from nvgemm_runtime.errors import ToolchainError\n"
+        "try:\n"
+        "    import_library()\n"
+        "except ToolchainError as error:\n"
+        "    print(error)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "AttributeError: no such thing in this compiler; run: pip install" in done.stdout
+
+
+class WithAnImpossibleDesign(Quack):
+    """Offers a tile that no instruction multiplies, before all others."""
+
+    name = "test_quack:WithAnImpossibleDesign"
+
+    def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
+        found = super().enumerate(signature, target).candidates
+        fitting = [one for one in found if "cooperative_cluster1x1x1_tile64x128x64" in one.operator]
+        listed = [replace(one, provider=self.name) for one in fitting]
+        shape = replace(listed[0].block_shape, tile=(64, 100, 64))
+        design = replace(listed[0].design, tile=(64, 100, 64))
+        return Enumeration(
+            candidates=(
+                replace(listed[0], operator="impossible", design=design, block_shape=shape),
+                *listed,
+            )
+        )
+
+    def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
+        if candidate.operator != "impossible":
+            return super().compile(candidate, target)
+        impossible = Design(tile=(64, 100), cluster=(1, 1))
+        compile_entry(impossible, candidate.signature, target.target.arch, 132)
+        raise AssertionError("it compiles")
+
+
+def test_a_design_that_does_not_compile_is_named_and_the_others_are_built(
+    tmp_path: Path, kernel_cache: Cache
+) -> None:
+    path = tmp_path / "one.yaml"
+    path.write_text(MANIFEST.format(arch="sm_90a", providers=WithAnImpossibleDesign.name))
+    result = build(load_manifest(path), tmp_path / "out", kernel_cache, jobs=1)
+    (bundle,) = result.bundles
+    assert [kernel.operator for kernel in bundle.header.kernels] == [
+        "quack.GemmDefaultSm90_cooperative_cluster1x1x1_tile64x128x64"
+    ]
+    (failure,) = bundle.failures
+    assert failure.task.candidate.operator == "impossible"
+    assert "compile() of provider 'test_quack:WithAnImpossibleDesign' raised" in failure.reason
+    assert not result.unserved
 
 
 def test_listing_imports_neither_library_nor_compiler() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ import cpu_provider
 from nvgemm_aot.tuning.measuring import UNDECIDED
 from nvgemm_aot.tuning.race import LEAST_SAMPLES
 from nvgemm_aot.tuning.session import PROGRAM
-from nvgemm_runtime.bundle.format import Scope, UnservedReason
+from nvgemm_runtime.bundle.format import APART, Scope, UnservedReason
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
@@ -178,3 +179,25 @@ def test_measuring_needs_nothing_of_the_compiler_side() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_launches_are_timed_apart_and_back_to_back_beside(tuner: Tuner) -> None:
+    beside = {"Cpu_8x32": [190.0], "aten": [180.0], "Cpu_16x16": [150.0], "Cpu_1x1": [1.0]}
+    tuner.timer.times_back_to_back = beside
+    tuned = tuner()
+    assert tuner.orders == [["Cpu_8x32", "Cpu_16x16", "Cpu_1x1"]] * len(PROBLEMS), "apart decides"
+    ids = {kernel.operator: kernel.id for kernel in tuner.header.kernels}
+    for outcome in tuned.outcomes.values():
+        found = {name: timing.time_ns for name, timing in outcome.back_to_back.items()}
+        assert found == {ids["Cpu_8x32"]: 190, "aten": 180}, "the first and torch's own"
+    (source,) = tuner.header.sources
+    assert source.conditions is not None
+    assert source.conditions.launches == APART
+
+
+def test_the_gpu_is_recorded_by_a_digest_of_its_uuid(tuner: Tuner) -> None:
+    tuner(on=replace(bench(tuner.timer), uuid="GPU-1234"))
+    (source,) = tuner.header.sources
+    assert source.conditions is not None
+    assert source.conditions.gpu_sha256 == hashlib.sha256(b"GPU-1234").hexdigest()
+    assert b"GPU-1234" not in tuner.path.read_bytes()

@@ -1,15 +1,19 @@
 """Provider of quack-kernels' dense GEMMs, CuTe-DSL kernels for Hopper and Blackwell.
 
-`designs` says which specialisations are offered, `entry` compiles one, and `epilogue` is what
-kernels do before they store, where they do more than to multiply. It may import what
-`providers` may. The library and the compiler are imported when a kernel is first compiled, never to
-list candidates. quack changes classes of the DSL in the process that imports it, so a compiler
-process works for one provider alone.
+`designs` says which specialisations are offered, `entry` compiles one, and `gated` one with a gate;
+`epilogue` is what kernels do before they store, where they do more than to multiply. It may import
+what `providers` may. The library and the compiler are imported when a kernel is first compiled,
+never to list candidates. quack changes classes of the DSL in the process that imports it, so a
+compiler process works for one provider alone.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import inspect
 from collections.abc import Iterable
+from types import ModuleType
 
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError, ToolchainError
@@ -20,8 +24,9 @@ from nvgemm_runtime.gemm.types import DType
 
 from ...targets import BuildTarget
 from .. import cute_dsl
-from ..base import BlockShape, Candidate, Enumeration, RuntimeModel
+from ..base import INTERFACE_VERSION, BlockShape, Candidate, Enumeration, RuntimeModel
 from ..heuristics import MatmulHeuristics
+from . import epilogue, gated
 from .designs import HOPPER, Design, designs
 from .entry import (
     ALIGNMENT_BYTES,
@@ -30,7 +35,8 @@ from .entry import (
     compile_entry,
     import_library,
 )
-from .epilogue import has_own_epilogue, source_digest
+
+_LIBRARY = "quack-kernels"
 
 _DISTRIBUTIONS = (
     "nvidia-cutlass-dsl",
@@ -38,9 +44,14 @@ _DISTRIBUTIONS = (
     "nvidia-cutlass-dsl-libs-core",
     "nvidia-cutlass-dsl-libs-cu13",
     "apache-tvm-ffi",
-    "quack-kernels",
+    _LIBRARY,
 )
 """Distributions whose versions shape the code."""
+
+ACCEPTED_VERSIONS = ("0.6.5",)
+"""Releases of quack-kernels that are compiled. The provider builds the library's kernel objects
+itself, by classes and arguments that change without notice: of any other release, nobody has seen
+whether its kernels are right."""
 
 _VARIABLES = ("QUACK_",)
 """Prefix of the environment variables that the library reads."""
@@ -52,12 +63,28 @@ _WIDE = tuple(dtype for dtype in CUTE_TYPES if dtype.bits >= 16)
 class Quack:
     """Lists and compiles the dense GEMMs of quack-kernels."""
 
+    interface = INTERFACE_VERSION
     name = "quack"
     recipe = f"2, host {cute_dsl.HOST_CPU} {cute_dsl.HOST_FEATURES}"
 
     def toolchain(self) -> dict[str, str]:
-        """Versions of the compiler and the library; see `Provider.toolchain`."""
-        return cute_dsl.installed_versions(_DISTRIBUTIONS, "quack's kernels")
+        """Versions of the compiler and the library; see `Provider.toolchain`.
+
+        Raises:
+            ToolchainError: If one is missing, or the library is of another release than
+                `ACCEPTED_VERSIONS`.
+        """
+        found = cute_dsl.installed_versions(_DISTRIBUTIONS, "quack's kernels")
+        version = found[_LIBRARY]
+        if version not in ACCEPTED_VERSIONS:
+            accepted = " or ".join(ACCEPTED_VERSIONS)
+            raise ToolchainError(
+                f"cannot compile quack's kernels: {_LIBRARY} {version} is installed, must be "
+                f"{accepted}, as its kernels are made by parts of it that other releases change; "
+                f"run: pip install '{_LIBRARY}=={ACCEPTED_VERSIONS[-1]}', or leave quack out of "
+                "the manifest's providers"
+            )
+        return found
 
     def prepare(self) -> None:
         """Import compiler and library, compile an empty function; see `Provider.prepare`."""
@@ -73,7 +100,7 @@ class Quack:
             return Enumeration(absence=absence)
         return Enumeration(
             candidates=tuple(
-                self._candidate(one, signature, arch) for one in designs(arch, signature)
+                self._candidate(one, signature, arch) for one in _offered(signature, arch)
             )
         )
 
@@ -85,16 +112,15 @@ class Quack:
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         """Compile one design to an object; see `Provider.compile`."""
         arch = target.target.arch
-        named = {
-            _operator(one, candidate.signature, arch): one
-            for one in designs(arch, candidate.signature)
-        }
+        signature = candidate.signature
+        named = {_operator(one, signature, arch): one for one in _offered(signature, arch)}
+        compile_design = gated.compile_gated if signature.is_gated else compile_entry
         limits = candidate.design.cluster_limits
         try:
             cute_dsl.warm_up()
-            compiled = compile_entry(
+            compiled = compile_design(
                 named[candidate.operator],
-                candidate.signature,
+                signature,
                 arch,
                 limits[0].max_active if limits else None,
             )
@@ -130,11 +156,30 @@ class Quack:
             alignment_bytes=ALIGNMENT_BYTES,
             workspace_bytes=0,
             calling_convention=str(calling_convention(signature)),
-            added_code=f"epilogue {source_digest()}" if has_own_epilogue(signature) else "",
+            added_code=_added_code(signature),
+            traits=("pingpong",) if design.pingpong else (),
         )
 
 
+def _added_code(signature: Signature) -> str:
+    """What cache keys of kernels with an epilogue of this project hold of its source."""
+    if signature.is_gated:
+        return f"gate {_source_digest(gated)}"
+    return f"epilogue {_source_digest(epilogue)}" if epilogue.has_own_epilogue(signature) else ""
+
+
+@functools.cache
+def _source_digest(module: ModuleType) -> str:
+    return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()
+
+
+def _offered(signature: Signature, arch: str) -> tuple[Design, ...]:
+    return gated.designs(arch, signature) if signature.is_gated else designs(arch, signature)
+
+
 def _why_absent(signature: Signature, arch: str) -> str | None:
+    if signature.is_gated:
+        return None  # what `unsupported` allows
     if signature.op not in (Op.MM, Op.BMM) or (
         signature.scales is not None and signature.scales.is_swizzled
     ):
@@ -163,7 +208,8 @@ def _operator(design: Design, signature: Signature, arch: str) -> str:
     m, n = design.tile
     kind = ("pingpong" if design.pingpong else "cooperative") if arch == HOPPER else "clc"
     family = "Sm90" if arch == HOPPER else "Sm100"
+    epilogue = "Gated" if signature.is_gated else "Default"
     return (
-        f"quack.GemmDefault{family}_{kind}_cluster{design.cluster[0]}x{design.cluster[1]}x1"
+        f"quack.Gemm{epilogue}{family}_{kind}_cluster{design.cluster[0]}x{design.cluster[1]}x1"
         f"_tile{m}x{n}x{design.tile_k(signature.a)}{'_swap_ab' if design.swapped else ''}"
     )

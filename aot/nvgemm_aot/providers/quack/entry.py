@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from nvgemm_runtime.bundle.calling_convention import STREAM, CallingConvention
-from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.errors import ToolchainError, one_line
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, roles
 from nvgemm_runtime.gemm.types import Addend, DType, ScaleRecipe
@@ -34,7 +34,7 @@ CUTE_TYPES = {
 }
 """By element type: its class in ``cutlass``, for the types that are offered."""
 
-_MAX_SWIZZLE = 8
+MAX_SWIZZLE = 8
 """Most tiles along one dimension before the scheduler turns; quack's own default."""
 
 
@@ -57,9 +57,10 @@ def import_library() -> None:
             sys.modules["quack"] = importlib.util.module_from_spec(spec)
         import quack.dsl
         import quack.gemm_default_epi  # noqa: F401
-    except ImportError as error:
+    except Exception as error:  # with a compiler that does not fit, it raises whatever it raises
         raise ToolchainError(
-            f"cannot compile quack's kernels: {error}; run: pip install 'nvgemm-aot[build]'"
+            f"cannot compile quack's kernels: {type(error).__name__}: {one_line(str(error))}; "
+            "run: pip install 'nvgemm-aot[build]'"
         ) from error
 
 
@@ -90,7 +91,7 @@ def compile_entry(
         if has_own_epilogue(signature):
             epilogue, matrix = epilogue_arguments(gemm, signature, given, swapped=design.swapped)
         scheduler = TileSchedulerOptions(
-            max_active_clusters=Int32(clusters_at_once or 1), max_swizzle_size=Int32(_MAX_SWIZZLE)
+            max_active_clusters=Int32(clusters_at_once or 1), max_swizzle_size=Int32(MAX_SWIZZLE)
         )
         gemm(
             first, second, given[Role.OUT], matrix, epilogue, scheduler, None, stream, None, None

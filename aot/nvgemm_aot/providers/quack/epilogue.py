@@ -7,10 +7,6 @@ swapped exchanges, and an added matrix as its C.
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import inspect
-import sys
 from typing import Any, NamedTuple
 
 from nvgemm_runtime.gemm.problem import Signature
@@ -32,13 +28,6 @@ _VECTORS = {
 def has_own_epilogue(signature: Signature) -> bool:
     """Whether a signature's kernels do more than to multiply."""
     return bool(extra_roles(signature))
-
-
-@functools.cache
-def source_digest() -> str:
-    """Digest of this module, for the cache keys of kernels with an epilogue."""
-    source = inspect.getsource(sys.modules[__name__])
-    return hashlib.sha256(source.encode()).hexdigest()
 
 
 def kernel_with_epilogue(kernel: type[Any], activation: Activation | None) -> type[Any]:
