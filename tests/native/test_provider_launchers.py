@@ -1,4 +1,4 @@
-"""The launcher of a kernel from tests/provider_package, called as the runtime calls it, with no GPU.
+"""The launcher of a kernel from tests/provider_package, called as the runtime calls it: no GPU here.
 
 See `test_native_launchers`.
 """
