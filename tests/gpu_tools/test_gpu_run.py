@@ -259,3 +259,30 @@ def test_the_script_runs_as_a_command() -> None:
     done = subprocess.run([str(SCRIPT), "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "--wheels DIR" in done.stdout
+
+
+@pytest.mark.slow
+def test_wheels_of_the_package_with_a_provider_are_built(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package is on the builder's path, and is not installed where the tests run."""
+    manifest = tmp_path / "tiny.yaml"
+    manifest.write_text(
+        "version: 1\nname: tiny\ntargets: [sm_90a]\nproviders: [tiny_gemm]\ncandidates: 1\n"
+        "gemms: [{dtype: bf16, mnk: [[64, 64, 64]]}]\n"
+    )
+    monkeypatch.setattr(script, "PARTS", {"one": script.Part(("test_one.py",), ("tiny",))})
+    monkeypatch.setattr(script, "MANIFESTS", {"tiny": manifest})
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    assert script.build(wheels, blackwell=False) == 0
+    assert script.find_wheel(wheels, "tiny") is not None
+    assert not list(script.PROVIDER_PACKAGE.glob("*.egg-info"))
+
+
+def test_wheels_for_hopper_alone_are_not_wanted_on_blackwell(script: ModuleType) -> None:
+    part = script.PARTS["provider"]
+    assert script.wheels_of(part, blackwell=False) == ("tiny-gemm",)
+    assert script.wheels_of(part, blackwell=True) == ()
+    assert "provider" in script.parts_for(blackwell=False)
+    assert "provider" not in script.parts_for(blackwell=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -42,3 +44,43 @@ def write_package(
     )
     points = "".join(f"{name} = {module}:{attribute}\n" for name in names)
     (info / "entry_points.txt").write_text(f"[nvgemm_aot.providers]\n{points}", encoding="utf-8")
+
+
+MANIFEST = """
+version: 1
+name: tiny
+targets: [sm_90a]
+providers: [tiny_gemm]
+candidates: 1
+gemms:
+  - {dtype: bf16, mnk: [[100, 75, 33]]}
+"""
+
+
+class BuiltPackage:
+    """What the command made of `MANIFEST`, with the package on its path."""
+
+    def __init__(self, directory: Path) -> None:
+        self.site = install_provider_package(directory)
+        self.out = directory / "out"
+        self.manifest = directory / "tiny.yaml"
+        self.manifest.write_text(MANIFEST, encoding="utf-8")
+        self.document = json.loads(
+            self.run("build", str(self.manifest), "-o", str(self.out), "--wheel", "--json", "-j1")
+        )
+
+    def run(self, *arguments: str, status: int = 0) -> str:
+        code = "from nvgemm_aot.__main__ import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments],
+            env={**os.environ, "PYTHONPATH": str(self.site)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr * bool(status)
+
+    @property
+    def bundle(self) -> Path:
+        return Path(self.document["bundles"][0]["path"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -237,6 +238,9 @@ def build_document(result: BuildResult) -> Document:
                 "bytes": bundle.file_bytes,
                 "target": bundle.header.target.key,
                 "kernels": len(bundle.header.kernels),
+                "providers": dict(
+                    sorted(Counter(kernel.provider for kernel in bundle.header.kernels).items())
+                ),
                 "problems": len(bundle.header.rankings),
                 "incomplete": sum(
                     not bundle.header.is_complete(ranking) for ranking in bundle.header.rankings
@@ -269,6 +273,9 @@ def build_text(document: Document) -> str:
             f"problems, {size_text(bundle['bytes'])} "
             f"({size_text(bundle['bytes'] // bundle['kernels'])} a kernel)"
         )
+        if len(bundle["providers"]) > 1:
+            counts = (f"{count} of {name}" for name, count in bundle["providers"].items())
+            lines.append(f"  kernels: {', '.join(counts)}")
         lines += [
             f"  left out {f['operator']}: {f['reason']}"
             + "; the next build tries it again" * f["is_transient"]

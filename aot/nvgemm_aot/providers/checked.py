@@ -325,14 +325,11 @@ def _design_faults(design: Any) -> Iterator[str]:
         yield f"tile is {design.tile!r}, must be three integers (m, n, k) of 1 or more"
     if design.ctas_per_tile not in (1, 2):
         yield f"ctas_per_tile is {design.ctas_per_tile!r}, must be 1 or 2"
-    for name, cluster in (
-        ("cluster", design.cluster),
-        ("fallback_cluster", design.fallback_cluster),
-    ):
-        if cluster is None:
-            if name == "cluster":
-                yield "cluster is None, must be two integers (m, n) of 1 or more"
-        elif not _are_extents(cluster, 2) or cluster[0] * cluster[1] > MAX_CLUSTER_BLOCKS:
+    clusters: list[tuple[str, Any]] = [("cluster", design.cluster)]
+    if design.fallback_cluster is not None:
+        clusters.append(("fallback_cluster", design.fallback_cluster))
+    for name, cluster in clusters:
+        if not _are_extents(cluster, 2) or cluster[0] * cluster[1] > MAX_CLUSTER_BLOCKS:
             yield (
                 f"{name} is {cluster!r}, must be two integers (m, n) of 1 or more, together at "
                 f"most {MAX_CLUSTER_BLOCKS}"
