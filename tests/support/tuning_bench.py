@@ -18,9 +18,10 @@ import pytest
 import cpu_kernels
 import cpu_provider
 import recording_kernels
+from nvgemm_aot.rankings.agreement import ATEN
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning import contenders
-from nvgemm_aot.tuning.contenders import ATEN, Run
+from nvgemm_aot.tuning.contenders import Run
 from nvgemm_aot.tuning.gpu import Bench, GpuState
 from nvgemm_aot.tuning.race import Sample
 from nvgemm_aot.tuning.session import Tuned, TuningOptions, tune

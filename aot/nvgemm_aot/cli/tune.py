@@ -160,7 +160,7 @@ def tuned_text(document: Document) -> str:
 
 
 def _problem_row(key: str, item: Document) -> list[object]:
-    from ..tuning.contenders import ATEN
+    from ..rankings.agreement import ATEN
 
     times = {"ATen": item["aten"], "Triton": item["triton"]}
     ours = item["kernels"][0][1:] if item["kernels"] else None
@@ -184,7 +184,7 @@ def _timing_text(timing: list[int] | None) -> str:
 
 
 def _wrong_lines(document: Document) -> Iterator[str]:
-    from ..tuning.outcome import contender_name
+    from ..rankings.agreement import contender_name
 
     faults: dict[str, list[str]] = {}
     for key, item in document["problems"].items():

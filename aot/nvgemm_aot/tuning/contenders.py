@@ -14,14 +14,13 @@ from nvgemm_runtime.gemm.roles import Role, contiguous_bytes, extra_roles
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from nvgemm_runtime.matching.refusals import unlaunchable
 
+from ..rankings.agreement import ATEN, TRITON
+
 if TYPE_CHECKING:
     from ..bundle.content import ProblemRanking
 
 Run = Callable[..., Any]
 """``run(a, b, out, *extras)`` computes a GEMM and returns the result; see `random_operands`."""
-
-ATEN, TRITON = "aten", "triton"
-"""Names of the contenders that are torch's own; a kernel's name is its id."""
 
 
 class Contenders:

@@ -13,12 +13,14 @@ from nvgemm_runtime.bundle.format import BACK_TO_BACK, Timing, sha256_hex
 from nvgemm_runtime.errors import StorageError, ToolchainError, one_line
 from nvgemm_runtime.gemm.problem import Problem
 
-from .contenders import ATEN, TRITON, Run
+from ..rankings.agreement import ATEN, TRITON
+from ..rankings.intervals import contending
+from .contenders import Run
 from .correctness import find_fault, is_like
 from .exact_operands import OperandCheck, make_checks
 from .gpu import Bench
 from .outcome import UNSEEN_SLOWDOWNS, UNSEEN_WORK, TuningOutcome
-from .race import LEAST_SAMPLES, RaceResult, Sample, contending, median_interval, race
+from .race import LEAST_SAMPLES, RaceResult, Sample, median_interval, race
 from .random_operands import make_sets, poison
 
 _log = logging.getLogger(__name__)

@@ -21,12 +21,20 @@ from nvgemm_runtime.matching.refusals import refusal
 
 from ..bundle.content import ProblemRanking
 from ..bundle.writer import write_bundle
-from .contenders import ATEN, TRITON, Contenders
+from ..rankings.agreement import ATEN, TRITON, Relation, compare, confirming_gpus, contender_name
+from .contenders import Contenders
 from .correctness import suspicion, thrown_out
 from .gpu import Bench
 from .measuring import BrokenDeviceError, look_for_others, measure, wait_until_idle
-from .outcome import UNSEEN_WORK, TuningOutcome, contender_name, disagreement
-from .rewrite import Pruned, previous_outcome, prune, read_together, tuned_content, with_build_key
+from .outcome import UNSEEN_WORK, TuningOutcome
+from .rewrite import (
+    Pruned,
+    previous_outcome,
+    prune,
+    read_together,
+    tuned_content,
+    with_build_key,
+)
 from .state import TuningState, refuse_foreign_measurements, reserved, state_path
 
 PROGRAM = f"nvgemm-aot {__version__}"
@@ -345,9 +353,19 @@ class Session:
             _log.warning("%s is left out: %s", key, error)
             return f"{OUT_OF_MEMORY}{error}"
         before = previous_outcome(ranking, self.bench.facts.name)
-        differs = None if before is None else disagreement(before, outcome)
+        differs: str | None = None
+        confirmed_by: tuple[str, ...] = ()
+        if before is not None:
+            compared = compare(before, outcome)
+            if compared.relation is Relation.CONTRADICTS:
+                differs = compared.why
+            elif compared.relation is Relation.CONFIRMS:
+                confirmed_by = confirming_gpus(before, outcome)
+            else:
+                _log.info("%s: not confirmed: %s", key, compared.why)
         doubts = (*outcome.doubts, *(doubt for doubt in (busy, differs) if doubt is not None))
-        self.state.add(key, replace(outcome, doubts=doubts))
+        outcome = replace(outcome, doubts=doubts, confirmed_by=confirmed_by)
+        self.state.add(key, outcome)
         return None
 
     def _why_no_contender(self, ranking: ProblemRanking) -> str:

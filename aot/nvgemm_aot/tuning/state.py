@@ -22,10 +22,10 @@ from typing import IO, Any, NoReturn
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, StorageError, TuningError
 
+from ..rankings.agreement import ATEN, TRITON, contender_name
 from ..storage.files import require_writable, sweep_partials_of
 from ..storage.locks import acquire
-from .contenders import ATEN, TRITON
-from .outcome import TuningOutcome, contender_name, outcome_json, read_outcome
+from .outcome import TuningOutcome, outcome_json, read_outcome
 
 
 @contextlib.contextmanager

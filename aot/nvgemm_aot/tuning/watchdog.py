@@ -22,9 +22,8 @@ from typing import Any
 
 from nvgemm_runtime.errors import NvgemmError, TuningError
 
+from ..rankings.agreement import TRITON, contender_name
 from .child import BOOTSTRAP, Message, Work
-from .contenders import TRITON
-from .outcome import contender_name
 from .session import Progress, Tuned, TuningOptions, UnusableGpuError
 from .state import add_hang, reserved, state_path
 
