@@ -341,8 +341,8 @@ def build_text(document: Document) -> str:
     )
     lines += _unserved_lines(document)
     for one in document["measured"]:
-        counts = ", ".join(f"{count} {standing}" for standing, count in one["problems"].items())
-        lines.append(f"{one['arch']}: problems ranked by measurements: {counts or 'none'}")
+        ranked = ", ".join(f"{count} {standing}" for standing, count in one["problems"].items())
+        lines.append(f"{one['arch']}: problems ranked by measurements: {ranked or 'none'}")
         lines += (f"  {note}" for note in one["notes"])
     if "wheel" in document:
         lines.append(file_text(document["wheel"]))
