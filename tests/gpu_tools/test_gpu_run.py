@@ -86,7 +86,7 @@ def test_a_machine_without_a_gpu_an_unknown_part_and_no_directory_are_refused(
     monkeypatch.setattr(script, "_compute_capability", lambda: None)
     for arguments, said in (
         (["--wheels", "w"], "torch sees no GPU"),
-        (["--wheels", "w", "kernel"], "there is no part kernel; there are kernels, launching"),
+        (["--wheels", "w", "kernel"], "there is no part kernel; there are kernels, "),
         ([], "give either --wheels DIR"),
         (["--wheels", "w", "--build", "b"], "give either --wheels DIR"),
     ):

@@ -57,9 +57,9 @@ def test_designs_are_distinct_and_so_are_their_names(arch: str) -> None:
     [
         ("mm/tn/int8xint8/int32/int32", "sm_90a", "here int8 into int32"),
         ("mm/nt/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_90a", "is multiplied in layout tn alone"),
-        ("mm/tn/bf16xbf16/fp32/bf16/bias", "sm_100f", "offered for plain GEMMs alone"),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row", "sm_100f", "of fp16 and bf16 into"),
         ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_100f", "of fp16 and bf16 into"),
-        ("mm/tn/bf16xbf16/fp32/fp8_e4m3", "sm_100f", "here mm/tn/bf16xbf16/fp32/fp8_e4m3"),
+        ("mm/tn/bf16xbf16/fp32/fp8_e4m3", "sm_100f", "here bf16 into fp8_e4m3"),
         ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32", "sm_90a", "dense GEMMs do not compute"),
         ("grouped_mm/tn/bf16xbf16/fp32/bf16", "sm_90a", "dense GEMMs do not compute"),
     ],
@@ -275,6 +275,39 @@ def test_a_bundle_of_both_providers_verifies_and_comes_out_equal(tmp_path: Path,
     with Bundle(file) as bundle:
         assert "quack" in {kernel.provider for kernel in bundle.header.kernels}
         assert bundle.header.toolchain["quack-kernels"]
+
+
+EPILOGUES = """
+version: 1
+name: epilogues
+targets: [{arch}]
+providers: [quack]
+candidates: 2
+gemms:
+  - {{dtype: bf16, epilogue: bias_relu, mnk: [[16, 4096, 4096]]}}
+  - {{dtype: bf16, epilogue: add, mnk: [[4096, 4096, 4096]]}}
+  - {{dtype: fp16, out: fp32, op: bmm, batch: 2, epilogue: bias_gelu_tanh, mnk: [[4096, 512, 512]]}}
+"""
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param(arch, marks=pytest.mark.slow if arch != "sm_90a" else ())
+        for arch in ARCHITECTURES
+    ],
+)
+def test_epilogues_verify_swapped_and_not(tmp_path: Path, kernel_cache: Cache, arch: str) -> None:
+    path = tmp_path / "epilogues.yaml"
+    path.write_text(EPILOGUES.format(arch=arch))
+    (built,) = build(load_manifest(path), tmp_path, kernel_cache, jobs=1).bundles
+    report = verify_bundle(built.path, disassemble=True)
+    assert report.ok, report.findings
+    with Bundle(built.path) as bundle:
+        kernels = bundle.header.kernels
+    assert not built.failures
+    assert {kernel.design.swapped for kernel in kernels} == {True, False}
+    assert len({kernel.signature for kernel in kernels}) == 3
 
 
 def test_beside_another_provider_it_offers_the_same() -> None:

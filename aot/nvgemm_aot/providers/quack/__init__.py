@@ -18,7 +18,6 @@ from types import ModuleType
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError, ToolchainError
 from nvgemm_runtime.gemm.problem import Layout, Op, Signature
-from nvgemm_runtime.gemm.roles import extra_roles
 from nvgemm_runtime.gemm.support import unsupported
 from nvgemm_runtime.gemm.types import DType
 
@@ -189,10 +188,10 @@ def _why_absent(signature: Signature, arch: str) -> str | None:
             f"of quack, GEMMs of {_names(_OPERANDS)} into {_names(CUTE_TYPES)} are offered (here "
             f"{signature.a.value} into {signature.out.value})"
         )
-    if arch != HOPPER and (extra_roles(signature) or {signature.a, signature.out} - {*_WIDE}):
+    if arch != HOPPER and {signature.a, signature.out} - {*_WIDE}:
         return (
-            f"of quack, kernels for {arch} are offered for plain GEMMs alone, of fp16 and bf16 "
-            f"into {_names(_WIDE)} (here {signature.key})"
+            f"of quack, kernels for {arch} are offered of fp16 and bf16 into {_names(_WIDE)} alone "
+            f"(here {signature.a.value} into {signature.out.value})"
         )
     if signature.a.is_fp8 and signature.layout is not Layout.TN:
         return f"{signature.a.value} is multiplied in layout tn alone on {arch}"
