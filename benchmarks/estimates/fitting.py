@@ -118,7 +118,7 @@ def fit_and_judge(measured: Measurements, *, write: bool) -> None:
         raise click.ClickException("no better than the model on sizes held back; nothing written")
     whole = replace(blank, weights=_weights(examples, *settings))
     keep(whole, PATH, _judged(before, after, len(fitted), len(held)))
-    click.echo(f"{PATH.relative_to(ROOT)}: written, fitted on all {len(examples)} problems")
+    click.echo(f"{PATH.name}: written, fitted on all {len(examples)} problems")
 
 
 def keep(correction: Correction, path: Path, judged: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -29,8 +30,8 @@ KNOTS = (16, 128, 1024)
 """Numbers of rows m between which weights change smoothly: each has a weight for each feature."""
 
 _MOST_FACTOR = 20.0
-"""Most by which a correction multiplies or divides an estimate: fitted weights say nothing of
-problems far from those that were measured."""
+"""Most by which a correction multiplies or divides all estimates of a problem, and one of them beside
+the others: fitted weights say nothing of problems far from those that were measured."""
 
 Times = Sequence["int | None"]
 """Estimated runtimes in nanoseconds, None where there is no estimate."""
@@ -79,13 +80,20 @@ class Correction:
         rows = feature_rows(problem, candidates, times, sm_count)
         if rows is None:
             return list(times)
-        found: list[int | None] = []
-        for row in rows:
-            change = sum(self.weights.get(name, 0.0) * value for name, value in row.features)
-            most = math.log(_MOST_FACTOR)
-            seconds_log = row.log_estimate + max(-most, min(most, change))
-            found.append(max(1, round(math.exp(seconds_log))))
-        return found
+        changes = [
+            sum(self.weights.get(name, 0.0) * value for name, value in row.features) for row in rows
+        ]
+        # What all have in common is bounded by itself: it must not hide what tells them apart.
+        common = statistics.median(changes)
+        return [
+            max(1, round(math.exp(row.log_estimate + _bounded(common) + _bounded(change - common))))
+            for row, change in zip(rows, changes)
+        ]
+
+
+def _bounded(change: float) -> float:
+    most = math.log(_MOST_FACTOR)
+    return max(-most, min(most, change))
 
 
 @dataclass(frozen=True, kw_only=True)
