@@ -30,8 +30,8 @@ KNOTS = (16, 128, 1024)
 """Numbers of rows m between which weights change smoothly: each has a weight for each feature."""
 
 _MOST_FACTOR = 20.0
-"""Most by which a correction multiplies or divides all estimates of a problem, and one of them beside
-the others: fitted weights say nothing of problems far from those that were measured."""
+"""Most by which a correction multiplies or divides all estimates of a problem, and one of them
+beside the others: fitted weights say nothing of problems far from those that were measured."""
 
 Times = Sequence["int | None"]
 """Estimated runtimes in nanoseconds, None where there is no estimate."""
