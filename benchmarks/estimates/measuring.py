@@ -130,9 +130,20 @@ def _measure_problem(
     }
     ways[SPACER] = Contender(launch=lambda a, b, out: small.add_(1.0), sets=sets)
     measured = offline_ns(ways, ROUNDS, WINDOW_NS, random.Random(problem.key))
-    spacer = statistics.median(measured.pop(SPACER))
+    rough = {id_: look for id_, look in looks.items() if id_ not in faults}
+    return without_spacer(measured, rough, list(launches))
+
+
+def without_spacer(
+    measured: Mapping[str, Sequence[float]], looks: Mapping[str, float], ids: Sequence[str]
+) -> list[float | None]:
+    """Nanoseconds of each kernel: its median less the spacer's, or those of a first look.
+
+    None for one that has neither, because its results are wrong.
+    """
+    spacer = statistics.median(measured[SPACER])
     times = {id_: max(1.0, statistics.median(row) - spacer) for id_, row in measured.items()}
-    return [None if id_ in wrong else times.get(id_, looks.get(id_)) for id_ in launches]
+    return [times.get(id_, looks.get(id_)) for id_ in ids]
 
 
 def _first_look_ns(launch: Launch, sets: Sequence[Operands]) -> float:

@@ -1,6 +1,6 @@
-"""The launcher of a kernel from tests/provider_package, called as the runtime does: no GPU here.
+"""The launcher of a kernel from tests/provider_package, called as the runtime calls it.
 
-See `test_native_launchers`.
+No GPU is needed: see `test_native_launchers`.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ import functools
 import itertools
 import json
 import math
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -29,8 +30,8 @@ KNOTS = (16, 128, 1024)
 """Numbers of rows m between which weights change smoothly: each has a weight for each feature."""
 
 _MOST_FACTOR = 20.0
-"""Most by which a correction multiplies or divides an estimate: fitted weights say nothing of
-problems far from those that were measured."""
+"""Most by which a correction multiplies or divides all estimates of a problem, and one of them
+beside the others: fitted weights say nothing of problems far from those that were measured."""
 
 Times = Sequence["int | None"]
 """Estimated runtimes in nanoseconds, None where there is no estimate."""
@@ -79,13 +80,20 @@ class Correction:
         rows = feature_rows(problem, candidates, times, sm_count)
         if rows is None:
             return list(times)
-        found: list[int | None] = []
-        for row in rows:
-            change = sum(self.weights.get(name, 0.0) * value for name, value in row.features)
-            most = math.log(_MOST_FACTOR)
-            seconds_log = row.log_estimate + max(-most, min(most, change))
-            found.append(max(1, round(math.exp(seconds_log))))
-        return found
+        changes = [
+            sum(self.weights.get(name, 0.0) * value for name, value in row.features) for row in rows
+        ]
+        # What all have in common is bounded by itself: it must not hide what tells them apart.
+        common = statistics.median(changes)
+        return [
+            max(1, round(math.exp(row.log_estimate + _bounded(common) + _bounded(change - common))))
+            for row, change in zip(rows, changes)
+        ]
+
+
+def _bounded(change: float) -> float:
+    most = math.log(_MOST_FACTOR)
+    return max(-most, min(most, change))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,36 +189,75 @@ def _extents(problem: Problem, candidate: Candidate) -> tuple[int, int, int]:
     return (problem.n, m, count) if candidate.block_shape.swapped else (m, problem.n, count)
 
 
-def _tiles(problem: Problem, candidate: Candidate) -> int:
+@dataclass(frozen=True, kw_only=True)
+class _Grid:
+    """How the thread blocks of a candidate cover a problem.
+
+    Attributes:
+        blocks: Tiles times splits of k, in whole clusters.
+        needed: Likewise, without those that only fill up clusters.
+        waves: How many blocks the busiest multiprocessor has one after the other.
+        work: Multiply-adds of the busiest multiprocessor, over an even share of the problem's.
+        loads: Elements of A and B that clusters load from L2 for each 64 of the result.
+    """
+
+    blocks: int
+    needed: int
+    waves: int
+    work: float
+    loads: float
+
+
+def _grid(problem: Problem, candidate: Candidate, sm_count: int) -> _Grid:
+    shape = candidate.block_shape
     m, n, count = _extents(problem, candidate)
-    tile_m, tile_n, _ = candidate.block_shape.tile
-    return -(-m // tile_m) * -(-n // tile_n) * count
+    (tile_m, tile_n, _), (cluster_m, cluster_n) = shape.tile, shape.cluster
+    tiles_m, tiles_n = -(-m // tile_m), -(-n // tile_n)
+    needed = tiles_m * tiles_n * count * shape.splits
+    whole_m, whole_n = (
+        -(-tiles // extent) * extent for tiles, extent in zip((tiles_m, tiles_n), shape.cluster)
+    )
+    waves = -(-needed // sm_count)
+    results = m * n * count
+    return _Grid(
+        blocks=whole_m * whole_n * count * shape.splits,
+        needed=needed,
+        waves=waves,
+        work=waves * tile_m * tile_n / shape.splits * sm_count / results,
+        # Blocks of a cluster along n share their A, those along m their B.
+        loads=64 * needed * (tile_m / cluster_n + tile_n / cluster_m) / shape.splits / results,
+    )
 
 
 def _log_work(problem: Problem, candidate: Candidate, sm_count: int) -> float:
     """Logarithm of the multiply-adds on the busiest multiprocessor."""
-    tile_m, tile_n, _ = candidate.block_shape.tile
-    waves = -(-_tiles(problem, candidate) // sm_count)
-    return math.log(waves * tile_m * tile_n * problem.k)
+    m, n, count = _extents(problem, candidate)
+    share = m * n * count * problem.k / sm_count
+    return math.log(_grid(problem, candidate, sm_count).work * share)
 
 
 def _features(problem: Problem, candidate: Candidate, sm_count: int) -> Iterator[tuple[str, float]]:
-    """Features of a candidate, each about 0 to 4; those of a family are 0 or 1."""
-    m, n, count = _extents(problem, candidate)
-    tile_m, tile_n, tile_k = candidate.block_shape.tile
-    tiles = _tiles(problem, candidate)
+    """Features of a candidate, each about 0 to 4; those of a tile or family are 1, or absent."""
+    grid = _grid(problem, candidate, sm_count)
+    shape = candidate.block_shape
+    tile_m, tile_n, tile_k = shape.tile
     yield "constant", 1.0
-    yield "padding", math.log(tiles * tile_m * tile_n / (m * n * count))
-    yield "idle", max(0.0, math.log(sm_count / tiles))
-    yield "tail", math.log(-(-tiles // sm_count) * sm_count / tiles) if tiles > sm_count else 0.0
-    yield "traffic", math.log(1024 * (tile_m + tile_n) / (tile_m * tile_n))
+    yield "work", math.log(grid.work)
+    yield "waves", math.log(grid.waves)
+    yield "idle", max(0.0, math.log(sm_count / grid.needed))
+    if grid.needed > sm_count:
+        yield "tail", math.log(grid.waves * sm_count / grid.needed)
+    yield "cluster padding", math.log(grid.blocks / grid.needed)
+    yield "loads", math.log(grid.loads)
+    yield "fill", math.log(grid.waves * (tile_m + tile_n) / 128)
     yield "tile m", math.log(tile_m / 64)
     yield "tile n", math.log(tile_n / 16)
     yield "tile k", math.log(tile_k * problem.signature.a.bits / 1024)
-    for side, extent in zip("mn", candidate.block_shape.cluster):
+    yield f"tile {tile_m}x{tile_n}", 1.0
+    for side, extent in zip("mn", shape.cluster):
         yield f"cluster {side}", math.log(extent)
-    if candidate.block_shape.swapped:
-        yield "swapped", 1.0
-    yield f"provider {candidate.provider}", 1.0
-    for trait in candidate.traits:
-        yield f"trait {trait}", 1.0
+    yield "splits", math.log(shape.splits)
+    yield (
+        " ".join(["family", candidate.provider, *candidate.traits, *["swapped"] * shape.swapped]),
+        1.0,
+    )
