@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -47,6 +48,11 @@ def _sigterm_interrupts() -> Iterator[None]:
     is_flag=True,
     help="Measure each problem with all kernels of its signature, not only those ranked for it.",
 )
+@click.option(
+    "--neighbours",
+    is_flag=True,
+    help="Measure each problem also with the kernels that won at the next smaller and larger m.",
+)
 @click.option("--triton", is_flag=True, help="Also ask Inductor for its best Triton kernel.")
 @click.option("--prune", is_flag=True, help="Drop kernels that are never among the first two.")
 @click.option(
@@ -69,6 +75,7 @@ def tune(
     out: Path,
     budget: float | None,
     all_kernels: bool,
+    neighbours: bool,
     triton: bool,
     prune: bool,
     accept_suspect: bool,
@@ -92,6 +99,7 @@ def tune(
     options = TuningOptions(
         budget_s=budget,
         all_kernels=all_kernels,
+        neighbours=neighbours,
         triton=triton,
         prunes=prune,
         accepts_suspect=accept_suspect,
@@ -118,6 +126,7 @@ def tuned_document(tuned: Tuned) -> Document:
         "bytes": tuned.file_bytes,
         "kernels": len(tuned.header.kernels),
         "problems": {key: _outcome_document(item) for key, item in tuned.outcomes.items()},
+        "standings": _standings(tuned),
         "unmeasured": dict(tuned.unmeasured),
         "broken": dict(tuned.broken),
         "hanging": [list(one) for one in tuned.hanging],
@@ -126,6 +135,12 @@ def tuned_document(tuned: Tuned) -> Document:
         "measured_now": tuned.measured_now,
         "is_complete": tuned.is_complete,
     }
+
+
+def _standings(tuned: Tuned) -> dict[str, int]:
+    """How many rankings of the new bundle are confirmed, measured once, or doubtful."""
+    found = [one.measured.standing for one in tuned.header.rankings if one.measured is not None]
+    return dict(sorted(Counter(found).items()))
 
 
 def _outcome_document(outcome: TuningOutcome) -> Document:
@@ -227,6 +242,9 @@ def _summary_lines(document: Document) -> Iterator[str]:
             f"measured problems, {_loss_text(pruned['undeclared_loss'])} on others like them"
             f"{unknown_note if unknown else ''}"
         )
+    if document["standings"]:
+        counts = ", ".join(f"{n} {standing}" for standing, n in document["standings"].items())
+        yield f"rankings: {counts}"
     yield (
         f"{document['path']}: written, {measured} of {measured + left} problems measured, "
         f"{document['kernels']} kernels, {size_text(document['bytes'])}"

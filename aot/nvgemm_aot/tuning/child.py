@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import enum
+import functools
 import importlib
 import logging
 import os
@@ -19,7 +20,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from .gpu import Bench
 from .session import TuningOptions, tune
@@ -77,7 +77,8 @@ def main(descriptor: int, parent: int) -> None:
     warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
     connection = Connection(descriptor)
     work: Work = connection.recv()
-    reporter = _Reporter(connection)
+    send = functools.partial(_send, connection)
+    reporter = _Reporter(send)
     logging.basicConfig(level=work.log_level, handlers=[reporter], force=True)
     try:
         result = tune(
@@ -85,13 +86,24 @@ def main(descriptor: int, parent: int) -> None:
             work.output,
             _load(work.bench)(),
             work.options,
-            progress=lambda done, total: connection.send((Message.PROGRESS, done, total)),
+            progress=functools.partial(send, Message.PROGRESS),
             running=reporter.running,
         )
     except BaseException as error:
-        connection.send((Message.FAILED, _sendable(error), traceback.format_exc()))
+        send(Message.FAILED, _sendable(error), traceback.format_exc())
     else:
-        connection.send((Message.DONE, result))
+        send(Message.DONE, result)
+
+
+def _send(connection: Connection, kind: Message, *values: object) -> None:
+    """Send a message; end this process if nobody is there to read it.
+
+    An exception would be blamed on the contender that runs.
+    """
+    try:
+        connection.send((kind, *values))
+    except OSError:
+        os._exit(1)
 
 
 def _load(name: str) -> Callable[[], Bench]:
@@ -110,18 +122,17 @@ def _sendable(error: BaseException) -> BaseException:
 class _Reporter(logging.Handler):
     """Reports which contender runs, and what is logged."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, send: Callable[..., None]) -> None:
         super().__init__()
-        self._connection = connection
+        self._send = send
 
     @contextlib.contextmanager
     def running(self, contender: str, key: str) -> Iterator[None]:
-        self._connection.send((Message.RUNS, contender, key))
+        self._send(Message.RUNS, contender, key)
         try:
             yield
         finally:
-            self._connection.send((Message.RETURNED,))
+            self._send(Message.RETURNED)
 
     def emit(self, record: logging.LogRecord) -> None:
-        message: tuple[Any, ...] = (record.name, record.levelno, record.getMessage())
-        self._connection.send((Message.LOG, *message))
+        self._send(Message.LOG, record.name, record.levelno, record.getMessage())

@@ -7,7 +7,7 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import SuspectError, TuningError
 from nvgemm_runtime.gemm.aten import unusual_setting
+from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.launch.loader import require_libraries
 from nvgemm_runtime.matching.refusals import refusal
 
@@ -64,6 +65,8 @@ class TuningOptions:
         budget_s: Seconds after which no further problem is begun; None for no limit.
         all_kernels: Whether a problem is measured with all kernels of its signature instead of its
             ranking's.
+        neighbours: Whether a problem is also measured with the kernels that won at the next smaller
+            and larger m of its n and k.
         triton: Whether Inductor is asked for its best Triton kernel.
         prunes: Whether kernels that are never among the first two are dropped.
         accepts_suspect: Whether to write a bundle even if so many kernels were thrown out that
@@ -72,6 +75,7 @@ class TuningOptions:
 
     budget_s: float | None = None
     all_kernels: bool = False
+    neighbours: bool = False
     triton: bool = False
     prunes: bool = False
     accepts_suspect: bool = False
@@ -175,9 +179,17 @@ def tune(
             budget_s=options.budget_s,
             elapsed_s=lambda: clock() - begin,
             running=running,
+            neighbours=Neighbours(content.rankings if options.neighbours else ()),
         )
         left = session.left(content.rankings)
         left_out = session.measure(left, progress)
+        measured_now = len(left) - len(left_out)
+        lacking = session.lacking(content.rankings)
+        for _ in range(MOST_PASSES):
+            if not lacking or OUT_OF_BUDGET in left_out.values():
+                break
+            left_out |= session.measure(lacking, progress)
+            lacking = session.lacking(content.rankings)
         suspect = suspicion(
             ((kernel.id, kernel.signature) for kernel in content.kernels),
             thrown_out(state.outcomes, state.broken),
@@ -213,9 +225,10 @@ def tune(
         hanging=tuple(state.hanging),
         pruned=pruned,
         state=state_path(output) if state.outcomes else None,
-        measured_now=len(left) - len(left_out),
+        measured_now=measured_now,
         is_complete=not any(outcome.is_disturbed for outcome in state.outcomes.values())
-        and not any(why.startswith((OUT_OF_BUDGET, OUT_OF_MEMORY)) for why in left_out.values()),
+        and not any(why.startswith((OUT_OF_BUDGET, OUT_OF_MEMORY)) for why in left_out.values())
+        and not lacking,
         suspicion=suspect,
     )
 
@@ -250,12 +263,39 @@ def _identity(bundles: Sequence[Bundle], bench: Bench, options: TuningOptions) -
         "torch": bench.versions.torch,
         "CUDA": bench.versions.cuda,
         "program": PROGRAM,
-        "choice of kernels": "all" if options.all_kernels else "ranked",
+        "choice of kernels": ("all" if options.all_kernels else "ranked")
+        + " and neighbours'" * options.neighbours,
         "asking for Triton": str(options.triton),
     }
 
 
 _log = logging.getLogger(__name__)
+
+MOST_PASSES = 4
+"""Most further passes over problems that lack a neighbour's winner: each may change who wins."""
+
+
+class Neighbours:
+    """Finds the kernels that won at the next smaller and larger m; true if there are any."""
+
+    def __init__(self, rankings: Sequence[ProblemRanking]) -> None:
+        self._lines: dict[Problem, list[Problem]] = {}
+        for problem in sorted(ranking.problem for ranking in rankings):
+            self._lines.setdefault(replace(problem, m=1), []).append(problem)
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def winners(self, problem: Problem, outcomes: Mapping[str, TuningOutcome]) -> list[str]:
+        """Ids of the fastest kernels of the two neighbours, as far as those were measured."""
+        line = self._lines.get(replace(problem, m=1), [])
+        if problem not in line:
+            return []
+        place = line.index(problem)
+        near = [*line[max(0, place - 1) : place], *line[place + 1 : place + 2]]
+        found = [outcomes[one.key] for one in near if one.key in outcomes]
+        return list(dict.fromkeys(next(iter(one.kernels)) for one in found if one.kernels))
+
 
 OUT_OF_BUDGET = "the budget was used up; the same command goes on"
 OUT_OF_MEMORY = "it does not fit into the GPU's memory, the same command tries again: "
@@ -281,6 +321,29 @@ class Session:
     budget_s: float | None
     elapsed_s: Callable[[], float]
     running: Running = unwatched
+    neighbours: Neighbours = field(default_factory=lambda: Neighbours(()))
+
+    def lacking(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
+        """Problems that were measured without a kernel that won at a neighbouring m."""
+        outcomes = self.state.outcomes
+        return [
+            one
+            for one in rankings
+            if one.problem.key in outcomes and self._unmeasured_neighbours(one.problem)
+        ]
+
+    def _unmeasured_neighbours(self, problem: Problem) -> list[str]:
+        if not self.neighbours:
+            return []
+        outcome = self.state.outcomes.get(problem.key)
+        known = set() if outcome is None else outcome.kernels.keys() | outcome.wrong.keys()
+        wrong = thrown_out(self.state.outcomes, self.state.broken)
+        left_out = self.state.left_out(problem.key)
+        return [
+            id_
+            for id_ in self.neighbours.winners(problem, self.state.outcomes)
+            if id_ not in known | left_out | wrong.keys() and self.contenders.serves(id_, problem)
+        ]
 
     def left(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
         """Problems without an outcome, and then those whose measurement was disturbed."""
@@ -327,7 +390,10 @@ class Session:
         import torch
 
         key = ranking.problem.key
-        runs = self.contenders.runs_of(ranking)
+        before_now = self.state.outcomes.get(key)
+        also = [] if before_now is None else [*before_now.kernels]  # or passes would never end
+        also += self._unmeasured_neighbours(ranking.problem)
+        runs = self.contenders.runs_of(ranking, also if self.neighbours else ())
         for name in self.state.left_out(key):
             runs.pop(name, None)
         if not runs.keys() - {ATEN, TRITON}:

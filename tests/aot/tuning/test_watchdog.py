@@ -168,6 +168,21 @@ def test_errors_and_messages_come_through(tuner: Tuner, caplog: pytest.LogCaptur
         watched(tuner, "sound", write_bare(tuner))
 
 
+@pytest.mark.slow
+def test_a_process_that_nobody_listens_to_ends_and_blames_no_kernel(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(done: int, total: int) -> None:
+        if done == 1:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        watched(tuner, "sound", progress=failing)
+    assert b"broken" not in state_path(tuner.path).read_bytes()
+    tuned = watched(tuner, "sound")
+    assert ([*tuned.outcomes], tuned.broken) == (KEYS, {})
+
+
 def write_bare(tuner: Tuner) -> Path:
     return tuner.change(lambda content: replace(content, rankings=()))
 
