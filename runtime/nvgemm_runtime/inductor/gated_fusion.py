@@ -206,8 +206,8 @@ def _is_split_in_half(split: object, dim: int) -> bool:
 
 def _span(part: Node, rank: int, dim: int, extent: int) -> tuple[Any, ...] | None:
     """Start, end and step of a slice along a dimension; None along another."""
-    usual: tuple[Any, ...] = (None, 0, 0, None, 1)
-    _, along, start, end, step = (*part.args, *usual[len(part.args) :])
+    given: list[Any] = list(part.args)
+    _, along, start, end, step = given + [None, 0, 0, None, 1][len(given) :]
     if along not in (dim, dim % rank):
         return None
     start, end = start or 0, extent if end is None else end

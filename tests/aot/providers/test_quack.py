@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.providers import load_provider
-from nvgemm_aot.providers.quack import Quack
+from nvgemm_aot.providers.quack import Quack, gated
 from nvgemm_aot.providers.quack.designs import HOPPER, Design, designs
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
@@ -21,7 +22,7 @@ from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import Signature
-from nvgemm_runtime.gemm.types import DType
+from nvgemm_runtime.gemm.types import DType, Epilogue, WeightOrder
 
 ARCHITECTURES = ["sm_90a", "sm_100f", "sm_100a", "sm_103a"]
 
@@ -61,6 +62,72 @@ def test_says_why_it_offers_nothing(key: str, reason: str) -> None:
     assert not found.candidates
     assert found.absence is not None
     assert reason in found.absence
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.gate is not None])
+def test_offers_gated_kernels_in_what_is_supported(arch: str, epilogue: Epilogue) -> None:
+    for dtype, layout in itertools.product(("bf16", "fp16"), ("tn", "tt", "nn", "nt")):
+        key = f"mm/{layout}/{dtype}x{dtype}/fp32/bf16/{epilogue.value}"
+        signature = Signature.parse(key)
+        found = Quack().enumerate(signature, build_target(arch))
+        if epilogue.row.order is WeightOrder.HALVES and layout in ("tt", "nt"):
+            assert "has B column-major alone, layout tn or nn" in str(found.absence)
+            continue
+        assert len(found.candidates) == len(gated.designs(arch)) > 15
+        addend = "addend," if epilogue.addend else ""
+        conventions = {one.calling_convention for one in found.candidates}
+        assert conventions == {f"tvm_ffi:gemm(a,b,{addend}out,stream)"}
+        assert len({one.operator for one in found.candidates}) == len(found.candidates)
+        assert all(not one.design.swapped for one in found.candidates)
+
+
+def test_cutlass_operators_offers_no_gate_and_says_who_does() -> None:
+    signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16/swiglu_halves")
+    for arch in ("sm_90a", "sm_100f"):
+        found = load_provider("cutlass_operators").enumerate(signature, build_target(arch))
+        assert not found.candidates
+        assert "add it to the manifest's 'providers'" in str(found.absence)
+
+
+GATED = """
+version: 1
+name: gated
+targets: [{arch}]
+providers: [quack]
+candidates: 1
+gemms:
+  - {{dtype: bf16, epilogue: {epilogues}, mnk: [[4096, 4096, 512]]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arch", "epilogues"),
+    [
+        ("sm_90a", "[swiglu_halves, swiglu_oai_halves]"),
+        pytest.param("sm_100f", "[geglu_interleaved]", marks=pytest.mark.slow),
+        pytest.param(
+            "sm_90a", "[geglu_interleaved, swiglu_oai_interleaved]", marks=pytest.mark.slow
+        ),
+        pytest.param("sm_100f", "[swiglu_oai_halves, swiglu_halves]", marks=pytest.mark.slow),
+    ],
+)
+def test_gated_kernels_compile_verify_and_come_out_equal(
+    tmp_path: Path, arch: str, epilogues: str
+) -> None:
+    """Alone or behind another one in a process; designs of the largest tiles may spill."""
+    path = tmp_path / "gated.yaml"
+    path.write_text(GATED.format(arch=arch, epilogues=epilogues))
+    manifest = load_manifest(path)
+    first, again = (
+        build(manifest, tmp_path / name, Cache(tmp_path / f"cache-{name}"), jobs=jobs)
+        for name, jobs in (("first", 1), ("again", 2))
+    )
+    file = first.bundles[0].path
+    assert not first.bundles[0].failures
+    assert file.read_bytes() == again.bundles[0].path.read_bytes()
+    report = verify_bundle(file, disassemble=True)
+    assert report.ok, report.findings
 
 
 def test_a_swapped_design_is_stated_along_the_problem() -> None:
