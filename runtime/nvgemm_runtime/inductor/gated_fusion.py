@@ -28,6 +28,7 @@ from torch._inductor.pattern_matcher import (
     KeywordArg,
     Match,
     PatternExpr,
+    get_mutation_region_id,
     register_graph_pattern,
 )
 from torch.fx import Node
@@ -281,7 +282,7 @@ def _may_fuse(gate: Gate) -> Callable[[Match], bool]:
 def _are_one_region(match: Match, source: _Source) -> bool:
     """Whether nothing between the product and the end of the pattern writes to a tensor."""
     nodes = (*match.nodes, *source.nodes)
-    return len({node.meta.get("mutation_region_id") for node in nodes}) == 1
+    return len({get_mutation_region_id(match.graph, node) for node in nodes}) == 1
 
 
 def _is_plain(match: Match, source: _Source, gate: Gate) -> bool:
