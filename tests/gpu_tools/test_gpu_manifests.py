@@ -31,13 +31,15 @@ def rows(signatures: Iterable[Signature]) -> set[tuple[object, ...]]:
 
 
 def test_blackwell_has_every_row() -> None:
-    there = declared("every_row_sm100", "int8_sm100")
+    there = declared("every_row_sm100", "int8_sm100", "gated")
     assert there <= set(EVERY_SIGNATURE)
     assert rows(EVERY_SIGNATURE) - rows(there) == set()
 
 
 def test_hopper_has_every_signature_that_it_compiles() -> None:
-    """Neither scales, groups nor epilogues; types of 8 bits in tn alone."""
+    """Neither scales, groups nor epilogues but gates; types of 8 bits in tn alone."""
+    gated = {one for one in EVERY_SIGNATURE if one.is_gated}
+    assert rows(gated) - rows(declared("gated")) == set()
     compiled = {
         one
         for one in EVERY_SIGNATURE
@@ -45,7 +47,8 @@ def test_hopper_has_every_signature_that_it_compiles() -> None:
         if one.a.bits == 16 or one.layout is Layout.TN
     }
     assert declared("every_kind") == compiled
-    assert {one for one in EVERY_SIGNATURE if unavailable(one, "sm_90a") is None} == compiled
+    available = {one for one in EVERY_SIGNATURE if unavailable(one, "sm_90a") is None}
+    assert available == compiled | gated
 
 
 @pytest.mark.parametrize(
