@@ -123,7 +123,9 @@ def test_cutlass_operators_offers_no_gate_and_says_who_does() -> None:
     for arch in ("sm_90a", "sm_100f"):
         found = load_provider("cutlass_operators").enumerate(signature, build_target(arch))
         assert not found.candidates
-        assert "quack has such kernels: name it among the manifest's providers" in str(found.absence)
+        assert "quack has such kernels: name it among the manifest's providers" in str(
+            found.absence
+        )
 
 
 GATED = """
