@@ -278,11 +278,3 @@ def test_wheels_of_the_package_with_a_provider_are_built(
     assert script.build(wheels, blackwell=False) == 0
     assert script.find_wheel(wheels, "tiny") is not None
     assert not list(script.PROVIDER_PACKAGE.glob("*.egg-info"))
-
-
-def test_wheels_for_hopper_alone_are_not_wanted_on_blackwell(script: ModuleType) -> None:
-    part = script.PARTS["provider"]
-    assert script.wheels_of(part, blackwell=False) == ("tiny-gemm",)
-    assert script.wheels_of(part, blackwell=True) == ()
-    assert "provider" in script.parts_for(blackwell=False)
-    assert "provider" not in script.parts_for(blackwell=True)
