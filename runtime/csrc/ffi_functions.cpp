@@ -125,7 +125,7 @@ void Return(TVMFFIAny* result, int64_t value) {
 // Names of what native.py's register_kernel passes, by position.
 enum Registered {
   kId, kFunctionAddress, kAlignment, kWorkspace, kOp, kA, kB, kOut, kARowMajor, kBRowMajor,
-  kScales, kScaleBlock, kScaleDType, kAddend, kAddendDType, kDeviceType, kMajor, kMinor, kSuffix,
+  kScales, kScaleBlock, kScaleDType, kAddend, kAddendDType, kGated, kDeviceType, kMajor, kMinor, kSuffix,
   kFirstParameter,
 };
 
@@ -174,6 +174,7 @@ KernelSpec SpecOf(const Arguments& arguments) {
   spec.scale_dtype = arguments.DType(kScaleDType, "scale_dtype");
   spec.addend = static_cast<AddendKind>(arguments.Integer(kAddend, "addend"));
   spec.addend_dtype = arguments.DType(kAddendDType, "addend_dtype");
+  spec.is_gated = arguments.Bool(kGated, "gated");
   spec.alignment_bytes = static_cast<int>(arguments.Integer(kAlignment, "alignment_bytes"));
   spec.workspace_bytes = arguments.Integer(kWorkspace, "workspace_bytes");
   spec.parameters = ParametersOf(arguments);

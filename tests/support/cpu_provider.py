@@ -51,6 +51,7 @@ FUSED = (
         for op in (Op.MM, Op.BMM)
         for operand in (DType.FP16, DType.BF16)
         for epilogue in Epilogue
+        if op is Op.MM or epilogue.gate is None
     ),
     *(
         cpu_kernels.signature("tn", operand=DType.FP8_E4M3, scales=scales, epilogue=epilogue)

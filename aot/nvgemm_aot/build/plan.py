@@ -31,9 +31,11 @@ from ..providers import Candidate, Enumeration, Provider, Rejection, parts_of
 from ..providers.base import RuntimeModel
 from ..providers.corrections import Correction, find_correction
 from ..providers.sources import source_digest, source_modules
+from ..rankings.entries import Rankings
+from ..rankings.usable import Basis, UsableRankings, find_usable
 from ..storage.cache import Cache, cache_key
 from ..targets import BuildTarget
-from .select import Selection, select
+from .select import Selection, prefer_measured, select
 
 _MAKERS = tuple(
     f"nvgemm_{name}"
@@ -87,12 +89,27 @@ class PlanLookup:
     correction: Correction | None
     key: str
     stored: Plan | None
+    measured: UsableRankings | None = None
 
 
 def look_up_plan(
-    declared: tuple[Declared, ...], target: BuildTarget, provider: Provider, cache: Cache
+    declared: tuple[Declared, ...],
+    target: BuildTarget,
+    provider: Provider,
+    cache: Cache,
+    rankings: Rankings | None = None,
 ) -> PlanLookup:
-    """Look for the plan of one target in the cache, which is quick."""
+    """Look for the plan of one target in the cache, which is quick.
+
+    What ``rankings`` measured and the build can use takes the place of estimates.
+    """
+    measured = None
+    if rankings is not None:
+        toolchains = {part.name: part.toolchain() for part in parts_of(provider)}
+        gpu = target.device.driver_name
+        basis = Basis(arch=target.target.arch, gpu=gpu, toolchains=toolchains)
+        measured = find_usable(rankings, basis)
+    digest = measured and measured.digest(entry.problem for entry in declared)
     model = provider.runtime_model(target)
     correction = find_correction(target, model.name)
     sources = (*parts_of(provider), model)
@@ -113,6 +130,7 @@ def look_up_plan(
             "model": model.name,
             "correction": None if correction is None else asdict(correction),
             "makers": [source_digest(name) for name in makers],
+            **({} if digest is None else {"measured": digest}),
         },
     )
     stored = cache.get(key)
@@ -124,6 +142,7 @@ def look_up_plan(
         correction=correction,
         key=key,
         stored=None if stored is None else _decode(json.loads(stored)),
+        measured=measured,
     )
 
 
@@ -196,6 +215,10 @@ def _selections(lookup: PlanLookup) -> Iterator[tuple[Selection, Enumeration]]:
         selection = select(
             entry.problem, enumeration.candidates, estimate, entry.candidates, correct
         )
+        measured = lookup.measured.problems if lookup.measured is not None else {}
+        usable = measured.get(entry.problem)
+        if usable is not None:
+            selection = prefer_measured(selection, enumeration.candidates, usable, entry.candidates)
         yield selection, enumeration
 
 

@@ -16,6 +16,8 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.roles import misalignment
 
 from ..providers.base import BlockShape, Candidate, Rejection
+from ..rankings.entries import Operator
+from ..rankings.usable import Usable
 
 Estimate = Callable[[Problem, BlockShape], "int | None"]
 """Estimated runtime in nanoseconds, or None; `RuntimeModel.estimate_ns`."""
@@ -85,6 +87,49 @@ def select(
     )
     kept = _keep_diverse(problem, ranked, limit, rejections)
     return Selection(problem=problem, choices=tuple(kept), rejections=tuple(rejections))
+
+
+def prefer_measured(
+    selection: Selection, candidates: tuple[Candidate, ...], usable: Usable, limit: int
+) -> Selection:
+    """Choose what was measured to be fastest instead of what is estimated to be.
+
+    At most ``limit`` candidates, but all that may be the fastest; times are the measured ones. If
+    none of those that were measured is a candidate for the problem, the selection stays.
+    """
+    able = {
+        Operator(provider=candidate.provider, operator=candidate.operator): candidate
+        for candidate in candidates
+        if misalignment(selection.problem, candidate.alignment_bytes) is None
+    }
+    times = dict(usable.assessment.entry.kernels)
+    wanted = [operator for operator in usable.operators if operator in able]
+    front = set(usable.front)
+    chosen = [
+        operator for place, operator in enumerate(wanted) if place < limit or operator in front
+    ]
+    if not chosen:
+        return selection
+    choices = tuple(
+        Choice(candidate=able[operator], time_ns=times[operator].time_ns) for operator in chosen
+    )
+    now = {choice.candidate for choice in choices}
+    left = [choice.candidate for choice in selection.choices if choice.candidate not in now]
+    kept = {choice.candidate.operator for choice in choices}
+    return Selection(
+        problem=selection.problem,
+        choices=choices,
+        rejections=(
+            *(one for one in selection.rejections if one.operator not in kept),
+            *(
+                Rejection(
+                    operator=candidate.operator,
+                    reason="others were measured, and this one was not, or was slower",
+                )
+                for candidate in left
+            ),
+        ),
+    )
 
 
 def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, int, str, str]:

@@ -17,6 +17,7 @@ from .combined import SEPARATOR, Combined
 from .discovery import load_external
 
 __all__ = [
+    "SEPARATOR",
     "Candidate",
     "Enumeration",
     "Provider",

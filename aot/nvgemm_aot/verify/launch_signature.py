@@ -43,9 +43,9 @@ _NAMES = {
     Role.A.value: r"a(?:_api)?",
     Role.B.value: r"b(?:_api)?",
     Role.OUT.value: r"(?:out|c(?:_api)?|_vararg_[0-9]+)",
-    Role.SCALE_A.value: r"_vararg_[0-9]+",
-    Role.SCALE_B.value: r"_vararg_[0-9]+",
-    Role.ADDEND.value: r"_vararg_[0-9]+",
+    Role.SCALE_A.value: r"(?:scale_a|_vararg_[0-9]+)",
+    Role.SCALE_B.value: r"(?:scale_b|_vararg_[0-9]+)",
+    Role.ADDEND.value: r"(?:addend|_vararg_[0-9]+)",
     Role.OFFSETS.value: "offset_mapping",
     WORKSPACE: "workspace",
 }
@@ -152,7 +152,7 @@ def _parameter(signature: Signature, name: str) -> tuple[str, str]:
     if name == WORKSPACE:
         rank, dtype = 1, DType.UINT8
     else:
-        smallest = Problem(signature=signature, m=1, n=1, k=signature.a.packed)
+        smallest = Problem(signature=signature, m=1, n=2, k=signature.a.packed)
         rank, dtype = len(role_shape(smallest, Role(name))), role_dtype(signature, Role(name))
     # A scale of all of A or B is a tensor of one element; other extents are passed at run time.
     is_scalar = name.startswith("scale_") and signature.scales is ScaleRecipe.FP32_TENSOR

@@ -46,6 +46,9 @@ class CallingConvention:
     name: str
     parameters: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return f"tvm_ffi:{self.name}({','.join(self.parameters)})"
+
     @property
     def symbol(self) -> str:
         """What a kernel that is called this way exports."""

@@ -43,6 +43,8 @@ class LoadedKernel:
     Attributes:
         kernel: Its entry.
         op: The operation it computes.
+        quick_op: The same, but None for a gated kernel, which the function named for the operation
+            must refuse.
         handle: Its number in the native kernel table.
         launch: ``launch(a, b, out, *extras)``: `nvgemm_runtime.launch.native.Native.launch` of this
             kernel.
@@ -51,6 +53,7 @@ class LoadedKernel:
 
     kernel: Kernel
     op: Op
+    quick_op: Op | None
     handle: int
     launch: Callable[..., None]
     sees_negation: bool
@@ -124,6 +127,7 @@ class KernelLoader:
         return LoadedKernel(
             kernel=kernel,
             op=signature.op,
+            quick_op=None if signature.is_gated else signature.op,
             handle=handle,
             launch=functools.partial(launcher.launch, handle),
             sees_negation=any(

@@ -36,7 +36,7 @@ def choose_kernel(
         ValueError: If they do not fit together.
     """
     tensors = (a, b, out, *extras.tensors())
-    what = (op, extras.recipe, extras.activation, *extras.named())
+    what = (op, extras.recipe, extras.activation, extras.gated, *extras.named())
     key = (*what, *(fact for tensor in tensors for fact in _deciding_facts(tensor)))
     kernel = _chosen.get(key)
     if kernel is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.providers import Candidate, Enumeration, cute_dsl, load_provider
-from nvgemm_aot.providers.quack import ACCEPTED_VERSIONS, Quack
+from nvgemm_aot.providers.quack import ACCEPTED_VERSIONS, Quack, gated
 from nvgemm_aot.providers.quack.designs import HOPPER, Design, designs
 from nvgemm_aot.providers.quack.entry import compile_entry
 from nvgemm_aot.storage.cache import Cache
@@ -24,7 +25,7 @@ from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import Signature
-from nvgemm_runtime.gemm.types import DType
+from nvgemm_runtime.gemm.types import DType, Epilogue, WeightOrder
 from repository import ROOT
 
 ARCHITECTURES = ["sm_90a", "sm_100f", "sm_100a", "sm_103a"]
@@ -38,7 +39,7 @@ def test_offers_16_bit_kernels_in_all_layouts_and_results(arch: str, layout: str
         for out in ("fp32", "fp16", "bf16"):
             signature = Signature.parse(f"{op}/{layout}/{dtype}x{dtype}/fp32/{out}")
             found = Quack().enumerate(signature, build_target(arch)).candidates
-            assert len(found) == len(designs(arch))
+            assert len(found) == len(designs(arch, signature))
             assert {one.calling_convention for one in found} == {"tvm_ffi:gemm(a,b,out,stream)"}
             assert {one.signature for one in found} == {signature}
 
@@ -48,23 +49,123 @@ def test_designs_are_distinct_and_so_are_their_names(arch: str) -> None:
     signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
     found = Quack().enumerate(signature, build_target(arch)).candidates
     assert max(Counter(one.operator for one in found).values()) == 1
-    assert len(set(designs(arch))) == len(designs(arch))
+    offered = designs(arch, signature)
+    assert len(set(offered)) == len(offered)
 
 
 @pytest.mark.parametrize(
-    ("key", "reason"),
+    ("key", "arch", "reason"),
     [
-        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", "GEMMs of fp16 and bf16 into"),
-        ("mm/tn/bf16xbf16/fp32/fp8_e4m3", "here bf16 into fp8_e4m3"),
-        ("mm/tn/bf16xbf16/fp32/bf16/bias", "plain GEMMs do not compute"),
-        ("grouped_mm/tn/bf16xbf16/fp32/bf16", "plain GEMMs do not compute"),
+        ("mm/tn/int8xint8/int32/int32", "sm_90a", "here int8 into int32"),
+        ("mm/nt/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_90a", "is multiplied in layout tn alone"),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row", "sm_100f", "of fp16 and bf16 into"),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_100f", "of fp16 and bf16 into"),
+        ("mm/tn/bf16xbf16/fp32/fp8_e4m3", "sm_100f", "here bf16 into fp8_e4m3"),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32", "sm_90a", "dense GEMMs do not compute"),
+        ("grouped_mm/tn/bf16xbf16/fp32/bf16", "sm_90a", "dense GEMMs do not compute"),
     ],
 )
-def test_says_why_it_offers_nothing(key: str, reason: str) -> None:
-    found = Quack().enumerate(Signature.parse(key), build_target("sm_90a"))
+def test_says_why_it_offers_nothing(key: str, arch: str, reason: str) -> None:
+    found = Quack().enumerate(Signature.parse(key), build_target(arch))
     assert not found.candidates
     assert found.absence is not None
     assert reason in found.absence
+
+
+@pytest.mark.parametrize(
+    ("key", "parameters"),
+    [
+        ("bmm/nt/fp16xfp16/fp32/fp32/add", "a,b,addend,out,stream"),
+        ("mm/tt/bf16xbf16/fp32/fp8_e5m2/bias_silu", "a,b,addend,out,stream"),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row", "a,b,scale_a,scale_b,out,stream"),
+        (
+            "mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp32/fp32_tensor/bias",
+            "a,b,scale_a,scale_b,addend,out,stream",
+        ),
+    ],
+)
+def test_what_kernels_take_besides_a_and_b_comes_before_the_result(
+    key: str, parameters: str
+) -> None:
+    found = Quack().enumerate(Signature.parse(key), build_target("sm_90a")).candidates
+    assert {one.calling_convention for one in found} == {f"tvm_ffi:gemm({parameters})"}
+    assert {bool(one.added_code) for one in found} == {True}
+
+
+def test_sums_of_fp8_leave_registers_for_a_second_level() -> None:
+    """Of each thread, at most 96 accumulators of the 255 registers; then none spills."""
+    for design in designs("sm_90a", Signature.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16")):
+        m, n = design.tile
+        groups = 1 if design.pingpong else min(m // 64, 2) if m != 192 else 3
+        assert m * n / (128 * groups) <= 96, design
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.gate is not None])
+def test_offers_gated_kernels_in_what_is_supported(arch: str, epilogue: Epilogue) -> None:
+    for dtype, layout in itertools.product(("bf16", "fp16"), ("tn", "tt", "nn", "nt")):
+        key = f"mm/{layout}/{dtype}x{dtype}/fp32/bf16/{epilogue.value}"
+        signature = Signature.parse(key)
+        found = Quack().enumerate(signature, build_target(arch))
+        if epilogue.row.order is WeightOrder.HALVES and layout in ("tt", "nt"):
+            assert "has B column-major alone, layout tn or nn" in str(found.absence)
+            continue
+        assert len(found.candidates) == len(gated.designs(arch, signature)) > 15
+        addend = "addend," if epilogue.addend else ""
+        conventions = {one.calling_convention for one in found.candidates}
+        assert conventions == {f"tvm_ffi:gemm(a,b,{addend}out,stream)"}
+        assert len({one.operator for one in found.candidates}) == len(found.candidates)
+        assert all(not one.design.swapped for one in found.candidates)
+
+
+def test_cutlass_operators_offers_no_gate_and_says_who_does() -> None:
+    signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16/swiglu_halves")
+    for arch in ("sm_90a", "sm_100f"):
+        found = load_provider("cutlass_operators").enumerate(signature, build_target(arch))
+        assert not found.candidates
+        assert "quack has such kernels: name it among the manifest's providers" in str(
+            found.absence
+        )
+
+
+GATED = """
+version: 1
+name: gated
+targets: [{arch}]
+providers: [quack]
+candidates: 1
+gemms:
+  - {{dtype: bf16, epilogue: {epilogues}, mnk: [[4096, 4096, 512]]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arch", "epilogues"),
+    [
+        ("sm_90a", "[swiglu_halves, swiglu_oai_halves]"),
+        pytest.param("sm_100f", "[geglu_interleaved]", marks=pytest.mark.slow),
+        pytest.param(
+            "sm_90a", "[geglu_interleaved, swiglu_oai_interleaved]", marks=pytest.mark.slow
+        ),
+        pytest.param("sm_100f", "[swiglu_oai_halves, swiglu_halves]", marks=pytest.mark.slow),
+    ],
+)
+def test_gated_kernels_compile_verify_and_come_out_equal(
+    tmp_path: Path, arch: str, epilogues: str
+) -> None:
+    """Alone or behind another one in a process; designs of the largest tiles may spill."""
+    path = tmp_path / "gated.yaml"
+    path.write_text(GATED.format(arch=arch, epilogues=epilogues))
+    manifest = load_manifest(path)
+    first, again = (
+        build(manifest, tmp_path / name, Cache(tmp_path / f"cache-{name}"), jobs=jobs)
+        for name, jobs in (("first", 1), ("again", 2))
+    )
+    file = first.bundles[0].path
+    assert not first.bundles[0].failures
+    assert file.read_bytes() == again.bundles[0].path.read_bytes()
+    report = verify_bundle(file, disassemble=True)
+    assert report.ok, report.findings
 
 
 def test_a_swapped_design_is_stated_along_the_problem() -> None:
@@ -243,6 +344,39 @@ def test_a_bundle_of_both_providers_verifies_and_comes_out_equal(tmp_path: Path,
     with Bundle(file) as bundle:
         assert "quack" in {kernel.provider for kernel in bundle.header.kernels}
         assert bundle.header.toolchain["quack-kernels"]
+
+
+EPILOGUES = """
+version: 1
+name: epilogues
+targets: [{arch}]
+providers: [quack]
+candidates: 2
+gemms:
+  - {{dtype: bf16, epilogue: bias_relu, mnk: [[16, 4096, 4096]]}}
+  - {{dtype: bf16, epilogue: add, mnk: [[4096, 4096, 4096]]}}
+  - {{dtype: fp16, out: fp32, op: bmm, batch: 2, epilogue: bias_gelu_tanh, mnk: [[4096, 512, 512]]}}
+"""
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param(arch, marks=pytest.mark.slow if arch != "sm_90a" else ())
+        for arch in ARCHITECTURES
+    ],
+)
+def test_epilogues_verify_swapped_and_not(tmp_path: Path, kernel_cache: Cache, arch: str) -> None:
+    path = tmp_path / "epilogues.yaml"
+    path.write_text(EPILOGUES.format(arch=arch))
+    (built,) = build(load_manifest(path), tmp_path, kernel_cache, jobs=1).bundles
+    report = verify_bundle(built.path, disassemble=True)
+    assert report.ok, report.findings
+    with Bundle(built.path) as bundle:
+        kernels = bundle.header.kernels
+    assert not built.failures
+    assert {kernel.design.swapped for kernel in kernels} == {True, False}
+    assert len({kernel.signature for kernel in kernels}) == 3
 
 
 def test_beside_another_provider_it_offers_the_same() -> None:
