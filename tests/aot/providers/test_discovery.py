@@ -102,6 +102,10 @@ def test_an_unknown_name_lists_what_there_is(site: Path) -> None:
         ("x = 1", "AttributeError"),
         ("def Foreign(): raise KeyError('key')", r"KeyError: 'key' \(.*bad_foreign\.py:1\)"),
         ("class Foreign: pass", "is no provider: it has no interface, name, recipe, toolchain"),
+        (
+            GOOD + "    recipe = property(lambda self: 1 // 0)",
+            "cannot be created: ZeroDivisionError",
+        ),
         (GOOD + "    interface = 2", r"version 2 of the interface; this nvgemm-aot knows 1"),
         (GOOD + "    interface = '1'", "its interface is '1', must be of type int"),
         (GOOD + "    recipe = ''", "its recipe is '', must be of type str and not empty"),
