@@ -122,13 +122,14 @@ def test_a_plan_serves_each_problem_or_says_why_not(planned: Planned) -> None:
 
 
 def test_only_where_an_operator_is_missing_is_a_row_unserved(planner: Planner) -> None:
-    """As the support table says: products alone on Hopper, integers on sm_100a alone."""
+    """As the support table says: products and gates on Hopper, integers on sm_100a alone."""
     for case in CASES:
         unserved = {problem.signature for problem, _ in planner.plan(case).plan.unserved}
         for problem in representatives(case.problems):
             served = problem.signature
             is_there = {
-                "sm_90a": is_plain(served) and (served.a.bits == 16 or served.layout is Layout.TN),
+                "sm_90a": served.is_gated
+                or (is_plain(served) and (served.a.bits == 16 or served.layout is Layout.TN)),
                 "sm_100f": not served.a.is_integer,
                 "sm_100a": True,
             }[case.arch]
@@ -188,7 +189,8 @@ def test_the_gate_proposes_what_a_target_can_build(planned: Planned, case: Case)
     path = planned.plain.with_suffix(".yaml")
     path.write_text(f"version: 1\nname: x\ntargets: [{case.arch}]\ngemms:\n" + "\n".join(lines))
     for declared in load_manifest(path).declared:
-        assert case.arch != "sm_90a" or is_plain(declared.problem.signature)
+        served = declared.problem.signature
+        assert case.arch != "sm_90a" or is_plain(served) or served.is_gated
 
 
 @every_case
