@@ -20,10 +20,21 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
-from nvgemm_runtime.gemm.types import Epilogue
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 FAST = (signature("tn", operand=DType.BF16),)
+EXTRAS = (
+    signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS),
+    signature("tt", op=Op.BMM, operand=DType.BF16, epilogue=Epilogue.BIAS_GELU_TANH),
+    signature("tn", op=Op.BMM, operand=DType.FP16, epilogue=Epilogue.ADD),
+    Signature.parse("mm/nn/bf16xbf16/fp32/fp32/add"),
+    Signature.parse("mm/tn/fp16xfp16/fp32/fp8_e4m3/bias_relu"),
+    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR),
+    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW, epilogue=Epilogue.BIAS),
+    Signature.parse("mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp16"),
+)
 ALL = (
+    *EXTRAS,
     *(signature(layout, operand=DType.BF16) for layout in ("tn", "tt", "nn", "nt")),
     signature("nt", op=Op.BMM, operand=DType.FP16),
     Signature.parse("mm/tn/fp16xfp16/fp32/fp32"),

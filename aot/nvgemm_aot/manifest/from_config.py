@@ -257,7 +257,7 @@ def _why_unserved(gemm: ModelGemm, signature: Signature, wanted: ManifestOptions
     if signature.scales is not None and all(unavailable(signature, one) for one in wanted.targets):
         return (
             f"it is quantized to {signature.a.value} with scales {signature.scales.value}, and "
-            f"{', '.join(wanted.targets)} has no operator with scales"
+            f"{', '.join(wanted.targets)} has no operator with block scales"
         )
     try:
         problem = Problem(signature=signature, m=1, n=gemm.n, k=gemm.k)
@@ -333,7 +333,7 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
     if any(entry.signature.epilogue is None and _has_bias(entry) for entry in made.entries):
         yield from _comment_lines(
             "+bias: the model adds a bias, and torch.compile computes both as addmm, for which "
-            "sm_90a has no operator. This is the product alone, in fp32, to which the plug-in of "
+            "a target has no operator. This is the product alone, in fp32, to which the plug-in of "
             "torch.compile has the bias added."
         )
     if any(entry.routing and entry.groups is None for entry in made.entries):

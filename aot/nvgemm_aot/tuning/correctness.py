@@ -10,9 +10,10 @@ from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
 
+from ..rankings.agreement import contender_name
 from .block_scales import block_scaled_product
 from .gates import joined, joined_error
-from .outcome import TuningOutcome, contender_name
+from .outcome import TuningOutcome
 
 if TYPE_CHECKING:
     import torch

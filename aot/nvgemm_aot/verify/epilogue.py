@@ -24,6 +24,10 @@ _HALF_PRECISION = frozenset({"HADD2", "HFMA2", "HMUL2", "HMNMX2"})
 _MAXIMUM_THAT_KEEPS_NAN = "FSETP.GEU"
 """Comparison of a maximum (a selection follows) that also holds for NaN."""
 
+_RELU = "RELU"
+"""Modifier of a conversion that turns what is negative into 0. NaN stays NaN (PTX ISA, ``cvt``,
+``.relu``)."""
+
 _GELU_CONSTANT = "0.0447149"
 """How the constant 0.044715 of the tanh form of GELU begins, as an fp32 number."""
 
@@ -61,6 +65,10 @@ def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
     gelu_constant = keeps_nan = drops_nan = False
     for opcode, operands in instructions:
         name, *modifiers = opcode.split(".")
+        if name == "F2FP" and _RELU in modifiers:
+            keeps_nan = True
+            modifiers.remove(_RELU)
+            opcode = ".".join([name, *modifiers])
         names.add(".".join([name, *modifiers[:1]]) if name == "MUFU" else name)
         if name in _HALF_PRECISION and "F32" not in modifiers and "-RZ, RZ" not in operands:
             half_precision.add(opcode)

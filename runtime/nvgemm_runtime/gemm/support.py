@@ -29,6 +29,9 @@ GROUPED = tuple(dtype for dtype in DType if dtype.row.in_groups)
 GATED = tuple(dtype for dtype in DType if dtype in _WIDE and dtype.bits == 16)
 """Dtypes of A, B and the result with a gated epilogue."""
 
+GATE_PROVIDER = "quack"
+"""The provider of gated epilogues, on every architecture."""
+
 
 def unsupported(signature: Signature) -> str | None:
     """Why no kernel computes such a thing on any target, or None.
@@ -53,9 +56,14 @@ def unsupported(signature: Signature) -> str | None:
     return _unsupported_gate(signature) if signature.is_gated else None
 
 
-def has_epilogues(arch: str) -> bool:
-    """Whether kernels for an architecture can have an epilogue but a gate; see `unavailable`."""
-    return arch not in ARCHITECTURES or ARCHITECTURES[arch].has_epilogues
+def provider_beside(signature: Signature, arch: str) -> str | None:
+    """The provider that serves a signature on an architecture where the usual one does not."""
+    if signature.is_gated:
+        return GATE_PROVIDER
+    row = ARCHITECTURES.get(arch)
+    if row is None or (signature.epilogue, signature.scales) == (None, None):
+        return None
+    return row.epilogue_provider or None
 
 
 def unavailable(signature: Signature, arch: str) -> str | None:
@@ -65,10 +73,8 @@ def unavailable(signature: Signature, arch: str) -> str | None:
         return None
     if signature.op is Op.GROUPED_MM and not row.has_groups:
         return f"no kernel for {arch} computes groups"
-    if signature.scales is not None and not row.has_scales:
-        return f"no kernel for {arch} takes scales (here {signature.scales.value})"
-    if signature.epilogue and not signature.is_gated and not row.has_epilogues:
-        return f"no kernel for {arch} has an epilogue (here {signature.epilogue.value})"
+    if signature.scales is not None and signature.scales.is_swizzled and not row.has_block_scales:
+        return f"no kernel for {arch} takes block scales (here {signature.scales.value})"
     layouts = row.narrow_layouts if signature.a.bits <= 8 else ()
     if layouts and signature.layout.value not in layouts:
         return (

@@ -161,5 +161,5 @@ def _choices(
     if current_mode() is Mode.REQUIRED and not all(
         find_offers(gemm, max_choices(), needs_kernel=True).kernels for gemm in gemms()
     ):
-        return on_equal_terms(kernels)  # the unfused choice has no prebuilt kernel
-    return on_equal_terms([unfused, *kernels])
+        return on_equal_terms([], kernels)  # the unfused choice has no prebuilt kernel
+    return on_equal_terms([unfused], kernels)

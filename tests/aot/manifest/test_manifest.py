@@ -751,7 +751,7 @@ def _some(item: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     layout=_some(st.sampled_from(["tn", "tt", "nn", "nt"])),
     m=_some(_sizes),
     nk=st.lists(st.tuples(_sizes, _sizes).map(list), min_size=1, max_size=3),
-    candidates=st.integers(1, 64),
+    candidates=st.integers(1, 128),
     flow=st.booleans(),
 )
 def test_loads_what_was_declared(

@@ -6,11 +6,13 @@ import re
 
 import pytest
 
+from nvgemm_aot.verify.epilogue import read_epilogue_code
 from nvgemm_aot.verify.findings import Check, Finding
 from nvgemm_aot.verify.sass import check_disassembly, read_disassembly
 from nvgemm_runtime.bundle.format import KernelDesign
-from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.problem import DType, Signature
 from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.gemm.types import Activation
 from repository import TESTS
 
 DATA = TESTS / "data"
@@ -310,6 +312,27 @@ def test_finds_relu_that_drops_nan() -> None:
     (finding,) = findings_of(text, "sm_100f", BIAS_RELU, (128, 128))
     assert finding.check is Check.EPILOGUE
     assert finding.message == "takes maxima by FMNMX, which drops NaN: relu of NaN must be NaN"
+
+
+@pytest.mark.parametrize(
+    ("opcode", "out"),
+    [
+        ("F2FP.RELU.BF16.F32.PACK_AB", DType.BF16),
+        ("F2FP.SATFINITE.RELU.E4M3.F32.PACK_AB_MERGE_C", DType.FP8_E4M3),
+    ],
+)
+def test_a_conversion_may_be_a_relu_that_keeps_nan(opcode: str, out: DType) -> None:
+    """As in kernels for sm_90a; without the modifier, the same conversion is none."""
+    code = read_epilogue_code([(opcode, " R4, R5, R4")])
+    assert (code.activation, code.results) == (Activation.RELU, {out})
+    assert not code.drops_nan
+    plain = read_epilogue_code([(opcode.replace(".RELU", ""), " R4, R5, R4")])
+    assert (plain.activation, plain.results) == (None, {out})
+
+
+def test_a_maximum_may_keep_nan_by_its_modifier() -> None:
+    code = read_epilogue_code([("FMNMX.NAN", " R4, RZ, R4, !PT")])
+    assert (code.activation, code.drops_nan) == (Activation.RELU, False)
 
 
 def test_finds_epilogue_that_computes_in_16_bits() -> None:

@@ -1,27 +1,41 @@
 """Provider of quack-kernels' dense GEMMs, CuTe-DSL kernels for Hopper and Blackwell.
 
-`designs` says which specialisations are offered, `entry` compiles one, `gated` one with a gate. It
-may import what `providers` may. The library and the compiler are imported when a kernel is first
-compiled, never to list candidates. quack changes classes of the DSL in the process that imports it,
-so a compiler process works for one provider alone.
+`designs` says which specialisations are offered, `entry` compiles one, and `gated` one with a gate;
+`epilogue` is what kernels do before they store, where they do more than to multiply. It may import
+what `providers` may. The library and the compiler are imported when a kernel is first compiled,
+never to list candidates. quack changes classes of the DSL in the process that imports it, so a
+compiler process works for one provider alone.
 """
 
 from __future__ import annotations
 
-from nvgemm_runtime.bundle.calling_convention import PLAIN
+import functools
+import hashlib
+import inspect
+from collections.abc import Iterable
+from types import ModuleType
+
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError, ToolchainError
-from nvgemm_runtime.gemm.problem import Op, Signature
-from nvgemm_runtime.gemm.roles import extra_roles
+from nvgemm_runtime.gemm.problem import Layout, Op, Signature
 from nvgemm_runtime.gemm.support import unsupported
+from nvgemm_runtime.gemm.types import DType
 
 from ...targets import BuildTarget
 from .. import cute_dsl
-from ..base import BlockShape, Candidate, Enumeration, RuntimeModel
+from ..base import INTERFACE_VERSION, BlockShape, Candidate, Enumeration, RuntimeModel
 from ..heuristics import MatmulHeuristics
-from . import gated
+from . import epilogue, gated
 from .designs import HOPPER, Design, designs
-from .entry import ALIGNMENT_BYTES, CUTE_TYPES, compile_entry, import_library
+from .entry import (
+    ALIGNMENT_BYTES,
+    CUTE_TYPES,
+    calling_convention,
+    compile_entry,
+    import_library,
+)
+
+_LIBRARY = "quack-kernels"
 
 _DISTRIBUTIONS = (
     "nvidia-cutlass-dsl",
@@ -29,25 +43,47 @@ _DISTRIBUTIONS = (
     "nvidia-cutlass-dsl-libs-core",
     "nvidia-cutlass-dsl-libs-cu13",
     "apache-tvm-ffi",
-    "quack-kernels",
+    _LIBRARY,
 )
 """Distributions whose versions shape the code."""
+
+ACCEPTED_VERSIONS = ("0.6.5",)
+"""Releases of quack-kernels that are compiled. The provider builds the library's kernel objects
+itself, by classes and arguments that change without notice: of any other release, nobody has seen
+whether its kernels are right."""
 
 _VARIABLES = ("QUACK_",)
 """Prefix of the environment variables that the library reads."""
 
-_OPERANDS = tuple(dtype for dtype in CUTE_TYPES if dtype.bits == 16)
+_OPERANDS = tuple(dtype for dtype in CUTE_TYPES if dtype.bits <= 16)
+_WIDE = tuple(dtype for dtype in CUTE_TYPES if dtype.bits >= 16)
 
 
 class Quack:
     """Lists and compiles the dense GEMMs of quack-kernels."""
 
+    interface = INTERFACE_VERSION
     name = "quack"
-    recipe = f"1, host {cute_dsl.HOST_CPU} {cute_dsl.HOST_FEATURES}"
+    recipe = f"2, host {cute_dsl.HOST_CPU} {cute_dsl.HOST_FEATURES}"
 
     def toolchain(self) -> dict[str, str]:
-        """Versions of the compiler and the library; see `Provider.toolchain`."""
-        return cute_dsl.installed_versions(_DISTRIBUTIONS, "quack's kernels")
+        """Versions of the compiler and the library; see `Provider.toolchain`.
+
+        Raises:
+            ToolchainError: If one is missing, or the library is of another release than
+                `ACCEPTED_VERSIONS`.
+        """
+        found = cute_dsl.installed_versions(_DISTRIBUTIONS, "quack's kernels")
+        version = found[_LIBRARY]
+        if version not in ACCEPTED_VERSIONS:
+            accepted = " or ".join(ACCEPTED_VERSIONS)
+            raise ToolchainError(
+                f"cannot compile quack's kernels: {_LIBRARY} {version} is installed, must be "
+                f"{accepted}, as its kernels are made by parts of it that other releases change; "
+                f"run: pip install '{_LIBRARY}=={ACCEPTED_VERSIONS[-1]}', or leave quack out of "
+                "the manifest's providers"
+            )
+        return found
 
     def prepare(self) -> None:
         """Import compiler and library, compile an empty function; see `Provider.prepare`."""
@@ -57,10 +93,10 @@ class Quack:
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
         """List designs; see `Provider.enumerate`."""
-        absence = unsupported(signature) or _why_absent(signature)
+        arch = target.target.arch
+        absence = unsupported(signature) or _why_absent(signature, arch)
         if absence is not None:
             return Enumeration(absence=absence)
-        arch = target.target.arch
         return Enumeration(
             candidates=tuple(
                 self._candidate(one, signature, arch) for one in _offered(signature, arch)
@@ -118,32 +154,52 @@ class Quack:
             preference=0 if design.pingpong or not static else 1,
             alignment_bytes=ALIGNMENT_BYTES,
             workspace_bytes=0,
-            calling_convention=_calling_convention(signature),
+            calling_convention=str(calling_convention(signature)),
+            added_code=_added_code(signature),
+            traits=("pingpong",) if design.pingpong else (),
         )
+
+
+def _added_code(signature: Signature) -> str:
+    """What cache keys of kernels with an epilogue of this project hold of its source."""
+    if signature.is_gated:
+        return f"gate {_source_digest(gated)}"
+    return f"epilogue {_source_digest(epilogue)}" if epilogue.has_own_epilogue(signature) else ""
+
+
+@functools.cache
+def _source_digest(module: ModuleType) -> str:
+    return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()
 
 
 def _offered(signature: Signature, arch: str) -> tuple[Design, ...]:
-    return gated.designs(arch) if signature.is_gated else designs(arch)
+    return gated.designs(arch, signature) if signature.is_gated else designs(arch, signature)
 
 
-def _calling_convention(signature: Signature) -> str:
-    a, b, *others = PLAIN.parameters
-    extras = (role.value for role in extra_roles(signature))
-    return f"tvm_ffi:{PLAIN.name}({','.join([a, b, *extras, *others])})"
-
-
-def _why_absent(signature: Signature) -> str | None:
+def _why_absent(signature: Signature, arch: str) -> str | None:
     if signature.is_gated:
         return None  # what `unsupported` allows
-    if signature.op not in (Op.MM, Op.BMM) or extra_roles(signature):
-        return f"quack's plain GEMMs do not compute {signature.key}"
+    if signature.op not in (Op.MM, Op.BMM) or (
+        signature.scales is not None and signature.scales.is_swizzled
+    ):
+        return f"quack's dense GEMMs do not compute {signature.key}"
     if signature.a not in _OPERANDS or signature.out not in CUTE_TYPES:
         return (
-            f"of quack, GEMMs of {' and '.join(one.value for one in _OPERANDS)} into "
-            f"{', '.join(one.value for one in CUTE_TYPES)} are offered (here {signature.a.value} "
-            f"into {signature.out.value})"
+            f"of quack, GEMMs of {_names(_OPERANDS)} into {_names(CUTE_TYPES)} are offered (here "
+            f"{signature.a.value} into {signature.out.value})"
         )
+    if arch != HOPPER and {signature.a, signature.out} - {*_WIDE}:
+        return (
+            f"of quack, kernels for {arch} are offered of fp16 and bf16 into {_names(_WIDE)} alone "
+            f"(here {signature.a.value} into {signature.out.value})"
+        )
+    if signature.a.is_fp8 and signature.layout is not Layout.TN:
+        return f"{signature.a.value} is multiplied in layout tn alone on {arch}"
     return None
+
+
+def _names(dtypes: Iterable[DType]) -> str:
+    return ", ".join(dtype.value for dtype in dtypes)
 
 
 def _operator(design: Design, signature: Signature, arch: str) -> str:

@@ -1,8 +1,8 @@
 """Compiles quack's dense GEMM behind the calling convention of this project.
 
 quack's function takes eleven arguments, among them tuples for epilogue and scheduler. A small
-function around it takes ``(a, b, out, stream)`` and passes constants for the rest; it adds nothing
-to the device code.
+function around it takes ``(a, b, out, stream)``, or scales and an addend before ``out``, and passes
+constants for the rest; it adds nothing to the device code.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ import importlib.util
 import sys
 from typing import Any
 
-from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.bundle.calling_convention import STREAM, CallingConvention
+from nvgemm_runtime.errors import ToolchainError, one_line
 from nvgemm_runtime.gemm.problem import Op, Signature
-from nvgemm_runtime.gemm.types import DType
+from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, roles
+from nvgemm_runtime.gemm.types import Addend, DType, ScaleRecipe
 
+from .. import cute_dsl
 from .designs import HOPPER, Design
+from .epilogue import epilogue_arguments, has_own_epilogue, kernel_with_epilogue
 
 ALIGNMENT_BYTES = 16
 """What TMA demands of addresses, and of strides other than 1."""
@@ -25,6 +29,8 @@ CUTE_TYPES = {
     DType.FP32: "Float32",
     DType.FP16: "Float16",
     DType.BF16: "BFloat16",
+    DType.FP8_E4M3: "Float8E4M3FN",
+    DType.FP8_E5M2: "Float8E5M2",
 }
 """By element type: its class in ``cutlass``, for the types that are offered."""
 
@@ -51,9 +57,10 @@ def import_library() -> None:
             sys.modules["quack"] = importlib.util.module_from_spec(spec)
         import quack.dsl
         import quack.gemm_default_epi  # noqa: F401
-    except ImportError as error:
+    except Exception as error:  # with a compiler that does not fit, it raises whatever it raises
         raise ToolchainError(
-            f"cannot compile quack's kernels: {error}; run: pip install 'nvgemm-aot[build]'"
+            f"cannot compile quack's kernels: {type(error).__name__}: {one_line(str(error))}; "
+            "run: pip install 'nvgemm-aot[build]'"
         ) from error
 
 
@@ -76,19 +83,52 @@ def compile_entry(
 
     gemm = _gemm_object(design, signature, arch)
 
-    def call(a: Any, b: Any, out: Any, stream: Any) -> None:
-        first, second = (b, a) if design.swapped else (a, b)
-        epilogue = gemm.EpilogueArguments()
+    def launch(*tensors: Any, stream: Any) -> None:
+        given = dict(zip(roles(signature), tensors))
+        operands = (given[Role.A], given[Role.B])
+        first, second = operands[::-1] if design.swapped else operands
+        epilogue, matrix = gemm.EpilogueArguments(), None
+        if has_own_epilogue(signature):
+            epilogue, matrix = epilogue_arguments(gemm, signature, given, swapped=design.swapped)
         scheduler = TileSchedulerOptions(
             max_active_clusters=Int32(clusters_at_once or 1), max_swizzle_size=Int32(MAX_SWIZZLE)
         )
-        gemm(first, second, out, None, epilogue, scheduler, None, stream, None, None)
+        gemm(
+            first, second, given[Role.OUT], matrix, epilogue, scheduler, None, stream, None, None
+        )  # fmt: skip
 
-    call.__annotations__ = {"a": cute.Tensor, "b": cute.Tensor, "out": cute.Tensor}
+    # The compiler reads a function's parameters, so each list of them is a function of its own.
+    def multiply(a: Any, b: Any, out: Any, stream: Any) -> None:
+        launch(a, b, out, stream=stream)
+
+    def add(a: Any, b: Any, addend: Any, out: Any, stream: Any) -> None:
+        launch(a, b, addend, out, stream=stream)
+
+    def scale(a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, stream: Any) -> None:
+        launch(a, b, scale_a, scale_b, out, stream=stream)
+
+    def scale_and_add(
+        a: Any, b: Any, scale_a: Any, scale_b: Any, addend: Any, out: Any, stream: Any
+    ) -> None:
+        launch(a, b, scale_a, scale_b, addend, out, stream=stream)
+
+    call = {
+        (): multiply,
+        (Role.ADDEND,): add,
+        (Role.SCALE_A, Role.SCALE_B): scale,
+        (Role.SCALE_A, Role.SCALE_B, Role.ADDEND): scale_and_add,
+    }[extra_roles(signature)]
+    call.__annotations__ = {role.value: cute.Tensor for role in roles(signature)}
     call.__annotations__["stream"] = CUstream
     return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
         cute.jit(call), *_sample_tensors(signature), cute.runtime.make_fake_stream()
     )
+
+
+def calling_convention(signature: Signature) -> CallingConvention:
+    """How a signature's kernels are called."""
+    parameters = (*(role.value for role in roles(signature)), STREAM)
+    return CallingConvention(name=cute_dsl.FUNCTION_NAME, parameters=parameters)
 
 
 def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
@@ -102,6 +142,9 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
         else {"use_clc_persistence": True}
     )
     kind = library.GemmDefaultSm90 if arch == HOPPER else library.GemmDefaultSm100
+    if has_own_epilogue(signature):
+        activation = signature.epilogue.activation if signature.epilogue is not None else None
+        kind = kernel_with_epilogue(kind, activation)
     tile_k = () if design.tile_k_blocks == 1 else (design.tile_k(signature.a),)
     gemm = kind(
         cutlass.Float32, _cute_type(signature.a), (*design.tile, *tile_k), (*design.cluster, 1),
@@ -113,29 +156,48 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
     return gemm
 
 
-def _sample_tensors(signature: Signature) -> tuple[Any, Any, Any]:
-    """Stand-ins for a, b and out whose extents and strides are known at run time."""
+def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
+    """Stand-ins for a signature's tensors; extents and strides are known at run time."""
     from cutlass import cute
 
     m, n, k = (cute.sym_int() for _ in range(3))
     batch = (cute.sym_int(),) if signature.op is Op.BMM else ()
     layout = signature.layout
 
-    def tensor(dtype: DType, shape: tuple[Any, Any], row_major: bool) -> Any:
+    def tensor(role: Role, shape: tuple[Any, ...], strides: tuple[Any, ...], align: int) -> Any:
+        dtype = _cute_type(role_dtype(signature, role))
+        return cute.runtime.make_fake_tensor(dtype, shape, strides, assumed_align=align)
+
+    def matrix(role: Role, shape: tuple[Any, Any], row_major: bool) -> Any:
         def stride() -> Any:
-            return cute.sym_int64(divisibility=8 * ALIGNMENT_BYTES // dtype.bits)
+            bits = role_dtype(signature, role).bits
+            return cute.sym_int64(divisibility=8 * ALIGNMENT_BYTES // bits)
 
-        outer = tuple(stride() for _ in batch)
         inner = (stride(), 1) if row_major else (1, stride())
-        return cute.runtime.make_fake_tensor(
-            _cute_type(dtype), (*batch, *shape), (*outer, *inner), assumed_align=ALIGNMENT_BYTES
-        )
+        strides = (*(stride() for _ in batch), *inner)
+        return tensor(role, (*batch, *shape), strides, ALIGNMENT_BYTES)
 
-    return (
-        tensor(signature.a, (m, k), layout.a_row_major),
-        tensor(signature.b, (k, n), layout.b_row_major),
-        tensor(signature.out, (m, n), True),
-    )
+    def scales(role: Role) -> Any:
+        align = role_dtype(signature, role).bits // 8
+        if signature.scales is ScaleRecipe.FP32_TENSOR:
+            return tensor(role, (1,), (1,), align)
+        # The launcher checks each extent by itself; the runtime checks that one of them is 1.
+        shape = (m, cute.sym_int()) if role is Role.SCALE_A else (cute.sym_int(), n)
+        return tensor(role, shape, (cute.sym_int64(), 1), align)
+
+    samples = {
+        Role.A: lambda: matrix(Role.A, (m, k), layout.a_row_major),
+        Role.B: lambda: matrix(Role.B, (k, n), layout.b_row_major),
+        Role.SCALE_A: lambda: scales(Role.SCALE_A),
+        Role.SCALE_B: lambda: scales(Role.SCALE_B),
+        Role.ADDEND: lambda: (
+            tensor(Role.ADDEND, (n,), (1,), ALIGNMENT_BYTES)
+            if signature.epilogue is not None and signature.epilogue.addend is Addend.ROW
+            else matrix(Role.ADDEND, (m, n), True)
+        ),
+        Role.OUT: lambda: matrix(Role.OUT, (m, n), True),
+    }
+    return tuple(samples[role]() for role in roles(signature))
 
 
 def _cute_type(dtype: DType) -> Any:

@@ -24,7 +24,7 @@ _CUBIC = 0.044715
 """The constants of gelu's tanh form (Hendrycks and Gimpel, 2016)."""
 
 
-def designs(arch: str) -> tuple[Design, ...]:
+def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     """The designs for an architecture, in a fixed order: those of plain GEMMs that can have a gate.
 
     A swapped one would have pairs along its m, and the store of half tiles takes whole blocks of 16
@@ -32,7 +32,7 @@ def designs(arch: str) -> tuple[Design, ...]:
     """
     return tuple(
         one
-        for one in plain_designs(arch)
+        for one in plain_designs(arch, signature)
         if not one.swapped and one.tile[1] % 32 == 0 and one.tile_k_blocks == 1
     )
 
