@@ -35,9 +35,9 @@ def rows(signatures: Iterable[Signature]) -> set[tuple[object, ...]]:
 
 
 def test_blackwell_has_every_row() -> None:
-    there = declared("every_row_sm100", "int8_sm100")
-    assert there <= set(UNGATED)
-    assert rows(UNGATED) - rows(there) == set()
+    there = declared("every_row_sm100", "int8_sm100", "gated")
+    assert there <= set(EVERY_SIGNATURE)
+    assert rows(EVERY_SIGNATURE) - rows(there) == set()
 
 
 def is_plain(one: Signature) -> bool:
@@ -46,9 +46,9 @@ def is_plain(one: Signature) -> bool:
 
 def test_hopper_has_every_signature_that_it_compiles() -> None:
     """Neither block scales nor groups; types of 8 bits in tn alone, and integers plain."""
-    compiled = {one for one in UNGATED if unavailable(one, "sm_90a") is None}
+    compiled = {one for one in EVERY_SIGNATURE if unavailable(one, "sm_90a") is None}
     assert declared("every_kind") == {one for one in compiled if is_plain(one)}
-    there = declared("every_kind", "hopper_rows")
+    there = declared("every_kind", "hopper_rows", "gated")
     assert there <= compiled
     assert rows(compiled) - rows(there) == set()
 

@@ -206,7 +206,8 @@ def triton_run(signature: Signature) -> Run | None:
     from nvgemm_runtime import mode
 
     floats = (DType.BF16, DType.FP16, DType.FP32)
-    if extra_roles(signature) or signature.a is not signature.out or signature.out not in floats:
+    is_plain = not extra_roles(signature) and signature.epilogue is None
+    if not is_plain or signature.a is not signature.out or signature.out not in floats:
         return None
     product = torch.mm if signature.op is Op.MM else torch.bmm
     options = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.providers import Candidate, Enumeration, cute_dsl, load_provider
-from nvgemm_aot.providers.quack import ACCEPTED_VERSIONS, Quack
+from nvgemm_aot.providers.quack import ACCEPTED_VERSIONS, Quack, gated
 from nvgemm_aot.providers.quack.designs import HOPPER, Design, designs
 from nvgemm_aot.providers.quack.entry import compile_entry
 from nvgemm_aot.storage.cache import Cache
@@ -24,7 +25,7 @@ from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import Signature
-from nvgemm_runtime.gemm.types import DType
+from nvgemm_runtime.gemm.types import DType, Epilogue, WeightOrder
 from repository import ROOT
 
 ARCHITECTURES = ["sm_90a", "sm_100f", "sm_100a", "sm_103a"]
@@ -97,6 +98,74 @@ def test_sums_of_fp8_leave_registers_for_a_second_level() -> None:
         m, n = design.tile
         groups = 1 if design.pingpong else min(m // 64, 2) if m != 192 else 3
         assert m * n / (128 * groups) <= 96, design
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.gate is not None])
+def test_offers_gated_kernels_in_what_is_supported(arch: str, epilogue: Epilogue) -> None:
+    for dtype, layout in itertools.product(("bf16", "fp16"), ("tn", "tt", "nn", "nt")):
+        key = f"mm/{layout}/{dtype}x{dtype}/fp32/bf16/{epilogue.value}"
+        signature = Signature.parse(key)
+        found = Quack().enumerate(signature, build_target(arch))
+        if epilogue.row.order is WeightOrder.HALVES and layout in ("tt", "nt"):
+            assert "has B column-major alone, layout tn or nn" in str(found.absence)
+            continue
+        assert len(found.candidates) == len(gated.designs(arch, signature)) > 15
+        addend = "addend," if epilogue.addend else ""
+        conventions = {one.calling_convention for one in found.candidates}
+        assert conventions == {f"tvm_ffi:gemm(a,b,{addend}out,stream)"}
+        assert len({one.operator for one in found.candidates}) == len(found.candidates)
+        assert all(not one.design.swapped for one in found.candidates)
+
+
+def test_cutlass_operators_offers_no_gate_and_says_who_does() -> None:
+    signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16/swiglu_halves")
+    for arch in ("sm_90a", "sm_100f"):
+        found = load_provider("cutlass_operators").enumerate(signature, build_target(arch))
+        assert not found.candidates
+        assert "quack has such kernels: name it among the manifest's providers" in str(
+            found.absence
+        )
+
+
+GATED = """
+version: 1
+name: gated
+targets: [{arch}]
+providers: [quack]
+candidates: 1
+gemms:
+  - {{dtype: bf16, epilogue: {epilogues}, mnk: [[4096, 4096, 512]]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arch", "epilogues"),
+    [
+        ("sm_90a", "[swiglu_halves, swiglu_oai_halves]"),
+        pytest.param("sm_100f", "[geglu_interleaved]", marks=pytest.mark.slow),
+        pytest.param(
+            "sm_90a", "[geglu_interleaved, swiglu_oai_interleaved]", marks=pytest.mark.slow
+        ),
+        pytest.param("sm_100f", "[swiglu_oai_halves, swiglu_halves]", marks=pytest.mark.slow),
+    ],
+)
+def test_gated_kernels_compile_verify_and_come_out_equal(
+    tmp_path: Path, arch: str, epilogues: str
+) -> None:
+    """Alone or behind another one in a process; designs of the largest tiles may spill."""
+    path = tmp_path / "gated.yaml"
+    path.write_text(GATED.format(arch=arch, epilogues=epilogues))
+    manifest = load_manifest(path)
+    first, again = (
+        build(manifest, tmp_path / name, Cache(tmp_path / f"cache-{name}"), jobs=jobs)
+        for name, jobs in (("first", 1), ("again", 2))
+    )
+    file = first.bundles[0].path
+    assert not first.bundles[0].failures
+    assert file.read_bytes() == again.bundles[0].path.read_bytes()
+    report = verify_bundle(file, disassemble=True)
+    assert report.ok, report.findings
 
 
 def test_a_swapped_design_is_stated_along_the_problem() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError
 from nvgemm_runtime.gemm.problem import Signature
-from nvgemm_runtime.gemm.support import unsupported
+from nvgemm_runtime.gemm.support import provider_beside, unsupported
 
 from ...targets import BuildTarget
 from .. import cute_dsl
@@ -22,7 +22,7 @@ from ..heuristics import MatmulHeuristics
 from . import toolchain
 from .block_scaled import BlockScaled
 from .dense import Dense
-from .epilogue import WithEpilogue
+from .epilogue import WithEpilogue, named_beside
 from .family import Family
 from .grouped import Grouped
 
@@ -66,9 +66,9 @@ class CutlassOperators:
         reason = unsupported(signature)
         family = _family_of(signature)
         if reason is not None or family is None:
-            reason = reason or f"no operator computes {signature.key}"
-            if signature.is_gated:
-                reason += "; of quack there are gated kernels: add it to the manifest's 'providers'"
+            if reason is None:
+                beside = provider_beside(signature, target.target.arch)
+                reason = f"no operator computes {signature.key}" + named_beside(beside)
             return Enumeration(absence=reason)
         candidates, rejections = [], []
         absence: str | None = family.absence(signature, target)

@@ -76,7 +76,7 @@ class WithEpilogue(Family):
         )
         beside = provider_beside(signature, target.target.arch)
         if beside is not None:
-            text += f"; {beside} has such kernels: name it among the manifest's providers"
+            text += named_beside(beside)
         elif signature.scales is None and signature.epilogue in (Epilogue.BIAS, Epilogue.ADD):
             text += "; declare the product with 'out: fp32', to which torch.compile adds the rest"
         return text
@@ -88,6 +88,13 @@ class WithEpilogue(Family):
 
     def added_code(self, signature: Signature) -> str:
         return f"# in {signature.accumulator.value}, NaN kept\n{epilogue_source(signature)}"
+
+
+def named_beside(provider: str | None) -> str:
+    """What an absence adds of the provider that has such kernels, if one does."""
+    if provider is None:
+        return ""
+    return f"; {provider} has such kernels: name it among the manifest's providers"
 
 
 @contextlib.contextmanager
