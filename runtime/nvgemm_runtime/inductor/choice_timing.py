@@ -14,8 +14,11 @@ its own times, stands unless a bundled kernel takes less of the GPU's time (`tim
 A weight comes from memory in a model that is larger than the L2 cache, and from the cache in a
 small one, and a kernel that wins in one case may lose in the other. So a choice's time is the mean
 of a call with a cold cache, after reading a buffer of the cache's size, and of one with a warm
-cache. Inductor writes such a buffer instead, and then kernels also wait for the cache to be written
-back, some more than others. `benchmarks.additive.choice_timing` compares ways of timing.
+cache. Each timed call runs behind another kernel, the one that reads the buffer or a small one, and
+its own time is subtracted: kernels of programmatic dependent launch overlap with each other in a
+row, and hardly ever with what stands between two GEMMs of a model. Inductor writes such a buffer
+instead, and then kernels also wait for the cache to be written back, some more than others.
+`benchmarks.additive.choice_timing` compares ways of timing.
 
 The names of torch that are used here are private, and were read on torch 2.11 to 2.15.
 """
@@ -224,7 +227,7 @@ def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) ->
     """
     call()  # loads code, and lets libraries choose their kernels
     torch.cuda.synchronize()
-    flush = _l2_flush()
+    flush, between = _l2_flush(), _small_kernel()
     trial = [_timed_call(call, flush) for _ in range(TRIAL_CALLS)]
     torch.cuda.synchronize()
     launch_ms = statistics.median(host_ms for *_, host_ms in trial)
@@ -237,7 +240,8 @@ def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) ->
             flush()
         torch.cuda._sleep(int(wait_ms * CYCLES_PER_MS))
         cold = [_timed_call(call, flush) for _ in range(count)]
-        warm_begin, warm_end = _calls_between_events(call, count)
+        warm = _calls_between_events(lambda: (between(), call()), count)
+        alone = _calls_between_events(between, count)
         kept_ahead = not cold[0][0].query()
         torch.cuda.synchronize()
         if kept_ahead:
@@ -246,7 +250,7 @@ def measure_ms(call: Callable[[], object], *, longest_ms: float = LONGEST_MS) ->
     else:
         _log.debug("a choice was timed while the GPU waited for its launches")
     cold_ms = _middle_mean([_elapsed_ms(begin, end) for begin, end, _ in cold])
-    warm_ms = _elapsed_ms(warm_begin, warm_end) / count
+    warm_ms = max(0.0, _elapsed_ms(*warm) - _elapsed_ms(*alone)) / count
     return (cold_ms + warm_ms) / 2 + LAUNCH_SHARE * launch_ms
 
 
@@ -289,3 +293,9 @@ def _l2_flush() -> Callable[[], object]:
     buffer = torch.ones(int(properties.L2_cache_size) // 4, dtype=torch.float32, device="cuda")
     total = torch.empty((), dtype=torch.float32, device="cuda")
     return lambda: torch.sum(buffer, dim=0, out=total)
+
+
+def _small_kernel() -> Callable[[], object]:
+    """A function that launches a small kernel, which waits for the one before it to end."""
+    values = torch.zeros(1024, dtype=torch.float32, device="cuda")
+    return lambda: values.add_(1.0)

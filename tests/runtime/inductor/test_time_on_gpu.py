@@ -79,6 +79,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     monkeypatch.setattr(torch.cuda, "_sleep", machine.sleep)
     monkeypatch.setattr(choice_timing.time, "perf_counter", lambda: machine.host_us / 1e6)
     monkeypatch.setattr(choice_timing, "_l2_flush", lambda: machine.flush)
+    monkeypatch.setattr(
+        choice_timing, "_small_kernel", lambda: lambda: machine.run(host_us=2.0, gpu_us=1.5)
+    )
     return machine
 
 
