@@ -172,6 +172,8 @@ def _kernel_document(kernel: Kernel) -> Document:
         **asdict(kernel.design),
         "alignment_bytes": kernel.alignment_bytes,
         "workspace_bytes": kernel.workspace_bytes,
+        "workspace": None if kernel.workspace is None else asdict(kernel.workspace),
+        "is_deterministic": kernel.is_deterministic,
         "calling_convention": kernel.calling_convention,
         "imports": kernel.imports,
         "stored_bytes": kernel.span.stored_bytes,

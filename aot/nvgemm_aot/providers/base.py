@@ -19,11 +19,13 @@ class BlockShape:
         tile: Extents (m, n, k) of one thread block's tile.
         cluster: Thread blocks of a cluster along (m, n).
         swapped: Whether the kernel computes the transposed problem (its m is the problem's n).
+        splits: Thread blocks that share the k of one tile.
     """
 
     tile: tuple[int, int, int]
     cluster: tuple[int, int]
     swapped: bool = False
+    splits: int = 1
 
 
 class RuntimeModel(Protocol):

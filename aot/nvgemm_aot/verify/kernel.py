@@ -123,7 +123,11 @@ def inspect_kernel(
             continue
         listings.append(listing)
         findings += check_disassembly(
-            listing, target=target, signature=kernel.signature, design=kernel.design
+            listing,
+            target=target,
+            signature=kernel.signature,
+            design=kernel.design,
+            is_deterministic=kernel.is_deterministic,
         )
     by = str(disassembler) if listings else NOT_DISASSEMBLED
     return _evidence(kernel, code, text, cubins, listings, by), findings

@@ -29,8 +29,9 @@ from ..gemm.operands import (
 from ..gemm.problem import Op
 from ..gemm.types import Activation, ScaleRecipe
 from ..installed.registry import INSTALLATION, FoundBundle
-from ..matching.device import DeviceFacts
+from ..matching.device import DeviceFacts, wants_determinism
 from ..matching.index import Match, Miss
+from ..matching.refusals import timing_refusal
 from ..settings import is_debugging
 from . import native
 from .autograd import refuse_lost_derivative
@@ -135,7 +136,8 @@ def mm(
         TypeError: If types are not.
         RuntimeError: If an operand requires grad while gradients are recorded or carries a tangent
             of forward mode, or torch records operations: a dispatch mode is active, or
-            ``torch.jit.trace`` (not looked for where ``out`` and a loaded kernel are given).
+            ``torch.jit.trace`` (not looked for where ``out`` and a loaded kernel are given); or if
+            the kernel's results depend on timing, and torch uses deterministic algorithms.
     """
     return _compute("mm", Op.MM, a, b, out, kernel)
 
@@ -398,6 +400,9 @@ def _load_named(
     signature = kernel.kernel.signature
     activation = None if signature.epilogue is None else signature.epilogue.activation
     recipe = extras.recipe or signature.scales
+    reason = timing_refusal(kernel.kernel, wants_determinism())
+    if reason is not None:
+        raise RuntimeError(f"{where}: kernel {kernel.kernel.id[:12]}: {reason}")
     if kernel.op is not op or activation is not extras.activation or recipe is not signature.scales:
         raise ValueError(f"{where}: kernel {kernel.kernel.id[:12]} computes {signature.key}")
     return kernel

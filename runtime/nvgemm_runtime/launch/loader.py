@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import math
 import os
 import threading
 import weakref
@@ -46,6 +47,7 @@ class LoadedKernel:
         handle: Its number in the native kernel table.
         launch: ``launch(a, b, out, *extras)``: `nvgemm_runtime.launch.native.Native.launch` of this
             kernel.
+        is_deterministic: Whether equal operands give equal results.
         sees_negation: Whether its operands can be lazily negated views by accident.
     """
 
@@ -53,6 +55,7 @@ class LoadedKernel:
     op: Op
     handle: int
     launch: Callable[..., None]
+    is_deterministic: bool
     sees_negation: bool
 
 
@@ -118,6 +121,8 @@ class KernelLoader:
             alignment_bytes=kernel.alignment_bytes,
             target=None if target.arch == CPU else target,
             workspace_bytes=kernel.workspace_bytes,
+            workspace=kernel.workspace,
+            cluster_size=math.prod(kernel.design.cluster),
             convention=convention,
         )
         signature = kernel.signature
@@ -126,6 +131,7 @@ class KernelLoader:
             op=signature.op,
             handle=handle,
             launch=functools.partial(launcher.launch, handle),
+            is_deterministic=kernel.is_deterministic,
             sees_negation=any(
                 dtype.row.is_part_of_complex for dtype in (signature.a, signature.b, signature.out)
             ),

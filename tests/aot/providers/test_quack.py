@@ -18,9 +18,10 @@ from nvgemm_aot.providers.quack.designs import HOPPER, Design, designs
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_aot.verify.bundle import verify_bundle
+from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
-from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.gemm.types import DType
 
 ARCHITECTURES = ["sm_90a", "sm_100f", "sm_100a", "sm_103a"]
@@ -35,7 +36,13 @@ def test_offers_16_bit_kernels_in_all_layouts_and_results(arch: str, layout: str
             signature = Signature.parse(f"{op}/{layout}/{dtype}x{dtype}/fp32/{out}")
             found = Quack().enumerate(signature, build_target(arch)).candidates
             assert len(found) == len(designs(arch))
-            assert {one.calling_convention for one in found} == {"tvm_ffi:gemm(a,b,out,stream)"}
+            told = "clusters," if arch == HOPPER else ""
+            for one in found:
+                workspace = "workspace," if one.design.splits > 1 else ""
+                assert one.calling_convention == f"tvm_ffi:gemm(a,b,out,{workspace}{told}stream)"
+                convention = parse_calling_convention(one.calling_convention)
+                assert convention is not None
+                assert convention.misfit(signature, one.has_workspace) is None
             assert {one.signature for one in found} == {signature}
 
 
@@ -77,7 +84,35 @@ def test_a_swapped_design_is_stated_along_the_problem() -> None:
     assert one.design.cluster == (2, 1)
     assert one.block_shape.tile == (128, 192, 64)
     assert one.block_shape.cluster == (1, 2)
-    assert one.cluster_sizes == (2,)
+    assert one.cluster_sizes == (), "launches are told how many clusters run at once"
+
+
+def test_kernels_that_split_k_have_a_counter_and_a_partial_result_for_each_tile() -> None:
+    signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
+    found = Quack().enumerate(signature, build_target("sm_90a")).candidates
+    splitting = [one for one in found if one.design.splits > 1]
+    assert {one.design.splits for one in splitting} == {2, 4, 8}
+    assert len(splitting) < len(found) / 4
+    assert all(one.workspace is None for one in found if one.design.splits == 1)
+    problem = Problem(signature=signature, m=100, n=1000, k=8192)
+    for one in splitting:
+        assert one.workspace is not None
+        m, n, _ = one.design.tile
+        tiles = one.workspace.tiles(problem)
+        assert one.workspace.tile == (m, n)
+        assert tiles >= -(-100 // m) * -(-1000 // n)
+        assert tiles % (one.design.cluster[0] * one.design.cluster[1]) == 0
+        room = 4 * tiles + 4 * m * n * tiles
+        assert room <= one.workspace.size_bytes(problem) <= room + 256
+        zeroed = 4 * tiles if one.is_deterministic else one.workspace.size_bytes(problem)
+        assert zeroed <= one.workspace.zeroed_bytes(problem) <= zeroed + 127
+        assert f"_split_k{one.design.splits}_" in one.operator
+        assert one.is_deterministic == one.operator.endswith("_serial")
+
+
+def test_two_parts_are_never_added_in_any_order() -> None:
+    """Their sum is the same, so nothing would be gained by zeros for the partial results."""
+    assert all(one.splits > 2 for one in designs(HOPPER) if one.in_any_order)
 
 
 def test_k_of_a_tile_counts_bytes() -> None:
@@ -127,14 +162,14 @@ candidates: 2
 gemms:
   - dtype: bf16
     layout: nt
-    mnk: [[16, 512, 256]]
+    mnk: [[16, 512, {k}]]
 """
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", pytest.param("sm_100f", marks=pytest.mark.slow)])
 def test_a_bundle_of_both_providers_verifies_and_comes_out_equal(tmp_path: Path, arch: str) -> None:
     path = tmp_path / "both.yaml"
-    path.write_text(MANIFEST.format(arch=arch, providers="quack, cutlass_operators"))
+    path.write_text(MANIFEST.format(arch=arch, providers="quack, cutlass_operators", k=256))
     manifest = load_manifest(path)
     assert manifest.providers == ("quack", "cutlass_operators")
     first, again = (
@@ -157,3 +192,18 @@ def test_beside_another_provider_it_offers_the_same() -> None:
     alone, both = load_provider("quack"), load_provider("cutlass_operators+quack")
     found = alone.enumerate(signature, target).candidates
     assert both.enumerate(signature, target).candidates[-len(found) :] == found
+
+
+def test_kernels_that_split_k_verify(tmp_path: Path, kernel_cache: Cache) -> None:
+    """What device code shows agrees: sums in memory, the order of them, and who is waited for."""
+    path = tmp_path / "split.yaml"
+    text = MANIFEST.format(arch="sm_90a", providers="quack", k=16384)
+    path.write_text(text.replace("candidates: 2", "candidates: 4"))
+    (built,) = build(load_manifest(path), tmp_path, kernel_cache).bundles
+    splitting = [kernel for kernel in built.header.kernels if kernel.design.splits > 1]
+    assert {kernel.is_deterministic for kernel in splitting} == {True, False}
+    report = verify_bundle(built.path, disassemble=True)
+    assert report.ok, report.findings
+    texts = {one.id: one.operands or "" for one in report.kernels}
+    assert all("workspace: Tensor([n" in texts[kernel.id] for kernel in splitting)
+    assert all("clusters: int32, stream: Stream" in text for text in texts.values())

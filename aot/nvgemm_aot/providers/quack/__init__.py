@@ -8,7 +8,7 @@ process works for one provider alone.
 
 from __future__ import annotations
 
-from nvgemm_runtime.bundle.calling_convention import PLAIN
+from nvgemm_runtime.bundle.calling_convention import CLUSTERS, PLAIN, STREAM, WORKSPACE
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError, ToolchainError
 from nvgemm_runtime.gemm.problem import Op, Signature
@@ -19,7 +19,7 @@ from ...targets import BuildTarget
 from .. import cute_dsl
 from ..base import BlockShape, Candidate, Enumeration, RuntimeModel
 from ..heuristics import MatmulHeuristics
-from .designs import HOPPER, Design, designs
+from .designs import HOPPER, Design, designs, workspace_of
 from .entry import ALIGNMENT_BYTES, CUTE_TYPES, compile_entry, import_library
 
 _DISTRIBUTIONS = (
@@ -42,7 +42,7 @@ class Quack:
     """Lists and compiles the dense GEMMs of quack-kernels."""
 
     name = "quack"
-    recipe = f"1, host {cute_dsl.HOST_CPU} {cute_dsl.HOST_FEATURES}"
+    recipe = f"2, host {cute_dsl.HOST_CPU} {cute_dsl.HOST_FEATURES}"
 
     def toolchain(self) -> dict[str, str]:
         """Versions of the compiler and the library; see `Provider.toolchain`."""
@@ -67,21 +67,19 @@ class Quack:
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
         """NvMatmulHeuristics' model of the device; see `Provider.runtime_model`."""
         device = target.device
-        return MatmulHeuristics(device.heuristics_gpu, device.shared_memory_per_block_bytes.value)
+        return MatmulHeuristics(
+            device.heuristics_gpu,
+            device.shared_memory_per_block_bytes.value,
+            device.sm_count.value,
+        )
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         """Compile one design to an object; see `Provider.compile`."""
         arch = target.target.arch
         named = {_operator(one, candidate.signature, arch): one for one in designs(arch)}
-        limits = candidate.design.cluster_limits
         try:
             cute_dsl.warm_up()
-            compiled = compile_entry(
-                named[candidate.operator],
-                candidate.signature,
-                arch,
-                limits[0].max_active if limits else None,
-            )
+            compiled = compile_entry(named[candidate.operator], candidate.signature, arch)
             return cute_dsl.export_object(compiled)
         except (OSError, ToolchainError):
             raise
@@ -92,6 +90,9 @@ class Quack:
 
     def _candidate(self, design: Design, signature: Signature, arch: str) -> Candidate:
         static = arch == HOPPER
+        workspace = workspace_of(design)
+        parameters = ["a", "b", "out", *([WORKSPACE] if workspace else [])]
+        parameters += [*([CLUSTERS] if static else []), STREAM]
         tile_k, ctas = design.tile_k(signature.a), design.ctas_per_tile(arch)
         m, n = design.tile
         return Candidate(
@@ -105,15 +106,22 @@ class Quack:
                 fallback_cluster=None,
                 scheduler="static_persistent" if static else "clc",
                 swapped=design.swapped,
+                splits=design.splits,
+                dependent_launch=True,
             ),
-            cluster_sizes=(design.cluster[0] * design.cluster[1],) if static else (),
+            cluster_sizes=(),
             block_shape=BlockShape(
-                tile=(m // ctas, n, tile_k), cluster=design.cluster, swapped=design.swapped
+                tile=(m // ctas, n, tile_k),
+                cluster=design.cluster,
+                swapped=design.swapped,
+                splits=design.splits,
             ),
-            preference=0 if design.pingpong or not static else 1,
+            preference=2 if design.in_any_order else 0 if design.pingpong or not static else 1,
             alignment_bytes=ALIGNMENT_BYTES,
             workspace_bytes=0,
-            calling_convention=f"tvm_ffi:{PLAIN.name}({','.join(PLAIN.parameters)})",
+            workspace=workspace,
+            is_deterministic=not design.in_any_order,
+            calling_convention=f"tvm_ffi:{PLAIN.name}({','.join(parameters)})",
         )
 
 
@@ -134,7 +142,9 @@ def _operator(design: Design, signature: Signature, arch: str) -> str:
     m, n = design.tile
     kind = ("pingpong" if design.pingpong else "cooperative") if arch == HOPPER else "clc"
     family = "Sm90" if arch == HOPPER else "Sm100"
+    order = "parallel" if design.in_any_order else "serial"
+    split = f"_split_k{design.splits}_{order}" if design.splits > 1 else ""
     return (
         f"quack.GemmDefault{family}_{kind}_cluster{design.cluster[0]}x{design.cluster[1]}x1"
-        f"_tile{m}x{n}x{design.tile_k(signature.a)}{'_swap_ab' if design.swapped else ''}"
+        f"_tile{m}x{n}x{design.tile_k(signature.a)}{'_swap_ab' if design.swapped else ''}{split}"
     )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
+from nvgemm_runtime.bundle.workspace import ZEROED_MULTIPLE_BYTES, TileWorkspace
 from nvgemm_runtime.gemm.types import DType
 
 
@@ -23,6 +24,10 @@ class Design:
         pingpong: Whether two warp groups work on a tile each, instead of sharing one. Hopper only.
         swapped: Whether the kernel computes the transposed problem: its m is the problem's n.
         tile_k_blocks: The tile's extent along k in rows of 128 bytes, the library's own choice.
+        splits: Thread blocks that share the k of one tile. Each adds its part to a partial result
+            in the workspace, and the last one adds its own and writes the tile. Hopper only.
+        in_any_order: Whether they add in the order in which they arrive, and not one after the
+            other: results then depend on timing.
     """
 
     tile: tuple[int, int]
@@ -30,6 +35,8 @@ class Design:
     pingpong: bool = False
     swapped: bool = False
     tile_k_blocks: int = 1
+    splits: int = 1
+    in_any_order: bool = False
 
     def tile_k(self, dtype: DType) -> int:
         """Extent of the tile along k for operands of this type."""
@@ -49,6 +56,35 @@ _HOPPER_UNCLUSTERED = (((256, 128), False), ((128, 256), False), ((128, 192), Tr
 _HOPPER_MIDDLE = (((64, 128), False), ((64, 256), False), ((128, 64), True), ((64, 128), True))
 _HOPPER_NARROW = tuple(product((64, 128), (16, 32, 64)))
 
+_HOPPER_SPLIT = (
+    *(
+        Design(tile=tile, cluster=(1, 1), swapped=True, tile_k_blocks=blocks, splits=splits)
+        for tile, blocks in (((64, 16), 2), ((64, 16), 4), ((64, 32), 2), ((64, 64), 1))
+        for splits in (2, 4)
+    ),
+    Design(tile=(64, 16), cluster=(1, 1), swapped=True, tile_k_blocks=2, splits=8),
+    *(
+        Design(tile=(128, 16), cluster=(1, 1), swapped=True, pingpong=True, splits=splits)
+        for splits in (2, 4)
+    ),
+    *(Design(tile=(128, 128), cluster=(1, 1), splits=splits) for splits in (2, 4)),
+    *(Design(tile=(128, 192), cluster=(2, 1), pingpong=True, splits=splits) for splits in (2, 4)),
+)
+"""For a large k and so few tiles that multiprocessors would idle: rows of small batches, and of
+middling ones."""
+
+_HOPPER_SPLIT_IN_ANY_ORDER = (
+    *(
+        Design(
+            tile=(64, 16), cluster=(1, 1), swapped=True, tile_k_blocks=2, splits=splits,
+            in_any_order=True,
+        )
+        for splits in (4, 8)
+    ),
+    Design(tile=(128, 128), cluster=(1, 1), splits=4, in_any_order=True),
+)  # fmt: skip
+"""Of two parts the order does not matter, so there are at least four."""
+
 _BLACKWELL_WIDTHS = (64, 128, 160, 192, 224, 256)
 _BLACKWELL_NARROW = (16, 32, 64)
 
@@ -56,6 +92,34 @@ _BLACKWELL_NARROW = (16, 32, 64)
 def designs(arch: str) -> tuple[Design, ...]:
     """All designs for an architecture, in a fixed order."""
     return tuple(_hopper() if arch == HOPPER else _blackwell())
+
+
+FLAG_BYTES = 4
+"""Of the counter of a tile, which says how many parts of it are done."""
+
+PARTIAL_BYTES = 4
+"""Of an element of a partial result: fp32."""
+
+
+def workspace_of(design: Design) -> TileWorkspace | None:
+    """Memory for the counter and the partial result of each tile of a design that splits k.
+
+    The first part stores its sums and the others add to them, so only counters must be zero. In any
+    order, all add, so the partial results must be zero too; these begin at a multiple of
+    `ZEROED_MULTIPLE_BYTES` behind the counters, for which that many bytes more are kept.
+    """
+    if design.splits == 1:
+        return None
+    m, n = design.tile
+    tile, multiple = design.tile, design.cluster
+    partial_bytes = PARTIAL_BYTES * m * n
+    return TileWorkspace(
+        tile=tile[::-1] if design.swapped else tile,
+        tiles_multiple=multiple[::-1] if design.swapped else multiple,
+        zeroed_once=ZEROED_MULTIPLE_BYTES if design.in_any_order else 0,
+        zeroed_per_tile=FLAG_BYTES + (partial_bytes if design.in_any_order else 0),
+        scratch_per_tile=0 if design.in_any_order else partial_bytes,
+    )
 
 
 def _hopper() -> Iterator[Design]:
@@ -72,6 +136,8 @@ def _hopper() -> Iterator[Design]:
     for tile in _HOPPER_NARROW:
         yield Design(tile=tile, cluster=(1, 1), swapped=True, tile_k_blocks=2)
     yield Design(tile=(64, 16), cluster=(1, 1), swapped=True, tile_k_blocks=4)
+    yield from _HOPPER_SPLIT
+    yield from _HOPPER_SPLIT_IN_ANY_ORDER
 
 
 def _blackwell() -> Iterator[Design]:

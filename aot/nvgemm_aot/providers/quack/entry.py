@@ -1,8 +1,9 @@
 """Compiles quack's dense GEMM behind the calling convention of this project.
 
 quack's function takes eleven arguments, among them tuples for epilogue and scheduler. A small
-function around it takes ``(a, b, out, stream)`` and passes constants for the rest; it adds nothing
-to the device code.
+function around it takes A, B, the result and the stream, a workspace if k is split, and on Hopper
+the number of clusters that the device runs at once. It passes constants for the rest, and adds
+nothing to the device code.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import importlib.util
 import sys
 from typing import Any
 
+from nvgemm_runtime.bundle.workspace import ZEROED_MULTIPLE_BYTES
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.types import DType
 
-from .designs import HOPPER, Design
+from .designs import FLAG_BYTES, HOPPER, Design
 
 ALIGNMENT_BYTES = 16
 """What TMA demands of addresses, and of strides other than 1."""
@@ -57,50 +59,122 @@ def import_library() -> None:
         ) from error
 
 
-def compile_entry(
-    design: Design, signature: Signature, arch: str, clusters_at_once: int | None
-) -> Any:
+def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
     """Compile one design for a signature; may raise any exception of the compiler.
 
     Args:
         design: The design.
         signature: What to compute.
         arch: Architecture, e.g. ``sm_90a``.
-        clusters_at_once: How many clusters the device runs at once; compiled into the launch of a
-            static-persistent kernel, and None for others.
     """
     import_library()
+    from cutlass import Int32, Uint8, cute
+
+    a, b, out = _sample_tensors(signature)
+    samples = {"a": a, "b": b, "out": out}
+    if design.splits > 1:
+        samples["workspace"] = cute.runtime.make_fake_tensor(
+            Uint8, (cute.sym_int64(),), (1,), assumed_align=ALIGNMENT_BYTES
+        )
+    if arch == HOPPER:
+        samples["clusters"] = Int32(1)
+    samples["stream"] = cute.runtime.make_fake_stream()
+    call = _entry(design, _gemm_object(design, signature, arch), tuple(samples))
+    return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
+        cute.jit(call), *samples.values()
+    )
+
+
+def _entry(design: Design, gemm: Any, parameters: tuple[str, ...]) -> Any:
+    """The function that is exported. Its parameters are named, for its launcher shows the names."""
     from cuda.bindings.driver import CUstream
     from cutlass import Int32, cute
     from quack.tile_scheduler import TileSchedulerOptions
 
-    gemm = _gemm_object(design, signature, arch)
-
-    def call(a: Any, b: Any, out: Any, stream: Any) -> None:
+    def launch(a: Any, b: Any, out: Any, stream: Any, clusters: Any, workspace: Any) -> None:
         first, second = (b, a) if design.swapped else (a, b)
-        epilogue = gemm.EpilogueArguments()
+        split = {} if workspace is None else _split_tensors(design, out, workspace)
         scheduler = TileSchedulerOptions(
-            max_active_clusters=Int32(clusters_at_once or 1), max_swizzle_size=Int32(_MAX_SWIZZLE)
+            max_active_clusters=Int32(1) if clusters is None else clusters,
+            max_swizzle_size=Int32(_MAX_SWIZZLE),
         )
+        epilogue = gemm.EpilogueArguments(**split)
         gemm(first, second, out, None, epilogue, scheduler, None, stream, None, None)
 
-    call.__annotations__ = {"a": cute.Tensor, "b": cute.Tensor, "out": cute.Tensor}
-    call.__annotations__["stream"] = CUstream
-    return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
-        cute.jit(call), *_sample_tensors(signature), cute.runtime.make_fake_stream()
+    def plain(a: Any, b: Any, out: Any, stream: Any) -> None:
+        launch(a, b, out, stream, None, None)
+
+    def persistent(a: Any, b: Any, out: Any, clusters: Any, stream: Any) -> None:
+        launch(a, b, out, stream, clusters, None)
+
+    def splitting(a: Any, b: Any, out: Any, workspace: Any, clusters: Any, stream: Any) -> None:
+        launch(a, b, out, stream, clusters, workspace)
+
+    entries = {one.__code__.co_varnames[: one.__code__.co_argcount]: one
+               for one in (plain, persistent, splitting)}  # fmt: skip
+    entry = entries[parameters]
+    kinds = {"clusters": Int32, "stream": CUstream}
+    entry.__annotations__ = {name: kinds.get(name, cute.Tensor) for name in parameters}
+    return entry
+
+
+def _split_tensors(design: Design, out: Any, workspace: Any) -> dict[str, Any]:
+    """The counters and partial results of all tiles, in a workspace as `workspace_of` has it.
+
+    Both have a place for every thread block of a cluster, also one that lies outside the result.
+    """
+    from cutlass import Float32, Int32, Int64, cute
+
+    (m, n), (batch, rows, columns) = design.tile, (1, *out.shape)[-3:]
+    extents = (columns, rows) if design.swapped else (rows, columns)
+    tiles_m, tiles_n = (
+        cute.round_up(cute.ceil_div(extent, tile), multiple)
+        for extent, tile, multiple in zip(extents, (m, n), design.cluster)
     )
+    # 64 bits: a result may have more elements than 32 bits count.
+    row = Int64(tiles_n)
+    matrix = row * tiles_m
+    flags = cute.make_tensor(
+        cute.recast_ptr(workspace.iterator, dtype=Int32),
+        cute.make_layout((tiles_m, tiles_n, batch), stride=(row, 1, matrix)),
+    )
+    begin = cute.round_up(matrix * batch * FLAG_BYTES, ZEROED_MULTIPLE_BYTES)
+    partials = cute.make_ptr(
+        Float32,
+        (workspace.iterator + cute.assume(begin, divby=ZEROED_MULTIPLE_BYTES)).toint(),
+        cute.AddressSpace.gmem,
+        assumed_align=ALIGNMENT_BYTES,
+    )
+    size = m * n
+
+    def elements(tiles: Any) -> Any:
+        return cute.assume(tiles * size, divby=size)  # or the kernel's vectors look unaligned
+
+    return {
+        "split_k_semaphore": flags,
+        "split_k_workspace": cute.make_tensor(
+            partials,
+            cute.make_layout(
+                (size, tiles_m, tiles_n, batch), stride=(1, elements(row), size, elements(matrix))
+            ),
+        ),
+    }
 
 
 def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
     """The library's kernel, told how tensors arrive: A as (m, k), B as (k, n), out as (m, n)."""
     import cutlass
     from quack import gemm_default_epi as library
+    from quack.gemm_config import SplitKMode
 
     options: dict[str, Any] = (
         {"pingpong": design.pingpong, "is_persistent": True}
         if arch == HOPPER
         else {"use_clc_persistence": True}
     )
+    if design.splits > 1:
+        mode = SplitKMode.PARALLEL if design.in_any_order else SplitKMode.SERIAL
+        options |= {"split_k": design.splits, "split_k_mode": mode}
     kind = library.GemmDefaultSm90 if arch == HOPPER else library.GemmDefaultSm100
     tile_k = () if design.tile_k_blocks == 1 else (design.tile_k(signature.a),)
     gemm = kind(
