@@ -19,11 +19,12 @@ from .base import BlockShape
 _DISTRIBUTION = "nvidia-matmul-heuristics"
 
 _FILL_NS = 2_000
-"""A fill with zeros on the stream, in front of a kernel that splits k: the smallest takes about
-this from its start to that of the next kernel on an H200."""
+"""What filling counters with zeros, in front of a kernel that splits k, is taken to cost. Assumed,
+not measured; it decides alone whether a short kernel is split."""
 
 _REDUCTION_BYTES_PER_NS = 4_000
-"""Partial results stay in L2: a cautious figure for what an H100 or H200 moves there."""
+"""How fast partial results are taken to be written to L2 and read again. Assumed, not measured:
+near the bandwidth of an H200's memory, which is below that of its L2."""
 
 _MIN_TILE_N = 32
 """Narrowest tile that the model answers for on SM100; narrower ones are estimated as this."""

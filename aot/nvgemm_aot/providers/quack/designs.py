@@ -2,6 +2,10 @@
 
 Most are those that quack's own autotuner tries. The narrow ones are not in its list, but its
 kernels accept them; with operands swapped, they compute a small m without wasted rows.
+
+The library's dynamic schedule for Hopper is not offered. All tiles of a dense GEMM take the same
+time, so a counter that hands them out finds nothing to balance, and it must be zeroed before each
+launch. On Blackwell the hardware hands them out (cluster launch control).
 """
 
 from __future__ import annotations
