@@ -32,18 +32,17 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two G
 LARGE_K = 8192
 
 
-def splitting_kernels() -> list[Kernel]:
-    """Installed kernels whose workspace is counted in tiles."""
-    found = [kernel for _, kernel in installed_kernels() if kernel.workspace is not None]
-    if torch.cuda.is_available():
-        assert found, "no installed kernel has such a workspace; install the wheel split-k"
-    return found
+SPLITTING = [kernel for _, kernel in installed_kernels() if kernel.workspace is not None]
+"""Installed kernels whose workspace is counted in tiles."""
 
-
-SPLITTING = splitting_kernels()
 every_splitting_kernel = pytest.mark.parametrize(
     "kernel", SPLITTING, ids=[f"{k.id[:12]}-{k.operator}-{k.signature.key}" for k in SPLITTING]
 )
+
+
+def test_both_kinds_of_splitting_kernels_are_installed() -> None:
+    kinds = {kernel.is_deterministic for kernel in SPLITTING}
+    assert kinds == {True, False}, "install the wheel split-k"
 
 
 @pytest.fixture(params=["ordered", "any order"])
@@ -268,7 +267,10 @@ def test_a_launch_on_another_stream_than_torchs_is_refused(kernel: Kernel) -> No
         tvm_ffi.use_raw_stream(tvm_ffi.device("cuda:0"), other.cuda_stream),
         pytest.raises(ValueError, match="its launch is not on torch's current stream"),
     ):
-        native.load().launch(load_kernel(kernel.id).handle, *arguments.operands())
+        # Of torch's own tensors, TVM-FFI would take torch's stream.
+        native.load().launch(
+            load_kernel(kernel.id).handle, *map(tvm_ffi.from_dlpack, arguments.operands())
+        )
 
 
 def test_what_generated_code_calls_is_right(kernel: Kernel) -> None:
@@ -355,8 +357,9 @@ def test_the_driver_tells_how_many_clusters_run_at_once() -> None:
         if profile.driver_name != torch.cuda.get_device_name(0):
             continue
         for size, fact in profile.max_active_clusters.items():
-            if fact.basis == "measured" and profile.sm_count.value == count:
-                assert lib.clusters_at_once(0, size) == fact.value
+            # Which multiprocessors are switched off differs from one GPU to another.
+            if fact.basis == "measured":
+                assert abs(lib.clusters_at_once(0, size) - fact.value) <= 1 + fact.value // 10
 
 
 def test_kernels_are_told_and_are_right_with_clusters_of_two(
