@@ -189,6 +189,13 @@ def _imports_text(document: Document) -> str:
     return f"{len(common)}, of {others} kernels others" if others else str(len(common))
 
 
+def _scheduler_text(kernel: Document) -> str:
+    if kernel["splits"] == 1:
+        return str(kernel["scheduler"])
+    order = "" if kernel["is_deterministic"] else ", any order"
+    return f"{kernel['scheduler']}, k split in {kernel['splits']}{order}"
+
+
 def _by_extents(extents: Sequence[int]) -> str:
     return "x".join(map(str, extents))
 
@@ -218,7 +225,7 @@ def bundle_text(document: Document) -> str:
             kernel["ctas_per_tile"],
             _by_extents(kernel["cluster"])
             + (f"|{_by_extents(kernel['fallback_cluster'])}" if kernel["fallback_cluster"] else ""),
-            kernel["scheduler"],
+            _scheduler_text(kernel),
             kernel["stored_bytes"],
             kernel["payload_bytes"],
         ]

@@ -88,7 +88,8 @@ def test_a_header_holds_the_formula_and_requires_that_readers_know_it(tmp_path: 
         assert kernel.workspace == WORKSPACE
         assert not kernel.is_deterministic
         assert kernel.design == splitting().kernels[0].design
-        assert bundle_text(bundle_document(bundle))
+        text = bundle_text(bundle_document(bundle))
+        assert "static_persistent, k split in 4, any order" in text
         (shown,) = bundle_document(bundle)["kernels"]
         assert shown["workspace"]["scratch_per_tile"] == 32768
         assert shown["is_deterministic"] is False
