@@ -14,6 +14,7 @@ import cpu_provider
 import recording_kernels
 import tuning_bench
 from cpu_kernels import Register
+from foreign_packages import BuiltPackage
 from inductor_session import InductorSession
 from jit_programs import JitMachine
 from nvgemm_aot.build.pipeline import BuildResult, BuiltBundle, build
@@ -68,6 +69,12 @@ def cache_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NVGEMM_AOT_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(scope="session")
+def built_package(tmp_path_factory: pytest.TempPathFactory) -> BuiltPackage:
+    """The kernels of tests/provider_package, built by the command."""
+    return BuiltPackage(tmp_path_factory.mktemp("package"))
 
 
 @pytest.fixture(scope="session")

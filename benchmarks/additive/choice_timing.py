@@ -29,6 +29,7 @@ import click
 from benchmarks.shared.bundled import declared, environment
 from benchmarks.shared.records import require_gpu
 from nvgemm_aot.tuning.gpu import GpuTimer, buffer_bytes
+from nvgemm_runtime.bundle.format import BACK_TO_BACK
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem
 from nvgemm_runtime.inductor import choice_timing
 from nvgemm_runtime.launch.api import load_kernel
@@ -48,7 +49,11 @@ def time_us(calls: list[Callable[[], object]]) -> dict[str, float]:
     """Microseconds of a call in each way, and in CUDA graphs."""
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    samples = {"memory": GpuTimer().prepare(calls), "cache": GpuTimer().prepare(calls[:1])}
+    timer = GpuTimer()
+    samples = {
+        "memory": timer.prepare(calls, launches=BACK_TO_BACK),
+        "cache": timer.prepare(calls[:1], launches=BACK_TO_BACK),
+    }
     return {
         "stock": float(benchmarker.benchmark_gpu(calls[0])) * 1e3,
         "cold": _cold_ms(calls[0]) * 1e3,

@@ -11,8 +11,9 @@ a sample of them all. Each is computed by
 - triton: what Inductor's max-autotune makes of it over Triton's templates alone;
 - bundle: every kernel that bundles rank for it, after a check that it is exact on zeros and ones;
 
-with operands in turn beyond L2, as CUDA graphs, in random order (`measuring`). Rounds that choose
-the fastest are not those that are reported (`summaries`), so best-of can be below 1.
+with operands in turn beyond L2, as CUDA graphs, in random order (`measuring`): apart, that is
+behind a small kernel each, and then back to back. Rounds that choose the fastest are not those that
+are reported (`summaries`), so best-of can be below 1.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from benchmarks.shared.measuring import Arena, Contender, Exact, Operands, offli
 from benchmarks.shared.records import require_gpu
 from benchmarks.shared.resuming import ORDER_SEED, Results
 from benchmarks.shared.summaries import MIN_ROUNDS, Summary, chosen, summarized
+from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
 from nvgemm_runtime.gemm.problem import DType, Problem
 
 WHAT = "kernels"
@@ -70,14 +72,25 @@ def measure_problem(
     if triton is not None and triton.launch is not None:
         ways["triton"] = Contender(launch=triton.launch, sets=sets)
     ways |= {id_: Contender(launch=launch, sets=sets) for id_, launch in checked.launches.items()}
-    times = offline_ns(ways, rounds, WINDOW_NS, random.Random(problem.key))
-    summaries = {name: one.to_json() for name, one in summarized(times).items()}
+    order = random.Random(problem.key)
+    apart, back_to_back = (
+        summarized(offline_ns(ways, rounds, WINDOW_NS, order, launches=launches))
+        for launches in (APART, BACK_TO_BACK)
+    )
+
+    def times(summaries: Mapping[str, Summary]) -> dict[str, Any]:
+        found = {name: one.to_json() for name, one in summaries.items()}
+        return {
+            "aten": found["aten"],
+            "triton": found.get("triton"),
+            "kernels": {id_: found[id_] for id_ in checked.launches},
+        }
+
     return {
-        "aten": summaries["aten"],
-        "triton": summaries.get("triton"),
+        **times(apart),
+        "back_to_back": times(back_to_back),
         "triton_s": None if triton is None else round(triton.seconds, 2),
         "why_no_triton": None if triton is None else triton.why_none,
-        "kernels": {id_: summaries[id_] for id_ in checked.launches},
         "thrown_out": dict(checked.thrown_out),
     }
 
@@ -133,7 +146,7 @@ def measure(
         path,
         what=WHAT,
         environment=environment(Triton=triton_version()),
-        settings={"rounds": rounds, "window_ns": WINDOW_NS},
+        settings={"rounds": rounds, "window_ns": WINDOW_NS, "launches": APART},
         resume=resume,
     )
     problems = in_order(kernels, sample)

@@ -33,7 +33,7 @@ class ProblemTimes:
 
     @classmethod
     def from_json(cls, key: str, entry: Mapping[str, Any]) -> ProblemTimes:
-        """Read what `measure_problem` gave."""
+        """Read what `measure_problem` gave, or its times of launches back to back."""
         triton = entry["triton"]
         return cls(
             problem=Problem.parse(key),
@@ -83,20 +83,10 @@ def speedups_row(label: str, entries: Sequence[ProblemTimes]) -> str:
     )
 
 
-def table(record: Mapping[str, Any]) -> list[str]:
-    """Lines of the table over a file's entries."""
-    entries = [ProblemTimes.from_json(key, one) for key, one in record.items() if one["kernels"]]
-    thrown_out = {key: one["thrown_out"] for key, one in record.items() if one["thrown_out"]}
+def _speedups(entries: Sequence[ProblemTimes]) -> list[str]:
+    """Rows of all problems, by m and by type."""
+    lines = []
     full = [one for one in entries if one.triton is not None]
-    head = (
-        f"{'':<22} {'':>5} {'best of':>8} {'':>7} {'bundle':>8} {'bundle':>8} {'wins':>7} "
-        f"{'wins':>7}"
-    )
-    columns = (
-        f"{'':<22} {'count':>5} {'all':>8} {'least':>7} {'alone':>8} {'to ATen':>8} {'> 1%':>7} "
-        f"{'> 5%':>7}"
-    )
-    lines = [head, columns]
     if full:
         lines.append(speedups_row("over ATen and Triton", full))
         for label, group in grouped(full, TOKENS, lambda one: one.problem.m):
@@ -107,6 +97,29 @@ def table(record: Mapping[str, Any]) -> list[str]:
     rest = [one for one in entries if one.triton is None]
     if rest:
         lines.append(speedups_row("over ATen alone", rest))
+    return lines
+
+
+def table(record: Mapping[str, Any]) -> list[str]:
+    """Lines of the table over a file's entries."""
+    entries = [ProblemTimes.from_json(key, one) for key, one in record.items() if one["kernels"]]
+    thrown_out = {key: one["thrown_out"] for key, one in record.items() if one["thrown_out"]}
+    head = (
+        f"{'':<22} {'':>5} {'best of':>8} {'':>7} {'bundle':>8} {'bundle':>8} {'wins':>7} "
+        f"{'wins':>7}"
+    )
+    columns = (
+        f"{'':<22} {'count':>5} {'all':>8} {'least':>7} {'alone':>8} {'to ATen':>8} {'> 1%':>7} "
+        f"{'> 5%':>7}"
+    )
+    beside = [
+        ProblemTimes.from_json(key, one["back_to_back"])
+        for key, one in record.items()
+        if one["kernels"] and "back_to_back" in one
+    ]
+    lines = [head, columns, *(["launches apart"] if beside else []), *_speedups(entries)]
+    if beside:
+        lines += ["launches back to back", *_speedups(beside)]
     lines += [
         "speed-ups: geometric means of time over time; above 1 bundled kernels are faster.",
         "best of all: of bundle, ATen and Triton over the best of ATen and Triton, chosen by other",

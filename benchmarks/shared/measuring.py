@@ -3,7 +3,10 @@
 Operands are random and take turns. Windows begin with L2 overwritten, follow each other in random
 order, and are timed by events on the GPU while the host is ahead.
 
-- offline: launches one behind the other, as a CUDA graph.
+- offline: launches as a CUDA graph, one behind the other, or *apart*: behind a small kernel each,
+  that neither begins before the launch before it has ended nor lets the next begin before itself
+  has. Kernels of programmatic dependent launch overlap with each other back to back, and not with
+  what else a program runs; the small kernel's own time is subtracted.
 - server: single launches after random gaps; the gap is not counted.
 """
 
@@ -17,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nvgemm_aot.tuning.gpu import small_kernel
+from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
 from nvgemm_runtime.gemm.problem import Layout
 
 if TYPE_CHECKING:
@@ -183,7 +188,9 @@ def launch_ns(way: Contender, count: int = 1, first: int = 0) -> float:
     return float(begin.elapsed_time(end)) * 1e6 / count
 
 
-def _captured(way: Contender, window_ns: float) -> tuple[torch.cuda.CUDAGraph, int]:
+def _captured(
+    way: Contender, window_ns: float, between: Callable[[], object] | None = None
+) -> tuple[torch.cuda.CUDAGraph, int]:
     """A graph of launches that has been replayed once, and how many there are."""
     import torch
 
@@ -191,27 +198,43 @@ def _captured(way: Contender, window_ns: float) -> tuple[torch.cuda.CUDAGraph, i
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for number in range(count):
+            if between is not None:
+                between()
             way.launch(*way.sets[number % len(way.sets)])
     graph.replay()
     return graph, count
 
 
+_BETWEEN = "the kernel between"
+"""Name, among ways to compute a GEMM, of the small kernel between them."""
+
+
 def offline_ns(
-    ways: Mapping[str, Contender], rounds: int, window_ns: float, order: random.Random
+    ways: Mapping[str, Contender],
+    rounds: int,
+    window_ns: float,
+    order: random.Random,
+    *,
+    launches: str = BACK_TO_BACK,
 ) -> dict[str, list[float]]:
-    """Nanoseconds a launch of each way, round by round, one behind the other.
+    """Nanoseconds a launch of each way, round by round, back to back or apart.
 
     Args:
         ways: What to measure, by name.
         rounds: Windows of each.
         window_ns: About how long a window is.
         order: Shuffles the ways in each round.
+        launches: `APART` or `BACK_TO_BACK`.
     """
     import torch
 
-    graphs = {name: _captured(way, window_ns) for name, way in ways.items()}
-    times: dict[str, list[float]] = {name: [] for name in ways}
-    names = list(ways)
+    between = small_kernel() if launches == APART else None
+    graphs = {name: _captured(way, window_ns, between) for name, way in ways.items()}
+    if between is not None:
+        alone = Contender(launch=lambda a, b, out: between(), sets=[(None, None, None)])
+        graphs[_BETWEEN] = _captured(alone, window_ns)
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    names = list(graphs)
     for _ in range(rounds):
         order.shuffle(names)
         events = {}
@@ -226,7 +249,17 @@ def offline_ns(
         torch.cuda.synchronize()
         for name, (begin, end) in events.items():
             times[name].append(begin.elapsed_time(end) * 1e6 / graphs[name][1])
-    return times
+    return without_between(times)
+
+
+def without_between(times: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Times less the median of the kernel between launches, if there is one among them."""
+    between_ns = statistics.median(times[_BETWEEN]) if _BETWEEN in times else 0.0
+    return {
+        name: [max(1.0, time_ns - between_ns) for time_ns in of_way]
+        for name, of_way in times.items()
+        if name != _BETWEEN
+    }
 
 
 def server_ns(

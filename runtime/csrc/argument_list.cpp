@@ -28,7 +28,8 @@ TVMFFIObjectHandle MakeMnkl(const KernelSpec& spec, const CheckedCall& call) {
   const TensorView& a = call[Role::kA];
   const TensorView& out = call[Role::kOut];
   const int rank = spec.rank();
-  const int64_t extents[] = {out.shape[rank - 2], out.shape[rank - 1],
+  const int64_t n = out.shape[rank - 1] * spec.columns_per_result();
+  const int64_t extents[] = {out.shape[rank - 2], n,
                              a.shape[rank - 1] * spec.a_dtype.lanes, rank == 3 ? out.shape[0] : 1};
   TVMFFIAny values[4] = {};
   for (int i = 0; i < 4; ++i) {
@@ -66,6 +67,7 @@ WorkspaceBytes BytesOf(const KernelSpec& spec, const CheckedCall& call) {
   if (size.tile_m == 0) return {0, size.fixed_bytes};
   const TensorView& out = call[Role::kOut];
   const int rank = spec.rank();
+  const int64_t n = call[Role::kB].shape[spec.b_rank() - 1];  // of the product
   const auto count = [](int64_t extent, int64_t tile, int64_t multiple) {
     const int64_t tiles = (extent + tile - 1) / tile;
     return (tiles + multiple - 1) / multiple * multiple;
@@ -77,7 +79,7 @@ WorkspaceBytes BytesOf(const KernelSpec& spec, const CheckedCall& call) {
   int64_t total = 0;
   const bool overflows =
       __builtin_mul_overflow(count(out.shape[rank - 2], size.tile_m, size.multiple_m),
-                             count(out.shape[rank - 1], size.tile_n, size.multiple_n), &tiles) ||
+                             count(n, size.tile_n, size.multiple_n), &tiles) ||
       __builtin_mul_overflow(tiles, rank == 3 ? out.shape[0] : 1, &tiles) ||
       __builtin_mul_overflow(tiles, size.zeroed_per_tile, &zeroed) ||
       __builtin_add_overflow(zeroed, size.zeroed_once + kRounded - 1, &zeroed) ||

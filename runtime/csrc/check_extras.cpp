@@ -104,8 +104,7 @@ void Checker::CheckOffsets(const DLTensor& from, const MemorySpan& out) const {
 void Checker::CheckAddend(const DLTensor& from, const MemorySpan& out) const {
   if (spec_.addend == AddendKind::kRow) {
     CopyRow(from);
-    return CheckVector(Role::kAddend, call_[Role::kOut].shape[columns_], spec_.alignment_bytes,
-                       out);
+    return CheckVector(Role::kAddend, ProductColumns(), spec_.alignment_bytes, out);
   }
   const TensorView& result = call_[Role::kOut];
   const TensorView& to = Copy(Role::kAddend, from, spec_.rank(), spec_.addend_dtype);
@@ -123,7 +122,7 @@ void Checker::CheckAddend(const DLTensor& from, const MemorySpan& out) const {
 // makes them.
 void Checker::CopyRow(const DLTensor& from) const {
   const TensorView& result = call_[Role::kOut];
-  const int64_t n = result.shape[columns_];
+  const int64_t n = ProductColumns();
   const int last = from.ndim - 1;
   bool fits = from.ndim >= 1 && from.ndim <= spec_.rank() && from.shape[last] == n &&
               (n == 1 || from.strides == nullptr || from.strides[last] == 1);
@@ -135,7 +134,7 @@ void Checker::CopyRow(const DLTensor& from) const {
   if (!fits) {
     Refuse(kValueError, "addend has shape ", ShapeText(from), " and strides ", StridesText(from),
            "; must be one contiguous row of ", n, " for all rows: of shape (", n,
-           "), or expanded to that of out");
+           "), or expanded to that of the product");
   }
   CheckDType(Role::kAddend, from, spec_.addend_dtype);
   TensorView& to = call_[Role::kAddend];

@@ -32,6 +32,11 @@ class Checker {
   void CheckAll(const Operands& operands) const;
 
  private:
+  // Columns of the product, of which a gate makes half as many of the result.
+  int64_t ProductColumns() const {
+    return call_[Role::kOut].shape[columns_] * spec_.columns_per_result();
+  }
+
   template <typename... Parts>
   [[noreturn, gnu::cold, gnu::noinline]] void Refuse(const char* kind, const Parts&... parts) const {
     if (quiet_) throw Refused();

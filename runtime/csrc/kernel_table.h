@@ -55,6 +55,7 @@ struct KernelSpec {
   DLDataType scale_dtype;
   AddendKind addend;
   DLDataType addend_dtype;
+  bool is_gated;        // whether a column of the result is made of two of the product
   int alignment_bytes;  // of pointers, of contiguous extents and of strides other than 1
   WorkspaceSize workspace;
   int cluster_size;  // thread blocks of a cluster
@@ -71,6 +72,8 @@ struct KernelSpec {
 
   int rank() const { return RankOf(op); }
   int b_rank() const { return op == Op::kMm ? 2 : 3; }
+  // Columns of the product for each of the result.
+  int columns_per_result() const { return is_gated ? 2 : 1; }
 };
 
 // A kernel's name in messages: the beginning of its id.

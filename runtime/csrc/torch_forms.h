@@ -21,6 +21,7 @@ struct Form {
   int addend = kNowhere;
   int optional_addend = kNowhere;
   int out = kNowhere;
+  bool is_gated = false;
 
   static constexpr int kNowhere = -1;
 };
@@ -49,6 +50,14 @@ constexpr Form Grouped() {
 }
 inline constexpr Form kGroupedMm = Grouped();
 
+constexpr Form Gated() {
+  Form form{"nvgemm_aot::gated_mm", Op::kMm, 0, 1, 2};
+  form.optional_addend = 3;
+  form.is_gated = true;
+  return form;
+}
+inline constexpr Form kGatedMm = Gated();
+
 constexpr Form WithOut(Form form, const char* name, int out) {
   form.name = name;
   form.out = out;
@@ -60,6 +69,7 @@ inline constexpr Form kAddmmOut = WithOut(kAddmm, "nvgemm_aot::addmm.out", 4);
 inline constexpr Form kBaddbmmOut = WithOut(kBaddbmm, "nvgemm_aot::baddbmm.out", 4);
 inline constexpr Form kScaledMmOut = WithOut(kScaledMm, "nvgemm_aot::scaled_mm.out", 6);
 inline constexpr Form kGroupedMmOut = WithOut(kGroupedMm, "nvgemm_aot::grouped_mm.out", 4);
+inline constexpr Form kGatedMmOut = WithOut(kGatedMm, "nvgemm_aot::gated_mm.out", 4);
 
 }  // namespace nvgemm
 

@@ -113,6 +113,11 @@ struct Arguments {
       throw Failure(kValueError, Text("kernel ", ShortId(found->spec.id), " is for ",
                                       OpName(found->spec.op), ", not for ", OpName(kForm.op)));
     }
+    if (found->spec.is_gated != kForm.is_gated) {
+      throw Failure(kValueError, Text("kernel ", ShortId(found->spec.id),
+                                      found->spec.is_gated ? " has a gated epilogue: call gated_mm"
+                                                           : " has no gated epilogue"));
+    }
     return found;
   }
 
@@ -216,6 +221,8 @@ constexpr const char* kSchemas[] = {
     "Tensor? bias=None, Tensor(a!) out) -> ()",
     "grouped_mm(Tensor a, Tensor b, Tensor offsets, str kernel) -> Tensor",
     "grouped_mm.out(Tensor a, Tensor b, Tensor offsets, str kernel, *, Tensor(a!) out) -> ()",
+    "gated_mm(Tensor a, Tensor b, str kernel, *, Tensor? bias=None) -> Tensor",
+    "gated_mm.out(Tensor a, Tensor b, str kernel, *, Tensor? bias=None, Tensor(a!) out) -> ()",
     "prepare(str kernel, str origin) -> int",
     "try_gemm(Tensor a, Tensor b, int kernel, *, Tensor(a!) out, Tensor? scale_a=None, "
     "Tensor? scale_b=None, Tensor? offsets=None, Tensor? addend=None) -> bool",
@@ -240,6 +247,8 @@ constexpr Implementation kDeviceImplementations[] = {
     {"scaled_mm.out", Out<kScaledMmOut>},
     {"grouped_mm", Functional<kGroupedMm>},
     {"grouped_mm.out", Out<kGroupedMmOut>},
+    {"gated_mm", Functional<kGatedMm>},
+    {"gated_mm.out", Out<kGatedMmOut>},
     {"try_gemm", TryGemm},
 };
 

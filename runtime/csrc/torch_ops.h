@@ -9,7 +9,7 @@ namespace nvgemm {
 
 // The result of nvgemm_aot::abi(), which compiled graphs check before they call other operators.
 // Changes with the operators' schemas.
-inline constexpr int64_t kAbi = 3;
+inline constexpr int64_t kAbi = 4;
 
 // Defines and registers the operators; later calls do nothing. Throws Failure.
 void RegisterTorchOps();

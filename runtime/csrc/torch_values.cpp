@@ -123,7 +123,8 @@ OwnedTensor AllocateResult(const KernelSpec& spec, const DLTensor& a, const DLTe
                                     " and ", spec.b_rank()));
   }
   const Numbers& numbers = Numbers::Get();
-  int64_t sizes[3] = {a.shape[0], a.shape[rank - 2], b.shape[spec.b_rank() - 1]};
+  const int64_t columns = b.shape[spec.b_rank() - 1] / spec.columns_per_result();
+  int64_t sizes[3] = {a.shape[0], a.shape[rank - 2], columns};
   // As torch computes them, for a tensor without elements too.
   const auto extent = [&](int at) { return sizes[at] > 0 ? sizes[at] : 1; };
   int64_t strides[3] = {extent(1) * extent(2), extent(2), 1};

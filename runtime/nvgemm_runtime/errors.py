@@ -150,6 +150,15 @@ class SuspectError(NvgemmError):
     exit_code = 25
 
 
+class RankingsError(NvgemmError):
+    """A rankings file is damaged, of another format or version, or serves no target of the build.
+
+    The last one with ``--strict`` alone.
+    """
+
+    exit_code = 26
+
+
 class NoKernelError(NvgemmError):
     """No installed kernel serves a problem; raised in the user's program.
 

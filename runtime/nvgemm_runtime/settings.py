@@ -30,6 +30,9 @@ DEFAULT_MAX_CHOICES = DEFAULT_JIT_CANDIDATES = 4
 TRUST_VARIABLE = "NVGEMM_AOT_TRUST_RANKING"
 """1: kernels that were measured on this GPU product are not timed again; see `trust`."""
 
+GRAPHS_VARIABLE = "NVGEMM_AOT_CUDA_GRAPHS"
+"""1: the program records its compiled calls in CUDA graphs itself; see `choice_timing`."""
+
 RECORD_VARIABLE = "NVGEMM_AOT_RECORD"
 """Names the file that records every GEMM torch.compile asks choices for; see `recorder`."""
 
@@ -108,10 +111,20 @@ def _number(variable: str, default: int) -> int:
 
 
 def trusts_rankings() -> bool:
-    """Whether measured rankings decide alone; a value that is neither 0 nor 1 counts as 0."""
-    text = os.environ.get(TRUST_VARIABLE) or "0"
+    """Whether measured rankings decide alone."""
+    return _switch(TRUST_VARIABLE)
+
+
+def records_graphs() -> bool:
+    """Whether the user's program records calls in CUDA graphs, of which Inductor knows nothing."""
+    return _switch(GRAPHS_VARIABLE)
+
+
+def _switch(variable: str) -> bool:
+    """Whether a variable is 1; a value that is neither 0 nor 1 counts as 0."""
+    text = os.environ.get(variable) or "0"
     if text not in ("0", "1"):
-        _warn_once(f"{TRUST_VARIABLE}={text}: allowed are 0, 1; taken as 0")
+        _warn_once(f"{variable}={text}: allowed are 0, 1; taken as 0")
     return text == "1"
 
 
@@ -127,7 +140,8 @@ def keeps_nvgemm() -> bool:
 
 def choosing_key() -> str:
     """The settings that change which choices there are for a GEMM, as part of a cache's key."""
-    return f"{max_choices()} {int(trusts_rankings())} {int(keeps_nvgemm())}"
+    switches = (trusts_rankings(), keeps_nvgemm(), records_graphs())
+    return " ".join(map(str, (max_choices(), *map(int, switches))))
 
 
 @functools.cache
@@ -146,6 +160,11 @@ VARIABLES = {
     TRUST_VARIABLE: (
         "`1`: what `nvgemm-aot tune` measured on this GPU product is not timed again. Triton "
         "still is, if it is a backend and was not measured."
+    ),
+    GRAPHS_VARIABLE: (
+        "`1`: the program records its compiled calls in CUDA graphs itself, as serving engines do, "
+        "so launches never count when choices are timed. Without it that holds where Inductor "
+        "makes the graphs, and where ATEN alone competes."
     ),
     RECORD_VARIABLE: (
         "A file in which every GEMM that torch.compile meets is kept, as a manifest."
@@ -194,7 +213,8 @@ VARIABLES = {
         "gets one. If not set: one for each core, and fewer if memory is short."
     ),
     JIT_PROVIDER_VARIABLE: (
-        "Another source of kernels for run-time compiling, as `module:class`; for development."
+        "Sources of kernels for run-time compiling, named as in a manifest's `providers`, with `+` "
+        "between them; `cutlass_operators` if not set."
     ),
 }
 """Every variable of the project, by name: what the reference says of it, in Markdown."""

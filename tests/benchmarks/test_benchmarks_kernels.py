@@ -19,7 +19,7 @@ from benchmarks.kernels import triton_gemm
 from benchmarks.kernels.table import ProblemTimes, table
 from benchmarks.shared import bundled, measuring
 from matching_headers import header
-from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.format import BACK_TO_BACK, Header
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
 from synthetic_content import SIGNATURE
@@ -122,10 +122,14 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         launches = {id_: right for id_ in ids if id_ != "wrong"}
         return bundled.CheckedKernels(launches=launches, thrown_out={"wrong": "wrong"})
 
-    def times(ways: Mapping[str, Any], rounds: int, *_: Any) -> dict[str, list[float]]:
+    def times(
+        ways: Mapping[str, Any], rounds: int, *_: Any, launches: str
+    ) -> dict[str, list[float]]:
         for way in ways.values():
             way.launch(*way.sets[0])
         nanoseconds = {"aten": 1000.0, "triton": 900.0, "first": 950.0, "fast": 750.0}
+        if launches == BACK_TO_BACK:
+            nanoseconds["fast"] = 600.0
         return {name: [nanoseconds[name]] * rounds for name in ways}
 
     def compile_triton(operands: Any) -> Any:
@@ -170,6 +174,9 @@ def test_measures_what_is_left_and_triton_for_as_many_as_asked(
     assert sorted(entries) == sorted(one.key for one in PROBLEMS)
     assert re.search(r"^over ATen and Triton +3 +1\.200", done.output, re.MULTILINE)
     assert re.search(r"^over ATen alone +1 +1\.333", done.output, re.MULTILINE)
+    apart, beside = done.output.split("launches back to back\n")
+    assert re.search(r"^launches apart\nover ATen and Triton +3 +1\.200", apart, re.MULTILINE)
+    assert re.match(r"over ATen and Triton +3 +1\.500", beside)
     shown = CliRunner().invoke(kernels.main, ["table", str(path)])
     assert shown.output == path.with_suffix(".txt").read_text()
     done = CliRunner().invoke(kernels.main, [*run, "--resume"])

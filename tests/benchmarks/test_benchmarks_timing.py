@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from benchmarks.shared import measuring
+from nvgemm_runtime.bundle.format import APART
 
 OVERHEAD_MS = 1.0
 """What the host takes for a launch of which the GPU does not wait: it must not be counted."""
@@ -106,6 +107,20 @@ def test_windows_are_flushed_shuffled_and_divided_by_their_launches(gpu: Simulat
     ]
     assert all(sorted(one) == ["fast", "long", "slow"] for one in rounds)
     assert len(set(rounds)) > 3
+
+
+def test_launches_apart_have_a_kernel_between_whose_time_does_not_count(
+    gpu: SimulatedGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measuring, "small_kernel", lambda: lambda: gpu.do("between", 0.002))
+    ways = {"slow": gpu.way("slow", 0.5), "fast": gpu.way("fast", 0.1)}
+    times = measuring.offline_ns(ways, 12, 1e6, random.Random(1), launches=APART)
+    assert times.keys() == {"slow", "fast"}
+    assert times["slow"] == pytest.approx([5e5] * 12)
+    assert times["fast"] == pytest.approx([1e5] * 12)
+    windows = [one.split("spin")[0].split() for one in " ".join(gpu.log).split("flush")]
+    for window in (one for one in windows if "fast" in one and len(one) > 2):
+        assert window[::3] == ["between"] * (len(window) // 3), "one before each launch"
 
 
 def test_gaps_are_random_and_not_counted(gpu: SimulatedGpu) -> None:

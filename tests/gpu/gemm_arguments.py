@@ -73,13 +73,15 @@ class Arguments:
     def extras(self) -> ExtraOperands:
         """The same as `nvgemm_runtime.gemm.operands.requests` takes it."""
         signature = self.problem.signature
+        epilogue = signature.epilogue
         return ExtraOperands(
             scale_a=self.tensors.get(Role.SCALE_A),
             scale_b=self.tensors.get(Role.SCALE_B),
             recipe=signature.scales,
             offsets=self.tensors.get(Role.OFFSETS),
             addend=self.tensors.get(Role.ADDEND),
-            activation=signature.epilogue.activation if signature.epilogue else None,
+            activation=epilogue.activation if epilogue and not signature.is_gated else None,
+            gated=epilogue if signature.is_gated else None,
         )
 
     def operands(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -96,6 +98,8 @@ class Arguments:
             return "scaled_mm", (self.a, self.b, *others[:2]), bias
         if signature.op is Op.GROUPED_MM:
             return "grouped_mm", (self.a, self.b, *others), {}
+        if signature.is_gated:
+            return "gated_mm", (self.a, self.b), {"bias": others[0]} if others else {}
         if signature.epilogue is not None:
             name = "addmm" if signature.op is Op.MM else "baddbmm"
             return name, (*others, self.a, self.b), {}
@@ -106,7 +110,9 @@ class Arguments:
         name, tensors, keywords = self.operator_call()
         signature = self.problem.signature
         named: dict[str, Any] = dict(keywords)
-        if signature.epilogue is not None and signature.epilogue.activation is not None:
+        if signature.is_gated:
+            named["epilogue"] = signature.epilogue
+        elif signature.epilogue is not None and signature.epilogue.activation is not None:
             named["activation"] = signature.epilogue.activation
         if signature.scales is not None:
             named["recipe"] = signature.scales
@@ -114,7 +120,7 @@ class Arguments:
 
 
 def exact_arguments(problem: Problem, device: str = "cuda") -> Arguments:
-    """Tensors whose result has no rounding, but for the curved activations'."""
+    """Tensors whose result has no rounding, but for the curved activations' and gates'."""
     signature = problem.signature
     rows_a, rows_b = shapes_with_k_last(problem)
     density = min(0.5, math.sqrt(EXACT_LIMIT[signature.out] / (4 * problem.k)))
@@ -131,7 +137,7 @@ def exact_arguments(problem: Problem, device: str = "cuda") -> Arguments:
         Role.B: _encode(sparse(rows_b, largest_b), signature.b),
         **_exact_scales(problem, device),
     }
-    if signature.epilogue is not None:
+    if Role.ADDEND in extra_roles(signature):
         shape = role_shape(problem, Role.ADDEND)
         tensors[Role.ADDEND] = _encode(
             torch.randint(-1, 2, shape, device=device), role_dtype(signature, Role.ADDEND)
@@ -163,7 +169,7 @@ def random_arguments(problem: Problem, device: str = "cuda") -> Arguments:
     if scales is not None and scales.block is None:
         for role in (Role.SCALE_A, Role.SCALE_B):
             tensors[role] = torch.rand(role_shape(problem, role), device=device) + 0.5
-    if signature.epilogue is not None:
+    if Role.ADDEND in extra_roles(signature):
         added = torch.randn(role_shape(problem, Role.ADDEND), device=device)
         tensors[Role.ADDEND] = _encode(added, role_dtype(signature, Role.ADDEND))
     return _complete(problem, tensors, device, has_exact_sums=False)

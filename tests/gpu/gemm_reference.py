@@ -15,10 +15,10 @@ from nvgemm_aot.tuning.correctness import activation_error, expect_between, find
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role
-from nvgemm_runtime.gemm.types import Activation
+from nvgemm_runtime.gemm.types import Activation, Gate, WeightOrder
 
 CURVES = (Activation.GELU_TANH, Activation.SILU)
-"""Activations whose values no number type has: only `assert_close` can judge their results."""
+"""Activations whose values no number type has: only `assert_close` can judge results of theirs."""
 
 
 def has_exact_results(signature: Signature) -> bool:
@@ -30,6 +30,10 @@ def reference(arguments: Arguments) -> torch.Tensor:
     """The result in fp64, before it is rounded to its type."""
     value = _before_activation(arguments)
     epilogue = arguments.problem.signature.epilogue
+    if epilogue is not None and epilogue.gate is not None:
+        in_halves = epilogue.row.order is WeightOrder.HALVES
+        gate, up = value.chunk(2, -1) if in_halves else (value[..., ::2], value[..., 1::2])
+        return _GATES[epilogue.gate](gate, up)
     return value if epilogue is None else _ACTIVATIONS[epilogue.activation](value)
 
 
@@ -50,6 +54,18 @@ _ACTIVATIONS = {
     Activation.RELU: lambda x: x.clamp(min=0),
     Activation.GELU_TANH: _gelu_tanh,
     Activation.SILU: lambda x: x / (1 + torch.exp(-x)),
+}
+
+
+def _swiglu_oai(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return gate / (1 + torch.exp(-1.702 * gate)) * (up + 1)
+
+
+_GATES = {
+    Gate.SWIGLU: lambda gate, up: gate / (1 + torch.exp(-gate)) * up,
+    Gate.GEGLU: lambda gate, up: _gelu_tanh(gate) * up,
+    Gate.SWIGLU_OAI: _swiglu_oai,
 }
 
 

@@ -1,8 +1,9 @@
 """Sums, integers, scales and groups under torch.compile on a GPU: each is served, or says why not.
 
 ATen is slowed down where Inductor times it, so that a bundled kernel wins whenever one is offered.
-Needs the wheel of every_kind.yaml. What it has decides what is asked: on Hopper no operator adds a
-bias, so a sum there is a product into fp32 with torch's sum behind it.
+Needs the wheel of every_kind.yaml. What it has decides what is asked: without that of
+hopper_rows.yaml, nothing on Hopper adds a bias, so a sum there is a product into fp32 with torch's
+sum behind it.
 """
 
 from __future__ import annotations
@@ -148,6 +149,49 @@ def test_integers_are_exact(directory: Path, signatures: set[str]) -> None:
     result = run(torch._int_mm, a, b)
     assert torch.equal(result.double(), a.double() @ b.double())
     assert_served_or_missed(directory, signatures, {"int_mm": "mm/tn/int8xint8/int32/int32"})
+
+
+FP8 = torch.float8_e4m3fn
+SCALED = "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/"
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["product", "bias"])
+@pytest.mark.parametrize("of_rows", [False, True], ids=["tensors", "rows"])
+def test_a_linear_layer_in_fp8(
+    of_rows: bool, biased: bool, directory: Path, signatures: set[str]
+) -> None:
+    """As torchao has it: weights in fp8, activations made fp8 on the way, scales in fp32."""
+    kind = "fp32_row" if of_rows else "fp32_tensor"
+    wanted = f"{SCALED}{kind}{'/bias' if biased else ''}"
+    if wanted not in signatures:
+        pytest.skip(f"no installed kernel for {wanted}; install the wheel of hopper_rows.yaml")
+
+    def quantise(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        largest = x.abs().amax(-1, keepdim=True) if of_rows else x.abs().max()
+        scale = largest.float().clamp(min=1e-12) / 448
+        return (x.float() / scale).clamp(-448, 448).to(FP8), scale
+
+    x, bias = random(256, 1024), random(512) if biased else None
+    weight, scale_w = quantise(random(512, 1024))
+
+    def layer(x: torch.Tensor, weight: torch.Tensor, scale_w: torch.Tensor) -> torch.Tensor:
+        quantised, scale = quantise(x)
+        return torch._scaled_mm(
+            quantised,
+            weight.T,
+            scale,
+            scale_w.T if of_rows else scale_w,
+            bias=bias,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )
+
+    result = run(layer, x, weight, scale_w)
+    quantised, scale = quantise(x)
+    right = (quantised.float() * scale) @ (weight.float() * scale_w).T
+    right = right + bias.float() if bias is not None else right
+    assert relative_error(result, right) < 5e-3
+    assert calls(directory) == ["scaled_mm"]
 
 
 def test_scaled_fp8(directory: Path, signatures: set[str]) -> None:

@@ -67,7 +67,7 @@ def windows(kernel: Kernel) -> Iterator[tuple[torch.Tensor, tuple[Any, ...], Arg
     arguments = exact_arguments(problem_of(signature, m, n, 64, count=2))
     shape = role_shape(arguments.problem, Role.OUT)
     if not needs_compact(kernel):
-        frame = poisoned((*shape[:-2], m + 4, n + 128), signature.out)
+        frame = poisoned((*shape[:-2], m + 4, shape[-1] + 128), signature.out)
         yield frame, (..., slice(2, -2), slice(64, -64)), arguments
     count = math.prod(shape)
     yield poisoned((count + 512,), signature.out), (slice(256, -256),), arguments
@@ -108,14 +108,34 @@ def test_zero_sizes_are_as_aten_has_them(installed: Installed) -> None:
     if extra_roles(signature):
         pytest.skip("of mm and bmm alone")
     run = nvgemm_runtime.mm if signature.op is Op.MM else nvgemm_runtime.bmm
+    if signature.is_gated:
+        run = nvgemm_runtime.gated_mm
     for m, n, k in ((0, 64, 64), (64, 0, 64), (64, 64, 0)):
         a, b, out = exact_arguments(problem_of(signature, 64, 64, 64)).operands()
-        a, b, out = a[..., :m, :k], b[..., :k, :n], out[..., :m, :n]
+        a, b, out = a[..., :m, :k], b[..., :k, :n], out[..., :m, : signature.out_columns(n)]
         assert run(a, b, out, kernel=kernel.id) is out
         assert not out.double().any(), "a sum of nothing is zero"
 
 
-@pytest.mark.parametrize("size", [(37, 4096, 4096), (2048, 14336, 4096)])
+LARGE = [(1, 4096, 4096), (37, 4096, 4096), (2048, 14336, 4096), (8192, 1024, 8192)]
+
+
+def test_nan_comes_out_as_nan(installed: Installed) -> None:
+    """Of a row of A with one NaN, whatever follows the sum: relu of NaN is NaN, as torch's."""
+    _, kernel = installed
+    if kernel.signature.a.is_integer or kernel.signature.a.packed > 1:
+        pytest.skip("a type without NaN")
+    arguments = exact_arguments(edges(kernel.signature, kernel.alignment_bytes)[1])
+    a = arguments.a
+    row = a[0] if a.dim() == 3 else a
+    row[5, 3] = math.nan
+    out = launch(kernel, arguments)
+    of_row = (out[0] if out.dim() == 3 else out)[5]
+    assert of_row.double().isnan().all()
+    assert out.double().isnan().sum() == of_row.numel()
+
+
+@pytest.mark.parametrize("size", LARGE)
 def test_large_sizes_are_right(installed: Installed, size: tuple[int, int, int]) -> None:
     _, kernel = installed
     step_m, _, _ = steps(kernel.signature, kernel.alignment_bytes)

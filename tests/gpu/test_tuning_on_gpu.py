@@ -6,6 +6,7 @@ written must be what torch.compile then goes by.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -27,7 +28,8 @@ from nvgemm_aot.tuning.correctness import reference
 from nvgemm_aot.tuning.gpu import UNKNOWN_DRIVER, gpu_bench
 from nvgemm_aot.tuning.random_operands import make_sets
 from nvgemm_aot.tuning.session import Tuned, TuningOptions, tune
-from nvgemm_runtime.bundle.format import Header
+from nvgemm_aot.tuning.watchdog import tune_watched
+from nvgemm_runtime.bundle.format import APART, Header
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Op, Problem, Signature
 from nvgemm_runtime.launch.select import load_kernel
@@ -177,6 +179,36 @@ def test_operands_with_scales_of_blocks_mean_the_same_on_the_cpu(key: str) -> No
     found = reference(operands, problem.signature)
     assert torch.equal(found.cpu(), reference(on_cpu, problem.signature)), "exact in fp64"
     assert 0.5 < found.std() < 40
+
+
+def test_a_kernel_that_hangs_on_the_gpu_is_dropped_and_the_others_are_measured(
+    small: Path, tuned: tuple[Tuned, Header], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`hanging_bench` has the kernel that won sleep on the GPU for minutes instead."""
+    _, header = tuned
+    hanging = header.kernels[header.rankings[0].kernels[0].kernel].id
+    monkeypatch.setenv("HANGING_KERNEL", hanging)
+    output = tmp_path / "tuned.nvgemm"
+    result = tune_watched([small], output, TuningOptions(), bench="hanging_bench:make", hang_s=10.0)
+    assert [contender for contender, _ in result.hanging] == [hanging]
+    assert "it hangs: it has not returned for 10 s" in result.broken[hanging]
+    assert not result.unmeasured
+    assert result.outcomes.keys() == {ranking.problem.key for ranking in header.rankings}
+    with Bundle(output) as bundle:
+        left = {kernel.id for kernel in bundle.header.kernels}
+        assert left == {kernel.id for kernel in header.kernels} - {hanging}
+        for ranking in bundle.header.rankings:
+            assert ranking.measured is not None
+            assert ranking.measured.aten is not None
+
+
+def test_the_gpu_of_a_measurement_is_recorded(tuned: tuple[Tuned, Header]) -> None:
+    _, header = tuned
+    uuid = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+    for source in header.sources:
+        assert source.conditions is not None
+        assert source.conditions.launches == APART
+        assert source.conditions.gpu_sha256 == hashlib.sha256(uuid.encode()).hexdigest()
 
 
 def test_triton_is_asked_through_inductor(small: Path, tmp_path: Path) -> None:

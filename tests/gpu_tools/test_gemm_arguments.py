@@ -233,5 +233,5 @@ def test_edges_are_problems_that_a_kernel_serves(signatures: list[Signature]) ->
             assert problem.signature == signature
             assert (problem.m % step_m, problem.n % step_n, problem.k % step_k) == (0, 0, 0)
             arguments = exact_arguments(problem, "meta")
-            assert arguments.out.shape[-2:] == (problem.m, problem.n)
+            assert arguments.out.shape[-2:] == (problem.m, problem.out_n)
             assert problem.batch in (1, BATCH, GROUPS)

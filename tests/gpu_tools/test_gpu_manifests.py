@@ -8,11 +8,15 @@ import pytest
 
 from every_signature import EVERY_SIGNATURE
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_runtime.gemm.problem import Layout, Op, Signature
+from nvgemm_aot.providers.quack import Quack
+from nvgemm_aot.targets import build_target
+from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.support import unavailable
 from repository import TESTS
 
 DIRECTORY = TESTS / "gpu"
+UNGATED = [one for one in EVERY_SIGNATURE if not one.is_gated]
+"""All but the rows of gated epilogues, whose manifest is ``gated.yaml``."""
 
 
 def declared(*names: str) -> set[Signature]:
@@ -31,28 +35,47 @@ def rows(signatures: Iterable[Signature]) -> set[tuple[object, ...]]:
 
 
 def test_blackwell_has_every_row() -> None:
-    there = declared("every_row_sm100", "int8_sm100")
+    there = declared("every_row_sm100", "int8_sm100", "gated")
     assert there <= set(EVERY_SIGNATURE)
     assert rows(EVERY_SIGNATURE) - rows(there) == set()
 
 
+def is_plain(one: Signature) -> bool:
+    return one.scales is None and one.epilogue is None
+
+
 def test_hopper_has_every_signature_that_it_compiles() -> None:
-    """Neither scales, groups nor epilogues; types of 8 bits in tn alone."""
-    compiled = {
-        one
-        for one in EVERY_SIGNATURE
-        if (one.scales, one.epilogue) == (None, None) and one.op is not Op.GROUPED_MM
-        if one.a.bits == 16 or one.layout is Layout.TN
-    }
-    assert declared("every_kind") == compiled
-    assert {one for one in EVERY_SIGNATURE if unavailable(one, "sm_90a") is None} == compiled
+    """Neither block scales nor groups; types of 8 bits in tn alone, and integers plain."""
+    compiled = {one for one in EVERY_SIGNATURE if unavailable(one, "sm_90a") is None}
+    assert declared("every_kind") == {one for one in compiled if is_plain(one)}
+    there = declared("every_kind", "hopper_rows", "gated")
+    assert there <= compiled
+    assert rows(compiled) - rows(there) == set()
 
 
 @pytest.mark.parametrize(
     ("name", "arch"),
-    [("every_kind", "sm_90a"), ("every_row_sm100", "sm_100f"), ("int8_sm100", "sm_100a")],
+    [
+        ("every_kind", "sm_90a"),
+        ("quack", "sm_90a"),
+        ("hopper_rows", "sm_90a"),
+        ("every_row_sm100", "sm_100f"),
+        ("int8_sm100", "sm_100a"),
+    ],
 )
 def test_each_is_for_one_target(name: str, arch: str) -> None:
     manifest = load_manifest(DIRECTORY / f"{name}.yaml")
     assert [target.target.arch for target in manifest.targets] == [arch]
     assert manifest.name == name.replace("_", "-")
+
+
+def test_quack_is_tested_in_every_design_and_every_plain_signature() -> None:
+    manifest = load_manifest(DIRECTORY / "quack.yaml")
+    everywhere = build_target("sm_90a")
+    provider = Quack()
+    plain = {one for one in UNGATED if provider.enumerate(one, everywhere).candidates}
+    wide = {one for one in plain if is_plain(one) and min(one.a.bits, one.out.bits) >= 16}
+    assert wide <= declared("quack")
+    for entry in manifest.declared:
+        listed = provider.enumerate(entry.problem.signature, everywhere).candidates
+        assert entry.candidates < 16 or len(listed) <= entry.candidates

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -53,9 +54,9 @@ def add_wheel(directory: Path, name: str, version: str = "0.1.0") -> Path:
     return path
 
 
-def test_every_test_file_is_in_one_part(script: ModuleType) -> None:
+def test_every_test_file_is_in_a_part(script: ModuleType) -> None:
     there = sorted(path.name for path in SCRIPT.parent.glob("test_*.py"))
-    assert sorted(test for part in script.PARTS.values() for test in part.tests) == there
+    assert sorted({test for part in script.PARTS.values() for test in part.tests}) == there
 
 
 def test_wheels_are_named_as_their_manifests(script: ModuleType) -> None:
@@ -85,7 +86,7 @@ def test_a_machine_without_a_gpu_an_unknown_part_and_no_directory_are_refused(
     monkeypatch.setattr(script, "_compute_capability", lambda: None)
     for arguments, said in (
         (["--wheels", "w"], "torch sees no GPU"),
-        (["--wheels", "w", "kernel"], "there is no part kernel; there are kernels, launching"),
+        (["--wheels", "w", "kernel"], "there is no part kernel; there are kernels, "),
         ([], "give either --wheels DIR"),
         (["--wheels", "w", "--build", "b"], "give either --wheels DIR"),
     ):
@@ -103,34 +104,45 @@ def test_the_newest_wheel_of_a_name_is_taken(script: ModuleType, tmp_path: Path)
     assert script.find_wheel(tmp_path, "quickstart") is None
 
 
-REPORT = """<testsuites><testsuite tests="{tests}" failures="{failures}" errors="{errors}"
-skipped="{skipped}"/></testsuites>"""
+def note(path: Path, *events: tuple[str, str] | tuple[str, str, str]) -> None:
+    lines = [
+        {"event": name, "test": test, "kernel": "k", "operator": "op", "outcome": "".join(rest)}
+        for name, test, *rest in events
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+PASSED = (("begin", "a"), ("outcome", "a", "passed"), ("end", "a"))
+FAILED = (("begin", "b"), ("outcome", "b", "failed"), ("end", "b"))
+BAD_TEARDOWN = (("begin", "d"), ("outcome", "d", "passed"), ("outcome", "d", "failed"))
+SKIPPED = (("begin", "c"), ("outcome", "c", "skipped"), ("end", "c"))
 
 
 @pytest.mark.parametrize(
-    ("counts", "status", "found", "is_good"),
+    ("events", "status", "found", "is_good"),
     [
-        ((10, 0, 0, 3), 0, (7, 0, 3, ""), True),
-        ((10, 2, 1, 3), 1, (4, 3, 3, ""), False),
-        ((3, 0, 0, 3), 0, (0, 0, 3, ""), True),
-        ((0, 0, 0, 0), 5, (0, 0, 0, "no test was found"), False),
-        ((4, 0, 0, 0), 2, (4, 0, 0, "pytest ended with status 2"), False),
-        (None, -11, (0, 0, 0, "pytest ended with status -11 and no report"), False),
+        ((*PASSED, *SKIPPED), 0, (1, 0, 1, ""), True),
+        ((*PASSED, *FAILED, *SKIPPED), 1, (1, 1, 1, ""), False),
+        ((*PASSED, *BAD_TEARDOWN, ("end", "d")), 1, (1, 1, 0, ""), False),
+        (SKIPPED, 0, (0, 0, 1, ""), True),
+        ((), 5, (0, 0, 0, "no test was found"), False),
+        (PASSED, 2, (1, 0, 0, "pytest ended with status 2"), False),
+        ((), -11, (0, 0, 0, "pytest ended with status -11"), False),
+        ((*PASSED, ("begin", "e")), 0, (1, 0, 0, "e did not end (op)"), False),
     ],
 )
-def test_a_report_is_counted(
+def test_notes_are_counted(
     script: ModuleType,
     tmp_path: Path,
-    counts: tuple[int, ...] | None,
+    events: tuple[tuple[str, str], ...],
     status: int,
     found: tuple[int, int, int, str],
     is_good: bool,
 ) -> None:
-    path = tmp_path / "report.xml"
-    if counts is not None:
-        names = ("tests", "failures", "errors", "skipped")
-        path.write_text(REPORT.format(**dict(zip(names, counts))))
-    outcome = script.read_report(path, status, 1.0)
+    path = tmp_path / "progress"
+    if events:
+        note(path, *events)
+    outcome = script.read_outcome(path, status, 1.0)
     assert (outcome.passed, outcome.failed, outcome.skipped, outcome.note) == found
     assert outcome.is_good is is_good
 
@@ -187,7 +199,90 @@ def test_a_part_sees_its_wheels_and_a_failure_is_the_exit_status(
     assert script.main(["--wheels", str(wheels), "--pytest=-k=right"]) == 0
 
 
+HANGING = """
+import time
+from types import SimpleNamespace
+import pytest
+pytestmark = pytest.mark.gpu
+KERNELS = [(None, SimpleNamespace(id=name, operator="operator." + name)) for name in "rst"]
+@pytest.mark.parametrize("installed", KERNELS, ids=lambda found: found[1].id)
+class TestKernels:
+    def test_one(self, installed):
+        pass
+    def test_two(self, installed):
+        if installed[1].id == "s":
+            time.sleep(600)
+    def test_three(self, installed):
+        pass
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_hopper")
+def test_a_kernel_that_hangs_is_named_and_the_others_go_on(
+    script: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Pytest is run for real, over a test that sleeps in place of a kernel that hangs."""
+    folder = tmp_path / "tests"
+    folder.mkdir()
+    (folder / "test_kernels.py").write_text(HANGING)
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu\n")
+    add_wheel(tmp_path, "quickstart")
+    part = script.Part(("test_kernels.py",), ("quickstart",), limit_s=3)
+    monkeypatch.setattr(script, "PARTS", {"one": part, "two": part})
+    monkeypatch.setattr(script, "HERE", folder)
+    monkeypatch.setattr(script, "ROOT", folder)
+    assert script.main(["--wheels", str(tmp_path)]) == 1
+    lines = capfd.readouterr().out.splitlines()
+    (hung,) = {line for line in lines if "hangs" in line}
+    assert "test_two[s]" in hung
+    assert "operator.s" in hung
+    # Two tests of s come after: one that hangs, and one that is not tried.
+    rows = [line.split() for line in lines]
+    assert [row[:4] for row in rows if row[:1] in (["one"], ["two"])] == [
+        ["one", "7", "0", "0"],
+        ["two", "7", "0", "0"],
+    ]
+    assert sum("did not end (operator.s)" in line for line in lines) == 2
+
+
+def test_parts_for_hopper_alone_are_not_run_on_blackwell(script: ModuleType) -> None:
+    assert "quack" in script.parts_for([], blackwell=False)
+    assert "quack" not in script.parts_for([], blackwell=True)
+    assert script.parts_for(["quack"], blackwell=True) == ["quack"]
+
+
 def test_the_script_runs_as_a_command() -> None:
     done = subprocess.run([str(SCRIPT), "--help"], capture_output=True, text=True, check=False)
     assert done.returncode == 0
     assert "--wheels DIR" in done.stdout
+
+
+@pytest.mark.slow
+def test_wheels_of_the_package_with_a_provider_are_built(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package is on the builder's path, and is not installed where the tests run."""
+    manifest = tmp_path / "tiny.yaml"
+    manifest.write_text(
+        "version: 1\nname: tiny\ntargets: [sm_90a]\nproviders: [tiny_gemm]\ncandidates: 1\n"
+        "gemms: [{dtype: bf16, mnk: [[64, 64, 64]]}]\n"
+    )
+    monkeypatch.setattr(script, "PARTS", {"one": script.Part(("test_one.py",), ("tiny",))})
+    monkeypatch.setattr(script, "MANIFESTS", {"tiny": manifest})
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    assert script.build(wheels, blackwell=False) == 0
+    assert script.find_wheel(wheels, "tiny") is not None
+    assert not list(script.PROVIDER_PACKAGE.glob("*.egg-info"))
+
+
+def test_wheels_for_hopper_alone_are_not_wanted_on_blackwell(script: ModuleType) -> None:
+    part = script.PARTS["provider"]
+    assert script.wheels_of(part, blackwell=False) == ("tiny-gemm",)
+    assert script.wheels_of(part, blackwell=True) == ()
+    assert "provider" in script.parts_for(blackwell=False)
+    assert "provider" not in script.parts_for(blackwell=True)

@@ -20,9 +20,21 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 FAST = (signature("tn", operand=DType.BF16),)
+EXTRAS = (
+    signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS),
+    signature("tt", op=Op.BMM, operand=DType.BF16, epilogue=Epilogue.BIAS_GELU_TANH),
+    signature("tn", op=Op.BMM, operand=DType.FP16, epilogue=Epilogue.ADD),
+    Signature.parse("mm/nn/bf16xbf16/fp32/fp32/add"),
+    Signature.parse("mm/tn/fp16xfp16/fp32/fp8_e4m3/bias_relu"),
+    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR),
+    signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW, epilogue=Epilogue.BIAS),
+    Signature.parse("mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp16"),
+)
 ALL = (
+    *EXTRAS,
     *(signature(layout, operand=DType.BF16) for layout in ("tn", "tt", "nn", "nt")),
     signature("nt", op=Op.BMM, operand=DType.FP16),
     Signature.parse("mm/tn/fp16xfp16/fp32/fp32"),
@@ -37,6 +49,44 @@ for kernel in bundle.header.kernels:
     for m in (1, 3, 128) if kernel.signature.layout.a_row_major else (8, 128):
         say(kernel, launch, *tensors(kernel.signature, m))
 """
+
+
+GATED = tuple(
+    signature("tn", operand=DType.BF16, epilogue=epilogue)
+    for epilogue in (Epilogue.SWIGLU_HALVES, Epilogue.SWIGLU_OAI_INTERLEAVED)
+)
+
+CALL_GATED = """
+for kernel in bundle.header.kernels:
+    launch = library.load(bundle, kernel).launch
+    for m in (1, 3, 128):
+        a, b, out, *extras = tensors(kernel.signature, m)
+        assert out.shape == (m, b.shape[1] // 2)
+        say(kernel, launch, a, b, out, *extras)
+    say(kernel, launch, a, b, on(torch.empty(m, b.shape[1]).bfloat16()), *extras)
+"""
+
+
+def test_launchers_of_gated_kernels_take_half_of_the_columns(
+    driver: FakeDriver, kernel_cache: Cache, tmp_path: Path
+) -> None:
+    manifest = Manifest(
+        name="gated",
+        description="",
+        targets=(build_target("sm_90a", None),),
+        declared=tuple(
+            Declared(problem=problem_of(served, 4096, 256, 512), candidates=1)
+            for served in sorted(GATED)
+        ),
+        providers=("quack",),
+    )
+    (built,) = build(manifest, tmp_path, kernel_cache).bundles
+    said = driver.run(PRELUDE + CALL_GATED, str(built.path), capability=90).splitlines()
+    assert len(said) == 4 * len(GATED)
+    for number, line in enumerate(said):
+        is_wrong = number % 4 == 3
+        assert (REACHES_CUDA in line) is not is_wrong, line
+        assert ("must be (m, k), (k, n) and (m, n / 2)" in line) is is_wrong, line
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,14 @@ static float gelu_tanh(float x) {
   return (float)(0.5 * x * (1 + tanh));
 }
 
+static float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+static float swiglu(float gate, float up) { return silu(gate) * up; }
+static float geglu(float gate, float up) { return gelu_tanh(gate) * up; }
+static float swiglu_oai(float gate, float up) {
+  gate = gate > 7.0f ? 7.0f : gate;
+  return (float)(gate / (1 + exponential(-1.702 * gate))) * (clamp(up, -7.0f, 7.0f) + 1.0f);
+}
+
 /* A batch of matrices; strides count values. */
 typedef struct { char *data; int64_t batch, row, column; } view_t;
 
@@ -230,15 +238,23 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
     for (int64_t i = i0; i < i0 + TILE_M && i < m; ++i)
       for (int64_t j = j0; j < j0 + TILE_N && j < n; ++j) {
         int64_t matrix = batch;
-        SUM sum = 0;
+        SUM sum;
 #ifdef AT_OFFSETS
         matrix = 0;
         while (matrix < offsets->shape[0] && i >= ends[matrix]) ++matrix;
         if (matrix == offsets->shape[0]) continue;  /* behind the last group */
 #endif
+#ifdef GATE
+        SUM pair[2];
+        for (int one = 0; one < 2; ++one) {
+        int64_t column = HALVES ? one * n + j : 2 * j + one;
+#else
+        int64_t column = j;
+#endif
+        sum = 0;
         for (int64_t k = 0; k < depth; ++k) {
           SUM product = LOAD(av.data, offset(av, batch, i, k)) *
-                        LOAD(bv.data, offset(bv, matrix, k, j));
+                        LOAD(bv.data, offset(bv, matrix, k, column));
 #ifdef SCALES_BLOCK
           product *= LOAD_SCALE(sa, swizzled(i, k / BLOCK, blocks)) *
                      LOAD_SCALE(sb, swizzled(j, k / BLOCK, blocks));
@@ -251,7 +267,12 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
         sum *= load_fp32(sa, i * scale_a->strides[0]) * load_fp32(sb, j * scale_b->strides[1]);
 #endif
 #ifdef AT_ADDEND
-        sum = ACTIVATION(sum + LOAD_ADDEND(addv.data, offset(addv, batch, i, j)));
+        sum = ACTIVATION(sum + LOAD_ADDEND(addv.data, offset(addv, batch, i, column)));
+#endif
+#ifdef GATE
+        pair[one] = sum;
+        }
+        sum = GATE(pair[0], pair[1]);
 #endif
 #ifdef AT_WORKSPACE
         memcpy(bytes + (i * n + j) % (WORKSPACE_BYTES / 4) * 4, &sum, 4);

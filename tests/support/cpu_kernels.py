@@ -24,9 +24,9 @@ from nvgemm_runtime.bundle.calling_convention import (
 )
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
-from nvgemm_runtime.gemm.roles import extra_roles
+from nvgemm_runtime.gemm.roles import Role, extra_roles
 from nvgemm_runtime.gemm.support import unsupported
-from nvgemm_runtime.gemm.types import Addend, Epilogue, ScaleRecipe, addend_dtype
+from nvgemm_runtime.gemm.types import Addend, Epilogue, ScaleRecipe, WeightOrder, addend_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ def convention(served: Signature, has_workspace: bool = False, takes_clusters: b
     extras = [role.value for role in extra_roles(served)]
     if served.scales is not None and served.scales.is_swizzled:
         parameters = ["a*", "b*", *(f"{name}*" for name in extras), "out*", "mnkl"]
-    elif served.epilogue is not None or served.scales is not None:
+    elif served.scales is not None or Role.ADDEND.value in extras:
         parameters = ["a", "b", "stream", *extras, "out"]
     else:
         parameters = ["a", "b", "out", *extras]
@@ -139,7 +139,11 @@ def source(
         definitions[f"SCALES_{_SCALES[served.scales]}"] = 1
         definitions["BLOCK"] = served.scales.block or 0
     if served.epilogue is not None:
-        activation = served.epilogue.activation
+        gate, order = served.epilogue.gate, served.epilogue.row.order
+        activation = served.epilogue.activation if gate is None else None
+        if gate is not None:
+            definitions["GATE"] = gate.value
+            definitions["HALVES"] = int(order is WeightOrder.HALVES)
         definitions["ADDEND_IS_ROW"] = int(served.epilogue.addend is Addend.ROW)
         definitions["LOAD_ADDEND"] = f"load_{addend_dtype(served.out).value}"
         definitions["ACTIVATION"] = "identity" if activation is None else activation.value

@@ -17,7 +17,7 @@ from nvgemm_aot.build.linker import compiler
 from nvgemm_aot.build.pipeline import BuiltBundle, build
 from nvgemm_aot.manifest.parse import Declared, Manifest
 from nvgemm_aot.providers import Candidate, Enumeration, Rejection
-from nvgemm_aot.providers.base import BlockShape
+from nvgemm_aot.providers.base import INTERFACE_VERSION, BlockShape
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_aot.targets.local import CPU_PROFILE
@@ -52,6 +52,7 @@ FUSED = (
         for op in (Op.MM, Op.BMM)
         for operand in (DType.FP16, DType.BF16)
         for epilogue in Epilogue
+        if op is Op.MM or epilogue.gate is None
     ),
     *(
         cpu_kernels.signature("tn", operand=DType.FP8_E4M3, scales=scales, epilogue=epilogue)
@@ -91,6 +92,7 @@ class CpuProvider:
     """Offers `TILES` for every signature that `cpu_kernels.computes`."""
 
     name = "cpu_provider:CpuProvider"
+    interface = INTERFACE_VERSION
     recipe = "2"
     workspace_bytes = 0
     workspace: TileWorkspace | None = None

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from nvgemm_aot.build.linker import compiler
 from nvgemm_aot.providers import Candidate, Enumeration, Rejection
-from nvgemm_aot.providers.base import BlockShape, RuntimeModel
+from nvgemm_aot.providers.base import INTERFACE_VERSION, BlockShape, RuntimeModel
 from nvgemm_aot.providers.heuristics import MatmulHeuristics
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_runtime.bundle.format import KernelDesign
@@ -79,6 +79,7 @@ class FakeProvider:
     """
 
     name = "fake_provider:FakeProvider"
+    interface = INTERFACE_VERSION
     recipe = "1"
 
     def toolchain(self) -> dict[str, str]:

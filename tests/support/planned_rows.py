@@ -37,7 +37,8 @@ from repository import TESTS
 from synthetic_content import synthetic_content
 
 ROWS = {
-    name: TESTS / f"gpu/{name}.yaml" for name in ("every_kind", "every_row_sm100", "int8_sm100")
+    name: TESTS / f"gpu/{name}.yaml"
+    for name in ("every_kind", "hopper_rows", "every_row_sm100", "int8_sm100")
 }
 SHIPPED = {path.stem: path for path in sorted((TESTS.parent / "manifests").glob("*.yaml"))}
 MANIFESTS = {**ROWS, **SHIPPED}

@@ -6,6 +6,7 @@ checked as on a GPU.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,13 +18,14 @@ import pytest
 import cpu_kernels
 import cpu_provider
 import recording_kernels
+from nvgemm_aot.rankings.agreement import ATEN
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning import contenders
-from nvgemm_aot.tuning.contenders import ATEN, Run
+from nvgemm_aot.tuning.contenders import Run
 from nvgemm_aot.tuning.gpu import Bench, GpuState
 from nvgemm_aot.tuning.race import Sample
 from nvgemm_aot.tuning.session import Tuned, TuningOptions, tune
-from nvgemm_runtime.bundle.format import Header, Ranking
+from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK, Header, Ranking
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import CPU
@@ -40,7 +42,7 @@ SLOW_FIRST = {"": [500.0], "Cpu_16x16": [300.0], "Cpu_8x32": [200.0], "aten": [2
 class CpuTimer:
     """Times calls on the CPU by its clock."""
 
-    def prepare(self, calls: Sequence[Callable[[], object]]) -> Sample:
+    def prepare(self, calls: Sequence[Callable[[], object]], *, launches: str = APART) -> Sample:
         def sample() -> float:
             begin = time.perf_counter_ns()
             for call in calls:
@@ -62,6 +64,8 @@ class DictatedTimer:
             sampling it breaks the device.
         prepared: Names of those that were prepared, in order.
         sampled: Names of those that were sampled, in order.
+        times_back_to_back: As ``times``, of launches back to back; None for the same times.
+        sampled_back_to_back: As ``sampled``.
         broken_by: Name of a contender that leaves the device unusable, if any.
         unpreparable: Name of a contender that cannot be got ready, if any.
         interrupt_at: The how-manieth preparation is interrupted by Ctrl-C, from 0.
@@ -70,12 +74,16 @@ class DictatedTimer:
     times: Mapping[str, Sequence[float]]
     prepared: list[str] = field(default_factory=list)
     sampled: list[str] = field(default_factory=list)
+    times_back_to_back: Mapping[str, Sequence[float]] | None = None
+    sampled_back_to_back: list[str] = field(default_factory=list)
     broken_by: str | None = None
     interrupt_at: int | None = None
     unpreparable: str | None = None
     last_run: str = ""
 
-    def prepare(self, calls: Sequence[Callable[[], object]]) -> Sample:
+    def prepare(self, calls: Sequence[Callable[[], object]], *, launches: str = APART) -> Sample:
+        if launches == BACK_TO_BACK:
+            return self._prepare_back_to_back(calls)
         if self.interrupt_at == len(self.prepared):
             raise KeyboardInterrupt
         calls[0]()
@@ -87,6 +95,18 @@ class DictatedTimer:
 
         def sample() -> float:
             self.sampled.append(name)
+            return next(source)
+
+        return sample
+
+    def _prepare_back_to_back(self, calls: Sequence[Callable[[], object]]) -> Sample:
+        calls[0]()
+        name = self.last_run
+        times = self.times_back_to_back
+        source = self._samples(name) if times is None else iter(itertools.cycle(times[name]))
+
+        def sample() -> float:
+            self.sampled_back_to_back.append(name)
             return next(source)
 
         return sample

@@ -30,6 +30,7 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import VerificationError
 from nvgemm_runtime.gemm.problem import DType, Layout, Problem
 from nvgemm_runtime.gemm.roles import contiguous_bytes
+from nvgemm_runtime.gemm.support import unavailable
 from nvgemm_runtime.gemm.types import Epilogue
 from nvgemm_runtime.installed.registry import Installation
 from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match
@@ -122,13 +123,13 @@ def test_a_plan_serves_each_problem_or_says_why_not(planned: Planned) -> None:
 
 
 def test_only_where_an_operator_is_missing_is_a_row_unserved(planner: Planner) -> None:
-    """As the support table says: products alone on Hopper, integers on sm_100a alone."""
+    """As the support table says: no groups and no block scales on Hopper, integers on sm_100a."""
     for case in CASES:
         unserved = {problem.signature for problem, _ in planner.plan(case).plan.unserved}
         for problem in representatives(case.problems):
             served = problem.signature
             is_there = {
-                "sm_90a": is_plain(served) and (served.a.bits == 16 or served.layout is Layout.TN),
+                "sm_90a": unavailable(served, "sm_90a") is None,
                 "sm_100f": not served.a.is_integer,
                 "sm_100a": True,
             }[case.arch]
@@ -188,7 +189,7 @@ def test_the_gate_proposes_what_a_target_can_build(planned: Planned, case: Case)
     path = planned.plain.with_suffix(".yaml")
     path.write_text(f"version: 1\nname: x\ntargets: [{case.arch}]\ngemms:\n" + "\n".join(lines))
     for declared in load_manifest(path).declared:
-        assert case.arch != "sm_90a" or is_plain(declared.problem.signature)
+        assert unavailable(declared.problem.signature, case.arch) is None
 
 
 @every_case
@@ -273,6 +274,8 @@ PROGRAM = [sys.executable, str(SUPPORT / "explained_rows.py")]
         ("every_row_sm100", "sm_100f", "plain"),
         ("every_row_sm100", "sm_90a", "plain"),
         ("every_kind", "sm_90a", "right"),
+        ("hopper_rows", "sm_90a", "right"),
+        ("hopper_rows", "sm_90a", "plain"),
         ("int8_sm100", "sm_100a", "right"),
     ],
 )
@@ -297,13 +300,18 @@ def test_explain_says_of_tensors_what_coverage_says(
 
 
 @pytest.mark.slow
-def test_what_a_program_calls_is_recorded_and_covered(planner: Planner, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "arch"), [("every_row_sm100", "sm_100f"), ("hopper_rows", "sm_90a")]
+)
+def test_what_a_program_calls_is_recorded_and_covered(
+    name: str, arch: str, planner: Planner, tmp_path: Path
+) -> None:
     """Every row that ATen has a call for."""
-    planned = planner.plan(Case(name="every_row_sm100", arch="sm_100f"))
+    planned = planner.plan(Case(name=name, arch=arch))
     called = [one for one in planned.case.problems if is_called_by_aten(one.signature)]
     keys, recorded = tmp_path / "keys", tmp_path / "recorded.yaml"
     keys.write_text("\n".join(problem.key for problem in called))
-    options = ("--fake", "-o", recorded, "--target", "sm_100f")
+    options = ("--fake", "-o", recorded, "--target", arch)
     result = run("record", *options, "--", *PROGRAM, "calls", keys)
     assert result.exit_code == 0, result.output
     assert {one.problem for one in load_manifest(recorded).declared} == set(called)

@@ -28,6 +28,9 @@ from nvgemm_runtime.errors import CompileError, one_line
 from ..bundle.compression import SCHEME
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking
 from ..providers import Provider
+from ..rankings.entries import Operator
+from ..rankings.pruning import keep_winners
+from ..rankings.usable import UsableRankings, measured_ranking
 from ..storage.cache import Cache, Entry
 from ..targets import BuildTarget
 from . import linker
@@ -49,7 +52,8 @@ class PlannedTarget:
     """One target of a build before anything is compiled.
 
     ``tasks`` are in the order of ``plan.candidates``; ``missing`` is how many of their kernels are
-    not in the cache; ``build_key`` is the bundle's if every kernel compiles.
+    not in the cache; ``build_key`` is the bundle's if every kernel compiles. ``measured`` are times
+    to rank by instead of estimates; ``prunes`` is whether only kernels that win somewhere stay.
     """
 
     target: BuildTarget
@@ -58,6 +62,8 @@ class PlannedTarget:
     missing: int
     toolchain: dict[str, str]
     build_key: str
+    measured: UsableRankings | None = None
+    prunes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +128,9 @@ def build_key(
     tasks: Sequence[Task],
     versions: dict[str, str],
     failures: Sequence[Failure] = (),
+    *,
+    measured: UsableRankings | None = None,
+    prunes: bool = False,
 ) -> str:
     """Digest of all that determines a bundle: equal keys, equal bytes.
 
@@ -142,6 +151,11 @@ def build_key(
     }
     if plan.unserved:
         document["unserved"] = unserved_json(dict(plan.unserved))
+    digest = measured and measured.digest(planned.problem for planned in plan.problems)
+    if digest is not None:
+        document["measured"] = digest
+    if prunes:
+        document["prunes"] = True
     if failures:
         document["failures"] = [asdict(_compile_failure(failure)) for failure in failures]
     return sha256_hex(canonical_json(document))
@@ -175,7 +189,15 @@ def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> As
         target=item.target.target,
         device=item.target.device.name,
         generator=GENERATOR,
-        build_key=build_key(item.target, item.plan, item.tasks, item.toolchain, failures)
+        build_key=build_key(
+            item.target,
+            item.plan,
+            item.tasks,
+            item.toolchain,
+            failures,
+            measured=item.measured,
+            prunes=item.prunes,
+        )
         if failures
         else item.build_key,
         toolchain=item.toolchain,
@@ -184,6 +206,8 @@ def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> As
         unserved=dict(item.plan.unserved)
         | {one.problem: UnservedReason(text=one.reason, scope=Scope.PROBLEM) for one in uncompiled},
     )
+    if item.prunes:
+        content = keep_winners(content)
     return AssembledBundle(content=content, failures=failures, uncompiled=uncompiled)
 
 
@@ -201,6 +225,7 @@ def _rank(
     rankings, uncompiled = [], []
     for planned in item.plan.problems:
         times: dict[str, int | None] = {}
+        ids: dict[Operator, str] = {}
         missing = []
         for position, time_ns in planned.choices:
             kernel = kernels[position]
@@ -209,7 +234,12 @@ def _rank(
             else:
                 # Different operators can give the same code; the better place counts.
                 times.setdefault(kernel.id, time_ns)
-        if times:
+                ids[Operator(provider=kernel.provider, operator=kernel.operator)] = kernel.id
+        usable = item.measured and item.measured.problems.get(planned.problem)
+        measured = usable and measured_ranking(usable, ids, tuple(map(_compile_failure, missing)))
+        if measured:
+            rankings.append(measured)
+        elif times:
             rankings.append(
                 ProblemRanking(
                     problem=planned.problem,

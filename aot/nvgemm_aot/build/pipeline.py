@@ -9,12 +9,14 @@ from pathlib import Path
 
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.errors import BundleFormatError, StorageError
+from nvgemm_runtime.errors import BundleFormatError, RankingsError, StorageError
+from nvgemm_runtime.gemm.support import provider_beside
 from nvgemm_runtime.installed.ownership import writable_by_others
 
 from ..bundle.writer import write_bundle
 from ..manifest.parse import Manifest
-from ..providers import Provider, load_provider, parts_of
+from ..providers import SEPARATOR, Provider, load_provider, parts_of
+from ..rankings.entries import Rankings
 from ..storage.cache import Cache, private_cache
 from ..storage.files import remove_file, require_writable
 from ..targets import BuildTarget
@@ -31,6 +33,7 @@ from .header_size import require_readable_size
 from .plan import PlanLookup, RejectionSink, Unserved, look_up_plan, make_plan, require_served
 
 DEFAULT_PROVIDER = "cutlass_operators"
+"""The provider of kernels where nothing names one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,18 @@ class BuiltBundle:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MeasuredTarget:
+    """What a target's build uses of the given rankings.
+
+    ``standings`` are those of the problems with measured times; ``notes`` say what is not used.
+    """
+
+    arch: str
+    standings: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class BuildResult:
     """A finished build.
 
@@ -60,21 +75,36 @@ class BuildResult:
     compiled: int
     unserved: tuple[Unserved, ...]
     removed: tuple[Path, ...] = ()
+    measured: tuple[MeasuredTarget, ...] = ()
 
 
 def provider_of(manifest: Manifest) -> Provider:
     """The provider, or all providers as one, that a manifest's kernels come from.
 
+    If it names none, that is the usual one, and beside it any that has what a target lacks there.
+
     Raises:
         ToolchainError: If it names one that does not exist.
     """
-    return load_provider("+".join(manifest.providers) or DEFAULT_PROVIDER)
+    return load_provider(SEPARATOR.join(manifest.providers or _usual_providers(manifest)))
 
 
-def look_up_plans(manifest: Manifest, cache: Cache, provider: Provider) -> tuple[PlanLookup, ...]:
+def _usual_providers(manifest: Manifest) -> tuple[str, ...]:
+    beside = {
+        provider_beside(entry.problem.signature, target.target.arch)
+        for entry in manifest.declared
+        for target in manifest.targets
+    }
+    return (DEFAULT_PROVIDER, *sorted(name for name in beside if name is not None))
+
+
+def look_up_plans(
+    manifest: Manifest, cache: Cache, provider: Provider, rankings: Rankings | None = None
+) -> tuple[PlanLookup, ...]:
     """Look for the plan of each target of a manifest in the cache; see `plan.look_up_plan`."""
     return tuple(
-        look_up_plan(manifest.declared, target, provider, cache) for target in manifest.targets
+        look_up_plan(manifest.declared, target, provider, cache, rankings)
+        for target in manifest.targets
     )
 
 
@@ -85,14 +115,16 @@ def plan_build(
     provider: Provider | None = None,
     lookups: Sequence[PlanLookup] | None = None,
     on_rejection: RejectionSink | None = None,
+    rankings: Rankings | None = None,
+    prunes: bool = False,
 ) -> tuple[PlannedTarget, ...]:
     """Plan every target of a manifest; see `plan.make_plan`.
 
     Problems for which a target has no operator are in its plan, with the reason.
 
     Kernels come from the manifest's providers, unless a provider is given. ``lookups`` are what
-    `look_up_plans` returned, if the caller has asked already; every rejection goes to
-    ``on_rejection``.
+    `look_up_plans` returned for ``rankings``, if the caller has asked already; every rejection goes
+    to ``on_rejection``.
 
     Raises:
         ManifestError: If a target's bundle would hold more than readers take.
@@ -100,7 +132,7 @@ def plan_build(
     """
     source = provider or provider_of(manifest)
     # Before the linker is looked for: where the builder is not installed, that is the reason.
-    found = lookups or look_up_plans(manifest, cache, source)
+    found = lookups or look_up_plans(manifest, cache, source, rankings)
     versions = toolchain(source)
     planned = []
     for lookup in found:
@@ -115,7 +147,11 @@ def plan_build(
                 tasks=tasks,
                 missing=sum(not cache.has(task.key) for task in tasks),
                 toolchain=versions,
-                build_key=build_key(target, plan, tasks, versions),
+                build_key=build_key(
+                    target, plan, tasks, versions, measured=lookup.measured, prunes=prunes
+                ),
+                measured=lookup.measured,
+                prunes=prunes,
             )
         )
     return tuple(planned)
@@ -139,6 +175,8 @@ def build(
     strict: bool = False,
     provider: Provider | None = None,
     progress: Progress | None = None,
+    rankings: Rankings | None = None,
+    prunes: bool = False,
 ) -> BuildResult:
     """Build the bundles of a manifest, one a target.
 
@@ -157,6 +195,8 @@ def build(
             operator for, fails the build.
         provider: Where kernels come from; by default those that the manifest names.
         progress: Called after each kernel.
+        rankings: Measured times to rank by instead of estimates, where they fit.
+        prunes: Whether only kernels that win somewhere stay; see `keep_winners`.
 
     Raises:
         ManifestError: If a target's bundle would hold more than readers take.
@@ -170,13 +210,14 @@ def build(
     with contextlib.ExitStack() as stack:
         cache = stack.enter_context(private_cache(cache))
         workers: KernelWorkers | None = None
-        lookups = look_up_plans(manifest, cache, source)
+        lookups = look_up_plans(manifest, cache, source, rankings)
         if any(lookup.stored is None for lookup in lookups):
             # Planning takes as long as compilers take to start: let both happen at once.
             workers = stack.enter_context(
                 WorkersOfProviders(cache, count, parts_of(source)[0].name)
             )
-        planned = plan_build(manifest, cache, provider=source, lookups=lookups)
+        _require_used(lookups, strict=strict)
+        planned = plan_build(manifest, cache, provider=source, lookups=lookups, prunes=prunes)
         unserved = without_operator(planned)
         if strict:
             require_served(unserved, targets=1)
@@ -220,7 +261,35 @@ def build(
         compiled=made.compiled,
         unserved=tuple(sorted(unserved, key=lambda one: (one.arch, one.problem))),
         removed=tuple(path for path in all_paths if path not in paths and remove_file(path)),
+        measured=measured_of(lookups),
     )
+
+
+def measured_of(lookups: Sequence[PlanLookup]) -> tuple[MeasuredTarget, ...]:
+    """What the plans of targets use of the rankings that they were looked up with."""
+    return tuple(
+        MeasuredTarget(
+            arch=lookup.target.target.arch,
+            standings=tuple(
+                usable.assessment.standing
+                for entry in lookup.declared
+                if (usable := lookup.measured.problems.get(entry.problem)) is not None
+            ),
+            notes=lookup.measured.notes,
+        )
+        for lookup in lookups
+        if lookup.measured is not None
+    )
+
+
+def _require_used(lookups: Sequence[PlanLookup], *, strict: bool) -> None:
+    """Require with ``strict`` that rankings serve a problem of some target."""
+    measured = measured_of(lookups)
+    if not strict or not measured or any(one.standings for one in measured):
+        return
+    notes = [note for one in measured for note in one.notes]
+    why = "; ".join(dict.fromkeys(notes)) or "none is of a problem that the manifest declares"
+    raise RankingsError(f"none of the rankings fits the build (--strict): {why}")
 
 
 def _bundle_path(out_dir: Path, manifest: Manifest, target: BuildTarget) -> Path:

@@ -6,14 +6,15 @@ cached, under a digest of everything that shapes them and of the modules that ma
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +32,27 @@ from nvgemm_runtime.errors import CompileError, NoCandidateError
 from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..manifest.parse import Declared
-from ..providers import Candidate, Enumeration, Provider, Rejection, parts_of
+from ..providers import (
+    Candidate,
+    Enumeration,
+    Provider,
+    Rejection,
+    parts_of,
+    source_modules,
+)
 from ..providers.base import RuntimeModel
+from ..providers.corrections import Correction, find_correction
+from ..rankings.entries import Rankings
+from ..rankings.usable import Basis, UsableRankings, find_usable
 from ..storage.cache import Cache, cache_key
 from ..targets import BuildTarget
-from .select import Selection, select
+from .select import Selection, prefer_measured, select
 
 _MAKERS = tuple(
     f"nvgemm_{name}"
     for name in (
         *("aot.build.plan", "aot.build.select", "aot.targets.profile", "aot.providers.base"),
+        "aot.providers.corrections",
         *("runtime.gemm.support", "runtime.gemm.problem", "runtime.gemm.types"),
         *("runtime.gemm.roles", "runtime.gemm.target"),
     )
@@ -63,8 +75,8 @@ class PlannedProblem:
 class Plan:
     """What to build for one target.
 
-    Each of ``candidates`` stands once, in order of signature and name; ``problems`` are in their
-    own order; ``unserved`` are those that no operator supports, each with the reason.
+    Each of ``candidates`` stands once, in order of signature, name and provider; ``problems`` are
+    in their own order; ``unserved`` are those that no operator supports, each with the reason.
     """
 
     candidates: tuple[Candidate, ...]
@@ -85,17 +97,34 @@ class PlanLookup:
     target: BuildTarget
     provider: Provider
     model: RuntimeModel
+    correction: Correction | None
     key: str
     stored: Plan | None
+    measured: UsableRankings | None = None
 
 
 def look_up_plan(
-    declared: tuple[Declared, ...], target: BuildTarget, provider: Provider, cache: Cache
+    declared: tuple[Declared, ...],
+    target: BuildTarget,
+    provider: Provider,
+    cache: Cache,
+    rankings: Rankings | None = None,
 ) -> PlanLookup:
-    """Look for the plan of one target in the cache, which is quick."""
+    """Look for the plan of one target in the cache, which is quick.
+
+    What ``rankings`` measured and the build can use takes the place of estimates.
+    """
+    measured = None
+    if rankings is not None:
+        toolchains = {part.name: part.toolchain() for part in parts_of(provider)}
+        gpu = target.device.driver_name
+        basis = Basis(arch=target.target.arch, gpu=gpu, toolchains=toolchains)
+        measured = find_usable(rankings, basis)
+    digest = measured and measured.digest(entry.problem for entry in declared)
     model = provider.runtime_model(target)
+    correction = find_correction(target, model.name)
     sources = (*parts_of(provider), model)
-    makers = [*_MAKERS, *sorted({type(source).__module__ for source in sources})]
+    makers = [*_MAKERS, *sorted({one for source in sources for one in source_modules(source)})]
     key = cache_key(
         "plan",
         {
@@ -110,7 +139,9 @@ def look_up_plan(
             "provider": [provider.name, provider.recipe],
             "toolchain": provider.toolchain(),
             "model": model.name,
+            "correction": None if correction is None else asdict(correction),
             "makers": [_source_digest(name) for name in makers],
+            **({} if digest is None else {"measured": digest}),
         },
     )
     stored = cache.get(key)
@@ -119,8 +150,10 @@ def look_up_plan(
         target=target,
         provider=provider,
         model=model,
+        correction=correction,
         key=key,
         stored=None if stored is None else _decode(json.loads(stored)),
+        measured=measured,
     )
 
 
@@ -141,16 +174,23 @@ def make_plan(
 
 @functools.cache
 def _source_digest(name: str) -> str:
-    """Digest of a module's source; for a package, of all its modules."""
+    """Digest of a module's source; for a package, of all its modules.
+
+    A module without source, such as a compiled one of another package, counts by its name alone:
+    its distribution's version has to tell it from others.
+    """
     module = importlib.import_module(name)
-    sources = {"": inspect.getsource(module)}
+    sources = {}
+    with contextlib.suppress(OSError, TypeError):
+        sources[""] = inspect.getsource(module)
     for path in getattr(module, "__path__", ()):
-        sources |= {file.name: file.read_text("utf-8") for file in Path(path).glob("*.py")}
+        for file in sorted(Path(path).rglob("*.py")):
+            sources[str(file.relative_to(path))] = file.read_text("utf-8", errors="replace")
     return hashlib.sha256(canonical_json(sources)).hexdigest()
 
 
 def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
-    target, model = lookup.target, lookup.model
+    target = lookup.target
     served: list[Selection] = []
     unserved = []
     for selection, enumeration in _selections(lookup):
@@ -162,7 +202,7 @@ def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
         else:
             unserved.append((selection.problem, _unserved_reason(selection, enumeration, target)))
     chosen = {choice.candidate for selection in served for choice in selection.choices}
-    candidates = sorted(chosen, key=lambda c: (c.signature.key, c.operator))
+    candidates = sorted(chosen, key=lambda c: (c.signature.key, c.operator, c.provider))
     position = {candidate: index for index, candidate in enumerate(candidates)}
     return Plan(
         candidates=tuple(candidates),
@@ -174,19 +214,39 @@ def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
             for selection in served
         ),
         unserved=tuple(unserved),
-        source=RankingSource(kind=ESTIMATE, by=model.name, gpu=target.device.driver_name),
+        source=RankingSource(
+            kind=ESTIMATE, by=_source_name(lookup, chosen), gpu=target.device.driver_name
+        ),
     )
+
+
+def _source_name(lookup: PlanLookup, chosen: Collection[Candidate]) -> str:
+    """What a plan's rankings come from: the model, and the correction if it applied to any."""
+    correction = lookup.correction
+    if correction is not None and correction.applies_to(chosen):
+        return correction.name
+    return lookup.model.name
 
 
 def _selections(lookup: PlanLookup) -> Iterator[tuple[Selection, Enumeration]]:
     enumerations: dict[Signature, Enumeration] = {}
+    correct = None
+    if lookup.correction is not None:
+        sm_count = lookup.target.device.sm_count.value
+        correct = functools.partial(lookup.correction.corrected, sm_count=sm_count)
     for entry in lookup.declared:
         signature = entry.problem.signature
         if signature not in enumerations:
             enumerations[signature] = lookup.provider.enumerate(signature, lookup.target)
         enumeration = enumerations[signature]
         estimate = lookup.model.estimate_ns
-        selection = select(entry.problem, enumeration.candidates, estimate, entry.candidates)
+        selection = select(
+            entry.problem, enumeration.candidates, estimate, entry.candidates, correct
+        )
+        measured = lookup.measured.problems if lookup.measured is not None else {}
+        usable = measured.get(entry.problem)
+        if usable is not None:
+            selection = prefer_measured(selection, enumeration.candidates, usable, entry.candidates)
         yield selection, enumeration
 
 

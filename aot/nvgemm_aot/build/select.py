@@ -1,23 +1,29 @@
 """Chooses what to compile: for each problem, the candidates most likely to be fast.
 
-Candidates that can run a problem are ranked by estimated runtime. Estimates tie often, and designs
-that differ only in scheduling always tie, so only a few of each block shape are kept. A small m
-gets a kernel made for small m if at least two are kept. Every candidate left out has its reason.
+Candidates that can run a problem are ranked by estimated runtime, corrected where a correction was
+fitted on measurements. A model's estimates tie often, and designs that differ only in scheduling
+always tie, so only a few of each block shape are kept. A small m gets a kernel made for small m if
+at least two are kept. Every candidate left out has its reason.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.roles import misalignment
 
 from ..providers.base import BlockShape, Candidate, Rejection
+from ..rankings.entries import Operator
+from ..rankings.usable import Usable
 
 Estimate = Callable[[Problem, BlockShape], "int | None"]
 """Estimated runtime in nanoseconds, or None; `RuntimeModel.estimate_ns`."""
+
+Correct = Callable[[Problem, Sequence[Candidate], Sequence["int | None"]], "list[int | None]"]
+"""Corrects the estimates of a problem's candidates, which are in the same order."""
 
 MAX_PER_SHAPE = 2
 """Most candidates of one problem that share what the model sees of them and differ in scheduling
@@ -28,8 +34,9 @@ SPLIT_SHARE = 2
 a rough estimate, and the other kernels must be there where it gains nothing."""
 
 SMALL_M = 64
-"""Up to this m, if two or more are kept, one of them is a kernel with a transposed tile (TGV),
-whatever its estimate: such kernels were written for m <= 64, which the model does not cover."""
+"""Up to this m, if two or more are kept, one of them is a kernel made for small m, whatever its
+estimate, because the model does not cover such kernels: the transposed problem, in tiles with at
+most so many of the problem's rows."""
 
 _SIGNIFICANT_DIGITS = 3
 """Estimates that agree in these are taken as equal: the model's own resolution is coarser."""
@@ -53,7 +60,11 @@ class Selection:
 
 
 def select(
-    problem: Problem, candidates: tuple[Candidate, ...], estimate: Estimate, limit: int
+    problem: Problem,
+    candidates: tuple[Candidate, ...],
+    estimate: Estimate,
+    limit: int,
+    correct: Correct | None = None,
 ) -> Selection:
     """Choose at most ``limit`` of a signature's candidates for one problem.
 
@@ -67,19 +78,65 @@ def select(
             able.append(candidate)
         else:
             rejections.append(Rejection(operator=candidate.operator, reason=misfit))
-    times: dict[BlockShape, int | None] = {}
+    of_shape: dict[BlockShape, int | None] = {}
     for candidate in able:
-        if candidate.block_shape not in times:
-            times[candidate.block_shape] = estimate(problem, candidate.block_shape)
+        if candidate.block_shape not in of_shape:
+            of_shape[candidate.block_shape] = estimate(problem, candidate.block_shape)
+    times = [of_shape[candidate.block_shape] for candidate in able]
+    if correct is not None:
+        times = correct(problem, able, times)
     ranked = sorted(
-        (Choice(candidate=c, time_ns=times[c.block_shape]) for c in able),
+        (Choice(candidate=candidate, time_ns=time) for candidate, time in zip(able, times)),
         key=lambda choice: _sort_key(problem, choice),
     )
     kept = _keep_diverse(problem, ranked, limit, rejections)
     return Selection(problem=problem, choices=tuple(kept), rejections=tuple(rejections))
 
 
-def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, int, str]:
+def prefer_measured(
+    selection: Selection, candidates: tuple[Candidate, ...], usable: Usable, limit: int
+) -> Selection:
+    """Choose what was measured to be fastest instead of what is estimated to be.
+
+    At most ``limit`` candidates, but all that may be the fastest; times are the measured ones. If
+    none of those that were measured is a candidate for the problem, the selection stays.
+    """
+    able = {
+        Operator(provider=candidate.provider, operator=candidate.operator): candidate
+        for candidate in candidates
+        if misalignment(selection.problem, candidate.alignment_bytes) is None
+    }
+    times = dict(usable.assessment.entry.kernels)
+    wanted = [operator for operator in usable.operators if operator in able]
+    front = set(usable.front)
+    chosen = [
+        operator for place, operator in enumerate(wanted) if place < limit or operator in front
+    ]
+    if not chosen:
+        return selection
+    choices = tuple(
+        Choice(candidate=able[operator], time_ns=times[operator].time_ns) for operator in chosen
+    )
+    now = {choice.candidate for choice in choices}
+    left = [choice.candidate for choice in selection.choices if choice.candidate not in now]
+    kept = {choice.candidate.operator for choice in choices}
+    return Selection(
+        problem=selection.problem,
+        choices=choices,
+        rejections=(
+            *(one for one in selection.rejections if one.operator not in kept),
+            *(
+                Rejection(
+                    operator=candidate.operator,
+                    reason="others were measured, and this one was not, or was slower",
+                )
+                for candidate in left
+            ),
+        ),
+    )
+
+
+def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, int, str, str]:
     candidate = choice.candidate
     design = candidate.design
     # Rounding makes near-equal estimates equal, so that the later, structural criteria decide.
@@ -97,6 +154,7 @@ def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, 
         cluster_size,
         candidate.preference,
         candidate.operator,
+        candidate.provider,  # two providers may call their operators alike
     )
 
 
@@ -137,8 +195,13 @@ def _small_m_choice(problem: Problem, ranked: list[Choice]) -> Choice | None:
     """For a small m, the kernel made for small m whose tile wastes fewest rows."""
     if problem.m > SMALL_M:
         return None
-    shapes = ((choice, choice.candidate.block_shape) for choice in ranked)
-    made = [choice for choice, shape in shapes if shape.swapped and shape.splits == 1]
+    made = [
+        choice
+        for choice in ranked
+        if choice.candidate.block_shape.swapped
+        and choice.candidate.block_shape.splits == 1
+        and choice.candidate.design.tile[0] <= SMALL_M
+    ]
 
     def row_tiles_then_width(choice: Choice) -> tuple[int, int]:
         tile_m = choice.candidate.design.tile[0]

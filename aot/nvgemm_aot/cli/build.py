@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,18 @@ Document = dict[str, Any]
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="With --dry-run: write every operator not chosen, and why, as JSON lines.",
 )
+@click.option(
+    "--rankings",
+    type=ANY_PATH,
+    multiple=True,
+    help="Rank by the measurements of this file where they fit; may be repeated.",
+)
+@click.option(
+    "--estimates-only",
+    is_flag=True,
+    help="Use no measurements, nor those that come with nvgemm-aot for MANIFEST.",
+)
+@click.option("--prune", is_flag=True, help="Keep only kernels that win a problem.")
 @click.option("--wheel", is_flag=True, help="Also pack the bundles into a wheel.")
 @click.option("--wheel-version", help="Version of the wheel; default is nvgemm-aot's own.")
 @cache_option("Build cache")
@@ -57,6 +70,9 @@ def build(
     strict: bool,
     dry_run: bool,
     rejections: Path | None,
+    rankings: tuple[Path, ...],
+    estimates_only: bool,
+    prune: bool,
     wheel: bool,
     wheel_version: str | None,
     cache_dir: Path | None,
@@ -65,6 +81,7 @@ def build(
     """Compile the kernels that MANIFEST declares, into one bundle a target.
 
     MANIFEST is a file, or the name of a manifest that comes with nvgemm-aot, such as llama-3.1-8b.
+    If measured rankings come with that manifest, they are used as if given by --rankings.
 
     A kernel whose compiler takes longer than $NVGEMM_AOT_COMPILE_TIMEOUT seconds, by default 300,
     counts as one that does not compile.
@@ -73,17 +90,27 @@ def build(
     from ..build.plan import require_served
     from ..manifest.parse import load_manifest
     from ..manifest.shipped import find_manifest
+    from ..rankings.entries import merge
+    from ..rankings.file import read_rankings
     from ..storage.cache import Cache, default_directory
 
     if rejections and not dry_run:
         raise click.UsageError("--rejections goes with --dry-run")
     if wheel_version and not wheel:
         raise click.UsageError("--wheel-version goes with --wheel")
-    declared = load_manifest(find_manifest(manifest))
+    if estimates_only and rankings:
+        raise click.UsageError("--estimates-only goes without --rankings")
+    path = find_manifest(manifest)
+    declared = load_manifest(path)
+    is_shipped = path != manifest
+    files = [] if estimates_only else _rankings_files(rankings, declared.name, is_shipped)
+    measured = merge([read_rankings(file) for file in files]) if files else None
     cache = Cache(cache_dir or default_directory())
     if dry_run:
         with open_rejection_log(rejections) as on_rejection:
-            planned = pipeline.plan_build(declared, cache, on_rejection=on_rejection)
+            planned = pipeline.plan_build(
+                declared, cache, on_rejection=on_rejection, rankings=measured, prunes=prune
+            )
         print_result(plan_document(planned, jobs), plan_text, as_json=as_json)
         require_served(pipeline.without_operator(planned), 1 if strict else len(planned))
         return
@@ -92,8 +119,17 @@ def build(
 
         identify(declared.name, wheel_version or __version__)  # refused before time is spent
     with report_progress("Compiling") as report:
-        result = pipeline.build(declared, out, cache, jobs=jobs, strict=strict, progress=report)
-    document = build_document(result)
+        result = pipeline.build(
+            declared,
+            out,
+            cache,
+            jobs=jobs,
+            strict=strict,
+            progress=report,
+            rankings=measured,
+            prunes=prune,
+        )
+    document = {**build_document(result), "rankings": [str(file) for file in files]}
     if wheel:
         document["wheel"] = file_document(
             write_wheel(
@@ -106,6 +142,14 @@ def build(
         )
     print_result(document, build_text, as_json=as_json)
     require_served(result.unserved, len(declared.targets))
+
+
+def _rankings_files(given: Sequence[Path], name: str, is_shipped: bool) -> list[Path]:
+    """The files that were named, or the one that comes with a shipped manifest."""
+    from ..rankings.shipped import find_rankings
+
+    shipped = find_rankings(name) if is_shipped and not given else None
+    return [*given, *([] if shipped is None else [shipped])]
 
 
 @contextlib.contextmanager
@@ -237,6 +281,9 @@ def build_document(result: BuildResult) -> Document:
                 "bytes": bundle.file_bytes,
                 "target": bundle.header.target.key,
                 "kernels": len(bundle.header.kernels),
+                "providers": dict(
+                    sorted(Counter(kernel.provider for kernel in bundle.header.kernels).items())
+                ),
                 "problems": len(bundle.header.rankings),
                 "incomplete": sum(
                     not bundle.header.is_complete(ranking) for ranking in bundle.header.rankings
@@ -256,6 +303,14 @@ def build_document(result: BuildResult) -> Document:
         "compiled": result.compiled,
         "removed": [str(path) for path in result.removed],
         "unserved": _unserved_document(result.unserved),
+        "measured": [
+            {
+                "arch": one.arch,
+                "problems": dict(sorted(Counter(one.standings).items())),
+                "notes": list(one.notes),
+            }
+            for one in result.measured
+        ],
     }
 
 
@@ -269,6 +324,9 @@ def build_text(document: Document) -> str:
             f"problems, {size_text(bundle['bytes'])} "
             f"({size_text(bundle['bytes'] // bundle['kernels'])} a kernel)"
         )
+        if len(bundle["providers"]) > 1:
+            counts = (f"{count} of {name}" for name, count in bundle["providers"].items())
+            lines.append(f"  kernels: {', '.join(counts)}")
         lines += [
             f"  left out {f['operator']}: {f['reason']}"
             + "; the next build tries it again" * f["is_transient"]
@@ -282,6 +340,10 @@ def build_text(document: Document) -> str:
         for path in document["removed"]
     )
     lines += _unserved_lines(document)
+    for one in document["measured"]:
+        ranked = ", ".join(f"{count} {standing}" for standing, count in one["problems"].items())
+        lines.append(f"{one['arch']}: problems ranked by measurements: {ranked or 'none'}")
+        lines += (f"  {note}" for note in one["notes"])
     if "wheel" in document:
         lines.append(file_text(document["wheel"]))
     lines.append(f"{document['compiled']} kernels compiled now")

@@ -135,7 +135,8 @@ def bundle_document(bundle: Bundle) -> Document:
                     {"id": header.kernels[place.kernel].id, "time_ns": place.time_ns}
                     for place in ranking.kernels
                 ],
-                "measured": ranking.measured and measured_json(ranking.measured),
+                "measured": ranking.measured
+                and {**measured_json(ranking.measured), "standing": ranking.measured.standing},
                 "complete": header.is_complete(ranking),
                 "missing": [asdict(header.failures[position]) for position in ranking.missing],
             }
@@ -159,7 +160,7 @@ def _source_text(source: RankingSource) -> str:
     conditions = source.conditions
     return (
         f"{text}, driver {conditions.driver}, torch {conditions.torch}, CUDA {conditions.cuda}, "
-        f"{conditions.date}"
+        f"{conditions.date}, launches {conditions.launches}"
     )
 
 
@@ -279,6 +280,8 @@ def _problem_rows(problem: Document) -> list[list[object]]:
     others = [("ATen", measured["aten"]), ("Triton", measured["triton"])]
     rows += [[problem["problem"], "-", name, t[0] / 1e3, source] for name, t in others if t]
     rows += [[problem["problem"], "-", "uncertain", "-", doubt] for doubt in measured["doubts"]]
+    if not measured["doubts"]:
+        rows.append([problem["problem"], "-", measured["standing"], "-", source])
     return rows
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
-from nvgemm_runtime.errors import NvgemmError
+from nvgemm_runtime.errors import NvgemmError, ToolchainError
 from nvgemm_runtime.installed.registry import INSTALLATION, FoundBundle
 from nvgemm_runtime.launch import native
 from nvgemm_runtime.matching.device import (
@@ -23,6 +23,8 @@ from nvgemm_runtime.matching.device import (
 )
 from nvgemm_runtime.matching.refusals import describe_device
 
+from ..providers import PROVIDERS, load_provider
+from ..providers.discovery import offered_providers
 from ..storage.cache import default_directory, entry_files
 
 Document = dict[str, Any]
@@ -41,8 +43,8 @@ def diagnose() -> Document:
     """Diagnose this machine, which need not have a GPU: what it has, and what it lacks.
 
     ``problems`` says what keeps this machine or one of its GPUs from running prebuilt kernels, or
-    an installed bundle from being used, each with the next step. ``build_versions`` and ``cache``
-    are of the compiler side, which running kernels does not need.
+    an installed bundle from being used, each with the next step. ``build_versions``, ``providers``
+    and ``cache`` are of the compiler side, which running kernels does not need.
     """
     problems: list[str] = []
     versions = {name: _version(name) for name in _DISTRIBUTIONS}
@@ -84,6 +86,7 @@ def diagnose() -> Document:
         "healthy": not problems,
         "versions": versions,
         "build_versions": {name: _version(name) for name in _BUILD_DISTRIBUTIONS},
+        "providers": [_provider_document(*one) for one in _providers()],
         "driver": driver,
         "torch_cuda": cuda,
         "runtime_library": _library_text(library),
@@ -93,6 +96,23 @@ def diagnose() -> Document:
         "cache": _cache_document(),
         "problems": problems,
     }
+
+
+def _providers() -> list[tuple[str, str]]:
+    """Every source of kernels that a manifest may name, and what brings it."""
+    offered = ((one.name, f"{one.distribution} {one.version}") for one in offered_providers())
+    return [*((name, "nvgemm-aot") for name in PROVIDERS), *offered]
+
+
+def _provider_document(name: str, origin: str) -> Document:
+    """Whether a provider can be created and its toolchain is there; compiles nothing."""
+    try:
+        if origin != "nvgemm-aot" and name in PROVIDERS:
+            raise ToolchainError("the provider of this name that comes with nvgemm-aot is used")
+        load_provider(name).toolchain()
+    except NvgemmError as error:
+        return {"name": name, "origin": origin, "problem": str(error)}
+    return {"name": name, "origin": origin, "problem": None}
 
 
 def _attempt(look: Callable[[], T], problems: list[str]) -> T | None:

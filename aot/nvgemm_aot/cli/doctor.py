@@ -54,6 +54,7 @@ def diagnosis_text(document: dict[str, Any]) -> str:
             [name, found or f"{MISSING} (needed for building alone)"]
             for name, found in document["build_versions"].items()
         ),
+        *([f"provider {one['name']}", _provider_text(one)] for one in document["providers"]),
         ["native launcher", "loads" if document["launcher"] else "does not load"],
         ["CUDA driver", document["driver"] or MISSING],
         ["torch built for", document["torch_cuda"] or "no CUDA"],
@@ -68,6 +69,11 @@ def diagnosis_text(document: dict[str, Any]) -> str:
         parts.append("\n".join(f"problem: {problem}" for problem in document["problems"]))
     parts.append("healthy" if document["healthy"] else "not healthy")
     return "\n\n".join(parts)
+
+
+def _provider_text(provider: dict[str, Any]) -> str:
+    problem = provider["problem"]
+    return f"of {provider['origin']}" + (f": cannot be used: {problem}" if problem else "")
 
 
 def _cache_text(cache: dict[str, Any]) -> str:

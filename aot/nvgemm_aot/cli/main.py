@@ -20,6 +20,7 @@ from .coverage import coverage
 from .doctor import doctor
 from .explain import explain
 from .manifest import manifest, schema
+from .rankings import rankings
 from .record import record
 from .tune import tune
 
@@ -63,7 +64,7 @@ def main(verbose: int) -> None:
 
 
 for _command in (
-    build, cache, coverage, doctor, explain, inspect, list_, manifest, record, schema, tune, verify,
-    wheel,
+    build, cache, coverage, doctor, explain, inspect, list_, manifest, rankings, record, schema,
+    tune, verify, wheel,
 ):  # fmt: skip
     main.add_command(_command)

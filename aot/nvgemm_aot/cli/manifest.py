@@ -82,6 +82,11 @@ def manifest() -> None:
 )
 @click.option("--separate", is_flag=True, help="q, k, v and gate, up apart: the default.")
 @click.option("--fused", is_flag=True, help="Fused as serving engines do; with --separate both.")
+@click.option(
+    "--gated",
+    is_flag=True,
+    help="Gate and up as one product with the gate behind it, too, by provider quack.",
+)
 @click.option("--name", help="Name of the manifest; default the model's directory's, or CONFIG's.")
 @click.option("-o", "--out", type=ANY_PATH, help="File to write; default is to print.")
 def from_config(
@@ -92,6 +97,7 @@ def from_config(
     targets: tuple[str, ...],
     separate: bool,
     fused: bool,
+    gated: bool,
     name: str | None,
     out: Path | None,
 ) -> None:
@@ -109,6 +115,7 @@ def from_config(
         targets=targets,
         separate=separate or not fused,
         fused=fused,
+        gated=gated,
     )
     made = make_manifest(config, wanted, name=name)
     text = manifest_yaml(made)

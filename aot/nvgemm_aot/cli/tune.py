@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 Document = dict[str, Any]
 
-_BUDGET = Duration(
+_DURATION = Duration(
     r"[0-9]+(?:\.[0-9]+)?", {"s": 1, "m": 60, "h": 3600}, "is no duration such as 90s, 10m or 1.5h"
 )
 
@@ -41,11 +42,16 @@ def _sigterm_interrupts() -> Iterator[None]:
 @click.command()
 @click.argument("bundles", type=ANY_PATH, nargs=-1, required=True)
 @click.option("-o", "--out", type=ANY_PATH, required=True, help="The bundle to write.")
-@click.option("--budget", type=_BUDGET, help="Begin no problem after this, e.g. 90s, 10m.")
+@click.option("--budget", type=_DURATION, help="Begin no problem after this, e.g. 90s, 10m.")
 @click.option(
     "--all-kernels",
     is_flag=True,
     help="Measure each problem with all kernels of its signature, not only those ranked for it.",
+)
+@click.option(
+    "--neighbours",
+    is_flag=True,
+    help="Measure each problem also with the kernels that won at the next smaller and larger m.",
 )
 @click.option("--triton", is_flag=True, help="Also ask Inductor for its best Triton kernel.")
 @click.option("--prune", is_flag=True, help="Drop kernels that are never among the first two.")
@@ -53,6 +59,13 @@ def _sigterm_interrupts() -> Iterator[None]:
     "--accept-suspect",
     is_flag=True,
     help="Write the bundle even if all kernels of a signature, or most of all, came out wrong.",
+)
+@click.option(
+    "--hang-after",
+    type=_DURATION,
+    default="60s",
+    show_default=True,
+    help="Drop a kernel that has not returned for so long; Triton gets 30 times as long.",
 )
 @json_option
 @click.pass_context
@@ -62,19 +75,21 @@ def tune(
     out: Path,
     budget: float | None,
     all_kernels: bool,
+    neighbours: bool,
     triton: bool,
     prune: bool,
     accept_suspect: bool,
+    hang_after: float,
     as_json: bool,
 ) -> None:
     """Measure the kernels of BUNDLES on this GPU, and write a bundle with what was measured.
 
     Every declared problem is timed with its kernels and with ATen. What was measured is kept beside
-    the output, in OUT.tuning.jsonl: the same command goes on from there.
+    the output, in OUT.tuning.jsonl: the same command goes on from there. A kernel that never
+    returns is dropped: the process that measures is killed, and another goes on.
     """
-    from ..tuning.gpu import gpu_bench
+    from ..tuning import watchdog
     from ..tuning.session import TuningOptions
-    from ..tuning.session import tune as measure_and_write
     from ..tuning.state import state_path
 
     if out.suffix != BUNDLE_SUFFIX:
@@ -84,13 +99,16 @@ def tune(
     options = TuningOptions(
         budget_s=budget,
         all_kernels=all_kernels,
+        neighbours=neighbours,
         triton=triton,
         prunes=prune,
         accepts_suspect=accept_suspect,
     )
     try:
         with _sigterm_interrupts(), report_progress("Measuring", "problems") as progress:
-            tuned = measure_and_write(bundles, out, gpu_bench(), options, progress=progress)
+            tuned = watchdog.tune_watched(
+                bundles, out, options, hang_s=hang_after, progress=progress
+            )
     except KeyboardInterrupt:
         kept = "nothing was measured yet"
         if state_path(out).exists():
@@ -108,13 +126,21 @@ def tuned_document(tuned: Tuned) -> Document:
         "bytes": tuned.file_bytes,
         "kernels": len(tuned.header.kernels),
         "problems": {key: _outcome_document(item) for key, item in tuned.outcomes.items()},
+        "standings": _standings(tuned),
         "unmeasured": dict(tuned.unmeasured),
         "broken": dict(tuned.broken),
+        "hanging": [list(one) for one in tuned.hanging],
         "pruned": tuned.pruned and {**asdict(tuned.pruned), "bytes": tuned.pruned_bytes},
         "state": None if tuned.state is None else str(tuned.state),
         "measured_now": tuned.measured_now,
         "is_complete": tuned.is_complete,
     }
+
+
+def _standings(tuned: Tuned) -> dict[str, int]:
+    """How many rankings of the new bundle are confirmed, measured once, or doubtful."""
+    found = [one.measured.standing for one in tuned.header.rankings if one.measured is not None]
+    return dict(sorted(Counter(found).items()))
 
 
 def _outcome_document(outcome: TuningOutcome) -> Document:
@@ -126,8 +152,20 @@ def _outcome_document(outcome: TuningOutcome) -> Document:
 
 
 def tuned_text(document: Document) -> str:
-    """Print a table of the problems, then wrong kernels, doubts, and the new bundle."""
-    header = ("problem", "first", "bundled, us", "ATen, us", "Triton, us", "over ATen", "kernel")
+    """Print a table of the problems, then wrong kernels, doubts, and the new bundle.
+
+    *Back to back* is the kernel's time over ATen's too, of launches back to back.
+    """
+    header = (
+        "problem",
+        "first",
+        "bundled, us",
+        "ATen, us",
+        "Triton, us",
+        "over ATen",
+        "back to back",
+        "kernel",
+    )
     rows = [_problem_row(key, item) for key, item in document["problems"].items()]
     parts = [] if document["suspicion"] is None else [f"SUSPECT: {document['suspicion']}"]
     parts += [table(rows, header)] if rows else []
@@ -137,16 +175,21 @@ def tuned_text(document: Document) -> str:
 
 
 def _problem_row(key: str, item: Document) -> list[object]:
+    from ..rankings.agreement import ATEN
+
     times = {"ATen": item["aten"], "Triton": item["triton"]}
     ours = item["kernels"][0][1:] if item["kernels"] else None
     known = {name: timing for name, timing in {"bundled": ours, **times}.items() if timing}
     first = min(known, key=lambda name: known[name][0]) if known else "-"
     ratio = f"{ours[0] / item['aten'][0]:.3f}" if ours and item["aten"] else "-"
+    beside = item["back_to_back"]
+    first_kernel, aten = (beside.get(name) for name in (ours and item["kernels"][0][0], ATEN))
     return [
         key,
         first + (" ?" if item["doubts"] else ""),
         *(_timing_text(timing) for timing in (ours, *times.values())),
         ratio,
+        f"{first_kernel[0] / aten[0]:.3f}" if first_kernel and aten else "-",
         item["kernels"][0][0][:12] if ours else "-",
     ]
 
@@ -156,14 +199,19 @@ def _timing_text(timing: list[int] | None) -> str:
 
 
 def _wrong_lines(document: Document) -> Iterator[str]:
-    from ..tuning.outcome import contender_name
+    from ..rankings.agreement import contender_name
 
     faults: dict[str, list[str]] = {}
     for key, item in document["problems"].items():
         for id_, fault in item["wrong"].items():
             faults.setdefault(id_, []).append(f"{key}: {fault}")
+    hanging = {(contender, fault) for contender, fault in document["hanging"]}
+    for contender, fault in document["hanging"]:
+        left_out = "thrown out" if contender in document["broken"] else "left out there"
+        yield f"HANGS: {contender_name(contender)} is {left_out}: {fault}"
     for id_, fault in document["broken"].items():
-        faults.setdefault(id_, []).append(fault)
+        if (id_, fault) not in hanging:
+            faults.setdefault(id_, []).append(fault)
     for id_, texts in faults.items():
         yield f"WRONG: {contender_name(id_)} is thrown out:"
         yield from (f"  {text}" for text in texts)
@@ -194,6 +242,9 @@ def _summary_lines(document: Document) -> Iterator[str]:
             f"measured problems, {_loss_text(pruned['undeclared_loss'])} on others like them"
             f"{unknown_note if unknown else ''}"
         )
+    if document["standings"]:
+        counts = ", ".join(f"{n} {standing}" for standing, n in document["standings"].items())
+        yield f"rankings: {counts}"
     yield (
         f"{document['path']}: written, {measured} of {measured + left} problems measured, "
         f"{document['kernels']} kernels, {size_text(document['bytes'])}"

@@ -33,7 +33,7 @@ from ..build.compiler import (
 from ..build.pipeline import look_up_plans, plan_build, without_operator
 from ..build.workers import WorkerDied
 from ..manifest.parse import Declared, Manifest
-from ..providers import Provider
+from ..providers import Provider, parts_of
 from ..storage.cache import Cache, cache_key
 from ..storage.files import make_directories, open_new_file
 from ..storage.locks import locked
@@ -134,7 +134,7 @@ class JitCompiler:
         self._jobs = jobs
         self._note = note
         self._planning = threading.Lock()  # operators are listed by one thread at a time
-        self._workers = SharedWorkers(cache, provider.name, jobs)
+        self._workers = SharedWorkers(cache, parts_of(provider)[0].name, jobs)
 
     def compile(self, problem: Problem, candidates: int, device: Device) -> Compiled:
         """Compile a problem unless its user bundle has it; one process at a time.

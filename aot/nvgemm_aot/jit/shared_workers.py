@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
@@ -20,28 +21,34 @@ _ASK_AGAIN_SECONDS = 0.2
 class SharedWorkers:
     """Compiler processes, started when there is work for them, and kept until `close`.
 
+    A process works for one provider alone, as in `WorkersOfProviders`. Where there is no room for
+    one more, an idle one of another provider makes way.
+
     Several servers may run on one machine. There is a lock file for each compiler process that the
     machine can take, and each process holds one; only a server's first process may go without, so
     that no server waits long for another.
 
-    ``most`` is the limit over all servers of the cache directory.
+    Args:
+        cache: Where kernels are stored.
+        first: The provider whose processes `prepare` starts.
+        most: The limit over all servers of the cache directory.
     """
 
-    def __init__(self, cache: Cache, provider: str, most: int) -> None:
+    def __init__(self, cache: Cache, first: str, most: int) -> None:
         self._cache = cache
-        self._provider = provider
+        self._first = first
         self._most = most
         self._changed = threading.Condition()
-        self._idle: list[_Process] = []
+        self._idle: defaultdict[str, list[_Process]] = defaultdict(list)
         self._held: dict[_Process, FileLock | None] = {}
         self._closed = False
-        self._unstartable: WorkersCannotStart | None = None
+        self._unstartable: dict[str, WorkersCannotStart] = {}
         self._threads = ThreadPoolExecutor(max_workers=most)
 
     def run(self, items: Sequence[Task], /) -> Iterator[tuple[Task, TaskResult | WorkerDied]]:
         """Work on all tasks; see `Workers.run`. Several threads may do so at once.
 
-        Where processes could not be started once, none is started again.
+        Where a provider's processes could not be started once, none of it is started again.
         """
         futures: dict[Future[TaskResult | WorkerDied], Task] = {
             self._threads.submit(self._run_one, item): item for item in items
@@ -54,10 +61,13 @@ class SharedWorkers:
                 future.cancel()
 
     def prepare(self, count: int) -> None:
-        """Start idle processes for ``count`` tasks to come, as far as the limits allow."""
+        """Start idle processes for ``count`` tasks to come, as far as the limits allow.
+
+        All are of the first provider: nobody knows yet of which the tasks will be.
+        """
         with self._changed:
-            for _ in range(min(count, self._most) - len(self._idle)):
-                if self._unstartable is not None or not self._start_one():
+            for _ in range(min(count, self._most) - len(self._idle[self._first])):
+                if self._first in self._unstartable or not self._start_one(self._first):
                     return
 
     def close(self) -> None:
@@ -70,30 +80,32 @@ class SharedWorkers:
                 if slot is not None:
                     slot.release()
             self._held = {}
-            self._idle = []
+            self._idle.clear()
 
     def _run_one(self, item: Task) -> TaskResult | WorkerDied:
-        process = self._take()
+        provider = item.candidate.provider
+        process = self._take(provider)
         try:
             [(_, outcome)] = process.run([item])
             return outcome
         except WorkersCannotStart as error:
-            self._unstartable = error
+            self._unstartable[provider] = error
             raise
         finally:
             with self._changed:
-                self._idle.append(process)
-                self._changed.notify()
+                self._idle[provider].append(process)
+                self._changed.notify_all()  # each waits for a process of its own provider
 
-    def _take(self) -> _Process:
+    def _take(self, provider: str) -> _Process:
         with self._changed:
-            while self._unstartable is None:
-                if self._idle or self._start_one():
-                    return self._idle.pop()
+            while provider not in self._unstartable:
+                idle = self._idle[provider]
+                if idle or self._start_one(provider) or self._replace_one(provider):
+                    return idle.pop()
                 self._changed.wait(_ASK_AGAIN_SECONDS)
-            raise self._unstartable
+            raise self._unstartable[provider]
 
-    def _start_one(self) -> bool:
+    def _start_one(self, provider: str) -> bool:
         """Start one process if the machine has room, or if there is none yet."""
         if self._closed:
             raise WorkersKilled
@@ -102,15 +114,29 @@ class SharedWorkers:
         slot = self._free_slot()
         if slot is None and self._held:
             return False
+        self._start_in(slot, provider)
+        return True
+
+    def _replace_one(self, provider: str) -> bool:
+        """Start one process in the place of an idle one of another provider, if there is one."""
+        others = [idle for other, idle in self._idle.items() if idle and other != provider]
+        if not others:
+            return False
+        leaving = others[0].pop()
+        slot = self._held.pop(leaving)
+        leaving.__exit__()
+        self._start_in(slot, provider)
+        return True
+
+    def _start_in(self, slot: FileLock | None, provider: str) -> None:
         try:
-            process = start_workers(self._cache, 1, self._provider)
+            process = start_workers(self._cache, 1, provider)
         except BaseException:
             if slot is not None:
                 slot.release()
             raise
         self._held[process] = slot
-        self._idle.append(process)
-        return True
+        self._idle[provider].append(process)
 
     def _free_slot(self) -> FileLock | None:
         paths = (self._cache.lock_path(f"compiler-{number}") for number in range(self._most))

@@ -39,6 +39,7 @@ class ManifestOptions:
         dtypes: Element types, of 2 bytes each.
         targets: Architectures to build for.
         separate, fused: In which forms to declare projections that can be fused.
+        gated: Whether to declare gate_up projections with their gate, too.
     """
 
     tokens: tuple[int, ...]
@@ -47,6 +48,7 @@ class ManifestOptions:
     targets: tuple[str, ...] = (DEFAULT_ARCHITECTURE,)
     separate: bool = True
     fused: bool = False
+    gated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,7 @@ class RankGemm:
     """A GEMM as one of ``ranks`` ranks computes it.
 
     Attributes:
+        with_gate: Whether its gate is part of it.
         types: Types and scales of a quantized GEMM, or why no kernel computes it; None if it is
             not quantized.
     """
@@ -61,6 +64,7 @@ class RankGemm:
     ranks: int
     gemm: ModelGemm
     types: QuantizedTypes | str | None
+    with_gate: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +139,7 @@ def make_manifest(
         if isinstance(types, str):
             left_out.append((use, types))
             continue
-        signature = _signature(gemm, types, wanted)
+        signature = _gated(use, wanted) if use.with_gate else _signature(gemm, types, wanted)
         reason = gemm.unserved or _why_unserved(gemm, signature, wanted)
         if reason:
             left_out.append((use, reason))
@@ -193,6 +197,31 @@ def _uses(
         for types in types_of(gemm)
     )
     yield from dict.fromkeys(uses)  # what cannot be fused is in both forms
+    if wanted.gated:
+        yield from (
+            RankGemm(ranks=ranks, gemm=gemm, types=types, with_gate=True)
+            for ranks in wanted.ranks
+            for gemm in share(projections, ranks, fused=True)
+            if gemm.gated is not None and not gemm.unserved  # that is said without its gate
+            for types in types_of(gemm)
+        )
+
+
+def _gated(use: RankGemm, wanted: ManifestOptions) -> Signature:
+    """The signature of a product with its gate, whether kernels compute it or not."""
+    gemm, types, dtype = use.gemm, use.types, wanted.dtypes[0]
+    assert not isinstance(types, str)
+    operand = dtype if types is None else types.dtype
+    return Signature(
+        op=Op.GROUPED_MM if gemm.routing else Op.MM,
+        layout=gemm.layout,
+        a=operand,
+        b=operand,
+        accumulator=DType.FP32,
+        out=dtype,
+        scales=None if types is None else types.scales,
+        epilogue=gemm.gated,
+    )
 
 
 def _signature(gemm: ModelGemm, types: QuantizedTypes | None, wanted: ManifestOptions) -> Signature:
@@ -217,12 +246,18 @@ def _signature(gemm: ModelGemm, types: QuantizedTypes | None, wanted: ManifestOp
 
 
 def _why_unserved(gemm: ModelGemm, signature: Signature, wanted: ManifestOptions) -> str:
+    if signature.epilogue is not None and signature.epilogue.gate is not None:
+        reason = unsupported(signature)
+        if reason is None and gemm.biased and signature.epilogue.addend is None:
+            reason = f"{signature.epilogue.value} adds no bias, and the model does"
+        if reason is not None:
+            return f"with its gate: {reason}"
     if signature.scales is not None and (reason := unsupported(signature)):
         return f"it is quantized to {signature.a.value}: {reason}"
     if signature.scales is not None and all(unavailable(signature, one) for one in wanted.targets):
         return (
             f"it is quantized to {signature.a.value} with scales {signature.scales.value}, and "
-            f"{', '.join(wanted.targets)} has no operator with scales"
+            f"{', '.join(wanted.targets)} has no operator with block scales"
         )
     try:
         problem = Problem(signature=signature, m=1, n=gemm.n, k=gemm.k)
@@ -298,7 +333,7 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
     if any(entry.signature.epilogue is None and _has_bias(entry) for entry in made.entries):
         yield from _comment_lines(
             "+bias: the model adds a bias, and torch.compile computes both as addmm, for which "
-            "sm_90a has no operator. This is the product alone, in fp32, to which the plug-in of "
+            "a target has no operator. This is the product alone, in fp32, to which the plug-in of "
             "torch.compile has the bias added."
         )
     if any(entry.routing and entry.groups is None for entry in made.entries):
@@ -316,6 +351,8 @@ def _head_lines(made: ConfigManifest) -> Iterator[str]:
         f"tp {_listed(wanted.ranks)}."
     )
     yield f"targets: [{', '.join(wanted.targets)}]"
+    if any(entry.signature.is_gated for entry in made.entries):
+        yield "providers: [cutlass_operators, quack]"
     yield ""
     yield "defaults:"
     yield f"  dtype: [{', '.join(dtype.value for dtype in wanted.dtypes)}]"
@@ -349,6 +386,8 @@ def _entry_lines(entries: Iterable[ConfigEntry], wanted: ManifestOptions) -> Ite
 def _entry_comment(entry: ConfigEntry) -> str:
     routing = entry.routing
     if routing is None:
+        if entry.signature.is_gated:
+            return "what every token passes through, with its gate (n counts gates and ups)"
         added = " and has a bias added" if entry.signature.epilogue is not None else ""
         return f"what every token passes through{added}"
     if entry.groups is not None:
@@ -395,7 +434,7 @@ def _left_out_lines(made: ConfigManifest) -> Iterator[str]:
 def _size_texts(config: DecoderConfig) -> Iterator[str]:
     """The values read from a config, with their keys."""
     for name, field in type(config).model_fields.items():
-        if name == "quantization":
+        if name in ("quantization", "hidden_act"):
             continue
         alias, value = field.validation_alias, getattr(config, name)
         key = alias.choices[0] if isinstance(alias, AliasChoices) else alias or name

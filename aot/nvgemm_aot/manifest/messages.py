@@ -67,7 +67,7 @@ _KEY_HELP = {
 
 _OTHER_ACTIVATIONS = (
     "sigmoid", "tanh", "gelu_erf", "gelu_none", "elu", "selu", "celu", "leaky_relu", "prelu",
-    "relu6", "mish", "hardswish", "hardtanh", "softplus", "swiglu", "geglu",
+    "relu6", "mish", "hardswish", "hardtanh", "softplus",
 )  # fmt: skip
 """Activations that no kernel applies, though their names resemble those that some kernels do."""
 

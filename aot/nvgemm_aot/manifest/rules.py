@@ -96,7 +96,7 @@ class GemmRules:
             self.signatures.append(signatures)
             # A misspelt key has a mistake already: the key that it means is not also missing.
             self._check_keys(gemm, location, _misspelt(gemm, location) | misspelt_defaults)
-            self._check_extents(gemm, location, values["dtype"].given)
+            self._check_extents(gemm, location, values["dtype"].given, values["epilogue"].given)
             for signature in dict.fromkeys(signatures):
                 reason = unsupported(signature)
                 if reason is not None:
@@ -128,24 +128,26 @@ class GemmRules:
                 self._add((*location, key), text, at_key=True)
 
     def _check_extents(
-        self, gemm: dict[str, Any], location: Location, dtypes: tuple[Any, ...]
+        self,
+        gemm: dict[str, Any],
+        location: Location,
+        dtypes: tuple[Any, ...],
+        epilogues: tuple[Any, ...],
     ) -> None:
-        """Find a k that ends within an element of a packed type."""
+        """Find a k that ends within an element of a packed type, and an odd n with a gate."""
         packed = [one for one in map(DType, INPUT_DTYPES) if one.packed > 1 and one.value in dtypes]
-        ks: list[tuple[Location, Any]] = [
-            (("k", index), k) for index, k in enumerate(_as_list(gemm.get("k", [])))
+        gated = [one for one in Epilogue if one.gate is not None and one.value in epilogues]
+        rules = [
+            *(("k", f"dtype {d.value!r}", d.packed, "k counts values, not bytes") for d in packed),
+            *(("n", f"epilogue {e.value!r}", 2, "n counts gates and ups") for e in gated),
         ]
-        for key in ("nk", "mnk"):
-            for index, sizes in enumerate(_as_list(gemm.get(key, []))):
-                if isinstance(sizes, list) and len(sizes) == len(key):
-                    ks.append(((key, index, len(key) - 1), sizes[-1]))
-        for dtype, (place, k) in itertools.product(packed, ks):
-            if type(k) is int and k % dtype.packed:
-                self._add(
-                    (*location, *place),
-                    f"found {k}; allowed with dtype {dtype.value!r}: a multiple of {dtype.packed}; "
-                    "k counts values, not bytes",
-                )
+        for axis, what, multiple, why in rules:
+            for place, extent in _extents(gemm, axis):
+                if type(extent) is int and extent % multiple:
+                    self._add(
+                        (*location, *place),
+                        f"found {extent}; allowed with {what}: a multiple of {multiple}; {why}",
+                    )
 
     def _blame(
         self, signature: Signature, reason: str, values: Mapping[str, _Values], location: Location
@@ -184,6 +186,16 @@ _COUNTS = {Op.BMM: ("batch", "matrices"), Op.GROUPED_MM: ("groups", "groups")}
 def _entries(source: Source, key: str) -> list[Any]:
     value = source.data.get(key)
     return value if isinstance(value, list) else []
+
+
+def _extents(gemm: Mapping[str, Any], axis: str) -> Iterator[tuple[Location, Any]]:
+    """The values that an entry gives one of n and k, and where."""
+    for index, extent in enumerate(_as_list(gemm.get(axis, []))):
+        yield (axis, index), extent
+    for key in ("nk", "mnk"):
+        for index, sizes in enumerate(_as_list(gemm.get(key, []))):
+            if isinstance(sizes, list) and len(sizes) == len(key):
+                yield (key, index, key.index(axis)), sizes[key.index(axis)]
 
 
 def _as_list(value: Any) -> list[Any]:

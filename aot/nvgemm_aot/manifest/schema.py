@@ -25,7 +25,7 @@ from .source import Location
 VERSION = 1
 """The version of the manifest format that this package reads."""
 
-MAX_CANDIDATES = 64
+MAX_CANDIDATES = 128
 
 ARCHITECTURES = tuple(sorted(DEFAULT_DEVICE))
 
@@ -194,7 +194,7 @@ class SharedEntry(_Entry):
     epilogue: OneOrMore[Annotated[str, _one_of(EPILOGUES)]] = Field(
         default_factory=list,
         description="What is done to the product before it is rounded and stored, or several: bias "
-        "adds a row, add a matrix. None if left out.",
+        "adds a row, add a matrix, swiglu_halves joins columns in pairs. None if left out.",
     )
     candidates: Candidates = Field(
         default_factory=int, description="Kernels to build for each problem."
@@ -217,7 +217,10 @@ class GemmEntry(SharedEntry):
     model_config = ConfigDict(json_schema_extra={"oneOf": [_only_with(w) for w in SIZE_WAYS]})
 
     m: OneOrMore[Extent] = Field(default_factory=list, description="Rows of A and of the result.")
-    n: OneOrMore[Extent] = Field(default_factory=list, description="Columns of B and the result.")
+    n: OneOrMore[Extent] = Field(
+        default_factory=list,
+        description="Columns of B and of the result, which with a gate has half of them.",
+    )
     k: OneOrMore[Extent] = Field(
         default_factory=list, description="Columns of A, rows of B, in values."
     )
@@ -259,8 +262,10 @@ class ManifestEntry(_Entry):
     ] = Field(description="What to build for.")
     providers: list[Annotated[str, _text(PROVIDER_ALLOWED, PROVIDER_PATTERN)]] = Field(
         default_factory=list,
-        description="Sources of kernels, by name or as module:class; cutlass_operators if left "
-        "out. Candidates of all are ranked together, by the first one's model.",
+        description="Sources of kernels: those that come along, those of installed packages by the "
+        "name of their entry point, or module:class. Left out: cutlass_operators, and quack beside "
+        "it if a gemm has an epilogue or scales that only quack has on a target. Candidates of all "
+        "are ranked together, by the first one's model.",
     )
     candidates: Candidates = Field(
         default_factory=int, description="Kernels to build for each problem; 8 if left out."

@@ -1,7 +1,8 @@
 """Sources of kernels: each enumerates candidates for a problem and compiles them.
 
-May import `targets` and `storage`; not `manifest`. Start at `base`, the interface; the table here
-is the only place that names the providers.
+May import `targets` and `storage`; not `manifest`. `base` is the interface, `interface` what a
+provider of another package may import. The table here names the providers that come with the
+builder; `discovery` finds the others.
 """
 
 from __future__ import annotations
@@ -11,9 +12,20 @@ import importlib
 from nvgemm_runtime.errors import ToolchainError
 
 from .base import Candidate, Enumeration, Provider, Rejection
+from .checked import described
 from .combined import SEPARATOR, Combined
+from .discovery import load_external
 
-__all__ = ["Candidate", "Enumeration", "Provider", "Rejection", "load_provider", "parts_of"]
+__all__ = [
+    "SEPARATOR",
+    "Candidate",
+    "Enumeration",
+    "Provider",
+    "Rejection",
+    "load_provider",
+    "parts_of",
+    "source_modules",
+]
 
 PROVIDERS = {
     "cutlass_operators": f"{__name__}.cutlass_operators:CutlassOperators",
@@ -21,41 +33,38 @@ PROVIDERS = {
 }
 """By name: ``module:class``. Imported only when used, because compilers are slow to import."""
 
-_PARTS = ("name", "recipe", "toolchain", "prepare", "enumerate", "runtime_model", "compile")
-"""What a `Provider` has."""
-
 
 def load_provider(name: str) -> Provider:
-    """Create a provider, by its name in the table or as ``module:class`` for one kept elsewhere.
+    """Create a provider by its name: in the table, of an entry point, or ``module:class``.
 
-    Several names, joined by ``+``, give a `Combined` provider.
+    Several names, joined by ``+``, give a `Combined` provider. What a provider of another package
+    returns is checked (`checked`).
 
     Raises:
         ToolchainError: If there is no such provider, or what is there is none.
     """
     if SEPARATOR in name:
         return Combined(tuple(map(load_provider, name.split(SEPARATOR))))
-    module, _, attribute = PROVIDERS.get(name, name).partition(":")
-    if not attribute:
-        raise ToolchainError(f"no provider is called {name!r} (known: {', '.join(PROVIDERS)})")
+    if name not in PROVIDERS:
+        return load_external(name, tuple(PROVIDERS))
+    module, _, attribute = PROVIDERS[name].partition(":")
     try:
         provider: Provider = getattr(importlib.import_module(module), attribute)()
-    except ToolchainError:
-        raise
-    except Exception as error:  # a module of someone else's raises whatever it raises
+    except Exception as error:  # half an installation raises whatever it raises
         raise ToolchainError(
-            f"the provider {name!r} cannot be created: {type(error).__name__}: {error}; check the "
-            "name and that its package is installed"
+            f"the provider {name!r} cannot be created: {described(error)}; "
+            "run: pip install --force-reinstall nvgemm-aot"
         ) from error
-    lacks = [part for part in _PARTS if not hasattr(provider, part)]
-    if lacks:
-        raise ToolchainError(
-            f"{name!r} is no provider: it has no {', '.join(lacks)}; "
-            "see nvgemm_aot.providers.base.Provider"
-        )
     return provider
 
 
 def parts_of(provider: Provider) -> tuple[Provider, ...]:
     """The providers that a combined one is made of; any other one alone."""
     return provider.parts if isinstance(provider, Combined) else (provider,)
+
+
+def source_modules(source: object) -> tuple[str, ...]:
+    """Modules and packages whose source shapes what a provider or a model answers."""
+    own = type(source).__module__
+    external = getattr(source, "source_module", None)
+    return (own, external) if isinstance(external, str) else (own,)

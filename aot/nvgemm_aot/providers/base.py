@@ -10,6 +10,20 @@ from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..targets import BuildTarget
 
+INTERFACE_VERSION = 1
+"""Version of this interface. It changes when a provider written for it would no longer work."""
+
+INTERFACE_VERSIONS = (1,)
+"""Versions that are accepted."""
+
+CLC = "clc"
+STATIC_PERSISTENT = "static_persistent"
+ONE_TILE = "one_tile"
+"""Schedulers: cluster launch control; a fixed number of blocks, each with several tiles; one block
+a tile."""
+
+SCHEDULERS = (CLC, ONE_TILE, STATIC_PERSISTENT)
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlockShape:
@@ -62,12 +76,15 @@ class Candidate(KernelFacts):
         preference: Order among operators that the model cannot tell apart; lower is better.
         added_code: What the provider adds to the operator's own code, such as an epilogue's source.
             It is part of the cache key.
+        traits: Words for how it works beyond its design, such as ``pingpong``: corrections of
+            estimates may have a weight for each.
     """
 
     cluster_sizes: tuple[int, ...]
     block_shape: BlockShape
     preference: int
     added_code: str = ""
+    traits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,16 +114,22 @@ class Provider(Protocol):
     """A source of kernels. Instances are created anew in each compiler process.
 
     Attributes:
-        name: Its name in the table of providers, or ``module:class``.
+        interface: The version of this interface that it is written for, `INTERFACE_VERSION`.
+        name: Its name in manifests: in the table of providers, or that of its entry point, or
+            ``module:class``.
         recipe: Name of the way its objects are made, part of the cache key. It must change when the
             same versions of the toolchain would give other code.
     """
 
+    interface: int
     name: str
     recipe: str
 
     def toolchain(self) -> dict[str, str]:
         """Versions of everything that shapes the code, by distribution name. Must be quick.
+
+        Everything that was planned or compiled is made anew where one of them differs. The
+        distribution of an entry point counts without being named here.
 
         Raises:
             ToolchainError: If a package is missing, with the command that installs it.
@@ -120,13 +143,20 @@ class Provider(Protocol):
         """
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
-        """List the operators for ``signature`` that can run on ``target``, and those left out."""
+        """List the operators for ``signature`` that can run on ``target``, and those left out.
+
+        An operator's name is unique among those of a signature and target, and stands for the same
+        code as long as `toolchain` and ``recipe`` do. The order does not matter. For a signature
+        that it does not know, a provider gives an absence.
+        """
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
         """The model of ``target``'s device by which its operators are ranked."""
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
-        """Compile one candidate.
+        """Compile one candidate that `enumerate` listed, in this process or in another one.
+
+        Its design has the cluster limits of the target's device by now.
 
         Returns:
             A relocatable object for the host platform that holds the device code.

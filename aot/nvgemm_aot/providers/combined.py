@@ -5,7 +5,7 @@ from __future__ import annotations
 from nvgemm_runtime.gemm.problem import Signature
 
 from ..targets import BuildTarget
-from .base import Candidate, Enumeration, Provider, RuntimeModel
+from .base import INTERFACE_VERSION, Candidate, Enumeration, Provider, RuntimeModel
 
 SEPARATOR = "+"
 """Stands between the names of the providers in the name of all."""
@@ -16,6 +16,8 @@ class Combined:
 
     The first one's model ranks all candidates. Name and recipe are those of all, in order.
     """
+
+    interface = INTERFACE_VERSION
 
     def __init__(self, parts: tuple[Provider, ...]) -> None:
         self.parts = parts

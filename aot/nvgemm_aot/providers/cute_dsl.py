@@ -1,5 +1,6 @@
 """The CuTe-DSL compiler, for any provider of ``@cute.jit`` functions: set up, compile, export.
 
+The names in ``__all__`` are part of the interface for providers of other packages (`interface`).
 Importing this module is cheap; the compiler is imported when a function first needs it.
 """
 
@@ -14,9 +15,33 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.errors import CompileError, ToolchainError
+from nvgemm_runtime.gemm.problem import Op, Signature
+from nvgemm_runtime.gemm.types import DType
+
+__all__ = [
+    "DISTRIBUTIONS",
+    "FUNCTION_NAME",
+    "compile_object",
+    "cute_type",
+    "export_object",
+    "installed_versions",
+    "recipe",
+    "sample_tensors",
+    "set_environment",
+    "warm_up",
+]
 
 _log = logging.getLogger(__name__)
+
+DISTRIBUTIONS = (
+    "nvidia-cutlass-dsl",
+    "nvidia-cutlass-dsl-libs-base",
+    "nvidia-cutlass-dsl-libs-core",
+    "nvidia-cutlass-dsl-libs-cu13",
+    "apache-tvm-ffi",
+)
+"""Distributions of the compiler, whose versions shape the code of every ``@cute.jit`` function."""
 
 HOST_CPU = "x86-64"
 HOST_FEATURES = "+sse2"
@@ -35,6 +60,24 @@ _ARCHITECTURE_VARIABLE, _ARCHITECTURE = "CUTE_DSL_ARCH", "sm_100a"
 Without this variable, the compiler asks the driver. If all GPUs are hidden, it does so over a
 hundred times: 4 s a process on a machine with an H200, and 90 s with 16 processes at once.
 """
+
+
+_CUTE_TYPES = {
+    DType.FP32: "Float32",
+    DType.FP16: "Float16",
+    DType.BF16: "BFloat16",
+    DType.FP8_E4M3: "Float8E4M3FN",
+    DType.FP8_E5M2: "Float8E5M2",
+    DType.INT32: "Int32",
+    DType.INT8: "Int8",
+    DType.UINT8: "Uint8",
+}
+"""By element type: its class in ``cutlass``."""
+
+
+def recipe(own: str) -> str:
+    """Recipe of a provider that exports by `export_object`: its own text and the host code's."""
+    return f"{own}, host {HOST_CPU} {HOST_FEATURES}"
 
 
 def installed_versions(distributions: Iterable[str], kernels: str) -> dict[str, str]:
@@ -88,6 +131,86 @@ def export_object(compiled: Any) -> bytes:
         path = Path(directory) / "kernel.o"
         compiled.export_to_c(object_file_path=str(path), function_name=FUNCTION_NAME)
         return path.read_bytes()
+
+
+def cute_type(dtype: DType) -> Any:
+    """The class in ``cutlass`` of an element type.
+
+    Raises:
+        KeyError: If it has none that a tensor can be made of, as types of less than a byte.
+    """
+    import cutlass
+
+    return getattr(cutlass, _CUTE_TYPES[dtype])
+
+
+def sample_tensors(signature: Signature, alignment_bytes: int) -> dict[str, Any]:
+    """Stand-ins for A, B and the result of a plain product, by name: ``a``, ``b``, ``out``.
+
+    A has the extents (m, k), B (k, n), the result (m, n); of ``bmm``, with the batch first. Extents
+    and strides are read at run time, but for the stride of 1 along which the signature's layout has
+    each operand contiguous. Shared extents are one symbol.
+
+    Args:
+        signature: What is computed, of ``mm`` or ``bmm``.
+        alignment_bytes: What addresses, and strides other than 1 in bytes, are multiples of; the
+            launcher that the compiler writes demands it of addresses.
+    """
+    from cutlass import cute
+
+    m, n, k = (cute.sym_int() for _ in range(3))
+    batch = (cute.sym_int(),) if signature.op is Op.BMM else ()
+
+    def tensor(dtype: DType, shape: tuple[Any, Any], row_major: bool) -> Any:
+        def stride() -> Any:
+            return cute.sym_int64(divisibility=max(1, 8 * alignment_bytes // dtype.bits))
+
+        inner = (stride(), 1) if row_major else (1, stride())
+        return cute.runtime.make_fake_tensor(
+            cute_type(dtype),
+            (*batch, *shape),
+            (*(stride() for _ in batch), *inner),
+            assumed_align=alignment_bytes,
+        )
+
+    layout = signature.layout
+    return {
+        "a": tensor(signature.a, (m, k), layout.a_row_major),
+        "b": tensor(signature.b, (k, n), layout.b_row_major),
+        "out": tensor(signature.out, (m, n), True),
+    }
+
+
+def compile_object(
+    function: Any, samples: Iterable[Any], *, arch: str, name: str = "kernel"
+) -> bytes:
+    """Compile a ``@cute.jit`` function for an architecture, and export it.
+
+    Args:
+        function: What is launched; its last parameter, annotated as
+            ``cuda.bindings.driver.CUstream``, is the stream.
+        samples: Stand-ins for its other arguments, such as those of `sample_tensors`.
+        arch: Architecture, e.g. ``sm_90a``.
+        name: What a message calls it.
+
+    Returns:
+        A relocatable object, as `Provider.compile` must give it.
+
+    Raises:
+        CompileError: If the compiler refuses it, with the compiler's own words.
+    """
+    from cutlass import cute
+
+    warm_up()
+    try:
+        compiled = cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
+            function, *samples, cute.runtime.make_fake_stream()
+        )
+        return export_object(compiled)
+    except OSError:
+        raise
+    except Exception as error:  # the compiler raises whatever its passes raise
+        raise CompileError(f"{name} for {arch}: {first_line(error)}") from error
 
 
 def first_line(error: Exception) -> str:

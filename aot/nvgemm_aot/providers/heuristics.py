@@ -14,6 +14,7 @@ from typing import Any
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import DType, Problem
 
+from ..targets import BuildTarget
 from .base import BlockShape
 
 _DISTRIBUTION = "nvidia-matmul-heuristics"
@@ -136,6 +137,16 @@ class MatmulHeuristics:
         config.ctaOrder = 0
         config.cluster[:] = shape.cluster
         return config
+
+
+def matmul_heuristics(target: BuildTarget) -> MatmulHeuristics:
+    """NvMatmulHeuristics' model of a target's device, which ranks kernels by their tiles."""
+    device = target.device
+    return MatmulHeuristics(
+        device.heuristics_gpu,
+        device.shared_memory_per_block_bytes.value,
+        device.sm_count.value,
+    )
 
 
 def _precision(problem: Problem) -> str:

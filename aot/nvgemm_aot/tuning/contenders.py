@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.operands import torch_dtype
-from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
+from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, contiguous_bytes, extra_roles
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from nvgemm_runtime.matching.refusals import unlaunchable
+
+from ..rankings.agreement import ATEN, TRITON
 
 if TYPE_CHECKING:
     from ..bundle.content import ProblemRanking
 
 Run = Callable[..., Any]
 """``run(a, b, out, *extras)`` computes a GEMM and returns the result; see `random_operands`."""
-
-ATEN, TRITON = "aten", "triton"
-"""Names of the contenders that are torch's own; a kernel's name is its id."""
 
 
 class Contenders:
@@ -48,22 +47,33 @@ class Contenders:
             if unlaunchable(kernel) is None
         }
 
-    def runs_of(self, ranking: ProblemRanking) -> dict[str, Run]:
-        """By name: the problem's kernels that its operands' alignment allows, and torch's own."""
+    def runs_of(self, ranking: ProblemRanking, also: Collection[str] = ()) -> dict[str, Run]:
+        """By name: the problem's kernels that its operands' alignment allows, and torch's own.
+
+        ``also`` are ids of further kernels of its signature.
+        """
         problem, signature = ranking.problem, ranking.problem.signature
         ids = [id_ for id_, _ in ranking.kernels if id_ in self._places]
         if self._all_kernels:
             ids = [id_ for id_, (_, one) in self._places.items() if one.signature == signature]
         runs: dict[str, Run | None] = {
             id_: _late_run(*self._places[id_])
-            for id_ in ids
-            if contiguous_bytes(problem) % self._places[id_][1].alignment_bytes == 0
+            for id_ in dict.fromkeys([*ids, *also])
+            if self.serves(id_, problem)
         }
         runs[ATEN] = aten_run(signature)
         runs[TRITON] = triton_run(signature) if self._triton else None
         return {
             name: run for name, run in runs.items() if run is not None and name not in self._without
         }
+
+    def serves(self, id_: str, problem: Problem) -> bool:
+        """Whether a kernel may run on a problem's operands."""
+        if id_ not in self._places or id_ in self._without:
+            return False
+        _, kernel = self._places[id_]
+        is_aligned = contiguous_bytes(problem) % kernel.alignment_bytes == 0
+        return is_aligned and kernel.signature == problem.signature
 
 
 def _late_run(bundle: Bundle, kernel: Kernel) -> Run:
@@ -196,7 +206,8 @@ def triton_run(signature: Signature) -> Run | None:
     from nvgemm_runtime import mode
 
     floats = (DType.BF16, DType.FP16, DType.FP32)
-    if extra_roles(signature) or signature.a is not signature.out or signature.out not in floats:
+    is_plain = not extra_roles(signature) and signature.epilogue is None
+    if not is_plain or signature.a is not signature.out or signature.out not in floats:
         return None
     product = torch.mm if signature.op is Op.MM else torch.bmm
     options = {

@@ -10,8 +10,10 @@ from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
 
+from ..rankings.agreement import contender_name
 from .block_scales import block_scaled_product
-from .outcome import TuningOutcome, contender_name
+from .gates import joined, joined_error
+from .outcome import TuningOutcome
 
 if TYPE_CHECKING:
     import torch
@@ -81,7 +83,9 @@ def sum_error(magnitude: torch.Tensor, signature: Signature, *, terms: int) -> t
 def activation_error(
     error: torch.Tensor, value: torch.Tensor, signature: Signature
 ) -> torch.Tensor:
-    """Largest error after a signature's activation, if any, of an input with ``error``."""
+    """Largest error after a signature's activation or gate, if any, of an input with ``error``."""
+    if signature.is_gated:
+        return joined_error(error, value, signature, slope=STEEPEST, curve=CURVE_ERROR)
     activation = signature.epilogue.activation if signature.epilogue is not None else None
     if activation is None or activation.row.commutes_with_rounding:
         return error
@@ -102,7 +106,7 @@ def expect_between(value: torch.Tensor, error: torch.Tensor, dtype: torch.dtype)
 
 
 def reference(operands: Sequence[torch.Tensor], signature: Signature) -> torch.Tensor:
-    """``f(scale_a * scale_b * (a @ b) + addend)`` in fp64, exact for whole numbers."""
+    """``f(scale_a * scale_b * (a @ b) + addend)`` in fp64, exact for whole numbers without f."""
     return _activated(_before_activation(operands, signature), signature)
 
 
@@ -125,7 +129,7 @@ def _before_activation(
     for role in (Role.SCALE_A, Role.SCALE_B):
         if role in given:
             result *= given[role].double()
-    if signature.epilogue is not None:
+    if Role.ADDEND in given:
         result += values(given[Role.ADDEND])
     return result
 
@@ -142,6 +146,8 @@ def _product_of_groups(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor) 
 def _activated(values: torch.Tensor, signature: Signature) -> torch.Tensor:
     import torch
 
+    if signature.is_gated:
+        return joined(values, signature)
     if signature.epilogue is None or signature.epilogue.activation is None:
         return values
     row = signature.epilogue.activation.row

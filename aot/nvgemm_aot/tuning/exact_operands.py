@@ -224,7 +224,8 @@ def _few_products(problem: Problem, device: str, generator: torch.Generator) -> 
     a, b = drawn(shape_a), drawn(shape_b)
     places = torch.randint(a.shape[-1], (*a.shape[:-1], TERMS), generator=generator, device=device)
     a = torch.zeros_like(a).scatter_(-1, places, a.gather(-1, places))
-    if packed == 1 and (signature.epilogue is None or signature.epilogue.activation is None):
+    has_activation = signature.epilogue is not None and signature.epilogue.activation is not None
+    if packed == 1 and (signature.is_gated or not has_activation):
         for matrix in (a, b):
             _plant_nan(matrix, generator, device)
 

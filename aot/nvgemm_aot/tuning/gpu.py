@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import hashlib
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from nvgemm_runtime.bundle.format import Conditions
+from nvgemm_runtime.bundle.format import APART, Conditions
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions, device_facts, torch_versions
 
@@ -122,27 +124,56 @@ BUFFERS_OVER_L2 = 4
 """Operands together take this many times the size of the L2 cache."""
 
 
+_BETWEEN_VALUES = 1024
+"""Values of fp32 that the kernel between two launches adds to: one thread block, and 4 KB of L2."""
+
+_BETWEEN_SAMPLES = 15
+"""Samples of the kernel between alone, whose median is subtracted from all times of a timer."""
+
+
 class GpuTimer:
     """Times calls on the current CUDA device, at its present clock settings.
 
     Launches are captured once into a CUDA graph and its replays timed, so that host time is
-    excluded.
+    excluded. Launches that are to be apart have a small kernel of torch before each. It is launched
+    without programmatic dependent launch, so it begins when the GEMM before it has ended, and it
+    does not signal, so the GEMM behind it begins when it has ended. Its own time, with its launch,
+    is measured once and subtracted: the same from all contenders.
     """
 
-    def prepare(self, calls: Sequence[Callable[[], object]]) -> Sample:
+    def __init__(self) -> None:
+        self._between: Callable[[], object] | None = None
+        self._between_ns = 0.0
+
+    def prepare(self, calls: Sequence[Callable[[], object]], *, launches: str = APART) -> Sample:
         """Capture the calls in turn."""
         for call in calls[:3]:  # loads device code, and lets libraries choose their kernels
             call()
+        between, between_ns = None, 0.0
+        if launches == APART:
+            between, between_ns = self._prepare_between()
         once = min(_elapsed_ns(call) for call in calls[:2] for _ in range(2))
         count = _launches(once)
-        graph = _capture(calls, count)
+        graph = _capture(calls, count, between)
         # A single launch waits for the host; only launches within a graph show the true time.
-        in_graph = _launches(min(_elapsed_ns(graph.replay) for _ in range(2)) / count)
+        in_graph = _launches(min(_elapsed_ns(graph.replay) for _ in range(2)) / count - between_ns)
         if in_graph > 2 * count:
             count = in_graph
-            graph = _capture(calls, count)
+            graph = _capture(calls, count, between)
             graph.replay()
-        return lambda: _elapsed_ns(graph.replay) / count
+        return lambda: max(_elapsed_ns(graph.replay) / count - between_ns, 1.0)
+
+    def _prepare_between(self) -> tuple[Callable[[], object], float]:
+        """The kernel between two launches, and its time behind others of its kind."""
+        if self._between is None:
+            between = small_kernel()
+            between()
+            graph = _capture([between], MOST_LAUNCHES)
+            samples = [_elapsed_ns(graph.replay) for _ in range(2 * _BETWEEN_SAMPLES)]
+            # The first ones bring an idle GPU to its clocks.
+            self._between_ns = statistics.median(samples[_BETWEEN_SAMPLES:]) / MOST_LAUNCHES
+            self._between = between
+        return self._between, self._between_ns
 
     def check(self) -> None:
         """Wait for the device, which raises its error."""
@@ -155,12 +186,26 @@ def _launches(launch_ns: float) -> int:
     return max(2, min(MOST_LAUNCHES, int(GRAPH_NS / max(launch_ns, 1.0))))
 
 
-def _capture(calls: Sequence[Callable[[], object]], count: int) -> torch.cuda.CUDAGraph:
+def small_kernel(device: str = "cuda") -> Callable[[], object]:
+    """A call that launches a small kernel: to stand between launches that are to be apart."""
+    import torch
+
+    values = torch.zeros(_BETWEEN_VALUES, dtype=torch.float32, device=device)
+    return lambda: values.add_(1.0)
+
+
+def _capture(
+    calls: Sequence[Callable[[], object]],
+    count: int,
+    between: Callable[[], object] | None = None,
+) -> torch.cuda.CUDAGraph:
     import torch
 
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for call in itertools.islice(itertools.cycle(calls), count):
+            if between is not None:
+                between()
             call()
     return graph
 
@@ -194,6 +239,7 @@ class Bench:
         buffer_bytes: Bytes that operands must take together so that no cache holds them.
         sleep: Waits for a number of seconds.
         today: Returns the day in UTC, e.g. ``2026-11-21``.
+        uuid: The GPU's, as NVML writes it, ``GPU-8b1c…``; None where it is not known.
     """
 
     facts: DeviceFacts
@@ -204,6 +250,7 @@ class Bench:
     buffer_bytes: int
     sleep: Callable[[float], None]
     today: Callable[[], str]
+    uuid: str | None = None
 
     @property
     def conditions(self) -> Conditions:
@@ -213,7 +260,14 @@ class Bench:
             torch=self.versions.torch,
             cuda=self.versions.cuda,
             date=self.today(),
+            launches=APART,
+            gpu_sha256=None if self.uuid is None else uuid_digest(self.uuid),
         )
+
+
+def uuid_digest(uuid: str) -> str:
+    """Digest of a GPU's UUID: bundles and rankings tell GPUs apart and name none."""
+    return hashlib.sha256(uuid.encode()).hexdigest()
 
 
 def gpu_bench() -> Bench:
@@ -230,13 +284,15 @@ def gpu_bench() -> Bench:
             "nvgemm-aot doctor"
         )
     index = torch.cuda.current_device()
+    uuid = f"GPU-{torch.cuda.get_device_properties(index).uuid}"
     return Bench(
         facts=device_facts("cuda", index),
         device=f"cuda:{index}",
         versions=torch_versions(),
         timer=GpuTimer(),
-        watch=watch_gpu(f"GPU-{torch.cuda.get_device_properties(index).uuid}"),
+        watch=watch_gpu(uuid),
         buffer_bytes=buffer_bytes(),
         sleep=time.sleep,
         today=lambda: datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        uuid=uuid,
     )

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 
-from nvgemm_runtime.bundle.format import sha256_hex
+from nvgemm_runtime.bundle.format import BACK_TO_BACK, Timing, sha256_hex
 from nvgemm_runtime.errors import StorageError, ToolchainError, one_line
 from nvgemm_runtime.gemm.problem import Problem
 
-from .contenders import ATEN, TRITON, Run
+from ..rankings.agreement import ATEN, TRITON
+from ..rankings.intervals import contending
+from .contenders import Run
 from .correctness import find_fault, is_like
 from .exact_operands import OperandCheck, make_checks
 from .gpu import Bench
 from .outcome import UNSEEN_SLOWDOWNS, UNSEEN_WORK, TuningOutcome
-from .race import RaceResult, Sample, race
+from .race import LEAST_SAMPLES, RaceResult, Sample, median_interval, race
 from .random_operands import make_sets, poison
 
 _log = logging.getLogger(__name__)
@@ -75,6 +78,7 @@ def measure(
     contenders: Mapping[str, Run],
     bench: Bench,
     trying: Callable[[str], AbstractContextManager[None]],
+    running: Callable[[str], AbstractContextManager[None]],
 ) -> TuningOutcome:
     """Time the contenders that compute a problem correctly.
 
@@ -83,6 +87,7 @@ def measure(
         contenders: Kernels by id, and `contenders.ATEN` and `contenders.TRITON`.
         bench: The GPU and its timer.
         trying: Context entered with a contender's name while that runs for the first time.
+        running: Likewise, whenever it runs.
 
     Returns:
         The times, without kernels that fail or compute a wrong result. Likewise ATen or Triton has
@@ -101,20 +106,22 @@ def measure(
     sets = make_sets(problem, bench.device, seed=seed, total_bytes=bench.buffer_bytes)
     bench.timer.check()  # or an earlier failure would be blamed on a contender
     ready: dict[str, Sample] = {}
+    calls: dict[str, list[Callable[[], object]]] = {}
     faults: dict[str, str] = {}
     for name, run in contenders.items():
         try:
-            with trying(name):
+            with trying(name), running(name):
                 fault = _fault(name, run, checks)
                 if fault is None:
-                    calls = [functools.partial(run, *operands) for operands in sets]
-                    ready[name] = _guarded(name, bench.timer.prepare(calls))
+                    calls[name] = [functools.partial(run, *operands) for operands in sets]
+                    ready[name] = _guarded(name, bench.timer.prepare(calls[name]), running)
         except (torch.OutOfMemoryError, StorageError, ToolchainError):
             raise  # not the contender's fault
         except Exception as error:  # of a kernel, of torch's operator, or of what compiles it
             fault = _in_one_line(error)
             try:
-                bench.timer.check()
+                with running(name):
+                    bench.timer.check()
             except Exception as broken:
                 raise BrokenDeviceError(name, _in_one_line(broken)) from error
         if fault is not None:
@@ -125,6 +132,7 @@ def measure(
     result = RaceResult(intervals={}, is_decided=True)
     if ready:
         result, doubts = _race_undisturbed(ready, bench, random.Random(seed))
+    beside = _time_back_to_back(result, calls, bench, random.Random(seed), running)
     timings = {name: interval.timing for name, interval in result.intervals.items()}
     aten, triton = timings.pop(ATEN, None), timings.pop(TRITON, None)
     ranked = sorted(timings, key=lambda id_: (timings[id_].time_ns, id_))
@@ -135,7 +143,35 @@ def measure(
         wrong={name: text for name, text in faults.items() if name not in (ATEN, TRITON)},
         doubts=doubts,
         conditions=bench.conditions,
+        back_to_back=beside,
     )
+
+
+def _time_back_to_back(
+    result: RaceResult,
+    calls: Mapping[str, Sequence[Callable[[], object]]],
+    bench: Bench,
+    source: random.Random,
+    running: Callable[[str], AbstractContextManager[None]],
+) -> dict[str, Timing]:
+    """Time launches back to back, of contenders that may be the fastest and of torch's own."""
+    if not result.intervals:
+        return {}
+    kernels = [name for name in result.intervals if name not in (ATEN, TRITON)]
+    first = min(kernels, key=lambda name: result.intervals[name].median, default=None)
+    wanted = {*contending(result.intervals), ATEN, TRITON, first}
+    samples: dict[str, Sample] = {}
+    for name in (name for name in result.intervals if name in wanted):
+        with _blaming(name), running(name):
+            sample = bench.timer.prepare(calls[name], launches=BACK_TO_BACK)
+        samples[name] = _guarded(name, sample, running)
+    times: dict[str, list[float]] = {name: [] for name in samples}
+    order = list(samples)
+    for _ in range(LEAST_SAMPLES):
+        source.shuffle(order)
+        for name in order:
+            times[name].append(samples[name]())
+    return {name: median_interval(times[name]).timing for name in samples}
 
 
 def _fault(name: str, run: Run, checks: Sequence[OperandCheck]) -> str | None:
@@ -152,16 +188,24 @@ def _fault(name: str, run: Run, checks: Sequence[OperandCheck]) -> str | None:
     return None
 
 
-def _guarded(name: str, sample: Sample) -> Sample:
+def _guarded(
+    name: str, sample: Sample, running: Callable[[str], AbstractContextManager[None]]
+) -> Sample:
     """Blame a failing sample on its contender: a graph's launches fail only when it is replayed."""
 
     def guarded() -> float:
-        try:
+        with _blaming(name), running(name):
             return sample()
-        except Exception as error:
-            raise BrokenDeviceError(name, _in_one_line(error)) from error
 
     return guarded
+
+
+@contextlib.contextmanager
+def _blaming(name: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise BrokenDeviceError(name, _in_one_line(error)) from error
 
 
 def _in_one_line(error: Exception) -> str:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from nvgemm_runtime.bundle.format import Timing
+from nvgemm_runtime.bundle.format import APART
+
+from ..rankings.intervals import Interval, contending, is_decided
 
 CONFIDENCE = 0.95
 """Of each median's interval by itself. The fastest of many contenders is partly so by luck, and its
@@ -17,31 +19,6 @@ interval contains its true median less often."""
 
 LEAST_SAMPLES = 6
 """Fewest samples whose range contains the true median with that confidence: 1 - 2 / 2**6."""
-
-RESOLUTION = 0.01
-"""Relative half-width at which an interval is narrow enough: narrow intervals that still overlap
-count as equal times."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Interval:
-    """The median of samples and the interval of the true median, in nanoseconds."""
-
-    median: float
-    low: float
-    high: float
-
-    @property
-    def is_narrow(self) -> bool:
-        """Whether the median is known to `RESOLUTION`."""
-        return max(self.high - self.median, self.median - self.low) <= RESOLUTION * self.median
-
-    @property
-    def timing(self) -> Timing:
-        """The timing that a bundle stores, in whole nanoseconds; the spread is rounded up."""
-        time_ns = max(1, round(self.median))
-        spread = max(self.high - time_ns, time_ns - self.low, 0.0)
-        return Timing(time_ns=time_ns, spread_ns=math.ceil(spread))
 
 
 def median_interval(samples: Sequence[float]) -> Interval:
@@ -62,18 +39,6 @@ def median_interval(samples: Sequence[float]) -> Interval:
     )
 
 
-def contending(intervals: Mapping[str, Interval]) -> list[str]:
-    """Contenders that may be the fastest: their intervals overlap that of the least median."""
-    leader = min(intervals.values(), key=lambda interval: interval.median)
-    return [name for name, interval in intervals.items() if interval.low <= leader.high]
-
-
-def is_decided(intervals: Mapping[str, Interval]) -> bool:
-    """Whether more samples would change nothing: one is fastest, or several are equally fast."""
-    names = contending(intervals)
-    return len(names) == 1 or all(intervals[name].is_narrow for name in names)
-
-
 MORE_ROUNDS = 3
 """Rounds added at a time, for the contenders that may still be the fastest."""
 
@@ -87,11 +52,12 @@ Sample = Callable[[], float]
 class Timer(Protocol):
     """Times calls on one device."""
 
-    def prepare(self, calls: Sequence[Callable[[], object]]) -> Sample:
+    def prepare(self, calls: Sequence[Callable[[], object]], *, launches: str = APART) -> Sample:
         """Get calls of one contender ready to be timed.
 
         The calls compute the same on different buffers, in turn, so that none finds its buffers in
-        a cache.
+        a cache. ``launches`` is `APART` or `BACK_TO_BACK`; a sample is the time of a call alone in
+        both.
         """
 
     def check(self) -> None:

@@ -24,10 +24,10 @@ from nvgemm_runtime.matching.refusals import needs_compact
 from nvgemm_runtime.matching.trust import why_order_is_open
 
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_content
-from .contenders import ATEN, TRITON
+from ..rankings.agreement import ATEN, TRITON, Relation, compare, confirming_gpus, contender_name
+from ..rankings.intervals import Interval, contending, interval_of, is_decided
 from .correctness import thrown_out
-from .outcome import TuningOutcome, contender_name, disagreement
-from .race import Interval, contending, is_decided
+from .outcome import TuningOutcome
 
 LEFT_UNDECIDED = "one of the fastest was thrown out later, and those left were not told apart"
 
@@ -86,10 +86,15 @@ def _joined(one: ProblemRanking, other: ProblemRanking, facts: DeviceFacts) -> P
     joined = replace(one, kernels=(*one.kernels, *added))
     gpu = one.source.gpu
     before, now = previous_outcome(other, gpu), previous_outcome(one, gpu)
-    differs = None if before is None or now is None else disagreement(before, now)
-    if joined.measured is None or differs is None:
+    if joined.measured is None or before is None or now is None:
         return joined
-    return _with_doubt(joined, joined.measured, differs)
+    compared = compare(before, now)
+    if compared.relation is Relation.CONTRADICTS:
+        return _with_doubt(joined, joined.measured, compared.why)
+    if compared.relation is Relation.CONFIRMS:
+        gpus = confirming_gpus(before, now)
+        return replace(joined, measured=replace(joined.measured, confirmed_by=gpus))
+    return joined
 
 
 def _with_doubt(ranking: ProblemRanking, measured: Measured, doubt: str) -> ProblemRanking:
@@ -168,6 +173,7 @@ def _with_outcome(
             aten=outcome.aten,
             triton=outcome.triton,
             doubts=outcome.doubts,
+            confirmed_by=outcome.confirmed_by,
         ),
     )
 
@@ -205,15 +211,7 @@ def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interva
     """By contender, the interval that the race decided by."""
     torchs_own = {ATEN: measured.aten, TRITON: measured.triton}
     timings = {**torchs_own, **_kernel_timings(ranking, measured)}
-    return {
-        name: Interval(
-            median=timing.time_ns,
-            low=timing.time_ns - timing.spread_ns,
-            high=timing.time_ns + timing.spread_ns,
-        )
-        for name, timing in timings.items()
-        if timing is not None
-    }
+    return {name: interval_of(timing) for name, timing in timings.items() if timing is not None}
 
 
 def _kernel_timings(ranking: ProblemRanking, measured: Measured) -> dict[str, Timing]:
@@ -260,6 +258,7 @@ def previous_outcome(ranking: ProblemRanking, gpu: str) -> TuningOutcome | None:
         wrong={},
         doubts=measured.doubts,
         conditions=source.conditions,
+        confirmed_by=measured.confirmed_by,
     )
 
 

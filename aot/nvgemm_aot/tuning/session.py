@@ -7,28 +7,54 @@ import functools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from nvgemm_runtime import __version__
 from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import SuspectError, TuningError
 from nvgemm_runtime.gemm.aten import unusual_setting
+from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.launch.loader import require_libraries
 from nvgemm_runtime.matching.refusals import refusal
 
 from ..bundle.content import ProblemRanking
 from ..bundle.writer import write_bundle
-from .contenders import ATEN, TRITON, Contenders
+from ..rankings.agreement import ATEN, TRITON, Relation, compare, confirming_gpus, contender_name
+from .contenders import Contenders
 from .correctness import suspicion, thrown_out
 from .gpu import Bench
 from .measuring import BrokenDeviceError, look_for_others, measure, wait_until_idle
-from .outcome import UNSEEN_WORK, TuningOutcome, contender_name, disagreement
-from .rewrite import Pruned, previous_outcome, prune, read_together, tuned_content, with_build_key
+from .outcome import UNSEEN_WORK, TuningOutcome
+from .rewrite import (
+    Pruned,
+    previous_outcome,
+    prune,
+    read_together,
+    tuned_content,
+    with_build_key,
+)
 from .state import TuningState, refuse_foreign_measurements, reserved, state_path
 
 PROGRAM = f"nvgemm-aot {__version__}"
+
+
+class Running(Protocol):
+    """Makes a context that is entered while a contender runs on the problem of a key."""
+
+    def __call__(self, contender: str, key: str) -> contextlib.AbstractContextManager[None]:
+        """The context."""
+
+
+def unwatched(contender: str, key: str) -> contextlib.AbstractContextManager[None]:
+    """A context in which nobody watches whether a contender returns."""
+    return contextlib.nullcontext()
+
+
+class UnusableGpuError(TuningError):
+    """A contender left the GPU unusable for this process; the state records it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +65,8 @@ class TuningOptions:
         budget_s: Seconds after which no further problem is begun; None for no limit.
         all_kernels: Whether a problem is measured with all kernels of its signature instead of its
             ranking's.
+        neighbours: Whether a problem is also measured with the kernels that won at the next smaller
+            and larger m of its n and k.
         triton: Whether Inductor is asked for its best Triton kernel.
         prunes: Whether kernels that are never among the first two are dropped.
         accepts_suspect: Whether to write a bundle even if so many kernels were thrown out that
@@ -47,6 +75,7 @@ class TuningOptions:
 
     budget_s: float | None = None
     all_kernels: bool = False
+    neighbours: bool = False
     triton: bool = False
     prunes: bool = False
     accepts_suspect: bool = False
@@ -60,7 +89,9 @@ class Tuned:
         pruned_bytes: Bytes that the pruned kernels took in the original bundles.
         outcomes: By problem key, in the order of the problems, including those of earlier runs.
         unmeasured: By key, problems without an outcome, and the reason.
-        broken: By name, contenders that left the GPU unusable, and the error.
+        broken: By name, contenders that left the GPU unusable or hang, and the error.
+        hanging: Contenders that hang, each with the problem's key and what was observed. Kernels
+            are among ``broken`` too; ATen and Triton are left out of the problem alone.
         pruned: Result of pruning; None unless it was asked for.
         state: The file that keeps the outcomes; None where there are none.
         measured_now: How many problems this run measured.
@@ -75,6 +106,7 @@ class Tuned:
     outcomes: Mapping[str, TuningOutcome]
     unmeasured: Mapping[str, str]
     broken: Mapping[str, str]
+    hanging: Sequence[tuple[str, str]]
     pruned: Pruned | None
     state: Path | None
     measured_now: int
@@ -90,6 +122,7 @@ def tune(
     *,
     progress: Progress | None = None,
     clock: Callable[[], float] = time.monotonic,
+    running: Running = unwatched,
 ) -> Tuned:
     """Measure the problems of bundles and write one bundle with measured rankings.
 
@@ -103,6 +136,7 @@ def tune(
         options: What to measure, and for how long.
         progress: Called before the first problem and after each finished one.
         clock: Returns seconds, for the budget.
+        running: Context entered with a contender and a problem's key whenever the contender runs.
 
     Raises:
         TuningError: If the device cannot run the bundles, they declare no problem or differ in
@@ -144,9 +178,18 @@ def tune(
             state=state,
             budget_s=options.budget_s,
             elapsed_s=lambda: clock() - begin,
+            running=running,
+            neighbours=Neighbours(content.rankings if options.neighbours else ()),
         )
         left = session.left(content.rankings)
         left_out = session.measure(left, progress)
+        measured_now = len(left) - len(left_out)
+        lacking = session.lacking(content.rankings)
+        for _ in range(MOST_PASSES):
+            if not lacking or OUT_OF_BUDGET in left_out.values():
+                break
+            left_out |= session.measure(lacking, progress)
+            lacking = session.lacking(content.rankings)
         suspect = suspicion(
             ((kernel.id, kernel.signature) for kernel in content.kernels),
             thrown_out(state.outcomes, state.broken),
@@ -179,11 +222,13 @@ def tune(
         outcomes={key: state.outcomes[key] for key in keys if key in state.outcomes},
         unmeasured={key: why for key, why in left_out.items() if key not in state.outcomes},
         broken=state.broken,
+        hanging=tuple(state.hanging),
         pruned=pruned,
         state=state_path(output) if state.outcomes else None,
-        measured_now=len(left) - len(left_out),
+        measured_now=measured_now,
         is_complete=not any(outcome.is_disturbed for outcome in state.outcomes.values())
-        and not any(why.startswith((OUT_OF_BUDGET, OUT_OF_MEMORY)) for why in left_out.values()),
+        and not any(why.startswith((OUT_OF_BUDGET, OUT_OF_MEMORY)) for why in left_out.values())
+        and not lacking,
         suspicion=suspect,
     )
 
@@ -218,12 +263,39 @@ def _identity(bundles: Sequence[Bundle], bench: Bench, options: TuningOptions) -
         "torch": bench.versions.torch,
         "CUDA": bench.versions.cuda,
         "program": PROGRAM,
-        "choice of kernels": "all" if options.all_kernels else "ranked",
+        "choice of kernels": ("all" if options.all_kernels else "ranked")
+        + " and neighbours'" * options.neighbours,
         "asking for Triton": str(options.triton),
     }
 
 
 _log = logging.getLogger(__name__)
+
+MOST_PASSES = 4
+"""Most further passes over problems that lack a neighbour's winner: each may change who wins."""
+
+
+class Neighbours:
+    """Finds the kernels that won at the next smaller and larger m; true if there are any."""
+
+    def __init__(self, rankings: Sequence[ProblemRanking]) -> None:
+        self._lines: dict[Problem, list[Problem]] = {}
+        for problem in sorted(ranking.problem for ranking in rankings):
+            self._lines.setdefault(replace(problem, m=1), []).append(problem)
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def winners(self, problem: Problem, outcomes: Mapping[str, TuningOutcome]) -> list[str]:
+        """Ids of the fastest kernels of the two neighbours, as far as those were measured."""
+        line = self._lines.get(replace(problem, m=1), [])
+        if problem not in line:
+            return []
+        place = line.index(problem)
+        near = [*line[max(0, place - 1) : place], *line[place + 1 : place + 2]]
+        found = [outcomes[one.key] for one in near if one.key in outcomes]
+        return list(dict.fromkeys(next(iter(one.kernels)) for one in found if one.kernels))
+
 
 OUT_OF_BUDGET = "the budget was used up; the same command goes on"
 OUT_OF_MEMORY = "it does not fit into the GPU's memory, the same command tries again: "
@@ -248,6 +320,30 @@ class Session:
     state: TuningState
     budget_s: float | None
     elapsed_s: Callable[[], float]
+    running: Running = unwatched
+    neighbours: Neighbours = field(default_factory=lambda: Neighbours(()))
+
+    def lacking(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
+        """Problems that were measured without a kernel that won at a neighbouring m."""
+        outcomes = self.state.outcomes
+        return [
+            one
+            for one in rankings
+            if one.problem.key in outcomes and self._unmeasured_neighbours(one.problem)
+        ]
+
+    def _unmeasured_neighbours(self, problem: Problem) -> list[str]:
+        if not self.neighbours:
+            return []
+        outcome = self.state.outcomes.get(problem.key)
+        known = set() if outcome is None else outcome.kernels.keys() | outcome.wrong.keys()
+        wrong = thrown_out(self.state.outcomes, self.state.broken)
+        left_out = self.state.left_out(problem.key)
+        return [
+            id_
+            for id_ in self.neighbours.winners(problem, self.state.outcomes)
+            if id_ not in known | left_out | wrong.keys() and self.contenders.serves(id_, problem)
+        ]
 
     def left(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
         """Problems without an outcome, and then those whose measurement was disturbed."""
@@ -294,19 +390,28 @@ class Session:
         import torch
 
         key = ranking.problem.key
-        runs = self.contenders.runs_of(ranking)
+        before_now = self.state.outcomes.get(key)
+        also = [] if before_now is None else [*before_now.kernels]  # or passes would never end
+        also += self._unmeasured_neighbours(ranking.problem)
+        runs = self.contenders.runs_of(ranking, also if self.neighbours else ())
         for name in self.state.left_out(key):
             runs.pop(name, None)
         if not runs.keys() - {ATEN, TRITON}:
             return self._why_no_contender(ranking)
         trying = functools.partial(self.state.trying, key=key)
         try:
-            outcome = measure(ranking.problem, runs, self.bench, trying)
+            outcome = measure(
+                ranking.problem,
+                runs,
+                self.bench,
+                trying,
+                functools.partial(self.running, key=key),
+            )
         except BrokenDeviceError as error:
             name = contender_name(error.contender)
             reason = f"{key}: it leaves the GPU unusable: {error.reason}"
             self.state.add_broken(error.contender, reason)
-            raise TuningError(
+            raise UnusableGpuError(
                 f"{key}: {name} leaves the GPU unusable: {error.reason}; run the same command "
                 "again: it goes on without that"
             ) from error
@@ -314,9 +419,19 @@ class Session:
             _log.warning("%s is left out: %s", key, error)
             return f"{OUT_OF_MEMORY}{error}"
         before = previous_outcome(ranking, self.bench.facts.name)
-        differs = None if before is None else disagreement(before, outcome)
+        differs: str | None = None
+        confirmed_by: tuple[str, ...] = ()
+        if before is not None:
+            compared = compare(before, outcome)
+            if compared.relation is Relation.CONTRADICTS:
+                differs = compared.why
+            elif compared.relation is Relation.CONFIRMS:
+                confirmed_by = confirming_gpus(before, outcome)
+            else:
+                _log.info("%s: not confirmed: %s", key, compared.why)
         doubts = (*outcome.doubts, *(doubt for doubt in (busy, differs) if doubt is not None))
-        self.state.add(key, replace(outcome, doubts=doubts))
+        outcome = replace(outcome, doubts=doubts, confirmed_by=confirmed_by)
+        self.state.add(key, outcome)
         return None
 
     def _why_no_contender(self, ranking: ProblemRanking) -> str:

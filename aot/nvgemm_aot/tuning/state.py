@@ -22,10 +22,10 @@ from typing import IO, Any, NoReturn
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, StorageError, TuningError
 
+from ..rankings.agreement import ATEN, TRITON, contender_name
 from ..storage.files import require_writable, sweep_partials_of
 from ..storage.locks import acquire
-from .contenders import ATEN, TRITON
-from .outcome import TuningOutcome, contender_name, outcome_json, read_outcome
+from .outcome import TuningOutcome, outcome_json, read_outcome
 
 
 @contextlib.contextmanager
@@ -144,7 +144,7 @@ class Journal:
 
         Where what is done meanwhile fails, its error stays the cause of one that `append` raises.
         """
-        end = self._end
+        end = self._end or len(_encode(self._first))
         self.append(line, sync=False)
         try:
             yield
@@ -182,10 +182,10 @@ class Journal:
         self._size_bytes = end
 
     def close(self) -> None:
-        """Close the file; remove it if it is empty."""
+        """Close the file; remove it if it says nothing."""
         if self._file is not None:
             self._file.close()
-            if self._end == 0:
+            if self._end <= len(_encode(self._first)):
                 self._path.unlink(missing_ok=True)
 
 
@@ -195,9 +195,9 @@ def _encode(line: Line) -> bytes:
 
 _log = logging.getLogger(__name__)
 
-VERSION = 4
+VERSION = 5
 """Version of the file format. Version 3 may hold verdicts of a check that rejected correct
-kernels."""
+kernels, version 4 times of launches back to back."""
 
 MOST_KILLS = 2
 """Kills during a kernel's first run on a problem after which it counts as broken; ATen and Triton
@@ -211,6 +211,27 @@ def state_path(output: Path) -> Path:
     return output.with_name(f"{output.name}.tuning.jsonl")
 
 
+def add_hang(path: Path, contender: str, key: str, reason: str) -> None:
+    """Note in the state of a tuning, whose process was killed, that a contender hangs.
+
+    Raises:
+        StorageError: If the file cannot be written.
+    """
+    line = _encode({"hangs": contender, "on": key, "reason": reason})
+    try:
+        with path.open("r+b") as file:
+            end = file.read().rfind(b"\n") + 1  # behind it is what the process did not finish
+            file.seek(end)
+            file.truncate()
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise StorageError(
+            f"{path}: cannot write that {contender_name(contender)} hangs: {error.strerror}"
+        ) from error
+
+
 class TuningState:
     """The outcomes of a tuning, saved as they are added. One process at a time may open it.
 
@@ -219,6 +240,8 @@ class TuningState:
     Attributes:
         outcomes: By problem key.
         broken: By name, contenders that must not run again, and why.
+        hanging: Contenders that hang, each with the problem's key and what was observed; kernels
+            are ``broken`` too.
         written: Build keys of the bundles that this tuning has written.
 
     Raises:
@@ -229,6 +252,7 @@ class TuningState:
     def __init__(self, path: Path, identity: Mapping[str, str]) -> None:
         self.outcomes: dict[str, TuningOutcome] = {}
         self.broken: dict[str, str] = {}
+        self.hanging: list[tuple[str, str]] = []
         self.written: set[str] = set()
         self._path = path
         self._unconfirmed: set[str] = set()
@@ -324,10 +348,20 @@ class TuningState:
             self.broken[line["broken"]] = line["reason"]
         elif "written" in line:
             self.written.add(line["written"])
+        elif "hangs" in line:
+            self._add_hang(line["hangs"], line["on"], line["reason"])
         elif "killed" in line:
             self._kills[line["killed"], line["on"]] += 1
         else:
             self._running = line["running"], line["on"]
+
+    def _add_hang(self, contender: str, key: str, reason: str) -> None:
+        said = f"{key}: {reason}"
+        self.hanging.append((contender, said))
+        if contender in (ATEN, TRITON):
+            self._kills[contender, key] = MOST_KILLS
+        else:
+            self.broken[contender] = said
 
     def _confirm(self, doubt: str | None) -> None:
         if doubt is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -115,7 +116,10 @@ def verify_bundle(
         target=header.target.key,
         device=header.device,
         disassembler=str(disassembler) if disassembler else None,
-        notes=tuple(_notes(header, disassemble, disassembler)),
+        notes=(
+            *_notes(header, disassemble, disassembler),
+            *_unseen_notes(evidence for evidence, _ in results),
+        ),
         kernels=tuple(evidence for evidence, _ in results),
         findings=tuple(findings),
     )
@@ -139,8 +143,8 @@ POINTERS = (
 
 EPILOGUES = (
     "of an epilogue, the launcher shows the types and ranks of what it takes, disassembled code "
-    "its activation and that it computes in fp32; how it combines these, and which of two "
-    "arguments of one type and rank is which, is the builder's word"
+    "its activation and that it computes in fp32; how it combines these, which columns a gate "
+    "joins, and which of two arguments of one type and rank is which, is the builder's word"
 )
 """What is left open for kernels that do more than multiply and round."""
 
@@ -163,6 +167,13 @@ def _notes(header: Header, wanted: bool | None, disassembler: Disassembler | Non
         yield from _notes_on_device_code(header, wanted, disassembler)
     if unknown := header.unknown_kernels:
         yield f"{len(unknown)} kernels were not looked at but for their digests: {unknown[0].why}"
+
+
+def _unseen_notes(kernels: Iterable[KernelEvidence]) -> Iterator[str]:
+    """What kernels of unknown providers do not show, each text once with how many it holds for."""
+    counts = Counter(text for kernel in kernels for text in kernel.unseen)
+    for text, count in sorted(counts.items()):
+        yield f"not checked of {count} kernels of unknown providers: {text}"
 
 
 def _notes_on_device_code(

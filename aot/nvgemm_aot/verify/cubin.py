@@ -147,7 +147,7 @@ def check_cubin(
             f"device code was compiled for {cubin.compiled_for}, must be {target.arch}"
         )
     if launch_bytes is None:
-        yield Check.SHARED_MEMORY.finding("the launcher does not show its dynamic shared memory")
+        yield Check.SHARED_MEMORY.unseen("the launcher does not show its dynamic shared memory")
     for kernel in cubin.kernels:
         if f"cu{kernel.cuda_version // 10}" != target.cuda:
             yield Check.CUDA_VERSION.finding(

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from nvgemm_runtime.gemm.problem import DType, Signature
-from nvgemm_runtime.gemm.types import Activation
+from nvgemm_runtime.gemm.types import Activation, Gate
 
 from .findings import Check, Finding
 
@@ -24,8 +24,15 @@ _HALF_PRECISION = frozenset({"HADD2", "HFMA2", "HMUL2", "HMNMX2"})
 _MAXIMUM_THAT_KEEPS_NAN = "FSETP.GEU"
 """Comparison of a maximum (a selection follows) that also holds for NaN."""
 
+_RELU = "RELU"
+"""Modifier of a conversion that turns what is negative into 0. NaN stays NaN (PTX ISA, ``cvt``,
+``.relu``)."""
+
 _GELU_CONSTANT = "0.0447149"
 """How the constant 0.044715 of the tanh form of GELU begins, as an fp32 number."""
+
+_ALPHAS = {f"{gate.row.alpha:.6f}": gate for gate in Gate if gate.row.alpha != 1}
+"""How a gate's own constant begins, as an fp32 number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +45,15 @@ class EpilogueCode:
             gives NaN.
         activation: The activation that the code looks like.
         results: Types that sums are turned into: none where they are stored as they are.
+        gate: The gate whose constant the code has. Other gates show as their activation, which no
+            epilogue without a gate applies to a bare product.
     """
 
     half_precision: frozenset[str]
     drops_nan: bool
     activation: Activation | None
     results: frozenset[DType]
+    gate: Gate | None = None
 
 
 def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
@@ -51,9 +61,14 @@ def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
     half_precision = set()
     names = set()
     results = set()
+    gate: Gate | None = None
     gelu_constant = keeps_nan = drops_nan = False
     for opcode, operands in instructions:
         name, *modifiers = opcode.split(".")
+        if name == "F2FP" and _RELU in modifiers:
+            keeps_nan = True
+            modifiers.remove(_RELU)
+            opcode = ".".join([name, *modifiers])
         names.add(".".join([name, *modifiers[:1]]) if name == "MUFU" else name)
         if name in _HALF_PRECISION and "F32" not in modifiers and "-RZ, RZ" not in operands:
             half_precision.add(opcode)
@@ -61,6 +76,7 @@ def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
             dtype for start, dtype in _RESULTS.items() if f"{opcode}.".startswith(f"{start}.")
         }
         gelu_constant |= _GELU_CONSTANT in operands
+        gate = next((one for start, one in _ALPHAS.items() if start in operands), gate)
         keeps_nan |= opcode.startswith(_MAXIMUM_THAT_KEEPS_NAN)
         drops_nan |= name.startswith("FMNMX") and "NAN" not in modifiers
     activation = None
@@ -73,6 +89,7 @@ def read_epilogue_code(instructions: Iterable[tuple[str, str]]) -> EpilogueCode:
         drops_nan=drops_nan,
         activation=activation,
         results=frozenset(results),
+        gate=gate,
     )
 
 
@@ -93,6 +110,13 @@ def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Fi
             f"computes what {_activation_name(code.activation)} takes, its signature is "
             f"{signature.key}: {_activation_name(wanted)}"
         )
+    own = signature.epilogue.gate if signature.epilogue is not None else None
+    own = own if own in _ALPHAS.values() else None
+    if code.gate is not own:
+        yield Check.EPILOGUE.finding(
+            f"has the constant of {_gate_name(code.gate)}, its signature is {signature.key}: must "
+            f"have that of {_gate_name(own)}"
+        )
     stored_as_they_are = (signature.accumulator, DType.INT8, DType.UINT8)  # the latter cut
     results = frozenset({signature.out} - {*stored_as_they_are})
     if code.results != results:
@@ -104,6 +128,10 @@ def check_epilogue_code(code: EpilogueCode, signature: Signature) -> Iterator[Fi
 
 def _activation_name(activation: Activation | None) -> str:
     return activation.value if activation is not None else "no activation"
+
+
+def _gate_name(gate: Gate | None) -> str:
+    return gate.value if gate is not None else "no gate"
 
 
 def _type_names(results: frozenset[DType]) -> str:

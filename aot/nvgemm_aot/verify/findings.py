@@ -50,6 +50,10 @@ class Check(str, enum.Enum):
         """This check fails: what was observed, against what is allowed."""
         return Finding(check=self, message=message)
 
+    def unseen(self, message: str) -> Finding:
+        """The payload does not show what is checked, as kernels of known providers do."""
+        return Finding(check=self, message=message, is_unseen=True)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
@@ -58,8 +62,11 @@ class Finding:
     Attributes:
         kernel: Id of the kernel; None if the bundle as a whole is meant, and until `verify_bundle`
             has filled it in.
+        is_unseen: Whether the payload contradicts nothing, but does not show what is checked. Of a
+            kernel of a provider that `verify` does not know, that is no finding but a note.
     """
 
     check: Check
     message: str
     kernel: str | None = None
+    is_unseen: bool = False

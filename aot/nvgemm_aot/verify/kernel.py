@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.format import Kernel
@@ -16,7 +16,7 @@ from .disassembler import Disassembler, DisassemblyError
 from .elf import MalformedElfError
 from .findings import Check, Finding
 from .host_object import check_host_object, read_host_object
-from .kernel_design import check_design
+from .kernel_design import NAMING_PROVIDERS, check_design
 from .launch_code import launch_clusters, launch_shared_bytes
 from .launch_signature import LauncherText, check_call, check_interface, read_launcher_text
 from .sass import Disassembly, check_disassembly, read_disassembly
@@ -47,6 +47,8 @@ class KernelEvidence:
         multiplies: Extents, majors and element types that the tensor-core instructions show.
         disassembled_by: The program and its version, or why there is none: ``not disassembled``,
             ``no device code``.
+        unseen: Of a kernel of an unknown provider, what its payload does not show: the names of the
+            checks that were not made, and why.
     """
 
     id: str
@@ -65,6 +67,7 @@ class KernelEvidence:
     instructions: dict[str, int]
     multiplies: tuple[str, ...]
     disassembled_by: str
+    unseen: tuple[str, ...] = ()
 
 
 def inspect_kernel(
@@ -128,9 +131,15 @@ def inspect_kernel(
             signature=kernel.signature,
             design=kernel.design,
             is_deterministic=kernel.is_deterministic,
+            provider=kernel.provider,
         )
     by = str(disassembler) if listings else NOT_DISASSEMBLED
-    return _evidence(kernel, code, text, cubins, listings, by), findings
+    unseen = [one for one in findings if one.is_unseen and kernel.provider not in NAMING_PROVIDERS]
+    evidence = replace(
+        _evidence(kernel, code, text, cubins, listings, by),
+        unseen=tuple(f"{one.check.value}: {one.message}" for one in unseen),
+    )
+    return evidence, [one for one in findings if one not in unseen]
 
 
 def _check_stated_imports(

@@ -10,24 +10,18 @@ from nvgemm_runtime.bundle.format import Kernel, KernelDesign
 from nvgemm_runtime.bundle.workspace import ZEROED_MULTIPLE_BYTES
 from nvgemm_runtime.errors import TargetError
 
+from ..providers.base import CLC, ONE_TILE, SCHEDULERS, STATIC_PERSISTENT
 from ..targets.profile import DeviceProfile
 from .cubin import Cubin, DeviceKernel
 from .findings import Check, Finding
-
-CLC = "clc"
-STATIC_PERSISTENT = "static_persistent"
-ONE_TILE = "one_tile"
-"""Schedulers: cluster launch control; a fixed number of blocks, each with several tiles; one block
-a tile, for the transposed problem (out.T = B.T @ A.T)."""
-
-SCHEDULERS = (CLC, ONE_TILE, STATIC_PERSISTENT)
 
 COUNTER_BYTES = 4
 PARTIAL_BYTES = 4
 """Of a tile's counter, and of each element of its partial result, where k is split."""
 
 NAMING_PROVIDERS = frozenset({"cutlass_operators", "quack"})
-"""Providers whose operator names state the tile, and whose device functions name their family."""
+"""Providers that are known: their operator names state the tile, their device functions name their
+family, and their kernels show what `verify` looks for."""
 
 _TILE = re.compile(r"_tile[0-9]+x[0-9]+x([0-9]+)")
 """The tile in names of these providers, e.g. ``…_cluster4x1x1_tile256x256x64``."""
@@ -36,9 +30,12 @@ _ONE_TILE_FAMILY = "TgvGemmKernel"
 """Part of the names of device functions of the one family with scheduler ``one_tile``."""
 
 
-def computes_transposed(design: KernelDesign) -> bool:
-    """Whether a kernel multiplies the other way round: out.T = B.T @ A.T."""
-    return design.swapped or design.scheduler == ONE_TILE
+def computes_transposed(design: KernelDesign, provider: str) -> bool:
+    """Whether a kernel multiplies the other way round: out.T = B.T @ A.T.
+
+    Entries of known providers that came before ``swapped`` say so by their scheduler.
+    """
+    return design.swapped or (provider in NAMING_PROVIDERS and design.scheduler == ONE_TILE)
 
 
 def check_design(
@@ -57,10 +54,11 @@ def check_design(
     if design.swapped:
         clusters = frozenset((m, n) for n, m in clusters)
     if clusters != stated:
-        yield Check.CLUSTER.finding(
+        fault = (
             f"the launcher asks for clusters of {_shapes(clusters)}, its entry says "
             f"{_shapes(stated)}"
         )
+        yield Check.CLUSTER.finding(fault) if clusters else Check.CLUSTER.unseen(fault)
     if design.scheduler not in SCHEDULERS:
         yield Check.SCHEDULER.finding(
             f"scheduler {design.scheduler!r} is none of {', '.join(SCHEDULERS)}"

@@ -37,13 +37,15 @@ def launch_shared_bytes(code: bytes) -> int | None:
 
     The number is a constant in the launcher's code: in the objects of 96 kernels (cutlass-dsl
     4.8.1, all operator families) exactly one constant from 1 KiB to 1 MiB is stored to a 64-bit
-    field, and it is this one.
+    field, and it is this one. Where a tensor map loads pairs of rows, as with weights in halves,
+    another one is part of the map: extents of a box less one, side by side, whose lowest byte is 1.
+    Shared memory is asked for in multiples of 16 bytes, which TMA aligns to.
 
     Returns:
         The number, or None where the code does not show exactly one such constant.
     """
     stored = {int(struct.unpack("<i", constant)[0]) for constant in _STORE_64.findall(code)}
-    plausible = {value for value in stored if 1 << 10 <= value <= 1 << 20}
+    plausible = {value for value in stored if 1 << 10 <= value <= 1 << 20 and value % 16 == 0}
     return plausible.pop() if len(plausible) == 1 else None
 
 

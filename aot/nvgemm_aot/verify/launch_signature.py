@@ -45,9 +45,9 @@ _NAMES = {
     Role.A.value: r"a(?:_api)?",
     Role.B.value: r"b(?:_api)?",
     Role.OUT.value: r"(?:out|c(?:_api)?|_vararg_[0-9]+)",
-    Role.SCALE_A.value: r"_vararg_[0-9]+",
-    Role.SCALE_B.value: r"_vararg_[0-9]+",
-    Role.ADDEND.value: r"_vararg_[0-9]+",
+    Role.SCALE_A.value: r"(?:scale_a|_vararg_[0-9]+)",
+    Role.SCALE_B.value: r"(?:scale_b|_vararg_[0-9]+)",
+    Role.ADDEND.value: r"(?:addend|_vararg_[0-9]+)",
     Role.OFFSETS.value: "offset_mapping",
     WORKSPACE: "workspace",
 }
@@ -133,7 +133,7 @@ def _check_operands(
     signature: Signature, convention: CallingConvention, text: LauncherText
 ) -> Iterator[Finding]:
     if not text.operands:
-        yield Check.OPERANDS.finding("the launcher does not show its operands")
+        yield Check.OPERANDS.unseen("the launcher does not show its operands")
         return
     # The whole text must match: an argument that the convention does not list is an error too.
     parameters = [_parameter(signature, name) for name in convention.parameters]
@@ -157,7 +157,7 @@ def _parameter(signature: Signature, name: str) -> tuple[str, str]:
     if name == WORKSPACE:
         rank, dtype = 1, DType.UINT8
     else:
-        smallest = Problem(signature=signature, m=1, n=1, k=signature.a.packed)
+        smallest = Problem(signature=signature, m=1, n=2, k=signature.a.packed)
         rank, dtype = len(role_shape(smallest, Role(name))), role_dtype(signature, Role(name))
     # A scale of all of A or B is a tensor of one element; other extents are passed at run time.
     is_scalar = name.startswith("scale_") and signature.scales is ScaleRecipe.FP32_TENSOR
@@ -186,9 +186,10 @@ def _check_alignment(
             if wanted
             else "it takes pointers, which show none"
         )
-        yield Check.ALIGNMENT.finding(
-            f"the launcher demands data aligned to {observed} bytes, {stated}"
-        )
+        fault = f"the launcher demands data aligned to {observed} bytes, {stated}"
+        # A text that shows no call cannot show what is demanded of its arguments.
+        is_shown = bool(text.operands or text.alignment_bytes)
+        yield Check.ALIGNMENT.finding(fault) if is_shown else Check.ALIGNMENT.unseen(fault)
 
 
 def _needed_alignment(kernel: Kernel, name: str) -> int:

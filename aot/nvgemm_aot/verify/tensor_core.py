@@ -94,6 +94,19 @@ def read_multiplies(instructions: set[Instruction], immediates: set[int]) -> fro
     return frozenset([*_from_modifiers(instructions), *_from_descriptors(instructions, immediates)])
 
 
+def warp_types(opcode: str) -> tuple[DType, DType, DType] | None:
+    """Types of A, B and the accumulator of the floating-point instruction of a warp, mma.sync.
+
+    ``HMMA.16816.F32.BF16`` names the accumulator, then the operands' type, where it is not fp16.
+    None for any other instruction, and for operands that no signature has, such as TF32.
+    """
+    name, *modifiers = opcode.split(".")
+    if name != "HMMA" or "TF32" in modifiers:
+        return None
+    operand = DType.BF16 if "BF16" in modifiers else DType.FP16
+    return operand, operand, DType.FP32 if "F32" in modifiers else DType.FP16
+
+
 def _layout(*, a_row_major: bool, b_row_major: bool) -> Layout:
     return Layout(("t" if a_row_major else "n") + ("t" if b_row_major else "n"))
 

@@ -70,6 +70,7 @@ def call_of(problem: Problem) -> AtenGemm:
     every kernel needs them.
     """
     served = problem.signature
+    epilogue = served.epilogue
     tensors = {role: _operand(problem, role) for role in roles(served)}
     return AtenGemm(
         op=operator_for(served),
@@ -83,7 +84,8 @@ def call_of(problem: Problem) -> AtenGemm:
             recipe=served.scales,
             offsets=tensors.get(Role.OFFSETS),
             addend=tensors.get(Role.ADDEND),
-            activation=None if served.epilogue is None else served.epilogue.activation,
+            activation=epilogue.activation if epilogue and not served.is_gated else None,
+            gated=epilogue if served.is_gated else None,
         ),
     )
 

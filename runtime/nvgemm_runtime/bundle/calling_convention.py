@@ -49,10 +49,18 @@ class CallingConvention:
     name: str
     parameters: tuple[str, ...]
 
+    def __str__(self) -> str:
+        return f"tvm_ffi:{self.name}({','.join(self.parameters)})"
+
     @property
     def symbol(self) -> str:
         """What a kernel that is called this way exports."""
         return f"__tvm_ffi_{self.name}"
+
+    @property
+    def text(self) -> str:
+        """As kernels state it, e.g. ``tvm_ffi:gemm(a,b,out,stream)``."""
+        return f"tvm_ffi:{self.name}({','.join(self.parameters)})"
 
     @property
     def needs_compact(self) -> bool:

@@ -15,6 +15,7 @@ from ..errors import BundleFormatError
 from ..gemm.problem import Problem, Signature
 from ..gemm.target import Target, read_target
 from .format import (
+    BACK_TO_BACK,
     KNOWN_FEATURES,
     MAX_DICTIONARY_BYTES,
     MAX_KERNEL_ALIGNMENT_BYTES,
@@ -363,13 +364,21 @@ class _Decoder:
         self.fields(fields, path, _SOURCE)
         conditions = None
         if "conditions" in fields:
-            texts = self.texts(fields["conditions"], f"{path}.conditions", _CONDITIONS)
-            conditions = Conditions(**texts)
+            conditions = self.conditions(fields["conditions"], f"{path}.conditions")
         return RankingSource(
             kind=self.text(fields["kind"], f"{path}.kind"),
             by=self.text(fields["by"], f"{path}.by"),
             gpu=self.text(fields["gpu"], f"{path}.gpu"),
             conditions=conditions,
+        )
+
+    def conditions(self, value: Any, path: str) -> Conditions:
+        texts = self.texts(value, path, _CONDITIONS)
+        gpu = value.get("gpu_sha256")
+        return Conditions(
+            **texts,
+            launches=self.text(value.get("launches", BACK_TO_BACK), f"{path}.launches"),
+            gpu_sha256=self.digest(gpu, f"{path}.gpu_sha256") if "gpu_sha256" in value else None,
         )
 
     def ranking(self, value: Any, path: str) -> Ranking | UnknownEntry:
@@ -403,6 +412,9 @@ class _Decoder:
             aten=self.timing(fields["aten"], f"{path}.aten"),
             triton=self.timing(fields["triton"], f"{path}.triton"),
             doubts=self.each(fields["doubts"], f"{path}.doubts", self.text),
+            confirmed_by=self.each(
+                fields.get("confirmed_by", []), f"{path}.confirmed_by", self.digest
+            ),
         )
 
     def timing(self, value: Any, path: str) -> Timing | None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from ..gemm.problem import Problem
 from .format import (
+    BACK_TO_BACK,
+    Conditions,
     Header,
     Kernel,
     KernelDesign,
@@ -82,17 +84,31 @@ def workspace_json(workspace: TileWorkspace | None) -> dict[str, Any] | None:
 
 def source_json(source: RankingSource) -> dict[str, Any]:
     """A source as the header holds it: without what is not known."""
-    return _without_none(asdict(source))
+    fields = asdict(source)
+    if source.conditions is not None:
+        fields["conditions"] = conditions_json(source.conditions)
+    return _without_none(fields)
+
+
+def conditions_json(conditions: Conditions) -> dict[str, Any]:
+    """Conditions as the header holds them: ``launches`` is left out if they are back to back."""
+    fields = asdict(conditions)
+    if conditions.launches == BACK_TO_BACK:
+        del fields["launches"]
+    return _without_none(fields)
 
 
 def measured_json(measured: Measured) -> dict[str, Any]:
     """What was measured, as the header holds it."""
-    return {
+    fields: dict[str, Any] = {
         "spreads_ns": list(measured.spreads_ns),
         "aten": timing_json(measured.aten),
         "triton": timing_json(measured.triton),
         "doubts": list(measured.doubts),
     }
+    if measured.confirmed_by:
+        fields["confirmed_by"] = list(measured.confirmed_by)
+    return fields
 
 
 def _ranking_json(ranking: Ranking) -> dict[str, Any]:

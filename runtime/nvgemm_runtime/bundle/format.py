@@ -203,6 +203,12 @@ class UnknownKernel:
     why: str
 
 
+APART, BACK_TO_BACK = "apart", "back to back"
+"""How timed launches follow each other: behind a small kernel each, which waits for the launch
+before it to end and lets none begin before its own end; or one behind the other, where a kernel of
+programmatic dependent launch may begin before the one before it has ended."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
     """What a measurement depends on besides the GPU product.
@@ -212,12 +218,17 @@ class Conditions:
         torch: Version of torch, whose ATen was measured beside, e.g. ``2.11.0+cu130``.
         cuda: CUDA version that torch was built for, which names its cuBLAS, e.g. ``13.0``.
         date: Day of the measurement in UTC, e.g. ``2026-11-21``.
+        launches: How timed launches followed each other: `APART`, `BACK_TO_BACK`, or a text that
+            this release does not know.
+        gpu_sha256: Digest of the GPU's UUID, such as ``GPU-8b1c…``; None where it is not known.
     """
 
     driver: str
     torch: str
     cuda: str
     date: str
+    launches: str = BACK_TO_BACK
+    gpu_sha256: str | None = None
 
 
 ESTIMATE, MEASUREMENT = "estimate", "measurement"
@@ -268,6 +279,10 @@ class Timing:
     spread_ns: int
 
 
+LEAST_CONFIRMING = 2
+"""Distinct GPUs that a confirmed measurement needs."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Measured:
     """What was measured of a problem besides its kernels' times.
@@ -278,12 +293,28 @@ class Measured:
         triton: Time of the best Triton kernel that Inductor found; None where it was not
             measured.
         doubts: Why the order is not to be relied on; empty where it is.
+        confirmed_by: Digests of the UUIDs of the GPUs that confirm it: at least two, or none.
     """
 
     spreads_ns: tuple[int, ...]
     aten: Timing | None
     triton: Timing | None
     doubts: tuple[str, ...]
+    confirmed_by: tuple[str, ...] = ()
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether two GPUs of the product agree on the winner, and nothing speaks against it."""
+        return len(set(self.confirmed_by)) >= LEAST_CONFIRMING and not self.doubts
+
+    @property
+    def standing(self) -> str:
+        """In words, how far the order may be relied on."""
+        if self.doubts:
+            return "doubtful"
+        if self.is_confirmed:
+            return f"confirmed by {len(set(self.confirmed_by))} GPUs"
+        return "measured once"
 
 
 @dataclass(frozen=True, kw_only=True)

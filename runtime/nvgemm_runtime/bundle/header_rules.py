@@ -11,6 +11,7 @@ from typing import NoReturn
 from ..gemm.problem import Problem
 from .format import (
     ESTIMATE,
+    LEAST_CONFIRMING,
     MEASUREMENT,
     CompileFailure,
     Dictionary,
@@ -162,4 +163,11 @@ def _check_measured(
         fail(
             "ranking-measured",
             f"{key} has {len(measured.spreads_ns)} spreads for {len(times)} kernels",
+        )
+    gpus = measured.confirmed_by
+    if gpus and (len(gpus) < LEAST_CONFIRMING or list(gpus) != sorted(set(gpus))):
+        fail(
+            "ranking-measured",
+            f"{key} is confirmed by {len(set(gpus))} distinct GPUs in a list of {len(gpus)}, must "
+            f"be by {LEAST_CONFIRMING} or more, sorted, each once",
         )

@@ -18,7 +18,7 @@ from .types import DType, ScaleRecipe
 
 if TYPE_CHECKING:
     from .operands import Operand
-    from .types import Activation
+    from .types import Activation, Epilogue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class AtenGemm:
         op: ATen's name of the operator, such as ``mm`` or ``addmm``.
         a: Operand of shape [m, k], with a leading batch for batches.
         b: Operand of shape [k, n], with a leading batch or groups.
-        out: Result of shape [m, n], with a leading batch for batches.
+        out: Result of shape [m, n], with a leading batch for batches; [m, n / 2] with a gate.
         extras: What else it takes.
         obstacle: Why no kernel computes it, whatever the operands; None where one may.
         is_precise: Whether ATen is asked to sum fp8 without its fast accumulation, which takes it
@@ -180,7 +180,8 @@ def product_of_sum(gemm: AtenGemm) -> AtenGemm | None:
     Where no kernel adds, torch.compile may have a kernel compute that, and add to it.
     """
     op = OPERATORS[gemm.op].product if gemm.op in OPERATORS else None
-    if op is None or gemm.obstacle is not None or gemm.extras.activation is not None:
+    extras = gemm.extras
+    if op is None or gemm.obstacle is not None or extras.activation or extras.gated:
         return None
     if gemm.a.dtype.itemsize == 1:
         return None  # torch's sums take nothing of 8 bits, so none of them is met
@@ -195,9 +196,16 @@ def product_of_sum(gemm: AtenGemm) -> AtenGemm | None:
 
 
 def read_call(
-    op: str, arguments: Mapping[str, Any], out: Operand, activation: Activation | None = None
+    op: str,
+    arguments: Mapping[str, Any],
+    out: Operand,
+    activation: Activation | None = None,
+    gated: Epilogue | None = None,
 ) -> AtenGemm:
-    """Read a call of an operator of `OPERATORS`; what ``arguments`` lack has its default."""
+    """Read a call of an operator of `OPERATORS`; what ``arguments`` lack has its default.
+
+    An activation or a gate may follow, to which ``out`` then belongs.
+    """
     given = {
         role: _single(tensor)
         for name, role in OPERATORS[op].tensors.items()
@@ -218,6 +226,7 @@ def read_call(
             offsets=given.get(Role.OFFSETS),
             addend=given.get(Role.ADDEND),
             activation=activation,
+            gated=gated,
         ),
         obstacle=obstacle,
         is_precise=Role.SCALE_A in given and not arguments.get("use_fast_accum", False),
@@ -230,12 +239,14 @@ def read_inputs(
     options: Mapping[str, Any],
     out: Operand,
     activation: Activation | None = None,
+    gated: Epilogue | None = None,
 ) -> AtenGemm:
     """Read a call whose tensors are given in the schema's order, each that is there.
 
     Where scales have several ``levels``, an option says how many, and the first are given.
     """
-    return read_call(op, {**options, **dict(zip(OPERATORS[op].tensors, tensors))}, out, activation)
+    arguments = {**options, **dict(zip(OPERATORS[op].tensors, tensors))}
+    return read_call(op, arguments, out, activation, gated)
 
 
 def named_arguments(

@@ -34,6 +34,7 @@ class ExtraOperands:
         addend: What is added to the product: [n], [1, n] or as the result, which may have stride 0
             where it is one row for all.
         activation: What follows the sum.
+        gated: The gated epilogue, if there is one; its activation is its own.
     """
 
     scale_a: torch.Tensor | None = None
@@ -42,6 +43,7 @@ class ExtraOperands:
     offsets: torch.Tensor | None = None
     addend: torch.Tensor | None = None
     activation: Activation | None = None
+    gated: Epilogue | None = None
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Those that there are, in the order of `nvgemm_runtime.gemm.roles.extra_roles`."""
@@ -155,7 +157,7 @@ def _is_compact(tensor: torch.Tensor) -> bool:
 def read_epilogues(
     extras: ExtraOperands, out: DType, shape: tuple[int, ...]
 ) -> tuple[Epilogue | None, ...]:
-    """The epilogues that add what is at hand.
+    """The epilogues that add what is at hand to a product of this shape.
 
     Returns:
         Every way to read the addend: one, but for a result of one row, to which a row is added as a
@@ -164,8 +166,16 @@ def read_epilogues(
     Raises:
         NoKernelError: If no epilogue does that.
     """
-    addend = extras.addend
+    addend, gated = extras.addend, extras.gated
+    if gated is not None and (addend is None) is not (gated.addend is None):
+        raise NoKernelError(
+            f"{gated.value} adds a bias, and none is given"
+            if addend is None
+            else f"{gated.value} adds nothing, and a bias is given"
+        )
     if addend is None:
+        if gated is not None:
+            return (gated,)
         if extras.activation is not None:
             raise NoKernelError(f"no epilogue applies {extras.activation.value} without a bias")
         return (None,)
@@ -181,6 +191,10 @@ def read_epilogues(
             f"must be a row of {shape[-1]}, or of the result's shape {list(shape)} without a row "
             "that counts twice"
         )
+    if gated is not None:
+        if gated.addend not in kinds:
+            raise NoKernelError(f"{gated.value} adds a row of {shape[-1]}, and a matrix is given")
+        return (gated,)
     epilogues = tuple(
         epilogue
         for kind in kinds

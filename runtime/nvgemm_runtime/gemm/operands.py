@@ -102,15 +102,20 @@ RANKS = {Op.MM: (2, 2), Op.BMM: (3, 3), Op.GROUPED_MM: (2, 3)}
 
 
 def check_shapes(
-    op: Op, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None
+    op: Op,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    is_gated: bool = False,
 ) -> tuple[int, ...]:
     """The shape of a result; operands that cannot be multiplied, whatever the kernel, are refused.
 
     A has the shape [m, k], with a leading batch for ``bmm``; B has [k, n], with a leading batch for
-    ``bmm`` or groups for ``grouped_mm``.
+    ``bmm`` or groups for ``grouped_mm``. With a gate, the result has n / 2 columns.
 
     Raises:
-        ValueError: If ranks, shapes or devices do not fit.
+        ValueError: If ranks, shapes or devices do not fit, or n is odd with a gate.
     """
     ranks = RANKS[op]
     if (a.dim(), b.dim()) != ranks:
@@ -120,7 +125,12 @@ def check_shapes(
         raise ValueError(f"{op.value}: shapes {list(a.shape)} and {list(b.shape)} do not multiply")
     if a.device != b.device:
         raise ValueError(f"{op.value}: operands are on two devices ({a.device} and {b.device})")
-    shape = (*a.shape[:-1], b.shape[-1])
+    columns = b.shape[-1]
+    if is_gated:
+        if columns % 2:
+            raise ValueError(f"{op.value}: b has {columns} columns, must have pairs for a gate")
+        columns //= 2
+    shape = (*a.shape[:-1], columns)
     if out is not None and out.shape != shape:
         raise ValueError(f"{op.value}: out has shape {list(out.shape)}, must have {list(shape)}")
     if out is not None and out.device != a.device:
@@ -234,7 +244,7 @@ def requests(
         ValueError: If ranks, shapes or devices do not fit.
         NoKernelError: If types, strides or extents are such that no kernel can exist.
     """
-    shape = check_shapes(op, a, b, out)
+    shape = check_shapes(op, a, b, out, is_gated=extras.gated is not None)
     if out is not None:
         out_dtype = out.dtype
     # Types before layouts: theirs is the reason that helps most.
@@ -297,7 +307,7 @@ def _row_scale_alignment_bytes(extras: ExtraOperands, scales: ScaleRecipe | None
 
 def _addend_alignment_bytes(addend: torch.Tensor | None, epilogue: Epilogue | None) -> int:
     """Alignment of what is added, which kernels hold to the rule of operands."""
-    if epilogue is None or addend is None:
+    if epilogue is None or addend is None:  # where nothing is added, there is no addend
         return MAX_ALIGNMENT_BYTES
     if epilogue.addend is Addend.ROW:
         return _power_of_two(addend.data_ptr() | addend.shape[-1] * addend.element_size())

@@ -76,6 +76,15 @@ class Signature:
     epilogue: Epilogue | None = None
 
     @property
+    def is_gated(self) -> bool:
+        """Whether a column of the result is made of two of the product."""
+        return self.epilogue is not None and self.epilogue.gate is not None
+
+    def out_columns(self, n: int) -> int:
+        """Columns of the result of a product of n columns."""
+        return n // 2 if self.is_gated else n
+
+    @property
     def key(self) -> str:
         """Canonical text: ``mm/tn/bf16xbf16/fp32/bf16``, then scales and epilogue where there are.
 
@@ -153,11 +162,12 @@ class Problem:
     """One GEMM to serve: out[m, n] = A[m, k] @ B[k, n], ``batch`` times for ``bmm``.
 
     For ``grouped_mm``, m counts the rows of all groups, and there are ``groups`` matrices B.
-    Extents count values: k is twice the extent of a tensor of fp4.
+    Extents count values: k is twice the extent of a tensor of fp4. With a gated epilogue, n counts
+    the columns of B, and the result has half of them (`out_n`).
 
     Raises:
         ValueError: If an extent is outside 1..2**31-1, an operation has a batch or groups that it
-            does not know, or k does not fill whole elements.
+            does not know, k does not fill whole elements, or n has no pairs for a gate.
     """
 
     signature: Signature
@@ -183,6 +193,17 @@ class Problem:
                     f"k must be a multiple of {dtype.packed} with {dtype.value}, of which an "
                     f"element holds {dtype.packed} (got {self.k})"
                 )
+        if self.signature.is_gated and self.n % 2:
+            assert self.signature.epilogue is not None
+            raise ValueError(
+                f"n must be even with {self.signature.epilogue.value}, which makes one column of "
+                f"the result of two of the product (got {self.n})"
+            )
+
+    @property
+    def out_n(self) -> int:
+        """Columns of the result: n, or half of it with a gated epilogue."""
+        return self.signature.out_columns(self.n)
 
     @property
     def key(self) -> str:

@@ -34,9 +34,14 @@ def extra_roles(signature: Signature) -> tuple[Role, ...]:
         extras += (Role.SCALE_A, Role.SCALE_B)
     if signature.op is Op.GROUPED_MM:
         extras.append(Role.OFFSETS)
-    if signature.epilogue is not None:
+    if _adds(signature):
         extras.append(Role.ADDEND)
     return tuple(extras)
+
+
+def _adds(signature: Signature) -> bool:
+    """Whether an epilogue adds something."""
+    return signature.epilogue is not None and signature.epilogue.addend is not None
 
 
 def role_dtype(signature: Signature, role: Role) -> DType:
@@ -57,14 +62,14 @@ def contiguous_bytes(problem: Problem) -> int:
     """Bitwise or of the contiguous extents of A, B and the result, in bytes.
 
     A power of two divides it that divides every one of them, and so every stride of compact ones.
-    What is added has rows of as many elements as the result, which are no shorter.
+    What is added has rows of as many elements as the product, or twice as many as the result.
     """
     signature = problem.signature
     layout = signature.layout
     return (
         signature.a.bytes_of(problem.k if layout.a_row_major else problem.m)
         | signature.b.bytes_of(problem.n if layout.b_row_major else problem.k)
-        | signature.out.bytes_of(problem.n)
+        | signature.out.bytes_of(problem.out_n)
     )
 
 
@@ -75,15 +80,16 @@ def misalignment(problem: Problem, alignment_bytes: int) -> str | None:
     stride of its other dimension and must be a multiple of the alignment.
     """
     signature = problem.signature
+    m, n, k = ("m", problem.m), ("n", problem.n), ("k", problem.k)
+    out_n = ("n / 2", problem.out_n) if signature.is_gated else n
     contiguous = {
-        "A": ("k", signature.a) if signature.layout.a_row_major else ("m", signature.a),
-        "B": ("n", signature.b) if signature.layout.b_row_major else ("k", signature.b),
-        "out": ("n", signature.out),
+        "A": (*(k if signature.layout.a_row_major else m), signature.a),
+        "B": (*(n if signature.layout.b_row_major else k), signature.b),
+        "out": (*out_n, signature.out),
     }
-    if signature.epilogue is not None:
-        contiguous["addend"] = ("n", role_dtype(signature, Role.ADDEND))
-    for operand, (name, dtype) in contiguous.items():
-        extent: int = getattr(problem, name)
+    if _adds(signature):
+        contiguous["addend"] = (*n, role_dtype(signature, Role.ADDEND))
+    for operand, (name, extent, dtype) in contiguous.items():
         if extent * dtype.bits % (8 * alignment_bytes):
             multiple = 8 * alignment_bytes // dtype.bits
             return (
@@ -108,7 +114,7 @@ def role_shape(problem: Problem, role: Role) -> tuple[int, ...]:
     if role is Role.B:
         return (*batch, *groups, k // signature.b.packed, n)
     if role is Role.OUT:
-        return (*batch, m, n)
+        return (*batch, m, problem.out_n)
     if role is Role.OFFSETS:
         return groups
     if role is Role.ADDEND:

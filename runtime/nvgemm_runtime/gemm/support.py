@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from .problem import Layout, Op, Signature
 from .target import ARCHITECTURES
-from .types import DType, Epilogue, ScaleRecipe
+from .types import DType, Epilogue, ScaleRecipe, WeightOrder
 
 _WIDE = tuple(d for d in DType if not d.is_integer and d.bits >= 16)
 _FP8 = tuple(d for d in DType if d.is_fp8)
@@ -25,6 +25,12 @@ OUTS = {
 
 GROUPED = tuple(dtype for dtype in DType if dtype.row.in_groups)
 """Dtypes of A and B in groups; the result is fp32, fp16 or bf16."""
+
+GATED = tuple(dtype for dtype in DType if dtype in _WIDE and dtype.bits == 16)
+"""Dtypes of A, B and the result with a gated epilogue."""
+
+GATE_PROVIDER = "quack"
+"""The provider of gated epilogues, on every architecture."""
 
 
 def unsupported(signature: Signature) -> str | None:
@@ -47,12 +53,17 @@ def unsupported(signature: Signature) -> str | None:
         return _unsupported_with_scales(signature, scales)
     if signature.epilogue is not None and a.is_integer:
         return f"no operator has an epilogue for {a.value}"
-    return None
+    return _unsupported_gate(signature) if signature.is_gated else None
 
 
-def has_epilogues(arch: str) -> bool:
-    """Whether kernels for an architecture can have an epilogue; see `unavailable`."""
-    return arch not in ARCHITECTURES or ARCHITECTURES[arch].has_epilogues
+def provider_beside(signature: Signature, arch: str) -> str | None:
+    """The provider that serves a signature on an architecture where the usual one does not."""
+    if signature.is_gated:
+        return GATE_PROVIDER
+    row = ARCHITECTURES.get(arch)
+    if row is None or (signature.epilogue, signature.scales) == (None, None):
+        return None
+    return row.epilogue_provider or None
 
 
 def unavailable(signature: Signature, arch: str) -> str | None:
@@ -62,10 +73,8 @@ def unavailable(signature: Signature, arch: str) -> str | None:
         return None
     if signature.op is Op.GROUPED_MM and not row.has_groups:
         return f"no kernel for {arch} computes groups"
-    if signature.scales is not None and not row.has_scales:
-        return f"no kernel for {arch} takes scales (here {signature.scales.value})"
-    if signature.epilogue is not None and not row.has_epilogues:
-        return f"no kernel for {arch} has an epilogue (here {signature.epilogue.value})"
+    if signature.scales is not None and signature.scales.is_swizzled and not row.has_block_scales:
+        return f"no kernel for {arch} takes block scales (here {signature.scales.value})"
     layouts = row.narrow_layouts if signature.a.bits <= 8 else ()
     if layouts and signature.layout.value not in layouts:
         return (
@@ -86,6 +95,24 @@ def _unsupported_in_groups(signature: Signature) -> str | None:
         return f"grouped_mm gives no {signature.out.value}, but {_listed(_WIDE)}"
     if signature.layout is not Layout.TN:
         return f"grouped_mm has layout tn alone (here {signature.layout.value})"
+    return None
+
+
+def _unsupported_gate(signature: Signature) -> str | None:
+    assert signature.epilogue is not None
+    name = signature.epilogue.value
+    if signature.op is not Op.MM:
+        return f"{signature.op.value} has no gated epilogue (here {name}), mm does"
+    for what, dtype in (("takes", signature.a), ("gives", signature.out)):
+        if dtype not in GATED:
+            return f"{name} {what} no {dtype.value}, but {_listed(GATED)}"
+    if signature.epilogue.row.order is WeightOrder.HALVES and signature.layout.b_row_major:
+        # In memory, a gate and its up would lie n / 2 elements apart, each with neighbours of its
+        # own, and TMA loads no such pairs into neighbouring columns of a tile.
+        return (
+            f"{name} has B column-major alone, layout tn or nn (here {signature.layout.value}): "
+            "interleave the columns, or lay B out along k"
+        )
     return None
 
 

@@ -18,8 +18,10 @@ class Architecture:
         recorded_on: Compute capability (major, minor) of the GPUs whose GEMMs are recorded for it;
             None where another architecture's kernels run on all of them.
         narrow_layouts: Layouts in which it multiplies values of 8 bits and fewer; empty for all.
-        has_groups, has_scales, has_epilogues: Whether there are operators with them: what
-            cutlass.operators 0.3.0 lists for it, and what of that compiles.
+        has_groups, has_block_scales: Whether there are operators with them: what the providers
+            list for it, and what of that compiles.
+        epilogue_provider: Name of the provider of epilogues and of fp32 scales, where the usual one
+            has neither; empty where it has both.
         aliases: What people call it who look for its name.
     """
 
@@ -27,8 +29,8 @@ class Architecture:
     recorded_on: tuple[int, int] | None = None
     narrow_layouts: tuple[str, ...] = ()
     has_groups: bool = True
-    has_scales: bool = True
-    has_epilogues: bool = True
+    has_block_scales: bool = True
+    epilogue_provider: str = ""
     aliases: tuple[str, ...] = ()
 
 
@@ -38,8 +40,8 @@ ARCHITECTURES = {
         recorded_on=(9, 0),
         narrow_layouts=("tn",),
         has_groups=False,
-        has_scales=False,
-        has_epilogues=False,
+        has_block_scales=False,
+        epilogue_provider="quack",
         aliases=("sm90", "h100", "h200", "hopper"),
     ),
     "sm_100f": Architecture(

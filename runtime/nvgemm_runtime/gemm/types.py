@@ -353,25 +353,90 @@ class Addend(enum.Enum):
     """A matrix (or a batch of them) of the result's shape."""
 
 
+class WeightOrder(enum.Enum):
+    """Which columns of B give the gates of a gated epilogue, and which what they are to let up."""
+
+    HALVES = "halves"
+    """First the columns of all gates, then those of all ups: the rows of a weight [gate; up]."""
+    INTERLEAVED = "interleaved"
+    """A column of a gate, one of its up, and so on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GateRow:
+    """What is known of a gate: what becomes of a pair (gate, up) of columns of a product.
+
+    Attributes:
+        activation: What is applied to gates, which then multiply ups.
+        is_biased: Whether a row of n is added to the product first.
+        alpha: Gates are multiplied by it inside the activation's sigmoid alone.
+        limit: Gates are cut off above at this, ups on both sides, and 1 is added to ups; None for
+            neither.
+        aliases: What people call it who look for its name.
+    """
+
+    activation: Activation
+    is_biased: bool = False
+    alpha: float = 1.0
+    limit: float | None = None
+    aliases: tuple[str, ...] = ()
+
+
+class Gate(RowEnum):
+    """How a gated epilogue makes one column of the result of two of the product.
+
+    ``swiglu`` and ``geglu`` give ``activation(gate) * up``, the latter with gelu's tanh form, for
+    models with gated gelu name that (``gelu_pytorch_tanh`` in the configs of Gemma). ``swiglu_oai``
+    gives ``gate * sigmoid(alpha * gate) * (up + 1)`` of gates and ups cut off at the limit.
+    """
+
+    row: GateRow
+
+    SWIGLU = "swiglu", GateRow(activation=Activation.SILU, aliases=("silu_and_mul",))
+    GEGLU = "geglu", GateRow(activation=Activation.GELU_TANH, aliases=("gelu_and_mul",))
+    # The constants of gpt-oss: alpha stands in its published code (openai/gpt-oss, swiglu in
+    # gpt_oss/torch/model.py; GptOssExperts of transformers), the limit is swiglu_limit of its
+    # configs. Other numbers would be another row, so that a signature says all of what a kernel
+    # computes, and a launch passes tensors alone.
+    SWIGLU_OAI = "swiglu_oai", GateRow(
+        activation=Activation.SILU, is_biased=True, alpha=1.702, limit=7.0, aliases=("gpt_oss",)
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, kw_only=True)
 class EpilogueRow:
     """What is known of an epilogue.
 
     Attributes:
-        addend: What is added.
-        activation: What follows the sum.
+        addend: What is added, if anything is.
+        activation: What follows the sum; of a gated epilogue, what is applied to gates.
+        gate: How columns of the product are joined in pairs, if they are.
+        order: Where the columns of a pair stand; None without a gate.
         aliases: What people call it who look for its name.
     """
 
-    addend: Addend
+    addend: Addend | None = None
     activation: Activation | None = None
+    gate: Gate | None = None
+    order: WeightOrder | None = None
     aliases: tuple[str, ...] = ()
+
+
+def _gated(gate: Gate, order: WeightOrder) -> EpilogueRow:
+    return EpilogueRow(
+        addend=Addend.ROW if gate.row.is_biased else None,
+        activation=gate.row.activation,
+        gate=gate,
+        order=order,
+        aliases=(gate.value, *gate.row.aliases),
+    )
 
 
 class Epilogue(RowEnum):
     """What a kernel does with a product before it rounds and stores it; `row` has the steps.
 
-    It computes in the accumulator's type, and rounds once: ``out = round(f(A @ B + addend))``.
+    It computes in the accumulator's type, and rounds once: ``out = round(f(A @ B + addend))``. A
+    gated one makes one column of the result of two of the product, so the result has n / 2.
     """
 
     row: EpilogueRow
@@ -388,22 +453,40 @@ class Epilogue(RowEnum):
         addend=Addend.ROW, activation=Activation.SILU, aliases=("silu", "swish")
     )  # fmt: skip
     ADD = "add", EpilogueRow(addend=Addend.MATRIX, aliases=("residual",))
+    SWIGLU_HALVES = "swiglu_halves", _gated(Gate.SWIGLU, WeightOrder.HALVES)
+    SWIGLU_INTERLEAVED = "swiglu_interleaved", _gated(Gate.SWIGLU, WeightOrder.INTERLEAVED)
+    GEGLU_HALVES = "geglu_halves", _gated(Gate.GEGLU, WeightOrder.HALVES)
+    GEGLU_INTERLEAVED = "geglu_interleaved", _gated(Gate.GEGLU, WeightOrder.INTERLEAVED)
+    SWIGLU_OAI_HALVES = "swiglu_oai_halves", _gated(Gate.SWIGLU_OAI, WeightOrder.HALVES)
+    SWIGLU_OAI_INTERLEAVED = (
+        "swiglu_oai_interleaved", _gated(Gate.SWIGLU_OAI, WeightOrder.INTERLEAVED)
+    )  # fmt: skip
 
     @property
-    def addend(self) -> Addend:
-        """What is added."""
+    def addend(self) -> Addend | None:
+        """What is added, if anything is."""
         return self.row.addend
 
     @property
     def activation(self) -> Activation | None:
-        """What follows the sum."""
+        """What follows the sum; of a gated epilogue, what is applied to gates."""
         return self.row.activation
+
+    @property
+    def gate(self) -> Gate | None:
+        """How columns of the product are joined in pairs, if they are."""
+        return self.row.gate
 
 
 def find_epilogue(addend: Addend, activation: Activation | None = None) -> Epilogue | None:
-    """The epilogue that adds and applies these; None where there is none."""
-    wanted = (addend, activation)
-    return next((one for one in Epilogue if (one.addend, one.activation) == wanted), None)
+    """The epilogue without a gate that adds and applies these; None where there is none."""
+    wanted = (addend, activation, None)
+    return next((e for e in Epilogue if (e.addend, e.activation, e.gate) == wanted), None)
+
+
+def find_gated(gate: Gate, order: WeightOrder) -> Epilogue:
+    """The gated epilogue of a gate and an order."""
+    return next(one for one in Epilogue if (one.gate, one.row.order) == (gate, order))
 
 
 def addend_dtype(out: DType) -> DType:

@@ -25,7 +25,7 @@ from torch._inductor.virtualized import V
 from ..counters import COUNTERS
 from ..gemm.aten import OPERATORS, kernel_order
 from ..gemm.roles import extra_roles
-from ..gemm.types import Activation
+from ..gemm.types import Activation, Epilogue, Gate, WeightOrder
 from . import cpp, operators, report
 from .reading import is_alternative
 
@@ -45,6 +45,27 @@ def _fallback_with(activation: Activation) -> str:
     return f"lambda *a, out: out.copy_({call})"
 
 
+def _fallback_with_gate(epilogue: Epilogue, op: str) -> str:
+    """A product and a gate, rounding behind each operation as eager does."""
+    gate = epilogue.gate
+    assert gate is not None
+    row = gate.row.activation.row
+    options = "".join(f", {name}={value!r}" for name, value in row.torch_options.items())
+    if gate is Gate.SWIGLU_OAI:
+        limit, alpha = gate.row.limit, gate.row.alpha
+        joined = (
+            f"(u.clamp(-{limit}, {limit}) + 1) * "
+            f"(lambda g: g * torch.sigmoid(g * {alpha}))(g.clamp(max={limit}))"
+        )
+    else:
+        joined = f"torch.nn.functional.{row.torch_name}(g{options}) * u"
+    if epilogue.row.order is WeightOrder.HALVES:
+        pair = f"*torch.{op}(*a).chunk(2, -1)"
+    else:
+        pair = f"*torch.{op}(*a).unflatten(-1, (-1, 2)).unbind(-1)"
+    return f"lambda *a, out: out.copy_((lambda g, u: {joined})({pair}))"
+
+
 @dataclass(frozen=True, kw_only=True)
 class StockCall:
     """ATen's call that a kernel replaces.
@@ -56,6 +77,7 @@ class StockCall:
         layout: Inductor's layout of the result.
         options: Its other arguments.
         activation: The activation that follows, where the kernel applies it.
+        gated: The gated epilogue that follows, where the kernel applies it.
         is_split: Whether the kernel computes the product alone, into fp32, and torch adds the rest.
         cpp_kernel_name, op_overload: As Inductor's choice for it has them.
     """
@@ -66,6 +88,7 @@ class StockCall:
     layout: Any
     options: Mapping[str, Any] = field(default_factory=dict)
     activation: Activation | None = None
+    gated: Epilogue | None = None
     is_split: bool = False
     cpp_kernel_name: str | None = None
     op_overload: Any = None
@@ -94,6 +117,8 @@ class StockCall:
         """A function that computes the call, in the text of a module that has imported torch."""
         if self.activation is not None:
             return _fallback_with(self.activation)
+        if self.gated is not None:
+            return _fallback_with_gate(self.gated, self.op)
         return OPERATORS[self.op].stock_call
 
     def name_with(self, offer: Offer) -> str:
@@ -101,6 +126,8 @@ class StockCall:
         name = self.op.lstrip("_")
         if self.activation is not None:
             name += f"_{self.activation.value}"
+        if self.gated is not None:
+            name += f"_{self.gated.value}"
         return f"nvgemm_{name}{'_split' if self.is_split else ''}_{offer.kernel.id[:12]}"
 
 

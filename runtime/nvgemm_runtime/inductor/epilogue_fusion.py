@@ -37,27 +37,30 @@ from .report import survive
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-_PASS = 2
+PASS = 2
 """Number of Inductor's pass over a graph in which it separates sums from products. It visits later
 nodes first, so an activation is matched before its sum."""
 
 
 def install() -> None:
-    """Register the patterns of sums with activations."""
+    """Register the patterns of sums with activations, and of gates."""
     from torch._inductor.fx_passes.post_grad import pass_patterns
 
+    from . import gated_fusion
+
     for activation, pattern in _patterns():
-        register_lowering_pattern(pattern, _may_fuse(activation), pass_dict=pass_patterns[_PASS])(
+        register_lowering_pattern(pattern, _may_fuse(activation), pass_dict=pass_patterns[PASS])(
             _lowering(activation)
         )
+    gated_fusion.install()
 
 
 def _patterns() -> Iterator[tuple[Activation, PatternExpr]]:
     for form in _SUMS:
         yield Activation.RELU, CallFunction(aten.relu.default, form())
         for dtype in (torch.bfloat16, torch.float16):
-            yield Activation.SILU, _rounded(_silu, form(), dtype)
-            yield Activation.GELU_TANH, _rounded(_gelu_tanh, form(), dtype)
+            yield Activation.SILU, rounded(silu, form(), dtype)
+            yield Activation.GELU_TANH, rounded(gelu_tanh, form(), dtype)
 
 
 def _addmm() -> PatternExpr:
@@ -83,7 +86,7 @@ _SUMS: tuple[Callable[[], PatternExpr], ...] = (
 """The forms of a product and a bias in graphs."""
 
 
-def _rounded(
+def rounded(
     activation: Callable[[PatternExpr], PatternExpr], x: PatternExpr, dtype: torch.dtype
 ) -> PatternExpr:
     """An activation as torch decomposes it: in fp32, and rounded."""
@@ -95,13 +98,16 @@ def _wide(x: PatternExpr, users: int) -> PatternExpr:
     return CallFunction(prims.convert_element_type.default, x, torch.float32, _users=users)
 
 
-def _silu(x: PatternExpr) -> PatternExpr:
+def silu(x: PatternExpr) -> PatternExpr:
+    """Silu as torch decomposes it."""
     wide = _wide(x, 2)
     exponential = CallFunction(aten.exp.default, CallFunction(aten.neg.default, wide))
     return CallFunction(aten.div.Tensor, wide, CallFunction(aten.add.Tensor, exponential, 1))
 
 
-def _gelu_tanh(x: PatternExpr) -> PatternExpr:
+def gelu_tanh(x: PatternExpr) -> PatternExpr:
+    """Gelu's tanh form as torch decomposes it."""
+
     def times(one: object, other: object) -> PatternExpr:
         return CallFunction(aten.mul.Tensor, one, other)
 
@@ -112,14 +118,14 @@ def _gelu_tanh(x: PatternExpr) -> PatternExpr:
     return times(times(wide, 0.5), outer)
 
 
-_FIXES_SIZES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+FIXES_SIZES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 """Whether Inductor specialises dynamic sizes when it times a part of a graph."""
 
 
 def _may_fuse(activation: Activation) -> Callable[[Match], bool]:
     def may_fuse(match: Match) -> bool:
         try:
-            return _is_wanted(activation) and _is_plain(match) and _has_kernels(match, activation)
+            return is_wanted(activation) and _is_plain(match) and _has_kernels(match, activation)
         except Exception as error:
             survive(error)
             return False
@@ -127,7 +133,7 @@ def _may_fuse(activation: Activation) -> Callable[[Match], bool]:
     return may_fuse
 
 
-def _is_wanted(activation: Activation) -> bool:
+def is_wanted(activation: Activation) -> bool:
     """Whether settings allow it."""
     backends = {name.strip() for name in config.max_autotune_gemm_backends.upper().split(",")}
     return (
@@ -161,16 +167,16 @@ def _is_plain(match: Match) -> bool:
     for node in match.nodes:
         if any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
             return False
-    values = [_value(match.kwargs[name]) for name in ("bias", "a", "b")]
-    values.append(_value(match.output_node()))
+    values = [value_of(match.kwargs[name]) for name in ("bias", "a", "b")]
+    values.append(value_of(match.output_node()))
     if any(value is None for value in values):
         return False  # the addend is a number
-    if _FIXES_SIZES and any(isinstance(n, torch.SymInt) for value in values for n in value.shape):
+    if FIXES_SIZES and any(isinstance(n, torch.SymInt) for value in values for n in value.shape):
         return False
     return len({value.dtype for value in values}) == 1 and _adds_a_row(match, *values)
 
 
-def _value(node: object) -> Any:
+def value_of(node: object) -> Any:
     """The fake tensor of a node; None for anything else."""
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     return value if isinstance(value, torch.Tensor) else None
@@ -188,7 +194,7 @@ def _adds_a_row(match: Match, bias: Any, a: Any, b: Any, out: Any) -> bool:
     if aten.addmm.default in match.targets.values():
         return True  # any reshape follows the sum
     reshaped = [node for node in match.nodes if node.target is aten.reshape.default]
-    summand = _value(reshaped[0]).shape if reshaped else (a.shape[0], n)
+    summand = value_of(reshaped[0]).shape if reshaped else (a.shape[0], n)
     return _are_equal(out.shape, summand) and _are_equal(summand[-1:], (n,))
 
 
@@ -207,7 +213,7 @@ def _has_kernels(match: Match, activation: Activation) -> bool:
     from .reading import operand_of_tensor
 
     bias, a, b = (
-        operand_of_tensor(match.kwargs[name].meta["val"], _hint) for name in ("bias", "a", "b")
+        operand_of_tensor(match.kwargs[name].meta["val"], hint) for name in ("bias", "a", "b")
     )
     m, n = a.shape[0], b.shape[1]
     out = Operand(dtype=a.dtype, device=a.device, shape=(m, n), strides=(n, 1), address=0)
@@ -215,13 +221,14 @@ def _has_kernels(match: Match, activation: Activation) -> bool:
     return bool(find_offers(gemm, max_choices(), needs_kernel=True).kernels)
 
 
-def _hint(extent: int | torch.SymInt) -> int:
+def hint(extent: int | torch.SymInt) -> int:
+    """A size of the graph, or an example of one that is dynamic."""
     if isinstance(extent, int):
         return extent
-    hint = extent.node.hint
-    if hint is None:
+    known = extent.node.hint
+    if known is None:
         raise ValueError(f"size {extent} is known only when the graph runs")
-    return int(hint)
+    return int(known)
 
 
 def _lowering(activation: Activation) -> Callable[..., Any]:

@@ -24,9 +24,9 @@ from ..gemm.aten import UNSERVED, AtenGemm
 from ..gemm.problem import Problem
 from ..recording.recorder import chosen_target, recorder
 from ..recording.text import gemm_line
-from ..settings import MODE_VARIABLE, Mode, max_choices, trusts_rankings
+from ..settings import MODE_VARIABLE, Mode, max_choices, records_graphs, trusts_rankings
 from . import report, torch_nvgemm
-from .choice_timing import time_on_gpu
+from .choice_timing import time_beside_inductor, time_on_gpu
 from .choices import GemmChoice, StockCall, gemm_choices, obstacles
 from .modes import OPTION, current_mode
 from .reading import (
@@ -120,15 +120,25 @@ def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     if not kernels:
         return choices
     if current_mode() is Mode.REQUIRED:
-        return on_equal_terms([*torch_nvgemm.without_any(choices), *kernels])
-    others = torch_nvgemm.without_doubles(choices, set(operators.values()))
-    return on_equal_terms([*others, *kernels])
+        return on_equal_terms(torch_nvgemm.without_any(choices), kernels)
+    return on_equal_terms(torch_nvgemm.without_doubles(choices, set(operators.values())), kernels)
 
 
-def on_equal_terms(choices: list[Any]) -> list[Any]:
-    """The choices for a GEMM, bundled kernels among them, to be timed by their time on the GPU."""
+def on_equal_terms(others: list[Any], kernels: list[Any]) -> list[Any]:
+    """Inductor's choices for a GEMM and bundled kernels behind them, to be timed fairly.
+
+    They are timed by their time on the GPU. Only where Inductor's own choices launch at different
+    costs, and the program may wait for launches, is its choice among them left as it is.
+    """
+    choices = [*others, *kernels]
     if choices[0].layout.device.type == "cuda":
-        time_on_gpu(choices)
+        in_graphs = config.triton.cudagraphs or records_graphs()
+        launches_differ = len(others) > 1 and bool(backends_beside_aten(others))
+        # Choices that are timed in several processes cannot be compared with each other's times.
+        if launches_differ and not in_graphs and not config.autotune_in_subproc:
+            time_beside_inductor(others, kernels)
+        else:
+            time_on_gpu(choices)
     return choices
 
 

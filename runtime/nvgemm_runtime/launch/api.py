@@ -1,8 +1,9 @@
 """The public functions: what bundles there are, which kernel serves a GEMM and why, running it.
 
 Each GEMM function computes ``round(f(scale_a * scale_b * (A @ B) + addend))``: everything in the
-accumulator's type, and one rounding at the end. All go through `_run`; `mm` and `bmm` skip it where
-they are given an ``out`` and a loaded kernel (`fast_path`).
+accumulator's type, and one rounding at the end. Of `gated_mm`, f joins columns in pairs. All go
+through `_run`; `mm` and `bmm` skip it where they are given an ``out`` and a loaded kernel
+(`fast_path`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..gemm.operands import (
     usual_out_dtype,
 )
 from ..gemm.problem import Op
-from ..gemm.types import Activation, ScaleRecipe
+from ..gemm.types import Activation, Epilogue, ScaleRecipe
 from ..installed.registry import INSTALLATION, FoundBundle
 from ..matching.device import DeviceFacts, wants_determinism
 from ..matching.index import Match, Miss
@@ -278,6 +279,57 @@ def grouped_mm(
     return _compute("grouped_mm", Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype)
 
 
+def gated_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None = None,
+    kernel: str | LoadedKernel | None = None,
+    *,
+    epilogue: Epilogue | str | None = None,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Multiply two matrices, and join the columns of the product in pairs: for a gated MLP.
+
+    Of the columns gate and up of a pair, ``swiglu`` makes ``silu(gate) * up``, and ``geglu``
+    ``gelu(gate) * up`` with gelu's tanh form. ``swiglu_oai`` adds the bias, cuts gates off above at
+    7 and ups at -7 and 7, and makes ``gate * sigmoid(1.702 * gate) * (up + 1)``. The epilogue's
+    name ends in the order of the columns: ``_halves`` where all gates stand before all ups, as in a
+    weight [gate; up]; ``_interleaved`` where each gate stands before its up.
+
+    Args:
+        a: Matrix of shape [m, k], contiguous along one dimension.
+        b: Matrix of shape [k, n], likewise, n even: of both weights. Contiguous along k if columns
+            are in halves.
+        out: The tensor to write, [m, n / 2] row-major; made if None.
+        kernel: The kernel: its id, or a loaded one; the best-ranked for the epilogue if None.
+        epilogue: The gated epilogue (an `Epilogue` or its value, such as ``swiglu_halves``). May be
+            left out where a kernel is named, which has one.
+        bias: A row of n elements, in the order of the columns of ``b``, of the result's type:
+            needed by ``swiglu_oai``, and refused by the others.
+
+    Returns:
+        ``out``; where it was None, of the kernel's type, or of type ``a``.
+
+    Raises:
+        NoKernelError, ValueError, TypeError, RuntimeError: As `nvgemm_runtime.mm`; ValueError also
+            if n is odd, or the epilogue has no gate.
+    """
+    where = "gated_mm"
+    gated = _enum_of(where, Epilogue, epilogue)
+    if gated is None and isinstance(kernel, (str, LoadedKernel)):
+        kernel = load_kernel(kernel) if isinstance(kernel, str) else kernel
+        gated = kernel.kernel.signature.epilogue
+        if gated is None or gated.gate is None:
+            raise ValueError(
+                f"{where}: kernel {kernel.kernel.id[:12]} computes {kernel.kernel.signature.key}"
+            )
+    if gated is None or gated.gate is None:
+        known = ", ".join(one.value for one in Epilogue if one.gate is not None)
+        given = "None" if gated is None else gated.value
+        raise ValueError(f"{where}: epilogue is {given}, must be one of {known}")
+    return _compute(where, Op.MM, a, b, out, kernel, ExtraOperands(addend=bias, gated=gated))
+
+
 def choose(
     a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, extras: ExtraOperands = NO_EXTRAS
 ) -> LoadedKernel:
@@ -305,7 +357,7 @@ def _op(a: torch.Tensor, extras: ExtraOperands) -> Op:
 
 
 def load_operators() -> None:
-    """Register the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``addmm`` and so on.
+    """Register the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``gated_mm`` and so on.
 
     They take a kernel by its id, and load it from the installed bundles where it is not yet loaded.
     Other than the functions of this package they may be traced and compiled.
@@ -365,7 +417,7 @@ def _run(
     refuse_lost_derivative(where, **operands)
     for name, tensor in operands.items():
         check_kind(where, name, tensor)
-    shape = check_shapes(op, a, b, out)
+    shape = check_shapes(op, a, b, out, is_gated=extras.gated is not None)
     if out is None:
         signature = None if loaded is None else loaded.kernel.signature
         usual = usual_out_dtype(a.dtype) if signature is None else torch_dtype(signature.out)
@@ -397,13 +449,16 @@ def _load_named(
             f"{where}: kernel must be an id, what choose() gave, or None (got "
             f"{type(kernel).__name__})"
         )
-    signature = kernel.kernel.signature
-    activation = None if signature.epilogue is None else signature.epilogue.activation
+    signature, epilogue = kernel.kernel.signature, kernel.kernel.signature.epilogue
     recipe = extras.recipe or signature.scales
     reason = timing_refusal(kernel.kernel, wants_determinism())
     if reason is not None:
         raise RuntimeError(f"{where}: kernel {kernel.kernel.id[:12]}: {reason}")
-    if kernel.op is not op or activation is not extras.activation or recipe is not signature.scales:
+    if extras.gated is not None or signature.is_gated:
+        computes = epilogue is extras.gated
+    else:
+        computes = (epilogue and epilogue.activation) is extras.activation
+    if kernel.op is not op or not computes or recipe is not signature.scales:
         raise ValueError(f"{where}: kernel {kernel.kernel.id[:12]} computes {signature.key}")
     return kernel
 

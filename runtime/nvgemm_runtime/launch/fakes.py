@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..gemm.operands import RANKS
@@ -11,33 +12,44 @@ from ..gemm.problem import Op
 if TYPE_CHECKING:
     import torch
 
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What an operator multiplies, and whether its result has a column for two of the product."""
+
+    op: Op
+    is_gated: bool = False
+
+
 OPERATORS = {
-    "mm": Op.MM,
-    "bmm": Op.BMM,
-    "addmm": Op.MM,
-    "baddbmm": Op.BMM,
-    "scaled_mm": Op.MM,
-    "grouped_mm": Op.GROUPED_MM,
+    "mm": Form(op=Op.MM),
+    "bmm": Form(op=Op.BMM),
+    "addmm": Form(op=Op.MM),
+    "baddbmm": Form(op=Op.BMM),
+    "scaled_mm": Form(op=Op.MM),
+    "grouped_mm": Form(op=Op.GROUPED_MM),
+    "gated_mm": Form(op=Op.MM, is_gated=True),
 }
-"""By name of an operator, as runtime/csrc/torch_ops.cpp defines it with an ``out`` form: what it
-multiplies."""
+"""By name of an operator, as runtime/csrc/torch_ops.cpp defines it with an ``out`` form."""
 
 
 def register_fakes(out_dtype: Callable[[str], Any]) -> None:
     """Register the fake implementation of each operator."""
     import torch
 
-    for name, op in OPERATORS.items():
+    for name, form in OPERATORS.items():
         schema = getattr(torch.ops.nvgemm_aot, name).default._schema
         names = tuple(argument.name for argument in schema.arguments)
-        torch.library.register_fake(f"nvgemm_aot::{name}", _fake(names, RANKS[op], out_dtype))
+        torch.library.register_fake(f"nvgemm_aot::{name}", _fake(names, form, out_dtype))
         torch.library.register_fake(f"nvgemm_aot::{name}.out", _fake_out)
 
 
 def _fake(
-    names: tuple[str, ...], ranks: tuple[int, int], out_dtype: Callable[[str], Any]
+    names: tuple[str, ...], form: Form, out_dtype: Callable[[str], Any]
 ) -> Callable[..., torch.Tensor]:
     import torch
+
+    ranks = RANKS[form.op]
 
     def fake(*arguments: Any, **named: Any) -> torch.Tensor:
         given = {**dict(zip(names, arguments)), **named}
@@ -53,8 +65,12 @@ def _fake(
             a.shape[-1] == b.shape[-2],
             lambda: f"a is {tuple(a.shape)} and b is {tuple(b.shape)}; k must agree",
         )
+        columns = b.shape[-1]
+        if form.is_gated:
+            torch._check(columns % 2 == 0, lambda: f"b has {columns} columns; must have pairs")
+            columns = columns // 2
         dtype = getattr(torch, str(out_dtype(given["kernel"])))
-        result: torch.Tensor = a.new_empty((*a.shape[:-1], b.shape[-1]), dtype=dtype)
+        result: torch.Tensor = a.new_empty((*a.shape[:-1], columns), dtype=dtype)
         return result
 
     return fake

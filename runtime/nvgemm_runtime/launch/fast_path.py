@@ -46,12 +46,7 @@ def skip_if_loaded(op: Op) -> Callable[[_Function], _Function]:
             kernel: str | LoadedKernel | None = None,
         ) -> torch.Tensor:
             nonlocal grad_enabled, forward_ad, modes, count_up, launch
-            if (
-                type(kernel) is not LoadedKernel
-                or kernel.op is not op
-                or out is None
-                or not kernel.is_deterministic
-            ):
+            if type(kernel) is not LoadedKernel or kernel.quick_op is not op or out is None:
                 return function(a, b, out, kernel)
             if launch is None:
                 grad_enabled, forward_ad, modes, count_up = _torch_functions()

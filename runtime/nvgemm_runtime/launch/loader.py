@@ -44,18 +44,19 @@ class LoadedKernel:
     Attributes:
         kernel: Its entry.
         op: The operation it computes.
+        quick_op: The same, but None for a kernel that the function named for the operation must
+            refuse: a gated one, or, in some programs, one whose results depend on timing.
         handle: Its number in the native kernel table.
         launch: ``launch(a, b, out, *extras)``: `nvgemm_runtime.launch.native.Native.launch` of this
             kernel.
-        is_deterministic: Whether equal operands give equal results.
         sees_negation: Whether its operands can be lazily negated views by accident.
     """
 
     kernel: Kernel
     op: Op
+    quick_op: Op | None
     handle: int
     launch: Callable[..., None]
-    is_deterministic: bool
     sees_negation: bool
 
 
@@ -129,9 +130,9 @@ class KernelLoader:
         return LoadedKernel(
             kernel=kernel,
             op=signature.op,
+            quick_op=signature.op if kernel.is_deterministic and not signature.is_gated else None,
             handle=handle,
             launch=functools.partial(launcher.launch, handle),
-            is_deterministic=kernel.is_deterministic,
             sees_negation=any(
                 dtype.row.is_part_of_complex for dtype in (signature.a, signature.b, signature.out)
             ),

@@ -2,7 +2,8 @@
 
 Importing this module loads nothing. `load` imports torch and TVM-FFI and then the library, which
 binds to both; the operators ``torch.ops.nvgemm_aot.mm``, ``bmm``, ``addmm``, ``baddbmm``,
-``scaled_mm`` and ``grouped_mm`` (each with an ``out`` form) and ``abi`` exist from then on.
+``scaled_mm``, ``grouped_mm`` and ``gated_mm`` (each with an ``out`` form) and ``abi`` exist from
+then on.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..matching.shared_library import missing_part
 from .autograd import register_refusals
 from .fakes import register_fakes
 
-ABI = 3
+ABI = 4
 """Version of the operators' schemas, which ``torch.ops.nvgemm_aot.abi()`` returns: kAbi of
 runtime/csrc/torch_ops.h."""
 
@@ -156,7 +157,7 @@ def _formula(workspace: TileWorkspace | None) -> tuple[int, ...]:
 
 
 _OPS = (Op.MM, Op.BMM, Op.GROUPED_MM)
-_ADDENDS = {Addend.ROW: 1, Addend.MATRIX: 2}
+_ADDENDS = {None: 0, Addend.ROW: 1, Addend.MATRIX: 2}
 """Numbers of ``Op`` and ``AddendKind`` in csrc/gemm.h."""
 
 
@@ -180,8 +181,9 @@ def _built_for(signature: Signature, target: Target | None) -> tuple[Any, ...]:
         0 if scales is None else scales.row.native_kind,
         0 if scales is None else scales.block or 0,
         tvm_ffi.dtype(_ffi_name(DType.FP32 if scales is None else scales.dtype)),
-        0 if epilogue is None else _ADDENDS[epilogue.addend],
+        _ADDENDS[None if epilogue is None else epilogue.addend],
         tvm_ffi.dtype(_ffi_name(addend_dtype(signature.out))),
+        signature.is_gated,
         DEVICE_TYPE_CPU if target is None else DEVICE_TYPE_CUDA,
         major,
         minor,

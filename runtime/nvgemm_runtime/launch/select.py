@@ -42,7 +42,8 @@ def choose_kernel(
         ValueError: If they do not fit together.
     """
     tensors = (a, b, out, *extras.tensors())
-    what = (op, extras.recipe, extras.activation, *extras.named(), wants_determinism())
+    wanted = (op, extras.recipe, extras.activation, extras.gated, wants_determinism())
+    what = (*wanted, *extras.named())
     key = (*what, *(fact for tensor in tensors for fact in _deciding_facts(tensor)))
     kernel = _chosen.get(key)
     if kernel is None:

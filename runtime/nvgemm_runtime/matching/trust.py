@@ -78,7 +78,10 @@ def decide(
         return _open(match.kernels, terms, obstacle)
     winner = match.kernels[0]
     assert winner.time_ns is not None  # of a measured ranking
-    told = f"measured on {match.source.gpu}, {conditions.date}: {winner.time_ns / 1e3:.1f} us"
+    told = (
+        f"{measured.standing} on {match.source.gpu}, {conditions.date}: "
+        f"{winner.time_ns / 1e3:.1f} us"
+    )
     obstacle = why_aten_is_open(measured, conditions, versions) or _why_another_aten(request, terms)
     if measured.aten is None or obstacle is not None:
         return _open(_contending(match.kernels, measured), terms, f"{told}; {obstacle}")

@@ -9,7 +9,7 @@ from ..errors import NoKernelError
 from ..gemm.aten import OPERATORS, UNSERVED, AtenGemm, product_of_sum
 from ..gemm.operands import Request, requests
 from ..gemm.problem import DType, Problem
-from ..gemm.support import has_epilogues, unavailable, unsupported
+from ..gemm.support import unavailable, unsupported
 
 if TYPE_CHECKING:
     from ..gemm.operands import Operand
@@ -52,11 +52,13 @@ def declarable(gemm: AtenGemm, asked: tuple[Request, ...] | str | None = None) -
 def declarable_for(gemm: AtenGemm, arch: str) -> Problem | str:
     """The problem by which a manifest for one architecture declares what serves a GEMM.
 
-    Where the architecture has no kernel with an epilogue, a sum is declared as its product alone,
-    into fp32: torch.compile uses such a kernel and has torch add.
+    A sum that no kernel computes, for what it adds, is declared as its product alone, into fp32:
+    torch.compile uses such a kernel and has torch add.
     """
-    product = None if has_epilogues(arch) else product_of_sum(gemm)
-    wanted = declarable(gemm if product is None else product)
+    wanted = declarable(gemm)
+    product = product_of_sum(gemm) if isinstance(wanted, str) else None
+    if product is not None and isinstance(apart := declarable(product), Problem):
+        wanted = apart
     if isinstance(wanted, str):
         return wanted
     reason = unavailable(wanted.signature, arch)

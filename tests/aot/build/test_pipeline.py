@@ -28,7 +28,7 @@ from nvgemm_aot.build.compiler import (
     compile_all,
     make_tasks,
 )
-from nvgemm_aot.build.pipeline import BuildResult, build, plan_build
+from nvgemm_aot.build.pipeline import BuildResult, build, plan_build, provider_of
 from nvgemm_aot.build.plan import Unserved, require_served
 from nvgemm_aot.cli.build import build_document, build_text
 from nvgemm_aot.cli.bundles import bundle_document, bundle_text
@@ -546,3 +546,25 @@ def _has(process: Path, mark: bytes) -> bool:
         return mark in (process / "environ").read_bytes().split(b"\0")
     except OSError:
         return False
+
+
+@pytest.mark.parametrize(
+    ("arch", "more", "name"),
+    [
+        ("sm_90a", "", "cutlass_operators"),
+        ("sm_90a", "epilogue: bias", "cutlass_operators+quack"),
+        ("sm_90a", "dtype: fp8_e4m3, scales: [none, fp32_row]", "cutlass_operators+quack"),
+        ("sm_100f", "epilogue: bias", "cutlass_operators"),
+        ("sm_100f, sm_90a", "epilogue: [none, add]", "cutlass_operators+quack"),
+        ("sm_90a", "epilogue: bias}]\nproviders: [quack", "quack"),
+    ],
+)
+def test_without_names_a_manifest_gets_the_providers_that_serve_it(
+    tmp_path: Path, arch: str, more: str, name: str
+) -> None:
+    fields = ", ".join(filter(None, ["mnk: [[16, 64, 64]]", more]))
+    dtype = "" if "dtype" in more else "dtype: bf16, "
+    end = "]" if "providers" in more else "}]"
+    path = tmp_path / "m.yaml"
+    path.write_text(f"version: 1\nname: m\ntargets: [{arch}]\ngemms: [{{{dtype}{fields}{end}\n")
+    assert provider_of(load_manifest(path)).name == name

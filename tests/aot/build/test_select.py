@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -191,3 +191,40 @@ def test_a_problem_that_no_candidate_can_run_says_why_for_each() -> None:
     assert not selection.choices
     assert len(selection.rejections) == 2
     assert all("k = 12" in rejection.reason for rejection in selection.rejections)
+
+
+def test_a_large_tile_of_the_transposed_problem_is_not_made_for_small_m() -> None:
+    """Its rows beyond 64 would be wasted: the place is for tiles of few rows."""
+    large = candidate("large", BF16, tile=(256, 128, 64), swapped=True)
+    narrow = candidate("narrow", BF16, tile=(32, 128, 64), swapped=True)
+
+    def estimate(problem: Problem, shape: BlockShape) -> int:
+        return 10**6 if shape.swapped else 1000
+
+    ordinary = tiled((64, 64, 64), (128, 64, 64), (128, 128, 64))
+    selection = select(problem(16), (*ordinary, large), estimate, 2)
+    assert "large" not in {choice.candidate.operator for choice in selection.choices}
+    selection = select(problem(16), (*ordinary, large, narrow), estimate, 2)
+    assert [choice.candidate.operator for choice in selection.choices][-1] == "narrow"
+
+
+def test_a_correction_decides_the_order_and_the_times() -> None:
+    slow, fast = tiled((64, 64, 64), (128, 64, 64))
+    estimate = times({(64, 64, 64): 1000, (128, 64, 64): 2000})
+
+    def correct(
+        problem: Problem, candidates: Sequence[Candidate], found: Sequence[int | None]
+    ) -> list[int | None]:
+        assert [*found] == [1000, 2000]
+        return [3000, 1500]
+
+    selection = select(problem(), (slow, fast), estimate, 2, correct)
+    assert [(c.candidate, c.time_ns) for c in selection.choices] == [(fast, 1500), (slow, 3000)]
+
+
+def test_operators_of_one_name_from_two_providers_have_a_fixed_order() -> None:
+    mine = candidate("same", BF16)
+    theirs = replace(mine, provider="a_provider")
+    for offered in ((mine, theirs), (theirs, mine)):
+        selection = select(problem(), offered, lambda *_: 1000, 1)
+        assert [choice.candidate for choice in selection.choices] == [theirs]

@@ -16,6 +16,9 @@ from click.testing import CliRunner, Result
 import cpu_provider
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.tuning import session, watchdog
+from nvgemm_aot.tuning.gpu import Bench
+from nvgemm_aot.tuning.session import Tuned
 from nvgemm_aot.tuning.state import state_path
 from tuning_bench import DictatedTimer, Lazy, MostlyLazy, bench, build, header_of
 
@@ -38,12 +41,21 @@ def output(tmp_path: Path) -> Path:
     return tmp_path / "tuned.nvgemm"
 
 
+def measure_here(monkeypatch: pytest.MonkeyPatch, on: Bench) -> None:
+    """Have the command measure in this process; `test_watchdog` is about the process it starts."""
+
+    def tune_here(paths: Any, output: Path, options: Any, **how: Any) -> Tuned:
+        return session.tune(paths, output, on, options, progress=how["progress"])
+
+    monkeypatch.setattr(watchdog, "tune_watched", tune_here)
+
+
 @pytest.fixture
 def timer(monkeypatch: pytest.MonkeyPatch) -> DictatedTimer:
     """The command finds a device, whose times are these."""
     timer = DictatedTimer(TIMES)
     timer.watch_runs(monkeypatch)
-    monkeypatch.setattr("nvgemm_aot.tuning.gpu.gpu_bench", lambda: bench(timer))
+    measure_here(monkeypatch, bench(timer))
     return timer
 
 
@@ -126,12 +138,12 @@ def test_an_interruption_says_how_to_go_on(
     before = signal.getsignal(signal.SIGTERM)
     prepare = timer.prepare
 
-    def interrupted(calls: Any) -> Any:
+    def interrupted(calls: Any, **how: Any) -> Any:
         if len(timer.prepared) == 5:
             if not by_sigterm:
                 raise KeyboardInterrupt
             signal.raise_signal(signal.SIGTERM)
-        return prepare(calls)
+        return prepare(calls, **how)
 
     with monkeypatch.context() as patch:
         patch.setattr(timer, "prepare", interrupted)
@@ -206,7 +218,7 @@ def test_another_device_is_refused(
     path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     facts: Any = replace(bench().facts, platform="linux_aarch64")
-    monkeypatch.setattr("nvgemm_aot.tuning.gpu.gpu_bench", lambda: bench(facts=facts))
+    measure_here(monkeypatch, bench(facts=facts))
     result = run(path, "-o", output)
     assert result.exit_code == 24
     assert f"{path} cannot be measured here: built for platform" in result.stderr

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import two_providers
 from compile_tasks import tasks
 from fake_provider import FakeProvider
 from inductor_session import warnings_of
@@ -27,6 +28,7 @@ from nvgemm_aot.build.workers import TimeLimitExceeded, WorkerDied
 from nvgemm_aot.jit import server
 from nvgemm_aot.jit.jit_compiler import Compiled, JitCompiler, LimitedAttempts
 from nvgemm_aot.jit.server import Server
+from nvgemm_aot.providers import load_provider
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import StorageError, TargetError, ToolchainError
@@ -76,6 +78,23 @@ def test_a_user_bundle_holds_what_a_build_would_make(
         for ours, theirs in zip(user.header.kernels, shipped.header.kernels):
             assert replace(ours, span=theirs.span) == theirs
             assert user.payload(ours) == shipped.payload(theirs)
+
+
+def test_kernels_of_several_providers_come_from_processes_of_their_own(
+    machine: JitMachine, tmp_path: Path
+) -> None:
+    notes = tmp_path / "notes"
+    machine.set(**{two_providers.NOTES: str(notes)})
+    compiler = JitCompiler(Cache(machine.cache), load_provider(two_providers.BOTH), 2, print)
+    outcome = compiler.compile(problem(), 4, DEVICE)
+    compiler.close()
+    assert (outcome.compiled, outcome.reason, outcome.failures) == (4, None, ())
+    assert outcome.bundle is not None
+    with Bundle(outcome.bundle) as user:
+        providers = {kernel.provider for kernel in user.header.kernels}
+    found = two_providers.processes_by_provider(notes)
+    assert providers == found.keys() == {two_providers.First.name, two_providers.Second.name}
+    assert not set.intersection(*found.values())
 
 
 def test_a_candidate_that_fails_does_not_keep_the_others_out(

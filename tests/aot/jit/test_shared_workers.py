@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import two_providers
 from compile_tasks import tasks
 from fake_provider import FakeProvider
 from jit_programs import kill, wait_until
@@ -16,6 +18,7 @@ from nvgemm_aot.build.compiler import TaskResult
 from nvgemm_aot.build.workers import WorkersCannotStart, WorkersKilled
 from nvgemm_aot.jit.shared_workers import SharedWorkers
 from nvgemm_aot.storage.cache import Cache
+from two_providers import First, Second
 
 
 @pytest.fixture
@@ -112,13 +115,43 @@ def test_none_is_started_after_one_could_not_be(
 ) -> None:
     (tmp_path / "dying_provider.py").write_text("import os; os._exit(127)")
     monkeypatch.syspath_prepend(tmp_path)
-    workers = SharedWorkers(cache, "dying_provider:DyingProvider", 2)
+    name = "dying_provider:DyingProvider"
+    one, two = (
+        replace(task, candidate=replace(task.candidate, provider=name))
+        for task in tasks("one", "two")
+    )
+    workers = SharedWorkers(cache, name, 2)
     with pytest.raises(WorkersCannotStart):
-        list(workers.run(tasks("one")))
+        list(workers.run([one]))
     workers._idle.clear()  # as where another thread has it
     held = len(workers._held)
     with pytest.raises(WorkersCannotStart):
-        list(workers.run(tasks("two")))
+        list(workers.run([two]))
     workers.prepare(2)
     assert len(workers._held) == held
+    # Another provider's are another matter.
+    assert [outcome for _, outcome in workers.run(tasks("three"))] == [TaskResult()]
     workers.close()
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_process_works_for_one_provider_alone(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    notes = tmp_path / "notes"
+    monkeypatch.setenv(two_providers.NOTES, str(notes))
+    wanted = [
+        *two_providers.tasks_of(First, "a", "bb", "ccc"),
+        *two_providers.tasks_of(Second, "dddd", "eeeee", "ffffff"),
+    ]
+    workers = SharedWorkers(cache, First.name, most)
+    workers.prepare(2)
+    for order in (wanted, wanted[::-1]):
+        assert {outcome.failure for _, outcome in workers.run(order)} == {None}
+    held = len(workers._held)
+    workers.close()
+    found = two_providers.processes_by_provider(notes)
+    assert found.keys() == {First.name, Second.name}
+    assert not found[First.name] & found[Second.name]
+    assert held <= most
+    assert not list((cache.directory / "locks").iterdir())

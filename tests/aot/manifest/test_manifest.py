@@ -297,6 +297,16 @@ dtype: int8, epilogue: bias, *
     4:34: gemms[0].epilogue: found 'bias' ... no operator has an epilogue for int8; allowed here:
 dtype: bf16, epilogue: bias_sigmoid, *
     4:34: gemms[0].epilogue: found 'bias_sigmoid' ... no kernel applies it: write 'epilogue: bias'
+dtype: bf16, epilogue: swiglu, *
+    4:34: gemms[0].epilogue: found 'swiglu' ... did you mean 'swiglu_halves' or 'swiglu_interleaved'
+dtype: bf16, epilogue: swiglu_oai_halves, layout: tt, m: 1, n: 2, k: 1
+    4:34: gemms[0].epilogue: found 'swiglu_oai_halves' ... B column-major alone, layout tn or nn
+dtype: bf16, epilogue: geglu_halves, mnk: [[1, 31, 1]]
+    4:58: gemms[0].mnk[0][1]: found 31 ... with epilogue 'geglu_halves': a multiple of 2
+op: bmm, batch: 2, dtype: bf16, epilogue: swiglu_halves, m: 1, n: 2, k: 1
+    4:53: gemms[0].epilogue: found 'swiglu_halves' ... bmm has no gated epilogue
+dtype: fp8_e4m3, epilogue: swiglu_halves, m: 1, n: 2, k: 1
+    4:38: gemms[0].epilogue: found 'swiglu_halves' ... swiglu_halves takes no fp8_e4m3, but fp16
 dtype: fp4_e2m1, scales: e4m3_1x16, mnk: [[1, 1, 31]]
     4:60: gemms[0].mnk[0][2]: found 31 ... k counts values, not bytes
 op: grouped_mm, dtype: bf16, groups: 8, layout: tt, *
@@ -741,7 +751,7 @@ def _some(item: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     layout=_some(st.sampled_from(["tn", "tt", "nn", "nt"])),
     m=_some(_sizes),
     nk=st.lists(st.tuples(_sizes, _sizes).map(list), min_size=1, max_size=3),
-    candidates=st.integers(1, 64),
+    candidates=st.integers(1, 128),
     flow=st.booleans(),
 )
 def test_loads_what_was_declared(

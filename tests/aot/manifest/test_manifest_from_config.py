@@ -183,12 +183,9 @@ def test_biases_are_declared_where_targets_have_operators_for_them(tmp_path: Pat
         return Counter(problem.signature.key for problem in layers)
 
     product = "mm/tn/bf16xbf16/fp32/bf16"
-    assert signatures(("sm_100f",)) == {f"{product}/bias": 4}
-    # Into fp32, to which a bias can be added and rounded once.
-    apart = {"mm/tn/bf16xbf16/fp32/fp32": 4}
-    assert signatures(HOPPER) == signatures(("sm_100f", *HOPPER)) == apart
-    assert "+bias" not in text_of(write(tmp_path, content))
-    assert "router x24 +bias" in text_of(write(tmp_path, content), targets=HOPPER)
+    for targets in (("sm_100f",), HOPPER, ("sm_100f", *HOPPER)):
+        assert signatures(targets) == {f"{product}/bias": 4}
+        assert "+bias" not in text_of(write(tmp_path, content), targets=targets)
 
 
 def test_each_pair_stands_once_an_entry_with_every_role_and_rank(tmp_path: Path) -> None:
@@ -457,3 +454,43 @@ def test_names_without_a_letter_are_asked_for(tmp_path: Path) -> None:
 def test_every_family_is_documented() -> None:
     document = (ROOT / "docs/guide/from-config.md").read_text("utf-8")
     assert {family for family in FAMILIES if f"`{family}`" not in document} == set()
+
+
+def test_gated_declares_gate_and_up_with_their_gate(tmp_path: Path) -> None:
+    made = load(tmp_path, config("qwen3-8b"), ranks=(1, 2), targets=HOPPER, gated=True)
+    assert made.providers == ("cutlass_operators", "quack")
+    gated = {key for key in keys(made) if "glu" in key}
+    assert gated == {
+        f"mm/tn/bf16xbf16/fp32/bf16/swiglu_halves/m16n{n}k4096" for n in (24576, 12288)
+    }
+    assert keys(made) - gated == keys(
+        load(tmp_path, config("qwen3-8b"), ranks=(1, 2), targets=HOPPER)
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"mlp_bias": True}, "with its gate: swiglu_halves adds no bias, and the model does"),
+        ({"hidden_act": "gelu_pytorch_tanh"}, "geglu_halves"),
+        ({"hidden_act": "relu"}, ""),
+    ],
+)
+def test_gated_goes_by_the_activation_and_the_bias(
+    changes: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path, config("llama-3.1-8b", **changes))
+    text = text_of(path, gated=True)
+    assert reason in text
+    assert ("epilogue: geglu_halves" in text) == (changes.get("hidden_act") == "gelu_pytorch_tanh")
+    assert "epilogue: swiglu" not in text
+
+
+@pytest.mark.parametrize(
+    ("stem", "epilogue"),
+    [("gpt-oss-20b", "swiglu_oai_interleaved"), ("qwen3-30b-a3b", "swiglu_halves")],
+)
+def test_gates_of_experts_are_left_out(stem: str, epilogue: str, tmp_path: Path) -> None:
+    text = text_of(write(tmp_path, config(stem)), gated=True)
+    assert f"with its gate: grouped_mm has no epilogue (here {epilogue})" in text
+    assert "providers:" not in text

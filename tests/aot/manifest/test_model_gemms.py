@@ -181,24 +181,15 @@ def test_manifest_of_a_saved_model_declares_what_it_calls(case: str, tmp_path: P
     config = small(case)
     path = tmp_path / "config.json"
     path.write_text(transformers_gemms.as_transformers_saves_it(config))
-    wanted = ManifestOptions(tokens=(24,), ranks=(1,), targets=("sm_90a",))  # products alone
+    wanted = ManifestOptions(tokens=(24,), ranks=(1,), targets=("sm_90a",))  # no groups
     made = make_manifest(path, wanted, name="small")
     (tmp_path / "small.yaml").write_text(manifest_yaml(made))
     declared = {d.problem for d in load_manifest(tmp_path / "small.yaml").declared}
     gemms = gemms_of(path)
     sparse = any(gemm.routing for gemm in gemms)
     recorded = transformers_gemms.record_loop(config, 24, evenly=sparse).problems
-    called = {
-        problem
-        for problem in recorded
-        if problem.signature.op is Op.MM and problem.signature.epilogue is None
-    }
-    biased = {  # into fp32, for torch.compile to add to
-        Problem.parse(f"mm/tn/bf16xbf16/fp32/fp32/m24n{gemm.n}k{gemm.k}")
-        for gemm in gemms
-        if gemm.biased
-    }
-    assert declared == called | biased
+    called = {problem for problem in recorded if problem.signature.op is Op.MM}
+    assert declared == called
 
 
 def in_words(problem: Problem) -> str:

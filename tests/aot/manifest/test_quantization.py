@@ -201,12 +201,12 @@ def test_no_grouped_operator_takes_scales(tmp_path: Path) -> None:
     assert (128, 2048) in by_type(manifest)[BF16], "the router"
 
 
-def test_hopper_has_no_operator_with_scales(tmp_path: Path) -> None:
-    manifest, text = made(tmp_path, STATIC, targets=("sm_90a",))
-    assert by_type(manifest) == {BF16: {HEAD}}
-    assert "sm_90a has no operator with scales" in text
-    both, _ = made(tmp_path, STATIC, targets=("sm_100f", "sm_90a"))
-    assert by_type(both)[TENSORS] == LINEARS
+def test_hopper_has_operators_with_scales_of_tensors_and_none_of_blocks(tmp_path: Path) -> None:
+    manifest, _ = made(tmp_path, STATIC, targets=("sm_90a",))
+    assert by_type(manifest) == {BF16: {HEAD}, TENSORS: LINEARS}
+    blocks = group(("float", 4, "tensor_group"), ("float", 4, "tensor_group"))
+    _, text = made(tmp_path, blocks, targets=("sm_90a",))
+    assert "sm_90a has no operator with block scales" in text
 
 
 def test_results_are_of_every_wanted_type(tmp_path: Path) -> None:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.manifest.parse import load_manifest
-from nvgemm_aot.providers import load_provider
-from nvgemm_aot.providers.quack import Quack
+from nvgemm_aot.providers import Candidate, Enumeration, cute_dsl, load_provider
+from nvgemm_aot.providers.quack import ACCEPTED_VERSIONS, Quack, gated
 from nvgemm_aot.providers.quack.designs import HOPPER, Design, designs
+from nvgemm_aot.providers.quack.entry import compile_entry
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.targets import build_target
+from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import Problem, Signature
-from nvgemm_runtime.gemm.types import DType
+from nvgemm_runtime.gemm.types import DType, Epilogue, WeightOrder
+from repository import ROOT
 
 ARCHITECTURES = ["sm_90a", "sm_100f", "sm_100a", "sm_103a"]
 
@@ -35,7 +40,7 @@ def test_offers_16_bit_kernels_in_all_layouts_and_results(arch: str, layout: str
         for out in ("fp32", "fp16", "bf16"):
             signature = Signature.parse(f"{op}/{layout}/{dtype}x{dtype}/fp32/{out}")
             found = Quack().enumerate(signature, build_target(arch)).candidates
-            assert len(found) == len(designs(arch))
+            assert len(found) == len(designs(arch, signature))
             told = "clusters," if arch == HOPPER else ""
             for one in found:
                 workspace = "workspace," if one.design.splits > 1 else ""
@@ -51,23 +56,124 @@ def test_designs_are_distinct_and_so_are_their_names(arch: str) -> None:
     signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
     found = Quack().enumerate(signature, build_target(arch)).candidates
     assert max(Counter(one.operator for one in found).values()) == 1
-    assert len(set(designs(arch))) == len(designs(arch))
+    offered = designs(arch, signature)
+    assert len(set(offered)) == len(offered)
 
 
 @pytest.mark.parametrize(
-    ("key", "reason"),
+    ("key", "arch", "reason"),
     [
-        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", "GEMMs of fp16 and bf16 into"),
-        ("mm/tn/bf16xbf16/fp32/fp8_e4m3", "here bf16 into fp8_e4m3"),
-        ("mm/tn/bf16xbf16/fp32/bf16/bias", "plain GEMMs do not compute"),
-        ("grouped_mm/tn/bf16xbf16/fp32/bf16", "plain GEMMs do not compute"),
+        ("mm/tn/int8xint8/int32/int32", "sm_90a", "here int8 into int32"),
+        ("mm/nt/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_90a", "is multiplied in layout tn alone"),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row", "sm_100f", "of fp16 and bf16 into"),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_100f", "of fp16 and bf16 into"),
+        ("mm/tn/bf16xbf16/fp32/fp8_e4m3", "sm_100f", "here bf16 into fp8_e4m3"),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32", "sm_90a", "dense GEMMs do not compute"),
+        ("grouped_mm/tn/bf16xbf16/fp32/bf16", "sm_90a", "dense GEMMs do not compute"),
     ],
 )
-def test_says_why_it_offers_nothing(key: str, reason: str) -> None:
-    found = Quack().enumerate(Signature.parse(key), build_target("sm_90a"))
+def test_says_why_it_offers_nothing(key: str, arch: str, reason: str) -> None:
+    found = Quack().enumerate(Signature.parse(key), build_target(arch))
     assert not found.candidates
     assert found.absence is not None
     assert reason in found.absence
+
+
+@pytest.mark.parametrize(
+    ("key", "parameters"),
+    [
+        ("bmm/nt/fp16xfp16/fp32/fp32/add", "a,b,addend,out,clusters,stream"),
+        ("mm/tt/bf16xbf16/fp32/fp8_e5m2/bias_silu", "a,b,addend,out,clusters,stream"),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row", "a,b,scale_a,scale_b,out,clusters,stream"),
+        (
+            "mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp32/fp32_tensor/bias",
+            "a,b,scale_a,scale_b,addend,out,clusters,stream",
+        ),
+    ],
+)
+def test_what_kernels_take_besides_a_and_b_comes_before_the_result(
+    key: str, parameters: str
+) -> None:
+    found = Quack().enumerate(Signature.parse(key), build_target("sm_90a")).candidates
+    assert {one.calling_convention for one in found} == {f"tvm_ffi:gemm({parameters})"}
+    assert {bool(one.added_code) for one in found} == {True}
+
+
+def test_sums_of_fp8_leave_registers_for_a_second_level() -> None:
+    """Of each thread, at most 96 accumulators of the 255 registers; then none spills."""
+    for design in designs("sm_90a", Signature.parse("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16")):
+        m, n = design.tile
+        groups = 1 if design.pingpong else min(m // 64, 2) if m != 192 else 3
+        assert m * n / (128 * groups) <= 96, design
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.gate is not None])
+def test_offers_gated_kernels_in_what_is_supported(arch: str, epilogue: Epilogue) -> None:
+    for dtype, layout in itertools.product(("bf16", "fp16"), ("tn", "tt", "nn", "nt")):
+        key = f"mm/{layout}/{dtype}x{dtype}/fp32/bf16/{epilogue.value}"
+        signature = Signature.parse(key)
+        found = Quack().enumerate(signature, build_target(arch))
+        if epilogue.row.order is WeightOrder.HALVES and layout in ("tt", "nt"):
+            assert "has B column-major alone, layout tn or nn" in str(found.absence)
+            continue
+        assert len(found.candidates) == len(gated.designs(arch, signature)) > 15
+        addend = "addend," if epilogue.addend else ""
+        conventions = {one.calling_convention for one in found.candidates}
+        told = "clusters," if arch == HOPPER else ""
+        assert conventions == {f"tvm_ffi:gemm(a,b,{addend}out,{told}stream)"}
+        assert len({one.operator for one in found.candidates}) == len(found.candidates)
+        assert all(not one.design.swapped for one in found.candidates)
+
+
+def test_cutlass_operators_offers_no_gate_and_says_who_does() -> None:
+    signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16/swiglu_halves")
+    for arch in ("sm_90a", "sm_100f"):
+        found = load_provider("cutlass_operators").enumerate(signature, build_target(arch))
+        assert not found.candidates
+        assert "quack has such kernels: name it among the manifest's providers" in str(
+            found.absence
+        )
+
+
+GATED = """
+version: 1
+name: gated
+targets: [{arch}]
+providers: [quack]
+candidates: 1
+gemms:
+  - {{dtype: bf16, epilogue: {epilogues}, mnk: [[4096, 4096, 512]]}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arch", "epilogues"),
+    [
+        ("sm_90a", "[swiglu_halves, swiglu_oai_halves]"),
+        pytest.param("sm_100f", "[geglu_interleaved]", marks=pytest.mark.slow),
+        pytest.param(
+            "sm_90a", "[geglu_interleaved, swiglu_oai_interleaved]", marks=pytest.mark.slow
+        ),
+        pytest.param("sm_100f", "[swiglu_oai_halves, swiglu_halves]", marks=pytest.mark.slow),
+    ],
+)
+def test_gated_kernels_compile_verify_and_come_out_equal(
+    tmp_path: Path, arch: str, epilogues: str
+) -> None:
+    """Alone or behind another one in a process; designs of the largest tiles may spill."""
+    path = tmp_path / "gated.yaml"
+    path.write_text(GATED.format(arch=arch, epilogues=epilogues))
+    manifest = load_manifest(path)
+    first, again = (
+        build(manifest, tmp_path / name, Cache(tmp_path / f"cache-{name}"), jobs=jobs)
+        for name, jobs in (("first", 1), ("again", 2))
+    )
+    file = first.bundles[0].path
+    assert not first.bundles[0].failures
+    assert file.read_bytes() == again.bundles[0].path.read_bytes()
+    report = verify_bundle(file, disassemble=True)
+    assert report.ok, report.findings
 
 
 def test_a_swapped_design_is_stated_along_the_problem() -> None:
@@ -112,7 +218,23 @@ def test_kernels_that_split_k_have_a_counter_and_a_partial_result_for_each_tile(
 
 def test_two_parts_are_never_added_in_any_order() -> None:
     """Their sum is the same, so nothing would be gained by zeros for the partial results."""
-    assert all(one.splits > 2 for one in designs(HOPPER) if one.in_any_order)
+    signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
+    assert all(one.splits > 2 for one in designs(HOPPER, signature) if one.in_any_order)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "mm/tn/bf16xbf16/fp32/bf16/bias",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row",
+    ],
+)
+def test_kernels_that_do_more_than_multiply_do_not_split_k(key: str) -> None:
+    found = Quack().enumerate(Signature.parse(key), build_target("sm_90a")).candidates
+    assert found
+    assert all(one.design.splits == 1 for one in found)
+    assert all(one.calling_convention.endswith("out,clusters,stream)") for one in found)
 
 
 def test_k_of_a_tile_counts_bytes() -> None:
@@ -135,6 +257,96 @@ def test_without_the_library_the_error_names_what_installs_it(
     )
     with pytest.raises(ToolchainError, match=r"no-such-quack is not installed; run: pip install"):
         Quack().toolchain()
+
+
+@pytest.mark.parametrize("version", ["0.6.4", "0.7.0"])
+def test_another_release_of_the_library_is_refused_before_anything_is_compiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str
+) -> None:
+    honest = cute_dsl.version
+
+    def versions(name: str) -> str:
+        return version if name == "quack-kernels" else honest(name)
+
+    monkeypatch.setattr(cute_dsl, "version", versions)
+    path = tmp_path / "both.yaml"
+    path.write_text(MANIFEST.format(arch="sm_90a", providers="cutlass_operators, quack", k=256))
+    said = rf"quack-kernels {version} is installed, must be 0\.6\.5.*run: pip install 'quack-ker"
+    with pytest.raises(ToolchainError, match=said):
+        build(load_manifest(path), tmp_path / "out", Cache(tmp_path / "cache"), jobs=1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_extra_installs_a_release_that_is_accepted() -> None:
+    from packaging.requirements import Requirement
+
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    (line,) = re.findall(r'"(quack-kernels[^"]*)"', text)
+    assert all(Requirement(line).specifier.contains(one) for one in ACCEPTED_VERSIONS)
+
+
+def test_a_library_that_does_not_import_is_an_error_with_the_next_step(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "quack"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "dsl.py").write_text("raise AttributeError('no such thing in this compiler')")
+    code = (
+        "from nvgemm_aot.providers.quack.entry import import_library\n"
+        "from nvgemm_runtime.errors import ToolchainError\n"
+        "try:\n"
+        "    import_library()\n"
+        "except ToolchainError as error:\n"
+        "    print(error)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert "AttributeError: no such thing in this compiler; run: pip install" in done.stdout
+
+
+class WithAnImpossibleDesign(Quack):
+    """Offers a tile that no instruction multiplies, before all others."""
+
+    name = "test_quack:WithAnImpossibleDesign"
+
+    def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
+        found = super().enumerate(signature, target).candidates
+        fitting = [one for one in found if "cooperative_cluster1x1x1_tile64x128x64" in one.operator]
+        listed = [replace(one, provider=self.name) for one in fitting]
+        shape = replace(listed[0].block_shape, tile=(64, 100, 64))
+        design = replace(listed[0].design, tile=(64, 100, 64))
+        return Enumeration(
+            candidates=(
+                replace(listed[0], operator="impossible", design=design, block_shape=shape),
+                *listed,
+            )
+        )
+
+    def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
+        if candidate.operator != "impossible":
+            return super().compile(candidate, target)
+        impossible = Design(tile=(64, 100), cluster=(1, 1))
+        compile_entry(impossible, candidate.signature, target.target.arch)
+        raise AssertionError("it compiles")
+
+
+def test_a_design_that_does_not_compile_is_named_and_the_others_are_built(
+    tmp_path: Path, kernel_cache: Cache
+) -> None:
+    path = tmp_path / "one.yaml"
+    path.write_text(MANIFEST.format(arch="sm_90a", providers=WithAnImpossibleDesign.name, k=256))
+    result = build(load_manifest(path), tmp_path / "out", kernel_cache, jobs=1)
+    (bundle,) = result.bundles
+    assert [kernel.operator for kernel in bundle.header.kernels] == [
+        "quack.GemmDefaultSm90_cooperative_cluster1x1x1_tile64x128x64"
+    ]
+    (failure,) = bundle.failures
+    assert failure.task.candidate.operator == "impossible"
+    assert "compile() of provider 'test_quack:WithAnImpossibleDesign' raised" in failure.reason
+    assert not result.unserved
 
 
 def test_listing_imports_neither_library_nor_compiler() -> None:
@@ -184,6 +396,39 @@ def test_a_bundle_of_both_providers_verifies_and_comes_out_equal(tmp_path: Path,
     with Bundle(file) as bundle:
         assert "quack" in {kernel.provider for kernel in bundle.header.kernels}
         assert bundle.header.toolchain["quack-kernels"]
+
+
+EPILOGUES = """
+version: 1
+name: epilogues
+targets: [{arch}]
+providers: [quack]
+candidates: 2
+gemms:
+  - {{dtype: bf16, epilogue: bias_relu, mnk: [[16, 4096, 4096]]}}
+  - {{dtype: bf16, epilogue: add, mnk: [[4096, 4096, 4096]]}}
+  - {{dtype: fp16, out: fp32, op: bmm, batch: 2, epilogue: bias_gelu_tanh, mnk: [[4096, 512, 512]]}}
+"""
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        pytest.param(arch, marks=pytest.mark.slow if arch != "sm_90a" else ())
+        for arch in ARCHITECTURES
+    ],
+)
+def test_epilogues_verify_swapped_and_not(tmp_path: Path, kernel_cache: Cache, arch: str) -> None:
+    path = tmp_path / "epilogues.yaml"
+    path.write_text(EPILOGUES.format(arch=arch))
+    (built,) = build(load_manifest(path), tmp_path, kernel_cache, jobs=1).bundles
+    report = verify_bundle(built.path, disassemble=True)
+    assert report.ok, report.findings
+    with Bundle(built.path) as bundle:
+        kernels = bundle.header.kernels
+    assert not built.failures
+    assert {kernel.design.swapped for kernel in kernels} == {True, False}
+    assert len({kernel.signature for kernel in kernels}) == 3
 
 
 def test_beside_another_provider_it_offers_the_same() -> None:

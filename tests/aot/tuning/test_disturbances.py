@@ -12,11 +12,10 @@ import torch
 from tuner import Tuner
 
 from nvgemm_aot.build.linker import compiler
+from nvgemm_aot.rankings.agreement import ATEN, DISAGREEMENT
 from nvgemm_aot.tuning import gpu, measuring, outcome
-from nvgemm_aot.tuning.contenders import ATEN
 from nvgemm_aot.tuning.gpu import UNKNOWN_DRIVER, GpuState, NvmlWatch, Watch, slowdowns, watch_gpu
 from nvgemm_aot.tuning.measuring import UNDECIDED
-from nvgemm_aot.tuning.outcome import DISAGREEMENT
 from nvgemm_aot.tuning.race import LEAST_SAMPLES, MOST_ROUNDS
 from nvgemm_runtime.errors import TuningError
 from tuning_bench import IDLE, PROBLEMS, SLOW_FIRST, Sleeper, bench, doubts, header_of

@@ -12,7 +12,7 @@ from tuner import Tuner
 
 import cpu_provider
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking, read_content
-from nvgemm_aot.tuning.outcome import DISAGREEMENT
+from nvgemm_aot.rankings.agreement import DISAGREEMENT
 from nvgemm_aot.tuning.rewrite import prune
 from nvgemm_aot.tuning.state import state_path
 from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource

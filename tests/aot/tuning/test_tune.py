@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,16 +13,17 @@ from tuner import Tuner
 
 import cpu_kernels
 import cpu_provider
+from nvgemm_aot.bundle.content import BundleContent
 from nvgemm_aot.tuning.measuring import UNDECIDED
 from nvgemm_aot.tuning.race import LEAST_SAMPLES
 from nvgemm_aot.tuning.session import PROGRAM
-from nvgemm_runtime.bundle.format import Scope, UnservedReason
+from nvgemm_runtime.bundle.format import APART, Scope, UnservedReason
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from synthetic_bundles import write_synthetic_bundle
 from synthetic_facts import H200
-from tuning_bench import PROBLEMS, LazyWithTransposes, bench, header_of
+from tuning_bench import PROBLEMS, LazyWithTransposes, bench, header_of, operators
 
 FP8, FP4 = DType.FP8_E4M3, DType.FP4_E2M1
 
@@ -178,3 +180,56 @@ def test_measuring_needs_nothing_of_the_compiler_side() -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_launches_are_timed_apart_and_back_to_back_beside(tuner: Tuner) -> None:
+    beside = {"Cpu_8x32": [190.0], "aten": [180.0], "Cpu_16x16": [150.0], "Cpu_1x1": [1.0]}
+    tuner.timer.times_back_to_back = beside
+    tuned = tuner()
+    assert tuner.orders == [["Cpu_8x32", "Cpu_16x16", "Cpu_1x1"]] * len(PROBLEMS), "apart decides"
+    ids = {kernel.operator: kernel.id for kernel in tuner.header.kernels}
+    for outcome in tuned.outcomes.values():
+        found = {name: timing.time_ns for name, timing in outcome.back_to_back.items()}
+        assert found == {ids["Cpu_8x32"]: 190, "aten": 180}, "the first and torch's own"
+    (source,) = tuner.header.sources
+    assert source.conditions is not None
+    assert source.conditions.launches == APART
+
+
+def test_the_gpu_is_recorded_by_a_digest_of_its_uuid(tuner: Tuner) -> None:
+    tuner(on=replace(bench(tuner.timer), uuid="GPU-1234"))
+    (source,) = tuner.header.sources
+    assert source.conditions is not None
+    assert source.conditions.gpu_sha256 == hashlib.sha256(b"GPU-1234").hexdigest()
+    assert b"GPU-1234" not in tuner.path.read_bytes()
+
+
+def test_winners_of_neighbouring_m_are_measured_too_until_nobody_lacks_one(tuner: Tuner) -> None:
+    by_m = {8: "Cpu_1x1", 16: "Cpu_16x16", 32: "Cpu_8x32"}
+    ids = {kernel.operator: kernel.id for kernel in header_of(tuner.tunable).kernels}
+
+    def one_each(content: BundleContent) -> BundleContent:
+        return replace(
+            content,
+            rankings=tuple(
+                replace(one, kernels=((ids[by_m[one.problem.m]], None),))
+                for one in content.rankings
+            ),
+        )
+
+    given = tuner.change(one_each)
+    tuner(given)
+    assert tuner.orders == [["Cpu_1x1"], ["Cpu_16x16"], ["Cpu_8x32"]]
+    other = tuner.beside("neighbours.nvgemm")
+    tuned = tuner(given, other, neighbours=True)
+    # By `SLOW_FIRST`, Cpu_8x32 is faster than Cpu_16x16, and that than Cpu_1x1: m 16 gets it from
+    # m 32, and m 8 from m 16 in a further pass.
+    header = header_of(other)
+    assert [operators(header, ranking) for ranking in header.rankings] == [
+        ["Cpu_8x32", "Cpu_16x16", "Cpu_1x1"],
+        ["Cpu_8x32", "Cpu_16x16", "Cpu_1x1"],
+        ["Cpu_8x32", "Cpu_16x16"],
+    ]
+    assert tuned.is_complete
+    again = tuner(given, other, neighbours=True)
+    assert (again.measured_now, tuner.timer.prepared) == (0, [])

@@ -76,6 +76,14 @@ SEEN = {
         "_vararg_7: Tensor([n4, n5], bfloat16)",
         {4, 16},
     ),
+    "row-wise scales and bias, by name": (
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp16/fp32_row/bias",
+        "tvm_ffi:gemm(a,b,scale_a,scale_b,addend,out,stream)",
+        "a: Tensor([n0, n1], float8_e4m3fn), b: Tensor([n1, n2], float8_e4m3fn), "
+        "scale_a: Tensor([n0, n3], float32), scale_b: Tensor([n4, n2], float32), "
+        "addend: Tensor([n2], float16), out: Tensor([n0, n2], float16), stream: Stream",
+        {4, 16},
+    ),
     "grouped": ("grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", GROUPED, GROUPED_TEXT, {4, 16}),
     "mxfp8": ("mm/nt/fp8_e4m3xfp8_e4m3/fp32/fp32/e8m0_1x32", BLOCK_SCALED, POINTERS, set()),
     "nvfp4": ("mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16", BLOCK_SCALED, POINTERS, set()),

@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from nvgemm_aot.build.compiler import Task, compile_all, make_tasks
+from nvgemm_aot.build.pipeline import DEFAULT_PROVIDER
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent
 from nvgemm_aot.bundle.writer import write_bundle
-from nvgemm_aot.providers.cutlass_operators import CutlassOperators
+from nvgemm_aot.providers import load_provider
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_aot.verify.bundle import EPILOGUES, GROUPS, POINTERS, UNPROVED, Report, verify_bundle
@@ -39,8 +40,7 @@ TARGETS = sorted({row["target"] for row in ROWS.values()})
 @pytest.fixture(scope="module")
 def kernels(kernel_cache: Cache) -> dict[str, BuiltKernel]:
     """The kernel of each row."""
-    provider = CutlassOperators()
-    tasks = {name: _task(provider, row) for name, row in ROWS.items()}
+    tasks = {name: _task(row) for name, row in ROWS.items()}
     compiled = compile_all(list(tasks.values()), kernel_cache, jobs=2)
     assert not compiled.failures
     return {
@@ -49,7 +49,8 @@ def kernels(kernel_cache: Cache) -> dict[str, BuiltKernel]:
     }
 
 
-def _task(provider: CutlassOperators, row: dict[str, Any]) -> Task:
+def _task(row: dict[str, Any]) -> Task:
+    provider = load_provider("quack" if row["operator"].startswith("quack.") else DEFAULT_PROVIDER)
     target = build_target(row["target"])
     found = provider.enumerate(Signature.parse(row["signature"]), target).candidates
     chosen = [candidate for candidate in found if candidate.operator == row["operator"]]
@@ -124,7 +125,7 @@ def test_nothing_is_wrong_with_any(arch: str, reports: dict[str, Report]) -> Non
             "sm_100f": (UNPROVED, POINTERS, EPILOGUES, GROUPS),
             "sm_103a": (UNPROVED, POINTERS),
             "sm_100a": (UNPROVED,),
-            "sm_90a": (UNPROVED,),
+            "sm_90a": (UNPROVED, EPILOGUES),
         }[arch]
     )
 
@@ -180,6 +181,31 @@ LIES: list[tuple[str, dict[str, Any], set[Check], str]] = [
     ("mxfp4", {"tile": (256, 128, 256)}, {Check.INSTRUCTION_TILE}, "its entry says tile 256x128"),
     ("grouped", {"alignment_bytes": 4}, {Check.ALIGNMENT}, "to 4, 16 bytes, its entry says 4"),
     (
+        "hopper-bias-relu-fp8",
+        {"signature": "mm/nn/bf16xbf16/fp32/fp8_e4m3/bias"},
+        {Check.EPILOGUE},
+        "computes what relu takes",
+    ),
+    (
+        "hopper-bias-silu",
+        {"signature": "mm/nt/bf16xbf16/fp32/fp16/bias_gelu_tanh"},
+        {Check.OPERANDS, Check.EPILOGUE, Check.RESULT_TYPE},
+        "computes what silu takes",
+    ),
+    (
+        "hopper-scales-row-wise-bias",
+        {"calling_convention": "tvm_ffi:gemm(a,b,scale_b,scale_a,addend,out,stream)"},
+        {Check.OPERANDS},
+        "scale_b of rank 2, float32, scale_a of rank 2",
+    ),
+    (
+        "hopper-scales-tensor-wise",
+        {"signature": "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row"},
+        {Check.OPERANDS},
+        "scale_a of rank 2, float32",
+    ),
+    ("hopper-add", {"tile": (192, 64, 64)}, {Check.INSTRUCTION_TILE}, "its entry says tile 192x64"),
+    (
         "uint8",
         {"signature": "mm/nn/int8xint8/int32/int32"},
         {Check.OPERANDS, Check.OPERAND_TYPES},
@@ -221,7 +247,7 @@ def test_kernels_that_spill_are_not_kept(kernel_cache: Cache) -> None:
     )
     signature = "mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp16/fp32_row"
     row = {"target": "sm_100f", "signature": signature, "operator": operator}
-    task = _task(CutlassOperators(), row)
+    task = _task(row)
     (failure,) = compile_all([task], kernel_cache, jobs=1).failures
     assert "registers spill, 16 bytes a thread" in failure.reason
     assert kernel_cache.get(task.key) is None

@@ -6,11 +6,13 @@ import re
 
 import pytest
 
+from nvgemm_aot.verify.epilogue import read_epilogue_code
 from nvgemm_aot.verify.findings import Check, Finding
 from nvgemm_aot.verify.sass import check_disassembly, read_disassembly
 from nvgemm_runtime.bundle.format import KernelDesign
-from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.problem import DType, Signature
 from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.gemm.types import Activation
 from repository import TESTS
 
 DATA = TESTS / "data"
@@ -18,6 +20,7 @@ BF16 = "mm/tn/bf16xbf16/fp32/bf16"
 MXFP8 = "mm/nn/fp8_e5m2xfp8_e5m2/fp32/fp16/e8m0_1x32"
 FP4 = "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/"
 NVFP4_E8M0 = "mm/tn/fp4_e2m1xfp4_e2m1/fp32/fp8_e4m3/e8m0_1x16"
+HOPPER_192 = "HGMMA.64x192x16.F32.BF16"
 BIAS_RELU = "mm/nn/bf16xbf16/fp32/bf16/bias_relu"
 BIAS_GELU = "mm/tn/fp16xfp16/fp32/fp16/bias_gelu_tanh"
 
@@ -91,6 +94,9 @@ GOOD = [
     ("sm_100f_bias_relu", "sm_100f", BIAS_RELU, (128, 128), "UTCHMMA"),
     ("sm_100f_bias_gelu_tanh", "sm_100f", BIAS_GELU, (128, 32), "UTCHMMA"),
     ("sm_100f_bias_silu", "sm_100f", f"{BF16}/bias_silu", (128, 64), "UTCHMMA.2CTA"),
+    ("sm_90a_swiglu", "sm_90a", f"{BF16}/swiglu_halves", (128, 192), HOPPER_192),
+    ("sm_90a_swiglu_oai", "sm_90a", f"{BF16}/swiglu_oai_interleaved", (128, 192), HOPPER_192),
+    ("sm_100f_geglu", "sm_100f", f"{BF16}/geglu_halves", (256, 192), "UTCHMMA.2CTA"),
 ]
 
 
@@ -278,12 +284,55 @@ def test_finds_other_activation(
     assert f"computes what {observed} takes, its signature is {signature}" in finding.message
 
 
+@pytest.mark.parametrize(
+    ("name", "epilogue", "message"),
+    [
+        ("sm_90a_swiglu", "geglu_halves", "computes what silu takes"),
+        ("sm_90a_swiglu", "swiglu_oai_halves", "has the constant of no gate"),
+        ("sm_90a_swiglu_oai", "swiglu_interleaved", "has the constant of swiglu_oai"),
+        ("sm_90a_bf16", "swiglu_halves", "computes what no activation takes"),
+    ],
+)
+def test_finds_other_gate(name: str, epilogue: str, message: str) -> None:
+    tile = (128, 256) if name == "sm_90a_bf16" else (128, 192)
+    (finding,) = findings_of(sass(name), "sm_90a", f"{BF16}/{epilogue}", tile)
+    assert finding.check is Check.EPILOGUE
+    assert message in finding.message
+
+
+def test_finds_limits_that_drop_nan() -> None:
+    text = sass("sm_90a_swiglu_oai").replace("FMNMX.NAN", "FMNMX")
+    (finding,) = findings_of(text, "sm_90a", f"{BF16}/swiglu_oai_interleaved", (128, 192))
+    assert "drops NaN" in finding.message
+
+
 def test_finds_relu_that_drops_nan() -> None:
     text = sass("sm_100f_bias_relu").replace("FSETP.GEU.AND P3, PT, R3.reuse, RZ, PT", "NOP")
     text = text.replace("FSEL R3, R3, RZ, P3", "FMNMX R3, RZ, R3, !PT")
     (finding,) = findings_of(text, "sm_100f", BIAS_RELU, (128, 128))
     assert finding.check is Check.EPILOGUE
     assert finding.message == "takes maxima by FMNMX, which drops NaN: relu of NaN must be NaN"
+
+
+@pytest.mark.parametrize(
+    ("opcode", "out"),
+    [
+        ("F2FP.RELU.BF16.F32.PACK_AB", DType.BF16),
+        ("F2FP.SATFINITE.RELU.E4M3.F32.PACK_AB_MERGE_C", DType.FP8_E4M3),
+    ],
+)
+def test_a_conversion_may_be_a_relu_that_keeps_nan(opcode: str, out: DType) -> None:
+    """As in kernels for sm_90a; without the modifier, the same conversion is none."""
+    code = read_epilogue_code([(opcode, " R4, R5, R4")])
+    assert (code.activation, code.results) == (Activation.RELU, {out})
+    assert not code.drops_nan
+    plain = read_epilogue_code([(opcode.replace(".RELU", ""), " R4, R5, R4")])
+    assert (plain.activation, plain.results) == (None, {out})
+
+
+def test_a_maximum_may_keep_nan_by_its_modifier() -> None:
+    code = read_epilogue_code([("FMNMX.NAN", " R4, RZ, R4, !PT")])
+    assert (code.activation, code.drops_nan) == (Activation.RELU, False)
 
 
 def test_finds_epilogue_that_computes_in_16_bits() -> None:

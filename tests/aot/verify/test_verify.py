@@ -396,8 +396,6 @@ def test_finds_shared_memory_of_the_launch_over_the_limit(tmp_path: Path) -> Non
     [
         (CALL.replace("a: ", "x: ").replace("b: ", "a: ").replace("x: ", "b: "), "takes (b: "),
         (CALL.replace(", stream: Stream", ", scale: float, stream: Stream"), "takes (a: "),
-        ("nothing of the kind", "does not show its operands"),
-        (CALL + "` when calling: `" + CALL.replace("bfloat16", "float16"), "does not show"),
     ],
 )
 def test_finds_launcher_with_other_operands(tmp_path: Path, call: str, message: str) -> None:
@@ -405,11 +403,42 @@ def test_finds_launcher_with_other_operands(tmp_path: Path, call: str, message: 
     assert_only(verify_payload(tmp_path, payload), Check.OPERANDS, message)
 
 
-def test_finds_kernel_without_tensor_core_instructions(tmp_path: Path, fake_nvdisasm: Path) -> None:
-    report = verify_payload(tmp_path, host_payload(tmp_path, cubin=synthetic_cubin()))
-    assert report.disassembler is not None
-    assert report.disassembler.startswith("nvdisasm V99.1.2")
-    assert_only(report, Check.TENSOR_CORE, "no tensor-core instruction; bf16 on sm_100f calls for")
+def of_both(folder: Path, payload: bytes, **options: Any) -> tuple[Report, Report]:
+    """Reports on a payload as that of a known provider, and as that of an unknown one."""
+    entry = built(payload, (64, 32, 64))
+    named = replace(entry, provider="cutlass_operators", operator="a_tile64x32x64")
+    known, unknown = (
+        verify_bundle(bundle(folder, one, arch="sm_100f"), **options) for one in (named, entry)
+    )
+    return known, unknown
+
+
+@pytest.mark.usefixtures("no_tools")
+@pytest.mark.parametrize(
+    "call", ["nothing of the kind", CALL + "` when calling: `" + CALL.replace("bfloat16", "fp16")]
+)
+def test_a_launcher_that_shows_no_call_is_a_finding_of_known_providers_alone(
+    tmp_path: Path, call: str
+) -> None:
+    payload = host_payload(tmp_path, call=call, cubin=synthetic_cubin())
+    known, unknown = of_both(tmp_path, payload)
+    assert_only(known, Check.OPERANDS, "does not show its operands")
+    assert unknown.ok, unknown.findings
+    assert unknown.kernels[0].unseen == ("operands: the launcher does not show its operands",)
+    assert any("not checked of 1 kernels of unknown" in note for note in unknown.notes)
+
+
+def test_a_kernel_without_tensor_core_instructions_is_a_finding_of_known_providers_alone(
+    tmp_path: Path, fake_nvdisasm: Path
+) -> None:
+    known, unknown = of_both(tmp_path, host_payload(tmp_path, cubin=synthetic_cubin()))
+    for report in (known, unknown):
+        assert report.disassembler is not None
+        assert report.disassembler.startswith("nvdisasm V99.1.2")
+    said = "no tensor-core instruction; bf16 on sm_100f calls for"
+    assert_only(known, Check.TENSOR_CORE, said)
+    assert unknown.ok, unknown.findings
+    assert any(said in note for note in unknown.notes)
 
 
 @pytest.mark.parametrize(

@@ -112,27 +112,30 @@ def test_a_result_of_another_type(kind: str) -> None:
     }
 
 
-def test_for_an_architecture_without_epilogues_a_sum_counts_as_its_product() -> None:
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100f"])
+def test_a_sum_that_no_kernel_computes_counts_as_its_product(arch: str) -> None:
     a, b = matrix(16, 64), matrix(32, 64).t()
-    with GemmCalls("sm_90a") as calls:
+    with GemmCalls(arch) as calls:
         torch.addmm(matrix(32), a, b)
         torch.addmm(matrix(16, 32), a, b)
+        torch.addmm(matrix(16, 1), a, b)
         torch.baddbmm(matrix(2, 1, 32), matrix(2, 16, 64), matrix(2, 32, 64).mT)
     assert {problem.key: count for problem, count in calls.problems.items()} == {
-        "mm/tn/bf16xbf16/fp32/fp32/m16n32k64": 2,
+        "mm/tn/bf16xbf16/fp32/bf16/bias/m16n32k64": 1,
+        "mm/tn/bf16xbf16/fp32/bf16/add/m16n32k64": 1,
+        "mm/tn/bf16xbf16/fp32/fp32/m16n32k64": 1,
         "bmm/tn/bf16xbf16/fp32/fp32/b2m16n32k64": 1,
     }
     assert not calls.others
 
 
 def test_what_an_architecture_has_no_kernel_for_is_kept_in_words() -> None:
-    a, b = matrix(16, 64).to(torch.float8_e4m3fn), matrix(32, 64).to(torch.float8_e4m3fn).t()
-    one = torch.ones(())
+    a, b = matrix(16, 64), matrix(2, 32, 64).mT
     with GemmCalls("sm_90a") as calls:
-        torch._scaled_mm(a, b, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
+        torch._grouped_mm(a, b, offs=torch.tensor([8, 16], dtype=torch.int32))
     assert not calls.problems
     (said,) = calls.others
-    assert said.endswith("no kernel for sm_90a takes scales (here fp32_tensor)")
+    assert said.endswith("no kernel for sm_90a computes groups")
 
 
 def test_what_is_added_or_scaled_is_part_of_a_problem() -> None:

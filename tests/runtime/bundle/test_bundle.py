@@ -15,11 +15,13 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nvgemm_aot.bundle.content import BundleContent
+from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
 from nvgemm_aot.bundle.writer import encode_bundle, write_bundle
 from nvgemm_runtime.bundle.decode import decode_header
 from nvgemm_runtime.bundle.encode import encode_header
 from nvgemm_runtime.bundle.format import (
+    APART,
+    BACK_TO_BACK,
     FORMAT_VERSION,
     MAGIC,
     MAX_HEADER_BYTES,
@@ -206,6 +208,16 @@ def reverse_kernels(kernels: list[Any]) -> None:
         ("header-field", set_("sources", 0, "conditions", to=None)),
         ("header-field", set_("sources", 1, "conditions", "date", to=20261121)),
         ("header-field", lambda h: h["sources"][1]["conditions"].pop("driver")),
+        ("header-field", set_("sources", 1, "conditions", "launches", to="")),
+        ("header-field", set_("sources", 1, "conditions", "launches", to=None)),
+        ("header-field", set_("sources", 1, "conditions", "gpu_sha256", to="GPU-1234")),
+        ("header-field", set_("sources", 1, "conditions", "gpu_sha256", to=None)),
+        ("header-field", set_("rankings", 1, "measured", "confirmed_by", to="a" * 64)),
+        ("header-field", set_("rankings", 1, "measured", "confirmed_by", to=["a", "b"])),
+        ("ranking-measured", set_("rankings", 1, "measured", "confirmed_by", to=["a" * 64])),
+        ("ranking-measured", set_("rankings", 1, "measured", "confirmed_by", to=["a" * 64] * 2)),
+        ("ranking-measured",
+         set_("rankings", 1, "measured", "confirmed_by", to=["b" * 64, "a" * 64])),
         ("header-field", set_("rankings", 0, "measured", to=None)),
         ("header-field", lambda h: h["rankings"][1]["measured"].pop("aten")),
         ("header-field", set_("rankings", 1, "measured", "aten", to=[1000])),
@@ -547,3 +559,34 @@ def test_threads_can_read_one_bundle(path: Path) -> None:
 def test_any_json_is_a_format_error_never_another(document: Any) -> None:
     with pytest.raises(BundleFormatError):
         decode_header(canonical_json(document), where="x", version=2, body_offset=48, file_bytes=48)
+
+
+def test_how_and_where_times_were_taken_is_kept_and_optional(
+    tmp_path: Path, content: BundleContent
+) -> None:
+    path = tmp_path / "apart.nvgemm"
+    known = {"launches", "gpu_sha256"}
+    write_bundle(path, content)
+    before = header_of(path.read_bytes())
+    assert known.isdisjoint(before["sources"][1]["conditions"]), "as bundles before have it"
+    assert "confirmed_by" not in before["rankings"][1]["measured"]
+    with Bundle(path) as bundle:
+        conditions = bundle.header.sources[1].conditions
+    assert conditions is not None
+    assert (conditions.launches, conditions.gpu_sha256) == (BACK_TO_BACK, None)
+    gpus = ("a" * 64, "b" * 64)
+
+    def told(ranking: ProblemRanking) -> ProblemRanking:
+        if ranking.measured is None:
+            return ranking
+        found = replace(conditions, launches=APART, gpu_sha256=gpus[0])
+        return replace(
+            ranking,
+            source=replace(ranking.source, conditions=found),
+            measured=replace(ranking.measured, confirmed_by=gpus, doubts=()),
+        )
+
+    content = replace(content, rankings=tuple(map(told, content.rankings)))
+    write_bundle(path, content)
+    test_reads_back_what_was_written(path, content)
+    assert header_of(path.read_bytes())["sources"][1]["conditions"]["launches"] == "apart"

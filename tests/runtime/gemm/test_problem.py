@@ -28,9 +28,8 @@ def problems(draw: st.DrawFn) -> Problem:
     groups = draw(extents) if signature.op is Op.GROUPED_MM else 1
     packed = max(signature.a.packed, signature.b.packed)
     k = draw(st.integers(1, MAX_EXTENT // packed)) * packed
-    return Problem(
-        signature=signature, m=draw(extents), n=draw(extents), k=k, batch=batch, groups=groups
-    )
+    n = draw(st.integers(1, MAX_EXTENT // 2)) * 2 if signature.is_gated else draw(extents)
+    return Problem(signature=signature, m=draw(extents), n=n, k=k, batch=batch, groups=groups)
 
 
 @given(signatures)
@@ -61,6 +60,16 @@ def test_keys_name_scales_epilogue_and_groups() -> None:
     assert grouped.flops == 2 * 64 * 32 * 16  # each row meets the B of its own group alone
 
 
+def test_a_gated_result_has_half_of_the_columns() -> None:
+    gated = Problem.parse("mm/tn/bf16xbf16/fp32/bf16/swiglu_oai_halves/m16n64k8")
+    assert gated.signature.is_gated
+    assert (gated.n, gated.out_n) == (64, 32)
+    assert gated.flops == 2 * 16 * 64 * 8
+    plain = Problem.parse("mm/tn/bf16xbf16/fp32/bf16/bias_silu/m16n65k8")
+    assert not plain.signature.is_gated
+    assert plain.out_n == 65
+
+
 @pytest.mark.parametrize(
     "key",
     [
@@ -83,6 +92,8 @@ def test_keys_name_scales_epilogue_and_groups() -> None:
         "mm/tn/bf16xbf16/fp32/bf16/bias/bias/m1n8k8",
         "mm/tn/bf16xbf16/fp32/bf16/bias_tanh/m1n8k8",
         "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16/m1n8k33",
+        "mm/tn/bf16xbf16/fp32/bf16/swiglu_halves/m1n9k8",
+        "mm/tn/bf16xbf16/fp32/bf16/swiglu/m1n8k8",
     ],
 )
 def test_rejects_what_is_not_a_problem_key(key: str) -> None:

@@ -49,6 +49,17 @@ CASES = {
         Role.SCALE_B: (DType.FP32, (1,)),
         Role.OUT: (DType.BF16, (3, 5)),
     },
+    "mm/tn/bf16xbf16/fp32/fp16/swiglu_halves/m3n10k8": {
+        Role.A: (DType.BF16, (3, 8)),
+        Role.B: (DType.BF16, (8, 10)),
+        Role.OUT: (DType.FP16, (3, 5)),
+    },
+    "mm/tn/fp16xfp16/fp32/fp16/swiglu_oai_interleaved/m3n10k8": {
+        Role.A: (DType.FP16, (3, 8)),
+        Role.B: (DType.FP16, (8, 10)),
+        Role.ADDEND: (DType.FP16, (10,)),
+        Role.OUT: (DType.FP16, (3, 5)),
+    },
     "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16/m130n5k80": {
         Role.A: (DType.FP4_E2M1, (130, 40)),
         Role.B: (DType.FP4_E2M1, (40, 5)),

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from nvgemm_runtime.gemm.problem import Signature
-from nvgemm_runtime.gemm.support import unavailable, unsupported
+from nvgemm_runtime.gemm.support import provider_beside, unavailable, unsupported
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,14 @@ def test_what_none_computes_has_its_reason(key: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("mm/tn/bf16xbf16/fp32/bf16/bias", "no kernel for sm_90a has an epilogue (here bias)"),
-        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row",
-         "no kernel for sm_90a takes scales (here fp32_row)"),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/e8m0_1x32",
+         "no kernel for sm_90a takes block scales (here e8m0_1x32)"),
         ("grouped_mm/tn/bf16xbf16/fp32/bf16", "no kernel for sm_90a computes groups"),
         ("mm/nt/int8xint8/int32/int32",
          "kernels for sm_90a multiply int8 in layout tn alone (here nt)"),
         ("mm/nt/bf16xbf16/fp32/fp32", None),
+        ("mm/nt/bf16xbf16/fp32/fp32/add", None),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/bias", None),
         ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", None),
     ],
 )  # fmt: skip
@@ -73,3 +74,17 @@ def test_what_hopper_lacks_has_its_reason(key: str, reason: str | None) -> None:
     assert unsupported(signature) is None
     assert unavailable(signature, "sm_90a") == reason
     assert unavailable(signature, "sm_100f") is None
+
+
+@pytest.mark.parametrize(
+    ("key", "arch", "provider"),
+    [
+        ("mm/tn/bf16xbf16/fp32/bf16/bias", "sm_90a", "quack"),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_tensor", "sm_90a", "quack"),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_90a", None),
+        ("mm/tn/bf16xbf16/fp32/bf16/bias", "sm_100f", None),
+        ("mm/tn/bf16xbf16/fp32/bf16/bias", "sm_80", None),
+    ],
+)
+def test_epilogues_of_hopper_are_another_providers(key: str, arch: str, provider: str) -> None:
+    assert provider_beside(Signature.parse(key), arch) == provider

@@ -282,7 +282,7 @@ def test_explanations_say_what_was_measured(
     gemms = [gemm.to_json() for gemm in collect(events())]
     text = explain_text({"gemms": gemms, "unreadable_lines": 0})
     assert "another choice, as measured" in text
-    assert "measured on cpu, 2026-11-21: 0.2 us, ATen 0.1 us" in text
+    assert "measured once on cpu, 2026-11-21: 0.2 us, ATen 0.1 us" in text
 
 
 def test_our_choice_alone_writes_the_same_code_as_when_it_wins(trial: Trial) -> None:

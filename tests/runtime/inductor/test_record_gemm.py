@@ -54,7 +54,7 @@ def test_every_gemm_of_a_graph(inductor: InductorSession, path: Path, max_autotu
     recording = Recorder(path).read()
     assert problems(recording) == {
         "mm/tn/bf16xbf16/fp32/bf16/m48n32k64": 2,
-        "mm/tn/bf16xbf16/fp32/fp32/m48n32k64": 1,
+        "mm/tn/bf16xbf16/fp32/bf16/bias/m48n32k64": 1,
         "bmm/tn/bf16xbf16/fp32/bf16/b2m16n16k64": 1,
     }
     assert recording.others == {
@@ -68,16 +68,19 @@ def test_every_gemm_of_a_graph(inductor: InductorSession, path: Path, max_autotu
 def test_sums_are_declared_as_kernels_for_the_target_compute_them(
     inductor: InductorSession, path: Path
 ) -> None:
-    """With their epilogue where there are kernels with one, else as a product into fp32."""
-    for target, part in (("sm_90a", "fp32"), ("sm_100f", "bf16/bias"), ("sm_103a", "bf16/bias")):
+    """With their epilogue, or as a product into fp32 where no kernel adds such a thing."""
+    for target in ("sm_90a", "sm_100f", "sm_103a"):
         torch._dynamo.reset()
         inductor.monkeypatch.setenv("NVGEMM_AOT_RECORD", str(path.with_stem(target)))
         inductor.monkeypatch.setenv("NVGEMM_AOT_RECORD_TARGET", target)
-        inductor.compile(
-            lambda x, w, bias: torch.addmm(bias, x, w.t()), half(48, 64), half(32, 64), half(32)
-        )
+        x, w, bias, column = half(48, 64), half(32, 64), half(32), half(48, 1)
+        inductor.compile(lambda x, w, c: torch.addmm(c, x, w.t()), x, w, bias)
+        inductor.compile(lambda x, w, c: torch.addmm(c, x, w.t()), x, w, column)
         recording = Recorder(path.with_stem(target)).read()
-        assert problems(recording) == {f"mm/tn/bf16xbf16/fp32/{part}/m48n32k64": 1}
+        assert problems(recording) == {
+            "mm/tn/bf16xbf16/fp32/bf16/bias/m48n32k64": 1,
+            "mm/tn/bf16xbf16/fp32/fp32/m48n32k64": 1,
+        }
         assert recording.targets == {target}
         assert not recording.others
 

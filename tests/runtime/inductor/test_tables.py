@@ -11,8 +11,15 @@ from torch._inductor import select_algorithm  # noqa: F401  (our modules come be
 from nvgemm_runtime.gemm.aten import OPERATORS
 from nvgemm_runtime.gemm.operands import RANKS
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.gemm.types import Activation
-from nvgemm_runtime.inductor import choices, cpp, epilogue_choices, epilogue_fusion
+from nvgemm_runtime.gemm.types import Activation, Epilogue, Gate
+from nvgemm_runtime.inductor import (
+    choices,
+    cpp,
+    epilogue_choices,
+    epilogue_fusion,
+    gated_choices,
+    gated_fusion,
+)
 from nvgemm_runtime.launch import native
 from nvgemm_runtime.launch.fakes import OPERATORS as OURS
 
@@ -28,6 +35,20 @@ def test_stock_torch_computes_an_activation_as_it_is_in_graphs(activation: Activ
     eval(call.fallback, {"torch": torch})(bias, a, b, out=out)
     wanted = epilogue_choices._function(activation)(torch.addmm(bias, a, b))
     torch.testing.assert_close(out, wanted)
+
+
+def test_every_gate_is_found_in_graphs() -> None:
+    assert {gate for gate, _ in gated_fusion._patterns()} == {*Gate}
+
+
+@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.gate is not None])
+def test_stock_torch_computes_a_gate_as_it_is_in_graphs(epilogue: Epilogue) -> None:
+    op = "mm" if epilogue.addend is None else "addmm"
+    call = choices.StockCall(op=op, gemm="", inputs=(), layout=None, gated=epilogue)
+    given = [] if epilogue.addend is None else [4 * torch.randn(6)]
+    tensors, out = [*given, 3 * torch.randn(2, 4), torch.randn(4, 6)], torch.empty(2, 3)
+    eval(call.fallback, {"torch": torch})(*tensors, out=out)
+    torch.testing.assert_close(out, gated_choices._in_one(epilogue)(*tensors))
 
 
 @pytest.mark.parametrize(

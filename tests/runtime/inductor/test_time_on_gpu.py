@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import pickle
 from collections.abc import Callable
@@ -308,6 +309,66 @@ def test_a_way_of_measuring_that_the_user_chose_is_kept(
         assert choice.hash_key() == "key"
 
 
+@dataclass
+class Launched:
+    """A choice that the host takes some time to launch, and the GPU to compute; microseconds."""
+
+    name: str
+    host_us: float
+    gpu_us: float
+
+    def benchmark(self) -> float:
+        on_gpu = getattr(choice_timing._thread, "on_gpu", False)
+        # Inductor's events are 5 us apart before the launch counts.
+        return self.gpu_us + (0.0 if on_gpu else max(0.0, self.host_us - 5.0))
+
+    def hash_key(self) -> str:
+        return self.name
+
+
+ATEN, TRITON = Launched("aten", 30.0, 10.0), Launched("triton", 10.0, 14.0)
+SLOW_ATEN = Launched("aten", 30.0, 40.0)
+
+
+@pytest.mark.parametrize(
+    ("others", "kernels_us", "winner"),
+    [
+        pytest.param([ATEN, TRITON], [15.0], "triton", id="Inductor's choice stands"),
+        pytest.param([ATEN, TRITON], [16.0, 13.0], "kernel 13.0", id="a kernel beats it"),
+        pytest.param([TRITON, ATEN], [13.0, 12.0], "kernel 12.0", id="the quickest kernel"),
+        pytest.param([Launched("aten", 9.0, 10.0), TRITON], [11.0], "aten", id="a cheaper launch"),
+        pytest.param([SLOW_ATEN, TRITON], [13.9], "kernel 13.9", id="ATen loses in both"),
+    ],
+)
+def test_kernels_join_inductors_choice_only_where_they_beat_it_on_the_gpu(
+    timer: list[float], others: list[Launched], kernels_us: list[float], winner: str
+) -> None:
+    """In calls, the launch of Inductor's winner counts; in CUDA graphs, its time on the GPU."""
+    stock = min(others, key=lambda choice: choice.benchmark())
+    others = [Launched(**vars(choice)) for choice in others]
+    kernels = [Launched(f"kernel {us}", 6.0, us) for us in kernels_us]
+    choice_timing.time_beside_inductor(others, kernels)
+    times = {choice.name: choice.benchmark() for choice in (*others, *kernels)}
+    assert min(times, key=times.__getitem__) == winner
+    assert times[stock.name] == stock.gpu_us + max(0.0, stock.host_us - 5.0), "as Inductor has it"
+    assert {choice.hash_key() for choice in others} == {"aten", "triton"}
+    assert all(one.hash_key() == f"{one.name}-beside-inductor" for one in kernels)
+
+
+def test_kernels_alone_are_compared_by_their_time_on_the_gpu(timer: list[float]) -> None:
+    """Inductor's choices failed, as where Triton's kernels need too much shared memory."""
+
+    def fail() -> float:
+        raise RuntimeError("out of resources")
+
+    failing = SimpleNamespace(benchmark=fail)
+    kernel = Launched("kernel", 6.0, 9.0)
+    choice_timing.time_beside_inductor([failing], [kernel])
+    with pytest.raises(RuntimeError, match="resources"):
+        failing.benchmark()
+    assert kernel.benchmark() == 9.0
+
+
 def test_all_choices_of_a_gemm_that_kernels_join_are_timed_on_the_gpu(
     inductor: InductorSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -315,20 +376,57 @@ def test_all_choices_of_a_gemm_that_kernels_join_are_timed_on_the_gpu(
     from nvgemm_runtime.inductor import hook
 
     seen: list[list[str]] = []
-
-    def time_on_gpu(choices: list[Any]) -> None:
-        seen.append([choice.name.partition("_")[0] for choice in choices])
-
     on_equal_terms = hook.on_equal_terms
 
-    def as_on_a_gpu(choices: list[Any]) -> list[Any]:
+    def on_a_gpu(choices: list[Any]) -> list[Any]:
         layout = SimpleNamespace(device=torch.device("cuda"))
-        monkeypatch.setattr(hook, "time_on_gpu", time_on_gpu)
-        on_equal_terms([SimpleNamespace(layout=layout, name=choice.name) for choice in choices])
-        return choices
+        return [SimpleNamespace(layout=layout, name=choice.name) for choice in choices]
 
+    def as_on_a_gpu(others: list[Any], kernels: list[Any]) -> list[Any]:
+        on_equal_terms(on_a_gpu(others), on_a_gpu(kernels))
+        return [*others, *kernels]
+
+    monkeypatch.setattr(
+        hook, "time_on_gpu", lambda choices: seen.append([one.name[:6] for one in choices])
+    )
     monkeypatch.setattr(hook, "on_equal_terms", as_on_a_gpu)
     a, b = torch.randn(16, 64), torch.randn(64, 32)
     inductor.compile(lambda a, b: a @ b, a, b)
     inductor.compile(lambda a, b: a.double() @ b.double(), a, b)
     assert seen == [["mm", "nvgemm"]], "ATen's beside a bundled one; nothing where no kernel joins"
+
+
+@pytest.mark.parametrize(
+    ("backends", "settings", "variable", "way"),
+    [
+        ("ATEN", {}, "", "on_gpu"),
+        ("ATEN,TRITON", {}, "", "beside_inductor"),
+        ("ATEN,TRITON", {}, "0", "beside_inductor"),
+        ("ATEN,TRITON", {"triton.cudagraphs": True}, "", "on_gpu"),
+        ("ATEN,TRITON", {}, "1", "on_gpu"),
+        ("ATEN,TRITON", {"autotune_in_subproc": True}, "", "on_gpu"),
+    ],
+)
+def test_launches_count_where_choices_differ_in_them_and_the_program_may_wait_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+    backends: str,
+    settings: dict[str, Any],
+    variable: str,
+    way: str,
+) -> None:
+    importlib.import_module("torch._inductor.select_algorithm")  # it imports the plug-in in order
+    from nvgemm_runtime.inductor import hook
+
+    seen: list[str] = []
+    monkeypatch.setattr(hook, "time_on_gpu", lambda choices: seen.append("on_gpu"))
+    monkeypatch.setattr(hook, "time_beside_inductor", lambda *_: seen.append("beside_inductor"))
+    monkeypatch.setattr(
+        hook, "backends_beside_aten", lambda choices: {one.kind for one in choices} - {"ATEN"}
+    )
+    if variable:
+        monkeypatch.setenv("NVGEMM_AOT_CUDA_GRAPHS", variable)
+    layout = SimpleNamespace(device=torch.device("cuda"))
+    others = [SimpleNamespace(layout=layout, kind=kind) for kind in backends.split(",")]
+    with config.patch(settings):
+        hook.on_equal_terms(others, [SimpleNamespace(layout=layout)])
+    assert seen == [way]

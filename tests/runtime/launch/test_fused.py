@@ -51,6 +51,9 @@ def call_of(arguments: Arguments) -> Callable[..., torch.Tensor]:
     options: dict[str, Any] = dict(keywords)
     if served.scales is not None:
         options["recipe"] = served.scales.value
+    elif served.is_gated:
+        assert served.epilogue is not None
+        options["epilogue"] = served.epilogue.value
     elif served.epilogue is not None and served.epilogue.activation is not None:
         options["activation"] = served.epilogue.activation.value
     function = getattr(nvgemm_runtime, name)

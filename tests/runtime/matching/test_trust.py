@@ -73,7 +73,29 @@ def test_only_the_winner_is_offered() -> None:
     decision = outcome(found)
     assert decision.kernels == found.kernels[:1]
     assert not decision.is_final
-    assert decision.why == "measured on NVIDIA H200, 2026-11-21: 1.0 us, ATen 1.2 us"
+    assert decision.why == "measured once on NVIDIA H200, 2026-11-21: 1.0 us, ATen 1.2 us"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "doubts", "said"),
+    [
+        ((), (), "measured once"),
+        (("a" * 64,), (), "measured once"),
+        (("a" * 64, "a" * 64), (), "measured once"),
+        (("a" * 64, "b" * 64), (), "confirmed by 2 GPUs"),
+        (("a" * 64, "b" * 64), ("it was hot",), "doubtful"),
+    ],
+)
+def test_two_distinct_gpus_without_doubts_confirm(
+    gpus: tuple[str, ...], doubts: tuple[str, ...], said: str
+) -> None:
+    measured = match().measured
+    assert measured is not None
+    measured = replace(measured, confirmed_by=gpus, doubts=doubts)
+    assert measured.standing == said
+    assert measured.is_confirmed == (said == "confirmed by 2 GPUs")
+    if not doubts:
+        assert outcome(match(measured=measured)).why.startswith(f"{said} on NVIDIA H200, ")
 
 
 def test_nothing_is_offered_where_aten_was_faster_or_equal() -> None:

@@ -10,11 +10,20 @@ from typing import Annotated
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from nvgemm_runtime.gemm.problem import MAX_EXTENT, Layout
+from nvgemm_runtime.gemm.types import Epilogue
 
 from .gemm import COLUMNS, ROWS, Fusible, Heads, ModelGemm, Projection, Routing, Split, repeat
 from .quantization import Quantization, read_quantization
 
 Size = Annotated[int, Field(ge=1, le=MAX_EXTENT)]
+
+
+GATES = {
+    "silu": Epilogue.SWIGLU_HALVES,
+    "swish": Epilogue.SWIGLU_HALVES,
+    "gelu_pytorch_tanh": Epilogue.GEGLU_HALVES,
+}
+"""By a config's ``hidden_act``: what follows a gate_up_proj, whose weight is [gate; up]."""
 
 
 class DecoderConfig(BaseModel, ABC):
@@ -29,6 +38,7 @@ class DecoderConfig(BaseModel, ABC):
     hidden_size: Size
     num_hidden_layers: Size
     num_attention_heads: Size
+    hidden_act: str = "silu"
     quantization: Quantization | None = Field(
         default=None, validation_alias=AliasChoices("quantization_config", "compression_config")
     )
@@ -66,7 +76,11 @@ class DecoderConfig(BaseModel, ABC):
                 role=f"{role} {name}", n=intermediate, k=hidden, split=COLUMNS, biased=biased
             )
 
-        yield Fusible(role=f"{role} gate_up_proj", parts=(into("gate_proj"), into("up_proj")))
+        yield Fusible(
+            role=f"{role} gate_up_proj",
+            parts=(into("gate_proj"), into("up_proj")),
+            gated=GATES.get(self.hidden_act),
+        )
         yield ModelGemm(
             role=f"{role} down_proj", n=hidden, k=intermediate, split=ROWS, biased=biased
         )
@@ -155,7 +169,7 @@ class SparseConfig(DecoderConfig):
         )
 
     def routed_experts(
-        self, *, intermediate: int, layout: Layout = Layout.TN
+        self, *, intermediate: int, layout: Layout = Layout.TN, gated: Epilogue | None = None
     ) -> Iterator[Projection]:
         """The experts, of which transformers too keeps the gate and up projections as one weight.
 
@@ -163,7 +177,13 @@ class SparseConfig(DecoderConfig):
         """
         routing = Routing(experts=self.experts, chosen=self.num_experts_per_tok)
         hidden = self.hidden_size
-        into = ModelGemm(role="expert gate_up_proj", n=2 * intermediate, k=hidden, split=COLUMNS)
+        into = ModelGemm(
+            role="expert gate_up_proj",
+            n=2 * intermediate,
+            k=hidden,
+            split=COLUMNS,
+            gated=gated or GATES.get(self.hidden_act),
+        )
         out_of = ModelGemm(role="expert down_proj", n=hidden, k=intermediate, split=ROWS)
         both = [replace(gemm, routing=routing, layout=layout) for gemm in (into, out_of)]
         yield from repeat(self.experts, both)

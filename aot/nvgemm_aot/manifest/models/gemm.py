@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from nvgemm_runtime.gemm.problem import Layout
+from nvgemm_runtime.gemm.types import Epilogue
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +60,7 @@ class ModelGemm:
         routing: For one expert's weight: how tokens reach it. None where every token does.
         layout: ``tn`` for a weight kept as [n, k], as Linear does, and ``tt`` for [k, n].
         biased: Whether the model adds a bias to the product.
+        gated: The gate that follows, and the order of its columns, where kernels apply such a gate.
         unserved: Why no kernel computes it as the model does, in words; empty where one can.
     """
 
@@ -70,6 +72,7 @@ class ModelGemm:
     routing: Routing | None = None
     layout: Layout = Layout.TN
     biased: bool = False
+    gated: Epilogue | None = None
     unserved: str = ""
 
 
@@ -77,11 +80,13 @@ class ModelGemm:
 class Fusible:
     """GEMMs of one input that serving engines compute as one, their weights side by side.
 
-    The separate ``parts`` differ only in role, n and split.
+    The separate ``parts`` differ only in role, n and split. ``gated`` is as in `ModelGemm`, of the
+    parts together.
     """
 
     role: str
     parts: tuple[ModelGemm, ...]
+    gated: Epilogue | None = None
 
 
 Projection = ModelGemm | Fusible

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pydantic import Field
 
 from nvgemm_runtime.gemm.problem import Layout
+from nvgemm_runtime.gemm.types import Epilogue
 
 from .decoder import GroupedQueryConfig, Size, SparseConfig
 from .gemm import Projection
@@ -23,5 +24,9 @@ class GptOssConfig(GroupedQueryConfig, SparseConfig):
     def projections(self) -> Iterator[Projection]:
         """Sparse layers and the head. Expert weights are kept as [in features, out features]."""
         attention = self.attention(biased=self.attention_bias)
-        experts = self.routed_experts(intermediate=self.intermediate_size, layout=Layout.TT)
+        experts = self.routed_experts(
+            intermediate=self.intermediate_size,
+            layout=Layout.TT,
+            gated=Epilogue.SWIGLU_OAI_INTERLEAVED,
+        )
         return self.equal_layers(attention, [self.router(biased=True)], experts)

@@ -33,7 +33,7 @@ def share(projections: Iterable[Projection], ranks: int, *, fused: bool) -> Iter
     for projection in projections:
         parts = [_share_one(gemm, ranks) for gemm in _parts(projection)]
         if fused and isinstance(projection, Fusible):
-            yield _fuse(projection.role, parts)
+            yield _fuse(projection, parts)
         else:
             yield from parts
 
@@ -56,10 +56,11 @@ def _share_one(gemm: ModelGemm, ranks: int) -> ModelGemm:
     return replace(gemm, n=sizes["n"], k=sizes["k"])
 
 
-def _fuse(role: str, parts: Sequence[ModelGemm]) -> ModelGemm:
+def _fuse(projection: Fusible, parts: Sequence[ModelGemm]) -> ModelGemm:
     return replace(
         parts[0],
-        role=role,
+        role=projection.role,
+        gated=projection.gated,
         n=sum(part.n for part in parts),
         biased=any(part.biased for part in parts),
         unserved=next((part.unserved for part in parts if part.unserved), ""),

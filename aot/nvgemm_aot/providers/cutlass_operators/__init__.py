@@ -13,16 +13,16 @@ from typing import Any
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError
 from nvgemm_runtime.gemm.problem import Signature
-from nvgemm_runtime.gemm.support import unsupported
+from nvgemm_runtime.gemm.support import provider_beside, unsupported
 
 from ...targets import BuildTarget
 from .. import cute_dsl
-from ..base import Candidate, Enumeration, Rejection, RuntimeModel
+from ..base import INTERFACE_VERSION, Candidate, Enumeration, Rejection, RuntimeModel
 from ..heuristics import MatmulHeuristics
 from . import toolchain
 from .block_scaled import BlockScaled
 from .dense import Dense
-from .epilogue import WithEpilogue
+from .epilogue import WithEpilogue, named_beside
 from .family import Family
 from .grouped import Grouped
 
@@ -43,6 +43,7 @@ FAMILIES: tuple[Family, ...] = (Dense(), WithEpilogue(), BlockScaled(), Grouped(
 class CutlassOperators:
     """Lists and compiles the operators of ``cutlass.operators``."""
 
+    interface = INTERFACE_VERSION
     name = "cutlass_operators"
     recipe = f"1, host {cute_dsl.HOST_CPU} {cute_dsl.HOST_FEATURES}"
 
@@ -65,7 +66,10 @@ class CutlassOperators:
         reason = unsupported(signature)
         family = _family_of(signature)
         if reason is not None or family is None:
-            return Enumeration(absence=reason or f"no operator computes {signature.key}")
+            if reason is None:
+                beside = provider_beside(signature, target.target.arch)
+                reason = f"no operator computes {signature.key}" + named_beside(beside)
+            return Enumeration(absence=reason)
         candidates, rejections = [], []
         absence: str | None = family.absence(signature, target)
         for operator in _operators(signature, target.target.arch).values():
@@ -187,6 +191,8 @@ def _sample_arguments(signature: Signature) -> Any:
 
 
 def _family_of(signature: Signature) -> Family | None:
+    if signature.is_gated:
+        return None  # the language of their epilogues knows no pairs of columns
     return next((family for family in FAMILIES if family.serves(signature)), None)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
+from nvgemm_runtime.gemm.support import provider_beside
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 from ...targets import BuildTarget
@@ -73,7 +74,10 @@ class WithEpilogue(Family):
         text = (
             f"no operator of {target.target.arch} {what}: its plain kernels store the bare product"
         )
-        if signature.scales is None and signature.epilogue in (Epilogue.BIAS, Epilogue.ADD):
+        beside = provider_beside(signature, target.target.arch)
+        if beside is not None:
+            text += named_beside(beside)
+        elif signature.scales is None and signature.epilogue in (Epilogue.BIAS, Epilogue.ADD):
             text += "; declare the product with 'out: fp32', to which torch.compile adds the rest"
         return text
 
@@ -84,6 +88,13 @@ class WithEpilogue(Family):
 
     def added_code(self, signature: Signature) -> str:
         return f"# in {signature.accumulator.value}, NaN kept\n{epilogue_source(signature)}"
+
+
+def named_beside(provider: str | None) -> str:
+    """What an absence adds of the provider that has such kernels, if one does."""
+    if provider is None:
+        return ""
+    return f"; {provider} has such kernels: name it among the manifest's providers"
 
 
 @contextlib.contextmanager

@@ -1,26 +1,41 @@
 """Provider of quack-kernels' dense GEMMs, CuTe-DSL kernels for Hopper and Blackwell.
 
-`designs` says which specialisations are offered, `entry` compiles one. It may import what
-`providers` may. The library and the compiler are imported when a kernel is first compiled, never to
-list candidates. quack changes classes of the DSL in the process that imports it, so a compiler
-process works for one provider alone.
+`designs` says which specialisations are offered, `entry` compiles one, and `gated` one with a gate;
+`epilogue` is what kernels do before they store, where they do more than to multiply. It may import
+what `providers` may. The library and the compiler are imported when a kernel is first compiled,
+never to list candidates. quack changes classes of the DSL in the process that imports it, so a
+compiler process works for one provider alone.
 """
 
 from __future__ import annotations
 
-from nvgemm_runtime.bundle.calling_convention import CLUSTERS, PLAIN, STREAM, WORKSPACE
+import functools
+import hashlib
+import inspect
+from collections.abc import Iterable
+from types import ModuleType
+
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.errors import CompileError, ToolchainError
-from nvgemm_runtime.gemm.problem import Op, Signature
-from nvgemm_runtime.gemm.roles import extra_roles
+from nvgemm_runtime.gemm.problem import Layout, Op, Signature
 from nvgemm_runtime.gemm.support import unsupported
+from nvgemm_runtime.gemm.types import DType
 
 from ...targets import BuildTarget
 from .. import cute_dsl
-from ..base import BlockShape, Candidate, Enumeration, RuntimeModel
+from ..base import INTERFACE_VERSION, BlockShape, Candidate, Enumeration, RuntimeModel
 from ..heuristics import MatmulHeuristics
+from . import epilogue, gated
 from .designs import HOPPER, Design, designs, workspace_of
-from .entry import ALIGNMENT_BYTES, CUTE_TYPES, compile_entry, import_library
+from .entry import (
+    ALIGNMENT_BYTES,
+    CUTE_TYPES,
+    calling_convention,
+    compile_entry,
+    import_library,
+)
+
+_LIBRARY = "quack-kernels"
 
 _DISTRIBUTIONS = (
     "nvidia-cutlass-dsl",
@@ -28,25 +43,47 @@ _DISTRIBUTIONS = (
     "nvidia-cutlass-dsl-libs-core",
     "nvidia-cutlass-dsl-libs-cu13",
     "apache-tvm-ffi",
-    "quack-kernels",
+    _LIBRARY,
 )
 """Distributions whose versions shape the code."""
+
+ACCEPTED_VERSIONS = ("0.6.5",)
+"""Releases of quack-kernels that are compiled. The provider builds the library's kernel objects
+itself, by classes and arguments that change without notice: of any other release, nobody has seen
+whether its kernels are right."""
 
 _VARIABLES = ("QUACK_",)
 """Prefix of the environment variables that the library reads."""
 
-_OPERANDS = tuple(dtype for dtype in CUTE_TYPES if dtype.bits == 16)
+_OPERANDS = tuple(dtype for dtype in CUTE_TYPES if dtype.bits <= 16)
+_WIDE = tuple(dtype for dtype in CUTE_TYPES if dtype.bits >= 16)
 
 
 class Quack:
     """Lists and compiles the dense GEMMs of quack-kernels."""
 
+    interface = INTERFACE_VERSION
     name = "quack"
-    recipe = f"2, host {cute_dsl.HOST_CPU} {cute_dsl.HOST_FEATURES}"
+    recipe = f"3, host {cute_dsl.HOST_CPU} {cute_dsl.HOST_FEATURES}"
 
     def toolchain(self) -> dict[str, str]:
-        """Versions of the compiler and the library; see `Provider.toolchain`."""
-        return cute_dsl.installed_versions(_DISTRIBUTIONS, "quack's kernels")
+        """Versions of the compiler and the library; see `Provider.toolchain`.
+
+        Raises:
+            ToolchainError: If one is missing, or the library is of another release than
+                `ACCEPTED_VERSIONS`.
+        """
+        found = cute_dsl.installed_versions(_DISTRIBUTIONS, "quack's kernels")
+        version = found[_LIBRARY]
+        if version not in ACCEPTED_VERSIONS:
+            accepted = " or ".join(ACCEPTED_VERSIONS)
+            raise ToolchainError(
+                f"cannot compile quack's kernels: {_LIBRARY} {version} is installed, must be "
+                f"{accepted}, as its kernels are made by parts of it that other releases change; "
+                f"run: pip install '{_LIBRARY}=={ACCEPTED_VERSIONS[-1]}', or leave quack out of "
+                "the manifest's providers"
+            )
+        return found
 
     def prepare(self) -> None:
         """Import compiler and library, compile an empty function; see `Provider.prepare`."""
@@ -56,12 +93,14 @@ class Quack:
 
     def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
         """List designs; see `Provider.enumerate`."""
-        absence = unsupported(signature) or _why_absent(signature)
+        arch = target.target.arch
+        absence = unsupported(signature) or _why_absent(signature, arch)
         if absence is not None:
             return Enumeration(absence=absence)
-        arch = target.target.arch
         return Enumeration(
-            candidates=tuple(self._candidate(one, signature, arch) for one in designs(arch))
+            candidates=tuple(
+                self._candidate(one, signature, arch) for one in _offered(signature, arch)
+            )
         )
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
@@ -76,10 +115,12 @@ class Quack:
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         """Compile one design to an object; see `Provider.compile`."""
         arch = target.target.arch
-        named = {_operator(one, candidate.signature, arch): one for one in designs(arch)}
+        signature = candidate.signature
+        named = {_operator(one, signature, arch): one for one in _offered(signature, arch)}
+        compile_design = gated.compile_gated if signature.is_gated else compile_entry
         try:
             cute_dsl.warm_up()
-            compiled = compile_entry(named[candidate.operator], candidate.signature, arch)
+            compiled = compile_design(named[candidate.operator], signature, arch)
             return cute_dsl.export_object(compiled)
         except (OSError, ToolchainError):
             raise
@@ -90,9 +131,6 @@ class Quack:
 
     def _candidate(self, design: Design, signature: Signature, arch: str) -> Candidate:
         static = arch == HOPPER
-        workspace = workspace_of(design)
-        parameters = ["a", "b", "out", *([WORKSPACE] if workspace else [])]
-        parameters += [*([CLUSTERS] if static else []), STREAM]
         tile_k, ctas = design.tile_k(signature.a), design.ctas_per_tile(arch)
         m, n = design.tile
         return Candidate(
@@ -119,22 +157,54 @@ class Quack:
             preference=2 if design.in_any_order else 0 if design.pingpong or not static else 1,
             alignment_bytes=ALIGNMENT_BYTES,
             workspace_bytes=0,
-            workspace=workspace,
+            workspace=workspace_of(design),
             is_deterministic=not design.in_any_order,
-            calling_convention=f"tvm_ffi:{PLAIN.name}({','.join(parameters)})",
+            calling_convention=str(calling_convention(design, signature, arch)),
+            added_code=_added_code(signature),
+            traits=("pingpong",) if design.pingpong else (),
         )
 
 
-def _why_absent(signature: Signature) -> str | None:
-    if signature.op not in (Op.MM, Op.BMM) or extra_roles(signature):
-        return f"quack's plain GEMMs do not compute {signature.key}"
+def _added_code(signature: Signature) -> str:
+    """What cache keys of kernels with an epilogue of this project hold of its source."""
+    if signature.is_gated:
+        return f"gate {_source_digest(gated)}"
+    return f"epilogue {_source_digest(epilogue)}" if epilogue.has_own_epilogue(signature) else ""
+
+
+@functools.cache
+def _source_digest(module: ModuleType) -> str:
+    return hashlib.sha256(inspect.getsource(module).encode()).hexdigest()
+
+
+def _offered(signature: Signature, arch: str) -> tuple[Design, ...]:
+    return gated.designs(arch, signature) if signature.is_gated else designs(arch, signature)
+
+
+def _why_absent(signature: Signature, arch: str) -> str | None:
+    if signature.is_gated:
+        return None  # what `unsupported` allows
+    if signature.op not in (Op.MM, Op.BMM) or (
+        signature.scales is not None and signature.scales.is_swizzled
+    ):
+        return f"quack's dense GEMMs do not compute {signature.key}"
     if signature.a not in _OPERANDS or signature.out not in CUTE_TYPES:
         return (
-            f"of quack, GEMMs of {' and '.join(one.value for one in _OPERANDS)} into "
-            f"{', '.join(one.value for one in CUTE_TYPES)} are offered (here {signature.a.value} "
-            f"into {signature.out.value})"
+            f"of quack, GEMMs of {_names(_OPERANDS)} into {_names(CUTE_TYPES)} are offered (here "
+            f"{signature.a.value} into {signature.out.value})"
         )
+    if arch != HOPPER and {signature.a, signature.out} - {*_WIDE}:
+        return (
+            f"of quack, kernels for {arch} are offered of fp16 and bf16 into {_names(_WIDE)} alone "
+            f"(here {signature.a.value} into {signature.out.value})"
+        )
+    if signature.a.is_fp8 and signature.layout is not Layout.TN:
+        return f"{signature.a.value} is multiplied in layout tn alone on {arch}"
     return None
+
+
+def _names(dtypes: Iterable[DType]) -> str:
+    return ", ".join(dtype.value for dtype in dtypes)
 
 
 def _operator(design: Design, signature: Signature, arch: str) -> str:
@@ -142,9 +212,10 @@ def _operator(design: Design, signature: Signature, arch: str) -> str:
     m, n = design.tile
     kind = ("pingpong" if design.pingpong else "cooperative") if arch == HOPPER else "clc"
     family = "Sm90" if arch == HOPPER else "Sm100"
+    epilogue = "Gated" if signature.is_gated else "Default"
     order = "parallel" if design.in_any_order else "serial"
     split = f"_split_k{design.splits}_{order}" if design.splits > 1 else ""
     return (
-        f"quack.GemmDefault{family}_{kind}_cluster{design.cluster[0]}x{design.cluster[1]}x1"
+        f"quack.Gemm{epilogue}{family}_{kind}_cluster{design.cluster[0]}x{design.cluster[1]}x1"
         f"_tile{m}x{n}x{design.tile_k(signature.a)}{'_swap_ab' if design.swapped else ''}{split}"
     )

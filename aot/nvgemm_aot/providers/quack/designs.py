@@ -1,7 +1,9 @@
-"""Which designs of quack's dense GEMM are offered for an architecture.
+"""Which designs of quack's dense GEMM are offered for an architecture and a signature.
 
 Most are those that quack's own autotuner tries. The narrow ones are not in its list, but its
-kernels accept them; with operands swapped, they compute a small m without wasted rows.
+kernels accept them; with operands swapped, they compute a small m without wasted rows. On Hopper,
+kernels for fp8 keep their sums in two levels, as exact as fp32, which takes twice the registers:
+their tiles are smaller, for those of 16-bit types would spill.
 
 The library's dynamic schedule for Hopper is not offered. All tiles of a dense GEMM take the same
 time, so a counter that hands them out finds nothing to balance, and it must be zeroed before each
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from nvgemm_runtime.bundle.workspace import ZEROED_MULTIPLE_BYTES, TileWorkspace
+from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.types import DType
 
 
@@ -88,14 +91,21 @@ _HOPPER_SPLIT_IN_ANY_ORDER = (
     Design(tile=(128, 128), cluster=(1, 1), splits=4, in_any_order=True),
 )  # fmt: skip
 """Of two parts the order does not matter, so there are at least four."""
+_HOPPER_FP8_SHARED = (*product((128,), (128, 160, 192)), (192, 128), (256, 96))
+_HOPPER_FP8_PINGPONG = ((64, 128), (64, 192), (128, 96))
 
 _BLACKWELL_WIDTHS = (64, 128, 160, 192, 224, 256)
 _BLACKWELL_NARROW = (16, 32, 64)
 
 
-def designs(arch: str) -> tuple[Design, ...]:
-    """All designs for an architecture, in a fixed order."""
-    return tuple(_hopper() if arch == HOPPER else _blackwell())
+def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
+    """The designs for a signature on an architecture, in a fixed order."""
+    if arch != HOPPER:
+        return tuple(_blackwell())
+    if signature.a.is_fp8:
+        return tuple(_hopper_fp8())
+    is_plain = signature.epilogue is None and signature.scales is None
+    return (*_hopper(), *((*_HOPPER_SPLIT, *_HOPPER_SPLIT_IN_ANY_ORDER) if is_plain else ()))
 
 
 FLAG_BYTES = 4
@@ -135,13 +145,24 @@ def _hopper() -> Iterator[Design]:
             yield Design(tile=tile, cluster=(1, 1), pingpong=pingpong, swapped=swapped)
     for tile, pingpong in _HOPPER_MIDDLE:
         yield Design(tile=tile, cluster=(1, 1), pingpong=pingpong)
+    yield from _hopper_narrow()
+
+
+def _hopper_fp8() -> Iterator[Design]:
+    for swapped in (False, True):
+        for tile, cluster in product(_HOPPER_FP8_SHARED, ((1, 1), (1, 2), (2, 1))):
+            yield Design(tile=tile, cluster=cluster, swapped=swapped)
+        for tile in _HOPPER_FP8_PINGPONG:
+            yield Design(tile=tile, cluster=(1, 1), pingpong=True, swapped=swapped)
+    yield from _hopper_narrow()
+
+
+def _hopper_narrow() -> Iterator[Design]:
     for tile, pingpong in product(_HOPPER_NARROW, (False, True)):
         yield Design(tile=tile, cluster=(1, 1), pingpong=pingpong, swapped=True)
     for tile in _HOPPER_NARROW:
         yield Design(tile=tile, cluster=(1, 1), swapped=True, tile_k_blocks=2)
     yield Design(tile=(64, 16), cluster=(1, 1), swapped=True, tile_k_blocks=4)
-    yield from _HOPPER_SPLIT
-    yield from _HOPPER_SPLIT_IN_ANY_ORDER
 
 
 def _blackwell() -> Iterator[Design]:

@@ -1,9 +1,9 @@
 """Compiles quack's dense GEMM behind the calling convention of this project.
 
 quack's function takes eleven arguments, among them tuples for epilogue and scheduler. A small
-function around it takes A, B, the result and the stream, a workspace if k is split, and on Hopper
-the number of clusters that the device runs at once. It passes constants for the rest, and adds
-nothing to the device code.
+function around it takes ``(a, b, out, stream)``, or scales and an addend before ``out``; behind
+that a workspace if k is split, and on Hopper the number of clusters that the device runs at once.
+It passes constants for the rest, and adds nothing to the device code.
 """
 
 from __future__ import annotations
@@ -13,12 +13,21 @@ import importlib.util
 import sys
 from typing import Any
 
+from nvgemm_runtime.bundle.calling_convention import (
+    CLUSTERS,
+    STREAM,
+    WORKSPACE,
+    CallingConvention,
+)
 from nvgemm_runtime.bundle.workspace import ZEROED_MULTIPLE_BYTES
-from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.errors import ToolchainError, one_line
 from nvgemm_runtime.gemm.problem import Op, Signature
-from nvgemm_runtime.gemm.types import DType
+from nvgemm_runtime.gemm.roles import Role, role_dtype, roles
+from nvgemm_runtime.gemm.types import Addend, DType, ScaleRecipe
 
+from .. import cute_dsl
 from .designs import FLAG_BYTES, HOPPER, Design
+from .epilogue import epilogue_arguments, has_own_epilogue, kernel_with_epilogue
 
 ALIGNMENT_BYTES = 16
 """What TMA demands of addresses, and of strides other than 1."""
@@ -27,10 +36,12 @@ CUTE_TYPES = {
     DType.FP32: "Float32",
     DType.FP16: "Float16",
     DType.BF16: "BFloat16",
+    DType.FP8_E4M3: "Float8E4M3FN",
+    DType.FP8_E5M2: "Float8E5M2",
 }
 """By element type: its class in ``cutlass``, for the types that are offered."""
 
-_MAX_SWIZZLE = 8
+MAX_SWIZZLE = 8
 """Most tiles along one dimension before the scheduler turns; quack's own default."""
 
 
@@ -53,9 +64,10 @@ def import_library() -> None:
             sys.modules["quack"] = importlib.util.module_from_spec(spec)
         import quack.dsl
         import quack.gemm_default_epi  # noqa: F401
-    except ImportError as error:
+    except Exception as error:  # with a compiler that does not fit, it raises whatever it raises
         raise ToolchainError(
-            f"cannot compile quack's kernels: {error}; run: pip install 'nvgemm-aot[build]'"
+            f"cannot compile quack's kernels: {type(error).__name__}: {one_line(str(error))}; "
+            "run: pip install 'nvgemm-aot[build]'"
         ) from error
 
 
@@ -68,54 +80,115 @@ def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
         arch: Architecture, e.g. ``sm_90a``.
     """
     import_library()
-    from cutlass import Int32, Uint8, cute
+    from cutlass import cute
+    from quack.tile_scheduler import TileSchedulerOptions
 
-    a, b, out = _sample_tensors(signature)
-    samples = {"a": a, "b": b, "out": out}
-    if design.splits > 1:
-        samples["workspace"] = cute.runtime.make_fake_tensor(
-            Uint8, (cute.sym_int64(),), (1,), assumed_align=ALIGNMENT_BYTES
+    gemm = _gemm_object(design, signature, arch)
+    parameters = calling_convention(design, signature, arch).parameters
+
+    def launch(**given: Any) -> None:
+        operands = (given["a"], given["b"])
+        first, second = operands[::-1] if design.swapped else operands
+        epilogue, matrix = gemm.EpilogueArguments(), None
+        if has_own_epilogue(signature):
+            tensors = {role: given[role.value] for role in roles(signature)}
+            epilogue, matrix = epilogue_arguments(gemm, signature, tensors, swapped=design.swapped)
+        if design.splits > 1:
+            split = _split_tensors(design, given["out"], given[WORKSPACE])
+            epilogue = gemm.EpilogueArguments(**split)
+        scheduler = TileSchedulerOptions(**scheduler_options(given.get(CLUSTERS)))
+        gemm(
+            first, second, given["out"], matrix, epilogue, scheduler, None, given[STREAM], None,
+            None,
+        )  # fmt: skip
+
+    # The compiler reads a function's parameters, so each list of them is a function of its own.
+    def multiply(a: Any, b: Any, out: Any, stream: Any) -> None:
+        launch(a=a, b=b, out=out, stream=stream)
+
+    def multiply_told(a: Any, b: Any, out: Any, clusters: Any, stream: Any) -> None:
+        launch(a=a, b=b, out=out, clusters=clusters, stream=stream)
+
+    def split(a: Any, b: Any, out: Any, workspace: Any, clusters: Any, stream: Any) -> None:
+        launch(a=a, b=b, out=out, workspace=workspace, clusters=clusters, stream=stream)
+
+    def add(a: Any, b: Any, addend: Any, out: Any, stream: Any) -> None:
+        launch(a=a, b=b, addend=addend, out=out, stream=stream)
+
+    def add_told(a: Any, b: Any, addend: Any, out: Any, clusters: Any, stream: Any) -> None:
+        launch(a=a, b=b, addend=addend, out=out, clusters=clusters, stream=stream)
+
+    def scale_told(
+        a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, clusters: Any, stream: Any
+    ) -> None:
+        launch(
+            a=a, b=b, scale_a=scale_a, scale_b=scale_b, out=out, clusters=clusters, stream=stream
         )
-    if arch == HOPPER:
-        samples["clusters"] = Int32(1)
-    samples["stream"] = cute.runtime.make_fake_stream()
-    call = _entry(design, _gemm_object(design, signature, arch), tuple(samples))
+
+    def scale_and_add_told(
+        a: Any, b: Any, scale_a: Any, scale_b: Any, addend: Any, out: Any, clusters: Any,
+        stream: Any,
+    ) -> None:  # fmt: skip
+        launch(
+            a=a, b=b, scale_a=scale_a, scale_b=scale_b, addend=addend, out=out, clusters=clusters,
+            stream=stream,
+        )  # fmt: skip
+
+    call = with_parameters(
+        parameters, multiply, multiply_told, split, add, add_told, scale_told, scale_and_add_told
+    )
     return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
-        cute.jit(call), *samples.values()
+        cute.jit(call), *sample_arguments(parameters, _sample_tensors(signature))
     )
 
 
-def _entry(design: Design, gemm: Any, parameters: tuple[str, ...]) -> Any:
-    """The function that is exported. Its parameters are named, for its launcher shows the names."""
+def calling_convention(design: Design, signature: Signature, arch: str) -> CallingConvention:
+    """How a design's kernels are called."""
+    others = {WORKSPACE: design.splits > 1, CLUSTERS: arch == HOPPER, STREAM: True}
+    parameters = (
+        *(role.value for role in roles(signature)),
+        *(name for name, is_passed in others.items() if is_passed),
+    )
+    return CallingConvention(name=cute_dsl.FUNCTION_NAME, parameters=parameters)
+
+
+def with_parameters(parameters: tuple[str, ...], *functions: Any) -> Any:
+    """The function that has these parameters, with the types that the compiler asks for."""
     from cuda.bindings.driver import CUstream
     from cutlass import Int32, cute
-    from quack.tile_scheduler import TileSchedulerOptions
 
-    def launch(a: Any, b: Any, out: Any, stream: Any, clusters: Any, workspace: Any) -> None:
-        first, second = (b, a) if design.swapped else (a, b)
-        split = {} if workspace is None else _split_tensors(design, out, workspace)
-        scheduler = TileSchedulerOptions(
-            max_active_clusters=Int32(1) if clusters is None else clusters,
-            max_swizzle_size=Int32(_MAX_SWIZZLE),
-        )
-        epilogue = gemm.EpilogueArguments(**split)
-        gemm(first, second, out, None, epilogue, scheduler, None, stream, None, None)
+    (found,) = (
+        one
+        for one in functions
+        if one.__code__.co_varnames[: one.__code__.co_argcount] == parameters
+    )
+    kinds = {CLUSTERS: Int32, STREAM: CUstream}
+    found.__annotations__ = {name: kinds.get(name, cute.Tensor) for name in parameters}
+    return found
 
-    def plain(a: Any, b: Any, out: Any, stream: Any) -> None:
-        launch(a, b, out, stream, None, None)
 
-    def persistent(a: Any, b: Any, out: Any, clusters: Any, stream: Any) -> None:
-        launch(a, b, out, stream, clusters, None)
+def sample_arguments(parameters: tuple[str, ...], tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Stand-ins for all parameters; ``tensors`` are those of the signature, which come first."""
+    from cutlass import Int32, Uint8, cute
 
-    def splitting(a: Any, b: Any, out: Any, workspace: Any, clusters: Any, stream: Any) -> None:
-        launch(a, b, out, stream, clusters, workspace)
+    makers = {
+        WORKSPACE: lambda: cute.runtime.make_fake_tensor(
+            Uint8, (cute.sym_int64(),), (1,), assumed_align=ALIGNMENT_BYTES
+        ),
+        CLUSTERS: lambda: Int32(1),
+        STREAM: cute.runtime.make_fake_stream,
+    }
+    return (*tensors, *(makers[name]() for name in parameters[len(tensors) :]))
 
-    entries = {one.__code__.co_varnames[: one.__code__.co_argcount]: one
-               for one in (plain, persistent, splitting)}  # fmt: skip
-    entry = entries[parameters]
-    kinds = {"clusters": Int32, "stream": CUstream}
-    entry.__annotations__ = {name: kinds.get(name, cute.Tensor) for name in parameters}
-    return entry
+
+def scheduler_options(clusters: Any) -> dict[str, Any]:
+    """Arguments of the library's scheduler; it asks for a number of clusters in any case."""
+    from cutlass import Int32
+
+    return {
+        "max_active_clusters": Int32(1) if clusters is None else clusters,
+        "max_swizzle_size": Int32(MAX_SWIZZLE),
+    }
 
 
 def _split_tensors(design: Design, out: Any, workspace: Any) -> dict[str, Any]:
@@ -176,6 +249,9 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
         mode = SplitKMode.PARALLEL if design.in_any_order else SplitKMode.SERIAL
         options |= {"split_k": design.splits, "split_k_mode": mode}
     kind = library.GemmDefaultSm90 if arch == HOPPER else library.GemmDefaultSm100
+    if has_own_epilogue(signature):
+        activation = signature.epilogue.activation if signature.epilogue is not None else None
+        kind = kernel_with_epilogue(kind, activation)
     tile_k = () if design.tile_k_blocks == 1 else (design.tile_k(signature.a),)
     gemm = kind(
         cutlass.Float32, _cute_type(signature.a), (*design.tile, *tile_k), (*design.cluster, 1),
@@ -187,29 +263,48 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
     return gemm
 
 
-def _sample_tensors(signature: Signature) -> tuple[Any, Any, Any]:
-    """Stand-ins for a, b and out whose extents and strides are known at run time."""
+def _sample_tensors(signature: Signature) -> tuple[Any, ...]:
+    """Stand-ins for a signature's tensors; extents and strides are known at run time."""
     from cutlass import cute
 
     m, n, k = (cute.sym_int() for _ in range(3))
     batch = (cute.sym_int(),) if signature.op is Op.BMM else ()
     layout = signature.layout
 
-    def tensor(dtype: DType, shape: tuple[Any, Any], row_major: bool) -> Any:
+    def tensor(role: Role, shape: tuple[Any, ...], strides: tuple[Any, ...], align: int) -> Any:
+        dtype = _cute_type(role_dtype(signature, role))
+        return cute.runtime.make_fake_tensor(dtype, shape, strides, assumed_align=align)
+
+    def matrix(role: Role, shape: tuple[Any, Any], row_major: bool) -> Any:
         def stride() -> Any:
-            return cute.sym_int64(divisibility=8 * ALIGNMENT_BYTES // dtype.bits)
+            bits = role_dtype(signature, role).bits
+            return cute.sym_int64(divisibility=8 * ALIGNMENT_BYTES // bits)
 
-        outer = tuple(stride() for _ in batch)
         inner = (stride(), 1) if row_major else (1, stride())
-        return cute.runtime.make_fake_tensor(
-            _cute_type(dtype), (*batch, *shape), (*outer, *inner), assumed_align=ALIGNMENT_BYTES
-        )
+        strides = (*(stride() for _ in batch), *inner)
+        return tensor(role, (*batch, *shape), strides, ALIGNMENT_BYTES)
 
-    return (
-        tensor(signature.a, (m, k), layout.a_row_major),
-        tensor(signature.b, (k, n), layout.b_row_major),
-        tensor(signature.out, (m, n), True),
-    )
+    def scales(role: Role) -> Any:
+        align = role_dtype(signature, role).bits // 8
+        if signature.scales is ScaleRecipe.FP32_TENSOR:
+            return tensor(role, (1,), (1,), align)
+        # The launcher checks each extent by itself; the runtime checks that one of them is 1.
+        shape = (m, cute.sym_int()) if role is Role.SCALE_A else (cute.sym_int(), n)
+        return tensor(role, shape, (cute.sym_int64(), 1), align)
+
+    samples = {
+        Role.A: lambda: matrix(Role.A, (m, k), layout.a_row_major),
+        Role.B: lambda: matrix(Role.B, (k, n), layout.b_row_major),
+        Role.SCALE_A: lambda: scales(Role.SCALE_A),
+        Role.SCALE_B: lambda: scales(Role.SCALE_B),
+        Role.ADDEND: lambda: (
+            tensor(Role.ADDEND, (n,), (1,), ALIGNMENT_BYTES)
+            if signature.epilogue is not None and signature.epilogue.addend is Addend.ROW
+            else matrix(Role.ADDEND, (m, n), True)
+        ),
+        Role.OUT: lambda: matrix(Role.OUT, (m, n), True),
+    }
+    return tuple(samples[role]() for role in roles(signature))
 
 
 def _cute_type(dtype: DType) -> Any:

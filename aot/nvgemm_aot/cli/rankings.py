@@ -1,0 +1,248 @@
+"""``nvgemm-aot rankings``: measured rankings as files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from nvgemm_runtime.errors import RankingsError
+
+from .options import ANY_PATH, json_option
+from .printing import count_text, file_document, file_text, print_result, table
+
+if TYPE_CHECKING:
+    from ..rankings.assess import Assessment
+    from ..rankings.entries import Entry, Rankings
+
+Document = dict[str, Any]
+
+_out_option = click.option("-o", "--out", type=ANY_PATH, required=True, help="The file to write.")
+
+
+@click.group()
+def rankings() -> None:
+    """Take measured rankings from bundles, merge them, compare them, show them."""
+
+
+@rankings.command()
+@click.argument("bundles", type=ANY_PATH, nargs=-1, required=True)
+@_out_option
+@json_option
+def export(bundles: tuple[Path, ...], out: Path, as_json: bool) -> None:
+    """Write the measured rankings of BUNDLES, which `tune` wrote, to a file."""
+    from nvgemm_runtime.bundle.reader import Bundle
+
+    from ..rankings.export import export as export_headers
+    from ..rankings.file import write_rankings
+
+    headers = []
+    for path in bundles:
+        with Bundle(path) as bundle:
+            headers.append(bundle.header)
+    found = export_headers(headers)
+    if not found.entries:
+        named = ", ".join(map(str, bundles))
+        raise RankingsError(
+            f"{named}: no ranking is measured, all are estimates; measure them on a GPU: "
+            "nvgemm-aot tune"
+        )
+    write_rankings(out, found)
+    document = {**file_document(out), **summary_document(found)}
+    print_result(document, _written_text, as_json=as_json)
+
+
+@rankings.command()
+@click.argument("files", type=ANY_PATH, nargs=-1, required=True)
+@_out_option
+@json_option
+def merge(files: tuple[Path, ...], out: Path, as_json: bool) -> None:
+    """Merge rankings FILES into one, and say what confirms or contradicts what."""
+    from ..rankings.entries import merge as merge_rankings
+    from ..rankings.file import read_rankings, write_rankings
+
+    several = [read_rankings(path) for path in files]
+    merged = merge_rankings(several)
+    write_rankings(out, merged)
+    document = {
+        **file_document(out),
+        **summary_document(merged),
+        "duplicates": sum(len(one.entries) for one in several) - len(merged.entries),
+    }
+    print_result(document, _written_text, as_json=as_json)
+
+
+@rankings.command()
+@click.argument("file", type=ANY_PATH)
+@click.option(
+    "--standing",
+    type=click.Choice(["confirmed", "measured once", "doubtful"]),
+    help="Only problems of this standing.",
+)
+@json_option
+def show(file: Path, standing: str | None, as_json: bool) -> None:
+    """Show what FILE holds: a line for each problem."""
+    from ..rankings.file import read_rankings
+
+    document = summary_document(read_rankings(file))
+    if standing is not None:
+        document["problems"] = [one for one in document["problems"] if one["standing"] == standing]
+    print_result({"path": str(file), **document}, _shown_text, as_json=as_json)
+
+
+@rankings.command()
+@click.argument("before", type=ANY_PATH)
+@click.argument("now", type=ANY_PATH)
+@json_option
+def diff(before: Path, now: Path, as_json: bool) -> None:
+    """Show what differs between the rankings files BEFORE and NOW.
+
+    The status is 0 whether anything differs or not.
+    """
+    from ..rankings.file import read_rankings
+
+    document = _diff_document(read_rankings(before), read_rankings(now))
+    print_result({"before": str(before), "now": str(now), **document}, _diff_text, as_json=as_json)
+
+
+def summary_document(rankings: Rankings) -> Document:
+    """Describe rankings: each problem's standing, and on which GPUs it was measured."""
+    from ..rankings.assess import assess
+
+    assessed = [(entries, assess(entries)) for entries in rankings.groups.values()]
+    gpus = Counter(entry.origin.conditions.gpu_sha256 for entry in rankings.entries)
+    repeated = Counter(name for _, found in assessed for name in found.repeated)
+    return {
+        "measurements": len(rankings.entries),
+        "gpus": [
+            {"gpu_sha256": gpu, "measurements": count}
+            for gpu, count in sorted(gpus.items(), key=lambda one: one[0] or "")
+        ],
+        "standings": dict(sorted(Counter(found.standing for _, found in assessed).items())),
+        "repeated": dict(sorted(repeated.items())),
+        "problems": [_problem_document(entries, found) for entries, found in assessed],
+    }
+
+
+def _problem_document(entries: Sequence[Entry], found: Assessment) -> Document:
+    entry = found.entry
+    operator, timing = entry.kernels[0]
+    conditions = entry.origin.conditions
+    return {
+        "problem": entry.problem.key,
+        "arch": entry.origin.arch,
+        "gpu": entry.origin.gpu,
+        "standing": found.standing,
+        "doubts": list(found.doubts),
+        "confirmed_by": list(found.confirmed_by),
+        "winner": entry.measurement.winner,
+        "kernel": {"provider": operator.provider, "operator": operator.operator},
+        "time_ns": timing.time_ns,
+        "spread_ns": timing.spread_ns,
+        "aten_ns": entry.aten and entry.aten.time_ns,
+        "kernels": len(entry.kernels),
+        "launches": conditions.launches,
+        "cache": entry.origin.cache,
+        "driver": conditions.driver,
+        "torch": conditions.torch,
+        "cuda": conditions.cuda,
+        "toolchain": dict(entry.origin.toolchain),
+        "dates": sorted({one.origin.conditions.date for one in entries}),
+        "measurements": len(entries),
+    }
+
+
+def _summary_lines(document: Document) -> Iterable[str]:
+    counts = ", ".join(f"{count} {standing}" for standing, count in document["standings"].items())
+    known = sum(one["gpu_sha256"] is not None for one in document["gpus"])
+    yield (
+        f"{count_text(document['measurements'], 'measurement')} on "
+        f"{count_text(known, 'known GPU')}; problems: {counts or 'none'}"
+    )
+    if document.get("duplicates"):
+        yield f"equal measurements that were dropped: {document['duplicates']}"
+    for gpu, count in document["repeated"].items():
+        yield (
+            f"GPU {gpu} (digest of its UUID) measured {count_text(count, 'problem')} more than "
+            "once: that confirms nothing"
+        )
+    for one in document["problems"]:
+        if one["doubts"]:
+            yield f"doubtful: {one['problem']}: {'; '.join(one['doubts'])}"
+
+
+def _written_text(document: Document) -> str:
+    return "\n".join([file_text(document), *_summary_lines(document)])
+
+
+_COLUMNS = ("problem", "GPU", "standing", "first", "bundled, us", "ATen, us", "over ATen", "kernel")
+
+
+def _shown_text(document: Document) -> str:
+    rows = [
+        [
+            one["problem"],
+            one["gpu"],
+            one["standing"],
+            "ATen" if one["winner"] == "aten" else "bundled",
+            f"{one['time_ns'] / 1e3:.2f}",
+            "-" if one["aten_ns"] is None else f"{one['aten_ns'] / 1e3:.2f}",
+            "-" if one["aten_ns"] is None else f"{one['time_ns'] / one['aten_ns']:.3f}",
+            one["kernel"]["operator"],
+        ]
+        for one in document["problems"]
+    ]
+    parts = [table(rows, _COLUMNS)] if rows else []
+    return "\n".join([*parts, *_summary_lines(document)])
+
+
+def _diff_document(before: Rankings, now: Rankings) -> Document:
+    from ..rankings.assess import assess
+
+    old, new = (
+        {key: (entries, assess(entries)) for key, entries in one.groups.items()}
+        for one in (before, now)
+    )
+    changed = []
+    for key in sorted(old.keys() & new.keys()):
+        one, other = _problem_document(*old[key]), _problem_document(*new[key])
+        told = _changes(one, other)
+        if told:
+            changed.append({"problem": one["problem"], "gpu": one["gpu"], "changes": told})
+    return {
+        "only_before": [problem.key for problem, _ in sorted(old.keys() - new.keys())],
+        "only_now": [problem.key for problem, _ in sorted(new.keys() - old.keys())],
+        "changed": changed,
+        "common": len(old.keys() & new.keys()),
+    }
+
+
+def _changes(old: Document, new: Document) -> list[str]:
+    told = [
+        f"{name} was {old[name]}, is {new[name]}"
+        for name in ("winner", "standing")
+        if old[name] != new[name]
+    ]
+    if (old["time_ns"], old["aten_ns"]) != (new["time_ns"], new["aten_ns"]):
+        told.append(
+            f"fastest kernel {old['time_ns']} -> {new['time_ns']} ns, ATen {old['aten_ns']} -> "
+            f"{new['aten_ns']} ns"
+        )
+    if old["measurements"] != new["measurements"]:
+        told.append(f"measurements {old['measurements']} -> {new['measurements']}")
+    return told
+
+
+def _diff_text(document: Document) -> str:
+    lines = [f"only in {document['before']}: {key}" for key in document["only_before"]]
+    lines += [f"only in {document['now']}: {key}" for key in document["only_now"]]
+    lines += [
+        f"{one['problem']} on {one['gpu']}: {'; '.join(one['changes'])}"
+        for one in document["changed"]
+    ]
+    count = count_text(document["common"], "problem")
+    lines.append(f"{count} in both, {len(document['changed'])} of them differ")
+    return "\n".join(lines)

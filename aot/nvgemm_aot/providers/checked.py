@@ -1,0 +1,403 @@
+"""Checks what providers of other packages return, and names the provider in what they raise.
+
+The builder relies on what a provider lists: a candidate's facts go into headers, and become
+promises to whoever launches the kernel. What `base` asks for is checked here, where it comes in.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import re
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
+from nvgemm_runtime.bundle.format import (
+    MAX_KERNEL_ALIGNMENT_BYTES,
+    MAX_TILE_BYTES,
+    KernelDesign,
+)
+from nvgemm_runtime.bundle.workspace import TileWorkspace
+from nvgemm_runtime.errors import CompileError, NvgemmError, ToolchainError, one_line
+from nvgemm_runtime.gemm.problem import Problem, Signature
+
+from ..targets import BuildTarget
+from .base import (
+    INTERFACE_VERSIONS,
+    SCHEDULERS,
+    BlockShape,
+    Candidate,
+    Enumeration,
+    Provider,
+    Rejection,
+    RuntimeModel,
+)
+
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BLAME = "report it to the provider's author, or take the provider out of the manifest"
+"""The next step, after an error of a provider."""
+
+MAX_OPERATOR_LENGTH = 300
+_OPERATOR = re.compile(r"[!-~]+(?: [!-~]+)*")
+"""Printable ASCII without blanks at either end: names go into headers, tables and logs."""
+
+MAX_CLUSTER_BLOCKS = 16
+"""Most thread blocks of a cluster (CUDA C++ Programming Guide, thread block clusters)."""
+
+_OUT_OF_RESOURCES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO})
+
+_ATTRIBUTES = {"interface": int, "name": str, "recipe": str}
+_METHODS = ("toolchain", "prepare", "enumerate", "runtime_model", "compile")
+"""What a `Provider` has."""
+
+
+class Checked:
+    """A provider of another package; what it returns is checked against the interface.
+
+    Args:
+        provider: What the package created.
+        name: The name that it was asked for by, which must be its own.
+        distribution: Name and version of the distribution that brings it, if that is known. They
+            count as part of its toolchain, so that nothing of another version is used again.
+    """
+
+    def __init__(
+        self, provider: Any, name: str, distribution: tuple[str, str] | None = None
+    ) -> None:
+        _require_interface(provider, name)
+        self._provider: Provider = provider
+        self._distribution = distribution
+        self.name = name
+        self.interface = provider.interface
+        self.recipe = provider.recipe
+
+    @property
+    def source_module(self) -> str:
+        """The module or package whose source is the provider's."""
+        module = type(self._provider).__module__
+        return getattr(sys.modules.get(module), "__package__", None) or module
+
+    def toolchain(self) -> dict[str, str]:
+        """Versions that shape its code, its own among them; see `Provider.toolchain`."""
+        found = self._ask("toolchain()", self._provider.toolchain)
+        if not isinstance(found, dict) or not all(
+            isinstance(text, str) and text for item in found.items() for text in item
+        ):
+            raise self._error(
+                f"toolchain() gave {found!r}; must be a version, as text, by each distribution's "
+                "name"
+            )
+        if self._distribution is not None:
+            name, version = self._distribution
+            found = {**found, name: version}
+        if not found:
+            raise self._error("toolchain() names nothing; must name what shapes the code")
+        return found
+
+    def prepare(self) -> None:
+        """Prepare a process; see `Provider.prepare`."""
+        self._ask("prepare()", self._provider.prepare)
+
+    def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
+        """List its operators, each checked; see `Provider.enumerate`."""
+        asked = f"enumerate({signature.key}, {target.target.arch})"
+        found = self._ask(asked, lambda: self._provider.enumerate(signature, target))
+        fault = next(_listing_faults(found, self.name, signature, target), None)
+        if fault is not None:
+            raise self._error(f"{asked} {fault}")
+        # Lists do not hash, and plans compare candidates.
+        return replace(
+            found, candidates=tuple(found.candidates), rejections=tuple(found.rejections)
+        )
+
+    def runtime_model(self, target: BuildTarget) -> RuntimeModel:
+        """Its model, whose answers are checked; see `Provider.runtime_model`."""
+        model = self._ask("runtime_model()", lambda: self._provider.runtime_model(target))
+        name = self._ask("runtime_model().name", lambda: model.name)
+        if (
+            not isinstance(name, str)
+            or not name
+            or not callable(getattr(model, "estimate_ns", None))
+        ):
+            raise self._error(
+                f"runtime_model() gave {model!r}; must have a name (got {name!r}) and estimate_ns()"
+            )
+        return _CheckedModel(model, name, self)
+
+    def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
+        """Compile one candidate; see `Provider.compile`."""
+        try:
+            made: Any = self._provider.compile(candidate, target)
+        except NvgemmError:
+            raise
+        except OSError as error:
+            if error.errno in _OUT_OF_RESOURCES:  # the machine's fault, not the provider's
+                raise
+            raise self._uncompiled(candidate, error) from error
+        except (Exception, SystemExit) as error:
+            raise self._uncompiled(candidate, error) from error
+        if not isinstance(made, bytes) or not made:
+            raise CompileError(
+                f"{candidate.operator}: compile() of provider {self.name!r} gave "
+                f"{one_line(repr(made))[:60]}; must be the bytes of an object"
+            )
+        return made
+
+    def _uncompiled(self, candidate: Candidate, error: BaseException) -> CompileError:
+        _log.debug("provider %s: compile()", self.name, exc_info=error)
+        return CompileError(
+            f"{candidate.operator}: compile() of provider {self.name!r} raised {described(error)}"
+        )
+
+    def _ask(self, what: str, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except NvgemmError:
+            raise
+        except (Exception, SystemExit) as error:
+            _log.debug("provider %s: %s", self.name, what, exc_info=True)
+            raise self._error(f"{what} raised {described(error)}") from error
+
+    def _error(self, text: str) -> ToolchainError:
+        return ToolchainError(f"provider {self.name!r}: {text}; {BLAME}")
+
+
+class _CheckedModel:
+    """A runtime model whose answers are checked."""
+
+    def __init__(self, model: RuntimeModel, name: str, provider: Checked) -> None:
+        self._model = model
+        self._provider = provider
+        self.name = name
+
+    @property
+    def source_module(self) -> str:
+        """The module or package whose source is the model's."""
+        module = type(self._model).__module__
+        return getattr(sys.modules.get(module), "__package__", None) or module
+
+    def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
+        """Estimate a runtime; see `RuntimeModel.estimate_ns`."""
+        asked = f"estimate_ns({problem.key})"
+        found = self._provider._ask(asked, lambda: self._model.estimate_ns(problem, shape))
+        if found is not None and not _is_integer(found, 1):
+            raise self._provider._error(
+                f"{asked} gave {found!r}; must be whole nanoseconds, 1 or more, or None"
+            )
+        return found
+
+
+def _require_interface(provider: Any, name: str) -> None:
+    """Require that what a package created can be asked as a provider.
+
+    Raises:
+        ToolchainError: If not, with what it lacks.
+    """
+    see = "see nvgemm_aot.providers.interface.Provider"
+    lacks = [one for one in (*_ATTRIBUTES, *_METHODS) if not hasattr(provider, one)]
+    if lacks:
+        raise ToolchainError(f"{name!r} is no provider: it has no {', '.join(lacks)}; {see}")
+    for one, kind in _ATTRIBUTES.items():
+        value = getattr(provider, one)
+        if type(value) is not kind or not value:
+            raise ToolchainError(
+                f"{name!r} is no provider: its {one} is {value!r}, must be of type "
+                f"{kind.__name__} and not empty; {see}"
+            )
+    for one in _METHODS:
+        if not callable(getattr(provider, one)):
+            raise ToolchainError(f"{name!r} is no provider: its {one} is no method; {see}")
+    if provider.interface not in INTERFACE_VERSIONS:
+        known = ", ".join(map(str, INTERFACE_VERSIONS))
+        raise ToolchainError(
+            f"provider {name!r} is written for version {provider.interface} of the interface; this "
+            f"nvgemm-aot knows {known}: install another version of the provider, or of nvgemm-aot"
+        )
+    if provider.name != name:
+        raise ToolchainError(
+            f"provider {name!r} calls itself {provider.name!r}; compiler processes find it by its "
+            f"name: write {provider.name!r} where {name!r} stands, or correct the provider"
+        )
+
+
+def _listing_faults(
+    found: Any, provider: str, signature: Signature, target: BuildTarget
+) -> Iterator[str]:
+    """What is wrong with what `Provider.enumerate` returned, worded to follow its name."""
+    if not isinstance(found, Enumeration):
+        yield f"gave {type(found).__name__}; must be an Enumeration"
+        return
+    for field in ("candidates", "rejections"):
+        if not isinstance(getattr(found, field), tuple | list):
+            yield f"gave {type(getattr(found, field)).__name__} as {field}; must be a tuple"
+            return
+    if found.absence is not None and not isinstance(found.absence, str):
+        yield f"gave {found.absence!r} as absence; must be text or None"
+    for rejection in found.rejections:
+        if not isinstance(rejection, Rejection) or not all(
+            isinstance(text, str) for text in (rejection.operator, rejection.reason)
+        ):
+            yield f"gave {one_line(repr(rejection))} among rejections; must be a Rejection of texts"
+    for candidate in found.candidates:
+        if not isinstance(candidate, Candidate):
+            yield f"gave {one_line(repr(candidate))[:100]} among candidates; must be a Candidate"
+            return
+        for text in _candidate_faults(candidate, provider, signature, target):
+            yield f"listed {one_line(repr(candidate.operator))}, whose {text}"
+    counts = Counter(candidate.operator for candidate in found.candidates)
+    for operator, count in counts.items():
+        if count > 1:
+            yield f"listed {operator!r} {count} times; each operator must have a name of its own"
+
+
+def _candidate_faults(
+    candidate: Candidate, provider: str, signature: Signature, target: BuildTarget
+) -> Iterator[str]:
+    """What is wrong with one candidate: the field, what it is, what it must be."""
+    operator = candidate.operator
+    if (
+        not isinstance(operator, str)
+        or not _OPERATOR.fullmatch(operator)
+        or len(operator) > MAX_OPERATOR_LENGTH
+    ):
+        yield (
+            f"name must be printable ASCII, at most {MAX_OPERATOR_LENGTH} characters, with no "
+            "blank at an end"
+        )
+    if candidate.provider != provider:
+        yield f"provider is {candidate.provider!r}, must be {provider!r}"
+    if candidate.signature != signature:
+        key = getattr(candidate.signature, "key", candidate.signature)
+        yield f"signature is {key}, must be the one asked for"
+    yield from _design_faults(candidate.design)
+    yield from _shape_faults(candidate.block_shape)
+    alignment = candidate.alignment_bytes
+    most = MAX_KERNEL_ALIGNMENT_BYTES
+    if not _is_integer(alignment, 1, most) or alignment & (alignment - 1):
+        yield f"alignment_bytes is {alignment!r}, must be a power of two from 1 to {most}"
+    yield from _call_faults(candidate, signature)
+    sizes = candidate.cluster_sizes
+    if not isinstance(sizes, tuple) or not all(
+        _is_integer(size, 1, MAX_CLUSTER_BLOCKS) for size in sizes
+    ):
+        yield f"cluster_sizes is {sizes!r}, must be a tuple of 1 to {MAX_CLUSTER_BLOCKS}"
+    else:
+        known = target.device.max_active_clusters
+        strange = [size for size in sizes if size not in known]
+        if strange:
+            yield (
+                f"cluster_sizes has {strange[0]}; the device profile {target.device.name} knows "
+                f"{', '.join(map(str, sorted(known)))}"
+            )
+    if not _is_integer(candidate.preference, -(1 << 31)):
+        yield f"preference is {candidate.preference!r}, must be an integer"
+    if not isinstance(candidate.is_deterministic, bool):
+        yield f"is_deterministic is {candidate.is_deterministic!r}, must be true or false"
+    if not isinstance(candidate.added_code, str):
+        yield f"added_code is {candidate.added_code!r}, must be text"
+    traits = candidate.traits
+    if not isinstance(traits, tuple) or not all(isinstance(one, str) and one for one in traits):
+        yield f"traits is {traits!r}, must be a tuple of texts"
+
+
+def _call_faults(candidate: Candidate, signature: Signature) -> Iterator[str]:
+    """What is wrong with how a candidate says it is called."""
+    text = candidate.calling_convention
+    convention = parse_calling_convention(text) if isinstance(text, str) else None
+    if convention is None:
+        yield f"calling_convention is {text!r}; FORMAT.md lists what it may be"
+        return
+    workspace = candidate.workspace_bytes
+    if not _is_integer(workspace, 0):
+        yield f"workspace_bytes is {workspace!r}, must be 0 or more"
+        return
+    formula = candidate.workspace
+    if formula is not None:
+        fault = _formula_fault(formula) or formula.fault(signature.op)
+        if fault is None and workspace:
+            fault = f"workspace_bytes is {workspace}, must be 0 beside it"
+        if fault is not None:
+            yield f"workspace is {formula!r}: {fault}"
+            return
+    misfit = convention.misfit(signature, candidate.has_workspace)
+    if misfit is not None:
+        yield f"calling_convention is {text!r}: {misfit}"
+
+
+def _formula_fault(formula: Any) -> str | None:
+    if not isinstance(formula, TileWorkspace):
+        return "must be a TileWorkspace or None"
+    extents = _are_extents(formula.tile, 2) and _are_extents(formula.tiles_multiple, 2)
+    sizes = (formula.zeroed_once, formula.zeroed_per_tile, formula.scratch_per_tile)
+    if extents and all(_is_integer(size, 0, MAX_TILE_BYTES) for size in sizes):
+        return None
+    return (
+        "its tile and tiles_multiple must be two integers of 1 or more, its bytes integers of 0 to "
+        f"{MAX_TILE_BYTES}"
+    )
+
+
+def _design_faults(design: Any) -> Iterator[str]:
+    if not isinstance(design, KernelDesign):
+        yield f"design is {type(design).__name__}, must be a KernelDesign"
+        return
+    if not _are_extents(design.tile, 3):
+        yield f"tile is {design.tile!r}, must be three integers (m, n, k) of 1 or more"
+    if design.ctas_per_tile not in (1, 2):
+        yield f"ctas_per_tile is {design.ctas_per_tile!r}, must be 1 or 2"
+    clusters: list[tuple[str, Any]] = [("cluster", design.cluster)]
+    if design.fallback_cluster is not None:
+        clusters.append(("fallback_cluster", design.fallback_cluster))
+    for name, cluster in clusters:
+        if not _are_extents(cluster, 2) or cluster[0] * cluster[1] > MAX_CLUSTER_BLOCKS:
+            yield (
+                f"{name} is {cluster!r}, must be two integers (m, n) of 1 or more, together at "
+                f"most {MAX_CLUSTER_BLOCKS}"
+            )
+    if design.scheduler not in SCHEDULERS:
+        yield f"scheduler is {design.scheduler!r}, must be one of {', '.join(SCHEDULERS)}"
+    if design.cluster_limits:
+        yield "cluster_limits are given; the builder fills them in, by cluster_sizes"
+    for name in ("swapped", "dependent_launch"):
+        if not isinstance(getattr(design, name), bool):
+            yield f"{name} is {getattr(design, name)!r}, must be true or false"
+    if not _is_integer(design.splits, 1):
+        yield f"splits is {design.splits!r}, must be an integer of 1 or more"
+
+
+def _shape_faults(shape: Any) -> Iterator[str]:
+    if not isinstance(shape, BlockShape):
+        yield f"block_shape is {type(shape).__name__}, must be a BlockShape"
+    elif not _are_extents(shape.tile, 3) or not _are_extents(shape.cluster, 2):
+        yield (
+            f"block_shape has tile {shape.tile!r} and cluster {shape.cluster!r}, must be three and "
+            "two integers of 1 or more"
+        )
+
+
+def _are_extents(value: Any, count: int) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == count
+        and all(_is_integer(extent, 1) for extent in value)
+    )
+
+
+def _is_integer(value: Any, least: int, most: int | None = None) -> bool:
+    return type(value) is int and least <= value and (most is None or value <= most)
+
+
+def described(error: BaseException) -> str:
+    """Class, first line and place of an error, on one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    text = one_line(str(error)) or "no message"
+    where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text[:300]}{where}"

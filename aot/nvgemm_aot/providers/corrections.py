@@ -1,0 +1,263 @@
+"""Corrections of estimated runtimes, fitted on measurements: data, and how they are applied.
+
+A runtime model knows tiles and clusters. It does not know that one family of kernels beats another
+at a small m, nor how a kernel feeds its tensor cores. `benchmarks.estimates` measures kernels and
+fits a weight for each feature below; ``corrections.json`` holds the weights with where they come
+from. A corrected time is the model's, times ``exp(sum of weights x features)``.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from nvgemm_runtime.gemm.problem import Problem
+
+from ..targets import BuildTarget
+from .base import Candidate
+
+DATA = "corrections.json"
+"""The file, beside this module."""
+
+KNOTS = (16, 128, 1024)
+"""Numbers of rows m between which weights change smoothly: each has a weight for each feature."""
+
+_MOST_FACTOR = 20.0
+"""Most by which a correction multiplies or divides all estimates of a problem, and one of them
+beside the others: fitted weights say nothing of problems far from those that were measured."""
+
+Times = Sequence["int | None"]
+"""Estimated runtimes in nanoseconds, None where there is no estimate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """The weights for one architecture and one runtime model.
+
+    Attributes:
+        arch: Architecture that was measured, e.g. ``sm_90a``.
+        model: Name and version of the model that is corrected.
+        providers: A problem's estimates are corrected if one of these offers a candidate for it.
+        source: Where the weights come from: GPU, dates, how many problems and kernels.
+        weights: By feature; a feature without one has the weight 0.
+    """
+
+    arch: str
+    model: str
+    providers: tuple[str, ...]
+    source: str
+    weights: Mapping[str, float]
+
+    @property
+    def name(self) -> str:
+        """What is corrected and by what, as rankings state it."""
+        return f"{self.model}, corrected by {self.source}"
+
+    def applies_to(self, candidates: Iterable[Candidate]) -> bool:
+        """Whether estimates of these candidates of one problem are corrected."""
+        return any(candidate.provider in self.providers for candidate in candidates)
+
+    def corrected(
+        self, problem: Problem, candidates: Sequence[Candidate], times: Times, sm_count: int
+    ) -> list[int | None]:
+        """The model's ``times`` of a problem's candidates, corrected if that applies.
+
+        Args:
+            problem: The problem.
+            candidates: Its candidates.
+            times: The model's estimate of each, in nanoseconds.
+            sm_count: Streaming multiprocessors of the device.
+        """
+        if not self.applies_to(candidates):
+            return list(times)
+        rows = feature_rows(problem, candidates, times, sm_count)
+        if rows is None:
+            return list(times)
+        changes = [
+            sum(self.weights.get(name, 0.0) * value for name, value in row.features) for row in rows
+        ]
+        # What all have in common is bounded by itself: it must not hide what tells them apart.
+        common = statistics.median(changes)
+        return [
+            max(1, round(math.exp(row.log_estimate + _bounded(common) + _bounded(change - common))))
+            for row, change in zip(rows, changes)
+        ]
+
+
+def _bounded(change: float) -> float:
+    most = math.log(_MOST_FACTOR)
+    return max(-most, min(most, change))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureRow:
+    """What a correction sees of one candidate at one problem.
+
+    Attributes:
+        log_estimate: Natural logarithm of the model's nanoseconds, or of what stands for them where
+            the model has no answer.
+        features: Names and values, those that are 0 left out.
+    """
+
+    log_estimate: float
+    features: tuple[tuple[str, float], ...]
+
+
+def load_correction(arch: str, model: str) -> Correction | None:
+    """The correction of a model's estimates for an architecture, or None if there is none."""
+    return next((one for one in _corrections() if (one.arch, one.model) == (arch, model)), None)
+
+
+def find_correction(target: BuildTarget, model: str) -> Correction | None:
+    """As `load_correction`, for a target."""
+    return load_correction(target.target.arch, model)
+
+
+@functools.cache
+def _corrections() -> tuple[Correction, ...]:
+    text = (files(__package__) / DATA).read_text(encoding="utf-8")
+    return tuple(map(read_correction, json.loads(text)["corrections"]))
+
+
+def read_correction(value: Mapping[str, Any]) -> Correction:
+    """A correction from its JSON object."""
+    return Correction(
+        arch=value["arch"],
+        model=value["model"],
+        providers=tuple(value["providers"]),
+        source=value["source"],
+        weights=value["weights"],
+    )
+
+
+def feature_rows(
+    problem: Problem, candidates: Sequence[Candidate], times: Times, sm_count: int
+) -> list[FeatureRow] | None:
+    """What a correction sees of a problem's candidates; None if the model has no answer at all.
+
+    A missing answer is replaced by a count of the multiply-adds on the busiest multiprocessor, in
+    the unit that the answered candidates suggest.
+    """
+    counts = [_log_work(problem, candidate, sm_count) for candidate in candidates]
+    answered = [math.log(time) - count for time, count in zip(times, counts) if time is not None]
+    if not answered:
+        return None
+    unit = sum(answered) / len(answered)
+    shares = list(_shares(problem))
+    rows = []
+    for candidate, time, count in zip(candidates, times, counts):
+        estimate = math.log(time) if time is not None else count + unit
+        named = dict(_features(problem, candidate, sm_count))
+        named["estimate"] = estimate - count - unit
+        named["no answer"] = float(time is None)
+        rows.append(
+            FeatureRow(
+                log_estimate=estimate,
+                features=tuple(
+                    (f"{name}, m {knot}", share * value)
+                    for name, value in named.items()
+                    if value
+                    for knot, share in shares
+                ),
+            )
+        )
+    return rows
+
+
+def _shares(problem: Problem) -> Iterator[tuple[int, float]]:
+    """The knots next to a problem's m, and how much of each: linear in its logarithm."""
+    rows = math.log(min(max(-(-problem.m // problem.groups), KNOTS[0]), KNOTS[-1]))
+    for below, above in itertools.pairwise(KNOTS):
+        low, high = math.log(below), math.log(above)
+        if low <= rows <= high:
+            share = (rows - low) / (high - low)
+            yield from ((knot, part) for knot, part in ((below, 1 - share), (above, share)) if part)
+            return
+
+
+def _extents(problem: Problem, candidate: Candidate) -> tuple[int, int, int]:
+    """The kernel's own m and n of a problem, and how many such products there are."""
+    m = -(-problem.m // problem.groups)
+    count = problem.batch * problem.groups
+    return (problem.n, m, count) if candidate.block_shape.swapped else (m, problem.n, count)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Grid:
+    """How the thread blocks of a candidate cover a problem.
+
+    Attributes:
+        blocks: Tiles times splits of k, in whole clusters.
+        needed: Likewise, without those that only fill up clusters.
+        waves: How many blocks the busiest multiprocessor has one after the other.
+        work: Multiply-adds of the busiest multiprocessor, over an even share of the problem's.
+        loads: Elements of A and B that clusters load from L2 for each 64 of the result.
+    """
+
+    blocks: int
+    needed: int
+    waves: int
+    work: float
+    loads: float
+
+
+def _grid(problem: Problem, candidate: Candidate, sm_count: int) -> _Grid:
+    shape = candidate.block_shape
+    m, n, count = _extents(problem, candidate)
+    (tile_m, tile_n, _), (cluster_m, cluster_n) = shape.tile, shape.cluster
+    tiles_m, tiles_n = -(-m // tile_m), -(-n // tile_n)
+    needed = tiles_m * tiles_n * count * shape.splits
+    whole_m, whole_n = (
+        -(-tiles // extent) * extent for tiles, extent in zip((tiles_m, tiles_n), shape.cluster)
+    )
+    waves = -(-needed // sm_count)
+    results = m * n * count
+    return _Grid(
+        blocks=whole_m * whole_n * count * shape.splits,
+        needed=needed,
+        waves=waves,
+        work=waves * tile_m * tile_n / shape.splits * sm_count / results,
+        # Blocks of a cluster along n share their A, those along m their B.
+        loads=64 * needed * (tile_m / cluster_n + tile_n / cluster_m) / shape.splits / results,
+    )
+
+
+def _log_work(problem: Problem, candidate: Candidate, sm_count: int) -> float:
+    """Logarithm of the multiply-adds on the busiest multiprocessor."""
+    m, n, count = _extents(problem, candidate)
+    share = m * n * count * problem.k / sm_count
+    return math.log(_grid(problem, candidate, sm_count).work * share)
+
+
+def _features(problem: Problem, candidate: Candidate, sm_count: int) -> Iterator[tuple[str, float]]:
+    """Features of a candidate, each about 0 to 4; those of a tile or family are 1, or absent."""
+    grid = _grid(problem, candidate, sm_count)
+    shape = candidate.block_shape
+    tile_m, tile_n, tile_k = shape.tile
+    yield "constant", 1.0
+    yield "work", math.log(grid.work)
+    yield "waves", math.log(grid.waves)
+    yield "idle", max(0.0, math.log(sm_count / grid.needed))
+    if grid.needed > sm_count:
+        yield "tail", math.log(grid.waves * sm_count / grid.needed)
+    yield "cluster padding", math.log(grid.blocks / grid.needed)
+    yield "loads", math.log(grid.loads)
+    yield "fill", math.log(grid.waves * (tile_m + tile_n) / 128)
+    yield "tile m", math.log(tile_m / 64)
+    yield "tile n", math.log(tile_n / 16)
+    yield "tile k", math.log(tile_k * problem.signature.a.bits / 1024)
+    yield f"tile {tile_m}x{tile_n}", 1.0
+    for side, extent in zip("mn", shape.cluster):
+        yield f"cluster {side}", math.log(extent)
+    yield "splits", math.log(shape.splits)
+    yield (
+        " ".join(["family", candidate.provider, *candidate.traits, *["swapped"] * shape.swapped]),
+        1.0,
+    )

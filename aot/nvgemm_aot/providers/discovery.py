@@ -1,0 +1,94 @@
+"""Finds the providers that other packages bring, by entry points and by ``module:class``."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from nvgemm_runtime.errors import ToolchainError
+
+from .checked import BLAME, Checked, described
+
+GROUP = "nvgemm_aot.providers"
+"""The entry point group: the name is that of the provider, the object its class."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Offered:
+    """A provider that an installed distribution offers.
+
+    Attributes:
+        name: Its name in manifests.
+        distribution, version: What brings it.
+    """
+
+    name: str
+    distribution: str
+    version: str
+
+
+def offered_providers() -> tuple[Offered, ...]:
+    """Every provider that installed distributions offer, by name; nothing is imported."""
+    return tuple(
+        sorted(map(_offered, _entry_points()), key=lambda one: (one.name, one.distribution))
+    )
+
+
+def load_external(name: str, builtin: tuple[str, ...]) -> Checked:
+    """Create a provider by the name of its entry point, or as ``module:class``.
+
+    Args:
+        name: The name.
+        builtin: Names of the providers that need no entry point, for messages.
+
+    Raises:
+        ToolchainError: If there is none, or several, or what is there is no provider.
+    """
+    if ":" in name:
+        module, _, attribute = name.partition(":")
+        return Checked(
+            _create(name, lambda: getattr(importlib.import_module(module), attribute)), name
+        )
+    found = [point for point in _entry_points() if point.name == name]
+    if not found:
+        known = sorted({*builtin, *(point.name for point in _entry_points())})
+        raise ToolchainError(
+            f"no provider is called {name!r} (known: {', '.join(known)}); install the package that "
+            f"brings it, or name its class, as module:class"
+        )
+    if len(found) > 1:
+        brings = " and ".join(
+            sorted(f"{one.distribution} {one.version}" for one in map(_offered, found))
+        )
+        raise ToolchainError(
+            f"{brings} both bring a provider called {name!r}; uninstall one, or name the class, as "
+            "module:class"
+        )
+    offered = _offered(found[0])
+    return Checked(_create(name, found[0].load), name, (offered.distribution, offered.version))
+
+
+def _entry_points() -> Iterator[EntryPoint]:
+    yield from entry_points(group=GROUP)
+
+
+def _offered(point: EntryPoint) -> Offered:
+    # An entry point that `entry_points` found has a distribution; one made by hand need not.
+    name = point.dist.name if point.dist is not None else "an unknown distribution"
+    version = point.dist.version if point.dist is not None else "unknown"
+    return Offered(name=point.name, distribution=name, version=version)
+
+
+def _create(name: str, find: Any) -> Any:
+    try:
+        return find()()
+    except ToolchainError:
+        raise
+    except (Exception, SystemExit) as error:  # a module of someone else's raises whatever it raises
+        raise ToolchainError(
+            f"the provider {name!r} cannot be created: {described(error)}; check the name and that "
+            f"its package is installed whole, or {BLAME}"
+        ) from error

@@ -1,0 +1,77 @@
+"""What a provider of another package may import: these names, and those of `cute_dsl.__all__`.
+
+docs/develop/providers.md says how to write one, and what is promised about these names.
+"""
+
+from __future__ import annotations
+
+from nvgemm_runtime.bundle.calling_convention import PLAIN, CallingConvention
+from nvgemm_runtime.bundle.format import ClusterLimit, KernelDesign
+from nvgemm_runtime.bundle.workspace import TileWorkspace
+from nvgemm_runtime.errors import CompileError, ToolchainError
+from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
+from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape, roles
+from nvgemm_runtime.gemm.support import unsupported
+from nvgemm_runtime.gemm.target import Target
+from nvgemm_runtime.gemm.types import Activation, Epilogue, ScaleRecipe
+
+from ..targets import BuildTarget
+from ..targets.profile import DeviceProfile, Fact
+from .base import (
+    CLC,
+    INTERFACE_VERSION,
+    ONE_TILE,
+    SCHEDULERS,
+    STATIC_PERSISTENT,
+    BlockShape,
+    Candidate,
+    Enumeration,
+    Provider,
+    Rejection,
+    RuntimeModel,
+)
+from .cute_dsl import installed_versions
+from .discovery import GROUP
+from .heuristics import matmul_heuristics
+
+__all__ = [
+    "CLC",
+    "GROUP",
+    "INTERFACE_VERSION",
+    "ONE_TILE",
+    "PLAIN",
+    "SCHEDULERS",
+    "STATIC_PERSISTENT",
+    "Activation",
+    "BlockShape",
+    "BuildTarget",
+    "CallingConvention",
+    "Candidate",
+    "ClusterLimit",
+    "CompileError",
+    "DType",
+    "DeviceProfile",
+    "Enumeration",
+    "Epilogue",
+    "Fact",
+    "KernelDesign",
+    "Layout",
+    "Op",
+    "Problem",
+    "Provider",
+    "Rejection",
+    "Role",
+    "RuntimeModel",
+    "ScaleRecipe",
+    "Signature",
+    "Target",
+    "TileWorkspace",
+    "ToolchainError",
+    "extra_roles",
+    "installed_versions",
+    "matmul_heuristics",
+    "role_dtype",
+    "role_shape",
+    "roles",
+    "unsupported",
+]

@@ -1,0 +1,157 @@
+"""The epilogue of this project's contract, in the language of quack's kernels.
+
+``out = round(f(scale_a * scale_b * (A @ B) + addend))``, all of it in fp32 and rounded once, when
+the kernel stores. Scales and bias reach a kernel as vectors along its own m and n, which operands
+swapped exchanges, and an added matrix as its C.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.roles import Role, extra_roles
+from nvgemm_runtime.gemm.types import Activation, Addend, ScaleRecipe
+
+GELU_CUBIC, GELU_SCALE = 0.044715, 0.7978845608028654
+"""Constants of the tanh form of GELU: that of its publication (Hendrycks and Gimpel, 2016), and
+sqrt(2 / pi)."""
+
+_VECTORS = {
+    Role.SCALE_A: ("row_of_a", "column_of_a"),
+    Role.SCALE_B: ("row_of_b", "column_of_b"),
+    Role.ADDEND: ("row_added", "column_added"),
+}
+"""By role: the name of its vector if it lies along the kernel's n, and along its m."""
+
+
+def has_own_epilogue(signature: Signature) -> bool:
+    """Whether a signature's kernels do more than to multiply."""
+    return bool(extra_roles(signature))
+
+
+def kernel_with_epilogue(kernel: type[Any], activation: Activation | None) -> type[Any]:
+    """A subclass of one of quack's kernels whose epilogue is that of the contract.
+
+    Args:
+        kernel: ``GemmDefaultSm90`` or ``GemmDefaultSm100``.
+        activation: What follows the sum.
+    """
+    import cutlass
+    from cutlass import Constexpr, cute
+    from quack.cute_dsl_utils import mlir_namedtuple
+    from quack.epilogue.ops import ColVecLoad, RowVecLoad, Scalar
+    from quack.rounding import RoundingMode
+
+    apply = _activation(activation)
+
+    class EpilogueArguments(NamedTuple):
+        scalar_a: Any = None
+        scalar_b: Any = None
+        row_of_a: Any = None
+        column_of_a: Any = None
+        row_of_b: Any = None
+        column_of_b: Any = None
+        row_added: Any = None
+        column_added: Any = None
+        add_to_output: Any = False
+        rounding_mode: Any = RoundingMode.RN
+
+    EpilogueArguments.__annotations__ |= {
+        "add_to_output": Constexpr[bool],
+        "rounding_mode": Constexpr[int],
+    }
+
+    class WithEpilogue(kernel):  # type: ignore[misc]
+        _epi_ops = (
+            Scalar("scalar_a"),
+            Scalar("scalar_b"),
+            *(
+                load(name)
+                for names in _VECTORS.values()
+                for load, name in zip((RowVecLoad, ColVecLoad), names)
+            ),
+        )
+
+        def epi_visit_subtile(
+            self, params: Any, found: Any, product: Any, matrix: Any = None
+        ) -> tuple[()]:
+            """Compute the epilogue of what a thread holds of the product, in place."""
+            scalars = [found.get(name) for name in ("scalar_a", "scalar_b")]
+            factors = [found.get(name) for role in _SCALES for name in _VECTORS[role]]
+            added = [matrix, *(found.get(name) for name in _VECTORS[Role.ADDEND])]
+            for i in range(cute.size(product)):
+                value = product[i]
+                for scalar in scalars:
+                    value = value if scalar is None else value * scalar
+                for factor in factors:
+                    value = value if factor is None else value * factor[i]
+                for addend in added:
+                    value = value if addend is None else value + addend[i].to(cutlass.Float32)
+                product[i] = apply(value)
+            return ()
+
+    WithEpilogue.EpilogueArguments = mlir_namedtuple(EpilogueArguments)
+    return WithEpilogue
+
+
+_SCALES = (Role.SCALE_A, Role.SCALE_B)
+
+
+def _activation(activation: Activation | None) -> Any:
+    """A function of one fp32 value, which keeps NaN as torch's does."""
+    if activation is None:
+        return lambda x: x
+    return {
+        Activation.RELU: _relu,
+        Activation.GELU_TANH: _gelu_tanh,
+        Activation.SILU: _silu,
+    }[activation]
+
+
+def _relu(x: Any) -> Any:
+    """The larger of x and 0; NaN for NaN, unlike the library's."""
+    from cutlass import Float32
+    from cutlass._mlir.dialects import arith
+
+    return Float32(arith.maximumf(x.ir_value(), Float32(0.0).ir_value()))
+
+
+def _gelu_tanh(x: Any) -> Any:
+    from quack.activation import tanh
+
+    return 0.5 * x * (1.0 + tanh(GELU_SCALE * (x + GELU_CUBIC * x * x * x)))
+
+
+def _silu(x: Any) -> Any:
+    from quack.activation import sigmoid
+
+    return x * sigmoid(x)
+
+
+def epilogue_arguments(
+    gemm: Any, signature: Signature, tensors: dict[Role, Any], *, swapped: bool
+) -> tuple[Any, Any]:
+    """What a kernel object takes as its epilogue's arguments and as C, of tensors by role."""
+    from cutlass import cute
+
+    given: dict[str, Any] = {}
+    matrix = None
+    epilogue = signature.epilogue
+    if epilogue is not None and epilogue.addend is Addend.MATRIX:
+        matrix = tensors[Role.ADDEND]
+    elif epilogue is not None:
+        # A bias lies along the problem's n.
+        given[_VECTORS[Role.ADDEND][int(swapped)]] = tensors[Role.ADDEND]
+    if signature.scales is ScaleRecipe.FP32_TENSOR:
+        given["scalar_a"], given["scalar_b"] = (tensors[role].iterator for role in _SCALES)
+    elif signature.scales is ScaleRecipe.FP32_ROW:
+        for role, along in ((Role.SCALE_A, 0), (Role.SCALE_B, 1)):
+            extent = tensors[role].shape[along]
+            vector = cute.make_tensor(
+                tensors[role].iterator, cute.make_layout((extent,), stride=(1,))
+            )
+            # Scales of A lie along the problem's m, the kernel's n where operands are swapped.
+            along_n = (role is Role.SCALE_B) != swapped
+            given[_VECTORS[role][0 if along_n else 1]] = vector
+    return gemm.EpilogueArguments(**given), matrix

@@ -1,0 +1,248 @@
+"""Compiles quack's GEMM with a gated epilogue: two columns of the product give one of the result.
+
+The library's kernel object leaves the epilogue to its class. The class here joins pairs of sums in
+fp32 and hands them to the library's store of half tiles, which rounds them once. Weights in halves
+are not laid out anew: their tensor is described as pairs of columns, n / 2 columns apart, and TMA
+loads both into neighbouring columns of a tile.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple, Optional
+
+from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.types import DType, Gate, WeightOrder
+
+from .designs import HOPPER, Design
+from .designs import designs as plain_designs
+from .entry import (
+    ALIGNMENT_BYTES,
+    CUTE_TYPES,
+    calling_convention,
+    import_library,
+    sample_arguments,
+    scheduler_options,
+    with_parameters,
+)
+
+_SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+_CUBIC = 0.044715
+"""The constants of gelu's tanh form (Hendrycks and Gimpel, 2016)."""
+
+
+def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
+    """The designs for an architecture, in a fixed order: those of plain GEMMs that can have a gate.
+
+    A swapped one would have pairs along its m, and the store of half tiles takes whole blocks of 16
+    columns of the result.
+    """
+    return tuple(
+        one
+        for one in plain_designs(arch, signature)
+        if not one.swapped and one.tile[1] % 32 == 0 and one.tile_k_blocks == 1
+    )
+
+
+def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
+    """Compile one design for a gated signature; arguments are those of `entry.compile_entry`.
+
+    The function takes ``(a, b, out, stream)``, or ``(a, b, addend, out, stream)`` with a bias; on
+    Hopper ``clusters`` before the stream.
+    """
+    import_library()
+    from cutlass import cute
+    from quack import layout_utils
+    from quack.tile_scheduler import TileSchedulerOptions
+
+    gemm = _gemm_object(design, signature, arch)
+    parameters = calling_convention(design, signature, arch).parameters
+
+    def multiply(a: Any, b: Any, epilogue: Any, clusters: Any, stream: Any) -> None:
+        scheduler = TileSchedulerOptions(**scheduler_options(clusters))
+        gemm(a, b, None, None, epilogue, scheduler, None, stream, None, None)
+
+    def join(a: Any, b: Any, out: Any, clusters: Any, stream: Any) -> None:
+        multiply(a, b, gemm.EpilogueArguments(joined=out), clusters, stream)
+
+    def add_and_join(a: Any, b: Any, addend: Any, out: Any, clusters: Any, stream: Any) -> None:
+        row = layout_utils.expand(addend, 0, 1)
+        multiply(a, b, gemm.EpilogueArguments(bias=row, joined=out), clusters, stream)
+
+    # Each list of parameters is a function of its own, as in `compile_entry`.
+    def call(a: Any, b: Any, out: Any, stream: Any) -> None:
+        join(a, b, out, None, stream)
+
+    def call_told(a: Any, b: Any, out: Any, clusters: Any, stream: Any) -> None:
+        join(a, b, out, clusters, stream)
+
+    def call_with_bias(a: Any, b: Any, addend: Any, out: Any, stream: Any) -> None:
+        add_and_join(a, b, addend, out, None, stream)
+
+    def call_with_bias_told(
+        a: Any, b: Any, addend: Any, out: Any, clusters: Any, stream: Any
+    ) -> None:
+        add_and_join(a, b, addend, out, clusters, stream)
+
+    assert signature.epilogue is not None
+    tensors = _sample_tensors(signature, adds=signature.epilogue.addend is not None)
+    function = with_parameters(parameters, call, call_told, call_with_bias, call_with_bias_told)
+    return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
+        cute.jit(function), *sample_arguments(parameters, tensors)
+    )
+
+
+def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
+    """The kernel, told how tensors arrive: A as (m, k), B as (k, n)."""
+    import cutlass
+
+    assert signature.epilogue is not None
+    assert signature.epilogue.gate is not None
+    in_halves = signature.epilogue.row.order is WeightOrder.HALVES
+    options: dict[str, Any] = (
+        {"pingpong": design.pingpong, "is_persistent": True}
+        if arch == HOPPER
+        else {"use_clc_persistence": True}
+    )
+    gemm = _gated_class(arch == HOPPER, signature.epilogue.gate, in_halves)(
+        cutlass.Float32, _cute_type(signature.a), design.tile, (*design.cluster, 1),
+        concat_layout=("B", "bias") if in_halves else None, **options,
+    )  # fmt: skip
+    gemm.b_transposed = True  # its own convention has B as (n, k)
+    return gemm
+
+
+@functools.cache
+def _gated_class(hopper: bool, gate: Gate, in_halves: bool) -> Any:
+    """The library's GEMM for an architecture with the epilogue of a gate."""
+    import cutlass
+    from cutlass import cute
+    from quack import layout_utils
+    from quack.cute_dsl_utils import mlir_namedtuple
+    from quack.epilogue.mixin import ComposableEpiMixin
+    from quack.epilogue.ops import RowVecLoad, TileStore
+    from quack.gemm_sm90 import GemmSm90
+    from quack.gemm_sm100 import GemmSm100
+    from quack.rounding import RoundingMode
+
+    class PairedRow(RowVecLoad):  # type: ignore[misc]
+        """A row whose pairs lie n / 2 elements apart, where the library copies neighbours alone."""
+
+        @cute.jit  # type: ignore[untyped-decorator]
+        def begin(self, gemm: Any, param: Any, smem_tensor: Any, ctx: Any) -> Any:
+            row = self._get_gmem_vec(param, ctx)
+            first, columns = ctx.tile_coord_mnkl[1] * ctx.tile_N, cute.size(row)
+            for turn in cutlass.range(-(-ctx.tile_N // ctx.num_epi_threads), unroll_full=True):
+                at = turn * ctx.num_epi_threads + ctx.tidx
+                if at < ctx.tile_N and first + at < columns:
+                    smem_tensor[at] = row[first + at]
+            tile = cute.make_layout((ctx.tile_M, ctx.tile_N), stride=(0, 1))
+            mine = ctx.partition_for_epilogue_fn(cute.make_tensor(smem_tensor.iterator, tile))
+            if cutlass.const_expr(ctx.tiled_copy_t2r is not None):
+                mine = ctx.tiled_copy_r2s.retile(mine)
+            part = cute.group_modes(mine, 3, cute.rank(mine))[None, None, None, 0]
+            return [mine, cute.make_rmem_tensor(part.layout, gemm.acc_dtype)]
+
+    join = _joined(gate)
+    tensor = Optional[cute.Tensor]  # noqa: UP045  the DSL reads the type off the field
+
+    class Arguments(NamedTuple):
+        bias: tensor = None
+        joined: tensor = None
+
+    class Gated(ComposableEpiMixin):  # type: ignore[misc]
+        _epi_ops = (
+            (PairedRow if in_halves else RowVecLoad)("bias"),
+            TileStore("joined", gated=True),
+        )
+        EpilogueArguments = mlir_namedtuple(Arguments)
+
+        def epi_to_underlying_arguments(self, args: Any, *, loc: Any = None, ip: Any = None) -> Any:
+            self.rounding_mode = RoundingMode.RN
+            given = self._epi_ops_to_params_dict(args)
+            if "bias" in given and "bias" in self.concat_layout:
+                given["bias"] = layout_utils.concat_to_interleave(given["bias"], 1)
+            return self.EpilogueParams(**given)
+
+        @cute.jit  # type: ignore[untyped-decorator]
+        def epi_visit_subtile(
+            self, params: Any, epi_loop_tensors: Any, sums: Any, matrix: Any = None
+        ) -> Any:
+            bias = epi_loop_tensors.get("bias")
+            if cutlass.const_expr(bias is not None):
+                for i in cutlass.range(cute.size(sums), unroll_full=True):
+                    sums[i] = sums[i] + bias[i]
+            half = cute.recast_layout(2, 1, sums.layout).shape
+            joined = cute.make_rmem_tensor(half, self.acc_dtype)
+            for i in cutlass.range(cute.size(joined), unroll_full=True):
+                joined[i] = join(sums[2 * i], sums[2 * i + 1])
+            return (joined,)
+
+    base = GemmSm90 if hopper else GemmSm100
+    name = f"GemmGated{'Sm90' if hopper else 'Sm100'}_{gate.value}{'_halves' if in_halves else ''}"
+    return type(name, (Gated, base), {})
+
+
+def _joined(gate: Gate) -> Any:
+    """The function of a pair (gate, up), in fp32; NaN in either gives NaN, as in torch."""
+    from cutlass import Float32, cute
+
+    def sigmoid(x: Any) -> Any:
+        return cute.arch.rcp_approx(1.0 + cute.math.exp2(x * -math.log2(math.e), fastmath=True))
+
+    def swiglu(gate: Any, up: Any) -> Any:
+        return gate * sigmoid(gate) * up
+
+    def geglu(gate: Any, up: Any) -> Any:
+        inner = _SQRT_2_OVER_PI * (gate + _CUBIC * gate * gate * gate)
+        return 0.5 * gate * (1.0 + cute.math.tanh(inner, fastmath=True)) * up
+
+    alpha, limit = gate.row.alpha, gate.row.limit or math.inf
+
+    @cute.jit  # type: ignore[untyped-decorator]
+    def cut_above(x: Float32) -> Float32:
+        return limit if x > limit else x
+
+    @cute.jit  # type: ignore[untyped-decorator]
+    def cut_below(x: Float32) -> Float32:
+        return -limit if x < -limit else x
+
+    def swiglu_oai(gate: Any, up: Any) -> Any:
+        gate, up = cut_above(gate), cut_below(cut_above(up))
+        return gate * sigmoid(alpha * gate) * (up + 1.0)
+
+    return {Gate.SWIGLU: swiglu, Gate.GEGLU: geglu, Gate.SWIGLU_OAI: swiglu_oai}[gate]
+
+
+def _sample_tensors(signature: Signature, *, adds: bool) -> tuple[Any, ...]:
+    """Stand-ins for a, b, what is added, and out, whose extents are known at run time."""
+    from cutlass import cute
+
+    m, n, k, half = (cute.sym_int() for _ in range(4))
+    layout = signature.layout
+
+    def matrix(dtype: DType, shape: tuple[Any, Any], row_major: bool) -> Any:
+        stride = cute.sym_int64(divisibility=8 * ALIGNMENT_BYTES // dtype.bits)
+        return cute.runtime.make_fake_tensor(
+            _cute_type(dtype), shape, (stride, 1) if row_major else (1, stride),
+            assumed_align=ALIGNMENT_BYTES,
+        )  # fmt: skip
+
+    tensors = [
+        matrix(signature.a, (m, k), layout.a_row_major),
+        matrix(signature.b, (k, n), layout.b_row_major),
+        matrix(signature.out, (m, half), True),
+    ]
+    if adds:
+        row = cute.runtime.make_fake_tensor(
+            _cute_type(signature.out), (n,), (1,), assumed_align=ALIGNMENT_BYTES
+        )
+        tensors.insert(2, row)
+    return tuple(tensors)
+
+
+def _cute_type(dtype: DType) -> Any:
+    import cutlass
+
+    return getattr(cutlass, CUTE_TYPES[dtype])

@@ -1,0 +1,196 @@
+"""Whether two measurements of one problem agree: confirm each other, or contradict each other."""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from nvgemm_runtime.bundle.format import Conditions, Timing
+from nvgemm_runtime.matching.refusals import version_numbers
+
+from .intervals import RESOLUTION
+
+ATEN, TRITON = "aten", "triton"
+"""Names of the contenders that are torch's own."""
+
+SLACK = 0.05
+"""Share of a time by which two runs may differ besides their spreads: GPUs of one product differ by
+a few percent, and so does one GPU from day to day."""
+
+DISAGREEMENT = "two runs disagree: "
+"""Start of the doubt that two runs disagree."""
+
+CONFIRMING = 0.01
+"""Share by which the fastest on one GPU may be behind the fastest on another, there, where the two
+confirm each other."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What was measured of one problem on one GPU.
+
+    Attributes:
+        kernels: Time of each kernel, by a name that another measurement has for it too.
+        aten: ATen's time; None where it has no operator for the problem.
+        triton: The best Triton kernel's time; None where there is none or it was not asked for.
+        doubts: Reasons not to rely on the order.
+    """
+
+    kernels: Mapping[str, Timing]
+    aten: Timing | None
+    triton: Timing | None
+    doubts: tuple[str, ...]
+    conditions: Conditions
+
+    @property
+    def times(self) -> dict[str, Timing]:
+        """Times of the kernels, and of ATen where it has one."""
+        return {**self.kernels, **({} if self.aten is None else {ATEN: self.aten})}
+
+    @property
+    def winner(self) -> str:
+        """The fastest of the kernels and ATen."""
+        times = self.times
+        return min(sorted(times), key=lambda name: times[name].time_ns)
+
+
+class Relation(enum.Enum):
+    """How two measurements relate."""
+
+    CONFIRMS = "confirms"
+    CONTRADICTS = "contradicts"
+    NEITHER = "neither"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """How two measurements relate, and why they contradict each other, or why neither holds."""
+
+    relation: Relation
+    why: str = ""
+
+
+def compare(before: Measurement, now: Measurement) -> Comparison:
+    """Compare two measurements of one problem on GPUs of one product.
+
+    They confirm each other if they were taken on two GPUs, known to be distinct, in the same way,
+    the verdict (a bundled kernel or ATen) is the same, and the fastest on each is within
+    `CONFIRMING` of the fastest on the other, there. Of two GPUs, they contradict each other if the
+    fastest on one is behind on the other beyond the spreads and that share. For one GPU, or
+    unknown ones, see `disagreement`.
+    """
+    if before.conditions.launches != now.conditions.launches:
+        return _neither(
+            f"one timed launches {before.conditions.launches}, the other {now.conditions.launches}"
+        )
+    gpus = {before.conditions.gpu_sha256, now.conditions.gpu_sha256}
+    if None in gpus or len(gpus) == 1:
+        why = disagreement(before, now)
+        if why is not None:
+            return Comparison(relation=Relation.CONTRADICTS, why=why)
+        if None in gpus:
+            return _neither("which GPU was measured is not known of both")
+        return _neither(f"both were measured on one GPU, {gpu_name(before.conditions)}")
+    if before.doubts or now.doubts:
+        return _neither("one is uncertain itself")
+    if not before.times or not now.times:
+        return _neither("one measured nothing")
+    if _aten_version(before.conditions) != _aten_version(now.conditions):
+        return _neither("ATen was of another torch or CUDA")
+    if (before.aten is None) != (now.aten is None):
+        return _neither("ATen was measured on one GPU alone")
+    return _compare_gpus(before, now)
+
+
+def _compare_gpus(before: Measurement, now: Measurement) -> Comparison:
+    first_before, first_now = before.winner, now.winner
+    for first, there in ((first_before, now), (first_now, before)):
+        if first not in there.times:
+            return _neither(f"{contender_name(first)} was measured on one GPU alone")
+    is_confirmed = (first_before == ATEN) == (first_now == ATEN)
+    for first, there in ((first_before, now), (first_now, before)):
+        best = there.times[there.winner]
+        if _is_behind(there.times, first, there.winner):
+            return Comparison(
+                relation=Relation.CONTRADICTS,
+                why=f"{DISAGREEMENT}{contender_name(first)} was fastest on one GPU, and took "
+                f"{there.times[first].time_ns} ns on GPU {gpu_name(there.conditions)}, where "
+                f"{contender_name(there.winner)} took {best.time_ns} ns",
+            )
+        is_confirmed &= there.times[first].time_ns <= (1 + CONFIRMING) * best.time_ns
+    if is_confirmed:
+        return Comparison(relation=Relation.CONFIRMS)
+    return _neither("the fastest differ, within the noise")
+
+
+def _neither(why: str) -> Comparison:
+    return Comparison(relation=Relation.NEITHER, why=why)
+
+
+def confirming_gpus(*measurements: Measurement) -> tuple[str, ...]:
+    """Digests of the UUIDs of the GPUs of measurements that confirm each other, sorted."""
+    gpus = {one.conditions.gpu_sha256 for one in measurements}
+    return tuple(sorted(gpu for gpu in gpus if gpu is not None))
+
+
+def gpu_name(conditions: Conditions) -> str:
+    """The GPU of a measurement for messages: the first digits of its UUID's digest."""
+    return "unknown" if conditions.gpu_sha256 is None else conditions.gpu_sha256[:12]
+
+
+def disagreement(before: Measurement, now: Measurement) -> str | None:
+    """Why two runs contradict each other about the fastest contender, or None.
+
+    They do if each run has the other's fastest clearly behind, or if the time of either's fastest
+    has changed beyond the spreads. Only contenders that both measured count, and ATen only for
+    equal minor versions of torch and CUDA. A disturbed run contradicts nothing, nor does one that
+    timed its launches otherwise.
+    """
+    if before.conditions.launches != now.conditions.launches:
+        return None
+    if not all(doubt.startswith(DISAGREEMENT) for doubt in before.doubts):
+        return None
+    old, new = before.times, now.times
+    common = old.keys() & new.keys()
+    if _aten_version(before.conditions) != _aten_version(now.conditions):
+        common -= {ATEN}
+    if not common:
+        return None
+    first_old, first_new = (
+        min(sorted(common), key=lambda name: times[name].time_ns) for times in (old, new)
+    )
+    date = before.conditions.date
+    if _is_behind(new, first_old, first_new) and _is_behind(old, first_new, first_old):
+        return (
+            f"{DISAGREEMENT}{contender_name(first_new)} was fastest, and "
+            f"{contender_name(first_old)} in the run of {date}, each beyond the spread"
+        )
+    for name in dict.fromkeys((first_new, first_old)):
+        apart = abs(new[name].time_ns - old[name].time_ns)
+        allowed = new[name].spread_ns + old[name].spread_ns + SLACK * old[name].time_ns
+        if apart > allowed:
+            return (
+                f"{DISAGREEMENT}{contender_name(name)} took {new[name].time_ns} ns, and "
+                f"{old[name].time_ns} ns in the run of {date}: at most {allowed:.0f} ns apart is "
+                "noise"
+            )
+    return None
+
+
+def _aten_version(conditions: Conditions) -> tuple[tuple[int, ...], str]:
+    return version_numbers(conditions.torch)[:2], conditions.cuda
+
+
+def _is_behind(times: Mapping[str, Timing], slower: str, faster: str) -> bool:
+    one, other = times[slower], times[faster]
+    noise = one.spread_ns + other.spread_ns + RESOLUTION * other.time_ns
+    return one.time_ns - other.time_ns > noise
+
+
+def contender_name(contender: str) -> str:
+    """A contender's name for messages."""
+    torchs_own = {ATEN: "ATen", TRITON: "Triton"}
+    is_id = re.fullmatch("[0-9a-f]{64}", contender) is not None
+    return torchs_own.get(contender, f"kernel {contender[:12] if is_id else contender}")

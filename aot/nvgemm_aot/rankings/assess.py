@@ -1,0 +1,68 @@
+"""What all measurements of one problem come to: which one counts, and how far to rely on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .agreement import Relation, compare, confirming_gpus, gpu_name
+from .entries import Entry
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assessment:
+    """What measurements of one problem on one product come to.
+
+    Attributes:
+        entry: The one that counts: the newest without doubts, or the newest.
+        doubts: Reasons not to rely on its order: its own, and contradictions of others.
+        confirmed_by: Digests of the UUIDs of the GPUs that confirm each other; none, or at least
+            two.
+        repeated: GPUs that measured the problem more than once, by the first digits of the digest:
+            that confirms nothing.
+    """
+
+    entry: Entry
+    doubts: tuple[str, ...]
+    confirmed_by: tuple[str, ...]
+    repeated: tuple[str, ...]
+
+    @property
+    def standing(self) -> str:
+        """``confirmed``, ``measured once`` or ``doubtful``."""
+        if self.doubts:
+            return "doubtful"
+        return "confirmed" if self.confirmed_by else "measured once"
+
+
+def assess(entries: Sequence[Entry]) -> Assessment:
+    """Assess the measurements of one group of `Rankings.groups`, the newest last."""
+    sound = [entry for entry in entries if not entry.doubts]
+    last = (sound or list(entries))[-1]
+    doubts = list(last.doubts)
+    agreeing = [last]
+    for other in _latest_of_each_gpu(sound, last) if sound else ():
+        compared = compare(other.measurement, last.measurement)
+        if compared.relation is Relation.CONTRADICTS:
+            doubts.append(compared.why)
+        elif all(_confirms(other, one) for one in agreeing):
+            agreeing.append(other)
+    confirmed = len(agreeing) > 1 and not doubts
+    gpus = [entry.origin.conditions for entry in entries]
+    known = [gpu_name(one) for one in gpus if one.gpu_sha256 is not None]
+    return Assessment(
+        entry=last,
+        doubts=tuple(dict.fromkeys(doubts)),
+        confirmed_by=confirming_gpus(*(one.measurement for one in agreeing)) if confirmed else (),
+        repeated=tuple(sorted({name for name in known if known.count(name) > 1})),
+    )
+
+
+def _latest_of_each_gpu(sound: Sequence[Entry], last: Entry) -> list[Entry]:
+    """Of each GPU the newest measurement beside the last: of its own GPU the one before."""
+    before = {one.origin.conditions.gpu_sha256: one for one in sound if one is not last}
+    return list(before.values())
+
+
+def _confirms(one: Entry, other: Entry) -> bool:
+    return compare(one.measurement, other.measurement).relation is Relation.CONFIRMS

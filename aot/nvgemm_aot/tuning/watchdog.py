@@ -1,0 +1,268 @@
+"""Tunes in a process of its own, which is killed where a kernel does not return.
+
+A kernel that hangs leaves its process no use of the GPU, and often no way out. So the measuring
+process tells which contender runs. If one does not return in time, the process is killed, the
+state records that the contender hangs, and another process goes on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+from nvgemm_runtime.errors import NvgemmError, TuningError
+
+from ..rankings.agreement import TRITON, contender_name
+from .child import BOOTSTRAP, Message, Work
+from .session import Progress, Tuned, TuningOptions, UnusableGpuError
+from .state import add_hang, reserved, state_path
+
+_log = logging.getLogger(__name__)
+
+GPU_BENCH = "nvgemm_aot.tuning.gpu:gpu_bench"
+"""Makes the bench of torch's current CUDA device."""
+
+HANG_S = 60.0
+"""Seconds after which a contender that has not returned hangs. Its longest step is the first run: a
+kernel is loaded, and its results of two sets of operands are compared. For the largest problem of
+the manifests that come with nvgemm-aot, that takes about a second."""
+
+TRITON_FACTOR = 30
+"""Triton gets so many times as long: Inductor compiles and times its choices in the first run."""
+
+MOST_ENDS = 8
+"""Most processes of one tuning that hang or die: more rather mean a broken GPU or driver."""
+
+GRACE_S = 20.0
+"""Seconds in which an interrupted process writes down what it has."""
+
+KILL_S = 120.0
+"""Seconds in which a killed process ends: the driver takes its kernels off the GPU first."""
+
+
+def tune_watched(
+    paths: Sequence[Path],
+    output: Path,
+    options: TuningOptions,
+    *,
+    bench: str = GPU_BENCH,
+    hang_s: float = HANG_S,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Tuned:
+    """Tune as `session.tune` does, and survive kernels that hang or end their process.
+
+    Args:
+        paths: The bundles.
+        output: The bundle to write.
+        options: What to measure, and for how long.
+        bench: ``module:function`` of what makes the bench, in the measuring process.
+        hang_s: Seconds after which a contender that has not returned hangs.
+        progress: Called before the first problem and after each finished one.
+        clock: Returns seconds, for the budget.
+
+    Raises:
+        TuningError: As `session.tune`; also if more than `MOST_ENDS` processes hang or die.
+        NvgemmError: As `session.tune`.
+    """
+    begin = clock()
+    shown = _Shown(report=progress)
+    ends: list[str] = []
+    while len(ends) < MOST_ENDS:
+        left = options
+        if options.budget_s is not None:
+            left = replace(options, budget_s=max(0.0, options.budget_s - (clock() - begin)))
+        work = Work(
+            paths=tuple(paths),
+            output=output,
+            options=left,
+            bench=bench,
+            log_level=logging.getLogger().getEffectiveLevel(),
+        )
+        with contextlib.closing(_Process(work)) as process:
+            end = process.watch(hang_s, shown)
+        if isinstance(end, Tuned):
+            return end
+        if end.hangs:
+            with reserved(output):
+                add_hang(state_path(output), end.contender, end.key, end.reason)
+        _log.warning("%s; measuring goes on in a new process", end.text)
+        ends.append(end.text)
+    raise TuningError(
+        f"{len(ends)} measuring processes hung or died, which rather means a broken GPU or driver; "
+        f"what was measured is in {state_path(output)}, and the same command goes on there; the "
+        f"last: {ends[-1]}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _End:
+    """How a process ended without a result; ``contender`` and ``key`` are what it ran last."""
+
+    contender: str
+    key: str
+    reason: str
+    hangs: bool
+
+    @property
+    def text(self) -> str:
+        if not self.contender:
+            return self.reason
+        return f"{self.key}: {contender_name(self.contender)}: {self.reason}"
+
+
+@dataclass(kw_only=True)
+class _Shown:
+    """Progress over several processes, each of which has fewer problems left."""
+
+    report: Progress | None
+    total: int | None = None
+    done: int = field(default=-1)
+
+    def __call__(self, done: int, total: int) -> None:
+        if self.total is None:
+            self.total = total
+        done = min(self.total, max(0, self.total - total) + done)
+        if self.report is not None and done > self.done:
+            self.done = done
+            self.report(done, self.total)
+
+
+class _Process:
+    """One measuring process and the pipe to it."""
+
+    def __init__(self, work: Work) -> None:
+        self._connection, child_end = Pipe()
+        self._process = subprocess.Popen(
+            [
+                *(sys.executable, "-c", BOOTSTRAP, str(child_end.fileno()), str(os.getpid())),
+                *sys.path,
+            ],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[child_end.fileno()],
+            start_new_session=True,  # Ctrl-C of a terminal reaches this process alone
+        )
+        child_end.close()
+        self._running: tuple[str, str] | None = None
+        self._last = ("", "")
+        with contextlib.suppress(BrokenPipeError):  # `watch` tells how it ended
+            self._connection.send(work)
+
+    def watch(self, hang_s: float, progress: Progress) -> Tuned | _End:
+        """Pass on what it reports until it ends, or hangs.
+
+        Raises:
+            BaseException: The one that ended it.
+        """
+        try:
+            while True:
+                limit_s = self._limit_s(hang_s)
+                if not self._connection.poll(limit_s):
+                    self._kill()
+                    contender, key = self._last
+                    return _End(
+                        contender=contender,
+                        key=key,
+                        reason=f"it hangs: it has not returned for {limit_s:g} s",
+                        hangs=True,
+                    )
+                try:
+                    message: tuple[Any, ...] = self._connection.recv()
+                except (EOFError, ConnectionResetError):
+                    return self._died()
+                result = self._take(message, progress)
+                if result is not None:
+                    return result
+        except KeyboardInterrupt:
+            self._interrupt()
+            raise
+
+    def _limit_s(self, hang_s: float) -> float | None:
+        if self._running is None:
+            return None
+        return hang_s * (TRITON_FACTOR if self._running[0] == TRITON else 1)
+
+    def _take(self, message: tuple[Any, ...], progress: Progress) -> Tuned | _End | None:
+        kind, *values = message
+        if kind is Message.RUNS:
+            self._running = self._last = (values[0], values[1])
+        elif kind is Message.RETURNED:
+            self._running = None
+        elif kind is Message.PROGRESS:
+            progress(*values)
+        elif kind is Message.LOG:
+            name, level, text = values
+            logging.getLogger(name).log(level, "%s", text)
+        elif kind is Message.FAILED:
+            return self._failed(*values)
+        else:
+            tuned: Tuned = values[0]
+            return tuned
+        return None
+
+    def _failed(self, error: BaseException, trace: str) -> _End:
+        if isinstance(error, UnusableGpuError):
+            # Recorded by the process itself, and gone with it.
+            return _End(contender="", key="", reason=str(error), hangs=False)
+        if isinstance(error, NvgemmError):
+            raise error
+        raise error from RuntimeError(f"in the measuring process:\n{trace}")
+
+    def _died(self) -> _End:
+        status = self._process.wait()
+        how = f"status {status}"
+        if status < 0:
+            with contextlib.suppress(ValueError):  # some real-time signals have no name
+                how = signal.Signals(-status).name
+        contender, key = self._last
+        meanwhile = "while it ran" if self._running else "after it had run"
+        return _End(
+            contender=contender,
+            key=key,
+            reason=f"the measuring process died by {how} {meanwhile}"
+            if contender
+            else f"the measuring process died by {how} before anything ran",
+            hangs=False,
+        )
+
+    def _interrupt(self) -> None:
+        """Let the process end by itself, for a while; a second interruption ends it at once."""
+        with contextlib.suppress(KeyboardInterrupt):
+            self._process.terminate()
+            limit = time.monotonic() + GRACE_S
+            while time.monotonic() < limit:
+                try:
+                    if self._connection.poll(max(0.0, limit - time.monotonic())):
+                        self._connection.recv()  # or it would wait for the pipe
+                except (EOFError, OSError):
+                    return
+
+    def _kill(self) -> None:
+        self._process.kill()
+        try:
+            self._process.wait(KILL_S)
+        except subprocess.TimeoutExpired:
+            raise TuningError(
+                f"process {self._process.pid}, in which a kernel hangs, does not end {KILL_S:g} s "
+                "after it was killed: the driver may wait for the GPU; reset the GPU, or restart "
+                "the machine, and run the same command again"
+            ) from None
+
+    def close(self) -> None:
+        """End the process, if it has not ended, and close the pipe."""
+        self._connection.close()
+        if self._process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE_S if self._running is None else 0.1)
+        if self._process.poll() is None:
+            self._kill()

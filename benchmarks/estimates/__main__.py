@@ -1,0 +1,69 @@
+"""Corrections of the runtimes that a model estimates: measured, fitted, judged.
+
+    python -m benchmarks.estimates build kernels.nvgemm                 # anywhere the builder is
+    python -m benchmarks.estimates measure kernels.nvgemm times.json    # on a GPU
+    python -m benchmarks.estimates fit kernels.nvgemm times.json        # anywhere; prints the table
+    python -m benchmarks.estimates fit kernels.nvgemm times.json --write
+
+``build`` compiles every kernel that the manifest's providers list. ``fit`` also takes what
+``nvgemm-aot tune --json``, ``benchmarks.kernels`` and ``benchmarks.ranking`` measured of a bundle's
+kernels. It fits on two thirds of the sizes and judges on the third that is held back: how much
+slower than the bundle's best the first of the kernels is that a build would choose, and the best of
+its first few, with the corrections and without. ``--write`` puts the corrections, fitted on all
+sizes, where builds read them, if they were better on the sizes held back.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from benchmarks.estimates import every_kernel, fitting, measuring, records
+
+MANIFEST = Path(__file__).parent / "manifest.yaml"
+
+
+@click.group()
+def main() -> None:
+    """Measure kernels, and fit corrections of their estimated runtimes."""
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--manifest", type=click.Path(path_type=Path, exists=True), default=MANIFEST)
+@click.option("-j", "--jobs", type=click.IntRange(1), help="Compiler processes.")
+def build(path: Path, manifest: Path, jobs: int | None) -> None:
+    """Compile every kernel that a manifest's providers list, for its problems' signatures."""
+    from nvgemm_aot.cli.printing import report_progress
+    from nvgemm_aot.manifest.parse import load_manifest
+    from nvgemm_aot.storage.cache import Cache, default_directory
+
+    with report_progress("Compiling") as report:
+        header, lost = every_kernel.build_every_kernel(
+            load_manifest(manifest), path, Cache(default_directory()), jobs=jobs, progress=report
+        )
+    click.echo("\n".join(f"left out {line}" for line in lost), nl=bool(lost))
+    click.echo(f"{path}: {len(header.kernels)} kernels, {len(header.rankings)} problems")
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path, exists=True))
+@click.argument("times", type=click.Path(path_type=Path))
+@click.option("--budget", type=click.FloatRange(min=1), help="Seconds after which to stop.")
+def measure(bundle: Path, times: Path, budget: float | None) -> None:
+    """Time every kernel of a bundle at the problems that it declares, on a GPU."""
+    measuring.measure(bundle, times, budget)
+
+
+@main.command()
+@click.argument("bundle", type=click.Path(path_type=Path, exists=True))
+@click.argument("times", type=click.Path(path_type=Path, exists=True), nargs=-1, required=True)
+@click.option("--write", is_flag=True, help="Keep the corrections for builds.")
+def fit(bundle: Path, times: tuple[Path, ...], write: bool) -> None:
+    """Fit corrections to measured times, and print what they gain on sizes held back."""
+    fitting.fit_and_judge(records.read_times(bundle, times), write=write)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""Fits corrections of estimated runtimes, and says what they gain on sizes held back.
+
+The logarithm of measured over estimated time is fitted by the features of
+`nvgemm_aot.providers.corrections`, with a constant of its own for each problem: only the order
+within a problem matters. Kernels count the more the nearer they come to the problem's fastest.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.estimates.records import Measurements
+from benchmarks.shared.compiling import ROOT
+from benchmarks.shared.records import write as write_file
+from nvgemm_aot.build.select import select
+from nvgemm_aot.providers import Candidate, load_provider
+from nvgemm_aot.providers.base import RuntimeModel
+from nvgemm_aot.providers.corrections import DATA, Correction, FeatureRow, feature_rows
+from nvgemm_runtime.gemm.problem import Problem
+
+PATH = ROOT / "aot" / "nvgemm_aot" / "providers" / DATA
+
+UNCORRECTED = "cutlass_operators"
+"""Estimates of this provider's kernels alone stay as the model gives them."""
+
+HELD_BACK = 3
+"""Every third pair (n, k) is held back."""
+CHOSEN = 8
+"""Kernels that a build chooses for a problem, if a manifest does not say."""
+OFFERED = 4
+"""Of them, those that are looked at besides the first."""
+
+POWERS = (4.0, 8.0, 16.0)
+"""A kernel counts (fastest time / its time) to one of these powers."""
+STRENGTHS = (0.1, 0.3, 1.0, 3.0)
+"""How strongly weights are drawn to 0, against the sum of what kernels count."""
+FOLDS = 3
+"""Parts of the sizes fitted on, each predicted by the others, to choose among these."""
+
+TARGETS = (1.05, 1.015)
+"""Issue's aims: of the first choice, and of the best of `OFFERED`."""
+
+_DIGITS = 4
+_CONSTANT = "constant, "
+
+Sizes = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One measured problem.
+
+    Attributes:
+        problem: It.
+        times: Nanoseconds of each candidate.
+        rows: What a correction sees of each, in the same order.
+    """
+
+    problem: Problem
+    times: Mapping[Candidate, float]
+    rows: Sequence[FeatureRow]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """Mean time over that of the bundle's best kernel: of the first choice, of the best of four."""
+
+    first: float
+    best_of: float
+
+    @property
+    def score(self) -> float:
+        """What the choice of power and strength makes small."""
+        return self.first + 2 * self.best_of
+
+
+def fit_and_judge(measured: Measurements, *, write: bool) -> None:
+    """Fit on two thirds of the sizes, print what that gains on the rest, and keep it if told to."""
+    providers = {one.provider for row in measured.rows.values() for one, _ in row}
+    model = load_provider(min(providers)).runtime_model(measured.target)
+    examples = _examples(measured, model)
+    fitted, held = _split(examples, HELD_BACK)
+    if not fitted or not held:
+        raise click.ClickException("too few sizes were measured: must be 3 pairs (n, k) or more")
+    blank = Correction(
+        arch=measured.target.target.arch,
+        model=model.name,
+        providers=tuple(sorted(providers - {UNCORRECTED})),
+        source=f"{measured.source}; {len(examples)} problems",
+        weights={},
+    )
+    settings = _choose_settings(fitted)
+    correction = replace(blank, weights=_weights(fitted, *settings))
+    click.echo(f"{blank.source}; fitted on {len(fitted)}, held back {len(held)}")
+    click.echo(f"power {settings[0]:g}, strength {settings[1]:g}")
+    click.echo(f"{'time over the best, in the mean':<34}{'problems':>9}{'first':>9}{'of four':>9}")
+    for label, group in _groups(held):
+        for name, one in (("model", None), ("corrected", correction)):
+            loss = _loss(group, one, measured, model)
+            click.echo(
+                f"{label + ', ' + name:<34}{len(group):>9}{loss.first:>9.3f}{loss.best_of:>9.3f}"
+            )
+    before = _loss(held, None, measured, model)
+    after = _loss(held, correction, measured, model)
+    met = after.first <= TARGETS[0] and after.best_of <= TARGETS[1]
+    click.echo(f"aims ({TARGETS[0]} and {TARGETS[1]}): {'met' if met else 'missed'}")
+    if not write:
+        return
+    if not (after.first < before.first and after.best_of <= before.best_of):
+        raise click.ClickException("no better than the model on sizes held back; nothing written")
+    whole = replace(blank, weights=_weights(examples, *settings))
+    keep(whole, PATH, _judged(before, after, len(fitted), len(held)))
+    click.echo(f"{PATH.name}: written, fitted on all {len(examples)} problems")
+
+
+def keep(correction: Correction, path: Path, judged: Mapping[str, Any]) -> None:
+    """Write a correction in the place of the one of its architecture and model."""
+    document = json.loads(path.read_text(encoding="utf-8"))
+    kept = [
+        one
+        for one in document["corrections"]
+        if (one["arch"], one["model"]) != (correction.arch, correction.model)
+    ]
+    document["corrections"] = sorted(
+        [*kept, {**asdict(correction), "judged": dict(judged)}],
+        key=lambda one: (one["arch"], one["model"]),
+    )
+    write_file(path, json.dumps(document, indent=1, sort_keys=True) + "\n")
+
+
+def _judged(before: Loss, after: Loss, fitted: int, held: int) -> dict[str, Any]:
+    return {
+        "fitted_on": fitted,
+        "held_back": held,
+        "first": [round(before.first, 3), round(after.first, 3)],
+        "best_of_four": [round(before.best_of, 3), round(after.best_of, 3)],
+    }
+
+
+def _examples(measured: Measurements, model: RuntimeModel) -> list[Example]:
+    examples = []
+    for problem, row in sorted(measured.rows.items()):
+        # The order of candidates must not depend on that of the file.
+        times = dict(sorted(row, key=lambda one: (one[0].operator, one[0].provider)))
+        estimates = [model.estimate_ns(problem, one.block_shape) for one in times]
+        sm_count = measured.target.device.sm_count.value
+        rows = feature_rows(problem, list(times), estimates, sm_count)
+        if rows is not None and len(times) > 1:
+            examples.append(Example(problem=problem, times=times, rows=rows))
+    return examples
+
+
+def _split(examples: Sequence[Example], parts: int) -> tuple[list[Example], list[Example]]:
+    """Examples of most pairs (n, k), and those of every ``parts``-th, in the order of n x k."""
+    held = set(_sizes(examples)[parts // 2 :: parts])
+    fitted = [one for one in examples if (one.problem.n, one.problem.k) not in held]
+    return fitted, [one for one in examples if (one.problem.n, one.problem.k) in held]
+
+
+def _sizes(examples: Sequence[Example]) -> list[Sizes]:
+    return sorted(
+        {(one.problem.n, one.problem.k) for one in examples}, key=lambda nk: (nk[0] * nk[1], nk)
+    )
+
+
+def _groups(examples: Sequence[Example]) -> Iterator[tuple[str, Sequence[Example]]]:
+    for low, high in itertools.pairwise((1, 64 + 1, 512 + 1, 1 << 31)):
+        group = [one for one in examples if low <= one.problem.m < high]
+        if group:
+            yield f"m {low} to {max(one.problem.m for one in group)}", group
+    yield "all", examples
+
+
+def _choose_settings(examples: Sequence[Example]) -> tuple[float, float]:
+    """The power and strength that predict parts of the sizes best from the others."""
+    sizes = _sizes(examples)
+    parts = [set(sizes[first::FOLDS]) for first in range(FOLDS)]
+
+    def score(settings: tuple[float, float]) -> float:
+        losses = []
+        for part in filter(None, parts):
+            inside = [one for one in examples if (one.problem.n, one.problem.k) in part]
+            outside = [one for one in examples if (one.problem.n, one.problem.k) not in part]
+            if outside:
+                losses.append(_ordered_loss(inside, _weights(outside, *settings)).score)
+        return statistics.fmean(losses) if losses else 0.0
+
+    return min(itertools.product(POWERS, STRENGTHS), key=score)
+
+
+def _ordered_loss(examples: Sequence[Example], weights: Mapping[str, float]) -> Loss:
+    """As `_loss`, of kernels in the order of their corrected estimates, which is quicker."""
+    first, best_of = [], []
+    for one in examples:
+        corrected = [
+            row.log_estimate + sum(weights.get(name, 0.0) * value for name, value in row.features)
+            for row in one.rows
+        ]
+        times = [time for _, time in sorted(zip(corrected, one.times.values()))]
+        least = min(times)
+        first.append(times[0] / least)
+        best_of.append(min(times[:OFFERED]) / least)
+    return Loss(first=statistics.fmean(first), best_of=statistics.fmean(best_of))
+
+
+def _weights(examples: Sequence[Example], power: float, strength: float) -> dict[str, float]:
+    """Fit weights by ridge regression, each problem with a constant of its own."""
+    import torch
+
+    names = sorted(
+        {n for one in examples for row in one.rows for n, _ in row.features if not _constant(n)}
+    )
+    place = {name: number for number, name in enumerate(names)}
+    gram = torch.zeros(len(names), len(names), dtype=torch.float64)
+    moment = torch.zeros(len(names), dtype=torch.float64)
+    total = 0.0
+    tables = []
+    for one in examples:
+        table = torch.zeros(len(one.rows), len(names), dtype=torch.float64)
+        for number, row in enumerate(one.rows):
+            for name, value in row.features:
+                if name in place:
+                    table[number, place[name]] = value
+        times = torch.tensor(list(one.times.values()), dtype=torch.float64)
+        wanted = times.log() - torch.tensor([row.log_estimate for row in one.rows]).double()
+        counts = (times.min() / times) ** power
+        counts = counts / counts.sum()  # every problem counts the same
+        centred = table - counts @ table
+        gram += centred.T @ (counts[:, None] * centred)
+        moment += centred.T @ (counts * (wanted - counts @ wanted))
+        total += 1.0
+        tables.append((table, wanted, counts))
+    penalty = strength * 1e-3 * total
+    solved = torch.linalg.solve(gram + penalty * torch.eye(len(names)).double(), moment)
+    weights = {name: round(float(solved[place[name]]), _DIGITS) for name in names}
+    constants = _constants(examples, [float(c @ (w - t @ solved)) for t, w, c in tables])
+    return {name: weight for name, weight in {**weights, **constants}.items() if weight}
+
+
+def _constants(examples: Sequence[Example], left: Sequence[float]) -> dict[str, float]:
+    """What makes times right in the mean at each knot: the order does not depend on it."""
+    import torch
+
+    shares = [
+        {name: value for name, value in one.rows[0].features if _constant(name)} for one in examples
+    ]
+    names = sorted({name for one in shares for name in one})
+    table = torch.tensor([[one.get(name, 0.0) for name in names] for one in shares]).double()
+    gram = table.T @ table + 1e-6 * torch.eye(len(names)).double()
+    solved = torch.linalg.solve(gram, table.T @ torch.tensor(left).double())
+    return {name: round(float(one), _DIGITS) for name, one in zip(names, solved)}
+
+
+def _constant(name: str) -> bool:
+    return name.startswith(_CONSTANT)
+
+
+def _loss(
+    examples: Sequence[Example],
+    correction: Correction | None,
+    measured: Measurements,
+    model: RuntimeModel,
+) -> Loss:
+    """What a build would lose at these problems, choosing among the kernels measured."""
+    first, best_of = [], []
+    sm_count = measured.target.device.sm_count.value
+    for one in examples:
+        selection = select(
+            one.problem,
+            tuple(one.times),
+            model.estimate_ns,
+            CHOSEN,
+            None if correction is None else _correcting(correction, sm_count),
+        )
+        least = min(one.times.values())
+        chosen = [one.times[choice.candidate] / least for choice in selection.choices]
+        first.append(chosen[0])
+        best_of.append(min(chosen[:OFFERED]))
+    return Loss(first=statistics.fmean(first), best_of=statistics.fmean(best_of))
+
+
+def _correcting(correction: Correction, sm_count: int) -> Any:
+    def correct(
+        problem: Problem, candidates: Sequence[Candidate], times: Sequence[int | None]
+    ) -> list[int | None]:
+        return correction.corrected(problem, candidates, times, sm_count)
+
+    return correct

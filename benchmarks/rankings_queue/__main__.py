@@ -1,0 +1,172 @@
+"""Measures the rankings that come with nvgemm-aot: a committed queue that goes on from run to run.
+
+    python -m benchmarks.rankings_queue build bundles            # where the builder is; no GPU
+    python -m benchmarks.rankings_queue measure bundles results --budget 420   # on the GPU; again
+    python -m benchmarks.rankings_queue status results           # anywhere
+    python -m benchmarks.rankings_queue export results -o aot/nvgemm_aot/rankings/data
+
+``queue.yaml`` says what is measured: of each problem the best candidates by the estimate, and the
+kernels that won at neighbouring m. ``measure`` does what is left, row by row, until its budget is
+used up; results are bundles and the states of their tunings (`nvgemm-aot tune`), which must be kept
+together. A second GPU measures into another directory of results, and ``export`` of both says
+what is confirmed.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from benchmarks.rankings_queue.rows import (
+    Row,
+    done_mark,
+    problems_of,
+    progress_of,
+    read_queue,
+    table,
+)
+from nvgemm_aot.build.pipeline import build as build_bundles
+from nvgemm_aot.rankings.assess import assess
+from nvgemm_aot.rankings.entries import Rankings, merge
+from nvgemm_aot.rankings.export import export as export_headers
+from nvgemm_aot.rankings.file import write_rankings
+from nvgemm_aot.storage.cache import Cache, default_directory
+from nvgemm_aot.tuning import watchdog
+from nvgemm_aot.tuning.session import Tuned, TuningOptions
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import NvgemmError
+
+MOST_SHOWN = 3
+"""Unmeasured problems of a row that the table names."""
+
+_DIRECTORY = click.Path(path_type=Path, file_okay=False)
+
+
+@click.group()
+def main() -> None:
+    """Measure what the queue holds, run by run."""
+
+
+def _rows(names: tuple[str, ...]) -> list[Row]:
+    rows = read_queue()
+    unknown = sorted(set(names) - {row.name for row in rows})
+    if unknown:
+        known = ", ".join(row.name for row in rows)
+        raise click.UsageError(f"no row is called {', '.join(unknown)} (known: {known})")
+    return [row for row in rows if not names or row.name in names]
+
+
+_rows_option = click.option("--row", "names", multiple=True, help="Only this row; may be repeated.")
+
+
+@main.command()
+@click.argument("bundles", type=_DIRECTORY)
+@click.option("-j", "--jobs", type=click.IntRange(1), help="Compiler processes.")
+@_rows_option
+def build(bundles: Path, jobs: int | None, names: tuple[str, ...]) -> None:
+    """Build the bundles to measure into BUNDLES, on a machine without a GPU."""
+    bundles.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for row in _rows(names):
+        result = build_bundles(row.work, bundles, Cache(default_directory()), jobs=jobs)
+        for bundle in result.bundles:
+            click.echo(
+                f"{bundle.path}: {len(bundle.header.kernels)} kernels for "
+                f"{len(bundle.header.rankings)} problems, {bundle.file_bytes} bytes"
+            )
+        for one in result.unserved:
+            click.echo(f"{row.name}: no kernel for {one.problem.key}: {one.reason}")
+
+
+@main.command()
+@click.argument("bundles", type=_DIRECTORY)
+@click.argument("results", type=_DIRECTORY)
+@click.option("--budget", type=click.FloatRange(min=1), help="Seconds after which to stop.")
+@_rows_option
+def measure(bundles: Path, results: Path, budget: float | None, names: tuple[str, ...]) -> None:
+    """Measure what is left of BUNDLES on this GPU, into RESULTS."""
+    results.mkdir(mode=0o755, parents=True, exist_ok=True)
+    begin = time.monotonic()
+    rows = _rows(names)
+    try:
+        for row in rows:
+            left = None if budget is None else budget - (time.monotonic() - begin)
+            if left is not None and left <= 0:
+                break
+            if done_mark(row, results).exists():
+                continue
+            if not row.bundle(bundles).exists():
+                click.echo(f"{row.name}: left out: {row.bundle(bundles)} is not there; build it")
+                continue
+            tuned = _tune(row, bundles, results, left)
+            for contender, reason in tuned.hanging:
+                click.echo(f"HANGS: {contender[:12]}: {reason}")
+            click.echo(
+                f"{row.name}: {tuned.measured_now} measured now, {len(tuned.outcomes)} in all, "
+                f"{len(tuned.unmeasured)} left"
+            )
+            if tuned.is_complete:
+                done_mark(row, results).touch()
+    except NvgemmError as error:
+        raise click.ClickException(str(error)) from error
+    finally:
+        _print_table(rows, results, MOST_SHOWN)
+
+
+def _tune(row: Row, bundles: Path, results: Path, budget_s: float | None) -> Tuned:
+    options = TuningOptions(budget_s=budget_s, neighbours=True)
+    return watchdog.tune_watched([row.bundle(bundles)], row.bundle(results), options)
+
+
+@main.command()
+@click.argument("results", type=_DIRECTORY)
+@click.option("--all", "shows_all", is_flag=True, help="Name all unmeasured problems.")
+def status(results: Path, shows_all: bool) -> None:
+    """Print how far measuring has come, and what is unmeasured."""
+    _print_table(read_queue(), results, None if shows_all else MOST_SHOWN)
+
+
+def _print_table(rows: list[Row], results: Path, most: int | None) -> None:
+    click.echo("\n".join(table([progress_of(row, results) for row in rows], most=most)))
+
+
+@main.command()
+@click.argument("results", type=_DIRECTORY, nargs=-1, required=True)
+@click.option("-o", "--out", type=_DIRECTORY, required=True, help="Directory for NAME.json.")
+def export(results: tuple[Path, ...], out: Path) -> None:
+    """Write a rankings file for each shipped manifest, of all RESULTS together."""
+    rows = read_queue()
+    headers = [
+        _header(row.bundle(directory))
+        for directory in results
+        for row in rows
+        if row.bundle(directory).exists()
+    ]
+    everything = merge([export_headers([header]) for header in headers])
+    for manifest in dict.fromkeys(row.manifest for row in rows):
+        found = of_manifest(everything, manifest)
+        if not found.entries:
+            click.echo(f"{manifest}: nothing is measured")
+            continue
+        path = out / f"{manifest}.json"
+        write_rankings(path, found)
+        standings = [assess(entries).standing for entries in found.groups.values()]
+        counts = ", ".join(f"{standings.count(one)} {one}" for one in sorted(set(standings)))
+        click.echo(f"{path}: {path.stat().st_size} bytes; problems: {counts}")
+
+
+def _header(path: Path) -> Header:
+    with Bundle(path) as bundle:
+        return bundle.header
+
+
+def of_manifest(rankings: Rankings, manifest: str) -> Rankings:
+    """The measurements of what a manifest's rows have in common with it, in any row."""
+    wanted = problems_of(manifest)
+    return Rankings(entries=tuple(entry for entry in rankings.entries if entry.problem in wanted))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Chooses between one kernel for a gated MLP's products and their gate, and what Inductor has.
+
+The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch._inductor import ir
+from torch._inductor.kernel.mm_common import mm_args
+from torch._inductor.select_algorithm import realize_inputs
+from torch.nn import functional
+
+from ..gemm.aten import AtenGemm, read_inputs
+from ..gemm.operands import Operand
+from ..gemm.types import Epilogue, Gate, WeightOrder
+from .choices import StockCall
+from .reading import operand, operand_of
+from .unfused import Unfused, choose
+
+
+def lower(epilogue: Epilogue, a: Any, b: Any, bias: Any = None, *, was_apart: bool) -> Any:
+    """Lower a gated epilogue of ``a @ b``, or ``a @ b + bias``, to the node of the result.
+
+    ``a`` is [m, k], ``b`` is [k, n], ``bias`` is a row of n or None, and the result is [m, n / 2].
+    ``was_apart`` says whether the graph had a product for gates and one for ups.
+    """
+    given = [] if bias is None else [bias]
+    operands = [*given, a, b]
+    _, _, _, product, a, b = mm_args(a, b)
+    nodes = [*(realize_inputs(one) for one in given), a, b]
+    m, n = product.size
+    half = n // 2
+    layout = ir.FixedLayout(product.device, product.dtype, [m, half], [half, 1])
+    op = "addmm" if given else "mm"
+    unfused = Unfused(
+        operands,
+        nodes,
+        layout,
+        description=f"{op} and {epilogue.value}",
+        function=_apart(epilogue) if was_apart else _in_one(epilogue),
+    )
+
+    def stock(gemm: str) -> StockCall:
+        return StockCall(op=op, gemm=gemm, inputs=nodes, layout=layout, gated=epilogue)
+
+    def fused() -> AtenGemm:
+        tensors = [operand(node) for node in nodes]
+        return read_inputs(op, tensors, {}, operand_of(layout, 0), gated=epilogue)
+
+    def gemms() -> list[AtenGemm]:
+        tensors = [operand(node) for node in nodes]
+        out = operand_of(layout if was_apart else product, 0)
+        if not was_apart:
+            return [read_inputs(op, tensors, {}, out)]
+        *_, x, both = tensors
+        return [read_inputs("mm", [x, _half_of(both, place)], {}, out) for place in range(2)]
+
+    return choose(unfused, fused=fused, stock=stock, gemms=gemms)
+
+
+def _half_of(weights: Operand, place: int) -> Operand:
+    """The first or the second half of the columns of weights."""
+    k, n = weights.shape
+    offset = place * (n // 2) * weights.strides[1] * weights.element_size()
+    return replace(weights, shape=(k, n // 2), address=weights.address + offset)
+
+
+def join(
+    epilogue: Epilogue,
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """The function of gates and ups, rounded as eager torch rounds, behind each operation."""
+    gate = epilogue.gate
+    assert gate is not None
+
+    def oai(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
+        limit = gate.row.limit
+        assert limit is not None
+        gates, ups = gates.clamp(max=limit), ups.clamp(-limit, limit)
+        return (ups + 1) * (gates * torch.sigmoid(gates * gate.row.alpha))
+
+    def plain(gates: torch.Tensor, ups: torch.Tensor) -> torch.Tensor:
+        row = gate.row.activation.row
+        activated: torch.Tensor = getattr(functional, row.torch_name)(gates, **row.torch_options)
+        return activated * ups
+
+    return oai if gate is Gate.SWIGLU_OAI else plain
+
+
+def _in_one(epilogue: Epilogue) -> Callable[..., torch.Tensor]:
+    joined = join(epilogue)
+    in_halves = epilogue.row.order is WeightOrder.HALVES
+
+    def function(*tensors: torch.Tensor) -> torch.Tensor:
+        both = torch.addmm(*tensors) if len(tensors) == 3 else torch.mm(*tensors)
+        half = both.shape[-1] // 2
+        if in_halves:
+            return joined(both[:, :half], both[:, half:])
+        return joined(both[:, ::2], both[:, 1::2])
+
+    return function
+
+
+def _apart(epilogue: Epilogue) -> Callable[..., torch.Tensor]:
+    joined = join(epilogue)
+
+    def function(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        half = b.shape[1] // 2
+        return joined(a @ b[:, :half], a @ b[:, half:])
+
+    return function

@@ -1,0 +1,373 @@
+"""Fuses a gated MLP's products with its gate into one kernel, where that is measured to be faster.
+
+Inductor's graphs have a product, the two parts of its columns, and the operations that a gate is
+made of; or two products, with two parts of one weight. A pattern finds the operations, and a walk
+from there the product. Where a bundle has a kernel for all of it, they become one node. When that
+is lowered, the kernel competes with what Inductor lowers without it (`gated_choices`).
+
+A kernel rounds once, behind the gate. Inductor stores products in 16 bits, unless a Triton template
+applies what follows in fp32, so that the rule of `epilogue_fusion` holds here, too: nothing is
+fused unless Triton is among the backends, nor where the user asks for eager's roundings.
+
+Left as they are: products that something else uses, a gate behind its up, and two weights that are
+no parts of one tensor in the graph, for kernels take one matrix B.
+
+The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._inductor.pattern_matcher import (
+    CallFunction,
+    KeywordArg,
+    Match,
+    PatternExpr,
+    get_mutation_region_id,
+    register_graph_pattern,
+)
+from torch.fx import Node
+
+from ..gemm.aten import AtenGemm, read_inputs
+from ..gemm.operands import Operand
+from ..gemm.types import Activation, Epilogue, Gate, WeightOrder, find_gated
+from . import epilogue_fusion
+from .epilogue_fusion import gelu_tanh, hint, is_wanted, rounded, silu, value_of
+from .report import survive
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def install() -> None:
+    """Register the patterns of gates."""
+    from torch._inductor.fx_passes.post_grad import pass_patterns
+
+    for gate, pattern in _patterns():
+        register_graph_pattern(
+            pattern, _may_fuse(gate), pass_dict=pass_patterns[epilogue_fusion.PASS]
+        )(_rewrite(gate))
+
+
+def _patterns() -> Iterator[tuple[Gate, PatternExpr]]:
+    for dtype in (torch.bfloat16, torch.float16):
+        for gate in Gate:
+            first, second = _FACTORS[gate](KeywordArg("gate"), KeywordArg("up"), dtype)
+            yield gate, CallFunction(aten.mul.Tensor, first, second)
+            first, second = _FACTORS[gate](KeywordArg("gate"), KeywordArg("up"), dtype)
+            yield gate, CallFunction(aten.mul.Tensor, second, first)
+
+
+_Factors = Callable[[PatternExpr, PatternExpr, torch.dtype], tuple[PatternExpr, PatternExpr]]
+
+
+def _swiglu(gate: PatternExpr, up: PatternExpr, dtype: torch.dtype) -> tuple[Any, Any]:
+    return rounded(silu, gate, dtype), up
+
+
+def _geglu(gate: PatternExpr, up: PatternExpr, dtype: torch.dtype) -> tuple[Any, Any]:
+    return rounded(gelu_tanh, gate, dtype), up
+
+
+def _swiglu_oai(gate: PatternExpr, up: PatternExpr, dtype: torch.dtype) -> tuple[Any, Any]:
+    row = Gate.SWIGLU_OAI.row
+    assert row.limit is not None
+    convert = prims.convert_element_type.default
+
+    def wide(x: PatternExpr) -> PatternExpr:
+        return CallFunction(convert, x, torch.float32)
+
+    cut = CallFunction(aten.clamp_max.default, wide(gate), row.limit)
+    gates = CallFunction(convert, cut, dtype, _users=2)
+    sigmoid = CallFunction(aten.sigmoid.default, CallFunction(aten.mul.Tensor, gates, row.alpha))
+    below = CallFunction(aten.clamp_min.default, wide(up), -row.limit)
+    ups = CallFunction(convert, CallFunction(aten.clamp_max.default, below, row.limit), dtype)
+    return CallFunction(aten.mul.Tensor, gates, sigmoid), CallFunction(aten.add.Tensor, ups, 1)
+
+
+_FACTORS: dict[Gate, _Factors] = {
+    Gate.SWIGLU: _swiglu,
+    Gate.GEGLU: _geglu,
+    Gate.SWIGLU_OAI: _swiglu_oai,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Source:
+    """Where gates and ups come from.
+
+    Attributes:
+        a: Operand of the product.
+        b: Operand of the product, or, where the graph has two, the weight [n, k] of both.
+        bias: What is added to the product, if anything is.
+        order: Where gates and ups stand among the columns.
+        was_apart: Whether the graph has two products.
+        nodes: Those between the operands and the pattern, last first.
+    """
+
+    a: Node
+    b: Node
+    bias: Node | None
+    order: WeightOrder
+    was_apart: bool
+    nodes: tuple[Node, ...]
+
+
+def _find_source(gate: object, up: object) -> _Source | None:
+    """What gates and ups are made of, if all of that is made for them alone."""
+    if not isinstance(gate, Node) or not isinstance(up, Node) or gate is up:
+        return None
+    if len(gate.users) != 1 or len(up.users) != 1:
+        return None
+    return _of_one_product(gate, up) or _of_two_products(gate, up)
+
+
+def _of_one_product(gate: Node, up: Node) -> _Source | None:
+    parts = _find_parts(gate, up, dim=-1)
+    if parts is None:
+        return None
+    whole, order, between = parts
+    path = _find_product(whole, users={*between} or {gate, up})
+    if path is None:
+        return None
+    *_, product = path
+    bias, a, b = (None, *product.args) if product.target is aten.mm.default else product.args
+    return _Source(
+        a=a, b=b, bias=bias, order=order, was_apart=False, nodes=(up, gate, *between, *path)
+    )  # fmt: skip
+
+
+def _of_two_products(gate: Node, up: Node) -> _Source | None:
+    of_gates, of_ups = _find_product(gate), _find_product(up)
+    if of_gates is None or of_ups is None:
+        return None
+    products = of_gates[-1], of_ups[-1]
+    if any(one.target is not aten.mm.default for one in products):
+        return None
+    (a, b_gate), (other, b_up) = (one.args for one in products)
+    if not _are_same(a, other) or not all(_is_transposed(one) for one in (b_gate, b_up)):
+        return None
+    parts = _find_parts(b_gate.args[0], b_up.args[0], dim=0)
+    if parts is None or parts[1] is not WeightOrder.HALVES:
+        return None
+    return _Source(
+        a=a, b=parts[0], bias=None, order=WeightOrder.HALVES, was_apart=True,
+        nodes=(*of_gates, *of_ups),
+    )  # fmt: skip
+
+
+def _find_parts(
+    gate: object, up: object, *, dim: int
+) -> tuple[Node, WeightOrder, tuple[Node, ...]] | None:
+    """What two nodes are the parts of along a dimension, how, and the node between, if any."""
+    if not isinstance(gate, Node) or not isinstance(up, Node):
+        return None
+    if gate.target is operator.getitem and up.target is operator.getitem:
+        split, place = gate.args
+        if split is not up.args[0] or (place, up.args[1]) != (0, 1):
+            return None
+        halves = _is_split_in_half(split, dim)
+        return (split.args[0], WeightOrder.HALVES, (split,)) if halves else None
+    if gate.target is not aten.slice.Tensor or up.target is not aten.slice.Tensor:
+        return None
+    whole = gate.args[0]
+    value = value_of(whole)
+    if whole is not up.args[0] or value is None:
+        return None
+    extent = value.shape[dim]
+    if not isinstance(extent, int) or extent % 2:
+        return None
+    spans = tuple(_span(one, value.dim(), dim, extent) for one in (gate, up))
+    half = extent // 2
+    orders = {
+        ((0, half, 1), (half, extent, 1)): WeightOrder.HALVES,
+        ((0, extent, 2), (1, extent, 2)): WeightOrder.INTERLEAVED,
+    }
+    order = orders.get(spans)  # type: ignore[arg-type]
+    return None if order is None else (whole, order, ())
+
+
+def _is_split_in_half(split: object, dim: int) -> bool:
+    """Whether a node cuts a tensor into two equal parts along a dimension, for two users."""
+    if not isinstance(split, Node) or len(split.users) != 2:
+        return False
+    if split.target not in (aten.split.Tensor, aten.split_with_sizes.default):
+        return False
+    whole, size, along = (*split.args, 0)[:3]
+    value = value_of(whole)
+    if value is None or along not in (dim, dim % value.dim()):
+        return False
+    half = size[0] if isinstance(size, (list, tuple)) and len(set(size)) == 1 else size
+    return isinstance(half, int) and bool(value.shape[dim] == 2 * half)
+
+
+def _span(part: Node, rank: int, dim: int, extent: int) -> tuple[Any, ...] | None:
+    """Start, end and step of a slice along a dimension; None along another."""
+    given: list[Any] = list(part.args)
+    _, along, start, end, step = given + [None, 0, 0, None, 1][len(given) :]
+    if along not in (dim, dim % rank):
+        return None
+    start, end = start or 0, extent if end is None else end
+    if not isinstance(start, int) or not isinstance(end, int):
+        return None
+    return start, min(end, extent), step
+
+
+def _find_product(node: object, users: set[Node] | None = None) -> tuple[Node, ...] | None:
+    """The way from a node to the product that it is, perhaps reshaped; None if others use that.
+
+    The reshape must keep the columns. ``users`` are those that the node may have; any one if None.
+    """
+    path = []
+    if isinstance(node, Node) and node.target is aten.reshape.default:
+        value, before = value_of(node), value_of(node.args[0])
+        if value is None or before is None or value.shape[-1] != before.shape[-1]:
+            return None
+        path.append(node)
+        node = node.args[0]
+    if not isinstance(node, Node) or node.target not in (aten.mm.default, aten.addmm.default):
+        return None
+    if any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
+        return None
+    path.append(node)
+    first, *others = path
+    if users is not None and {*first.users} != users:
+        return None
+    return tuple(path) if all(len(one.users) == 1 for one in others) else None
+
+
+def _are_same(one: object, other: object) -> bool:
+    """Whether two nodes are one, or the same reshape of one."""
+    if one is other:
+        return True
+    nodes = isinstance(one, Node) and isinstance(other, Node)
+    return (
+        nodes
+        and one.target is aten.reshape.default is other.target  # type: ignore[attr-defined]
+        and one.args == other.args  # type: ignore[attr-defined]
+    )
+
+
+def _is_transposed(node: object) -> bool:
+    return (
+        isinstance(node, Node)
+        and node.target is aten.permute.default
+        and list(node.args[1]) == [1, 0]
+    )
+
+
+def _may_fuse(gate: Gate) -> Callable[[Match], bool]:
+    def may_fuse(match: Match) -> bool:
+        try:
+            if not is_wanted(Activation.SILU):
+                return False
+            source = _find_source(match.kwargs["gate"], match.kwargs["up"])
+            return (
+                source is not None
+                and _are_one_region(match, source)
+                and _is_plain(match, source, gate)
+                and _has_kernels(source, gate)
+            )
+        except Exception as error:
+            survive(error)
+            return False
+
+    return may_fuse
+
+
+def _are_one_region(match: Match, source: _Source) -> bool:
+    """Whether nothing between the product and the end of the pattern writes to a tensor."""
+    nodes = (*match.nodes, *source.nodes)
+    return len({get_mutation_region_id(match.graph, node) for node in nodes}) == 1
+
+
+def _is_plain(match: Match, source: _Source, gate: Gate) -> bool:
+    """Whether the gate's bias is there, all types agree, and the sizes allow timing both ways."""
+    if (source.bias is not None) is not gate.row.is_biased:
+        return False
+    values = [value_of(one) for one in (source.a, source.b, match.output_node())]
+    if source.bias is not None:
+        bias, b = value_of(source.bias), values[1]
+        values.append(bias)
+        if bias is None or b is None or list(bias.shape) != [b.shape[1]]:
+            return False
+    if any(value is None for value in values) or len({value.dtype for value in values}) != 1:
+        return False
+    if epilogue_fusion.FIXES_SIZES and any(
+        isinstance(extent, torch.SymInt) for value in values for extent in value.shape
+    ):
+        return False
+    n = values[1].shape[0 if source.was_apart else 1]
+    return isinstance(n, int) and n % 2 == 0
+
+
+def _has_kernels(source: _Source, gate: Gate) -> bool:
+    """Whether a bundle has a kernel, assuming row-major results: Inductor fixes strides later."""
+    from ..settings import max_choices
+    from .offers import find_offers
+
+    gemm = _read(source, find_gated(gate, source.order))
+    return bool(find_offers(gemm, max_choices(), needs_kernel=True).kernels)
+
+
+def _read(source: _Source, epilogue: Epilogue) -> AtenGemm:
+    from .reading import operand_of_tensor
+
+    b = source.b.meta["val"]
+    given = [] if source.bias is None else [source.bias.meta["val"]]
+    tensors = [*given, source.a.meta["val"], b.t() if source.was_apart else b]
+    operands = [operand_of_tensor(tensor, hint) for tensor in tensors]
+    *_, x, y = operands
+    m, half = x.shape[0], y.shape[1] // 2
+    out = Operand(dtype=x.dtype, device=x.device, shape=(m, half), strides=(half, 1), address=0)
+    return read_inputs("addmm" if given else "mm", operands, {}, out, gated=epilogue)
+
+
+def _rewrite(gate: Gate) -> Callable[..., None]:
+    def rewrite(match: Match, **parts: Node) -> None:
+        source = _find_source(parts["gate"], parts["up"])
+        assert source is not None  # or the match were none
+        output, graph = match.output_node(), match.graph
+        value = output.meta["val"]
+        b = source.b
+        if source.was_apart:
+            b = graph.call_function(aten.permute.default, (source.b, [1, 0]))
+            b.meta["val"] = source.b.meta["val"].t()
+        operands = (source.a, b, *(() if source.bias is None else (source.bias,)))
+        lowering = _lowering(find_gated(gate, source.order), was_apart=source.was_apart)
+        result = graph.call_function(lowering, operands)
+        result.meta.update(output.meta)
+        if value.dim() != 2:
+            half = value.shape[-1]
+            shape = [*_lead_of(source), half]
+            result.meta["val"] = value.reshape(-1, half)
+            result = graph.call_function(aten.reshape.default, (result, shape))
+            result.meta.update(output.meta)
+        output.replace_all_uses_with(result)
+        match.erase_nodes()
+        for node in source.nodes:
+            if not node.users and not node._erased:
+                graph.erase_node(node)
+
+    return rewrite
+
+
+def _lead_of(source: _Source) -> list[Any]:
+    """The extents in front of the columns, to which the product was reshaped."""
+    (reshape, *_) = (one for one in source.nodes if one.target is aten.reshape.default)
+    return list(reshape.args[1])[:-1]
+
+
+def _lowering(epilogue: Epilogue, *, was_apart: bool) -> Any:
+    def nvgemm_aot_gated(a: Any, b: Any, bias: Any = None) -> Any:
+        from .gated_choices import lower
+
+        return lower(epilogue, a, b, bias, was_apart=was_apart)
+
+    # By this name Inductor knows a function that takes and gives its own nodes.
+    nvgemm_aot_gated._inductor_lowering_function = True  # type: ignore[attr-defined]
+    return nvgemm_aot_gated

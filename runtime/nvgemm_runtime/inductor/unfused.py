@@ -1,0 +1,165 @@
+"""What Inductor lowers without a fused kernel, as one choice, and its race against such kernels.
+
+The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._inductor import config, ir
+from torch._inductor.codegen.subgraph import SubgraphChoiceCaller, inline_subgraph_to_ir_nodes
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.graph import GraphLowering
+from torch._inductor.select_algorithm import autotune_select_algorithm
+from torch._inductor.virtualized import V
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ..gemm.aten import AtenGemm
+from ..settings import Mode, choosing_key, max_choices
+from . import report
+from .cache_key import installed_digest
+from .choice_timing import timing_as_usual
+from .choices import StockCall, gemm_choices, obstacles
+from .hook import on_equal_terms, record_gemm
+from .modes import current_mode
+from .offers import find_offers
+from .reading import UNFUSED
+from .report import survive
+
+_log = logging.getLogger(__name__)
+
+_numbers = itertools.count()
+
+
+class Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
+    """What Inductor lowers without a fused kernel, as one choice.
+
+    It is timed as a whole, with its GEMMs chosen among all that Inductor and bundles have for them.
+    Where it wins, its operations become part of the graph as in stock torch.
+
+    Attributes:
+        operands: As the graph gives them, for `output_node`.
+        is_in_graph: Whether it has won.
+        offer: The kernels that compete with it, as arguments of `report.met`.
+    """
+
+    def __init__(
+        self,
+        operands: Sequence[Any],
+        nodes: list[Any],
+        layout: ir.Layout,
+        *,
+        description: str,
+        function: Callable[..., torch.Tensor],
+    ) -> None:
+        self.operands = operands
+        self.is_in_graph = False
+        self.nvgemm_aot_gemm = ""
+        self.offer: dict[str, Any] = {}
+        super().__init__(
+            f"{UNFUSED}_{next(_numbers)}",
+            nodes,
+            layout,
+            description=f"{description} without a kernel for both",
+            make_fx_graph=make_fx(function, decomposition_table=select_decomp_table()),
+        )
+
+    def benchmark(self, *args: Any, out: Any) -> float:
+        """Milliseconds of a call; infinite where it cannot be compiled by itself."""
+        try:
+            return float(super().benchmark(*args, out=out))
+        except Exception as error:
+            _log.debug("%s cannot be timed: %s", self.name, error, exc_info=True)
+            return math.inf
+
+    def hash_key(self) -> str:
+        """The key of its time, which depends on the bundles and backends for its GEMMs."""
+        known = (installed_digest(), config.max_autotune_gemm_backends, choosing_key())
+        return "-".join([super().hash_key(), *map(str, known)])
+
+    def output_node(self) -> Any:
+        """The nodes that are scheduled when this choice has won."""
+        self.is_in_graph = True
+        return inline_subgraph_to_ir_nodes(self.gm, self.operands, self.name)
+
+    def _compile_for_benchmarking(self) -> Any:
+        """As the base class does, but with all choices for the GEMMs."""
+        # Torch 2.11 has one kind of example inputs.
+        static: Any = getattr(self, "benchmark_inputs", self.example_inputs)
+        inputs = self.example_inputs if self.sym_inputs else static
+        graph = GraphLowering(
+            gm=self.gm,
+            example_inputs=inputs,
+            shape_env=V.graph._shape_env,
+            is_inference=V.graph.is_inference,
+            is_backward=V.graph.is_backward,
+            name=f"benchmark_{self.name}",
+        )
+        for symbol in self.sym_inputs:
+            graph.graph_inputs[symbol.name] = symbol
+            graph.graph_input_names.append(symbol.name)
+        with timing_as_usual(), V.set_graph_handler(graph):
+            graph.run(*inputs)
+            return graph.compile_to_module()
+
+
+def choose(
+    unfused: Unfused,
+    *,
+    fused: Callable[[], AtenGemm],
+    stock: Callable[[str], StockCall],
+    gemms: Callable[[], Sequence[AtenGemm]],
+) -> Any:
+    """Race kernels against what Inductor lowers without them; the node of the winner.
+
+    Args:
+        unfused: The latter.
+        fused: Reads what a kernel is to compute.
+        stock: The call that kernels replace, for the key of their problem.
+        gemms: Reads the GEMMs of ``unfused``.
+    """
+    try:
+        choices = _choices(unfused, fused, stock, gemms)
+    except Exception as error:
+        survive(error)
+        choices = [unfused]
+    if choices == [unfused]:
+        return unfused.output_node()
+    chosen = autotune_select_algorithm(
+        UNFUSED, choices, unfused.input_nodes, unfused.layout, return_multi_template=False
+    )
+    # The GEMM counts once: here, or when Inductor lowers the unfused choice.
+    tell = report.tried if unfused.is_in_graph else report.met
+    tell(unfused.nvgemm_aot_gemm, **unfused.offer)
+    if not unfused.is_in_graph:  # otherwise `hook` records the GEMMs of the unfused choice
+        for place in range(len(gemms())):
+            record_gemm(lambda place=place: gemms()[place])  # type: ignore[misc]
+    return chosen[0] if isinstance(chosen, tuple) else chosen  # torch 2.11 gives the node alone
+
+
+def _choices(
+    unfused: Unfused,
+    fused: Callable[[], AtenGemm],
+    stock: Callable[[str], StockCall],
+    gemms: Callable[[], Sequence[AtenGemm]],
+) -> list[Any]:
+    # A measurement decides which kernel, and not whether one: it compared with other operations.
+    offers = find_offers(fused(), max_choices(), needs_kernel=True)
+    call = stock(offers.gemm)
+    if not offers.kernels or obstacles(call.op, unfused.input_nodes, unfused.layout):
+        return [unfused]  # strides differ from those in the graph
+    kernels = gemm_choices(call, offers.kernels)
+    offered = {choice.name: choice.offer.kernel.operator for choice in kernels}
+    unfused.nvgemm_aot_gemm = offers.gemm
+    unfused.offer = {"basis": offers.basis, "offered": offered, "measured": offers.measured}
+    if current_mode() is Mode.REQUIRED and not all(
+        find_offers(gemm, max_choices(), needs_kernel=True).kernels for gemm in gemms()
+    ):
+        return on_equal_terms([], kernels)  # the unfused choice has no prebuilt kernel
+    return on_equal_terms([unfused], kernels)

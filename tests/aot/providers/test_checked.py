@@ -1,0 +1,322 @@
+"""What a provider of another package returns is checked, and what it raises names it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from every_signature import EVERY_SIGNATURE
+from fake_provider import FakeProvider, candidate
+from nvgemm_aot.build.pipeline import build
+from nvgemm_aot.manifest.parse import Declared, Manifest
+from nvgemm_aot.providers import Candidate, Enumeration, Rejection, load_provider
+from nvgemm_aot.providers.base import BlockShape, RuntimeModel
+from nvgemm_aot.providers.checked import BLAME, Checked, _listing_faults
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.targets import BuildTarget, build_target
+from nvgemm_runtime.bundle.format import ClusterLimit
+from nvgemm_runtime.errors import CompileError, ToolchainError
+from nvgemm_runtime.gemm.problem import Problem, Signature
+
+SIGNATURE = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
+TARGET = build_target("sm_90a")
+GOOD = candidate("one", SIGNATURE)
+
+
+class Foreign(FakeProvider):
+    """Answers as it is told to; one that raises is told an exception."""
+
+    name = "test_checked:Foreign"
+    answers: dict[str, Any] = {}  # noqa: RUF012 - each test has its own
+
+    def _answer(self, method: str) -> Any:
+        answer = self.answers[method]
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def toolchain(self) -> dict[str, str]:
+        return self._answer("toolchain") if "toolchain" in self.answers else super().toolchain()
+
+    def prepare(self) -> None:
+        if "prepare" in self.answers:
+            self._answer("prepare")
+
+    def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
+        return self._answer("enumerate")
+
+    def runtime_model(self, target: BuildTarget) -> RuntimeModel:
+        return self._answer("model") if "model" in self.answers else super().runtime_model(target)
+
+    def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
+        return self._answer("compile")
+
+
+def told(**answers: Any) -> Checked:
+    provider = Foreign()
+    provider.answers = answers
+    return Checked(provider, Foreign.name)
+
+
+def listing(*candidates: Any, **fields: Any) -> Enumeration:
+    return Enumeration(candidates=candidates, **fields)
+
+
+def designed(**fields: Any) -> Candidate:
+    return replace(GOOD, design=replace(GOOD.design, **fields))
+
+
+class Odd:
+    """A model that answers anything."""
+
+    name = "odd 1"
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    def estimate_ns(self, problem: Problem, shape: BlockShape) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+NONSENSE: list[tuple[Any, str]] = [
+    (None, "gave NoneType; must be an Enumeration"),
+    ([GOOD], "gave list; must be an Enumeration"),
+    (Enumeration(candidates={GOOD}), "gave set as candidates; must be a tuple"),  # type: ignore[arg-type]
+    (listing("one"), "'one' among candidates; must be a Candidate"),
+    (listing(GOOD, rejections=("old",)), "'old' among rejections; must be a Rejection"),
+    (
+        listing(GOOD, rejections=(Rejection(operator="old", reason=None),)),  # type: ignore[arg-type]
+        "among rejections; must be a Rejection of texts",
+    ),
+    (listing(absence=7), "gave 7 as absence; must be text or None"),
+    (listing(GOOD, GOOD), "listed 'one' 2 times"),
+    (listing(replace(GOOD, operator="")), "whose name must be printable ASCII"),
+    (listing(replace(GOOD, operator="a\nb")), "whose name must be printable ASCII"),
+    (listing(replace(GOOD, operator="x" * 301)), "at most 300 characters"),
+    (listing(replace(GOOD, provider="quack")), "provider is 'quack', must be 'test_checked:"),
+    (
+        listing(replace(GOOD, signature=Signature.parse("mm/tn/fp16xfp16/fp32/fp16"))),
+        "signature is mm/tn/fp16xfp16/fp32/fp16, must be the one asked for",
+    ),
+    (listing(replace(GOOD, alignment_bytes=0)), "alignment_bytes is 0, must be a power of two"),
+    (listing(replace(GOOD, alignment_bytes=24)), "alignment_bytes is 24, must be a power of two"),
+    (listing(replace(GOOD, alignment_bytes=8192)), "from 1 to 4096"),
+    (listing(replace(GOOD, alignment_bytes="16")), "alignment_bytes is '16'"),
+    (listing(replace(GOOD, workspace_bytes=-1)), "workspace_bytes is -1, must be 0 or more"),
+    (listing(replace(GOOD, workspace_bytes=1.5)), "workspace_bytes is 1.5"),
+    (listing(replace(GOOD, workspace_bytes=4096)), "parameter workspace is passed never"),
+    (listing(replace(GOOD, calling_convention="gemm(a)")), "calling_convention is 'gemm(a)'"),
+    (listing(replace(GOOD, calling_convention=None)), "calling_convention is None"),
+    (
+        listing(replace(GOOD, calling_convention="tvm_ffi:gemm(a,out,stream)")),
+        "parameter b is passed never, must be once",
+    ),
+    (listing(designed(tile=(0, 64, 64))), "tile is (0, 64, 64), must be three integers"),
+    (listing(designed(tile=(64, 64))), "tile is (64, 64), must be three integers"),
+    (listing(designed(tile=[64, 64, 64])), "tile is [64, 64, 64], must be three integers"),
+    (listing(designed(tile=(64, 64.0, 64))), "tile is (64, 64.0, 64)"),
+    (listing(designed(tile=(True, 64, 64))), "tile is (True, 64, 64)"),
+    (listing(designed(cluster=(0, 1))), "cluster is (0, 1), must be two integers"),
+    (listing(designed(cluster=(8, 4))), "together at most 16"),
+    (listing(designed(fallback_cluster=(1,))), "fallback_cluster is (1,)"),
+    (listing(designed(ctas_per_tile=3)), "ctas_per_tile is 3, must be 1 or 2"),
+    (listing(designed(scheduler="mine")), "scheduler is 'mine', must be one of clc"),
+    (listing(designed(swapped=1)), "swapped is 1, must be true or false"),
+    (
+        listing(
+            designed(cluster_limits=(ClusterLimit(cluster_size=1, max_active=1, basis="measured"),))
+        ),
+        "cluster_limits are given; the builder fills them in",
+    ),
+    (listing(replace(GOOD, design=None)), "design is NoneType, must be a KernelDesign"),
+    (listing(replace(GOOD, block_shape=None)), "block_shape is NoneType, must be a BlockShape"),
+    (
+        listing(replace(GOOD, block_shape=BlockShape(tile=(0, 64, 64), cluster=(1, 1)))),
+        "block_shape has tile (0, 64, 64)",
+    ),
+    (listing(replace(GOOD, cluster_sizes=(0,))), "cluster_sizes is (0,)"),
+    (listing(replace(GOOD, cluster_sizes=(3,))), "cluster_sizes has 3; the device profile H200"),
+    (listing(replace(GOOD, preference="first")), "preference is 'first', must be an integer"),
+    (listing(replace(GOOD, added_code=b"code")), "added_code is b'code', must be text"),
+    (listing(replace(GOOD, traits="pingpong")), "traits is 'pingpong', must be a tuple of texts"),
+    (ValueError("no\nlist"), "raised ValueError: no list ("),
+    (SystemExit(1), "raised SystemExit: 1"),
+]
+
+
+def mine(answer: Any) -> Any:
+    """The same listing with candidates of the provider that is asked, where they claim no other."""
+    if not isinstance(answer, Enumeration) or not isinstance(answer.candidates, tuple):
+        return answer
+    own = tuple(
+        replace(one, provider=Foreign.name)
+        if isinstance(one, Candidate) and one.provider == FakeProvider.name
+        else one
+        for one in answer.candidates
+    )
+    return replace(answer, candidates=own)
+
+
+@pytest.mark.parametrize(("answer", "said"), NONSENSE, ids=[said[:40] for _, said in NONSENSE])
+def test_a_listing_that_is_nonsense_is_an_error(answer: Any, said: str) -> None:
+    with pytest.raises(ToolchainError) as caught:
+        told(enumerate=mine(answer)).enumerate(SIGNATURE, TARGET)
+    text = str(caught.value)
+    assert text.startswith(f"provider '{Foreign.name}': enumerate({SIGNATURE.key}, sm_90a) ")
+    assert said in text
+    assert text.endswith(BLAME)
+    assert "\n" not in text
+
+
+def test_a_listing_that_is_right_comes_through() -> None:
+    answer = mine(listing(GOOD, rejections=[Rejection(operator="old", reason="old")]))
+    found = told(enumerate=answer).enumerate(SIGNATURE, TARGET)
+    assert found.candidates == answer.candidates
+    assert found.rejections == tuple(answer.rejections)
+
+
+@pytest.mark.parametrize("name", ["cutlass_operators", "quack"])
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100f"])
+def test_providers_that_come_along_keep_the_rules(name: str, arch: str) -> None:
+    provider, target = load_provider(name), build_target(arch)
+    for signature in EVERY_SIGNATURE[::12]:
+        found = provider.enumerate(signature, target)
+        assert list(_listing_faults(found, name, signature, target)) == []
+
+
+@pytest.mark.parametrize(
+    "answer", [None, {}, {"fake": 1}, {1: "1"}, {"fake": ""}, "1.0", RuntimeError("lost")]
+)
+def test_versions_must_be_texts(answer: Any) -> None:
+    with pytest.raises(ToolchainError, match=r"provider 'test_checked:Foreign': toolchain\(\) "):
+        told(toolchain=answer).toolchain()
+
+
+@pytest.mark.parametrize("answer", [0, -5, 1.5, "9", True, ArithmeticError("no")])
+def test_estimates_must_be_nanoseconds(answer: Any) -> None:
+    model = told(model=Odd(answer)).runtime_model(TARGET)
+    problem = Problem.parse("mm/tn/bf16xbf16/fp32/bf16/m8n64k64")
+    with pytest.raises(ToolchainError, match=r"estimate_ns\(mm/tn/.*m8n64k64\) "):
+        model.estimate_ns(problem, GOOD.block_shape)
+
+
+@pytest.mark.parametrize("answer", [None, object(), RuntimeError("no model")])
+def test_a_model_must_be_one(answer: Any) -> None:
+    with pytest.raises(ToolchainError, match=r"runtime_model\(\)"):
+        told(model=answer).runtime_model(TARGET)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (KeyError("one"), "raised KeyError: 'one' (.*test_checked.py:"),
+        (SystemExit("stop"), "raised SystemExit: stop"),
+        (FileNotFoundError(errno.ENOENT, "no such file"), "raised FileNotFoundError"),
+        (None, "gave None; must be the bytes of an object"),
+        (b"", "gave b''; must be the bytes"),
+        ("object", "gave 'object'; must be the bytes"),
+    ],
+)
+def test_what_does_not_compile_is_that_kernels_failure(answer: Any, said: str) -> None:
+    with pytest.raises(CompileError) as caught:
+        told(compile=answer).compile(GOOD, TARGET)
+    assert str(caught.value).startswith("one: compile() of provider 'test_checked:Foreign' ")
+    assert said.partition(" (")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize("answer", [CompileError("as it says"), ToolchainError("missing")])
+def test_errors_of_the_interface_come_through(answer: Exception) -> None:
+    with pytest.raises(type(answer), match=str(answer)):
+        told(compile=answer).compile(GOOD, TARGET)
+
+
+def test_a_full_disk_is_no_fault_of_the_provider() -> None:
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(OSError, match="No space left"):
+        told(compile=full).compile(GOOD, TARGET)
+
+
+def manifest(name: str, *problems: str) -> Manifest:
+    return Manifest(
+        name="foreign",
+        description="",
+        targets=(TARGET,),
+        declared=tuple(
+            Declared(problem=Problem.parse(problem), candidates=8) for problem in problems
+        ),
+        providers=(name,),
+    )
+
+
+class Shuffled(FakeProvider):
+    """Lists its operators in an order of its own each time."""
+
+    name = "test_checked:Shuffled"
+    turn = 0
+
+    def enumerate(self, signature: Signature, target: BuildTarget) -> Enumeration:
+        Shuffled.turn += 1
+        found = [replace(candidate(name, signature), provider=self.name) for name in "abcdef"]
+        return listing(*found[Shuffled.turn % 6 :], *found[: Shuffled.turn % 6])
+
+
+class HalfBroken(Shuffled):
+    """Raises, in compiler processes, for some kernels."""
+
+    name = "test_checked:HalfBroken"
+
+    def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
+        if candidate.operator in "ac":
+            raise OddError(1, 2)
+        return super().compile(candidate, target)
+
+
+class OddError(Exception):
+    """One that does not unpickle, as many with arguments of their own."""
+
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+class Unprepared(Shuffled):
+    """Cannot prepare a compiler process."""
+
+    name = "test_checked:Unprepared"
+
+    def prepare(self) -> None:
+        raise OddError(3, 4)
+
+
+KEY = "mm/tn/bf16xbf16/fp32/bf16/m8n64k64"
+
+
+def test_the_order_of_a_listing_does_not_matter(tmp_path: Any) -> None:
+    bundles = [
+        build(manifest(Shuffled.name, KEY), tmp_path / name, Cache(tmp_path / f"c{name}"), jobs=1)
+        for name in ("first", "again")
+    ]
+    first, again = (one.bundles[0].path.read_bytes() for one in bundles)
+    assert first == again
+
+
+def test_kernels_that_raise_are_named_and_the_others_are_built(tmp_path: Any) -> None:
+    result = build(manifest(HalfBroken.name, KEY), tmp_path, Cache(tmp_path / "cache"), jobs=1)
+    (bundle,) = result.bundles
+    assert "b" in {kernel.operator for kernel in bundle.header.kernels}
+    reasons = {one.task.candidate.operator: one.reason for one in bundle.failures}
+    said = "compile() of provider 'test_checked:HalfBroken' raised OddError: 1 and 2"
+    assert reasons
+    for operator, reason in reasons.items():
+        assert reason.startswith(f"{operator}: {said}")
+
+
+def test_processes_that_cannot_be_prepared_end_the_build_with_the_reason(tmp_path: Any) -> None:
+    said = r"provider 'test_checked:Unprepared': prepare\(\) raised OddError: 3 and 4"
+    with pytest.raises(ToolchainError, match=said):
+        build(manifest(Unprepared.name, KEY), tmp_path, Cache(tmp_path / "cache"), jobs=1)

@@ -1,0 +1,140 @@
+"""When two measurements confirm each other, and when they contradict each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from made_rankings import GPU_A, GPU_B, GPU_C, on, rankings
+from nvgemm_aot.rankings.agreement import Relation, compare
+from nvgemm_aot.rankings.assess import assess
+from nvgemm_aot.rankings.entries import Entry
+from nvgemm_runtime.bundle.format import BACK_TO_BACK
+
+CONFIRMS, CONTRADICTS, NEITHER = Relation.CONFIRMS, Relation.CONTRADICTS, Relation.NEITHER
+
+
+def relation(one: Entry, other: Entry) -> tuple[Relation, str]:
+    there = compare(one.measurement, other.measurement)
+    back = compare(other.measurement, one.measurement)
+    assert there.relation is back.relation, "it does not matter which is older"
+    return there.relation, there.why
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ({"x": 1000, "y": 1100}, {"x": 1000, "y": 1100}, CONFIRMS),
+        # Another GPU may be slower altogether.
+        ({"x": 1000, "y": 1100}, {"x": 1500, "y": 1600}, CONFIRMS),
+        # Each one's fastest is within 1 % of the best on the other, at its limit and beyond it.
+        ({"x": 1000, "y": 1005}, {"x": 1010, "y": 1000}, CONFIRMS),
+        ({"x": 1000, "y": 1005}, {"x": 1011, "y": 1000}, NEITHER),
+        ({"x": 1000, "y": 1011}, {"x": 1005, "y": 1000}, NEITHER),
+        # Beyond the noise too, which is the spreads (1 + 1) and 1 %.
+        ({"x": 1000, "y": 1005}, {"x": 1013, "y": 1000}, CONTRADICTS),
+        # A winner that the other did not measure.
+        ({"x": 1000}, {"y": 1000}, NEITHER),
+    ],
+)
+def test_the_fastest_of_each_must_be_within_one_percent_on_the_other(
+    one: dict[str, int], other: dict[str, int], expected: Relation
+) -> None:
+    assert relation(on(GPU_A, one), on(GPU_B, other))[0] is expected
+
+
+@pytest.mark.parametrize(
+    ("aten", "there", "expected"),
+    [
+        (2000, 2000, CONFIRMS),
+        (1001, 999, NEITHER),  # within the noise, and yet another verdict
+        (2000, 900, CONTRADICTS),
+        (2000, None, NEITHER),
+        (None, None, CONFIRMS),
+    ],
+)
+def test_the_verdict_of_bundled_or_aten_must_be_the_same(
+    aten: int | None, there: int | None, expected: Relation
+) -> None:
+    times = {"x": 1000, "y": 1200}
+    one, other = on(GPU_A, times, aten=aten), on(GPU_B, times, aten=there)
+    assert relation(one, other)[0] is expected
+
+
+def test_aten_may_be_the_verdict() -> None:
+    one = on(GPU_A, {"x": 1000, "y": 1200}, aten=800)
+    assert relation(one, on(GPU_B, {"y": 1000}, aten=810))[0] is CONFIRMS
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"gpu": GPU_A}, f"both were measured on one GPU, {GPU_A[:12]}"),
+        ({"gpu": None}, "which GPU was measured is not known of both"),
+        ({"launches": BACK_TO_BACK}, "one timed launches "),
+        ({"torch": "2.12.0"}, "ATen was of another torch or CUDA"),
+        ({"doubts": ("it was hot",)}, "one is uncertain itself"),
+    ],
+)
+def test_what_is_not_two_like_measurements_confirms_nothing(how: Any, said: str) -> None:
+    times = {"x": 1000, "y": 1200}
+    found, why = relation(on(GPU_A, times), on(**{"gpu": GPU_B, "times": times, **how}))
+    assert found is NEITHER
+    assert why.startswith(said)
+
+
+def test_one_gpu_contradicts_itself_beyond_the_noise() -> None:
+    found, why = relation(on(GPU_A, {"x": 1000, "y": 1200}), on(GPU_A, {"x": 1200, "y": 1000}))
+    assert found is CONTRADICTS
+    assert "two runs disagree: kernel some/" in why
+
+
+def assessed(*entries: Entry) -> Any:
+    (group,) = rankings(*entries).groups.values()
+    return assess(group)
+
+
+def test_two_gpus_confirm_and_three_that_agree_are_all_named() -> None:
+    times = {"x": 1000, "y": 1200}
+    found = assessed(on(GPU_A, times))
+    assert (found.standing, found.confirmed_by) == ("measured once", ())
+    found = assessed(on(GPU_B, times), on(GPU_A, times))
+    assert (found.standing, found.confirmed_by) == ("confirmed", (GPU_A, GPU_B))
+    found = assessed(*(on(gpu, times) for gpu in (GPU_C, GPU_A, GPU_B)))
+    assert found.confirmed_by == (GPU_A, GPU_B, GPU_C)
+
+
+def test_a_gpu_that_measured_twice_is_named_and_confirms_nothing() -> None:
+    times = {"x": 1000, "y": 1200}
+    found = assessed(on(GPU_A, times), on(GPU_A, times, date="2026-11-22"))
+    assert (found.standing, found.confirmed_by) == ("measured once", ())
+    assert found.repeated == (GPU_A[:12],)
+    assert found.entry.origin.conditions.date == "2026-11-22"
+
+
+def test_gpus_that_contradict_each_other_make_it_doubtful_whichever_is_newer() -> None:
+    one, other = on(GPU_A, {"x": 1000, "y": 1200}), on(GPU_B, {"x": 1200, "y": 1000})
+    third = on(GPU_C, {"x": 1000, "y": 1200}, date="2026-11-23")
+    for several in ([one, other], [other, one], [one, other, third]):
+        found = assessed(*several)
+        assert found.standing == "doubtful"
+        assert found.confirmed_by == ()
+        assert any("was fastest on one GPU, and took 1200 ns" in doubt for doubt in found.doubts)
+
+
+def test_the_newest_without_doubts_counts() -> None:
+    times = {"x": 1000, "y": 1200}
+    busy = on(GPU_B, {"x": 3000, "y": 1000}, date="2026-11-23", doubts=("it was busy",))
+    found = assessed(on(GPU_A, times), busy)
+    assert (found.entry.origin.conditions.gpu_sha256, found.doubts) == (GPU_A, ())
+    found = assessed(busy)
+    assert (found.standing, found.doubts) == ("doubtful", ("it was busy",))
+
+
+def test_only_the_newest_of_another_gpu_counts() -> None:
+    wrong = on(GPU_B, {"x": 1200, "y": 1000}, date="2026-11-20")
+    times = {"x": 1000, "y": 1200}
+    settled = on(GPU_B, times, date="2026-11-21")
+    found = assessed(wrong, settled, on(GPU_A, times, date="2026-11-22"))
+    assert found.confirmed_by == (GPU_A, GPU_B)

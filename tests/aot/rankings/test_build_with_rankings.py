@@ -1,0 +1,313 @@
+"""Bundles that know their winners, built without a GPU: on the CPU, by measurements made up."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import cpu_provider
+from made_rankings import GPU_A, GPU_B, entry, rankings
+from nvgemm_aot.build.pipeline import BuildResult, build, plan_build
+from nvgemm_aot.cli import build as build_command
+from nvgemm_aot.cli.main import main
+from nvgemm_aot.rankings import shipped
+from nvgemm_aot.rankings.entries import Entry, Rankings
+from nvgemm_aot.rankings.file import read_rankings, write_rankings
+from nvgemm_aot.rankings.usable import LEFT_UNDECIDED
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK, Header, Ranking
+from nvgemm_runtime.errors import RankingsError
+from nvgemm_runtime.gemm.problem import Problem
+from recording_kernels import Recording
+from tuning_bench import PROBLEMS, Behaving, header_of, operators
+
+SLOW_WINS = {"Cpu_1x1": 1000, "Cpu_16x16": 1300, "Cpu_8x32": 1500}
+"""The estimate has Cpu_1x1 last, if at all."""
+
+
+class Uncompilable(Behaving):
+    """One does not compile."""
+
+    name = "test_build_with_rankings:Uncompilable"
+    behaviours = {"Cpu_1x1": "this is no C"}  # noqa: RUF012
+
+
+def measured(times: dict[str, int], problem: Problem = PROBLEMS[0], **how: Any) -> Entry:
+    """Measured as for the CPU's kernels of this machine."""
+    provider = how.pop("of", Recording())
+    facts = {
+        "provider": provider.name,
+        "toolchain": provider.toolchain(),
+        "arch": "cpu",
+        "product": cpu_provider.TARGET.device.driver_name,
+    }
+    return entry(times, problem=problem, **{**facts, **how})
+
+
+def built(
+    tmp_path: Path,
+    cache: Cache,
+    given: Rankings | None,
+    *,
+    candidates: int = 1,
+    provider: Any = None,
+    problems: tuple[Problem, ...] = PROBLEMS,
+    **how: Any,
+) -> BuildResult:
+    declared = cpu_provider.manifest(problems, candidates=candidates)
+    (tmp_path / "dist").mkdir(mode=0o755, exist_ok=True)
+    return build(
+        declared,
+        tmp_path / "dist",
+        cache,
+        jobs=2,
+        provider=provider or Recording(),
+        rankings=given,
+        **how,
+    )
+
+
+def ranking_of(header: Header, problem: Problem = PROBLEMS[0]) -> Ranking:
+    (found,) = (one for one in header.rankings if one.problem == problem)
+    return found
+
+
+def orders(header: Header) -> list[list[str]]:
+    return [operators(header, ranking) for ranking in header.rankings]
+
+
+def test_a_winner_is_compiled_and_ranked_though_the_estimate_would_not_choose_it(
+    tmp_path: Path, kernel_cache: Cache
+) -> None:
+    (plain,) = built(tmp_path, kernel_cache, None).bundles
+    estimated = orders(plain.header)
+    assert all(order != ["Cpu_1x1"] for order in estimated)
+    (bundle,) = built(tmp_path, kernel_cache, rankings(measured(SLOW_WINS))).bundles
+    header = header_of(bundle.path)
+    assert orders(header) == [["Cpu_1x1"], *estimated[1:]]
+    ranking = ranking_of(header)
+    source = header.sources[ranking.source]
+    assert (source.kind, source.gpu) == ("measurement", cpu_provider.TARGET.device.driver_name)
+    assert source.conditions is not None
+    assert (source.conditions.launches, source.conditions.gpu_sha256) == (APART, GPU_A)
+    assert ranking.kernels[0].time_ns == 1000
+    assert ranking.measured is not None
+    assert (ranking.measured.spreads_ns, ranking.measured.doubts) == ((1,), ())
+    assert ranking.measured.standing == "measured once"
+    assert all(one.measured is None for one in header.rankings[1:])
+
+
+def test_all_that_may_be_the_fastest_are_compiled_and_else_as_many_as_are_asked_for(
+    tmp_path: Path, kernel_cache: Cache
+) -> None:
+    close = {"Cpu_1x1": 1000, "Cpu_16x16": 1001, "Cpu_8x32": 1500}
+    (bundle,) = built(tmp_path, kernel_cache, rankings(measured(close))).bundles
+    assert orders(bundle.header)[0] == ["Cpu_1x1", "Cpu_16x16"]
+    (bundle,) = built(tmp_path, kernel_cache, rankings(measured(SLOW_WINS)), candidates=2).bundles
+    assert orders(bundle.header)[0] == ["Cpu_1x1", "Cpu_16x16"]
+
+
+def test_two_gpus_that_agree_are_in_the_bundle(tmp_path: Path, kernel_cache: Cache) -> None:
+    given = rankings(measured(SLOW_WINS), measured(SLOW_WINS, gpu=GPU_B, date="2026-11-22"))
+    (bundle,) = (result := built(tmp_path, kernel_cache, given)).bundles
+    found = ranking_of(header_of(bundle.path)).measured
+    assert found is not None
+    assert found.confirmed_by == (GPU_A, GPU_B)
+    assert [one.standings for one in result.measured] == [("confirmed",)]
+
+
+def test_contradictions_are_doubts_of_the_bundle(tmp_path: Path, kernel_cache: Cache) -> None:
+    other = {"Cpu_1x1": 1500, "Cpu_16x16": 1300, "Cpu_8x32": 1000}
+    given = rankings(measured(SLOW_WINS), measured(other, gpu=GPU_B))
+    (bundle,) = (result := built(tmp_path, kernel_cache, given)).bundles
+    found = ranking_of(bundle.header).measured
+    assert found is not None
+    assert found.doubts[0].startswith("two runs disagree")
+    assert [one.standings for one in result.measured] == [("doubtful",)]
+
+
+def test_the_build_key_covers_the_measurements_and_the_same_are_up_to_date(
+    tmp_path: Path, kernel_cache: Cache
+) -> None:
+    given = rankings(measured(SLOW_WINS))
+    (first,) = built(tmp_path, kernel_cache, given).bundles
+    data = first.path.read_bytes()
+    (again,) = built(tmp_path, kernel_cache, given).bundles
+    assert again.up_to_date
+    slower = rankings(measured({**SLOW_WINS, "Cpu_8x32": 1501}))
+    (other,) = built(tmp_path, kernel_cache, slower).bundles
+    assert not other.up_to_date
+    assert other.header.build_key != first.header.build_key
+    built(tmp_path, kernel_cache, given)
+    assert first.path.read_bytes() == data, "equal to the byte"
+    unrelated = measured(SLOW_WINS, cpu_provider.problem(sizes=(64, 64, 64)))
+    (plain,) = built(tmp_path, kernel_cache, rankings(unrelated)).bundles
+    (bare,) = built(tmp_path, kernel_cache, None).bundles
+    assert plain.header.build_key == bare.header.build_key
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"product": "NVIDIA H100"}, "1 measurements were taken on NVIDIA H100, and not used for"),
+        ({"arch": "sm_90a"}, "1 measurements are of sm_90a kernels, and not used for cpu: measure"),
+        ({"toolchain": {"a compiler": "9"}}, "3 times of kernels of recording_kernels:Recording"),
+        ({"provider": "another"}, "3 times of kernels of another are not used: this build has the"),
+    ],
+)
+def test_what_does_not_fit_is_not_used_and_said(
+    tmp_path: Path, kernel_cache: Cache, how: dict[str, Any], said: str
+) -> None:
+    (bare,) = built(tmp_path, kernel_cache, None).bundles
+    result = built(tmp_path, kernel_cache, given := rankings(measured(SLOW_WINS, **how)))
+    (note,) = result.measured[0].notes
+    assert note.startswith(said)
+    assert "; " in note or ": " in note
+    assert result.bundles[0].header.build_key == bare.header.build_key
+    with pytest.raises(RankingsError, match=r"none of the rankings fits the build \(--strict\): "):
+        built(tmp_path, kernel_cache, given, strict=True)
+
+
+def test_a_winner_of_another_toolchain_makes_the_others_uncertain(
+    tmp_path: Path, kernel_cache: Cache
+) -> None:
+    own = measured({"Cpu_16x16": 1300, "Cpu_8x32": 1301})
+    other = measured({"Fast": 1000}, provider="another")
+    mixed = replace(own, kernels=(*other.kernels, *own.kernels), aten=None)
+    (bundle,) = built(tmp_path, kernel_cache, rankings(mixed), candidates=3).bundles
+    found = ranking_of(bundle.header)
+    assert operators(bundle.header, found) == ["Cpu_16x16", "Cpu_8x32"]
+    assert found.measured is not None
+    assert found.measured.doubts == (), "those left are known to be equal"
+    apart = replace(
+        mixed,
+        kernels=tuple((one, replace(t, spread_ns=200)) for one, t in mixed.kernels),
+    )
+    (bundle,) = built(tmp_path, kernel_cache, rankings(apart), candidates=3).bundles
+    found = ranking_of(bundle.header)
+    assert found.measured is not None
+    assert found.measured.doubts == (LEFT_UNDECIDED,)
+
+
+def test_a_winner_that_does_not_compile_is_left_out_and_the_ranking_says_what_is_missing(
+    tmp_path: Path, kernel_cache: Cache
+) -> None:
+    provider = Uncompilable()
+    given = rankings(measured(SLOW_WINS, of=provider))
+    (bundle,) = built(tmp_path, kernel_cache, given, candidates=2, provider=provider).bundles
+    found = ranking_of(bundle.header)
+    assert operators(bundle.header, found) == ["Cpu_16x16"]
+    assert [bundle.header.failures[place].operator for place in found.missing] == ["Cpu_1x1"]
+
+
+def test_apart_is_preferred_to_back_to_back_and_the_newer_counts(
+    tmp_path: Path, kernel_cache: Cache
+) -> None:
+    flattering = {"Cpu_16x16": 500, "Cpu_1x1": 900}
+    given = rankings(
+        measured(SLOW_WINS),
+        measured(flattering, launches=BACK_TO_BACK, date="2026-12-01"),
+    )
+    (bundle,) = built(tmp_path, kernel_cache, given).bundles
+    assert orders(bundle.header)[0] == ["Cpu_1x1"]
+
+
+def test_prune_keeps_only_kernels_that_win_somewhere(tmp_path: Path, kernel_cache: Cache) -> None:
+    by_problem = (
+        measured({"Cpu_8x32": 1000, "Cpu_16x16": 1300, "Cpu_1x1": 1500}, PROBLEMS[0]),
+        measured({"Cpu_16x16": 1000, "Cpu_8x32": 1300, "Cpu_1x1": 1500}, PROBLEMS[1], aten=900),
+        measured({"Cpu_8x32": 1000, "Cpu_16x16": 1300, "Cpu_1x1": 1500}, PROBLEMS[2]),
+    )
+    given = rankings(*by_problem)
+    (whole,) = built(tmp_path, kernel_cache, given, candidates=3).bundles
+    assert len(whole.header.kernels) == 3
+    (pruned,) = built(tmp_path, kernel_cache, given, candidates=3, prunes=True).bundles
+    header = header_of(pruned.path)
+    # Cpu_1x1 alone takes operands of any alignment, which the bundle still serves.
+    assert orders(header) == [["Cpu_8x32", "Cpu_1x1"]] * 3
+    aten_won = ranking_of(header, PROBLEMS[1]).measured
+    assert aten_won is not None
+    assert aten_won.aten is not None
+    assert (aten_won.aten.time_ns, aten_won.spreads_ns) == (900, (1, 1))
+    assert header.build_key != whole.header.build_key
+    some = rankings(by_problem[0])
+    (mixed,) = built(tmp_path, kernel_cache, some, candidates=3, prunes=True).bundles
+    assert len(mixed.header.kernels) == 3, "estimates keep all that they rank"
+
+
+def test_a_plan_shows_the_measured_times(tmp_path: Path, kernel_cache: Cache) -> None:
+    (item,) = plan_build(
+        cpu_provider.manifest(PROBLEMS, candidates=1),
+        kernel_cache,
+        provider=Recording(),
+        rankings=rankings(measured(SLOW_WINS)),
+    )
+    ((position, time_ns),) = item.plan.problems[0].choices
+    assert (item.plan.candidates[position].operator, time_ns) == ("Cpu_1x1", 1000)
+
+
+MANIFEST = """
+version: 1
+name: quickstart
+targets: [{target}]
+gemms:
+  - {{dtype: bf16, mnk: [[1, 64, 64]], candidates: 1}}
+"""
+
+
+def test_the_command_uses_what_comes_with_a_shipped_manifest_and_says_what_does_not_fit(
+    tmp_path: Path, kernel_cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = tmp_path / "quickstart.yaml"
+    manifest.write_text(MANIFEST.format(target="sm_90a"))
+    path = tmp_path / "data.json"
+    write_rankings(path, rankings(entry({"x": 1000}, product="NVIDIA H100")))
+    monkeypatch.setattr(shipped, "find_rankings", lambda name: path)
+    command = ["build", "--dry-run", "--cache-dir", str(tmp_path / "cache")]
+    seen: list[list[Path]] = []
+    find = build_command._rankings_files
+
+    def noted(*given: Any) -> list[Path]:
+        seen.append(find(*given))
+        return seen[-1]
+
+    monkeypatch.setattr(build_command, "_rankings_files", noted)
+    monkeypatch.setattr("nvgemm_aot.manifest.shipped.find_manifest", lambda given: manifest)
+    result = CliRunner().invoke(main, [*command, "quickstart"])
+    assert result.exit_code == 0, result.output
+    assert CliRunner().invoke(main, [*command, str(manifest)]).exit_code == 0
+    assert seen == [[path], []], "a file of the user's has none"
+    assert CliRunner().invoke(main, [*command, "quickstart", "--estimates-only"]).exit_code == 0
+    assert len(seen) == 2
+    both = [*command, "quickstart", "--estimates-only", "--rankings", str(path)]
+    assert CliRunner().invoke(main, both).exit_code == 2
+    path.write_text("{}")
+    result = CliRunner().invoke(main, [*command, str(manifest), "--rankings", str(path)])
+    assert result.exit_code == 26
+    assert f"error: {path}: format must be 'nvgemm-aot rankings'" in result.stderr
+
+
+def test_nothing_is_shipped_that_cannot_be_read() -> None:
+    data = Path(shipped.__file__).parent / "data"
+    assert data.is_dir()
+    for path in data.glob("*.json"):
+        assert read_rankings(path).entries
+        assert shipped.find_rankings(path.stem) == path
+    assert shipped.find_rankings("no-such-manifest") is None
+
+
+def test_what_the_build_prints_of_measurements() -> None:
+    document = {
+        "bundles": [],
+        "compiled": 0,
+        "removed": [],
+        "unserved": [],
+        "measured": [{"arch": "sm_90a", "problems": {"confirmed": 2}, "notes": ["3 times …"]}],
+    }
+    text = build_command.build_text(json.loads(json.dumps(document)))
+    assert "sm_90a: problems ranked by measurements: 2 confirmed\n  3 times …" in text

@@ -1,0 +1,123 @@
+"""Checks of gated kernels: the right results pass, and what kernels get wrong does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from nvgemm_aot.tuning.contenders import aten_run, triton_run
+from nvgemm_aot.tuning.correctness import find_fault, reference
+from nvgemm_aot.tuning.exact_operands import FEW_PRODUCTS, WHOLE_NUMBERS, OperandCheck, make_checks
+from nvgemm_aot.tuning.gates import pairs
+from nvgemm_aot.tuning.random_operands import make_sets
+from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.types import Epilogue
+
+GATED = [epilogue.value for epilogue in Epilogue if epilogue.gate is not None]
+
+
+def problem(name: str, out: str = "bf16", k: int = 512) -> Problem:
+    return Problem.parse(f"mm/tn/bf16xbf16/fp32/{out}/{name}/m24n64k{k}")
+
+
+def checks(posed: Problem) -> list[OperandCheck]:
+    return make_checks(posed, "cpu", seed=1)
+
+
+def product(check: OperandCheck) -> torch.Tensor:
+    a, b, _, *extras = check.operands
+    value = a.double() @ b.double()
+    return value + extras[0].double() if extras else value
+
+
+@pytest.mark.parametrize("out", ["bf16", "fp16"])
+@pytest.mark.parametrize("name", GATED)
+def test_a_correctly_rounded_result_is_right(name: str, out: str) -> None:
+    posed = problem(name, out)
+    found = checks(posed)
+    assert [check.name for check in found] == [WHOLE_NUMBERS, FEW_PRODUCTS]
+    for check in found:
+        assert check.operands[2].shape == (24, 32)
+        right = reference(check.operands, posed.signature).to(check.operands[2].dtype)
+        assert find_fault(right, check.expected) is None
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(x)
+
+
+Wrong = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+WRONG: dict[str, tuple[str, Wrong]] = {
+    "no activation": ("swiglu_halves", lambda g, u: g * u),
+    "gate and up exchanged": ("swiglu_interleaved", lambda g, u: g * silu(u)),
+    "another activation": ("geglu_halves", lambda g, u: silu(g) * u),
+    "no limit of ups": (
+        "swiglu_oai_halves",
+        lambda g, u: g.clamp(max=7) * torch.sigmoid(1.702 * g.clamp(max=7)) * (u + 1),
+    ),
+    "no limit of gates": (
+        "swiglu_oai_halves",
+        lambda g, u: g * torch.sigmoid(1.702 * g) * (u.clamp(-7, 7) + 1),
+    ),
+    "gates limited below": (
+        "swiglu_oai_interleaved",
+        lambda g, u: silu(1.702 * g.clamp(-1, 7)) / 1.702 * (u.clamp(-7, 7) + 1),
+    ),
+    "no alpha": (
+        "swiglu_oai_interleaved", lambda g, u: silu(g.clamp(max=7)) * (u.clamp(-7, 7) + 1)
+    ),
+    "nothing added to ups": (
+        "swiglu_oai_interleaved",
+        lambda g, u: silu(1.702 * g.clamp(max=7)) / 1.702 * u.clamp(-7, 7),
+    ),
+    "rounded in between": (
+        "swiglu_halves", lambda g, u: silu(g.bfloat16().double()) * u.bfloat16().double()
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_kernels_get_wrong_is_noticed(name: str) -> None:
+    epilogue, wrong = WRONG[name]
+    posed = problem(epilogue)
+    faults = []
+    for check in checks(posed):
+        gates, ups = pairs(product(check), posed.signature)
+        faults.append(find_fault(wrong(gates, ups).bfloat16(), check.expected))
+    assert any(fault is not None for fault in faults)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_the_other_order_of_columns_is_noticed(name: str) -> None:
+    posed = problem(name)
+    other = name.replace("halves", "X").replace("interleaved", "halves").replace("X", "interleaved")
+    for check in checks(posed):
+        result = reference(check.operands, problem(other).signature).bfloat16()
+        assert find_fault(result, check.expected) is not None
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_a_dropped_nan_is_noticed(name: str) -> None:
+    posed = problem(name)
+    (_, check) = checks(posed)
+    right = reference(check.operands, posed.signature).bfloat16()
+    assert right.isnan().any()
+    assert find_fault(right.nan_to_num(), check.expected) is not None
+
+
+def test_sets_to_time_have_half_the_columns_and_the_bias_all() -> None:
+    posed = problem("swiglu_oai_halves")
+    a, b, out, bias = make_sets(posed, "cpu", seed=0, total_bytes=1)[0]
+    assert (a.shape, b.shape, out.shape) == ((24, 512), (512, 64), (24, 32))
+    assert bias.shape == (64,)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_torch_has_no_operator_to_race_with(name: str) -> None:
+    """It needs several, which Inductor replaces by code of its own."""
+    signature = problem(name).signature
+    assert aten_run(signature) is None
+    assert triton_run(signature) is None

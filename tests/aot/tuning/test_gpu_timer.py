@@ -1,0 +1,107 @@
+"""The timer of CUDA devices, on a simulated one that runs kernels of programmatic dependent launch.
+
+Such a kernel begins before the one in front of it has ended, if that one signals.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from nvgemm_aot.tuning import gpu
+from nvgemm_aot.tuning.gpu import GpuTimer
+from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
+
+BETWEEN_MS = 0.002
+OVERLAP_MS = 0.003
+
+
+class SimulatedStream:
+    """A clock that launches advance; kernels that signal let the next one of theirs begin early."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+        self.signalled = False
+        self.captured: list[Callable[[], None]] | None = None
+
+    def launch(self, milliseconds: float, *, is_dependent: bool) -> None:
+        def run() -> None:
+            self.now_ms += milliseconds - OVERLAP_MS * (is_dependent and self.signalled)
+            self.signalled = is_dependent
+
+        if self.captured is None:
+            run()
+        else:
+            self.captured.append(run)
+
+
+@pytest.fixture
+def stream(monkeypatch: pytest.MonkeyPatch) -> SimulatedStream:
+    stream = SimulatedStream()
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at_ms = stream.now_ms
+
+        def synchronize(self) -> None:
+            stream.signalled = False  # nothing runs any more
+
+        def elapsed_time(self, end: Event) -> float:
+            return end.at_ms - self.at_ms
+
+    class Graph:
+        def __init__(self) -> None:
+            self.work: list[Callable[[], None]] = []
+
+        def replay(self) -> None:
+            for work in self.work:
+                work()
+
+    @contextlib.contextmanager
+    def capture(graph: Graph) -> Iterator[None]:
+        stream.captured = graph.work
+        yield
+        stream.captured = None
+
+    for name, fake in {"Event": Event, "CUDAGraph": Graph, "graph": capture}.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    monkeypatch.setattr(
+        gpu, "small_kernel", lambda: lambda: stream.launch(BETWEEN_MS, is_dependent=False)
+    )
+    return stream
+
+
+def test_dependent_launches_gain_nothing_apart(stream: SimulatedStream) -> None:
+    def dependent() -> None:
+        stream.launch(0.010, is_dependent=True)
+
+    def plain() -> None:
+        stream.launch(0.009, is_dependent=False)
+
+    timer = GpuTimer()
+    apart = {call: timer.prepare([call], launches=APART)() for call in (dependent, plain)}
+    assert apart == {dependent: pytest.approx(10_000), plain: pytest.approx(9_000)}
+    beside = {call: timer.prepare([call], launches=BACK_TO_BACK)() for call in (dependent, plain)}
+    assert beside[plain] == pytest.approx(9_000), "what overlaps with nothing takes as long"
+    assert beside[dependent] == pytest.approx(7_000, rel=0.01)
+
+
+def test_apart_is_the_default_and_calls_take_turns(stream: SimulatedStream) -> None:
+    seen = []
+
+    def call(number: int) -> Callable[[], None]:
+        def run() -> None:
+            seen.append(number)
+            stream.launch(1.0, is_dependent=True)
+
+        return run
+
+    sample = GpuTimer().prepare([call(0), call(1)])
+    assert sample() == pytest.approx(1_000_000)
+    assert seen[-2:] == [0, 1]

@@ -1,0 +1,213 @@
+"""Corrections of estimates: which measurements are read, and what is fitted to them."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from benchmarks.estimates import fitting, measuring
+from benchmarks.estimates.__main__ import main
+from benchmarks.estimates.every_kernel import build_every_kernel
+from benchmarks.estimates.records import read_times
+from fake_provider import FakeProvider
+from nvgemm_aot.manifest.parse import Declared, Manifest
+from nvgemm_aot.providers.corrections import read_correction
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.targets import build_target
+from nvgemm_runtime.bundle.format import Header
+from nvgemm_runtime.gemm.problem import Problem
+
+KEY = "mm/tn/bf16xbf16/fp32/bf16"
+SIZES = [(1024, 1024), (2048, 2048), (4096, 2048), (4096, 4096), (8192, 2048), (8192, 4096)]
+PROBLEMS = [Problem.parse(f"{KEY}/m{m}n{n}k{k}") for m in (1, 64, 300, 4096) for n, k in SIZES]
+OPERATORS = ("a", "b", "c", "d")
+"""The fake provider gives each a longer tile along k than the one before."""
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Header]:
+    folder = tmp_path_factory.mktemp("estimates")
+    manifest = Manifest(
+        name="estimates",
+        description="",
+        targets=(build_target("sm_90a"),),
+        declared=tuple(Declared(problem=one, candidates=1) for one in sorted(PROBLEMS)),
+        providers=(FakeProvider.name,),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FAKE_OPERATORS", " ".join(OPERATORS))
+        header, lost = build_every_kernel(
+            manifest, folder / "all.nvgemm", Cache(folder / "cache"), jobs=1, progress=None
+        )
+    assert not lost
+    return folder / "all.nvgemm", header
+
+
+@pytest.fixture(autouse=True)
+def operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", " ".join(OPERATORS))
+
+
+def record(header: Header, best: str = "d", noise: float = 0.01) -> dict[str, Any]:
+    """Times by which the operators are the slower the further they are from ``best``."""
+    dice = random.Random(7)
+    apart = {name: abs(OPERATORS.index(name) - OPERATORS.index(best)) for name in OPERATORS}
+    return {
+        "what": measuring.WHAT,
+        "gpu": "NVIDIA H200",
+        "date": "2026-11-22",
+        "timing": measuring.APART,
+        "kernels": [measuring.kernel_json(kernel) for kernel in header.kernels],
+        "times_ns": {
+            problem.key: [
+                1000.0 * problem.m**0.5 * (1 + apart[kernel.operator] / 5) * dice.gauss(1, noise)
+                for kernel in header.kernels
+            ]
+            for problem in PROBLEMS
+        },
+    }
+
+
+def written(path: Path, content: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def test_a_bundle_of_every_kernel_ranks_all_of_them(bundle: tuple[Path, Header]) -> None:
+    _, header = bundle
+    assert {kernel.operator for kernel in header.kernels} == set(OPERATORS)
+    assert {len(ranking.kernels) for ranking in header.rankings} == {len(OPERATORS)}
+
+
+def test_times_of_every_program_are_read(bundle: tuple[Path, Header], tmp_path: Path) -> None:
+    path, header = bundle
+    ids = [kernel.id for kernel in header.kernels]
+    key = PROBLEMS[0].key
+    times = [1000.0, 2000.0, 3000.0, 4000.0]
+    documents = {
+        "estimates": {
+            "what": "estimates",
+            "kernels": [[one, "", "", ""] for one in ids],
+            "times_ns": {key: times},
+        },
+        "ranking": {"what": "ranking", "gpu": "G", "kernels": ids, "times_ns": {key: times}},
+        "kernels": {
+            "what": "kernels",
+            "environment": {"gpu": "G"},
+            "runs": [{"date": "2026-11-22"}],
+            "entries": {
+                key: {
+                    "kernels": {
+                        id_: [round(ns) - 10, round(ns) + 10, 0, 9000]
+                        for id_, ns in zip(ids, times)
+                    }
+                }
+            },
+        },
+        "tune": {
+            "problems": {
+                key: {
+                    "kernels": [[id_, round(ns), 5] for id_, ns in zip(ids, times)],
+                    "date": "2026-11-22",
+                }
+            }
+        },
+    }
+    for name, document in documents.items():
+        measured = read_times(path, [written(tmp_path / f"{name}.json", document)])
+        assert measured.target == build_target("sm_90a")
+        ((problem, row),) = measured.rows.items()
+        assert problem == PROBLEMS[0]
+        assert [(one.operator, ns) for one, ns in row] == [
+            (kernel.operator, ns) for kernel, ns in zip(header.kernels, times)
+        ]
+
+
+def test_a_kernel_that_was_wrong_has_no_time(bundle: tuple[Path, Header], tmp_path: Path) -> None:
+    path, header = bundle
+    document = record(header)
+    document["times_ns"] = {PROBLEMS[0].key: [None, 2.0, 3.0, 4.0]}
+    measured = read_times(path, [written(tmp_path / "times.json", document)])
+    ((_, row),) = measured.rows.items()
+    assert [one.operator for one, _ in row] == [k.operator for k in header.kernels[1:]]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"kernels": [["0" * 64, "", "", ""]] * 4}, "has times of kernel 000000000000, which"),
+        ({"times_ns": {}}, "no problem was measured"),
+        ({"what": "nothing known"}, "holds no times of kernels"),
+    ],
+)
+def test_files_of_another_bundle_or_program_are_refused(
+    bundle: tuple[Path, Header], tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    path, header = bundle
+    times = written(tmp_path / "times.json", {**record(header), **change})
+    done = CliRunner().invoke(main, ["fit", str(path), str(times)])
+    assert done.exit_code == 1
+    assert said in done.output
+
+
+def test_what_is_fitted_is_better_on_sizes_held_back_and_is_written_once(
+    bundle: tuple[Path, Header], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, header = bundle
+    kept = written(tmp_path / "corrections.json", {"corrections": []})
+    monkeypatch.setattr(fitting, "PATH", kept)
+    times = written(tmp_path / "times.json", record(header))
+    texts = []
+    for _ in range(2):
+        done = CliRunner().invoke(main, ["fit", str(path), str(times), "--write"])
+        assert done.exit_code == 0, done.output
+        texts.append(kept.read_text(encoding="utf-8"))
+    assert texts[0] == texts[1], "deterministic, and in the place of the one before"
+    (entry,) = json.loads(texts[0])["corrections"]
+    correction = read_correction(entry)
+    assert correction.providers == (FakeProvider.name,)
+    assert "NVIDIA H200, 2026-11-22, apart" in correction.source
+    before, after = entry["judged"]["first"]
+    assert before > 1.1 > 1.03 > after
+    assert entry["judged"]["held_back"] == 8
+
+
+def test_what_is_no_better_than_the_model_is_not_written(
+    bundle: tuple[Path, Header], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times by chance: whatever is fitted to them is of no use elsewhere."""
+    path, header = bundle
+    kept = written(tmp_path / "corrections.json", {"corrections": []})
+    monkeypatch.setattr(fitting, "PATH", kept)
+    model_is_right = record(header, best="a", noise=0.0)
+    times = written(tmp_path / "times.json", model_is_right)
+    done = CliRunner().invoke(main, ["fit", str(path), str(times), "--write"])
+    assert done.exit_code == 1
+    assert "nothing written" in done.output
+    assert json.loads(kept.read_text(encoding="utf-8")) == {"corrections": []}
+
+
+def test_too_few_sizes_are_refused(bundle: tuple[Path, Header], tmp_path: Path) -> None:
+    path, header = bundle
+    document = record(header)
+    few = {PROBLEMS[0].key: document["times_ns"][PROBLEMS[0].key]}
+    times = written(tmp_path / "times.json", {**document, "times_ns": few})
+    done = CliRunner().invoke(main, ["fit", str(path), str(times)])
+    assert done.exit_code == 1
+    assert "too few sizes were measured" in done.output
+
+
+def test_the_spacer_is_taken_off_and_wrong_kernels_have_no_time() -> None:
+    measured = {"one": [1500.0, 1400.0, 1600.0], measuring.SPACER: [500.0, 400.0, 600.0]}
+    assert measuring.without_spacer(
+        measured, {"one": 9.0, "far": 7000.0}, ["one", "far", "bad"]
+    ) == [
+        1000.0,
+        7000.0,
+        None,
+    ]

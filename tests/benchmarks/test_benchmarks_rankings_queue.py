@@ -1,0 +1,130 @@
+"""The queue of rankings to measure: what it holds, and that it goes on from run to run."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner, Result
+
+import cpu_provider
+from benchmarks.rankings_queue import __main__ as queue
+from benchmarks.rankings_queue import rows
+from nvgemm_aot.build.pipeline import plan_build
+from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.manifest.shipped import find_manifest
+from nvgemm_aot.rankings.assess import assess
+from nvgemm_aot.rankings.file import read_rankings
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.tuning import watchdog
+from nvgemm_aot.tuning.session import Tuned
+from nvgemm_runtime.gemm.problem import Problem
+from tuning_bench import PROBLEMS
+
+
+def test_the_queue_holds_what_is_to_be_measured_each_once_and_bf16_first() -> None:
+    found = rows.read_queue()
+    assert {row.manifest for row in found} == {
+        *("llama-3.1-8b", "qwen3-8b", "llama-3.3-70b", "qwen3-30b-a3b", "hgemm-1000")
+    }
+    dtypes = [row.problems[0].signature.a.value for row in found]
+    assert dtypes == sorted(dtypes), "bf16 before fp16"
+    counts = Counter(problem for row in found for problem in row.problems)
+    assert set(counts.values()) == {1}
+    for row in found:
+        assert {entry.candidates for entry in row.work.declared} == {8}
+        assert row.work.providers == ("cutlass_operators", "quack")
+        assert [one.target.arch for one in row.work.targets] == ["sm_90a"]
+    manifest = load_manifest(find_manifest(Path("llama-3.1-8b")))
+    assert rows.problems_of("llama-3.1-8b") == {entry.problem for entry in manifest.declared}
+    tp8 = rows.problems_of("llama-3.3-70b")
+    declared = {
+        entry.problem for entry in load_manifest(find_manifest(Path("llama-3.3-70b"))).declared
+    }
+    assert tp8 < declared
+    assert len(rows.problems_of("hgemm-1000")) == 100
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> functools.partial[Result]:
+    """Runs the benchmark over two rows for the CPU, in which measuring is real but for times."""
+
+    def row(name: str, problems: tuple[Problem, ...]) -> rows.Row:
+        work = cpu_provider.manifest(problems, name=name)
+        work = replace(work, providers=("recording_kernels:Recording",))
+        return rows.Row(name=name, manifest="some", work=work)
+
+    found = [row("first", PROBLEMS[:2]), row("second", PROBLEMS[2:])]
+    monkeypatch.setattr(queue, "read_queue", lambda: found)
+    monkeypatch.setattr(queue, "problems_of", lambda name: {*PROBLEMS} if name == "some" else set())
+    tune_watched = watchdog.tune_watched
+
+    def watched(*given: object, **how: object) -> Tuned:
+        return tune_watched(*given, **how, bench="watched_benches:sound")  # type: ignore[arg-type]
+
+    monkeypatch.setattr(watchdog, "tune_watched", watched)
+    return functools.partial(CliRunner().invoke, queue.main)
+
+
+def test_measuring_goes_on_from_run_to_run_and_two_gpus_confirm(
+    run: functools.partial[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundles, one, two = (str(tmp_path / name) for name in ("bundles", "one", "two"))
+    built = run(["build", bundles])
+    assert built.exit_code == 0, built.output
+    assert "3 kernels for 2 problems" in built.output
+    status = run(["status", one])
+    assert "first                             2        0        0          2" in status.output
+    assert status.output.count("unmeasured, ") == 3
+    monkeypatch.setenv("WATCHED_BENCH_UUID", "GPU-1")
+    first = run(["measure", bundles, one, "--row", "first"])
+    assert first.exit_code == 0, first.output
+    assert "first: 2 measured now, 2 in all, 0 left" in first.output
+    rest = run(["measure", bundles, one])
+    assert "first: " not in rest.output, "it is done"
+    assert "second: 1 measured now, 1 in all, 0 left" in rest.output
+    assert "all                               3        3        0          0" in rest.output
+    monkeypatch.setenv("WATCHED_BENCH_UUID", "GPU-2")
+    assert run(["measure", bundles, two]).exit_code == 0
+    exported = run(["export", one, two, "-o", str(tmp_path / "data")])
+    assert exported.exit_code == 0, exported.output
+    found = read_rankings(tmp_path / "data" / "some.json")
+    assert len(found.entries) == 6
+    assert {assess(group).standing for group in found.groups.values()} == {"confirmed"}
+    assert "problems: 3 confirmed" in exported.output
+
+
+def test_a_used_up_budget_leaves_the_rest_to_the_next_run(
+    run: functools.partial[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundles, results = (str(tmp_path / name) for name in ("bundles", "results"))
+    run(["build", bundles])
+    ticks = iter([0.0, 0.0, 100.0])
+    monkeypatch.setattr(queue, "time", SimpleNamespace(monotonic=ticks.__next__))
+    stopped = run(["measure", bundles, results, "--budget", "50"])
+    assert stopped.exit_code == 0, stopped.output
+    assert "first: 2 measured now" in stopped.output
+    assert "second: 1 measured now" not in stopped.output
+    assert "unmeasured, second: " in stopped.output
+
+
+def test_what_was_not_built_is_said(run: functools.partial[Result], tmp_path: Path) -> None:
+    found = run(["measure", str(tmp_path / "none"), str(tmp_path / "results")])
+    assert found.exit_code == 0
+    assert found.output.count("is not there; build it") == 2
+    unknown = run(["measure", str(tmp_path), str(tmp_path), "--row", "third"])
+    assert unknown.exit_code == 2
+    assert "no row is called third (known: first, second)" in unknown.output
+
+
+def test_eight_candidates_of_a_problem_are_planned(tmp_path: Path) -> None:
+    """Of one problem, without compiling: what the plan holds."""
+    row = rows.read_queue()[0]
+    work = replace(row.work, declared=row.work.declared[:1])
+    (planned,) = plan_build(work, Cache(tmp_path / "cache"))
+    (problem,) = planned.plan.problems
+    assert len(problem.choices) == 8

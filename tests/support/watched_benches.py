@@ -1,0 +1,123 @@
+"""Benches of processes that `nvgemm_aot.tuning.watchdog` watches, for tests: made there by name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nvgemm_aot.tuning import contenders
+from nvgemm_aot.tuning.gpu import Bench
+from nvgemm_aot.tuning.race import Sample
+from nvgemm_runtime.bundle.format import APART
+from tuning_bench import SLOW_FIRST, DictatedTimer, bench
+
+HANGING = "Cpu_8x32"
+"""The operator that would win by `SLOW_FIRST`."""
+
+
+def sound() -> Bench:
+    """All contenders return; the environment says which GPU it is."""
+    made = _bench(DictatedTimer(SLOW_FIRST))
+    return replace(made, uuid=os.environ.get("WATCHED_BENCH_UUID"))
+
+
+def hangs_when_timed() -> Bench:
+    """A kernel whose results are right hangs in the second round."""
+    return _bench(_HangingTimer(SLOW_FIRST, hanging=HANGING))
+
+
+def hangs_back_to_back() -> Bench:
+    """A kernel hangs where launches follow each other without a kernel between."""
+    timer = _HangingTimer(SLOW_FIRST, hanging=HANGING)
+    timer.rounds_before = 10**6
+    timer.hangs_back_to_back = True
+    return _bench(timer)
+
+
+def aten_hangs() -> Bench:
+    """ATen hangs in its first run, for m = 8 alone."""
+    made = _bench(DictatedTimer(SLOW_FIRST))
+    aten_run = contenders.aten_run
+
+    def hanging(signature: Any) -> Any:
+        run = aten_run(signature)
+
+        def running(a: Any, b: Any, out: Any) -> Any:
+            if a.shape[0] == 8:
+                _hang()
+            return run and run(a, b, out)
+
+        return running
+
+    contenders.aten_run = hanging
+    return made
+
+
+def everything_hangs() -> Bench:
+    """Every kernel and ATen hang when they are timed."""
+    return _bench(_HangingTimer(SLOW_FIRST, hanging=None))
+
+
+def dies_once() -> Bench:
+    """The process ends by a signal when it times its third contender, for the first time alone."""
+    timer = _DyingTimer(SLOW_FIRST)
+    return _bench(timer)
+
+
+def breaks_the_device() -> Bench:
+    """A kernel leaves the device unusable."""
+    return _bench(DictatedTimer({**SLOW_FIRST, HANGING: []}))
+
+
+def raises() -> Bench:
+    """No bench: a mistake of the program."""
+    raise ZeroDivisionError("made by a test")
+
+
+def _bench(timer: DictatedTimer) -> Bench:
+    timer.watch_runs(pytest.MonkeyPatch())
+    return bench(timer)
+
+
+def _hang() -> None:
+    while True:
+        time.sleep(3600)
+
+
+class _HangingTimer(DictatedTimer):
+    rounds_before = 1
+    hangs_back_to_back = False
+
+    def __init__(self, times: Any, *, hanging: str | None) -> None:
+        super().__init__(times)
+        self.hanging = hanging
+
+    def prepare(self, calls: Sequence[Callable[[], object]], *, launches: str = APART) -> Sample:
+        sample = super().prepare(calls, launches=launches)
+        name, count = self.last_run, 0
+
+        def sampling() -> float:
+            nonlocal count
+            count += 1
+            is_beside = self.hangs_back_to_back and launches != APART
+            if self.hanging in (None, name) and (count > self.rounds_before or is_beside):
+                _hang()
+            return sample()
+
+        return sampling
+
+
+class _DyingTimer(DictatedTimer):
+    def prepare(self, calls: Sequence[Callable[[], object]], *, launches: str = APART) -> Sample:
+        died = Path(os.environ["WATCHED_BENCH_DIED"])
+        if len(self.prepared) == 2 and not died.exists():
+            died.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().prepare(calls, launches=launches)
