@@ -20,19 +20,18 @@ from pathlib import Path
 import click
 
 from benchmarks.rankings_queue.rows import (
+    ROWS,
     Row,
     done_mark,
-    problems_of,
     progress_of,
-    read_queue,
+    read_rows,
     table,
+    write_rows,
 )
-from nvgemm_aot.build.pipeline import build as build_bundles
 from nvgemm_aot.rankings.assess import assess
 from nvgemm_aot.rankings.entries import Rankings, merge
 from nvgemm_aot.rankings.export import export as export_headers
 from nvgemm_aot.rankings.file import write_rankings
-from nvgemm_aot.storage.cache import Cache, default_directory
 from nvgemm_aot.tuning import watchdog
 from nvgemm_aot.tuning.session import Tuned, TuningOptions
 from nvgemm_runtime.bundle.format import Header
@@ -50,8 +49,7 @@ def main() -> None:
     """Measure what the queue holds, run by run."""
 
 
-def _rows(names: tuple[str, ...]) -> list[Row]:
-    rows = read_queue()
+def _named(rows: list[Row], names: tuple[str, ...]) -> list[Row]:
     unknown = sorted(set(names) - {row.name for row in rows})
     if unknown:
         known = ", ".join(row.name for row in rows)
@@ -68,9 +66,16 @@ _rows_option = click.option("--row", "names", multiple=True, help="Only this row
 @_rows_option
 def build(bundles: Path, jobs: int | None, names: tuple[str, ...]) -> None:
     """Build the bundles to measure into BUNDLES, on a machine without a GPU."""
+    from benchmarks.rankings_queue.planning import read_queue
+    from nvgemm_aot.build.pipeline import build as build_bundles
+    from nvgemm_aot.storage.cache import Cache, default_directory
+
     bundles.mkdir(mode=0o755, parents=True, exist_ok=True)
-    for row in _rows(names):
-        result = build_bundles(row.work, bundles, Cache(default_directory()), jobs=jobs)
+    planned = {one.row.name: one for one in read_queue()}
+    write_rows(bundles, [one.row for one in planned.values()])
+    for row in _named(read_rows(bundles), names):
+        work = planned[row.name].work
+        result = build_bundles(work, bundles, Cache(default_directory()), jobs=jobs)
         for bundle in result.bundles:
             click.echo(
                 f"{bundle.path}: {len(bundle.header.kernels)} kernels for "
@@ -89,7 +94,9 @@ def measure(bundles: Path, results: Path, budget: float | None, names: tuple[str
     """Measure what is left of BUNDLES on this GPU, into RESULTS."""
     results.mkdir(mode=0o755, parents=True, exist_ok=True)
     begin = time.monotonic()
-    rows = _rows(names)
+    rows = _named(read_rows(bundles), names)
+    if not rows:
+        raise click.ClickException(f"{bundles / ROWS} is not there: build the bundles first")
     try:
         for row in rows:
             left = None if budget is None else budget - (time.monotonic() - begin)
@@ -125,7 +132,9 @@ def _tune(row: Row, bundles: Path, results: Path, budget_s: float | None) -> Tun
 @click.option("--all", "shows_all", is_flag=True, help="Name all unmeasured problems.")
 def status(results: Path, shows_all: bool) -> None:
     """Print how far measuring has come, and what is unmeasured."""
-    _print_table(read_queue(), results, None if shows_all else MOST_SHOWN)
+    from benchmarks.rankings_queue.planning import read_queue
+
+    _print_table([one.row for one in read_queue()], results, None if shows_all else MOST_SHOWN)
 
 
 def _print_table(rows: list[Row], results: Path, most: int | None) -> None:
@@ -137,7 +146,9 @@ def _print_table(rows: list[Row], results: Path, most: int | None) -> None:
 @click.option("-o", "--out", type=_DIRECTORY, required=True, help="Directory for NAME.json.")
 def export(results: tuple[Path, ...], out: Path) -> None:
     """Write a rankings file for each shipped manifest, of all RESULTS together."""
-    rows = read_queue()
+    from benchmarks.rankings_queue.planning import problems_of, read_queue
+
+    rows = [one.row for one in read_queue()]
     headers = [
         _header(row.bundle(directory))
         for directory in results
@@ -146,7 +157,10 @@ def export(results: tuple[Path, ...], out: Path) -> None:
     ]
     everything = merge([export_headers([header]) for header in headers])
     for manifest in dict.fromkeys(row.manifest for row in rows):
-        found = of_manifest(everything, manifest)
+        wanted = problems_of(manifest)  # those among them that another manifest's row has, too
+        found = Rankings(
+            entries=tuple(entry for entry in everything.entries if entry.problem in wanted)
+        )
         if not found.entries:
             click.echo(f"{manifest}: nothing is measured")
             continue
@@ -160,12 +174,6 @@ def export(results: tuple[Path, ...], out: Path) -> None:
 def _header(path: Path) -> Header:
     with Bundle(path) as bundle:
         return bundle.header
-
-
-def of_manifest(rankings: Rankings, manifest: str) -> Rankings:
-    """The measurements of what a manifest's rows have in common with it, in any row."""
-    wanted = problems_of(manifest)
-    return Rankings(entries=tuple(entry for entry in rankings.entries if entry.problem in wanted))
 
 
 if __name__ == "__main__":

@@ -1,24 +1,18 @@
-"""What is to be measured, row by row, and what of it has been."""
+"""The rows of problems to measure, and what of each has been measured."""
 
 from __future__ import annotations
 
-import random
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
-
-from benchmarks.shared.resuming import ORDER_SEED
-from nvgemm_aot.manifest.parse import Declared, Manifest, load_manifest
-from nvgemm_aot.manifest.shipped import find_manifest
-from nvgemm_aot.targets import build_target
 from nvgemm_aot.tuning.outcome import TuningOutcome, read_outcome
 from nvgemm_aot.tuning.state import Journal, state_path
-from nvgemm_runtime.gemm.problem import DType, Op, Problem
+from nvgemm_runtime.gemm.problem import Problem
 
-QUEUE = Path(__file__).with_name("queue.yaml")
+ROWS = "rows.json"
+"""Beside the bundles: what they are of, for machines without the builder."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,69 +20,39 @@ class Row:
     """A row of the queue.
 
     Attributes:
-        name: Of its bundle.
+        name: Its name.
         manifest: The shipped manifest that its problems are of.
-        work: What is built and measured.
+        file: Name of its bundle, of that to measure as of that which was measured.
+        problems: What is measured, in the order of the manifest.
     """
 
     name: str
     manifest: str
-    work: Manifest
-
-    @property
-    def problems(self) -> list[Problem]:
-        """What is measured, in the order of the manifest."""
-        return [entry.problem for entry in self.work.declared]
+    file: str
+    problems: tuple[Problem, ...]
 
     def bundle(self, directory: Path) -> Path:
-        """Where its bundle is: what is to be measured, or what was."""
-        (target,) = self.work.targets
-        return directory / f"{self.name}-{target.target.key}.nvgemm"
+        """Its bundle in a directory."""
+        return directory / self.file
 
 
-def read_queue(path: Path = QUEUE) -> list[Row]:
-    """The rows, in order; each without what an earlier one has."""
-    queue = yaml.safe_load(path.read_text())
-    target = build_target(queue["arch"], queue["device"])
-    seen: set[Problem] = set()
-    rows = []
-    for row in queue["rows"]:
-        manifest = load_manifest(find_manifest(Path(row["manifest"])))
-        problems = [one for one in _problems(manifest, row) if one not in seen]
-        seen.update(problems)
-        work = Manifest(
-            name=row["name"],
-            description=manifest.description,
-            targets=(target,),
-            declared=tuple(
-                Declared(problem=one, candidates=queue["candidates"]) for one in problems
-            ),
-            providers=tuple(queue["providers"]),
-        )
-        rows.append(Row(name=row["name"], manifest=row["manifest"], work=work))
-    return rows
-
-
-def _problems(manifest: Manifest, row: dict[str, Any]) -> list[Problem]:
-    dtype = DType(row["dtype"])
-    floats = (DType.BF16, DType.FP16)
-    products = [
-        entry.problem
-        for entry in manifest.declared
-        if entry.problem.signature.op is Op.MM and entry.problem.signature.a in floats
+def write_rows(directory: Path, rows: Sequence[Row]) -> None:
+    """Write beside the bundles what they are of."""
+    document = [
+        {**vars(row), "problems": [problem.key for problem in row.problems]} for row in rows
     ]
-    weights = {tuple(pair) for pair in row["nk"]} if "nk" in row else None
-    found = sorted(
-        {
-            replace(one, signature=replace(one.signature, a=dtype, b=dtype, out=dtype))
-            for one in products
-            if weights is None or (one.n, one.k) in weights
-        }
-    )
-    if "sample" in row:
-        random.Random(ORDER_SEED).shuffle(found)
-        found = sorted(found[: row["sample"]])
-    return found
+    (directory / ROWS).write_text(json.dumps(document, indent=1) + "\n")
+
+
+def read_rows(directory: Path) -> list[Row]:
+    """Read what the bundles of a directory are of; nothing where none were built."""
+    path = directory / ROWS
+    if not path.exists():
+        return []
+    return [
+        Row(**{**row, "problems": tuple(map(Problem.parse, row["problems"]))})
+        for row in json.loads(path.read_text())
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,11 +116,3 @@ def table(found: Sequence[Progress], *, most: int | None) -> list[str]:
         if len(keys) > len(shown):
             lines.append(f"unmeasured, {one.row.name}: {len(keys) - len(shown)} more (--all)")
     return lines
-
-
-def problems_of(manifest: str) -> set[Problem]:
-    """All problems that the queue has of a manifest, those among them that an earlier row has."""
-    queue = yaml.safe_load(QUEUE.read_text())
-    declared = load_manifest(find_manifest(Path(manifest)))
-    rows = [row for row in queue["rows"] if row["manifest"] == manifest]
-    return {problem for row in rows for problem in _problems(declared, row)}

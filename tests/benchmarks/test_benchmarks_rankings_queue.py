@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +15,7 @@ from click.testing import CliRunner, Result
 
 import cpu_provider
 from benchmarks.rankings_queue import __main__ as queue
-from benchmarks.rankings_queue import rows
+from benchmarks.rankings_queue import planning
 from nvgemm_aot.build.pipeline import plan_build
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.manifest.shipped import find_manifest
@@ -23,44 +25,47 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning import watchdog
 from nvgemm_aot.tuning.session import Tuned
 from nvgemm_runtime.gemm.problem import Problem
+from repository import ROOT
 from tuning_bench import PROBLEMS
 
 
 def test_the_queue_holds_what_is_to_be_measured_each_once_and_bf16_first() -> None:
-    found = rows.read_queue()
-    assert {row.manifest for row in found} == {
+    found = planning.read_queue()
+    assert {one.row.manifest for one in found} == {
         *("llama-3.1-8b", "qwen3-8b", "llama-3.3-70b", "qwen3-30b-a3b", "hgemm-1000")
     }
-    dtypes = [row.problems[0].signature.a.value for row in found]
+    dtypes = [one.row.problems[0].signature.a.value for one in found]
     assert dtypes == sorted(dtypes), "bf16 before fp16"
-    counts = Counter(problem for row in found for problem in row.problems)
+    counts = Counter(problem for one in found for problem in one.row.problems)
     assert set(counts.values()) == {1}
-    for row in found:
-        assert {entry.candidates for entry in row.work.declared} == {8}
-        assert row.work.providers == ("cutlass_operators", "quack")
-        assert [one.target.arch for one in row.work.targets] == ["sm_90a"]
+    for one in found:
+        assert {entry.candidates for entry in one.work.declared} == {8}
+        assert one.work.providers == ("cutlass_operators", "quack")
+        assert [target.target.arch for target in one.work.targets] == ["sm_90a"]
     manifest = load_manifest(find_manifest(Path("llama-3.1-8b")))
-    assert rows.problems_of("llama-3.1-8b") == {entry.problem for entry in manifest.declared}
-    tp8 = rows.problems_of("llama-3.3-70b")
+    assert planning.problems_of("llama-3.1-8b") == {entry.problem for entry in manifest.declared}
+    tp8 = planning.problems_of("llama-3.3-70b")
     declared = {
         entry.problem for entry in load_manifest(find_manifest(Path("llama-3.3-70b"))).declared
     }
     assert tp8 < declared
-    assert len(rows.problems_of("hgemm-1000")) == 100
+    assert len(planning.problems_of("hgemm-1000")) == 100
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> functools.partial[Result]:
     """Runs the benchmark over two rows for the CPU, in which measuring is real but for times."""
 
-    def row(name: str, problems: tuple[Problem, ...]) -> rows.Row:
+    def row(name: str, problems: tuple[Problem, ...]) -> planning.PlannedRow:
         work = cpu_provider.manifest(problems, name=name)
         work = replace(work, providers=("recording_kernels:Recording",))
-        return rows.Row(name=name, manifest="some", work=work)
+        return planning.planned_row(name, "some", work)
 
     found = [row("first", PROBLEMS[:2]), row("second", PROBLEMS[2:])]
-    monkeypatch.setattr(queue, "read_queue", lambda: found)
-    monkeypatch.setattr(queue, "problems_of", lambda name: {*PROBLEMS} if name == "some" else set())
+    monkeypatch.setattr(planning, "read_queue", lambda: found)
+    monkeypatch.setattr(
+        planning, "problems_of", lambda name: {*PROBLEMS} if name == "some" else set()
+    )
     tune_watched = watchdog.tune_watched
 
     def watched(*given: object, **how: object) -> Tuned:
@@ -113,18 +118,33 @@ def test_a_used_up_budget_leaves_the_rest_to_the_next_run(
 
 
 def test_what_was_not_built_is_said(run: functools.partial[Result], tmp_path: Path) -> None:
-    found = run(["measure", str(tmp_path / "none"), str(tmp_path / "results")])
+    none, results, bundles = (str(tmp_path / name) for name in ("none", "results", "bundles"))
+    found = run(["measure", none, results])
+    assert found.exit_code == 1
+    assert "rows.json is not there: build the bundles first" in found.output
+    run(["build", bundles, "--row", "first"])
+    found = run(["measure", bundles, results, "--row", "second"])
     assert found.exit_code == 0
-    assert found.output.count("is not there; build it") == 2
-    unknown = run(["measure", str(tmp_path), str(tmp_path), "--row", "third"])
+    assert "second: left out: " in found.output
+    unknown = run(["measure", bundles, results, "--row", "third"])
     assert unknown.exit_code == 2
     assert "no row is called third (known: first, second)" in unknown.output
 
 
 def test_eight_candidates_of_a_problem_are_planned(tmp_path: Path) -> None:
     """Of one problem, without compiling: what the plan holds."""
-    row = rows.read_queue()[0]
-    work = replace(row.work, declared=row.work.declared[:1])
+    work = planning.read_queue()[0].work
+    work = replace(work, declared=work.declared[:1])
     (planned,) = plan_build(work, Cache(tmp_path / "cache"))
     (problem,) = planned.plan.problems
     assert len(problem.choices) == 8
+
+
+def test_measuring_needs_nothing_of_the_compiler_side() -> None:
+    script = (
+        "import sys\n"
+        "for name in ('pydantic', 'yaml', 'cutlass', 'nvMatmulHeuristics', 'wheel'):\n"
+        "    sys.modules[name] = None\n"
+        "import benchmarks.rankings_queue.__main__, benchmarks.rankings_queue.rows"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)

@@ -196,8 +196,9 @@ FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("name", FORMS)
-@pytest.mark.parametrize("lead", [(512,), (4, 128)])
+@pytest.mark.parametrize(
+    ("name", "lead"), list(zip(FORMS, [(512,), (4, 128), (512,), (4, 128)], strict=True))
+)
 def test_a_gated_mlp_joins_and_is_right(name: str, lead: tuple[int, ...], directory: Path) -> None:
     """With Triton's choices among the others, as the fusion needs; ATen's are slow."""
     function = FORMS[name]

@@ -23,6 +23,8 @@ from installed import installed_kernels
 
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import write_bundle
+from nvgemm_aot.rankings.export import export
+from nvgemm_aot.rankings.file import read_rankings, write_rankings
 from nvgemm_aot.tuning import contenders
 from nvgemm_aot.tuning.correctness import reference
 from nvgemm_aot.tuning.gpu import UNKNOWN_DRIVER, gpu_bench
@@ -209,6 +211,24 @@ def test_the_gpu_of_a_measurement_is_recorded(tuned: tuple[Tuned, Header]) -> No
         assert source.conditions is not None
         assert source.conditions.launches == APART
         assert source.conditions.gpu_sha256 == hashlib.sha256(uuid.encode()).hexdigest()
+
+
+def test_rankings_of_this_gpu_are_exported_with_its_digest(
+    tuned: tuple[Tuned, Header], tmp_path: Path
+) -> None:
+    _, header = tuned
+    path = tmp_path / "rankings.json"
+    write_rankings(path, export([header]))
+    entries = read_rankings(path).entries
+    assert [entry.problem for entry in entries] == [one.problem for one in header.rankings]
+    for entry, ranking in zip(entries, header.rankings):
+        assert entry.origin.conditions.gpu_sha256 is not None
+        assert entry.origin.gpu == torch.cuda.get_device_name()
+        winner = header.kernels[ranking.kernels[0].kernel]
+        assert (entry.kernels[0][0].provider, entry.kernels[0][0].operator) == (
+            winner.provider,
+            winner.operator,
+        )
 
 
 def test_triton_is_asked_through_inductor(small: Path, tmp_path: Path) -> None:

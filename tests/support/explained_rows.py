@@ -31,7 +31,7 @@ def aten_name(served: Signature) -> str:
         return "_scaled_mm"
     if served.op is Op.GROUPED_MM:
         return "_grouped_mm"
-    if served.epilogue is not None:
+    if served.epilogue is not None and served.epilogue.addend is not None:
         return "addmm" if served.op is Op.MM else "baddbmm"
     is_int_mm = served.a.is_integer and served.op is Op.MM
     return "_int_mm" if is_int_mm else served.op.value
@@ -116,6 +116,7 @@ def _gemm(problem: Problem) -> AtenGemm:
         extras=ExtraOperands(
             recipe=extras.recipe,
             activation=extras.activation,
+            gated=extras.gated,
             **{name: _operand(tensor) for name, tensor in extras.named().items()},  # type: ignore
         ),
     )

@@ -38,7 +38,7 @@ from synthetic_content import synthetic_content
 
 ROWS = {
     name: TESTS / f"gpu/{name}.yaml"
-    for name in ("every_kind", "hopper_rows", "every_row_sm100", "int8_sm100")
+    for name in ("every_kind", "hopper_rows", "every_row_sm100", "int8_sm100", "gated")
 }
 SHIPPED = {path.stem: path for path in sorted((TESTS.parent / "manifests").glob("*.yaml"))}
 MANIFESTS = {**ROWS, **SHIPPED}
@@ -86,6 +86,11 @@ class Case:
     @property
     def problems(self) -> tuple[Problem, ...]:
         return _problems(self.name)
+
+    def manifest_text(self, problems: Iterable[Problem]) -> str:
+        """A manifest of some problems, for the same providers."""
+        text = manifest_text(problems, self.arch)
+        return text + f"providers: [{', '.join(manifest_of(self.name).providers)}]\n"
 
 
 CASES = [
@@ -172,7 +177,7 @@ class Planner:
 
     def _plan(self, case: Case) -> Planned:
         path = self._directory / f"{case.id}.yaml"
-        path.write_text(manifest_text(representatives(case.problems), case.arch))
+        path.write_text(case.manifest_text(representatives(case.problems)))
         command = ["build", str(path), "--dry-run", "--json", "--cache-dir", str(self._cache)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(CutlassOperators, "enumerate", self._enumerating())
@@ -181,7 +186,7 @@ class Planner:
         assert result.exit_code in (0, NoCandidateError.exit_code), result.output
         right = _right(case, planned.plan)
         manifest = self._directory / f"{case.id}-all.yaml"
-        manifest.write_text(manifest_text(case.problems, case.arch))
+        manifest.write_text(case.manifest_text(case.problems))
         return Planned(
             case=case,
             manifest=manifest,

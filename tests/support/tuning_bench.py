@@ -20,7 +20,7 @@ import cpu_provider
 import recording_kernels
 from nvgemm_aot.rankings.agreement import ATEN
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.tuning import contenders
+from nvgemm_aot.tuning import contenders, watchdog
 from nvgemm_aot.tuning.contenders import Run
 from nvgemm_aot.tuning.gpu import Bench, GpuState
 from nvgemm_aot.tuning.race import Sample
@@ -293,6 +293,15 @@ def run(path: Path | Sequence[Path], output: Path, on: Bench, **options: Any) ->
     clock = {"clock": options.pop("clock")} if "clock" in options else {}
     paths = [path] if isinstance(path, Path) else list(path)
     return tune(paths, output, on, TuningOptions(**options), **clock)
+
+
+def measure_here(monkeypatch: pytest.MonkeyPatch, on: Bench) -> None:
+    """Have the command measure in this process; `test_watchdog` is about the process it starts."""
+
+    def tune_here(paths: Any, output: Path, options: Any, **how: Any) -> Tuned:
+        return tune(paths, output, on, options, progress=how["progress"])
+
+    monkeypatch.setattr(watchdog, "tune_watched", tune_here)
 
 
 def header_of(path: Path) -> Header:

@@ -16,8 +16,16 @@ import pytest
 import yaml
 
 from base_install import PROJECT, BaseInstall, base_distributions, required
+from made_rankings import entry, rankings
 from nvgemm_aot.cli.main import main
-from nvgemm_runtime.errors import NvgemmError, ToolchainError, TuningError, UnhealthyError
+from nvgemm_aot.rankings.file import write_rankings
+from nvgemm_runtime.errors import (
+    NvgemmError,
+    RankingsError,
+    ToolchainError,
+    TuningError,
+    UnhealthyError,
+)
 from repository import SUPPORT, TESTS
 
 BUILD_COMMAND = "pip install 'nvgemm-aot[build]'"
@@ -90,6 +98,16 @@ CASES: dict[str, list[Case]] = {
         Case(arguments=("quickstart",), prints="no bundle is installed", is_slow=True),
     ],
     "tune": [Case(arguments=("{bundle}", "-o", "tuned.nvgemm"), fails=TuningError, says="GPU")],
+    "rankings export": [
+        Case(
+            arguments=("{bundle}", "-o", "r.json"),
+            fails=RankingsError,
+            says="no ranking is measured",
+        )
+    ],
+    "rankings merge": [Case(arguments=("made.json", "made.json", "-o", "r.json"), writes="r.json")],
+    "rankings diff": [Case(arguments=("made.json", "made.json"), prints="1 problem in both")],
+    "rankings show": [Case(arguments=("made.json",), prints="measured once")],
     "schema": [Case(prints='"title": "nvgemm-aot manifest"')],
     "cache path": [Case(prints="cache")],
     "cache list": [Case(prints="cache")],
@@ -169,6 +187,7 @@ def test_commands_of_a_base_install(
         "python": base.python,
     }
     (tmp_path / "mine.yaml").write_text(MANIFEST)
+    write_rankings(tmp_path / "made.json", rankings(entry({"x": 1000})))
     arguments = [
         re.sub(r"^\{(\w+)\}$", lambda name: str(places[name[1]]), argument)
         for argument in case.arguments
@@ -187,7 +206,7 @@ def test_commands_of_a_base_install(
 def test_help_of_every_command(
     base: BaseInstall, environment: Mapping[str, str], tmp_path: Path
 ) -> None:
-    asked = ["", "cache", "manifest", *CASES]
+    asked = ["", "cache", "manifest", "rankings", *CASES]
     program = (
         "import contextlib, sys\n"
         "from nvgemm_aot.cli.main import main\n"

@@ -132,6 +132,7 @@ def test_builds_kernels_that_take_more_than_a_and_b(fused_bundle: BuiltBundle) -
     assert not fused_bundle.failures
     assert {r.problem.signature for r in header.rankings} == set(cpu_provider.FUSED)
     assert {kernel.calling_convention for kernel in header.kernels} == {
+        "tvm_ffi:gemm(a,b,out,stream)",  # gates without a bias
         "tvm_ffi:gemm(a,b,stream,addend,out)",
         "tvm_ffi:gemm(a,b,stream,scale_a,scale_b,out)",
         "tvm_ffi:gemm(a,b,stream,scale_a,scale_b,addend,out)",

@@ -337,7 +337,7 @@ def test_tune_measures_each_row_that_it_is_given(
     built = cpu_provider.build_bundle(problems, tmp_path, kernel_cache, candidates=1)
     assert run("verify", built.path).exit_code == 0
     bench = tuning_bench.bench(DictatedTimer({"": [2000.0], "aten": [2500.0]}))
-    monkeypatch.setattr("nvgemm_aot.tuning.gpu.gpu_bench", lambda: bench)
+    tuning_bench.measure_here(monkeypatch, bench)
     output = tmp_path / "tuned.nvgemm"
     result = run("tune", built.path, "-o", output, "--json")
     assert result.exit_code == 0, result.output

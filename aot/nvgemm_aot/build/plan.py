@@ -6,16 +6,11 @@ cached, under a digest of everything that shapes them and of the modules that ma
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
-import importlib
-import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -32,16 +27,10 @@ from nvgemm_runtime.errors import CompileError, NoCandidateError
 from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..manifest.parse import Declared
-from ..providers import (
-    Candidate,
-    Enumeration,
-    Provider,
-    Rejection,
-    parts_of,
-    source_modules,
-)
+from ..providers import Candidate, Enumeration, Provider, Rejection, parts_of
 from ..providers.base import RuntimeModel
 from ..providers.corrections import Correction, find_correction
+from ..providers.sources import source_digest, source_modules
 from ..rankings.entries import Rankings
 from ..rankings.usable import Basis, UsableRankings, find_usable
 from ..storage.cache import Cache, cache_key
@@ -140,7 +129,7 @@ def look_up_plan(
             "toolchain": provider.toolchain(),
             "model": model.name,
             "correction": None if correction is None else asdict(correction),
-            "makers": [_source_digest(name) for name in makers],
+            "makers": [source_digest(name) for name in makers],
             **({} if digest is None else {"measured": digest}),
         },
     )
@@ -170,23 +159,6 @@ def make_plan(
     plan = _plan_anew(lookup, on_rejection)
     cache.put_if_possible(lookup.key, canonical_json(_encode(plan)))
     return plan
-
-
-@functools.cache
-def _source_digest(name: str) -> str:
-    """Digest of a module's source; for a package, of all its modules.
-
-    A module without source, such as a compiled one of another package, counts by its name alone:
-    its distribution's version has to tell it from others.
-    """
-    module = importlib.import_module(name)
-    sources = {}
-    with contextlib.suppress(OSError, TypeError):
-        sources[""] = inspect.getsource(module)
-    for path in getattr(module, "__path__", ()):
-        for file in sorted(Path(path).rglob("*.py")):
-            sources[str(file.relative_to(path))] = file.read_text("utf-8", errors="replace")
-    return hashlib.sha256(canonical_json(sources)).hexdigest()
 
 
 def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:

@@ -24,7 +24,6 @@ __all__ = [
     "Rejection",
     "load_provider",
     "parts_of",
-    "source_modules",
 ]
 
 PROVIDERS = {
@@ -61,10 +60,3 @@ def load_provider(name: str) -> Provider:
 def parts_of(provider: Provider) -> tuple[Provider, ...]:
     """The providers that a combined one is made of; any other one alone."""
     return provider.parts if isinstance(provider, Combined) else (provider,)
-
-
-def source_modules(source: object) -> tuple[str, ...]:
-    """Modules and packages whose source shapes what a provider or a model answers."""
-    own = type(source).__module__
-    external = getattr(source, "source_module", None)
-    return (own, external) if isinstance(external, str) else (own,)

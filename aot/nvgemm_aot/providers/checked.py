@@ -37,6 +37,7 @@ from .base import (
     Rejection,
     RuntimeModel,
 )
+from .sources import source_digest
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +78,8 @@ class Checked:
         self._distribution = distribution
         self.name = name
         self.interface = provider.interface
-        self.recipe = provider.recipe
+        # While a provider is written, its source changes and its version does not.
+        self.recipe = f"{provider.recipe}, source {source_digest(self.source_module)}"
 
     @property
     def source_module(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -49,26 +49,22 @@ def load_external(name: str, builtin: tuple[str, ...]) -> Checked:
     """
     if ":" in name:
         module, _, attribute = name.partition(":")
-        return Checked(
-            _create(name, lambda: getattr(importlib.import_module(module), attribute)), name
-        )
+        return _create(name, lambda: getattr(importlib.import_module(module), attribute))
     found = [point for point in _entry_points() if point.name == name]
     if not found:
         known = sorted({*builtin, *(point.name for point in _entry_points())})
         raise ToolchainError(
             f"no provider is called {name!r} (known: {', '.join(known)}); install the package that "
-            f"brings it, or name its class, as module:class"
+            "brings it, or name its class, as module:class"
         )
     if len(found) > 1:
-        brings = " and ".join(
-            sorted(f"{one.distribution} {one.version}" for one in map(_offered, found))
-        )
+        brings = sorted(f"{one.distribution} {one.version}" for one in map(_offered, found))
         raise ToolchainError(
-            f"{brings} both bring a provider called {name!r}; uninstall one, or name the class, as "
-            "module:class"
+            f"{' and '.join(brings)} both bring a provider called {name!r}; uninstall one, or name "
+            "the class, as module:class"
         )
     offered = _offered(found[0])
-    return Checked(_create(name, found[0].load), name, (offered.distribution, offered.version))
+    return _create(name, found[0].load, (offered.distribution, offered.version))
 
 
 def _entry_points() -> Iterator[EntryPoint]:
@@ -82,9 +78,11 @@ def _offered(point: EntryPoint) -> Offered:
     return Offered(name=point.name, distribution=name, version=version)
 
 
-def _create(name: str, find: Any) -> Any:
+def _create(
+    name: str, find: Callable[[], Any], distribution: tuple[str, str] | None = None
+) -> Checked:
     try:
-        return find()()
+        return Checked(find()(), name, distribution)
     except ToolchainError:
         raise
     except (Exception, SystemExit) as error:  # a module of someone else's raises whatever it raises

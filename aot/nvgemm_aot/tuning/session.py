@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nvgemm_runtime import __version__
-from nvgemm_runtime.bundle.format import Header, sha256_hex
+from nvgemm_runtime.bundle.format import Conditions, Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import SuspectError, TuningError
 from nvgemm_runtime.gemm.aten import unusual_setting
@@ -22,12 +22,22 @@ from nvgemm_runtime.matching.refusals import refusal
 
 from ..bundle.content import ProblemRanking
 from ..bundle.writer import write_bundle
-from ..rankings.agreement import ATEN, TRITON, Relation, compare, confirming_gpus, contender_name
+from ..rankings.agreement import (
+    ATEN,
+    TRITON,
+    Relation,
+    compare,
+    confirming_gpus,
+    contender_name,
+    gpu_name,
+)
 from .contenders import Contenders
 from .correctness import suspicion, thrown_out
 from .gpu import Bench
-from .measuring import BrokenDeviceError, look_for_others, measure, wait_until_idle
-from .outcome import UNSEEN_WORK, TuningOutcome
+from .measuring import BrokenDeviceError, measure
+from .neighbours import Neighbours
+from .other_work import OtherWork
+from .outcome import TuningOutcome
 from .rewrite import (
     Pruned,
     previous_outcome,
@@ -275,34 +285,8 @@ MOST_PASSES = 4
 """Most further passes over problems that lack a neighbour's winner: each may change who wins."""
 
 
-class Neighbours:
-    """Finds the kernels that won at the next smaller and larger m; true if there are any."""
-
-    def __init__(self, rankings: Sequence[ProblemRanking]) -> None:
-        self._lines: dict[Problem, list[Problem]] = {}
-        for problem in sorted(ranking.problem for ranking in rankings):
-            self._lines.setdefault(replace(problem, m=1), []).append(problem)
-
-    def __bool__(self) -> bool:
-        return bool(self._lines)
-
-    def winners(self, problem: Problem, outcomes: Mapping[str, TuningOutcome]) -> list[str]:
-        """Ids of the fastest kernels of the two neighbours, as far as those were measured."""
-        line = self._lines.get(replace(problem, m=1), [])
-        if problem not in line:
-            return []
-        place = line.index(problem)
-        near = [*line[max(0, place - 1) : place], *line[place + 1 : place + 2]]
-        found = [outcomes[one.key] for one in near if one.key in outcomes]
-        return list(dict.fromkeys(next(iter(one.kernels)) for one in found if one.kernels))
-
-
 OUT_OF_BUDGET = "the budget was used up; the same command goes on"
 OUT_OF_MEMORY = "it does not fit into the GPU's memory, the same command tries again: "
-
-LOOK_EVERY_S = 60.0
-"""Interval of looking for other work on the GPU, which takes a fortieth of it. When a run is
-killed, whatever was measured since the last look counts as uncertain."""
 
 Progress = Callable[[int, int], None]
 """Called before the first problem and after each, with how many are done and how many there are."""
@@ -322,6 +306,7 @@ class Session:
     elapsed_s: Callable[[], float]
     running: Running = unwatched
     neighbours: Neighbours = field(default_factory=lambda: Neighbours(()))
+    said: set[str] = field(default_factory=set)
 
     def lacking(self, rankings: Sequence[ProblemRanking]) -> list[ProblemRanking]:
         """Problems that were measured without a kernel that won at a neighbouring m."""
@@ -367,7 +352,7 @@ class Session:
         if progress is not None:
             progress(0, len(rankings))
         unmeasured: dict[str, str] = {}
-        other_work = _OtherWork(self.bench, self.state)
+        other_work = OtherWork(self.bench, self.state)
         now = 0.0
         try:
             for place, ranking in enumerate(rankings, start=1):
@@ -429,10 +414,23 @@ class Session:
                 confirmed_by = confirming_gpus(before, outcome)
             else:
                 _log.info("%s: not confirmed: %s", key, compared.why)
+            self._warn_of_repetition(before.conditions, outcome.conditions)
         doubts = (*outcome.doubts, *(doubt for doubt in (busy, differs) if doubt is not None))
         outcome = replace(outcome, doubts=doubts, confirmed_by=confirmed_by)
         self.state.add(key, outcome)
         return None
+
+    def _warn_of_repetition(self, before: Conditions, now: Conditions) -> None:
+        """Say once that the bundle was measured on this very GPU before."""
+        if now.gpu_sha256 is None or before.gpu_sha256 != now.gpu_sha256:
+            return
+        if not self.said:
+            _log.warning(
+                "this GPU, whose UUID has the digest %s, measured these problems before: that "
+                "confirms nothing",
+                gpu_name(now),
+            )
+        self.said.add(gpu_name(now))
 
     def _why_no_contender(self, ranking: ProblemRanking) -> str:
         broken = [id_ for id_, _ in ranking.kernels if id_ in self.state.broken]
@@ -441,33 +439,3 @@ class Session:
             others = "none of the others" if broken else "none"
             reasons.append(f"{others} can be launched with its operands")
         return f"none of its kernels can be measured: {'; '.join(reasons)}"
-
-
-class _OtherWork:
-    """Looks for other work on the GPU before the first problem and every `LOOK_EVERY_S`.
-
-    ``busy`` is the doubt that the last look raises, or None.
-    """
-
-    def __init__(self, bench: Bench, state: TuningState) -> None:
-        self._bench = bench
-        self._state = state
-        self._passed_s = 0.0
-        self.busy = wait_until_idle(bench)
-
-    def pass_time(self, seconds: float) -> None:
-        self._passed_s += seconds
-        if self._passed_s >= LOOK_EVERY_S and not self._state.is_confirmed:
-            self._look()
-            if self.busy not in (None, UNSEEN_WORK):
-                self.busy = wait_until_idle(self._bench)
-
-    def end(self) -> None:
-        if not self._state.is_confirmed:
-            self._look()
-
-    def _look(self) -> None:
-        before, self.busy = self.busy, look_for_others(self._bench)
-        is_new = before is None and self.busy is not None
-        self._state.confirm(f"{self.busy} afterwards" if is_new else None)
-        self._passed_s = 0.0

@@ -50,7 +50,7 @@ class CallingConvention:
     parameters: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"tvm_ffi:{self.name}({','.join(self.parameters)})"
+        return self.text
 
     @property
     def symbol(self) -> str:

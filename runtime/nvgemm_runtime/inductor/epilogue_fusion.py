@@ -189,16 +189,16 @@ def _adds_a_row(match: Match, bias: Any, a: Any, b: Any, out: Any) -> bool:
     another of its dimensions than n.
     """
     n = b.shape[1]
-    if not _are_equal(bias.shape, (1, n) if bias.dim() == 2 else (n,)):
+    if not are_equal(bias.shape, (1, n) if bias.dim() == 2 else (n,)):
         return False
     if aten.addmm.default in match.targets.values():
         return True  # any reshape follows the sum
     reshaped = [node for node in match.nodes if node.target is aten.reshape.default]
     summand = value_of(reshaped[0]).shape if reshaped else (a.shape[0], n)
-    return _are_equal(out.shape, summand) and _are_equal(summand[-1:], (n,))
+    return are_equal(out.shape, summand) and are_equal(summand[-1:], (n,))
 
 
-def _are_equal(shape: Sequence[Any], other: Sequence[Any]) -> bool:
+def are_equal(shape: Sequence[Any], other: Sequence[Any]) -> bool:
     """Whether shapes are equal for all values of their dynamic sizes."""
     return len(shape) == len(other) and all(
         statically_known_true(one == two) for one, two in zip(shape, other)

@@ -12,7 +12,7 @@ fused unless Triton is among the backends, nor where the user asks for eager's r
 Left as they are: products that something else uses, a gate behind its up, and two weights that are
 no parts of one tensor in the graph, for kernels take one matrix B.
 
-The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+The names of torch that are used here are private, and were read and run on torch 2.13.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ..gemm.aten import AtenGemm, read_inputs
 from ..gemm.operands import Operand
 from ..gemm.types import Activation, Epilogue, Gate, WeightOrder, find_gated
 from . import epilogue_fusion
-from .epilogue_fusion import gelu_tanh, hint, is_wanted, rounded, silu, value_of
+from .epilogue_fusion import are_equal, gelu_tanh, hint, is_wanted, rounded, silu, value_of
 from .report import survive
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -123,6 +123,9 @@ def _find_source(gate: object, up: object) -> _Source | None:
         return None
     if len(gate.users) != 1 or len(up.users) != 1:
         return None
+    gates, ups = value_of(gate), value_of(up)
+    if gates is None or ups is None or not are_equal(gates.shape, ups.shape):
+        return None
     return _of_one_product(gate, up) or _of_two_products(gate, up)
 
 
@@ -197,7 +200,7 @@ def _is_split_in_half(split: object, dim: int) -> bool:
         return False
     if split.target not in (aten.split.Tensor, aten.split_with_sizes.default):
         return False
-    whole, size, along = (*split.args, 0)[:3]
+    whole, size, along = (*split.args, split.kwargs.get("dim", 0))[:3]
     value = value_of(whole)
     if value is None or along not in (dim, dim % value.dim()):
         return False
@@ -209,7 +212,7 @@ def _span(part: Node, rank: int, dim: int, extent: int) -> tuple[Any, ...] | Non
     """Start, end and step of a slice along a dimension; None along another."""
     given: list[Any] = list(part.args)
     _, along, start, end, step = given + [None, 0, 0, None, 1][len(given) :]
-    if along not in (dim, dim % rank):
+    if part.kwargs or along not in (dim, dim % rank):
         return None
     start, end = start or 0, extent if end is None else end
     if not isinstance(start, int) or not isinstance(end, int):

@@ -440,7 +440,7 @@ def test_other_source_of_what_shapes_a_plan_makes_another(
     def read_changed(module: Any) -> str:
         return read(module) + ("# changed" if module.__name__ == name else "")
 
-    monkeypatch.setattr(plan, "_source_digest", plan._source_digest.__wrapped__)
+    monkeypatch.setattr(plan, "source_digest", plan.source_digest.__wrapped__)
     assert planned()
     monkeypatch.setattr(inspect, "getsource", read_changed)
     assert not planned()

@@ -92,10 +92,11 @@ def test_one_gpu_twice_is_said_and_confirms_nothing(
 
 
 def test_tuning_on_a_second_gpu_confirms_in_the_bundle_itself(
-    tunable: Path, tmp_path: Path, dictated: DictatedTimer
+    tunable: Path, tmp_path: Path, dictated: DictatedTimer, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = tuned(tunable, tmp_path / "one.nvgemm", dictated, "GPU-1")
     same = tuned(one, tmp_path / "same.nvgemm", dictated, "GPU-1")
+    assert caplog.text.count("measured these problems before: that confirms nothing") == 1
     two = tuned(one, tmp_path / "two.nvgemm", dictated, "GPU-2")
     gpus = tuple(sorted(uuid_digest(uuid) for uuid in ("GPU-1", "GPU-2")))
     for path, expected in ((one, ()), (same, ()), (two, gpus)):

@@ -16,11 +16,8 @@ from click.testing import CliRunner, Result
 import cpu_provider
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.storage.cache import Cache
-from nvgemm_aot.tuning import session, watchdog
-from nvgemm_aot.tuning.gpu import Bench
-from nvgemm_aot.tuning.session import Tuned
 from nvgemm_aot.tuning.state import state_path
-from tuning_bench import DictatedTimer, Lazy, MostlyLazy, bench, build, header_of
+from tuning_bench import DictatedTimer, Lazy, MostlyLazy, bench, build, header_of, measure_here
 
 PROBLEMS = tuple(cpu_provider.problem(sizes=(m, 32, 64)) for m in (8, 16))
 TIMES = {"": [5000.0], "Cpu_16x16": [3000.0], "Cpu_8x32": [2000.0], "aten": [2500.0]}
@@ -39,15 +36,6 @@ def path(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
     return tmp_path / "tuned.nvgemm"
-
-
-def measure_here(monkeypatch: pytest.MonkeyPatch, on: Bench) -> None:
-    """Have the command measure in this process; `test_watchdog` is about the process it starts."""
-
-    def tune_here(paths: Any, output: Path, options: Any, **how: Any) -> Tuned:
-        return session.tune(paths, output, on, options, progress=how["progress"])
-
-    monkeypatch.setattr(watchdog, "tune_watched", tune_here)
 
 
 @pytest.fixture

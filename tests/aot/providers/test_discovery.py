@@ -10,9 +10,10 @@ from fake_provider import FakeProvider
 from foreign_packages import write_package
 from nvgemm_aot.build.plan import look_up_plan
 from nvgemm_aot.manifest.parse import Declared
-from nvgemm_aot.providers import PROVIDERS, load_provider, source_modules
+from nvgemm_aot.providers import PROVIDERS, load_provider
 from nvgemm_aot.providers.checked import Checked
 from nvgemm_aot.providers.discovery import Offered, offered_providers
+from nvgemm_aot.providers.sources import source_modules
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.errors import ToolchainError
@@ -101,6 +102,10 @@ def test_an_unknown_name_lists_what_there_is(site: Path) -> None:
         ("x = 1", "AttributeError"),
         ("def Foreign(): raise KeyError('key')", r"KeyError: 'key' \(.*bad_foreign\.py:1\)"),
         ("class Foreign: pass", "is no provider: it has no interface, name, recipe, toolchain"),
+        (
+            GOOD + "    recipe = property(lambda self: 1 // 0)",
+            "cannot be created: ZeroDivisionError",
+        ),
         (GOOD + "    interface = 2", r"version 2 of the interface; this nvgemm-aot knows 1"),
         (GOOD + "    interface = '1'", "its interface is '1', must be of type int"),
         (GOOD + "    recipe = ''", "its recipe is '', must be of type str and not empty"),

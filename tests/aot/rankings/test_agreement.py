@@ -84,6 +84,12 @@ def test_what_is_not_two_like_measurements_confirms_nothing(how: Any, said: str)
     assert why.startswith(said)
 
 
+def test_atens_equal_is_aten() -> None:
+    """As torch.compile decides by a measured ranking."""
+    assert on(GPU_A, {"a": 1000, "x": 1000}, aten=1000).measurement.winner == "aten"
+    assert on(GPU_A, {"a": 1000, "x": 1000}, aten=1001).measurement.winner == "some/a"
+
+
 def test_one_gpu_contradicts_itself_beyond_the_noise() -> None:
     found, why = relation(on(GPU_A, {"x": 1000, "y": 1200}), on(GPU_A, {"x": 1200, "y": 1000}))
     assert found is CONTRADICTS

@@ -112,7 +112,7 @@ def kill(tuner: Tuner, after: int) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Journal, "meanwhile", kept)
-        patch.setattr(session._OtherWork, "end", lambda _: None)
+        patch.setattr(session.OtherWork, "end", lambda _: None)
         tuner.interrupt(after)
 
 

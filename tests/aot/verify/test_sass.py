@@ -8,7 +8,9 @@ import pytest
 
 from nvgemm_aot.verify.epilogue import read_epilogue_code
 from nvgemm_aot.verify.findings import Check, Finding
+from nvgemm_aot.verify.kernel_design import computes_transposed
 from nvgemm_aot.verify.sass import check_disassembly, read_disassembly
+from nvgemm_aot.verify.tensor_core import warp_types
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.gemm.problem import DType, Signature
 from nvgemm_runtime.gemm.target import Target
@@ -386,3 +388,55 @@ def test_reads_nothing_from_other_text() -> None:
     assert not code.tensor_core
     assert not code.local_memory
     assert not code.multiplies
+
+
+def test_the_instruction_of_a_warp_shows_types() -> None:
+    """Right ones leave the other checks open; wrong ones are a contradiction, whoever's kernel."""
+    text = sass("sm_100f_sm80_code")
+    for signature, wrong in ((BF16, False), ("mm/tn/fp16xfp16/fp32/fp16", True)):
+        found = findings_of(text, "sm_100f", signature, (128, 256))
+        assert [one.is_unseen for one in found if one.check is Check.TENSOR_CORE] == [True]
+        assert any(one.check is Check.OPERAND_TYPES for one in found) is wrong
+        assert not any(one.is_unseen for one in found if one.check is Check.OPERAND_TYPES)
+
+
+def test_types_of_warp_instructions() -> None:
+    assert warp_types("HMMA.16816.F32.BF16") == (DType.BF16, DType.BF16, DType.FP32)
+    assert warp_types("HMMA.16816.F32") == (DType.FP16, DType.FP16, DType.FP32)
+    assert warp_types("HMMA.16816.F16") == (DType.FP16, DType.FP16, DType.FP16)
+    assert warp_types("HMMA.1688.F32.TF32") is None
+    assert warp_types("HGMMA.64x64x16.F32.BF16") is None
+
+
+def test_an_instruction_that_is_a_part_of_the_tile_leaves_it_open() -> None:
+    """Known kernels have one along n; others may have several, but none that does not fit."""
+    text = sass("sm_90a_bf16")
+    (known,) = read_disassembly(text).multiplies
+    for tile_n, unseen in ((2 * known.n, True), (known.n + 8, False)):
+        found = findings_of(text, "sm_90a", BF16, (64, tile_n), scheduler="static_persistent")
+        tiles = [one.is_unseen for one in found if one.check is Check.INSTRUCTION_TILE]
+        assert tiles == [unseen]
+
+
+@pytest.mark.parametrize(
+    ("provider", "scheduler", "swapped", "transposed"),
+    [
+        ("cutlass_operators", "one_tile", False, True),
+        ("cutlass_operators", "clc", False, False),
+        ("quack", "static_persistent", True, True),
+        ("somebody", "one_tile", False, False),
+        ("somebody", "one_tile", True, True),
+    ],
+)
+def test_only_known_providers_say_by_their_scheduler_that_they_transpose(
+    provider: str, scheduler: str, swapped: bool, transposed: bool
+) -> None:
+    design = KernelDesign(
+        tile=(64, 64, 64),
+        ctas_per_tile=1,
+        cluster=(1, 1),
+        fallback_cluster=None,
+        scheduler=scheduler,
+        swapped=swapped,
+    )
+    assert computes_transposed(design, provider) is transposed

@@ -29,6 +29,7 @@ from nvgemm_aot.workload.coverage import (
 )
 from nvgemm_runtime.errors import CoverageError
 from nvgemm_runtime.gemm.problem import Layout, Problem, Signature
+from nvgemm_runtime.gemm.types import Epilogue
 from nvgemm_runtime.matching.device import UNKNOWN_VERSION
 from nvgemm_runtime.recording.text import Recording, gemm_line
 from recorded_gemms import (
@@ -425,3 +426,10 @@ def test_the_gate_says_how_a_split_sum_is_served() -> None:
     said = shortfall(targets, 100, declared_only=True)
     assert "served by signature only; a bundled kernel computes its product, and torch adds" in said
     assert gemm_line(BIASED) in said
+
+
+@pytest.mark.parametrize("epilogue", [one for one in Epilogue if one.gate is not None])
+def test_a_gated_problem_asks_for_itself(epilogue: Epilogue) -> None:
+    """Alone, although its product would also be a problem."""
+    asked = Problem.parse(f"mm/tn/bf16xbf16/fp32/bf16/{epilogue.value}/m16n64k32")
+    assert [found.problem for found in readings(call_of(asked))] == [asked]

@@ -242,6 +242,17 @@ def two_inputs(x: Tensor, w: Tensor) -> Tensor:
     return functional.silu(functional.linear(x, gate)) * functional.linear(x + 1, up)
 
 
+def of_columns_of_the_weight(x: Tensor, w: Tensor) -> Tensor:
+    gate, up = torch.split(w, K // 2, dim=1)
+    return functional.silu(x[:, : K // 2] @ gate.t()) * (x[:, : K // 2] @ up.t())
+
+
+def broadcast(x: Tensor, w: Tensor) -> Tensor:
+    gate, up = w.chunk(2)
+    gates, ups = (functional.linear(x, part) for part in (gate, up))
+    return functional.silu(gates.reshape(M, 1, HALF)) * ups.reshape(1, M, HALF)
+
+
 def biased(x: Tensor, w: Tensor) -> Tensor:
     gate, up = functional.linear(x, w, w[:, 0]).chunk(2, -1)
     return functional.silu(gate) * up
@@ -255,7 +266,8 @@ def another_limit(x: Tensor, w: Tensor) -> Tensor:
 
 LEFT_ALONE = (
     product_used_again, gate_used_again, up_before_gate, exact_gelu, of_two_weights, unequal_parts,
-    of_rows, reshaped_columns, two_inputs, biased, another_limit,
+    of_rows, reshaped_columns, broadcast, of_columns_of_the_weight, two_inputs, biased,
+    another_limit,
 )  # fmt: skip
 LEFT_ALONE_QUICKLY = (product_used_again, up_before_gate, of_two_weights, two_inputs, biased)
 

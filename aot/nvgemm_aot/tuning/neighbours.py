@@ -1,0 +1,33 @@
+"""The winners of neighbouring m, which are likely to be fast at an m between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from nvgemm_runtime.gemm.problem import Problem
+
+from ..bundle.content import ProblemRanking
+from .outcome import TuningOutcome
+
+
+class Neighbours:
+    """Finds the kernels that won at the next smaller and larger m; true if there are any."""
+
+    def __init__(self, rankings: Sequence[ProblemRanking]) -> None:
+        self._lines: dict[Problem, list[Problem]] = {}
+        for problem in sorted(ranking.problem for ranking in rankings):
+            self._lines.setdefault(replace(problem, m=1), []).append(problem)
+
+    def __bool__(self) -> bool:
+        return bool(self._lines)
+
+    def winners(self, problem: Problem, outcomes: Mapping[str, TuningOutcome]) -> list[str]:
+        """Ids of the fastest kernels of the two neighbours, as far as those were measured."""
+        line = self._lines.get(replace(problem, m=1), [])
+        if problem not in line:
+            return []
+        place = line.index(problem)
+        near = [*line[max(0, place - 1) : place], *line[place + 1 : place + 2]]
+        found = [outcomes[one.key] for one in near if one.key in outcomes]
+        return list(dict.fromkeys(next(iter(one.kernels)) for one in found if one.kernels))

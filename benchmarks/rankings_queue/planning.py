@@ -1,0 +1,92 @@
+"""What the committed queue holds: rows of problems of shipped manifests, as manifests to build."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from benchmarks.rankings_queue.rows import Row
+from benchmarks.shared.resuming import ORDER_SEED
+from nvgemm_aot.manifest.parse import Declared, Manifest, load_manifest
+from nvgemm_aot.manifest.shipped import find_manifest
+from nvgemm_aot.targets import build_target
+from nvgemm_runtime.gemm.problem import DType, Op, Problem
+
+QUEUE = Path(__file__).with_name("queue.yaml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedRow:
+    """A row of the queue and the manifest that its bundle is built of."""
+
+    row: Row
+    work: Manifest
+
+
+def planned_row(name: str, manifest: str, work: Manifest) -> PlannedRow:
+    """The row that a manifest of one target makes."""
+    (target,) = work.targets
+    row = Row(
+        name=name,
+        manifest=manifest,
+        file=f"{work.name}-{target.target.key}.nvgemm",
+        problems=tuple(entry.problem for entry in work.declared),
+    )
+    return PlannedRow(row=row, work=work)
+
+
+def read_queue(path: Path = QUEUE) -> list[PlannedRow]:
+    """The rows, in order; each without what an earlier one has."""
+    queue = yaml.safe_load(path.read_text())
+    target = build_target(queue["arch"], queue["device"])
+    seen: set[Problem] = set()
+    rows = []
+    for row in queue["rows"]:
+        manifest = load_manifest(find_manifest(Path(row["manifest"])))
+        problems = [one for one in _problems(manifest, row) if one not in seen]
+        seen.update(problems)
+        work = Manifest(
+            name=row["name"],
+            description=manifest.description,
+            targets=(target,),
+            declared=tuple(
+                Declared(problem=one, candidates=queue["candidates"]) for one in problems
+            ),
+            providers=tuple(queue["providers"]),
+        )
+        rows.append(planned_row(row["name"], row["manifest"], work))
+    return rows
+
+
+def _problems(manifest: Manifest, row: dict[str, Any]) -> list[Problem]:
+    dtype = DType(row["dtype"])
+    floats = (DType.BF16, DType.FP16)
+    products = [
+        entry.problem
+        for entry in manifest.declared
+        if entry.problem.signature.op is Op.MM and entry.problem.signature.a in floats
+    ]
+    weights = {tuple(pair) for pair in row["nk"]} if "nk" in row else None
+    found = sorted(
+        {
+            replace(one, signature=replace(one.signature, a=dtype, b=dtype, out=dtype))
+            for one in products
+            if weights is None or (one.n, one.k) in weights
+        }
+    )
+    if "sample" in row:
+        random.Random(ORDER_SEED).shuffle(found)
+        found = sorted(found[: row["sample"]])
+    return found
+
+
+def problems_of(manifest: str) -> set[Problem]:
+    """All problems that the queue has of a manifest, those among them that an earlier row has."""
+    queue = yaml.safe_load(QUEUE.read_text())
+    declared = load_manifest(find_manifest(Path(manifest)))
+    rows = [row for row in queue["rows"] if row["manifest"] == manifest]
+    return {problem for row in rows for problem in _problems(declared, row)}
