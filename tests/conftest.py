@@ -21,6 +21,7 @@ from nvgemm_aot.build.pipeline import BuildResult, BuiltBundle, build
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
+from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.jit.client import JitClient
 from nvgemm_runtime.launch import native
@@ -166,12 +167,17 @@ def register(lib: native.Native, tmp_path_factory: pytest.TempPathFactory) -> Re
         behaviour: str = "",
         alignment: int = 4,
         workspace_bytes: int = 0,
+        workspace: TileWorkspace | None = None,
     ) -> tuple[str, int]:
         nonlocal count
         count += 1  # an id of its own for each, whatever the source
         served = served or cpu_kernels.signature()
         kernel = cpu_kernels.load(
-            served, directory, f"/* {count} */ {behaviour}", workspace_bytes=workspace_bytes
+            served,
+            directory,
+            f"/* {count} */ {behaviour}",
+            workspace_bytes=workspace_bytes,
+            workspace=workspace,
         )
         convention = parse_calling_convention(kernel.convention)
         assert convention is not None
@@ -182,6 +188,7 @@ def register(lib: native.Native, tmp_path_factory: pytest.TempPathFactory) -> Re
             alignment_bytes=alignment,
             target=None,
             workspace_bytes=workspace_bytes,
+            workspace=workspace,
             convention=convention,
         )
         return kernel.id, handle

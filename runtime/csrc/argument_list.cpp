@@ -1,7 +1,9 @@
 #include "argument_list.h"
 
+#include <cstdint>
 #include <cstring>
 
+#include "cuda_driver.h"
 #include "failure.h"
 #include "ffi_error.h"
 
@@ -43,21 +45,61 @@ TVMFFIObjectHandle MakeMnkl(const KernelSpec& spec, const CheckedCall& call) {
 }
 
 // torch takes back the workspace in the order of its own current stream.
-void CheckStream(const KernelSpec& spec, DLDevice device, void* stream) {
+void CheckStream(const KernelSpec& spec, int64_t bytes, DLDevice device, void* stream) {
   if (device.device_type != kDLCUDA || CurrentCudaStream(device.device_id) == stream) return;
-  throw Failure(kValueError, Text("kernel ", ShortId(spec.id), " needs a workspace of ",
-                                  spec.workspace_bytes, " bytes, and its launch is not on torch's "
-                                  "current stream; launch it under torch.cuda.stream()"));
+  throw Failure(kValueError, Text("kernel ", ShortId(spec.id), " needs a workspace of ", bytes,
+                                  " bytes, and its launch is not on torch's current stream; "
+                                  "launch it under torch.cuda.stream()"));
+}
+
+// Where a launch before was killed, or the memory held something else, counters would be wrong: the
+// kernel would wait for ever, or add to what is there. So the prefix is filled at every launch.
+void FillWithZeros(DLDevice device, void* data, int64_t bytes, void* stream) {
+  if (bytes == 0) return;
+  if (device.device_type == kDLCUDA) return cuda::FillBytesWithZeros(data, bytes, stream);
+  std::memset(data, 0, static_cast<size_t>(bytes));
 }
 
 }  // namespace
 
+WorkspaceBytes BytesOf(const KernelSpec& spec, const CheckedCall& call) {
+  const WorkspaceSize& size = spec.workspace;
+  if (size.tile_m == 0) return {0, size.fixed_bytes};
+  const TensorView& out = call[Role::kOut];
+  const int rank = spec.rank();
+  const int64_t n = call[Role::kB].shape[spec.b_rank() - 1];  // of the product
+  const auto count = [](int64_t extent, int64_t tile, int64_t multiple) {
+    const int64_t tiles = (extent + tile - 1) / tile;
+    return (tiles + multiple - 1) / multiple * multiple;
+  };
+  constexpr int64_t kRounded = 128;  // ZEROED_MULTIPLE_BYTES of bundle/workspace.py
+  int64_t tiles = 0;
+  int64_t zeroed = 0;
+  int64_t scratch = 0;
+  int64_t total = 0;
+  const bool overflows =
+      __builtin_mul_overflow(count(out.shape[rank - 2], size.tile_m, size.multiple_m),
+                             count(n, size.tile_n, size.multiple_n), &tiles) ||
+      __builtin_mul_overflow(tiles, rank == 3 ? out.shape[0] : 1, &tiles) ||
+      __builtin_mul_overflow(tiles, size.zeroed_per_tile, &zeroed) ||
+      __builtin_add_overflow(zeroed, size.zeroed_once + kRounded - 1, &zeroed) ||
+      __builtin_mul_overflow(tiles, size.scratch_per_tile, &scratch) ||
+      __builtin_add_overflow(zeroed / kRounded * kRounded, scratch, &total);
+  if (overflows) {
+    throw Failure(kValueError, Text("kernel ", ShortId(spec.id), " needs a workspace of more than ",
+                                    INT64_MAX, " bytes for this result"));
+  }
+  return {zeroed / kRounded * kRounded, total};
+}
+
 ArgumentList::ArgumentList(const KernelSpec& spec, CheckedCall* call, void* stream) {
-  if (spec.workspace_bytes > 0) {
-    const DLDevice device = (*call)[Role::kA].tensor.device;
-    CheckStream(spec, device, stream);
-    workspace_.emplace(AllocateBytes(device, spec.workspace_bytes));
+  const DLDevice device = (*call)[Role::kA].tensor.device;
+  if (spec.workspace.is_needed()) {
+    const WorkspaceBytes bytes = BytesOf(spec, *call);
+    CheckStream(spec, bytes.total, device, stream);
+    workspace_.emplace(AllocateBytes(device, bytes.total));
     workspace_view_ = ViewOf(*workspace_);
+    FillWithZeros(device, workspace_view_.data, bytes.zeroed, stream);
   }
   for (const Parameter& parameter : spec.parameters) {
     TVMFFIAny& argument = arguments_[size_++];
@@ -78,6 +120,12 @@ ArgumentList::ArgumentList(const KernelSpec& spec, CheckedCall* call, void* stre
       case Parameter::Kind::kWorkspace:
         argument.type_index = kTVMFFIDLTensorPtr;
         argument.v_ptr = &workspace_view_;
+        break;
+      case Parameter::Kind::kClusters:
+        argument.type_index = kTVMFFIInt;
+        argument.v_int64 = device.device_type == kDLCUDA
+                               ? cuda::ClustersAtOnce(device.device_id, spec.cluster_size)
+                               : 1;
         break;
       case Parameter::Kind::kStream:
         argument.type_index = kTVMFFIOpaquePtr;

@@ -12,11 +12,21 @@
 
 namespace nvgemm {
 
+// Bytes of a launch's workspace: those at its beginning that must be zero, and all.
+struct WorkspaceBytes {
+  int64_t zeroed;
+  int64_t total;
+};
+
+// How much workspace a call that passed every check needs. Throws Failure if no number holds it.
+WorkspaceBytes BytesOf(const KernelSpec& spec, const CheckedCall& call);
+
 // Refers to the call and owns its other arguments. Must live until the function has returned, by
 // when the work is enqueued.
 class ArgumentList {
  public:
-  // Throws Failure if memory cannot be allocated.
+  // Allocates the workspace and enqueues filling its prefix with zeros. Throws Failure if memory
+  // cannot be allocated.
   ArgumentList(const KernelSpec& spec, CheckedCall* call, void* stream);
   ~ArgumentList();
   ArgumentList(const ArgumentList&) = delete;

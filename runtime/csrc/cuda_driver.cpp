@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <string>
@@ -22,7 +23,33 @@ constexpr int64_t kMaxPitchBytes = (int64_t{1} << 31) - 1;  // CU_DEVICE_ATTRIBU
 
 constexpr Result kNotInitialized = 3;  // CUDA_ERROR_NOT_INITIALIZED
 
+constexpr int kMultiprocessors = 16;  // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+constexpr int kSharedPerBlock = 97;   // CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+
 constexpr int kMaxDevices = 64;
+
+// CUlaunchAttribute and CUlaunchConfig.
+struct LaunchAttribute {
+  int id;
+  char padding[4];
+  union {
+    char bytes[64];
+    unsigned cluster[3];
+  } value;
+};
+struct LaunchConfig {
+  unsigned grid[3];
+  unsigned block[3];
+  unsigned shared_bytes;
+  void* stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+constexpr int kMaxClusterSize = 16;   // with kBigClusters; else 8
+constexpr int kClusterDimension = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+constexpr int kMaxDynamicShared = 8;  // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+constexpr int kBigClusters = 14;      // CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
+constexpr int kRelaxedCapture = 2;    // CU_STREAM_CAPTURE_MODE_RELAXED
 
 // Functions of libcuda.so.1. All are in every driver that CUDA 13 supports.
 struct Driver {
@@ -36,6 +63,12 @@ struct Driver {
   Result (*fill_async)(Address to, unsigned char value, size_t count, void* stream);
   Result (*fill_2d_async)(Address to, size_t pitch, unsigned char value, size_t width,
                           size_t height, void* stream);
+  Result (*exchange_capture_mode)(int* mode);
+  Result (*module_load_data)(void** module, const void* image);
+  Result (*module_unload)(void* module);
+  Result (*module_get_function)(void** function, void* module, const char* name);
+  Result (*function_set_attribute)(void* function, int attribute, int value);
+  Result (*max_active_clusters)(int* clusters, void* function, const LaunchConfig* config);
 };
 
 void Check(const Driver& driver, Result result, const char* function) {
@@ -70,6 +103,12 @@ Driver Open() {
   Find(library, "cuGetErrorName", &driver.get_error_name);
   Find(library, "cuMemsetD8Async", &driver.fill_async);
   Find(library, "cuMemsetD2D8Async", &driver.fill_2d_async);
+  Find(library, "cuThreadExchangeStreamCaptureMode", &driver.exchange_capture_mode);
+  Find(library, "cuModuleLoadData", &driver.module_load_data);
+  Find(library, "cuModuleUnload", &driver.module_unload);
+  Find(library, "cuModuleGetFunction", &driver.module_get_function);
+  Find(library, "cuFuncSetAttribute", &driver.function_set_attribute);
+  Find(library, "cuOccupancyMaxActiveClusters", &driver.max_active_clusters);
   const Result result = driver.init(0);
   if (result == kNotInitialized) {
     throw Failure(kDriverError,
@@ -112,6 +151,56 @@ bool Allows(const ArchitectureRule& rule, int major, int minor) {
   if (rule.suffix == 'a') return major == rule.major && minor == rule.minor;
   if (rule.suffix == 'f') return major == rule.major && minor >= rule.minor;
   return major > rule.major || (major == rule.major && minor >= rule.minor);
+}
+
+int AttributeOf(int ordinal, int attribute) {
+  int value = 0;
+  Check(GetDriver(), GetDriver().device_get_attribute(&value, attribute, DeviceOf(ordinal)),
+        "cuDeviceGetAttribute");
+  return value;
+}
+
+// A kernel that does nothing, which the driver compiles: occupancy is asked of a function, and the
+// library that launches the real kernels keeps theirs.
+constexpr char kNothing[] =
+    ".version 7.8\n.target sm_90\n.address_size 64\n.visible .entry nothing() { ret; }\n";
+
+// Loading a module is not allowed in a thread that captures a graph, unless the thread says that it
+// knows what it does: nothing here is part of the graph.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { GetDriver().exchange_capture_mode(&mode_); }
+  ~RelaxedCapture() { GetDriver().exchange_capture_mode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  int mode_ = kRelaxedCapture;
+};
+
+// What the driver says, or 0 if it does not: it may lack the compiler of PTX.
+int AskForClusters(int ordinal, int cluster_size) {
+  const Driver& driver = GetDriver();
+  const RelaxedCapture relaxed;
+  void* module = nullptr;
+  if (driver.module_load_data(&module, kNothing) != 0) return 0;
+  const int shared_bytes = AttributeOf(ordinal, kSharedPerBlock);
+  LaunchAttribute attribute{};
+  attribute.id = kClusterDimension;
+  const unsigned size = static_cast<unsigned>(cluster_size);
+  attribute.value.cluster[0] = size;
+  attribute.value.cluster[1] = attribute.value.cluster[2] = 1;
+  const LaunchConfig config{{size, 1, 1}, {128, 1, 1}, static_cast<unsigned>(shared_bytes),
+                            nullptr,      &attribute,  1};
+  void* function = nullptr;
+  int clusters = 0;
+  const bool asked =
+      driver.module_get_function(&function, module, "nothing") == 0 &&
+      driver.function_set_attribute(function, kMaxDynamicShared, shared_bytes) == 0 &&
+      (cluster_size <= 8 || driver.function_set_attribute(function, kBigClusters, 1) == 0) &&
+      driver.max_active_clusters(&clusters, function, &config) == 0;
+  driver.module_unload(module);
+  return asked ? clusters : 0;
 }
 
 enum class ForkState { kUnused, kUsed, kForked };
@@ -200,6 +289,32 @@ void FillWithZeros(const TensorView& view, void* stream) {
             "cuMemsetD8Async");
     }
   }
+}
+
+void FillBytesWithZeros(void* data, int64_t bytes, void* stream) {
+  const Driver& driver = GetDriver();
+  Check(driver,
+        driver.fill_async(reinterpret_cast<Address>(data), 0, static_cast<size_t>(bytes), stream),
+        "cuMemsetD8Async");
+}
+
+int64_t ClustersAtOnce(int device, int cluster_size) {
+  static std::atomic<int> known[kMaxDevices][kMaxClusterSize + 1];
+  if (device < 0 || device >= kMaxDevices || cluster_size < 1 || cluster_size > kMaxClusterSize) {
+    throw Failure(kValueError, Text("clusters of ", cluster_size, " thread blocks on cuda:", device,
+                                    "; must be of 1..", kMaxClusterSize, " on a device in 0..",
+                                    kMaxDevices - 1));
+  }
+  std::atomic<int>& slot = known[device][cluster_size];
+  int clusters = slot.load(std::memory_order_relaxed);
+  if (clusters == 0) {
+    const int multiprocessors = AttributeOf(device, kMultiprocessors);
+    if (cluster_size > 1) clusters = AskForClusters(device, cluster_size);
+    // More clusters than run at once wait for the others: that is slower, and right.
+    if (clusters == 0) clusters = std::max(1, multiprocessors / cluster_size);
+    slot.store(clusters, std::memory_order_relaxed);
+  }
+  return clusters;
 }
 
 }  // namespace nvgemm::cuda

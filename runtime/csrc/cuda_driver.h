@@ -31,6 +31,13 @@ class DeviceGuard {
 // that a CUDA graph can capture it.
 void FillWithZeros(const TensorView& view, void* stream);
 
+// Fills memory with zero bytes, in order on `stream`; only enqueues.
+void FillBytesWithZeros(void* data, int64_t bytes, void* stream);
+
+// How many clusters of so many thread blocks, each of which fills a multiprocessor, the device runs
+// at once. The device's context must be current. Asked of the driver once a device and size.
+int64_t ClustersAtOnce(int device, int cluster_size);
+
 }  // namespace nvgemm::cuda
 
 #endif  // NVGEMM_RUNTIME_CSRC_CUDA_DRIVER_H_

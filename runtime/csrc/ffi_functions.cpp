@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cuda_driver.h"
 #include "failure.h"
 #include "kernel_image.h"
 #include "kernel_table.h"
@@ -124,7 +125,8 @@ void Return(TVMFFIAny* result, int64_t value) {
 
 // Names of what native.py's register_kernel passes, by position.
 enum Registered {
-  kId, kFunctionAddress, kAlignment, kWorkspace, kOp, kA, kB, kOut, kARowMajor, kBRowMajor,
+  kId, kFunctionAddress, kAlignment, kWorkspace, kTileM, kTileN, kMultipleM, kMultipleN,
+  kZeroedOnce, kZeroedPerTile, kScratchPerTile, kClusterSize, kOp, kA, kB, kOut, kARowMajor, kBRowMajor,
   kScales, kScaleBlock, kScaleDType, kAddend, kAddendDType, kGated, kDeviceType, kMajor, kMinor, kSuffix,
   kFirstParameter,
 };
@@ -133,6 +135,7 @@ Parameter ParameterOf(std::string_view text) {
   using Kind = Parameter::Kind;
   if (text == "mnkl") return {Kind::kMnkl, Role::kA};
   if (text == "workspace") return {Kind::kWorkspace, Role::kA};
+  if (text == "clusters") return {Kind::kClusters, Role::kA};
   if (text == "stream") return {Kind::kStream, Role::kA};
   const bool is_pointer = !text.empty() && text.back() == '*';
   const std::string_view name = text.substr(0, text.size() - (is_pointer ? 1 : 0));
@@ -156,6 +159,19 @@ std::vector<Parameter> ParametersOf(const Arguments& arguments) {
   return parameters;
 }
 
+WorkspaceSize WorkspaceOf(const Arguments& arguments) {
+  WorkspaceSize size;
+  size.fixed_bytes = arguments.Integer(kWorkspace, "workspace_bytes");
+  size.tile_m = arguments.Integer(kTileM, "tile_m");
+  size.tile_n = arguments.Integer(kTileN, "tile_n");
+  size.multiple_m = arguments.Integer(kMultipleM, "multiple_m");
+  size.multiple_n = arguments.Integer(kMultipleN, "multiple_n");
+  size.zeroed_once = arguments.Integer(kZeroedOnce, "zeroed_once");
+  size.zeroed_per_tile = arguments.Integer(kZeroedPerTile, "zeroed_per_tile");
+  size.scratch_per_tile = arguments.Integer(kScratchPerTile, "scratch_per_tile");
+  return size;
+}
+
 // Python has checked that values are in range, and that the parameters fit the rest.
 KernelSpec SpecOf(const Arguments& arguments) {
   const std::string_view suffix = arguments.String(kSuffix, "suffix");
@@ -176,7 +192,8 @@ KernelSpec SpecOf(const Arguments& arguments) {
   spec.addend_dtype = arguments.DType(kAddendDType, "addend_dtype");
   spec.is_gated = arguments.Bool(kGated, "gated");
   spec.alignment_bytes = static_cast<int>(arguments.Integer(kAlignment, "alignment_bytes"));
-  spec.workspace_bytes = arguments.Integer(kWorkspace, "workspace_bytes");
+  spec.workspace = WorkspaceOf(arguments);
+  spec.cluster_size = static_cast<int>(arguments.Integer(kClusterSize, "cluster_size"));
   spec.parameters = ParametersOf(arguments);
   spec.device_type = static_cast<DLDeviceType>(arguments.Integer(kDeviceType, "device_type"));
   spec.architecture = {static_cast<int>(arguments.Integer(kMajor, "major")),
@@ -245,6 +262,18 @@ NVGEMM_EXPORT int __tvm_ffi_register_kernel(void*, const TVMFFIAny* values, int3
     const Arguments arguments("register_kernel", values, count, nvgemm::kFirstParameter,
                               INT32_MAX);
     nvgemm::Return(result, nvgemm::RegisterKernel(nvgemm::SpecOf(arguments))->handle);
+  });
+}
+
+NVGEMM_EXPORT int __tvm_ffi_clusters_at_once(void*, const TVMFFIAny* values, int32_t count,
+                                             TVMFFIAny* result) {
+  return Guarded([&] {
+    const Arguments arguments("clusters_at_once", values, count, 2);
+    const int device = static_cast<int>(arguments.Integer(0, "device"));
+    const int size = static_cast<int>(arguments.Integer(1, "cluster_size"));
+    nvgemm::cuda::RefuseForkedChild();
+    const nvgemm::cuda::DeviceGuard guard(device);
+    nvgemm::Return(result, nvgemm::cuda::ClustersAtOnce(device, size));
   });
 }
 

@@ -54,13 +54,14 @@ struct Parameter {
     kPointer,    // to the first element of the tensor of `role`, which is compact
     kMnkl,       // the array (m, n, k, batch)
     kWorkspace,  // a tensor of bytes
+    kClusters,   // how many clusters of the kernel's size the device runs at once
     kStream,     // the CUDA stream
   };
   Kind kind;
   Role role;  // of a tensor or pointer
 };
 
-inline constexpr int kMaxParameters = kRoles + 3;
+inline constexpr int kMaxParameters = kRoles + 4;
 
 // Bytes of an element, which may hold several values.
 constexpr int64_t ElementBytes(DLDataType dtype) { return int64_t{dtype.bits} * dtype.lanes / 8; }

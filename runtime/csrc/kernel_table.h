@@ -25,6 +25,21 @@ struct ArchitectureRule {
   char suffix;
 };
 
+// How much memory a launch needs besides its operands. With a tile, it is for each tile of the
+// result, and begins with bytes that must be zero; FORMAT.md has the formula.
+struct WorkspaceSize {
+  int64_t fixed_bytes = 0;
+  int64_t tile_m = 0;  // 0 if the size is fixed
+  int64_t tile_n = 0;
+  int64_t multiple_m = 0;  // what the numbers of tiles are rounded up to
+  int64_t multiple_n = 0;
+  int64_t zeroed_once = 0;
+  int64_t zeroed_per_tile = 0;
+  int64_t scratch_per_tile = 0;
+
+  bool is_needed() const { return fixed_bytes > 0 || tile_m > 0; }
+};
+
 // What a kernel was compiled for.
 struct KernelSpec {
   std::string id;  // sha256 of the content, in lower-case hex
@@ -42,7 +57,8 @@ struct KernelSpec {
   DLDataType addend_dtype;
   bool is_gated;        // whether a column of the result is made of two of the product
   int alignment_bytes;  // of pointers, of contiguous extents and of strides other than 1
-  int64_t workspace_bytes;
+  WorkspaceSize workspace;
+  int cluster_size;  // thread blocks of a cluster
   std::vector<Parameter> parameters;
   DLDeviceType device_type;
   ArchitectureRule architecture;

@@ -233,7 +233,7 @@ def test_no_rows_and_no_groups_need_no_launch(
     [
         (("a", "b", "c", "stream"), "no parameter is called 'c'"),
         (("a", "b", "", "stream"), "no parameter is called ''"),
-        (("a",) * 11, "takes 11 parameters; must be at most 10"),
+        (("a",) * 12, "takes 12 parameters; must be at most 11"),
     ],
 )
 def test_refuses_to_register(lib: native.Native, parameters: tuple[str, ...], message: str) -> None:

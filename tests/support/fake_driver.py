@@ -35,8 +35,47 @@ EXPORT int cuDeviceGet(int *device, int ordinal) {
 }
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device) {
   int capability = atoi(getenv("FAKE_CAPABILITY"));
-  *value = attribute == 75 ? capability / 10 : capability % 10;
+  switch (attribute) {
+    case 16: *value = 132 - 20 * device; break;  /* multiprocessors: those of device 1 are fewer */
+    case 75: *value = capability / 10; break;
+    case 76: *value = capability % 10; break;
+    case 97: *value = 232448; break;  /* shared memory of a block, in bytes */
+    default: return 1;
+  }
   return device < 0;
+}
+/* Modules: one function, whose occupancy is asked. GPCs of 16 or 18 multiprocessors, as Hopper. */
+EXPORT int modules, modules_loaded, occupancy_questions;
+static __thread int capture_mode, shared_bytes, allows_big;
+EXPORT int cuThreadExchangeStreamCaptureMode(int *mode) {
+  int before = capture_mode; capture_mode = *mode; *mode = before; return 0;
+}
+EXPORT int cuModuleLoadData(void **module, const void *image) {
+  if (getenv("FAKE_NO_PTX") || capture_mode != 2 || !current) return 218;
+  if (!strstr(image, ".entry nothing()")) return 218;
+  ++modules; ++modules_loaded; *module = &modules; return 0;
+}
+EXPORT int cuModuleUnload(void *module) { modules -= module == &modules; return 0; }
+EXPORT int cuModuleGetFunction(void **function, void *module, const char *name) {
+  *function = module; return strcmp(name, "nothing") != 0;
+}
+EXPORT int cuFuncSetAttribute(void *function, int attribute, int value) {
+  if (attribute == 8) shared_bytes = value;
+  if (attribute == 14) allows_big = value;
+  return !function || (attribute != 8 && attribute != 14);
+}
+typedef struct { int id; char padding[4]; unsigned value[16]; } attribute_t;
+typedef struct {
+  unsigned grid[3], block[3], shared_bytes; void *stream; attribute_t *attributes; unsigned count;
+} config_t;
+EXPORT int cuOccupancyMaxActiveClusters(int *clusters, void *function, const config_t *config) {
+  unsigned *cluster = config->attributes->value, size = cluster[0] * cluster[1] * cluster[2];
+  ++occupancy_questions;
+  if (!function || config->count != 1 || config->attributes->id != 4) return 1;
+  if (config->shared_bytes != (unsigned)shared_bytes || config->grid[0] % size) return 1;
+  if (size > 8 && !allows_big) return 912;
+  *clusters = current == (void *)0x1000L ? 6 * (16 / size) + 2 * (18 / size) : 7 * (16 / size);
+  return 0;
 }
 EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
   *context = (void *)(0x1000L + device); return 0;

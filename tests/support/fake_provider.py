@@ -101,7 +101,11 @@ class FakeProvider:
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
         device = target.device
-        return MatmulHeuristics(device.heuristics_gpu, device.shared_memory_per_block_bytes.value)
+        return MatmulHeuristics(
+            device.heuristics_gpu,
+            device.shared_memory_per_block_bytes.value,
+            device.sm_count.value,
+        )
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         if log := os.environ.get("FAKE_LOG"):

@@ -59,6 +59,21 @@ class Sleeping(Recording):
     behaviour = _sleep(milliseconds=100)
 
 
+class TimingDependent(Recording):
+    """Kernels that say that their results depend on timing."""
+
+    name = "recording_kernels:TimingDependent"
+    behaviour = "{ static volatile int arrivals; ++arrivals; }"
+    is_deterministic = False
+
+
+class WithCounters(Recording):
+    """Kernels that refuse a workspace of another size, or counters that are not zero."""
+
+    name = "recording_kernels:WithCounters"
+    workspace = cpu_provider.WithCounters.workspace
+
+
 class Raising(Recording):
     """Kernels that fail whenever they are launched."""
 

@@ -115,14 +115,14 @@ def test_naming_a_runtime_model_loads_nothing() -> None:
     """Plans are looked up by the model's name, and a plan that is found must be quick."""
     script = (
         "import sys; from nvgemm_aot.providers.heuristics import MatmulHeuristics\n"
-        "assert MatmulHeuristics('H200_SXM', 1).name.startswith('nvidia-matmul-heuristics ')\n"
+        "assert MatmulHeuristics('H200_SXM', 1, 132).name.startswith('nvidia-matmul-heuristics ')\n"
         "assert 'nvMatmulHeuristics' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_a_device_that_the_model_does_not_know_is_named() -> None:
-    model = MatmulHeuristics("GTX_1", 1)
+    model = MatmulHeuristics("GTX_1", 1, 132)
     with pytest.raises(ToolchainError, match=r"nvidia-matmul-heuristics .* not model 'GTX_1'"):
         model.estimate_ns(problem(), BlockShape(tile=(64, 64, 64), cluster=(1, 1)))
 
@@ -144,9 +144,14 @@ def test_builds_kernels_that_take_more_than_a_and_b(fused_bundle: BuiltBundle) -
 def test_verify_knows_every_way_in_which_kernels_are_called(
     fused_bundle: BuiltBundle, tmp_path: Path, kernel_cache: Cache
 ) -> None:
-    with_workspace = cpu_provider.build_bundle(
-        [problem()], tmp_path, kernel_cache, provider=cpu_provider.WithWorkspace()
+    with_workspace, with_counters = (
+        cpu_provider.build_bundle(
+            [problem()], tmp_path / str(number), kernel_cache, provider=provider
+        )
+        for number, provider in enumerate(
+            (cpu_provider.WithWorkspace(), cpu_provider.WithCounters())
+        )
     )
-    for bundle in (fused_bundle, with_workspace):
+    for bundle in (fused_bundle, with_workspace, with_counters):
         report = verify_bundle(bundle.path)
         assert report.ok, report.findings

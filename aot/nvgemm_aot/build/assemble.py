@@ -9,7 +9,12 @@ from typing import Any
 import zstandard
 
 from nvgemm_runtime import __version__
-from nvgemm_runtime.bundle.encode import design_json, source_json, unserved_json
+from nvgemm_runtime.bundle.encode import (
+    design_json,
+    source_json,
+    unserved_json,
+    workspace_json,
+)
 from nvgemm_runtime.bundle.format import (
     FORMAT_VERSION,
     CompileFailure,
@@ -160,7 +165,10 @@ def _identity(task: Task) -> list[Any]:
     """What a task adds to the build key: its code, and what the header says about it."""
     candidate = task.candidate
     design = design_json(candidate.design)
-    return [task.key, candidate.workspace_bytes, candidate.alignment_bytes, design]
+    identity = [task.key, candidate.workspace_bytes, candidate.alignment_bytes, design]
+    if candidate.features:
+        identity += [workspace_json(candidate.workspace), candidate.is_deterministic]
+    return identity
 
 
 def _assemble(item: PlannedTarget, compilation: Compilation, strict: bool) -> AssembledBundle:

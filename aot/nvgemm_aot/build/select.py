@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.roles import misalignment
@@ -28,6 +28,10 @@ Correct = Callable[[Problem, Sequence[Candidate], Sequence["int | None"]], "list
 MAX_PER_SHAPE = 2
 """Most candidates of one problem that share what the model sees of them and differ in scheduling
 or pairing. They have one estimate, so more of them would displace other shapes without evidence."""
+
+SPLIT_SHARE = 2
+"""At most one in so many of the kernels kept splits k, but one always may: what splitting gains is
+a rough estimate, and the other kernels must be there where it gains nothing."""
 
 SMALL_M = 64
 """Up to this m, if two or more are kept, one of them is a kernel made for small m, whatever its
@@ -160,15 +164,24 @@ def _keep_diverse(
     kept: list[Choice] = []
     special = _small_m_choice(problem, ranked) if limit > 1 else None
     per_shape: Counter[BlockShape] = Counter()
+    splitting, most_splitting = 0, max(1, limit // SPLIT_SHARE)
     for place, choice in enumerate(ranked, start=1):
         shape = choice.candidate.block_shape
+        is_split = shape.splits > 1
+        if is_split:
+            shape = replace(shape, splits=2)  # into how many parts counts as a schedule does
         room = limit - (special is not None and special not in kept)
         if choice is special:
             kept.append(choice)
             continue
+        if is_split and splitting == most_splitting:
+            reason = f"{most_splitting} that split k rank higher"
+            rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))
+            continue
         if per_shape[shape] < MAX_PER_SHAPE and len(kept) < room:
             kept.append(choice)
             per_shape[shape] += 1
+            splitting += is_split
             continue
         reason = f"{MAX_PER_SHAPE} of the same block shape rank higher"
         if per_shape[shape] < MAX_PER_SHAPE:
@@ -185,7 +198,9 @@ def _small_m_choice(problem: Problem, ranked: list[Choice]) -> Choice | None:
     made = [
         choice
         for choice in ranked
-        if choice.candidate.block_shape.swapped and choice.candidate.design.tile[0] <= SMALL_M
+        if choice.candidate.block_shape.swapped
+        and choice.candidate.block_shape.splits == 1
+        and choice.candidate.design.tile[0] <= SMALL_M
     ]
 
     def row_tiles_then_width(choice: Choice) -> tuple[int, int]:

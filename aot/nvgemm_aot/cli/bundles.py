@@ -173,6 +173,8 @@ def _kernel_document(kernel: Kernel) -> Document:
         **asdict(kernel.design),
         "alignment_bytes": kernel.alignment_bytes,
         "workspace_bytes": kernel.workspace_bytes,
+        "workspace": None if kernel.workspace is None else asdict(kernel.workspace),
+        "is_deterministic": kernel.is_deterministic,
         "calling_convention": kernel.calling_convention,
         "imports": kernel.imports,
         "stored_bytes": kernel.span.stored_bytes,
@@ -186,6 +188,13 @@ def _imports_text(document: Document) -> str:
         return "not stated"
     others = sum(kernel["imports"] is not None for kernel in document["kernels"])
     return f"{len(common)}, of {others} kernels others" if others else str(len(common))
+
+
+def _scheduler_text(kernel: Document) -> str:
+    if kernel["splits"] == 1:
+        return str(kernel["scheduler"])
+    order = "" if kernel["is_deterministic"] else ", any order"
+    return f"{kernel['scheduler']}, k split in {kernel['splits']}{order}"
 
 
 def _by_extents(extents: Sequence[int]) -> str:
@@ -217,7 +226,7 @@ def bundle_text(document: Document) -> str:
             kernel["ctas_per_tile"],
             _by_extents(kernel["cluster"])
             + (f"|{_by_extents(kernel['fallback_cluster'])}" if kernel["fallback_cluster"] else ""),
-            kernel["scheduler"],
+            _scheduler_text(kernel),
             kernel["stored_bytes"],
             kernel["payload_bytes"],
         ]

@@ -17,7 +17,12 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
-from nvgemm_runtime.bundle.format import MAX_KERNEL_ALIGNMENT_BYTES, KernelDesign
+from nvgemm_runtime.bundle.format import (
+    MAX_KERNEL_ALIGNMENT_BYTES,
+    MAX_TILE_BYTES,
+    KernelDesign,
+)
+from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.errors import CompileError, NvgemmError, ToolchainError, one_line
 from nvgemm_runtime.gemm.problem import Problem, Signature
 
@@ -296,6 +301,8 @@ def _candidate_faults(
             )
     if not _is_integer(candidate.preference, -(1 << 31)):
         yield f"preference is {candidate.preference!r}, must be an integer"
+    if not isinstance(candidate.is_deterministic, bool):
+        yield f"is_deterministic is {candidate.is_deterministic!r}, must be true or false"
     if not isinstance(candidate.added_code, str):
         yield f"added_code is {candidate.added_code!r}, must be text"
     traits = candidate.traits
@@ -314,9 +321,30 @@ def _call_faults(candidate: Candidate, signature: Signature) -> Iterator[str]:
     if not _is_integer(workspace, 0):
         yield f"workspace_bytes is {workspace!r}, must be 0 or more"
         return
-    misfit = convention.misfit(signature, workspace)
+    formula = candidate.workspace
+    if formula is not None:
+        fault = _formula_fault(formula) or formula.fault(signature.op)
+        if fault is None and workspace:
+            fault = f"workspace_bytes is {workspace}, must be 0 beside it"
+        if fault is not None:
+            yield f"workspace is {formula!r}: {fault}"
+            return
+    misfit = convention.misfit(signature, candidate.has_workspace)
     if misfit is not None:
         yield f"calling_convention is {text!r}: {misfit}"
+
+
+def _formula_fault(formula: Any) -> str | None:
+    if not isinstance(formula, TileWorkspace):
+        return "must be a TileWorkspace or None"
+    extents = _are_extents(formula.tile, 2) and _are_extents(formula.tiles_multiple, 2)
+    sizes = (formula.zeroed_once, formula.zeroed_per_tile, formula.scratch_per_tile)
+    if extents and all(_is_integer(size, 0, MAX_TILE_BYTES) for size in sizes):
+        return None
+    return (
+        "its tile and tiles_multiple must be two integers of 1 or more, its bytes integers of 0 to "
+        f"{MAX_TILE_BYTES}"
+    )
 
 
 def _design_faults(design: Any) -> Iterator[str]:
@@ -340,8 +368,11 @@ def _design_faults(design: Any) -> Iterator[str]:
         yield f"scheduler is {design.scheduler!r}, must be one of {', '.join(SCHEDULERS)}"
     if design.cluster_limits:
         yield "cluster_limits are given; the builder fills them in, by cluster_sizes"
-    if not isinstance(design.swapped, bool):
-        yield f"swapped is {design.swapped!r}, must be true or false"
+    for name in ("swapped", "dependent_launch"):
+        if not isinstance(getattr(design, name), bool):
+            yield f"{name} is {getattr(design, name)!r}, must be true or false"
+    if not _is_integer(design.splits, 1):
+        yield f"splits is {design.splits!r}, must be an integer of 1 or more"
 
 
 def _shape_faults(shape: Any) -> Iterator[str]:

@@ -19,6 +19,14 @@ from .base import BlockShape
 
 _DISTRIBUTION = "nvidia-matmul-heuristics"
 
+_FILL_NS = 2_000
+"""What filling counters with zeros, in front of a kernel that splits k, is taken to cost. Assumed,
+not measured; it decides alone whether a short kernel is split."""
+
+_REDUCTION_BYTES_PER_NS = 4_000
+"""How fast partial results are taken to be written to L2 and read again. Assumed, not measured:
+near the bandwidth of an H200's memory, which is below that of its L2."""
+
 _MIN_TILE_N = 32
 """Narrowest tile that the model answers for on SM100; narrower ones are estimated as this."""
 
@@ -32,12 +40,14 @@ class MatmulHeuristics:
     Args:
         gpu: The product's name in nvMatmulHeuristics, e.g. ``H200_SXM``.
         shared_memory_bytes: Shared memory of a thread block, which bounds the pipeline stages.
+        multiprocessors: How many the product has.
 
     The first estimate imports the package and loads the calibration.
     """
 
-    def __init__(self, gpu: str, shared_memory_bytes: int) -> None:
+    def __init__(self, gpu: str, shared_memory_bytes: int, multiprocessors: int) -> None:
         self._gpu = gpu
+        self._multiprocessors = multiprocessors
         self._shared_memory_bytes = shared_memory_bytes
         self._calibrated: set[tuple[str, Any]] = set()
 
@@ -66,13 +76,37 @@ class MatmulHeuristics:
         )
 
     def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
-        """Estimate a runtime; see `RuntimeModel.estimate_ns`."""
+        """Estimate a runtime; see `RuntimeModel.estimate_ns`.
+
+        A split of k is not modelled by the package for narrow tiles. It is taken to shorten a
+        kernel whose tiles leave multiprocessors idle, by the work that these take over, and to cost
+        the filling of counters and the sums of partial results.
+        """
+        whole_ns = self._whole_ns(problem, shape)
+        if whole_ns is None or shape.splits == 1:
+            return whole_ns
+        tile_m, tile_n = shape.tile[:2]
+        m, n = self._extents(problem, shape)
+        tiles = -(-m // tile_m) * -(-n // tile_n) * problem.batch * problem.groups
+        time_ns = float(whole_ns)
+        if tiles < self._multiprocessors:
+            waves = -(-tiles * shape.splits // self._multiprocessors)
+            time_ns *= waves / shape.splits
+        reduced_bytes = 4 * tiles * tile_m * tile_n * shape.splits
+        return round(time_ns + _FILL_NS + reduced_bytes / _REDUCTION_BYTES_PER_NS)
+
+    def _extents(self, problem: Problem, shape: BlockShape) -> tuple[int, int]:
+        """Extents (m, n) of one group, as the kernel sees them."""
+        rows = -(-problem.m // problem.groups)
+        return (problem.n, rows) if shape.swapped else (rows, problem.n)
+
+    def _whole_ns(self, problem: Problem, shape: BlockShape) -> int | None:
+        """The package's estimate for a kernel that does not split k."""
         precision, layout = _precision(problem), _layout(problem, shape.swapped)
         if (precision, layout) not in self._calibrated:
             self._interface.loadInternalDiscoverySet(layout, precision=precision)
             self._calibrated.add((precision, layout))
-        rows = -(-problem.m // problem.groups)
-        m, n = (problem.n, rows) if shape.swapped else (rows, problem.n)
+        m, n = self._extents(problem, shape)
         question = self._interface.makeNvMatmulHeuristicsProblem(
             m, n, problem.k, layout, problem.batch * problem.groups
         )
@@ -108,7 +142,11 @@ class MatmulHeuristics:
 def matmul_heuristics(target: BuildTarget) -> MatmulHeuristics:
     """NvMatmulHeuristics' model of a target's device, which ranks kernels by their tiles."""
     device = target.device
-    return MatmulHeuristics(device.heuristics_gpu, device.shared_memory_per_block_bytes.value)
+    return MatmulHeuristics(
+        device.heuristics_gpu,
+        device.shared_memory_per_block_bytes.value,
+        device.sm_count.value,
+    )
 
 
 def _precision(problem: Problem) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from nvgemm_runtime.bundle.calling_convention import PLAIN, CallingConvention
 from nvgemm_runtime.bundle.format import ClusterLimit, KernelDesign
+from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.errors import CompileError, ToolchainError
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Problem, Signature
 from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, role_shape, roles
@@ -64,6 +65,7 @@ __all__ = [
     "ScaleRecipe",
     "Signature",
     "Target",
+    "TileWorkspace",
     "ToolchainError",
     "extra_roles",
     "installed_versions",

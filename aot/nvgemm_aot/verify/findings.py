@@ -42,6 +42,9 @@ class Check(str, enum.Enum):
     CLUSTER = "cluster"
     SCHEDULER = "scheduler"
     CLUSTER_LIMITS = "cluster-limits"
+    SPLITS = "splits"
+    DETERMINISM = "determinism"
+    DEPENDENT_LAUNCH = "dependent-launch"
 
     def finding(self, message: str) -> Finding:
         """This check fails: what was observed, against what is allowed."""

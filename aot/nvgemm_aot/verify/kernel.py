@@ -130,6 +130,7 @@ def inspect_kernel(
             target=target,
             signature=kernel.signature,
             design=kernel.design,
+            is_deterministic=kernel.is_deterministic,
             provider=kernel.provider,
         )
     by = str(disassembler) if listings else NOT_DISASSEMBLED

@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.format import Kernel, KernelDesign
+from nvgemm_runtime.bundle.workspace import ZEROED_MULTIPLE_BYTES
 from nvgemm_runtime.errors import TargetError
 
 from ..providers.base import CLC, ONE_TILE, SCHEDULERS, STATIC_PERSISTENT
 from ..targets.profile import DeviceProfile
 from .cubin import Cubin, DeviceKernel
 from .findings import Check, Finding
+
+COUNTER_BYTES = 4
+PARTIAL_BYTES = 4
+"""Of a tile's counter, and of each element of its partial result, where k is split."""
 
 NAMING_PROVIDERS = frozenset({"cutlass_operators", "quack"})
 """Providers that are known: their operator names state the tile, their device functions name their
@@ -62,7 +68,10 @@ def check_design(
             yield from _check_code(design, cubin, function)
     if kernel.provider in NAMING_PROVIDERS:
         yield from _check_operator(kernel, cubins)
-    yield from _check_cluster_limits(design, profile)
+    yield from _check_splits(kernel)
+    convention = parse_calling_convention(kernel.calling_convention)
+    is_told = convention is not None and convention.takes_clusters
+    yield from _check_cluster_limits(design, profile, is_told=is_told)
 
 
 def _check_code(design: KernelDesign, cubin: Cubin, kernel: DeviceKernel) -> Iterator[Finding]:
@@ -99,14 +108,59 @@ def _check_operator(kernel: Kernel, cubins: tuple[Cubin, ...]) -> Iterator[Findi
             )
 
 
-def _check_cluster_limits(design: KernelDesign, profile: DeviceProfile | None) -> Iterator[Finding]:
+def _check_splits(kernel: Kernel) -> Iterator[Finding]:
+    """Check that a kernel that splits k has room for each tile's counter and partial result."""
+    design, workspace = kernel.design, kernel.workspace
+    if design.splits == 1:
+        return
+    if workspace is None:
+        yield Check.SPLITS.finding(
+            f"{design.splits} thread blocks share the k of a tile, and its workspace is not "
+            "counted in tiles"
+        )
+        return
+    tile_m, tile_n = design.tile[0] // design.ctas_per_tile, design.tile[1]
+    partial_bytes = PARTIAL_BYTES * tile_m * tile_n
+    if workspace.tile != (tile_m, tile_n) or workspace.tiles_multiple != design.cluster:
+        yield Check.WORKSPACE.finding(
+            f"its workspace is for tiles of {_by(workspace.tile)}, rounded up to "
+            f"{_by(workspace.tiles_multiple)}; a thread block computes {tile_m}x{tile_n} in "
+            f"clusters of {_by(design.cluster)}"
+        )
+    once, per_tile = workspace.zeroed_once, workspace.zeroed_per_tile
+    room = per_tile + workspace.scratch_per_tile
+    # Parts that are added in any order are added to zeros, behind the counters.
+    zeroed = COUNTER_BYTES if kernel.is_deterministic else COUNTER_BYTES + partial_bytes
+    gap = 0 if kernel.is_deterministic else ZEROED_MULTIPLE_BYTES
+    if per_tile < zeroed or once < gap or room < COUNTER_BYTES + partial_bytes:
+        yield Check.WORKSPACE.finding(
+            f"its workspace has {room} bytes a tile, of which {per_tile} are zeroed, and {once} "
+            f"zeroed bytes besides; a counter and a partial result take "
+            f"{COUNTER_BYTES + partial_bytes}, of which {zeroed} must be zero, and {gap} besides"
+        )
+
+
+def _by(extents: tuple[int, int]) -> str:
+    return "x".join(map(str, extents))
+
+
+def _check_cluster_limits(
+    design: KernelDesign, profile: DeviceProfile | None, *, is_told: bool
+) -> Iterator[Finding]:
     shapes = _clusters(design)
-    wanted = sorted({m * n for m, n in shapes}) if design.scheduler == STATIC_PERSISTENT else []
+    has_limits = design.scheduler == STATIC_PERSISTENT and not is_told
+    wanted = sorted({m * n for m, n in shapes}) if has_limits else []
     observed = [limit.cluster_size for limit in design.cluster_limits]
     if observed != wanted:
         yield Check.CLUSTER_LIMITS.finding(
             f"limits for clusters of {observed or 'no'} thread blocks; scheduler "
             f"{design.scheduler} with clusters of {_shapes(shapes)} takes {wanted or 'none'}"
+            f"{', for its launcher is told' if is_told else ''}"
+        )
+    if is_told and design.scheduler != STATIC_PERSISTENT:
+        yield Check.CLUSTER_LIMITS.finding(
+            f"its launcher is told how many clusters run at once; scheduler {design.scheduler} "
+            "takes no such number"
         )
     if profile is None:
         return
@@ -128,4 +182,4 @@ def _clusters(design: KernelDesign) -> frozenset[tuple[int, int]]:
 
 
 def _shapes(shapes: frozenset[tuple[int, int]]) -> str:
-    return " and ".join(f"{m}x{n}" for m, n in sorted(shapes)) or "no size"
+    return " and ".join(map(_by, sorted(shapes))) or "no size"

@@ -7,6 +7,7 @@ after another:
 - ``a: Tensor([n0, n1], bfloat16)`` and ``, expected data alignment=16 bytes``;
 - ``a_ptr: DataPointer``, which says nothing of types, shapes or alignment;
 - ``problem_mnkl: Tuple[int32, int32, int32, int32]``;
+- ``clusters: int32``;
 - ``stream: Stream``.
 
 Seen in 124 dense kernels and in 95 with epilogues, scales or groups (cutlass-dsl 4.8.1, all
@@ -20,6 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nvgemm_runtime.bundle.calling_convention import (
+    CLUSTERS,
     KNOWN_FORM,
     MNKL,
     STREAM,
@@ -64,6 +66,7 @@ _POINTER_NAMES = {
 
 _OTHER_PARAMETERS = {
     MNKL: "problem_mnkl: Tuple[int32, int32, int32, int32]",
+    CLUSTERS: "clusters: int32",
     STREAM: "stream: Stream",
 }
 
@@ -100,14 +103,16 @@ def check_call(kernel: Kernel) -> Iterator[Finding]:
         )
         return
     takes_workspace = WORKSPACE in convention.parameters
-    if takes_workspace != (kernel.workspace_bytes > 0):
+    if takes_workspace != kernel.has_workspace:
         wanted = "more than" if takes_workspace else "must be"
         passed = "passes one" if takes_workspace else "passes none"
+        size = kernel.workspace_bytes if kernel.workspace is None else "a formula of"
         yield Check.WORKSPACE.finding(
-            f"{kernel.workspace_bytes} bytes of workspace, {wanted} 0: "
-            f"{kernel.calling_convention} {passed}"
+            f"{size} bytes of workspace, {wanted} 0: {kernel.calling_convention} {passed}"
         )
-    misfit = convention.misfit(kernel.signature, int(takes_workspace))
+    if kernel.workspace is not None and (fault := kernel.workspace.fault(kernel.signature.op)):
+        yield Check.WORKSPACE.finding(fault)
+    misfit = convention.misfit(kernel.signature, takes_workspace)
     if misfit is not None:
         yield Check.CALLING_CONVENTION.finding(
             f"calling convention {kernel.calling_convention!r}: {misfit}"

@@ -1,6 +1,7 @@
 """Checks disassembled device code: tensor-core instructions, what they multiply, and spills.
 
-`tensor_core` reads what these instructions multiply, and `epilogue` what the code does next.
+`tensor_core` reads what these instructions multiply, `epilogue` what the code does next, and
+`order` how thread blocks and kernels wait for each other.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from nvgemm_runtime.gemm.target import Target
 from .epilogue import EpilogueCode, check_epilogue_code, read_epilogue_code
 from .findings import Check, Finding
 from .kernel_design import computes_transposed
+from .order import OrderCode, check_order_code, read_order_code
 from .tensor_core import Instruction, Multiply, read_multiplies, warp_types
 
 TENSOR_CORE_INSTRUCTIONS: dict[tuple[int, DType], str] = {
@@ -50,6 +52,7 @@ class Disassembly:
         scaled: Whether tensor-core instructions take block scales: all, none, or both kinds.
         multiplies: What the tensor-core instructions multiply, as far as the code shows it.
         epilogue: What is done with the products.
+        order: What shows how thread blocks, and kernels, wait for each other.
     """
 
     tensor_core: dict[str, int]
@@ -57,6 +60,7 @@ class Disassembly:
     scaled: frozenset[bool]
     multiplies: frozenset[Multiply]
     epilogue: EpilogueCode
+    order: OrderCode
 
 
 def read_disassembly(text: str) -> Disassembly:
@@ -80,6 +84,7 @@ def read_disassembly(text: str) -> Disassembly:
         scaled=frozenset(instruction.scaled for instruction in multiplying),
         multiplies=read_multiplies(multiplying, immediates),
         epilogue=read_epilogue_code(instructions),
+        order=read_order_code(instructions),
     )
 
 
@@ -89,12 +94,14 @@ def check_disassembly(
     target: Target,
     signature: Signature,
     design: KernelDesign,
+    is_deterministic: bool = True,
     provider: str = "cutlass_operators",
 ) -> Iterator[Finding]:
     """Check that device code computes what its entry says, with the instruction meant for it.
 
     ``provider`` is the kernel's, by which `computes_transposed` reads its design.
     """
+    yield from check_order_code(code.order, design, is_deterministic=is_deterministic)
     for opcode, count in code.local_memory.items():
         yield Check.LOCAL_MEMORY.finding(f"{count} x {opcode}: registers spill, must be none")
     major = target.capability[0]

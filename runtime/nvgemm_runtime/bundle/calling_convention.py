@@ -9,6 +9,7 @@ parameter is one of
   be those of a compact tensor;
 - ``mnkl``: the array (m, n, k, batch);
 - ``workspace``: a tensor of bytes that it may overwrite;
+- ``clusters``: how many clusters of its size the device runs at once, an integer;
 - ``stream``: the CUDA stream, as an opaque pointer.
 """
 
@@ -24,6 +25,7 @@ from ..gemm.roles import Role, roles
 
 MNKL = "mnkl"
 WORKSPACE = "workspace"
+CLUSTERS = "clusters"
 STREAM = "stream"
 
 KNOWN_FORM = "tvm_ffi:NAME(PARAMETERS)"
@@ -31,7 +33,8 @@ KNOWN_FORM = "tvm_ffi:NAME(PARAMETERS)"
 
 _FORM = re.compile(r"tvm_ffi:([A-Za-z_][A-Za-z0-9_]*)\(([a-z_*]+(?:,[a-z_*]+)*)\)")
 _TENSORS = frozenset(role.value for role in Role)
-_PARAMETERS = _TENSORS | frozenset(f"{name}*" for name in _TENSORS) | {MNKL, WORKSPACE, STREAM}
+_OTHERS = frozenset({MNKL, WORKSPACE, CLUSTERS, STREAM})
+_PARAMETERS = _TENSORS | frozenset(f"{name}*" for name in _TENSORS) | _OTHERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,18 +67,24 @@ class CallingConvention:
         """Whether operands must be compact, for their strides are not passed on."""
         return any(parameter.endswith("*") for parameter in self.parameters)
 
-    def misfit(self, signature: Signature, workspace_bytes: int) -> str | None:
+    @property
+    def takes_clusters(self) -> bool:
+        """Whether it is told how many clusters run at once, so that its code is for any product."""
+        return CLUSTERS in self.parameters
+
+    def misfit(self, signature: Signature, has_workspace: bool) -> str | None:
         """Why a kernel of a signature cannot be called this way, or None."""
         wanted = Counter(role.value for role in roles(signature))
         wanted[STREAM] = 1
-        wanted[WORKSPACE] = int(workspace_bytes > 0)
+        wanted[WORKSPACE] = int(has_workspace)
         wanted[MNKL] = int(self.needs_compact)
         given = Counter(parameter.removesuffix("*") for parameter in self.parameters)
+        wanted[CLUSTERS] = min(given[CLUSTERS], 1)  # as the kernel likes
         differing = sorted(name for name in wanted | given if wanted[name] != given[name])
         name = next(iter(differing), None)
         return name and (
             f"parameter {name} is passed {_times(given[name])}, must be {_times(wanted[name])} for "
-            f"{signature.key} with {workspace_bytes} bytes of workspace"
+            f"{signature.key} with{'' if has_workspace else 'out'} workspace"
         )
 
 

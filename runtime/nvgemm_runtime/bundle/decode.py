@@ -20,6 +20,7 @@ from .format import (
     MAX_DICTIONARY_BYTES,
     MAX_KERNEL_ALIGNMENT_BYTES,
     MAX_PAYLOAD_BYTES,
+    MAX_TILE_BYTES,
     ClusterLimit,
     CompileFailure,
     Conditions,
@@ -41,6 +42,7 @@ from .format import (
 )
 from .header_rules import Parts, check_header
 from .unknown_parts import with_understood
+from .workspace import TileWorkspace
 
 UPGRADE = "upgrade: pip install -U nvgemm-aot"
 """What to do where a newer release is needed."""
@@ -60,6 +62,7 @@ _KERNEL = _ANY_KERNEL | frozenset(
 _DESIGN = frozenset(
     {"tile", "ctas_per_tile", "cluster", "fallback_cluster", "scheduler", "cluster_limits"}
 )
+_WORKSPACE = frozenset({"tile", "tiles_multiple", "zeroed_bytes", "scratch_bytes"})
 _CLUSTER_LIMIT = frozenset({"cluster_size", "max_active", "basis"})
 _SOURCE = frozenset({"kind", "by", "gpu"})
 _CONDITIONS = frozenset({"driver", "torch", "cuda", "date"})
@@ -266,6 +269,12 @@ class _Decoder:
         alignment = self.number(
             fields["alignment_bytes"], alignment_path, 1, MAX_KERNEL_ALIGNMENT_BYTES
         )
+        workspace_bytes = self.number(fields["workspace_bytes"], f"{path}.workspace_bytes")
+        if self.version > 1 and "workspace" in fields and workspace_bytes:
+            self.fail(
+                "header-field",
+                f"{path}.workspace_bytes must be 0 beside a workspace (got {workspace_bytes})",
+            )
         if alignment & (alignment - 1):
             self.refuse(alignment_path, "a power of two", alignment)
         return Kernel(
@@ -276,14 +285,33 @@ class _Decoder:
             operator=operator,
             design=self.design(fields["design"], f"{path}.design"),
             alignment_bytes=alignment,
-            workspace_bytes=self.number(fields["workspace_bytes"], f"{path}.workspace_bytes"),
+            workspace_bytes=workspace_bytes,
             calling_convention=self.text(
                 fields["calling_convention"], f"{path}.calling_convention"
             ),
+            workspace=self.workspace(fields["workspace"], f"{path}.workspace")
+            if self.version > 1 and "workspace" in fields
+            else None,
+            is_deterministic=self.version == 1
+            or self.flag(fields.get("deterministic", True), f"{path}.deterministic"),
             imports=self.imports(fields["imports"], f"{path}.imports")
             if self.version > 1 and "imports" in fields
             else None,
         )
+
+    def workspace(self, value: Any, path: str) -> TileWorkspace:
+        fields = self.fields(value, path, _WORKSPACE)
+        once, per_tile = self.each(fields["zeroed_bytes"], f"{path}.zeroed_bytes", self.bytes_, 2)
+        return TileWorkspace(
+            tile=self.pair(fields["tile"], f"{path}.tile"),
+            tiles_multiple=self.pair(fields["tiles_multiple"], f"{path}.tiles_multiple"),
+            zeroed_once=once,
+            zeroed_per_tile=per_tile,
+            scratch_per_tile=self.bytes_(fields["scratch_bytes"], f"{path}.scratch_bytes"),
+        )
+
+    def bytes_(self, value: Any, path: str) -> int:
+        return self.number(value, path, most=MAX_TILE_BYTES)
 
     def design(self, value: Any, path: str) -> KernelDesign:
         fields = self.fields(value, path, _DESIGN)
@@ -292,12 +320,16 @@ class _Decoder:
         return KernelDesign(
             tile=(tile_m, tile_n, tile_k),
             ctas_per_tile=self.number(fields["ctas_per_tile"], f"{path}.ctas_per_tile", 1, 2),
-            cluster=self.cluster(fields["cluster"], f"{path}.cluster"),
+            cluster=self.pair(fields["cluster"], f"{path}.cluster"),
             fallback_cluster=None
             if fallback is None
-            else self.cluster(fallback, f"{path}.fallback_cluster"),
+            else self.pair(fallback, f"{path}.fallback_cluster"),
             scheduler=self.text(fields["scheduler"], f"{path}.scheduler"),
             swapped=self.flag(fields.get("swapped", False), f"{path}.swapped"),
+            splits=self.extent(fields.get("splits", 1), f"{path}.splits"),
+            dependent_launch=self.flag(
+                fields.get("dependent_launch", False), f"{path}.dependent_launch"
+            ),
             cluster_limits=self.each(
                 fields["cluster_limits"], f"{path}.cluster_limits", self.cluster_limit
             ),
@@ -308,9 +340,9 @@ class _Decoder:
             self.fail("header-field", f"{path} must be true or false (got {value!r})")
         return value
 
-    def cluster(self, value: Any, path: str) -> tuple[int, int]:
-        cluster_m, cluster_n = self.each(value, path, self.extent, 2)
-        return cluster_m, cluster_n
+    def pair(self, value: Any, path: str) -> tuple[int, int]:
+        along_m, along_n = self.each(value, path, self.extent, 2)
+        return along_m, along_n
 
     def extent(self, value: Any, path: str) -> int:
         return self.number(value, path, least=1)

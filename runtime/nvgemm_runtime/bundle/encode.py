@@ -20,6 +20,7 @@ from .format import (
     UnservedReason,
     canonical_json,
 )
+from .workspace import TileWorkspace
 
 
 def encode_header(header: Header) -> bytes:
@@ -61,11 +62,24 @@ def unserved_json(unserved: dict[Problem, UnservedReason]) -> list[dict[str, str
 
 
 def design_json(design: KernelDesign) -> dict[str, Any]:
-    """A design as the header holds it: ``swapped`` is there only if it is true."""
+    """A design as the header holds it: without optional facts of the usual value."""
     fields = asdict(design)
-    if not design.swapped:
-        del fields["swapped"]
+    for name in ("swapped", "splits", "dependent_launch"):
+        if fields[name] == KernelDesign.__dataclass_fields__[name].default:
+            del fields[name]
     return fields
+
+
+def workspace_json(workspace: TileWorkspace | None) -> dict[str, Any] | None:
+    """A workspace whose size is a formula, as the header holds it."""
+    if workspace is None:
+        return None
+    return {
+        "tile": list(workspace.tile),
+        "tiles_multiple": list(workspace.tiles_multiple),
+        "zeroed_bytes": [workspace.zeroed_once, workspace.zeroed_per_tile],
+        "scratch_bytes": workspace.scratch_per_tile,
+    }
 
 
 def source_json(source: RankingSource) -> dict[str, Any]:
@@ -123,9 +137,14 @@ def _span_json(span: Span) -> list[int]:
 
 
 def _kernel_json(kernel: Kernel) -> dict[str, Any]:
+    facts = kernel.facts()
+    del facts["is_deterministic"]
     return _without_none(
         {
-            **kernel.facts(),
+            **facts,
+            "workspace": workspace_json(kernel.workspace),
+            "deterministic": None if kernel.is_deterministic else False,
+            "requires": list(kernel.features) or None,
             "signature": kernel.signature.key,
             "design": design_json(kernel.design),
             "id": kernel.id,

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..gemm.problem import Problem, Signature
 from ..gemm.target import Target
+from .workspace import TileWorkspace
 
 MAGIC = b"\x89NVGEMM\n"
 """First bytes of every bundle. A byte above 127 and a line feed show text-mode damage at once."""
@@ -24,7 +25,9 @@ FORMAT_VERSION = 2
 READABLE_VERSIONS = (1, 2)
 """Versions of the file format that are read."""
 
-KNOWN_FEATURES: frozenset[str] = frozenset()
+TILE_WORKSPACE = "tile_workspace"
+TIMING_DEPENDENT = "timing_dependent"
+KNOWN_FEATURES: frozenset[str] = frozenset({TILE_WORKSPACE, TIMING_DEPENDENT})
 """Names that a ``requires`` list may hold: what this release understands besides version 2."""
 
 PREFIX = struct.Struct("<8sII32s")
@@ -37,6 +40,8 @@ each is measured with ATen and Triton beside; the largest single one, hgemm-1000
 MAX_PAYLOAD_BYTES = 64 << 20
 MAX_DICTIONARY_BYTES = 64 << 20
 MAX_KERNEL_ALIGNMENT_BYTES = 4096
+MAX_TILE_BYTES = 64 << 20
+"""Of a workspace, for each tile: far more than the registers of a thread block hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +105,9 @@ class KernelDesign:
         cluster_limits: Device-dependent constants compiled in; empty where there are none.
         swapped: Whether the kernel computes the transposed problem, out.T = B.T @ A.T. Tile and
             cluster are in the problem's orientation even so.
+        splits: Thread blocks, or clusters, that share the k of one tile.
+        dependent_launch: Whether it is launched so that it may begin before the kernel ahead of it
+            on the stream has ended (programmatic dependent launch); it waits before it reads.
     """
 
     tile: tuple[int, int, int]
@@ -109,6 +117,8 @@ class KernelDesign:
     scheduler: str
     cluster_limits: tuple[ClusterLimit, ...] = ()
     swapped: bool = False
+    splits: int = 1
+    dependent_launch: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +131,11 @@ class KernelFacts:
         design: How it works.
         alignment_bytes: Alignment that pointers, and in bytes contiguous extents and strides other
             than 1, must have; at most 4096.
-        workspace_bytes: Device memory that a launch needs besides its operands.
+        workspace_bytes: Device memory that a launch needs besides its operands, where it does not
+            depend on the problem's sizes.
+        workspace: How much it needs where it does; None where it does not.
+        is_deterministic: Whether equal operands give equal results. A kernel that adds in the order
+            in which thread blocks arrive does not.
         calling_convention: How to call it: ``tvm_ffi:gemm(a,b,out,stream)`` is a TVM-FFI function
             exported as ``__tvm_ffi_gemm`` that takes the operands in this order, then the CUDA
             stream as an opaque pointer.
@@ -134,6 +148,22 @@ class KernelFacts:
     alignment_bytes: int
     workspace_bytes: int
     calling_convention: str
+    workspace: TileWorkspace | None = None
+    is_deterministic: bool = True
+
+    @property
+    def has_workspace(self) -> bool:
+        """Whether a launch needs memory besides its operands."""
+        return self.workspace_bytes > 0 or self.workspace is not None
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """What a reader must know to use the kernel, as its entry requires it."""
+        needed = {
+            TILE_WORKSPACE: self.workspace is not None,
+            TIMING_DEPENDENT: not self.is_deterministic,
+        }
+        return tuple(name for name, is_needed in needed.items() if is_needed)
 
     def facts(self) -> dict[str, Any]:
         """These fields alone, as arguments for a class that adds others to them."""

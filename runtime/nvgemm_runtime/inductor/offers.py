@@ -191,8 +191,13 @@ def _split(offers: Offers, product: AtenGemm, limit: int) -> Offers:
 
 
 def _facts(gemm: AtenGemm) -> DeviceFacts:
-    """The device that it is computed on."""
-    return device_facts(gemm.out.device.type, gemm.out.device.index or 0)
+    """The device that it is computed on, and whether results may depend on timing."""
+    from torch._inductor import config
+
+    facts = device_facts(gemm.out.device.type, gemm.out.device.index or 0)
+    if getattr(config, "deterministic", False):  # Inductor's own setting
+        return replace(facts, wants_determinism=True)
+    return facts
 
 
 _Matched = tuple[Request, Match | Miss]

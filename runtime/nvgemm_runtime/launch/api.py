@@ -30,8 +30,9 @@ from ..gemm.operands import (
 from ..gemm.problem import Op
 from ..gemm.types import Activation, Epilogue, ScaleRecipe
 from ..installed.registry import INSTALLATION, FoundBundle
-from ..matching.device import DeviceFacts
+from ..matching.device import DeviceFacts, wants_determinism
 from ..matching.index import Match, Miss
+from ..matching.refusals import timing_refusal
 from ..settings import is_debugging
 from . import native
 from .autograd import refuse_lost_derivative
@@ -136,7 +137,8 @@ def mm(
         TypeError: If types are not.
         RuntimeError: If an operand requires grad while gradients are recorded or carries a tangent
             of forward mode, or torch records operations: a dispatch mode is active, or
-            ``torch.jit.trace`` (not looked for where ``out`` and a loaded kernel are given).
+            ``torch.jit.trace`` (not looked for where ``out`` and a loaded kernel are given); or if
+            the kernel's results depend on timing, and torch uses deterministic algorithms.
     """
     return _compute("mm", Op.MM, a, b, out, kernel)
 
@@ -449,6 +451,9 @@ def _load_named(
         )
     signature, epilogue = kernel.kernel.signature, kernel.kernel.signature.epilogue
     recipe = extras.recipe or signature.scales
+    reason = timing_refusal(kernel.kernel, wants_determinism())
+    if reason is not None:
+        raise RuntimeError(f"{where}: kernel {kernel.kernel.id[:12]}: {reason}")
     if extras.gated is not None or signature.is_gated:
         computes = epilogue is extras.gated
     else:

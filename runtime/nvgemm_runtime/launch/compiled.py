@@ -20,7 +20,7 @@ from ..gemm.problem import Op
 from ..installed.jit_cache import JIT_ORIGIN, mark_used
 from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, device_facts
-from ..matching.refusals import refusal
+from ..matching.refusals import refusal, timing_refusal
 from ..settings import is_debugging, is_off
 from . import native
 from .loader import LoadedKernel
@@ -152,7 +152,11 @@ def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> 
         place = INSTALLATION.kernels().get(kernel_id)
         for problem in INSTALLATION.kept_problems(kernel_id):
             mark_used(problem)
-        reason = None if place is None else refusal(place[0].header, facts)
+        reason = None
+        if place is not None:
+            bundle, kernel = place
+            reason = refusal(bundle.header, facts)
+            reason = reason or timing_refusal(kernel, facts.wants_determinism)
         if reason is None:
             return load_kernel(kernel_id)
     except Exception as error:  # ATen can always compute it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import math
 import os
 import threading
 import weakref
@@ -43,8 +44,8 @@ class LoadedKernel:
     Attributes:
         kernel: Its entry.
         op: The operation it computes.
-        quick_op: The same, but None for a gated kernel, which the function named for the operation
-            must refuse.
+        quick_op: The same, but None for a kernel that the function named for the operation must
+            refuse: a gated one, or, in some programs, one whose results depend on timing.
         handle: Its number in the native kernel table.
         launch: ``launch(a, b, out, *extras)``: `nvgemm_runtime.launch.native.Native.launch` of this
             kernel.
@@ -121,13 +122,15 @@ class KernelLoader:
             alignment_bytes=kernel.alignment_bytes,
             target=None if target.arch == CPU else target,
             workspace_bytes=kernel.workspace_bytes,
+            workspace=kernel.workspace,
+            cluster_size=math.prod(kernel.design.cluster),
             convention=convention,
         )
         signature = kernel.signature
         return LoadedKernel(
             kernel=kernel,
             op=signature.op,
-            quick_op=None if signature.is_gated else signature.op,
+            quick_op=signature.op if kernel.is_deterministic and not signature.is_gated else None,
             handle=handle,
             launch=functools.partial(launcher.launch, handle),
             sees_negation=any(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..bundle.calling_convention import PLAIN, CallingConvention
+from ..bundle.workspace import TileWorkspace
 from ..errors import DriverError, NoKernelError, ToolchainError
 from ..gemm.problem import Op, Signature
 from ..gemm.target import Target
@@ -70,6 +71,10 @@ class Native:
         find_kernel: ``find_kernel(id)`` is the handle of a registered kernel, or None.
         out_dtype: ``out_dtype(id)`` is the dtype (of TVM-FFI) of a kernel's result; it asks the
             loader for a kernel that is not registered.
+        clusters_at_once: ``clusters_at_once(device, cluster_size)`` is how many clusters of so many
+            thread blocks, each of which fills a multiprocessor, a CUDA device runs at once: what
+            kernels whose calling convention has ``clusters`` are told. It raises ValueError for a
+            size that no device has, and DriverError where the driver fails.
         set_loader: ``set_loader(function)`` sets the function that is called with the id of a
             kernel that an operator names and that is not registered; it must register the kernel.
             Compiled code passes the kernel's origin as well, and runs on ATen without the kernel.
@@ -86,6 +91,7 @@ class Native:
     open_kernel: Callable[[bytes, str, str], int]
     find_kernel: Callable[[str], int | None]
     out_dtype: Callable[[str], Any]
+    clusters_at_once: Callable[[int, int], int]
     set_loader: Callable[[Callable[..., object] | None], None]
     set_library_keeps_lock: Callable[[bool], None]
     _register_kernel: Callable[..., int]
@@ -99,6 +105,8 @@ class Native:
         alignment_bytes: int,
         target: Target | None,
         workspace_bytes: int = 0,
+        workspace: TileWorkspace | None = None,
+        cluster_size: int = 1,
         convention: CallingConvention = PLAIN,
     ) -> int:
         """Make a loaded kernel launchable; the same id again gives the same handle.
@@ -112,6 +120,9 @@ class Native:
             target: Which GPUs it runs on; None for a kernel that runs on the CPU.
             workspace_bytes: Device memory it needs besides its operands; each launch takes it from
                 torch's allocator.
+            workspace: As that, where the size depends on the problem's; a launch fills the part
+                that must be zero on its stream.
+            cluster_size: Thread blocks of a cluster, where the convention has ``clusters``.
             convention: What its function takes, in order.
 
         Returns:
@@ -125,9 +136,24 @@ class Native:
             function_address,
             alignment_bytes,
             workspace_bytes,
+            *_formula(workspace),
+            cluster_size,
             *_built_for(signature, target),
             *convention.parameters,
         )
+
+
+def _formula(workspace: TileWorkspace | None) -> tuple[int, ...]:
+    """A workspace's formula as the library takes it; a tile of 0 stands for none."""
+    if workspace is None:
+        return (0,) * 7
+    return (
+        *workspace.tile,
+        *workspace.tiles_multiple,
+        workspace.zeroed_once,
+        workspace.zeroed_per_tile,
+        workspace.scratch_per_tile,
+    )
 
 
 _OPS = (Op.MM, Op.BMM, Op.GROUPED_MM)
@@ -225,6 +251,7 @@ def _load() -> Native:
         open_kernel=module["open_kernel"],
         find_kernel=module["find_kernel"],
         out_dtype=module["out_dtype"],
+        clusters_at_once=module["clusters_at_once"],
         set_loader=module["set_loader"],
         set_library_keeps_lock=module["set_library_keeps_lock"],
         _register_kernel=module["register_kernel"],

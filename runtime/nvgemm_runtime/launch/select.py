@@ -12,7 +12,13 @@ from ..gemm.operands import MAX_ALIGNMENT_BYTES, Request, requests
 from ..gemm.problem import Op
 from ..installed.jit_cache import mark_used
 from ..installed.registry import INSTALLATION
-from ..matching.device import DeviceFacts, device_facts, host_platform, torch_cuda
+from ..matching.device import (
+    DeviceFacts,
+    device_facts,
+    host_platform,
+    torch_cuda,
+    wants_determinism,
+)
 from ..matching.index import Match, Miss, first_served
 from ..matching.refusals import process_refusal
 from .loader import LOADER, LoadedKernel
@@ -36,7 +42,8 @@ def choose_kernel(
         ValueError: If they do not fit together.
     """
     tensors = (a, b, out, *extras.tensors())
-    what = (op, extras.recipe, extras.activation, extras.gated, *extras.named())
+    wanted = (op, extras.recipe, extras.activation, extras.gated, wants_determinism())
+    what = (*wanted, *extras.named())
     key = (*what, *(fact for tensor in tensors for fact in _deciding_facts(tensor)))
     kernel = _chosen.get(key)
     if kernel is None:

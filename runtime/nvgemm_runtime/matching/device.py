@@ -10,7 +10,7 @@ import importlib.util
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -61,6 +61,7 @@ class DeviceFacts:
         shared_memory_bytes: Most shared memory that one thread block can opt in to; None for a CPU,
             or where torch does not tell.
         ffi_exports: Symbols that the installed TVM-FFI exports; None where it was not looked at.
+        wants_determinism: Whether kernels are left out whose results depend on timing.
     """
 
     kind: str
@@ -72,6 +73,7 @@ class DeviceFacts:
     runtime_library: RuntimeLibrary | None
     shared_memory_bytes: int | None = None
     ffi_exports: frozenset[str] | None = None
+    wants_determinism: bool = False
 
 
 NO_CUDA = "none"
@@ -166,9 +168,22 @@ def torch_versions() -> TorchVersions:
     return TorchVersions(torch=str(torch.__version__), cuda=torch.version.cuda or NO_CUDA)
 
 
-@functools.cache
+def wants_determinism() -> bool:
+    """Whether the program asked torch for deterministic algorithms."""
+    import torch
+
+    return bool(torch.are_deterministic_algorithms_enabled())
+
+
 def device_facts(kind: str, index: int) -> DeviceFacts:
-    """Facts of one device of this process. For a GPU this initialises CUDA."""
+    """Facts of one device of this process, as it is now. For a GPU this initialises CUDA."""
+    return _device_facts(kind, index, wants_determinism())
+
+
+@functools.cache
+def _device_facts(kind: str, index: int, wants_determinism: bool) -> DeviceFacts:
+    if wants_determinism:
+        return replace(_device_facts(kind, index, False), wants_determinism=True)
     cuda = torch_cuda()
     if kind != "cuda":
         return DeviceFacts(

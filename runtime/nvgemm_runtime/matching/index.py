@@ -184,6 +184,7 @@ class Index:
                 else:
                     near = around.nearest
                     kernels = self._scaled(near.aligned(alignment_bytes, is_compact), near, problem)
+                kernels = _with_small_workspaces(kernels, problem)
                 return self._match_with(Basis.SIGNATURE, around.nearest, kernels)
         reason = (
             f"operands are aligned to {alignment_bytes} bytes (pointers, contiguous extents and "
@@ -318,6 +319,27 @@ def _usable_rankings(
     counts = Counter(reason for reason in reasons if reason is not None)
     told = [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
     return rankings, told
+
+
+MAX_WORKSPACE_BYTES = 64 << 20
+"""For sizes that were not declared: kernels that need more memory are left out if others serve."""
+
+
+def _with_small_workspaces(
+    kernels: tuple[MatchedKernel, ...], problem: Problem
+) -> tuple[MatchedKernel, ...]:
+    """The kernels that a problem does not make allocate much; all, if all do.
+
+    A kernel that splits k is made for few tiles, and keeps an fp32 partial result of every one. Its
+    ranking may be that of a much smaller problem.
+    """
+    small = tuple(
+        served
+        for served in kernels
+        if served.kernel.workspace is None
+        or served.kernel.workspace.size_bytes(problem) <= MAX_WORKSPACE_BYTES
+    )
+    return small or kernels
 
 
 def _measured_times(usable: UsableRanking) -> MeasuredTimes:

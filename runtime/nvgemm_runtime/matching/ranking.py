@@ -25,7 +25,8 @@ from ..gemm.problem import Problem
 def waves(design: KernelDesign, problem: Problem, multiprocessors: int) -> int:
     """Waves that a kernel needs for a problem, with one thread block a multiprocessor.
 
-    Rows are taken to be shared out evenly among groups.
+    Rows are taken to be shared out evenly among groups. Blocks that share the k of a tile count one
+    by one.
     """
     cluster_m, cluster_n = design.cluster
     rows = -(-problem.m // problem.groups)
@@ -33,7 +34,7 @@ def waves(design: KernelDesign, problem: Problem, multiprocessors: int) -> int:
     blocks_n = -(-problem.n // design.tile[1])
     # Clusters are launched whole.
     clusters = -(-blocks_m // cluster_m) * -(-blocks_n // cluster_n)
-    blocks = clusters * cluster_m * cluster_n * problem.batch * problem.groups
+    blocks = clusters * cluster_m * cluster_n * problem.batch * problem.groups * design.splits
     return -(-blocks // multiprocessors)
 
 

@@ -21,8 +21,20 @@ def unlaunchable(kernel: Kernel) -> str | None:
             f"calling convention {kernel.calling_convention!r}, this release calls {KNOWN_FORM}; "
             f"{UPGRADE}"
         )
-    misfit = convention.misfit(kernel.signature, kernel.workspace_bytes)
-    return misfit and f"calling convention {kernel.calling_convention!r}: {misfit}"
+    misfit = convention.misfit(kernel.signature, kernel.has_workspace)
+    if misfit is not None:
+        return f"calling convention {kernel.calling_convention!r}: {misfit}"
+    return None if kernel.workspace is None else kernel.workspace.fault(kernel.signature.op)
+
+
+def timing_refusal(kernel: Kernel, wants_determinism: bool) -> str | None:
+    """Why a kernel is left out of a program that wants equal results of equal operands, or None."""
+    if kernel.is_deterministic or not wants_determinism:
+        return None
+    return (
+        "results depend on timing, and the program asked for deterministic algorithms "
+        "(torch.use_deterministic_algorithms)"
+    )
 
 
 def kernel_refusals(header: Header, facts: DeviceFacts) -> list[str | None]:
@@ -38,7 +50,12 @@ def kernel_refusals(header: Header, facts: DeviceFacts) -> list[str | None]:
         return imports_refusal(header, kernel, library, facts.ffi_exports)
 
     return [
-        *(unlaunchable(kernel) or misfit(kernel) for kernel in header.kernels),
+        *(
+            unlaunchable(kernel)
+            or timing_refusal(kernel, facts.wants_determinism)
+            or misfit(kernel)
+            for kernel in header.kernels
+        ),
         *(kernel.why for kernel in header.unknown_kernels),
     ]
 

@@ -102,7 +102,11 @@ def test_large_m_gets_no_place_for_small_kernels() -> None:
 
 def test_estimates_know_every_type_groups_and_batches() -> None:
     device = load_profile("B200")
-    model = MatmulHeuristics(device.heuristics_gpu, device.shared_memory_per_block_bytes.value)
+    model = MatmulHeuristics(
+        device.heuristics_gpu,
+        device.shared_memory_per_block_bytes.value,
+        device.sm_count.value,
+    )
 
     def estimate(key: str, tile_k: int, **counts: int) -> int:
         asked = Problem(signature=Signature.parse(key), m=4096, n=4096, k=4096, **counts)
@@ -121,6 +125,65 @@ def test_estimates_know_every_type_groups_and_batches() -> None:
         signature=Signature.parse("bmm/tn/bf16xbf16/fp32/bf16"), m=512, n=4096, k=4096, batch=8
     )
     assert grouped == model.estimate_ns(rows, BlockShape(tile=(128, 128, 64), cluster=(1, 1)))
+
+
+def splitting(tile: tuple[int, int, int], splits: int, name: str = "") -> Candidate:
+    whole = candidate(f"tile{tile} split {splits}{name}", BF16, tile=tile)
+    return replace(whole, block_shape=replace(whole.block_shape, splits=splits))
+
+
+def test_at_most_half_of_the_kernels_split_k() -> None:
+    tiles = ((64, 64, 64), (128, 128, 64), (256, 128, 64))
+    offered = (
+        *tiled(*tiles),
+        *(splitting(tile, splits) for tile in tiles for splits in (2, 4, 8)),
+    )
+
+    def estimate(problem: Problem, shape: BlockShape) -> int:
+        return shape.tile[0] * 1000 // shape.splits
+
+    for limit, most in ((1, 1), (2, 1), (4, 2), (8, 4)):
+        selection = select(problem(), offered, estimate, limit)
+        parts = [choice.candidate.block_shape.splits for choice in selection.choices]
+        assert sum(splits > 1 for splits in parts) == most
+        assert len(parts) == min(limit, len(tiles) + most)
+        reasons = {one.operator: one.reason for one in selection.rejections}
+        assert len(reasons) + len(parts) == len(offered)
+    assert "4 that split k rank higher" in reasons.values()
+
+
+def test_two_kernels_of_a_tile_split_k_into_whatever_parts() -> None:
+    tile = (64, 64, 64)
+    offered = tuple(splitting(tile, splits) for splits in (2, 4, 8))
+    selection = select(problem(), offered, lambda _, shape: 1000 * shape.splits, 8)
+    assert [c.candidate.block_shape.splits for c in selection.choices] == [2, 4]
+    assert "2 of the same block shape rank higher" in {one.reason for one in selection.rejections}
+
+
+def test_splitting_pays_where_tiles_leave_multiprocessors_idle() -> None:
+    """An H200 has 132 of them."""
+    device = load_profile("H200")
+    model = MatmulHeuristics(
+        device.heuristics_gpu,
+        device.shared_memory_per_block_bytes.value,
+        device.sm_count.value,
+    )
+
+    def estimates(m: int, n: int, k: int) -> list[int]:
+        shape = BlockShape(tile=(64, 16, 128), cluster=(1, 1), swapped=True)
+        found = [
+            model.estimate_ns(problem(m, n, k), replace(shape, splits=splits))
+            for splits in (1, 2, 4, 8)
+        ]
+        assert None not in found
+        return [time for time in found if time is not None]
+
+    few = estimates(16, 1024, 8192)  # 16 tiles
+    assert few == sorted(few, reverse=True), "eight parts fill the device"
+    some = estimates(16, 4096, 14336)  # 64 tiles: two parts fill it
+    assert min(some) == some[1]
+    many = estimates(256, 28672, 4096)  # it is full without
+    assert min(many) == many[0]
 
 
 def test_a_problem_that_no_candidate_can_run_says_why_for_each() -> None:

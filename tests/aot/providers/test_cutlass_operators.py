@@ -112,7 +112,7 @@ def test_each_family_is_called_its_own_way_and_is_missing_on_hopper_with_the_rea
         assert candidate.cluster_sizes, "all are static-persistent"
     parsed = parse_calling_convention(convention)
     assert parsed is not None
-    assert parsed.misfit(signature, workspace_bytes=0) is None
+    assert parsed.misfit(signature, has_workspace=False) is None
     nothing = provider.enumerate(signature, build_target("sm_90a"))
     assert not nothing.candidates
     assert nothing.absence is not None

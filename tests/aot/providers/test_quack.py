@@ -22,9 +22,10 @@ from nvgemm_aot.providers.quack.entry import compile_entry
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import BuildTarget, build_target
 from nvgemm_aot.verify.bundle import verify_bundle
+from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
-from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.gemm.types import DType, Epilogue, WeightOrder
 from repository import ROOT
 
@@ -40,7 +41,13 @@ def test_offers_16_bit_kernels_in_all_layouts_and_results(arch: str, layout: str
             signature = Signature.parse(f"{op}/{layout}/{dtype}x{dtype}/fp32/{out}")
             found = Quack().enumerate(signature, build_target(arch)).candidates
             assert len(found) == len(designs(arch, signature))
-            assert {one.calling_convention for one in found} == {"tvm_ffi:gemm(a,b,out,stream)"}
+            told = "clusters," if arch == HOPPER else ""
+            for one in found:
+                workspace = "workspace," if one.design.splits > 1 else ""
+                assert one.calling_convention == f"tvm_ffi:gemm(a,b,out,{workspace}{told}stream)"
+                convention = parse_calling_convention(one.calling_convention)
+                assert convention is not None
+                assert convention.misfit(signature, one.has_workspace) is None
             assert {one.signature for one in found} == {signature}
 
 
@@ -75,12 +82,12 @@ def test_says_why_it_offers_nothing(key: str, arch: str, reason: str) -> None:
 @pytest.mark.parametrize(
     ("key", "parameters"),
     [
-        ("bmm/nt/fp16xfp16/fp32/fp32/add", "a,b,addend,out,stream"),
-        ("mm/tt/bf16xbf16/fp32/fp8_e5m2/bias_silu", "a,b,addend,out,stream"),
-        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row", "a,b,scale_a,scale_b,out,stream"),
+        ("bmm/nt/fp16xfp16/fp32/fp32/add", "a,b,addend,out,clusters,stream"),
+        ("mm/tt/bf16xbf16/fp32/fp8_e5m2/bias_silu", "a,b,addend,out,clusters,stream"),
+        ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row", "a,b,scale_a,scale_b,out,clusters,stream"),
         (
             "mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp32/fp32_tensor/bias",
-            "a,b,scale_a,scale_b,addend,out,stream",
+            "a,b,scale_a,scale_b,addend,out,clusters,stream",
         ),
     ],
 )
@@ -113,7 +120,8 @@ def test_offers_gated_kernels_in_what_is_supported(arch: str, epilogue: Epilogue
         assert len(found.candidates) == len(gated.designs(arch, signature)) > 15
         addend = "addend," if epilogue.addend else ""
         conventions = {one.calling_convention for one in found.candidates}
-        assert conventions == {f"tvm_ffi:gemm(a,b,{addend}out,stream)"}
+        told = "clusters," if arch == HOPPER else ""
+        assert conventions == {f"tvm_ffi:gemm(a,b,{addend}out,{told}stream)"}
         assert len({one.operator for one in found.candidates}) == len(found.candidates)
         assert all(not one.design.swapped for one in found.candidates)
 
@@ -182,7 +190,51 @@ def test_a_swapped_design_is_stated_along_the_problem() -> None:
     assert one.design.cluster == (2, 1)
     assert one.block_shape.tile == (128, 192, 64)
     assert one.block_shape.cluster == (1, 2)
-    assert one.cluster_sizes == (2,)
+    assert one.cluster_sizes == (), "launches are told how many clusters run at once"
+
+
+def test_kernels_that_split_k_have_a_counter_and_a_partial_result_for_each_tile() -> None:
+    signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
+    found = Quack().enumerate(signature, build_target("sm_90a")).candidates
+    splitting = [one for one in found if one.design.splits > 1]
+    assert {one.design.splits for one in splitting} == {2, 4, 8}
+    assert len(splitting) < len(found) / 4
+    assert all(one.workspace is None for one in found if one.design.splits == 1)
+    problem = Problem(signature=signature, m=100, n=1000, k=8192)
+    for one in splitting:
+        assert one.workspace is not None
+        m, n, _ = one.design.tile
+        tiles = one.workspace.tiles(problem)
+        assert one.workspace.tile == (m, n)
+        assert tiles >= -(-100 // m) * -(-1000 // n)
+        assert tiles % (one.design.cluster[0] * one.design.cluster[1]) == 0
+        room = 4 * tiles + 4 * m * n * tiles
+        assert room <= one.workspace.size_bytes(problem) <= room + 256
+        zeroed = 4 * tiles if one.is_deterministic else one.workspace.size_bytes(problem)
+        assert zeroed <= one.workspace.zeroed_bytes(problem) <= zeroed + 127
+        assert f"_split_k{one.design.splits}_" in one.operator
+        assert one.is_deterministic == one.operator.endswith("_serial")
+
+
+def test_two_parts_are_never_added_in_any_order() -> None:
+    """Their sum is the same, so nothing would be gained by zeros for the partial results."""
+    signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
+    assert all(one.splits > 2 for one in designs(HOPPER, signature) if one.in_any_order)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "mm/tn/bf16xbf16/fp32/bf16/bias",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row",
+    ],
+)
+def test_kernels_that_do_more_than_multiply_do_not_split_k(key: str) -> None:
+    found = Quack().enumerate(Signature.parse(key), build_target("sm_90a")).candidates
+    assert found
+    assert all(one.design.splits == 1 for one in found)
+    assert all(one.calling_convention.endswith("out,clusters,stream)") for one in found)
 
 
 def test_k_of_a_tile_counts_bytes() -> None:
@@ -218,7 +270,7 @@ def test_another_release_of_the_library_is_refused_before_anything_is_compiled(
 
     monkeypatch.setattr(cute_dsl, "version", versions)
     path = tmp_path / "both.yaml"
-    path.write_text(MANIFEST.format(arch="sm_90a", providers="cutlass_operators, quack"))
+    path.write_text(MANIFEST.format(arch="sm_90a", providers="cutlass_operators, quack", k=256))
     said = rf"quack-kernels {version} is installed, must be 0\.6\.5.*run: pip install 'quack-ker"
     with pytest.raises(ToolchainError, match=said):
         build(load_manifest(path), tmp_path / "out", Cache(tmp_path / "cache"), jobs=1)
@@ -277,7 +329,7 @@ class WithAnImpossibleDesign(Quack):
         if candidate.operator != "impossible":
             return super().compile(candidate, target)
         impossible = Design(tile=(64, 100), cluster=(1, 1))
-        compile_entry(impossible, candidate.signature, target.target.arch, 132)
+        compile_entry(impossible, candidate.signature, target.target.arch)
         raise AssertionError("it compiles")
 
 
@@ -285,7 +337,7 @@ def test_a_design_that_does_not_compile_is_named_and_the_others_are_built(
     tmp_path: Path, kernel_cache: Cache
 ) -> None:
     path = tmp_path / "one.yaml"
-    path.write_text(MANIFEST.format(arch="sm_90a", providers=WithAnImpossibleDesign.name))
+    path.write_text(MANIFEST.format(arch="sm_90a", providers=WithAnImpossibleDesign.name, k=256))
     result = build(load_manifest(path), tmp_path / "out", kernel_cache, jobs=1)
     (bundle,) = result.bundles
     assert [kernel.operator for kernel in bundle.header.kernels] == [
@@ -322,14 +374,14 @@ candidates: 2
 gemms:
   - dtype: bf16
     layout: nt
-    mnk: [[16, 512, 256]]
+    mnk: [[16, 512, {k}]]
 """
 
 
 @pytest.mark.parametrize("arch", ["sm_90a", pytest.param("sm_100f", marks=pytest.mark.slow)])
 def test_a_bundle_of_both_providers_verifies_and_comes_out_equal(tmp_path: Path, arch: str) -> None:
     path = tmp_path / "both.yaml"
-    path.write_text(MANIFEST.format(arch=arch, providers="quack, cutlass_operators"))
+    path.write_text(MANIFEST.format(arch=arch, providers="quack, cutlass_operators", k=256))
     manifest = load_manifest(path)
     assert manifest.providers == ("quack", "cutlass_operators")
     first, again = (
@@ -385,3 +437,18 @@ def test_beside_another_provider_it_offers_the_same() -> None:
     alone, both = load_provider("quack"), load_provider("cutlass_operators+quack")
     found = alone.enumerate(signature, target).candidates
     assert both.enumerate(signature, target).candidates[-len(found) :] == found
+
+
+def test_kernels_that_split_k_verify(tmp_path: Path, kernel_cache: Cache) -> None:
+    """What device code shows agrees: sums in memory, the order of them, and who is waited for."""
+    path = tmp_path / "split.yaml"
+    text = MANIFEST.format(arch="sm_90a", providers="quack", k=16384)
+    path.write_text(text.replace("candidates: 2", "candidates: 4"))
+    (built,) = build(load_manifest(path), tmp_path, kernel_cache).bundles
+    splitting = [kernel for kernel in built.header.kernels if kernel.design.splits > 1]
+    assert {kernel.is_deterministic for kernel in splitting} == {True, False}
+    report = verify_bundle(built.path, disassemble=True)
+    assert report.ok, report.findings
+    texts = {one.id: one.operands or "" for one in report.kernels}
+    assert all("workspace: Tensor([n" in texts[kernel.id] for kernel in splitting)
+    assert all("clusters: int32, stream: Stream" in text for text in texts.values())

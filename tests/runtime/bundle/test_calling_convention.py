@@ -12,24 +12,25 @@ GROUPED_KEY = "grouped_mm/tn/bf16xbf16/fp32/bf16"
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "workspace_bytes", "needs_compact"),
+    ("text", "key", "has_workspace", "needs_compact"),
     [
-        ("tvm_ffi:gemm(a,b,out,stream)", PLAIN_KEY, 0, False),
-        ("tvm_ffi:gemm(a,b,stream,scale_a,scale_b,addend,out)", SCALED_KEY, 0, False),
-        ("tvm_ffi:gemm(a*,b*,scale_a*,scale_b*,out*,mnkl,stream)", MXFP8_KEY, 0, True),
-        ("tvm_ffi:gemm(a,b,scale_a*,scale_b*,out,mnkl,stream)", MXFP8_KEY, 0, True),
-        ("tvm_ffi:gemm(a,b,out,offsets,workspace,stream)", GROUPED_KEY, 64, False),
+        ("tvm_ffi:gemm(a,b,out,stream)", PLAIN_KEY, False, False),
+        ("tvm_ffi:gemm(a,b,stream,scale_a,scale_b,addend,out)", SCALED_KEY, False, False),
+        ("tvm_ffi:gemm(a*,b*,scale_a*,scale_b*,out*,mnkl,stream)", MXFP8_KEY, False, True),
+        ("tvm_ffi:gemm(a,b,scale_a*,scale_b*,out,mnkl,stream)", MXFP8_KEY, False, True),
+        ("tvm_ffi:gemm(a,b,out,offsets,workspace,stream)", GROUPED_KEY, True, False),
+        ("tvm_ffi:gemm(a,b,out,clusters,stream)", PLAIN_KEY, False, False),
     ],
 )
 def test_reads_what_a_function_takes(
-    text: str, key: str, workspace_bytes: int, needs_compact: bool
+    text: str, key: str, has_workspace: bool, needs_compact: bool
 ) -> None:
     convention = parse_calling_convention(text)
     assert convention is not None
     assert f"tvm_ffi:{convention.name}({','.join(convention.parameters)})" == text
     assert convention.symbol == "__tvm_ffi_gemm"
     assert convention.needs_compact is needs_compact
-    assert convention.misfit(Signature.parse(key), workspace_bytes) is None
+    assert convention.misfit(Signature.parse(key), has_workspace) is None
 
 
 def test_the_plain_one_has_its_name() -> None:
@@ -58,24 +59,25 @@ def test_what_it_does_not_know_is_none(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "key", "workspace_bytes", "reason"),
+    ("parameters", "key", "has_workspace", "reason"),
     [
-        ("tvm_ffi:gemm(a,b,out)", PLAIN_KEY, 0, "stream is passed never, must be once"),
-        ("tvm_ffi:gemm(a,b,b,out,stream)", PLAIN_KEY, 0, "b is passed 2 times, must be once"),
-        ("tvm_ffi:gemm(a,b,addend,out,stream)", PLAIN_KEY, 0, "addend is passed once, must be"),
-        ("tvm_ffi:gemm(a,b,out,stream)", GROUPED_KEY, 0, "offsets is passed never, must be once"),
-        ("tvm_ffi:gemm(a*,b*,out*,stream)", PLAIN_KEY, 0, "mnkl is passed never, must be once"),
-        ("tvm_ffi:gemm(a,b,out,mnkl,stream)", PLAIN_KEY, 0, "mnkl is passed once, must be never"),
-        ("tvm_ffi:gemm(a,b,out,stream)", PLAIN_KEY, 8, "workspace is passed never, must be once"),
-        ("tvm_ffi:gemm(a,b,out,workspace,stream)", PLAIN_KEY, 0, "workspace is passed once, must"),
+        ("a,b,out", PLAIN_KEY, False, "stream is passed never, must be once"),
+        ("a,b,b,out,stream", PLAIN_KEY, False, "b is passed 2 times, must be once"),
+        ("a,b,addend,out,stream", PLAIN_KEY, False, "addend is passed once, must be"),
+        ("a,b,out,stream", GROUPED_KEY, False, "offsets is passed never, must be once"),
+        ("a*,b*,out*,stream", PLAIN_KEY, False, "mnkl is passed never, must be once"),
+        ("a,b,out,mnkl,stream", PLAIN_KEY, False, "mnkl is passed once, must be never"),
+        ("a,b,out,stream", PLAIN_KEY, True, "workspace is passed never, must be once"),
+        ("a,b,out,workspace,stream", PLAIN_KEY, False, "workspace is passed once, must"),
+        ("a,b,out,clusters,clusters,stream", PLAIN_KEY, False, "clusters is passed 2 times"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_the_kernel_is_said(
-    text: str, key: str, workspace_bytes: int, reason: str
+    parameters: str, key: str, has_workspace: bool, reason: str
 ) -> None:
-    convention = parse_calling_convention(text)
+    convention = parse_calling_convention(f"tvm_ffi:gemm({parameters})")
     assert convention is not None
-    said = convention.misfit(Signature.parse(key), workspace_bytes)
+    said = convention.misfit(Signature.parse(key), has_workspace)
     assert said is not None
     assert f"parameter {reason}" in said
     assert key in said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,6 +66,52 @@ def test_kernels_that_are_slower_lose_without_a_trace(
     assert compiled.launched == ()
     assert "extern_kernels.mm(" in compiled.code[0]
     assert "nvgemm" not in compiled.code[0]
+
+
+def test_kernels_with_a_workspace_win_and_get_it_at_each_launch(
+    inductor: InductorSession,
+    kernel_cache: Cache,
+    tmp_path: Path,
+    operands: tuple[Tensor, Tensor],
+) -> None:
+    bundle = recording_kernels.build_recording(
+        [cpu_provider.problem()], tmp_path, kernel_cache, recording_kernels.WithCounters()
+    )
+    inductor.use(bundle.path)
+    inductor.slow_down_aten()
+    for cpp_wrapper in (False, True):
+        with config.patch(cpp_wrapper=cpp_wrapper):
+            compiled = inductor.compile(lambda a, b: a @ b + a[:, :1] @ b[:1], *operands)
+            torch.testing.assert_close(
+                compiled.result, operands[0] @ operands[1] + operands[0][:, :1] @ operands[1][:1]
+            )
+            assert len(compiled.launched) >= 1
+
+
+@pytest.mark.parametrize("setting", ["torch", "inductor"])
+def test_kernels_that_depend_on_timing_do_not_join_deterministic_programs(
+    inductor: InductorSession,
+    kernel_cache: Cache,
+    tmp_path: Path,
+    operands: tuple[Tensor, Tensor],
+    setting: str,
+) -> None:
+    bundle = recording_kernels.build_recording(
+        [cpu_provider.problem()], tmp_path, kernel_cache, recording_kernels.TimingDependent()
+    )
+    inductor.use(bundle.path)
+    inductor.slow_down_aten()
+    assert inductor.compile(torch.mm, *operands).launched
+    torch._dynamo.reset()
+    torch.use_deterministic_algorithms(setting == "torch")
+    try:
+        with inductor.watch_choices() as choices, config.patch(deterministic=setting != "torch"):
+            compiled = inductor.compile(torch.mm, *operands)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    torch.testing.assert_close(compiled.result, torch.mm(*operands))
+    assert compiled.launched == ()
+    assert not any("nvgemm" in name for names in choices for name in names)
 
 
 @pytest.fixture(scope="module")

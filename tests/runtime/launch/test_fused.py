@@ -22,6 +22,7 @@ from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.launch.compiled import gemm
 from nvgemm_runtime.launch.select import load_kernel
 from nvgemm_runtime.settings import DEBUG_VARIABLE
 
@@ -95,6 +96,30 @@ def test_a_workspace_is_there_for_each_launch(
     arguments = arguments_of(served)
     for _ in range(2):
         assert_close(call_of(arguments)(), arguments)
+
+
+def test_a_workspace_grows_with_the_problem_and_begins_with_zeros(
+    tmp_path: Path, kernel_cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels refuse any other workspace, and leave theirs full of ones."""
+    provider = cpu_provider.WithCounters()
+    served = signature("tn", operand=DType.BF16)
+    built = cpu_provider.build_bundle(
+        [problem_of(served, 16, 32, 64)], tmp_path, kernel_cache, provider=provider
+    )
+    use(monkeypatch, built.path)
+    nvgemm_runtime.load_operators()
+    for kernel in built.header.kernels:
+        generated = gemm(torch.ops.aten.mm.out, kernel.id, "a wheel")
+        for m in (16, 48, 8):
+            arguments = arguments_of(served, m, 32, 64)
+            a, b, out = arguments.operands()
+            for _ in range(2):
+                assert_close(nvgemm_runtime.mm(a, b, kernel=kernel.id), arguments)
+                out.fill_(float("nan"))
+                assert_close(generated(a, b, out=out), arguments)
+                operator = torch.ops.nvgemm_aot.mm(a, b, kernel.id)
+                assert torch.equal(operator, out)
 
 
 @pytest.mark.parametrize("shape", [(32,), (1, 32), (16, 32)])

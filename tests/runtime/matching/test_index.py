@@ -7,10 +7,18 @@ import pytest
 from matching_headers import content, found, header, index, problem, reasons
 from nvgemm_aot.bundle.writer import encode_bundle
 from nvgemm_runtime.bundle.format import CompileFailure, Header, Scope, UnservedReason, sha256_hex
+from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.problem import Layout, Problem, Signature
 from nvgemm_runtime.gemm.target import Target
 from nvgemm_runtime.matching.device import DeviceFacts
-from nvgemm_runtime.matching.index import Basis, BundleView, Match, Miss, newest_compiler_first
+from nvgemm_runtime.matching.index import (
+    MAX_WORKSPACE_BYTES,
+    Basis,
+    BundleView,
+    Match,
+    Miss,
+    newest_compiler_first,
+)
 from nvgemm_runtime.matching.refusals import refusal
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import B200, LIBRARY
@@ -176,6 +184,34 @@ def test_kernels_that_this_release_cannot_launch_are_left_out_with_the_reason(
     said = reasons(index(none).match(problem(16), 16))
     assert f"b0: 2 kernels are left out: {said.split('left out: ')[1]}" in said
     assert reason in said
+
+
+def test_other_sizes_get_no_kernel_that_allocates_much_if_others_serve() -> None:
+    workspace = TileWorkspace(
+        tile=(64, 16),
+        tiles_multiple=(1, 1),
+        zeroed_once=0,
+        zeroed_per_tile=4,
+        scratch_per_tile=4096,
+    )
+    splitting = {
+        "workspace": workspace,
+        "calling_convention": "tvm_ffi:gemm(a,b,out,workspace,stream)",
+    }
+    built = with_alignment(16, 16)
+    best = built.rankings[0].kernels[0].kernel
+    mixed = index(replace(built, kernels=tuple(
+        replace(kernel, **splitting) if place == best else kernel
+        for place, kernel in enumerate(built.kernels)
+    )))  # fmt: skip
+    few, many = problem(17), problem(8192)
+    assert workspace.size_bytes(few) <= MAX_WORKSPACE_BYTES < workspace.size_bytes(many)
+    for asked in (problem(16), few):
+        assert found(mixed.match(asked, 16)).kernels[0].kernel.id == built.kernels[best].id
+    (kept,) = found(mixed.match(many, 16)).kernels
+    assert kept.kernel.id != built.kernels[best].id
+    alone = index(replace(built, kernels=tuple(replace(k, **splitting) for k in built.kernels)))
+    assert len(found(alone.match(many, 16)).kernels) == 2
 
 
 def test_kernels_without_strides_serve_compact_operands_alone() -> None:

@@ -50,6 +50,8 @@ def design(
         (design(cluster=(1, 4)), (128 * 10, 128 * 9), 2),  # 9 columns of blocks, launched as 12
         (design((256, 128), (2, 1), 2), (256 * 5, 128 * 10), 1),  # two blocks a tile
         (design((256, 128), (2, 1), 2), (256 * 5 + 1, 128 * 10), 2),
+        (replace(design(), splits=4), (128 * 5, 128 * 5), 1),  # 25 tiles, four blocks each
+        (replace(design(), splits=4), (128 * 5, 128 * 6), 2),
     ],
 )
 def test_clusters_and_waves_are_counted_whole(

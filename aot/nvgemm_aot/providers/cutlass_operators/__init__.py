@@ -93,7 +93,11 @@ class CutlassOperators:
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
         """NvMatmulHeuristics' model of the device; see `Provider.runtime_model`."""
         device = target.device
-        return MatmulHeuristics(device.heuristics_gpu, device.shared_memory_per_block_bytes.value)
+        return MatmulHeuristics(
+            device.heuristics_gpu,
+            device.shared_memory_per_block_bytes.value,
+            device.sm_count.value,
+        )
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         """Compile one operator to an object; see `Provider.compile`."""

@@ -26,7 +26,7 @@ from .. import cute_dsl
 from ..base import INTERFACE_VERSION, BlockShape, Candidate, Enumeration, RuntimeModel
 from ..heuristics import MatmulHeuristics
 from . import epilogue, gated
-from .designs import HOPPER, Design, designs
+from .designs import HOPPER, Design, designs, workspace_of
 from .entry import (
     ALIGNMENT_BYTES,
     CUTE_TYPES,
@@ -64,7 +64,7 @@ class Quack:
 
     interface = INTERFACE_VERSION
     name = "quack"
-    recipe = f"2, host {cute_dsl.HOST_CPU} {cute_dsl.HOST_FEATURES}"
+    recipe = f"3, host {cute_dsl.HOST_CPU} {cute_dsl.HOST_FEATURES}"
 
     def toolchain(self) -> dict[str, str]:
         """Versions of the compiler and the library; see `Provider.toolchain`.
@@ -106,7 +106,11 @@ class Quack:
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
         """NvMatmulHeuristics' model of the device; see `Provider.runtime_model`."""
         device = target.device
-        return MatmulHeuristics(device.heuristics_gpu, device.shared_memory_per_block_bytes.value)
+        return MatmulHeuristics(
+            device.heuristics_gpu,
+            device.shared_memory_per_block_bytes.value,
+            device.sm_count.value,
+        )
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         """Compile one design to an object; see `Provider.compile`."""
@@ -114,15 +118,9 @@ class Quack:
         signature = candidate.signature
         named = {_operator(one, signature, arch): one for one in _offered(signature, arch)}
         compile_design = gated.compile_gated if signature.is_gated else compile_entry
-        limits = candidate.design.cluster_limits
         try:
             cute_dsl.warm_up()
-            compiled = compile_design(
-                named[candidate.operator],
-                signature,
-                arch,
-                limits[0].max_active if limits else None,
-            )
+            compiled = compile_design(named[candidate.operator], signature, arch)
             return cute_dsl.export_object(compiled)
         except (OSError, ToolchainError):
             raise
@@ -146,15 +144,22 @@ class Quack:
                 fallback_cluster=None,
                 scheduler="static_persistent" if static else "clc",
                 swapped=design.swapped,
+                splits=design.splits,
+                dependent_launch=True,
             ),
-            cluster_sizes=(design.cluster[0] * design.cluster[1],) if static else (),
+            cluster_sizes=(),
             block_shape=BlockShape(
-                tile=(m // ctas, n, tile_k), cluster=design.cluster, swapped=design.swapped
+                tile=(m // ctas, n, tile_k),
+                cluster=design.cluster,
+                swapped=design.swapped,
+                splits=design.splits,
             ),
-            preference=0 if design.pingpong or not static else 1,
+            preference=2 if design.in_any_order else 0 if design.pingpong or not static else 1,
             alignment_bytes=ALIGNMENT_BYTES,
             workspace_bytes=0,
-            calling_convention=str(calling_convention(signature)),
+            workspace=workspace_of(design),
+            is_deterministic=not design.in_any_order,
+            calling_convention=str(calling_convention(design, signature, arch)),
             added_code=_added_code(signature),
             traits=("pingpong",) if design.pingpong else (),
         )
@@ -208,7 +213,9 @@ def _operator(design: Design, signature: Signature, arch: str) -> str:
     kind = ("pingpong" if design.pingpong else "cooperative") if arch == HOPPER else "clc"
     family = "Sm90" if arch == HOPPER else "Sm100"
     epilogue = "Gated" if signature.is_gated else "Default"
+    order = "parallel" if design.in_any_order else "serial"
+    split = f"_split_k{design.splits}_{order}" if design.splits > 1 else ""
     return (
         f"quack.Gemm{epilogue}{family}_{kind}_cluster{design.cluster[0]}x{design.cluster[1]}x1"
-        f"_tile{m}x{n}x{design.tile_k(signature.a)}{'_swap_ab' if design.swapped else ''}"
+        f"_tile{m}x{n}x{design.tile_k(signature.a)}{'_swap_ab' if design.swapped else ''}{split}"
     )

@@ -1,8 +1,9 @@
 """Compiles quack's dense GEMM behind the calling convention of this project.
 
 quack's function takes eleven arguments, among them tuples for epilogue and scheduler. A small
-function around it takes ``(a, b, out, stream)``, or scales and an addend before ``out``, and passes
-constants for the rest; it adds nothing to the device code.
+function around it takes ``(a, b, out, stream)``, or scales and an addend before ``out``; behind
+that a workspace if k is split, and on Hopper the number of clusters that the device runs at once.
+It passes constants for the rest, and adds nothing to the device code.
 """
 
 from __future__ import annotations
@@ -12,14 +13,20 @@ import importlib.util
 import sys
 from typing import Any
 
-from nvgemm_runtime.bundle.calling_convention import STREAM, CallingConvention
+from nvgemm_runtime.bundle.calling_convention import (
+    CLUSTERS,
+    STREAM,
+    WORKSPACE,
+    CallingConvention,
+)
+from nvgemm_runtime.bundle.workspace import ZEROED_MULTIPLE_BYTES
 from nvgemm_runtime.errors import ToolchainError, one_line
 from nvgemm_runtime.gemm.problem import Op, Signature
-from nvgemm_runtime.gemm.roles import Role, extra_roles, role_dtype, roles
+from nvgemm_runtime.gemm.roles import Role, role_dtype, roles
 from nvgemm_runtime.gemm.types import Addend, DType, ScaleRecipe
 
 from .. import cute_dsl
-from .designs import HOPPER, Design
+from .designs import FLAG_BYTES, HOPPER, Design
 from .epilogue import epilogue_arguments, has_own_epilogue, kernel_with_epilogue
 
 ALIGNMENT_BYTES = 16
@@ -64,83 +71,183 @@ def import_library() -> None:
         ) from error
 
 
-def compile_entry(
-    design: Design, signature: Signature, arch: str, clusters_at_once: int | None
-) -> Any:
+def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
     """Compile one design for a signature; may raise any exception of the compiler.
 
     Args:
         design: The design.
         signature: What to compute.
         arch: Architecture, e.g. ``sm_90a``.
-        clusters_at_once: How many clusters the device runs at once; compiled into the launch of a
-            static-persistent kernel, and None for others.
     """
     import_library()
-    from cuda.bindings.driver import CUstream
-    from cutlass import Int32, cute
+    from cutlass import cute
     from quack.tile_scheduler import TileSchedulerOptions
 
     gemm = _gemm_object(design, signature, arch)
+    parameters = calling_convention(design, signature, arch).parameters
 
-    def launch(*tensors: Any, stream: Any) -> None:
-        given = dict(zip(roles(signature), tensors))
-        operands = (given[Role.A], given[Role.B])
+    def launch(**given: Any) -> None:
+        operands = (given["a"], given["b"])
         first, second = operands[::-1] if design.swapped else operands
         epilogue, matrix = gemm.EpilogueArguments(), None
         if has_own_epilogue(signature):
-            epilogue, matrix = epilogue_arguments(gemm, signature, given, swapped=design.swapped)
-        scheduler = TileSchedulerOptions(
-            max_active_clusters=Int32(clusters_at_once or 1), max_swizzle_size=Int32(MAX_SWIZZLE)
-        )
+            tensors = {role: given[role.value] for role in roles(signature)}
+            epilogue, matrix = epilogue_arguments(gemm, signature, tensors, swapped=design.swapped)
+        if design.splits > 1:
+            split = _split_tensors(design, given["out"], given[WORKSPACE])
+            epilogue = gemm.EpilogueArguments(**split)
+        scheduler = TileSchedulerOptions(**scheduler_options(given.get(CLUSTERS)))
         gemm(
-            first, second, given[Role.OUT], matrix, epilogue, scheduler, None, stream, None, None
+            first, second, given["out"], matrix, epilogue, scheduler, None, given[STREAM], None,
+            None,
         )  # fmt: skip
 
     # The compiler reads a function's parameters, so each list of them is a function of its own.
     def multiply(a: Any, b: Any, out: Any, stream: Any) -> None:
-        launch(a, b, out, stream=stream)
+        launch(a=a, b=b, out=out, stream=stream)
+
+    def multiply_told(a: Any, b: Any, out: Any, clusters: Any, stream: Any) -> None:
+        launch(a=a, b=b, out=out, clusters=clusters, stream=stream)
+
+    def split(a: Any, b: Any, out: Any, workspace: Any, clusters: Any, stream: Any) -> None:
+        launch(a=a, b=b, out=out, workspace=workspace, clusters=clusters, stream=stream)
 
     def add(a: Any, b: Any, addend: Any, out: Any, stream: Any) -> None:
-        launch(a, b, addend, out, stream=stream)
+        launch(a=a, b=b, addend=addend, out=out, stream=stream)
 
-    def scale(a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, stream: Any) -> None:
-        launch(a, b, scale_a, scale_b, out, stream=stream)
+    def add_told(a: Any, b: Any, addend: Any, out: Any, clusters: Any, stream: Any) -> None:
+        launch(a=a, b=b, addend=addend, out=out, clusters=clusters, stream=stream)
 
-    def scale_and_add(
-        a: Any, b: Any, scale_a: Any, scale_b: Any, addend: Any, out: Any, stream: Any
+    def scale_told(
+        a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, clusters: Any, stream: Any
     ) -> None:
-        launch(a, b, scale_a, scale_b, addend, out, stream=stream)
+        launch(
+            a=a, b=b, scale_a=scale_a, scale_b=scale_b, out=out, clusters=clusters, stream=stream
+        )
 
-    call = {
-        (): multiply,
-        (Role.ADDEND,): add,
-        (Role.SCALE_A, Role.SCALE_B): scale,
-        (Role.SCALE_A, Role.SCALE_B, Role.ADDEND): scale_and_add,
-    }[extra_roles(signature)]
-    call.__annotations__ = {role.value: cute.Tensor for role in roles(signature)}
-    call.__annotations__["stream"] = CUstream
+    def scale_and_add_told(
+        a: Any, b: Any, scale_a: Any, scale_b: Any, addend: Any, out: Any, clusters: Any,
+        stream: Any,
+    ) -> None:  # fmt: skip
+        launch(
+            a=a, b=b, scale_a=scale_a, scale_b=scale_b, addend=addend, out=out, clusters=clusters,
+            stream=stream,
+        )  # fmt: skip
+
+    call = with_parameters(
+        parameters, multiply, multiply_told, split, add, add_told, scale_told, scale_and_add_told
+    )
     return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
-        cute.jit(call), *_sample_tensors(signature), cute.runtime.make_fake_stream()
+        cute.jit(call), *sample_arguments(parameters, _sample_tensors(signature))
     )
 
 
-def calling_convention(signature: Signature) -> CallingConvention:
-    """How a signature's kernels are called."""
-    parameters = (*(role.value for role in roles(signature)), STREAM)
+def calling_convention(design: Design, signature: Signature, arch: str) -> CallingConvention:
+    """How a design's kernels are called."""
+    others = {WORKSPACE: design.splits > 1, CLUSTERS: arch == HOPPER, STREAM: True}
+    parameters = (
+        *(role.value for role in roles(signature)),
+        *(name for name, is_passed in others.items() if is_passed),
+    )
     return CallingConvention(name=cute_dsl.FUNCTION_NAME, parameters=parameters)
+
+
+def with_parameters(parameters: tuple[str, ...], *functions: Any) -> Any:
+    """The function that has these parameters, with the types that the compiler asks for."""
+    from cuda.bindings.driver import CUstream
+    from cutlass import Int32, cute
+
+    (found,) = (
+        one
+        for one in functions
+        if one.__code__.co_varnames[: one.__code__.co_argcount] == parameters
+    )
+    kinds = {CLUSTERS: Int32, STREAM: CUstream}
+    found.__annotations__ = {name: kinds.get(name, cute.Tensor) for name in parameters}
+    return found
+
+
+def sample_arguments(parameters: tuple[str, ...], tensors: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Stand-ins for all parameters; ``tensors`` are those of the signature, which come first."""
+    from cutlass import Int32, Uint8, cute
+
+    makers = {
+        WORKSPACE: lambda: cute.runtime.make_fake_tensor(
+            Uint8, (cute.sym_int64(),), (1,), assumed_align=ALIGNMENT_BYTES
+        ),
+        CLUSTERS: lambda: Int32(1),
+        STREAM: cute.runtime.make_fake_stream,
+    }
+    return (*tensors, *(makers[name]() for name in parameters[len(tensors) :]))
+
+
+def scheduler_options(clusters: Any) -> dict[str, Any]:
+    """Arguments of the library's scheduler; it asks for a number of clusters in any case."""
+    from cutlass import Int32
+
+    return {
+        "max_active_clusters": Int32(1) if clusters is None else clusters,
+        "max_swizzle_size": Int32(MAX_SWIZZLE),
+    }
+
+
+def _split_tensors(design: Design, out: Any, workspace: Any) -> dict[str, Any]:
+    """The counters and partial results of all tiles, in a workspace as `workspace_of` has it.
+
+    Both have a place for every thread block of a cluster, also one that lies outside the result.
+    """
+    from cutlass import Float32, Int32, Int64, cute
+
+    (m, n), (batch, rows, columns) = design.tile, (1, *out.shape)[-3:]
+    extents = (columns, rows) if design.swapped else (rows, columns)
+    tiles_m, tiles_n = (
+        cute.round_up(cute.ceil_div(extent, tile), multiple)
+        for extent, tile, multiple in zip(extents, (m, n), design.cluster)
+    )
+    # 64 bits: a result may have more elements than 32 bits count.
+    row = Int64(tiles_n)
+    matrix = row * tiles_m
+    flags = cute.make_tensor(
+        cute.recast_ptr(workspace.iterator, dtype=Int32),
+        cute.make_layout((tiles_m, tiles_n, batch), stride=(row, 1, matrix)),
+    )
+    begin = cute.round_up(matrix * batch * FLAG_BYTES, ZEROED_MULTIPLE_BYTES)
+    partials = cute.make_ptr(
+        Float32,
+        (workspace.iterator + cute.assume(begin, divby=ZEROED_MULTIPLE_BYTES)).toint(),
+        cute.AddressSpace.gmem,
+        assumed_align=ALIGNMENT_BYTES,
+    )
+    size = m * n
+
+    def elements(tiles: Any) -> Any:
+        return cute.assume(tiles * size, divby=size)  # or the kernel's vectors look unaligned
+
+    return {
+        "split_k_semaphore": flags,
+        "split_k_workspace": cute.make_tensor(
+            partials,
+            cute.make_layout(
+                (size, tiles_m, tiles_n, batch), stride=(1, elements(row), size, elements(matrix))
+            ),
+        ),
+    }
 
 
 def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
     """The library's kernel, told how tensors arrive: A as (m, k), B as (k, n), out as (m, n)."""
     import cutlass
     from quack import gemm_default_epi as library
+    from quack.gemm_config import SplitKMode
 
     options: dict[str, Any] = (
         {"pingpong": design.pingpong, "is_persistent": True}
         if arch == HOPPER
         else {"use_clc_persistence": True}
     )
+    if design.splits > 1:
+        mode = SplitKMode.PARALLEL if design.in_any_order else SplitKMode.SERIAL
+        options |= {"split_k": design.splits, "split_k_mode": mode}
     kind = library.GemmDefaultSm90 if arch == HOPPER else library.GemmDefaultSm100
     if has_own_epilogue(signature):
         activation = signature.epilogue.activation if signature.epilogue is not None else None

@@ -17,7 +17,15 @@ from nvgemm_runtime.gemm.types import DType, Gate, WeightOrder
 
 from .designs import HOPPER, Design
 from .designs import designs as plain_designs
-from .entry import ALIGNMENT_BYTES, CUTE_TYPES, MAX_SWIZZLE, import_library
+from .entry import (
+    ALIGNMENT_BYTES,
+    CUTE_TYPES,
+    calling_convention,
+    import_library,
+    sample_arguments,
+    scheduler_options,
+    with_parameters,
+)
 
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715
@@ -37,42 +45,51 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     )
 
 
-def compile_gated(
-    design: Design, signature: Signature, arch: str, clusters_at_once: int | None
-) -> Any:
+def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
     """Compile one design for a gated signature; arguments are those of `entry.compile_entry`.
 
-    The function takes ``(a, b, out, stream)``, or ``(a, b, addend, out, stream)`` with a bias.
+    The function takes ``(a, b, out, stream)``, or ``(a, b, addend, out, stream)`` with a bias; on
+    Hopper ``clusters`` before the stream.
     """
     import_library()
-    from cuda.bindings.driver import CUstream
-    from cutlass import Int32, cute
+    from cutlass import cute
     from quack import layout_utils
     from quack.tile_scheduler import TileSchedulerOptions
 
     gemm = _gemm_object(design, signature, arch)
+    parameters = calling_convention(design, signature, arch).parameters
 
-    def multiply(a: Any, b: Any, epilogue: Any, stream: Any) -> None:
-        scheduler = TileSchedulerOptions(
-            max_active_clusters=Int32(clusters_at_once or 1), max_swizzle_size=Int32(MAX_SWIZZLE)
-        )
+    def multiply(a: Any, b: Any, epilogue: Any, clusters: Any, stream: Any) -> None:
+        scheduler = TileSchedulerOptions(**scheduler_options(clusters))
         gemm(a, b, None, None, epilogue, scheduler, None, stream, None, None)
 
+    def join(a: Any, b: Any, out: Any, clusters: Any, stream: Any) -> None:
+        multiply(a, b, gemm.EpilogueArguments(joined=out), clusters, stream)
+
+    def add_and_join(a: Any, b: Any, addend: Any, out: Any, clusters: Any, stream: Any) -> None:
+        row = layout_utils.expand(addend, 0, 1)
+        multiply(a, b, gemm.EpilogueArguments(bias=row, joined=out), clusters, stream)
+
+    # Each list of parameters is a function of its own, as in `compile_entry`.
     def call(a: Any, b: Any, out: Any, stream: Any) -> None:
-        multiply(a, b, gemm.EpilogueArguments(joined=out), stream)
+        join(a, b, out, None, stream)
+
+    def call_told(a: Any, b: Any, out: Any, clusters: Any, stream: Any) -> None:
+        join(a, b, out, clusters, stream)
 
     def call_with_bias(a: Any, b: Any, addend: Any, out: Any, stream: Any) -> None:
-        row = layout_utils.expand(addend, 0, 1)
-        multiply(a, b, gemm.EpilogueArguments(bias=row, joined=out), stream)
+        add_and_join(a, b, addend, out, None, stream)
+
+    def call_with_bias_told(
+        a: Any, b: Any, addend: Any, out: Any, clusters: Any, stream: Any
+    ) -> None:
+        add_and_join(a, b, addend, out, clusters, stream)
 
     assert signature.epilogue is not None
-    adds = signature.epilogue.addend is not None
-    tensors = _sample_tensors(signature, adds=adds)
-    function: Any = call_with_bias if adds else call
-    names = ("a", "b", "addend", "out") if adds else ("a", "b", "out")
-    function.__annotations__ = {**dict.fromkeys(names, cute.Tensor), "stream": CUstream}
+    tensors = _sample_tensors(signature, adds=signature.epilogue.addend is not None)
+    function = with_parameters(parameters, call, call_told, call_with_bias, call_with_bias_told)
     return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
-        cute.jit(function), *tensors, cute.runtime.make_fake_stream()
+        cute.jit(function), *sample_arguments(parameters, tensors)
     )
 
 

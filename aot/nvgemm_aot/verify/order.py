@@ -1,0 +1,85 @@
+"""Reads how thread blocks that share a sum, and kernels, wait for each other.
+
+Seen in 19 kernels of quack-kernels 0.6.5 for sm_90a that split k and 2 that do not (nvdisasm 13.5).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from nvgemm_runtime.bundle.format import KernelDesign
+
+from .findings import Check, Finding
+
+_ATOMIC = frozenset({"RED", "REDG", "ATOM", "ATOMG"})
+"""Instructions that change global memory atomically, without and with the value before
+(CUDA Binary Utilities)."""
+
+_FLOAT = re.compile(r"B?F(?:16|32|64)")
+"""How modifiers begin that name a float, or a vector of them: ``F32x4``."""
+
+_WAITS, _SIGNALS = "ACQBULK", "PREEXIT"
+"""What griddepcontrol.wait and griddepcontrol.launch_dependents of PTX become."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderCode:
+    """What shows an order.
+
+    Attributes:
+        adds_floats: Whether floats in global memory are added to atomically.
+        counts: Whether whole numbers are, as a counter of arrivals is.
+        waits: Whether the code waits for the kernel ahead of it on the stream.
+        signals: Whether it lets the kernel behind it begin.
+    """
+
+    adds_floats: bool
+    counts: bool
+    waits: bool
+    signals: bool
+
+
+def read_order_code(instructions: Iterable[tuple[str, str]]) -> OrderCode:
+    """Read opcodes, each with its modifiers, and operands."""
+    parts = [opcode.split(".") for opcode, _ in instructions]
+    adds = [one for one in parts if one[0] in _ATOMIC and {"ADD", "INC"} & {*one}]
+    of_floats = [any(map(_FLOAT.match, add)) for add in adds]
+    names = {one[0] for one in parts}
+    return OrderCode(
+        adds_floats=any(of_floats),
+        counts=not all(of_floats),
+        waits=_WAITS in names,
+        signals=_SIGNALS in names,
+    )
+
+
+def check_order_code(
+    code: OrderCode, design: KernelDesign, *, is_deterministic: bool
+) -> Iterator[Finding]:
+    """Check what an entry says about order.
+
+    Thread blocks that add to one sum, and only count how many have, add in the order in which they
+    arrive. Where each waits for its turn, the counter is stored, and nothing is counted atomically.
+    """
+    if code.adds_floats != (design.splits > 1):
+        adds = "adds" if code.adds_floats else "does not add"
+        yield Check.SPLITS.finding(
+            f"device code {adds} to floats in global memory, its entry says that {design.splits} "
+            "thread blocks share the k of a tile"
+        )
+    in_any_order = code.adds_floats and code.counts
+    if in_any_order == is_deterministic:
+        how = "in the order of arrival" if in_any_order else "in a fixed order, or not at all"
+        yield Check.DETERMINISM.finding(
+            f"device code adds to sums in global memory {how}; its entry says that results "
+            f"{'do not ' if is_deterministic else ''}depend on timing"
+        )
+    if design.dependent_launch != code.waits:
+        waits = "waits" if code.waits else "never waits"
+        yield Check.DEPENDENT_LAUNCH.finding(
+            f"device code {waits} for the kernel ahead of it on the stream ({_WAITS}); its entry "
+            f"says that it {'may' if design.dependent_launch else 'does not'} begin before that "
+            "one has ended"
+        )

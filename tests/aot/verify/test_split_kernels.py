@@ -1,0 +1,173 @@
+"""What `verify` proves of kernels that split k, and of how kernels wait for each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nvgemm_aot.build.pipeline import build
+from nvgemm_aot.manifest.parse import Declared, Manifest
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_aot.targets import build_target
+from nvgemm_aot.verify.disassembler import require_disassembler
+from nvgemm_aot.verify.findings import Check
+from nvgemm_aot.verify.kernel import inspect_kernel
+from nvgemm_aot.verify.order import OrderCode, check_order_code, read_order_code
+from nvgemm_runtime.bundle.format import ClusterLimit, Kernel, KernelDesign
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.bundle.workspace import TileWorkspace
+from nvgemm_runtime.gemm.problem import Problem, Signature
+
+BF16 = Signature.parse("mm/nt/bf16xbf16/fp32/bf16")
+
+Inspected = tuple[Kernel, bytes]
+
+
+@pytest.fixture(scope="module")
+def kernels(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Inspected]:
+    """Of quack: one that splits k in order, one in any order, and one that does not."""
+    manifest = Manifest(
+        name="split",
+        description="",
+        targets=(build_target("sm_90a", None),),
+        declared=(Declared(problem=Problem(signature=BF16, m=16, n=512, k=16384), candidates=4),),
+        providers=("quack",),
+    )
+    (built,) = build(manifest, tmp_path_factory.mktemp("split"), kernel_cache).bundles
+    found = {}
+    with Bundle(built.path) as bundle:
+        for kernel in bundle.header.kernels:
+            name = "whole" if kernel.design.splits == 1 else "ordered"
+            name = name if kernel.is_deterministic else "any order"
+            found[name] = (kernel, bundle.payload(kernel))
+    assert found.keys() == {"whole", "ordered", "any order"}
+    return found
+
+
+def checks_of(inspected: Inspected, **change: Any) -> dict[Check, str]:
+    """What is found of a kernel whose entry is changed; members of the design are named so."""
+    kernel, payload = inspected
+    design = {key: change.pop(key) for key in [*change] if key in KernelDesign.__dataclass_fields__}
+    target = build_target("sm_90a", None)
+    _, findings = inspect_kernel(
+        replace(kernel, design=replace(kernel.design, **design), **change),
+        payload,
+        target=target.target,
+        profile=target.device,
+        disassembler=require_disassembler(),
+    )
+    return {finding.check: finding.message for finding in findings}
+
+
+@pytest.mark.parametrize("name", ["whole", "ordered", "any order"])
+def test_what_they_say_is_true(kernels: dict[str, Inspected], name: str) -> None:
+    assert not checks_of(kernels[name])
+
+
+def smaller(workspace: TileWorkspace | None, **change: Any) -> TileWorkspace:
+    assert workspace is not None
+    return replace(workspace, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"scratch_per_tile": 0}, "a counter and a partial result take"),
+        ({"zeroed_per_tile": 3}, "of which 3 are zeroed"),
+        ({"tile": (512, 512)}, "its workspace is for tiles of 512x512"),
+        ({"tiles_multiple": (1, 2)}, "rounded up to 1x2"),
+    ],
+)
+def test_finds_a_workspace_that_is_too_small(
+    kernels: dict[str, Inspected], change: dict[str, Any], said: str
+) -> None:
+    kernel, _ = kernels["ordered"]
+    found = checks_of(kernels["ordered"], workspace=smaller(kernel.workspace, **change))
+    assert found.keys() == {Check.WORKSPACE}
+    assert said in found[Check.WORKSPACE]
+
+
+def test_finds_partial_results_that_are_not_zeroed(kernels: dict[str, Inspected]) -> None:
+    kernel, _ = kernels["any order"]
+    assert kernel.workspace is not None
+    per_tile = kernel.workspace.zeroed_per_tile
+    like_ordered = smaller(
+        kernel.workspace, zeroed_once=0, zeroed_per_tile=4, scratch_per_tile=per_tile - 4
+    )
+    found = checks_of(kernels["any order"], workspace=like_ordered)
+    assert found.keys() == {Check.WORKSPACE}
+    no_gap = smaller(kernel.workspace, zeroed_once=0)
+    assert "and 128 besides" in checks_of(kernels["any order"], workspace=no_gap)[Check.WORKSPACE]
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "checks"),
+    [
+        ("any order", {"is_deterministic": True}, {Check.DETERMINISM}),
+        ("ordered", {"is_deterministic": False}, {Check.DETERMINISM, Check.WORKSPACE}),
+        ("whole", {"is_deterministic": False}, {Check.DETERMINISM}),
+        ("ordered", {"splits": 1}, {Check.SPLITS}),
+        ("whole", {"splits": 2}, {Check.SPLITS}),
+        ("whole", {"dependent_launch": False}, {Check.DEPENDENT_LAUNCH}),
+        (
+            "whole",
+            {"cluster_limits": (ClusterLimit(cluster_size=1, max_active=132, basis="measured"),)},
+            {Check.CLUSTER_LIMITS},
+        ),
+        (
+            "whole",
+            {"calling_convention": "tvm_ffi:gemm(a,b,out,stream)"},
+            {Check.OPERANDS, Check.CLUSTER_LIMITS},
+        ),
+        ("ordered", {"workspace": None, "workspace_bytes": 1 << 30}, {Check.SPLITS}),
+        (
+            "ordered",
+            {"workspace": None},
+            {Check.SPLITS, Check.WORKSPACE},
+        ),
+    ],
+)
+def test_finds_entries_that_their_code_contradicts(
+    kernels: dict[str, Inspected], name: str, change: dict[str, Any], checks: set[Check]
+) -> None:
+    assert checks_of(kernels[name], **change).keys() == checks
+
+
+def test_another_provider_may_begin_early_or_not_if_it_says_so() -> None:
+    code = OrderCode(adds_floats=False, counts=False, waits=False, signals=True)
+    design = KernelDesign(
+        tile=(64, 64, 64),
+        ctas_per_tile=1,
+        cluster=(1, 1),
+        fallback_cluster=None,
+        scheduler="clc",
+    )
+    assert not [*check_order_code(code, design, is_deterministic=True)]
+    early = replace(design, dependent_launch=True)
+    (finding,) = check_order_code(code, early, is_deterministic=True)
+    assert "never waits for the kernel ahead of it" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("opcodes", "adds_floats", "counts"),
+    [
+        (["REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU"], True, False),
+        (["REDG.E.ADD.F32.FTZ.RN.STRONG.GPU", "STG.E.STRONG.GPU"], True, False),
+        (["RED.E.ADD.F16x2.RN.STRONG.GPU"], True, False),
+        (["ATOMG.E.ADD.BF16x2.STRONG.GPU", "REDG.E.ADD.S32.STRONG.GPU"], True, True),
+        (["ATOMG.E.INC.STRONG.GPU"], False, True),
+        (["REDG.E.ADD.STRONG.GPU"], False, True),
+        (["SYNCS.ARRIVE.TRANS64.RED.A1T0", "FADD", "REDUX.SUM.S32", "CREDUX.MAX"], False, False),
+    ],
+)
+def test_reads_what_is_added_in_memory(opcodes: list[str], adds_floats: bool, counts: bool) -> None:
+    code = read_order_code([(opcode, "") for opcode in opcodes])
+    assert (code.adds_floats, code.counts) == (adds_floats, counts)
+
+
+def test_reads_the_two_instructions_of_dependent_launches() -> None:
+    code = read_order_code([("ACQBULK", ""), ("PREEXIT", "")])
+    assert code.waits
+    assert code.signals
