@@ -276,6 +276,6 @@ def test_wheels_of_the_package_with_a_provider_are_built(
     monkeypatch.setattr(script, "MANIFESTS", {"tiny": manifest})
     wheels = tmp_path / "wheels"
     wheels.mkdir()
-    assert script.build(wheels, blackwell=False) == 0
+    assert script.build(wheels, [], blackwell=False) == 0
     assert script.find_wheel(wheels, "tiny") is not None
     assert not list(script.PROVIDER_PACKAGE.glob("*.egg-info"))
