@@ -29,9 +29,11 @@ MAX_PER_SHAPE = 2
 """Most candidates of one problem that share what the model sees of them and differ in scheduling
 or pairing. They have one estimate, so more of them would displace other shapes without evidence."""
 
-SPLIT_SHARE = 2
-"""At most one in so many of the kernels kept splits k, but one always may: what splitting gains is
-a rough estimate, and the other kernels must be there where it gains nothing."""
+SPLIT_SHARE = 4
+"""At most one in so many of the kernels kept splits k, or one. On an H200 such kernels were the
+fastest at 5 of 167 problems, by up to 15 %, and up to 96 times as slow at others
+(``benchmarks/results/estimates-h200-2026-11-22.json``). So none counts as faster than the best one
+that does not split k, until it is measured."""
 
 SMALL_M = 64
 """Up to this m, if two or more are kept, one of them is a kernel made for small m, whatever its
@@ -85,12 +87,27 @@ def select(
     times = [of_shape[candidate.block_shape] for candidate in able]
     if correct is not None:
         times = correct(problem, able, times)
+    times = _unsplit_first(able, times)
     ranked = sorted(
         (Choice(candidate=candidate, time_ns=time) for candidate, time in zip(able, times)),
         key=lambda choice: _sort_key(problem, choice),
     )
     kept = _keep_diverse(problem, ranked, limit, rejections)
     return Selection(problem=problem, choices=tuple(kept), rejections=tuple(rejections))
+
+
+def _unsplit_first(
+    candidates: Sequence[Candidate], times: Sequence[int | None]
+) -> list[int | None]:
+    """The estimates, with none of a kernel that splits k below the best of those that do not."""
+    splits = [candidate.block_shape.splits for candidate in candidates]
+    whole = [time for time, parts in zip(times, splits) if parts == 1 and time is not None]
+    if not whole:
+        return list(times)
+    return [
+        time if parts == 1 or time is None else max(time, min(whole))
+        for time, parts in zip(times, splits)
+    ]
 
 
 def prefer_measured(
@@ -136,7 +153,7 @@ def prefer_measured(
     )
 
 
-def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, int, str, str]:
+def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, int, bool, int, int, str, str]:
     candidate = choice.candidate
     design = candidate.design
     # Rounding makes near-equal estimates equal, so that the later, structural criteria decide.
@@ -149,6 +166,7 @@ def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, 
     cluster_size = design.cluster[0] * design.cluster[1]
     return (
         time,
+        candidate.block_shape.splits,
         wasted_rows,
         unlike_modelled,
         cluster_size,

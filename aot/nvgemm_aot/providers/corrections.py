@@ -256,7 +256,14 @@ def _features(problem: Problem, candidate: Candidate, sm_count: int) -> Iterator
     yield f"tile {tile_m}x{tile_n}", 1.0
     for side, extent in zip("mn", shape.cluster):
         yield f"cluster {side}", math.log(extent)
-    yield "splits", math.log(shape.splits)
+    if shape.splits > 1:
+        # Parts of a sum wait for each other, and go through memory in fp32.
+        m, n, _ = _extents(problem, candidate)
+        moved = 8 * m * n * shape.splits / (problem.signature.a.bytes_of((m + n) * problem.k))
+        yield "split", 1.0
+        yield "splits", math.log(shape.splits)
+        yield "split k", math.log(problem.k / 4096)
+        yield "split results", math.log1p(moved)
     yield (
         " ".join(["family", candidate.provider, *candidate.traits, *["swapped"] * shape.swapped]),
         1.0,

@@ -134,12 +134,21 @@ def on_equal_terms(others: list[Any], kernels: list[Any]) -> list[Any]:
     if choices[0].layout.device.type == "cuda":
         in_graphs = config.triton.cudagraphs or records_graphs()
         launches_differ = len(others) > 1 and bool(backends_beside_aten(others))
-        # Choices that are timed in several processes cannot be compared with each other's times.
-        if launches_differ and not in_graphs and not config.autotune_in_subproc:
+        if launches_differ and not in_graphs and _are_timed_here(others):
             time_beside_inductor(others, kernels)
         else:
             time_on_gpu(choices)
     return choices
+
+
+def _are_timed_here(choices: list[Any]) -> bool:
+    """Whether Inductor times all choices in this process, one after the other.
+
+    With CUTLASS among the backends it times those that are no extern calls in another one.
+    """
+    elsewhere = config.autotune_in_subproc or getattr(config, "pipeline_max_autotune_gemm", False)
+    names = backends_beside_aten(choices)
+    return not elsewhere and not any(name.startswith(("CUTLASS", "CUDA")) for name in names)
 
 
 def _find_offers(choices: list[Any], gemm: AutotunedGemm) -> Offers:
