@@ -85,18 +85,18 @@ def speedups_row(label: str, entries: Sequence[ProblemTimes]) -> str:
 
 def _speedups(entries: Sequence[ProblemTimes]) -> list[str]:
     """Rows of all problems, by m and by type."""
+    with_triton = [one for one in entries if one.triton is not None]
+    without = [one for one in entries if one.triton is None]
     lines = []
-    full = [one for one in entries if one.triton is not None]
-    if full:
-        lines.append(speedups_row("over ATen and Triton", full))
-        for label, group in grouped(full, TOKENS, lambda one: one.problem.m):
+    for over, of_kind in (("over ATen and Triton", with_triton), ("over ATen alone", without)):
+        if not of_kind:
+            continue
+        lines.append(speedups_row(over, of_kind))
+        for label, group in grouped(of_kind, TOKENS, lambda one: one.problem.m):
             lines.append(speedups_row(f"  m {label}", group))
-        for dtype in sorted({one.problem.signature.a.value for one in full}):
-            of_type = [one for one in full if one.problem.signature.a.value == dtype]
+        for dtype in sorted({one.problem.signature.a.value for one in of_kind}):
+            of_type = [one for one in of_kind if one.problem.signature.a.value == dtype]
             lines.append(speedups_row(f"  {dtype}", of_type))
-    rest = [one for one in entries if one.triton is None]
-    if rest:
-        lines.append(speedups_row("over ATen alone", rest))
     return lines
 
 
