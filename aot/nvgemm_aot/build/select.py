@@ -87,27 +87,25 @@ def select(
     times = [of_shape[candidate.block_shape] for candidate in able]
     if correct is not None:
         times = correct(problem, able, times)
-    times = _unsplit_first(able, times)
-    ranked = sorted(
-        (Choice(candidate=candidate, time_ns=time) for candidate, time in zip(able, times)),
-        key=lambda choice: _sort_key(problem, choice),
+    ranked = _unsplit_first(
+        sorted(
+            (Choice(candidate=candidate, time_ns=time) for candidate, time in zip(able, times)),
+            key=lambda choice: _sort_key(problem, choice),
+        )
     )
     kept = _keep_diverse(problem, ranked, limit, rejections)
     return Selection(problem=problem, choices=tuple(kept), rejections=tuple(rejections))
 
 
-def _unsplit_first(
-    candidates: Sequence[Candidate], times: Sequence[int | None]
-) -> list[int | None]:
-    """The estimates, with none of a kernel that splits k below the best of those that do not."""
-    splits = [candidate.block_shape.splits for candidate in candidates]
-    whole = [time for time, parts in zip(times, splits) if parts == 1 and time is not None]
-    if not whole:
-        return list(times)
-    return [
-        time if parts == 1 or time is None else max(time, min(whole))
-        for time, parts in zip(times, splits)
-    ]
+def _unsplit_first(ranked: list[Choice]) -> list[Choice]:
+    """The choices with the best that does not split k first, and none before it left faster."""
+    whole = (c for c in ranked if c.candidate.block_shape.splits == 1 and c.time_ns is not None)
+    first = next(whole, None)
+    if first is None or first is ranked[0]:
+        return ranked
+    place = ranked.index(first)
+    before = [replace(choice, time_ns=first.time_ns) for choice in ranked[:place]]
+    return [first, *before, *ranked[place + 1 :]]
 
 
 def prefer_measured(
@@ -166,7 +164,6 @@ def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, int, bool, 
     cluster_size = design.cluster[0] * design.cluster[1]
     return (
         time,
-        candidate.block_shape.splits,
         wasted_rows,
         unlike_modelled,
         cluster_size,

@@ -28,6 +28,7 @@ from nvgemm_runtime.errors import ToolchainError
 from nvgemm_runtime.gemm.problem import Problem, Signature
 from nvgemm_runtime.gemm.types import DType, Epilogue, WeightOrder
 from repository import ROOT
+from split_designs import list_few
 
 ARCHITECTURES = ["sm_90a", "sm_100f", "sm_100a", "sm_103a"]
 
@@ -406,7 +407,7 @@ providers: [quack]
 candidates: 2
 gemms:
   - {{dtype: bf16, epilogue: bias_relu, mnk: [[16, 4096, 4096]]}}
-  - {{dtype: bf16, epilogue: add, mnk: [[4096, 4096, 4096]]}}
+  - {{dtype: bf16, epilogue: add, mnk: [[4096, 4096, 4096]], candidates: 4}}
   - {{dtype: fp16, out: fp32, op: bmm, batch: 2, epilogue: bias_gelu_tanh, mnk: [[4096, 512, 512]]}}
 """
 
@@ -439,11 +440,14 @@ def test_beside_another_provider_it_offers_the_same() -> None:
     assert both.enumerate(signature, target).candidates[-len(found) :] == found
 
 
-def test_kernels_that_split_k_verify(tmp_path: Path, kernel_cache: Cache) -> None:
+def test_kernels_that_split_k_verify(
+    tmp_path: Path, kernel_cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What device code shows agrees: sums in memory, the order of them, and who is waited for."""
+    list_few(monkeypatch)
     path = tmp_path / "split.yaml"
     text = MANIFEST.format(arch="sm_90a", providers="quack", k=16384)
-    path.write_text(text.replace("candidates: 2", "candidates: 4"))
+    path.write_text(text.replace("candidates: 2", "candidates: 8"))
     (built,) = build(load_manifest(path), tmp_path, kernel_cache).bundles
     splitting = [kernel for kernel in built.header.kernels if kernel.design.splits > 1]
     assert {kernel.is_deterministic for kernel in splitting} == {True, False}

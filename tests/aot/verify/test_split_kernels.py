@@ -19,6 +19,7 @@ from nvgemm_runtime.bundle.format import ClusterLimit, Kernel, KernelDesign
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.problem import Problem, Signature
+from split_designs import list_few
 
 BF16 = Signature.parse("mm/nt/bf16xbf16/fp32/bf16")
 
@@ -32,10 +33,12 @@ def kernels(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> di
         name="split",
         description="",
         targets=(build_target("sm_90a", None),),
-        declared=(Declared(problem=Problem(signature=BF16, m=16, n=512, k=16384), candidates=4),),
+        declared=(Declared(problem=Problem(signature=BF16, m=16, n=512, k=16384), candidates=8),),
         providers=("quack",),
     )
-    (built,) = build(manifest, tmp_path_factory.mktemp("split"), kernel_cache).bundles
+    with pytest.MonkeyPatch.context() as patch:
+        list_few(patch)
+        (built,) = build(manifest, tmp_path_factory.mktemp("split"), kernel_cache).bundles
     found = {}
     with Bundle(built.path) as bundle:
         for kernel in bundle.header.kernels:
