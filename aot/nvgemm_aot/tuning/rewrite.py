@@ -37,9 +37,10 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
 
     A problem that several bundles rank gets the kernels of all, in the order of the ranking that
     says most about this device: measured on it without doubts, then with doubts, then measured on
-    another device or back to back with kernels of dependent launch, then estimated; the first of equals. The ranking becomes uncertain if two
-    measurements without doubts on one GPU product disagree. Kernels that were not measured for the
-    problem come last, without a time; `tuned_content` drops them if they get none.
+    another device or back to back with kernels of dependent launch, then estimated; the first of
+    equals. The ranking becomes uncertain if two measurements without doubts on one GPU product
+    disagree. Kernels that were not measured for the problem come last, without a time;
+    `tuned_content` drops them if they get none.
 
     Raises:
         BundleFormatError: If a bundle is damaged.

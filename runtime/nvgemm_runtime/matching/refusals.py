@@ -13,7 +13,7 @@ from ..gemm.target import CPU, Target, UnknownTarget
 from .device import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
 
 MAX_CLUSTER_SIZE = 16
-"""Most thread blocks of a cluster on any device: kMaxClusterSize of runtime/csrc/cuda_driver.cpp."""
+"""Most thread blocks of a cluster on any device: kMaxClusterSize of csrc/cuda_driver.cpp."""
 
 _FFI_DISTRIBUTION = "apache-tvm-ffi"
 
