@@ -30,6 +30,7 @@ from benchmarks.shared.measuring import Arena, Exact, offline_ns
 from benchmarks.shared.records import as_written, check_output, read_record, require_gpu, write
 from benchmarks.shared.resuming import command_line, today
 from nvgemm_runtime.bundle.format import (
+    APART,
     Conditions,
     Header,
     Measured,
@@ -54,7 +55,7 @@ TUNED = RankingSource(
     kind="measurement",
     by="benchmarks.ranking",
     gpu=H200.name,
-    conditions=Conditions(driver="", torch="", cuda="13.0", date=""),
+    conditions=Conditions(driver="", torch="", cuda="13.0", date="", launches=APART),
 )
 """As if `nvgemm-aot tune` had measured on this GPU."""
 

@@ -25,8 +25,8 @@ WorkspaceBytes BytesOf(const KernelSpec& spec, const CheckedCall& call);
 // when the work is enqueued.
 class ArgumentList {
  public:
-  // Allocates the workspace and enqueues filling its prefix with zeros. Throws Failure if memory
-  // cannot be allocated.
+  // Allocates the workspace and enqueues filling its prefix with zeros. Throws Failure,
+  // of kind kOutOfMemoryError if memory cannot be allocated.
   ArgumentList(const KernelSpec& spec, CheckedCall* call, void* stream);
   ~ArgumentList();
   ArgumentList(const ArgumentList&) = delete;

@@ -11,10 +11,11 @@
 
 namespace nvgemm {
 
-// Names of Python's exception classes; native.py registers this package's with TVM-FFI.
+// Names of Python's exception classes; native.py registers torch's and this package's with TVM-FFI.
 inline constexpr char kValueError[] = "ValueError";
 inline constexpr char kTypeError[] = "TypeError";
 inline constexpr char kRuntimeError[] = "RuntimeError";
+inline constexpr char kOutOfMemoryError[] = "OutOfMemoryError";
 inline constexpr char kNoKernelError[] = "NoKernelError";
 inline constexpr char kDriverError[] = "DriverError";
 

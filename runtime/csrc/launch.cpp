@@ -28,15 +28,20 @@ void Invoke(const KernelSpec& spec, const TVMFFIAny* arguments, int count) {
   ReleaseResult(result);
 }
 
+// Invoke or InvokeForTheFirstTime.
+using Invoker = void (*)(const KernelSpec&, const TVMFFIAny*, int);
+
 // Not part of Call, so that Call stays small.
+template <Invoker kInvoke>
 [[gnu::noinline]] void CallByConvention(const KernelSpec& spec, CheckedCall* call,
                                         TVMFFIStreamHandle stream) {
   const ArgumentList arguments(spec, call, stream);
-  Invoke(spec, arguments.data(), arguments.size());
+  kInvoke(spec, arguments.data(), arguments.size());
 }
 
+template <Invoker kInvoke>
 void Call(const KernelSpec& spec, CheckedCall* call, TVMFFIStreamHandle stream) {
-  if (!spec.is_plain) return CallByConvention(spec, call, stream);
+  if (!spec.is_plain) return CallByConvention<kInvoke>(spec, call, stream);
   TVMFFIAny arguments[kPlainParameters] = {};
   constexpr Role kTensors[] = {Role::kA, Role::kB, Role::kOut};
   for (int i = 0; i < 3; ++i) {
@@ -45,7 +50,7 @@ void Call(const KernelSpec& spec, CheckedCall* call, TVMFFIStreamHandle stream) 
   }
   arguments[3].type_index = kTVMFFIOpaquePtr;
   arguments[3].v_ptr = stream;
-  Invoke(spec, arguments, kPlainParameters);
+  kInvoke(spec, arguments, kPlainParameters);
 }
 
 // A kernel's first call has libcute_dsl_runtime.so load its device code, under one lock for all
@@ -60,8 +65,9 @@ bool IsRefusal(const Failure& failure) {
   return kind == kValueError || kind == kTypeError;
 }
 
-void CallForTheFirstTime(const KernelSpec& spec, CheckedCall* call, TVMFFIStreamHandle stream) {
-  if (!library_keeps_lock.load(std::memory_order_relaxed)) return Call(spec, call, stream);
+// What fails before it, such as allocating a workspace, says nothing about the lock.
+void InvokeForTheFirstTime(const KernelSpec& spec, const TVMFFIAny* arguments, int count) {
+  if (!library_keeps_lock.load(std::memory_order_relaxed)) return Invoke(spec, arguments, count);
   const std::lock_guard<std::mutex> lock(loading);
   if (lock_is_lost) {
     throw Failure(kDriverError,
@@ -71,7 +77,7 @@ void CallForTheFirstTime(const KernelSpec& spec, CheckedCall* call, TVMFFIStream
                        "pip install 'nvidia-cutlass-dsl-libs-cu13>=4.8'"));
   }
   try {
-    Call(spec, call, stream);
+    Invoke(spec, arguments, count);
   } catch (const Failure& failure) {
     lock_is_lost = !IsRefusal(failure);
     throw;
@@ -82,14 +88,14 @@ void Run(Kernel* kernel, CheckedCall* call, TVMFFIStreamHandle stream) {
   const int device = (*call)[Role::kA].tensor.device.device_id;
   const uint64_t bit = device >= 0 && device < 64 ? uint64_t{1} << device : 0;
   if ((kernel->ready_devices.load(std::memory_order_acquire) & bit) != 0) {
-    return Call(kernel->spec, call, stream);
+    return Call<Invoke>(kernel->spec, call, stream);
   }
   const std::lock_guard<std::mutex> lock(kernel->first_use);
   if (kernel->spec.device_type == kDLCUDA) cuda::CheckArchitecture(kernel->spec, device);
   if (kernel->ready_devices.load(std::memory_order_acquire) == 0) {
-    CallForTheFirstTime(kernel->spec, call, stream);
+    Call<InvokeForTheFirstTime>(kernel->spec, call, stream);
   } else {
-    Call(kernel->spec, call, stream);
+    Call<Invoke>(kernel->spec, call, stream);
   }
   kernel->ready_devices.fetch_or(bit, std::memory_order_release);
 }

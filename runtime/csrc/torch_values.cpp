@@ -108,10 +108,14 @@ OwnedTensor AllocateBytes(DLDevice device, int64_t bytes) {
   const bool cuda = device.device_type == kDLCUDA;
   const int64_t stride = 1;
   shim::Tensor tensor = nullptr;
-  Check(shim::aoti_torch_empty_strided(1, &bytes, &stride, numbers.TorchDType({kDLUInt, 8, 1}),
-                                       cuda ? numbers.cuda : numbers.cpu,
-                                       cuda ? device.device_id : 0, &tensor),
-        "aoti_torch_empty_strided");
+  try {
+    Check(shim::aoti_torch_empty_strided(1, &bytes, &stride, numbers.TorchDType({kDLUInt, 8, 1}),
+                                         cuda ? numbers.cuda : numbers.cpu,
+                                         cuda ? device.device_id : 0, &tensor),
+          "aoti_torch_empty_strided");
+  } catch (const Failure& failure) {
+    throw Failure(kOutOfMemoryError, Text(bytes, " bytes cannot be allocated: ", failure.what()));
+  }
   return OwnedTensor(tensor);
 }
 

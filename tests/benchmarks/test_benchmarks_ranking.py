@@ -24,7 +24,7 @@ def test_times_count_as_measured_here_and_not_once_they_are_taken_for_estimates(
     }
     measured = ranking.with_measured_times(built, times, all_kernels=True)
     for one in measured.rankings:
-        assert holds_here(one, measured.sources[one.source], ranking.H200)
+        assert holds_here(one, measured.sources[one.source], ranking.H200, built.kernels)
         assert [place.kernel for place in one.kernels] == [*reversed(range(len(built.kernels)))]
     few = ranking.with_measured_times(built, times, all_kernels=False)
     assert [{place.kernel for place in one.kernels} for one in few.rankings] == [
@@ -32,7 +32,7 @@ def test_times_count_as_measured_here_and_not_once_they_are_taken_for_estimates(
     ]
     scaled = ranking.without_interpolation(measured)
     for one in scaled.rankings:
-        assert not holds_here(one, scaled.sources[one.source], ranking.H200)
+        assert not holds_here(one, scaled.sources[one.source], ranking.H200, built.kernels)
     assert replace(scaled, rankings=()) == replace(measured, rankings=())
 
 

@@ -56,8 +56,10 @@ def _note(event: str, test: str, **more: Any) -> None:
 def _kernel(item: pytest.Item) -> tuple[str, str]:
     """Id and operator of the kernel that a test runs; empty where it is not of one kernel."""
     call = getattr(item, "callspec", None)
-    installed = call.params.get("installed") if call is not None else None
-    return (installed[1].id, installed[1].operator) if installed is not None else ("", "")
+    given = call.params if call is not None else {}
+    _, kernel = given.get("installed") or (None, given.get("kernel"))
+    id_, operator = getattr(kernel, "id", ""), getattr(kernel, "operator", "")
+    return (id_, operator) if id_ else ("", "")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -9,8 +9,10 @@ import subprocess
 import sys
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import cast
 
+import progress
 import pytest
 import yaml
 
@@ -215,6 +217,18 @@ class TestKernels:
     def test_three(self, installed):
         pass
 """
+
+
+def test_notes_name_the_kernel_of_either_parameter(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(progress.VARIABLE, str(tmp_path / "notes"))
+    kernel = SimpleNamespace(id="k", operator="o")
+    for params in ({"installed": (None, kernel)}, {"kernel": kernel}, {"kernel": "ordered"}, {}):
+        item = SimpleNamespace(nodeid="one", callspec=SimpleNamespace(params=params))
+        progress.pytest_runtest_setup(cast(pytest.Item, item))
+    notes = progress.read_progress(tmp_path / "notes")
+    assert [(one["kernel"], one["operator"]) for one in notes] == [("k", "o")] * 2 + [("", "")] * 2
 
 
 @pytest.mark.slow

@@ -206,6 +206,27 @@ for handle in (other, failing):
         assert "run: pip install 'nvidia-cutlass-dsl-libs-cu13>=4.8'" in other
 
 
+def test_arguments_that_cannot_be_made_do_not_stop_loading(driver: FakeDriver) -> None:
+    """Without torch for CUDA there is no stream of its to allocate a workspace on."""
+    said = driver.run(f"""{CUDA}
+from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
+from nvgemm_runtime.errors import DriverError
+lib.set_library_keeps_lock(True)
+kernel = load("")
+needy = lib.register_kernel(id="needy " + kernel.id, function_address=kernel.address,
+    signature=cpu_kernels.signature(), alignment_bytes=16, target=Target(arch="sm_90a"),
+    workspace_bytes=64,
+    convention=parse_calling_convention("tvm_ffi:gemm(a,b,out,workspace,stream)"))
+try:
+    launch(needy)
+except DriverError as error:
+    print(error)
+launch(register())
+torch.testing.assert_close(out, a @ b)
+""")
+    assert "this torch has no" in said
+
+
 REFUSES = 'return raise("ValueError", "not these");'
 
 

@@ -127,6 +127,14 @@ def test_a_size_beyond_all_numbers_is_an_error(lib: native.Native, register: Reg
     assert not lib.try_launch(kernel, *operands())
 
 
+def test_a_workspace_that_cannot_be_allocated_is_torchs_error(
+    lib: native.Native, register: Register
+) -> None:
+    _, handle = register(PLAIN, workspace_bytes=2**62)
+    with pytest.raises(torch.OutOfMemoryError, match=f"{2**62} bytes cannot be allocated: .*memor"):
+        lib.launch(handle, *operands())
+
+
 CLUSTERS = """
 import ctypes, os, torch, tvm_ffi
 import cpu_kernels, fake_driver

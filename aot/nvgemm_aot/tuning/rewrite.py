@@ -37,9 +37,10 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
 
     A problem that several bundles rank gets the kernels of all, in the order of the ranking that
     says most about this device: measured on it without doubts, then with doubts, then measured on
-    another device, then estimated; the first of equals. The ranking becomes uncertain if two
-    measurements without doubts on one GPU product disagree. Kernels that were not measured for the
-    problem come last, without a time; `tuned_content` drops them if they get none.
+    another device or back to back with kernels of dependent launch, then estimated; the first of
+    equals. The ranking becomes uncertain if two measurements without doubts on one GPU product
+    disagree. Kernels that were not measured for the problem come last, without a time;
+    `tuned_content` drops them if they get none.
 
     Raises:
         BundleFormatError: If a bundle is damaged.
@@ -62,7 +63,9 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
     for content in contents:
         for ranking in content.rankings:
             key = ranking.problem.key
-            rankings[key] = _joined(rankings[key], ranking, facts) if key in rankings else ranking
+            rankings[key] = (
+                _joined(rankings[key], ranking, kernels, facts) if key in rankings else ranking
+            )
     ranked = {ranking.problem for ranking in rankings.values()}
     return replace(
         first,
@@ -77,8 +80,13 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
     )
 
 
-def _joined(one: ProblemRanking, other: ProblemRanking, facts: DeviceFacts) -> ProblemRanking:
-    if _weakness(other, facts) < _weakness(one, facts):
+def _joined(
+    one: ProblemRanking,
+    other: ProblemRanking,
+    kernels: Mapping[str, BuiltKernel],
+    facts: DeviceFacts,
+) -> ProblemRanking:
+    if _weakness(other, kernels, facts) < _weakness(one, kernels, facts):
         one, other = other, one
     known = {id_ for id_, _ in one.kernels}
     # Times of two sources do not compare, and what one has not measured has no place in its order.
@@ -101,12 +109,15 @@ def _with_doubt(ranking: ProblemRanking, measured: Measured, doubt: str) -> Prob
     return replace(ranking, measured=replace(measured, doubts=(*measured.doubts, doubt)))
 
 
-def _weakness(ranking: ProblemRanking, facts: DeviceFacts) -> int:
+def _weakness(
+    ranking: ProblemRanking, kernels: Mapping[str, BuiltKernel], facts: DeviceFacts
+) -> int:
     """How little a ranking says about a device."""
     measured, source = ranking.measured, ranking.source
     if measured is None or source.conditions is None:
         return 3
-    if why_order_is_open(replace(measured, doubts=()), source, facts) is not None:
+    ranked = [kernels[id_] for id_, _ in ranking.kernels]
+    if why_order_is_open(replace(measured, doubts=()), source, facts, ranked) is not None:
         return 2
     return 1 if measured.doubts else 0
 

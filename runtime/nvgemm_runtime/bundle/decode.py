@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 from ..errors import BundleFormatError
-from ..gemm.problem import Problem, Signature
+from ..gemm.problem import MAX_EXTENT, Problem, Signature
 from ..gemm.target import Target, read_target
 from .format import (
     BACK_TO_BACK,
     KNOWN_FEATURES,
+    LEAST_CONFIRMING,
     MAX_DICTIONARY_BYTES,
     MAX_KERNEL_ALIGNMENT_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -277,7 +278,10 @@ class _Decoder:
             )
         if alignment & (alignment - 1):
             self.refuse(alignment_path, "a power of two", alignment)
-        return Kernel(
+        is_deterministic = self.version == 1 or "deterministic" not in fields
+        if not is_deterministic and fields["deterministic"] is not False:
+            self.refuse(f"{path}.deterministic", "false, or absent", fields["deterministic"])
+        kernel = Kernel(
             id=id_,
             span=span,
             signature=signature,
@@ -292,19 +296,28 @@ class _Decoder:
             workspace=self.workspace(fields["workspace"], f"{path}.workspace")
             if self.version > 1 and "workspace" in fields
             else None,
-            is_deterministic=self.version == 1
-            or self.flag(fields.get("deterministic", True), f"{path}.deterministic"),
+            is_deterministic=is_deterministic,
             imports=self.imports(fields["imports"], f"{path}.imports")
             if self.version > 1 and "imports" in fields
             else None,
         )
+        missing = [name for name in kernel.features if name not in fields.get("requires", ())]
+        if missing:
+            self.fail(
+                "header-field",
+                f"{path}.requires must have {', '.join(missing)}, for what else the kernel says "
+                f"(got {fields.get('requires', [])!r:.80})",
+            )
+        return kernel
 
     def workspace(self, value: Any, path: str) -> TileWorkspace:
         fields = self.fields(value, path, _WORKSPACE)
         once, per_tile = self.each(fields["zeroed_bytes"], f"{path}.zeroed_bytes", self.bytes_, 2)
         return TileWorkspace(
-            tile=self.pair(fields["tile"], f"{path}.tile"),
-            tiles_multiple=self.pair(fields["tiles_multiple"], f"{path}.tiles_multiple"),
+            tile=self.pair(fields["tile"], f"{path}.tile", MAX_EXTENT),
+            tiles_multiple=self.pair(
+                fields["tiles_multiple"], f"{path}.tiles_multiple", MAX_EXTENT
+            ),
             zeroed_once=once,
             zeroed_per_tile=per_tile,
             scratch_per_tile=self.bytes_(fields["scratch_bytes"], f"{path}.scratch_bytes"),
@@ -340,9 +353,12 @@ class _Decoder:
             self.fail("header-field", f"{path} must be true or false (got {value!r})")
         return value
 
-    def pair(self, value: Any, path: str) -> tuple[int, int]:
-        along_m, along_n = self.each(value, path, self.extent, 2)
-        return along_m, along_n
+    def pair(self, value: Any, path: str, most: int = 2**63 - 1) -> tuple[int, int]:
+        along_m, along_n = self.items(value, path, 2)
+        return (
+            self.number(along_m, f"{path}[0]", 1, most),
+            self.number(along_n, f"{path}[1]", 1, most),
+        )
 
     def extent(self, value: Any, path: str) -> int:
         return self.number(value, path, least=1)
@@ -407,14 +423,16 @@ class _Decoder:
 
     def measured(self, value: Any, path: str) -> Measured:
         fields = self.fields(value, path, _MEASURED)
+        confirming = self.each(fields.get("confirmed_by", []), f"{path}.confirmed_by", self.digest)
+        if "confirmed_by" in fields and not confirming:
+            allowed = f"absent, or {LEAST_CONFIRMING} digests or more"
+            self.refuse(f"{path}.confirmed_by", allowed, fields["confirmed_by"])
         return Measured(
             spreads_ns=self.each(fields["spreads_ns"], f"{path}.spreads_ns", self.number),
             aten=self.timing(fields["aten"], f"{path}.aten"),
             triton=self.timing(fields["triton"], f"{path}.triton"),
             doubts=self.each(fields["doubts"], f"{path}.doubts", self.text),
-            confirmed_by=self.each(
-                fields.get("confirmed_by", []), f"{path}.confirmed_by", self.digest
-            ),
+            confirmed_by=confirming,
         )
 
     def timing(self, value: Any, path: str) -> Timing | None:

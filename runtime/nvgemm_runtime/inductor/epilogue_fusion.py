@@ -164,9 +164,8 @@ _SETTINGS_AGAINST = (
 
 def _is_plain(match: Match) -> bool:
     """Whether a row is added, all types agree, and the sizes allow timing both ways."""
-    for node in match.nodes:
-        if any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
-            return False
+    if any(is_weighted(node) for node in match.nodes):
+        return False
     values = [value_of(match.kwargs[name]) for name in ("bias", "a", "b")]
     values.append(value_of(match.output_node()))
     if any(value is None for value in values):
@@ -174,6 +173,11 @@ def _is_plain(match: Match) -> bool:
     if FIXES_SIZES and any(isinstance(n, torch.SymInt) for value in values for n in value.shape):
         return False
     return len({value.dtype for value in values}) == 1 and _adds_a_row(match, *values)
+
+
+def is_weighted(node: torch.fx.Node) -> bool:
+    """Whether a sum weights its summands, which patterns do not see: they drop such arguments."""
+    return any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta"))
 
 
 def value_of(node: object) -> Any:

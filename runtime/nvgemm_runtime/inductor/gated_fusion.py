@@ -37,7 +37,16 @@ from ..gemm.aten import AtenGemm, read_inputs
 from ..gemm.operands import Operand
 from ..gemm.types import Activation, Epilogue, Gate, WeightOrder, find_gated
 from . import epilogue_fusion
-from .epilogue_fusion import are_equal, gelu_tanh, hint, is_wanted, rounded, silu, value_of
+from .epilogue_fusion import (
+    are_equal,
+    gelu_tanh,
+    hint,
+    is_wanted,
+    is_weighted,
+    rounded,
+    silu,
+    value_of,
+)
 from .report import survive
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -234,8 +243,6 @@ def _find_product(node: object, users: set[Node] | None = None) -> tuple[Node, .
         node = node.args[0]
     if not isinstance(node, Node) or node.target not in (aten.mm.default, aten.addmm.default):
         return None
-    if any(node.kwargs.get(name, 1) != 1 for name in ("alpha", "beta")):
-        return None
     path.append(node)
     first, *others = path
     if users is not None and {*first.users} != users:
@@ -290,6 +297,8 @@ def _are_one_region(match: Match, source: _Source) -> bool:
 
 def _is_plain(match: Match, source: _Source, gate: Gate) -> bool:
     """Whether the gate's bias is there, all types agree, and the sizes allow timing both ways."""
+    if any(is_weighted(node) for node in (*match.nodes, *source.nodes)):
+        return False
     if (source.bias is not None) is not gate.row.is_biased:
         return False
     values = [value_of(one) for one in (source.a, source.b, match.output_node())]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import functools
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -30,7 +31,7 @@ from ..gemm.operands import (
 from ..gemm.problem import Op
 from ..gemm.types import Activation, Epilogue, ScaleRecipe
 from ..installed.registry import INSTALLATION, FoundBundle
-from ..matching.device import DeviceFacts, wants_determinism
+from ..matching.device import DeviceFacts, wants_determinism, wants_warnings_alone
 from ..matching.index import Match, Miss
 from ..matching.refusals import timing_refusal
 from ..settings import is_debugging
@@ -453,7 +454,10 @@ def _load_named(
     recipe = extras.recipe or signature.scales
     reason = timing_refusal(kernel.kernel, wants_determinism())
     if reason is not None:
-        raise RuntimeError(f"{where}: kernel {kernel.kernel.id[:12]}: {reason}")
+        told = f"{where}: kernel {kernel.kernel.id[:12]}: {reason}"
+        if not wants_warnings_alone():
+            raise RuntimeError(told)
+        warnings.warn(told, stacklevel=5)  # at the caller of the public function
     if extras.gated is not None or signature.is_gated:
         computes = epilogue is extras.gated
     else:

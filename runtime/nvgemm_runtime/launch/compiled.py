@@ -79,9 +79,13 @@ def gemm(
             try:
                 done = loaded(a, b, out, *extras)
             except Exception as error:
-                # A kernel that never ran here, say because the driver cannot load it.
-                _warn(origin, f"kernel {kernel_id[:12]}: {error}")
-                loaded, done = _refuse, False
+                done = False
+                if _is_out_of_memory(error):  # there may be enough at the next call
+                    _log.warning("kernel %s: %s; ATen computes this GEMM", kernel_id[:12], error)
+                else:
+                    # A kernel that never ran here, say because the driver cannot load it.
+                    _warn(origin, f"kernel {kernel_id[:12]}: {error}")
+                    loaded = _refuse
             if done or loaded is _refuse:
                 proven = loaded
             return done
@@ -178,6 +182,12 @@ def _device_facts(device: torch.device | None) -> DeviceFacts:
 def _find_launch(kernel_id: str, origin: str, device: torch.device) -> _TryLaunch:
     kernel = prepare(kernel_id, origin, device)
     return functools.partial(native.load().try_launch, kernel.handle) if kernel else _refuse
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    import torch
+
+    return isinstance(error, torch.OutOfMemoryError)
 
 
 def _refuse(*tensors: torch.Tensor) -> bool:

@@ -123,7 +123,8 @@ class KernelLoader:
             target=None if target.arch == CPU else target,
             workspace_bytes=kernel.workspace_bytes,
             workspace=kernel.workspace,
-            cluster_size=math.prod(kernel.design.cluster),
+            # Bounded by `unlaunchable`; of other kernels the launcher needs no cluster.
+            cluster_size=math.prod(kernel.design.cluster) if convention.takes_clusters else 1,
             convention=convention,
         )
         signature = kernel.signature

@@ -58,10 +58,11 @@ class Native:
             that the kernel's signature has besides, in the order of `roles.extra_roles`: scale_a,
             scale_b, offsets, addend. It raises ValueError or TypeError for operands that the kernel
             cannot take, NoKernelError for an unknown handle, DriverError where the driver fails,
-            and what the kernel itself raises. The ends of groups are on the device and not checked,
-            see `nvgemm_runtime.gemm.extra_operands.check_offset_values`. Torch does not see the
-            call, so the caller must check derivatives, negative bits (``torch.Tensor.is_neg``),
-            versions and tracing, see `nvgemm_runtime.launch.fast_path`.
+            torch.OutOfMemoryError where a workspace cannot be allocated, and what the kernel itself
+            raises. The ends of groups are on the device and not checked, see
+            `nvgemm_runtime.gemm.extra_operands.check_offset_values`. Torch does not see the call,
+            so the caller must check derivatives, negative bits (``torch.Tensor.is_neg``), versions
+            and tracing, see `nvgemm_runtime.launch.fast_path`.
         try_launch: ``try_launch(handle, a, b, out, *extras)`` is as ``launch``, but False, with
             nothing launched, where that raises ValueError or TypeError, and True otherwise.
         open_kernel: ``open_kernel(image, symbol, name)`` loads a payload for as long as the process
@@ -243,7 +244,7 @@ def _load() -> Native:
             f"{tvm_ffi.__version__} (supported: torch 2.11 to 2.15, apache-tvm-ffi 0.1 from "
             f"0.1.9): {error}"
         ) from error
-    for kind in (NoKernelError, DriverError):
+    for kind in (NoKernelError, DriverError, torch.OutOfMemoryError):
         tvm_ffi.error.register_error(kind)
     native = Native(
         launch=module["launch"],

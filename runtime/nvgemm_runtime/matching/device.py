@@ -175,6 +175,13 @@ def wants_determinism() -> bool:
     return bool(torch.are_deterministic_algorithms_enabled())
 
 
+def wants_warnings_alone() -> bool:
+    """Whether torch is to warn where it would refuse what is not deterministic (``warn_only``)."""
+    import torch
+
+    return bool(torch.is_deterministic_algorithms_warn_only_enabled())
+
+
 def device_facts(kind: str, index: int) -> DeviceFacts:
     """Facts of one device of this process, as it is now. For a GPU this initialises CUDA."""
     return _device_facts(kind, index, wants_determinism())

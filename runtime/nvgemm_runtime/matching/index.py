@@ -28,7 +28,7 @@ from .refusals import (
     refusal,
     version_numbers,
 )
-from .trust import holds_here, preference
+from .trust import preference
 from .usable_rankings import BundleView as BundleView
 from .usable_rankings import (
     MatchedKernel,
@@ -130,9 +130,7 @@ class Index:
                 continue
             # Stable: of equals, the one preferred.
             rankings.sort(key=self._measured_on, reverse=True)
-            rankings.sort(
-                key=lambda usable: preference(usable.ranking, usable.source, facts, versions)
-            )
+            rankings.sort(key=lambda usable: preference(usable, facts, versions))
         self.refusals = (*refusals, *unusable)
         self._sizes = index_by_alignment(self._declared, is_compact=True)
         self._sizes_with_gaps = self._sizes
@@ -198,8 +196,7 @@ class Index:
         Interpolation counts waves, of which another product has others.
         """
         return self.facts.multiprocessors is not None and all(
-            holds_here(usable.ranking, usable.source, self.facts)
-            for usable in (around.below, around.above)
+            usable.holds_on(self.facts) for usable in (around.below, around.above)
         )
 
     def _interpolated(
@@ -258,7 +255,7 @@ class Index:
     def _measured_on(self, usable: UsableRanking) -> str:
         """When a ranking was measured, if that holds here: text that sorts like the days."""
         conditions = usable.source.conditions
-        if conditions is None or not holds_here(usable.ranking, usable.source, self.facts):
+        if conditions is None or not usable.holds_on(self.facts):
             return ""
         return conditions.date
 

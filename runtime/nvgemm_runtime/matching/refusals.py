@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ..bundle.calling_convention import KNOWN_FORM, parse_calling_convention
 from ..bundle.decode import UPGRADE
 from ..bundle.format import Header, Kernel
@@ -9,6 +11,9 @@ from ..bundle.imported_symbols import FIRST_RELEASE, NEWEST_RUN, needed_symbols
 from ..errors import NvgemmError, one_line
 from ..gemm.target import CPU, Target, UnknownTarget
 from .device import RUNTIME_LIBRARY, UNKNOWN_VERSION, DeviceFacts, RuntimeLibrary
+
+MAX_CLUSTER_SIZE = 16
+"""Most thread blocks of a cluster on any device: kMaxClusterSize of csrc/cuda_driver.cpp."""
 
 _FFI_DISTRIBUTION = "apache-tvm-ffi"
 
@@ -24,6 +29,12 @@ def unlaunchable(kernel: Kernel) -> str | None:
     misfit = convention.misfit(kernel.signature, kernel.has_workspace)
     if misfit is not None:
         return f"calling convention {kernel.calling_convention!r}: {misfit}"
+    size = math.prod(kernel.design.cluster)
+    if convention.takes_clusters and size > MAX_CLUSTER_SIZE:
+        return (
+            f"its cluster has {size} thread blocks, and is counted on the device, where one has "
+            f"{MAX_CLUSTER_SIZE} or fewer"
+        )
     return None if kernel.workspace is None else kernel.workspace.fault(kernel.signature.op)
 
 

@@ -7,10 +7,11 @@ as they were measured. Estimates, and times of other GPUs or sizes, change nothi
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..bundle.format import Conditions, Measured, Ranking, RankingSource
+from ..bundle.format import APART, Conditions, KernelFacts, Measured, Ranking, RankingSource
 from ..gemm.operands import Request
 from ..gemm.roles import contiguous_bytes
 from .device import NO_CUDA, DeviceFacts, TorchVersions
@@ -18,7 +19,7 @@ from .refusals import version_numbers
 
 if TYPE_CHECKING:
     from .index import Match
-    from .usable_rankings import MatchedKernel
+    from .usable_rankings import MatchedKernel, UsableRanking
 
 TRITON = "Triton"
 """The backend besides ATen's that may have been measured."""
@@ -73,7 +74,9 @@ def decide(
     measured, conditions = match.measured, match.source.conditions
     if measured is None or conditions is None:
         return _open(match.kernels, terms, "")
-    obstacle = why_order_is_open(measured, match.source, facts) or _why_not_these(match, request)
+    kernels = [served.kernel for served in match.kernels]
+    obstacle = why_order_is_open(measured, match.source, facts, kernels)
+    obstacle = obstacle or _why_not_these(match, request)
     if obstacle is not None:
         return _open(match.kernels, terms, obstacle)
     winner = match.kernels[0]
@@ -147,8 +150,10 @@ def _why_another_aten(request: Request, terms: Terms) -> str | None:
     return None
 
 
-def why_order_is_open(measured: Measured, source: RankingSource, facts: DeviceFacts) -> str | None:
-    """Why a measured order of kernels does not hold on a device, or None."""
+def why_order_is_open(
+    measured: Measured, source: RankingSource, facts: DeviceFacts, kernels: Iterable[KernelFacts]
+) -> str | None:
+    """Why a measured order of these kernels does not hold on a device, or None."""
     assert source.conditions is not None
     if source.gpu != facts.name:
         return f"measured on {source.gpu}, this is {facts.name}"
@@ -157,15 +162,23 @@ def why_order_is_open(measured: Measured, source: RankingSource, facts: DeviceFa
         return f"measured with CUDA {then}, torch uses {facts.cuda or 'no CUDA'}"
     if measured.doubts:
         return f"measured, and uncertain: {'; '.join(measured.doubts)}"
+    launches = source.conditions.launches
+    if launches != APART and any(kernel.design.dependent_launch for kernel in kernels):
+        return (
+            f"measured with launches {launches}, not {APART}: kernels of programmatic dependent "
+            "launch may have overlapped with themselves"
+        )
     return None
 
 
-def holds_here(ranking: Ranking, source: RankingSource, facts: DeviceFacts) -> bool:
-    """Whether a ranking is a measurement whose order of kernels holds on a device."""
+def holds_here(
+    ranking: Ranking, source: RankingSource, facts: DeviceFacts, kernels: Iterable[KernelFacts]
+) -> bool:
+    """Whether a ranking is a measurement whose order of these kernels holds on a device."""
     measured = ranking.measured
     if measured is None or source.conditions is None:
         return False
-    return why_order_is_open(measured, source, facts) is None
+    return why_order_is_open(measured, source, facts, kernels) is None
 
 
 def why_aten_is_open(
@@ -182,17 +195,15 @@ def why_aten_is_open(
     return None
 
 
-def preference(
-    ranking: Ranking, source: RankingSource, facts: DeviceFacts, versions: TorchVersions | None
-) -> int:
+def preference(usable: UsableRanking, facts: DeviceFacts, versions: TorchVersions | None) -> int:
     """Which of several rankings of one problem to use: the one for which this is least.
 
     Returns:
         0 for one that was measured on this product of GPU, beside the ATen of this torch; 1 where
         ATen is another; 2 for any other.
     """
-    measured, conditions = ranking.measured, source.conditions
-    if measured is None or conditions is None or not holds_here(ranking, source, facts):
+    measured, conditions = usable.ranking.measured, usable.source.conditions
+    if measured is None or conditions is None or not usable.holds_on(facts):
         return 2
     if versions is None or why_aten_is_open(measured, conditions, versions) is not None:
         return 1

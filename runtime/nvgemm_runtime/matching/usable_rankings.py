@@ -9,7 +9,9 @@ from ..bundle.format import Header, Kernel, Ranking, RankingSource
 from ..bundle.reader import Bundle
 from ..bundle.unknown_parts import doubt_about
 from ..gemm.problem import Problem, Signature
+from .device import DeviceFacts
 from .nearest import NearestSizes
+from .trust import holds_here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +100,11 @@ class UsableRanking:
     def source(self) -> RankingSource:
         """Where its order comes from."""
         return self.bundle.header.sources[self.ranking.source]
+
+    def holds_on(self, facts: DeviceFacts) -> bool:
+        """Whether it is a measurement whose order of kernels holds on a device."""
+        kernels = (served.kernel for served in self.kernels)
+        return holds_here(self.ranking, self.source, facts, kernels)
 
     def kernels_for(self, is_compact: bool) -> tuple[MatchedKernel, ...]:
         """The kernels for operands that are compact, or are not."""

@@ -214,6 +214,7 @@ def reverse_kernels(kernels: list[Any]) -> None:
         ("header-field", set_("sources", 1, "conditions", "gpu_sha256", to=None)),
         ("header-field", set_("rankings", 1, "measured", "confirmed_by", to="a" * 64)),
         ("header-field", set_("rankings", 1, "measured", "confirmed_by", to=["a", "b"])),
+        ("header-field", set_("rankings", 1, "measured", "confirmed_by", to=[])),
         ("ranking-measured", set_("rankings", 1, "measured", "confirmed_by", to=["a" * 64])),
         ("ranking-measured", set_("rankings", 1, "measured", "confirmed_by", to=["a" * 64] * 2)),
         ("ranking-measured",

@@ -237,7 +237,7 @@ def test_a_measurement_that_lost_a_kernel_is_in_doubt(tmp_path: Path) -> None:
     )
     (ranking,) = [one for one in header.rankings if one.problem == measured.problem]
     assert ranking.measured is not None
-    why = why_order_is_open(ranking.measured, header.sources[ranking.source], B200)
+    why = why_order_is_open(ranking.measured, header.sources[ranking.source], B200, ())
     assert why is not None
     assert "1 of 3 measured kernels need a newer nvgemm-aot" in why
 

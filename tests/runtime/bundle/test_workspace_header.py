@@ -115,7 +115,9 @@ def test_readers_without_the_feature_leave_the_kernel_out(
     [
         ("tile", [128, 0], "tile[1] must be an integer in 1"),
         ("tile", [128], "tile must be a list of 2"),
+        ("tile", [128, 2**31], "tile[1] must be an integer in 1..2147483647"),
         ("tiles_multiple", [0, 1], "tiles_multiple[0] must be an integer in 1"),
+        ("tiles_multiple", [2**63 - 1, 1], "tiles_multiple[0] must be an integer in 1..2147483647"),
         ("zeroed_bytes", [4], "zeroed_bytes must be a list of 2"),
         ("zeroed_bytes", [-1, 4], "zeroed_bytes[0] must be an integer in 0"),
         ("scratch_bytes", (64 << 20) + 1, "scratch_bytes must be an integer in 0..67108864"),
@@ -139,7 +141,14 @@ def test_refuses_a_formula_that_is_none(
     [
         (lambda kernel: kernel["workspace"].pop("tile"), "workspace lacks tile"),
         (lambda kernel: kernel.update(workspace_bytes=8), "workspace_bytes must be 0 beside"),
-        (lambda kernel: kernel.update(deterministic=1), "deterministic must be true or false"),
+        (lambda kernel: kernel.update(deterministic=1), "deterministic must be false, or absent"),
+        (lambda kernel: kernel.update(deterministic=True), "deterministic must be false, or absen"),
+        (
+            lambda kernel: kernel.update(requires=["timing_dependent"]),
+            "requires must have tile_workspace, for what else the kernel says (got ['timing_dep",
+        ),
+        (lambda kernel: kernel.update(requires=["tile_workspace"]), "must have timing_dependent"),
+        (lambda kernel: kernel.pop("requires"), "must have tile_workspace, timing_dependent"),
         (lambda kernel: kernel["design"].update(splits=0), "splits must be an integer in 1"),
         (lambda kernel: kernel["design"].update(dependent_launch="yes"), "must be true or false"),
     ],
@@ -168,6 +177,10 @@ def test_refuses_what_contradicts_the_format(edit: Any, said: str, tmp_path: Pat
         (
             {"calling_convention": "tvm_ffi:gemm(a,b,out,workspace,clusters,clusters,stream)"},
             "clusters is passed 2 times, must be once",
+        ),
+        (
+            {"design": replace(splitting().kernels[0].design, cluster=(17, 1))},
+            "its cluster has 17 thread blocks, and is counted on the device, where one has 16 or",
         ),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from inductor_session import InductorSession, warnings_of
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.inductor import compiled as old_name
-from nvgemm_runtime.launch import compiled
+from nvgemm_runtime.launch import compiled, native
 from synthetic_bundles import write_synthetic_bundle
 
 Tensor = torch.Tensor
@@ -159,6 +160,30 @@ def test_a_kernel_that_fails_when_first_launched_leaves_aten(
     assert len(inductor.record.lines()) == 1, "it is not tried again"
     (said,) = warnings_of(caplog)
     assert WHEEL in said
+
+
+def test_a_kernel_without_memory_for_its_workspace_is_tried_again(
+    inductor: InductorSession,
+    kernel_id: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    loaded = native.load()
+    short = [True]
+
+    def try_launch(*arguments: object) -> bool:
+        if short:
+            short.pop()
+            raise torch.OutOfMemoryError("64 bytes cannot be allocated")
+        return loaded.try_launch(*arguments)
+
+    monkeypatch.setattr(native, "load", lambda: replace(loaded, try_launch=try_launch))
+    gemm = compiled.gemm(torch.mm, kernel_id, WHEEL)
+    for _ in range(3):
+        assert_computes(gemm, torch.randn(16, 64), torch.randn(64, 32))
+    assert len(inductor.record.lines()) == 2, "the first was ATen's"
+    (said,) = warnings_of(caplog)
+    assert "64 bytes cannot be allocated; ATen computes this GEMM" in said
 
 
 def test_switched_off_means_aten_and_no_word(

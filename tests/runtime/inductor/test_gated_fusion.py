@@ -254,22 +254,38 @@ def broadcast(x: Tensor, w: Tensor) -> Tensor:
 
 
 def biased(x: Tensor, w: Tensor) -> Tensor:
-    gate, up = functional.linear(x, w, w[:, 0]).chunk(2, -1)
+    gate, up = functional.linear(x, w, w.sum(1)).chunk(2, -1)
     return functional.silu(gate) * up
 
 
 def another_limit(x: Tensor, w: Tensor) -> Tensor:
-    gate, up = functional.linear(x, w, w[:, 0]).chunk(2, -1)
+    gate, up = functional.linear(x, w, w.sum(1)).chunk(2, -1)
     gate, up = gate.clamp(max=6.0), up.clamp(-6.0, 6.0)
     return (up + 1) * (gate * torch.sigmoid(gate * 1.702))
+
+
+def weighted_one(x: Tensor, w: Tensor) -> Tensor:
+    """The up gets 3, where the gate of the kernels adds 1."""
+    gate, up = functional.linear(x, w, w.sum(1)).chunk(2, -1)
+    gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0)
+    return torch.add(up, 1, alpha=3) * (gate * torch.sigmoid(gate * 1.702))
+
+
+def weighted_sum_in_silu(x: Tensor, w: Tensor) -> Tensor:
+    gate, up = functional.linear(x, w).chunk(2, -1)
+    wide = gate.float()
+    return (wide / torch.add(torch.exp(-wide), 1, alpha=2)).bfloat16() * up
 
 
 LEFT_ALONE = (
     product_used_again, gate_used_again, up_before_gate, exact_gelu, of_two_weights, unequal_parts,
     of_rows, reshaped_columns, broadcast, of_columns_of_the_weight, two_inputs, biased,
-    another_limit,
+    another_limit, weighted_one, weighted_sum_in_silu,
 )  # fmt: skip
-LEFT_ALONE_QUICKLY = (product_used_again, up_before_gate, of_two_weights, two_inputs, biased)
+LEFT_ALONE_QUICKLY = (
+    product_used_again, up_before_gate, of_two_weights, two_inputs, biased, weighted_one,
+    weighted_sum_in_silu,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

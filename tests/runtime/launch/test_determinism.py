@@ -63,6 +63,18 @@ def test_one_that_is_named_is_refused(loose: BuiltBundle) -> None:
     torch.testing.assert_close(nvgemm_runtime.mm(a, b, out, kernel=loaded), a @ b)
 
 
+def test_one_that_is_named_runs_with_a_warning_where_torch_is_to_warn_only(
+    loose: BuiltBundle,
+) -> None:
+    a, b, out = operands()
+    loaded = choose(a, b, out)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    for kernel in (loaded, loaded.kernel.id):
+        with pytest.warns(UserWarning, match=f"{loaded.kernel.id[:12]}: results depend on timing"):
+            nvgemm_runtime.mm(a, b, out.fill_(float("nan")), kernel=kernel)
+        torch.testing.assert_close(out, a @ b)
+
+
 def test_generated_code_that_names_one_runs_on_aten(
     loose: BuiltBundle, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -194,6 +194,23 @@ def test_a_calling_convention_that_does_not_fit_the_kernel_is_refused(bundle: Bu
         KernelLoader().load(bundle, kernel)
 
 
+def test_of_a_kernel_that_takes_no_clusters_the_cluster_may_be_any(bundle: Bundle) -> None:
+    kernel = kernel_of(bundle)
+    huge = replace(kernel, design=replace(kernel.design, cluster=(2**40, 2**40)))
+    assert KernelLoader().load(bundle, huge).kernel is huge
+
+
+def test_a_cluster_that_no_device_has_cannot_be_counted(bundle: Bundle) -> None:
+    kernel = kernel_of(bundle)
+    huge = replace(
+        kernel,
+        design=replace(kernel.design, cluster=(2**40, 2**40)),
+        calling_convention="tvm_ffi:gemm(a,b,out,clusters,stream)",
+    )
+    with pytest.raises(NoKernelError, match=f"its cluster has {2**80} thread blocks"):
+        KernelLoader().load(bundle, huge)
+
+
 def test_a_payload_without_its_function_is_closed_again(lib: native.Native, bundle: Bundle) -> None:
     def mapped() -> int:
         return Path("/proc/self/maps").read_text().count("nvgemm-kernel")

@@ -155,6 +155,34 @@ def test_anything_else_is_offered_and_timed_as_ever(name: str) -> None:
     assert why in decision.why
 
 
+def test_what_overlapped_with_itself_back_to_back_is_timed_again() -> None:
+    """No device has run the kernels of this bundle: their entries alone say how they launch."""
+
+    def served(*, dependent: int) -> tuple[MatchedKernel, ...]:
+        return tuple(
+            replace(
+                one,
+                kernel=replace(
+                    one.kernel,
+                    design=replace(one.kernel.design, dependent_launch=one.rank == dependent),
+                ),
+            )
+            for one in match().kernels
+        )
+
+    apart = replace(SOURCE, conditions=replace(CONDITIONS, launches="apart"))
+    otherwise = replace(SOURCE, conditions=replace(CONDITIONS, launches="one a second"))
+    for place in range(3):
+        kernels = served(dependent=place)
+        assert outcome(match(kernels=kernels, source=apart), trusts=True).is_final
+        for source in (SOURCE, otherwise):
+            decision = outcome(match(kernels=kernels, source=source), trusts=True)
+            assert decision.kernels == kernels[:2]
+            assert not decision.is_final
+            assert f"launches {source.conditions.launches}, not apart" in decision.why  # type: ignore[union-attr]
+    assert outcome(match(kernels=served(dependent=-1)), trusts=True).is_final
+
+
 def test_operands_that_cannot_be_better_aligned_are_as_measured() -> None:
     """Rows of A and columns of B are 16 bytes, rows of the result 48."""
     narrow = Problem(signature=replace(SIGNATURE, layout=Layout.TN), m=15, n=24, k=8)
