@@ -41,7 +41,7 @@ _MAKERS = tuple(
     f"nvgemm_{name}"
     for name in (
         *("aot.build.plan", "aot.build.select", "aot.targets.profile", "aot.providers.base"),
-        "aot.providers.corrections",
+        *("aot.providers.corrections", "aot.rankings.usable", "aot.rankings.intervals"),
         *("runtime.gemm.support", "runtime.gemm.problem", "runtime.gemm.types"),
         *("runtime.gemm.roles", "runtime.gemm.target"),
     )

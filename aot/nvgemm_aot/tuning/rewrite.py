@@ -195,16 +195,23 @@ def _why_unserved(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
 
 
 def _without_wrong(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:
-    """Drop wrong kernels from a ranking; doubt it if they kept others from being told apart."""
+    """Drop wrong kernels from a ranking; doubt it if they kept others from being told apart.
+
+    What other GPUs confirmed was said of those that may be the fastest: without one of them, it is
+    confirmed no more.
+    """
     gone = {id_ for id_, _ in ranking.kernels if id_ in wrong}
     kept = _keep_ranked(ranking, lambda id_: id_ not in wrong)
     if not gone or not kept.kernels or ranking.measured is None or kept.measured is None:
         return kept
     before = _intervals(ranking, ranking.measured)
     left = {name: interval for name, interval in before.items() if name not in gone}
-    if gone.isdisjoint(contending(before)) or is_decided(left):
+    if gone.isdisjoint(contending(before)):
         return kept
-    return _with_doubt(kept, kept.measured, LEFT_UNDECIDED)
+    measured = replace(kept.measured, confirmed_by=())
+    if is_decided(left):
+        return replace(kept, measured=measured)
+    return _with_doubt(kept, measured, LEFT_UNDECIDED)
 
 
 def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interval]:
