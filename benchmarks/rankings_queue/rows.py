@@ -91,8 +91,10 @@ def progress_of(row: Row, results: Path) -> Progress:
 
 
 def done_mark(row: Row, results: Path) -> Path:
-    """A file that is there when a row has been measured to its end: it holds the build key of the
-    bundle that was measured."""
+    """A file that is there when a row has been measured to its end.
+
+    It holds the build key of the bundle that was measured.
+    """
     return results / f"{row.name}.done"
 
 

@@ -115,9 +115,7 @@ class _HangingTimer(DictatedTimer):
     rounds_before = 1
     hangs_back_to_back = False
 
-    def __init__(
-        self, times: Any, *, hanging: str | None, by: Callable[[], None] = _hang
-    ) -> None:
+    def __init__(self, times: Any, *, hanging: str | None, by: Callable[[], None] = _hang) -> None:
         super().__init__(times)
         self.hanging = hanging
         self.hang = by

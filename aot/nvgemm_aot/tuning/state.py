@@ -200,9 +200,9 @@ VERSION = 5
 kernels, version 4 times of launches back to back."""
 
 MOST_KILLS = 2
-"""Kills during a kernel's first run on a problem, and deaths of the measuring process while it runs,
-after which it counts as broken; ATen and Triton are then left out of that problem. A single one may
-well be a job's time limit, or the machine's memory."""
+"""Kills during a kernel's first run on a problem, and deaths of the measuring process while the
+kernel runs, after which it counts as broken; ATen and Triton are then left out of that problem. A
+single one may well be a job's time limit, or lack of memory."""
 KILLED = "the run that measured it was killed before other work on the GPU was looked for"
 """Doubt of outcomes that were not confirmed before the run was killed."""
 

@@ -44,8 +44,8 @@ MOST_ENDS = 8
 """Most processes of one tuning that hang or die: more rather mean a broken GPU or driver."""
 
 IDLE_FACTOR = 10
-"""The process may be silent for so many times as long while no contender runs: it loads torch, makes
-operands, waits for other work on the GPU, or writes the bundle."""
+"""While no contender runs, the process may be silent for so many times as long: it loads torch,
+makes operands, waits for other work on the GPU, or writes the bundle."""
 
 GRACE_S = 20.0
 """Seconds in which an interrupted process writes down what it has."""
