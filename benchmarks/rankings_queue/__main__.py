@@ -23,6 +23,7 @@ from benchmarks.rankings_queue.rows import (
     ROWS,
     Row,
     done_mark,
+    is_done_with,
     progress_of,
     read_rows,
     table,
@@ -91,35 +92,50 @@ def build(bundles: Path, jobs: int | None, names: tuple[str, ...]) -> None:
 @click.option("--budget", type=click.FloatRange(min=1), help="Seconds after which to stop.")
 @_rows_option
 def measure(bundles: Path, results: Path, budget: float | None, names: tuple[str, ...]) -> None:
-    """Measure what is left of BUNDLES on this GPU, into RESULTS."""
+    """Measure what is left of BUNDLES on this GPU, into RESULTS.
+
+    A row that fails does not end the others; the status is 1 then.
+    """
     results.mkdir(mode=0o755, parents=True, exist_ok=True)
     begin = time.monotonic()
     rows = _named(read_rows(bundles), names)
     if not rows:
         raise click.ClickException(f"{bundles / ROWS} is not there: build the bundles first")
+    failed: list[str] = []
     try:
         for row in rows:
             left = None if budget is None else budget - (time.monotonic() - begin)
             if left is not None and left <= 0:
                 break
-            if done_mark(row, results).exists():
-                continue
             if not row.bundle(bundles).exists():
                 click.echo(f"{row.name}: left out: {row.bundle(bundles)} is not there; build it")
                 continue
-            tuned = _tune(row, bundles, results, left)
-            for contender, reason in tuned.hanging:
-                click.echo(f"HANGS: {contender[:12]}: {reason}")
-            click.echo(
-                f"{row.name}: {tuned.measured_now} measured now, {len(tuned.outcomes)} in all, "
-                f"{len(tuned.unmeasured)} left"
-            )
-            if tuned.is_complete:
-                done_mark(row, results).touch()
-    except NvgemmError as error:
-        raise click.ClickException(str(error)) from error
+            try:
+                _measure_row(row, bundles, results, left)
+            except NvgemmError as error:
+                click.echo(f"{row.name}: FAILED: {error}")
+                failed.append(row.name)
     finally:
         _print_table(rows, results, MOST_SHOWN)
+    if failed:
+        raise click.ClickException(f"rows that failed, see above: {', '.join(failed)}")
+
+
+def _measure_row(row: Row, bundles: Path, results: Path, budget_s: float | None) -> None:
+    """Measure what is left of a row; nothing where this very bundle was measured to its end."""
+    key = _header(row.bundle(bundles)).build_key
+    if is_done_with(row, results, key):
+        return
+    done_mark(row, results).unlink(missing_ok=True)  # of another bundle
+    tuned = _tune(row, bundles, results, budget_s)
+    for contender, reason in tuned.hanging:
+        click.echo(f"HANGS: {contender[:12]}: {reason}")
+    click.echo(
+        f"{row.name}: {tuned.measured_now} measured now, {len(tuned.outcomes)} in all, "
+        f"{len(tuned.unmeasured)} left"
+    )
+    if tuned.is_complete:
+        done_mark(row, results).write_text(f"{key}\n")
 
 
 def _tune(row: Row, bundles: Path, results: Path, budget_s: float | None) -> Tuned:

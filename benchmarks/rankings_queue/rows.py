@@ -91,8 +91,17 @@ def progress_of(row: Row, results: Path) -> Progress:
 
 
 def done_mark(row: Row, results: Path) -> Path:
-    """An empty file that is there when a row has been measured to its end."""
+    """A file that is there when a row has been measured to its end.
+
+    It holds the build key of the bundle that was measured.
+    """
     return results / f"{row.name}.done"
+
+
+def is_done_with(row: Row, results: Path, build_key: str) -> bool:
+    """Whether the bundle of this build key has been measured to its end."""
+    mark = done_mark(row, results)
+    return mark.exists() and mark.read_text().strip() == build_key
 
 
 def table(found: Sequence[Progress], *, most: int | None) -> list[str]:

@@ -16,7 +16,10 @@ from click.testing import CliRunner, Result
 import cpu_provider
 from benchmarks.rankings_queue import __main__ as queue
 from benchmarks.rankings_queue import planning
+from benchmarks.rankings_queue.rows import is_done_with, read_rows
 from nvgemm_aot.build.pipeline import plan_build
+from nvgemm_aot.bundle.content import read_content
+from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.manifest.shipped import find_manifest
 from nvgemm_aot.rankings.assess import assess
@@ -24,6 +27,8 @@ from nvgemm_aot.rankings.file import read_rankings
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning import watchdog
 from nvgemm_aot.tuning.session import Tuned
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.gemm.problem import Problem
 from repository import ROOT
 from tuning_bench import PROBLEMS
@@ -101,6 +106,46 @@ def test_measuring_goes_on_from_run_to_run_and_two_gpus_confirm(
     assert len(found.entries) == 6
     assert {assess(group).standing for group in found.groups.values()} == {"confirmed"}
     assert "problems: 3 confirmed" in exported.output
+
+
+def test_a_row_that_fails_does_not_end_the_others(
+    run: functools.partial[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundles, results = (str(tmp_path / name) for name in ("bundles", "results"))
+    run(["build", bundles])
+    tune_watched = watchdog.tune_watched
+
+    def failing(paths: list[Path], *given: object, **how: object) -> Tuned:
+        if paths[0].name.startswith("first"):
+            raise TuningError("8 measuring processes hung or died")
+        return tune_watched(paths, *given, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(watchdog, "tune_watched", failing)
+    found = run(["measure", bundles, results])
+    assert "first: FAILED: 8 measuring processes hung or died" in found.output
+    assert "second: 1 measured now, 1 in all, 0 left" in found.output
+    assert "all                               3        1        0          2" in found.output
+    assert "Error: rows that failed, see above: first" in found.output
+    assert found.exit_code == 1
+
+
+def test_a_row_is_done_with_the_bundle_that_was_measured_alone(
+    run: functools.partial[Result], tmp_path: Path
+) -> None:
+    bundles, results = tmp_path / "bundles", tmp_path / "results"
+    run(["build", str(bundles)])
+    assert run(["measure", str(bundles), str(results), "--row", "second"]).exit_code == 0
+    (row,) = (row for row in read_rows(bundles) if row.name == "second")
+    with Bundle(row.bundle(bundles)) as bundle:
+        key = bundle.header.build_key
+        content = read_content(bundle)
+    assert is_done_with(row, results, key)
+    write_bundle(row.bundle(bundles), replace(content, build_key="0" * 64))
+    assert not is_done_with(row, results, "0" * 64)
+    again = run(["measure", str(bundles), str(results), "--row", "second"])
+    assert "second: FAILED: " in again.output, "its measurements are those of another bundle"
+    assert "belongs to another tuning" in again.output
+    assert "  done" not in again.output
 
 
 def test_a_used_up_budget_leaves_the_rest_to_the_next_run(

@@ -71,6 +71,22 @@ def dies_once() -> Bench:
     return _bench(timer)
 
 
+def dies_when_timed() -> Bench:
+    """The process ends by a signal whenever a kernel whose results are right is timed."""
+    return _bench(_HangingTimer(SLOW_FIRST, hanging=HANGING, by=_die))
+
+
+def always_dies() -> Bench:
+    """The process ends by a signal whenever anything is timed."""
+    return _bench(_HangingTimer(SLOW_FIRST, hanging=None, by=_die))
+
+
+def silent() -> Bench:
+    """No bench: the driver does not answer."""
+    _hang()
+    raise AssertionError
+
+
 def breaks_the_device() -> Bench:
     """A kernel leaves the device unusable."""
     return _bench(DictatedTimer({**SLOW_FIRST, HANGING: []}))
@@ -91,13 +107,18 @@ def _hang() -> None:
         time.sleep(3600)
 
 
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 class _HangingTimer(DictatedTimer):
     rounds_before = 1
     hangs_back_to_back = False
 
-    def __init__(self, times: Any, *, hanging: str | None) -> None:
+    def __init__(self, times: Any, *, hanging: str | None, by: Callable[[], None] = _hang) -> None:
         super().__init__(times)
         self.hanging = hanging
+        self.hang = by
 
     def prepare(self, calls: Sequence[Callable[[], object]], *, launches: str = APART) -> Sample:
         sample = super().prepare(calls, launches=launches)
@@ -108,7 +129,7 @@ class _HangingTimer(DictatedTimer):
             count += 1
             is_beside = self.hangs_back_to_back and launches != APART
             if self.hanging in (None, name) and (count > self.rounds_before or is_beside):
-                _hang()
+                self.hang()
             return sample()
 
         return sampling

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError, RankingsError, StorageError
+from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.support import provider_beside
 from nvgemm_runtime.installed.ownership import writable_by_others
 
@@ -17,6 +19,7 @@ from ..bundle.writer import write_bundle
 from ..manifest.parse import Manifest
 from ..providers import SEPARATOR, Provider, load_provider, parts_of
 from ..rankings.entries import Rankings
+from ..rankings.usable import UsableRankings
 from ..storage.cache import Cache, private_cache
 from ..storage.files import remove_file, require_writable
 from ..targets import BuildTarget
@@ -30,7 +33,16 @@ from .compiler import (
     make_tasks,
 )
 from .header_size import require_readable_size
-from .plan import PlanLookup, RejectionSink, Unserved, look_up_plan, make_plan, require_served
+from .plan import (
+    Plan,
+    PlanLookup,
+    RejectionSink,
+    Unserved,
+    look_up_plan,
+    make_plan,
+    operator_of,
+    require_served,
+)
 
 DEFAULT_PROVIDER = "cutlass_operators"
 """The provider of kernels where nothing names one."""
@@ -54,11 +66,12 @@ class BuiltBundle:
 class MeasuredTarget:
     """What a target's build uses of the given rankings.
 
-    ``standings`` are those of the problems with measured times; ``notes`` say what is not used.
+    ``standings`` are those of the problems that are ranked by measured times; ``notes`` say what is
+    not used.
     """
 
     arch: str
-    standings: tuple[str, ...]
+    standings: Mapping[Problem, str]
     notes: tuple[str, ...]
 
 
@@ -201,6 +214,7 @@ def build(
     Raises:
         ManifestError: If a target's bundle would hold more than readers take.
         NoCandidateError: If there is no operator for any problem, or ``strict`` and one has none.
+        RankingsError: If ``strict``, and none of ``rankings`` fits.
         CompileError: If no kernel compiles at all, or ``strict`` and one does not.
         StorageError: If the cache or ``out_dir`` cannot be written.
         ToolchainError: If the compiler side is incomplete.
@@ -216,8 +230,10 @@ def build(
             workers = stack.enter_context(
                 WorkersOfProviders(cache, count, parts_of(source)[0].name)
             )
-        _require_used(lookups, strict=strict)
         planned = plan_build(manifest, cache, provider=source, lookups=lookups, prunes=prunes)
+        measured = measured_of(planned)
+        if strict:
+            require_used(measured)
         unserved = without_operator(planned)
         if strict:
             require_served(unserved, targets=1)
@@ -261,31 +277,52 @@ def build(
         compiled=made.compiled,
         unserved=tuple(sorted(unserved, key=lambda one: (one.arch, one.problem))),
         removed=tuple(path for path in all_paths if path not in paths and remove_file(path)),
-        measured=measured_of(lookups),
+        measured=measured,
     )
 
 
-def measured_of(lookups: Sequence[PlanLookup]) -> tuple[MeasuredTarget, ...]:
-    """What the plans of targets use of the rankings that they were looked up with."""
+def measured_of(planned: Sequence[PlannedTarget]) -> tuple[MeasuredTarget, ...]:
+    """What the plans of targets use of the rankings that they were made with."""
     return tuple(
         MeasuredTarget(
-            arch=lookup.target.target.arch,
-            standings=tuple(
-                usable.assessment.standing
-                for entry in lookup.declared
-                if (usable := lookup.measured.problems.get(entry.problem)) is not None
-            ),
-            notes=lookup.measured.notes,
+            arch=item.target.target.arch,
+            standings=_standings(item.plan, item.measured),
+            notes=(*item.measured.notes, *_unoffered_notes(item.plan)),
         )
-        for lookup in lookups
-        if lookup.measured is not None
+        for item in planned
+        if item.measured is not None
     )
 
 
-def _require_used(lookups: Sequence[PlanLookup], *, strict: bool) -> None:
-    """Require with ``strict`` that rankings serve a problem of some target."""
-    measured = measured_of(lookups)
-    if not strict or not measured or any(one.standings for one in measured):
+def _standings(plan: Plan, measured: UsableRankings) -> dict[Problem, str]:
+    """Standings of the problems of whose measured operators the plan has any."""
+    operators = [operator_of(candidate) for candidate in plan.candidates]
+    standings = {}
+    for planned in plan.problems:
+        usable = measured.problems.get(planned.problem)
+        if usable is None:
+            continue
+        if not {*usable.operators}.isdisjoint(operators[place] for place, _ in planned.choices):
+            standings[planned.problem] = usable.assessment.standing
+    return standings
+
+
+def _unoffered_notes(plan: Plan) -> list[str]:
+    counts = Counter(operator.provider for operator in plan.unoffered)
+    return [
+        f"{count} operators are not offered by this provider, {provider}, so their times are not "
+        "used: measure a bundle of this build"
+        for provider, count in sorted(counts.items())
+    ]
+
+
+def require_used(measured: Sequence[MeasuredTarget]) -> None:
+    """Require, for ``--strict``, that rankings, if any were given, serve a problem of some target.
+
+    Raises:
+        RankingsError: If not, with the reasons.
+    """
+    if not measured or any(one.standings for one in measured):
         return
     notes = [note for one in measured for note in one.notes]
     why = "; ".join(dict.fromkeys(notes)) or "none is of a problem that the manifest declares"

@@ -31,7 +31,7 @@ from ..providers import Candidate, Enumeration, Provider, Rejection, parts_of
 from ..providers.base import RuntimeModel
 from ..providers.corrections import Correction, find_correction
 from ..providers.sources import source_digest, source_modules
-from ..rankings.entries import Rankings
+from ..rankings.entries import Operator, Rankings
 from ..rankings.usable import Basis, UsableRankings, find_usable
 from ..storage.cache import Cache, cache_key
 from ..targets import BuildTarget
@@ -41,7 +41,7 @@ _MAKERS = tuple(
     f"nvgemm_{name}"
     for name in (
         *("aot.build.plan", "aot.build.select", "aot.targets.profile", "aot.providers.base"),
-        "aot.providers.corrections",
+        *("aot.providers.corrections", "aot.rankings.usable", "aot.rankings.intervals"),
         *("runtime.gemm.support", "runtime.gemm.problem", "runtime.gemm.types"),
         *("runtime.gemm.roles", "runtime.gemm.target"),
     )
@@ -53,7 +53,8 @@ _MAKERS = tuple(
 class PlannedProblem:
     """One problem's ranking.
 
-    ``choices`` are pairs of a position in ``Plan.candidates`` and the estimate in nanoseconds.
+    ``choices`` are pairs of a position in ``Plan.candidates`` and a time in nanoseconds: measured
+    where rankings are used for the problem, else estimated.
     """
 
     problem: Problem
@@ -66,12 +67,15 @@ class Plan:
 
     Each of ``candidates`` stands once, in order of signature, name and provider; ``problems`` are
     in their own order; ``unserved`` are those that no operator supports, each with the reason.
+    ``unoffered`` are operators that were measured and would fit, but that the provider does not
+    list.
     """
 
     candidates: tuple[Candidate, ...]
     problems: tuple[PlannedProblem, ...]
     unserved: tuple[tuple[Problem, UnservedReason], ...]
     source: RankingSource
+    unoffered: tuple[Operator, ...] = ()
 
 
 RejectionSink = Callable[[Problem, Rejection], None]
@@ -165,10 +169,12 @@ def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
     target = lookup.target
     served: list[Selection] = []
     unserved = []
+    unoffered: set[Operator] = set()
     for selection, enumeration in _selections(lookup):
         if on_rejection is not None:
             for rejection in (*enumeration.rejections, *selection.rejections):
                 on_rejection(selection.problem, rejection)
+        unoffered |= _unoffered(lookup, selection.problem, enumeration)
         if selection.choices:
             served.append(selection)
         else:
@@ -189,7 +195,21 @@ def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
         source=RankingSource(
             kind=ESTIMATE, by=_source_name(lookup, chosen), gpu=target.device.driver_name
         ),
+        unoffered=tuple(sorted(unoffered)),
     )
+
+
+def _unoffered(lookup: PlanLookup, problem: Problem, enumeration: Enumeration) -> set[Operator]:
+    """Operators that were measured for a problem, and that the provider does not list."""
+    usable = None if lookup.measured is None else lookup.measured.problems.get(problem)
+    if usable is None:
+        return set()
+    return {*usable.operators} - {operator_of(candidate) for candidate in enumeration.candidates}
+
+
+def operator_of(candidate: Candidate) -> Operator:
+    """What rankings call a candidate."""
+    return Operator(provider=candidate.provider, operator=candidate.operator)
 
 
 def _source_name(lookup: PlanLookup, chosen: Collection[Candidate]) -> str:
@@ -250,6 +270,7 @@ def _encode(plan: Plan) -> dict[str, Any]:
         "problems": [[planned.problem.key, planned.choices] for planned in plan.problems],
         "unserved": unserved_json(dict(plan.unserved)),
         "source": source_json(plan.source),
+        "unoffered": [[one.provider, one.operator] for one in plan.unoffered],
     }
 
 
@@ -268,6 +289,10 @@ def _decode(document: dict[str, Any]) -> Plan:
             for item in document["unserved"]
         ),
         source=RankingSource(**document["source"]),
+        unoffered=tuple(
+            Operator(provider=provider, operator=operator)
+            for provider, operator in document["unoffered"]
+        ),
     )
 
 

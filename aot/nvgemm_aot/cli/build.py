@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from .printing import (
 
 if TYPE_CHECKING:
     from ..build.assemble import PlannedTarget
-    from ..build.pipeline import BuildResult
+    from ..build.pipeline import BuildResult, MeasuredTarget
     from ..build.plan import RejectionSink, Unserved
     from ..providers import Rejection
 
@@ -111,7 +111,9 @@ def build(
             planned = pipeline.plan_build(
                 declared, cache, on_rejection=on_rejection, rankings=measured, prunes=prune
             )
-        print_result(plan_document(planned, jobs), plan_text, as_json=as_json)
+        print_result(plan_document(planned, jobs, files), plan_text, as_json=as_json)
+        if strict:
+            pipeline.require_used(pipeline.measured_of(planned))
         require_served(pipeline.without_operator(planned), 1 if strict else len(planned))
         return
     if wheel:
@@ -187,10 +189,15 @@ _MAX_BYTES_PER_KERNEL = 4_700
 bundles take less: the 854 kernels of benchmarks.build took 2,219 bytes each."""
 
 
-def plan_document(planned: Sequence[PlannedTarget], jobs: int | None) -> Document:
-    """Describe a plan and estimate its cost."""
+def plan_document(
+    planned: Sequence[PlannedTarget], jobs: int | None, rankings: Sequence[Path]
+) -> Document:
+    """Describe a plan, what it uses of rankings files, and estimate its cost."""
     from ..build.compiler import default_jobs
-    from ..build.pipeline import without_operator
+    from ..build.pipeline import measured_of, without_operator
+
+    measured = measured_of(planned)
+    standings = {one.arch: one.standings for one in measured}
 
     missing = sum(item.missing for item in planned)
     processes = max(1, min(jobs or default_jobs(), missing))
@@ -201,6 +208,7 @@ def plan_document(planned: Sequence[PlannedTarget], jobs: int | None) -> Documen
             "problems": [
                 {
                     "problem": p.problem.key,
+                    "times": _times_are(standings.get(item.target.target.arch, {}), p.problem),
                     "kernels": [
                         {"operator": item.plan.candidates[i].operator, "time_ns": time_ns}
                         for i, time_ns in p.choices
@@ -219,7 +227,34 @@ def plan_document(planned: Sequence[PlannedTarget], jobs: int | None) -> Documen
         "unserved": _unserved_document(without_operator(planned)),
         "jobs": processes,
         "estimated_seconds": round(missing * _SECONDS_PER_KERNEL / processes, 1),
+        "measured": _measured_document(measured),
+        "rankings": [str(file) for file in rankings],
     }
+
+
+def _times_are(standings: Mapping[Problem, str], problem: Problem) -> str:
+    return "measured" if problem in standings else "estimated"
+
+
+def _measured_document(measured: Sequence[MeasuredTarget]) -> list[Document]:
+    return [
+        {
+            "arch": one.arch,
+            "problems": dict(sorted(Counter(one.standings.values()).items())),
+            "notes": list(one.notes),
+        }
+        for one in measured
+    ]
+
+
+def _measured_lines(document: Document) -> list[str]:
+    """What is used of rankings: a line a target, and what is not used."""
+    lines = []
+    for one in document["measured"]:
+        ranked = ", ".join(f"{count} {standing}" for standing, count in one["problems"].items())
+        lines.append(f"{one['arch']}: problems ranked by measurements: {ranked or 'none'}")
+        lines += (f"  {note}" for note in one["notes"])
+    return lines
 
 
 def plan_text(document: Document) -> str:
@@ -228,12 +263,12 @@ def plan_text(document: Document) -> str:
     built = [target for target in document["targets"] if target["problems"]]
     for target in built:
         rows = [
-            [p["problem"], len(p["kernels"]), us_text(p["kernels"][0]["time_ns"])]
+            [p["problem"], len(p["kernels"]), us_text(p["kernels"][0]["time_ns"]), p["times"]]
             for p in target["problems"]
         ]
         parts.append(
             f"{target['target']} (device {target['device']})\n"
-            + table(rows, ["problem", "candidates", "best estimate, us"])
+            + table(rows, ["problem", "candidates", "best time, us", "which is"])
         )
     for target in built:
         parts.append(
@@ -244,8 +279,8 @@ def plan_text(document: Document) -> str:
     parts.append(
         f"about {document['estimated_seconds']} s of compiling in {document['jobs']} processes"
     )
-    unserved = _unserved_lines(document)
-    return "\n\n".join([*parts, "\n".join(unserved)] if unserved else parts)
+    parts += ("\n".join(lines) for lines in (_unserved_lines(document), _measured_lines(document)))
+    return "\n\n".join(filter(None, parts))
 
 
 _LISTED_PROBLEMS = 8
@@ -303,14 +338,7 @@ def build_document(result: BuildResult) -> Document:
         "compiled": result.compiled,
         "removed": [str(path) for path in result.removed],
         "unserved": _unserved_document(result.unserved),
-        "measured": [
-            {
-                "arch": one.arch,
-                "problems": dict(sorted(Counter(one.standings).items())),
-                "notes": list(one.notes),
-            }
-            for one in result.measured
-        ],
+        "measured": _measured_document(result.measured),
     }
 
 
@@ -339,11 +367,7 @@ def build_text(document: Document) -> str:
         f"{path}: removed; an earlier build made it, and its target has no kernel now"
         for path in document["removed"]
     )
-    lines += _unserved_lines(document)
-    for one in document["measured"]:
-        ranked = ", ".join(f"{count} {standing}" for standing, count in one["problems"].items())
-        lines.append(f"{one['arch']}: problems ranked by measurements: {ranked or 'none'}")
-        lines += (f"  {note}" for note in one["notes"])
+    lines += [*_unserved_lines(document), *_measured_lines(document)]
     if "wheel" in document:
         lines.append(file_text(document["wheel"]))
     lines.append(f"{document['compiled']} kernels compiled now")

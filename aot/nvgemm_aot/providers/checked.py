@@ -53,6 +53,12 @@ _OPERATOR = re.compile(r"[!-~]+(?: [!-~]+)*")
 MAX_CLUSTER_BLOCKS = 16
 """Most thread blocks of a cluster (CUDA C++ Programming Guide, thread block clusters)."""
 
+MAX_VERSION_LENGTH = 1000
+"""Longest text of a toolchain: rankings files have none that is longer."""
+
+MAX_ESTIMATE_NS = 2**63 - 1
+"""Longest time that a header has."""
+
 _OUT_OF_RESOURCES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO})
 
 _ATTRIBUTES = {"interface": int, "name": str, "recipe": str}
@@ -91,11 +97,11 @@ class Checked:
         """Versions that shape its code, its own among them; see `Provider.toolchain`."""
         found = self._ask("toolchain()", self._provider.toolchain)
         if not isinstance(found, dict) or not all(
-            isinstance(text, str) and text for item in found.items() for text in item
+            _is_version_text(text) for item in found.items() for text in item
         ):
             raise self._error(
-                f"toolchain() gave {found!r}; must be a version, as text, by each distribution's "
-                "name"
+                f"toolchain() gave {found!r}; must be a version by each distribution's name, both "
+                f"printable text of 1 to {MAX_VERSION_LENGTH} characters"
             )
         if self._distribution is not None:
             name, version = self._distribution
@@ -190,9 +196,10 @@ class _CheckedModel:
         """Estimate a runtime; see `RuntimeModel.estimate_ns`."""
         asked = f"estimate_ns({problem.key})"
         found = self._provider._ask(asked, lambda: self._model.estimate_ns(problem, shape))
-        if found is not None and not _is_integer(found, 1):
+        if found is not None and not _is_integer(found, 1, MAX_ESTIMATE_NS):
             raise self._provider._error(
-                f"{asked} gave {found!r}; must be whole nanoseconds, 1 or more, or None"
+                f"{asked} gave {one_line(repr(found))[:60]}; must be whole nanoseconds from 1 to "
+                f"{MAX_ESTIMATE_NS}, or None"
             )
         return found
 
@@ -378,11 +385,20 @@ def _design_faults(design: Any) -> Iterator[str]:
 def _shape_faults(shape: Any) -> Iterator[str]:
     if not isinstance(shape, BlockShape):
         yield f"block_shape is {type(shape).__name__}, must be a BlockShape"
-    elif not _are_extents(shape.tile, 3) or not _are_extents(shape.cluster, 2):
+        return
+    if not _are_extents(shape.tile, 3) or not _are_extents(shape.cluster, 2):
         yield (
             f"block_shape has tile {shape.tile!r} and cluster {shape.cluster!r}, must be three and "
             "two integers of 1 or more"
         )
+    if not isinstance(shape.swapped, bool):
+        yield f"block_shape has swapped {shape.swapped!r}, must be true or false"
+    if not _is_integer(shape.splits, 1):
+        yield f"block_shape has splits {shape.splits!r}, must be an integer of 1 or more"
+
+
+def _is_version_text(text: Any) -> bool:
+    return isinstance(text, str) and text.isprintable() and 0 < len(text) <= MAX_VERSION_LENGTH
 
 
 def _are_extents(value: Any, count: int) -> bool:

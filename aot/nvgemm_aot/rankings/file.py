@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -30,6 +30,7 @@ _MOST_TEXT = 1000
 _MOST_NS = 2**63 - 1
 
 _T = TypeVar("_T")
+_H = TypeVar("_H", bound=Hashable)
 
 _EXPORT = "export it again from the bundles that were tuned: nvgemm-aot rankings export"
 
@@ -156,12 +157,9 @@ class _Decoder:
         self._unique("problems", keys)
         by_key = {entry.sort_key: entry for entry in found}
         if len(by_key) != len(found):
-            doubled = next(
-                one for place, one in enumerate(found) if one.sort_key in
-                {other.sort_key for other in found[:place]}
-            )  # fmt: skip
+            problem, *_ = _first_twice(entry.sort_key for entry in found)
             self.fail(
-                "problems", f": {doubled.problem.key} has one measurement twice",
+                "problems", f": {problem.key} has one measurement twice",
                 "merge drops what is equal: nvgemm-aot rankings merge",
             )  # fmt: skip
         return Rankings(entries=tuple(by_key[key] for key in sorted(by_key)))
@@ -169,8 +167,7 @@ class _Decoder:
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         document = dict(pairs)
         if len(document) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = _first_twice(name for name, _ in pairs)
             self.fail("", f"an object has {twice[:40]!r} twice")
         return document
 
@@ -216,10 +213,9 @@ class _Decoder:
             self.refuse(place, f"an integer in {least}..{most}", value)
         return value
 
-    def _unique(self, place: str, values: Sequence[object]) -> None:
+    def _unique(self, place: str, values: Sequence[Hashable]) -> None:
         if len(set(values)) != len(values):
-            twice = next(value for value in values if values.count(value) > 1)
-            self.fail(place, f" has one entry twice: {str(twice)[:80]}")
+            self.fail(place, f" has one entry twice: {str(_first_twice(values))[:80]}")
 
     def _operator(self, value: Any, place: str) -> Operator:
         if not isinstance(value, list) or len(value) != 2:
@@ -326,6 +322,16 @@ class _Decoder:
             time_ns=self.number(value[0], place, 1, _MOST_NS),
             spread_ns=self.number(value[1], place, 0, _MOST_NS),
         )
+
+
+def _first_twice(values: Iterable[_H]) -> _H:
+    """The first value that was there before; there must be one."""
+    seen: set[_H] = set()
+    for value in values:
+        if value in seen:
+            return value
+        seen.add(value)
+    raise ValueError("no value is there twice")
 
 
 def _is_digest(value: object) -> bool:

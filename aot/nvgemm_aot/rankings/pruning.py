@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 
 from nvgemm_runtime.gemm.problem import Signature
@@ -17,20 +17,19 @@ def keep_winners(content: BundleContent) -> BundleContent:
     A kernel wins a problem if it is the fastest of a certain measurement, ATen included. Kernels
     that an estimate or an uncertain measurement ranks all stay. A problem that ATen wins keeps the
     kernels that stay for others, or its fastest if there are none: its ranking records that ATen
-    wins. Each signature keeps a kernel of the least alignment, and one for operands with gaps if it
-    had any.
+    wins. Each signature keeps what `needed_for_service` says.
     """
     kernels = {kernel.id: kernel for kernel in content.kernels}
     kept = {id_ for ranking in content.rankings for id_ in _winners(ranking)}
     for ranking in content.rankings:
         if kept.isdisjoint(id_ for id_, _ in ranking.kernels):
             kept.add(ranking.kernels[0][0])
-    for rankings in _by_signature(content.rankings).values():
-        kept |= _needed_for_operands(rankings, kernels, kept)
+    for rankings in by_signature(content.rankings).values():
+        kept |= needed_for_service(rankings, kernels, kept)
     return replace(
         content,
         kernels=tuple(kernel for kernel in content.kernels if kernel.id in kept),
-        rankings=tuple(_keep(ranking, kept) for ranking in content.rankings),
+        rankings=tuple(keep_ranked(ranking, kept) for ranking in content.rankings),
     )
 
 
@@ -44,31 +43,40 @@ def _winners(ranking: ProblemRanking) -> list[str]:
     return [id_] if is_fastest else []
 
 
-def _by_signature(rankings: Iterable[ProblemRanking]) -> dict[Signature, list[ProblemRanking]]:
+def by_signature(rankings: Iterable[ProblemRanking]) -> dict[Signature, list[ProblemRanking]]:
+    """Rankings by signature."""
     found: dict[Signature, list[ProblemRanking]] = {}
     for ranking in rankings:
         found.setdefault(ranking.problem.signature, []).append(ranking)
     return found
 
 
-def _needed_for_operands(
-    rankings: Iterable[ProblemRanking], kernels: Mapping[str, BuiltKernel], kept: set[str]
+def needed_for_service(
+    rankings: Iterable[ProblemRanking], kernels: Mapping[str, BuiltKernel], kept: Collection[str]
 ) -> set[str]:
-    """Kernels without which a signature would serve fewer operands than before."""
-    ranked = list(dict.fromkeys(id_ for ranking in rankings for id_, _ in ranking.kernels))
-    needed = set()
-    for group in (
-        ranked,
-        [id_ for id_ in ranked if not needs_compact(kernels[id_].calling_convention)],
-    ):
+    """Kernels without which a signature would serve fewer operands or programs than before.
+
+    Of all, of those that take operands with gaps, of those whose results do not depend on timing
+    (programs that want deterministic algorithms get no others), and of those that are both, one of
+    the least alignment must stay. Where none is among the kept, that is the best ranked.
+    """
+    places: dict[str, int] = {}
+    for ranking in rankings:
+        for place, (id_, _) in enumerate(ranking.kernels):
+            places[id_] = min(place, places.get(id_, place))
+    gaps = {id_ for id_ in places if not needs_compact(kernels[id_].calling_convention)}
+    deterministic = {id_ for id_ in places if kernels[id_].is_deterministic}
+    staying = set(kept)
+    for group in (gaps & deterministic, deterministic, gaps, places.keys()):
         least = min((kernels[id_].alignment_bytes for id_ in group), default=None)
         able = [id_ for id_ in group if kernels[id_].alignment_bytes == least]
-        if able and kept.isdisjoint(able):
-            needed.add(able[0])
-    return needed
+        if able and staying.isdisjoint(able):
+            staying.add(min(able, key=lambda id_: (places[id_], id_)))
+    return staying.difference(kept)
 
 
-def _keep(ranking: ProblemRanking, kept: set[str]) -> ProblemRanking:
+def keep_ranked(ranking: ProblemRanking, kept: Collection[str]) -> ProblemRanking:
+    """A ranking of the kept kernels, in the same order."""
     places = [place for place, (id_, _) in enumerate(ranking.kernels) if id_ in kept]
     measured = ranking.measured
     if measured is not None:

@@ -132,7 +132,12 @@ def measure(
     result = RaceResult(intervals={}, is_decided=True)
     if ready:
         result, doubts = _race_undisturbed(ready, bench, random.Random(seed))
-    beside = _time_back_to_back(result, calls, bench, random.Random(seed), running)
+    beside: dict[str, Timing] = {}
+    try:
+        beside = _time_back_to_back(result, calls, bench, random.Random(seed), running)
+    except torch.OutOfMemoryError as error:
+        # They are beside the ranking, which has been measured.
+        _log.warning("%s: not timed back to back: %s", problem.key, one_line(str(error)))
     timings = {name: interval.timing for name, interval in result.intervals.items()}
     aten, triton = timings.pop(ATEN, None), timings.pop(TRITON, None)
     ranked = sorted(timings, key=lambda id_: (timings[id_].time_ns, id_))
@@ -202,8 +207,12 @@ def _guarded(
 
 @contextlib.contextmanager
 def _blaming(name: str) -> Iterator[None]:
+    import torch
+
     try:
         yield
+    except (torch.OutOfMemoryError, StorageError, ToolchainError):
+        raise  # not the contender's fault
     except Exception as error:
         raise BrokenDeviceError(name, _in_one_line(error)) from error
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from nvgemm_runtime.bundle.encode import measured_json, source_json, unserved_json
@@ -18,14 +18,13 @@ from nvgemm_runtime.bundle.format import (
 )
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError
-from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.matching.device import DeviceFacts
-from nvgemm_runtime.matching.refusals import needs_compact
 from nvgemm_runtime.matching.trust import why_order_is_open
 
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_content
 from ..rankings.agreement import ATEN, TRITON, Relation, compare, confirming_gpus, contender_name
 from ..rankings.intervals import Interval, contending, interval_of, is_decided
+from ..rankings.pruning import by_signature, keep_ranked, needed_for_service
 from .correctness import thrown_out
 from .outcome import TuningOutcome
 
@@ -206,16 +205,23 @@ def _why_unserved(ranking: ProblemRanking, wrong: Mapping[str, str]) -> str:
 
 
 def _without_wrong(ranking: ProblemRanking, wrong: Mapping[str, str]) -> ProblemRanking:
-    """Drop wrong kernels from a ranking; doubt it if they kept others from being told apart."""
+    """Drop wrong kernels from a ranking; doubt it if they kept others from being told apart.
+
+    What other GPUs confirmed was said of those that may be the fastest: without one of them, it is
+    confirmed no more.
+    """
     gone = {id_ for id_, _ in ranking.kernels if id_ in wrong}
-    kept = _keep_ranked(ranking, lambda id_: id_ not in wrong)
+    kept = keep_ranked(ranking, {id_ for id_, _ in ranking.kernels} - gone)
     if not gone or not kept.kernels or ranking.measured is None or kept.measured is None:
         return kept
     before = _intervals(ranking, ranking.measured)
     left = {name: interval for name, interval in before.items() if name not in gone}
-    if gone.isdisjoint(contending(before)) or is_decided(left):
+    if gone.isdisjoint(contending(before)):
         return kept
-    return _with_doubt(kept, kept.measured, LEFT_UNDECIDED)
+    measured = replace(kept.measured, confirmed_by=())
+    if is_decided(left):
+        return replace(kept, measured=measured)
+    return _with_doubt(kept, measured, LEFT_UNDECIDED)
 
 
 def _intervals(ranking: ProblemRanking, measured: Measured) -> dict[str, Interval]:
@@ -302,8 +308,8 @@ def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
     """Drop kernels that are not among the first `KEPT_PLACES` of any measured problem.
 
     Kernels that an estimate or an uncertain measurement ranks all stay. So that the same operands
-    are served as before, each signature also keeps a kernel of the least alignment, and one among
-    those that take operands with gaps. Rankings keep their order.
+    and programs are served as before, each signature also keeps what `needed_for_service` says.
+    Rankings keep their order.
     """
     kernels = {kernel.id: kernel for kernel in content.kernels}
     kept = _kept(content.rankings, kernels)
@@ -312,7 +318,7 @@ def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
     pruned = replace(
         content,
         kernels=tuple(kernel for kernel in content.kernels if kernel.id in kept),
-        rankings=tuple(_keep_ranked(one, lambda id_: id_ in kept) for one in content.rankings),
+        rankings=tuple(keep_ranked(one, kept) for one in content.rankings),
     )
     return pruned, Pruned(
         dropped=tuple(sorted(kernels.keys() - kept)),
@@ -324,17 +330,10 @@ def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
 
 def _kept(rankings: Iterable[ProblemRanking], kernels: Mapping[str, BuiltKernel]) -> set[str]:
     kept = set()
-    for one in _by_signature(rankings).values():
-        kept |= {id_ for ranking in one for id_ in _foremost(ranking)}
-        kept |= _serving_most(one, kernels)
+    for one in by_signature(rankings).values():
+        foremost = {id_ for ranking in one for id_ in _foremost(ranking)}
+        kept |= foremost | needed_for_service(one, kernels, foremost)
     return kept
-
-
-def _by_signature(rankings: Iterable[ProblemRanking]) -> dict[Signature, list[ProblemRanking]]:
-    found: dict[Signature, list[ProblemRanking]] = {}
-    for ranking in rankings:
-        found.setdefault(ranking.problem.signature, []).append(ranking)
-    return found
 
 
 def _foremost(ranking: ProblemRanking) -> list[str]:
@@ -349,33 +348,6 @@ def _foremost(ranking: ProblemRanking) -> list[str]:
     return [id_ for id_, (time, spread) in zip(ids, places) if time - spread <= reach]
 
 
-def _serving_most(
-    rankings: Sequence[ProblemRanking], kernels: Mapping[str, BuiltKernel]
-) -> set[str]:
-    """The kernel of least alignment, of all of a signature and of those that take gaps."""
-    places: dict[str, int] = {}
-    for ranking in rankings:
-        for place, (id_, _) in enumerate(ranking.kernels):
-            places[id_] = min(place, places.get(id_, place))
-    groups = (places, [id_ for id_ in places if not needs_compact(kernels[id_].calling_convention)])
-    return {
-        min(group, key=lambda id_: (kernels[id_].alignment_bytes, places[id_], id_))
-        for group in groups
-        if group
-    }
-
-
-def _keep_ranked(ranking: ProblemRanking, keeps: Callable[[str], bool]) -> ProblemRanking:
-    places = [place for place, (id_, _) in enumerate(ranking.kernels) if keeps(id_)]
-    measured = ranking.measured
-    if measured is not None:
-        spreads = tuple(measured.spreads_ns[place] for place in places)
-        measured = replace(measured, spreads_ns=spreads)
-    return replace(
-        ranking, kernels=tuple(ranking.kernels[place] for place in places), measured=measured
-    )
-
-
 def _loss(ranking: ProblemRanking, kept: Collection[str]) -> float:
     times: Mapping[str, int] = {id_: time for id_, time in ranking.kernels if time is not None}
     return min(time for id_, time in times.items() if id_ in kept) / min(times.values())
@@ -386,7 +358,7 @@ def _losses_of_undeclared(
 ) -> tuple[list[float], int]:
     """Loss of each problem if only the others decided, and the number of problems without one."""
     losses, unknown = [], 0
-    for rankings in _by_signature(measured).values():
+    for rankings in by_signature(measured).values():
         for ranking in rankings:
             others = [other for other in rankings if other is not ranking]
             kept = _kept(others, kernels)

@@ -200,8 +200,9 @@ VERSION = 5
 kernels, version 4 times of launches back to back."""
 
 MOST_KILLS = 2
-"""Kills during a kernel's first run on a problem after which it counts as broken; ATen and Triton
-are then left out of that problem. A single kill may well be a job's time limit."""
+"""Kills during a kernel's first run on a problem, and deaths of the measuring process while the
+kernel runs, after which it counts as broken; ATen and Triton are then left out of that problem. A
+single one may well be a job's time limit, or lack of memory."""
 KILLED = "the run that measured it was killed before other work on the GPU was looked for"
 """Doubt of outcomes that were not confirmed before the run was killed."""
 
@@ -217,7 +218,21 @@ def add_hang(path: Path, contender: str, key: str, reason: str) -> None:
     Raises:
         StorageError: If the file cannot be written.
     """
-    line = _encode({"hangs": contender, "on": key, "reason": reason})
+    _add_behind(path, {"hangs": contender, "on": key, "reason": reason})
+
+
+def add_death(path: Path, contender: str, key: str, reason: str) -> None:
+    """Note in the state of a tuning that its process died while a contender ran.
+
+    Raises:
+        StorageError: If the file cannot be written.
+    """
+    _add_behind(path, {"died": contender, "on": key, "reason": reason})
+
+
+def _add_behind(path: Path, said: Line) -> None:
+    """Add a line to the file of a process that has ended."""
+    line = _encode(said)
     try:
         with path.open("r+b") as file:
             end = file.read().rfind(b"\n") + 1  # behind it is what the process did not finish
@@ -227,8 +242,9 @@ def add_hang(path: Path, contender: str, key: str, reason: str) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
+        what, contender = next(iter(said.items()))
         raise StorageError(
-            f"{path}: cannot write that {contender_name(contender)} hangs: {error.strerror}"
+            f"{path}: cannot write that {contender_name(contender)} {what}: {error.strerror}"
         ) from error
 
 
@@ -350,6 +366,8 @@ class TuningState:
             self.written.add(line["written"])
         elif "hangs" in line:
             self._add_hang(line["hangs"], line["on"], line["reason"])
+        elif "died" in line:
+            self._add_death(line["died"], line["on"], line["reason"])
         elif "killed" in line:
             self._kills[line["killed"], line["on"]] += 1
         else:
@@ -362,6 +380,12 @@ class TuningState:
             self._kills[contender, key] = MOST_KILLS
         else:
             self.broken[contender] = said
+
+    def _add_death(self, contender: str, key: str, reason: str) -> None:
+        self._kills[contender, key] += 1
+        kills = self._kills[contender, key]
+        if kills >= MOST_KILLS and contender not in (ATEN, TRITON):
+            self.broken[contender] = f"{key}: {reason} (time {kills} of {MOST_KILLS})"
 
     def _confirm(self, doubt: str | None) -> None:
         if doubt is not None:

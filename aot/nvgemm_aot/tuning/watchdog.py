@@ -25,7 +25,7 @@ from nvgemm_runtime.errors import NvgemmError, TuningError
 from ..rankings.agreement import TRITON, contender_name
 from .child import BOOTSTRAP, Message, Work
 from .session import Progress, Tuned, TuningOptions, UnusableGpuError
-from .state import add_hang, reserved, state_path
+from .state import add_death, add_hang, reserved, state_path
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +42,10 @@ TRITON_FACTOR = 30
 
 MOST_ENDS = 8
 """Most processes of one tuning that hang or die: more rather mean a broken GPU or driver."""
+
+IDLE_FACTOR = 10
+"""While no contender runs, the process may be silent for so many times as long: it loads torch,
+makes operands, waits for other work on the GPU, or writes the bundle."""
 
 GRACE_S = 20.0
 """Seconds in which an interrupted process writes down what it has."""
@@ -72,7 +76,8 @@ def tune_watched(
         clock: Returns seconds, for the budget.
 
     Raises:
-        TuningError: As `session.tune`; also if more than `MOST_ENDS` processes hang or die.
+        TuningError: As `session.tune`; also if more than `MOST_ENDS` processes hang or die, or one
+            is silent for too long while no contender runs.
         NvgemmError: As `session.tune`.
     """
     begin = clock()
@@ -93,9 +98,9 @@ def tune_watched(
             end = process.watch(hang_s, shown)
         if isinstance(end, Tuned):
             return end
-        if end.hangs:
+        if end.record is not None:
             with reserved(output):
-                add_hang(state_path(output), end.contender, end.key, end.reason)
+                end.record(state_path(output), end.contender, end.key, end.reason)
         _log.warning("%s; measuring goes on in a new process", end.text)
         ends.append(end.text)
     raise TuningError(
@@ -107,12 +112,15 @@ def tune_watched(
 
 @dataclass(frozen=True, kw_only=True)
 class _End:
-    """How a process ended without a result; ``contender`` and ``key`` are what it ran last."""
+    """How a process ended without a result; ``contender`` and ``key`` are what it ran last.
+
+    ``record`` notes it in the state; None where the contender is not to blame, or noted already.
+    """
 
     contender: str
     key: str
     reason: str
-    hangs: bool
+    record: Callable[[Path, str, str, str], None] | None
 
     @property
     def text(self) -> str:
@@ -168,14 +176,7 @@ class _Process:
             while True:
                 limit_s = self._limit_s(hang_s)
                 if not self._connection.poll(limit_s):
-                    self._kill()
-                    contender, key = self._last
-                    return _End(
-                        contender=contender,
-                        key=key,
-                        reason=f"it hangs: it has not returned for {limit_s:g} s",
-                        hangs=True,
-                    )
+                    return self._stuck(limit_s)
                 try:
                     message: tuple[Any, ...] = self._connection.recv()
                 except (EOFError, ConnectionResetError):
@@ -187,10 +188,33 @@ class _Process:
             self._interrupt()
             raise
 
-    def _limit_s(self, hang_s: float) -> float | None:
+    def _limit_s(self, hang_s: float) -> float:
         if self._running is None:
-            return None
+            return hang_s * IDLE_FACTOR
         return hang_s * (TRITON_FACTOR if self._running[0] == TRITON else 1)
+
+    def _stuck(self, limit_s: float) -> _End:
+        """Kill the process, and say which contender hangs.
+
+        Raises:
+            TuningError: If none runs.
+        """
+        self._kill()
+        if self._running is None:
+            raise TuningError(
+                f"the measuring process was silent for {limit_s:g} s while no kernel ran: the GPU "
+                "or its driver does not answer. See whether nvidia-smi does; if not, reset the GPU "
+                "or restart the machine. Then run the same command again, which goes on with what "
+                "was measured; on a machine that is only slow, with a longer --hang-after "
+                f"(silence is allowed for {IDLE_FACTOR} times as long)"
+            )
+        contender, key = self._last
+        return _End(
+            contender=contender,
+            key=key,
+            reason=f"it hangs: it has not returned for {limit_s:g} s",
+            record=add_hang,
+        )
 
     def _take(self, message: tuple[Any, ...], progress: Progress) -> Tuned | _End | None:
         kind, *values = message
@@ -213,7 +237,7 @@ class _Process:
     def _failed(self, error: BaseException, trace: str) -> _End:
         if isinstance(error, UnusableGpuError):
             # Recorded by the process itself, and gone with it.
-            return _End(contender="", key="", reason=str(error), hangs=False)
+            return _End(contender="", key="", reason=str(error), record=None)
         if isinstance(error, NvgemmError):
             raise error
         raise error from RuntimeError(f"in the measuring process:\n{trace}")
@@ -232,7 +256,7 @@ class _Process:
             reason=f"the measuring process died by {how} {meanwhile}"
             if contender
             else f"the measuring process died by {how} before anything ran",
-            hangs=False,
+            record=add_death if self._running else None,
         )
 
     def _interrupt(self) -> None:

@@ -70,6 +70,10 @@ def designed(**fields: Any) -> Candidate:
     return replace(GOOD, design=replace(GOOD.design, **fields))
 
 
+def shaped(**fields: Any) -> Candidate:
+    return replace(GOOD, block_shape=replace(GOOD.block_shape, **fields))
+
+
 class Odd:
     """A model that answers anything."""
 
@@ -140,6 +144,10 @@ NONSENSE: list[tuple[Any, str]] = [
         listing(replace(GOOD, block_shape=BlockShape(tile=(0, 64, 64), cluster=(1, 1)))),
         "block_shape has tile (0, 64, 64)",
     ),
+    (listing(shaped(splits="2")), "block_shape has splits '2', must be an integer of 1 or more"),
+    (listing(shaped(splits=0)), "block_shape has splits 0, must be an integer of 1 or more"),
+    (listing(shaped(splits=True)), "block_shape has splits True, must be an integer"),
+    (listing(shaped(swapped="x")), "block_shape has swapped 'x', must be true or false"),
     (listing(replace(GOOD, cluster_sizes=(0,))), "cluster_sizes is (0,)"),
     (listing(replace(GOOD, cluster_sizes=(3,))), "cluster_sizes has 3; the device profile H200"),
     (listing(replace(GOOD, preference="first")), "preference is 'first', must be an integer"),
@@ -191,14 +199,18 @@ def test_providers_that_come_along_keep_the_rules(name: str, arch: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", [None, {}, {"fake": 1}, {1: "1"}, {"fake": ""}, "1.0", RuntimeError("lost")]
+    "answer",
+    [
+        *(None, {}, {"fake": 1}, {1: "1"}, {"fake": ""}, "1.0", RuntimeError("lost")),
+        *({"fake": "1\x1b[31m"}, {"fake\n": "1"}, {"fake": "1" * 1001}),
+    ],
 )
 def test_versions_must_be_texts(answer: Any) -> None:
     with pytest.raises(ToolchainError, match=r"provider 'test_checked:Foreign': toolchain\(\) "):
         told(toolchain=answer).toolchain()
 
 
-@pytest.mark.parametrize("answer", [0, -5, 1.5, "9", True, ArithmeticError("no")])
+@pytest.mark.parametrize("answer", [0, -5, 1.5, "9", True, 2**63, 2**70, ArithmeticError("no")])
 def test_estimates_must_be_nanoseconds(answer: Any) -> None:
     model = told(model=Odd(answer)).runtime_model(TARGET)
     problem = Problem.parse("mm/tn/bf16xbf16/fp32/bf16/m8n64k64")

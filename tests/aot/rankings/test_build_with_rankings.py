@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 import cpu_provider
 from made_rankings import GPU_A, GPU_B, entry, rankings
+from nvgemm_aot.build import plan
 from nvgemm_aot.build.pipeline import BuildResult, build, plan_build
 from nvgemm_aot.cli import build as build_command
 from nvgemm_aot.cli.main import main
@@ -118,7 +119,7 @@ def test_two_gpus_that_agree_are_in_the_bundle(tmp_path: Path, kernel_cache: Cac
     found = ranking_of(header_of(bundle.path)).measured
     assert found is not None
     assert found.confirmed_by == (GPU_A, GPU_B)
-    assert [one.standings for one in result.measured] == [("confirmed",)]
+    assert [one.standings for one in result.measured] == [{PROBLEMS[0]: "confirmed"}]
 
 
 def test_contradictions_are_doubts_of_the_bundle(tmp_path: Path, kernel_cache: Cache) -> None:
@@ -128,7 +129,7 @@ def test_contradictions_are_doubts_of_the_bundle(tmp_path: Path, kernel_cache: C
     found = ranking_of(bundle.header).measured
     assert found is not None
     assert found.doubts[0].startswith("two runs disagree")
-    assert [one.standings for one in result.measured] == [("doubtful",)]
+    assert [one.standings for one in result.measured] == [{PROBLEMS[0]: "doubtful"}]
 
 
 def test_the_build_key_covers_the_measurements_and_the_same_are_up_to_date(
@@ -171,6 +172,47 @@ def test_what_does_not_fit_is_not_used_and_said(
     assert result.bundles[0].header.build_key == bare.header.build_key
     with pytest.raises(RankingsError, match=r"none of the rankings fits the build \(--strict\): "):
         built(tmp_path, kernel_cache, given, strict=True)
+
+
+UNOFFERED = (
+    "2 operators are not offered by this provider, recording_kernels:Recording, so their times are "
+    "not used: measure a bundle of this build"
+)
+
+
+def test_operators_that_are_gone_are_not_used_and_said(tmp_path: Path, kernel_cache: Cache) -> None:
+    gone = {"Cpu_old": 1000, "Cpu_older": 1300}
+    (bare,) = built(tmp_path, kernel_cache, None).bundles
+    given = rankings(measured(gone))
+    for _ in range(2):  # the second time, the plan is the stored one
+        result = built(tmp_path, kernel_cache, given)
+        ((found,), (bundle,)) = result.measured, result.bundles
+        assert (found.standings, found.notes) == ({}, (UNOFFERED,))
+        assert orders(bundle.header) == orders(bare.header)
+        with pytest.raises(RankingsError, match="2 operators are not offered by this provider"):
+            built(tmp_path, kernel_cache, given, strict=True)
+    some = rankings(measured({**gone, "Cpu_1x1": 1500}))
+    (found,) = built(tmp_path, kernel_cache, some, strict=True).measured
+    assert (found.standings, found.notes) == ({PROBLEMS[0]: "measured once"}, (UNOFFERED,))
+
+
+@pytest.mark.parametrize("module", ["usable", "intervals"])
+def test_plans_depend_on_what_makes_them_of_measurements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: str
+) -> None:
+    declared = cpu_provider.manifest(PROBLEMS, candidates=1).declared
+
+    def key() -> str:
+        cache = Cache(tmp_path / "cache")
+        return plan.look_up_plan(declared, cpu_provider.TARGET, Recording(), cache).key
+
+    before, digest = key(), plan.source_digest
+    monkeypatch.setattr(
+        plan,
+        "source_digest",
+        lambda name: "changed" if name == f"nvgemm_aot.rankings.{module}" else digest(name),
+    )
+    assert key() != before
 
 
 def test_a_winner_of_another_toolchain_makes_the_others_uncertain(
@@ -249,6 +291,15 @@ def test_a_plan_shows_the_measured_times(tmp_path: Path, kernel_cache: Cache) ->
     )
     ((position, time_ns),) = item.plan.problems[0].choices
     assert (item.plan.candidates[position].operator, time_ns) == ("Cpu_1x1", 1000)
+    document = build_command.plan_document([item], 1, [tmp_path / "r.json"])
+    assert [one["times"] for one in document["targets"][0]["problems"]] == [
+        "measured",
+        "estimated",
+        "estimated",
+    ]
+    text = build_command.plan_text(document)
+    assert "problem                              candidates  best time, us  which is" in text
+    assert "cpu: problems ranked by measurements: 1 measured once" in text
 
 
 MANIFEST = """
@@ -282,8 +333,21 @@ def test_the_command_uses_what_comes_with_a_shipped_manifest_and_says_what_does_
     assert result.exit_code == 0, result.output
     assert CliRunner().invoke(main, [*command, str(manifest)]).exit_code == 0
     assert seen == [[path], []], "a file of the user's has none"
+    note = (
+        "1 measurements were taken on NVIDIA H100, and not used for sm_90a on NVIDIA H200: name "
+        "that GPU as the target's device, or measure on this one"
+    )
+    assert f"sm_90a: problems ranked by measurements: none\n  {note}" in result.output
+    document = json.loads(CliRunner().invoke(main, [*command, "quickstart", "--json"]).stdout)
+    assert document["measured"] == [{"arch": "sm_90a", "problems": {}, "notes": [note]}]
+    assert document["rankings"] == [str(path)]
+    assert {one["times"] for one in document["targets"][0]["problems"]} == {"estimated"}
+    strict = CliRunner().invoke(main, [*command, "quickstart", "--strict"])
+    assert strict.exit_code == 26
+    assert f"none of the rankings fits the build (--strict): {note}" in strict.stderr
+    seen.clear()
     assert CliRunner().invoke(main, [*command, "quickstart", "--estimates-only"]).exit_code == 0
-    assert len(seen) == 2
+    assert seen == [], "nothing is looked for"
     both = [*command, "quickstart", "--estimates-only", "--rankings", str(path)]
     assert CliRunner().invoke(main, both).exit_code == 2
     path.write_text("{}")

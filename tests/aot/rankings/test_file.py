@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import cpu_provider
 from made_rankings import GPU_A, GPU_B, entry, rankings
 from nvgemm_aot.rankings import file
-from nvgemm_aot.rankings.entries import Rankings, merge
+from nvgemm_aot.rankings.entries import Entry, Rankings, merge
 from nvgemm_aot.rankings.file import decode, encode, read_rankings, write_rankings
 from nvgemm_runtime.bundle.format import BACK_TO_BACK
 from nvgemm_runtime.errors import RankingsError, StorageError
@@ -41,6 +41,25 @@ def test_equal_rankings_give_equal_bytes_with_a_line_for_each_problem() -> None:
     lines = encode(SOME).splitlines()
     assert sum(line.startswith(b'{"measurements":') for line in lines) == 2
     assert json.loads(encode(SOME))["version"] == 1
+
+
+def test_what_is_there_twice_is_found_in_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = rankings(*(entry({"x": 1000 + time}) for time in range(100)))
+    document = json.loads(encode(many))
+    (problem,) = document["problems"]
+    problem["measurements"].append(problem["measurements"][-1])
+    asked = []
+    sort_key = Entry.sort_key
+
+    def noted(one: Entry) -> Any:
+        asked.append(one)
+        assert sort_key.fget is not None
+        return sort_key.fget(one)
+
+    monkeypatch.setattr(Entry, "sort_key", property(noted))
+    with pytest.raises(RankingsError, match="has one measurement twice"):
+        decode("r.json", json.dumps(document).encode())
+    assert len(asked) <= 3 * 101
 
 
 def test_any_json_text_of_it_is_read_and_unknown_members_are_ignored() -> None:

@@ -13,7 +13,8 @@ from tuner import Tuner
 import cpu_provider
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking, read_content
 from nvgemm_aot.rankings.agreement import DISAGREEMENT
-from nvgemm_aot.tuning.rewrite import prune
+from nvgemm_aot.rankings.pruning import keep_winners
+from nvgemm_aot.tuning.rewrite import prune, tuned_content
 from nvgemm_aot.tuning.state import state_path
 from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource
 from nvgemm_runtime.bundle.reader import Bundle
@@ -207,6 +208,38 @@ def test_a_kernel_that_takes_gaps_stays(content: BundleContent) -> None:
     assert without.dropped == (ids["Cpu_16x16"],)
     _, pruned = prune(replace(content, kernels=kernels, rankings=rankings))
     assert pruned.dropped == ()
+
+
+@pytest.mark.parametrize("how", [lambda content: prune(content)[0], keep_winners])
+def test_a_kernel_for_programs_that_want_determinism_stays(
+    content: BundleContent, how: Callable[[BundleContent], BundleContent]
+) -> None:
+    ids = by_operator(content)
+    times = {ids["Cpu_1x1"]: (100, 0), ids["Cpu_8x32"]: (200, 0), ids["Cpu_16x16"]: (300, 0)}
+    rankings = tuple(measured(ranking, times) for ranking in content.rankings)
+    kernels = tuple(
+        replace(kernel, is_deterministic=kernel.operator == "Cpu_16x16")
+        for kernel in content.kernels
+    )
+    made = how(replace(content, rankings=rankings))
+    assert "Cpu_16x16" not in by_operator(made), "all are deterministic"
+    made = how(replace(content, rankings=rankings, kernels=kernels))
+    assert {"Cpu_1x1", "Cpu_16x16"} <= by_operator(made).keys()
+
+
+def test_what_was_confirmed_of_a_kernel_that_is_thrown_out_is_not(content: BundleContent) -> None:
+    ids = by_operator(content)
+    times = {ids["Cpu_1x1"]: (100, 1), ids["Cpu_8x32"]: (200, 1), ids["Cpu_16x16"]: (300, 1)}
+    made = measured(content.rankings[0], times)
+    assert made.measured is not None
+    confirmed = replace(made.measured, confirmed_by=("a" * 64, "b" * 64))
+    content = replace(content, rankings=(replace(made, measured=confirmed),))
+    for operator, standing in (("Cpu_1x1", "measured once"), ("Cpu_8x32", "confirmed by 2 GPUs")):
+        broken = {ids[operator]: "it hangs"}
+        tuned = tuned_content(content, {}, broken=broken, program="p", gpu="cpu")
+        left = tuned.rankings[0].measured
+        assert left is not None
+        assert (left.standing, left.doubts, len(left.spreads_ns)) == (standing, (), 2)
 
 
 @pytest.mark.parametrize(

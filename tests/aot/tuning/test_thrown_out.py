@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from tuner import Tuner
 
 import cpu_provider
@@ -30,6 +31,7 @@ from tuning_bench import (
     SLOW_FIRST,
     AllLazy,
     Behaving,
+    DictatedTimer,
     Failing,
     Lazy,
     LazyAtLargeSizes,
@@ -229,6 +231,23 @@ def test_those_that_only_a_wrong_kernel_told_apart_are_uncertain(tuner: Tuner) -
     tuner.timer.times = {"": [5000.0], "Cpu_8x32": [100.0], **noise}
     tuner(tuner.build(provider=LazyAtLargeSizes()))
     assert tuner.doubts[8] == (LEFT_UNDECIDED,)
+
+
+def test_too_little_memory_is_no_fault_of_a_kernel_and_costs_times_back_to_back_alone(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(timer: DictatedTimer, calls: Any) -> Any:
+        calls[0]()
+        if timer.last_run == "Cpu_8x32":
+            raise torch.OutOfMemoryError("tried to allocate 99 GiB")
+        return lambda: 1.0
+
+    monkeypatch.setattr(DictatedTimer, "_prepare_back_to_back", prepare)
+    tuned = tuner()
+    assert (tuned.broken, tuned.unmeasured, tuned.is_complete) == ({}, {}, True)
+    assert "Cpu_8x32" in tuner.kernels
+    assert [one.back_to_back for one in tuned.outcomes.values()] == [{}] * 3
+    assert tuner().measured_now == 0
 
 
 def test_a_slow_wrong_kernel_leaves_a_ranking_certain(tuner: Tuner) -> None:

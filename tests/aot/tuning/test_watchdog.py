@@ -133,6 +133,44 @@ def test_a_process_that_dies_is_followed_by_another(
     assert (tuned.hanging, tuned.broken) == ((), {})
 
 
+def test_a_kernel_that_ends_its_process_while_timed_is_left_out_after_the_second_time(
+    tuner: Tuner, caplog: pytest.LogCaptureFixture
+) -> None:
+    tuned = watched(tuner, "dies_when_timed")
+    ((broken, said),) = tuned.broken.items()
+    assert operators_of(tuner)[broken] == HANGING
+    reason = "the measuring process died by SIGKILL while it ran"
+    assert said == f"{KEYS[0]}: {reason} (time 2 of 2)"
+    assert caplog.text.count(reason) == 2
+    assert (tuned.hanging, [*tuned.outcomes]) == ((), KEYS)
+    assert HANGING not in tuner.kernels
+    lines = [json.loads(line) for line in state_path(tuner.path).read_text().splitlines()]
+    assert [line["died"] for line in lines if "died" in line] == [broken] * 2
+
+
+@pytest.mark.slow
+def test_where_all_end_their_processes_the_next_command_does_not_begin_anew(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "MOST_ENDS", 3)
+    for deaths in (3, 6):
+        with pytest.raises(TuningError, match="3 measuring processes hung or died"):
+            watched(tuner, "always_dies")
+        assert state_path(tuner.path).read_text().count('"died"') == deaths
+    lines = [json.loads(line) for line in state_path(tuner.path).read_text().splitlines()]
+    died = [line["died"] for line in lines if "died" in line]
+    assert all(died.count(one) <= 2 for one in died), "none runs a third time"
+
+
+def test_a_process_that_is_silent_while_nothing_runs_is_ended(
+    tuner: Tuner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog, "IDLE_FACTOR", 1)
+    with pytest.raises(TuningError, match="silent for 3 s while no kernel ran: the GPU or its dri"):
+        watched(tuner, "silent")
+    assert not tuner.path.exists()
+
+
 @pytest.mark.slow
 def test_a_kernel_that_breaks_the_device_is_dropped_and_another_process_goes_on(
     tuner: Tuner,
