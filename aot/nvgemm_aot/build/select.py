@@ -151,7 +151,7 @@ def prefer_measured(
     )
 
 
-def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, int, bool, int, int, str, str]:
+def _sort_key(problem: Problem, choice: Choice) -> tuple[float, int, bool, int, int, str, str]:
     candidate = choice.candidate
     design = candidate.design
     # Rounding makes near-equal estimates equal, so that the later, structural criteria decide.
