@@ -194,7 +194,7 @@ LIES: list[tuple[str, dict[str, Any], set[Check], str]] = [
     ),
     (
         "hopper-scales-row-wise-bias",
-        {"calling_convention": "tvm_ffi:gemm(a,b,scale_b,scale_a,addend,out,stream)"},
+        {"calling_convention": "tvm_ffi:gemm(a,b,scale_b,scale_a,addend,out,clusters,stream)"},
         {Check.OPERANDS},
         "scale_b of rank 2, float32, scale_a of rank 2",
     ),
