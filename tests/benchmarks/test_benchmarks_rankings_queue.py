@@ -80,6 +80,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> functools.partial[Re
     return functools.partial(CliRunner().invoke, queue.main)
 
 
+@pytest.mark.slow
 def test_measuring_goes_on_from_run_to_run_and_two_gpus_confirm(
     run: functools.partial[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -67,6 +67,7 @@ for kernel in bundle.header.kernels:
 """
 
 
+@pytest.mark.slow
 def test_launchers_of_gated_kernels_take_half_of_the_columns(
     driver: FakeDriver, kernel_cache: Cache, tmp_path: Path
 ) -> None:

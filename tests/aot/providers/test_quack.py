@@ -151,7 +151,7 @@ gemms:
 @pytest.mark.parametrize(
     ("arch", "epilogues"),
     [
-        ("sm_90a", "[swiglu_halves, swiglu_oai_halves]"),
+        pytest.param("sm_90a", "[swiglu_halves, swiglu_oai_halves]", marks=pytest.mark.slow),
         pytest.param("sm_100f", "[geglu_interleaved]", marks=pytest.mark.slow),
         pytest.param(
             "sm_90a", "[geglu_interleaved, swiglu_oai_interleaved]", marks=pytest.mark.slow
@@ -412,13 +412,8 @@ gemms:
 """
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [
-        pytest.param(arch, marks=pytest.mark.slow if arch != "sm_90a" else ())
-        for arch in ARCHITECTURES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_epilogues_verify_swapped_and_not(tmp_path: Path, kernel_cache: Cache, arch: str) -> None:
     path = tmp_path / "epilogues.yaml"
     path.write_text(EPILOGUES.format(arch=arch))
@@ -440,6 +435,7 @@ def test_beside_another_provider_it_offers_the_same() -> None:
     assert both.enumerate(signature, target).candidates[-len(found) :] == found
 
 
+@pytest.mark.slow
 def test_kernels_that_split_k_verify(
     tmp_path: Path, kernel_cache: Cache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

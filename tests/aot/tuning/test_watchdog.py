@@ -133,6 +133,7 @@ def test_a_process_that_dies_is_followed_by_another(
     assert (tuned.hanging, tuned.broken) == ((), {})
 
 
+@pytest.mark.slow
 def test_a_kernel_that_ends_its_process_while_timed_is_left_out_after_the_second_time(
     tuner: Tuner, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -162,6 +163,7 @@ def test_where_all_end_their_processes_the_next_command_does_not_begin_anew(
     assert all(died.count(one) <= 2 for one in died), "none runs a third time"
 
 
+@pytest.mark.slow
 def test_a_process_that_is_silent_while_nothing_runs_is_ended(
     tuner: Tuner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
