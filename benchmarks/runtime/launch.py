@@ -1,25 +1,30 @@
 """Host time of one call of the launcher, with a kernel for the CPU that does nothing.
 
 What is left is the way to the kernel: TVM-FFI's conversion of three tensors, every check, and, for
-the operators, torch's dispatcher. ``torch.mm(out=)`` of 1 x 1 matrices is measured in turn.
+the operators, torch's dispatcher. ``torch.mm(out=)`` of 1 x 1 matrices is measured in turn, and so
+is ``extern_kernels.mm``, what a graph that torch.compile made calls, beside the call that takes its
+place there.
 
     python -m benchmarks.runtime.launch
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
 import sys
 import tempfile
 import timeit
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import torch
+from torch._inductor.select_algorithm import extern_kernels
 
 sys.path.append(str(Path(__file__).parents[2] / "tests/support"))
 import cpu_kernels
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch import compiled, native
 
 CALLS = 20_000
 ROUNDS = 15
@@ -39,8 +44,16 @@ def main() -> None:
     )
     a, b, out = torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1)
     launch, mm = lib.launch, torch.ops.nvgemm_aot.mm
+    stock = extern_kernels.mm
+    # The kernel is in no bundle: the generated call is told where it is.
+    try_launch = functools.partial(lib.try_launch, handle)
+    with mock.patch.object(compiled, "_find_launch", return_value=try_launch):
+        generated = compiled.gemm(stock, kernel.id, "no wheel")
+        generated(a, b, out=out)
     ways: dict[str, Callable[[], object]] = {
         "torch.mm(out=)": lambda: torch.mm(a, b, out=out),
+        "extern_kernels.mm": lambda: stock(a, b, out=out),
+        "generated call": lambda: generated(a, b, out=out),
         "launch(handle, a, b, out)": lambda: launch(handle, a, b, out),
         "op mm.out": lambda: mm.out(a, b, kernel.id, out=out),
         "op mm": lambda: mm.default(a, b, kernel.id),

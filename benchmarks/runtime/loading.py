@@ -5,8 +5,9 @@
 - entry to launchable: from a bundle's entry to a handle: read, hash, decompress, load, register.
 - first launch: until the kernel has run once, with the upload of its device code.
 - host time of a launch: of a call until it returns, the GPU kept ahead; best of several windows, in
-  turn with the others, against ``torch.mm(out=)`` in the same run. With the builder's side
-  installed also ``cutlass.operators``' own ``Operator.run``.
+  turn with the others, against ``torch.mm(out=)`` in the same run. "generated call" is what a graph
+  that torch.compile made calls, beside ``extern_kernels.mm``, which stock torch calls there. With
+  the builder's side installed also ``cutlass.operators``' own ``Operator.run``.
 - memory: resident memory of the process and device memory, by kernel, over all installed kernels.
 """
 
@@ -22,11 +23,12 @@ from typing import Any
 
 import click
 import torch
+from torch._inductor.select_algorithm import extern_kernels
 
 from nvgemm_runtime import __version__, bundles, mm
 from nvgemm_runtime.gemm.operands import torch_dtype
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch import compiled, native
 from nvgemm_runtime.launch.api import choose
 from nvgemm_runtime.launch.loader import KernelLoader
 from nvgemm_runtime.matching.device import device_facts
@@ -116,8 +118,12 @@ def launching() -> dict[str, list[float]]:
     out = torch.empty(256, 256, device="cuda", dtype=torch.bfloat16)
     kernel = choose(a, b, out)
     launch, handle, id_ = native.load().launch, kernel.handle, kernel.kernel.id
+    stock = extern_kernels.mm
+    generated = compiled.gemm(stock, id_, "an installed wheel")
     calls: dict[str, Callable[[], object]] = {
         "torch.mm(out=)": lambda: torch.mm(a, b, out=out),
+        "extern_kernels.mm": lambda: stock(a, b, out=out),
+        "generated call": lambda: generated(a, b, out=out),
         "mm(out=, kernel=)": lambda: mm(a, b, out, kernel),
         "mm(out=), kernel chosen anew": lambda: mm(a, b, out),
         "launch": lambda: launch(handle, a, b, out),

@@ -12,7 +12,7 @@ import logging
 import operator
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ..gemm.extra_operands import check_offset_values
 from ..gemm.operands import RANKS
@@ -35,13 +35,9 @@ _TryLaunch = Callable[..., bool]
 """As `nvgemm_runtime.launch.native.Native.try_launch`, without the handle."""
 
 
-class GeneratedCall(Protocol):
-    """A GEMM in generated code, which takes the arguments of ATen's operator."""
-
-    def __call__(
-        self, *tensors: torch.Tensor, out: torch.Tensor, **options: object
-    ) -> torch.Tensor:
-        """Compute into ``out`` and return it."""
+GeneratedCall = Callable[..., "torch.Tensor"]
+"""A GEMM in generated code: ``call(*tensors, out=out, **options)`` takes the arguments of ATen's
+operator, computes into ``out`` and returns it."""
 
 
 def gemm(
@@ -90,14 +86,23 @@ def gemm(
                 proven = loaded
             return done
 
+    # Nearly all calls are of two tensors, and sorting tensors takes as long as checking them.
+    def call_in_order(
+        a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, **options: object
+    ) -> torch.Tensor:
+        if (proven or first_launch)(a, b, out):
+            return out
+        return aten(a, b, out=out, **options)
+
     pick = operator.itemgetter(*order)
 
-    def call(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
+    def call_sorted(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
         a, b, *extras = pick(tensors)
         if (proven or first_launch)(a, b, out, *extras):
             return out
         return aten(*tensors, out=out, **options)
 
+    call = call_in_order if order == (0, 1) else call_sorted
     return _checked(call, order) if is_debugging() else call
 
 
