@@ -28,9 +28,11 @@ if TYPE_CHECKING:
         mm,
         scaled_mm,
     )
+    from .launch.preload import Preloaded, preload
 
 __all__ = [
     "Explanation",
+    "Preloaded",
     "Stats",
     "__version__",
     "addmm",
@@ -44,15 +46,18 @@ __all__ = [
     "load_operators",
     "mm",
     "mode",
+    "preload",
     "reset_stats",
     "scaled_mm",
     "stats",
 ]
 
 _NOT_IN_API = {
+    "Preloaded": "launch.preload",
     "Stats": "counters",
     "__version__": "_version",
     "mode": "inductor.modes",
+    "preload": "launch.preload",
     "reset_stats": "counters",
     "stats": "counters",
 }

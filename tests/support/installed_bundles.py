@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nvgemm_runtime.installed.registry import Installation
-from nvgemm_runtime.launch import api, select
+from nvgemm_runtime.launch import api, compiled, preload, select
 
 
 def use(monkeypatch: pytest.MonkeyPatch, *places: Path) -> Installation:
@@ -16,7 +16,7 @@ def use(monkeypatch: pytest.MonkeyPatch, *places: Path) -> Installation:
     monkeypatch.setenv("NVGEMM_AOT_BUNDLES", os.pathsep.join(map(str, places)))
     monkeypatch.setattr("nvgemm_runtime.installed.discover.distributions", lambda: ())
     installation = Installation()
-    for module in (api, select):
+    for module in (api, compiled, preload, select):
         monkeypatch.setattr(module, "INSTALLATION", installation)
     monkeypatch.setattr(select, "_chosen", {})
     return installation

@@ -26,13 +26,14 @@ from nvgemm_runtime.bundle.format import Header, sha256_hex
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import PackagingError, StorageError
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.installed.discover import BUNDLE_SUFFIX, ENTRY_POINT_GROUP
+from nvgemm_runtime.installed.discover import (
+    BUNDLE_SUFFIX,
+    DISTRIBUTION_PREFIX,
+    ENTRY_POINT_GROUP,
+)
 
 from ..storage.files import write_atomic
 from .sbom import RUNTIME, BundledFile, render_sbom
-
-DISTRIBUTION_PREFIX = "nvgemm-kernels-"
-"""What every kernel wheel's distribution name begins with."""
 
 MAX_WHEEL_BYTES = 95 << 20
 """Largest wheel in bytes. The public index takes files up to 100 MB unless a project asks for more;

@@ -18,6 +18,9 @@ from .ownership import writable_by_others
 ENTRY_POINT_GROUP = "nvgemm_aot.bundles"
 """Entry point group of kernel wheels. Each value is the package whose directory holds bundles."""
 
+DISTRIBUTION_PREFIX = "nvgemm-kernels-"
+"""What the distribution of a kernel wheel is called, before the name of its manifest."""
+
 BUNDLE_SUFFIX = ".nvgemm"
 """Ending of a bundle's file name."""
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ..errors import NoKernelError
 from ..gemm.extra_operands import check_offset_values
 from ..gemm.operands import RANKS
 from ..gemm.problem import Op
@@ -25,6 +26,7 @@ from ..settings import is_debugging, is_off
 from . import native
 from .loader import LoadedKernel
 from .select import load_kernel
+from .upload import upload
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +49,9 @@ def gemm(
     order: tuple[int, ...] = (0, 1),
     split: bool = False,
 ) -> GeneratedCall:
-    """Make a function for generated code to call; the kernel is loaded at its first call.
+    """Make a function for generated code to call.
+
+    Its kernel is loaded at once where the process uses CUDA, and otherwise at the first call.
 
     Args:
         aten: Computes the same, with the same tensors and options.
@@ -62,6 +66,7 @@ def gemm(
     """
     if split:
         return _split(aten, gemm(_raise_not_computed, kernel_id, origin), order)
+    _named.setdefault(kernel_id, origin)
     lock = threading.Lock()
     loaded: _TryLaunch | None = None
     proven: _TryLaunch | None = None  # once the kernel has run, or is known not to
@@ -103,7 +108,31 @@ def gemm(
         return aten(*tensors, out=out, **options)
 
     call = call_in_order if order == (0, 1) else call_sorted
+    _load_ahead(kernel_id, origin)
     return _checked(call, order) if is_debugging() else call
+
+
+def _load_ahead(kernel_id: str, origin: str) -> None:
+    """Load a kernel onto the device at hand, so that no call waits for that.
+
+    Generated modules are loaded where they are about to run, mostly on the current device. On
+    another one, and where this fails, the first call loads the kernel, or says why it cannot.
+    """
+    device = _device_at_hand()
+    kernel = None if device is None else prepare(kernel_id, origin, device)
+    if device is None or kernel is None:
+        return
+    try:
+        upload(kernel, device)
+    except Exception as error:
+        _log.debug("kernel %s is not loaded ahead: %s", kernel_id[:12], error)
+
+
+def _device_at_hand() -> torch.device | None:
+    """The current CUDA device of a process that uses CUDA; None for any other process."""
+    import torch
+
+    return usual_device() if torch.cuda.is_initialized() else None
 
 
 def _checked(call: GeneratedCall, order: tuple[int, ...]) -> GeneratedCall:
@@ -145,6 +174,15 @@ def _raise_not_computed(
     raise _NotComputedError
 
 
+_named: dict[str, str] = {}
+"""The kernels that generated code of this process may call: by id, what brought them."""
+
+
+def named_kernels() -> dict[str, str]:
+    """The kernels that generated code loaded so far may call: by id, what brought them."""
+    return dict(_named)
+
+
 def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> LoadedKernel | None:
     """Load a kernel that code was compiled for; None, with one warning a wheel, where that fails.
 
@@ -154,34 +192,46 @@ def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> 
     if is_off():
         return None
     try:
-        facts = _device_facts(device)
-        if kernel_id not in INSTALLATION.kernels():
-            # Another process may have compiled it since, and torch's cache has its graph.
-            INSTALLATION.refresh_kept_bundles()
-        place = INSTALLATION.kernels().get(kernel_id)
-        for problem in INSTALLATION.kept_problems(kernel_id):
-            mark_used(problem)
-        reason = None
-        if place is not None:
-            bundle, kernel = place
-            reason = refusal(bundle.header, facts)
-            reason = reason or timing_refusal(kernel, facts.wants_determinism)
-        if reason is None:
-            return load_kernel(kernel_id)
+        return load_for(kernel_id, _device_facts(device))
     except Exception as error:  # ATen can always compute it.
-        reason = str(error)
-    _warn(origin, f"kernel {kernel_id[:12]}: {reason}")
-    return None
+        _warn(origin, f"kernel {kernel_id[:12]}: {error}")
+        return None
+
+
+def load_for(kernel_id: str, facts: DeviceFacts) -> LoadedKernel:
+    """Load a kernel that code was compiled for, if a device can run it.
+
+    Raises:
+        NoKernelError: If no bundle holds it, or the device or a setting speaks against it.
+        NvgemmError: If it cannot be loaded; see `loader.KernelLoader.load`.
+    """
+    if kernel_id not in INSTALLATION.kernels():
+        # Another process may have compiled it since, and torch's cache has its graph.
+        INSTALLATION.refresh_kept_bundles()
+    for problem in INSTALLATION.kept_problems(kernel_id):
+        mark_used(problem)
+    place = INSTALLATION.kernels().get(kernel_id)
+    if place is not None:
+        bundle, kernel = place
+        reason = refusal(bundle.header, facts)
+        reason = reason or timing_refusal(kernel, facts.wants_determinism)
+        if reason is not None:
+            raise NoKernelError(reason, (reason,))
+    return load_kernel(kernel_id)
 
 
 def _device_facts(device: torch.device | None) -> DeviceFacts:
+    device = device or usual_device()
+    return device_facts(device.type, device.index or 0)
+
+
+def usual_device() -> torch.device:
+    """The current CUDA device, or the CPU where there is none."""
     import torch
 
-    if device is not None:
-        return device_facts(device.type, device.index or 0)
     if torch.cuda.is_available():
-        return device_facts("cuda", torch.cuda.current_device())
-    return device_facts("cpu", 0)
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def _find_launch(kernel_id: str, origin: str, device: torch.device) -> _TryLaunch:

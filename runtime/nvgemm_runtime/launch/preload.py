@@ -1,0 +1,159 @@
+"""Loading kernels before the first call that needs one: before serving, or before a capture."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..bundle.format import Header
+from ..errors import NoKernelError
+from ..installed.discover import DISTRIBUTION_PREFIX
+from ..installed.registry import INSTALLATION, FoundBundle
+from ..matching.device import DeviceFacts, device_facts
+from ..matching.refusals import kernel_refusals
+from ..settings import is_off
+from .compiled import load_for, named_kernels, usual_device
+from .upload import upload
+
+if TYPE_CHECKING:
+    import torch
+
+REPORT_S = 5.0
+"""Seconds between two lines of the log that tell how far a long preload is."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preloaded:
+    """What `preload` did.
+
+    Attributes:
+        kernels: How many kernels can be called on the device now without loading anything.
+        seconds: How long it took.
+        code_bytes: Size of their payloads, host code and device code, uncompressed.
+        device_bytes: Memory of the device that was free before and is not now, without what torch
+            keeps for tensors; 0 on the CPU.
+        failures: By id, why a kernel was not loaded; ATen computes in its place.
+    """
+
+    kernels: int
+    seconds: float
+    code_bytes: int
+    device_bytes: int
+    failures: Mapping[str, str]
+
+
+def preload(
+    manifest: str | None = None,
+    *,
+    device: torch.device | str | int | None = None,
+    progress: Callable[[int, int], object] | None = None,
+) -> Preloaded:
+    """Load kernels, with their code on a device, before anything calls them.
+
+    Args:
+        manifest: The name of a manifest whose kernel wheel is installed, or whose bundle is named
+            in NVGEMM_AOT_BUNDLES: the kernel that is ranked first for each of its problems is
+            loaded. Without it, every kernel that compiled graphs of this process may call.
+        device: Where they will be called; by default the current CUDA device, or the CPU where
+            there is none.
+        progress: Called with how many kernels are done, and of how many, after each. A preload of
+            more than seconds also logs that (level INFO).
+
+    A kernel that cannot be loaded is named in the result, and stops no other. Under
+    ``NVGEMM_AOT=off`` nothing is loaded. While a CUDA graph is captured on the current stream,
+    kernels are loaded into the process, and each uploads its code at its first launch.
+
+    Raises:
+        NoKernelError: If no installed or named bundle is of the manifest.
+    """
+    import torch
+
+    where = usual_device() if device is None else torch.device(device)
+    if where == torch.device("cuda"):  # of which torch means the current one
+        where = usual_device()
+    facts = device_facts(where.type, where.index or 0)
+    found: list[str] = []
+    if not is_off():
+        found += named_kernels() if manifest is None else _best(manifest, facts)
+    begin = said = time.monotonic()
+    free = _free_bytes(where)
+    code_bytes = 0
+    failures: dict[str, str] = {}
+    for done, kernel_id in enumerate(found, start=1):
+        try:
+            kernel = load_for(kernel_id, facts)
+            upload(kernel, where)
+            code_bytes += kernel.kernel.span.content_bytes
+        except Exception as error:
+            failures[kernel_id] = str(error)
+        if progress is not None:
+            progress(done, len(found))
+        if time.monotonic() - said > REPORT_S:
+            said = time.monotonic()
+            _log.info("%d of %d kernels are loaded", done, len(found))
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)
+    return Preloaded(
+        kernels=len(found) - len(failures),
+        seconds=time.monotonic() - begin,
+        code_bytes=code_bytes,
+        device_bytes=max(0, free - _free_bytes(where)),
+        failures=failures,
+    )
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Free memory of a CUDA device, and what torch keeps of it for tensors."""
+    import torch
+
+    if device.type != "cuda":
+        return 0
+    free, _ = torch.cuda.mem_get_info(device)
+    return int(free + torch.cuda.memory_reserved(device))
+
+
+def _best(manifest: str, facts: DeviceFacts) -> Iterator[str]:
+    """Ids of the kernels that are ranked first for the problems of a manifest, each once."""
+    bundles = [found for found in INSTALLATION.shipped_bundles() if _is_of(found, manifest)]
+    if not bundles:
+        known = ", ".join(sorted({found.origin for found in INSTALLATION.shipped_bundles()}))
+        raise NoKernelError(
+            f"no bundle of manifest {manifest} is installed (there are: {known or 'none'}); "
+            f"pip install {DISTRIBUTION_PREFIX}{_normal(manifest)}, or name its bundle in "
+            "NVGEMM_AOT_BUNDLES"
+        )
+    seen: dict[str, None] = {}
+    for found in bundles:
+        if found.bundle is not None and found.refusal(facts) is None:
+            seen.update(dict.fromkeys(_first_of_each(found.bundle.header, facts)))
+    return iter(seen)
+
+
+def _first_of_each(header: Header, facts: DeviceFacts) -> Iterator[str]:
+    reasons = kernel_refusals(header, facts)
+    for ranking in header.rankings:
+        usable = (one.kernel for one in ranking.kernels if reasons[one.kernel] is None)
+        first = next(usable, None)
+        if first is not None:
+            yield header.kernels[first].id
+
+
+def _is_of(found: FoundBundle, manifest: str) -> bool:
+    """Whether a bundle was built from a manifest, by its wheel's name or by that of its file."""
+    wanted = _normal(manifest)
+    if found.bundle is not None:
+        file = f"{wanted}-{_normal(found.bundle.header.target.key)}"
+        if _normal(found.path.stem) == file:
+            return True
+    return _normal(found.origin.split(" ")[0]) == f"{DISTRIBUTION_PREFIX}{wanted}"
+
+
+def _normal(name: str) -> str:
+    """A distribution's name as pip compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()

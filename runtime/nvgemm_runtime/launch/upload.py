@@ -1,0 +1,75 @@
+"""Bringing a kernel's code onto a device before the first call that matters.
+
+A payload uploads its device code when it is first called on a device, and has no other function. So
+it is called once, over operands of the smallest sizes, whose values do not matter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from typing import TYPE_CHECKING
+
+from ..bundle.format import Kernel
+from ..gemm.operands import torch_dtype
+from ..gemm.problem import Problem
+from ..gemm.roles import Role, extra_roles, role_dtype, role_shape
+from .loader import LoadedKernel
+
+if TYPE_CHECKING:
+    import torch
+
+_LEAST_EXTENT = 128
+"""Of m, n and k: a multiple of the blocks that share a scale, and of what is swizzled at once."""
+
+
+def upload(kernel: LoadedKernel, device: torch.device) -> bool:
+    """Launch a loaded kernel once on the current stream of a device, for its code to be there.
+
+    Returns:
+        Whether it was launched. While the stream is being captured it is not: the launch would be
+        part of the graph.
+
+    Raises:
+        DriverError: If the device does not run it, or cannot load it.
+        torch.OutOfMemoryError: If there is no memory for the operands, mostly under a megabyte.
+    """
+    import torch
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return False
+    # Torch loads generated code under modes of its own, in which tensors have no memory.
+    on_it = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+    with _disable_current_modes(), on_it:
+        problem = _smallest_problem(kernel.kernel)
+        a, b, out = (_operand(problem, role, device) for role in (Role.A, Role.B, Role.OUT))
+        extras = (_operand(problem, role, device) for role in extra_roles(problem.signature))
+        kernel.launch(a, b, out, *extras)
+    return True
+
+
+def _smallest_problem(kernel: Kernel) -> Problem:
+    # Two values of the smallest types are one byte, and a gated result has half the columns.
+    extent = max(_LEAST_EXTENT, 4 * kernel.alignment_bytes)
+    return Problem(signature=kernel.signature, m=extent, n=extent, k=extent)
+
+
+def _operand(problem: Problem, role: Role, device: torch.device) -> torch.Tensor:
+    """An operand of undefined values; groups have no rows."""
+    import torch
+
+    layout = problem.signature.layout
+    shape = role_shape(problem, role)
+    is_transposed = (role is Role.A and not layout.a_row_major) or (
+        role is Role.B and not layout.b_row_major
+    )
+    if is_transposed:
+        shape = (*shape[:-2], shape[-1], shape[-2])
+    dtype = torch_dtype(role_dtype(problem.signature, role))
+    if role is Role.OFFSETS:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    # By way of bytes: torch cannot fill tensors of every type, as its deterministic mode does.
+    made = torch.empty(math.prod(shape) * dtype.itemsize, dtype=torch.uint8, device=device)
+    made = made.view(dtype).view(shape)
+    return made.mT if is_transposed else made

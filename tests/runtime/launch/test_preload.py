@@ -1,0 +1,268 @@
+"""Kernels that are loaded before a call needs them."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import cpu_provider
+import nvgemm_runtime
+from every_signature import EVERY_SIGNATURE
+from installed_bundles import use
+from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
+from nvgemm_runtime.errors import NoKernelError
+from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.roles import roles
+from nvgemm_runtime.launch import compiled, native, preload, select, upload
+from nvgemm_runtime.launch.loader import KernelLoader, LoadedKernel
+
+CPU = torch.device("cpu")
+
+Launch = tuple[str, tuple[torch.Size, ...]]
+"""The id of a kernel that was launched, and the shapes of its operands."""
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+    """Every launch of a kernel that is loaded from now on; kernels are loaded anew."""
+    found: list[Launch] = []
+
+    class Noting(KernelLoader):
+        def _load(self, bundle: Any, kernel: Any) -> LoadedKernel:
+            loaded = super()._load(bundle, kernel)
+
+            def launch(*tensors: torch.Tensor) -> None:
+                loaded.launch(*tensors)
+                found.append((kernel.id, tuple(one.shape for one in tensors)))
+
+            return replace(loaded, launch=launch)
+
+    monkeypatch.setattr(select, "LOADER", Noting())
+    monkeypatch.setattr(compiled, "_named", {})
+    monkeypatch.setattr(compiled, "_warned", set())
+    return found
+
+
+@pytest.fixture
+def some(kernel_cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BuiltBundle:
+    """A bundle with several kernels for each of three problems; two have the same first one."""
+    sizes = ((16, 32, 64), (32, 32, 64), (1, 4, 64))
+    built = cpu_provider.build_bundle(
+        [cpu_provider.problem(sizes=one) for one in sizes], tmp_path, kernel_cache
+    )
+    use(monkeypatch, built.path)
+    return built
+
+
+def name_of(built: BuiltBundle) -> str:
+    return built.path.stem.removesuffix(f"-{built.header.target.key}")
+
+
+def first_of_each(built: BuiltBundle) -> set[str]:
+    kernels = built.header.kernels
+    return {kernels[ranking.kernels[0].kernel].id for ranking in built.header.rankings}
+
+
+def test_the_first_kernel_of_each_problem_is_launched_once(
+    some: BuiltBundle, launched: list[Launch]
+) -> None:
+    steps: list[tuple[int, int]] = []
+    wanted = first_of_each(some)
+    assert 1 < len(wanted) < len(some.header.kernels)
+    done = nvgemm_runtime.preload(name_of(some), progress=lambda *step: steps.append(step))
+    assert sorted(id_ for id_, _ in launched) == sorted(wanted)
+    assert (done.kernels, dict(done.failures)) == (len(wanted), {})
+    assert steps == [(one, len(wanted)) for one in range(1, len(wanted) + 1)]
+    content = {kernel.id: kernel.span.content_bytes for kernel in some.header.kernels}
+    assert done.code_bytes == sum(content[id_] for id_ in wanted)
+    assert done.device_bytes == 0
+    assert done.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("bundle", "signatures"),
+    [("cpu_bundle", cpu_provider.SIGNATURES), ("fused_bundle", cpu_provider.FUSED)],
+)
+def test_kernels_of_all_conventions_take_the_operands_that_they_get(
+    bundle: str,
+    signatures: tuple[Signature, ...],
+    request: pytest.FixtureRequest,
+    launched: list[Launch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built: BuiltBundle = request.getfixturevalue(bundle)
+    use(monkeypatch, built.path)
+    done = nvgemm_runtime.preload(name_of(built))
+    assert dict(done.failures) == {}
+    of_kernel = {kernel.id: kernel.signature for kernel in built.header.kernels}
+    assert {of_kernel[id_] for id_, _ in launched} == set(signatures)
+
+
+def test_operands_of_every_row_pass_the_launchers_checks(
+    lib: native.Native, some: BuiltBundle
+) -> None:
+    """In deterministic mode torch fills what it allocates, which it cannot for every type."""
+    called: list[int] = []
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
+    def kernel_function(_: object, __: object, count: int, ___: object) -> int:
+        called.append(count)
+        return 0
+
+    address = ctypes.cast(kernel_function, ctypes.c_void_p).value
+    assert address is not None
+    loaded = compiled.load_for(some.header.kernels[0].id, compiled._device_facts(CPU))
+    torch.use_deterministic_algorithms(True)
+    try:
+        for number, signature in enumerate(EVERY_SIGNATURE):
+            parameters = ",".join(role.value for role in roles(signature))
+            convention = parse_calling_convention(f"tvm_ffi:gemm({parameters},stream)")
+            assert convention is not None
+            handle = lib.register_kernel(
+                id=f"row {number}",
+                function_address=address,
+                signature=signature,
+                alignment_bytes=16,
+                target=None,
+                convention=convention,
+            )
+            kernel = replace(loaded.kernel, signature=signature, alignment_bytes=16)
+            launch = functools.partial(lib.launch, handle)
+            assert upload.upload(replace(loaded, kernel=kernel, launch=launch), CPU)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert called == [len(roles(signature)) + 1 for signature in EVERY_SIGNATURE]
+
+
+def test_kernels_of_generated_code_are_loaded_and_others_are_not(
+    some: BuiltBundle, launched: list[Launch]
+) -> None:
+    first, second, *_ = (kernel.id for kernel in some.header.kernels)
+    call = compiled.gemm(torch.mm, first, "a wheel")
+    compiled.gemm(torch.addmm, second, "a wheel", (1, 2, 0), True)
+    assert launched == []  # nothing runs on this process's device yet
+    assert nvgemm_runtime.preload().kernels == 2
+    assert [id_ for id_, _ in launched] == [first, second]
+    a, b, out = torch.randn(16, 64), torch.randn(64, 32), torch.empty(16, 32)
+    torch.testing.assert_close(call(a, b, out=out), a @ b)
+
+
+def test_without_generated_code_there_is_nothing_to_load(
+    some: BuiltBundle, launched: list[Launch]
+) -> None:
+    done = nvgemm_runtime.preload()
+    assert (done.kernels, done.code_bytes, dict(done.failures), launched) == (0, 0, {}, [])
+
+
+def test_a_kernel_that_cannot_be_loaded_is_named_and_stops_no_other(
+    some: BuiltBundle, launched: list[Launch]
+) -> None:
+    there = some.header.kernels[0].id
+    for id_ in ("0" * 64, there):
+        compiled.gemm(torch.mm, id_, "a wheel")
+    done = nvgemm_runtime.preload()
+    assert done.kernels == 1
+    assert [id_ for id_, _ in launched] == [there]
+    assert list(done.failures) == ["0" * 64]
+    assert "no installed bundle holds kernel 000000000000" in done.failures["0" * 64]
+
+
+def test_a_kernel_that_fails_when_launched_is_named(
+    some: BuiltBundle, monkeypatch: pytest.MonkeyPatch, launched: list[Launch]
+) -> None:
+    def fail(*_: object) -> bool:
+        raise RuntimeError("no such code for this device")
+
+    monkeypatch.setattr(preload, "upload", fail)
+    done = nvgemm_runtime.preload(name_of(some))
+    assert done.kernels == done.code_bytes == 0
+    assert set(done.failures) == first_of_each(some)
+    assert set(done.failures.values()) == {"no such code for this device"}
+
+
+def test_off_loads_nothing(
+    some: BuiltBundle, launched: list[Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NVGEMM_AOT", "off")
+    assert nvgemm_runtime.preload(name_of(some)).kernels == 0
+    assert launched == []
+
+
+def test_an_unknown_manifest_is_told_with_what_there_is(some: BuiltBundle) -> None:
+    with pytest.raises(NoKernelError, match="no bundle of manifest other is installed") as raised:
+        nvgemm_runtime.preload("other")
+    assert "NVGEMM_AOT_BUNDLES" in str(raised.value)
+    assert "pip install nvgemm-kernels-other" in str(raised.value)
+
+
+def test_kernels_whose_results_depend_on_timing_stay_away_from_deterministic_programs(
+    kernel_cache: Cache,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    launched: list[Launch],
+) -> None:
+    built = cpu_provider.build_bundle(
+        [cpu_provider.problem()], tmp_path, kernel_cache, provider=cpu_provider.TimingDependent()
+    )
+    use(monkeypatch, built.path)
+    compiled.gemm(torch.mm, built.header.kernels[0].id, "a wheel")
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert nvgemm_runtime.preload(name_of(built)).kernels == 0
+        (reason,) = nvgemm_runtime.preload().failures.values()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert "results depend on timing" in reason
+    assert launched == []
+
+
+def test_generated_code_loads_its_kernels_where_its_device_is_in_use(
+    some: BuiltBundle, launched: list[Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch may load it while its tensors are fake, and the kernel must get real ones."""
+    monkeypatch.setattr(compiled, "_device_at_hand", lambda: CPU)
+    kernel = some.header.kernels[0].id
+    with FakeTensorMode():
+        call = compiled.gemm(torch.mm, kernel, "a wheel")
+    assert [id_ for id_, _ in launched] == [kernel]
+    a, b, out = torch.randn(16, 64), torch.randn(64, 32), torch.empty(16, 32)
+    torch.testing.assert_close(call(a, b, out=out), a @ b)
+
+
+def test_generated_code_loads_though_a_kernel_cannot_be_loaded_ahead(
+    some: BuiltBundle,
+    launched: list[Launch],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(*_: object) -> bool:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(compiled, "_device_at_hand", lambda: CPU)
+    monkeypatch.setattr(compiled, "upload", fail)
+    a, b, out = torch.randn(16, 64), torch.randn(64, 32), torch.empty(16, 32)
+    with caplog.at_level(logging.WARNING):
+        call = compiled.gemm(torch.mm, some.header.kernels[0].id, "a wheel")
+        torch.testing.assert_close(call(a, b, out=out), a @ b)
+    assert caplog.text == ""
+    compiled.gemm(torch.mm, "0" * 64, "another wheel")
+    assert "instead of the kernels of another wheel" in caplog.text
+
+
+def test_nothing_is_launched_into_a_graph_under_capture(
+    some: BuiltBundle, launched: list[Launch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    loaded = compiled.load_for(some.header.kernels[0].id, compiled._device_facts(None))
+    assert not upload.upload(loaded, torch.device("cuda", 0))
+    assert launched == []
