@@ -20,7 +20,7 @@ from .printing import print_result, report_progress, size_text, table
 
 if TYPE_CHECKING:
     from ..tuning.outcome import TuningOutcome
-    from ..tuning.session import Tuned
+    from ..tuning.tune import Tuned
 
 Document = dict[str, Any]
 
@@ -53,6 +53,12 @@ def _sigterm_interrupts() -> Iterator[None]:
     is_flag=True,
     help="Measure each problem also with the kernels that won at the next smaller and larger m.",
 )
+@click.option(
+    "--grid",
+    is_flag=True,
+    help="Measure also m between the declared ones, more where the fastest changes; includes "
+    "--neighbours.",
+)
 @click.option("--triton", is_flag=True, help="Also ask Inductor for its best Triton kernel.")
 @click.option("--prune", is_flag=True, help="Drop kernels that are never among the first two.")
 @click.option(
@@ -76,6 +82,7 @@ def tune(
     budget: float | None,
     all_kernels: bool,
     neighbours: bool,
+    grid: bool,
     triton: bool,
     prune: bool,
     accept_suspect: bool,
@@ -89,8 +96,8 @@ def tune(
     returns is dropped: the process that measures is killed, and another goes on.
     """
     from ..tuning import watchdog
-    from ..tuning.session import TuningOptions
     from ..tuning.state import state_path
+    from ..tuning.tune import TuningOptions
 
     if out.suffix != BUNDLE_SUFFIX:
         raise click.UsageError(f"{out}: a bundle is named NAME{BUNDLE_SUFFIX}")
@@ -100,6 +107,7 @@ def tune(
         budget_s=budget,
         all_kernels=all_kernels,
         neighbours=neighbours,
+        grid=grid,
         triton=triton,
         prunes=prune,
         accepts_suspect=accept_suspect,

@@ -22,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from .gpu import Bench
-from .session import TuningOptions, tune
+from .tune import TuningOptions, tune
 
 BOOTSTRAP = (
     "import sys; sys.path[:] = sys.argv[3:]; "

@@ -24,8 +24,9 @@ from nvgemm_runtime.errors import NvgemmError, TuningError
 
 from ..rankings.agreement import TRITON, contender_name
 from .child import BOOTSTRAP, Message, Work
-from .session import Progress, Tuned, TuningOptions, UnusableGpuError
+from .session import Progress, UnusableGpuError
 from .state import add_death, add_hang, reserved, state_path
+from .tune import Tuned, TuningOptions
 
 _log = logging.getLogger(__name__)
 

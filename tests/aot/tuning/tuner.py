@@ -14,7 +14,7 @@ from nvgemm_aot.bundle.content import BundleContent, ProblemRanking, read_conten
 from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning.gpu import Bench, GpuState
-from nvgemm_aot.tuning.session import Tuned
+from nvgemm_aot.tuning.tune import Tuned
 from nvgemm_runtime.bundle.format import Header
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import Problem

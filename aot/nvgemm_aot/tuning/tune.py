@@ -1,0 +1,294 @@
+"""Tunes bundles: measures their problems one by one and writes a bundle with the results."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nvgemm_runtime import __version__
+from nvgemm_runtime.bundle.format import Header, sha256_hex
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.errors import SuspectError, TuningError
+from nvgemm_runtime.gemm.aten import unusual_setting
+from nvgemm_runtime.launch.loader import require_libraries
+from nvgemm_runtime.matching.refusals import refusal
+
+from ..bundle.content import ProblemRanking
+from ..bundle.writer import write_bundle
+from .contenders import Contenders
+from .correctness import suspicion, thrown_out
+from .gpu import Bench
+from .grid import between_declared, where_winners_change
+from .neighbours import Neighbours
+from .outcome import TuningOutcome
+from .rewrite import (
+    Pruned,
+    prune,
+    read_together,
+    tuned_content,
+    with_build_key,
+)
+from .session import OUT_OF_BUDGET, OUT_OF_MEMORY, Progress, Running, Session, unwatched
+from .state import TuningState, refuse_foreign_measurements, reserved, state_path
+
+PROGRAM = f"nvgemm-aot {__version__}"
+
+MOST_PASSES = 4
+"""Most further passes over problems that lack a neighbour's winner: each may change who wins."""
+
+FINER_STEPS = 4
+"""How often m between two others are added where the fastest changes; after three, two that were
+a factor of 2 apart are closer than `grid.CLOSEST`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningOptions:
+    """Options of a tuning.
+
+    Attributes:
+        budget_s: Seconds after which no further problem is begun; None for no limit.
+        all_kernels: Whether a problem is measured with all kernels of its signature instead of its
+            ranking's.
+        neighbours: Whether a problem is also measured with the kernels that won at the next smaller
+            and larger m of its n and k.
+        grid: Whether m between the declared ones are measured too (see `grid`), and neighbours'
+            winners with them.
+        triton: Whether Inductor is asked for its best Triton kernel.
+        prunes: Whether kernels that are never among the first two are dropped.
+        accepts_suspect: Whether to write a bundle even if so many kernels were thrown out that
+            the measurement itself may be at fault.
+    """
+
+    budget_s: float | None = None
+    all_kernels: bool = False
+    neighbours: bool = False
+    grid: bool = False
+    triton: bool = False
+    prunes: bool = False
+    accepts_suspect: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """The result of a tuning.
+
+    Attributes:
+        pruned_bytes: Bytes that the pruned kernels took in the original bundles.
+        outcomes: By problem key, in the order of the problems, including those of earlier runs.
+        unmeasured: By key, problems without an outcome, and the reason.
+        broken: By name, contenders that left the GPU unusable or hang, and the error.
+        hanging: Contenders that hang, each with the problem's key and what was observed. Kernels
+            are among ``broken`` too; ATen and Triton are left out of the problem alone.
+        pruned: Result of pruning; None unless it was asked for.
+        state: The file that keeps the outcomes; None where there are none.
+        measured_now: How many problems this run measured.
+        is_complete: Whether the same command would have nothing left to measure.
+        suspicion: Why the measurement rather than the thrown-out kernels may be wrong, or None.
+    """
+
+    path: Path
+    header: Header
+    file_bytes: int
+    pruned_bytes: int
+    outcomes: Mapping[str, TuningOutcome]
+    unmeasured: Mapping[str, str]
+    broken: Mapping[str, str]
+    hanging: Sequence[tuple[str, str]]
+    pruned: Pruned | None
+    state: Path | None
+    measured_now: int
+    is_complete: bool
+    suspicion: str | None
+
+
+def tune(
+    paths: Sequence[Path],
+    output: Path,
+    bench: Bench,
+    options: TuningOptions,
+    *,
+    progress: Progress | None = None,
+    clock: Callable[[], float] = time.monotonic,
+    running: Running = unwatched,
+) -> Tuned:
+    """Measure the problems of bundles and write one bundle with measured rankings.
+
+    Each outcome is saved beside the output at once: after an interruption, or when the budget is
+    used up, the same call continues there. After the last problem it measures nothing again.
+
+    Args:
+        paths: The bundles, of one target and toolchain.
+        output: The bundle to write; not one of ``paths``.
+        bench: The GPU and its timer.
+        options: What to measure, and for how long.
+        progress: Called before the first problem and after each finished one.
+        clock: Returns seconds, for the budget.
+        running: Context entered with a contender and a problem's key whenever the contender runs.
+
+    Raises:
+        TuningError: If the device cannot run the bundles, they declare no problem or differ in
+            target or toolchain, ATen has unusual settings, no correct kernel is left, the state or
+            the output's measurements belong to another tuning, or a kernel leaves the GPU
+            unusable.
+        SuspectError: If more kernels were thrown out than ``options`` accept; writes nothing.
+        BundleFormatError: If a bundle is damaged.
+        DriverError: If a library that kernels need is missing or does not fit.
+        ToolchainError: If the native launcher is missing.
+        StorageError: If a file cannot be read or written, or the state is damaged.
+    """
+    begin = clock()
+    with contextlib.ExitStack() as stack:
+        bundles = [stack.enter_context(_opened(path, bench)) for path in paths]
+        content = read_together(bundles, bench.facts)
+        if not content.rankings:
+            named = ", ".join(map(str, paths))
+            raise TuningError(f"{named}: no problem is declared, so there is nothing to measure")
+        _refuse_unusual_aten(content.rankings)
+        stack.enter_context(reserved(output))
+        stored_bytes = {
+            kernel.id: kernel.span.stored_bytes
+            for bundle in bundles
+            for kernel in bundle.header.kernels
+        }
+        state = TuningState(state_path(output), _identity(bundles, bench, options))
+        stack.callback(state.close)
+        refuse_foreign_measurements(output, state.written)
+        contenders = Contenders(
+            bundles,
+            all_kernels=options.all_kernels,
+            triton=options.triton,
+            without=state.broken.keys(),
+        )
+        session = Session(
+            contenders=contenders,
+            bench=bench,
+            state=state,
+            budget_s=options.budget_s,
+            elapsed_s=lambda: clock() - begin,
+            running=running,
+        )
+        wanted, measured_now, left_out, lacking = _measure_all(
+            session, content.rankings, options, progress
+        )
+        # What was not declared and not measured either has nothing to be written.
+        measured = (one for one in wanted if one.problem.key in state.outcomes)
+        known = {one.problem for one in content.rankings}
+        more = tuple(one for one in measured if one.problem not in known)
+        content = replace(content, rankings=(*content.rankings, *more))
+        suspect = suspicion(
+            ((kernel.id, kernel.signature) for kernel in content.kernels),
+            thrown_out(state.outcomes, state.broken),
+        )
+        if suspect is not None and not options.accepts_suspect:
+            raise SuspectError(
+                f"suspect, so {output} is not written: {suspect}. That many wrong kernels rather "
+                "mean a broken GPU, driver or check. What was measured is kept in "
+                f"{state_path(output)}, and the same command finds it there: to measure again, "
+                "remove that file or name another output; to have the bundle written without "
+                "these kernels: --accept-suspect"
+            )
+        made = tuned_content(
+            content, state.outcomes, broken=state.broken, program=PROGRAM, gpu=bench.facts.name
+        )
+        pruned = None
+        if options.prunes:
+            made, pruned = prune(made)
+        made = with_build_key(made, content.build_key)
+        if any(ranking.measured is not None for ranking in made.rankings):
+            state.add_written(made.build_key)
+        header = write_bundle(output, made)
+        file_bytes = output.stat().st_size
+    keys = [ranking.problem.key for ranking in content.rankings]
+    return Tuned(
+        path=output,
+        header=header,
+        file_bytes=file_bytes,
+        pruned_bytes=sum(stored_bytes[id_] for id_ in pruned.dropped) if pruned else 0,
+        outcomes={key: state.outcomes[key] for key in keys if key in state.outcomes},
+        unmeasured={key: why for key, why in left_out.items() if key not in state.outcomes},
+        broken=state.broken,
+        hanging=tuple(state.hanging),
+        pruned=pruned,
+        state=state_path(output) if state.outcomes else None,
+        measured_now=measured_now,
+        is_complete=not any(outcome.is_disturbed for outcome in state.outcomes.values())
+        and not any(why.startswith((OUT_OF_BUDGET, OUT_OF_MEMORY)) for why in left_out.values())
+        and not lacking,
+        suspicion=suspect,
+    )
+
+
+def _measure_all(
+    session: Session,
+    declared: Sequence[ProblemRanking],
+    options: TuningOptions,
+    progress: Progress | None,
+) -> tuple[list[ProblemRanking], int, dict[str, str], list[ProblemRanking]]:
+    """Measure the declared problems, and those that the options add.
+
+    Returns:
+        All problems; how many were measured now; by key, those that were left out, and why; and
+        those that lack a neighbour's winner.
+    """
+    wanted = [*declared, *(between_declared(declared) if options.grid else ())]
+    measured_now, left_out = 0, dict[str, str]()
+    lacking: list[ProblemRanking] = []
+    for step in range(1 + (FINER_STEPS if options.grid else 0)):
+        if step:
+            finer = where_winners_change(wanted, session.state.outcomes)
+            if not finer or OUT_OF_BUDGET in left_out.values():
+                break
+            wanted += finer
+        if options.neighbours or options.grid:
+            session = replace(session, neighbours=Neighbours(wanted))
+        left = session.left(wanted)
+        missed = session.measure(left, progress)
+        measured_now += len(left) - len(missed)
+        left_out |= missed
+        lacking = session.lacking(wanted)
+        for _ in range(MOST_PASSES):
+            if not lacking or OUT_OF_BUDGET in left_out.values():
+                break
+            left_out |= session.measure(lacking, progress)
+            lacking = session.lacking(wanted)
+    return wanted, measured_now, left_out, lacking
+
+
+@contextlib.contextmanager
+def _opened(path: Path, bench: Bench) -> Iterator[Bundle]:
+    with Bundle(path) as bundle:
+        reason = refusal(bundle.header, bench.facts)
+        if reason is not None:
+            raise TuningError(f"{path} cannot be measured here: {reason}")
+        require_libraries(bundle.header)  # or each kernel would be blamed for what is missing
+        yield bundle
+
+
+def _refuse_unusual_aten(rankings: Sequence[ProblemRanking]) -> None:
+    for dtype in dict.fromkeys(ranking.problem.signature.a for ranking in rankings):
+        setting = unusual_setting(dtype)
+        if setting is not None:
+            raise TuningError(
+                f"{setting}: ATen's times would be those of another ATen; set it back, perhaps by "
+                "an environment variable of torch's, and run again"
+            )
+
+
+def _identity(bundles: Sequence[Bundle], bench: Bench, options: TuningOptions) -> dict[str, str]:
+    """What all outcomes of one tuning share, by the name that messages use for it."""
+    content = "".join(sha256_hex(bundle.content()) for bundle in bundles)
+    return {
+        "bundle": sha256_hex(content.encode()),
+        "GPU": bench.facts.name,
+        "driver": bench.watch.driver,
+        "torch": bench.versions.torch,
+        "CUDA": bench.versions.cuda,
+        "program": PROGRAM,
+        "choice of kernels": ("all" if options.all_kernels else "ranked")
+        + " and neighbours'" * (options.neighbours or options.grid)
+        + " on a grid of m" * options.grid,
+        "asking for Triton": str(options.triton),
+    }
