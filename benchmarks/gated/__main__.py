@@ -8,8 +8,8 @@ memory:
 - what it makes with bundles of one product and the gate;
 - each bundled kernel by itself.
 
-Between two calls runs a small kernel that signals no dependent launch, as in a program; its time,
-about a microsecond, is in every number. With --back-to-back there is none.
+Before each call runs a small kernel that signals no dependent launch, as in a program; its time is
+subtracted. With --back-to-back there is none.
 
     nvgemm-aot build benchmarks/gated/manifest.yaml --wheel  # anywhere; install it on the GPU
     python -m benchmarks.gated measure gated.json
@@ -18,6 +18,7 @@ about a microsecond, is in every number. With --back-to-back there is none.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ from benchmarks.shared.summaries import (
     summarized,
 )
 from nvgemm_aot.tuning.gpu import GpuTimer, buffer_bytes
+from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
 from nvgemm_runtime.gemm.extra_operands import ExtraOperands
 from nvgemm_runtime.gemm.types import Epilogue
 
@@ -171,18 +173,11 @@ def measure_size(mlp: Mlp, m: int, rounds: int, apart: bool) -> dict[str, Any]:
         )
         for _ in range(count)
     ]
-    small = torch.zeros(1, device="cuda")
-    samples = {}
+    timer, samples = GpuTimer(), {}
     with torch.no_grad():
         for name, call in contenders(mlp, *sets[0]).items():
-
-            def one(operands: tuple[torch.Tensor, ...], call: Call = call) -> None:
-                call(*operands)
-                if apart:
-                    small.add_(1)
-
-            turns = [lambda operands=operands, one=one: one(operands) for operands in sets]
-            samples[name] = GpuTimer().prepare(turns)
+            turns = [functools.partial(call, *operands) for operands in sets]
+            samples[name] = timer.prepare(turns, launches=APART if apart else BACK_TO_BACK)
         order, times = random.Random(0), {name: [] for name in samples}
         for _ in range(rounds):
             for name in order.sample(list(samples), len(samples)):
