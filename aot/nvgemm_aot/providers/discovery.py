@@ -101,8 +101,8 @@ def _create(
         found = find()
         if not callable(found):
             raise ToolchainError(
-                f"the provider {name!r} is a {type(found).__name__}, must be a class; correct its "
-                "entry point, module:class, or the name"
+                f"the provider {name!r} is a {type(found).__name__}, must be a class; name one, "
+                "as module:class, in the package's entry point or in the manifest"
             )
         return Checked(found(), name, distribution)
     except (ToolchainError, KeyboardInterrupt):

@@ -126,7 +126,9 @@ def test_what_is_no_provider_is_an_error_with_a_reason(site: Path, text: str, sa
 
 def test_what_an_entry_point_names_must_be_a_class(site: Path) -> None:
     write_package(site, "no_class", GOOD + "\nTILES = (1, 2)\n", attribute="TILES")
-    with pytest.raises(ToolchainError, match="is a tuple, must be a class; correct its entry"):
+    with pytest.raises(
+        ToolchainError, match="is a tuple, must be a class; name one, as module:class"
+    ):
         load_provider("foreign")
 
 
