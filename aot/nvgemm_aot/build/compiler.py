@@ -242,9 +242,11 @@ class WorkersOfProviders:
                 self._workers.__exit__()
                 self._workers = start_workers(self._cache, self._jobs, provider)
                 self._provider = provider
-            yield from self._workers.run(
-                [task for task in items if task.candidate.provider == provider]
-            )
+            mine = [task for task in items if task.candidate.provider == provider]
+            try:
+                yield from self._workers.run(mine)
+            except WorkersCannotStart as error:
+                raise WorkersCannotStart(f"those of provider {provider!r}: {error}") from error
 
 
 def start_workers(cache: Cache, jobs: int, provider: str) -> Workers[Task, TaskResult]:

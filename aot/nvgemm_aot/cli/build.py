@@ -20,6 +20,7 @@ from .printing import (
     count_text,
     file_document,
     file_text,
+    keep_stdout,
     print_result,
     report_progress,
     size_text,
@@ -107,7 +108,7 @@ def build(
     measured = merge([read_rankings(file) for file in files]) if files else None
     cache = Cache(cache_dir or default_directory())
     if dry_run:
-        with open_rejection_log(rejections) as on_rejection:
+        with open_rejection_log(rejections) as on_rejection, keep_stdout():
             planned = pipeline.plan_build(
                 declared, cache, on_rejection=on_rejection, rankings=measured, prunes=prune
             )
@@ -120,7 +121,7 @@ def build(
         from ..bundle.wheel import identify, write_wheel
 
         identify(declared.name, wheel_version or __version__)  # refused before time is spent
-    with report_progress("Compiling") as report:
+    with report_progress("Compiling") as report, keep_stdout():
         result = pipeline.build(
             declared,
             out,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nvgemm_runtime.installed.discover import InstalledBundle
 
     from ..verify.bundle import Report
+    from ..verify.kernel import KernelEvidence
 
 Document = dict[str, Any]
 
@@ -206,6 +207,7 @@ def bundle_text(document: Document) -> str:
     kernels, unknown = document["kernels"], document["unknown_kernels"]
     count = len(kernels) + len(unknown)
     counts = Counter(kernel["signature"] for kernel in kernels)
+    providers = Counter(kernel["provider"] for kernel in kernels)
     facts = [
         ["target", document["target"]],
         ["device profile", document["device"]],
@@ -216,6 +218,7 @@ def bundle_text(document: Document) -> str:
         ["dictionary", size_text(document["dictionary_bytes"])],
         ["imported symbols", _imports_text(document)],
         ["kernels", f"{count} ({size_text(document['bytes'] // count)} each)"],
+        *[[f"provider {name}", f"{number} kernels"] for name, number in sorted(providers.items())],
         *[[f"signature {key}", f"{number} kernels"] for key, number in sorted(counts.items())],
     ]
     kernel_rows = [
@@ -285,6 +288,15 @@ def _problem_rows(problem: Document) -> list[list[object]]:
     return rows
 
 
+def _no_instructions_text(evidence: KernelEvidence) -> str:
+    """Why no instruction is shown of a kernel's code."""
+    from ..verify.kernel import NO_DEVICE_CODE, NOT_DISASSEMBLED
+
+    if evidence.disassembled_by in (NOT_DISASSEMBLED, NO_DEVICE_CODE):
+        return evidence.disassembled_by
+    return "no tensor-core instruction"
+
+
 def verification_text(report: Report) -> str:
     """Print a verification: the evidence of each kernel, then every finding."""
     rows = [
@@ -297,7 +309,7 @@ def verification_text(report: Report) -> str:
             "?" if evidence.dynamic_shared_bytes is None else evidence.dynamic_shared_bytes,
             "?" if evidence.local_bytes is None else evidence.local_bytes,
             " ".join(f"{name} {count}" for name, count in sorted(evidence.instructions.items()))
-            or evidence.disassembled_by,
+            or _no_instructions_text(evidence),
         ]
         for evidence in report.kernels
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ from nvgemm_runtime.matching.device import (
 from nvgemm_runtime.matching.refusals import describe_device
 
 from ..providers import PROVIDERS, load_provider
-from ..providers.discovery import offered_providers
+from ..providers.discovery import Offered, offered_providers
 from ..storage.cache import default_directory, entry_files
 
 Document = dict[str, Any]
@@ -82,11 +82,12 @@ def diagnose() -> Document:
     bundles = [_bundle_document(one, devices) for one in found or ()]
     if found is not None:
         problems += _bundle_problems(bundles, devices)
+    offered = _attempt(offered_providers, problems) or ()
     return {
         "healthy": not problems,
         "versions": versions,
         "build_versions": {name: _version(name) for name in _BUILD_DISTRIBUTIONS},
-        "providers": [_provider_document(*one) for one in _providers()],
+        "providers": [_provider_document(*one) for one in _named_providers(offered)],
         "driver": driver,
         "torch_cuda": cuda,
         "runtime_library": _library_text(library),
@@ -98,10 +99,10 @@ def diagnose() -> Document:
     }
 
 
-def _providers() -> list[tuple[str, str]]:
+def _named_providers(offered: Iterable[Offered]) -> list[tuple[str, str]]:
     """Every source of kernels that a manifest may name, and what brings it."""
-    offered = ((one.name, f"{one.distribution} {one.version}") for one in offered_providers())
-    return [*((name, "nvgemm-aot") for name in PROVIDERS), *offered]
+    others = ((one.name, f"{one.distribution} {one.version}") for one in offered)
+    return [*((name, "nvgemm-aot") for name in PROVIDERS), *others]
 
 
 def _provider_document(name: str, origin: str) -> Document:

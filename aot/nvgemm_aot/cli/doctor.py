@@ -12,7 +12,7 @@ import click
 from nvgemm_runtime.errors import UnhealthyError
 
 from .options import json_option
-from .printing import count_text, print_result, size_text, table
+from .printing import count_text, keep_stdout, print_result, size_text, table
 
 MISSING = "missing"
 
@@ -26,7 +26,7 @@ def doctor(as_json: bool) -> None:
     """
     from .diagnosis import diagnose
 
-    with _without_warnings("nvgemm_runtime.installed.registry"):
+    with _without_warnings("nvgemm_runtime.installed.registry"), keep_stdout():
         diagnosis = diagnose()
     print_result(diagnosis, diagnosis_text, as_json=as_json)
     if not diagnosis["healthy"]:

@@ -39,6 +39,11 @@ def print_result(document: Any, as_text: Callable[[Any], str], *, as_json: bool)
     click.echo(json.dumps(document, indent=2) if as_json else as_text(document))
 
 
+def keep_stdout() -> contextlib.AbstractContextManager[object]:
+    """Send what other packages print to stderr: a command's result alone goes to stdout."""
+    return contextlib.redirect_stdout(sys.stderr)
+
+
 def count_text(count: int, noun: str) -> str:
     """A count with its noun: ``1 problem``, ``2 problems``."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -24,7 +24,7 @@ from nvgemm_runtime.bundle.format import (
 )
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.errors import CompileError, NvgemmError, ToolchainError, one_line
-from nvgemm_runtime.gemm.problem import Problem, Signature
+from nvgemm_runtime.gemm.problem import MAX_EXTENT, Problem, Signature
 
 from ..targets import BuildTarget
 from .base import (
@@ -46,9 +46,14 @@ T = TypeVar("T")
 BLAME = "report it to the provider's author, or take the provider out of the manifest"
 """The next step, after an error of a provider."""
 
+EXACTLY = ", and of no subclass"
+"""What is listed goes to compiler processes and into plans, where subclasses are unknown."""
+
 MAX_OPERATOR_LENGTH = 300
 _OPERATOR = re.compile(r"[!-~]+(?: [!-~]+)*")
 """Printable ASCII without blanks at either end: names go into headers, tables and logs."""
+
+_EXTENTS = f"1 to {MAX_EXTENT}"
 
 MAX_CLUSTER_BLOCKS = 16
 """Most thread blocks of a cluster (CUDA C++ Programming Guide, thread block clusters)."""
@@ -56,8 +61,8 @@ MAX_CLUSTER_BLOCKS = 16
 MAX_VERSION_LENGTH = 1000
 """Longest text of a toolchain: rankings files have none that is longer."""
 
-MAX_ESTIMATE_NS = 2**63 - 1
-"""Longest time that a header has."""
+MAX_HEADER_INTEGER = 2**63 - 1
+"""Largest integer of a header: no time is longer, and no workspace larger (FORMAT.md)."""
 
 _OUT_OF_RESOURCES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO})
 
@@ -121,22 +126,22 @@ class Checked:
         fault = next(_listing_faults(found, self.name, signature, target), None)
         if fault is not None:
             raise self._error(f"{asked} {fault}")
-        # Lists do not hash, and plans compare candidates.
+        # Lists do not hash, and plans compare candidates. What else was hung on a candidate goes.
         return replace(
-            found, candidates=tuple(found.candidates), rejections=tuple(found.rejections)
+            found,
+            candidates=tuple(replace(one) for one in found.candidates),
+            rejections=tuple(found.rejections),
         )
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
         """Its model, whose answers are checked; see `Provider.runtime_model`."""
         model = self._ask("runtime_model()", lambda: self._provider.runtime_model(target))
-        name = self._ask("runtime_model().name", lambda: model.name)
-        if (
-            not isinstance(name, str)
-            or not name
-            or not callable(getattr(model, "estimate_ns", None))
-        ):
+        name: Any = self._ask("runtime_model().name", lambda: getattr(model, "name", None))
+        if not _is_version_text(name) or not callable(getattr(model, "estimate_ns", None)):
             raise self._error(
-                f"runtime_model() gave {model!r}; must have a name (got {name!r}) and estimate_ns()"
+                f"runtime_model() gave {one_line(repr(model))[:100]}; must have estimate_ns(), and "
+                f"a name that is printable text of 1 to {MAX_VERSION_LENGTH} characters (got "
+                f"{one_line(repr(name))[:60]})"
             )
         return _CheckedModel(model, name, self)
 
@@ -150,7 +155,9 @@ class Checked:
             if error.errno in _OUT_OF_RESOURCES:  # the machine's fault, not the provider's
                 raise
             raise self._uncompiled(candidate, error) from error
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # SystemExit, and a panic of Rust code
             raise self._uncompiled(candidate, error) from error
         if not isinstance(made, bytes) or not made:
             raise CompileError(
@@ -168,9 +175,9 @@ class Checked:
     def _ask(self, what: str, call: Callable[[], T]) -> T:
         try:
             return call()
-        except NvgemmError:
+        except (NvgemmError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:
+        except BaseException as error:  # SystemExit, and a panic of Rust code
             _log.debug("provider %s: %s", self.name, what, exc_info=True)
             raise self._error(f"{what} raised {described(error)}") from error
 
@@ -196,10 +203,10 @@ class _CheckedModel:
         """Estimate a runtime; see `RuntimeModel.estimate_ns`."""
         asked = f"estimate_ns({problem.key})"
         found = self._provider._ask(asked, lambda: self._model.estimate_ns(problem, shape))
-        if found is not None and not _is_integer(found, 1, MAX_ESTIMATE_NS):
+        if found is not None and not _is_integer(found, 1, MAX_HEADER_INTEGER):
             raise self._provider._error(
                 f"{asked} gave {one_line(repr(found))[:60]}; must be whole nanoseconds from 1 to "
-                f"{MAX_ESTIMATE_NS}, or None"
+                f"{MAX_HEADER_INTEGER}, or None"
             )
         return found
 
@@ -256,8 +263,9 @@ def _listing_faults(
         ):
             yield f"gave {one_line(repr(rejection))} among rejections; must be a Rejection of texts"
     for candidate in found.candidates:
-        if not isinstance(candidate, Candidate):
-            yield f"gave {one_line(repr(candidate))[:100]} among candidates; must be a Candidate"
+        if type(candidate) is not Candidate:
+            text = one_line(repr(candidate))[:100]
+            yield f"gave {text} among candidates; must be a Candidate{EXACTLY}"
             return
         for text in _candidate_faults(candidate, provider, signature, target):
             yield f"listed {one_line(repr(candidate.operator))}, whose {text}"
@@ -306,8 +314,8 @@ def _candidate_faults(
                 f"cluster_sizes has {strange[0]}; the device profile {target.device.name} knows "
                 f"{', '.join(map(str, sorted(known)))}"
             )
-    if not _is_integer(candidate.preference, -(1 << 31)):
-        yield f"preference is {candidate.preference!r}, must be an integer"
+    if not _is_integer(candidate.preference, -MAX_EXTENT, MAX_EXTENT):
+        yield f"preference is {candidate.preference!r}, must be an integer of 32 bits"
     if not isinstance(candidate.is_deterministic, bool):
         yield f"is_deterministic is {candidate.is_deterministic!r}, must be true or false"
     if not isinstance(candidate.added_code, str):
@@ -325,8 +333,8 @@ def _call_faults(candidate: Candidate, signature: Signature) -> Iterator[str]:
         yield f"calling_convention is {text!r}; FORMAT.md lists what it may be"
         return
     workspace = candidate.workspace_bytes
-    if not _is_integer(workspace, 0):
-        yield f"workspace_bytes is {workspace!r}, must be 0 or more"
+    if not _is_integer(workspace, 0, MAX_HEADER_INTEGER):
+        yield f"workspace_bytes is {workspace!r}, must be 0 or more, and at most 2**63 - 1"
         return
     formula = candidate.workspace
     if formula is not None:
@@ -342,24 +350,24 @@ def _call_faults(candidate: Candidate, signature: Signature) -> Iterator[str]:
 
 
 def _formula_fault(formula: Any) -> str | None:
-    if not isinstance(formula, TileWorkspace):
+    if type(formula) is not TileWorkspace:
         return "must be a TileWorkspace or None"
     extents = _are_extents(formula.tile, 2) and _are_extents(formula.tiles_multiple, 2)
     sizes = (formula.zeroed_once, formula.zeroed_per_tile, formula.scratch_per_tile)
     if extents and all(_is_integer(size, 0, MAX_TILE_BYTES) for size in sizes):
         return None
     return (
-        "its tile and tiles_multiple must be two integers of 1 or more, its bytes integers of 0 to "
-        f"{MAX_TILE_BYTES}"
+        f"its tile and tiles_multiple must be two integers of {_EXTENTS}, its bytes integers of 0 "
+        f"to {MAX_TILE_BYTES}"
     )
 
 
 def _design_faults(design: Any) -> Iterator[str]:
-    if not isinstance(design, KernelDesign):
-        yield f"design is {type(design).__name__}, must be a KernelDesign"
+    if type(design) is not KernelDesign:
+        yield f"design is {type(design).__name__}, must be a KernelDesign{EXACTLY}"
         return
     if not _are_extents(design.tile, 3):
-        yield f"tile is {design.tile!r}, must be three integers (m, n, k) of 1 or more"
+        yield f"tile is {design.tile!r}, must be three integers (m, n, k) of {_EXTENTS}"
     if design.ctas_per_tile not in (1, 2):
         yield f"ctas_per_tile is {design.ctas_per_tile!r}, must be 1 or 2"
     clusters: list[tuple[str, Any]] = [("cluster", design.cluster)]
@@ -378,23 +386,23 @@ def _design_faults(design: Any) -> Iterator[str]:
     for name in ("swapped", "dependent_launch"):
         if not isinstance(getattr(design, name), bool):
             yield f"{name} is {getattr(design, name)!r}, must be true or false"
-    if not _is_integer(design.splits, 1):
-        yield f"splits is {design.splits!r}, must be an integer of 1 or more"
+    if not _is_integer(design.splits, 1, MAX_EXTENT):
+        yield f"splits is {design.splits!r}, must be an integer of {_EXTENTS}"
 
 
 def _shape_faults(shape: Any) -> Iterator[str]:
-    if not isinstance(shape, BlockShape):
-        yield f"block_shape is {type(shape).__name__}, must be a BlockShape"
+    if type(shape) is not BlockShape:
+        yield f"block_shape is {type(shape).__name__}, must be a BlockShape{EXACTLY}"
         return
     if not _are_extents(shape.tile, 3) or not _are_extents(shape.cluster, 2):
         yield (
             f"block_shape has tile {shape.tile!r} and cluster {shape.cluster!r}, must be three and "
-            "two integers of 1 or more"
+            f"two integers of {_EXTENTS}"
         )
     if not isinstance(shape.swapped, bool):
         yield f"block_shape has swapped {shape.swapped!r}, must be true or false"
-    if not _is_integer(shape.splits, 1):
-        yield f"block_shape has splits {shape.splits!r}, must be an integer of 1 or more"
+    if not _is_integer(shape.splits, 1, MAX_EXTENT):
+        yield f"block_shape has splits {shape.splits!r}, must be an integer of {_EXTENTS}"
 
 
 def _is_version_text(text: Any) -> bool:
@@ -405,7 +413,7 @@ def _are_extents(value: Any, count: int) -> bool:
     return (
         isinstance(value, tuple)
         and len(value) == count
-        and all(_is_integer(extent, 1) for extent in value)
+        and all(_is_integer(extent, 1, MAX_EXTENT) for extent in value)
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -67,25 +67,47 @@ def load_external(name: str, builtin: tuple[str, ...]) -> Checked:
     return _create(name, found[0].load, (offered.distribution, offered.version))
 
 
-def _entry_points() -> Iterator[EntryPoint]:
-    yield from entry_points(group=GROUP)
+def _entry_points() -> tuple[EntryPoint, ...]:
+    """The group's entry points.
+
+    Raises:
+        ToolchainError: If those of any installed distribution cannot be read.
+    """
+    try:
+        return tuple(entry_points(group=GROUP))
+    except Exception as error:  # one distribution's damaged file hides those of all
+        raise ToolchainError(
+            f"the entry points of installed packages cannot be read: {described(error)}; "
+            "'nvgemm-aot list' names the package that is damaged: reinstall or uninstall it"
+        ) from error
 
 
 def _offered(point: EntryPoint) -> Offered:
     # An entry point that `entry_points` found has a distribution; one made by hand need not.
-    name = point.dist.name if point.dist is not None else "an unknown distribution"
-    version = point.dist.version if point.dist is not None else "unknown"
-    return Offered(name=point.name, distribution=name, version=version)
+    # Without metadata, it has neither name nor version.
+    name = point.dist.name if point.dist is not None else None
+    version = point.dist.version if point.dist is not None else None
+    return Offered(
+        name=point.name,
+        distribution=name or "an unknown distribution",
+        version=version or "unknown",
+    )
 
 
 def _create(
     name: str, find: Callable[[], Any], distribution: tuple[str, str] | None = None
 ) -> Checked:
     try:
-        return Checked(find()(), name, distribution)
-    except ToolchainError:
+        found = find()
+        if not callable(found):
+            raise ToolchainError(
+                f"the provider {name!r} is a {type(found).__name__}, must be a class; name one, "
+                "as module:class, in the package's entry point or in the manifest"
+            )
+        return Checked(found(), name, distribution)
+    except (ToolchainError, KeyboardInterrupt):
         raise
-    except (Exception, SystemExit) as error:  # a module of someone else's raises whatever it raises
+    except BaseException as error:  # a module of someone else's raises whatever it raises
         raise ToolchainError(
             f"the provider {name!r} cannot be created: {described(error)}; check the name and that "
             f"its package is installed whole, or {BLAME}"

@@ -134,7 +134,7 @@ class _Decoder:
         if document.get("version") != VERSION or type(document["version"]) is not int:
             self.fail(
                 "version",
-                f" is {str(document.get('version'))[:20]}, this release reads {VERSION}",
+                f" is {document.get('version')!r:.20}, this release reads {VERSION}",
                 "upgrade: pip install -U nvgemm-aot, or export the file with this release",
             )
         operators = self.each(document, "operators", "", self._operator)

@@ -121,7 +121,8 @@ def test_compilers_that_cannot_start_are_an_error_with_their_last_words(
         "import os\nos.write(2, b'no such library')\nos._exit(127)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ToolchainError, match=r"3 in a row .*exit status 127: no such library"):
+    said = r"those of provider 'dying_provider:.*': 3 in a row .*exit status 127: no such library"
+    with pytest.raises(ToolchainError, match=said):
         compile_all(tasks("one", "two"), Cache(tmp_path / "cache"), jobs=1)
 
 

@@ -95,6 +95,24 @@ def test_dry_run_prints_the_plan_and_compiles_nothing(directory: Path) -> None:
     assert rejections == [{"problem": problem, "operator": "old", "reason": "it is old"}]
 
 
+@pytest.mark.parametrize("option", ["--json", "--dry-run"])
+def test_what_a_provider_prints_is_no_part_of_the_result(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    enumerate_quietly = FakeProvider.enumerate
+
+    def enumerate_aloud(
+        self: FakeProvider, signature: Signature, target: BuildTarget
+    ) -> Enumeration:
+        print("a banner")  # noqa: T201 - as other packages do
+        return enumerate_quietly(self, signature, target)
+
+    monkeypatch.setattr(FakeProvider, "enumerate", enumerate_aloud)
+    result = run("build", "some.yaml", "--json", option)
+    assert "a banner" in result.stderr
+    assert json.loads(result.stdout)
+
+
 @pytest.fixture
 def partly_served(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The manifest for two targets, of which one has had kernels and has none now."""

@@ -99,6 +99,7 @@ CUT_OFF = replace(LIBRARY, defect="it is cut off: 10 bytes, a table needs 64")
         ("find_runtime_library", CUT_OFF, "--force-reinstall --no-deps nvidia-cutlass-dsl-libs-"),
         ("_gpus", (), "torch sees no GPU"),
         ("_gpus", RuntimeError("CUDA error"), "RuntimeError: CUDA error"),
+        ("offered_providers", ToolchainError("entry points cannot be read"), "cannot be read"),
         ("_gpus", (replace(H200, capability=(8, 0), name="A100"),), "no bundle serves A100"),
     ],
 )

@@ -17,6 +17,7 @@ from nvgemm_aot.manifest import parse as manifest_module
 from nvgemm_aot.manifest import rules, source
 from nvgemm_aot.manifest.parse import Manifest, load_manifest
 from nvgemm_aot.manifest.schema import NAME_PATTERN, allowed_keys, json_schema
+from nvgemm_aot.manifest.shipped import find_manifest
 from nvgemm_runtime.errors import ManifestError
 from nvgemm_runtime.gemm.problem import MAX_EXTENT
 
@@ -517,6 +518,17 @@ def test_reports_all_mistakes_at_once_by_position(tmp_path: Path) -> None:
 def test_refuses_what_is_no_file(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(ManifestError, match=said):
         load_manifest(tmp_path / name)
+
+
+def test_a_name_of_nothing_is_an_error_with_the_names_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = r"llama-3\.1-8c: there is no such file; .*llama-3\.1-8b, .*qwen3-8b"
+    with pytest.raises(ManifestError, match=said):
+        find_manifest(Path("llama-3.1-8c"))
+    assert find_manifest(Path("qwen3-8b")) == find_manifest(Path("qwen3-8b.yaml"))
+    assert find_manifest(tmp_path / "qwen3-8b") == tmp_path / "qwen3-8b"
 
 
 def test_reports_an_operating_system_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

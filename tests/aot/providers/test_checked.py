@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -88,11 +88,26 @@ class Odd:
         return self.answer
 
 
+@dataclass(frozen=True, kw_only=True)
+class Marked(Candidate):
+    """A candidate of a class that compiler processes do not know."""
+
+
+FIELDS = {field: getattr(GOOD, field) for field in Candidate.__dataclass_fields__}
+
 NONSENSE: list[tuple[Any, str]] = [
     (None, "gave NoneType; must be an Enumeration"),
     ([GOOD], "gave list; must be an Enumeration"),
     (Enumeration(candidates={GOOD}), "gave set as candidates; must be a tuple"),  # type: ignore[arg-type]
     (listing("one"), "'one' among candidates; must be a Candidate"),
+    (listing(Marked(**FIELDS)), "must be a Candidate, and of no subclass"),
+    (
+        listing(designed(tile=(2**31, 64, 64))),
+        "must be three integers (m, n, k) of 1 to 2147483647",
+    ),
+    (listing(designed(splits=2**31)), "splits is 2147483648, must be an integer of 1 to"),
+    (listing(replace(GOOD, workspace_bytes=2**63)), "and at most 2**63 - 1"),
+    (listing(replace(GOOD, preference=float("nan"))), "preference is nan, must be an integer"),
     (listing(GOOD, rejections=("old",)), "'old' among rejections; must be a Rejection"),
     (
         listing(GOOD, rejections=(Rejection(operator="old", reason=None),)),  # type: ignore[arg-type]
@@ -144,8 +159,8 @@ NONSENSE: list[tuple[Any, str]] = [
         listing(replace(GOOD, block_shape=BlockShape(tile=(0, 64, 64), cluster=(1, 1)))),
         "block_shape has tile (0, 64, 64)",
     ),
-    (listing(shaped(splits="2")), "block_shape has splits '2', must be an integer of 1 or more"),
-    (listing(shaped(splits=0)), "block_shape has splits 0, must be an integer of 1 or more"),
+    (listing(shaped(splits="2")), "block_shape has splits '2', must be an integer of 1 to"),
+    (listing(shaped(splits=0)), "block_shape has splits 0, must be an integer of 1 to"),
     (listing(shaped(splits=True)), "block_shape has splits True, must be an integer"),
     (listing(shaped(swapped="x")), "block_shape has swapped 'x', must be true or false"),
     (listing(replace(GOOD, cluster_sizes=(0,))), "cluster_sizes is (0,)"),
@@ -332,3 +347,55 @@ def test_processes_that_cannot_be_prepared_end_the_build_with_the_reason(tmp_pat
     said = r"provider 'test_checked:Unprepared': prepare\(\) raised OddError: 3 and 4"
     with pytest.raises(ToolchainError, match=said):
         build(manifest(Unprepared.name, KEY), tmp_path, Cache(tmp_path / "cache"), jobs=1)
+
+
+class Panic(BaseException):
+    """What libraries in Rust raise, beside every Exception."""
+
+
+@pytest.mark.parametrize("method", ["toolchain", "prepare", "enumerate", "model"])
+def test_what_is_no_exception_is_the_providers_error_too(method: str) -> None:
+    provider = told(**{method: Panic("index out of bounds")})
+    call = {
+        "toolchain": provider.toolchain,
+        "prepare": provider.prepare,
+        "enumerate": lambda: provider.enumerate(SIGNATURE, TARGET),
+        "model": lambda: provider.runtime_model(TARGET),
+    }[method]
+    with pytest.raises(ToolchainError, match=r"raised Panic: index out of bounds"):
+        call()
+
+
+def test_a_panic_is_that_kernels_failure() -> None:
+    with pytest.raises(CompileError, match=r"one: compile\(\) of provider .* raised Panic: broken"):
+        told(compile=Panic("broken")).compile(GOOD, TARGET)
+
+
+def test_interrupts_stay_interrupts() -> None:
+    for method in ("toolchain", "compile"):
+        provider = told(**{method: KeyboardInterrupt()})
+        with pytest.raises(KeyboardInterrupt):
+            provider.toolchain() if method == "toolchain" else provider.compile(GOOD, TARGET)
+
+
+def test_what_else_hangs_on_a_candidate_goes_no_further() -> None:
+    good = replace(GOOD, provider=Foreign.name)
+    marked = replace(good)
+    object.__setattr__(marked, "speed", lambda: 11)  # could not be sent to a compiler process
+    (found,) = told(enumerate=listing(marked)).enumerate(SIGNATURE, TARGET).candidates
+    assert found == good
+    assert not hasattr(found, "speed")
+
+
+class Named:
+    def __init__(self, name: Any) -> None:
+        self.name = name
+
+    def estimate_ns(self, problem: Problem, shape: BlockShape) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("model", [None, Named("a\nb"), Named(""), Named(7), Named("x" * 1001)])
+def test_a_model_must_have_a_name_that_headers_can_have(model: Any) -> None:
+    with pytest.raises(ToolchainError, match=r"a name that is printable text of 1 to 1000"):
+        told(model=model).runtime_model(TARGET)

@@ -49,7 +49,7 @@ def test_a_name_with_a_plus_is_that_of_both_in_order() -> None:
     [
         ("no_such_module:Provider", "cannot be created: ModuleNotFoundError"),
         ("os:nothing", "cannot be created: AttributeError"),
-        ("os:path", "cannot be created: TypeError"),
+        ("os:path", "is a module, must be a class"),
         ("builtins:dict", "is no provider: it has no interface, name, recipe, toolchain"),
         ("cutlass_operators+nonesuch", "no provider is called 'nonesuch'"),
     ],

@@ -122,3 +122,31 @@ def test_what_is_no_provider_is_an_error_with_a_reason(site: Path, text: str, sa
         import sys
 
         sys.modules.pop("bad_foreign", None)
+
+
+def test_what_an_entry_point_names_must_be_a_class(site: Path) -> None:
+    write_package(site, "no_class", GOOD + "\nTILES = (1, 2)\n", attribute="TILES")
+    with pytest.raises(
+        ToolchainError, match="is a tuple, must be a class; name one, as module:class"
+    ):
+        load_provider("foreign")
+
+
+def test_a_panic_at_import_is_the_providers_error(site: Path) -> None:
+    write_package(site, "panicking", "class Panic(BaseException): ...\nraise Panic('broken')\n")
+    with pytest.raises(ToolchainError, match="'foreign' cannot be created: Panic: broken"):
+        load_provider("foreign")
+
+
+def test_damaged_entry_points_are_an_error_that_says_what_to_do(site: Path) -> None:
+    write_package(site, "good_foreign", GOOD)
+    (site / "foreign-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff\xfe[[")
+    with pytest.raises(ToolchainError, match="'nvgemm-aot list' names the package"):
+        offered_providers()
+
+
+def test_a_package_without_metadata_has_no_name(site: Path) -> None:
+    write_package(site, "good_foreign", GOOD)
+    (site / "foreign-1.0.dist-info" / "METADATA").unlink()
+    (found,) = [one for one in offered_providers() if one.name == "foreign"]
+    assert (found.distribution, found.version) == ("an unknown distribution", "unknown")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -306,6 +307,8 @@ def test_a_library_that_does_not_import_is_an_error_with_the_next_step(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert "AttributeError: no such thing in this compiler; run: pip install" in done.stdout
+    # Its metadata is there, so pip would change nothing without --force-reinstall.
+    assert f"--force-reinstall --no-deps quack-kernels=={version('quack-kernels')}" in done.stdout
 
 
 class WithAnImpossibleDesign(Quack):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK, Header, Ranking
 from nvgemm_runtime.errors import RankingsError
 from nvgemm_runtime.gemm.problem import Problem
 from recording_kernels import Recording
+from repository import ROOT
 from tuning_bench import PROBLEMS, Behaving, header_of, operators
 
 SLOW_WINS = {"Cpu_1x1": 1000, "Cpu_16x16": 1300, "Cpu_8x32": 1500}
@@ -363,6 +365,20 @@ def test_nothing_is_shipped_that_cannot_be_read() -> None:
         assert read_rankings(path).entries
         assert shipped.find_rankings(path.stem) == path
     assert shipped.find_rankings("no-such-manifest") is None
+
+
+def test_the_guide_says_what_is_shipped() -> None:
+    guide = " ".join((ROOT / "docs" / "guide" / "tuning.md").read_text().split())
+    (passage,) = re.findall(r"Measured rankings for the H200 come with .*?measured them\.", guide)
+    said = {name: int(count) for count, name in re.findall(r"(\d+)[a-z ]* of `(.*?)`", passage)}
+    found = {}
+    for path in (Path(shipped.__file__).parent / "data").glob("*.json"):
+        read = read_rankings(path)
+        found[path.stem] = len({one.problem.key for one in read.entries})
+        assert {one.problem.signature.a.value for one in read.entries} == {"bf16"}
+        assert {one.origin.gpu for one in read.entries} == {"NVIDIA H200"}
+        assert len({one.origin.conditions.gpu_sha256 for one in read.entries}) == 1
+    assert said == found
 
 
 def test_what_the_build_prints_of_measurements() -> None:

@@ -87,6 +87,7 @@ DAMAGES: list[tuple[Edit, str]] = [
     (put("format", to="another"), "format must be 'nvgemm-aot rankings' (got 'another')"),
     (lambda d: d.pop("format"), "format must be"),
     (put("version", to=2), "version is 2, this release reads 1; upgrade"),
+    (put("version", to="1"), "version is '1', this release reads 1; upgrade"),
     (put("version", to=True), "version is True"),
     (lambda d: d.pop("origins"), "origins is missing"),
     (put("operators", to={}), "operators must be a list"),

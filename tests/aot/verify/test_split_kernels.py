@@ -138,6 +138,36 @@ def test_finds_entries_that_their_code_contradicts(
     assert checks_of(kernels[name], **change).keys() == checks
 
 
+def of_another(name: str, kernels: dict[str, Inspected]) -> Inspected:
+    kernel, payload = kernels[name]
+    return replace(kernel, provider="another"), payload
+
+
+def test_another_provider_may_share_a_sum_in_its_own_way(kernels: dict[str, Inspected]) -> None:
+    """Such as by slots that the last thread block adds up, in memory of its own size."""
+    ordered, in_any_order = of_another("ordered", kernels), of_another("any order", kernels)
+    for room in ({"tile": (512, 512)}, {"zeroed_per_tile": 0, "scratch_per_tile": 1}):
+        assert not checks_of(ordered, workspace=smaller(ordered[0].workspace, **room))
+    no_gap = smaller(in_any_order[0].workspace, zeroed_once=0)
+    assert not checks_of(in_any_order, workspace=no_gap)
+    whole = of_another("whole", kernels)
+    assert not checks_of(whole, splits=2, is_deterministic=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "check"),
+    [
+        ("any order", {"is_deterministic": True}, Check.DETERMINISM),
+        ("ordered", {"splits": 1}, Check.SPLITS),
+        ("whole", {"dependent_launch": False}, Check.DEPENDENT_LAUNCH),
+    ],
+)
+def test_what_code_contradicts_is_found_of_another_provider_too(
+    kernels: dict[str, Inspected], name: str, change: dict[str, Any], check: Check
+) -> None:
+    assert checks_of(of_another(name, kernels), **change).keys() == {check}
+
+
 def test_another_provider_may_begin_early_or_not_if_it_says_so() -> None:
     code = OrderCode(adds_floats=False, counts=False, waits=False, signals=True)
     design = KernelDesign(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from nvgemm_aot.build.compiler import compile_all, make_tasks
 from nvgemm_aot.bundle.content import BuiltKernel, BundleContent
 from nvgemm_aot.bundle.writer import write_bundle
+from nvgemm_aot.cli.bundles import verification_text
 from nvgemm_aot.providers.cutlass_operators import CutlassOperators
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
@@ -411,6 +412,17 @@ def of_both(folder: Path, payload: bytes, **options: Any) -> tuple[Report, Repor
         verify_bundle(bundle(folder, one, arch="sm_100f"), **options) for one in (named, entry)
     )
     return known, unknown
+
+
+@pytest.mark.usefixtures("no_tools")
+def test_the_report_says_why_it_shows_no_instructions(tmp_path: Path) -> None:
+    """The program that disassembled is no answer: its path would stand where code is shown."""
+    _, report = of_both(tmp_path, host_payload(tmp_path, call=CALL, cubin=synthetic_cubin()))
+    assert "not disassembled" in verification_text(report)
+    kernels = tuple(replace(one, disassembled_by="a/path/nvdisasm") for one in report.kernels)
+    text = verification_text(replace(report, kernels=kernels))
+    assert "no tensor-core instruction" in text
+    assert "a/path" not in text
 
 
 @pytest.mark.usefixtures("no_tools")

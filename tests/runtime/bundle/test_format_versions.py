@@ -59,7 +59,10 @@ def test_bundles_of_version_1_are_read_whole(name: str) -> None:
         assert header.unknown_kernels == header.unknown_rankings == ()
         assert all(bundle.payload(kernel) for kernel in header.kernels)
         assert all(header.is_complete(ranking) for ranking in header.rankings)
-        assert "format version" in bundle_text(bundle_document(bundle))
+        text = bundle_text(bundle_document(bundle))
+        assert "format version" in text
+        for provider in {kernel.provider for kernel in header.kernels}:
+            assert f"provider {provider} " in text
 
 
 def test_a_kernel_of_a_version_1_bundle_computes(

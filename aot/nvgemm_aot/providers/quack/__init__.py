@@ -80,8 +80,8 @@ class Quack:
             raise ToolchainError(
                 f"cannot compile quack's kernels: {_LIBRARY} {version} is installed, must be "
                 f"{accepted}, as its kernels are made by parts of it that other releases change; "
-                f"run: pip install '{_LIBRARY}=={ACCEPTED_VERSIONS[-1]}', or leave quack out of "
-                "the manifest's providers"
+                f"run: pip install '{_LIBRARY}=={ACCEPTED_VERSIONS[-1]}', or build without it, by "
+                "providers: [cutlass_operators] in the manifest"
             )
         return found
 

@@ -67,8 +67,13 @@ def import_library() -> None:
     except Exception as error:  # with a compiler that does not fit, it raises whatever it raises
         raise ToolchainError(
             f"cannot compile quack's kernels: {type(error).__name__}: {one_line(str(error))}; "
-            "run: pip install 'nvgemm-aot[build]'"
+            # It is installed, in the right version, so an ordinary installation changes nothing.
+            f"run: pip install --force-reinstall --no-deps quack-kernels=={_installed_version()}"
         ) from error
+
+
+def _installed_version() -> str:
+    return cute_dsl.installed_versions(("quack-kernels",), "quack's kernels")["quack-kernels"]
 
 
 def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
