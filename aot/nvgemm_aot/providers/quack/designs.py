@@ -101,10 +101,14 @@ _HOPPER_SPLIT = (
         for splits in (2, 4)
     ),
     *(Design(tile=(128, 128), cluster=(1, 1), splits=splits) for splits in (2, 4)),
-    *(Design(tile=(128, 192), cluster=(2, 1), pingpong=True, splits=splits) for splits in (2, 4)),
 )
 """For a large k and so few tiles that multiprocessors would idle: rows of small batches, and of
 middling ones."""
+
+_HOPPER_SPLIT_LARGE = tuple(
+    Design(tile=(128, 192), cluster=(2, 1), pingpong=True, splits=splits) for splits in (2, 4)
+)
+"""Without an epilogue alone, for some of these spill."""
 
 _HOPPER_SPLIT_IN_ANY_ORDER = (
     *(
@@ -116,7 +120,7 @@ _HOPPER_SPLIT_IN_ANY_ORDER = (
     ),
     Design(tile=(128, 128), cluster=(1, 1), splits=4, in_any_order=True),
 )  # fmt: skip
-"""Of two parts the order does not matter, so there are at least four."""
+"""Of two parts the order does not matter, so there are at least four. Without an epilogue alone."""
 _HOPPER_FP8_SHARED = (*product((128,), (128, 160, 192)), (192, 128), (256, 96))
 _HOPPER_FP8_PINGPONG = ((64, 128), (64, 192), (128, 96))
 _HOPPER_FP8_SPLIT = (
@@ -148,9 +152,11 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
         return (*_blackwell(), *_BLACKWELL_SPLIT)
     if signature.a.is_fp8:
         return (*_hopper_fp8(), *_HOPPER_FP8_SPLIT)
-    is_plain = signature.epilogue is None
-    any_order = _HOPPER_SPLIT_IN_ANY_ORDER if is_plain else ()
-    return (*_hopper(), *_HOPPER_DYNAMIC, *_HOPPER_SPLIT, *any_order)
+    if signature.epilogue is None:
+        split = (*_HOPPER_SPLIT, *_HOPPER_SPLIT_LARGE, *_HOPPER_SPLIT_IN_ANY_ORDER)
+    else:
+        split = _HOPPER_SPLIT
+    return (*_hopper(), *_HOPPER_DYNAMIC, *split)
 
 
 FLAG_BYTES = 4
