@@ -36,8 +36,12 @@ fastest at 5 of 167 problems, by up to 15 %, and up to 96 times as slow at other
 that does not split k, until it is measured."""
 
 DYNAMIC_SHARE = 8
-"""At most one in so many of the kernels kept differs from another one's block shape by a dynamic
-schedule: no measurement says yet where it is faster, and every launch fills its counter."""
+"""At most one in so many of the kernels kept differs from another one by a dynamic schedule alone:
+no measurement says yet where it is faster."""
+
+LEAST_DYNAMIC_NS = 100_000
+"""Estimated runtime from which on such a kernel is kept. Every launch fills its counter, which is
+taken to cost 2,000 ns, and tiles in one or two waves leave nothing to hand out."""
 
 SMALL_M = 64
 """Up to this m, if two or more are kept, one of them is a kernel made for small m, whatever its
@@ -199,10 +203,12 @@ def _keep_diverse(
             reason = f"{most_splitting} that split k rank higher"
             rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))
             continue
+        if is_twin and (choice.time_ns or 0) < LEAST_DYNAMIC_NS:
+            reason = f"a dynamic schedule beside a static one is for {LEAST_DYNAMIC_NS} ns or more"
+            rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))
+            continue
         if is_twin and dynamic == most_dynamic:
-            reason = (
-                f"of {limit} kernels, at most {most_dynamic} differ by a dynamic schedule alone"
-            )
+            reason = f"{most_dynamic} of {limit} that differ by a dynamic schedule alone are enough"
             rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))
             continue
         if per_shape[shape] < MAX_PER_SHAPE and len(kept) < room:
