@@ -4,6 +4,7 @@
     python -m benchmarks.estimates measure kernels.nvgemm times.json    # on a GPU
     python -m benchmarks.estimates fit kernels.nvgemm times.json        # anywhere; prints the table
     python -m benchmarks.estimates fit kernels.nvgemm times.json --write
+    python -m benchmarks.estimates schedules kernels.nvgemm times.json  # of schedules.yaml
 
 ``build`` compiles every kernel that the manifest's providers list. ``fit`` also takes what
 ``nvgemm-aot tune --json``, ``benchmarks.kernels`` and ``benchmarks.ranking`` measured of a bundle's
@@ -19,7 +20,7 @@ from pathlib import Path
 
 import click
 
-from benchmarks.estimates import every_kernel, fitting, measuring, records
+from benchmarks.estimates import every_kernel, fitting, measuring, records, schedules
 
 MANIFEST = Path(__file__).parent / "manifest.yaml"
 
@@ -63,6 +64,14 @@ def measure(bundle: Path, times: Path, budget: float | None) -> None:
 def fit(bundle: Path, times: tuple[Path, ...], write: bool) -> None:
     """Fit corrections to measured times, and print what they gain on sizes held back."""
     fitting.fit_and_judge(records.read_times(bundle, times), write=write)
+
+
+@main.command(name="schedules")
+@click.argument("bundle", type=click.Path(path_type=Path, exists=True))
+@click.argument("times", type=click.Path(path_type=Path, exists=True), nargs=-1, required=True)
+def compare_schedules(bundle: Path, times: tuple[Path, ...]) -> None:
+    """Compare dynamic schedules with the static ones of the same kernels, as measured."""
+    click.echo(schedules.compare(records.read_times(bundle, times)))
 
 
 if __name__ == "__main__":

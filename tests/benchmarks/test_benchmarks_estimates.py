@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.estimates import fitting, measuring
+from benchmarks.estimates import fitting, measuring, schedules
 from benchmarks.estimates.__main__ import main
 from benchmarks.estimates.every_kernel import build_every_kernel
-from benchmarks.estimates.records import read_times
-from fake_provider import FakeProvider
-from nvgemm_aot.manifest.parse import Declared, Manifest
+from benchmarks.estimates.records import Measurements, read_times
+from fake_provider import FakeProvider, candidate
+from nvgemm_aot.manifest.parse import Declared, Manifest, load_manifest
+from nvgemm_aot.providers import Candidate, load_provider
+from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
 from nvgemm_aot.providers.corrections import read_correction
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.format import Header
-from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.problem import Problem, Signature
 
 KEY = "mm/tn/bf16xbf16/fp32/bf16"
 SIZES = [(1024, 1024), (2048, 2048), (4096, 2048), (4096, 4096), (8192, 2048), (8192, 4096)]
@@ -211,3 +215,49 @@ def test_the_spacer_is_taken_off_and_wrong_kernels_have_no_time() -> None:
         7000.0,
         None,
     ]
+
+
+def schedule(name: str, scheduler: str, **change: Any) -> Candidate:
+    signature = Signature.parse(KEY)
+    one = candidate(name, signature)
+    return replace(one, design=replace(one.design, scheduler=scheduler), **change)
+
+
+def measured(rows: dict[Problem, list[tuple[Candidate, float]]]) -> Measurements:
+    return Measurements(target=build_target("sm_90a"), rows=rows, source="a GPU")
+
+
+def test_dynamic_schedules_are_compared_with_the_static_ones_of_the_same_kernels() -> None:
+    static = schedule("static", STATIC_PERSISTENT)
+    dynamic = schedule("dynamic", DYNAMIC_PERSISTENT)
+    pingpong = schedule("pingpong", STATIC_PERSISTENT, traits=("pingpong",))
+    lone = schedule("lone", DYNAMIC_PERSISTENT, traits=("another",))
+    first, second, third = PROBLEMS[:3]
+    text = schedules.compare(
+        measured(
+            {
+                first: [(static, 1100.0), (dynamic, 1000.0), (pingpong, 1050.0)],
+                second: [(static, 1000.0), (dynamic, 2000.0), (lone, 1600.0)],
+                third: [(static, 1000.0), (lone, 1.0)],  # no twin: it says nothing of schedules
+            }
+        )
+    )
+    lines = text.splitlines()
+    assert lines[2] == f"{first.key}  1.1  1.0  1.050  1.100"
+    assert lines[3] == f"{second.key}  1.0  1.6  0.625  0.500"
+    assert lines[4:] == ["2 problems, at 1 the fastest is dynamic  0.810  0.742"]
+
+
+def test_without_twins_there_is_nothing_to_compare() -> None:
+    static = schedule("static", STATIC_PERSISTENT)
+    with pytest.raises(click.ClickException, match="no problem has times of a dynamic kernel"):
+        schedules.compare(measured({PROBLEMS[0]: [(static, 1.0)]}))
+
+
+def test_the_manifest_of_schedules_has_twins() -> None:
+    manifest = load_manifest(Path(schedules.__file__).with_name("schedules.yaml"))
+    (signature,) = {one.problem.signature for one in manifest.declared}
+    (target,) = manifest.targets
+    listed = load_provider("+".join(manifest.providers)).enumerate(signature, target).candidates
+    rows = {entry.problem: [(one, 1.0) for one in listed] for entry in manifest.declared}
+    assert "1.000  1.000" in schedules.compare(measured(rows)).splitlines()[-1]

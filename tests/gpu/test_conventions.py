@@ -1,7 +1,8 @@
 """Kernels that take more than tensors and a stream: a workspace, and numbers of the device.
 
-A workspace is counted in tiles of the result, its first part must be zero, and torch's allocator
-gives the memory. It is poisoned here before each launch, as a launch that was killed may leave it.
+A workspace is what thread blocks share that split k, or that take their tiles from a counter. Its
+first part must be zero, and torch's allocator gives the memory. It is poisoned here before each
+launch, as a launch that was killed may leave it.
 """
 
 from __future__ import annotations
@@ -14,14 +15,16 @@ import pytest
 import torch
 from edges import edges, problem_of, steps
 from gemm_arguments import Arguments, exact_arguments, random_arguments
-from gemm_reference import assert_close, assert_exact
+from gemm_reference import assert_close, assert_exact, has_exact_results
 from installed import installed_kernels
 
+from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT
 from nvgemm_aot.targets.profile import load_profile, profile_names
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.format import Kernel
 from nvgemm_runtime.bundle.reader import Bundle
-from nvgemm_runtime.gemm.problem import Op, Problem
+from nvgemm_runtime.gemm.operands import torch_dtype
+from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.launch import native
 from nvgemm_runtime.launch.api import choose, explain, load_operators, mm
 from nvgemm_runtime.launch.compiled import gemm
@@ -32,27 +35,54 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two G
 LARGE_K = 8192
 
 
-SPLITTING = [kernel for _, kernel in installed_kernels() if kernel.workspace is not None]
-"""Installed kernels whose workspace is counted in tiles."""
+SHARING = [kernel for _, kernel in installed_kernels() if kernel.workspace is not None]
+"""Installed kernels whose thread blocks share memory besides the operands."""
 
-every_splitting_kernel = pytest.mark.parametrize(
-    "kernel", SPLITTING, ids=[f"{k.id[:12]}-{k.operator}-{k.signature.key}" for k in SPLITTING]
+every_sharing_kernel = pytest.mark.parametrize(
+    "kernel", SHARING, ids=[f"{k.id[:12]}-{k.operator}-{k.signature.key}" for k in SHARING]
 )
 
-
-def test_both_kinds_of_splitting_kernels_are_installed() -> None:
-    kinds = {kernel.is_deterministic for kernel in SPLITTING}
-    assert kinds == {True, False}, "install the wheel split-k"
+KINDS = ("ordered", "any order", "dynamic")
 
 
-@pytest.fixture(params=["ordered", "any order"])
-def kernel(request: pytest.FixtureRequest) -> Kernel:
-    """A splitting mm kernel, of those whose results depend on timing and of the others."""
-    wanted = request.param == "ordered"
-    for found in SPLITTING:
-        if found.is_deterministic == wanted and found.signature.op is Op.MM:
+def kind_of(kernel: Kernel) -> str:
+    """How thread blocks share: parts of a sum in a fixed order, in any, or what is to be done."""
+    if kernel.design.splits > 1:
+        return "ordered" if kernel.is_deterministic else "any order"
+    return "dynamic" if kernel.design.scheduler == DYNAMIC_PERSISTENT else "unknown"
+
+
+def test_all_kinds_of_sharing_kernels_are_installed() -> None:
+    assert {kind_of(kernel) for kernel in SHARING} == {*KINDS}, "install the wheel split-k"
+    more = {(kind_of(one), one.signature.epilogue is not None) for one in SHARING}
+    assert {("ordered", True), ("dynamic", True)} <= more
+    assert any(one.signature.scales is not None for one in SHARING)
+
+
+def find_kernel(kind: str, key: str = "mm/") -> Kernel:
+    """A plain sharing kernel of a kind, whose signature begins so."""
+    for found in SHARING:
+        signature = found.signature
+        is_plain = signature.epilogue is None and signature.scales is None
+        if is_plain and kind_of(found) == kind and signature.key.startswith(key):
             return found
-    pytest.fail(f"no installed splitting kernel with is_deterministic={wanted}")
+    pytest.fail(f"no installed kernel of {key} is {kind}")
+
+
+@pytest.fixture(params=KINDS)
+def kernel(request: pytest.FixtureRequest) -> Kernel:
+    """A plain mm kernel of each kind."""
+    return find_kernel(request.param)
+
+
+def busy(kernel: Kernel, m: int = 64) -> Problem:
+    """A problem at which thread blocks share: of a long sum, or of several waves of tiles."""
+    step_m, _, _ = steps(kernel.signature, kernel.alignment_bytes)
+    if kind_of(kernel) == "dynamic":
+        m, n, k = 48 * m, 4096, 512
+    else:
+        n, k = 1024, LARGE_K
+    return problem_of(kernel.signature, -(-m // step_m) * step_m, n, k, count=2)
 
 
 def poison_free_memory(kernel: Kernel, problem: Problem, device: str = "cuda") -> None:
@@ -68,26 +98,38 @@ def launch(kernel: Kernel, arguments: Arguments) -> torch.Tensor:
 
 
 def sizes(kernel: Kernel) -> Iterator[Problem]:
-    """Edges, among them sums of fewer tiles of k than there are parts, and large sums."""
+    """Edges, among them sums of fewer tiles of k than there are parts, and what keeps all busy."""
     yield from edges(kernel.signature, kernel.alignment_bytes)
     step_m, _, _ = steps(kernel.signature, kernel.alignment_bytes)
-    for m, n in ((1, 1024), (17, 1032), (200, 512), (1100, 2048)):
-        yield problem_of(kernel.signature, -(-m // step_m) * step_m, n, LARGE_K, count=2)
+    long = [(1, 1024), (17, 1032), (200, 512), (1100, 2048)]
+    many = [(3000, 4104), (8192, 5120), (129, 24576)]
+    is_dynamic = kind_of(kernel) == "dynamic"
+    k = 320 if is_dynamic else LARGE_K
+    for m, n in many if is_dynamic else long:
+        # Of fp8, rows of a result are aligned to 16 columns.
+        n = -(-n // 16) * 16
+        yield problem_of(kernel.signature, -(-m // step_m) * step_m, n, k, count=2)
 
 
-@every_splitting_kernel
+def assert_right(out: torch.Tensor, arguments: Arguments) -> None:
+    """Exact where the signature's results can be."""
+    if has_exact_results(arguments.problem.signature):
+        assert_exact(out, arguments)
+    else:
+        assert_close(out, arguments)
+
+
+@every_sharing_kernel
 def test_is_exact_whatever_its_workspace_held_before(kernel: Kernel) -> None:
     for problem in sizes(kernel):
         arguments = exact_arguments(problem)
         poison_free_memory(kernel, problem)
-        assert_exact(launch(kernel, arguments), arguments)
+        assert_right(launch(kernel, arguments), arguments)
 
 
-@every_splitting_kernel
+@every_sharing_kernel
 def test_equal_operands_give_equal_results_where_the_entry_says_so(kernel: Kernel) -> None:
-    step_m, _, _ = steps(kernel.signature, kernel.alignment_bytes)
-    problem = problem_of(kernel.signature, 16 * step_m, 512, LARGE_K, count=2)
-    arguments = random_arguments(problem)
+    arguments = random_arguments(busy(kernel, 16))
     first = launch(kernel, arguments).clone()
     assert_close(first, arguments)
     for _ in range(20):
@@ -99,8 +141,8 @@ def test_equal_operands_give_equal_results_where_the_entry_says_so(kernel: Kerne
             assert_close(again, arguments)
 
 
-def mm_arguments(kernel: Kernel, m: int = 64, n: int = 1024, device: str = "cuda") -> Arguments:
-    return exact_arguments(problem_of(kernel.signature, m, n, LARGE_K), device)
+def mm_arguments(kernel: Kernel, m: int = 64, device: str = "cuda") -> Arguments:
+    return exact_arguments(busy(kernel, m), device)
 
 
 def test_cuda_graphs_capture_memory_and_filling(kernel: Kernel) -> None:
@@ -193,13 +235,14 @@ import sys, threading
 import torch
 from nvgemm_runtime.launch.api import mm
 kernel, devices = sys.argv[1], int(sys.argv[2])
+m, n, k = map(int, sys.argv[5:])
 torch.manual_seed(0)
 work = []
 for number in range(8):
     device = f"cuda:{number % devices}"
-    a = (torch.rand(16 + number, 8192, device=device) < 0.02).to(getattr(torch, sys.argv[3]))
-    b = (torch.rand(1024, 8192, device=device) < 0.02).to(getattr(torch, sys.argv[3])).T
-    work.append((a, b, torch.full((16 + number, 1024), float("nan"),
+    a = (torch.rand(m + number, k, device=device) < 0.02).to(getattr(torch, sys.argv[3]))
+    b = (torch.rand(n, k, device=device) < 0.02).to(getattr(torch, sys.argv[3])).T
+    work.append((a, b, torch.full((m + number, n), float("nan"),
                                   dtype=getattr(torch, sys.argv[4]), device=device)))
 for device in range(devices):
     torch.cuda.synchronize(device)
@@ -226,13 +269,15 @@ print("right")
 
 
 def race(kernel: Kernel, devices: int) -> None:
-    arguments = mm_arguments(kernel, 8)
-    if not (arguments.a.is_contiguous() and arguments.b.mT.is_contiguous()):
-        pytest.fail("the first splitting kernel is not for mm/tn")
-    types = [str(tensor.dtype).removeprefix("torch.") for tensor in (arguments.a, arguments.out)]
+    problem = busy(kernel, 16)
+    types = [
+        str(torch_dtype(dtype)).removeprefix("torch.")
+        for dtype in (kernel.signature.a, kernel.signature.out)
+    ]
+    given = [kernel.id, devices, *types, problem.m, problem.n, problem.k]
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", RACE, kernel.id, str(devices), *types],
+            [sys.executable, "-W", "ignore", "-c", RACE, *map(str, given)],
             capture_output=True,
             text=True,
             timeout=120,
@@ -240,24 +285,15 @@ def race(kernel: Kernel, devices: int) -> None:
         assert done.stdout.strip() == "right", done.stderr
 
 
-def linear_kernel(*, is_deterministic: bool) -> Kernel:
-    """A splitting kernel for row-major A and column-major B."""
-    return next(
-        one
-        for one in SPLITTING
-        if one.signature.key.startswith("mm/tn/") and one.is_deterministic == is_deterministic
-    )
-
-
-@pytest.mark.parametrize("is_deterministic", [True, False])
-def test_threads_with_streams_of_their_own(is_deterministic: bool) -> None:
-    race(linear_kernel(is_deterministic=is_deterministic), devices=1)
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_with_streams_of_their_own(kind: str) -> None:
+    race(find_kernel(kind, "mm/tn/"), devices=1)
 
 
 @two_gpus
-@pytest.mark.parametrize("is_deterministic", [True, False])
-def test_threads_on_two_gpus(is_deterministic: bool) -> None:
-    race(linear_kernel(is_deterministic=is_deterministic), devices=2)
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_on_two_gpus(kind: str) -> None:
+    race(find_kernel(kind, "mm/tn/"), devices=2)
 
 
 def test_a_launch_on_another_stream_than_torchs_is_refused(kernel: Kernel) -> None:
@@ -320,7 +356,7 @@ def deterministic() -> Iterator[None]:
 
 
 def test_deterministic_programs_get_no_kernel_that_depends_on_timing() -> None:
-    loose = [kernel for kernel in SPLITTING if not kernel.is_deterministic]
+    loose = [kernel for kernel in SHARING if not kernel.is_deterministic]
     seen = set()
     for found in loose:
         arguments = exact_arguments(problem_of(found.signature, 16, 1024, LARGE_K, count=2))
@@ -340,7 +376,7 @@ def test_deterministic_programs_get_no_kernel_that_depends_on_timing() -> None:
 
 @pytest.mark.usefixtures("deterministic")
 def test_a_kernel_that_depends_on_timing_is_refused_by_name() -> None:
-    named = linear_kernel(is_deterministic=False)
+    named = find_kernel("any order", "mm/tn/")
     arguments = mm_arguments(named)
     with pytest.raises(RuntimeError, match="results depend on timing"):
         mm(*arguments.operands(), kernel=named.id)

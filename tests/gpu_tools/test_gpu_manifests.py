@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 import pytest
 
 from every_signature import EVERY_SIGNATURE
+from nvgemm_aot.build.plan import look_up_plan, make_plan
 from nvgemm_aot.manifest.parse import load_manifest
+from nvgemm_aot.providers import load_provider
+from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
 from nvgemm_aot.providers.quack import Quack
+from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
-from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.support import unavailable
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 from repository import TESTS
 
 DIRECTORY = TESTS / "gpu"
@@ -79,3 +85,35 @@ def test_quack_is_tested_in_every_design_and_every_plain_signature() -> None:
     for entry in manifest.declared:
         listed = provider.enumerate(entry.problem.signature, everywhere).candidates
         assert entry.candidates < 16 or len(listed) <= entry.candidates
+
+
+@pytest.mark.slow
+def test_split_k_has_every_way_in_which_thread_blocks_share_memory(tmp_path: Path) -> None:
+    """With and without epilogues and scales; what no problem's candidates keep is not tested."""
+    manifest = load_manifest(DIRECTORY / "split_k.yaml")
+    (target,) = manifest.targets
+    cache = Cache(tmp_path)
+    lookup = look_up_plan(manifest.declared, target, load_provider("quack"), cache)
+    sharing = [one for one in make_plan(lookup, cache).candidates if one.has_workspace]
+    found = {
+        (one.design.scheduler, one.design.splits > 1, one.is_deterministic, one.signature.op)
+        for one in sharing
+    }
+    static = STATIC_PERSISTENT
+    assert found >= {
+        *((static, True, True, op) for op in (Op.MM, Op.BMM)),
+        *((DYNAMIC_PERSISTENT, False, True, op) for op in (Op.MM, Op.BMM)),
+        (static, True, False, Op.MM),
+    }
+    split = [one.signature for one in sharing if one.design.splits > 1]
+    assert {*EPILOGUES_OF_HOPPER} <= {one.epilogue for one in split}
+    assert {one.scales for one in split} == {None, *FP32_SCALES}
+    assert {one.epilogue for one in split if one.scales is not None} == {None, Epilogue.BIAS}
+    everything = Quack().enumerate(PLAIN, target).candidates
+    dynamic = {one for one in everything if one.design.scheduler == DYNAMIC_PERSISTENT}
+    assert dynamic <= {*sharing}
+
+
+EPILOGUES_OF_HOPPER = tuple(one for one in Epilogue if one.gate is None)
+FP32_SCALES = (ScaleRecipe.FP32_ROW, ScaleRecipe.FP32_TENSOR)
+PLAIN = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")

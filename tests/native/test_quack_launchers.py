@@ -21,6 +21,7 @@ from nvgemm_aot.targets import build_target
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Op, Signature
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from split_designs import list_only
 
 FAST = (signature("tn", operand=DType.BF16),)
 EXTRAS = (
@@ -44,7 +45,7 @@ ALL = (
 CALL_ALL = """
 for kernel in bundle.header.kernels:
     if kernel.workspace is not None:
-        continue  # its memory comes from torch, which has no GPU here
+        continue  # its memory comes from torch, which has no GPU here: see below
     launch = library.load(bundle, kernel).launch
     for m in (1, 3, 128) if kernel.signature.layout.a_row_major else (8, 128):
         say(kernel, launch, *tensors(kernel.signature, m))
@@ -119,3 +120,63 @@ def test_launchers_take_what_they_are_given(
     assert len(said) >= 2 * len(kernels)
     for line in said:
         assert REACHES_CUDA in line, line
+
+
+CALL_WITH_MEMORY = """
+from pathlib import Path
+from nvgemm_runtime.gemm.roles import extra_roles
+for kernel in bundle.header.kernels:
+    library.load(bundle, kernel)  # with the libraries that it needs
+    file = Path(sys.argv[1]).with_name(f"{kernel.id}.so")
+    file.write_bytes(bundle.payload(kernel))
+    function = tvm_ffi.load_module(str(file)).gemm
+    parameters = parse_calling_convention(kernel.calling_convention).parameters
+    extras = [role.value for role in extra_roles(kernel.signature)]
+    given = dict(zip(("a", "b", "out", *extras), tensors(kernel.signature, 16)))
+    given |= {"clusters": 132, "stream": ctypes.c_void_p(0)}
+    for dtype in (torch.uint8, torch.int32):
+        given["workspace"] = on(torch.zeros(1 << 16, dtype=dtype))
+        say(kernel, function, *(given[name] for name in parameters))
+"""
+
+
+@pytest.mark.parametrize(
+    "served",
+    [
+        "mm/nt/bf16xbf16/fp32/bf16",
+        pytest.param("mm/tn/bf16xbf16/fp32/bf16/add", marks=pytest.mark.slow),
+        pytest.param("bmm/tt/fp16xfp16/fp32/fp32/bias_silu", marks=pytest.mark.slow),
+        pytest.param("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/bias", marks=pytest.mark.slow),
+        pytest.param("mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp32/fp32_tensor", marks=pytest.mark.slow),
+    ],
+)
+def test_launchers_take_bytes_that_thread_blocks_share(
+    driver: FakeDriver,
+    kernel_cache: Cache,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    served: str,
+) -> None:
+    """Here the test brings the memory, for the launch API asks torch for memory of a GPU."""
+    wanted = Signature.parse(served)
+    narrow = "cooperative_cluster1x1x1_tile64x16x{}_swap_ab_split_k{}"
+    names = [narrow.format(256 if wanted.a.is_fp8 else 128, "4_serial")]
+    if not wanted.a.is_fp8:
+        names.append("pingpong_dynamic_cluster2x1x1_tile128x192x64")
+    if wanted.epilogue is None and wanted.scales is None:
+        names.append(narrow.format(128, "4_parallel"))
+    list_only(monkeypatch, tuple(f"quack.GemmDefaultSm90_{name}" for name in names))
+    manifest = Manifest(
+        name="memory",
+        description="",
+        targets=(build_target("sm_90a", None),),
+        declared=(Declared(problem=problem_of(wanted, 16, 512, 16384), candidates=8),),
+        providers=("quack",),
+    )
+    (built,) = build(manifest, tmp_path, kernel_cache).bundles
+    said = driver.run(PRELUDE + CALL_WITH_MEMORY, str(built.path), capability=90).splitlines()
+    assert len(said) == 2 * len(names)
+    for right, wrong in zip(said[::2], said[1::2]):
+        assert REACHES_CUDA in right, right
+        assert REACHES_CUDA not in wrong, wrong
+        assert "workspace" in wrong, wrong

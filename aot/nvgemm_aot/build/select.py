@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.roles import misalignment
 
-from ..providers.base import BlockShape, Candidate, Rejection
+from ..providers.base import DYNAMIC_PERSISTENT, BlockShape, Candidate, Rejection
 from ..rankings.entries import Operator
 from ..rankings.usable import Usable
 
@@ -34,6 +34,14 @@ SPLIT_SHARE = 4
 fastest at 5 of 167 problems, by up to 15 %, and up to 96 times as slow at others
 (``benchmarks/results/estimates-h200-2026-11-22.json``). So none counts as faster than the best one
 that does not split k, until it is measured."""
+
+DYNAMIC_SHARE = 8
+"""At most one in so many of the kernels kept differs from another one by a dynamic schedule alone:
+no measurement says yet where it is faster."""
+
+LEAST_DYNAMIC_NS = 100_000
+"""Estimated runtime from which on such a kernel is kept. Every launch fills its counter, which is
+taken to cost 2,000 ns, and tiles in one or two waves leave nothing to hand out."""
 
 SMALL_M = 64
 """Up to this m, if two or more are kept, one of them is a kernel made for small m, whatever its
@@ -180,9 +188,11 @@ def _keep_diverse(
     special = _small_m_choice(problem, ranked) if limit > 1 else None
     per_shape: Counter[BlockShape] = Counter()
     splitting, most_splitting = 0, max(1, limit // SPLIT_SHARE)
+    dynamic, most_dynamic = 0, limit // DYNAMIC_SHARE
+    others = {c.candidate.block_shape for c in ranked if not _is_dynamic(c)}
     for place, choice in enumerate(ranked, start=1):
         shape = choice.candidate.block_shape
-        is_split = shape.splits > 1
+        is_split, is_twin = shape.splits > 1, _is_dynamic(choice) and shape in others
         if is_split:
             shape = replace(shape, splits=2)  # into how many parts counts as a schedule does
         room = limit - (special is not None and special not in kept)
@@ -193,10 +203,19 @@ def _keep_diverse(
             reason = f"{most_splitting} that split k rank higher"
             rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))
             continue
+        if is_twin and (choice.time_ns or 0) < LEAST_DYNAMIC_NS:
+            reason = f"a dynamic schedule beside a static one is for {LEAST_DYNAMIC_NS} ns or more"
+            rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))
+            continue
+        if is_twin and dynamic == most_dynamic:
+            reason = f"{most_dynamic} of {limit} that differ by a dynamic schedule alone are enough"
+            rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))
+            continue
         if per_shape[shape] < MAX_PER_SHAPE and len(kept) < room:
             kept.append(choice)
             per_shape[shape] += 1
             splitting += is_split
+            dynamic += is_twin
             continue
         reason = f"{MAX_PER_SHAPE} of the same block shape rank higher"
         if per_shape[shape] < MAX_PER_SHAPE:
@@ -204,6 +223,10 @@ def _keep_diverse(
             reason = f"place {place} of {len(ranked)} ({time}), {limit} kept"
         rejections.append(Rejection(operator=choice.candidate.operator, reason=reason))
     return kept
+
+
+def _is_dynamic(choice: Choice) -> bool:
+    return choice.candidate.design.scheduler == DYNAMIC_PERSISTENT
 
 
 def _small_m_choice(problem: Problem, ranked: list[Choice]) -> Choice | None:

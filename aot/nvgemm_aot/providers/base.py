@@ -18,11 +18,12 @@ INTERFACE_VERSIONS = (1,)
 
 CLC = "clc"
 STATIC_PERSISTENT = "static_persistent"
+DYNAMIC_PERSISTENT = "dynamic_persistent"
 ONE_TILE = "one_tile"
-"""Schedulers: cluster launch control; a fixed number of blocks, each with several tiles; one block
-a tile."""
+"""Schedulers: cluster launch control; a fixed number of blocks, each with several tiles, which are
+known from the start, or taken from a counter in the workspace; one block a tile."""
 
-SCHEDULERS = (CLC, ONE_TILE, STATIC_PERSISTENT)
+SCHEDULERS = (CLC, DYNAMIC_PERSISTENT, ONE_TILE, STATIC_PERSISTENT)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from typing import Any
 from nvgemm_runtime.gemm.problem import Problem
 
 from ..targets import BuildTarget
-from .base import Candidate
+from .base import DYNAMIC_PERSISTENT, Candidate
 
 DATA = "corrections.json"
 """The file, beside this module."""
@@ -256,6 +256,8 @@ def _features(problem: Problem, candidate: Candidate, sm_count: int) -> Iterator
     yield f"tile {tile_m}x{tile_n}", 1.0
     for side, extent in zip("mn", shape.cluster):
         yield f"cluster {side}", math.log(extent)
+    if candidate.design.scheduler == DYNAMIC_PERSISTENT:
+        yield "dynamic", 1.0
     if shape.splits > 1:
         # Parts of a sum wait for each other, and go through memory in fp32.
         m, n, _ = _extents(problem, candidate)

@@ -19,6 +19,7 @@ from ..targets import BuildTarget
 from ..targets.profile import DeviceProfile, Fact
 from .base import (
     CLC,
+    DYNAMIC_PERSISTENT,
     INTERFACE_VERSION,
     ONE_TILE,
     SCHEDULERS,
@@ -36,6 +37,7 @@ from .heuristics import matmul_heuristics
 
 __all__ = [
     "CLC",
+    "DYNAMIC_PERSISTENT",
     "GROUP",
     "INTERFACE_VERSION",
     "ONE_TILE",

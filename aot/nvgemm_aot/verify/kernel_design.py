@@ -10,7 +10,7 @@ from nvgemm_runtime.bundle.format import Kernel, KernelDesign
 from nvgemm_runtime.bundle.workspace import ZEROED_MULTIPLE_BYTES
 from nvgemm_runtime.errors import TargetError
 
-from ..providers.base import CLC, ONE_TILE, SCHEDULERS, STATIC_PERSISTENT
+from ..providers.base import CLC, DYNAMIC_PERSISTENT, ONE_TILE, SCHEDULERS, STATIC_PERSISTENT
 from ..targets.profile import DeviceProfile
 from .cubin import Cubin, DeviceKernel
 from .findings import Check, Finding
@@ -22,6 +22,9 @@ PARTIAL_BYTES = 4
 NAMING_PROVIDERS = frozenset({"cutlass_operators", "quack"})
 """Providers that are known: their operator names state the tile, their device functions name their
 family, and their kernels show what `verify` looks for."""
+
+_PERSISTENT = (DYNAMIC_PERSISTENT, STATIC_PERSISTENT)
+"""Schedulers whose grid has as many clusters as the device runs at once."""
 
 _TILE = re.compile(r"_tile[0-9]+x[0-9]+x([0-9]+)")
 """The tile in names of these providers, e.g. ``…_cluster4x1x1_tile256x256x64``."""
@@ -68,6 +71,7 @@ def check_design(
             yield from _check_code(design, cubin, function)
     if kernel.provider in NAMING_PROVIDERS:
         yield from _check_operator(kernel, cubins)
+    yield from _check_counter(kernel)
     yield from _check_splits(kernel)
     convention = parse_calling_convention(kernel.calling_convention)
     is_told = convention is not None and convention.takes_clusters
@@ -108,6 +112,17 @@ def _check_operator(kernel: Kernel, cubins: tuple[Cubin, ...]) -> Iterator[Findi
             )
 
 
+def _check_counter(kernel: Kernel) -> Iterator[Finding]:
+    """Check that a dynamic schedule has a counter that is zero when the kernel begins."""
+    workspace = kernel.workspace
+    zeroed = 0 if workspace is None else workspace.zeroed_once + workspace.zeroed_per_tile
+    if kernel.design.scheduler == DYNAMIC_PERSISTENT and zeroed < COUNTER_BYTES:
+        yield Check.WORKSPACE.finding(
+            f"its workspace has {zeroed} zeroed bytes; scheduler {DYNAMIC_PERSISTENT} takes tiles "
+            f"from a counter of {COUNTER_BYTES}"
+        )
+
+
 def _check_splits(kernel: Kernel) -> Iterator[Finding]:
     """Check that a kernel that splits k has room for each tile's counter and partial result.
 
@@ -122,7 +137,7 @@ def _check_splits(kernel: Kernel) -> Iterator[Finding]:
             "counted in tiles"
         )
         return
-    tile_m, tile_n = design.tile[0] // design.ctas_per_tile, design.tile[1]
+    tile_m, tile_n = _block_tile(kernel)
     partial_bytes = PARTIAL_BYTES * tile_m * tile_n
     if workspace.tile != (tile_m, tile_n) or workspace.tiles_multiple != design.cluster:
         yield Check.WORKSPACE.unseen(
@@ -143,6 +158,14 @@ def _check_splits(kernel: Kernel) -> Iterator[Finding]:
         )
 
 
+def _block_tile(kernel: Kernel) -> tuple[int, int]:
+    """What one thread block computes, along the problem: pairs share the m of the kernel's tile."""
+    (m, n, _), pair = kernel.design.tile, kernel.design.ctas_per_tile
+    if computes_transposed(kernel.design, kernel.provider):
+        return m, n // pair
+    return m // pair, n
+
+
 def _by(extents: tuple[int, int]) -> str:
     return "x".join(map(str, extents))
 
@@ -151,7 +174,7 @@ def _check_cluster_limits(
     design: KernelDesign, profile: DeviceProfile | None, *, is_told: bool
 ) -> Iterator[Finding]:
     shapes = _clusters(design)
-    has_limits = design.scheduler == STATIC_PERSISTENT and not is_told
+    has_limits = design.scheduler in _PERSISTENT and not is_told
     wanted = sorted({m * n for m, n in shapes}) if has_limits else []
     observed = [limit.cluster_size for limit in design.cluster_limits]
     if observed != wanted:
@@ -160,7 +183,7 @@ def _check_cluster_limits(
             f"{design.scheduler} with clusters of {_shapes(shapes)} takes {wanted or 'none'}"
             f"{', for its launcher is told' if is_told else ''}"
         )
-    if is_told and design.scheduler != STATIC_PERSISTENT:
+    if is_told and design.scheduler not in _PERSISTENT:
         yield Check.CLUSTER_LIMITS.finding(
             f"its launcher is told how many clusters run at once; scheduler {design.scheduler} "
             "takes no such number"

@@ -1,4 +1,4 @@
-"""Reads how thread blocks that share a sum, and kernels, wait for each other.
+"""Reads how thread blocks that share a sum or a counter, and kernels, wait for each other.
 
 Seen in 19 kernels of quack-kernels 0.6.5 for sm_90a that split k and 2 that do not (nvdisasm 13.5).
 """
@@ -11,11 +11,15 @@ from dataclasses import dataclass
 
 from nvgemm_runtime.bundle.format import KernelDesign
 
+from ..providers.base import DYNAMIC_PERSISTENT
 from .findings import Check, Finding
 
 _ATOMIC = frozenset({"RED", "REDG", "ATOM", "ATOMG"})
 """Instructions that change global memory atomically, without and with the value before
 (CUDA Binary Utilities)."""
+
+_READING = frozenset({"ATOM", "ATOMG"})
+"""Of these, those that give the value before: who takes the next tile must know which."""
 
 _FLOAT = re.compile(r"B?F(?:16|32|64)")
 """How modifiers begin that name a float, or a vector of them: ``F32x4``."""
@@ -31,12 +35,15 @@ class OrderCode:
     Attributes:
         adds_floats: Whether floats in global memory are added to atomically.
         counts: Whether whole numbers are, as a counter of arrivals is.
+        draws: Whether a whole number in global memory is counted up and read at once, as a schedule
+            does that hands out tiles.
         waits: Whether the code waits for the kernel ahead of it on the stream.
         signals: Whether it lets the kernel behind it begin.
     """
 
     adds_floats: bool
     counts: bool
+    draws: bool
     waits: bool
     signals: bool
 
@@ -50,6 +57,7 @@ def read_order_code(instructions: Iterable[tuple[str, str]]) -> OrderCode:
     return OrderCode(
         adds_floats=any(of_floats),
         counts=not all(of_floats),
+        draws=any(one[0] in _READING and not floats for one, floats in zip(adds, of_floats)),
         waits=_WAITS in names,
         signals=_SIGNALS in names,
     )
@@ -75,6 +83,12 @@ def check_order_code(
         yield Check.DETERMINISM.finding(
             f"device code adds to sums in global memory {how}; its entry says that results "
             f"{'do not ' if is_deterministic else ''}depend on timing"
+        )
+    if code.draws != (design.scheduler == DYNAMIC_PERSISTENT):
+        draws = "takes numbers" if code.draws else "takes no number"
+        yield Check.SCHEDULER.unseen(
+            f"device code {draws} from a counter in global memory, its entry says scheduler "
+            f"{design.scheduler}; {DYNAMIC_PERSISTENT} does, and no other"
         )
     if design.dependent_launch != code.waits:
         waits = "waits" if code.waits else "never waits"

@@ -101,7 +101,7 @@ class KernelDesign:
         ctas_per_tile: 1, or 2 where pairs of thread blocks issue one matrix instruction.
         cluster: Thread blocks of a cluster along (m, n).
         fallback_cluster: Smaller cluster for where ``cluster`` does not fit, or None.
-        scheduler: How tiles reach thread blocks, e.g. ``clc``, ``static_persistent``, ``one_tile``.
+        scheduler: How tiles reach thread blocks, e.g. ``clc``, ``dynamic_persistent``.
         cluster_limits: Device-dependent constants compiled in; empty where there are none.
         swapped: Whether the kernel computes the transposed problem, out.T = B.T @ A.T. Tile and
             cluster are in the problem's orientation even so.

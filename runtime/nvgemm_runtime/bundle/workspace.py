@@ -1,8 +1,8 @@
 """How much memory a launch needs besides its operands, where that depends on the problem's sizes.
 
 A kernel that shares the k of one tile among several thread blocks keeps a counter and a partial
-result for each tile. Its workspace is one piece of memory: first bytes that must be zero at every
-launch, then bytes whose content does not matter.
+result for each tile; one with a dynamic schedule keeps a counter of tiles. A workspace is one piece
+of memory: first bytes that must be zero at every launch, then bytes whose content does not matter.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from fake_provider import candidate
-from nvgemm_aot.build.select import MAX_PER_SHAPE, Estimate, select
+from nvgemm_aot.build.select import LEAST_DYNAMIC_NS, MAX_PER_SHAPE, Estimate, select
 from nvgemm_aot.providers import Candidate
-from nvgemm_aot.providers.base import BlockShape
+from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, BlockShape
 from nvgemm_aot.providers.heuristics import MatmulHeuristics
 from nvgemm_aot.targets.profile import load_profile
 from nvgemm_runtime.gemm.problem import Problem, Signature
@@ -153,6 +153,46 @@ def test_at_most_a_quarter_of_the_kernels_split_k_and_none_stands_first() -> Non
         reasons = {one.operator: one.reason for one in selection.rejections}
         assert len(reasons) + len(parts) == len(offered)
     assert "2 that split k rank higher" in reasons.values()
+
+
+def dynamic(tile: tuple[int, int, int]) -> Candidate:
+    static = candidate(f"dynamic tile{tile}", BF16, tile=tile, preference=4)
+    return replace(static, design=replace(static.design, scheduler=DYNAMIC_PERSISTENT))
+
+
+def test_at_most_an_eighth_of_the_kernels_are_twins_with_a_dynamic_schedule() -> None:
+    tiles = tuple((64, 16 * number, 64) for number in range(1, 17))
+    offered = (*tiled(*tiles), *map(dynamic, tiles))
+
+    def estimate(problem: Problem, shape: BlockShape) -> int:
+        return LEAST_DYNAMIC_NS + 1000 * shape.tile[1]
+
+    for limit, most in ((1, 0), (7, 0), (8, 1), (16, 2)):
+        selection = select(problem(), offered, estimate, limit)
+        names = [choice.candidate.operator for choice in selection.choices]
+        assert sum(name.startswith("dynamic") for name in names) == most
+        assert len(names) == limit
+        for name in names:
+            twin = name.removeprefix("dynamic ")
+            assert names.index(twin) <= names.index(name)
+        assert len(selection.rejections) + len(names) == len(offered)
+    reasons = {one.reason for one in selection.rejections}
+    assert "2 of 16 that differ by a dynamic schedule alone are enough" in reasons
+
+
+def test_a_short_kernel_has_no_twin_with_a_dynamic_schedule() -> None:
+    tile = (128, 128, 64)
+    offered = (*tiled(tile), dynamic(tile))
+    for time_ns, count in ((LEAST_DYNAMIC_NS - 1, 1), (None, 1), (LEAST_DYNAMIC_NS, 2)):
+        selection = select(problem(), offered, times({tile: time_ns}), 8)
+        assert len(selection.choices) == count
+        assert len(selection.rejections) == 2 - count
+
+
+def test_a_dynamic_schedule_without_a_static_twin_is_a_kernel_as_any_other() -> None:
+    tiles = ((64, 64, 64), (128, 128, 64))
+    selection = select(problem(), tuple(map(dynamic, tiles)), lambda *_: 1000, 4)
+    assert len(selection.choices) == 2
 
 
 def test_where_all_kernels_split_k_two_of_a_tile_do() -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,8 +16,11 @@ from pathlib import Path
 import pytest
 
 from nvgemm_aot.build.pipeline import build
+from nvgemm_aot.build.select import select
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.providers import Candidate, Enumeration, cute_dsl, load_provider
+from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
+from nvgemm_aot.providers.corrections import find_correction
 from nvgemm_aot.providers.quack import ACCEPTED_VERSIONS, Quack, gated
 from nvgemm_aot.providers.quack.designs import HOPPER, Design, designs
 from nvgemm_aot.providers.quack.entry import compile_entry
@@ -26,10 +30,10 @@ from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import ToolchainError
-from nvgemm_runtime.gemm.problem import Problem, Signature
+from nvgemm_runtime.gemm.problem import Op, Problem, Signature
 from nvgemm_runtime.gemm.types import DType, Epilogue, WeightOrder
 from repository import ROOT
-from split_designs import list_few
+from split_designs import list_few, list_only
 
 ARCHITECTURES = ["sm_90a", "sm_100f", "sm_100a", "sm_103a"]
 
@@ -45,7 +49,7 @@ def test_offers_16_bit_kernels_in_all_layouts_and_results(arch: str, layout: str
             assert len(found) == len(designs(arch, signature))
             told = "clusters," if arch == HOPPER else ""
             for one in found:
-                workspace = "workspace," if one.design.splits > 1 else ""
+                workspace = "workspace," if one.has_workspace else ""
                 assert one.calling_convention == f"tvm_ffi:gemm(a,b,out,{workspace}{told}stream)"
                 convention = parse_calling_convention(one.calling_convention)
                 assert convention is not None
@@ -97,7 +101,11 @@ def test_what_kernels_take_besides_a_and_b_comes_before_the_result(
     key: str, parameters: str
 ) -> None:
     found = Quack().enumerate(Signature.parse(key), build_target("sm_90a")).candidates
-    assert {one.calling_convention for one in found} == {f"tvm_ffi:gemm({parameters})"}
+    shared = parameters.replace("clusters", "workspace,clusters")
+    for one in found:
+        taken = shared if one.has_workspace else parameters
+        assert one.calling_convention == f"tvm_ffi:gemm({taken})"
+    assert {one.has_workspace for one in found} == {True, False}
     assert {bool(one.added_code) for one in found} == {True}
 
 
@@ -195,17 +203,18 @@ def test_a_swapped_design_is_stated_along_the_problem() -> None:
     assert one.cluster_sizes == (), "launches are told how many clusters run at once"
 
 
-def test_kernels_that_split_k_have_a_counter_and_a_partial_result_for_each_tile() -> None:
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100f"])
+def test_kernels_that_split_k_have_a_counter_and_a_partial_result_for_each_tile(arch: str) -> None:
     signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
-    found = Quack().enumerate(signature, build_target("sm_90a")).candidates
+    found = Quack().enumerate(signature, build_target(arch)).candidates
     splitting = [one for one in found if one.design.splits > 1]
-    assert {one.design.splits for one in splitting} == {2, 4, 8}
+    assert {one.design.splits for one in splitting} == ({2, 4, 8} if arch == HOPPER else {2, 4})
     assert len(splitting) < len(found) / 4
-    assert all(one.workspace is None for one in found if one.design.splits == 1)
     problem = Problem(signature=signature, m=100, n=1000, k=8192)
     for one in splitting:
         assert one.workspace is not None
         m, n, _ = one.design.tile
+        m, n = (m, n) if one.design.swapped else (m // one.design.ctas_per_tile, n)
         tiles = one.workspace.tiles(problem)
         assert one.workspace.tile == (m, n)
         assert tiles >= -(-100 // m) * -(-1000 // n)
@@ -218,6 +227,61 @@ def test_kernels_that_split_k_have_a_counter_and_a_partial_result_for_each_tile(
         assert one.is_deterministic == one.operator.endswith("_serial")
 
 
+@pytest.mark.parametrize(
+    "key", ["mm/tn/bf16xbf16/fp32/bf16", "bmm/nt/fp16xfp16/fp32/fp8_e4m3/bias_silu"]
+)
+def test_a_dynamic_schedule_has_a_static_twin_and_one_counter(key: str) -> None:
+    signature = Signature.parse(key)
+    found = Quack().enumerate(signature, build_target("sm_90a")).candidates
+    by_name = {one.operator: one for one in found}
+    dynamic = [one for one in found if one.design.scheduler == DYNAMIC_PERSISTENT]
+    assert 8 <= len(dynamic) < len(found) / 8
+    batch = 3 if signature.op is Op.BMM else 1
+    problem = Problem(signature=signature, m=100_000, n=40_000, k=512, batch=batch)
+    for one in dynamic:
+        twin = by_name[one.operator.replace("_dynamic", "")]
+        assert twin.design == replace(one.design, scheduler=STATIC_PERSISTENT)
+        assert twin.block_shape == one.block_shape
+        assert twin.preference < one.preference
+        assert twin.workspace is None
+        assert one.workspace is not None
+        assert one.workspace.zeroed_once == 4
+        assert one.workspace.size_bytes(problem) == one.workspace.zeroed_bytes(problem) == 128
+        assert one.is_deterministic, "a cluster computes its tile as a whole, whichever it takes"
+    rest = [one for one in found if one.design.splits == 1 and one not in dynamic]
+    assert all(one.workspace is None for one in rest)
+
+
+def test_no_dynamic_schedule_ranks_before_its_twin() -> None:
+    """Neither by the model, nor corrected: what was measured says nothing about it."""
+    signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
+    target = build_target("sm_90a")
+    provider = Quack()
+    found = provider.enumerate(signature, target).candidates
+    model = provider.runtime_model(target)
+    correction = find_correction(target, model.name)
+    assert correction is not None
+    multiprocessors = target.device.sm_count.value
+
+    def corrected(
+        problem: Problem, candidates: Sequence[Candidate], times: Sequence[int | None]
+    ) -> list[int | None]:
+        return correction.corrected(problem, candidates, times, multiprocessors)
+
+    seen = 0
+    for m, n, k in ((8192, 14336, 4096), (4096, 4096, 4096), (500, 28672, 4096), (16, 4096, 4096)):
+        for limit, most in ((4, 0), (8, 1), (128, 12)):
+            problem = Problem(signature=signature, m=m, n=n, k=k)
+            chosen = select(problem, found, model.estimate_ns, limit, corrected).choices
+            names = [choice.candidate.operator for choice in chosen]
+            dynamic = [name for name in names if "_dynamic_" in name]
+            assert len(dynamic) <= most
+            for name in dynamic:
+                assert names.index(name.replace("_dynamic", "")) < names.index(name)
+            seen += len(dynamic)
+    assert seen > 12
+
+
 def test_two_parts_are_never_added_in_any_order() -> None:
     """Their sum is the same, so nothing would be gained by zeros for the partial results."""
     signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16")
@@ -228,15 +292,24 @@ def test_two_parts_are_never_added_in_any_order() -> None:
     "key",
     [
         "mm/tn/bf16xbf16/fp32/bf16/bias",
+        "bmm/nt/fp16xfp16/fp32/fp32/add",
         "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16",
         "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row",
+        "mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp16/fp32_tensor/bias",
     ],
 )
-def test_kernels_that_do_more_than_multiply_do_not_split_k(key: str) -> None:
+def test_sums_of_what_does_more_than_multiply_are_split_in_a_fixed_order_alone(key: str) -> None:
     found = Quack().enumerate(Signature.parse(key), build_target("sm_90a")).candidates
+    assert {one.design.splits for one in found} >= {1, 2, 4}
+    assert all(one.is_deterministic for one in found)
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100f"])
+def test_gated_kernels_share_no_memory(arch: str) -> None:
+    signature = Signature.parse("mm/tn/bf16xbf16/fp32/bf16/swiglu_halves")
+    found = Quack().enumerate(signature, build_target(arch)).candidates
     assert found
-    assert all(one.design.splits == 1 for one in found)
-    assert all(one.calling_convention.endswith("out,clusters,stream)") for one in found)
+    assert not any(one.has_workspace for one in found)
 
 
 def test_k_of_a_tile_counts_bytes() -> None:
@@ -410,7 +483,7 @@ providers: [quack]
 candidates: 2
 gemms:
   - {{dtype: bf16, epilogue: bias_relu, mnk: [[16, 4096, 4096]]}}
-  - {{dtype: bf16, epilogue: add, mnk: [[4096, 4096, 4096]], candidates: 4}}
+  - {{dtype: bf16, epilogue: add, mnk: [[512, 4096, 4096]]}}
   - {{dtype: fp16, out: fp32, op: bmm, batch: 2, epilogue: bias_gelu_tanh, mnk: [[4096, 512, 512]]}}
 """
 
@@ -455,3 +528,84 @@ def test_kernels_that_split_k_verify(
     texts = {one.id: one.operands or "" for one in report.kernels}
     assert all("workspace: Tensor([n" in texts[kernel.id] for kernel in splitting)
     assert all("clusters: int32, stream: Stream" in text for text in texts.values())
+
+
+SHARING = """
+version: 1
+name: sharing
+targets: [{arch}]
+providers: [quack]
+candidates: 8
+gemms:
+  - {{{signature}, mnk: [[16, 512, 16384]]}}
+"""
+
+NARROW = "quack.GemmDefaultSm90_cooperative_cluster1x1x1_tile64x16x{k}_swap_ab_split_k2_serial"
+DYNAMIC = "quack.GemmDefaultSm90_pingpong_dynamic_cluster2x1x1_tile128x192x64"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arch", "signature", "operators"),
+    [
+        (
+            "sm_90a",
+            "dtype: bf16, epilogue: add",
+            (NARROW.format(k=128), DYNAMIC, f"{DYNAMIC}_swap_ab"),
+        ),
+        (
+            "sm_90a",
+            "dtype: fp8_e4m3, out: bf16, scales: fp32_row, epilogue: bias",
+            (NARROW.format(k=256),),
+        ),
+        (
+            "sm_90a",
+            "dtype: fp8_e5m2, out: fp16, scales: fp32_tensor",
+            (NARROW.format(k=256),),
+        ),
+        (
+            "sm_90a",
+            "dtype: fp16, out: fp32, epilogue: bias_gelu_tanh, layout: nn",
+            (
+                NARROW.format(k=128),
+                "quack.GemmDefaultSm90_cooperative_cluster1x1x1_tile128x128x64_split_k4_serial",
+                DYNAMIC.replace("pingpong", "cooperative").replace("128x192", "256x192"),
+            ),
+        ),
+        *(
+            (
+                "sm_100f",
+                f"dtype: bf16, layout: nt{epilogue}",
+                (
+                    "quack.GemmDefaultSm100_clc_cluster1x1x1_tile128x16x64_swap_ab_split_k4_serial",
+                    "quack.GemmDefaultSm100_clc_cluster2x1x1_tile256x128x64_split_k2_serial",
+                ),
+            )
+            for epilogue in ("", ", epilogue: bias_relu")
+        ),
+    ],
+)
+def test_kernels_that_share_memory_compile_verify_and_come_out_equal(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arch: str,
+    signature: str,
+    operators: tuple[str, ...],
+) -> None:
+    """Such as those that split k and have an epilogue, which the last part computes."""
+    list_only(monkeypatch, operators)
+    path = tmp_path / "sharing.yaml"
+    path.write_text(SHARING.format(arch=arch, signature=signature))
+    manifest = load_manifest(path)
+    first, again = (
+        build(manifest, tmp_path / name, Cache(tmp_path / f"cache-{name}"), jobs=1)
+        for name in ("first", "again")
+    )
+    file = first.bundles[0].path
+    assert file.read_bytes() == again.bundles[0].path.read_bytes()
+    with Bundle(file) as bundle:
+        assert {kernel.operator for kernel in bundle.header.kernels} == {*operators}
+    assert not first.bundles[0].failures
+    report = verify_bundle(file, disassemble=True)
+    assert report.ok, report.findings
+    assert all("workspace: Tensor([n" in (one.operands or "") for one in report.kernels)

@@ -1,14 +1,15 @@
-"""What `verify` proves of kernels that split k, and of how kernels wait for each other."""
+"""What `verify` proves of kernels whose thread blocks share memory, and of how kernels wait."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.manifest.parse import Declared, Manifest
+from nvgemm_aot.providers.base import DYNAMIC_PERSISTENT, STATIC_PERSISTENT
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.targets import build_target
 from nvgemm_aot.verify.disassembler import require_disassembler
@@ -28,7 +29,7 @@ Inspected = tuple[Kernel, bytes]
 
 @pytest.fixture(scope="module")
 def kernels(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Inspected]:
-    """Of quack: one that splits k in order, one in any order, and one that does not."""
+    """Of quack: two that split k, in order or in any, a dynamic schedule, and one of neither."""
     manifest = Manifest(
         name="split",
         description="",
@@ -44,8 +45,9 @@ def kernels(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> di
         for kernel in bundle.header.kernels:
             name = "whole" if kernel.design.splits == 1 else "ordered"
             name = name if kernel.is_deterministic else "any order"
+            name = "dynamic" if kernel.design.scheduler == DYNAMIC_PERSISTENT else name
             found[name] = (kernel, bundle.payload(kernel))
-    assert found.keys() == {"whole", "ordered", "any order"}
+    assert found.keys() == {"whole", "ordered", "any order", "dynamic"}
     return found
 
 
@@ -64,7 +66,7 @@ def checks_of(inspected: Inspected, **change: Any) -> dict[Check, str]:
     return {finding.check: finding.message for finding in findings}
 
 
-@pytest.mark.parametrize("name", ["whole", "ordered", "any order"])
+@pytest.mark.parametrize("name", ["whole", "ordered", "any order", "dynamic"])
 def test_what_they_say_is_true(kernels: dict[str, Inspected], name: str) -> None:
     assert not checks_of(kernels[name])
 
@@ -92,6 +94,19 @@ def test_finds_a_workspace_that_is_too_small(
     assert said in found[Check.WORKSPACE]
 
 
+def test_finds_a_counter_that_nobody_zeroes(kernels: dict[str, Inspected]) -> None:
+    kernel, _ = kernels["dynamic"]
+    scratch = smaller(kernel.workspace, zeroed_once=0, scratch_per_tile=64)
+    for change in (
+        {"workspace": scratch},
+        {"workspace": smaller(kernel.workspace, zeroed_once=3)},
+        {"workspace": None, "workspace_bytes": 128},
+    ):
+        found = checks_of(kernels["dynamic"], **change)
+        assert found.keys() == {Check.WORKSPACE}
+        assert "takes tiles from a counter of 4" in found[Check.WORKSPACE]
+
+
 def test_finds_partial_results_that_are_not_zeroed(kernels: dict[str, Inspected]) -> None:
     kernel, _ = kernels["any order"]
     assert kernel.workspace is not None
@@ -113,6 +128,12 @@ def test_finds_partial_results_that_are_not_zeroed(kernels: dict[str, Inspected]
         ("whole", {"is_deterministic": False}, {Check.DETERMINISM}),
         ("ordered", {"splits": 1}, {Check.SPLITS}),
         ("whole", {"splits": 2}, {Check.SPLITS}),
+        ("dynamic", {"scheduler": STATIC_PERSISTENT}, {Check.SCHEDULER}),
+        ("whole", {"scheduler": DYNAMIC_PERSISTENT}, {Check.SCHEDULER, Check.WORKSPACE}),
+        ("ordered", {"scheduler": DYNAMIC_PERSISTENT}, {Check.SCHEDULER}),
+        ("dynamic", {"is_deterministic": False}, {Check.DETERMINISM}),
+        ("dynamic", {"splits": 2}, {Check.SPLITS, Check.WORKSPACE}),
+        ("dynamic", {"workspace": None}, {Check.WORKSPACE}),
         ("whole", {"dependent_launch": False}, {Check.DEPENDENT_LAUNCH}),
         (
             "whole",
@@ -169,7 +190,7 @@ def test_what_code_contradicts_is_found_of_another_provider_too(
 
 
 def test_another_provider_may_begin_early_or_not_if_it_says_so() -> None:
-    code = OrderCode(adds_floats=False, counts=False, waits=False, signals=True)
+    code = OrderCode(adds_floats=False, counts=False, draws=False, waits=False, signals=True)
     design = KernelDesign(
         tile=(64, 64, 64),
         ctas_per_tile=1,
@@ -184,20 +205,41 @@ def test_another_provider_may_begin_early_or_not_if_it_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("opcodes", "adds_floats", "counts"),
+    ("opcodes", "seen"),
     [
-        (["REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU"], True, False),
-        (["REDG.E.ADD.F32.FTZ.RN.STRONG.GPU", "STG.E.STRONG.GPU"], True, False),
-        (["RED.E.ADD.F16x2.RN.STRONG.GPU"], True, False),
-        (["ATOMG.E.ADD.BF16x2.STRONG.GPU", "REDG.E.ADD.S32.STRONG.GPU"], True, True),
-        (["ATOMG.E.INC.STRONG.GPU"], False, True),
-        (["REDG.E.ADD.STRONG.GPU"], False, True),
-        (["SYNCS.ARRIVE.TRANS64.RED.A1T0", "FADD", "REDUX.SUM.S32", "CREDUX.MAX"], False, False),
+        (["REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU"], {"adds_floats"}),
+        (["REDG.E.ADD.F32.FTZ.RN.STRONG.GPU", "STG.E.STRONG.GPU"], {"adds_floats"}),
+        (["RED.E.ADD.F16x2.RN.STRONG.GPU"], {"adds_floats"}),
+        (
+            ["ATOMG.E.ADD.BF16x2.STRONG.GPU", "REDG.E.ADD.S32.STRONG.GPU"],
+            {"adds_floats", "counts"},
+        ),
+        (["ATOMG.E.INC.STRONG.GPU"], {"counts", "draws"}),
+        (["ATOM.E.ADD.STRONG.GPU"], {"counts", "draws"}),
+        (["REDG.E.ADD.STRONG.GPU"], {"counts"}),
+        (["SYNCS.ARRIVE.TRANS64.RED.A1T0", "FADD", "REDUX.SUM.S32", "CREDUX.MAX"], set()),
     ],
 )
-def test_reads_what_is_added_in_memory(opcodes: list[str], adds_floats: bool, counts: bool) -> None:
+def test_reads_what_is_added_in_memory(opcodes: list[str], seen: set[str]) -> None:
     code = read_order_code([(opcode, "") for opcode in opcodes])
-    assert (code.adds_floats, code.counts) == (adds_floats, counts)
+    assert {name for name, is_seen in asdict(code).items() if is_seen} == seen
+
+
+def test_what_a_counter_of_another_provider_is_for_is_not_known() -> None:
+    """Of kernels that `verify` does not know, what no instruction shows is a note."""
+    code = OrderCode(adds_floats=False, counts=True, draws=True, waits=False, signals=False)
+    design = KernelDesign(
+        tile=(64, 64, 64),
+        ctas_per_tile=1,
+        cluster=(1, 1),
+        fallback_cluster=None,
+        scheduler=STATIC_PERSISTENT,
+    )
+    (finding,) = check_order_code(code, design, is_deterministic=True)
+    assert finding.check is Check.SCHEDULER
+    assert finding.is_unseen
+    dynamic = replace(design, scheduler=DYNAMIC_PERSISTENT)
+    assert not [*check_order_code(code, dynamic, is_deterministic=True)]
 
 
 def test_reads_the_two_instructions_of_dependent_launches() -> None:

@@ -211,7 +211,7 @@ LIES: list[tuple[str, dict[str, Any], set[Check], str]] = [
     ("sm_90a", {"ctas_per_tile": 2}, {Check.CTAS_PER_TILE}, "with 1 thread blocks a tile"),
     ("sm_100f", {"cluster": (999, 7)}, {Check.CLUSTER}, "clusters of 1x1, its entry says 999x7"),
     ("sm_100f", {"fallback_cluster": (2, 1)}, {Check.CLUSTER}, "its entry says 1x1 and 2x1"),
-    ("sm_100f", {"scheduler": "banana"}, {Check.SCHEDULER}, "'banana' is none of clc, one_tile"),
+    ("sm_100f", {"scheduler": "banana"}, {Check.SCHEDULER}, "'banana' is none of clc, dynamic_p"),
     (
         "sm_100f",
         {"scheduler": "static_persistent"},

@@ -23,7 +23,16 @@ from nvgemm_runtime.gemm.types import DType
 
 from ...targets import BuildTarget
 from .. import cute_dsl
-from ..base import INTERFACE_VERSION, BlockShape, Candidate, Enumeration, RuntimeModel
+from ..base import (
+    CLC,
+    DYNAMIC_PERSISTENT,
+    INTERFACE_VERSION,
+    STATIC_PERSISTENT,
+    BlockShape,
+    Candidate,
+    Enumeration,
+    RuntimeModel,
+)
 from ..heuristics import MatmulHeuristics
 from . import epilogue, gated
 from .designs import HOPPER, Design, designs, workspace_of
@@ -130,7 +139,7 @@ class Quack:
             ) from error
 
     def _candidate(self, design: Design, signature: Signature, arch: str) -> Candidate:
-        static = arch == HOPPER
+        hopper = arch == HOPPER
         tile_k, ctas = design.tile_k(signature.a), design.ctas_per_tile(arch)
         m, n = design.tile
         return Candidate(
@@ -142,7 +151,11 @@ class Quack:
                 ctas_per_tile=ctas,
                 cluster=design.cluster[::-1] if design.swapped else design.cluster,
                 fallback_cluster=None,
-                scheduler="static_persistent" if static else "clc",
+                scheduler=DYNAMIC_PERSISTENT
+                if design.dynamic
+                else STATIC_PERSISTENT
+                if hopper
+                else CLC,
                 swapped=design.swapped,
                 splits=design.splits,
                 dependent_launch=True,
@@ -154,15 +167,24 @@ class Quack:
                 swapped=design.swapped,
                 splits=design.splits,
             ),
-            preference=2 if design.in_any_order else 0 if design.pingpong or not static else 1,
+            preference=_preference(design, arch),
             alignment_bytes=ALIGNMENT_BYTES,
             workspace_bytes=0,
-            workspace=workspace_of(design),
+            workspace=workspace_of(design, arch),
             is_deterministic=not design.in_any_order,
             calling_convention=str(calling_convention(design, signature, arch)),
             added_code=_added_code(signature),
             traits=("pingpong",) if design.pingpong else (),
         )
+
+
+def _preference(design: Design, arch: str) -> int:
+    """A dynamic schedule stands behind all of its shape: no measurement says that it is faster."""
+    if design.dynamic:
+        return 4
+    if design.in_any_order:
+        return 2
+    return 0 if design.pingpong or arch != HOPPER else 1
 
 
 def _added_code(signature: Signature) -> str:
@@ -211,6 +233,7 @@ def _operator(design: Design, signature: Signature, arch: str) -> str:
     """Name of a design: unique among those of its signature and architecture."""
     m, n = design.tile
     kind = ("pingpong" if design.pingpong else "cooperative") if arch == HOPPER else "clc"
+    kind += "_dynamic" if design.dynamic else ""
     family = "Sm90" if arch == HOPPER else "Sm100"
     epilogue = "Gated" if signature.is_gated else "Default"
     order = "parallel" if design.in_any_order else "serial"

@@ -5,9 +5,10 @@ kernels accept them; with operands swapped, they compute a small m without waste
 kernels for fp8 keep their sums in two levels, as exact as fp32, which takes twice the registers:
 their tiles are smaller, for those of 16-bit types would spill.
 
-The library's dynamic schedule for Hopper is not offered. All tiles of a dense GEMM take the same
-time, so a counter that hands them out finds nothing to balance, and it must be zeroed before each
-launch. On Blackwell the hardware hands them out (cluster launch control).
+Tiles reach clusters by a static schedule, on Blackwell by the hardware's (cluster launch control).
+For large problems on Hopper a few designs have a dynamic schedule as well: a counter in the
+workspace hands out tiles, so a cluster that falls behind, because other work shares the GPU or its
+loads come late, leaves its next tile to another one.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ class Design:
         swapped: Whether the kernel computes the transposed problem: its m is the problem's n.
         tile_k_blocks: The tile's extent along k in rows of 128 bytes, the library's own choice.
         splits: Thread blocks that share the k of one tile. Each adds its part to a partial result
-            in the workspace, and the last one adds its own and writes the tile. Hopper only.
+            in the workspace, and the last one adds its own and writes the tile.
         in_any_order: Whether they add in the order in which they arrive, and not one after the
             other: results then depend on timing.
+        dynamic: Whether clusters take their tiles from a counter, the first one aside. Each tile is
+            still computed as a whole by one cluster, so results are the same whoever takes it.
+            Hopper only.
     """
 
     tile: tuple[int, int]
@@ -44,10 +48,21 @@ class Design:
     tile_k_blocks: int = 1
     splits: int = 1
     in_any_order: bool = False
+    dynamic: bool = False
+
+    @property
+    def has_workspace(self) -> bool:
+        """Whether thread blocks share memory besides the operands."""
+        return self.splits > 1 or self.dynamic
 
     def tile_k(self, dtype: DType) -> int:
         """Extent of the tile along k for operands of this type."""
         return self.tile_k_blocks * 8 * 128 // dtype.bits
+
+    def block_tile(self, arch: str) -> tuple[int, int]:
+        """Extents (m, n) of what one thread block computes of a tile."""
+        m, n = self.tile
+        return m // self.ctas_per_tile(arch), n
 
     def ctas_per_tile(self, arch: str) -> int:
         """2 where pairs of thread blocks issue one instruction: quack's own rule for Blackwell."""
@@ -63,6 +78,17 @@ _HOPPER_UNCLUSTERED = (((256, 128), False), ((128, 256), False), ((128, 192), Tr
 _HOPPER_MIDDLE = (((64, 128), False), ((64, 256), False), ((128, 64), True), ((64, 128), True))
 _HOPPER_NARROW = tuple(product((64, 128), (16, 32, 64)))
 
+_HOPPER_DYNAMIC = tuple(
+    Design(tile=tile, cluster=(2, 1), pingpong=pingpong, swapped=swapped, dynamic=True)
+    for swapped in (False, True)
+    for pingpong, tiles in (
+        (False, ((256, 128), (256, 192), (128, 256))),
+        (True, ((128, 192), (128, 208), (192, 128))),
+    )
+    for tile in tiles
+)
+"""Beside static ones of the same tiles, those that won most often at a large m."""
+
 _HOPPER_SPLIT = (
     *(
         Design(tile=tile, cluster=(1, 1), swapped=True, tile_k_blocks=blocks, splits=splits)
@@ -75,10 +101,14 @@ _HOPPER_SPLIT = (
         for splits in (2, 4)
     ),
     *(Design(tile=(128, 128), cluster=(1, 1), splits=splits) for splits in (2, 4)),
-    *(Design(tile=(128, 192), cluster=(2, 1), pingpong=True, splits=splits) for splits in (2, 4)),
 )
 """For a large k and so few tiles that multiprocessors would idle: rows of small batches, and of
 middling ones."""
+
+_HOPPER_SPLIT_LARGE = tuple(
+    Design(tile=(128, 192), cluster=(2, 1), pingpong=True, splits=splits) for splits in (2, 4)
+)
+"""Without an epilogue alone, for some of these spill."""
 
 _HOPPER_SPLIT_IN_ANY_ORDER = (
     *(
@@ -90,46 +120,77 @@ _HOPPER_SPLIT_IN_ANY_ORDER = (
     ),
     Design(tile=(128, 128), cluster=(1, 1), splits=4, in_any_order=True),
 )  # fmt: skip
-"""Of two parts the order does not matter, so there are at least four."""
+"""Of two parts the order does not matter, so there are at least four. Without an epilogue alone."""
 _HOPPER_FP8_SHARED = (*product((128,), (128, 160, 192)), (192, 128), (256, 96))
 _HOPPER_FP8_PINGPONG = ((64, 128), (64, 192), (128, 96))
+_HOPPER_FP8_SPLIT = (
+    *(
+        Design(tile=tile, cluster=(1, 1), swapped=True, tile_k_blocks=2, splits=splits)
+        for tile in ((64, 16), (64, 32))
+        for splits in (2, 4)
+    ),
+    *(Design(tile=(128, 128), cluster=(1, 1), splits=splits) for splits in (2, 4)),
+)
 
 _BLACKWELL_WIDTHS = (64, 128, 160, 192, 224, 256)
 _BLACKWELL_NARROW = (16, 32, 64)
+
+_BLACKWELL_SPLIT = (
+    *(
+        Design(tile=(128, width), cluster=(1, 1), swapped=True, splits=splits)
+        for width in _BLACKWELL_NARROW
+        for splits in (2, 4)
+    ),
+    *(Design(tile=(128, 128), cluster=(1, 1), splits=splits) for splits in (2, 4)),
+    Design(tile=(256, 128), cluster=(2, 1), splits=2),
+)
 
 
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     """The designs for a signature on an architecture, in a fixed order."""
     if arch != HOPPER:
-        return tuple(_blackwell())
+        return (*_blackwell(), *_BLACKWELL_SPLIT)
     if signature.a.is_fp8:
-        return tuple(_hopper_fp8())
-    is_plain = signature.epilogue is None and signature.scales is None
-    return (*_hopper(), *((*_HOPPER_SPLIT, *_HOPPER_SPLIT_IN_ANY_ORDER) if is_plain else ()))
+        return (*_hopper_fp8(), *_HOPPER_FP8_SPLIT)
+    if signature.epilogue is None:
+        split = (*_HOPPER_SPLIT, *_HOPPER_SPLIT_LARGE, *_HOPPER_SPLIT_IN_ANY_ORDER)
+    else:
+        split = _HOPPER_SPLIT
+    return (*_hopper(), *_HOPPER_DYNAMIC, *split)
 
 
 FLAG_BYTES = 4
-"""Of the counter of a tile, which says how many parts of it are done."""
+"""Of a counter: of a tile's, which says how many parts of it are done, or of a schedule's."""
 
 PARTIAL_BYTES = 4
 """Of an element of a partial result: fp32."""
 
 
-def workspace_of(design: Design) -> TileWorkspace | None:
-    """Memory for the counter and the partial result of each tile of a design that splits k.
+def workspace_of(design: Design, arch: str) -> TileWorkspace | None:
+    """Memory that the thread blocks of a design share.
 
-    The first part stores its sums and the others add to them, so only counters must be zero. In any
-    order, all add, so the partial results must be zero too; these begin at a multiple of
-    `ZEROED_MULTIPLE_BYTES` behind the counters, for which that many bytes more are kept.
+    For a dynamic schedule it is one counter, whatever the sizes. For a split of k it is a counter
+    and a partial result of each tile of a thread block. The first part stores its sums and the
+    others add to them, so only counters must be zero. In any order, all add, so the partial results
+    must be zero too; these begin at a multiple of `ZEROED_MULTIPLE_BYTES` behind the counters, for
+    which that many bytes more are kept.
     """
-    if design.splits == 1:
+    if not design.has_workspace:
         return None
-    m, n = design.tile
-    tile, multiple = design.tile, design.cluster
+    (m, n), cluster = design.block_tile(arch), design.cluster
+    tile, multiple = ((n, m), cluster[::-1]) if design.swapped else ((m, n), cluster)
+    if design.dynamic:
+        return TileWorkspace(
+            tile=tile,
+            tiles_multiple=multiple,
+            zeroed_once=FLAG_BYTES,
+            zeroed_per_tile=0,
+            scratch_per_tile=0,
+        )
     partial_bytes = PARTIAL_BYTES * m * n
     return TileWorkspace(
-        tile=tile[::-1] if design.swapped else tile,
-        tiles_multiple=multiple[::-1] if design.swapped else multiple,
+        tile=tile,
+        tiles_multiple=multiple,
         zeroed_once=ZEROED_MULTIPLE_BYTES if design.in_any_order else 0,
         zeroed_per_tile=FLAG_BYTES + (partial_bytes if design.in_any_order else 0),
         scratch_per_tile=0 if design.in_any_order else partial_bytes,

@@ -2,8 +2,8 @@
 
 quack's function takes eleven arguments, among them tuples for epilogue and scheduler. A small
 function around it takes ``(a, b, out, stream)``, or scales and an addend before ``out``; behind
-that a workspace if k is split, and on Hopper the number of clusters that the device runs at once.
-It passes constants for the rest, and adds nothing to the device code.
+that a workspace if thread blocks share memory, and on Hopper the number of clusters that the device
+runs at once. It passes constants for the rest, and adds nothing to the device code.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
         arch: Architecture, e.g. ``sm_90a``.
     """
     import_library()
-    from cutlass import cute
+    from cutlass import Int32, cute
     from quack.tile_scheduler import TileSchedulerOptions
 
     gemm = _gemm_object(design, signature, arch)
@@ -94,22 +94,49 @@ def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
     def launch(**given: Any) -> None:
         operands = (given["a"], given["b"])
         first, second = operands[::-1] if design.swapped else operands
-        epilogue, matrix = gemm.EpilogueArguments(), None
+        epilogue: dict[str, Any] = {}
+        matrix = None
         if has_own_epilogue(signature):
             tensors = {role: given[role.value] for role in roles(signature)}
-            epilogue, matrix = epilogue_arguments(gemm, signature, tensors, swapped=design.swapped)
+            epilogue, matrix = epilogue_arguments(signature, tensors, swapped=design.swapped)
         if design.splits > 1:
-            split = _split_tensors(design, given["out"], given[WORKSPACE])
-            epilogue = gemm.EpilogueArguments(**split)
-        scheduler = TileSchedulerOptions(**scheduler_options(given.get(CLUSTERS)))
+            epilogue |= _split_tensors(design, arch, given["out"], given[WORKSPACE])
+        scheduler = scheduler_options(given.get(CLUSTERS))
+        if design.dynamic:
+            counter = cute.recast_ptr(given[WORKSPACE].iterator, dtype=Int32)
+            scheduler["tile_count_semaphore"] = counter
         gemm(
-            first, second, given["out"], matrix, epilogue, scheduler, None, given[STREAM], None,
-            None,
+            first, second, given["out"], matrix, gemm.EpilogueArguments(**epilogue),
+            TileSchedulerOptions(**scheduler), None, given[STREAM], None, None,
         )  # fmt: skip
 
-    # The compiler reads a function's parameters, so each list of them is a function of its own.
+    call = with_parameters(parameters, *_functions(launch))
+    return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
+        cute.jit(call), *sample_arguments(parameters, _sample_tensors(signature))
+    )
+
+
+def _functions(launch: Any) -> tuple[Any, ...]:
+    """Functions that pass their arguments on by name, one for each list of parameters.
+
+    The compiler reads parameters off a function's source, and writes its name into the kernel: a
+    name that changes changes the bytes. "Told" functions take the number of clusters, "split" ones
+    a workspace and that number, but for those that are "untold".
+    """
+
     def multiply(a: Any, b: Any, out: Any, stream: Any) -> None:
         launch(a=a, b=b, out=out, stream=stream)
+
+    def split_untold(a: Any, b: Any, out: Any, workspace: Any, stream: Any) -> None:
+        launch(a=a, b=b, out=out, workspace=workspace, stream=stream)
+
+    def add(a: Any, b: Any, addend: Any, out: Any, stream: Any) -> None:
+        launch(a=a, b=b, addend=addend, out=out, stream=stream)
+
+    def add_split_untold(
+        a: Any, b: Any, addend: Any, out: Any, workspace: Any, stream: Any
+    ) -> None:
+        launch(a=a, b=b, addend=addend, out=out, workspace=workspace, stream=stream)
 
     def multiply_told(a: Any, b: Any, out: Any, clusters: Any, stream: Any) -> None:
         launch(a=a, b=b, out=out, clusters=clusters, stream=stream)
@@ -117,11 +144,15 @@ def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
     def split(a: Any, b: Any, out: Any, workspace: Any, clusters: Any, stream: Any) -> None:
         launch(a=a, b=b, out=out, workspace=workspace, clusters=clusters, stream=stream)
 
-    def add(a: Any, b: Any, addend: Any, out: Any, stream: Any) -> None:
-        launch(a=a, b=b, addend=addend, out=out, stream=stream)
-
     def add_told(a: Any, b: Any, addend: Any, out: Any, clusters: Any, stream: Any) -> None:
         launch(a=a, b=b, addend=addend, out=out, clusters=clusters, stream=stream)
+
+    def add_split(
+        a: Any, b: Any, addend: Any, out: Any, workspace: Any, clusters: Any, stream: Any
+    ) -> None:
+        launch(
+            a=a, b=b, addend=addend, out=out, workspace=workspace, clusters=clusters, stream=stream
+        )
 
     def scale_told(
         a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, clusters: Any, stream: Any
@@ -129,6 +160,15 @@ def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
         launch(
             a=a, b=b, scale_a=scale_a, scale_b=scale_b, out=out, clusters=clusters, stream=stream
         )
+
+    def scale_split(
+        a: Any, b: Any, scale_a: Any, scale_b: Any, out: Any, workspace: Any, clusters: Any,
+        stream: Any,
+    ) -> None:  # fmt: skip
+        launch(
+            a=a, b=b, scale_a=scale_a, scale_b=scale_b, out=out, workspace=workspace,
+            clusters=clusters, stream=stream,
+        )  # fmt: skip
 
     def scale_and_add_told(
         a: Any, b: Any, scale_a: Any, scale_b: Any, addend: Any, out: Any, clusters: Any,
@@ -139,17 +179,25 @@ def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
             stream=stream,
         )  # fmt: skip
 
-    call = with_parameters(
-        parameters, multiply, multiply_told, split, add, add_told, scale_told, scale_and_add_told
-    )
-    return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
-        cute.jit(call), *sample_arguments(parameters, _sample_tensors(signature))
-    )
+    def scale_and_add_split(
+        a: Any, b: Any, scale_a: Any, scale_b: Any, addend: Any, out: Any, workspace: Any,
+        clusters: Any, stream: Any,
+    ) -> None:  # fmt: skip
+        launch(
+            a=a, b=b, scale_a=scale_a, scale_b=scale_b, addend=addend, out=out,
+            workspace=workspace, clusters=clusters, stream=stream,
+        )  # fmt: skip
+
+    return (
+        multiply, split_untold, add, add_split_untold, multiply_told, split,
+        add_told, add_split, scale_told, scale_split, scale_and_add_told,
+        scale_and_add_split,
+    )  # fmt: skip
 
 
 def calling_convention(design: Design, signature: Signature, arch: str) -> CallingConvention:
     """How a design's kernels are called."""
-    others = {WORKSPACE: design.splits > 1, CLUSTERS: arch == HOPPER, STREAM: True}
+    others = {WORKSPACE: design.has_workspace, CLUSTERS: arch == HOPPER, STREAM: True}
     parameters = (
         *(role.value for role in roles(signature)),
         *(name for name, is_passed in others.items() if is_passed),
@@ -196,14 +244,14 @@ def scheduler_options(clusters: Any) -> dict[str, Any]:
     }
 
 
-def _split_tensors(design: Design, out: Any, workspace: Any) -> dict[str, Any]:
+def _split_tensors(design: Design, arch: str, out: Any, workspace: Any) -> dict[str, Any]:
     """The counters and partial results of all tiles, in a workspace as `workspace_of` has it.
 
     Both have a place for every thread block of a cluster, also one that lies outside the result.
     """
     from cutlass import Float32, Int32, Int64, cute
 
-    (m, n), (batch, rows, columns) = design.tile, (1, *out.shape)[-3:]
+    (m, n), (batch, rows, columns) = design.block_tile(arch), (1, *out.shape)[-3:]
     extents = (columns, rows) if design.swapped else (rows, columns)
     tiles_m, tiles_n = (
         cute.round_up(cute.ceil_div(extent, tile), multiple)

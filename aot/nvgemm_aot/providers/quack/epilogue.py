@@ -56,6 +56,8 @@ def kernel_with_epilogue(kernel: type[Any], activation: Activation | None) -> ty
         column_added: Any = None
         add_to_output: Any = False
         rounding_mode: Any = RoundingMode.RN
+        split_k_semaphore: Any = None
+        split_k_workspace: Any = None
 
     EpilogueArguments.__annotations__ |= {
         "add_to_output": Constexpr[bool],
@@ -130,9 +132,9 @@ def _silu(x: Any) -> Any:
 
 
 def epilogue_arguments(
-    gemm: Any, signature: Signature, tensors: dict[Role, Any], *, swapped: bool
-) -> tuple[Any, Any]:
-    """What a kernel object takes as its epilogue's arguments and as C, of tensors by role."""
+    signature: Signature, tensors: dict[Role, Any], *, swapped: bool
+) -> tuple[dict[str, Any], Any]:
+    """What a kernel's epilogue takes by name, and what it takes as C, of tensors by role."""
     from cutlass import cute
 
     given: dict[str, Any] = {}
@@ -154,4 +156,4 @@ def epilogue_arguments(
             # Scales of A lie along the problem's m, the kernel's n where operands are swapped.
             along_n = (role is Role.SCALE_B) != swapped
             given[_VECTORS[role][0 if along_n else 1]] = vector
-    return gemm.EpilogueArguments(**given), matrix
+    return given, matrix

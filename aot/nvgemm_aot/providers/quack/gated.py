@@ -41,7 +41,9 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     return tuple(
         one
         for one in plain_designs(arch, signature)
-        if not one.swapped and one.tile[1] % 32 == 0 and one.tile_k_blocks == 1
+        if not (one.swapped or one.has_workspace)
+        and one.tile[1] % 32 == 0
+        and one.tile_k_blocks == 1
     )
 
 
