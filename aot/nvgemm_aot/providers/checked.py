@@ -221,6 +221,11 @@ def _require_interface(provider: Any, name: str) -> None:
                 f"{name!r} is no provider: its {one} is {value!r}, must be of type "
                 f"{kind.__name__} and not empty; {see}"
             )
+    if not _is_version_text(provider.recipe):
+        raise ToolchainError(
+            f"{name!r} is no provider: its recipe is {provider.recipe[:60]!r}, must be printable "
+            f"text of at most {MAX_VERSION_LENGTH} characters, since bundles state it; {see}"
+        )
     for one in _METHODS:
         if not callable(getattr(provider, one)):
             raise ToolchainError(f"{name!r} is no provider: its {one} is no method; {see}")

@@ -35,33 +35,40 @@ class OrderCode:
     Attributes:
         adds_floats: Whether floats in global memory are added to atomically.
         counts: Whether whole numbers are, as a counter of arrivals is.
-        takes_turns: Whether what adds floats first loads, and then stores, what other thread blocks
-            see at once: it waits for its turn, and passes it on.
         waits: Whether the code waits for the kernel ahead of it on the stream.
         signals: Whether it lets the kernel behind it begin.
+        takes_turns: Whether what adds floats first loads, and then stores, what other thread blocks
+            see at once: it waits for its turn, and passes it on.
     """
 
     adds_floats: bool
     counts: bool
-    takes_turns: bool
     waits: bool
     signals: bool
+    takes_turns: bool = False
 
 
 def read_order_code(instructions: Iterable[tuple[str, str]]) -> OrderCode:
     """Read opcodes, each with its modifiers, and operands."""
     parts = [opcode.split(".") for opcode, _ in instructions]
-    counting = [_is_add(one) and not _is_of_floats(one) for one in parts]
-    adding = [_is_add(one) and _is_of_floats(one) for one in parts]
-    first = adding.index(True) if any(adding) else len(parts)
+    adds = [one for one in parts if _is_add(one)]
+    of_floats = [_is_of_floats(add) for add in adds]
     names = {one[0] for one in parts}
     return OrderCode(
-        adds_floats=any(adding),
-        counts=any(counting),
-        takes_turns=any(_is_seen_by_all(one, _LOADS) for one in parts[:first])
-        and any(_is_seen_by_all(one, _STORES) for one in parts[first:]),
+        adds_floats=any(of_floats),
+        counts=not all(of_floats),
         waits=_WAITS in names,
         signals=_SIGNALS in names,
+        takes_turns=_takes_turns(parts),
+    )
+
+
+def _takes_turns(instructions: Sequence[Sequence[str]]) -> bool:
+    """Whether a strong load stands before the first sum of floats, and a strong store behind it."""
+    sums = (place for place, one in enumerate(instructions) if _is_add(one) and _is_of_floats(one))
+    first = next(sums, len(instructions))
+    return any(_is_seen_by_all(one, _LOADS) for one in instructions[:first]) and any(
+        _is_seen_by_all(one, _STORES) for one in instructions[first:]
     )
 
 
@@ -83,9 +90,9 @@ def check_order_code(
 ) -> Iterator[Finding]:
     """Check what an entry says about order.
 
-    Thread blocks that add floats to one sum do so in the order in which they arrive, unless the code
-    shows that each waits for its turn: it loads a counter, adds, and stores the counter, and counts
-    nothing atomically. Of a kernel whose code does not show that, determinism is not believed.
+    Thread blocks that add floats to one sum do so in the order in which they arrive, unless the
+    code shows that each waits for its turn: it loads a counter, adds, and stores the counter, and
+    counts nothing atomically. Determinism that the code does not show is not believed.
     """
     if code.adds_floats != (design.splits > 1):
         adds = "adds" if code.adds_floats else "does not add"

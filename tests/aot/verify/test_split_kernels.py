@@ -139,7 +139,7 @@ def test_finds_entries_that_their_code_contradicts(
 
 
 def test_another_provider_may_begin_early_or_not_if_it_says_so() -> None:
-    code = OrderCode(adds_floats=False, counts=False, takes_turns=False, waits=False, signals=True)
+    code = OrderCode(adds_floats=False, counts=False, waits=False, signals=True)
     design = KernelDesign(
         tile=(64, 64, 64),
         ctas_per_tile=1,
