@@ -133,6 +133,8 @@ def choose(
 ) -> Any:
     """Race kernels against what Inductor lowers without them; the node of the winner.
 
+    The race ends at the result. What Inductor would go on to compute in the same kernel is not part
+    of it, so only results that GEMMs alone use may come here (`epilogue_fusion.ends_kernel`).
     What cannot be timed cannot be compared: then the graph stays as it is without kernels.
 
     Args:

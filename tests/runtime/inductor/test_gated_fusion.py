@@ -147,6 +147,16 @@ def test_a_kernel_that_is_faster_computes(
     assert (met["basis"], used["name"]) == ("declared", called)
 
 
+@pytest.mark.parametrize("lead", [(2, M // 2), pytest.param((M,), marks=pytest.mark.slow)])
+def test_a_result_that_a_gemm_uses_is_fused(
+    session: InductorSession, lead: tuple[int, ...]
+) -> None:
+    x, w = tensors(*lead)
+    down = torch.randn(K, HALF, dtype=torch.bfloat16)
+    compiled = session.compile(lambda x, w, d: functional.linear(chunked(x, w), d), x, w, down)
+    assert len(compiled.launched) == 1
+
+
 def oai(x: Tensor, w: Tensor, c: Tensor) -> Tensor:
     both = functional.linear(x, w, c)
     gate, up = both[..., ::2], both[..., 1::2]
@@ -303,12 +313,23 @@ def weighted_sum_in_silu(x: Tensor, w: Tensor) -> Tensor:
     return (wide / torch.add(torch.exp(-wide), 1, alpha=2)).bfloat16() * up
 
 
+def result_scaled(x: Tensor, w: Tensor) -> Tensor:
+    return chunked(x, w) * 2
+
+
+def result_quantized(x: Tensor, w: Tensor) -> Any:
+    result = chunked(x, w).view(-1, HALF)
+    return result @ w[:, :HALF].t(), result.abs().amax(-1)
+
+
 LEFT_ALONE = (
+    result_scaled, result_quantized,
     product_used_again, gate_used_again, up_before_gate, exact_gelu, of_two_weights, unequal_parts,
     of_rows, reshaped_columns, broadcast, of_columns_of_the_weight, two_inputs, biased,
     another_limit, weighted_one, weighted_sum_in_silu,
 )  # fmt: skip
 LEFT_ALONE_QUICKLY = (
+    result_quantized,
     product_used_again, up_before_gate, of_two_weights, two_inputs, biased, weighted_one,
     weighted_sum_in_silu,
 )  # fmt: skip
