@@ -90,8 +90,7 @@ class Checked:
     @property
     def source_module(self) -> str:
         """The module or package whose source is the provider's."""
-        module = type(self._provider).__module__
-        return getattr(sys.modules.get(module), "__package__", None) or module
+        return _source_module(self._provider)
 
     def toolchain(self) -> dict[str, str]:
         """Versions that shape its code, its own among them; see `Provider.toolchain`."""
@@ -189,8 +188,7 @@ class _CheckedModel:
     @property
     def source_module(self) -> str:
         """The module or package whose source is the model's."""
-        module = type(self._model).__module__
-        return getattr(sys.modules.get(module), "__package__", None) or module
+        return _source_module(self._model)
 
     def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
         """Estimate a runtime; see `RuntimeModel.estimate_ns`."""
@@ -202,6 +200,11 @@ class _CheckedModel:
                 f"{MAX_ESTIMATE_NS}, or None"
             )
         return found
+
+
+def _source_module(made_by_others: object) -> str:
+    module = type(made_by_others).__module__
+    return getattr(sys.modules.get(module), "__package__", None) or module
 
 
 def _require_interface(provider: Any, name: str) -> None:
