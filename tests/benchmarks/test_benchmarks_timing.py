@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,28 +12,25 @@ import torch
 
 from benchmarks.shared import measuring
 from nvgemm_runtime.bundle.format import APART
+from simulated_cuda import SimulatedCuda
 
 OVERHEAD_MS = 1.0
 """What the host takes for a launch of which the GPU does not wait: it must not be counted."""
 
 
-class SimulatedGpu:
+class SimulatedGpu(SimulatedCuda):
     """A clock that launches advance, and what is done on it, in order."""
 
     def __init__(self) -> None:
-        self.now_ms = 0.0
+        super().__init__()
         self.log: list[str] = []
-        self.captured: list[Callable[[], None]] | None = None
 
     def do(self, what: str, milliseconds: float) -> None:
         def run() -> None:
             self.now_ms += milliseconds
             self.log.append(what)
 
-        if self.captured is None:
-            run()
-        else:
-            self.captured.append(run)
+        self.submit(run)
 
     def way(self, name: str, milliseconds: float, sets: int = 3) -> Any:
         return measuring.Contender(
@@ -48,37 +43,8 @@ class SimulatedGpu:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> SimulatedGpu:
     simulated = SimulatedGpu()
 
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            self.at_ms = simulated.now_ms
-
-        def synchronize(self) -> None:
-            pass
-
-        def elapsed_time(self, end: Event) -> float:
-            return end.at_ms - self.at_ms
-
-    class Graph:
-        def __init__(self) -> None:
-            self.work: list[Callable[[], None]] = []
-
-        def replay(self) -> None:
-            for work in self.work:
-                work()
-
-    @contextlib.contextmanager
-    def capture(graph: Graph) -> Iterator[None]:
-        simulated.captured = graph.work
-        yield
-        simulated.captured = None
-
+    simulated.install(monkeypatch)
     for name, fake in {
-        "Event": Event,
-        "CUDAGraph": Graph,
-        "graph": capture,
         "synchronize": lambda: None,
         "_sleep": lambda cycles: simulated.do("spin", OVERHEAD_MS),
     }.items():

@@ -27,7 +27,7 @@ from nvgemm_runtime.errors import CompileError, one_line
 
 from ..bundle.compression import SCHEME
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking
-from ..providers import Provider
+from ..providers import Provider, stated_recipes
 from ..rankings.entries import Operator
 from ..rankings.pruning import keep_winners
 from ..rankings.usable import UsableRankings, measured_ranking
@@ -117,6 +117,7 @@ def toolchain(provider: Provider) -> dict[str, str]:
     linker_name, linker_version = linker.linker_identity()
     return {
         **provider.toolchain(),
+        **stated_recipes(provider),
         linker_name: linker_version,
         "zstd": ".".join(map(str, zstandard.ZSTD_VERSION)),
     }

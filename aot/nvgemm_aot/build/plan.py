@@ -27,7 +27,7 @@ from nvgemm_runtime.errors import CompileError, NoCandidateError
 from nvgemm_runtime.gemm.problem import Problem, Signature
 
 from ..manifest.parse import Declared
-from ..providers import Candidate, Enumeration, Provider, Rejection, parts_of
+from ..providers import Candidate, Enumeration, Provider, Rejection, parts_of, recipe_name
 from ..providers.base import RuntimeModel
 from ..providers.corrections import Correction, find_correction
 from ..providers.sources import source_digest, source_modules
@@ -109,7 +109,10 @@ def look_up_plan(
     """
     measured = None
     if rankings is not None:
-        toolchains = {part.name: part.toolchain() for part in parts_of(provider)}
+        toolchains = {
+            part.name: {**part.toolchain(), recipe_name(part.name): part.recipe}
+            for part in parts_of(provider)
+        }
         gpu = target.device.driver_name
         basis = Basis(arch=target.target.arch, gpu=gpu, toolchains=toolchains)
         measured = find_usable(rankings, basis)

@@ -18,12 +18,15 @@ from .discovery import load_external
 
 __all__ = [
     "SEPARATOR",
+    "UNSTATED_RECIPES",
     "Candidate",
     "Enumeration",
     "Provider",
     "Rejection",
     "load_provider",
     "parts_of",
+    "recipe_name",
+    "stated_recipes",
 ]
 
 PROVIDERS = {
@@ -60,3 +63,23 @@ def load_provider(name: str) -> Provider:
 def parts_of(provider: Provider) -> tuple[Provider, ...]:
     """The providers that a combined one is made of; any other one alone."""
     return provider.parts if isinstance(provider, Combined) else (provider,)
+
+
+UNSTATED_RECIPES = {"cutlass_operators": "1, host x86-64 +sse2"}
+"""By provider, the recipe that the toolchain of a bundle does not state: bundles were made with it
+before any stated recipes, and keep their bytes."""
+
+
+def recipe_name(provider: str) -> str:
+    """Name of a provider's recipe among the versions of a toolchain."""
+    return f"recipe of {provider}"
+
+
+def stated_recipes(provider: Provider) -> dict[str, str]:
+    """By `recipe_name`, how each part of a provider makes its objects, but for what is unstated."""
+    own = {part.name: part.recipe for part in parts_of(provider)}
+    return {
+        recipe_name(name): recipe
+        for name, recipe in own.items()
+        if UNSTATED_RECIPES.get(name) != recipe
+    }

@@ -95,8 +95,7 @@ class Checked:
     @property
     def source_module(self) -> str:
         """The module or package whose source is the provider's."""
-        module = type(self._provider).__module__
-        return getattr(sys.modules.get(module), "__package__", None) or module
+        return _source_module(self._provider)
 
     def toolchain(self) -> dict[str, str]:
         """Versions that shape its code, its own among them; see `Provider.toolchain`."""
@@ -196,8 +195,7 @@ class _CheckedModel:
     @property
     def source_module(self) -> str:
         """The module or package whose source is the model's."""
-        module = type(self._model).__module__
-        return getattr(sys.modules.get(module), "__package__", None) or module
+        return _source_module(self._model)
 
     def estimate_ns(self, problem: Problem, shape: BlockShape) -> int | None:
         """Estimate a runtime; see `RuntimeModel.estimate_ns`."""
@@ -209,6 +207,11 @@ class _CheckedModel:
                 f"{MAX_HEADER_INTEGER}, or None"
             )
         return found
+
+
+def _source_module(made_by_others: object) -> str:
+    module = type(made_by_others).__module__
+    return getattr(sys.modules.get(module), "__package__", None) or module
 
 
 def _require_interface(provider: Any, name: str) -> None:
@@ -228,6 +231,11 @@ def _require_interface(provider: Any, name: str) -> None:
                 f"{name!r} is no provider: its {one} is {value!r}, must be of type "
                 f"{kind.__name__} and not empty; {see}"
             )
+    if not _is_version_text(provider.recipe):
+        raise ToolchainError(
+            f"{name!r} is no provider: its recipe is {provider.recipe[:60]!r}, must be printable "
+            f"text of at most {MAX_VERSION_LENGTH} characters, since bundles state it; {see}"
+        )
     for one in _METHODS:
         if not callable(getattr(provider, one)):
             raise ToolchainError(f"{name!r} is no provider: its {one} is no method; {see}")

@@ -18,6 +18,7 @@ from nvgemm_runtime.bundle.format import (
 from nvgemm_runtime.gemm.problem import Problem
 
 from ..bundle.content import ProblemRanking
+from ..providers import UNSTATED_RECIPES, recipe_name
 from .agreement import ATEN
 from .assess import Assessment, assess
 from .entries import Entry, Operator, Rankings
@@ -33,7 +34,8 @@ class Basis:
     Attributes:
         arch: The target's architecture.
         gpu: The GPU product of the target's device profile, as its driver names it.
-        toolchains: By name of each provider, the versions of what shapes its code.
+        toolchains: By name of each provider, the versions of what shapes its code, and its recipe
+            (`recipe_name`).
     """
 
     arch: str
@@ -151,6 +153,8 @@ def _why_not_kernel(operator: Operator, entry: Entry, basis: Basis) -> str | Non
         )
     for name, version in wanted.items():
         found = entry.origin.toolchain.get(name, "none")
+        if found == "none" and name == recipe_name(operator.provider):
+            found = UNSTATED_RECIPES.get(operator.provider, version)  # older bundles state none
         if found != version:
             return (
                 f"times of kernels of {operator.provider} are not used: measured with {name} "

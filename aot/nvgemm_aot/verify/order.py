@@ -6,7 +6,7 @@ Seen in 19 kernels of quack-kernels 0.6.5 for sm_90a that split k and 2 that do 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from nvgemm_runtime.bundle.format import KernelDesign
@@ -24,6 +24,10 @@ _READING = frozenset({"ATOM", "ATOMG"})
 _FLOAT = re.compile(r"B?F(?:16|32|64)")
 """How modifiers begin that name a float, or a vector of them: ``F32x4``."""
 
+_LOADS, _STORES = frozenset({"LD", "LDG"}), frozenset({"ST", "STG"})
+_SHARED_SCOPES = frozenset({"GPU", "SYS"})
+"""Scopes of a STRONG access that other thread blocks see."""
+
 _WAITS, _SIGNALS = "ACQBULK", "PREEXIT"
 """What griddepcontrol.wait and griddepcontrol.launch_dependents of PTX become."""
 
@@ -39,6 +43,8 @@ class OrderCode:
             does that hands out tiles.
         waits: Whether the code waits for the kernel ahead of it on the stream.
         signals: Whether it lets the kernel behind it begin.
+        takes_turns: Whether what adds floats first loads, and then stores, what other thread blocks
+            see at once: it waits for its turn, and passes it on.
     """
 
     adds_floats: bool
@@ -46,13 +52,14 @@ class OrderCode:
     draws: bool
     waits: bool
     signals: bool
+    takes_turns: bool = False
 
 
 def read_order_code(instructions: Iterable[tuple[str, str]]) -> OrderCode:
     """Read opcodes, each with its modifiers, and operands."""
     parts = [opcode.split(".") for opcode, _ in instructions]
-    adds = [one for one in parts if one[0] in _ATOMIC and {"ADD", "INC"} & {*one}]
-    of_floats = [any(map(_FLOAT.match, add)) for add in adds]
+    adds = [one for one in parts if _is_add(one)]
+    of_floats = [_is_of_floats(add) for add in adds]
     names = {one[0] for one in parts}
     return OrderCode(
         adds_floats=any(of_floats),
@@ -60,7 +67,30 @@ def read_order_code(instructions: Iterable[tuple[str, str]]) -> OrderCode:
         draws=any(one[0] in _READING and not floats for one, floats in zip(adds, of_floats)),
         waits=_WAITS in names,
         signals=_SIGNALS in names,
+        takes_turns=_takes_turns(parts),
     )
+
+
+def _takes_turns(instructions: Sequence[Sequence[str]]) -> bool:
+    """Whether a strong load stands before the first sum of floats, and a strong store behind it."""
+    sums = (place for place, one in enumerate(instructions) if _is_add(one) and _is_of_floats(one))
+    first = next(sums, len(instructions))
+    return any(_is_seen_by_all(one, _LOADS) for one in instructions[:first]) and any(
+        _is_seen_by_all(one, _STORES) for one in instructions[first:]
+    )
+
+
+def _is_add(instruction: Sequence[str]) -> bool:
+    return instruction[0] in _ATOMIC and not {"ADD", "INC"}.isdisjoint(instruction)
+
+
+def _is_of_floats(instruction: Sequence[str]) -> bool:
+    return any(map(_FLOAT.match, instruction))
+
+
+def _is_seen_by_all(instruction: Sequence[str], names: frozenset[str]) -> bool:
+    is_strong = "STRONG" in instruction and not _SHARED_SCOPES.isdisjoint(instruction)
+    return instruction[0] in names and is_strong
 
 
 def check_order_code(
@@ -68,8 +98,9 @@ def check_order_code(
 ) -> Iterator[Finding]:
     """Check what an entry says about order.
 
-    Thread blocks that add to one sum, and only count how many have, add in the order in which they
-    arrive. Where each waits for its turn, the counter is stored, and nothing is counted atomically.
+    Thread blocks that add floats to one sum do so in the order in which they arrive, unless the
+    code shows that each waits for its turn: it loads a counter, adds, and stores the counter, and
+    counts nothing atomically. Determinism that the code does not show is not believed.
     """
     if code.adds_floats != (design.splits > 1):
         adds = "adds" if code.adds_floats else "does not add"
@@ -77,7 +108,7 @@ def check_order_code(
             f"device code {adds} to floats in global memory, its entry says that {design.splits} "
             "thread blocks share the k of a tile"
         )
-    in_any_order = code.adds_floats and code.counts
+    in_any_order = code.adds_floats and (code.counts or not code.takes_turns)
     if in_any_order == is_deterministic:
         how = "in the order of arrival" if in_any_order else "in a fixed order, or not at all"
         yield Check.DETERMINISM.finding(

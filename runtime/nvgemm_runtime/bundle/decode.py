@@ -1,17 +1,15 @@
 """Reading a bundle's header: every rule of FORMAT.md that needs no byte of the body.
 
-Rules of single values are here, rules between values in `header_rules`; `unknown_parts` leaves out
-what this release does not understand. Each check names its rule, what was found and what is
-allowed. Nothing in this module reads a file.
+Rules of objects are here, of single values in `header_values`, between objects in `header_rules`;
+`unknown_parts` leaves out what this release does not understand. Each check names its rule, what
+was found and what is allowed. Nothing in this module reads a file.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
-from ..errors import BundleFormatError
 from ..gemm.problem import MAX_EXTENT, Problem, Signature
 from ..gemm.target import Target, read_target
 from .format import (
@@ -42,6 +40,7 @@ from .format import (
     canonical_json,
 )
 from .header_rules import Parts, check_header
+from .header_values import HeaderValues
 from .unknown_parts import with_understood
 from .workspace import TileWorkspace
 
@@ -92,16 +91,10 @@ def decode_header(
     return _Decoder(where, version).decode(data, body_offset, file_bytes)
 
 
-class _Decoder:
+class _Decoder(HeaderValues):
     def __init__(self, where: str, version: int) -> None:
-        self.where = where
+        super().__init__(where)
         self.version = version
-
-    def fail(self, rule: str, message: str) -> NoReturn:
-        raise BundleFormatError(self.where, rule, message)
-
-    def refuse(self, path: str, wanted: str, value: object) -> NoReturn:
-        self.fail("header-field", f"{path} must be {wanted} (got {value!r:.80})")
 
     def decode(self, data: bytes, body_offset: int, file_bytes: int) -> Header:
         try:
@@ -140,47 +133,6 @@ class _Decoder:
         )
         check_header(parts, self.fail, body_offset=body_offset, file_bytes=file_bytes)
         return with_understood(header, parts)
-
-    # Values, each with the path it stands at.
-
-    def fields(self, value: Any, path: str, required: frozenset[str]) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            self.refuse(path, "an object", value)
-        if not required <= value.keys():
-            missing = ", ".join(sorted(required - value.keys()))
-            self.fail("header-field", f"{path} lacks {missing}, which it must have")
-        return value
-
-    def texts(self, value: Any, path: str, required: frozenset[str]) -> dict[str, str]:
-        fields = self.fields(value, path, required)
-        return {name: self.text(fields[name], f"{path}.{name}") for name in required}
-
-    def text(self, value: Any, path: str) -> str:
-        if not isinstance(value, str) or not value or not value.isprintable():
-            self.refuse(path, "non-empty printable text", value)
-        return value
-
-    def digest(self, value: Any, path: str) -> str:
-        text = self.text(value, path)
-        if len(text) != 64 or set(text) - set("0123456789abcdef"):
-            self.refuse(path, "64 lower-case hex digits", text)
-        return text
-
-    def number(self, value: Any, path: str, least: int = 0, most: int = 2**63 - 1) -> int:
-        if type(value) is not int or not least <= value <= most:
-            self.refuse(path, f"an integer in {least}..{most}", value)
-        return value
-
-    def items(self, value: Any, path: str, length: int | None = None) -> list[Any]:
-        if not isinstance(value, list) or (length is not None and len(value) != length):
-            self.refuse(path, "a list" if length is None else f"a list of {length}", value)
-        return value
-
-    def each(
-        self, value: Any, path: str, read: Callable[[Any, str], _T], length: int | None = None
-    ) -> tuple[_T, ...]:
-        items = self.items(value, path, length)
-        return tuple(read(item, f"{path}[{i}]") for i, item in enumerate(items))
 
     def added(self, fields: dict[str, Any], name: str) -> Any:
         """An optional list that version 1 does not have; empty where it is not there."""
@@ -347,21 +299,6 @@ class _Decoder:
                 fields["cluster_limits"], f"{path}.cluster_limits", self.cluster_limit
             ),
         )
-
-    def flag(self, value: Any, path: str) -> bool:
-        if not isinstance(value, bool):
-            self.fail("header-field", f"{path} must be true or false (got {value!r})")
-        return value
-
-    def pair(self, value: Any, path: str, most: int = 2**63 - 1) -> tuple[int, int]:
-        along_m, along_n = self.items(value, path, 2)
-        return (
-            self.number(along_m, f"{path}[0]", 1, most),
-            self.number(along_n, f"{path}[1]", 1, most),
-        )
-
-    def extent(self, value: Any, path: str) -> int:
-        return self.number(value, path, least=1)
 
     def cluster_limit(self, value: Any, path: str) -> ClusterLimit:
         fields = self.fields(value, path, _CLUSTER_LIMIT)

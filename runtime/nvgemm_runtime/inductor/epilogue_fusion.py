@@ -3,7 +3,8 @@
 Inductor's graphs have ``addmm`` (or ``mm`` and a sum) and the operations that an activation is made
 of. Where a bundle has a kernel with that activation in its epilogue, a pattern makes them one node.
 When that is lowered, the kernel competes with what Inductor lowers without it, which is compiled
-and timed as a whole (`epilogue_choices`).
+and timed as a whole (`epilogue_choices`). An activation that is followed by anything but GEMMs is
+left as it is (`ends_kernel`).
 
 A kernel rounds once, behind the activation, like Inductor's Triton template with the activation
 fused; ATen's addmm rounds in between. To round no differently than stock torch may, relu, which
@@ -125,7 +126,12 @@ FIXES_SIZES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 def _may_fuse(activation: Activation) -> Callable[[Match], bool]:
     def may_fuse(match: Match) -> bool:
         try:
-            return is_wanted(activation) and _is_plain(match) and _has_kernels(match, activation)
+            return (
+                is_wanted(activation)
+                and ends_kernel(match.output_node())
+                and _is_plain(match)
+                and _has_kernels(match, activation)
+            )
         except Exception as error:
             survive(error)
             return False
@@ -141,6 +147,39 @@ def is_wanted(activation: Activation) -> bool:
         and backends >= _backends_needed(activation)
         and current_mode() is not Mode.OFF
         and not any(getattr(config, name, False) for name in _SETTINGS_AGAINST)
+    )
+
+
+_GEMMS = frozenset(
+    {
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.baddbmm.default,
+        aten._int_mm.default,
+        aten._scaled_mm.default,
+        aten._grouped_mm.default,
+    }
+)
+
+_VIEWS = frozenset(
+    {aten.reshape.default, aten.view.default, aten.permute.default, aten.unsqueeze.default}
+)
+
+
+def ends_kernel(node: torch.fx.Node) -> bool:
+    """Whether only GEMMs, and who called the graph, use what a node computes.
+
+    Inductor would compute any other use in the kernel that applies the activation. The race ends at
+    the activation's result, so it would count that kernel as saved, and the graph would still have
+    it for the other use.
+    """
+    return all(
+        user.op == "output"
+        or user.target in _GEMMS
+        or getattr(user.target, "_inductor_lowering_function", False)  # a pattern's, of a GEMM
+        or (user.target in _VIEWS and ends_kernel(user))
+        for user in node.users
     )
 
 

@@ -9,8 +9,9 @@ A kernel rounds once, behind the gate. Inductor stores products in 16 bits, unle
 applies what follows in fp32, so that the rule of `epilogue_fusion` holds here, too: nothing is
 fused unless Triton is among the backends, nor where the user asks for eager's roundings.
 
-Left as they are: products that something else uses, a gate behind its up, and two weights that are
-no parts of one tensor in the graph, for kernels take one matrix B.
+Left as they are: products that something else uses, a gate behind its up, a result that anything
+but GEMMs uses (`ends_kernel`), and two weights that are no parts of one tensor in the graph, for
+kernels take one matrix B.
 
 The names of torch that are used here are private, and were read and run on torch 2.13.
 """
@@ -39,6 +40,7 @@ from ..gemm.types import Activation, Epilogue, Gate, WeightOrder, find_gated
 from . import epilogue_fusion
 from .epilogue_fusion import (
     are_equal,
+    ends_kernel,
     gelu_tanh,
     hint,
     is_wanted,
@@ -273,7 +275,7 @@ def _is_transposed(node: object) -> bool:
 def _may_fuse(gate: Gate) -> Callable[[Match], bool]:
     def may_fuse(match: Match) -> bool:
         try:
-            if not is_wanted(Activation.SILU):
+            if not is_wanted(Activation.SILU) or not ends_kernel(match.output_node()):
                 return False
             source = _find_source(match.kwargs["gate"], match.kwargs["up"])
             return (

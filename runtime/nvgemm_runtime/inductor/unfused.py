@@ -5,6 +5,7 @@ The names of torch that are used here are private, and were read and run on torc
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
@@ -35,6 +36,14 @@ from .report import survive
 _log = logging.getLogger(__name__)
 
 _numbers = itertools.count()
+
+
+class UntimedError(Exception):
+    """What Inductor lowers without a fused kernel has no time to compare that kernel with.
+
+    Inductor gives errors of a RuntimeError an infinite time, and would take the kernel; any other
+    class ends its timing, and nothing is cached.
+    """
 
 
 class Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
@@ -71,12 +80,18 @@ class Unfused(SubgraphChoiceCaller):  # type: ignore[misc]
         )
 
     def benchmark(self, *args: Any, out: Any) -> float:
-        """Milliseconds of a call; infinite where it cannot be compiled by itself."""
+        """Milliseconds of a call.
+
+        Raises:
+            UntimedError: If it cannot be compiled or run by itself, or its time is no number.
+        """
         try:
-            return float(super().benchmark(*args, out=out))
+            time_ms = float(super().benchmark(*args, out=out))
         except Exception as error:
-            _log.debug("%s cannot be timed: %s", self.name, error, exc_info=True)
-            return math.inf
+            raise UntimedError(f"{type(error).__name__}: {error}") from error
+        if not math.isfinite(time_ms):
+            raise UntimedError(f"its time is {time_ms} ms")
+        return time_ms
 
     def hash_key(self) -> str:
         """The key of its time, which depends on the bundles and backends for its GEMMs."""
@@ -118,8 +133,12 @@ def choose(
 ) -> Any:
     """Race kernels against what Inductor lowers without them; the node of the winner.
 
+    The race ends at the result. What Inductor would go on to compute in the same kernel is not part
+    of it, so only results that GEMMs alone use may come here (`epilogue_fusion.ends_kernel`).
+    What cannot be timed cannot be compared: then the graph stays as it is without kernels.
+
     Args:
-        unfused: The latter.
+        unfused: What Inductor lowers without them.
         fused: Reads what a kernel is to compute.
         stock: The call that kernels replace, for the key of their problem.
         gemms: Reads the GEMMs of ``unfused``.
@@ -131,9 +150,13 @@ def choose(
         choices = [unfused]
     if choices == [unfused]:
         return unfused.output_node()
-    chosen = autotune_select_algorithm(
-        UNFUSED, choices, unfused.input_nodes, unfused.layout, return_multi_template=False
-    )
+    try:
+        chosen = autotune_select_algorithm(
+            UNFUSED, choices, unfused.input_nodes, unfused.layout, return_multi_template=False
+        )
+    except UntimedError as error:
+        _log_once(unfused.nvgemm_aot_gemm, str(error))
+        chosen = unfused.output_node()
     # The GEMM counts once: here, or when Inductor lowers the unfused choice.
     tell = report.tried if unfused.is_in_graph else report.met
     tell(unfused.nvgemm_aot_gemm, **unfused.offer)
@@ -141,6 +164,15 @@ def choose(
         for place in range(len(gemms())):
             record_gemm(lambda place=place: gemms()[place])  # type: ignore[misc]
     return chosen[0] if isinstance(chosen, tuple) else chosen  # torch 2.11 gives the node alone
+
+
+@functools.cache
+def _log_once(gemm: str, why: str) -> None:
+    _log.warning(
+        "%s: kernels are not offered, since what Inductor has instead cannot be timed: %s",
+        gemm,
+        why,
+    )
 
 
 def _choices(

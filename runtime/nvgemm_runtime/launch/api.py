@@ -2,7 +2,7 @@
 
 Each GEMM function computes ``round(f(scale_a * scale_b * (A @ B) + addend))``: everything in the
 accumulator's type, and one rounding at the end. Of `gated_mm`, f joins columns in pairs. All go
-through `_run`; `mm` and `bmm` skip it where they are given an ``out`` and a loaded kernel
+through `compute`; `mm` and `bmm` skip it where they are given an ``out`` and a loaded kernel
 (`fast_path`).
 """
 
@@ -10,34 +10,20 @@ from __future__ import annotations
 
 import enum
 import functools
-import sys
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import NoKernelError
-from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands, check_offset_values
-from ..gemm.operands import (
-    Request,
-    check_empty,
-    check_kind,
-    check_kinds,
-    check_shapes,
-    requests,
-    torch_dtype,
-    usual_out_dtype,
-)
+from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
+from ..gemm.operands import Request, check_kinds, requests
 from ..gemm.problem import Op
 from ..gemm.types import Activation, Epilogue, ScaleRecipe
 from ..installed.registry import INSTALLATION, FoundBundle
-from ..matching.device import DeviceFacts, wants_determinism, wants_warnings_alone
+from ..matching.device import DeviceFacts
 from ..matching.index import Match, Miss
-from ..matching.refusals import timing_refusal
-from ..settings import is_debugging
 from . import native
-from .autograd import refuse_lost_derivative
-from .fast_path import count_write, refuse_negation, refuse_tracing, skip_if_loaded
+from .compute import compute
+from .fast_path import skip_if_loaded
 from .loader import LoadedKernel
 from .select import choose_kernel, facts_of, find, load_kernel
 
@@ -141,7 +127,7 @@ def mm(
             ``torch.jit.trace`` (not looked for where ``out`` and a loaded kernel are given); or if
             the kernel's results depend on timing, and torch uses deterministic algorithms.
     """
-    return _compute("mm", Op.MM, a, b, out, kernel)
+    return compute("mm", Op.MM, a, b, out, kernel)
 
 
 @skip_if_loaded(Op.BMM)
@@ -152,7 +138,7 @@ def bmm(
     kernel: str | LoadedKernel | None = None,
 ) -> torch.Tensor:
     """Multiply two batches of matrices with a prebuilt kernel; as `mm` with a leading batch."""
-    return _compute("bmm", Op.BMM, a, b, out, kernel)
+    return compute("bmm", Op.BMM, a, b, out, kernel)
 
 
 def addmm(
@@ -183,7 +169,7 @@ def addmm(
         NoKernelError, ValueError, TypeError, RuntimeError: As `nvgemm_runtime.mm`.
     """
     extras = ExtraOperands(addend=input, activation=_enum_of("addmm", Activation, activation))
-    return _compute("addmm", Op.MM, a, b, out, kernel, extras)
+    return compute("addmm", Op.MM, a, b, out, kernel, extras)
 
 
 def baddbmm(
@@ -197,7 +183,7 @@ def baddbmm(
 ) -> torch.Tensor:
     """As `addmm` with a leading batch; a row is one for all matrices."""
     extras = ExtraOperands(addend=input, activation=_enum_of("baddbmm", Activation, activation))
-    return _compute("baddbmm", Op.BMM, a, b, out, kernel, extras)
+    return compute("baddbmm", Op.BMM, a, b, out, kernel, extras)
 
 
 def scaled_mm(
@@ -241,7 +227,7 @@ def scaled_mm(
         recipe=_enum_of("scaled_mm", ScaleRecipe, recipe),
         addend=bias,
     )
-    return _compute("scaled_mm", Op.MM, a, b, out, kernel, extras, out_dtype)
+    return compute("scaled_mm", Op.MM, a, b, out, kernel, extras, out_dtype)
 
 
 def grouped_mm(
@@ -277,7 +263,7 @@ def grouped_mm(
             under NVGEMM_AOT_DEBUG=1, if offsets fall or pass the last row.
     """
     extras = ExtraOperands(offsets=offsets)
-    return _compute("grouped_mm", Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype)
+    return compute("grouped_mm", Op.GROUPED_MM, a, b, out, kernel, extras, out_dtype)
 
 
 def gated_mm(
@@ -328,7 +314,7 @@ def gated_mm(
         known = ", ".join(one.value for one in Epilogue if one.gate is not None)
         given = "None" if gated is None else gated.value
         raise ValueError(f"{where}: epilogue is {given}, must be one of {known}")
-    return _compute(where, Op.MM, a, b, out, kernel, ExtraOperands(addend=bias, gated=gated))
+    return compute(where, Op.MM, a, b, out, kernel, ExtraOperands(addend=bias, gated=gated))
 
 
 def choose(
@@ -383,88 +369,6 @@ def _load_for_operator(kernel_id: str, origin: str | None = None) -> None:
         from .compiled import prepare
 
         prepare(str(kernel_id), str(origin))
-
-
-_hidden: Callable[..., torch.Tensor] | None = None
-
-
-def _compute(*arguments: Any) -> torch.Tensor:
-    """Call `_run`, and keep ``torch.compile`` out of it: Dynamo fails on parts of the search."""
-    global _hidden
-    dynamo = sys.modules.get("torch._dynamo")  # not loaded for its own sake: that takes seconds
-    if dynamo is None:
-        return _run(*arguments)
-    if _hidden is None:
-        _hidden = dynamo.disable(_run)
-    return _hidden(*arguments)
-
-
-def _run(
-    where: str,
-    op: Op,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    out: torch.Tensor | None,
-    kernel: str | LoadedKernel | None,
-    extras: ExtraOperands = NO_EXTRAS,
-    out_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """Compute a GEMM: refuse what torch would have to see, find a kernel, and launch it."""
-    refuse_tracing(where)
-    loaded = None if kernel is None else _load_named(where, op, kernel, extras)
-    operands = {"a": a, "b": b, **extras.named()}
-    if out is not None:
-        operands["out"] = out
-    refuse_lost_derivative(where, **operands)
-    for name, tensor in operands.items():
-        check_kind(where, name, tensor)
-    shape = check_shapes(op, a, b, out, is_gated=extras.gated is not None)
-    if out is None:
-        signature = None if loaded is None else loaded.kernel.signature
-        usual = usual_out_dtype(a.dtype) if signature is None else torch_dtype(signature.out)
-        out = a.new_empty(shape, dtype=out_dtype or usual)
-    elif out_dtype not in (None, out.dtype):
-        raise ValueError(f"{where}: out is {out.dtype}, out_dtype {out_dtype}; omit one of them")
-    refuse_negation(where, out, *operands.values())
-    if out.numel() == 0 or (extras.addend is None and 0 in (a.numel(), b.numel())):
-        check_empty(op, a, b, out, extras)
-        return out.zero_()  # as ATen: a sum of nothing is zero
-    if a.numel() == 0:
-        raise NoKernelError(f"{where}: k is 0, so the result is the addend alone; use torch")
-    if extras.offsets is not None and is_debugging():
-        check_offset_values(extras.offsets, a.shape[0])
-    loaded = loaded or choose_kernel(op, a, b, out, extras)
-    count_write(out)
-    loaded.launch(a, b, out, *extras.tensors())
-    return out
-
-
-def _load_named(
-    where: str, op: Op, kernel: str | LoadedKernel, extras: ExtraOperands
-) -> LoadedKernel:
-    """The kernel that a caller names."""
-    if isinstance(kernel, str):
-        kernel = load_kernel(kernel)
-    elif not isinstance(kernel, LoadedKernel):
-        raise TypeError(
-            f"{where}: kernel must be an id, what choose() gave, or None (got "
-            f"{type(kernel).__name__})"
-        )
-    signature, epilogue = kernel.kernel.signature, kernel.kernel.signature.epilogue
-    recipe = extras.recipe or signature.scales
-    reason = timing_refusal(kernel.kernel, wants_determinism())
-    if reason is not None:
-        told = f"{where}: kernel {kernel.kernel.id[:12]}: {reason}"
-        if not wants_warnings_alone():
-            raise RuntimeError(told)
-        warnings.warn(told, stacklevel=5)  # at the caller of the public function
-    if extras.gated is not None or signature.is_gated:
-        computes = epilogue is extras.gated
-    else:
-        computes = (epilogue and epilogue.activation) is extras.activation
-    if kernel.op is not op or not computes or recipe is not signature.scales:
-        raise ValueError(f"{where}: kernel {kernel.kernel.id[:12]} computes {signature.key}")
-    return kernel
 
 
 def _enum_of(where: str, kind: type[_Named], value: _Named | str | None) -> _Named | None:

@@ -14,6 +14,7 @@ import cpu_provider
 from made_rankings import GPU_A, GPU_B, entry, rankings
 from nvgemm_aot.build.pipeline import build
 from nvgemm_aot.cli.main import main
+from nvgemm_aot.providers import stated_recipes
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_aot.tuning.gpu import uuid_digest
@@ -50,7 +51,8 @@ def test_two_gpus_measure_and_a_third_machine_builds_what_is_confirmed(
         assert "3 measurements on 1 known GPU; problems: 3 measured once" in result.stdout
         for entry_ in read_rankings(path.with_suffix(".json")).entries:
             assert entry_.origin.conditions.gpu_sha256 == uuid_digest(uuid)
-            assert entry_.origin.toolchain == Recording().toolchain()
+            recipe = stated_recipes(Recording())
+            assert entry_.origin.toolchain == {**Recording().toolchain(), **recipe}
     merged = tmp_path / "merged.json"
     files = (one.with_suffix(".json"), two.with_suffix(".json"))
     result = command("merge", *files, "-o", merged)

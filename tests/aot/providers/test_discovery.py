@@ -109,6 +109,7 @@ def test_an_unknown_name_lists_what_there_is(site: Path) -> None:
         (GOOD + "    interface = 2", r"version 2 of the interface; this nvgemm-aot knows 1"),
         (GOOD + "    interface = '1'", "its interface is '1', must be of type int"),
         (GOOD + "    recipe = ''", "its recipe is '', must be of type str and not empty"),
+        (GOOD + r"    recipe = '\x1b[2J'", r"its recipe is '\\x1b\[2J', must be printable text"),
         (GOOD + "    compile = None", "its compile is no method"),
         (GOOD.replace('"foreign"', '"other"'), "calls itself 'other'; .* write 'other'"),
     ],

@@ -17,10 +17,11 @@ from nvgemm_aot.build import plan
 from nvgemm_aot.build.pipeline import BuildResult, build, plan_build
 from nvgemm_aot.cli import build as build_command
 from nvgemm_aot.cli.main import main
+from nvgemm_aot.providers import UNSTATED_RECIPES, load_provider, stated_recipes
 from nvgemm_aot.rankings import shipped
 from nvgemm_aot.rankings.entries import Entry, Rankings
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
-from nvgemm_aot.rankings.usable import LEFT_UNDECIDED
+from nvgemm_aot.rankings.usable import LEFT_UNDECIDED, Basis, find_usable
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK, Header, Ranking
 from nvgemm_runtime.errors import RankingsError
@@ -174,6 +175,42 @@ def test_what_does_not_fit_is_not_used_and_said(
     assert result.bundles[0].header.build_key == bare.header.build_key
     with pytest.raises(RankingsError, match=r"none of the rankings fits the build \(--strict\): "):
         built(tmp_path, kernel_cache, given, strict=True)
+
+
+def test_times_of_another_recipe_are_not_used_and_said(tmp_path: Path, kernel_cache: Cache) -> None:
+    (bare,) = built(tmp_path, kernel_cache, None).bundles
+    recipe = "recipe of recording_kernels:Recording"
+    assert bare.header.toolchain[recipe] == Recording.recipe
+    same = {**Recording().toolchain(), recipe: Recording.recipe}
+    (used,) = built(tmp_path, kernel_cache, rankings(measured(SLOW_WINS, toolchain=same))).measured
+    assert used.standings == {PROBLEMS[0]: "measured once"}
+    given = rankings(measured(SLOW_WINS, toolchain={**same, recipe: "of last year"}))
+    result = built(tmp_path, kernel_cache, given)
+    (note,) = result.measured[0].notes
+    assert f"measured with {recipe} of last year, this build has {Recording.recipe}" in note
+    assert result.bundles[0].header.build_key == bare.header.build_key
+
+
+@pytest.mark.parametrize(
+    ("provider", "recipe", "is_used"),
+    [
+        ("cutlass_operators", UNSTATED_RECIPES["cutlass_operators"], True),
+        ("cutlass_operators", "2, host x86-64 +sse2", False),
+        ("quack", "9", True),
+    ],
+)
+def test_a_recipe_that_is_not_stated_is_the_first_of_cutlass_operators_or_unknown(
+    provider: str, recipe: str, is_used: bool
+) -> None:
+    given = rankings(entry({"one": 1000}, provider=provider, toolchain={"compiler": "1"}))
+    wanted = {provider: {"compiler": "1", f"recipe of {provider}": recipe}}
+    basis = Basis(arch="sm_90a", gpu="NVIDIA H200", toolchains=wanted)
+    assert bool(find_usable(given, basis).problems) is is_used
+
+
+def test_bundles_of_cutlass_operators_state_no_recipe_and_those_of_quack_do() -> None:
+    both = load_provider("cutlass_operators+quack")
+    assert stated_recipes(both) == {"recipe of quack": load_provider("quack").recipe}
 
 
 UNOFFERED = (

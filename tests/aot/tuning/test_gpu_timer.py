@@ -5,72 +5,41 @@ Such a kernel begins before the one in front of it has ended, if that one signal
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
-import torch
 
 from nvgemm_aot.tuning import gpu
 from nvgemm_aot.tuning.gpu import GpuTimer
 from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
+from simulated_cuda import SimulatedCuda
 
 BETWEEN_MS = 0.002
 OVERLAP_MS = 0.003
 
 
-class SimulatedStream:
-    """A clock that launches advance; kernels that signal let the next one of theirs begin early."""
+class SimulatedStream(SimulatedCuda):
+    """Kernels that signal let the next one of theirs begin early."""
 
     def __init__(self) -> None:
-        self.now_ms = 0.0
+        super().__init__()
         self.signalled = False
-        self.captured: list[Callable[[], None]] | None = None
 
     def launch(self, milliseconds: float, *, is_dependent: bool) -> None:
         def run() -> None:
             self.now_ms += milliseconds - OVERLAP_MS * (is_dependent and self.signalled)
             self.signalled = is_dependent
 
-        if self.captured is None:
-            run()
-        else:
-            self.captured.append(run)
+        self.submit(run)
+
+    def on_synchronize(self) -> None:
+        self.signalled = False  # nothing runs any more
 
 
 @pytest.fixture
 def stream(monkeypatch: pytest.MonkeyPatch) -> SimulatedStream:
     stream = SimulatedStream()
-
-    class Event:
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            self.at_ms = stream.now_ms
-
-        def synchronize(self) -> None:
-            stream.signalled = False  # nothing runs any more
-
-        def elapsed_time(self, end: Event) -> float:
-            return end.at_ms - self.at_ms
-
-    class Graph:
-        def __init__(self) -> None:
-            self.work: list[Callable[[], None]] = []
-
-        def replay(self) -> None:
-            for work in self.work:
-                work()
-
-    @contextlib.contextmanager
-    def capture(graph: Graph) -> Iterator[None]:
-        stream.captured = graph.work
-        yield
-        stream.captured = None
-
-    for name, fake in {"Event": Event, "CUDAGraph": Graph, "graph": capture}.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
+    stream.install(monkeypatch)
     monkeypatch.setattr(
         gpu, "small_kernel", lambda: lambda: stream.launch(BETWEEN_MS, is_dependent=False)
     )

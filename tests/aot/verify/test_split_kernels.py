@@ -242,6 +242,40 @@ def test_what_a_counter_of_another_provider_is_for_is_not_known() -> None:
     assert not [*check_order_code(code, dynamic, is_deterministic=True)]
 
 
+LOAD, ADD, STORE = "LDG.E.STRONG.GPU", "REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU", "STG.E.STRONG.GPU"
+
+
+@pytest.mark.parametrize(
+    ("opcodes", "is_in_order"),
+    [
+        ([LOAD, ADD, STORE], True),
+        ([LOAD, ADD, STORE, LOAD, STORE], True),
+        ([ADD], False),
+        ([LOAD, ADD], False),
+        ([ADD, LOAD, STORE], False),
+        (["LDG.E.128", ADD, "STG.E"], False),
+        (["LDG.E.STRONG.SM", ADD, STORE], False),
+        ([LOAD, ADD, STORE, "REDG.E.ADD.S32.STRONG.GPU"], False),
+    ],
+)
+def test_believes_that_sums_have_an_order_only_where_the_code_shows_turns(
+    opcodes: list[str], is_in_order: bool
+) -> None:
+    code = read_order_code([(opcode, "") for opcode in opcodes])
+    design = KernelDesign(
+        tile=(64, 64, 64),
+        ctas_per_tile=1,
+        cluster=(1, 1),
+        fallback_cluster=None,
+        scheduler="clc",
+        splits=2,
+    )
+    for is_deterministic in (True, False):
+        found = [*check_order_code(code, design, is_deterministic=is_deterministic)]
+        wanted = [] if is_deterministic is is_in_order else [Check.DETERMINISM]
+        assert [finding.check for finding in found] == wanted
+
+
 def test_reads_the_two_instructions_of_dependent_launches() -> None:
     code = read_order_code([("ACQBULK", ""), ("PREEXIT", "")])
     assert code.waits

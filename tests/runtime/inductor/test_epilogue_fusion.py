@@ -220,6 +220,7 @@ def of_product(
 
 LEFT_ALONE: dict[str, Callable[[torch.nn.Linear], Callable[[Tensor], Any]]] = {
     "the sum is used again": again,
+    "its result is used by a sum": lambda linear: lambda x: functional.silu(linear(x)) + x[:, :N],
     "exact gelu": lambda linear: lambda x: functional.gelu(linear(x)),
     "a scaled sum": scaled,
     "a matrix is added": lambda linear: lambda x: functional.relu(x[:, :N] + x @ linear.weight.t()),
@@ -243,6 +244,7 @@ LEFT_ALONE: dict[str, Callable[[torch.nn.Linear], Callable[[Tensor], Any]]] = {
 
 
 LEFT_ALONE_QUICKLY = {
+    "its result is used by a sum",
     "the sum is used again",
     "exact gelu",
     "a scaled sum",

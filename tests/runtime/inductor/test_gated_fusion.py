@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch._inductor import config
+from torch._inductor.codegen.subgraph import SubgraphChoiceCaller
 from torch.nn import functional
 
 import cpu_kernels
@@ -19,6 +20,7 @@ from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.gemm.problem import DType
 from nvgemm_runtime.gemm.types import Epilogue
+from nvgemm_runtime.inductor import unfused
 from nvgemm_runtime.recording.recorder import Recorder
 
 Tensor = torch.Tensor
@@ -145,6 +147,16 @@ def test_a_kernel_that_is_faster_computes(
     assert (met["basis"], used["name"]) == ("declared", called)
 
 
+@pytest.mark.parametrize("lead", [(2, M // 2), pytest.param((M,), marks=pytest.mark.slow)])
+def test_a_result_that_a_gemm_uses_is_fused(
+    session: InductorSession, lead: tuple[int, ...]
+) -> None:
+    x, w = tensors(*lead)
+    down = torch.randn(K, HALF, dtype=torch.bfloat16)
+    compiled = session.compile(lambda x, w, d: functional.linear(chunked(x, w), d), x, w, down)
+    assert len(compiled.launched) == 1
+
+
 def oai(x: Tensor, w: Tensor, c: Tensor) -> Tensor:
     both = functional.linear(x, w, c)
     gate, up = both[..., ::2], both[..., 1::2]
@@ -179,6 +191,30 @@ def test_a_slower_kernel_leaves_the_graph_as_it_was(
     assert "nvgemm_aot_gemm" not in compiled.code[-1]
     (tried,) = [event for event in events() if event["event"] == "tried"]
     assert tried["gemm"] == f"mm/tn/bf16xbf16/fp32/bf16/swiglu_halves/m{M}n{N}k{K}"
+
+
+@pytest.mark.parametrize("how", ["raises", pytest.param("has no time", marks=pytest.mark.slow)])
+def test_what_cannot_be_compared_does_not_join(
+    session: InductorSession, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    def benchmark(*_: Any, **__: Any) -> float:
+        if how == "raises":
+            raise RuntimeError("out of memory")
+        return float("inf")
+
+    session.monkeypatch.setattr(SubgraphChoiceCaller, "benchmark", benchmark)
+    unfused._log_once.cache_clear()
+    x, w = tensors(M)
+    compiled = session.compile(lambda x, w: (chunked(x, w), chunked(x + 1, w)), x, w)
+    torch.testing.assert_close(compiled.result[0], chunked(x, w), rtol=2**-6, atol=1e-2)
+    assert compiled.launched == ()
+    assert "nvgemm_aot_gemm" not in compiled.code[-1]
+    (warning,) = warnings_of(caplog)
+    why = {"raises": "RuntimeError: out of memory", "has no time": "its time is inf ms"}[how]
+    assert warning == (
+        f"mm/tn/bf16xbf16/fp32/bf16/swiglu_halves/m{M}n{N}k{K}: kernels are not offered, since "
+        f"what Inductor has instead cannot be timed: {why}"
+    )
 
 
 def test_a_product_of_the_unfused_may_be_bundled(
@@ -277,12 +313,24 @@ def weighted_sum_in_silu(x: Tensor, w: Tensor) -> Tensor:
     return (wide / torch.add(torch.exp(-wide), 1, alpha=2)).bfloat16() * up
 
 
+def result_scaled(x: Tensor, w: Tensor) -> Tensor:
+    return chunked(x, w) * 2
+
+
+def result_quantized(x: Tensor, w: Tensor) -> Any:
+    result = chunked(x, w).view(-1, HALF)
+    return result @ w[:, :HALF].t(), result.abs().amax(-1)
+
+
 LEFT_ALONE = (
+    result_scaled, result_quantized,
     product_used_again, gate_used_again, up_before_gate, exact_gelu, of_two_weights, unequal_parts,
     of_rows, reshaped_columns, broadcast, of_columns_of_the_weight, two_inputs, biased,
     another_limit, weighted_one, weighted_sum_in_silu,
 )  # fmt: skip
-LEFT_ALONE_QUICKLY = (product_used_again, two_inputs, weighted_one, weighted_sum_in_silu)
+LEFT_ALONE_QUICKLY = (
+    result_quantized, product_used_again, two_inputs, weighted_one, weighted_sum_in_silu,
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(

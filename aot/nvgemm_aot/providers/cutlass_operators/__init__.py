@@ -17,8 +17,15 @@ from nvgemm_runtime.gemm.support import provider_beside, unsupported
 
 from ...targets import BuildTarget
 from .. import cute_dsl
-from ..base import INTERFACE_VERSION, Candidate, Enumeration, Rejection, RuntimeModel
-from ..heuristics import MatmulHeuristics
+from ..base import (
+    INTERFACE_VERSION,
+    STATIC_PERSISTENT,
+    Candidate,
+    Enumeration,
+    Rejection,
+    RuntimeModel,
+)
+from ..heuristics import matmul_heuristics
 from . import toolchain
 from .block_scaled import BlockScaled
 from .dense import Dense
@@ -26,14 +33,7 @@ from .epilogue import WithEpilogue, named_beside
 from .family import Family
 from .grouped import Grouped
 
-_DISTRIBUTIONS = (
-    "nvidia-cutlass-dsl",
-    "nvidia-cutlass-dsl-libs-base",
-    "nvidia-cutlass-dsl-libs-core",
-    "nvidia-cutlass-dsl-libs-cu13",
-    "nvidia-cutlass-operators",
-    "apache-tvm-ffi",
-)
+_DISTRIBUTIONS = (*cute_dsl.DISTRIBUTIONS, "nvidia-cutlass-operators")
 """Distributions whose versions shape the code."""
 
 FAMILIES: tuple[Family, ...] = (Dense(), WithEpilogue(), BlockScaled(), Grouped())
@@ -45,7 +45,7 @@ class CutlassOperators:
 
     interface = INTERFACE_VERSION
     name = "cutlass_operators"
-    recipe = f"1, host {cute_dsl.HOST_CPU} {cute_dsl.HOST_FEATURES}"
+    recipe = cute_dsl.recipe("1")
 
     def toolchain(self) -> dict[str, str]:
         """Versions of the compiler's distributions; see `Provider.toolchain`."""
@@ -92,12 +92,7 @@ class CutlassOperators:
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
         """NvMatmulHeuristics' model of the device; see `Provider.runtime_model`."""
-        device = target.device
-        return MatmulHeuristics(
-            device.heuristics_gpu,
-            device.shared_memory_per_block_bytes.value,
-            device.sm_count.value,
-        )
+        return matmul_heuristics(target)
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         """Compile one operator to an object; see `Provider.compile`."""
@@ -169,7 +164,7 @@ def _why_outdated(operator: Any, target: BuildTarget) -> str | None:
 
 
 def _cluster_sizes(design: KernelDesign) -> tuple[int, ...]:
-    if design.scheduler != "static_persistent":
+    if design.scheduler != STATIC_PERSISTENT:
         return ()
     shapes = [design.cluster, *([design.fallback_cluster] if design.fallback_cluster else [])]
     return tuple(sorted({m * n for m, n in shapes}))
@@ -177,7 +172,7 @@ def _cluster_sizes(design: KernelDesign) -> tuple[int, ...]:
 
 def _preference(design: KernelDesign) -> int:
     """Prior order of schedulers: dynamic ones balance uneven waves; fallbacks cost a little."""
-    return 2 * (design.scheduler == "static_persistent") + (design.fallback_cluster is not None)
+    return 2 * (design.scheduler == STATIC_PERSISTENT) + (design.fallback_cluster is not None)
 
 
 @functools.cache

@@ -13,6 +13,7 @@ from nvgemm_runtime.gemm.roles import extra_roles
 from nvgemm_runtime.gemm.types import DType
 
 from ...targets import BuildTarget
+from ..base import CLC, ONE_TILE, STATIC_PERSISTENT
 from .epilogue import EFC_OPERATOR
 from .family import Family
 from .samples import sample_operands, sample_tensors
@@ -22,8 +23,8 @@ _SM90_OPERATOR = "Sm90StaticPersistentGemmOperator"
 _TGV_OPERATOR = "TgvGemmOperator"
 
 _SCHEDULERS = {
-    "CLCDynamicPersistentTileSchedulerMetadata": "clc",
-    "StaticPersistentTileSchedulerMetadata": "static_persistent",
+    "CLCDynamicPersistentTileSchedulerMetadata": CLC,
+    "StaticPersistentTileSchedulerMetadata": STATIC_PERSISTENT,
 }
 
 
@@ -81,7 +82,7 @@ class Dense(Family):
         return replace(
             design,
             # This scheduler is that of operators which compute the transposed problem.
-            tile=(tile_n, tile_m, tile_k) if scheduler == "one_tile" else design.tile,
+            tile=(tile_n, tile_m, tile_k) if scheduler == ONE_TILE else design.tile,
             fallback_cluster=None if fallback is None else (fallback[0], fallback[1]),
             scheduler=scheduler,
         )
@@ -111,7 +112,7 @@ def _keep_unsigned(operator: Any) -> None:
 def _scheduler(metadata: Any) -> str:
     kind = metadata.operator_class.__name__
     if kind == _SM90_OPERATOR:
-        return "static_persistent"
+        return STATIC_PERSISTENT
     if kind == _TGV_OPERATOR:
-        return "one_tile"
+        return ONE_TILE
     return _SCHEDULERS[type(metadata.design.tile_scheduler).__name__]

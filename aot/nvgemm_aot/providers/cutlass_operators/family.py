@@ -9,7 +9,7 @@ from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.gemm.problem import Signature
 
 from ...targets import BuildTarget
-from ..base import BlockShape
+from ..base import ONE_TILE, STATIC_PERSISTENT, BlockShape
 
 
 class Family(abc.ABC):
@@ -61,7 +61,7 @@ class Family(abc.ABC):
             ctas_per_tile=2 if getattr(design, "use_2cta_mma", False) else 1,
             cluster=(design.cluster_shape[0], design.cluster_shape[1]),
             fallback_cluster=None,
-            scheduler="static_persistent",
+            scheduler=STATIC_PERSISTENT,
         )
 
     def block_shape(self, metadata: Any, design: KernelDesign) -> BlockShape:
@@ -70,5 +70,5 @@ class Family(abc.ABC):
         return BlockShape(
             tile=(tile_m // design.ctas_per_tile, tile_n, tile_k),
             cluster=design.cluster,
-            swapped=design.scheduler == "one_tile",
+            swapped=design.scheduler == ONE_TILE,
         )

@@ -33,7 +33,7 @@ from ..base import (
     Enumeration,
     RuntimeModel,
 )
-from ..heuristics import MatmulHeuristics
+from ..heuristics import matmul_heuristics
 from . import epilogue, gated
 from .designs import HOPPER, Design, designs, workspace_of
 from .entry import (
@@ -46,14 +46,7 @@ from .entry import (
 
 _LIBRARY = "quack-kernels"
 
-_DISTRIBUTIONS = (
-    "nvidia-cutlass-dsl",
-    "nvidia-cutlass-dsl-libs-base",
-    "nvidia-cutlass-dsl-libs-core",
-    "nvidia-cutlass-dsl-libs-cu13",
-    "apache-tvm-ffi",
-    _LIBRARY,
-)
+_DISTRIBUTIONS = (*cute_dsl.DISTRIBUTIONS, _LIBRARY)
 """Distributions whose versions shape the code."""
 
 ACCEPTED_VERSIONS = ("0.6.5",)
@@ -73,7 +66,7 @@ class Quack:
 
     interface = INTERFACE_VERSION
     name = "quack"
-    recipe = f"3, host {cute_dsl.HOST_CPU} {cute_dsl.HOST_FEATURES}"
+    recipe = cute_dsl.recipe("3")
 
     def toolchain(self) -> dict[str, str]:
         """Versions of the compiler and the library; see `Provider.toolchain`.
@@ -114,12 +107,7 @@ class Quack:
 
     def runtime_model(self, target: BuildTarget) -> RuntimeModel:
         """NvMatmulHeuristics' model of the device; see `Provider.runtime_model`."""
-        device = target.device
-        return MatmulHeuristics(
-            device.heuristics_gpu,
-            device.shared_memory_per_block_bytes.value,
-            device.sm_count.value,
-        )
+        return matmul_heuristics(target)
 
     def compile(self, candidate: Candidate, target: BuildTarget) -> bytes:
         """Compile one design to an object; see `Provider.compile`."""

@@ -1,0 +1,104 @@
+"""Computes a GEMM for a caller: what torch would have to see is refused, and a kernel launched."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import NoKernelError
+from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands, check_offset_values
+from ..gemm.operands import check_empty, check_kind, check_shapes, torch_dtype, usual_out_dtype
+from ..gemm.problem import Op
+from ..matching.device import wants_determinism, wants_warnings_alone
+from ..matching.refusals import timing_refusal
+from ..settings import is_debugging
+from .autograd import refuse_lost_derivative
+from .fast_path import count_write, refuse_negation, refuse_tracing
+from .loader import LoadedKernel
+from .select import choose_kernel, load_kernel
+
+if TYPE_CHECKING:
+    import torch
+
+_hidden: Callable[..., torch.Tensor] | None = None
+
+
+def compute(*arguments: Any) -> torch.Tensor:
+    """Call `_run`, and keep ``torch.compile`` out of it: Dynamo fails on parts of the search."""
+    global _hidden
+    dynamo = sys.modules.get("torch._dynamo")  # not loaded for its own sake: that takes seconds
+    if dynamo is None:
+        return _run(*arguments)
+    if _hidden is None:
+        _hidden = dynamo.disable(_run)
+    return _hidden(*arguments)
+
+
+def _run(
+    where: str,
+    op: Op,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out: torch.Tensor | None,
+    kernel: str | LoadedKernel | None,
+    extras: ExtraOperands = NO_EXTRAS,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """Compute a GEMM: refuse what torch would have to see, find a kernel, and launch it."""
+    refuse_tracing(where)
+    loaded = None if kernel is None else _load_named(where, op, kernel, extras)
+    operands = {"a": a, "b": b, **extras.named()}
+    if out is not None:
+        operands["out"] = out
+    refuse_lost_derivative(where, **operands)
+    for name, tensor in operands.items():
+        check_kind(where, name, tensor)
+    shape = check_shapes(op, a, b, out, is_gated=extras.gated is not None)
+    if out is None:
+        signature = None if loaded is None else loaded.kernel.signature
+        usual = usual_out_dtype(a.dtype) if signature is None else torch_dtype(signature.out)
+        out = a.new_empty(shape, dtype=out_dtype or usual)
+    elif out_dtype not in (None, out.dtype):
+        raise ValueError(f"{where}: out is {out.dtype}, out_dtype {out_dtype}; omit one of them")
+    refuse_negation(where, out, *operands.values())
+    if out.numel() == 0 or (extras.addend is None and 0 in (a.numel(), b.numel())):
+        check_empty(op, a, b, out, extras)
+        return out.zero_()  # as ATen: a sum of nothing is zero
+    if a.numel() == 0:
+        raise NoKernelError(f"{where}: k is 0, so the result is the addend alone; use torch")
+    if extras.offsets is not None and is_debugging():
+        check_offset_values(extras.offsets, a.shape[0])
+    loaded = loaded or choose_kernel(op, a, b, out, extras)
+    count_write(out)
+    loaded.launch(a, b, out, *extras.tensors())
+    return out
+
+
+def _load_named(
+    where: str, op: Op, kernel: str | LoadedKernel, extras: ExtraOperands
+) -> LoadedKernel:
+    """The kernel that a caller names."""
+    if isinstance(kernel, str):
+        kernel = load_kernel(kernel)
+    elif not isinstance(kernel, LoadedKernel):
+        raise TypeError(
+            f"{where}: kernel must be an id, what choose() gave, or None (got "
+            f"{type(kernel).__name__})"
+        )
+    signature, epilogue = kernel.kernel.signature, kernel.kernel.signature.epilogue
+    recipe = extras.recipe or signature.scales
+    reason = timing_refusal(kernel.kernel, wants_determinism())
+    if reason is not None:
+        told = f"{where}: kernel {kernel.kernel.id[:12]}: {reason}"
+        if not wants_warnings_alone():
+            raise RuntimeError(told)
+        warnings.warn(told, stacklevel=5)  # at the caller of the public function
+    if extras.gated is not None or signature.is_gated:
+        computes = epilogue is extras.gated
+    else:
+        computes = (epilogue and epilogue.activation) is extras.activation
+    if kernel.op is not op or not computes or recipe is not signature.scales:
+        raise ValueError(f"{where}: kernel {kernel.kernel.id[:12]} computes {signature.key}")
+    return kernel
