@@ -66,30 +66,13 @@ def gemm(
     """
     if split:
         return _split(aten, gemm(_raise_not_computed, kernel_id, origin), order)
-    lock = threading.Lock()
-    loaded: _TryLaunch | None = None
     proven: _TryLaunch | None = None  # once the kernel has run, or is known not to
 
-    def first_launch(
-        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *extras: torch.Tensor
-    ) -> bool:
-        nonlocal loaded, proven
-        with lock:
-            loaded = loaded or _find_launch(kernel_id, origin, a.device)
-            try:
-                done = loaded(a, b, out, *extras)
-            except Exception as error:
-                done = False
-                if _is_out_of_memory(error):  # there may be enough at the next call
-                    _log.warning("kernel %s: %s; ATen computes this GEMM", kernel_id[:12], error)
-                else:
-                    # A kernel that never ran here, say because the driver cannot load it.
-                    _warn(origin, f"kernel {kernel_id[:12]}: {error}")
-                    loaded = _refuse
-            if done or loaded is _refuse:
-                proven = loaded
-            return done
+    def settle(handle: int | None) -> None:
+        nonlocal proven
+        proven = _refuse if handle is None else _launch_of(handle)
 
+    first_launch = launch_first(kernel_id, origin, settle)
     pick = operator.itemgetter(*order)
 
     def call(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
@@ -98,19 +81,63 @@ def gemm(
             return out
         return aten(*tensors, out=out, **options)
 
-    return _checked(call, order) if is_debugging() else call
+    return checked(call, order) if is_debugging() else call
 
 
-def _checked(call: GeneratedCall, order: tuple[int, ...]) -> GeneratedCall:
+def launch_first(kernel_id: str, origin: str, settle: Callable[[int | None], None]) -> _TryLaunch:
+    """Make a function that launches a kernel as long as it has not run here.
+
+    It returns False where the kernel does not compute: it cannot take the operands, memory is
+    short, or it is missing or fails, for which there is one warning a wheel.
+
+    Args:
+        kernel_id: The kernel.
+        origin: What brought it.
+        settle: Is called once the kernel has run, with its handle; or with None once it is known
+            that it never will.
+    """
+    lock = threading.Lock()
+    loaded: _TryLaunch | None = None
+    handle: int | None = None
+
+    def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *extras: torch.Tensor) -> bool:
+        nonlocal loaded, handle
+        with lock:
+            if loaded is None:
+                kernel = prepare(kernel_id, origin, a.device)
+                handle = None if kernel is None else kernel.handle
+                loaded = _refuse if handle is None else _launch_of(handle)
+            try:
+                done = loaded(a, b, out, *extras)
+            except Exception as error:
+                done = False
+                if _is_out_of_memory(error):  # there may be enough at the next call
+                    _log.warning("kernel %s: %s; ATen computes this GEMM", kernel_id[:12], error)
+                else:
+                    # A kernel that never ran here, say because the driver cannot load it.
+                    warn(origin, f"kernel {kernel_id[:12]}: {error}")
+                    loaded, handle = _refuse, None
+            if done or loaded is _refuse:
+                settle(handle)
+            return done
+
+    return launch
+
+
+def _launch_of(handle: int) -> _TryLaunch:
+    return functools.partial(native.load().try_launch, handle)
+
+
+def checked(call: GeneratedCall, order: tuple[int, ...]) -> GeneratedCall:
     """A call that checks the ends of groups first, for which it waits for the device."""
 
-    def checked(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
+    def check(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
         a, b, *extras = (tensors[place] for place in order)
         if (a.dim(), b.dim()) == RANKS[Op.GROUPED_MM]:
             check_offset_values(extras[0], a.shape[0])
         return call(*tensors, out=out, **options)
 
-    return checked
+    return check
 
 
 def _split(
@@ -165,7 +192,7 @@ def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> 
             return load_kernel(kernel_id)
     except Exception as error:  # ATen can always compute it.
         reason = str(error)
-    _warn(origin, f"kernel {kernel_id[:12]}: {reason}")
+    warn(origin, f"kernel {kernel_id[:12]}: {reason}")
     return None
 
 
@@ -177,11 +204,6 @@ def _device_facts(device: torch.device | None) -> DeviceFacts:
     if torch.cuda.is_available():
         return device_facts("cuda", torch.cuda.current_device())
     return device_facts("cpu", 0)
-
-
-def _find_launch(kernel_id: str, origin: str, device: torch.device) -> _TryLaunch:
-    kernel = prepare(kernel_id, origin, device)
-    return functools.partial(native.load().try_launch, kernel.handle) if kernel else _refuse
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -197,7 +219,7 @@ def _refuse(*tensors: torch.Tensor) -> bool:
 _warned: set[str] = set()
 
 
-def _warn(origin: str, reason: str) -> None:
+def warn(origin: str, reason: str) -> None:
     """Log one warning a wheel: where one of its kernels is missing, the others mostly are too."""
     if origin not in _warned:
         _warned.add(origin)

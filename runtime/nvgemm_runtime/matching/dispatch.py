@@ -229,8 +229,8 @@ def make_table(sizes: Iterable[MeasuredSize], *, may_bridge: bool = True) -> Dis
     At a measured m the fastest computes. A kernel that is not told apart from it, and that beats
     ATen, may take its place. Between two measured m, a kernel may compute that beats ATen at both
     and is within `MARGIN` of the fastest at both, if these are near enough (`MAX_RATIO`) and it
-    needs little memory. Of what may be used, as few changes along m as possible are; of equally few,
-    what takes the least time where it was measured. Everywhere else, ATen computes.
+    needs little memory. Of what may be used, it is what changes least often along m; of that, what
+    takes the least time where it was measured. Everywhere else, ATen computes.
 
     Args:
         sizes: What was measured.
