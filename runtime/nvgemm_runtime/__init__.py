@@ -28,8 +28,10 @@ if TYPE_CHECKING:
         mm,
         scaled_mm,
     )
+    from .launch.dispatch_table import DispatchedSizes, dispatch_table
 
 __all__ = [
+    "DispatchedSizes",
     "Explanation",
     "Stats",
     "__version__",
@@ -38,6 +40,7 @@ __all__ = [
     "bmm",
     "bundles",
     "choose",
+    "dispatch_table",
     "explain",
     "gated_mm",
     "grouped_mm",
@@ -50,8 +53,10 @@ __all__ = [
 ]
 
 _NOT_IN_API = {
+    "DispatchedSizes": "launch.dispatch_table",
     "Stats": "counters",
     "__version__": "_version",
+    "dispatch_table": "launch.dispatch_table",
     "mode": "inductor.modes",
     "reset_stats": "counters",
     "stats": "counters",
