@@ -79,10 +79,10 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     if not table.has_kernels:
         return _none_faster(choices, problem, rows, decided)
     stock = StockCall.of_choice(gemm.op, problem.key, gemm.choice)
+    kernels = {kernel_id: decided.measured[kernel_id] for kernel_id in table.used}
     offers = {
         kernel_id: Offer(kernel=one.kernel, origin=one.bundle.origin)
-        for kernel_id, one in decided.served.items()
-        if kernel_id in table.kernels
+        for kernel_id, one in kernels.items()
     }
     offer = DispatchOffer(table=table, kernels=offers)
     choice: GemmChoice | DispatchedChoice

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..errors import NoKernelError
 from ..gemm.aten import unusual_setting
 from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
 from ..gemm.operands import Request, check_kinds, requests
@@ -94,11 +93,11 @@ class DispatchedSizes:
     @property
     def segments(self) -> tuple[DispatchSegment, ...]:
         """What computes, by rising m, from 1 on."""
-        table, served = self.decided.table, self.decided.served
+        table, kernels = self.decided.table, self.decided.measured
         begins = (1, *table.bounds)
         ends = (*(bound - 1 for bound in table.bounds), None)
         return tuple(
-            DispatchSegment(first=first, last=last, kernel=served.get(kernel_id))
+            DispatchSegment(first=first, last=last, kernel=kernels.get(kernel_id))
             for first, last, kernel_id in zip(begins, ends, table.kernels)
             if last is None or first <= last
         )
@@ -114,7 +113,7 @@ class DispatchedSizes:
         ]
         for size in self.decided.sizes:
             times = [
-                f"{_name(self.decided.served.get(id_), id_)} {one.timing.time_ns / 1e3:.1f} us"
+                f"{_name(self.decided.measured.get(id_), id_)} {one.timing.time_ns / 1e3:.1f} us"
                 for id_, one in size.kernels.items()
             ]
             told = ", ".join([*times, f"ATen {size.aten.time_ns / 1e3:.1f} us"])
@@ -159,8 +158,6 @@ def dispatch_table(
     op = Op.GROUPED_MM if extras.offsets is not None else Op.BMM if a.dim() == 3 else Op.MM
     check_kinds(op, a, b)
     asked = requests(op, a, b, out_dtype, extras=extras)
-    if not asked:
-        raise NoKernelError(f"{op.value}: no kernel computes such operands")
     facts = facts_of(a)
     request, decided = find_dispatch(asked, facts, only_confirmed=only_confirmed)
     return DispatchedSizes(request=request, facts=facts, decided=decided)

@@ -98,6 +98,11 @@ class DispatchTable:
         return DispatchTable(bounds=self.bounds[first:last], kernels=self.kernels[first : last + 1])
 
     @property
+    def used(self) -> tuple[str, ...]:
+        """The ids of the kernels that it names, each once."""
+        return tuple(dict.fromkeys(filter(None, self.kernels)))
+
+    @property
     def has_kernels(self) -> bool:
         """Whether it names any kernel."""
         return any(self.kernels)
@@ -109,13 +114,13 @@ class Dispatch:
 
     Attributes:
         table: The kernel for each m.
-        served: Each kernel of the table, by id.
+        measured: Each kernel that was measured, by id.
         sizes: What was measured, by rising m.
         open: By m, why a declared problem's ranking decides nothing.
     """
 
     table: DispatchTable
-    served: Mapping[str, MatchedKernel]
+    measured: Mapping[str, MatchedKernel]
     sizes: tuple[MeasuredSize, ...]
     open: Mapping[int, str]
 
@@ -142,7 +147,7 @@ def decide_dispatch(
     """
     obstacle = why_unlike_measured(request) or why_another_aten(request, terms)
     sizes: list[MeasuredSize] = []
-    served: dict[str, MatchedKernel] = {}
+    measured: dict[str, MatchedKernel] = {}
     why_open: dict[int, str] = {}
     for m, of_size in sorted(rankings.items()):
         found = obstacle or _measured_size(m, of_size, request, facts, versions, only_confirmed)
@@ -153,12 +158,11 @@ def decide_dispatch(
         for usable in of_size:
             for one in usable.kernels:
                 if one.kernel.id in found.kernels:
-                    served.setdefault(one.kernel.id, one)
+                    measured.setdefault(one.kernel.id, one)
     # Where m is contiguous in A, operands between two measured m are aligned unlike at either.
     may_bridge = request.problem.signature.layout.a_row_major
     table = make_table(sizes, may_bridge=may_bridge)
-    used = {kernel_id: served[kernel_id] for kernel_id in table.kernels if kernel_id != ATEN}
-    return Dispatch(table=table, served=used, sizes=tuple(sizes), open=why_open)
+    return Dispatch(table=table, measured=measured, sizes=tuple(sizes), open=why_open)
 
 
 def _measured_size(

@@ -165,6 +165,7 @@ def test_estimates_leave_stock_code(inductor: InductorSession, bundles: Bundles)
     assert "nvgemm" not in compiled.code[0]
 
 
+@pytest.mark.slow
 def test_the_range_of_a_dynamic_size_counts(inductor: InductorSession, bundles: Bundles) -> None:
     inductor.use(bundles.measured())
     b = torch.randn(64, 32)
@@ -272,6 +273,7 @@ def test_an_aten_that_is_not_set_as_usual_was_not_measured(
         torch.set_float32_matmul_precision("highest")
 
 
+@pytest.mark.slow
 def test_a_batch_and_a_dynamic_batch(
     inductor: InductorSession, kernel_cache: Cache, tmp_path: Path
 ) -> None:
@@ -316,6 +318,7 @@ KINDS: dict[str, tuple[Any, Callable[[int], tuple[Tensor, ...]], Callable[..., T
 """By name: a signature, operands for an m (that of A is the first or the second), a call."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_other_operators(
     inductor: InductorSession, kernel_cache: Cache, tmp_path: Path, kind: str
@@ -337,6 +340,7 @@ def test_other_operators(
         assert inductor.launched(compiled.function, *arguments) == expected, m
 
 
+@pytest.mark.slow
 def test_an_activation_is_not_fused(inductor: InductorSession, bundles: Bundles) -> None:
     inductor.use(bundles.measured())
     compiled = compile_dynamic(inductor, function=lambda a, b: torch.relu(a @ b))
@@ -392,14 +396,16 @@ def test_events_say_that_a_gemm_is_dispatched(
     assert told in text
 
 
-@pytest.mark.usefixtures("one_compilation")
+@pytest.mark.slow
 def test_generated_cpp_gets_stock_calls_for_dynamic_sizes_and_kernels_for_static_ones(
     inductor: InductorSession, bundles: Bundles
 ) -> None:
     inductor.use(bundles.measured())
     with torch._inductor.config.patch(cpp_wrapper=True):
         assert compile_dynamic(inductor).launched == ()
-    assert any("does not choose by m" in why for why in nvgemm_runtime.stats().misses)
+        assert any("does not choose by m" in why for why in nvgemm_runtime.stats().misses)
+        torch._dynamo.reset()
+        assert inductor.compile(torch.mm, *operands(16)).launched == (SQUARE,)
 
 
 def test_the_compile_caches_know_bundles_and_settings(

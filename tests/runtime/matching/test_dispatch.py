@@ -332,8 +332,9 @@ def test_confirmed_rankings_make_a_table_whose_kernels_are_known() -> None:
     made = dispatch(header)
     first = header.kernels[header.rankings[0].kernels[0].kernel].id
     assert made.table == DispatchTable(bounds=(16, 25), kernels=(ATEN, first, ATEN))
-    assert list(made.served) == [first]
-    assert made.served[first].bundle.name == "b0"
+    assert made.table.used == (first,)
+    assert made.measured[first].bundle.name == "b0"
+    assert len(made.measured) == 3
     assert made.open == {}
     assert [one.m for one in made.sizes] == [16, 24]
 
@@ -361,7 +362,7 @@ def test_what_does_not_hold_leaves_aten(name: str) -> None:
     measured, how, why = WITHOUT[name]
     made = dispatch(bundle(TIMES, **measured), **how)
     assert made.table == DispatchTable(bounds=(), kernels=(ATEN,))
-    assert made.served == {}
+    assert made.measured == {}
     assert list(made.open) == [16, 24]
     assert all(why in reason for reason in made.open.values())
 
@@ -387,20 +388,20 @@ def test_doubts_of_one_size_leave_the_others() -> None:
         bundle({16: TIMES[16]}), bundle({24: TIMES[24]}, seed=1, doubts=("it was hot",))
     )
     assert (made.table.at(16), made.table.at(20), made.table.at(24)) == (
-        *made.served, ATEN, ATEN,
+        *made.table.used, ATEN, ATEN,
     )  # fmt: skip
     assert list(made.open) == [24]
 
 
 def test_kernels_of_two_bundles_share_a_table() -> None:
     made = dispatch(bundle({16: TIMES[16]}), bundle({24: TIMES[24]}, seed=1))
-    assert {one.bundle.name for one in made.served.values()} == {"b0", "b1"}
+    assert {made.measured[one].bundle.name for one in made.table.used} == {"b0", "b1"}
     assert made.table.at(20) == ATEN, "neither was measured at both"
 
 
 def test_two_bundles_with_one_verdict_do_not_disturb_each_other() -> None:
     made = dispatch(bundle(TIMES), bundle(TIMES, seed=1))
-    assert len(made.served) == 1
+    assert len(made.table.used) == 1
     assert made.open == {}
 
 
