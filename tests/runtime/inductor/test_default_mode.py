@@ -14,6 +14,7 @@ import torch._dynamo
 import cpu_kernels
 import cpu_provider
 import nvgemm_runtime
+import recording_kernels
 import tuning_bench
 from inductor_session import Compiled, InductorSession, warnings_of
 from measured_bundles import ATEN, write_measured
@@ -56,11 +57,16 @@ class Bundles:
         return write_measured(self._built, self._directory / name, times, **how)
 
 
-def make_bundles(problems: list[Problem], directory: Path, cache: Cache) -> Bundles:
+def make_bundles(
+    problems: list[Problem],
+    directory: Path,
+    cache: Cache,
+    provider: recording_kernels.Recording | None = None,
+) -> Bundles:
     directory.chmod(0o755)
     measured = directory / "measured"
     measured.mkdir(mode=0o755)
-    return Bundles(tuning_bench.build(problems, directory / "built", cache), measured)
+    return Bundles(tuning_bench.build(problems, directory / "built", cache, provider), measured)
 
 
 @pytest.fixture(scope="module")
@@ -250,16 +256,19 @@ def test_threads_call_one_graph_at_different_sizes(
     assert [lines.count(name) for name in (WIDE, SQUARE)] == [20, 20]
 
 
-def test_deterministic_programs_use_what_does_not_depend_on_timing(
-    inductor: InductorSession, bundles: Bundles
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_deterministic_programs_get_no_kernel_that_depends_on_timing(
+    inductor: InductorSession, kernel_cache: Cache, tmp_path: Path, is_deterministic: bool
 ) -> None:
-    inductor.use(bundles.measured())
-    torch.use_deterministic_algorithms(True)
+    problems = [cpu_provider.problem(sizes=(m, 32, 64)) for m in TIMES]
+    provider = recording_kernels.TimingDependent()
+    inductor.use(make_bundles(problems, tmp_path, kernel_cache, provider).measured())
+    torch.use_deterministic_algorithms(is_deterministic)
     try:
-        compiled = compile_dynamic(inductor)
-        assert compiled.launched == (SQUARE,)
+        launched = compile_dynamic(inductor).launched
     finally:
         torch.use_deterministic_algorithms(False)
+    assert launched == (() if is_deterministic else (SQUARE,))
 
 
 def test_an_aten_that_is_not_set_as_usual_was_not_measured(
@@ -368,6 +377,22 @@ def test_required_refuses_a_declared_problem_without_its_kernel(
         inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
     assert isinstance(caught.value, RequiredError) or "RequiredError" in str(caught.value)
     assert "NVGEMM_AOT_DEFAULT_MODE=1" in str(caught.value)
+
+
+def test_required_looks_at_every_declared_size_of_a_graph(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    """Of a dynamic m: one that is declared, and only estimated, has no kernel."""
+    required = {"nvgemm_aot_mode": "required"}
+    inductor.use(bundles.measured())
+    a, b = operands(16)
+    torch._dynamo.mark_dynamic(a, 0)
+    compiled = inductor.compile(torch.mm, a, b, dynamic=None, options=required)
+    assert compiled.launched == (SQUARE,)
+    torch._dynamo.reset()
+    inductor.use(bundles.measured({m: times for m, times in TIMES.items() if m != 24}))
+    with pytest.raises(Exception, match="m 24: its ranking is an estimate"):
+        inductor.compile(torch.mm, a, b, dynamic=None, options=required)
 
 
 def test_switched_off_is_stock(inductor: InductorSession, bundles: Bundles) -> None:
