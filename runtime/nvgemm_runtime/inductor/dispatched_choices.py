@@ -6,6 +6,8 @@ The names of torch that are used here are private; they were run on torch 2.13, 
 from __future__ import annotations
 
 import hashlib
+import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,6 +24,9 @@ from .reading import is_alternative
 
 if TYPE_CHECKING:
     from .offers import Offer
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +98,14 @@ class DispatchedChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
         self.offer = offer
         self.name = offer.name_for(stock)
         self.description = str(offer)
+
+    def benchmark(self, *args: torch.Tensor, out: torch.Tensor) -> float:
+        """Milliseconds of the kernel for these operands; infinite where ATen computes them."""
+        try:
+            return float(super().benchmark(*args, out=out))
+        except Exception as error:
+            _log.debug("%s is not offered: %s", self.name, error)
+            return math.inf
 
     def output_node(self) -> Any:
         """The node that Inductor schedules."""

@@ -395,6 +395,35 @@ def test_required_looks_at_every_declared_size_of_a_graph(
         inductor.compile(torch.mm, a, b, dynamic=None, options=required)
 
 
+@pytest.mark.parametrize("hint", [14, 16])
+def test_beside_choices_that_a_user_adds_a_table_is_timed_by_its_kernel(
+    inductor: InductorSession, bundles: Bundles, hint: int
+) -> None:
+    """At 14 rows ATen is in the table; that is no reason to lose the user's choices."""
+    from torch._inductor.select_algorithm import get_algorithm_selector_cache
+
+    functions = get_algorithm_selector_cache().preprocessing_fns
+    stock: list[Any] = []
+
+    def keep(choices: list[Any]) -> list[Any]:
+        stock[:] = choices
+        return choices
+
+    def add(choices: list[Any]) -> list[Any]:
+        return [*choices, *stock]
+
+    inductor.use(bundles.measured())
+    inductor.slow_down_aten()
+    functions.insert(0, keep)
+    functions.append(add)
+    try:
+        compiled = compile_dynamic(inductor, hint)
+    finally:
+        functions.remove(keep)
+        functions.remove(add)
+    assert ("by_m" in compiled.code[0]) == (hint == 16)
+
+
 def test_switched_off_is_stock(inductor: InductorSession, bundles: Bundles) -> None:
     inductor.use(bundles.measured())
     compiled = inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "off"})
