@@ -2,6 +2,7 @@
 
     python -m benchmarks.ranking measure BUNDLE times.json  # on a GPU
     python -m benchmarks.ranking compare BUNDLE times.json  # anywhere
+    python -m benchmarks.ranking between times.json         # anywhere
 
 ``compare`` holds a problem back from the bundle's rankings, has each way rank the kernels from what
 is left, and prints how much slower than the bundle's best kernel its choice is: its first kernel,
@@ -9,6 +10,9 @@ and the best of its first few, which is what autotuning picks among. Held back a
 problem ("m": other m of the same n and k stay declared), every second m ("2nd m"), or all problems
 of its n and k ("n, k"). Rankings that are left are either as shipped, estimates for a few kernels,
 or measured: of the same kernels, or of all that the bundle has.
+
+``between`` holds back one m after the other, and prints what a kernel loses there that was measured
+to be near the fastest at both neighbouring m, as those that dispatch tables use between them.
 """
 
 from __future__ import annotations
@@ -42,6 +46,7 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.operands import MAX_ALIGNMENT_BYTES
 from nvgemm_runtime.gemm.problem import Layout, Problem
 from nvgemm_runtime.matching.device import DeviceFacts
+from nvgemm_runtime.matching.dispatch import FEW_ROWS, MARGIN
 from nvgemm_runtime.matching.index import BundleView, Index, Miss
 from nvgemm_runtime.matching.nearest import NearestSizes
 
@@ -181,6 +186,53 @@ def report(label: str, rankings: Sequence[Ranking], orders: list[Order], times: 
             ratios.append(min(row[kernel] for kernel in order[:count]) / min(row))
         cells.append(f"{statistics.geometric_mean(ratios):.3f} ({max(ratios):.2f})")
     click.echo(f"{label:<54}" + "".join(f"{cell:>14}" for cell in cells))
+
+
+@main.command()
+@click.argument("times_path", type=click.Path(path_type=Path, exists=True))
+def between(times_path: Path) -> None:
+    """Print what kernels lose between two m at both of which they are near the fastest."""
+    record = read_record(times_path, WHAT, {"gpu": str, "kernels": list, "times_ns": dict})
+    with as_written(times_path):
+        print_between(record)
+
+
+def print_between(record: dict[str, Any]) -> None:
+    """Held-back m by how many rows the upper neighbour has; see `dispatch.FEW_ROWS`."""
+    rows: dict[object, dict[int, list[float]]] = {}
+    for key, times in record["times_ns"].items():
+        problem = Problem.parse(key)
+        rows.setdefault((problem.signature, problem.n, problem.k), {})[problem.m] = times
+    click.echo(f"{record['gpu']}: {len(record['kernels'])} kernels, {len(rows)} pairs of n and k")
+    click.echo("time over that of the best kernel at m held back, geometric mean (worst)")
+    click.echo(f"{'neighbours':<20}{'apart':>14}{'within':>8}{'bridged':>12}{'lost':>16}")
+    for name, are_few in ((f"up to m {FEW_ROWS}", True), (f"beyond m {FEW_ROWS}", False)):
+        for margin in (MARGIN / 2, MARGIN, 5 * MARGIN):
+            apart, losses = [], []
+            for row in rows.values():
+                ms = sorted(row)
+                for low, held, high in zip(ms, ms[1:], ms[2:]):
+                    if (high <= FEW_ROWS) == are_few:
+                        apart.append(high / low)
+                        losses.append(loss_between(row[low], row[held], row[high], margin))
+            bridged = [loss for loss in losses if loss is not None]
+            ratios = f"{min(apart):.1f} to {max(apart):.1f} x" if apart else "-"
+            lost = "-"
+            if bridged:
+                lost = f"{statistics.geometric_mean(bridged):.3f} ({max(bridged):.2f})"
+            count = f"{len(bridged)} of {len(losses)}"
+            click.echo(f"{name:<20}{ratios:>14}{f'{margin:.0%}':>8}{count:>12}{lost:>16}")
+
+
+def loss_between(
+    low: Sequence[float], held: Sequence[float], high: Sequence[float], margin: float
+) -> float | None:
+    """What the kernel takes, over the best, that is within a margin at both ends; None if none."""
+    behind = [(one / min(low), other / min(high)) for one, other in zip(low, high)]
+    near = [at for at, both in enumerate(behind) if max(both) <= 1 + margin]
+    if not near:
+        return None
+    return held[min(near, key=lambda at: sum(behind[at]))] / min(held)
 
 
 @main.command()

@@ -10,13 +10,13 @@ place there.
 
 from __future__ import annotations
 
-import functools
 import statistics
 import sys
 import tempfile
 import timeit
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -25,6 +25,7 @@ from torch._inductor.select_algorithm import extern_kernels
 sys.path.append(str(Path(__file__).parents[2] / "tests/support"))
 import cpu_kernels
 from nvgemm_runtime.launch import compiled, native
+from nvgemm_runtime.launch.dispatched import dispatched
 
 CALLS = 20_000
 ROUNDS = 15
@@ -46,14 +47,17 @@ def main() -> None:
     launch, mm = lib.launch, torch.ops.nvgemm_aot.mm
     stock = extern_kernels.mm
     # The kernel is in no bundle: the generated call is told where it is.
-    try_launch = functools.partial(lib.try_launch, handle)
-    with mock.patch.object(compiled, "_find_launch", return_value=try_launch):
+    with mock.patch.object(compiled, "prepare", return_value=SimpleNamespace(handle=handle)):
         generated = compiled.gemm(stock, kernel.id, "no wheel")
+        by_m = dispatched(stock, (8, 16), ("", kernel.id, ""), {kernel.id: "no wheel"})
+        rows = torch.ones(8, 1), b, torch.ones(8, 1)
         generated(a, b, out=out)
+        by_m(*rows[:2], out=rows[2])
     ways: dict[str, Callable[[], object]] = {
         "torch.mm(out=)": lambda: torch.mm(a, b, out=out),
         "extern_kernels.mm": lambda: stock(a, b, out=out),
         "generated call": lambda: generated(a, b, out=out),
+        "generated call by m": lambda: by_m(rows[0], b, out=rows[2]),
         "launch(handle, a, b, out)": lambda: launch(handle, a, b, out),
         "op mm.out": lambda: mm.out(a, b, kernel.id, out=out),
         "op mm": lambda: mm.default(a, b, kernel.id),

@@ -4,11 +4,14 @@
 #include <tvm/ffi/c_api.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "cuda_driver.h"
+#include "dispatch_table.h"
 #include "failure.h"
 #include "kernel_image.h"
 #include "kernel_table.h"
@@ -203,6 +206,21 @@ KernelSpec SpecOf(const Arguments& arguments) {
   return spec;
 }
 
+// The kernels' number, the first segment's place, and for each other segment its bound and place.
+std::unique_ptr<DispatchTable> TableOf(const Arguments& arguments) {
+  if (arguments.count() % 2 != 0) {
+    throw Failure(kTypeError, "register_table: a bound comes without its segment's place");
+  }
+  std::vector<int64_t> bounds;
+  std::vector<int64_t> segments{arguments.Integer(1, "place")};
+  for (int i = 2; i < arguments.count(); i += 2) {
+    bounds.push_back(arguments.Integer(i, "bound"));
+    segments.push_back(arguments.Integer(i + 1, "place"));
+  }
+  return std::make_unique<DispatchTable>(arguments.Integer(0, "places"), std::move(bounds),
+                                         std::move(segments));
+}
+
 // The tensors from the second argument on: a, b, out, and the extras that the kernel takes.
 Operands OperandsOf(const Arguments& arguments, const KernelSpec& spec) {
   Operands operands(arguments.Tensor(1, "a"), arguments.Tensor(2, "b"),
@@ -242,6 +260,42 @@ NVGEMM_EXPORT int __tvm_ffi_try_launch(void*, const TVMFFIAny* values, int32_t c
     nvgemm::Kernel* kernel = nvgemm::KernelOfHandle(arguments.Integer(0, "handle"));
     result->type_index = kTVMFFIBool;
     result->v_int64 = nvgemm::TryLaunch(kernel, nvgemm::OperandsOf(arguments, kernel->spec));
+  });
+}
+
+NVGEMM_EXPORT int __tvm_ffi_try_dispatch(void*, const TVMFFIAny* values, int32_t count,
+                                         TVMFFIAny* result) {
+  return Guarded([&] {
+    const Arguments arguments("try_dispatch", values, count, nvgemm::kPlainArguments, INT32_MAX);
+    const auto* table = nvgemm::DispatchTableOfHandle(arguments.Integer(0, "table"));
+    const int64_t place = table->PlaceOf(nvgemm::RowsOf(arguments.Tensor(1, "a")));
+    result->type_index = kTVMFFIBool;
+    result->v_int64 = false;
+    if (place == nvgemm::DispatchTable::kAten) return;
+    const nvgemm::DispatchTable::Entry entry = table->At(place);
+    if (!entry.is_set) return nvgemm::Return(result, place);
+    if (entry.kernel == nullptr) return;
+    result->v_int64 =
+        nvgemm::TryLaunch(entry.kernel, nvgemm::OperandsOf(arguments, entry.kernel->spec));
+  });
+}
+
+NVGEMM_EXPORT int __tvm_ffi_register_table(void*, const TVMFFIAny* values, int32_t count,
+                                           TVMFFIAny* result) {
+  return Guarded([&] {
+    const Arguments arguments("register_table", values, count, 2, INT32_MAX);
+    nvgemm::Return(result, nvgemm::RegisterDispatchTable(nvgemm::TableOf(arguments)));
+  });
+}
+
+NVGEMM_EXPORT int __tvm_ffi_set_in_table(void*, const TVMFFIAny* values, int32_t count,
+                                         TVMFFIAny*) {
+  return Guarded([&] {
+    const Arguments arguments("set_in_table", values, count, 3);
+    const int64_t kernel = arguments.Integer(2, "kernel");
+    nvgemm::DispatchTableOfHandle(arguments.Integer(0, "table"))
+        ->Set(arguments.Integer(1, "place"),
+              kernel == nvgemm::DispatchTable::kAten ? nullptr : nvgemm::KernelOfHandle(kernel));
   });
 }
 

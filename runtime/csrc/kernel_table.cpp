@@ -10,16 +10,12 @@
 #include <utility>
 #include <vector>
 
+#include "append_only.h"
 #include "failure.h"
 #include "ffi_error.h"
 
 namespace nvgemm {
 namespace {
-
-// Handles count up from 0. Blocks never move, so a reader needs no lock; two levels keep an empty
-// table at 8 KiB and a full one at a million kernels.
-constexpr int64_t kBlockSize = 1024;
-constexpr int64_t kBlockCount = 1024;
 
 using Slot = std::atomic<Kernel*>;
 
@@ -63,33 +59,22 @@ class Table {
     return index_.load(std::memory_order_acquire)->Find(id);
   }
 
-  Kernel* At(int64_t handle) const {
-    if (handle < 0 || handle >= kBlockSize * kBlockCount) return nullptr;
-    const Slot* block = blocks_[handle / kBlockSize].load(std::memory_order_acquire);
-    if (block == nullptr) return nullptr;
-    return block[handle % kBlockSize].load(std::memory_order_acquire);
-  }
+  Kernel* At(int64_t handle) const { return kernels_.At(handle); }
 
   Kernel* Add(KernelSpec spec) {
     const std::lock_guard<std::mutex> lock(writing_);
     if (Kernel* known = Find(spec.id)) return known;
-    const int64_t handle = count_;
-    if (handle == kBlockSize * kBlockCount) {
+    const int64_t handle = kernels_.size();
+    if (handle == kernels_.kMaxSize) {
       throw Failure(kRuntimeError, Text("cannot register kernel ", ShortId(spec.id), ": ", handle,
                                         " kernels are registered, the most a process can have"));
     }
     auto kernel = std::make_unique<Kernel>(std::move(spec));
     kernel->handle = handle;
-    Slot* block = blocks_[handle / kBlockSize].load(std::memory_order_relaxed);
-    if (block == nullptr) {
-      block = new Slot[kBlockSize]();
-      blocks_[handle / kBlockSize].store(block, std::memory_order_release);
-    }
     GrowIndex(handle + 1);
     // In this order, a child forked in between sees the kernel entirely or can add it again.
     Kernel* added = kernel.release();
-    block[handle % kBlockSize].store(added, std::memory_order_release);
-    count_ = handle + 1;
+    kernels_.Append(added);
     index_.load(std::memory_order_relaxed)->Insert(added);
     return added;
   }
@@ -99,7 +84,7 @@ class Table {
     const Index* old = index_.load(std::memory_order_relaxed);
     if (static_cast<size_t>(count) * 2 <= old->capacity) return;
     auto grown = std::make_unique<Index>(old->capacity * 2);
-    for (int64_t handle = 0; handle < count_; ++handle) grown->Insert(At(handle));
+    for (int64_t handle = 0; handle < kernels_.size(); ++handle) grown->Insert(At(handle));
     index_.store(grown.release(), std::memory_order_release);
   }
 
@@ -111,9 +96,8 @@ class Table {
   }
 
   std::mutex writing_;  // held while adding
-  int64_t count_ = 0;   // guarded by writing_
   std::atomic<Index*> index_;
-  std::atomic<Slot*> blocks_[kBlockCount] = {};
+  AppendOnly<Kernel> kernels_;  // by handle
 };
 
 std::atomic<TVMFFIObjectHandle> loader{nullptr};

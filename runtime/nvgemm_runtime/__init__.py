@@ -28,9 +28,11 @@ if TYPE_CHECKING:
         mm,
         scaled_mm,
     )
+    from .launch.dispatch_table import DispatchedSizes, dispatch_table
     from .launch.preload import Preloaded, preload
 
 __all__ = [
+    "DispatchedSizes",
     "Explanation",
     "Preloaded",
     "Stats",
@@ -40,6 +42,7 @@ __all__ = [
     "bmm",
     "bundles",
     "choose",
+    "dispatch_table",
     "explain",
     "gated_mm",
     "grouped_mm",
@@ -53,9 +56,11 @@ __all__ = [
 ]
 
 _NOT_IN_API = {
+    "DispatchedSizes": "launch.dispatch_table",
     "Preloaded": "launch.preload",
     "Stats": "counters",
     "__version__": "_version",
+    "dispatch_table": "launch.dispatch_table",
     "mode": "inductor.modes",
     "preload": "launch.preload",
     "reset_stats": "counters",

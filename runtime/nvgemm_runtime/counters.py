@@ -24,7 +24,8 @@ class Stats:
         jit: GEMMs for which this or another process compiled kernels at run time.
         jit_kernels: Kernels that this process had compiled.
         misses: By reason, GEMMs that got no kernel.
-        won: By kernel id, how often a call of it was written into generated code.
+        won: By kernel id, how often a call of it was written into generated code; a call that
+            chooses by m counts for each of its kernels.
         milliseconds: By what it was spent on: ``matching`` kernels, ``loading`` them, ``timing``
             them with all that their first launch takes, ``jit``, the waiting for a compiler.
     """

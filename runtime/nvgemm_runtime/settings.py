@@ -33,6 +33,10 @@ TRUST_VARIABLE = "NVGEMM_AOT_TRUST_RANKING"
 GRAPHS_VARIABLE = "NVGEMM_AOT_CUDA_GRAPHS"
 """1: the program records its compiled calls in CUDA graphs itself; see `choice_timing`."""
 
+DEFAULT_MODE_VARIABLE = "NVGEMM_AOT_DEFAULT_MODE"
+"""1: kernels that several GPUs measured to beat ATen join without max-autotune too; see
+`default_mode`."""
+
 RECORD_VARIABLE = "NVGEMM_AOT_RECORD"
 """Names the file that records every GEMM torch.compile asks choices for; see `recorder`."""
 
@@ -115,6 +119,11 @@ def trusts_rankings() -> bool:
     return _switch(TRUST_VARIABLE)
 
 
+def serves_default_mode() -> bool:
+    """Whether measured kernels join graphs that are compiled without max-autotune."""
+    return _switch(DEFAULT_MODE_VARIABLE)
+
+
 def records_graphs() -> bool:
     """Whether the user's program records calls in CUDA graphs, of which Inductor knows nothing."""
     return _switch(GRAPHS_VARIABLE)
@@ -140,7 +149,7 @@ def keeps_nvgemm() -> bool:
 
 def choosing_key() -> str:
     """The settings that change which choices there are for a GEMM, as part of a cache's key."""
-    switches = (trusts_rankings(), keeps_nvgemm(), records_graphs())
+    switches = (trusts_rankings(), keeps_nvgemm(), records_graphs(), serves_default_mode())
     return " ".join(map(str, (max_choices(), *map(int, switches))))
 
 
@@ -165,6 +174,11 @@ VARIABLES = {
         "`1`: the program records its compiled calls in CUDA graphs itself, as serving engines do, "
         "so launches never count when choices are timed. Without it that holds where Inductor "
         "makes the graphs, and where ATEN alone competes."
+    ),
+    DEFAULT_MODE_VARIABLE: (
+        "`1`: plain torch.compile, without max-autotune, uses the kernels that `nvgemm-aot tune` "
+        "measured to beat ATen on two GPUs of this product, by the sizes of each call. Nothing is "
+        "timed and nothing compiled."
     ),
     RECORD_VARIABLE: (
         "A file in which every GEMM that torch.compile meets is kept, as a manifest."

@@ -43,3 +43,25 @@ def test_refuses_times_of_another_bundle(tmp_path: Path, cpu_bundle: BuiltBundle
     done = CliRunner().invoke(ranking.main, ["compare", str(cpu_bundle.path), str(path)])
     assert done.exit_code == 1
     assert "was measured over another bundle" in done.output
+
+
+def test_a_kernel_between_two_sizes_is_one_that_is_near_the_fastest_at_both() -> None:
+    low, held, high = [100.0, 101.0, 150.0], [300.0, 120.0, 100.0], [130.0, 101.0, 100.0]
+    assert ranking.loss_between(low, held, high, 0.02) == 1.2
+    assert ranking.loss_between(low, held, high, 0.005) is None
+    assert ranking.loss_between(low, held, high, 0.6) == 1.2, "the least of both"
+
+
+def test_prints_what_is_lost_between_sizes(tmp_path: Path) -> None:
+    times = {"m1": [10.0, 11.0], "m8": [30.0, 10.0], "m16": [10.0, 12.0], "m512": [9.0, 8.0]}
+    keyed = {f"mm/tn/bf16xbf16/fp32/bf16/{m}n64k64": row for m, row in times.items()}
+    path = tmp_path / "times.json"
+    path.write_text(
+        json.dumps({"what": "ranking", "gpu": "G", "kernels": ["x", "y"], "times_ns": keyed})
+    )
+    done = CliRunner().invoke(ranking.main, ["between", str(path)])
+    assert done.exit_code == 0, done.output
+    lines = [line.split() for line in done.output.splitlines()]
+    assert lines[0] == ["G:", "2", "kernels,", "1", "pairs", "of", "n", "and", "k"]
+    assert lines[4][-6:] == ["2%", "1", "of", "1", "3.000", "(3.00)"]
+    assert lines[7][-6:] == ["2%", "1", "of", "1", "1.200", "(1.20)"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nvgemm_aot.bundle.wheel import write_wheel
 from recording_kernels import DESCRIPTOR, Record
 
 _PROGRAM = f"""
@@ -39,9 +40,13 @@ if os.environ["TEST_COMPILES"]:
         extern_kernels.mm = lambda *arguments, **options: (
             time.sleep(0.02), torch.mm(*arguments, **options)
         )[1]
-    compiled = torch.compile(model, mode="max-autotune")
-    for call in range(2):
+    plain = os.environ["TEST_PLAIN"]
+    compiled = torch.compile(model, mode=None if plain else "max-autotune")
+    for rows in (16, 8) if plain else (16, 16):
         os.truncate(os.environ["TEST_RECORD"], 0)
+        a = torch.ones(rows, 64)
+        if plain:
+            torch._dynamo.mark_dynamic(a, 0)
         results = compiled(a, b, c)
         right.append(all(map(torch.equal, results, model(a, b, c))))
 exec(os.environ["TEST_AFTER"])
@@ -103,6 +108,7 @@ class Home:
         *,
         compiles: bool = True,
         slow_aten: bool = False,
+        plain: bool = False,
         before: str = "",
         after: str = "",
         variables: Mapping[str, str] | None = None,
@@ -113,6 +119,8 @@ class Home:
             site: A directory of installed wheels, first on its path.
             compiles: Whether it compiles its model of two GEMMs and calls it twice.
             slow_aten: Whether it makes ATen lose.
+            plain: Whether it compiles without max-autotune, and for any number of rows: the second
+                call has 8 instead of 16.
             before: Code to be run before ``import torch``.
             after: Code to be run at the end.
             variables: Of its environment.
@@ -130,6 +138,7 @@ class Home:
             "TEST_RECORD": str(record.path),
             "TEST_COMPILES": "yes" if compiles else "",
             "TEST_SLOW_ATEN": "yes" if slow_aten else "",
+            "TEST_PLAIN": "yes" if plain else "",
             "TEST_BEFORE": before,
             "TEST_AFTER": after,
             **(variables or {}),
@@ -148,4 +157,13 @@ class Home:
 
     def modules(self) -> list[Path]:
         """The generated modules that call bundled kernels, in the cache."""
-        return [path for path in self.caches.rglob("*.py") if "nvgemm_aot_gemm" in path.read_text()]
+        return [path for path in self.caches.rglob("*.py") if "= nvgemm_aot_" in path.read_text()]
+
+
+def pip_install(bundle: Path, version: str, site: Path) -> Path:
+    """Make a kernel wheel of a bundle and install it into a directory, over what is there."""
+    wheel = write_wheel([bundle], name="model", version=version, out_dir=site.parent)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    command += ["--disable-pip-version-check", "--upgrade", "--target", str(site), str(wheel)]
+    subprocess.run(command, check=True)
+    return site

@@ -17,7 +17,7 @@ from torch._inductor import config
 from torch._inductor.codegen.common import custom_backend_passes
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
-from ..settings import RECORD_VARIABLE, choosing_key, jit_candidates
+from ..settings import RECORD_VARIABLE, choosing_key, jit_candidates, serves_default_mode
 from . import operators
 
 _KEY = "nvgemm_aot"
@@ -36,7 +36,7 @@ class CacheKeyPass(CustomGraphModulePass):  # type: ignore[misc]
         """A digest of the installed bundles and the settings; the same for any graph."""
         if os.environ.get(RECORD_VARIABLE):
             return f"{_KEY} {secrets.token_hex()}"  # a graph from a cache would not be recorded
-        if not (config.max_autotune or config.max_autotune_gemm):
+        if not (config.max_autotune or config.max_autotune_gemm) and not serves_default_mode():
             return _KEY
         try:
             return _key_with_choices()
@@ -77,6 +77,11 @@ def installed_digest() -> str:
         if found.problem is None:
             digest.update(_header_identity(found.path))
     return digest.hexdigest()
+
+
+def has_bundles() -> bool:
+    """Whether any bundle is installed."""
+    return installed_digest() != hashlib.sha256().hexdigest()
 
 
 def _header_identity(path: object) -> bytes:

@@ -303,10 +303,10 @@ class GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
 
     def _define(self, wrapper: Any) -> None:
         """Have the generated module define the kernel's function, once."""
-        root, stock, offer = _root(wrapper), self.stock, self.offer
-        if _is_first(root, ""):
+        root, stock, offer = root_wrapper(wrapper), self.stock, self.offer
+        if is_new_in(root, ""):
             root.imports.splice(_HEADER)
-        if _is_first(root, self.name_in_code):
+        if is_new_in(root, self.name_in_code):
             kernel = f"{offer.kernel.id!r}, {offer.origin!r}, {stock.order}, {stock.is_split}"
             root.imports.writeline(
                 f"{self.name_in_code} = nvgemm_aot_gemm({stock.fallback}, {kernel})"
@@ -314,10 +314,10 @@ class GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
 
     def _define_cpp(self, wrapper: Any) -> None:
         """Have the generated file define the kernel's variable, once."""
-        root = _root(wrapper)
-        if _is_first(root, ""):
+        root = root_wrapper(wrapper)
+        if is_new_in(root, ""):
             root.header.splice(cpp.HEADER)
-        if _is_first(root, self.name_in_code):
+        if is_new_in(root, self.name_in_code):
             root.header.splice(cpp.declaration(self.name_in_code))
 
 
@@ -354,14 +354,14 @@ class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]
         self.wrapper.writeline("}")
 
 
-def _root(wrapper: Any) -> Any:
+def root_wrapper(wrapper: Any) -> Any:
     """The wrapper of the whole module, of which subgraphs have wrappers of their own."""
     while hasattr(wrapper, "parent_wrapper"):
         wrapper = wrapper.parent_wrapper
     return wrapper
 
 
-def _is_first(root: Any, name: str) -> bool:
+def is_new_in(root: Any, name: str) -> bool:
     """Whether a module does not define a name yet; from now on it does."""
     defined: set[str] = root.__dict__.setdefault("nvgemm_aot_names", set())
     if name in defined:

@@ -24,8 +24,15 @@ from ..gemm.aten import UNSERVED, AtenGemm
 from ..gemm.problem import Problem
 from ..recording.recorder import chosen_target, recorder
 from ..recording.text import gemm_line
-from ..settings import MODE_VARIABLE, Mode, max_choices, records_graphs, trusts_rankings
-from . import report, torch_nvgemm
+from ..settings import (
+    MODE_VARIABLE,
+    Mode,
+    max_choices,
+    records_graphs,
+    serves_default_mode,
+    trusts_rankings,
+)
+from . import cache_key, report, torch_nvgemm
 from .choice_timing import time_beside_inductor, time_on_gpu
 from .choices import GemmChoice, StockCall, gemm_choices, obstacles
 from .modes import OPTION, current_mode
@@ -70,7 +77,9 @@ def join(choices: list[Any]) -> list[Any]:
             return choices
         if not is_alternative():
             record_gemm(lambda: gemm.call)
-        if not (config.max_autotune or config.max_autotune_gemm) or current_mode() is Mode.OFF:
+        if not (config.max_autotune or config.max_autotune_gemm):
+            return _join_in_default_mode(choices, gemm)
+        if current_mode() is Mode.OFF:
             return choices
         _summarize_at_the_end()
         return _join_kernels(choices, gemm)
@@ -80,6 +89,19 @@ def join(choices: list[Any]) -> list[Any]:
             # Counts as a miss; an error only in mode required.
             _miss(str(gemm), [f"a mistake of nvgemm-aot: {type(error).__name__}: {error}"])
         return choices
+
+
+def _join_in_default_mode(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
+    """The choices without max-autotune, of which there is one, and nothing is timed."""
+    if not serves_default_mode() or current_mode() is Mode.OFF:
+        return choices
+    if is_alternative() or not cache_key.has_bundles():
+        return choices
+    # Imported here, so that compiling without bundles does not pay for it.
+    from .default_mode import join_measured
+
+    _summarize_at_the_end()
+    return join_measured(choices, gemm)
 
 
 def record_gemm(read: Callable[[], AtenGemm]) -> None:

@@ -117,7 +117,7 @@ def _match_or_compile(
 ) -> Offers:
     wanted = declarable(gemm, asked)
     problem = wanted if isinstance(wanted, Problem) else None
-    facts = _facts(gemm)
+    facts = facts_for(gemm)
     make_offers = functools.partial(_make_offers, facts, problem, terms)
     matched = _match(asked, facts)
     pending = None
@@ -169,7 +169,7 @@ def start_compiling(gemms: Iterable[AtenGemm]) -> None:
         asked = read_requests(gemm)
         problem = declarable(gemm, asked)
         if isinstance(asked, tuple) and isinstance(problem, Problem):
-            facts = _facts(gemm)
+            facts = facts_for(gemm)
             if _is_uncovered(_match(asked, facts)[1]):
                 client.request(problem, facts)
 
@@ -190,7 +190,7 @@ def _split(offers: Offers, product: AtenGemm, limit: int) -> Offers:
     return replace(offers, reasons=(*offers.reasons, *more))
 
 
-def _facts(gemm: AtenGemm) -> DeviceFacts:
+def facts_for(gemm: AtenGemm) -> DeviceFacts:
     """The device that it is computed on, and whether results may depend on timing."""
     from torch._inductor import config
 

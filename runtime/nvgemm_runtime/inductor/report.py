@@ -74,6 +74,13 @@ def used(gemm: str, name: str, kernel_id: str) -> None:
     _report({"event": "used", "gemm": gemm, "name": name})
 
 
+def used_by_m(gemm: str, name: str, kernel_ids: Sequence[str]) -> None:
+    """Report that a call was generated which chooses among kernels by the rows of A."""
+    for kernel_id in kernel_ids:
+        COUNTERS.win(kernel_id)
+    _report({"event": "used", "gemm": gemm, "name": name, "kernels": list(kernel_ids)})
+
+
 def summarize(_: object) -> None:
     """Log one line of what was counted since the last such line, if any GEMM was met."""
     news = COUNTERS.news()

@@ -66,32 +66,16 @@ def gemm(
     """
     if split:
         return _split(aten, gemm(_raise_not_computed, kernel_id, origin), order)
-    _named.setdefault(kernel_id, origin)
-    lock = threading.Lock()
-    loaded: _TryLaunch | None = None
+    expect(kernel_id, origin)
     proven: _TryLaunch | None = None  # once the kernel has run, or is known not to
 
-    def first_launch(
-        a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *extras: torch.Tensor
-    ) -> bool:
-        nonlocal loaded, proven
-        with lock:
-            loaded = loaded or _find_launch(kernel_id, origin, a.device)
-            try:
-                done = loaded(a, b, out, *extras)
-            except Exception as error:
-                done = False
-                if _is_out_of_memory(error):  # there may be enough at the next call
-                    _log.warning("kernel %s: %s; ATen computes this GEMM", kernel_id[:12], error)
-                else:
-                    # A kernel that never ran here, say because the driver cannot load it.
-                    _warn(origin, f"kernel {kernel_id[:12]}: {error}")
-                    loaded = _refuse
-            if done or loaded is _refuse:
-                proven = loaded
-            return done
+    def settle(handle: int | None) -> None:
+        nonlocal proven
+        proven = _refuse if handle is None else _launch_of(handle)
 
-    # Nearly all calls are of two tensors, and sorting tensors takes as long as checking them.
+    first_launch = launch_first(kernel_id, origin, settle)
+
+    # Most calls are of two tensors, and sorting tensors takes as long as checking them.
     def call_in_order(
         a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, **options: object
     ) -> torch.Tensor:
@@ -108,16 +92,25 @@ def gemm(
         return aten(*tensors, out=out, **options)
 
     call = call_in_order if order == (0, 1) else call_sorted
-    _load_ahead(kernel_id, origin)
-    return _checked(call, order) if is_debugging() else call
+    return checked(call, order) if is_debugging() else call
 
 
-def _load_ahead(kernel_id: str, origin: str) -> None:
-    """Load a kernel onto the device at hand, so that no call waits for that.
+_named: dict[str, str] = {}
+"""The kernels that generated code of this process may call: by id, what brought them."""
+
+
+def named_kernels() -> dict[str, str]:
+    """The kernels that generated code loaded so far may call: by id, what brought them."""
+    return dict(_named)
+
+
+def expect(kernel_id: str, origin: str) -> None:
+    """Note that generated code may call a kernel, and load it onto the device at hand.
 
     Generated modules are loaded where they are about to run, mostly on the current device. On
     another one, and where this fails, the first call loads the kernel, or says why it cannot.
     """
+    _named.setdefault(kernel_id, origin)
     device = _device_at_hand()
     kernel = None if device is None else prepare(kernel_id, origin, device)
     if device is None or kernel is None:
@@ -135,16 +128,60 @@ def _device_at_hand() -> torch.device | None:
     return usual_device() if torch.cuda.is_initialized() else None
 
 
-def _checked(call: GeneratedCall, order: tuple[int, ...]) -> GeneratedCall:
+def launch_first(kernel_id: str, origin: str, settle: Callable[[int | None], None]) -> _TryLaunch:
+    """Make a function that launches a kernel as long as it has not run here.
+
+    It returns False where the kernel does not compute: it cannot take the operands, memory is
+    short, or it is missing or fails, for which there is one warning a wheel.
+
+    Args:
+        kernel_id: The kernel.
+        origin: What brought it.
+        settle: Is called once the kernel has run, with its handle; or with None once it is known
+            that it never will.
+    """
+    lock = threading.Lock()
+    loaded: _TryLaunch | None = None
+    handle: int | None = None
+
+    def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *extras: torch.Tensor) -> bool:
+        nonlocal loaded, handle
+        with lock:
+            if loaded is None:
+                kernel = prepare(kernel_id, origin, a.device)
+                handle = None if kernel is None else kernel.handle
+                loaded = _refuse if handle is None else _launch_of(handle)
+            try:
+                done = loaded(a, b, out, *extras)
+            except Exception as error:
+                done = False
+                if _is_out_of_memory(error):  # there may be enough at the next call
+                    _log.warning("kernel %s: %s; ATen computes this GEMM", kernel_id[:12], error)
+                else:
+                    # A kernel that never ran here, say because the driver cannot load it.
+                    warn(origin, f"kernel {kernel_id[:12]}: {error}")
+                    loaded, handle = _refuse, None
+            if done or loaded is _refuse:
+                settle(handle)
+            return done
+
+    return launch
+
+
+def _launch_of(handle: int) -> _TryLaunch:
+    return functools.partial(native.load().try_launch, handle)
+
+
+def checked(call: GeneratedCall, order: tuple[int, ...]) -> GeneratedCall:
     """A call that checks the ends of groups first, for which it waits for the device."""
 
-    def checked(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
+    def check(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
         a, b, *extras = (tensors[place] for place in order)
         if (a.dim(), b.dim()) == RANKS[Op.GROUPED_MM]:
             check_offset_values(extras[0], a.shape[0])
         return call(*tensors, out=out, **options)
 
-    return checked
+    return check
 
 
 def _split(
@@ -174,15 +211,6 @@ def _raise_not_computed(
     raise _NotComputedError
 
 
-_named: dict[str, str] = {}
-"""The kernels that generated code of this process may call: by id, what brought them."""
-
-
-def named_kernels() -> dict[str, str]:
-    """The kernels that generated code loaded so far may call: by id, what brought them."""
-    return dict(_named)
-
-
 def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> LoadedKernel | None:
     """Load a kernel that code was compiled for; None, with one warning a wheel, where that fails.
 
@@ -194,7 +222,7 @@ def prepare(kernel_id: str, origin: str, device: torch.device | None = None) -> 
     try:
         return load_for(kernel_id, _device_facts(device))
     except Exception as error:  # ATen can always compute it.
-        _warn(origin, f"kernel {kernel_id[:12]}: {error}")
+        warn(origin, f"kernel {kernel_id[:12]}: {error}")
         return None
 
 
@@ -234,11 +262,6 @@ def usual_device() -> torch.device:
     return torch.device("cpu")
 
 
-def _find_launch(kernel_id: str, origin: str, device: torch.device) -> _TryLaunch:
-    kernel = prepare(kernel_id, origin, device)
-    return functools.partial(native.load().try_launch, kernel.handle) if kernel else _refuse
-
-
 def _is_out_of_memory(error: Exception) -> bool:
     import torch
 
@@ -252,7 +275,7 @@ def _refuse(*tensors: torch.Tensor) -> bool:
 _warned: set[str] = set()
 
 
-def _warn(origin: str, reason: str) -> None:
+def warn(origin: str, reason: str) -> None:
     """Log one warning a wheel: where one of its kernels is missing, the others mostly are too."""
     if origin not in _warned:
         _warned.add(origin)

@@ -12,7 +12,7 @@ import functools
 import importlib.resources
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,9 @@ from .fakes import register_fakes
 ABI = 4
 """Version of the operators' schemas, which ``torch.ops.nvgemm_aot.abi()`` returns: kAbi of
 runtime/csrc/torch_ops.h."""
+
+ATEN_HANDLE = -1
+"""Stands for ATen in a dispatch table: kAten of runtime/csrc/dispatch_table.h."""
 
 DEVICE_TYPE_CPU = 1
 DEVICE_TYPE_CUDA = 2
@@ -65,6 +68,12 @@ class Native:
             and tracing, see `nvgemm_runtime.launch.fast_path`.
         try_launch: ``try_launch(handle, a, b, out, *extras)`` is as ``launch``, but False, with
             nothing launched, where that raises ValueError or TypeError, and True otherwise.
+        try_dispatch: ``try_dispatch(table, a, b, out, *extras)`` is as ``try_launch`` of the kernel
+            that a table has for the rows of A: True where it computed, and False, with nothing
+            launched, where it cannot take the operands or ATen is to compute. Where that kernel is
+            not set yet, it launches nothing and returns its place as an int.
+        set_in_table: ``set_in_table(table, place, handle)`` sets the kernel at a place of a table,
+            or with `ATEN_HANDLE` has ATen compute there. May be called from any thread.
         open_kernel: ``open_kernel(image, symbol, name)`` loads a payload for as long as the process
             lives and gives the address of the function it exports as ``symbol``. The image must be
             whole. It raises NoKernelError, which calls the payload ``name``, for one that cannot be
@@ -89,6 +98,8 @@ class Native:
 
     launch: Callable[..., None]
     try_launch: Callable[..., bool]
+    try_dispatch: Callable[..., bool | int]
+    set_in_table: Callable[[int, int, int], None]
     open_kernel: Callable[[bytes, str, str], int]
     find_kernel: Callable[[str], int | None]
     out_dtype: Callable[[str], Any]
@@ -96,6 +107,28 @@ class Native:
     set_loader: Callable[[Callable[..., object] | None], None]
     set_library_keeps_lock: Callable[[bool], None]
     _register_kernel: Callable[..., int]
+    _register_table: Callable[..., int]
+
+    def register_table(self, bounds: Sequence[int], places: Sequence[int]) -> int:
+        """Make a table that says which kernel computes, by the rows of A.
+
+        Args:
+            bounds: Rising: the first number of rows of each segment but the first.
+            places: Of each segment, one more than bounds: the place of its kernel, from 0, or
+                `ATEN_HANDLE` where ATen computes. Nothing is set at any place yet.
+
+        Returns:
+            The handle that `try_dispatch` takes, valid in this process. A table is never freed.
+
+        Raises:
+            ValueError: If bounds do not rise, or are not one fewer than places.
+        """
+        if len(places) != len(bounds) + 1:
+            raise ValueError(
+                f"{len(bounds)} bounds need {len(bounds) + 1} places, {places} are given"
+            )
+        segments = (one for segment in zip(bounds, places[1:]) for one in segment)
+        return self._register_table(max(places) + 1, places[0], *segments)
 
     def register_kernel(
         self,
@@ -249,6 +282,8 @@ def _load() -> Native:
     native = Native(
         launch=module["launch"],
         try_launch=module["try_launch"],
+        try_dispatch=module["try_dispatch"],
+        set_in_table=module["set_in_table"],
         open_kernel=module["open_kernel"],
         find_kernel=module["find_kernel"],
         out_dtype=module["out_dtype"],
@@ -256,6 +291,7 @@ def _load() -> Native:
         set_loader=module["set_loader"],
         set_library_keeps_lock=module["set_library_keeps_lock"],
         _register_kernel=module["register_kernel"],
+        _register_table=module["register_table"],
     )
     register_fakes(native.out_dtype)
     register_refusals()

@@ -11,13 +11,14 @@ from __future__ import annotations
 import enum
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..bundle.format import Measured, RankingSource, Scope, UnservedReason
 from ..gemm.problem import Problem, Signature
 from .device import DeviceFacts, TorchVersions
+from .dispatch import MAX_WORKSPACE_BYTES
 from .nearest import Around
 from .ranking import MeasuredTimes, order_between, waves
 from .refusals import (
@@ -190,6 +191,27 @@ class Index:
         )
         return Miss(reasons=(reason, *self.refusals))
 
+    def declared_sizes(self, problem: Problem) -> Mapping[int, Sequence[UsableRanking]]:
+        """By m, the rankings of declared problems that have all else of a problem in common.
+
+        Of several rankings of one problem, those first that are preferred.
+        """
+        return self._rows.get(_all_but_m(problem), {})
+
+    def why_left_out(self, problem: Problem) -> str | None:
+        """Why the build made no kernel for a problem that was declared; None if it was not."""
+        if problem in self._declared or problem not in self._unserved:
+            return None
+        bundle, why = self._unserved[problem]
+        return f"{bundle}: {why.text}"
+
+    @functools.cached_property
+    def _rows(self) -> dict[object, dict[int, list[UsableRanking]]]:
+        rows: dict[object, dict[int, list[UsableRanking]]] = {}
+        for declared, rankings in self._declared.items():
+            rows.setdefault(_all_but_m(declared), {})[declared.m] = rankings
+        return rows
+
     def _can_interpolate(self, around: Around[UsableRanking]) -> bool:
         """Whether what was measured of the rankings around a problem holds on this device.
 
@@ -297,6 +319,10 @@ class Index:
         return ", ".join(sorted(signature.key for signature in self._sizes))
 
 
+def _all_but_m(problem: Problem) -> object:
+    return problem.signature, problem.n, problem.k, problem.batch, problem.groups
+
+
 def _usable_rankings(
     bundle: BundleView, facts: DeviceFacts
 ) -> tuple[list[UsableRanking], list[str]]:
@@ -316,10 +342,6 @@ def _usable_rankings(
     counts = Counter(reason for reason in reasons if reason is not None)
     told = [f"{count} kernels are left out: {why}" for why, count in sorted(counts.items())]
     return rankings, told
-
-
-MAX_WORKSPACE_BYTES = 64 << 20
-"""For sizes that were not declared: kernels that need more memory are left out if others serve."""
 
 
 def _with_small_workspaces(
@@ -373,6 +395,14 @@ class LayeredIndex:
         if isinstance(found_in_cache, Match):
             return found_in_cache
         return Miss(reasons=(*found.reasons, *kept.refusals))
+
+    def declared_sizes(self, problem: Problem) -> Mapping[int, Sequence[UsableRanking]]:
+        """As `Index.declared_sizes`, of what was shipped: what a JIT keeps is estimated."""
+        return self._layers[0].declared_sizes(problem)
+
+    def why_left_out(self, problem: Problem) -> str | None:
+        """As `Index.why_left_out`, of what was shipped."""
+        return self._layers[0].why_left_out(problem)
 
 
 def first_served(

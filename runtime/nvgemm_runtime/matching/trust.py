@@ -7,7 +7,7 @@ as they were measured. Estimates, and times of other GPUs or sizes, change nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -76,7 +76,7 @@ def decide(
         return _open(match.kernels, terms, "")
     kernels = [served.kernel for served in match.kernels]
     obstacle = why_order_is_open(measured, match.source, facts, kernels)
-    obstacle = obstacle or _why_not_these(match, request)
+    obstacle = obstacle or why_unlike_measured(request) or _why_without_the_first(match.kernels)
     if obstacle is not None:
         return _open(match.kernels, terms, obstacle)
     winner = match.kernels[0]
@@ -85,7 +85,7 @@ def decide(
         f"{measured.standing} on {match.source.gpu}, {conditions.date}: "
         f"{winner.time_ns / 1e3:.1f} us"
     )
-    obstacle = why_aten_is_open(measured, conditions, versions) or _why_another_aten(request, terms)
+    obstacle = why_aten_is_open(measured, conditions, versions) or why_another_aten(request, terms)
     if measured.aten is None or obstacle is not None:
         return _open(_contending(match.kernels, measured), terms, f"{told}; {obstacle}")
     told += f", ATen {measured.aten.time_ns / 1e3:.1f} us"
@@ -125,7 +125,7 @@ def _contending(
     return tuple(served for served in kernels if interval(served)[0] <= reach)
 
 
-def _why_not_these(match: Match, request: Request) -> str | None:
+def why_unlike_measured(request: Request) -> str | None:
     """Why times do not hold for these operands, or None: `tune` measures compact, aligned ones."""
     if not request.is_compact:
         return "measured without gaps between rows or matrices, which these operands have"
@@ -135,12 +135,10 @@ def _why_not_these(match: Match, request: Request) -> str | None:
             f"measured with operands aligned to {least & -least} bytes or more, these are to "
             f"{request.alignment_bytes}"
         )
-    if match.kernels[0].rank:
-        return "the kernel that was measured to be the fastest does not serve here"
     return None
 
 
-def _why_another_aten(request: Request, terms: Terms) -> str | None:
+def why_another_aten(request: Request, terms: Terms) -> str | None:
     """Why ATen's time differs from the measured one, or None."""
     scales = request.problem.signature.scales
     if terms.is_precise and (scales is None or scales.block is None):
@@ -148,6 +146,27 @@ def _why_another_aten(request: Request, terms: Terms) -> str | None:
     if terms.aten_setting is not None:
         return f"ATen was measured as it is usually set: {terms.aten_setting}"
     return None
+
+
+def _why_without_the_first(kernels: Sequence[MatchedKernel]) -> str | None:
+    """Why what serves of a ranking's kernels says nothing of its verdict, or None."""
+    if not kernels or kernels[0].rank:
+        return "the kernel that was measured to be the fastest does not serve here"
+    return None
+
+
+def why_times_are_open(
+    measured: Measured,
+    source: RankingSource,
+    kernels: Sequence[MatchedKernel],
+    facts: DeviceFacts,
+    versions: TorchVersions,
+) -> str | None:
+    """Why the times of these kernels and of ATen do not hold on a device with a torch, or None."""
+    assert source.conditions is not None
+    reason = why_order_is_open(measured, source, facts, (served.kernel for served in kernels))
+    reason = reason or _why_without_the_first(kernels)
+    return reason or why_aten_is_open(measured, source.conditions, versions)
 
 
 def why_order_is_open(

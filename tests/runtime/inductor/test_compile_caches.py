@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import cpu_provider
 import recording_kernels
-from fresh_processes import Home, Ran
+from fresh_processes import Home, Ran, pip_install
 from nvgemm_aot.build.pipeline import BuiltBundle
-from nvgemm_aot.bundle.wheel import write_wheel
 from nvgemm_aot.storage.cache import Cache
 
 KERNELS = ["Cpu_16x16", "Cpu_16x16"]
 """What the program's two GEMMs launch when kernels won."""
-
-
-def pip_install(bundle: BuiltBundle, version: str, site: Path) -> Path:
-    """Make a kernel wheel of a bundle and install it into a directory, over what is there."""
-    wheel = write_wheel([bundle.path], name="model", version=version, out_dir=site.parent)
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
-    command += ["--disable-pip-version-check", "--upgrade", "--target", str(site), str(wheel)]
-    subprocess.run(command, check=True)
-    return site
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +26,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 @pytest.fixture(scope="module")
 def site(recording_bundle: BuiltBundle, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where version 1.0 of a kernel wheel is installed."""
-    return pip_install(recording_bundle, "1.0", tmp_path_factory.mktemp("wheels") / "site")
+    return pip_install(recording_bundle.path, "1.0", tmp_path_factory.mktemp("wheels") / "site")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +39,7 @@ def upgraded_site(
         [cpu_provider.problem()], directory / "bundle", kernel_cache, recording_kernels.Sleeping()
     )
     shutil.copytree(site, directory / "site")
-    return pip_install(other, "2.0", directory / "site")
+    return pip_install(other.path, "2.0", directory / "site")
 
 
 @pytest.fixture(scope="module")

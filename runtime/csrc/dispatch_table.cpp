@@ -1,0 +1,111 @@
+#include "dispatch_table.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <mutex>
+#include <new>
+#include <utility>
+
+#include "append_only.h"
+#include "failure.h"
+
+namespace nvgemm {
+namespace {
+
+// What is at a place before anything is set there. Its address is what counts.
+Kernel* Unset() {
+  static char unset;
+  return reinterpret_cast<Kernel*>(&unset);
+}
+
+class Tables {
+ public:
+  Tables() {
+    // The mutex of a forked child may be held by a thread that it does not have.
+    pthread_atfork(nullptr, nullptr, [] { new (&Instance()->writing_) std::mutex(); });
+  }
+
+  // Never destroyed: torch or Python may launch while the process exits.
+  static Tables* Instance() {
+    static Tables* const tables = new Tables();
+    return tables;
+  }
+
+  DispatchTable* At(int64_t handle) const { return tables_.At(handle); }
+
+  int64_t Add(std::unique_ptr<DispatchTable> table) {
+    const std::lock_guard<std::mutex> lock(writing_);
+    const int64_t handle = tables_.size();
+    if (handle == tables_.kMaxSize) {
+      throw Failure(kRuntimeError, Text("cannot register a dispatch table: ", handle,
+                                        " are registered, the most a process can have"));
+    }
+    tables_.Append(table.release());
+    return handle;
+  }
+
+ private:
+  std::mutex writing_;  // held while adding
+  AppendOnly<DispatchTable> tables_;
+};
+
+}  // namespace
+
+DispatchTable::DispatchTable(int64_t places, std::vector<int64_t> bounds,
+                             std::vector<int64_t> segments)
+    : bounds_(std::move(bounds)),
+      segments_(std::move(segments)),
+      places_(places),
+      kernels_(new std::atomic<Kernel*>[static_cast<size_t>(std::max<int64_t>(places, 0))]) {
+  for (int64_t place = 0; place < places_; ++place) {
+    kernels_[static_cast<size_t>(place)].store(Unset(), std::memory_order_relaxed);
+  }
+  if (segments_.size() != bounds_.size() + 1) {
+    throw Failure(kValueError, Text("a dispatch table has ", segments_.size(), " segments and ",
+                                    bounds_.size(), " bounds; must have one segment more"));
+  }
+  for (size_t i = 1; i < bounds_.size(); ++i) {
+    if (bounds_[i] > bounds_[i - 1]) continue;
+    throw Failure(kValueError, Text("bounds of a dispatch table: ", bounds_[i], " follows ",
+                                    bounds_[i - 1], "; must rise"));
+  }
+  for (const int64_t place : segments_) {
+    if (place >= kAten && place < places_) continue;
+    throw Failure(kValueError, Text("a segment of a dispatch table has the place ", place,
+                                    "; must be in ", kAten, "..", places_ - 1));
+  }
+}
+
+int64_t DispatchTable::PlaceOf(int64_t m) const {
+  const auto above = std::upper_bound(bounds_.begin(), bounds_.end(), m);
+  return segments_[static_cast<size_t>(above - bounds_.begin())];
+}
+
+DispatchTable::Entry DispatchTable::At(int64_t place) const {
+  Kernel* const kernel = kernels_[static_cast<size_t>(place)].load(std::memory_order_acquire);
+  const bool is_set = kernel != Unset();
+  return {is_set, is_set ? kernel : nullptr};
+}
+
+void DispatchTable::Set(int64_t place, Kernel* kernel) {
+  if (place < 0 || place >= places_) {
+    throw Failure(kValueError, Text("a dispatch table has no place ", place, "; it has ", places_));
+  }
+  kernels_[static_cast<size_t>(place)].store(kernel, std::memory_order_release);
+}
+
+int64_t RegisterDispatchTable(std::unique_ptr<DispatchTable> table) {
+  return Tables::Instance()->Add(std::move(table));
+}
+
+DispatchTable* DispatchTableOfHandle(int64_t handle) {
+  DispatchTable* const table = Tables::Instance()->At(handle);
+  if (table == nullptr) {
+    throw Failure(kValueError, Text("no dispatch table has the handle ", handle,
+                                    "; use one that register_table returned in this process"));
+  }
+  return table;
+}
+
+}  // namespace nvgemm

@@ -1,0 +1,184 @@
+"""What joins without max-autotune: kernels that were measured to beat ATen, and nothing is timed.
+
+Only rankings that several GPUs of the product confirm count, and only kernels that round where
+ATen's operator does: those of the operator itself, with nothing fused and no sum split.
+
+The names of torch that are used here are private; they were run on torch 2.13, and read on 2.11.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from torch._inductor import config
+from torch._inductor.virtualized import V
+
+from ..counters import COUNTERS
+from ..errors import RequiredError
+from ..gemm.aten import OPERATORS, UNSERVED, kernel_order
+from ..gemm.problem import Problem
+from ..installed.registry import INSTALLATION
+from ..launch.dispatch_table import find_dispatch
+from ..matching.device import DeviceFacts
+from ..matching.dispatch import Dispatch
+from ..recording.declarable import read_requests
+from ..settings import DEFAULT_MODE_VARIABLE, MODE_VARIABLE, Mode
+from . import report
+from .choices import GemmChoice, StockCall
+from .dispatched_choices import DispatchedChoice, DispatchOffer
+from .modes import current_mode
+from .offers import Offer, facts_for
+from .reading import AutotunedGemm
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Range:
+    """The m that a graph can take: ``least..most``, no end if ``most`` is None."""
+
+    least: int
+    most: int | None
+
+    @property
+    def is_one(self) -> bool:
+        return self.least == self.most
+
+    def __contains__(self, m: int) -> bool:
+        return self.least <= m and (self.most is None or m <= self.most)
+
+
+def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
+    """The choices for a GEMM; where measured kernels compute it at some m, one choice of these.
+
+    Raises:
+        RequiredError: If kernels are required, the GEMM is declared, and its kernel cannot be
+            used.
+    """
+    if not gemm.is_served:
+        reason = UNSERVED[gemm.op].reason if gemm.op in UNSERVED else "ATen is not its choice"
+        return _miss(choices, str(gemm), reason)
+    asked = read_requests(gemm.call)
+    if isinstance(asked, str):
+        return _miss(choices, str(gemm), asked)
+    facts = facts_for(gemm.call)
+    with COUNTERS.spending("matching"):
+        request, decided = find_dispatch(asked, facts, is_precise=gemm.call.is_precise)
+    problem = request.problem
+    rows = _rows(gemm)
+    if rows is None:
+        reason = "a size other than m is dynamic, and measured rankings are of one n and k each"
+        return _miss(choices, problem.key, reason)
+    table = decided.table.within(rows.least, rows.most)
+    obstacle = _obstacle(gemm, rows) if table.has_kernels else None
+    _require(problem, rows, decided, facts, obstacle)
+    if obstacle is not None:
+        return _miss(choices, problem.key, obstacle)
+    if not table.has_kernels:
+        return _none_faster(choices, problem, rows, decided)
+    stock = StockCall.of_choice(gemm.op, problem.key, gemm.choice)
+    kernels = {kernel_id: decided.measured[kernel_id] for kernel_id in table.used}
+    offers = {
+        kernel_id: Offer(kernel=one.kernel, origin=one.bundle.origin)
+        for kernel_id, one in kernels.items()
+    }
+    offer = DispatchOffer(table=table, kernels=offers)
+    choice: GemmChoice | DispatchedChoice
+    if table.bounds:
+        choice = DispatchedChoice(stock, offer)
+    else:
+        choice = GemmChoice(stock, offers[table.kernels[0]])
+    is_measured = any(size.m == problem.m for size in decided.sizes)
+    _log.debug("%s: chosen by measurement: %s", problem.key, offer)
+    report.met(
+        problem.key,
+        basis="declared" if is_measured else "signature",
+        offered={choice.name: str(choice.description)},
+        measured=f"dispatched by m: {offer}",
+    )
+    return [choice]
+
+
+def _rows(gemm: AutotunedGemm) -> _Range | None:
+    """The m that the graph can take; None where another size is dynamic."""
+    nodes = gemm.choice.input_nodes
+    a, b = (nodes[place].get_size() for place in kernel_order(gemm.op, len(nodes))[:2])
+    if not all(map(_is_known, (*a[:-2], a[-1], *b))):
+        return None
+    m = V.graph.sizevars.simplify(a[-2])
+    if _is_known(m):
+        return _Range(least=int(m), most=int(m))
+    bounds = V.graph.sizevars.shape_env.bound_sympy(m)
+    most = int(bounds.upper) if _is_known(bounds.upper) else None
+    return _Range(least=int(bounds.lower) if _is_known(bounds.lower) else 0, most=most)
+
+
+def _is_known(extent: Any) -> bool:
+    """Whether a size is a number."""
+    return isinstance(extent, int) or bool(getattr(extent, "is_Integer", False))
+
+
+def _obstacle(gemm: AutotunedGemm, rows: _Range) -> str | None:
+    """Why no measured kernel can be called here, or None."""
+    if not config.cpp_wrapper:
+        return None
+    if not OPERATORS[gemm.op].has_cpp_call:
+        return f"generated C++ cannot call ATen's {gemm.op} with an existing tensor as its result"
+    return None if rows.is_one else "generated C++ does not choose by m"
+
+
+def _none_faster(
+    choices: list[Any], problem: Problem, rows: _Range, decided: Dispatch
+) -> list[Any]:
+    """ATen's choices, where no kernel is to compute."""
+    if any(size.m in rows for size in decided.sizes):
+        told = "ATen was measured to be faster"
+        report.met(problem.key, basis="declared", measured=told)
+        return choices
+    reason = "measured rankings name no kernel for this n and k at any m that the graph can take"
+    told = "; ".join([reason, *_why_open(rows, decided)[:_MOST_REASONS]])
+    return _miss(choices, problem.key, told)
+
+
+_MOST_REASONS = 3
+"""Most declared sizes that a message says something of."""
+
+
+def _why_open(rows: _Range, decided: Dispatch) -> list[str]:
+    """Why declared problems of a graph decide nothing."""
+    return [f"m {m}: {why}" for m, why in decided.open.items() if m in rows]
+
+
+def _require(
+    problem: Problem, rows: _Range, decided: Dispatch, facts: DeviceFacts, obstacle: str | None
+) -> None:
+    """Refuse declared problems without their kernels, where kernels are required."""
+    if current_mode() is not Mode.REQUIRED:
+        return
+    reasons = _why_open(rows, decided)
+    left_out = INSTALLATION.index(facts).why_left_out(problem)
+    if left_out is not None:
+        reasons.append(left_out)
+    if obstacle is not None:
+        reasons.append(obstacle)
+    if not reasons:
+        return
+    report.met(problem.key, basis="miss", reasons=reasons)
+    lines = [
+        f"{problem.key}: declared, and compiled without its kernel, which {MODE_VARIABLE}=required "
+        f"does not allow:",
+        *(f"  {reason}" for reason in reasons),
+        f"without max-autotune ({DEFAULT_MODE_VARIABLE}=1), kernels are used where nvgemm-aot tune "
+        "measured them on two GPUs of this product with this torch; tune the bundle, or compile "
+        "with max-autotune",
+    ]
+    raise RequiredError("\n".join(lines), tuple(reasons))
+
+
+def _miss(choices: list[Any], gemm: str, reason: str) -> list[Any]:
+    """ATen's choices; nobody declared the GEMM, or none of its kernels can be used."""
+    _log.debug("%s: no bundled kernel: %s", gemm, reason)
+    report.met(gemm, basis="miss", reasons=[reason])
+    return choices

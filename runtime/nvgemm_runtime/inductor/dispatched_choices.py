@@ -1,0 +1,167 @@
+"""A table of kernels by m as one of Inductor's choices, and the call that it becomes.
+
+The names of torch that are used here are private; they were run on torch 2.13, and read on 2.11.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._inductor import ir
+from torch._inductor import select_algorithm as autotuning
+from torch._inductor.virtualized import V
+
+from ..matching.dispatch import ATEN, DispatchTable
+from . import report
+from .choices import StockCall, is_new_in, root_wrapper
+from .reading import is_alternative
+
+if TYPE_CHECKING:
+    from .offers import Offer
+
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatchOffer:
+    """Kernels that compute a GEMM by its m.
+
+    Attributes:
+        table: The kernel for each m.
+        kernels: Each of them, by id.
+    """
+
+    table: DispatchTable
+    kernels: Mapping[str, Offer]
+
+    @property
+    def origins(self) -> dict[str, str]:
+        """By id, what brought each kernel."""
+        return {kernel_id: offer.origin for kernel_id, offer in self.kernels.items()}
+
+    def __str__(self) -> str:
+        """In words, e.g. ``ATen, from m 16 Cpu_8x32, from m 25 ATen``."""
+        names = [
+            "ATen" if kernel_id == ATEN else self.kernels[kernel_id].kernel.operator
+            for kernel_id in self.table.kernels
+        ]
+        later = (f"from m {bound} {name}" for bound, name in zip(self.table.bounds, names[1:]))
+        return ", ".join([names[0], *later])
+
+    def name_for(self, stock: StockCall) -> str:
+        """Its name for a call in generated code: other tables have others."""
+        text = repr((self.table.bounds, self.table.kernels, sorted(self.origins.items())))
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return f"nvgemm_{stock.op.lstrip('_')}_by_m_{digest[:12]}"
+
+
+def _benchmarked(
+    *tensors: torch.Tensor,
+    bounds: tuple[int, ...],
+    kernels: tuple[str, ...],
+    order: tuple[int, ...],
+    out: torch.Tensor,
+    **_: Any,
+) -> torch.Tensor:
+    """What Inductor times, should it ever: the kernel for these operands, and never ATen."""
+    from ..launch.select import load_kernel
+
+    a, b, *extras = (tensors[place] for place in order)
+    kernel_id = DispatchTable(bounds=bounds, kernels=kernels).at(a.shape[-2])
+    load_kernel(kernel_id).launch(a, b, out, *extras)
+    return out
+
+
+_CHOICE = autotuning.ExternKernelChoice(_benchmarked, name="nvgemm_aot_by_m")
+"""Inductor finds the function by this name."""
+
+
+class DispatchedChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
+    """A table of kernels as one of Inductor's choices."""
+
+    def __init__(self, stock: StockCall, offer: DispatchOffer) -> None:
+        kwargs = {
+            **stock.options,
+            "bounds": offer.table.bounds,
+            "kernels": offer.table.kernels,
+            "order": stock.order,
+        }
+        super().__init__(_CHOICE, stock.inputs, stock.layout, kwargs)
+        self.stock = stock
+        self.offer = offer
+        self.name = offer.name_for(stock)
+        self.description = str(offer)
+
+    def benchmark(self, *args: torch.Tensor, out: torch.Tensor) -> float:
+        """Milliseconds of the kernel for these operands; infinite where ATen computes them."""
+        try:
+            return float(super().benchmark(*args, out=out))
+        except Exception as error:
+            _log.debug("%s is not offered: %s", self.name, error)
+            return math.inf
+
+    def output_node(self) -> Any:
+        """The node that Inductor schedules."""
+        return ir.TensorBox.create(DispatchedNode(self.stock, self.offer))
+
+    def __str__(self) -> str:
+        return f"DispatchedChoice({self.name}, {self.offer})"
+
+
+_HEADER = """
+try:
+    from nvgemm_runtime.launch.dispatched import dispatched as nvgemm_aot_dispatched
+except Exception:
+    def nvgemm_aot_dispatched(aten, bounds, kernels, origins, order):
+        import logging
+        log = logging.getLogger("nvgemm_runtime.launch.compiled")
+        logged = log.__dict__.setdefault("nvgemm_aot_logged", set())
+        for origin in sorted(set(origins.values()) - logged):
+            logged.add(origin)
+            log.warning("nvgemm-aot is not installed: GEMMs compiled for %s run on ATen", origin)
+        return aten
+"""
+"""First lines of a generated module: they find tables, or ATen without this package."""
+
+
+class DispatchedNode(ir.ExternKernelOut):  # type: ignore[misc]
+    """A call that chooses by m, in the graph that Inductor generates code from."""
+
+    def __init__(self, stock: StockCall, offer: DispatchOffer) -> None:
+        self.stock = stock
+        self.offer = offer
+        self.name_in_code = offer.name_for(stock)
+        super().__init__(
+            layout=stock.layout,
+            inputs=stock.inputs,
+            python_kernel_name=self.name_in_code,
+            cpp_kernel_name=stock.cpp_kernel_name,
+            op_overload=stock.op_overload,
+            kwargs=dict(stock.options),
+        )
+
+    def codegen(self, wrapper: Any) -> None:
+        """Write the call, and what it needs at the start of the module."""
+        if not V.graph.cpp_wrapper:  # generated C++ gets the stock call
+            if not is_alternative():
+                report.used_by_m(self.stock.gemm, self.name_in_code, list(self.offer.kernels))
+            self._define(wrapper)
+        super().codegen(wrapper)
+
+    def _define(self, wrapper: Any) -> None:
+        """Have the generated module define the function, once."""
+        root, stock, table = root_wrapper(wrapper), self.stock, self.offer.table
+        if is_new_in(root, "by m"):
+            root.imports.splice(_HEADER)
+        if is_new_in(root, self.name_in_code):
+            data = f"{table.bounds}, {table.kernels}, {self.offer.origins}, {stock.order}"
+            root.imports.writeline(
+                f"{self.name_in_code} = nvgemm_aot_dispatched({stock.fallback}, {data})"
+            )

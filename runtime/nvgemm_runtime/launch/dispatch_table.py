@@ -1,0 +1,163 @@
+"""Which kernel computes a GEMM at every m, as measured on this device: for programs and for people.
+
+The same table that torch.compile's default mode has looked up in generated code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..gemm.aten import unusual_setting
+from ..gemm.extra_operands import NO_EXTRAS, ExtraOperands
+from ..gemm.operands import Request, check_kinds, requests
+from ..gemm.problem import Op
+from ..installed.registry import INSTALLATION
+from ..matching.device import DeviceFacts, torch_versions
+from ..matching.dispatch import ATEN, Dispatch, decide_dispatch
+from ..matching.trust import Terms
+from .select import facts_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..matching.usable_rankings import MatchedKernel
+
+
+def find_dispatch(
+    asked: Sequence[Request],
+    facts: DeviceFacts,
+    *,
+    is_precise: bool = False,
+    only_confirmed: bool = True,
+) -> tuple[Request, Dispatch]:
+    """Decide which kernel computes a GEMM at every m, from the rankings of installed bundles.
+
+    Args:
+        asked: Every way to read the operands.
+        facts: The device.
+        is_precise: Whether ATen is asked for `aten.AtenGemm.is_precise` sums.
+        only_confirmed: Whether a ranking counts only if several GPUs confirm it.
+
+    Returns:
+        The first reading for which problems are declared, or the first of all, and the decision.
+    """
+    index = INSTALLATION.index(facts)
+    rows = [(request, index.declared_sizes(request.problem)) for request in asked]
+    request, rankings = next((row for row in rows if row[1]), rows[0])
+    setting = unusual_setting(request.problem.signature.a)
+    terms = Terms(limit=1, is_precise=is_precise, aten_setting=setting)
+    versions = torch_versions()
+    decided = decide_dispatch(
+        rankings, request, facts, versions, terms, only_confirmed=only_confirmed
+    )
+    return request, decided
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatchSegment:
+    """Some sizes, and what computes a GEMM of these.
+
+    Attributes:
+        first, last: The smallest and the largest number of rows of A; no end if ``last`` is None.
+        kernel: The kernel; None for ATen.
+    """
+
+    first: int
+    last: int | None
+    kernel: MatchedKernel | None
+
+    def __str__(self) -> str:
+        if self.last is None:
+            sizes = f"{self.first} and more"
+        else:
+            sizes = str(self.first) if self.last == self.first else f"{self.first} to {self.last}"
+        return f"m {sizes}: {_name(self.kernel)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatchedSizes:
+    """What computes a GEMM at every number of rows of A, and what was measured.
+
+    Attributes:
+        request: The GEMM at the m of the operands, and how these lie.
+        facts: The device that they are on.
+        decided: The table, the kernels, and what was measured.
+    """
+
+    request: Request
+    facts: DeviceFacts
+    decided: Dispatch
+
+    @property
+    def segments(self) -> tuple[DispatchSegment, ...]:
+        """What computes, by rising m, from 1 on."""
+        table, kernels = self.decided.table, self.decided.measured
+        begins = (1, *table.bounds)
+        ends = (*(bound - 1 for bound in table.bounds), None)
+        return tuple(
+            DispatchSegment(first=first, last=last, kernel=kernels.get(kernel_id))
+            for first, last, kernel_id in zip(begins, ends, table.kernels)
+            if last is None or first <= last
+        )
+
+    def __str__(self) -> str:
+        problem = self.request.problem
+        count = problem.batch * problem.groups
+        beside = {Op.MM: "", Op.BMM: f", batch {count}", Op.GROUPED_MM: f", {count} groups"}
+        lines = [
+            f"{problem.signature.key}, n {problem.n}, k {problem.k}"
+            f"{beside[problem.signature.op]}, on {self.facts.name}",
+            *(f"  {segment}" for segment in self.segments),
+        ]
+        for size in self.decided.sizes:
+            times = [
+                f"{_name(self.decided.measured.get(id_), id_)} {one.timing.time_ns / 1e3:.1f} us"
+                for id_, one in size.kernels.items()
+            ]
+            told = ", ".join([*times, f"ATen {size.aten.time_ns / 1e3:.1f} us"])
+            lines.append(f"  measured at m {size.m}: {told}")
+        lines += [f"  not used of m {m}: {why}" for m, why in self.decided.open.items()]
+        if not self.decided.sizes and not self.decided.open:
+            lines.append("  no bundle that serves this device declares this n and k")
+        return "\n".join(lines)
+
+
+def _name(kernel: MatchedKernel | None, kernel_id: str = ATEN) -> str:
+    if kernel is not None:
+        return f"{kernel.kernel.id[:12]} {kernel.kernel.operator}"
+    return kernel_id[:12] or "ATen"
+
+
+def dispatch_table(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    out_dtype: torch.dtype | None = None,
+    extras: ExtraOperands = NO_EXTRAS,
+    *,
+    only_confirmed: bool = True,
+) -> DispatchedSizes:
+    """Say what computes ``a @ b`` at every number of rows of ``a``, as measured on this product.
+
+    The result prints as a table. It is what default mode uses (NVGEMM_AOT_DEFAULT_MODE=1).
+
+    Args:
+        a: Matrix [m, k], or a batch of them.
+        b: Matrix [k, n], or a batch of them.
+        out_dtype: Type of the result; by default as ``a``, but int32 for integers and bfloat16 for
+            fp8.
+        extras: Scales, offsets and addend, see `nvgemm_runtime.gemm.extra_operands.ExtraOperands`.
+        only_confirmed: Whether a ranking counts only if several GPUs confirm it, as in default
+            mode.
+
+    Raises:
+        ValueError: If the operands cannot be multiplied, or are no numbers in memory.
+        NoKernelError: If types, strides or extents are such that no kernel can exist.
+    """
+    op = Op.GROUPED_MM if extras.offsets is not None else Op.BMM if a.dim() == 3 else Op.MM
+    check_kinds(op, a, b)
+    asked = requests(op, a, b, out_dtype, extras=extras)
+    facts = facts_of(a)
+    request, decided = find_dispatch(asked, facts, only_confirmed=only_confirmed)
+    return DispatchedSizes(request=request, facts=facts, decided=decided)

@@ -1,0 +1,131 @@
+"""What generated code calls where the rows of A decide at each call which kernel computes.
+
+The table comes with the code, as data, and is looked up in C++. Kernels are loaded as those of
+`compiled.gemm` are, and what that promises holds here for each kernel by itself: one that is
+missing, or fails, leaves its rows to ATen.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ..settings import is_debugging, is_off
+from . import native
+from .compiled import GeneratedCall, checked, expect, launch_first, warn
+
+if TYPE_CHECKING:
+    import torch
+
+_TryDispatch = Callable[..., "bool | int"]
+"""As `nvgemm_runtime.launch.native.Native.try_dispatch`, without the table."""
+
+
+def dispatched(
+    aten: Callable[..., torch.Tensor],
+    bounds: Sequence[int],
+    kernels: Sequence[str],
+    origins: Mapping[str, str],
+    order: tuple[int, ...] = (0, 1),
+) -> GeneratedCall:
+    """Make a function for generated code to call.
+
+    Args:
+        aten: Computes the same, with the same tensors and options.
+        bounds: Rising: the first number of rows of each segment but the first.
+        kernels: Of each segment, one more than bounds, the id of its kernel; empty for ATen.
+        origins: By id, what brought each kernel; see `compiled.gemm`.
+        order: Which of the tensors a kernel takes, as it takes them: A, B and the others.
+
+    NVGEMM_AOT_DEBUG counts as for `compiled.gemm`.
+    """
+    for kernel_id, origin in origins.items():
+        expect(kernel_id, origin)
+    table = _Table(bounds, kernels, origins)
+
+    def is_done(
+        done: bool | int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *extras: torch.Tensor
+    ) -> bool:
+        """Whether a call that was not done at once is done by a kernel that never ran here."""
+        return done is not False and table.first_launches[done](a, b, out, *extras)
+
+    # Most calls are of two tensors; see `compiled.gemm`.
+    def call_in_order(
+        a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, **options: object
+    ) -> torch.Tensor:
+        done = table.try_dispatch(a, b, out)
+        if done is True or is_done(done, a, b, out):
+            return out
+        return aten(a, b, out=out, **options)
+
+    pick = operator.itemgetter(*order)
+
+    def call_sorted(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
+        a, b, *extras = pick(tensors)
+        done = table.try_dispatch(a, b, out, *extras)
+        if done is True or is_done(done, a, b, out, *extras):
+            return out
+        return aten(*tensors, out=out, **options)
+
+    call = call_in_order if order == (0, 1) else call_sorted
+    return checked(call, order) if is_debugging() else call
+
+
+class _Table:
+    """A table, registered at its first call: the native launcher may be missing.
+
+    Attributes:
+        try_dispatch: Tries a call; an int where the kernel of that place must be launched first.
+        first_launches: By place, what launches a kernel that has not run here.
+    """
+
+    def __init__(
+        self, bounds: Sequence[int], kernels: Sequence[str], origins: Mapping[str, str]
+    ) -> None:
+        self._ids = tuple(dict.fromkeys(kernel for kernel in kernels if kernel))
+        self._bounds = bounds
+        self._places = [
+            self._ids.index(kernel) if kernel else native.ATEN_HANDLE for kernel in kernels
+        ]
+        self._origins = origins
+        self._lock = threading.Lock()
+        self._is_registered = False
+        self.try_dispatch: _TryDispatch = self._register_and_try
+        self.first_launches: Sequence[Callable[..., bool]] = ()
+
+    def _register_and_try(self, *tensors: torch.Tensor) -> bool | int:
+        with self._lock:
+            if not self._is_registered:
+                self.try_dispatch = self._register()
+                self._is_registered = True
+        return self.try_dispatch(*tensors)
+
+    def _register(self) -> _TryDispatch:
+        if is_off():
+            return _leave_to_aten
+        try:
+            library = native.load()
+            table = library.register_table(self._bounds, self._places)
+        except Exception as error:  # ATen can always compute it.
+            for origin in dict.fromkeys(self._origins[kernel] for kernel in self._ids):
+                warn(origin, str(error))
+            return _leave_to_aten
+        self.first_launches = [
+            launch_first(kernel, self._origins[kernel], self._settle(library, table, place))
+            for place, kernel in enumerate(self._ids)
+        ]
+        return functools.partial(library.try_dispatch, table)
+
+    @staticmethod
+    def _settle(library: native.Native, table: int, place: int) -> Callable[[int | None], None]:
+        def settle(handle: int | None) -> None:
+            library.set_in_table(table, place, native.ATEN_HANDLE if handle is None else handle)
+
+        return settle
+
+
+def _leave_to_aten(*tensors: torch.Tensor) -> bool:
+    return False

@@ -1,0 +1,208 @@
+"""Plain torch.compile with measured kernels: one graph, the kernel of each size, CUDA graphs.
+
+The kernels and the GPU are real; the times are made up, so that every declared m up to `LAST` is
+won by a kernel. Needs kernels for bf16 mm in the layout tn at several m of one n and k:
+manifests/llama-3.1-8b.yaml, built for the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch._inductor import config
+from torch._inductor.utils import fresh_cache
+from user_program import relative_error
+
+from nvgemm_runtime import bundles
+from nvgemm_runtime.bundle.format import (
+    APART,
+    Conditions,
+    Header,
+    Measured,
+    Ranked,
+    Ranking,
+    RankingSource,
+    Timing,
+)
+from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.installed.registry import Installation
+from nvgemm_runtime.matching.device import DeviceFacts, device_facts, torch_versions
+from nvgemm_runtime.matching.index import BundleView, Index
+
+SIGNATURE = "mm/tn/bf16xbf16/fp32/bf16"
+LAST = 2048
+"""At larger m, ATen is said to be faster."""
+
+ERROR_FACTOR = 1.5
+
+
+@pytest.fixture(scope="module")
+def index() -> Index:
+    """The installed bundles, as if two GPUs of this product had measured them."""
+    facts = device_facts("cuda", 0)
+    views = [
+        BundleView(
+            name=str(found.path),
+            header=as_measured(found.bundle.header, facts),
+            origin=found.origin,
+            opened=found.bundle,
+        )
+        for found in bundles()
+        if found.bundle is not None and found.refusal(facts) is None
+    ]
+    return Index(views, facts, versions=torch_versions())
+
+
+def as_measured(header: Header, facts: DeviceFacts) -> Header:
+    versions = torch_versions()
+    source = RankingSource(
+        kind="measurement",
+        by="a test",
+        gpu=facts.name,
+        conditions=Conditions(
+            driver="",
+            torch=versions.torch,
+            cuda=versions.cuda,
+            date="2026-11-22",
+            launches=APART,
+        ),
+    )
+
+    def measure(ranking: Ranking) -> Ranking:
+        count = len(ranking.kernels)
+        # Two neighbours may have different kernels first: then none is used between them.
+        kernels = tuple(
+            Ranked(kernel=one.kernel, time_ns=1000 + 100 * rank)
+            for rank, one in enumerate(ranking.kernels)
+        )
+        aten = 2000 if ranking.problem.m <= LAST else 500
+        measured = Measured(
+            spreads_ns=(1,) * count,
+            aten=Timing(time_ns=aten, spread_ns=1),
+            triton=None,
+            doubts=(),
+            confirmed_by=("a" * 64, "b" * 64),
+        )
+        return replace(ranking, source=0, kernels=kernels, measured=measured)
+
+    return replace(header, sources=(source,), rankings=tuple(map(measure, header.rankings)))
+
+
+@pytest.fixture
+def declared(index: Index, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Problem]]:
+    """The problems of one n and k with the most m; default mode is asked for."""
+    rows: dict[tuple[int, int], list[Problem]] = {}
+    for view in index.bundles:
+        for ranking in view.header.rankings:
+            problem = ranking.problem
+            if problem.signature.key == SIGNATURE:
+                rows.setdefault((problem.n, problem.k), []).append(problem)
+    row = sorted(max(rows.values(), key=len, default=[]))
+    if len(row) < 3:
+        pytest.skip(f"no n and k has three m of {SIGNATURE}; install the llama-3.1-8b wheel")
+    monkeypatch.setattr(Installation, "index", lambda self, facts, *, without=(): index)
+    monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "1")
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    with (
+        fresh_cache(),
+        config.patch(max_autotune=False, max_autotune_gemm=False),
+        torch._dynamo.config.patch(error_on_recompile=True),
+    ):
+        yield row
+    torch._dynamo.reset()
+
+
+def operands(problem: Problem, m: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    a = torch.randn(m or problem.m, problem.k, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(problem.n, problem.k, device="cuda", dtype=torch.bfloat16).t()
+    return a, b
+
+
+def compile_dynamic(problem: Problem) -> Callable[..., torch.Tensor]:
+    a, b = operands(problem, 48)
+    torch._dynamo.mark_dynamic(a, 0)
+    compiled = torch.compile(torch.mm)
+    compiled(a, b)
+    return compiled
+
+
+def runs_aten(function: Callable[..., torch.Tensor], *arguments: torch.Tensor) -> bool:
+    """Whether ATen computes a product in a call."""
+    cpu = torch.profiler.ProfilerActivity.CPU
+    with torch.profiler.profile(activities=[cpu]) as profile:
+        function(*arguments)
+        torch.cuda.synchronize()
+    return any(event.key.startswith("aten::mm") for event in profile.key_averages())
+
+
+def assert_right(result: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    exact = a.float() @ b.float()
+    least = relative_error(torch.mm(a, b), exact)
+    assert relative_error(result, exact) <= ERROR_FACTOR * least + 1e-6
+
+
+def test_one_graph_runs_the_kernel_of_each_size(declared: list[Problem]) -> None:
+    compiled = compile_dynamic(declared[0])
+    largest = max(one.m for one in declared)
+    for problem in declared:
+        a, b = operands(problem)
+        assert_right(compiled(a, b), a, b)
+        assert runs_aten(compiled, a, b) == (problem.m > LAST), problem.key
+    a, b = operands(declared[0], largest + 8)
+    assert_right(compiled(a, b), a, b)
+    assert runs_aten(compiled, a, b), "beyond what was measured"
+
+
+def test_unaligned_operands_run_on_aten_and_the_next_on_the_kernel(
+    declared: list[Problem],
+) -> None:
+    problem = next(one for one in declared if 1 < one.m <= LAST)
+    compiled = compile_dynamic(problem)
+    a, b = operands(problem)
+    unaligned = torch.empty(a.numel() + 1, device="cuda", dtype=a.dtype)[1:].view_as(a).copy_(a)
+    for one, is_aten in ((unaligned, True), (a, False), (unaligned, True), (a, False)):
+        assert_right(compiled(one, b), a, b)
+        assert runs_aten(compiled, one, b) == is_aten
+
+
+def test_cuda_graphs_of_sixteen_sizes_from_one_graph(declared: list[Problem]) -> None:
+    problem = declared[0]
+    compiled = compile_dynamic(problem)
+    sizes = [one.m for one in declared if one.m <= LAST][:8]
+    sizes += [m for m in (3, 5, 24, 40, 72, 136, 264, 520, 1032, 1544, 24, 80) if m not in sizes]
+    sizes = sizes[:16]
+    _, b = operands(problem)
+    captured = []
+    for m in sizes:
+        a, _ = operands(problem, m)
+        compiled(a, b)  # loads the kernel, which must not happen while capturing
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = compiled(a, b)
+        captured.append((graph, a, out))
+    for graph, a, out in captured:
+        a.copy_(torch.randn_like(a))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_right(out, a, b)
+
+
+def test_memory_does_not_grow_once_all_kernels_have_run(declared: list[Problem]) -> None:
+    compiled = compile_dynamic(declared[0])
+    inputs = [operands(problem) for problem in declared if problem.m <= LAST]
+
+    def call_all() -> int:
+        for a, b in inputs:
+            compiled(a, b)
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated()
+
+    before = call_all()
+    for _ in range(20):
+        after = call_all()
+    assert after == before

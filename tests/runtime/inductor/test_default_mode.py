@@ -1,0 +1,498 @@
+"""Plain torch.compile: kernels that were measured to beat ATen, and nothing is timed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+
+import cpu_kernels
+import cpu_provider
+import nvgemm_runtime
+import recording_kernels
+import tuning_bench
+from inductor_session import Compiled, InductorSession, warnings_of
+from measured_bundles import ATEN, write_measured
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime.errors import RequiredError
+from nvgemm_runtime.gemm.problem import DType, Op, Problem
+from nvgemm_runtime.gemm.types import Epilogue
+
+Tensor = torch.Tensor
+
+pytestmark = pytest.mark.usefixtures("counted_anew", "default_mode")
+
+SQUARE, WIDE, ONE = "Cpu_16x16", "Cpu_8x32", "Cpu_1x1"
+
+TIMES = {
+    8: {SQUARE: 500, WIDE: 300, ONE: 600, ATEN: 1000},
+    12: {SQUARE: 500, WIDE: 300, ONE: 600, ATEN: 1000},
+    16: {SQUARE: 300, WIDE: 500, ONE: 600, ATEN: 1000},
+    24: {SQUARE: 300, WIDE: 305, ONE: 600, ATEN: 1000},
+    32: {SQUARE: 500, WIDE: 500, ONE: 600, ATEN: 200},
+}
+"""By m: WIDE is best up to 12, SQUARE from 16 to 24, then ATen."""
+
+COMPUTED_BY = {
+    2: None, 7: None, 8: WIDE, 10: WIDE, 12: WIDE, 14: None, 16: SQUARE, 20: SQUARE,
+    24: SQUARE, 25: None, 32: None, 100: None,
+}  # fmt: skip
+"""What that says of some m; None for ATen."""
+
+
+class Bundles:
+    """Bundles of three kernels for the problems of `TIMES`, with measurements made up."""
+
+    def __init__(self, built: Path, directory: Path) -> None:
+        self._built = built
+        self._directory = directory
+
+    def measured(self, times: Mapping[int, Mapping[str, int]] = TIMES, **how: Any) -> Path:
+        name = f"measured-{len(list(self._directory.iterdir()))}.nvgemm"
+        return write_measured(self._built, self._directory / name, times, **how)
+
+
+def make_bundles(
+    problems: list[Problem],
+    directory: Path,
+    cache: Cache,
+    provider: recording_kernels.Recording | None = None,
+) -> Bundles:
+    directory.chmod(0o755)
+    measured = directory / "measured"
+    measured.mkdir(mode=0o755)
+    return Bundles(tuning_bench.build(problems, directory / "built", cache, provider), measured)
+
+
+@pytest.fixture(scope="module")
+def bundles(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Bundles:
+    problems = [cpu_provider.problem(sizes=(m, 32, 64)) for m in TIMES]
+    return make_bundles(problems, tmp_path_factory.mktemp("default"), kernel_cache)
+
+
+@pytest.fixture
+def default_mode(inductor: InductorSession) -> Iterator[None]:
+    """No max-autotune, and the variable that asks for kernels without it."""
+    inductor.monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "1")
+    with torch._inductor.config.patch(max_autotune=False, max_autotune_gemm=False):
+        yield
+
+
+@pytest.fixture
+def one_compilation() -> Iterator[None]:
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        yield
+
+
+def operands(m: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(m, 64), torch.randn(64, 32)
+
+
+def compile_dynamic(
+    inductor: InductorSession, first: int = 16, function: Callable[..., Tensor] = torch.mm
+) -> Compiled:
+    a, b = operands(first)
+    torch._dynamo.mark_dynamic(a, 0)
+    compiled = inductor.compile(function, a, b, dynamic=None)
+    torch.testing.assert_close(compiled.result, function(a, b))
+    return compiled
+
+
+@pytest.mark.usefixtures("one_compilation")
+@pytest.mark.parametrize("first", [16, 100])
+def test_one_graph_uses_the_best_kernel_at_each_size(
+    inductor: InductorSession, bundles: Bundles, timed: list[str], first: int
+) -> None:
+    """Whatever the size that it was compiled for."""
+    inductor.use(bundles.measured())
+    compiled = compile_dynamic(inductor, first)
+    for _ in range(2):
+        for m, operator in COMPUTED_BY.items():
+            a, b = operands(m)
+            torch.testing.assert_close(compiled.function(a, b), a @ b)
+            expected = () if operator is None else (operator,)
+            assert inductor.launched(compiled.function, a, b) == expected, m
+    assert timed == []
+
+
+@pytest.mark.parametrize("m", [7, 8, 10, 14, 20, 32])
+def test_a_static_size_gets_its_kernel_without_timing(
+    inductor: InductorSession, bundles: Bundles, timed: list[str], m: int
+) -> None:
+    inductor.use(bundles.measured())
+    a, b = operands(m)
+    compiled = inductor.compile(torch.mm, a, b)
+    torch.testing.assert_close(compiled.result, a @ b)
+    operator = COMPUTED_BY[m]
+    assert compiled.launched == (() if operator is None else (operator,))
+    assert timed == []
+    assert ("by_m" in compiled.code[0]) is False, "a size that is known needs no table"
+
+
+def test_without_the_variable_the_code_is_stock(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    inductor.use(bundles.measured())
+    inductor.monkeypatch.delenv("NVGEMM_AOT_DEFAULT_MODE")
+    compiled = compile_dynamic(inductor)
+    assert compiled.launched == ()
+    assert "nvgemm" not in compiled.code[0]
+    assert nvgemm_runtime.stats().met == 0
+
+
+OPEN: dict[str, dict[str, Any]] = {
+    "doubts": {"doubts": ("it was hot",)},
+    "another product": {"gpu": "another CPU"},
+    "one GPU": {"confirmed_by": ()},
+}
+
+
+@pytest.mark.parametrize("why", OPEN)
+def test_what_does_not_hold_here_leaves_stock_code(
+    inductor: InductorSession, bundles: Bundles, timed: list[str], why: str
+) -> None:
+    inductor.use(bundles.measured(**OPEN[why]))
+    compiled = compile_dynamic(inductor)
+    assert compiled.launched == ()
+    assert "nvgemm" not in compiled.code[0]
+    assert timed == []
+    (reason,) = nvgemm_runtime.stats().misses
+    assert "m 8: " in reason
+
+
+def test_estimates_leave_stock_code(inductor: InductorSession, bundles: Bundles) -> None:
+    inductor.use(bundles.measured({}))
+    compiled = compile_dynamic(inductor)
+    assert "nvgemm" not in compiled.code[0]
+
+
+@pytest.mark.slow
+def test_the_range_of_a_dynamic_size_counts(inductor: InductorSession, bundles: Bundles) -> None:
+    inductor.use(bundles.measured())
+    b = torch.randn(64, 32)
+    for (least, most), says in {(26, 100): False, (20, 100): True, (17, 23): True}.items():
+        torch._dynamo.reset()
+        a = torch.randn(least, 64)
+        torch._dynamo.mark_dynamic(a, 0, min=least, max=most)
+        compiled = inductor.compile(torch.mm, a, b, dynamic=None)
+        torch.testing.assert_close(compiled.result, a @ b)
+        assert ("nvgemm" in compiled.code[0]) == says, least
+        assert ("by_m" in compiled.code[0]) == ((least, most) == (20, 100)), least
+
+
+@pytest.mark.usefixtures("one_compilation")
+def test_sizes_that_depend_on_data(inductor: InductorSession, bundles: Bundles) -> None:
+    inductor.use(bundles.measured())
+
+    def model(rows: Tensor, kept: Tensor, b: Tensor) -> Tensor:
+        return torch.mm(rows[kept], b)
+
+    rows, b = torch.randn(40, 64), torch.randn(64, 32)
+
+    def kept(m: int) -> Tensor:
+        return torch.arange(40) < m
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        compiled = inductor.compile(model, rows, kept(16), b, fullgraph=True)
+        for m, operator in COMPUTED_BY.items():
+            if m <= 40:
+                result = compiled.function(rows, kept(m), b)
+                torch.testing.assert_close(result, model(rows, kept(m), b))
+                launched = inductor.launched(compiled.function, rows, kept(m), b)
+                assert launched == (() if operator is None else (operator,)), m
+
+
+@pytest.mark.usefixtures("one_compilation")
+def test_operands_that_are_unaligned_at_one_call_and_aligned_at_the_next(
+    inductor: InductorSession, bundles: Bundles, caplog: pytest.LogCaptureFixture
+) -> None:
+    inductor.use(bundles.measured())
+    compiled = compile_dynamic(inductor)
+    a, b = operands(20)
+    unaligned = torch.empty(20 * 64 + 1)[1:].view(20, 64).copy_(a)
+    launched = []
+    for one in (unaligned, a, unaligned, a):
+        torch.testing.assert_close(compiled.function(one, b), a @ b)
+        launched.append(inductor.launched(compiled.function, one, b))
+    assert launched == [(), (SQUARE,), (), (SQUARE,)]
+    assert warnings_of(caplog) == []
+
+
+def test_operands_with_gaps_are_unlike_those_measured(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    inductor.use(bundles.measured())
+    roomy, b = torch.randn(16, 128), torch.randn(64, 32)
+    compiled = inductor.compile(lambda x, b: x[:, :64] @ b, roomy, b)
+    torch.testing.assert_close(compiled.result, roomy[:, :64] @ b)
+    assert compiled.launched == ()
+
+
+def test_threads_call_one_graph_at_different_sizes(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    inductor.use(bundles.measured())
+    compiled = compile_dynamic(inductor, 100)
+    inductor.record.forget()
+    cases = {m: operands(m) for m in (8, 12, 16, 24, 40)}
+    results: dict[int, list[Tensor]] = {m: [] for m in cases}
+
+    def work(m: int) -> None:
+        results[m] += (compiled.function(*cases[m]) for _ in range(10))
+
+    threads = [threading.Thread(target=work, args=(m,)) for m in cases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for m, (a, b) in cases.items():
+        torch.testing.assert_close(results[m], [a @ b] * 10)
+    lines = inductor.record.lines()
+    assert [lines.count(name) for name in (WIDE, SQUARE)] == [20, 20]
+
+
+@pytest.mark.parametrize("is_deterministic", [False, True])
+def test_deterministic_programs_get_no_kernel_that_depends_on_timing(
+    inductor: InductorSession, kernel_cache: Cache, tmp_path: Path, is_deterministic: bool
+) -> None:
+    problems = [cpu_provider.problem(sizes=(m, 32, 64)) for m in TIMES]
+    provider = recording_kernels.TimingDependent()
+    inductor.use(make_bundles(problems, tmp_path, kernel_cache, provider).measured())
+    torch.use_deterministic_algorithms(is_deterministic)
+    try:
+        launched = compile_dynamic(inductor).launched
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert launched == (() if is_deterministic else (SQUARE,))
+
+
+def test_an_aten_that_is_not_set_as_usual_was_not_measured(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    inductor.use(bundles.measured())
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert compile_dynamic(inductor).launched == ()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.slow
+def test_a_batch_and_a_dynamic_batch(
+    inductor: InductorSession, kernel_cache: Cache, tmp_path: Path
+) -> None:
+    problems = [cpu_provider.problem(op=Op.BMM, sizes=(m, 32, 64)) for m in TIMES]
+    inductor.use(make_bundles(problems, tmp_path, kernel_cache).measured())
+    a, b = torch.randn(3, 16, 64), torch.randn(3, 64, 32)
+    torch._dynamo.mark_dynamic(a, 1)
+    compiled = inductor.compile(torch.bmm, a, b, dynamic=None)
+    for m, operator in COMPUTED_BY.items():
+        a = torch.randn(3, m, 64)
+        torch.testing.assert_close(compiled.function(a, b), a @ b)
+        expected = () if operator is None else (operator,)
+        assert inductor.launched(compiled.function, a, b) == expected, m
+    torch._dynamo.reset()
+    a = torch.randn(3, 16, 64)
+    for tensor in (a, b):
+        torch._dynamo.mark_dynamic(tensor, 0)
+    assert inductor.compile(torch.bmm, a, b, dynamic=None).launched == ()
+    assert any("other than m is dynamic" in why for why in nvgemm_runtime.stats().misses)
+
+
+KINDS: dict[str, tuple[Any, Callable[[int], tuple[Tensor, ...]], Callable[..., Tensor]]] = {
+    "addmm": (
+        cpu_kernels.signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS),
+        lambda m: (
+            torch.randn(32).bfloat16(),
+            torch.randn(m, 64).bfloat16(),
+            torch.randn(32, 64).bfloat16().t(),
+        ),
+        torch.addmm,
+    ),
+    "grouped": (
+        cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=DType.BF16),
+        lambda m: (
+            torch.randn(m, 64).bfloat16(),
+            torch.randn(4, 32, 64).bfloat16().mT,
+            torch.tensor([2, 4, 6, m], dtype=torch.int32),
+        ),
+        lambda a, b, offs: torch._grouped_mm(a, b, offs=offs),
+    ),
+}
+"""By name: a signature, operands for an m (that of A is the first or the second), a call."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_operators(
+    inductor: InductorSession, kernel_cache: Cache, tmp_path: Path, kind: str
+) -> None:
+    served, make, call = KINDS[kind]
+    problems = [cpu_provider.problem_of(served, (m, 32, 64)) for m in TIMES]
+    inductor.use(make_bundles(problems, tmp_path, kernel_cache).measured())
+    first = make(16)
+    torch._dynamo.mark_dynamic(next(one for one in first if one.dim() == 2), 0)
+    compiled = inductor.compile(call, *first, dynamic=None)
+    for m, operator in COMPUTED_BY.items():
+        if m < 6:
+            continue
+        arguments = make(m)
+        torch.testing.assert_close(
+            compiled.function(*arguments), call(*arguments), rtol=2e-2, atol=2e-2
+        )
+        expected = () if operator is None else (operator,)
+        assert inductor.launched(compiled.function, *arguments) == expected, m
+
+
+@pytest.mark.slow
+def test_an_activation_is_not_fused(inductor: InductorSession, bundles: Bundles) -> None:
+    inductor.use(bundles.measured())
+    compiled = compile_dynamic(inductor, function=lambda a, b: torch.relu(a @ b))
+    assert compiled.launched == (SQUARE,)
+
+
+def test_required_passes_what_aten_won_and_what_nobody_declared(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    inductor.use(bundles.measured())
+    required = {"options": {"nvgemm_aot_mode": "required"}}
+    for m, launched in {16: (SQUARE,), 32: (), 100: (), 14: ()}.items():
+        a, b = operands(m)
+        assert inductor.compile(torch.mm, a, b, **required).launched == launched, m
+    a, b = torch.randn(16, 48), torch.randn(48, 32)
+    assert inductor.compile(torch.mm, a, b, **required).launched == ()
+
+
+@pytest.mark.parametrize("why", OPEN)
+def test_required_refuses_a_declared_problem_without_its_kernel(
+    inductor: InductorSession, bundles: Bundles, why: str
+) -> None:
+    inductor.use(bundles.measured(**OPEN[why]))
+    with pytest.raises(Exception, match="declared, and compiled without its kernel") as caught:
+        inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
+    assert isinstance(caught.value, RequiredError) or "RequiredError" in str(caught.value)
+    assert "NVGEMM_AOT_DEFAULT_MODE=1" in str(caught.value)
+
+
+def test_required_looks_at_every_declared_size_of_a_graph(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    """Of a dynamic m: one that is declared, and only estimated, has no kernel."""
+    required = {"nvgemm_aot_mode": "required"}
+    inductor.use(bundles.measured())
+    a, b = operands(16)
+    torch._dynamo.mark_dynamic(a, 0)
+    compiled = inductor.compile(torch.mm, a, b, dynamic=None, options=required)
+    assert compiled.launched == (SQUARE,)
+    torch._dynamo.reset()
+    inductor.use(bundles.measured({m: times for m, times in TIMES.items() if m != 24}))
+    with pytest.raises(Exception, match="m 24: its ranking is an estimate"):
+        inductor.compile(torch.mm, a, b, dynamic=None, options=required)
+
+
+@pytest.mark.parametrize("hint", [14, 16])
+def test_beside_choices_that_a_user_adds_a_table_is_timed_by_its_kernel(
+    inductor: InductorSession, bundles: Bundles, hint: int
+) -> None:
+    """At 14 rows ATen is in the table; that is no reason to lose the user's choices."""
+    from torch._inductor.select_algorithm import get_algorithm_selector_cache
+
+    functions = get_algorithm_selector_cache().preprocessing_fns
+    stock: list[Any] = []
+
+    def keep(choices: list[Any]) -> list[Any]:
+        stock[:] = choices
+        return choices
+
+    def add(choices: list[Any]) -> list[Any]:
+        return [*choices, *stock]
+
+    inductor.use(bundles.measured())
+    inductor.slow_down_aten()
+    functions.insert(0, keep)
+    functions.append(add)
+    try:
+        compiled = compile_dynamic(inductor, hint)
+    finally:
+        functions.remove(keep)
+        functions.remove(add)
+    assert ("by_m" in compiled.code[0]) == (hint == 16)
+
+
+def test_switched_off_is_stock(inductor: InductorSession, bundles: Bundles) -> None:
+    inductor.use(bundles.measured())
+    compiled = inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "off"})
+    assert compiled.launched == ()
+    assert "nvgemm" not in compiled.code[0]
+
+
+def test_events_say_that_a_gemm_is_dispatched(
+    inductor: InductorSession, bundles: Bundles, events: Callable[[], list[dict[str, Any]]]
+) -> None:
+    from nvgemm_aot.cli.explain import explain_text
+    from nvgemm_aot.workload.explain import collect
+
+    inductor.use(bundles.measured())
+    compile_dynamic(inductor)
+    met, used = events()
+    assert met["basis"] == "declared"
+    told = "ATen, from m 8 Cpu_8x32, from m 13 ATen, from m 16 Cpu_16x16, from m 25 ATen"
+    assert met["measured"] == f"dispatched by m: {told}"
+    assert used["name"] in met["offered"]
+    assert len(used["kernels"]) == 2
+    assert sum(nvgemm_runtime.stats().won.values()) == 2
+    text = explain_text({"gemms": [g.to_json() for g in collect(events())], "unreadable_lines": 0})
+    assert told in text
+
+
+@pytest.mark.slow
+def test_generated_cpp_gets_stock_calls_for_dynamic_sizes_and_kernels_for_static_ones(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    inductor.use(bundles.measured())
+    with torch._inductor.config.patch(cpp_wrapper=True):
+        assert compile_dynamic(inductor).launched == ()
+        assert any("does not choose by m" in why for why in nvgemm_runtime.stats().misses)
+        torch._dynamo.reset()
+        assert inductor.compile(torch.mm, *operands(16)).launched == (SQUARE,)
+
+
+def test_the_compile_caches_know_bundles_and_settings(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    from nvgemm_runtime.inductor.cache_key import CacheKeyPass
+
+    def key(*places: Path) -> str:
+        inductor.use(*places)
+        return CacheKeyPass().uuid()
+
+    measured, other = bundles.measured(), bundles.measured(confirmed_by=())
+    keys = {key(), key(measured), key(other)}
+    assert len(keys) == 3
+    assert key(measured) in keys
+    inductor.monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "0")
+    assert key() == key(measured) not in keys
+    with torch._inductor.config.patch(max_autotune=True):
+        timed = key(measured)
+    inductor.monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "1")
+    with torch._inductor.config.patch(max_autotune=True):
+        assert key(measured) != timed
+
+
+def test_compiling_without_bundles_imports_nothing_for_it(
+    inductor: InductorSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    inductor.use()
+    room = "nvgemm_runtime.inductor.default_mode"
+    monkeypatch.delitem(sys.modules, room, raising=False)
+    compiled = compile_dynamic(inductor)
+    assert room not in sys.modules
+    assert "nvgemm" not in compiled.code[0]
+    assert nvgemm_runtime.stats().met == 0

@@ -1,0 +1,122 @@
+"""Compile caches of plain torch.compile that outlive what made them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import cpu_provider
+import tuning_bench
+from fresh_processes import Home, Ran, pip_install
+from measured_bundles import ATEN, write_measured
+from nvgemm_aot.storage.cache import Cache
+
+pytestmark = pytest.mark.slow
+
+SQUARE, WIDE, ONE = "Cpu_16x16", "Cpu_8x32", "Cpu_1x1"
+
+TIMES = {
+    8: {SQUARE: 500, WIDE: 300, ONE: 600, ATEN: 1000},
+    16: {SQUARE: 300, WIDE: 500, ONE: 600, ATEN: 1000},
+}
+
+ASKED = {"NVGEMM_AOT_DEFAULT_MODE": "1"}
+
+KERNELS = [WIDE, WIDE]
+"""What the program's two GEMMs launch at the second call, of 8 rows."""
+
+WHEEL = "nvgemm-kernels-model 1.0"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """One cache directory for every process of these tests."""
+    return Home(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="module")
+def site(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a wheel of measured kernels is installed."""
+    directory = tmp_path_factory.mktemp("wheels")
+    problems = [
+        cpu_provider.problem(layout, sizes=(m, 32, 64)) for layout in ("tt", "tn") for m in TIMES
+    ]
+    built = tuning_bench.build(problems, directory / "built", kernel_cache)
+    measured = write_measured(built, directory / "measured" / built.name, TIMES)
+    return pip_install(measured, "1.0", directory / "site")
+
+
+@pytest.fixture(scope="module")
+def cold(home: Home, site: Path) -> Ran:
+    """The first process."""
+    return home.run(site, plain=True, variables=ASKED)
+
+
+def test_a_cold_start_compiles_one_graph_with_kernels(cold: Ran, home: Home) -> None:
+    assert cold.right == [True, True]
+    assert (cold.hits, cold.misses) == (0, 1)
+    assert cold.launched == KERNELS
+    assert "AUTOTUNE" not in cold.said
+    (module,) = home.modules()
+    assert WHEEL in module.read_text()
+
+
+def test_a_warm_start_runs_the_kernels_from_the_cache(home: Home, site: Path, cold: Ran) -> None:
+    warm = home.run(site, plain=True, variables=ASKED)
+    assert warm.right == [True, True]
+    assert (warm.hits, warm.misses) == (1, 0)
+    assert warm.launched == KERNELS
+    assert warm.count("nvgemm") == 0
+
+
+def test_without_the_variable_it_is_another_graph(home: Home, site: Path, cold: Ran) -> None:
+    stock = home.run(site, plain=True)
+    assert stock.right == [True, True]
+    assert (stock.hits, stock.misses) == (0, 1)
+    assert stock.launched == []
+
+
+def test_with_the_wheel_removed_it_is_another_graph(home: Home, cold: Ran) -> None:
+    removed = home.run(plain=True, variables=ASKED)
+    assert removed.right == [True, True]
+    assert (removed.hits, removed.misses) == (0, 1)
+    assert removed.launched == []
+    assert removed.count("nvgemm") == 0
+    heavy = ("nvgemm_runtime.inductor.default_mode", "nvgemm_runtime.bundle.reader")
+    assert not set(heavy) & set(removed.at_end), (
+        "nothing is imported for bundles that are not there"
+    )
+
+
+RUN_CACHED = """
+import runpy
+def run_cached():
+    for path in {paths!r}:
+        module = runpy.run_path(path)
+        arguments = module["get_args"]()
+        x, *weights = [one for one in arguments if isinstance(one, torch.Tensor)]
+        results = module["call"](list(arguments))
+        right.append(all(torch.allclose(y, x @ w, atol=1e-4) for y, w in zip(results, weights)))
+def hide(name):
+    for known in [known for known in sys.modules if known.split(".")[0] == name]:
+        del sys.modules[known]
+    sys.modules[name] = None
+"""
+
+
+@pytest.mark.parametrize("first", ["", "hide('nvgemm_runtime')"], ids=["no wheel", "uninstalled"])
+def test_a_cached_graph_whose_kernels_are_gone_says_so_once_and_is_right(
+    home: Home, cold: Ran, tmp_path: Path, first: str
+) -> None:
+    """The same module twice is two graphs."""
+    module = next(path for path in home.modules() if WHEEL in path.read_text())
+    copies = [tmp_path / name for name in ("first.py", "second.py")]
+    for copy in copies:
+        copy.write_text(module.read_text())
+    code = RUN_CACHED.format(paths=[str(path) for path in copies])
+    run = Home(tmp_path / "gone").run(compiles=False, after=f"{code}{first}\nrun_cached()")
+    assert run.right == [True, True]
+    assert run.launched == []
+    assert run.count(WHEEL) == 1, run.said
+    assert run.count("run on ATen") + run.count("on ATen instead of") == 1, run.said

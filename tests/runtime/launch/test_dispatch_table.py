@@ -1,0 +1,84 @@
+"""What `nvgemm_runtime.dispatch_table` says of a GEMM at every m."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import cpu_provider
+import nvgemm_runtime
+import tuning_bench
+from inductor_session import InductorSession
+from measured_bundles import ATEN, write_measured
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime.errors import NoKernelError
+
+SQUARE, WIDE, ONE = "Cpu_16x16", "Cpu_8x32", "Cpu_1x1"
+
+TIMES = {
+    8: {SQUARE: 500, WIDE: 300, ONE: 600, ATEN: 1000},
+    16: {SQUARE: 500, WIDE: 300, ONE: 600, ATEN: 1000},
+    32: {SQUARE: 500, WIDE: 500, ONE: 600, ATEN: 200},
+}
+
+
+@pytest.fixture(scope="module")
+def built(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    problems = [cpu_provider.problem(sizes=(m, 32, 64)) for m in TIMES]
+    return tuning_bench.build(problems, tmp_path_factory.mktemp("built"), kernel_cache)
+
+
+A, B = torch.randn(3, 64), torch.randn(64, 32)
+
+
+def operators(table: nvgemm_runtime.DispatchedSizes) -> list[tuple[int, int | None, str]]:
+    return [
+        (one.first, one.last, "" if one.kernel is None else one.kernel.kernel.operator)
+        for one in table.segments
+    ]
+
+
+def test_sizes_and_winners(inductor: InductorSession, built: Path, tmp_path: Path) -> None:
+    inductor.use(write_measured(built, tmp_path / "m" / "measured.nvgemm", TIMES))
+    table = nvgemm_runtime.dispatch_table(A, B)
+    assert operators(table) == [(1, 7, ""), (8, 16, WIDE), (17, None, "")]
+    lines = str(table).splitlines()
+    assert lines[0] == "mm/tt/fp32xfp32/fp32/fp32, n 32, k 64, on cpu"
+    assert lines[1] == "  m 1 to 7: ATen"
+    assert lines[2].startswith("  m 8 to 16: ")
+    assert lines[2].endswith(f" {WIDE}")
+    assert lines[3] == "  m 17 and more: ATen"
+    assert [line.split(":")[0] for line in lines[4:]] == [
+        "  measured at m 8", "  measured at m 16", "  measured at m 32",
+    ]  # fmt: skip
+    assert f"{WIDE} 0.3 us" in lines[4]
+    assert lines[4].endswith(", ATen 1.0 us")
+
+
+def test_what_is_not_confirmed_is_said_and_can_be_asked_for(
+    inductor: InductorSession, built: Path, tmp_path: Path
+) -> None:
+    once = write_measured(built, tmp_path / "m" / "once.nvgemm", TIMES, confirmed_by=())
+    inductor.use(once)
+    table = nvgemm_runtime.dispatch_table(A, B)
+    assert operators(table) == [(1, None, "")]
+    assert "  not used of m 8: measured once, and not confirmed by another GPU" in str(table)
+    assert len(nvgemm_runtime.dispatch_table(A, B, only_confirmed=False).segments) == 3
+
+
+def test_what_nobody_declared(inductor: InductorSession, built: Path, tmp_path: Path) -> None:
+    inductor.use(write_measured(built, tmp_path / "m" / "measured.nvgemm", TIMES))
+    table = nvgemm_runtime.dispatch_table(A, torch.randn(64, 48))
+    assert operators(table) == [(1, None, "")]
+    assert "no bundle that serves this device declares this n and k" in str(table)
+    inductor.use()
+    assert operators(nvgemm_runtime.dispatch_table(A, B)) == [(1, None, "")]
+
+
+def test_operands_that_no_kernel_could_take_are_refused(inductor: InductorSession) -> None:
+    with pytest.raises(ValueError, match="do not multiply"):
+        nvgemm_runtime.dispatch_table(A, torch.randn(60, 32))
+    with pytest.raises(NoKernelError):
+        nvgemm_runtime.dispatch_table(A.to(torch.complex64), B.to(torch.complex64))
