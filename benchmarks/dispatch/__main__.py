@@ -1,0 +1,235 @@
+"""What a kernel chosen by m loses at sizes that were not measured, on a GPU.
+
+    nvgemm-aot tune BUNDLE -o tuned.nvgemm --grid            # on a GPU; then, with it installed or
+    NVGEMM_AOT_BUNDLES=tuned.nvgemm python -m benchmarks.dispatch measure dispatch.json
+    python -m benchmarks.dispatch table dispatch.json        # anywhere
+
+For every n and k of a plain product in bf16 or fp16 that a tuned bundle measured at several m,
+`HELD_BACK` further m between the least and the largest are measured: ATen and every bundled kernel
+of the signature, behind a small kernel each (`benchmarks.shared.measuring`). The best of them is
+what a choice is held against. Choices are
+
+- dispatch: what `nvgemm_runtime.dispatch_table` names for that m;
+- hint m: the fastest that was measured at that m, at every m: what one choice of max-autotune is,
+  if the graph's first call had that m;
+- ATen.
+
+Rounds that choose the best are not those that are reported, so a choice can gain.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from benchmarks.shared.bundled import declared, environment, load_exact
+from benchmarks.shared.measuring import Arena, Contender, Exact, offline_ns
+from benchmarks.shared.records import require_gpu
+from benchmarks.shared.resuming import Results
+from benchmarks.shared.summaries import MIN_ROUNDS, Summary, chosen, geomean, ratio, summarized
+from nvgemm_runtime.bundle.format import APART
+from nvgemm_runtime.gemm.problem import DType, Problem
+from nvgemm_runtime.launch.dispatch_table import dispatch_table
+
+WHAT = "dispatch"
+WINDOW_NS = 1_000_000.0
+
+HELD_BACK = 40
+"""Values of m for each n and k."""
+
+HINTS = (16, 512, 4096)
+"""Values of m, of which one was the first of a graph with one choice; the nearest measured one
+counts."""
+
+ATEN = "aten"
+
+
+def held_back(measured: Sequence[int], count: int) -> list[int]:
+    """Values of m between the least and the largest measured ones, and none of them.
+
+    They lie as evenly as may be on a logarithmic scale, and each is odd or even as it comes.
+    """
+    least, largest = min(measured), max(measured)
+    steps = 8 * count
+    rising = (round(least * (largest / least) ** (step / steps)) for step in range(1, steps))
+    free = [m for m in dict.fromkeys(rising) if m not in measured]
+    taken = min(count, len(free))
+    return [free[place * len(free) // taken] for place in range(taken)]
+
+
+def lines_of(problems: Mapping[Problem, Sequence[str]]) -> dict[Problem, dict[int, Problem]]:
+    """By problem with an m of 1: the declared ones of its n and k, by m, if there are several."""
+    lines: dict[Problem, dict[int, Problem]] = {}
+    for problem in sorted(problems):
+        lines.setdefault(replace(problem, m=1), {})[problem.m] = problem
+    return {line: of_m for line, of_m in lines.items() if len(of_m) > 1}
+
+
+def operands(problem: Problem) -> tuple[Any, Any]:
+    """A and B, of which only shapes and strides matter."""
+    import torch
+
+    from nvgemm_runtime.gemm.operands import torch_dtype
+
+    layout, dtype = problem.signature.layout, torch_dtype(problem.signature.a)
+
+    def matrix(rows: int, columns: int, *, row_major: bool) -> torch.Tensor:
+        shape = (rows, columns) if row_major else (columns, rows)
+        made = torch.empty(shape, dtype=dtype, device="cuda")
+        return made if row_major else made.t()
+
+    a = matrix(problem.m, problem.k, row_major=layout.a_row_major)
+    return a, matrix(problem.k, problem.n, row_major=layout.b_row_major)
+
+
+def choices(problem: Problem, measured: Sequence[int], *, only_confirmed: bool) -> dict[str, str]:
+    """By choice, the id of the kernel that it takes for a problem, or `ATEN`."""
+    sizes = dispatch_table(*operands(problem), only_confirmed=only_confirmed)
+    found = {"dispatch": sizes.decided.table.at(problem.m) or ATEN}
+    by_m = {size.m: size for size in sizes.decided.sizes}
+    for hint in HINTS:
+        nearest = min((m for m in measured if m in by_m), key=lambda m: abs(m - hint), default=None)
+        if nearest is not None:
+            size = by_m[nearest]
+            times = {id_: one.timing.time_ns for id_, one in size.kernels.items()}
+            times[ATEN] = size.aten.time_ns
+            found[f"hint {hint}"] = min(times, key=lambda name: times[name])
+    return found
+
+
+def measure_size(
+    problem: Problem, ids: Sequence[str], chosen_ids: Mapping[str, str], rounds: int
+) -> dict[str, Any]:
+    """Measure one size; ``times`` are summaries by kernel and ATen."""
+    import torch
+
+    from nvgemm_runtime.gemm.operands import torch_dtype
+
+    m, n, k = problem.m, problem.n, problem.k
+    dtype = torch_dtype(problem.signature.a)
+    sets = Arena(dtype, [(m, n, k)]).sets(m, n, k, problem.signature.layout)
+    checked = load_exact(ids, Exact.draw(m, n, k, problem.signature.layout, dtype))
+    ways = {ATEN: Contender(launch=lambda a, b, out: torch.mm(a, b, out=out), sets=sets)}
+    ways |= {id_: Contender(launch=launch, sets=sets) for id_, launch in checked.launches.items()}
+    order = random.Random(problem.key)
+    times = summarized(offline_ns(ways, rounds, WINDOW_NS, order, launches=APART))
+    return {
+        "times": {name: one.to_json() for name, one in times.items()},
+        "choices": dict(chosen_ids),
+        "thrown_out": dict(checked.thrown_out),
+    }
+
+
+def losses(entry: Mapping[str, Any]) -> dict[str, float]:
+    """By choice, how many times as long as the best it takes."""
+    times = {name: Summary.from_json(one) for name, one in entry["times"].items()}
+    best = times[chosen(times)]
+    named = {**entry["choices"], ATEN: ATEN}
+    return {choice: ratio(times[name], best) for choice, name in named.items() if name in times}
+
+
+def table(entries: Mapping[str, Any]) -> Iterator[str]:
+    """A row an n and k, and all together; then where dispatch loses most."""
+    by_line: dict[str, dict[Problem, dict[str, float]]] = {}
+    for key, entry in entries.items():
+        problem = Problem.parse(key)
+        line = f"{problem.signature.a.value} n{problem.n} k{problem.k}"
+        by_line.setdefault(line, {})[problem] = losses(entry)
+    names = list(
+        dict.fromkeys(n for rows in by_line.values() for one in rows.values() for n in one)
+    )
+    yield f"{'times as long as the best':<28} {'sizes':>5} " + " ".join(f"{n:>17}" for n in names)
+    every: dict[Problem, dict[str, float]] = {}
+    for line, rows in by_line.items():
+        every |= rows
+        yield _row(line, list(rows.values()), names)
+    yield _row("all", list(every.values()), names)
+    yield "each: geometric mean (most)"
+    worst = sorted(every, key=lambda problem: -every[problem].get("dispatch", 1.0))[:5]
+    for problem in worst:
+        entry = entries[problem.key]
+        name = entry["choices"]["dispatch"]
+        best = chosen({n: Summary.from_json(one) for n, one in entry["times"].items()})
+        loss = every[problem]["dispatch"]
+        yield f"dispatch, {problem.key}: {loss:.3f}: {name[:12]} for {best[:12]}"
+
+
+def _row(label: str, rows: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
+    cells = []
+    for name in names:
+        found = [row[name] for row in rows if name in row]
+        text = f"{geomean(found):.4f} ({max(found):.3f})" if found else "-"
+        cells.append(f"{text:>17}")
+    return f"{label:<28} {len(rows):>5} " + " ".join(cells)
+
+
+@click.group()
+def main() -> None:
+    """Measure what choosing by m loses."""
+
+
+@main.command("table")
+@click.argument("path", type=click.Path(path_type=Path, exists=True))
+def print_table(path: Path) -> None:
+    """Print the table of a file."""
+    Results.read(path, WHAT).write_table(table)
+
+
+@main.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option("--resume", is_flag=True, help="Go on with what the file holds.")
+@click.option("--budget", type=click.FloatRange(min=1), help="Seconds after which to stop.")
+@click.option("--rounds", default=12, show_default=True, type=click.IntRange(min=MIN_ROUNDS))
+@click.option("--sizes", default=HELD_BACK, show_default=True, type=click.IntRange(min=1))
+@click.option(
+    "--measured-once", is_flag=True, help="Rankings count that no other GPU has confirmed."
+)
+def measure(
+    path: Path, resume: bool, budget: float | None, rounds: int, sizes: int, measured_once: bool
+) -> None:
+    """Measure, keeping results in PATH, and print the table."""
+    require_gpu()
+    problems = declared([DType.BF16, DType.FP16])
+    lines = lines_of(problems)
+    if not lines:
+        raise click.ClickException(
+            "no usable bundle measured a matrix product at several m: tune one with --grid, and "
+            "install its wheel or name it in NVGEMM_AOT_BUNDLES"
+        )
+    results = Results.begin(
+        path,
+        what=WHAT,
+        environment=environment(),
+        settings={"rounds": rounds, "sizes": sizes, "measured once": measured_once},
+        resume=resume,
+    )
+
+    def work(problem: Problem, of_m: Mapping[int, Problem]) -> Callable[[], dict[str, Any]]:
+        ids = list(dict.fromkeys(id_ for one in of_m.values() for id_ in problems[one]))
+        taken = choices(problem, list(of_m), only_confirmed=not measured_once)
+        return lambda: measure_size(problem, ids, taken, rounds)
+
+    wanted = [
+        (replace(line, m=m), of_m)
+        for line, of_m in lines.items()
+        for m in held_back(list(of_m), sizes)
+    ]
+    random.Random(0).shuffle(wanted)
+    left = [
+        (problem.key, work(problem, of_m))
+        for problem, of_m in wanted
+        if problem.key not in results.entries
+    ]
+    try:
+        results.fill(left, budget, lambda entry: f"dispatch {losses(entry)['dispatch']:.3f}")
+    finally:
+        results.end(table)
+
+
+if __name__ == "__main__":
+    main()
