@@ -32,7 +32,7 @@ import math
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,6 +137,80 @@ def _benchmark_stock(best: _Best, benchmark: _Benchmark, *args: Any, **kwargs: A
 def _benchmark_against(best: _Best, benchmark: _Benchmark, *args: Any, **kwargs: Any) -> float:
     gpu_ms = _benchmark(benchmark, *args, **kwargs)
     return gpu_ms if math.isinf(best.ms) else best.ms * gpu_ms / (best.gpu_ms * LEAST_GAIN)
+
+
+SizedOperands = Callable[[], tuple[Sequence[torch.Tensor], torch.Tensor]]
+"""Makes operands and a result of a GEMM at one size."""
+
+
+@dataclass
+class _Lead:
+    """The best choices so far: milliseconds of the best, and the best of the extern ones."""
+
+    ms: float = math.inf
+    extern_ms: float = math.inf
+    extern: Any = None
+
+
+def time_over_sizes(
+    choices: Iterable[Any], by_m: Any, is_extern: Callable[[Any], bool], sizes: list[SizedOperands]
+) -> None:
+    """Have a choice that takes another kernel at other sizes timed at several of them.
+
+    Its time is that of the best choice, scaled by the geometric mean, over Inductor's own size and
+    the others, of what it takes compared with the best. Triton's kernels are compiled for one size,
+    so at the others the best extern choice stands for the best. Where the best is not an extern
+    one, the choice must beat it at Inductor's size as well.
+
+    Args:
+        choices: The others, which Inductor benchmarks before.
+        by_m: The choice.
+        is_extern: Whether one of the others may be called at any size.
+        sizes: What makes operands of the other sizes.
+    """
+    lead = _Lead()
+    for choice in choices:
+        noting = functools.partial(_benchmark_noting, lead, choice, is_extern(choice))
+        choice.benchmark = functools.partial(noting, choice.benchmark)
+    by_m.benchmark = functools.partial(_benchmark_over, lead, by_m, sizes, by_m.benchmark)
+
+
+def _benchmark_noting(
+    lead: _Lead, choice: Any, is_extern: bool, benchmark: _Benchmark, *args: Any, **kwargs: Any
+) -> float:
+    ms = benchmark(*args, **kwargs)
+    lead.ms = min(lead.ms, ms)
+    if is_extern and ms < lead.extern_ms:
+        lead.extern_ms, lead.extern = ms, choice
+    return ms
+
+
+def _benchmark_over(
+    lead: _Lead,
+    by_m: Any,
+    sizes: list[SizedOperands],
+    benchmark: _Benchmark,
+    *args: Any,
+    **kwargs: Any,
+) -> float:
+    here_ms = benchmark(*args, **kwargs)
+    if lead.extern is None or not math.isfinite(here_ms):
+        return here_ms
+    ratios = [here_ms / lead.ms]
+    for make in sizes:
+        operands, out = make()
+        own, best = (
+            _benchmark(stock_benchmark(choice), *operands, out=out)
+            for choice in (by_m, lead.extern)
+        )
+        ratios.append(own / best)
+    overall = math.exp(statistics.fmean(map(math.log, ratios)))
+    return lead.ms * (overall if lead.extern_ms == lead.ms else max(overall, ratios[0]))
+
+
+def stock_benchmark(choice: Any) -> _Benchmark:
+    """The benchmark of a choice as its class has it, whatever stands in its place."""
+    return functools.partial(type(choice).benchmark, choice)
 
 
 class TimedRequest:

@@ -9,15 +9,13 @@ The names of torch that are used here are private; they were run on torch 2.13, 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import Any
 
 from torch._inductor import config
-from torch._inductor.virtualized import V
 
 from ..counters import COUNTERS
 from ..errors import RequiredError
-from ..gemm.aten import OPERATORS, UNSERVED, kernel_order
+from ..gemm.aten import OPERATORS, UNSERVED
 from ..gemm.problem import Problem
 from ..installed.registry import INSTALLATION
 from ..launch.dispatch_table import find_dispatch
@@ -29,25 +27,10 @@ from . import report
 from .choices import GemmChoice, StockCall
 from .dispatched_choices import DispatchedChoice, DispatchOffer
 from .modes import current_mode
-from .offers import Offer, facts_for
-from .reading import AutotunedGemm
+from .offers import facts_for
+from .reading import AutotunedGemm, RowRange, rows_of
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Range:
-    """The m that a graph can take: ``least..most``, no end if ``most`` is None."""
-
-    least: int
-    most: int | None
-
-    @property
-    def is_one(self) -> bool:
-        return self.least == self.most
-
-    def __contains__(self, m: int) -> bool:
-        return self.least <= m and (self.most is None or m <= self.most)
 
 
 def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
@@ -67,7 +50,7 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     with COUNTERS.spending("matching"):
         request, decided = find_dispatch(asked, facts, is_precise=gemm.call.is_precise)
     problem = request.problem
-    rows = _rows(gemm)
+    rows = rows_of(gemm)
     if rows is None:
         reason = "a size other than m is dynamic, and measured rankings are of one n and k each"
         return _miss(choices, problem.key, reason)
@@ -79,17 +62,12 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     if not table.has_kernels:
         return _none_faster(choices, problem, rows, decided)
     stock = StockCall.of_choice(gemm.op, problem.key, gemm.choice)
-    kernels = {kernel_id: decided.measured[kernel_id] for kernel_id in table.used}
-    offers = {
-        kernel_id: Offer(kernel=one.kernel, origin=one.bundle.origin)
-        for kernel_id, one in kernels.items()
-    }
-    offer = DispatchOffer(table=table, kernels=offers)
+    offer = DispatchOffer.of(decided, table)
     choice: GemmChoice | DispatchedChoice
     if table.bounds:
-        choice = DispatchedChoice(stock, offer)
+        choice = DispatchedChoice(stock, offer, gemm.choice)
     else:
-        choice = GemmChoice(stock, offers[table.kernels[0]])
+        choice = GemmChoice(stock, offer.kernels[table.kernels[0]])
     is_measured = any(size.m == problem.m for size in decided.sizes)
     _log.debug("%s: chosen by measurement: %s", problem.key, offer)
     report.met(
@@ -101,26 +79,7 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     return [choice]
 
 
-def _rows(gemm: AutotunedGemm) -> _Range | None:
-    """The m that the graph can take; None where another size is dynamic."""
-    nodes = gemm.choice.input_nodes
-    a, b = (nodes[place].get_size() for place in kernel_order(gemm.op, len(nodes))[:2])
-    if not all(map(_is_known, (*a[:-2], a[-1], *b))):
-        return None
-    m = V.graph.sizevars.simplify(a[-2])
-    if _is_known(m):
-        return _Range(least=int(m), most=int(m))
-    bounds = V.graph.sizevars.shape_env.bound_sympy(m)
-    most = int(bounds.upper) if _is_known(bounds.upper) else None
-    return _Range(least=int(bounds.lower) if _is_known(bounds.lower) else 0, most=most)
-
-
-def _is_known(extent: Any) -> bool:
-    """Whether a size is a number."""
-    return isinstance(extent, int) or bool(getattr(extent, "is_Integer", False))
-
-
-def _obstacle(gemm: AutotunedGemm, rows: _Range) -> str | None:
+def _obstacle(gemm: AutotunedGemm, rows: RowRange) -> str | None:
     """Why no measured kernel can be called here, or None."""
     if not config.cpp_wrapper:
         return None
@@ -130,7 +89,7 @@ def _obstacle(gemm: AutotunedGemm, rows: _Range) -> str | None:
 
 
 def _none_faster(
-    choices: list[Any], problem: Problem, rows: _Range, decided: Dispatch
+    choices: list[Any], problem: Problem, rows: RowRange, decided: Dispatch
 ) -> list[Any]:
     """ATen's choices, where no kernel is to compute."""
     if any(size.m in rows for size in decided.sizes):
@@ -146,13 +105,13 @@ _MOST_REASONS = 3
 """Most declared sizes that a message says something of."""
 
 
-def _why_open(rows: _Range, decided: Dispatch) -> list[str]:
+def _why_open(rows: RowRange, decided: Dispatch) -> list[str]:
     """Why declared problems of a graph decide nothing."""
     return [f"m {m}: {why}" for m, why in decided.open.items() if m in rows]
 
 
 def _require(
-    problem: Problem, rows: _Range, decided: Dispatch, facts: DeviceFacts, obstacle: str | None
+    problem: Problem, rows: RowRange, decided: Dispatch, facts: DeviceFacts, obstacle: str | None
 ) -> None:
     """Refuse declared problems without their kernels, where kernels are required."""
     if current_mode() is not Mode.REQUIRED:

@@ -10,21 +10,19 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._inductor import ir
 from torch._inductor import select_algorithm as autotuning
 from torch._inductor.virtualized import V
 
-from ..matching.dispatch import ATEN, DispatchTable
+from ..matching.dispatch import ATEN, Dispatch, DispatchTable
 from . import report
+from .choice_timing import stock_benchmark
 from .choices import StockCall, is_new_in, root_wrapper
+from .offers import Offer
 from .reading import is_alternative
-
-if TYPE_CHECKING:
-    from .offers import Offer
-
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +38,18 @@ class DispatchOffer:
 
     table: DispatchTable
     kernels: Mapping[str, Offer]
+
+    @classmethod
+    def of(cls, decided: Dispatch, table: DispatchTable) -> DispatchOffer:
+        """What a decision offers by a part of its table."""
+        found = {kernel_id: decided.measured[kernel_id] for kernel_id in table.used}
+        return cls(
+            table=table,
+            kernels={
+                kernel_id: Offer(kernel=one.kernel, origin=one.bundle.origin)
+                for kernel_id, one in found.items()
+            },
+        )
 
     @property
     def origins(self) -> dict[str, str]:
@@ -70,7 +80,7 @@ def _benchmarked(
     out: torch.Tensor,
     **_: Any,
 ) -> torch.Tensor:
-    """What Inductor times, should it ever: the kernel for these operands, and never ATen."""
+    """What Inductor times: the kernel for these operands, where ATen does not compute them."""
     from ..launch.select import load_kernel
 
     a, b, *extras = (tensors[place] for place in order)
@@ -86,7 +96,8 @@ _CHOICE = autotuning.ExternKernelChoice(_benchmarked, name="nvgemm_aot_by_m")
 class DispatchedChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
     """A table of kernels as one of Inductor's choices."""
 
-    def __init__(self, stock: StockCall, offer: DispatchOffer) -> None:
+    def __init__(self, stock: StockCall, offer: DispatchOffer, aten: Any) -> None:
+        """Make the choice; ``aten`` is Inductor's choice that computes where the table says so."""
         kwargs = {
             **stock.options,
             "bounds": offer.table.bounds,
@@ -96,12 +107,15 @@ class DispatchedChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
         super().__init__(_CHOICE, stock.inputs, stock.layout, kwargs)
         self.stock = stock
         self.offer = offer
+        self.aten = aten
         self.name = offer.name_for(stock)
         self.description = str(offer)
 
     def benchmark(self, *args: torch.Tensor, out: torch.Tensor) -> float:
-        """Milliseconds of the kernel for these operands; infinite where ATen computes them."""
+        """Milliseconds of what computes these operands; infinite where it cannot be launched."""
         try:
+            if self.offer.table.at(args[self.stock.order[0]].shape[-2]) == ATEN:
+                return stock_benchmark(self.aten)(*args, out=out)
             return float(super().benchmark(*args, out=out))
         except Exception as error:
             _log.debug("%s is not offered: %s", self.name, error)

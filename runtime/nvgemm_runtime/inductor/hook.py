@@ -33,7 +33,7 @@ from ..settings import (
     trusts_rankings,
 )
 from . import cache_key, report, torch_nvgemm
-from .choice_timing import time_beside_inductor, time_on_gpu
+from .choice_timing import time_beside_inductor, time_on_gpu, time_over_sizes
 from .choices import GemmChoice, StockCall, gemm_choices, obstacles
 from .modes import OPTION, current_mode
 from .reading import (
@@ -43,10 +43,12 @@ from .reading import (
     find_gemm,
     gemms_of_graph,
     is_alternative,
+    is_symbolic,
 )
 from .report import log_failure, survive
 
 if TYPE_CHECKING:
+    from .dynamic_sizes import ChoiceByM
     from .offers import Offers
 
 _log = logging.getLogger(__name__)
@@ -135,15 +137,39 @@ def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     stock = StockCall.of_choice(gemm.op, offers.gemm, gemm.choice, is_split=offers.is_split)
     kernels = gemm_choices(stock, offers.kernels)
     operators = {choice.name: choice.offer.kernel.operator for choice in kernels}
+    by_m = _find_choice_by_m(gemm, stock) if kernels and not offers.is_final else None
     if not is_alternative():
-        report.met(offers.gemm, basis=offers.basis, offered=operators, measured=offers.measured)
+        told = operators if by_m is None else {**operators, by_m.choice.name: by_m.told}
+        report.met(offers.gemm, basis=offers.basis, offered=told, measured=offers.measured)
     if offers.is_final:
         return kernels or [find_eager_aten(choices, gemm.choice)]  # one choice is not timed
     if not kernels:
         return choices
     if current_mode() is Mode.REQUIRED:
         return on_equal_terms(torch_nvgemm.without_any(choices), kernels)
-    return on_equal_terms(torch_nvgemm.without_doubles(choices, set(operators.values())), kernels)
+    others = torch_nvgemm.without_doubles(choices, set(operators.values()))
+    if by_m is None:
+        return on_equal_terms(others, kernels)
+    return join_by_m(on_equal_terms(others, [*kernels, by_m.choice]), by_m)
+
+
+def _find_choice_by_m(gemm: AutotunedGemm, stock: StockCall) -> ChoiceByM | None:
+    """For a graph of any m, a choice that takes another kernel by m."""
+    if config.cpp_wrapper or is_alternative() or stock.is_split or not is_symbolic(gemm):
+        return None
+    if current_mode() is Mode.REQUIRED:
+        return None  # at some m it would be ATen
+    # Imported here, so that compiling for fixed sizes does not pay for it.
+    from .dynamic_sizes import find_choice_by_m
+
+    return find_choice_by_m(gemm, stock)
+
+
+def join_by_m(choices: list[Any], by_m: ChoiceByM) -> list[Any]:
+    """The choices, of which the last takes another kernel by m, which is timed at several."""
+    extern = (autotuning.ExternKernelCaller,)
+    time_over_sizes(choices[:-1], by_m.choice, lambda one: isinstance(one, extern), by_m.sizes)
+    return choices
 
 
 def on_equal_terms(others: list[Any], kernels: list[Any]) -> list[Any]:

@@ -24,6 +24,7 @@ from ..gemm.aten import (
     UNSERVED,
     AtenGemm,
     aten_name,
+    kernel_order,
     named_arguments,
     read_call,
     read_inputs,
@@ -85,6 +86,46 @@ class AutotunedGemm:
     def __str__(self) -> str:
         layout = self.choice.layout
         return f"{self.op} into {layout.dtype}[{', '.join(map(str, layout.size))}]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRange:
+    """The m that a graph can take: ``least..most``, no end if ``most`` is None."""
+
+    least: int
+    most: int | None
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is a single m."""
+        return self.least == self.most
+
+    def __contains__(self, m: int) -> bool:
+        return self.least <= m and (self.most is None or m <= self.most)
+
+
+def rows_of(gemm: AutotunedGemm) -> RowRange | None:
+    """The m that the graph can take; None where another size is dynamic."""
+    nodes = gemm.choice.input_nodes
+    a, b = (nodes[place].get_size() for place in kernel_order(gemm.op, len(nodes))[:2])
+    if not all(map(is_known, (*a[:-2], a[-1], *b))):
+        return None
+    m = V.graph.sizevars.simplify(a[-2])
+    if is_known(m):
+        return RowRange(least=int(m), most=int(m))
+    bounds = V.graph.sizevars.shape_env.bound_sympy(m)
+    most = int(bounds.upper) if is_known(bounds.upper) else None
+    return RowRange(least=int(bounds.lower) if is_known(bounds.lower) else 0, most=most)
+
+
+def is_symbolic(gemm: AutotunedGemm) -> bool:
+    """Whether a size of the result is dynamic."""
+    return not all(map(is_known, gemm.choice.layout.size))
+
+
+def is_known(extent: Any) -> bool:
+    """Whether a size is a number."""
+    return isinstance(extent, int) or bool(getattr(extent, "is_Integer", False))
 
 
 def find_gemm(choices: list[Any]) -> AutotunedGemm | None:

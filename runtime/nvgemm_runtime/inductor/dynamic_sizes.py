@@ -1,0 +1,122 @@
+"""Under max-autotune, one more choice for a graph of any m: what takes another kernel by m.
+
+What was measured on this device makes its table, confirmed or not, since it is timed again: at
+Inductor's own size and at several others of those that were measured.
+
+The names of torch that are used here are private; they were run on torch 2.13.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._dynamo.testing import rand_strided
+from torch._inductor.utils import sympy_subs
+from torch._inductor.virtualized import V
+
+from ..counters import COUNTERS
+from ..gemm.aten import kernel_order
+from ..gemm.problem import Op
+from ..launch.dispatch_table import find_dispatch
+from ..recording.declarable import read_requests
+from .choice_timing import SizedOperands
+from .choices import StockCall
+from .dispatched_choices import DispatchedChoice, DispatchOffer
+from .offers import facts_for
+from .reading import AutotunedGemm, is_known, rows_of
+
+MOST_SIZES = 4
+"""Most sizes at which the choice is timed besides Inductor's own: each takes as long as timing two
+choices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChoiceByM:
+    """A choice that takes another kernel by m.
+
+    Attributes:
+        choice: The choice.
+        sizes: What makes operands of the sizes at which it is timed besides Inductor's own.
+    """
+
+    choice: DispatchedChoice
+    sizes: list[SizedOperands]
+
+    @property
+    def told(self) -> str:
+        """In words, which kernel it takes at which m."""
+        return f"by m: {self.choice.offer}"
+
+
+def find_choice_by_m(gemm: AutotunedGemm, stock: StockCall) -> ChoiceByM | None:
+    """The choice, where measured kernels change with m; None where they do not.
+
+    Operands of groups are left out: a benchmark would have to make up where groups end.
+    """
+    rows = rows_of(gemm)
+    if rows is None or rows.is_one:
+        return None
+    asked = read_requests(gemm.call)
+    if isinstance(asked, str):
+        return None
+    facts = facts_for(gemm.call)
+    with COUNTERS.spending("matching"):
+        request, decided = find_dispatch(
+            asked, facts, is_precise=gemm.call.is_precise, only_confirmed=False
+        )
+    table = decided.table.within(rows.least, rows.most)
+    problem = request.problem
+    if not table.bounds or problem.signature.op is Op.GROUPED_MM:
+        return None
+    others = [size.m for size in decided.sizes if size.m in rows and size.m != problem.m]
+    sizes = [_operands_at(gemm, m) for m in _spread(others)]
+    offer = DispatchOffer.of(decided, table)
+    choice = DispatchedChoice(stock, offer, gemm.choice)
+    return ChoiceByM(choice=choice, sizes=[one for one in sizes if one is not None])
+
+
+def _spread(sizes: Sequence[int]) -> list[int]:
+    """At most `MOST_SIZES` of some rising sizes, the first and the last among them."""
+    taken = min(MOST_SIZES, len(sizes))
+    if taken < 2:
+        return list(sizes[:taken])
+    return [sizes[place * (len(sizes) - 1) // (taken - 1)] for place in range(taken)]
+
+
+def _operands_at(gemm: AutotunedGemm, m: int) -> SizedOperands | None:
+    """What makes operands with so many rows of A; None where the graph has none such."""
+    nodes = gemm.choice.input_nodes
+    rows = V.graph.sizevars.simplify(nodes[kernel_order(gemm.op, len(nodes))[0]].get_size()[-2])
+    symbols = list(rows.free_symbols)
+    if len(symbols) != 1:
+        return None
+    (symbol,) = symbols
+    multiple = sympy_subs(rows, {symbol: 1})
+    if not is_known(multiple) or rows != multiple * symbol or m % int(multiple):
+        return None
+    return functools.partial(
+        _make_operands,
+        [node.get_layout() for node in nodes],
+        gemm.choice.layout,
+        {symbol: m // int(multiple)},
+    )
+
+
+def _make_operands(
+    layouts: Sequence[Any], result: Any, values: Mapping[Any, int]
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Random operands, and a result, of Inductor's layouts for some values of their symbols."""
+
+    def make(layout: Any) -> torch.Tensor:
+        size, stride = (
+            tuple(int(sympy_subs(extent, values)) for extent in extents)
+            for extents in (layout.size, layout.stride)
+        )
+        made: torch.Tensor = rand_strided(size, stride, dtype=layout.dtype, device=layout.device)
+        return made
+
+    return [make(layout) for layout in layouts], make(result)
