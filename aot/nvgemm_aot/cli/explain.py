@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from collections.abc import Iterable
 from typing import Any
@@ -135,7 +136,13 @@ def _kernel_lines(gemms: list[Document]) -> Iterable[str]:
 
 def _measured_lines(gemms: list[Document]) -> Iterable[str]:
     lines = [f"  {gemm['gemm']}\n    {gemm['measured']}" for gemm in gemms if gemm["measured"]]
-    return ["\nmeasured rankings:", *lines] if lines else []
+    if not lines:
+        return []
+    doubtful = sorted({gemm["doubtful"] for gemm in gemms if gemm["doubtful"]})
+    again = [f"  nvgemm-aot tune {shlex.quote(path)} -o tuned.nvgemm" for path in doubtful]
+    if again:
+        again.insert(0, "to measure on this GPU what is uncertain:")
+    return ["\nmeasured rankings:", *lines, *again]
 
 
 def _miss_lines(gemms: list[Document]) -> Iterable[str]:

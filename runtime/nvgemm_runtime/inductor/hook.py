@@ -140,7 +140,13 @@ def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     by_m = _find_choice_by_m(gemm, stock) if kernels and not offers.is_final else None
     if not is_alternative():
         told = operators if by_m is None else {**operators, by_m.choice.name: by_m.told}
-        report.met(offers.gemm, basis=offers.basis, offered=told, measured=offers.measured)
+        report.met(
+            offers.gemm,
+            basis=offers.basis,
+            offered=told,
+            measured=offers.measured,
+            doubtful=offers.doubtful,
+        )
     if offers.is_final:
         return kernels or [find_eager_aten(choices, gemm.choice)]  # one choice is not timed
     if not kernels:

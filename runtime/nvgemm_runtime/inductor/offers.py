@@ -54,6 +54,7 @@ class Offers:
         is_final: Whether nothing is to be timed: the first kernel wins, or ATen without one.
         measured: What a measured ranking decided, in words; empty where there is none.
         is_split: Whether the kernels compute the product of a sum alone, into fp32, and torch adds.
+        doubtful: The file of the bundle whose measured ranking is used and in doubt; empty if none.
     """
 
     gemm: str
@@ -64,6 +65,7 @@ class Offers:
     is_final: bool = False
     measured: str = ""
     is_split: bool = False
+    doubtful: str = ""
 
     @property
     def is_miss(self) -> bool:
@@ -234,4 +236,12 @@ def _make_offers(
         kernels=[Offer(kernel=one.kernel, origin=one.bundle.origin) for one in decision.kernels],
         is_final=decision.is_final,
         measured=decision.why,
+        doubtful=_doubtful_bundle(found),
     )
+
+
+def _doubtful_bundle(found: Match) -> str:
+    """The file of the bundle that measured a declared problem with doubts; empty if none did."""
+    opened = found.kernels[0].bundle.opened
+    has_doubts = found.measured is not None and bool(found.measured.doubts)
+    return str(opened.path) if has_doubts and opened is not None else ""

@@ -29,6 +29,7 @@ def met(
     reasons: Sequence[str] = (),
     offered: Mapping[str, str] | None = None,
     measured: str = "",
+    doubtful: str = "",
 ) -> None:
     """Report that Inductor asked choices for a GEMM.
 
@@ -38,13 +39,15 @@ def met(
         reasons: Why it is a miss; the first is the one that counts.
         offered: By name in generated code, the operators that join the choices.
         measured: What a measured ranking decided, in words.
+        doubtful: The file of the bundle whose measured ranking is in doubt; empty if none is.
     """
     if basis == "miss":
         COUNTERS.miss(reasons[0])
     else:
         COUNTERS.hit(basis)
     _report({"event": "met", "gemm": gemm, "basis": basis, "reasons": list(reasons),
-            "offered": dict(offered or {}), "measured": measured})  # fmt: skip
+            "offered": dict(offered or {}), "measured": measured,
+            "doubtful": doubtful})  # fmt: skip
 
 
 def tried(

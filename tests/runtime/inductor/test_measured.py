@@ -283,6 +283,25 @@ def test_explanations_say_what_was_measured(
     text = explain_text({"gemms": gemms, "unreadable_lines": 0})
     assert "another choice, as measured" in text
     assert "measured once on cpu, 2026-11-21: 0.2 us, ATen 0.1 us" in text
+    assert "nvgemm-aot tune" not in text
+
+
+def test_explanations_say_how_to_settle_what_is_in_doubt(
+    trial: Trial, events: Callable[[], list[dict[str, Any]]]
+) -> None:
+    from nvgemm_aot.cli.explain import explain_text
+    from nvgemm_aot.workload.explain import collect
+
+    busy = DictatedWatch([GpuState(utilization_percent=50, slowdowns=())])
+    trial.use(aten=150.0, watch=busy)
+    trial.compile()
+    gemms = [gemm.to_json() for gemm in collect(events())]
+    text = explain_text({"gemms": gemms, "unreadable_lines": 0})
+    (bundle,) = nvgemm_runtime.bundles()
+    assert text.endswith(
+        "to measure on this GPU what is uncertain:\n"
+        f"  nvgemm-aot tune {bundle.path} -o tuned.nvgemm"
+    )
 
 
 def test_our_choice_alone_writes_the_same_code_as_when_it_wins(trial: Trial) -> None:
