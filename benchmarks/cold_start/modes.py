@@ -11,14 +11,23 @@ from typing import Any
 
 import click
 
-from benchmarks.cold_start.table import BUNDLE_MODE, JIT_MODE, KEPT_MODE, MEASURED_MODE
+from benchmarks.cold_start.table import (
+    BUNDLE_MODE,
+    DEFAULT_MODE,
+    JIT_MODE,
+    KEPT_MODE,
+    MEASURED_MODE,
+    STOCK_MODE,
+    TRITON_MODE,
+)
 from nvgemm_runtime.jit.client import missing_module
 from nvgemm_runtime.settings import BUNDLES_VARIABLE
 
 BACKENDS = {
-    "default": None,
+    STOCK_MODE: None,
+    DEFAULT_MODE: None,
     "aten": "ATEN",
-    "aten+triton": "ATEN,TRITON",
+    TRITON_MODE: "ATEN,TRITON",
     BUNDLE_MODE: "ATEN",
     MEASURED_MODE: "ATEN",
     JIT_MODE: "ATEN",
@@ -26,7 +35,7 @@ BACKENDS = {
 }
 """Modes, and the backends that each autotunes over."""
 
-PLUG_IN_MODES = (BUNDLE_MODE, MEASURED_MODE, JIT_MODE, KEPT_MODE)
+PLUG_IN_MODES = (BUNDLE_MODE, MEASURED_MODE, DEFAULT_MODE, JIT_MODE, KEPT_MODE)
 """Modes with the plug-in on."""
 
 JIT_CANDIDATES = 4
@@ -64,6 +73,7 @@ class Variant:
             "NVGEMM_AOT_MAX_CHOICES": None if self.choices is None else str(self.choices),
             "NVGEMM_AOT_JIT_CANDIDATES": str(JIT_CANDIDATES if is_jit else 0),
             "NVGEMM_AOT_TRUST_RANKING": "1" if self.mode == MEASURED_MODE else None,
+            "NVGEMM_AOT_DEFAULT_MODE": "1" if self.mode == DEFAULT_MODE else None,
         }
         if is_jit:
             variables["NVGEMM_AOT_CACHE"] = str(kept)
@@ -75,7 +85,7 @@ class Variant:
 def refuse_other_kernels(variant: Variant, run: dict[str, Any]) -> None:
     """Raise if a process had other kernels than its mode means."""
     found, stats = run["versions"]["bundles"], run["stats"]
-    if variant.mode in (BUNDLE_MODE, MEASURED_MODE) and not found:
+    if variant.mode in (BUNDLE_MODE, MEASURED_MODE, DEFAULT_MODE) and not found:
         raise click.ClickException(
             "no usable bundle was found: install a kernel wheel, or name bundles by --estimated "
             "and --measured"
@@ -109,7 +119,7 @@ def refuse_other_work(runs: list[dict[str, Any]], run: dict[str, Any]) -> None:
     """Raise if a run compiled more or less than the others, or its mode had other bundles."""
     for earlier in runs:
         refuse_other("GEMMs", sum(earlier["count"].values()), sum(run["count"].values()))
-        if earlier["mode"] == run["mode"] in (BUNDLE_MODE, MEASURED_MODE):
+        if earlier["mode"] == run["mode"] in (BUNDLE_MODE, MEASURED_MODE, DEFAULT_MODE):
             refuse_other("bundles", earlier["versions"]["bundles"], run["versions"]["bundles"])
 
 
@@ -144,7 +154,7 @@ def variants(
     """What to measure; says what is left out, and why."""
     found = []
     for mode in modes:
-        if mode == MEASURED_MODE and measured is None:
+        if mode in (MEASURED_MODE, DEFAULT_MODE) and measured is None:
             click.echo(f"{mode} is left out: no --measured", err=True)
         elif mode in (JIT_MODE, KEPT_MODE) and not jit:
             click.echo(f"{mode} is left out: no --jit", err=True)
@@ -152,7 +162,8 @@ def variants(
             click.echo(f"{mode} is left out: {why}", err=True)
         else:
             numbers = choices if mode == BUNDLE_MODE and choices else (None,)
-            bundles = {BUNDLE_MODE: estimated, MEASURED_MODE: measured}.get(mode)
+            named = {BUNDLE_MODE: estimated, MEASURED_MODE: measured, DEFAULT_MODE: measured}
+            bundles = named.get(mode)
             found += [Variant(mode=mode, choices=one, bundles=bundles) for one in numbers]
     return found
 

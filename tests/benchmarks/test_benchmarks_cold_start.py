@@ -53,6 +53,8 @@ def test_each_mode_sets_what_it_is_named_for() -> None:
     assert off == ["default", "aten", "aten+triton"]
     trusting = [mode for mode, one in variables.items() if one["NVGEMM_AOT_TRUST_RANKING"]]
     assert trusting == ["aten+measured"]
+    default = [mode for mode, one in variables.items() if one["NVGEMM_AOT_DEFAULT_MODE"]]
+    assert default == ["default+measured"]
     compiling = [m for m, one in variables.items() if one["NVGEMM_AOT_JIT_CANDIDATES"] != "0"]
     assert compiling == ["jit", "kept"]
     keeping = [mode for mode, one in variables.items() if one.get("NVGEMM_AOT_CACHE") == "kept"]
@@ -72,10 +74,12 @@ def test_modes_without_what_they_need_are_left_out(
     ]  # fmt: skip
     said = capsys.readouterr().err
     assert "aten+measured is left out: no --measured" in said
+    assert "default+measured is left out: no --measured" in said
     assert "jit is left out: the builder side is not installed: no cutlass" in said
     monkeypatch.setattr(modes, "missing_module", lambda: None)
     found = modes.variants(ALL, (), "e", "m", True)
-    assert [(one.mode, one.bundles) for one in found[3:]] == [
+    assert found[1] == modes.Variant(mode="default+measured", bundles="m")
+    assert [(one.mode, one.bundles) for one in found[4:]] == [
         ("aten+bundle", "e"), ("aten+measured", "m"), ("jit", None), ("kept", None)
     ]  # fmt: skip
 
@@ -163,7 +167,7 @@ def test_goals_are_held_against_what_was_measured() -> None:
     runs = [run("aten", 8.0), run("aten", 8.2), run("aten", 8.1), run("aten+triton", 41.0)]
     runs += [run("aten+bundle", 9.1, 500), run("aten+measured", 8.2, 20), run("jit", 33.1, 24_000)]
     text = "\n".join(table.table(record_of(*runs)))
-    assert "aten+measured at most 1.1 x aten: 1.012 x, met" in text
+    assert "aten+measured at most 1.05 x aten: 1.012 x, met" in text
     assert "aten+measured at least 5 x as fast as aten+triton: 5.00 x, met" in text
     assert "which has runs 0.20 s apart" in text
     assert "+25.00   24.000\n" in text
@@ -177,6 +181,19 @@ def test_goals_are_held_against_what_was_measured() -> None:
     assert "1.136 x, MISSED" in missed
     assert "4.46 x, MISSED" in missed
     assert "jit" not in missed
+
+
+def test_goals_without_autotuning() -> None:
+    runs = [run("default", 4.0), run("aten+triton", 41.0)]
+    own = run("default+measured", 4.06, call_us=[1005.0, 1006.0], graph_us=[])
+    text = "\n".join(table.goals(table.by_label([*runs, own])))
+    assert "goal: default+measured at most 1.02 x default: 1.015 x, met" in text
+    assert "default+measured, call_us, at most 1.01 x aten+triton: 1.000 x, met" in text
+    assert "graph_us" not in text
+    slow = run("default+measured", 4.2, call_us=[1100.0])
+    text = "\n".join(table.goals(table.by_label([*runs, slow])))
+    assert "1.050 x, MISSED" in text
+    assert "1.095 x, MISSED" in text
 
 
 def test_one_run_of_the_reference_gives_no_verdict_on_what_kernels_add() -> None:
