@@ -9,6 +9,9 @@ While processes compile side by side, only one of them has the GPU.
 
     pip install the wheel of benchmarks/additive/manifest.yaml, then:
     python -m benchmarks.additive --json additive.json
+
+With ``--backends default`` nothing is autotuned, and NVGEMM_AOT_DEFAULT_MODE is 1: kernels join
+where two GPUs measured them to beat ATen, so the bundle must be one that `nvgemm-aot tune` made.
 """
 
 from __future__ import annotations
@@ -30,6 +33,9 @@ from benchmarks.shared.compiling import Worker, fresh_environment, names_of, rea
 
 BACKENDS = ("ATEN", "ATEN,TRITON")
 """What bundled kernels compete with: max_autotune_gemm_backends."""
+
+DEFAULT = "default"
+"""In place of backends: no max-autotune."""
 
 
 class Processes:
@@ -92,7 +98,8 @@ def started(backends: str, processes: int, draws: int, device: str) -> Iterator[
             own = directory()
             environment = fresh_environment(
                 own,
-                TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS=backends,
+                TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS=None if backends == DEFAULT else backends,
+                NVGEMM_AOT_DEFAULT_MODE="1" if backends == DEFAULT else None,
                 TORCHINDUCTOR_COMPILE_THREADS="4",
                 # Both sides are compiled, rather than one found where it equals the other.
                 TORCHINDUCTOR_FX_GRAPH_CACHE="0",
@@ -123,7 +130,7 @@ def started(backends: str, processes: int, draws: int, device: str) -> Iterator[
 @click.option(
     "--backends",
     multiple=True,
-    type=click.Choice(BACKENDS),
+    type=click.Choice([*BACKENDS, DEFAULT]),
     default=BACKENDS,
     show_default=True,
     help="What bundled kernels compete with; may be given more than once.",

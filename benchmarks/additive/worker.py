@@ -22,6 +22,7 @@ from unittest import mock
 from benchmarks.additive.models import MODELS, build
 from benchmarks.additive.table import SIDES
 from benchmarks.shared.compiling import answering, check_results, count_gemms, gemm_calls, versions
+from nvgemm_runtime.settings import serves_default_mode
 
 if TYPE_CHECKING:
     import torch
@@ -159,7 +160,8 @@ def _compile_side(
 
     # Of max-autotune only what chooses GEMMs: the other kernels would be chosen anew on each side,
     # by timings whose luck changes a model by up to a tenth.
-    options: dict[str, Any] = {"max_autotune_gemm": True, "nvgemm_aot_mode": mode}
+    autotunes = not serves_default_mode()
+    options: dict[str, Any] = {"max_autotune_gemm": autotunes, "nvgemm_aot_mode": mode}
     model: Any = torch.compile(module, options=options, dynamic=False)
     codes: list[str] = []
 

@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[2]
 """The repository's root, from which benchmarks are imported."""
 
 _GEMM_CALLS = {
-    "nvgemm": re.compile(r"\bnvgemm_(?:mm|bmm|addmm|baddbmm)_[0-9a-f]{12}\("),
+    "nvgemm": re.compile(r"\bnvgemm_\w+_[0-9a-f]{12}\("),
     "aten": re.compile(r"\bextern_kernels\.\w*mm\w*\("),
     "triton": re.compile(r"\btriton_tem_\w+\.run\("),
 }

@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.additive import models
 from benchmarks.additive import table as additive_table
+from benchmarks.shared.compiling import count_gemms, gemm_calls
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.types import DType
@@ -147,3 +148,15 @@ def test_processes_that_agree_by_chance_do_not_hide_the_usual_noise() -> None:
     assert not alike["modes"]["graphs"]["slower"]
     additive_table.judge([alike])
     assert alike["modes"]["graphs"]["slower"]
+
+
+def test_calls_of_bundled_kernels_are_counted_whatever_they_compute() -> None:
+    code = """
+nvgemm_mm_0123456789ab = nvgemm_aot_gemm(torch.mm, 'id', 'a wheel', (0, 1), False)
+nvgemm_mm_0123456789ab(a, b, out=c)
+nvgemm_mm_by_m_0123456789ab(a, b, out=c)
+nvgemm_addmm_relu_0123456789ab(a, b, c, out=d)
+extern_kernels.mm(a, b, out=c)
+triton_tem_fused_mm_0.run(a, b, c)
+"""
+    assert count_gemms(dict(gemm_calls(code))) == {"nvgemm": 3, "aten": 1, "triton": 1}
