@@ -56,7 +56,7 @@ def is_capturing(device: torch.device) -> bool:
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):  # torch asks the current device's stream
-        return torch.cuda.is_current_stream_capturing()
+        return bool(torch.cuda.is_current_stream_capturing())
 
 
 def _smallest_problem(kernel: Kernel) -> Problem:
