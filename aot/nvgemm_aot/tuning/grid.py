@@ -55,7 +55,8 @@ def where_winners_change(
     found = []
     for below, above in _neighbours(rankings):
         pair = [outcomes.get(one.problem.key) for one in (below, above)]
-        fastest = [_fastest(outcome) for outcome in pair if outcome is not None]
+        found_fastest = [_fastest(outcome) for outcome in pair if outcome is not None]
+        fastest = [names for names in found_fastest if names]  # nothing is known of the others
         m = _middle(below.problem.m, above.problem.m)
         if m is not None and len(fastest) == 2 and fastest[0].isdisjoint(fastest[1]):
             found.append(_at(m, below, above))
@@ -95,8 +96,9 @@ def _at(m: int, below: ProblemRanking, above: ProblemRanking) -> ProblemRanking:
 
 
 def _fastest(outcome: TuningOutcome) -> set[str]:
-    """Names of the kernels, or ATen, that may be the fastest."""
+    """Names of the kernels, or ATen, that may be the fastest; none where nothing was timed."""
     timings = dict(outcome.kernels)
     if outcome.aten is not None:
         timings[ATEN] = outcome.aten
-    return set(contending({name: interval_of(one) for name, one in timings.items()}))
+    intervals = {name: interval_of(one) for name, one in timings.items()}
+    return set(contending(intervals)) if intervals else set()

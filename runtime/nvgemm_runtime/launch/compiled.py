@@ -112,11 +112,10 @@ def expect(kernel_id: str, origin: str) -> None:
     """
     _named.setdefault(kernel_id, origin)
     device = _device_at_hand()
-    kernel = None if device is None else prepare(kernel_id, origin, device)
-    if device is None or kernel is None:
+    if device is None or is_off():
         return
     try:
-        upload(kernel, device)
+        upload(load_for(kernel_id, _device_facts(device)), device)
     except Exception as error:
         _log.debug("kernel %s is not loaded ahead: %s", kernel_id[:12], error)
 

@@ -17,7 +17,7 @@ from ..matching.device import DeviceFacts, device_facts
 from ..matching.refusals import kernel_refusals
 from ..settings import is_off
 from .compiled import load_for, named_kernels, usual_device
-from .upload import upload
+from .upload import is_capturing, upload
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +97,8 @@ def preload(
         if time.monotonic() - said > REPORT_S:
             said = time.monotonic()
             _log.info("%d of %d kernels are loaded", done, len(found))
-    if where.type == "cuda":
+    # Waiting for the device would end a capture with an error, and nothing was launched into it.
+    if where.type == "cuda" and not is_capturing(where):
         torch.cuda.synchronize(where)
     return Preloaded(
         kernels=len(found) - len(failures),

@@ -37,7 +37,7 @@ def upload(kernel: LoadedKernel, device: torch.device) -> bool:
     import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if is_capturing(device):
         return False
     # Torch loads generated code under modes of its own, in which tensors have no memory.
     on_it = torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
@@ -47,6 +47,16 @@ def upload(kernel: LoadedKernel, device: torch.device) -> bool:
         extras = (_operand(problem, role, device) for role in extra_roles(problem.signature))
         kernel.launch(a, b, out, *extras)
     return True
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured on the current stream of this very device."""
+    import torch
+
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):  # torch asks the current device's stream
+        return bool(torch.cuda.is_current_stream_capturing())
 
 
 def _smallest_problem(kernel: Kernel) -> Problem:

@@ -108,6 +108,7 @@ def test_the_fastest_changes_where_no_contender_may_be_fastest_at_both() -> None
     assert not changes(measured(a=10, b=20), measured(a=10, b=20))
     assert not changes(measured(a=100, b=101, spread=2), measured(a=200, b=100))
     assert not changes(measured(a=10), None)
+    assert not changes(measured(a=10), measured())  # all were wrong, or hang
     assert not changes(None, None)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -255,14 +257,68 @@ def test_generated_code_loads_though_a_kernel_cannot_be_loaded_ahead(
         call = compiled.gemm(torch.mm, some.header.kernels[0].id, "a wheel")
         torch.testing.assert_close(call(a, b, out=out), a @ b)
     assert caplog.text == ""
-    compiled.gemm(torch.mm, "0" * 64, "another wheel")
+    call = compiled.gemm(torch.mm, "0" * 64, "another wheel")
+    assert caplog.text == ""  # its first call tells
+    torch.testing.assert_close(call(a, b, out=out), a @ b)
     assert "instead of the kernels of another wheel" in caplog.text
+
+
+def test_a_kernel_for_another_device_than_the_current_one_is_not_warned_of(
+    some: BuiltBundle,
+    launched: list[Launch],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A graph on the CPU, or on a second GPU, whose module is loaded where CUDA is in use."""
+    monkeypatch.setattr(compiled, "_device_at_hand", lambda: torch.device("cuda", 0))
+    facts_of_cpu = compiled._device_facts(CPU)
+    hopper = replace(facts_of_cpu, name="H200", capability=(9, 0))
+    monkeypatch.setattr(
+        compiled, "_device_facts", lambda device: facts_of_cpu if device == CPU else hopper
+    )
+    a, b, out = torch.randn(16, 64), torch.randn(64, 32), torch.empty(16, 32)
+    with caplog.at_level(logging.WARNING):
+        call = compiled.gemm(torch.mm, some.header.kernels[0].id, "a wheel")
+        torch.testing.assert_close(call(a, b, out=out), a @ b)
+    assert caplog.text == ""
+
+
+class Devices:
+    """Two simulated CUDA devices; a graph is captured on the second one's current stream."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.current = 0
+        monkeypatch.setattr(torch.cuda, "device", self.on)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: self.current == 1)
+
+    @contextlib.contextmanager
+    def on(self, device: torch.device) -> Iterator[None]:
+        before, self.current = self.current, device.index
+        yield
+        self.current = before
 
 
 def test_nothing_is_launched_into_a_graph_under_capture(
     some: BuiltBundle, launched: list[Launch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    """Also where another device than the kernel's is the current one."""
+    Devices(monkeypatch)
     loaded = compiled.load_for(some.header.kernels[0].id, compiled._device_facts(None))
-    assert not upload.upload(loaded, torch.device("cuda", 0))
+    assert not upload.upload(loaded, torch.device("cuda", 1))
     assert launched == []
+
+
+@pytest.mark.parametrize(("device", "waits"), [("cuda:0", True), ("cuda:1", False)])
+def test_a_preload_does_not_wait_for_a_device_under_capture(
+    device: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiting there is an error, which ends the capture."""
+    Devices(monkeypatch)
+    waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    monkeypatch.setattr(preload, "named_kernels", dict)
+    monkeypatch.setattr(preload, "_free_bytes", lambda device: 0)
+    facts = compiled._device_facts(CPU)
+    monkeypatch.setattr(preload, "device_facts", lambda *_: facts)
+    nvgemm_runtime.preload(device=device)
+    assert waited == [torch.device(device)] * waits
