@@ -28,8 +28,8 @@ STEPS = tuple(
 to 2 apart. Tiles are 16 rows or more, so below 16 fewer do."""
 
 CLOSEST = 1.1
-"""Factor between two m from which on none is measured between them: a kernel's time changes by no
-more than its rows do, so a wrong choice between them costs less than it cost to find out."""
+"""Factor between two m from which on none is measured between them. It is a choice: what a kernel
+loses between two m was not measured at m that close to each other."""
 
 WHOLE_ROWS = 8
 """What an m between two others is rounded to where both are larger than 16."""
@@ -61,6 +61,21 @@ def where_winners_change(
         if m is not None and len(fastest) == 2 and fastest[0].isdisjoint(fastest[1]):
             found.append(_at(m, below, above))
     return found
+
+
+def measured_before(
+    rankings: Sequence[ProblemRanking], outcomes: Mapping[str, TuningOutcome]
+) -> list[ProblemRanking]:
+    """What an earlier run of the same tuning measured between these rankings, besides them."""
+    known = {one.problem.key for one in rankings}
+    problems = [Problem.parse(key) for key in outcomes if key not in known]
+    return [
+        _at(problem.m, below, above)
+        for below, above in _neighbours(rankings)
+        for problem in problems
+        if replace(problem, m=1) == replace(below.problem, m=1)
+        and below.problem.m < problem.m < above.problem.m
+    ]
 
 
 def _neighbours(

@@ -21,7 +21,7 @@ from ..bundle.writer import write_bundle
 from .contenders import Contenders
 from .correctness import suspicion, thrown_out
 from .gpu import Bench
-from .grid import between_declared, where_winners_change
+from .grid import between_declared, measured_before, where_winners_change
 from .neighbours import Neighbours
 from .outcome import TuningOutcome
 from .rewrite import (
@@ -233,7 +233,10 @@ def _measure_all(
         All problems; how many were measured now; by key, those that were left out, and why; and
         those that lack a neighbour's winner.
     """
-    wanted = [*declared, *(between_declared(declared) if options.grid else ())]
+    wanted = list(declared)
+    if options.grid:
+        wanted += between_declared(declared)
+        wanted += measured_before(wanted, session.state.outcomes)
     measured_now, left_out = 0, dict[str, str]()
     lacking: list[ProblemRanking] = []
     for step in range(1 + (FINER_STEPS if options.grid else 0)):

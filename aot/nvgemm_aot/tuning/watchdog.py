@@ -77,9 +77,9 @@ def tune_watched(
         clock: Returns seconds, for the budget.
 
     Raises:
-        TuningError: As `session.tune`; also if more than `MOST_ENDS` processes hang or die, or one
+        TuningError: As `tune.tune`; also if more than `MOST_ENDS` processes hang or die, or one
             is silent for too long while no contender runs.
-        NvgemmError: As `session.tune`.
+        NvgemmError: As `tune.tune`.
     """
     begin = clock()
     shown = _Shown(report=progress)

@@ -66,7 +66,11 @@ def find_choice_by_m(gemm: AutotunedGemm, stock: StockCall) -> ChoiceByM | None:
     facts = facts_for(gemm.call)
     with COUNTERS.spending("matching"):
         request, decided = find_dispatch(
-            asked, facts, is_precise=gemm.call.is_precise, only_confirmed=False
+            asked,
+            facts,
+            is_precise=gemm.call.is_precise,
+            only_confirmed=False,
+            only_deterministic=False,  # a program that wants that has it in `facts`
         )
     table = decided.table.within(rows.least, rows.most)
     problem = request.problem

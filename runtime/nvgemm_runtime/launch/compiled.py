@@ -79,16 +79,22 @@ def gemm(
     def call_in_order(
         a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, **options: object
     ) -> torch.Tensor:
-        if (proven or first_launch)(a, b, out):
-            return out
+        try:
+            if (proven or first_launch)(a, b, out):
+                return out
+        except RuntimeError as error:
+            warn_of_memory(kernel_id, error)
         return aten(a, b, out=out, **options)
 
     pick = operator.itemgetter(*order)
 
     def call_sorted(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
         a, b, *extras = pick(tensors)
-        if (proven or first_launch)(a, b, out, *extras):
-            return out
+        try:
+            if (proven or first_launch)(a, b, out, *extras):
+                return out
+        except RuntimeError as error:
+            warn_of_memory(kernel_id, error)
         return aten(*tensors, out=out, **options)
 
     call = call_in_order if order == (0, 1) else call_sorted
@@ -154,8 +160,8 @@ def launch_first(kernel_id: str, origin: str, settle: Callable[[int | None], Non
                 done = loaded(a, b, out, *extras)
             except Exception as error:
                 done = False
-                if _is_out_of_memory(error):  # there may be enough at the next call
-                    _log.warning("kernel %s: %s; ATen computes this GEMM", kernel_id[:12], error)
+                if is_out_of_memory(error):
+                    warn_of_memory(kernel_id, error)
                 else:
                     # A kernel that never ran here, say because the driver cannot load it.
                     warn(origin, f"kernel {kernel_id[:12]}: {error}")
@@ -261,10 +267,22 @@ def usual_device() -> torch.device:
     return torch.device("cpu")
 
 
-def _is_out_of_memory(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a launch failed for want of memory, of which there may be enough at the next call."""
     import torch
 
     return isinstance(error, torch.OutOfMemoryError)
+
+
+def warn_of_memory(kernel_id: str, error: Exception) -> None:
+    """Log that ATen computes a GEMM because there is no memory for a kernel's workspace.
+
+    Raises:
+        Exception: The error, if it is another one.
+    """
+    if not is_out_of_memory(error):
+        raise error
+    _log.warning("kernel %s: %s; ATen computes this GEMM", kernel_id[:12], error)
 
 
 def _refuse(*tensors: torch.Tensor) -> bool:

@@ -31,6 +31,7 @@ def find_dispatch(
     *,
     is_precise: bool = False,
     only_confirmed: bool = True,
+    only_deterministic: bool = True,
 ) -> tuple[Request, Dispatch]:
     """Decide which kernel computes a GEMM at every m, from the rankings of installed bundles.
 
@@ -39,6 +40,7 @@ def find_dispatch(
         facts: The device.
         is_precise: Whether ATen is asked for `aten.AtenGemm.is_precise` sums.
         only_confirmed: Whether a ranking counts only if several GPUs confirm it.
+        only_deterministic: Whether to leave out kernels whose results depend on timing.
 
     Returns:
         The first reading for which problems are declared, or the first of all, and the decision.
@@ -50,7 +52,13 @@ def find_dispatch(
     terms = Terms(limit=1, is_precise=is_precise, aten_setting=setting)
     versions = torch_versions()
     decided = decide_dispatch(
-        rankings, request, facts, versions, terms, only_confirmed=only_confirmed
+        rankings,
+        request,
+        facts,
+        versions,
+        terms,
+        only_confirmed=only_confirmed,
+        only_deterministic=only_deterministic,
     )
     return request, decided
 

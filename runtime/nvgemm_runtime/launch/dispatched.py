@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ..settings import is_debugging, is_off
 from . import native
-from .compiled import GeneratedCall, checked, expect, launch_first, warn
+from .compiled import GeneratedCall, checked, expect, launch_first, warn, warn_of_memory
 
 if TYPE_CHECKING:
     import torch
@@ -56,18 +56,24 @@ def dispatched(
     def call_in_order(
         a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, **options: object
     ) -> torch.Tensor:
-        done = table.try_dispatch(a, b, out)
-        if done is True or is_done(done, a, b, out):
-            return out
+        try:
+            done = table.try_dispatch(a, b, out)
+            if done is True or is_done(done, a, b, out):
+                return out
+        except RuntimeError as error:
+            warn_of_memory("by m", error)
         return aten(a, b, out=out, **options)
 
     pick = operator.itemgetter(*order)
 
     def call_sorted(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
         a, b, *extras = pick(tensors)
-        done = table.try_dispatch(a, b, out, *extras)
-        if done is True or is_done(done, a, b, out, *extras):
-            return out
+        try:
+            done = table.try_dispatch(a, b, out, *extras)
+            if done is True or is_done(done, a, b, out, *extras):
+                return out
+        except RuntimeError as error:
+            warn_of_memory("by m", error)
         return aten(*tensors, out=out, **options)
 
     call = call_in_order if order == (0, 1) else call_sorted

@@ -133,6 +133,7 @@ def decide_dispatch(
     terms: Terms,
     *,
     only_confirmed: bool = True,
+    only_deterministic: bool = True,
 ) -> Dispatch:
     """Decide which kernel computes a GEMM at every m.
 
@@ -144,6 +145,7 @@ def decide_dispatch(
         versions: Of torch.
         terms: Of those, how ATen is set.
         only_confirmed: Whether a ranking counts only if several GPUs confirm it.
+        only_deterministic: Whether to leave out kernels whose results depend on timing.
     """
     obstacle = why_unlike_measured(request) or why_another_aten(request, terms)
     sizes: list[MeasuredSize] = []
@@ -154,6 +156,15 @@ def decide_dispatch(
         if isinstance(found, str):
             why_open[m] = found
             continue
+        if only_deterministic:
+            varying = {
+                one.kernel.id
+                for usable in of_size
+                for one in usable.kernels
+                if not one.kernel.is_deterministic
+            }
+            kept = {id_: one for id_, one in found.kernels.items() if id_ not in varying}
+            found = replace(found, kernels=kept)
         sizes.append(found)
         for usable in of_size:
             for one in usable.kernels:

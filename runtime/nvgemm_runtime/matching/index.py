@@ -112,6 +112,7 @@ class Index:
         self._from_jit = from_jit
         self._declared: dict[Problem, list[UsableRanking]] = {}
         self._unserved: dict[Problem, tuple[str, UnservedReason]] = {}
+        self._refused: list[tuple[BundleView, str]] = []
         refusals: list[str] = []
         for bundle in self.bundles:
             try:
@@ -121,6 +122,8 @@ class Index:
                 reason = describe_fault(error)
                 rankings, reasons = [], [reason]
             refusals += (f"{bundle.name}: {one}" for one in reasons)
+            if not rankings and reasons and reasons[0] is not None:
+                self._refused.append((bundle, reasons[0]))
             for usable in rankings:
                 self._declared.setdefault(usable.ranking.problem, []).append(usable)
             if reason is None:
@@ -199,11 +202,19 @@ class Index:
         return self._rows.get(_all_but_m(problem), {})
 
     def why_left_out(self, problem: Problem) -> str | None:
-        """Why the build made no kernel for a problem that was declared; None if it was not."""
-        if problem in self._declared or problem not in self._unserved:
+        """Why a declared problem has no kernel here; None if it has one, or was not declared.
+
+        The build made none, or the bundle that declares it is refused.
+        """
+        if problem in self._declared:
             return None
-        bundle, why = self._unserved[problem]
-        return f"{bundle}: {why.text}"
+        if problem in self._unserved:
+            bundle, why = self._unserved[problem]
+            return f"{bundle}: {why.text}"
+        for refused, reason in self._refused:
+            if any(ranking.problem == problem for ranking in refused.header.rankings):
+                return f"{refused.name}: {reason}"
+        return None
 
     @functools.cached_property
     def _rows(self) -> dict[object, dict[int, list[UsableRanking]]]:

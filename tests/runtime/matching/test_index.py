@@ -240,6 +240,17 @@ def test_an_alignment_miss_names_the_bundles_that_were_refused_too() -> None:
     assert "b1: sm_90a kernels do not run on" in said
 
 
+def test_a_problem_of_a_refused_bundle_was_declared_and_says_so() -> None:
+    served, refused = problem(16), problem(32)
+    other = replace(header(refused), target=Target(arch="sm_90a"))
+    found = index(header(served), other)
+    assert found.why_left_out(served) is None
+    assert found.why_left_out(problem(64)) is None
+    said = found.why_left_out(refused)
+    assert said is not None
+    assert said.startswith("b1: sm_90a kernels do not run on")
+
+
 def with_tiles(*tiles: tuple[int, int], times_ns: tuple[int | None, ...]) -> Header:
     """A bundle with one kernel a tile, all ranked for m 128, n 128 * 100."""
     base = synthetic_content(kernels=len(tiles), problems=1)
