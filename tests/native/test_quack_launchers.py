@@ -140,14 +140,15 @@ for kernel in bundle.header.kernels:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "served",
     [
         "mm/nt/bf16xbf16/fp32/bf16",
-        pytest.param("mm/tn/bf16xbf16/fp32/bf16/add", marks=pytest.mark.slow),
-        pytest.param("bmm/tt/fp16xfp16/fp32/fp32/bias_silu", marks=pytest.mark.slow),
-        pytest.param("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/bias", marks=pytest.mark.slow),
-        pytest.param("mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp32/fp32_tensor", marks=pytest.mark.slow),
+        "mm/tn/bf16xbf16/fp32/bf16/add",
+        "bmm/tt/fp16xfp16/fp32/fp32/bias_silu",
+        "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/bias",
+        "mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp32/fp32_tensor",
     ],
 )
 def test_launchers_take_bytes_that_thread_blocks_share(

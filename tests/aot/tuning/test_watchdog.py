@@ -89,6 +89,7 @@ def test_a_kernel_that_hangs_is_named_dropped_and_recorded(
     assert (again.measured_now, again.hanging) == (0, tuned.hanging), "it does not run again"
 
 
+@pytest.mark.slow
 def test_a_kernel_that_spins_in_its_own_code_is_killed(tuner: Tuner) -> None:
     tunable = tuner.build(provider=Spinning())
     tuned = watched(tuner, "sound", tunable)
@@ -227,6 +228,7 @@ def write_bare(tuner: Tuner) -> Path:
     return tuner.change(lambda content: replace(content, rankings=()))
 
 
+@pytest.mark.slow
 def test_the_command_says_what_hangs_and_succeeds(
     tuner: Tuner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -257,6 +257,7 @@ def test_split_sums_stay_out_of_generated_cpp(
     assert "nvgemm_aot" not in "".join(compiled.code)
 
 
+@pytest.mark.slow
 def test_sums_and_integers_in_generated_cpp(inductor: InductorSession) -> None:
     a, b = matrices()
     bias = torch.randn(N)

@@ -75,8 +75,7 @@ SLOW = pytest.mark.slow
     "way",
     [
         "without",
-        "off",
-        *(pytest.param(one, marks=SLOW) for one in ("settings raise", "hook raises")),
+        *(pytest.param(one, marks=SLOW) for one in ("off", "settings raise", "hook raises")),
     ],
 )
 def test_torch_compiles_without_nvgemm_aot(run_so: Callable[[str], Ran], way: str) -> None:

@@ -435,6 +435,7 @@ def test_required_is_met_by_a_fused_kernel(
     assert warnings_of(caplog) == []
 
 
+@pytest.mark.slow
 def test_training_is_right(session: InductorSession) -> None:
     linear = torch.nn.Linear(K, N, dtype=torch.bfloat16)
     x = rows()

@@ -328,9 +328,7 @@ LEFT_ALONE = (
     of_rows, reshaped_columns, broadcast, of_columns_of_the_weight, two_inputs, biased,
     another_limit, weighted_one, weighted_sum_in_silu,
 )  # fmt: skip
-LEFT_ALONE_QUICKLY = (
-    result_quantized, product_used_again, two_inputs, weighted_one, weighted_sum_in_silu,
-)  # fmt: skip
+LEFT_ALONE_QUICKLY = (result_quantized, product_used_again, weighted_one)
 
 
 @pytest.mark.parametrize(
