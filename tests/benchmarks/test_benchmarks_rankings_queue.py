@@ -130,6 +130,7 @@ def test_a_row_that_fails_does_not_end_the_others(
     assert found.exit_code == 1
 
 
+@pytest.mark.slow
 def test_a_row_is_done_with_the_bundle_that_was_measured_alone(
     run: functools.partial[Result], tmp_path: Path
 ) -> None:
@@ -149,6 +150,7 @@ def test_a_row_is_done_with_the_bundle_that_was_measured_alone(
     assert "  done" not in again.output
 
 
+@pytest.mark.slow
 def test_a_used_up_budget_leaves_the_rest_to_the_next_run(
     run: functools.partial[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,9 +91,8 @@ def test_launchers_of_gated_kernels_take_half_of_the_columns(
         assert ("must be (m, k), (k, n) and (m, n / 2)" in line) is is_wrong, line
 
 
-@pytest.mark.parametrize(
-    "signatures", [FAST, pytest.param(ALL, marks=pytest.mark.slow)], ids=["plain", "all"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("signatures", [FAST, ALL], ids=["plain", "all"])
 def test_launchers_take_what_they_are_given(
     driver: FakeDriver,
     kernel_cache: Cache,

@@ -410,6 +410,7 @@ class WithAnImpossibleDesign(Quack):
         raise AssertionError("it compiles")
 
 
+@pytest.mark.slow
 def test_a_design_that_does_not_compile_is_named_and_the_others_are_built(
     tmp_path: Path, kernel_cache: Cache
 ) -> None:

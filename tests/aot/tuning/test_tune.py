@@ -28,6 +28,7 @@ from tuning_bench import PROBLEMS, LazyWithTransposes, bench, header_of, operato
 FP8, FP4 = DType.FP8_E4M3, DType.FP4_E2M1
 
 
+@pytest.mark.slow
 def test_addends_scales_and_groups_are_measured(tuner: Tuner) -> None:
     served = {
         cpu_kernels.signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS): True,

@@ -262,7 +262,11 @@ main(prog_name="nvgemm-aot")
 
 
 @pytest.mark.parametrize(
-    "by", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL]
+    "by",
+    [
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (signal.SIGINT, signal.SIGTERM)),
+        signal.SIGKILL,
+    ],
 )
 def test_no_process_is_left_behind_by_an_end_from_outside(tuner: Tuner, by: signal.Signals) -> None:
     command = ["tune", str(tuner.tunable), "-o", str(tuner.path), "--hang-after", "600s"]

@@ -22,6 +22,8 @@ from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.problem import Problem, Signature
 from split_designs import list_few
 
+pytestmark = pytest.mark.slow  # real kernels, of designs that nothing else compiles by default
+
 BF16 = Signature.parse("mm/nt/bf16xbf16/fp32/bf16")
 
 Inspected = tuple[Kernel, bytes]

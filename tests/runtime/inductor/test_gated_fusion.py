@@ -121,7 +121,9 @@ def tensors(*lead: int, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Te
     "name",
     [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in FORMS],
 )
-@pytest.mark.parametrize("lead", [(M,), pytest.param((2, M // 2), id="batch")])
+@pytest.mark.parametrize(
+    "lead", [(M,), pytest.param((2, M // 2), id="batch", marks=pytest.mark.slow)]
+)
 def test_a_kernel_that_is_faster_computes(
     session: InductorSession,
     gated: BuiltBundle,

@@ -200,6 +200,7 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path / "home")
 
 
+@pytest.mark.slow
 def test_processes_with_warm_caches_meet_their_gemms(home: Home) -> None:
     """And a relative path is taken from where torch was imported."""
     assert home.run().misses == 1
