@@ -12,7 +12,7 @@ import logging
 import operator
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import NoKernelError
 from ..gemm.extra_operands import check_offset_values
@@ -67,23 +67,55 @@ def gemm(
     if split:
         return _split(aten, gemm(_raise_not_computed, kernel_id, origin), order)
     expect(kernel_id, origin)
-    proven: _TryLaunch | None = None  # once the kernel has run, or is known not to
+    return make_call(aten, _OneKernel(kernel_id, origin), order)
 
-    def settle(handle: int | None) -> None:
-        nonlocal proven
-        proven = _refuse if handle is None else _launch_of(handle)
 
-    first_launch = launch_first(kernel_id, origin, settle)
+class _OneKernel:
+    """A kernel that every call tries."""
+
+    def __init__(self, kernel_id: str, origin: str) -> None:
+        self.name = f"kernel {kernel_id[:12]}"
+        self.compute: _TryLaunch = launch_first(kernel_id, origin, self._settle)
+
+    def _settle(self, handle: int | None) -> None:
+        self.compute = _refuse if handle is None else _launch_of(handle)
+
+    def finish(self, done: bool, *tensors: torch.Tensor) -> bool:
+        """It is not computed."""
+        return False
+
+
+class Computing(Protocol):
+    """What a generated call tries before ATen.
+
+    Attributes:
+        name: For the log.
+        compute: ``compute(a, b, out, *extras)`` is True where it computed into ``out``. It may be
+            another function at the next call.
+    """
+
+    name: str
+    compute: Callable[..., Any]
+
+    def finish(self, done: Any, *tensors: torch.Tensor) -> bool:
+        """Whether a call of which ``compute`` returned something else than True is done now."""
+
+
+def make_call(
+    aten: Callable[..., torch.Tensor], computing: Computing, order: tuple[int, ...]
+) -> GeneratedCall:
+    """Make a generated call that leaves to ATen what is not computed; arguments as of `gemm`."""
 
     # Most calls are of two tensors, and sorting tensors takes as long as checking them.
     def call_in_order(
         a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, **options: object
     ) -> torch.Tensor:
         try:
-            if (proven or first_launch)(a, b, out):
+            done = computing.compute(a, b, out)
+            if done is True or computing.finish(done, a, b, out):
                 return out
         except RuntimeError as error:
-            warn_of_memory(kernel_id, error)
+            _warn_of_memory(computing.name, error)
         return aten(a, b, out=out, **options)
 
     pick = operator.itemgetter(*order)
@@ -91,14 +123,15 @@ def gemm(
     def call_sorted(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
         a, b, *extras = pick(tensors)
         try:
-            if (proven or first_launch)(a, b, out, *extras):
+            done = computing.compute(a, b, out, *extras)
+            if done is True or computing.finish(done, a, b, out, *extras):
                 return out
         except RuntimeError as error:
-            warn_of_memory(kernel_id, error)
+            _warn_of_memory(computing.name, error)
         return aten(*tensors, out=out, **options)
 
     call = call_in_order if order == (0, 1) else call_sorted
-    return checked(call, order) if is_debugging() else call
+    return _checked(call, order) if is_debugging() else call
 
 
 _named: dict[str, str] = {}
@@ -160,8 +193,8 @@ def launch_first(kernel_id: str, origin: str, settle: Callable[[int | None], Non
                 done = loaded(a, b, out, *extras)
             except Exception as error:
                 done = False
-                if is_out_of_memory(error):
-                    warn_of_memory(kernel_id, error)
+                if _is_out_of_memory(error):
+                    _warn_of_memory(f"kernel {kernel_id[:12]}", error)
                 else:
                     # A kernel that never ran here, say because the driver cannot load it.
                     warn(origin, f"kernel {kernel_id[:12]}: {error}")
@@ -177,7 +210,7 @@ def _launch_of(handle: int) -> _TryLaunch:
     return functools.partial(native.load().try_launch, handle)
 
 
-def checked(call: GeneratedCall, order: tuple[int, ...]) -> GeneratedCall:
+def _checked(call: GeneratedCall, order: tuple[int, ...]) -> GeneratedCall:
     """A call that checks the ends of groups first, for which it waits for the device."""
 
     def check(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
@@ -267,22 +300,22 @@ def usual_device() -> torch.device:
     return torch.device("cpu")
 
 
-def is_out_of_memory(error: Exception) -> bool:
+def _is_out_of_memory(error: Exception) -> bool:
     """Whether a launch failed for want of memory, of which there may be enough at the next call."""
     import torch
 
     return isinstance(error, torch.OutOfMemoryError)
 
 
-def warn_of_memory(kernel_id: str, error: Exception) -> None:
+def _warn_of_memory(name: str, error: Exception) -> None:
     """Log that ATen computes a GEMM because there is no memory for a kernel's workspace.
 
     Raises:
         Exception: The error, if it is another one.
     """
-    if not is_out_of_memory(error):
+    if not _is_out_of_memory(error):
         raise error
-    _log.warning("kernel %s: %s; ATen computes this GEMM", kernel_id[:12], error)
+    _log.warning("%s: %s; ATen computes this GEMM", name, error)
 
 
 def _refuse(*tensors: torch.Tensor) -> bool:

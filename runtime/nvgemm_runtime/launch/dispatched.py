@@ -8,14 +8,13 @@ missing, or fails, leaves its rows to ATen.
 from __future__ import annotations
 
 import functools
-import operator
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..settings import is_debugging, is_off
+from ..settings import is_off
 from . import native
-from .compiled import GeneratedCall, checked, expect, launch_first, warn, warn_of_memory
+from .compiled import GeneratedCall, expect, launch_first, make_call, warn
 
 if TYPE_CHECKING:
     import torch
@@ -44,49 +43,13 @@ def dispatched(
     """
     for kernel_id, origin in origins.items():
         expect(kernel_id, origin)
-    table = _Table(bounds, kernels, origins)
-
-    def is_done(
-        done: bool | int, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *extras: torch.Tensor
-    ) -> bool:
-        """Whether a call that was not done at once is done by a kernel that never ran here."""
-        return done is not False and table.first_launches[done](a, b, out, *extras)
-
-    # Most calls are of two tensors; see `compiled.gemm`.
-    def call_in_order(
-        a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor, **options: object
-    ) -> torch.Tensor:
-        try:
-            done = table.try_dispatch(a, b, out)
-            if done is True or is_done(done, a, b, out):
-                return out
-        except RuntimeError as error:
-            warn_of_memory("by m", error)
-        return aten(a, b, out=out, **options)
-
-    pick = operator.itemgetter(*order)
-
-    def call_sorted(*tensors: torch.Tensor, out: torch.Tensor, **options: object) -> torch.Tensor:
-        a, b, *extras = pick(tensors)
-        try:
-            done = table.try_dispatch(a, b, out, *extras)
-            if done is True or is_done(done, a, b, out, *extras):
-                return out
-        except RuntimeError as error:
-            warn_of_memory("by m", error)
-        return aten(*tensors, out=out, **options)
-
-    call = call_in_order if order == (0, 1) else call_sorted
-    return checked(call, order) if is_debugging() else call
+    return make_call(aten, _Table(bounds, kernels, origins), order)
 
 
 class _Table:
-    """A table, registered at its first call: the native launcher may be missing.
+    """A table, registered at its first call: the native launcher may be missing."""
 
-    Attributes:
-        try_dispatch: Tries a call; an int where the kernel of that place must be launched first.
-        first_launches: By place, what launches a kernel that has not run here.
-    """
+    name = "kernels by m"
 
     def __init__(
         self, bounds: Sequence[int], kernels: Sequence[str], origins: Mapping[str, str]
@@ -99,15 +62,19 @@ class _Table:
         self._origins = origins
         self._lock = threading.Lock()
         self._is_registered = False
-        self.try_dispatch: _TryDispatch = self._register_and_try
-        self.first_launches: Sequence[Callable[..., bool]] = ()
+        self.compute: _TryDispatch = self._register_and_compute
+        self._first_launches: Sequence[Callable[..., bool]] = ()
 
-    def _register_and_try(self, *tensors: torch.Tensor) -> bool | int:
+    def finish(self, done: bool | int, *tensors: torch.Tensor) -> bool:
+        """Launch the kernel of a place that has not run here; ATen's rows are False."""
+        return done is not False and self._first_launches[done](*tensors)
+
+    def _register_and_compute(self, *tensors: torch.Tensor) -> bool | int:
         with self._lock:
             if not self._is_registered:
-                self.try_dispatch = self._register()
+                self.compute = self._register()
                 self._is_registered = True
-        return self.try_dispatch(*tensors)
+        return self.compute(*tensors)
 
     def _register(self) -> _TryDispatch:
         if is_off():
@@ -119,7 +86,7 @@ class _Table:
             for origin in dict.fromkeys(self._origins[kernel] for kernel in self._ids):
                 warn(origin, str(error))
             return _leave_to_aten
-        self.first_launches = [
+        self._first_launches = [
             launch_first(kernel, self._origins[kernel], self._settle(library, table, place))
             for place, kernel in enumerate(self._ids)
         ]
