@@ -30,7 +30,7 @@ import click
 from benchmarks.shared.bundled import declared, environment, load_exact
 from benchmarks.shared.measuring import Arena, Contender, Exact, offline_ns
 from benchmarks.shared.records import require_gpu
-from benchmarks.shared.resuming import Results
+from benchmarks.shared.resuming import Results, measuring_options
 from benchmarks.shared.summaries import MIN_ROUNDS, Summary, chosen, geomean, ratio, summarized
 from nvgemm_runtime.bundle.format import APART
 from nvgemm_runtime.gemm.problem import DType, Problem
@@ -181,9 +181,7 @@ def print_table(path: Path) -> None:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@click.option("--resume", is_flag=True, help="Go on with what the file holds.")
-@click.option("--budget", type=click.FloatRange(min=1), help="Seconds after which to stop.")
+@measuring_options
 @click.option("--rounds", default=12, show_default=True, type=click.IntRange(min=MIN_ROUNDS))
 @click.option("--sizes", default=HELD_BACK, show_default=True, type=click.IntRange(min=1))
 @click.option(

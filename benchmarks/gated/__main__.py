@@ -30,7 +30,7 @@ import click
 from benchmarks.shared.bundled import environment
 from benchmarks.shared.compiling import check_results
 from benchmarks.shared.records import require_gpu
-from benchmarks.shared.resuming import Results
+from benchmarks.shared.resuming import Results, measuring_options
 from benchmarks.shared.summaries import (
     MIN_ROUNDS,
     Summary,
@@ -237,9 +237,7 @@ def print_table(path: Path) -> None:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@click.option("--resume", is_flag=True, help="Go on with what the file holds.")
-@click.option("--budget", type=click.FloatRange(min=1), help="Seconds after which to stop.")
+@measuring_options
 @click.option("--rounds", default=20, show_default=True, type=click.IntRange(min=MIN_ROUNDS))
 @click.option("--back-to-back", is_flag=True, help="Run nothing between two calls.")
 @click.option("--rows", multiple=True, type=int, default=ROWS, show_default=True)

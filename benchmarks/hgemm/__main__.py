@@ -45,7 +45,7 @@ from benchmarks.shared.measuring import (
     tuned,
 )
 from benchmarks.shared.records import require_gpu
-from benchmarks.shared.resuming import Results
+from benchmarks.shared.resuming import Results, measuring_options
 from benchmarks.shared.summaries import MIN_ROUNDS, Summary, chosen, summarized
 from nvgemm_runtime import explain
 
@@ -226,9 +226,7 @@ def print_table(path: Path) -> None:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@click.option("--resume", is_flag=True, help="Go on with what the file holds.")
-@click.option("--budget", type=click.FloatRange(min=1), help="Seconds after which to stop.")
+@measuring_options
 @click.option("--sample", type=click.IntRange(1, 1000), help="Sizes to measure; all by default.")
 @click.option("--candidates", default=4, show_default=True, type=click.IntRange(min=1))
 @click.option("--rounds", default=10, show_default=True, type=click.IntRange(min=MIN_ROUNDS))

@@ -32,7 +32,7 @@ from benchmarks.shared.bundled import declared, environment, load_exact
 from benchmarks.shared.compiling import names_of
 from benchmarks.shared.measuring import Arena, Contender, Exact, Operands, offline_ns
 from benchmarks.shared.records import require_gpu
-from benchmarks.shared.resuming import ORDER_SEED, Results
+from benchmarks.shared.resuming import ORDER_SEED, Results, measuring_options
 from benchmarks.shared.summaries import MIN_ROUNDS, Summary, chosen, summarized
 from nvgemm_runtime.bundle.format import APART, BACK_TO_BACK
 from nvgemm_runtime.gemm.problem import DType, Problem
@@ -108,9 +108,7 @@ def print_table(path: Path) -> None:
 
 
 @main.command()
-@click.argument("path", type=click.Path(path_type=Path))
-@click.option("--resume", is_flag=True, help="Go on with what the file holds.")
-@click.option("--budget", type=click.FloatRange(min=1), help="Seconds after which to stop.")
+@measuring_options
 @click.option("--sample", type=click.IntRange(min=1), help="Problems to measure; all by default.")
 @click.option(
     "--triton",

@@ -34,6 +34,17 @@ ORDER_SEED = 1000
 """Of the fixed order in which sizes are measured."""
 
 
+def measuring_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The argument and options of every command that measures: ``path``, ``resume``, ``budget``."""
+    for decorate in (
+        click.option("--budget", type=click.FloatRange(min=1), help="Seconds after which to stop."),
+        click.option("--resume", is_flag=True, help="Go on with what the file holds."),
+        click.argument("path", type=click.Path(path_type=Path)),
+    ):
+        command = decorate(command)
+    return command
+
+
 class Results:
     """The file of a benchmark.
 

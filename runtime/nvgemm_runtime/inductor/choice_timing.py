@@ -203,7 +203,10 @@ def _benchmark_over(
             _benchmark(stock_benchmark(choice), *operands, out=out)
             for choice in (by_m, lead.extern)
         )
-        ratios.append(own / best)
+        if math.isinf(own):
+            return math.inf
+        if math.isfinite(best):  # a size at which the other cannot be called compares nothing
+            ratios.append(own / best)
     overall = math.exp(statistics.fmean(map(math.log, ratios)))
     return lead.ms * (overall if lead.extern_ms == lead.ms else max(overall, ratios[0]))
 

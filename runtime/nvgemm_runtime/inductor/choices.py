@@ -253,37 +253,65 @@ _known_failures: set[tuple[str, type[Exception]]] = set()
 """What was logged: by wheel and kind of error, once."""
 
 
-_HEADER = """
+def header(module: str, function: str, parameters: str, origins: str) -> str:
+    """First lines of a generated module: they import a function, or let ATen compute without it.
+
+    Args:
+        module: Where the function is.
+        function: Its name there; in the generated module it begins with ``nvgemm_aot_``.
+        parameters: Names of its parameters behind ``aten``.
+        origins: An expression of these: what brought the kernels, for the warning.
+    """
+    return f"""
 try:
-    from nvgemm_runtime.launch.compiled import gemm as nvgemm_aot_gemm
+    from {module} import {function} as nvgemm_aot_{function}
 except Exception:
-    def nvgemm_aot_gemm(aten, kernel_id, origin, order, split):
+    def nvgemm_aot_{function}(aten, {parameters}):
         import logging
         log = logging.getLogger("nvgemm_runtime.launch.compiled")
         logged = log.__dict__.setdefault("nvgemm_aot_logged", set())
-        if origin not in logged:
+        for origin in sorted({{{origins}}} - logged):
             logged.add(origin)
             log.warning("nvgemm-aot is not installed: GEMMs compiled for %s run on ATen", origin)
         return aten
 """
-"""First lines of a generated module: they find kernels by id, or ATen without this package."""
 
 
-class GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
-    """A call of a bundled kernel in the graph that Inductor generates code from."""
+_HEADER = header(
+    "nvgemm_runtime.launch.compiled", "gemm", "kernel_id, origin, order, split", "origin"
+)
 
-    def __init__(self, stock: StockCall, offer: Offer) -> None:
+
+class CallNode(ir.ExternKernelOut):  # type: ignore[misc]
+    """A call that replaces ATen's, in the graph that Inductor generates code from."""
+
+    def __init__(self, stock: StockCall, name_in_code: str) -> None:
         self.stock = stock
-        self.offer = offer
-        self.name_in_code = stock.name_with(offer)
+        self.name_in_code = name_in_code
         super().__init__(
             layout=stock.layout,
             inputs=stock.inputs,
-            python_kernel_name=self.name_in_code,
+            python_kernel_name=name_in_code,
             cpp_kernel_name=stock.cpp_kernel_name,
             op_overload=stock.op_overload,
             kwargs=dict(stock.options),
         )
+
+    def define(self, wrapper: Any, first_lines: str, expression: str) -> None:
+        """Have the generated module define the call's function, and what makes it, once."""
+        root = _root(wrapper)
+        if _is_new_in(root, first_lines):
+            root.imports.splice(first_lines)
+        if _is_new_in(root, self.name_in_code):
+            root.imports.writeline(f"{self.name_in_code} = {expression}")
+
+
+class GemmNode(CallNode):
+    """A call of a bundled kernel."""
+
+    def __init__(self, stock: StockCall, offer: Offer) -> None:
+        self.offer = offer
+        super().__init__(stock, stock.name_with(offer))
 
     def codegen(self, wrapper: Any) -> None:
         """Write the call, and what it needs at the start of the module."""
@@ -302,22 +330,16 @@ class GemmNode(ir.ExternKernelOut):  # type: ignore[misc]
             super().codegen(wrapper)
 
     def _define(self, wrapper: Any) -> None:
-        """Have the generated module define the kernel's function, once."""
-        root, stock, offer = root_wrapper(wrapper), self.stock, self.offer
-        if is_new_in(root, ""):
-            root.imports.splice(_HEADER)
-        if is_new_in(root, self.name_in_code):
-            kernel = f"{offer.kernel.id!r}, {offer.origin!r}, {stock.order}, {stock.is_split}"
-            root.imports.writeline(
-                f"{self.name_in_code} = nvgemm_aot_gemm({stock.fallback}, {kernel})"
-            )
+        stock, offer = self.stock, self.offer
+        kernel = f"{offer.kernel.id!r}, {offer.origin!r}, {stock.order}, {stock.is_split}"
+        self.define(wrapper, _HEADER, f"nvgemm_aot_gemm({stock.fallback}, {kernel})")
 
     def _define_cpp(self, wrapper: Any) -> None:
         """Have the generated file define the kernel's variable, once."""
-        root = root_wrapper(wrapper)
-        if is_new_in(root, ""):
+        root = _root(wrapper)
+        if _is_new_in(root, cpp.HEADER):
             root.header.splice(cpp.HEADER)
-        if is_new_in(root, self.name_in_code):
+        if _is_new_in(root, self.name_in_code):
             root.header.splice(cpp.declaration(self.name_in_code))
 
 
@@ -354,17 +376,17 @@ class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]
         self.wrapper.writeline("}")
 
 
-def root_wrapper(wrapper: Any) -> Any:
+def _root(wrapper: Any) -> Any:
     """The wrapper of the whole module, of which subgraphs have wrappers of their own."""
     while hasattr(wrapper, "parent_wrapper"):
         wrapper = wrapper.parent_wrapper
     return wrapper
 
 
-def is_new_in(root: Any, name: str) -> bool:
-    """Whether a module does not define a name yet; from now on it does."""
-    defined: set[str] = root.__dict__.setdefault("nvgemm_aot_names", set())
-    if name in defined:
+def _is_new_in(root: Any, text: str) -> bool:
+    """Whether a module does not have a header or a name yet; from now on it has."""
+    known: set[str] = root.__dict__.setdefault("nvgemm_aot_names", set())
+    if text in known:
         return False
-    defined.add(name)
+    known.add(text)
     return True

@@ -20,7 +20,7 @@ from torch._inductor.virtualized import V
 from ..matching.dispatch import ATEN, Dispatch, DispatchTable
 from . import report
 from .choice_timing import stock_benchmark
-from .choices import StockCall, is_new_in, root_wrapper
+from .choices import CallNode, StockCall, header
 from .offers import Offer
 from .reading import is_alternative
 
@@ -42,14 +42,8 @@ class DispatchOffer:
     @classmethod
     def of(cls, decided: Dispatch, table: DispatchTable) -> DispatchOffer:
         """What a decision offers by a part of its table."""
-        found = {kernel_id: decided.measured[kernel_id] for kernel_id in table.used}
-        return cls(
-            table=table,
-            kernels={
-                kernel_id: Offer(kernel=one.kernel, origin=one.bundle.origin)
-                for kernel_id, one in found.items()
-            },
-        )
+        kernels = {kernel_id: Offer.of(decided.measured[kernel_id]) for kernel_id in table.used}
+        return cls(table=table, kernels=kernels)
 
     @property
     def origins(self) -> dict[str, str]:
@@ -129,37 +123,20 @@ class DispatchedChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
         return f"DispatchedChoice({self.name}, {self.offer})"
 
 
-_HEADER = """
-try:
-    from nvgemm_runtime.launch.dispatched import dispatched as nvgemm_aot_dispatched
-except Exception:
-    def nvgemm_aot_dispatched(aten, bounds, kernels, origins, order):
-        import logging
-        log = logging.getLogger("nvgemm_runtime.launch.compiled")
-        logged = log.__dict__.setdefault("nvgemm_aot_logged", set())
-        for origin in sorted(set(origins.values()) - logged):
-            logged.add(origin)
-            log.warning("nvgemm-aot is not installed: GEMMs compiled for %s run on ATen", origin)
-        return aten
-"""
-"""First lines of a generated module: they find tables, or ATen without this package."""
+_HEADER = header(
+    "nvgemm_runtime.launch.dispatched",
+    "dispatched",
+    "bounds, kernels, origins, order",
+    "*origins.values()",
+)
 
 
-class DispatchedNode(ir.ExternKernelOut):  # type: ignore[misc]
-    """A call that chooses by m, in the graph that Inductor generates code from."""
+class DispatchedNode(CallNode):
+    """A call that chooses by m."""
 
     def __init__(self, stock: StockCall, offer: DispatchOffer) -> None:
-        self.stock = stock
         self.offer = offer
-        self.name_in_code = offer.name_for(stock)
-        super().__init__(
-            layout=stock.layout,
-            inputs=stock.inputs,
-            python_kernel_name=self.name_in_code,
-            cpp_kernel_name=stock.cpp_kernel_name,
-            op_overload=stock.op_overload,
-            kwargs=dict(stock.options),
-        )
+        super().__init__(stock, offer.name_for(stock))
 
     def codegen(self, wrapper: Any) -> None:
         """Write the call, and what it needs at the start of the module."""
@@ -170,12 +147,6 @@ class DispatchedNode(ir.ExternKernelOut):  # type: ignore[misc]
         super().codegen(wrapper)
 
     def _define(self, wrapper: Any) -> None:
-        """Have the generated module define the function, once."""
-        root, stock, table = root_wrapper(wrapper), self.stock, self.offer.table
-        if is_new_in(root, "by m"):
-            root.imports.splice(_HEADER)
-        if is_new_in(root, self.name_in_code):
-            data = f"{table.bounds}, {table.kernels}, {self.offer.origins}, {stock.order}"
-            root.imports.writeline(
-                f"{self.name_in_code} = nvgemm_aot_dispatched({stock.fallback}, {data})"
-            )
+        stock, table = self.stock, self.offer.table
+        data = f"{table.bounds}, {table.kernels}, {self.offer.origins}, {stock.order}"
+        self.define(wrapper, _HEADER, f"nvgemm_aot_dispatched({stock.fallback}, {data})")

@@ -21,6 +21,7 @@ from ..jit import client
 from ..matching.device import DeviceFacts, device_facts, torch_versions
 from ..matching.index import Basis, Match, Miss, first_served
 from ..matching.trust import Terms, decide
+from ..matching.usable_rankings import MatchedKernel
 from ..recording.declarable import declarable, read_requests
 
 LONGEST_WAIT_S = 600.0
@@ -38,6 +39,11 @@ class Offer:
 
     kernel: Kernel
     origin: str
+
+    @classmethod
+    def of(cls, served: MatchedKernel) -> Offer:
+        """The offer of a kernel that matching found."""
+        return cls(kernel=served.kernel, origin=served.bundle.origin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -233,7 +239,7 @@ def _make_offers(
         gemm=gemm,
         basis=basis or found.basis.value,
         problem=problem,
-        kernels=[Offer(kernel=one.kernel, origin=one.bundle.origin) for one in decision.kernels],
+        kernels=[Offer.of(one) for one in decision.kernels],
         is_final=decision.is_final,
         measured=decision.why,
         doubtful=_doubtful_bundle(found),

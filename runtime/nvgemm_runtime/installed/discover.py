@@ -63,7 +63,7 @@ def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
             if not packages:
                 continue
             name, version = _identity(distribution)
-            key = re.sub(r"[-_.]+", "-", name).lower()
+            key = canonical_name(name)
             if key in seen_names:
                 continue
             seen_names.add(key)
@@ -77,6 +77,11 @@ def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
             bundle = InstalledBundle(path=path, distribution=name, version=version)
             found.setdefault(os.path.realpath(path), bundle)
     return tuple(sorted(found.values(), key=lambda bundle: (bundle.distribution, bundle.path)))
+
+
+def canonical_name(name: str) -> str:
+    """A distribution's name as pip compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..bundle.format import Header
 from ..errors import NoKernelError
-from ..installed.discover import DISTRIBUTION_PREFIX
+from ..installed.discover import DISTRIBUTION_PREFIX, canonical_name
 from ..installed.registry import INSTALLATION, FoundBundle
 from ..matching.device import DeviceFacts, device_facts
 from ..matching.refusals import kernel_refusals
@@ -126,7 +125,7 @@ def _best(manifest: str, facts: DeviceFacts) -> Iterator[str]:
         known = ", ".join(sorted({found.origin for found in INSTALLATION.shipped_bundles()}))
         raise NoKernelError(
             f"no bundle of manifest {manifest} is installed (there are: {known or 'none'}); "
-            f"pip install {DISTRIBUTION_PREFIX}{_normal(manifest)}, or name its bundle in "
+            f"pip install {DISTRIBUTION_PREFIX}{canonical_name(manifest)}, or name its bundle in "
             "NVGEMM_AOT_BUNDLES"
         )
     seen: dict[str, None] = {}
@@ -147,14 +146,9 @@ def _first_of_each(header: Header, facts: DeviceFacts) -> Iterator[str]:
 
 def _is_of(found: FoundBundle, manifest: str) -> bool:
     """Whether a bundle was built from a manifest, by its wheel's name or by that of its file."""
-    wanted = _normal(manifest)
+    wanted = canonical_name(manifest)
     if found.bundle is not None:
-        file = f"{wanted}-{_normal(found.bundle.header.target.key)}"
-        if _normal(found.path.stem) == file:
+        file = f"{wanted}-{canonical_name(found.bundle.header.target.key)}"
+        if canonical_name(found.path.stem) == file:
             return True
-    return _normal(found.origin.split(" ")[0]) == f"{DISTRIBUTION_PREFIX}{wanted}"
-
-
-def _normal(name: str) -> str:
-    """A distribution's name as pip compares it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return canonical_name(found.origin.split(" ")[0]) == f"{DISTRIBUTION_PREFIX}{wanted}"

@@ -191,17 +191,19 @@ def test_what_code_contradicts_is_found_of_another_provider_too(
     assert checks_of(of_another(name, kernels), **change).keys() == {check}
 
 
+DESIGN = KernelDesign(
+    tile=(64, 64, 64),
+    ctas_per_tile=1,
+    cluster=(1, 1),
+    fallback_cluster=None,
+    scheduler="clc",
+)
+
+
 def test_another_provider_may_begin_early_or_not_if_it_says_so() -> None:
     code = OrderCode(adds_floats=False, counts=False, draws=False, waits=False, signals=True)
-    design = KernelDesign(
-        tile=(64, 64, 64),
-        ctas_per_tile=1,
-        cluster=(1, 1),
-        fallback_cluster=None,
-        scheduler="clc",
-    )
-    assert not [*check_order_code(code, design, is_deterministic=True)]
-    early = replace(design, dependent_launch=True)
+    assert not [*check_order_code(code, DESIGN, is_deterministic=True)]
+    early = replace(DESIGN, dependent_launch=True)
     (finding,) = check_order_code(code, early, is_deterministic=True)
     assert "never waits for the kernel ahead of it" in finding.message
 
@@ -230,13 +232,7 @@ def test_reads_what_is_added_in_memory(opcodes: list[str], seen: set[str]) -> No
 def test_what_a_counter_of_another_provider_is_for_is_not_known() -> None:
     """Of kernels that `verify` does not know, what no instruction shows is a note."""
     code = OrderCode(adds_floats=False, counts=True, draws=True, waits=False, signals=False)
-    design = KernelDesign(
-        tile=(64, 64, 64),
-        ctas_per_tile=1,
-        cluster=(1, 1),
-        fallback_cluster=None,
-        scheduler=STATIC_PERSISTENT,
-    )
+    design = replace(DESIGN, scheduler=STATIC_PERSISTENT)
     (finding,) = check_order_code(code, design, is_deterministic=True)
     assert finding.check is Check.SCHEDULER
     assert finding.is_unseen
@@ -264,14 +260,7 @@ def test_believes_that_sums_have_an_order_only_where_the_code_shows_turns(
     opcodes: list[str], is_in_order: bool
 ) -> None:
     code = read_order_code([(opcode, "") for opcode in opcodes])
-    design = KernelDesign(
-        tile=(64, 64, 64),
-        ctas_per_tile=1,
-        cluster=(1, 1),
-        fallback_cluster=None,
-        scheduler="clc",
-        splits=2,
-    )
+    design = replace(DESIGN, splits=2)
     for is_deterministic in (True, False):
         found = [*check_order_code(code, design, is_deterministic=is_deterministic)]
         wanted = [] if is_deterministic is is_in_order else [Check.DETERMINISM]

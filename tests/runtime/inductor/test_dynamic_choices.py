@@ -265,9 +265,7 @@ def at(m: int) -> Callable[[], tuple[list[Tensor], Tensor]]:
     return lambda: ([], torch.empty(m, 1))
 
 
-def benchmarked(
-    by_m: Choice, *others: tuple[Choice, bool], sizes: tuple[int, ...] = (2, 4)
-) -> float:
+def benchmarked(by_m: Choice, *others: tuple[Choice, bool]) -> float:
     """What the choice takes at m 1, behind others of which some can be called at any size."""
     extern = {id(choice) for choice, is_extern in others if is_extern}
     choice_timing.time_over_sizes(
@@ -304,3 +302,13 @@ def test_without_others_it_takes_its_own_time() -> None:
 
 def test_what_cannot_be_launched_has_no_time() -> None:
     assert benchmarked(Choice(m1=float("inf")), (Choice(m1=2.0), True)) == float("inf")
+
+
+def test_a_size_at_which_one_side_cannot_be_called() -> None:
+    never = float("inf")
+    aten = Choice(m1=10.0, m2=never, m4=40.0)
+    faster = benchmarked(Choice(m1=10.0, m2=10.0, m4=20.0), (aten, True))
+    assert faster == pytest.approx(10.0 * (1 * 0.5) ** 0.5)
+    for elsewhere in (20.0, never):
+        aten = Choice(m1=10.0, m2=elsewhere, m4=40.0)
+        assert benchmarked(Choice(m1=9.0, m2=never, m4=20.0), (aten, True)) == never

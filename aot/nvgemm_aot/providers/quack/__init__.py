@@ -127,7 +127,6 @@ class Quack:
             ) from error
 
     def _candidate(self, design: Design, signature: Signature, arch: str) -> Candidate:
-        hopper = arch == HOPPER
         tile_k, ctas = design.tile_k(signature.a), design.ctas_per_tile(arch)
         m, n = design.tile
         return Candidate(
@@ -139,11 +138,7 @@ class Quack:
                 ctas_per_tile=ctas,
                 cluster=design.cluster[::-1] if design.swapped else design.cluster,
                 fallback_cluster=None,
-                scheduler=DYNAMIC_PERSISTENT
-                if design.dynamic
-                else STATIC_PERSISTENT
-                if hopper
-                else CLC,
+                scheduler=_scheduler(design, arch),
                 swapped=design.swapped,
                 splits=design.splits,
                 dependent_launch=True,
@@ -164,6 +159,12 @@ class Quack:
             added_code=_added_code(signature),
             traits=("pingpong",) if design.pingpong else (),
         )
+
+
+def _scheduler(design: Design, arch: str) -> str:
+    if design.dynamic:
+        return DYNAMIC_PERSISTENT
+    return STATIC_PERSISTENT if arch == HOPPER else CLC
 
 
 def _preference(design: Design, arch: str) -> int:
