@@ -1,8 +1,8 @@
 """The worker processes: each compiles models with bundles and without, and times both.
 
 Questions, a line of JSON each: ``{"compile": [MODEL, BATCH], "first": SIDE}``, answered by what
-came of it on each side; ``{"time": [MODEL, BATCH], "mode": MODE, "rounds": N, "window_ms": T}``,
-answered by microseconds a call; and ``{"forget": true}``, which frees what was compiled.
+came of it on each side; and ``{"time": [MODEL, BATCH], "mode": MODE, "rounds": N, "window_ms":
+T}``, answered by microseconds a call.
 """
 
 from __future__ import annotations
@@ -56,20 +56,13 @@ def work(device: str, lock: Path) -> None:
             name, batch = question["compile"]
             compiled[name, batch], reports = _compile(name, batch, device, question["first"], gpu)
             send(reports)
-        elif "time" in question:
+        else:
             name, batch = question["time"]
             mode = question["mode"]
             calls = {side: ways[mode] for side, ways in compiled[name, batch].items()}
             times = _times_us(calls, question["rounds"], question["window_ms"], device)
             at_once = CALLS_OF_GRAPH if mode == GRAPHS else 1
             send({side: [one / at_once for one in found] for side, found in times.items()})
-        else:
-            compiled.clear()
-            torch._dynamo.reset()
-            gc.enable()
-            gc.collect()
-            torch.cuda.empty_cache()
-            send({})
 
 
 class _Lock:
@@ -211,13 +204,16 @@ def _times_us(calls: Ways, rounds: int, window_ms: float, device: str) -> dict[s
     """Microseconds a call on each side, of windows that take turns."""
     gc.collect()
     gc.disable()  # a model keeps its graphs: what is collected is not the model's doing
-    once_us = max(_window_us(call, 10, device) for call in calls.values())
-    count = max(3, round(window_ms * 1e3 / once_us))
-    times: dict[str, list[float]] = {side: [] for side in calls}
-    for number in range(rounds):
-        for side in sorted(calls, reverse=number % 2 == 1):
-            times[side].append(_window_us(calls[side], count, device))
-    return times
+    try:
+        once_us = max(_window_us(call, 10, device) for call in calls.values())
+        count = max(3, round(window_ms * 1e3 / once_us))
+        times: dict[str, list[float]] = {side: [] for side in calls}
+        for number in range(rounds):
+            for side in sorted(calls, reverse=number % 2 == 1):
+                times[side].append(_window_us(calls[side], count, device))
+        return times
+    finally:
+        gc.enable()
 
 
 def _window_us(call: Callable[[], object], calls: int, device: str) -> float:

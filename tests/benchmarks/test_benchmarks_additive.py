@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
+import click
 import pytest
 import torch
 
-from benchmarks.additive import models
+from benchmarks.additive import __main__ as additive
+from benchmarks.additive import models, pool
 from benchmarks.additive import table as additive_table
 from benchmarks.shared.compiling import count_gemms, gemm_calls
 from nvgemm_aot.manifest.parse import load_manifest
@@ -160,3 +163,76 @@ extern_kernels.mm(a, b, out=c)
 triton_tem_fused_mm_0.run(a, b, c)
 """
     assert count_gemms(dict(gemm_calls(code))) == {"nvgemm": 3, "aten": 1, "triton": 1}
+
+
+class Process:
+    """Answers as a worker does, and ends at a model if told so."""
+
+    def __init__(self, ends_at: str = "") -> None:
+        self.ends_at = ends_at
+        self.compiled: list[tuple[str, int, str]] = []
+        self.timed: list[tuple[str, int, str]] = []
+
+    def ask(self, question: dict[str, Any]) -> Any:
+        if "time" in question:
+            self.timed.append((*question["time"], question["mode"]))
+            return {"with": [1.0], "without": [1.0]}
+        model, batch = question["compile"]
+        if model == self.ends_at:
+            raise click.ClickException("ended")
+        self.compiled.append((model, batch, question["first"]))
+        return {side: {"versions": {"device": "H"}, "count": {}} for side in additive_table.SIDES}
+
+
+def compiled_by(
+    processes: list[Process], cases: list[pool.Case], end: float | None
+) -> tuple[pool.Pool, dict[pool.Case, list[Any]]]:
+    """What a pool of two draws makes of cases."""
+    those = pool.Pool(cast(Any, processes), 2)
+    return those, those.compile(cases, pool.Deadline(end))
+
+
+CASES = [
+    pool.Case(backends="ATEN", model=model, batch=batch)
+    for batch in (1, 2)
+    for model in ("lm_head", "decode", "attention")
+]
+
+
+def test_each_case_is_compiled_and_timed_by_as_many_processes_as_there_are_draws() -> None:
+    processes = [Process() for _ in range(4)]
+    those, found = compiled_by(processes, CASES, None)
+    assert list(found) == CASES
+    for number, case in enumerate(CASES):
+        entry = those.time(number, case, found[case], 2, 1.0)
+        assert [len(timed["times_us"]) for timed in entry["modes"].values()] == [2, 2]
+        of_it = [
+            one for p in processes for one in p.compiled if one[:2] == (case.model, case.batch)
+        ]
+        assert sorted(first for *_, first in of_it) == sorted(additive_table.SIDES)
+    for process in processes:  # only what a process compiled can it time
+        assert {one[:2] for one in process.timed} == {one[:2] for one in process.compiled}
+
+
+def test_what_there_is_no_time_for_is_left_out() -> None:
+    processes = [Process() for _ in range(2)]
+    those, found = compiled_by(processes, CASES, time.monotonic() - 1)
+    assert not found
+    assert not those.failures
+    assert not any(process.compiled for process in processes)
+
+
+def test_what_an_ended_process_compiled_is_not_timed() -> None:
+    processes = [Process(), Process(ends_at="decode"), Process()]
+    those, found = compiled_by(processes, CASES, None)
+    assert those.failures == ["ATEN/decode/1: ended"]
+    workers = {case: {those._worker(CASES.index(case), draw) for draw in (0, 1)} for case in found}
+    assert all(processes[1] not in used for used in workers.values())
+
+
+def test_a_thinned_choice_takes_every_model_and_as_many_at_each_batch() -> None:
+    names, batches = list(models.MODELS), list(models.BATCHES)
+    cases = additive.thinned("ATEN", names, batches, 3)
+    assert {case.model for case in cases} == set(names)
+    assert all(3 <= sum(case.batch == batch for case in cases) <= 4 for batch in batches)
+    assert len(additive.thinned("ATEN", names, batches, 1)) == len(names) * len(batches)
