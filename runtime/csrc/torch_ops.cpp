@@ -295,7 +295,7 @@ void Register() {
 void RegisterTorchOps() {
   static const bool registered = [] {
     Register();
-    registered_abi.store(kAbi, std::memory_order_release);
+    registered_abi.store(kCalledAbi, std::memory_order_release);
     return true;
   }();
   static_cast<void>(registered);

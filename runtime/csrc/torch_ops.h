@@ -7,14 +7,17 @@
 
 namespace nvgemm {
 
-// The result of nvgemm_aot::abi(), which compiled graphs check before they call other operators.
-// Changes with the operators' schemas.
+// The result of nvgemm_aot::abi(), which Python checks. Changes with the operators' schemas.
 inline constexpr int64_t kAbi = 4;
+
+// What generated C++ checks before it calls an operator. Changes with the schemas of prepare and
+// try_gemm alone, for packages that were compiled for another number run on ATen for ever.
+inline constexpr int64_t kCalledAbi = 3;
 
 // Defines and registers the operators; later calls do nothing. Throws Failure.
 void RegisterTorchOps();
 
-// Version of the operators that torch has of this library; 0 before they are registered.
+// kCalledAbi, once torch has the operators of this library; 0 before.
 int64_t RegisteredAbi();
 
 }  // namespace nvgemm

@@ -30,6 +30,7 @@ from . import cpp, operators, report
 from .reading import is_alternative
 
 if TYPE_CHECKING:
+    from ..gemm.problem import Signature
     from .offers import Offer
 
 _log = logging.getLogger(__name__)
@@ -297,13 +298,59 @@ class CallNode(ir.ExternKernelOut):  # type: ignore[misc]
             kwargs=dict(stock.options),
         )
 
-    def define(self, wrapper: Any, first_lines: str, expression: str) -> None:
+    def codegen(self, wrapper: Any) -> None:
+        """Write the call, and what it needs at the start of the module."""
+        in_cpp = V.graph.cpp_wrapper
+        if in_cpp and (self.output_view is not None or not _is_known_cpp(wrapper)):
+            # Another way of generating C++ than those that were tried: it gets the stock call.
+            super().codegen(wrapper)
+            return
+        if not is_alternative():
+            self.report_use()
+        if not in_cpp:
+            self._define_in_python(_root(wrapper))
+            super().codegen(wrapper)
+            return
+        operators.try_to_load_operators()  # so that the code finds them when it runs here
+        self._define_in_cpp(_root(wrapper))
+        self.codegen_comment(wrapper)
+        wrapper.writeline(_CppGemmLine(wrapper, self))
+
+    def _define_in_python(self, root: Any) -> None:
         """Have the generated module define the call's function, and what makes it, once."""
-        root = _root(wrapper)
+        first_lines, expression = self.python_definition()
         if _is_new_in(root, first_lines):
             root.imports.splice(first_lines)
         if _is_new_in(root, self.name_in_code):
             root.imports.writeline(f"{self.name_in_code} = {expression}")
+
+    def _define_in_cpp(self, root: Any) -> None:
+        """Have the generated file define the call's variable, and its type, once."""
+        if _is_new_in(root, cpp.HEADER):
+            root.header.splice(cpp.HEADER)
+        if _is_new_in(root, self.name_in_code):
+            root.header.splice(self.cpp_declaration())
+
+    def report_use(self) -> None:
+        """Report that the call was generated."""
+        raise NotImplementedError
+
+    def python_definition(self) -> tuple[str, str]:
+        """First lines of a generated module, and an expression of them: the call's function."""
+        raise NotImplementedError
+
+    def cpp_declaration(self) -> str:
+        """The definition of the call's variable in a generated file."""
+        raise NotImplementedError
+
+    def cpp_condition(self, operands: cpp.Operands) -> str:
+        """A condition in C++ that computes the call, and is false where that cannot be."""
+        raise NotImplementedError
+
+    @property
+    def signature(self) -> Signature:
+        """What its kernels compute."""
+        raise NotImplementedError
 
 
 class GemmNode(CallNode):
@@ -313,34 +360,29 @@ class GemmNode(CallNode):
         self.offer = offer
         super().__init__(stock, stock.name_with(offer))
 
-    def codegen(self, wrapper: Any) -> None:
-        """Write the call, and what it needs at the start of the module."""
-        if not is_alternative():
-            report.used(self.stock.gemm, self.name_in_code, self.offer.kernel.id)
-        if not V.graph.cpp_wrapper:
-            self._define(wrapper)
-            super().codegen(wrapper)
-        elif self.output_view is None and _is_known_cpp(wrapper):
-            operators.try_to_load_operators()  # so that the code finds them when it runs here
-            self._define_cpp(wrapper)
-            self.codegen_comment(wrapper)
-            wrapper.writeline(_CppGemmLine(wrapper, self))
-        else:
-            # Another way of generating C++ than those that were tried: it gets the stock call.
-            super().codegen(wrapper)
+    def report_use(self) -> None:
+        """Report the kernel."""
+        report.used(self.stock.gemm, self.name_in_code, self.offer.kernel.id)
 
-    def _define(self, wrapper: Any) -> None:
+    def python_definition(self) -> tuple[str, str]:
+        """As `CallNode.python_definition`."""
         stock, offer = self.stock, self.offer
         kernel = f"{offer.kernel.id!r}, {offer.origin!r}, {stock.order}, {stock.is_split}"
-        self.define(wrapper, _HEADER, f"nvgemm_aot_gemm({stock.fallback}, {kernel})")
+        return _HEADER, f"nvgemm_aot_gemm({stock.fallback}, {kernel})"
 
-    def _define_cpp(self, wrapper: Any) -> None:
-        """Have the generated file define the kernel's variable, once."""
-        root = _root(wrapper)
-        if _is_new_in(root, cpp.HEADER):
-            root.header.splice(cpp.HEADER)
-        if _is_new_in(root, self.name_in_code):
-            root.header.splice(cpp.declaration(self.name_in_code))
+    def cpp_declaration(self) -> str:
+        """As `CallNode.cpp_declaration`."""
+        return cpp.declaration(self.name_in_code)
+
+    def cpp_condition(self, operands: cpp.Operands) -> str:
+        """As `CallNode.cpp_condition`."""
+        kernel = self.offer.kernel.id
+        return cpp.condition(self.name_in_code, kernel, self.offer.origin, operands)
+
+    @property
+    def signature(self) -> Signature:
+        """The kernel's."""
+        return self.offer.kernel.signature
 
 
 _CPP_WRAPPERS = ("CppWrapperCpu", "CppWrapperGpu")
@@ -361,16 +403,14 @@ class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]
         node = self.node
         tensors = [V.graph.wrapper_code.val_to_arg_str(one) for one in node.inputs]
         a, b, *extras = (tensors[place] for place in node.stock.order)
-        roles = extra_roles(node.offer.kernel.signature)
-        condition = cpp.condition(
-            name=node.name_in_code,
-            kernel_id=node.offer.kernel.id,
-            origin=node.offer.origin,
+        roles = extra_roles(node.signature)
+        operands = cpp.Operands(
             a=a,
             b=b,
             out=node.codegen_reference(),
             extras={role.value: tensor for role, tensor in zip(roles, extras)},
         )
+        condition = node.cpp_condition(operands)
         self.wrapper.writeline(f"if (!{condition}) {{")
         super().codegen(code)
         self.wrapper.writeline("}")

@@ -3,14 +3,19 @@
 A call goes through torch's dispatcher to ``nvgemm_aot::try_gemm``, which returns whether the kernel
 could serve it; where it could not, or where the native launcher is not in the process, the stock
 ATen call runs instead. So a package loads and computes correctly without nvgemm-aot.
+
+A table of kernels by m stands in the generated file as data, and is looked up there: it needs no
+other operator, and rows that ATen computes cost no call of one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from ..gemm.roles import Role
-from ..launch.native import ABI
+from ..launch.native import CALLED_ABI
+from ..matching.dispatch import ATEN, DispatchTable
 
 _EXTRAS = tuple(role.value for role in Role if role not in (Role.A, Role.B, Role.OUT))
 """What kernels take besides A and B, in the order of ``try_gemm``'s arguments."""
@@ -22,8 +27,10 @@ HEADER = f"""
 #ifndef NVGEMM_AOT_IN_THIS_FILE
 #define NVGEMM_AOT_IN_THIS_FILE
 #include <dlfcn.h>
+#include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <iterator>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/c/shim.h>
 
@@ -42,7 +49,7 @@ inline bool operators_are_there() {{
         void* library = dlopen("{LIBRARY_SONAME}", RTLD_NOLOAD | RTLD_LAZY);
         if (library == nullptr) return false;
         void* abi = dlsym(library, "nvgemm_aot_operators_abi");
-        return abi != nullptr && reinterpret_cast<int64_t (*)()>(abi)() == {ABI};
+        return abi != nullptr && reinterpret_cast<int64_t (*)()>(abi)() == {CALLED_ABI};
     }}();
     return there;
 }}
@@ -109,6 +116,39 @@ inline bool gemm(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out, c
     if (done) kernel.has_run.store(true, std::memory_order_relaxed);
     return done;
 }}
+
+// A kernel's id, and what brought it.
+struct Name {{
+    const char* id;
+    const char* origin;
+}};
+
+// Which kernel computes, by the rows of A.
+constexpr int kAten = -1;
+template <int kBounds, int kKernels>
+struct Table {{
+    int64_t bounds[kBounds];  // rising: the first number of rows of each segment but the first
+    int places[kBounds + 1];  // of each segment, the place of its kernel, or kAten
+    Name names[kKernels];
+    Kernel kernels[kKernels];
+}};
+
+// As gemm, by the kernel that a table has for the rows of A.
+template <int kBounds, int kKernels>
+bool gemm_by_rows(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out,
+                  const Extras& extras, Table<kBounds, kKernels>& table) {{
+    int64_t rank = 0;
+    int64_t* sizes = nullptr;
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(a, &rank));
+    AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(a, &sizes));
+    if (rank < 2) return false;
+    const int64_t* above =
+        std::upper_bound(std::begin(table.bounds), std::end(table.bounds), sizes[rank - 2]);
+    const int place = table.places[above - std::begin(table.bounds)];
+    if (place == kAten) return false;
+    const Name& name = table.names[place];
+    return gemm(a, b, out, extras, name.id, name.origin, table.kernels[place]);
+}}
 }}  // namespace nvgemm_aot
 #endif
 """
@@ -116,23 +156,65 @@ inline bool gemm(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out, c
 files from parts."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Operands:
+    """The tensors of a call, as expressions in C++.
+
+    Attributes:
+        a, b, out: The matrices.
+        extras: What kernels take besides, by `roles.Role`.
+    """
+
+    a: str
+    b: str
+    out: str
+    extras: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """First arguments of the header's functions."""
+        others = ", ".join(self.extras.get(role, "nullptr") for role in _EXTRAS)
+        return f"{self.a}, {self.b}, {self.out}, {{{others}}}"
+
+
 def declaration(name: str) -> str:
     """The definition of a kernel's variable; like the header it may appear twice."""
-    guard = f"NVGEMM_AOT_HAS_{name}"
-    return f"#ifndef {guard}\n#define {guard}\nstatic nvgemm_aot::Kernel {name};\n#endif\n"
+    return _once(name, f"static nvgemm_aot::Kernel {name};")
 
 
-def condition(
-    name: str,
-    kernel_id: str,
-    origin: str,
-    a: str,
-    b: str,
-    out: str,
-    extras: Mapping[str, str] | None = None,
-) -> str:
+def condition(name: str, kernel_id: str, origin: str, operands: Operands) -> str:
     """A condition that computes ``out = a @ b``, and is false where the kernel cannot."""
-    quoted = origin.replace("\\", "\\\\").replace('"', '\\"')
-    given = extras or {}
-    others = ", ".join(given.get(role, "nullptr") for role in _EXTRAS)
-    return f'nvgemm_aot::gemm({a}, {b}, {out}, {{{others}}}, "{kernel_id}", "{quoted}", {name})'
+    return f"nvgemm_aot::gemm({operands}, {_quoted(kernel_id)}, {_quoted(origin)}, {name})"
+
+
+def table_declaration(name: str, table: DispatchTable, origins: Mapping[str, str]) -> str:
+    """The definition of a table's variable; like the header it may appear twice.
+
+    Args:
+        name: Its name.
+        table: It, with at least one bound and one kernel.
+        origins: By id, what brought each kernel.
+    """
+    places = [-1 if one == ATEN else table.used.index(one) for one in table.kernels]
+    names = [_braced([_quoted(one), _quoted(origins[one])]) for one in table.used]
+    kind = f"nvgemm_aot::Table<{len(table.bounds)}, {len(names)}>"
+    rows = [_braced(map(str, table.bounds)), _braced(map(str, places)), _braced(names), "{}"]
+    return _once(name, f"static {kind} {name}{_braced(rows)};")
+
+
+def table_condition(name: str, operands: Operands) -> str:
+    """As `condition`, by the kernel that a table has for the rows of A."""
+    return f"nvgemm_aot::gemm_by_rows({operands}, {name})"
+
+
+def _once(name: str, definition: str) -> str:
+    guard = f"NVGEMM_AOT_HAS_{name}"
+    return f"#ifndef {guard}\n#define {guard}\n{definition}\n#endif\n"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _braced(items: Iterable[str]) -> str:
+    return "{" + ", ".join(items) + "}"

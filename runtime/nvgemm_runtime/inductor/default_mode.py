@@ -55,7 +55,7 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
         reason = "a size other than m is dynamic, and measured rankings are of one n and k each"
         return _miss(choices, problem.key, reason)
     table = decided.table.within(rows.least, rows.most)
-    obstacle = _obstacle(gemm, rows) if table.has_kernels else None
+    obstacle = _obstacle(gemm) if table.has_kernels else None
     _require(problem, rows, decided, facts, obstacle)
     if obstacle is not None:
         return _miss(choices, problem.key, obstacle)
@@ -79,13 +79,11 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     return [choice]
 
 
-def _obstacle(gemm: AutotunedGemm, rows: RowRange) -> str | None:
+def _obstacle(gemm: AutotunedGemm) -> str | None:
     """Why no measured kernel can be called here, or None."""
-    if not config.cpp_wrapper:
-        return None
-    if not OPERATORS[gemm.op].has_cpp_call:
+    if config.cpp_wrapper and not OPERATORS[gemm.op].has_cpp_call:
         return f"generated C++ cannot call ATen's {gemm.op} with an existing tensor as its result"
-    return None if rows.is_one else "generated C++ does not choose by m"
+    return None
 
 
 def _none_faster(

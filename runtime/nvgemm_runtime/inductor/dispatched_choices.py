@@ -10,19 +10,20 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._inductor import ir
 from torch._inductor import select_algorithm as autotuning
-from torch._inductor.virtualized import V
 
 from ..matching.dispatch import ATEN, Dispatch, DispatchTable
-from . import report
+from . import cpp, report
 from .choice_timing import stock_benchmark
 from .choices import CallNode, StockCall, header
 from .offers import Offer
-from .reading import is_alternative
+
+if TYPE_CHECKING:
+    from ..gemm.problem import Signature
 
 _log = logging.getLogger(__name__)
 
@@ -138,15 +139,25 @@ class DispatchedNode(CallNode):
         self.offer = offer
         super().__init__(stock, offer.name_for(stock))
 
-    def codegen(self, wrapper: Any) -> None:
-        """Write the call, and what it needs at the start of the module."""
-        if not V.graph.cpp_wrapper:  # generated C++ gets the stock call
-            if not is_alternative():
-                report.used_by_m(self.stock.gemm, self.name_in_code, list(self.offer.kernels))
-            self._define(wrapper)
-        super().codegen(wrapper)
+    def report_use(self) -> None:
+        """Report the kernels."""
+        report.used_by_m(self.stock.gemm, self.name_in_code, list(self.offer.kernels))
 
-    def _define(self, wrapper: Any) -> None:
+    def python_definition(self) -> tuple[str, str]:
+        """As `CallNode.python_definition`."""
         stock, table = self.stock, self.offer.table
         data = f"{table.bounds}, {table.kernels}, {self.offer.origins}, {stock.order}"
-        self.define(wrapper, _HEADER, f"nvgemm_aot_dispatched({stock.fallback}, {data})")
+        return _HEADER, f"nvgemm_aot_dispatched({stock.fallback}, {data})"
+
+    def cpp_declaration(self) -> str:
+        """As `CallNode.cpp_declaration`."""
+        return cpp.table_declaration(self.name_in_code, self.offer.table, self.offer.origins)
+
+    def cpp_condition(self, operands: cpp.Operands) -> str:
+        """As `CallNode.cpp_condition`."""
+        return cpp.table_condition(self.name_in_code, operands)
+
+    @property
+    def signature(self) -> Signature:
+        """That of all its kernels."""
+        return next(iter(self.offer.kernels.values())).kernel.signature

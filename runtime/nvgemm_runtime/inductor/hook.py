@@ -161,7 +161,7 @@ def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
 
 def _find_choice_by_m(gemm: AutotunedGemm, stock: StockCall) -> ChoiceByM | None:
     """For a graph of any m, a choice that takes another kernel by m."""
-    if config.cpp_wrapper or is_alternative() or stock.is_split or not is_symbolic(gemm):
+    if is_alternative() or stock.is_split or not is_symbolic(gemm):
         return None
     if current_mode() is Mode.REQUIRED:
         return None  # at some m it would be ATen

@@ -30,6 +30,10 @@ ABI = 4
 """Version of the operators' schemas, which ``torch.ops.nvgemm_aot.abi()`` returns: kAbi of
 runtime/csrc/torch_ops.h."""
 
+CALLED_ABI = 3
+"""Version of ``prepare`` and ``try_gemm``, the operators that generated C++ calls: kCalledAbi
+there. Packages of AOTInductor ask for the one that they were made with."""
+
 ATEN_HANDLE = -1
 """Stands for ATen in a dispatch table: kAten of runtime/csrc/dispatch_table.h."""
 

@@ -60,7 +60,8 @@ def test_cpp_wrapper_tries_the_kernel_and_has_the_stock_call_behind_it(
 
 
 def test_quotes_in_an_origin_do_not_end_the_text() -> None:
-    condition = cpp.condition("handle", "0" * 64, 'a"b\\c', "a", "b", "out")
+    given = cpp.Operands(a="a", b="b", out="out")
+    condition = cpp.condition("handle", "0" * 64, 'a"b\\c', given)
     assert '"a\\"b\\\\c"' in condition
 
 

@@ -1,0 +1,398 @@
+"""Kernels by m in generated C++: cpp_wrapper's modules, and packages of AOTInductor."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+
+import cpu_kernels
+import cpu_provider
+import nvgemm_runtime
+import recording_kernels
+import tuning_bench
+from fresh_processes import Home, Ran, pip_install
+from inductor_session import Compiled, InductorSession
+from measured_bundles import ATEN, write_measured
+from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.problem import DType, Op, Problem
+from nvgemm_runtime.gemm.types import Epilogue
+from nvgemm_runtime.inductor import cpp
+from nvgemm_runtime.matching import dispatch
+
+Tensor = torch.Tensor
+
+SQUARE, WIDE, ONE = "Cpu_16x16", "Cpu_8x32", "Cpu_1x1"
+
+TIMES = {
+    8: {SQUARE: 500, WIDE: 300, ONE: 600, ATEN: 1000},
+    12: {SQUARE: 500, WIDE: 300, ONE: 600, ATEN: 1000},
+    16: {SQUARE: 300, WIDE: 500, ONE: 600, ATEN: 1000},
+    24: {SQUARE: 300, WIDE: 305, ONE: 600, ATEN: 1000},
+    32: {SQUARE: 500, WIDE: 500, ONE: 600, ATEN: 200},
+}
+"""By m: WIDE is best up to 12, SQUARE from 16 to 24, then ATen."""
+
+COMPUTED_BY = {
+    2: None, 7: None, 8: WIDE, 12: WIDE, 13: None, 15: None, 16: SQUARE, 24: SQUARE, 25: None,
+    100: None,
+}  # fmt: skip
+"""What that says of an m at each side of each bound; None for ATen."""
+
+ASKED = {"NVGEMM_AOT_DEFAULT_MODE": "1"}
+
+BIASED = cpu_kernels.signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS)
+
+
+def problems() -> list[Problem]:
+    """A product in fp32, and a sum in bf16."""
+    products = [cpu_provider.problem(sizes=(m, 32, 64)) for m in TIMES]
+    return products + [cpu_provider.problem_of(BIASED, (m, 32, 64)) for m in TIMES]
+
+
+@pytest.fixture(scope="module")
+def measured(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("by-m")
+    directory.chmod(0o755)
+    built = tuning_bench.build(problems(), directory / "built", kernel_cache)
+    return write_measured(built, directory / "measured" / "by-m.nvgemm", TIMES)
+
+
+@pytest.fixture
+def default_mode(inductor: InductorSession, counted_anew: None) -> Iterator[InductorSession]:
+    """No max-autotune, C++, and one compilation for all sizes."""
+    inductor.monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "1")
+    config = torch._inductor.config
+    with (
+        config.patch(max_autotune=False, max_autotune_gemm=False, cpp_wrapper=True),
+        torch._dynamo.config.patch(error_on_recompile=True),
+    ):
+        yield inductor
+
+
+def operands(m: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(m, 64), torch.randn(64, 32)
+
+
+def compile_dynamic(session: InductorSession, **options: Any) -> Compiled:
+    a, b = operands(16)
+    torch._dynamo.mark_dynamic(a, 0)
+    compiled = session.compile(torch.mm, a, b, dynamic=None, **options)
+    torch.testing.assert_close(compiled.result, a @ b)
+    return compiled
+
+
+def launched_at(session: InductorSession, compiled: Compiled, m: int) -> tuple[str, ...]:
+    a, b = operands(m)
+    torch.testing.assert_close(compiled.function(a, b), a @ b)
+    return session.launched(compiled.function, a, b)
+
+
+def only(operator: str | None) -> tuple[str, ...]:
+    return () if operator is None else (operator,)
+
+
+def test_quotes_in_an_origin_do_not_end_the_text() -> None:
+    table = dispatch.DispatchTable(bounds=(8,), kernels=(dispatch.ATEN, "a" * 64))
+    code = cpp.table_declaration("by_m", table, {"a" * 64: 'a"b\\c'})
+    assert f'{{"{"a" * 64}", "a\\"b\\\\c"}}' in code
+
+
+@pytest.mark.slow
+def test_one_graph_uses_the_best_kernel_at_each_size(
+    default_mode: InductorSession,
+    measured: Path,
+    timed: list[str],
+    events: Callable[[], list[dict[str, Any]]],
+) -> None:
+    """At each side of each bound; unaligned operands, and threads, at different sizes."""
+    default_mode.use(measured)
+    compiled = compile_dynamic(default_mode)
+    for _ in range(2):
+        for m, operator in COMPUTED_BY.items():
+            assert launched_at(default_mode, compiled, m) == only(operator), m
+    code = "\n".join(compiled.code)
+    assert "Table<4, 2> nvgemm_mm_by_m_" in code
+    assert code.count("nvgemm_aot::gemm_by_rows(") == 1
+    assert code.count("aoti_torch_cpu_mm_out(") == 1
+
+    assert timed == []
+    assert sum(nvgemm_runtime.stats().won.values()) == 2
+    met, used = events()
+    told = "ATen, from m 8 Cpu_8x32, from m 13 ATen, from m 16 Cpu_16x16, from m 25 ATen"
+    assert met["measured"] == f"dispatched by m: {told}"
+    assert used["name"] in met["offered"]
+    assert len(used["kernels"]) == 2
+
+    a, b = operands(20)
+    unaligned = torch.empty(20 * 64 + 1)[1:].view(20, 64).copy_(a)
+    for one, launched in ((unaligned, ()), (a, (SQUARE,)), (unaligned, ()), (a, (SQUARE,))):
+        torch.testing.assert_close(compiled.function(one, b), a @ b)
+        assert default_mode.launched(compiled.function, one, b) == launched
+
+    assert_right_from_threads(default_mode, compiled)
+
+
+def assert_right_from_threads(session: InductorSession, compiled: Compiled) -> None:
+    session.record.forget()
+    cases = {m: operands(m) for m in (8, 12, 16, 24, 40)}
+    results: dict[int, list[Tensor]] = {m: [] for m in cases}
+
+    def work(m: int) -> None:
+        results[m] += (compiled.function(*cases[m]) for _ in range(10))
+
+    threads = [threading.Thread(target=work, args=(m,)) for m in cases]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for m, (a, b) in cases.items():
+        torch.testing.assert_close(results[m], [a @ b] * 10)
+    lines = session.record.lines()
+    assert [lines.count(name) for name in (WIDE, SQUARE)] == [20, 20]
+
+
+@pytest.mark.slow
+def test_kernels_that_fail_leave_their_rows_to_aten(
+    default_mode: InductorSession, kernel_cache: Cache, tmp_path: Path
+) -> None:
+    """Each is launched once, when its rows come up first."""
+    tmp_path.chmod(0o755)
+    declared = [cpu_provider.problem(sizes=(m, 32, 64)) for m in TIMES]
+    raising = recording_kernels.Raising()
+    built = tuning_bench.build(declared, tmp_path / "built", kernel_cache, raising)
+    default_mode.use(write_measured(built, tmp_path / "m" / "raising.nvgemm", TIMES))
+    compiled = compile_dynamic(default_mode)
+    assert compiled.launched == (), "it was launched at the first call"
+    a, b = operands(8)
+    assert default_mode.launched(compiled.function, a, b) == (WIDE,)
+    for m in COMPUTED_BY:
+        assert launched_at(default_mode, compiled, m) == ()
+
+
+@pytest.mark.slow
+def test_required_is_served_by_a_table(default_mode: InductorSession, measured: Path) -> None:
+    default_mode.use(measured)
+    compiled = compile_dynamic(default_mode, options={"nvgemm_aot_mode": "required"})
+    for m, operator in COMPUTED_BY.items():
+        assert launched_at(default_mode, compiled, m) == only(operator), m
+
+
+@pytest.mark.slow
+def test_a_batch(default_mode: InductorSession, kernel_cache: Cache, tmp_path: Path) -> None:
+    """The rows are those of each matrix."""
+    tmp_path.chmod(0o755)
+    declared = [cpu_provider.problem(op=Op.BMM, sizes=(m, 32, 64)) for m in TIMES]
+    built = tuning_bench.build(declared, tmp_path / "built", kernel_cache)
+    default_mode.use(write_measured(built, tmp_path / "m" / "batch.nvgemm", TIMES))
+    a, b = torch.randn(3, 16, 64), torch.randn(3, 64, 32)
+    torch._dynamo.mark_dynamic(a, 1)
+    compiled = default_mode.compile(torch.bmm, a, b, dynamic=None)
+    for m, operator in COMPUTED_BY.items():
+        a = torch.randn(3, m, 64)
+        torch.testing.assert_close(compiled.function(a, b), a @ b)
+        assert default_mode.launched(compiled.function, a, b) == only(operator), m
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_required", [False, True])
+def test_groups_are_a_stated_miss_for_stock_torch_has_no_out_form(
+    default_mode: InductorSession, kernel_cache: Cache, tmp_path: Path, is_required: bool
+) -> None:
+    tmp_path.chmod(0o755)
+    served = cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=DType.BF16)
+    declared = [cpu_provider.problem_of(served, (m, 32, 64)) for m in TIMES]
+    built = tuning_bench.build(declared, tmp_path / "built", kernel_cache)
+    default_mode.use(write_measured(built, tmp_path / "m" / "groups.nvgemm", TIMES))
+    a, b = torch.randn(16, 64).bfloat16(), torch.randn(4, 32, 64).bfloat16().mT
+    ends = torch.tensor([2, 4, 6, 16], dtype=torch.int32)
+    torch._dynamo.mark_dynamic(a, 0)
+
+    def grouped(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+        return torch._grouped_mm(a, b, offs=ends)
+
+    why = "generated C\\+\\+ cannot call ATen's _grouped_mm with an existing tensor as its result"
+    if is_required:
+        with pytest.raises(Exception, match=why):
+            default_mode.compile(
+                grouped, a, b, ends, dynamic=None, options={"nvgemm_aot_mode": "required"}
+            )
+        return
+    compiled = default_mode.compile(grouped, a, b, ends, dynamic=None)
+    torch.testing.assert_close(compiled.result, grouped(a, b, ends), rtol=2e-2, atol=2e-2)
+    assert compiled.launched == ()
+    (said,) = nvgemm_runtime.stats().misses
+    assert said == why.replace("\\", "")
+
+
+class Model(torch.nn.Module):
+    """A product in fp32, something behind it that is fused, and a Linear in bf16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        whole = torch.arange(64 * 32.0)
+        self.matrix = torch.nn.Parameter(whole.view(64, 32) % 7, requires_grad=False)
+        self.linear = torch.nn.Linear(64, 32, dtype=torch.bfloat16).requires_grad_(False)
+        self.linear.weight.copy_(whole.view(32, 64) % 2)
+        self.linear.bias.copy_(whole[:32] % 3)
+
+    def forward(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.relu(a @ self.matrix), self.linear(a.bfloat16())
+
+
+def whole_numbers(m: int) -> Tensor:
+    """Every sum is exact, whoever computes it."""
+    return torch.arange(m * 64.0).view(m, 64) % 5 % 3 - 1
+
+
+HERE = Path(__file__).parent
+
+FIRST_LINES = f"""
+import sys
+sys.path[:0] = {[str(HERE), str(Path(cpu_kernels.__file__).parent)]!r}
+from test_dispatched_cpp import Model, whole_numbers
+"""
+
+MAKE = (
+    FIRST_LINES
+    + """
+m = torch.export.Dim("m", min=2, max=512)
+program = torch.export.export(Model(), (whole_numbers(16),), dynamic_shapes={{"a": {{0: m}}}})
+torch._inductor.aoti_compile_and_package(program, package_path={path!r})
+"""
+)
+
+RUN = (
+    FIRST_LINES
+    + """
+model = torch._inductor.aoti_load_package({path!r})
+stock = Model()
+os.truncate(os.environ["TEST_RECORD"], 0)
+for m in {sizes!r}:
+    right.append(all(map(torch.equal, model(whole_numbers(m)), stock(whole_numbers(m)))))
+"""
+)
+
+SIZES = (16, 8, 7, 12, 13, 24, 25, 16)
+
+LAUNCHED = [SQUARE, SQUARE, WIDE, WIDE, WIDE, WIDE, SQUARE, SQUARE, SQUARE, SQUARE]
+"""By the two GEMMs of the package at `SIZES`."""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    return Home(tmp_path_factory.mktemp("home"))
+
+
+def without_kernel(measured: Path, operator: str, output: Path) -> Path:
+    """The bundle with damaged payloads of an operator."""
+    with Bundle(measured) as bundle:
+        spans = [one.span for one in bundle.header.kernels if one.operator == operator]
+    content = bytearray(measured.read_bytes())
+    for span in spans:
+        content[span.offset + span.stored_bytes // 2] ^= 0xFF
+    output.write_bytes(content)
+    return output
+
+
+@pytest.fixture(scope="module")
+def package(measured: Path, home: Home, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    """A package that is made in one process and loaded in others."""
+    path = str(home.directory / "model.pt2")
+    bundles = {"NVGEMM_AOT_BUNDLES": str(measured)}
+    made = home.run(compiles=False, after=MAKE.format(path=path), variables={**bundles, **ASKED})
+    directory = tmp_path_factory.mktemp("damaged")
+    directory.chmod(0o755)
+    damaged = without_kernel(measured, WIDE, directory / "damaged.nvgemm")
+    run = RUN.format(path=path, sizes=SIZES)
+    loads = {
+        "with bundles": (run, bundles),
+        "off": (run, {**bundles, "NVGEMM_AOT": "off"}),
+        "without kernels": ("import nvgemm_runtime\nnvgemm_runtime.load_operators()\n" + run, {}),
+        "damaged": (run, {"NVGEMM_AOT_BUNDLES": str(damaged)}),
+    }
+    with ThreadPoolExecutor(2) as pool:
+        runs = {
+            name: pool.submit(home.run, compiles=False, after=after, variables=variables)
+            for name, (after, variables) in loads.items()
+        }
+        return {"made": made, **{name: run.result() for name, run in runs.items()}}
+
+
+@pytest.mark.slow
+def test_a_package_chooses_by_m_where_kernels_are_installed(package: dict[str, Ran]) -> None:
+    """The process that loads it need not ask for kernels in default mode."""
+    ran = package["with bundles"]
+    assert ran.right == [True] * len(SIZES)
+    assert ran.launched == LAUNCHED
+    assert "warning" not in ran.said.lower()
+    assert not any(name.startswith("torch._inductor.select") for name in ran.at_end)
+
+
+@pytest.mark.slow
+def test_a_package_is_right_where_kernels_are_off(package: dict[str, Ran]) -> None:
+    ran = package["off"]
+    assert ran.right == [True] * len(SIZES)
+    assert ran.launched == []
+    assert "nvgemm" not in ran.said
+
+
+@pytest.mark.slow
+def test_a_package_says_once_which_wheel_is_missing(package: dict[str, Ran]) -> None:
+    ran = package["without kernels"]
+    assert ran.right == [True] * len(SIZES)
+    assert ran.launched == []
+    assert ran.count("a compiled graph runs GEMMs on ATen instead of the kernels of") == 1
+
+
+@pytest.mark.slow
+def test_a_kernel_that_cannot_be_loaded_in_the_middle_of_a_run_costs_its_rows_alone(
+    package: dict[str, Ran],
+) -> None:
+    ran = package["damaged"]
+    assert ran.right == [True] * len(SIZES)
+    assert ran.launched == [name for name in LAUNCHED if name == SQUARE]
+    assert ran.count("a compiled graph runs GEMMs on ATen instead of the kernels of") == 1
+
+
+IN_CPP = {**ASKED, "TORCHINDUCTOR_CPP_WRAPPER": "1"}
+
+
+@pytest.fixture(scope="module")
+def site(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a wheel of measured kernels for the program of `fresh_processes` is installed."""
+    directory = tmp_path_factory.mktemp("wheels")
+    declared = [
+        cpu_provider.problem(layout, sizes=(m, 32, 64)) for layout in ("tt", "tn") for m in TIMES
+    ]
+    built = tuning_bench.build(declared, directory / "built", kernel_cache)
+    wheel = write_measured(built, directory / "measured" / built.name, TIMES)
+    return pip_install(wheel, "1.0", directory / "site")
+
+
+@pytest.mark.slow
+def test_warm_caches_and_a_wheel_that_is_removed(
+    site: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The program's second call has 8 rows."""
+    home = Home(tmp_path_factory.mktemp("cached"))
+    cold = home.run(site, plain=True, variables=IN_CPP)
+    assert cold.right == [True, True]
+    assert (cold.hits, cold.misses) == (0, 1)
+    assert cold.launched == [WIDE, WIDE]
+    warm = home.run(site, plain=True, variables=IN_CPP)
+    assert warm.right == [True, True]
+    assert (warm.hits, warm.misses) == (1, 0)
+    assert warm.launched == [WIDE, WIDE]
+    assert warm.count("nvgemm") == 0
+    removed = home.run(plain=True, variables=IN_CPP)
+    assert removed.right == [True, True]
+    assert (removed.hits, removed.misses) == (0, 1)
+    assert removed.launched == []
