@@ -357,6 +357,14 @@ NVGEMM_EXPORT int __tvm_ffi_set_loader(void*, const TVMFFIAny* values, int32_t c
   });
 }
 
+NVGEMM_EXPORT int __tvm_ffi_set_reporter(void*, const TVMFFIAny* values, int32_t count,
+                                         TVMFFIAny*) {
+  return Guarded([&] {
+    const Arguments arguments("set_reporter", values, count, 1);
+    nvgemm::SetReporter(arguments.FunctionOrNone(0, "reporter"));
+  });
+}
+
 NVGEMM_EXPORT int __tvm_ffi_set_library_keeps_lock(void*, const TVMFFIAny* values, int32_t count,
                                                    TVMFFIAny*) {
   return Guarded([&] {

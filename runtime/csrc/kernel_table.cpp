@@ -101,8 +101,10 @@ class Table {
 };
 
 std::atomic<TVMFFIObjectHandle> loader{nullptr};
+std::atomic<TVMFFIObjectHandle> reporter{nullptr};
 
-void CallLoader(TVMFFIObjectHandle function, std::initializer_list<std::string_view> texts) {
+// Calls a function with texts, of which the first is a kernel's id.
+void CallWith(TVMFFIObjectHandle function, std::initializer_list<std::string_view> texts) {
   std::vector<std::string> owned(texts.begin(), texts.end());
   std::vector<TVMFFIAny> arguments(owned.size());
   for (size_t i = 0; i < owned.size(); ++i) {
@@ -157,7 +159,7 @@ Kernel* KernelOfHandle(int64_t handle) {
 Kernel* FindOrLoadKernel(std::string_view id) {
   if (Kernel* kernel = FindKernel(id)) return kernel;
   TVMFFIObjectHandle function = loader.load(std::memory_order_acquire);
-  if (function != nullptr) CallLoader(function, {id});
+  if (function != nullptr) CallWith(function, {id});
   if (Kernel* kernel = FindKernel(id)) return kernel;
   throw Failure(
       kNoKernelError,
@@ -169,12 +171,21 @@ Kernel* FindOrLoadKernel(std::string_view id) {
 Kernel* FindOrPrepareKernel(std::string_view id, std::string_view origin) {
   if (Kernel* kernel = FindKernel(id)) return kernel;
   TVMFFIObjectHandle function = loader.load(std::memory_order_acquire);
-  if (function != nullptr) CallLoader(function, {id, origin});
+  if (function != nullptr) CallWith(function, {id, origin});
   return FindKernel(id);
 }
 
 void SetLoader(TVMFFIObjectHandle function) {
   loader.store(function, std::memory_order_release);
+}
+
+void ReportFailure(const Kernel& kernel, const Failure& failure) {
+  TVMFFIObjectHandle function = reporter.load(std::memory_order_acquire);
+  if (function != nullptr) CallWith(function, {kernel.spec.id, failure.kind(), failure.what()});
+}
+
+void SetReporter(TVMFFIObjectHandle function) {
+  reporter.store(function, std::memory_order_release);
 }
 
 }  // namespace nvgemm

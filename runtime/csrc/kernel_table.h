@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "failure.h"
 #include "gemm.h"
 
 namespace nvgemm {
@@ -88,6 +89,9 @@ struct Kernel {
   // Bit d: device d (below 64) may run the kernel and has launched it once. What a kernel does on
   // its first call, loading its module, is not thread-safe, so `first_use` is held for it.
   std::atomic<uint64_t> ready_devices{0};
+  // Of TryServe: whether it has launched the kernel, and whether it never will again.
+  std::atomic<bool> has_served{false};
+  std::atomic<bool> is_given_up{false};
   std::mutex first_use;
 };
 
@@ -112,6 +116,13 @@ Kernel* FindOrPrepareKernel(std::string_view id, std::string_view origin);
 // is known, and is expected to register it; null for none. Takes over the reference, and never drops
 // it: another thread may be calling.
 void SetLoader(TVMFFIObjectHandle function);
+
+// Calls the reporter, if there is one, with a kernel's id, and the kind and text of a failure for
+// which ATen computes in its place.
+void ReportFailure(const Kernel& kernel, const Failure& failure);
+
+// Sets the reporter; as SetLoader.
+void SetReporter(TVMFFIObjectHandle function);
 
 }  // namespace nvgemm
 

@@ -18,6 +18,11 @@ void Launch(Kernel* kernel, const Operands& operands);
 // not run on their device. Thread-safe. Throws Failure where anything else goes wrong.
 bool TryLaunch(Kernel* kernel, const Operands& operands);
 
+// As TryLaunch, for code that has ATen behind it and cannot take errors: false also where memory is
+// short, and where the kernel fails before it has run here, after which it is not tried again. Both
+// are reported. Thread-safe. Throws Failure where a kernel that ran before fails.
+bool TryServe(Kernel* kernel, const Operands& operands);
+
 // Whether the installed libcute_dsl_runtime.so keeps its lock where it fails to load a kernel. Then,
 // after one has failed, Launch throws Failure for kernels that were not launched before.
 void SetLibraryKeepsLock(bool keeps);

@@ -176,7 +176,9 @@ void Prepare(shim::Value* stack, uint64_t, uint64_t) {
   });
 }
 
-// Launches the kernel of a handle; returns false, with nothing done, where it cannot serve.
+// Launches the kernel of a handle; returns false, with nothing done, where it cannot serve. Not by an
+// error: under a dispatch mode of Python, such as torch's at the first call of a graph, one would
+// stay set in Python though generated C++ goes on.
 void TryGemm(shim::Value* stack, uint64_t, uint64_t) {
   Guarded("nvgemm_aot::try_gemm", [stack] {
     const OwnedTensor a(stack[0]);
@@ -196,7 +198,7 @@ void TryGemm(shim::Value* stack, uint64_t, uint64_t) {
     scale_b.GiveTo(&operands, Role::kScaleB);
     offsets.GiveTo(&operands, Role::kOffsets);
     addend.GiveTo(&operands, Role::kAddend);
-    stack[0] = TryLaunch(kernel, operands);
+    stack[0] = TryServe(kernel, operands);
   });
 }
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ import cpu_kernels
 from cpu_kernels import Register, operands, signature
 from nvgemm_runtime.errors import NoKernelError
 from nvgemm_runtime.gemm.problem import Op
-from nvgemm_runtime.launch import native
+from nvgemm_runtime.launch import api, native
 
 
 def misaligned() -> tuple[torch.Tensor, ...]:
@@ -59,14 +61,68 @@ def test_what_goes_wrong_in_a_kernel_is_an_error(lib: native.Native, register: R
     _, handle = register(behaviour=cpu_kernels.RAISES)
     with pytest.raises(RuntimeError, match="kernel"):
         lib.try_launch(handle, *operands())
+
+
+@pytest.fixture
+def reported(lib: native.Native) -> Iterator[list[tuple[str, ...]]]:
+    """What is said of kernels that compiled code leaves to ATen."""
+    said: list[tuple[str, ...]] = []
+    lib.set_reporter(lambda *texts: said.append(tuple(map(str, texts))))
+    yield said
+    lib.set_reporter(None)
+    api._launcher.cache_clear()  # the product sets its own once
+
+
+def test_compiled_code_gives_up_a_kernel_that_fails_before_it_has_run(
+    register: Register, reported: list[tuple[str, ...]]
+) -> None:
+    id, handle = register(behaviour=cpu_kernels.RAISES)
     a, b, out = operands()
+    for _ in range(2):
+        assert torch.ops.nvgemm_aot.try_gemm(a, b, handle, out=out) is False
+    ((kernel, kind, text),) = reported
+    assert (kernel, kind) == (id, "RuntimeError")
+    assert text.startswith(f"kernel {id[:12]}: ")
+
+
+def test_compiled_code_tries_again_where_memory_was_short(
+    register: Register, reported: list[tuple[str, ...]]
+) -> None:
+    _, handle = register(workspace_bytes=2**62)
+    a, b, out = operands()
+    for _ in range(2):
+        assert torch.ops.nvgemm_aot.try_gemm(a, b, handle, out=out) is False
+    assert [kind for _, kind, _ in reported] == ["OutOfMemoryError"] * 2
+
+
+def test_a_kernel_that_has_run_and_then_fails_is_an_error(
+    register: Register, reported: list[tuple[str, ...]]
+) -> None:
+    _, handle = register(behaviour=cpu_kernels.RAISES_LATER)
+    a, b, out = operands()
+    assert torch.ops.nvgemm_aot.try_gemm(a, b, handle, out=out) is True
     with pytest.raises(RuntimeError, match="try_gemm: kernel"):
         torch.ops.nvgemm_aot.try_gemm(a, b, handle, out=out)
+    assert reported == []
 
 
 def test_an_unknown_handle_is_an_error(lib: native.Native) -> None:
     with pytest.raises(NoKernelError, match="no kernel has the handle"):
         lib.try_launch(10**9, *operands())
+
+
+def test_packages_that_were_made_before_call_what_they_were_made_for(lib: native.Native) -> None:
+    """Generated C++ compares the number, and then calls these two operators without a schema."""
+    calls = torch.ops.nvgemm_aot
+    assert [str(one.default._schema) for one in (calls.prepare, calls.try_gemm)] == [
+        "nvgemm_aot::prepare(str kernel, str origin) -> int",
+        "nvgemm_aot::try_gemm(Tensor a, Tensor b, int kernel, *, Tensor(a!) out, "
+        "Tensor? scale_a=None, Tensor? scale_b=None, Tensor? offsets=None, Tensor? addend=None) "
+        "-> bool",
+    ]
+    number = ctypes.CDLL("libnvgemm_aot.so", mode=os.RTLD_NOLOAD).nvgemm_aot_operators_abi
+    number.restype = ctypes.c_int64
+    assert number() == native.CALLED_ABI == 3
 
 
 def test_preparing_finds_what_is_registered(register: Register) -> None:

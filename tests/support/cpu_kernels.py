@@ -41,6 +41,7 @@ NOTHING = "return 0;"
 """A behaviour that computes nothing: what is left is the cost of the call."""
 
 RAISES = 'TVMFFIErrorSetRaisedFromCStr("RuntimeError", "out of patience"); return -1;'
+RAISES_LATER = f"{{ static int calls; if (calls++) {{ {RAISES} }} }}"
 RETURNS_SILENTLY = "return -1;"
 
 REPORTS_STRIDES = """{

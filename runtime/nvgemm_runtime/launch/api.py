@@ -359,6 +359,7 @@ def load_operators() -> None:
 def _launcher() -> native.Native:
     launcher = native.load()
     launcher.set_loader(_load_for_operator)
+    launcher.set_reporter(_report_failure)
     return launcher
 
 
@@ -369,6 +370,12 @@ def _load_for_operator(kernel_id: str, origin: str | None = None) -> None:
         from .compiled import prepare
 
         prepare(str(kernel_id), str(origin))
+
+
+def _report_failure(kernel_id: str, kind: str, message: str) -> None:
+    from .compiled import report_failure
+
+    report_failure(str(kernel_id), str(kind), str(message))
 
 
 def _enum_of(where: str, kind: type[_Named], value: _Named | str | None) -> _Named | None:

@@ -318,6 +318,24 @@ def _warn_of_memory(name: str, error: Exception) -> None:
     _log.warning("%s: %s; ATen computes this GEMM", name, error)
 
 
+def report_failure(kernel_id: str, kind: str, message: str) -> None:
+    """Log that generated C++ runs on ATen because the launch of a kernel failed.
+
+    Args:
+        kernel_id: The kernel.
+        kind: Name of the error's class.
+        message: The error's text, which names the kernel.
+    """
+    if kind == "OutOfMemoryError":
+        _log.warning("%s; ATen computes this GEMM", message)
+        return
+    place = INSTALLATION.kernels().get(kernel_id)
+    brought = [
+        found.origin for found in INSTALLATION.bundles() if place and found.bundle is place[0]
+    ]
+    warn(brought[0] if brought else f"kernel {kernel_id[:12]}", message)
+
+
 def _refuse(*tensors: torch.Tensor) -> bool:
     return False
 

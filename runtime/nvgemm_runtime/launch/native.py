@@ -93,6 +93,10 @@ class Native:
             kernel that an operator names and that is not registered; it must register the kernel.
             Compiled code passes the kernel's origin as well, and runs on ATen without the kernel.
             None unsets it. May be called from any thread.
+        set_reporter: ``set_reporter(function)`` sets the function that is called with the id of a
+            kernel, and the kind and text of an error, where ``try_gemm`` leaves a GEMM to ATen
+            because memory is short, or the kernel fails before it ran in this process. Otherwise
+            as ``set_loader``.
         set_library_keeps_lock: ``set_library_keeps_lock(keeps)`` says whether the library that
             kernels call keeps its lock where it fails to load a kernel; see
             `nvgemm_runtime.bundle.imported_symbols.RELEASES_ITS_LOCK`. Then, after one
@@ -109,6 +113,7 @@ class Native:
     out_dtype: Callable[[str], Any]
     clusters_at_once: Callable[[int, int], int]
     set_loader: Callable[[Callable[..., object] | None], None]
+    set_reporter: Callable[[Callable[..., object] | None], None]
     set_library_keeps_lock: Callable[[bool], None]
     _register_kernel: Callable[..., int]
     _register_table: Callable[..., int]
@@ -293,6 +298,7 @@ def _load() -> Native:
         out_dtype=module["out_dtype"],
         clusters_at_once=module["clusters_at_once"],
         set_loader=module["set_loader"],
+        set_reporter=module["set_reporter"],
         set_library_keeps_lock=module["set_library_keeps_lock"],
         _register_kernel=module["register_kernel"],
         _register_table=module["register_table"],

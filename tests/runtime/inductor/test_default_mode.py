@@ -451,18 +451,6 @@ def test_events_say_that_a_gemm_is_dispatched(
     assert told in text
 
 
-@pytest.mark.slow
-def test_generated_cpp_gets_stock_calls_for_dynamic_sizes_and_kernels_for_static_ones(
-    inductor: InductorSession, bundles: Bundles
-) -> None:
-    inductor.use(bundles.measured())
-    with torch._inductor.config.patch(cpp_wrapper=True):
-        assert compile_dynamic(inductor).launched == ()
-        assert any("does not choose by m" in why for why in nvgemm_runtime.stats().misses)
-        torch._dynamo.reset()
-        assert inductor.compile(torch.mm, *operands(16)).launched == (SQUARE,)
-
-
 def test_the_compile_caches_know_bundles_and_settings(
     inductor: InductorSession, bundles: Bundles
 ) -> None:

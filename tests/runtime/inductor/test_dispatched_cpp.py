@@ -18,7 +18,7 @@ import nvgemm_runtime
 import recording_kernels
 import tuning_bench
 from fresh_processes import Home, Ran, pip_install
-from inductor_session import Compiled, InductorSession
+from inductor_session import Compiled, InductorSession, warnings_of
 from measured_bundles import ATEN, write_measured
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.reader import Bundle
@@ -161,7 +161,10 @@ def assert_right_from_threads(session: InductorSession, compiled: Compiled) -> N
 
 @pytest.mark.slow
 def test_kernels_that_fail_leave_their_rows_to_aten(
-    default_mode: InductorSession, kernel_cache: Cache, tmp_path: Path
+    default_mode: InductorSession,
+    kernel_cache: Cache,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Each is launched once, when its rows come up first."""
     tmp_path.chmod(0o755)
@@ -175,6 +178,9 @@ def test_kernels_that_fail_leave_their_rows_to_aten(
     assert default_mode.launched(compiled.function, a, b) == (WIDE,)
     for m in COMPUTED_BY:
         assert launched_at(default_mode, compiled, m) == ()
+    (said,) = warnings_of(caplog)
+    assert "NVGEMM_AOT_BUNDLES" in said
+    assert "out of patience" in said
 
 
 @pytest.mark.slow

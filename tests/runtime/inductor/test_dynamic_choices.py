@@ -101,15 +101,20 @@ def launched_at(compiled: Compiled, session: InductorSession, m: int) -> tuple[s
     return session.launched(compiled.function, a, b)
 
 
-@pytest.mark.parametrize("first", [8, 16])
+@pytest.mark.parametrize(
+    ("first", "in_cpp"),
+    [(8, False), (16, False), pytest.param(16, True, marks=pytest.mark.slow)],
+)
 def test_what_wins_over_all_sizes_is_used_at_each(
-    measured: InductorSession, monkeypatch: pytest.MonkeyPatch, first: int
+    measured: InductorSession, monkeypatch: pytest.MonkeyPatch, first: int, in_cpp: bool
 ) -> None:
     """At the first size, one kernel alone is as fast."""
     timed = Timed(as_measured)
     timed.install(monkeypatch)
-    compiled = compile_dynamic(measured, first)
-    assert "nvgemm_aot_dispatched(" in compiled.code[0]
+    with torch._inductor.config.patch(cpp_wrapper=in_cpp):
+        compiled = compile_dynamic(measured, first)
+    call = "nvgemm_aot::gemm_by_rows(" if in_cpp else "nvgemm_aot_dispatched("
+    assert call in "\n".join(compiled.code)
     assert launched_at(compiled, measured, 8) == (WIDE,)
     assert launched_at(compiled, measured, 20) == (SQUARE,)
     assert launched_at(compiled, measured, 32) == ()
