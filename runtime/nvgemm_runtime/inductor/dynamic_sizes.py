@@ -19,8 +19,8 @@ from torch._inductor.utils import sympy_subs
 from torch._inductor.virtualized import V
 
 from ..counters import COUNTERS
-from ..gemm.aten import kernel_order
-from ..gemm.problem import Op
+from ..gemm.aten import OPERATORS, kernel_order
+from ..gemm.roles import Role
 from ..launch.dispatch_table import find_dispatch
 from ..recording.declarable import read_requests
 from .choice_timing import SizedOperands
@@ -53,10 +53,7 @@ class ChoiceByM:
 
 
 def find_choice_by_m(gemm: AutotunedGemm, stock: StockCall) -> ChoiceByM | None:
-    """The choice, where measured kernels change with m; None where they do not.
-
-    Operands of groups are left out: a benchmark would have to make up where groups end.
-    """
+    """The choice, where measured kernels change with m; None where they do not."""
     rows = rows_of(gemm)
     if rows is None or rows.is_one:
         return None
@@ -74,7 +71,7 @@ def find_choice_by_m(gemm: AutotunedGemm, stock: StockCall) -> ChoiceByM | None:
         )
     table = decided.table.within(rows.least, rows.most)
     problem = request.problem
-    if not table.bounds or problem.signature.op is Op.GROUPED_MM:
+    if not table.bounds:
         return None
     others = [size.m for size in decided.sizes if size.m in rows and size.m != problem.m]
     sizes = [_operands_at(gemm, m) for m in _spread(others)]
@@ -104,18 +101,26 @@ def _operands_at(gemm: AutotunedGemm, m: int) -> SizedOperands | None:
         return None
     return functools.partial(
         _make_operands,
-        [node.get_layout() for node in nodes],
+        dict(zip(OPERATORS[gemm.op].tensors.values(), (node.get_layout() for node in nodes))),
         gemm.choice.layout,
+        m,
         {symbol: m // int(multiple)},
     )
 
 
 def _make_operands(
-    layouts: Sequence[Any], result: Any, values: Mapping[Any, int]
+    layouts: Mapping[Role, Any], result: Any, m: int, values: Mapping[Any, int]
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Random operands, and a result, of Inductor's layouts for some values of their symbols."""
+    """Random operands, and a result, of Inductor's layouts for some values of their symbols.
 
-    def make(layout: Any) -> torch.Tensor:
+    Groups are of equal sizes, as far as m rows can be shared out, as where `tune` measures them.
+    """
+
+    def make(layout: Any, role: Role = Role.OUT) -> torch.Tensor:
+        if role is Role.OFFSETS:
+            groups = int(layout.size[0])
+            ends = [m * group // groups for group in range(1, groups + 1)]
+            return torch.tensor(ends, dtype=layout.dtype, device=layout.device)
         size, stride = (
             tuple(int(sympy_subs(extent, values)) for extent in extents)
             for extents in (layout.size, layout.stride)
@@ -123,4 +128,4 @@ def _make_operands(
         made: torch.Tensor = rand_strided(size, stride, dtype=layout.dtype, device=layout.device)
         return made
 
-    return [make(layout) for layout in layouts], make(result)
+    return [make(layout, role) for role, layout in layouts.items()], make(result)

@@ -184,6 +184,14 @@ def test_kernels_that_fail_leave_their_rows_to_aten(
 
 
 @pytest.mark.slow
+def test_a_static_size_needs_no_table(default_mode: InductorSession, measured: Path) -> None:
+    default_mode.use(measured)
+    compiled = default_mode.compile(torch.mm, *operands(16))
+    assert compiled.launched == (SQUARE,)
+    assert "nvgemm_aot::gemm_by_rows(" not in "\n".join(compiled.code).split("#endif")[-1]
+
+
+@pytest.mark.slow
 def test_required_is_served_by_a_table(default_mode: InductorSession, measured: Path) -> None:
     default_mode.use(measured)
     compiled = compile_dynamic(default_mode, options={"nvgemm_aot_mode": "required"})

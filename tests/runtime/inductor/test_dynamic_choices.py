@@ -10,12 +10,15 @@ import pytest
 import torch
 import torch._dynamo
 
+import cpu_kernels
 import cpu_provider
 import nvgemm_runtime
 import tuning_bench
 from inductor_session import Compiled, InductorSession
 from measured_bundles import ATEN, write_measured
 from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime.gemm.aten import aten_name, kernel_order
+from nvgemm_runtime.gemm.problem import DType, Op
 from nvgemm_runtime.inductor import choice_timing
 
 Tensor = torch.Tensor
@@ -64,7 +67,11 @@ class Timed:
         from nvgemm_runtime.inductor.dispatched_choices import DispatchedChoice
 
         def benchmark(choice: Any, *args: Tensor, out: Tensor) -> float:
-            a = args[choice.stock.order[0]] if hasattr(choice, "stock") else args[-2]
+            if hasattr(choice, "stock"):
+                order = choice.stock.order
+            else:
+                order = kernel_order(aten_name(choice.choice.name), len(args))
+            a = args[order[0]]
             assert out.shape[-2] == a.shape[-2]
             name = ATEN
             if isinstance(choice, DispatchedChoice):
@@ -215,6 +222,53 @@ def test_tokens_of_several_sequences(
         x = torch.randn(batch, 8, 64)
         torch.testing.assert_close(compiled.function(x, b), model(x, b))
         assert measured.launched(compiled.function, x, b) == launched
+
+
+@pytest.mark.slow
+def test_rows_of_groups(
+    inductor: InductorSession,
+    kernel_cache: Cache,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """At another m, operands are timed whose groups share the rows out."""
+    tmp_path.chmod(0o755)
+    served = cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=DType.BF16)
+    problems = [cpu_provider.problem_of(served, (m, 32, 64)) for m in TIMES]
+    path = tuning_bench.build(problems, tmp_path / "built", kernel_cache)
+    inductor.use(write_measured(path, tmp_path / "m" / "groups.nvgemm", TIMES, confirmed_by=()))
+    from nvgemm_runtime.inductor.dispatched_choices import DispatchedChoice
+
+    ends_at: dict[int, list[int]] = {}
+    timed = Timed(as_measured)
+    timed.install(monkeypatch)
+    time = DispatchedChoice.benchmark
+
+    def benchmark(choice: DispatchedChoice, *args: Tensor, out: Tensor) -> float:
+        ends_at[args[0].shape[0]] = args[2].tolist()
+        return time(choice, *args, out=out)
+
+    monkeypatch.setattr(DispatchedChoice, "benchmark", benchmark)
+
+    def grouped(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+        return torch._grouped_mm(a, b, offs=ends)
+
+    def operands(m: int) -> tuple[Tensor, ...]:
+        ends = torch.tensor([1, 1, m - 2, m], dtype=torch.int32)
+        return torch.randn(m, 64).bfloat16(), torch.randn(4, 32, 64).bfloat16().mT, ends
+
+    first = operands(16)
+    torch._dynamo.mark_dynamic(first[0], 0)
+    compiled = inductor.compile(grouped, *first, dynamic=None)
+    assert "nvgemm_aot_dispatched(" in compiled.code[0]
+    for m, operator in {8: WIDE, 16: SQUARE, 20: SQUARE, 32: None}.items():
+        arguments = operands(m)
+        close = {"rtol": 2e-2, "atol": 2e-2}
+        torch.testing.assert_close(compiled.function(*arguments), grouped(*arguments), **close)
+        launched = inductor.launched(compiled.function, *arguments)
+        assert launched == (() if operator is None else (operator,))
+    assert ends_at[8] == [2, 4, 6, 8]
+    assert ends_at[32] == [8, 16, 24, 32]
 
 
 def test_a_symbol_whose_multiples_are_not_measured_is_timed_at_its_own_size(
