@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 from tuner import Tuner
 
+import cpu_kernels
 import cpu_provider
 from nvgemm_aot.bundle.content import ProblemRanking
 from nvgemm_aot.tuning import grid
 from nvgemm_aot.tuning.outcome import TuningOutcome
 from nvgemm_runtime.bundle.format import Conditions, RankingSource, Timing
-from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from tuning_bench import header_of, operators
 
 ESTIMATE = RankingSource(kind="estimate", by="a model", gpu="a GPU")
@@ -141,6 +142,19 @@ def test_a_grid_is_measured_finer_where_another_kernel_wins(wide: Tuner) -> None
     assert tuned.measured_now == len(expected)
     for one in wide.header.rankings:
         assert {"Cpu_1x1", "Cpu_16x16"} <= set(operators(wide.header, one))
+
+
+@pytest.mark.slow
+def test_a_grid_of_groups_counts_the_rows_of_all(tuner: Tuner) -> None:
+    served = cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=DType.BF16)
+    declared = [cpu_provider.problem_of(served, (m, 32, 64)) for m in (8, 128)]
+    tuner.tunable = tuner.build(declared)
+    tuner.timer.times_at = crossing
+    assert tuner(grid=True).is_complete
+    assert {m: name for m, name in winners(tuner).items() if m in (8, 24, 48, 128)} == {
+        8: "Cpu_1x1", 24: "Cpu_1x1", 48: "Cpu_16x16", 128: "Cpu_16x16",
+    }  # fmt: skip
+    assert {one.problem.groups for one in tuner.header.rankings} == {4}
 
 
 def test_the_same_command_has_nothing_left(wide: Tuner) -> None:
