@@ -7,8 +7,10 @@ manifests/llama-3.1-8b.yaml, built for the GPU.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -139,6 +141,17 @@ def runs_aten(function: Callable[..., torch.Tensor], *arguments: torch.Tensor) -
     return any(event.key.startswith("aten::mm") for event in profile.key_averages())
 
 
+def runs_cublas(function: Callable[..., torch.Tensor], *arguments: torch.Tensor) -> bool:
+    """Whether the GPU runs a kernel of cuBLAS; generated C++ calls ATen without an event of it."""
+    cuda = torch.profiler.ProfilerActivity.CUDA
+    with torch.profiler.profile(activities=[cuda]) as profile:
+        function(*arguments)
+        torch.cuda.synchronize()
+    names = [event.key for event in profile.key_averages()]
+    assert names, "the profiler sees no kernels"
+    return any(part in name for name in names for part in ("nvjet", "xmma", "cublas"))
+
+
 def assert_right(result: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     exact = a.float() @ b.float()
     least = relative_error(torch.mm(a, b), exact)
@@ -155,6 +168,65 @@ def test_one_graph_runs_the_kernel_of_each_size(declared: list[Problem]) -> None
     a, b = operands(declared[0], largest + 8)
     assert_right(compiled(a, b), a, b)
     assert runs_aten(compiled, a, b), "beyond what was measured"
+
+
+def test_generated_cpp_runs_the_kernel_of_each_size(declared: list[Problem]) -> None:
+    with config.patch(cpp_wrapper=True):
+        compiled = compile_dynamic(declared[0])
+        for problem in declared:
+            a, b = operands(problem)
+            assert_right(compiled(a, b), a, b)
+            assert runs_cublas(compiled, a, b) == (problem.m > LAST), problem.key
+        aligned, b = operands(next(one for one in declared if 1 < one.m <= LAST))
+        unaligned = torch.empty(aligned.numel() + 1, device="cuda", dtype=aligned.dtype)[1:]
+        a = unaligned.view_as(aligned).copy_(aligned)
+        assert_right(compiled(a, b), a, b)
+        assert runs_cublas(compiled, a, b)
+
+
+def test_a_package_runs_the_kernel_of_each_size(declared: list[Problem], tmp_path: Path) -> None:
+    class Product(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a @ b
+
+    largest = max(one.m for one in declared)
+    m = torch.export.Dim("m", min=2, max=2 * largest)
+    example = operands(declared[0], 48)
+    program = torch.export.export(Product(), example, dynamic_shapes={"a": {0: m}, "b": None})
+    path = torch._inductor.aoti_compile_and_package(
+        program, package_path=str(tmp_path / "product.pt2")
+    )
+    importlib.import_module("tvm_ffi")  # see package_program.run
+    loaded = torch._inductor.aoti_load_package(path)
+    for problem in declared:
+        if problem.m > 1:
+            a, b = operands(problem)
+            assert_right(loaded(a, b), a, b)
+            assert runs_cublas(loaded, a, b) == (problem.m > LAST), problem.key
+    a, b = operands(declared[0], largest + 8)
+    assert_right(loaded(a, b), a, b)
+    assert runs_cublas(loaded, a, b), "beyond what was measured"
+
+
+def test_sizes_of_generated_cpp_are_captured(declared: list[Problem]) -> None:
+    """Each size is called once before, which loads its kernel."""
+    with config.patch(cpp_wrapper=True):
+        compiled = compile_dynamic(declared[0])
+        captured = []
+        _, b = operands(declared[0])
+        for problem in declared:
+            a, _ = operands(problem)
+            compiled(a, b)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                out = compiled(a, b)
+            captured.append((graph, a, out))
+        for graph, a, out in captured:
+            a.copy_(torch.randn_like(a))
+            graph.replay()
+            torch.cuda.synchronize()
+            assert_right(out, a, b)
 
 
 def test_unaligned_operands_run_on_aten_and_the_next_on_the_kernel(
