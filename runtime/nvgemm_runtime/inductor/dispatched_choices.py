@@ -46,6 +46,12 @@ class DispatchOffer:
         kernels = {kernel_id: Offer.of(decided.measured[kernel_id]) for kernel_id in table.used}
         return cls(table=table, kernels=kernels)
 
+    def without_aten(self, usual: Offer) -> DispatchOffer:
+        """The same, with a kernel in the place of ATen."""
+        table = self.table.without_aten(usual.kernel.id)
+        known = {**self.kernels, usual.kernel.id: usual}
+        return DispatchOffer(table=table, kernels={one: known[one] for one in table.used})
+
     @property
     def origins(self) -> dict[str, str]:
         """By id, what brought each kernel."""

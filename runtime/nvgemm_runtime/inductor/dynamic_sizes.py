@@ -19,14 +19,14 @@ from torch._inductor.utils import sympy_subs
 from torch._inductor.virtualized import V
 
 from ..counters import COUNTERS
-from ..gemm.aten import OPERATORS, kernel_order
+from ..gemm.aten import OPERATORS, AtenGemm, kernel_order
 from ..gemm.roles import Role
 from ..launch.dispatch_table import find_dispatch
 from ..recording.declarable import read_requests
 from .choice_timing import SizedOperands
 from .choices import StockCall
 from .dispatched_choices import DispatchedChoice, DispatchOffer
-from .offers import facts_for
+from .offers import Offer, facts_for
 from .reading import AutotunedGemm, is_known, rows_of
 
 MOST_SIZES = 4
@@ -54,28 +54,53 @@ class ChoiceByM:
 
 def find_choice_by_m(gemm: AutotunedGemm, stock: StockCall) -> ChoiceByM | None:
     """The choice, where measured kernels change with m; None where they do not."""
+    return _find_choice(gemm, gemm.call, stock, None)
+
+
+def find_fused_choice_by_m(
+    unfused: Any, call: AtenGemm, stock: StockCall, usual: Offer
+) -> ChoiceByM | None:
+    """As `find_choice_by_m`, for a GEMM with an activation or a gate.
+
+    Measurements tell which kernel is fastest, and not whether one is faster than what Inductor has:
+    they compared with ATen's separate operations, which is not that. So ATen has no rows.
+
+    Args:
+        unfused: Inductor's choice.
+        call: What kernels compute.
+        stock: The call that they replace.
+        usual: What computes where no kernel was measured to: otherwise it would at every m.
+    """
+    gemm = AutotunedGemm(op=stock.op, choice=unfused, is_served=False)
+    return _find_choice(gemm, call, stock, usual)
+
+
+def _find_choice(
+    gemm: AutotunedGemm, call: AtenGemm, stock: StockCall, usual: Offer | None
+) -> ChoiceByM | None:
     rows = rows_of(gemm)
     if rows is None or rows.is_one:
         return None
-    asked = read_requests(gemm.call)
+    asked = read_requests(call)
     if isinstance(asked, str):
         return None
-    facts = facts_for(gemm.call)
+    facts = facts_for(call)
     with COUNTERS.spending("matching"):
         request, decided = find_dispatch(
             asked,
             facts,
-            is_precise=gemm.call.is_precise,
+            is_precise=call.is_precise,
             only_confirmed=False,
             only_deterministic=False,  # a program that wants that has it in `facts`
         )
     table = decided.table.within(rows.least, rows.most)
-    problem = request.problem
-    if not table.bounds:
-        return None
-    others = [size.m for size in decided.sizes if size.m in rows and size.m != problem.m]
-    sizes = [_operands_at(gemm, m) for m in _spread(others)]
     offer = DispatchOffer.of(decided, table)
+    if usual is not None:
+        offer = offer.without_aten(usual)
+    if not offer.table.bounds:
+        return None
+    others = [size.m for size in decided.sizes if size.m in rows and size.m != request.problem.m]
+    sizes = [_operands_at(gemm, m) for m in _spread(others)]
     choice = DispatchedChoice(stock, offer, gemm.choice)
     return ChoiceByM(choice=choice, sizes=[one for one in sizes if one is not None])
 

@@ -27,7 +27,8 @@ from . import report
 from .cache_key import installed_digest
 from .choice_timing import timing_as_usual
 from .choices import StockCall, gemm_choices, obstacles
-from .hook import on_equal_terms, record_gemm
+from .dynamic_sizes import find_fused_choice_by_m
+from .hook import join_by_m, on_equal_terms, record_gemm
 from .modes import current_mode
 from .offers import find_offers
 from .reading import UNFUSED
@@ -182,16 +183,23 @@ def _choices(
     gemms: Callable[[], Sequence[AtenGemm]],
 ) -> list[Any]:
     # A measurement decides which kernel, and not whether one: it compared with other operations.
-    offers = find_offers(fused(), max_choices(), needs_kernel=True)
+    gemm = fused()
+    offers = find_offers(gemm, max_choices(), needs_kernel=True)
     call = stock(offers.gemm)
     if not offers.kernels or obstacles(call.op, unfused.input_nodes, unfused.layout):
         return [unfused]  # strides differ from those in the graph
-    kernels = gemm_choices(call, offers.kernels)
+    kernels: list[Any] = gemm_choices(call, offers.kernels)
     offered = {choice.name: choice.offer.kernel.operator for choice in kernels}
+    by_m = find_fused_choice_by_m(unfused, gemm, call, offers.kernels[0])
+    if by_m is not None:
+        kernels.append(by_m.choice)
+        offered[by_m.choice.name] = by_m.told
     unfused.nvgemm_aot_gemm = offers.gemm
     unfused.offer = {"basis": offers.basis, "offered": offered, "measured": offers.measured}
+    others: list[Any] = [unfused]
     if current_mode() is Mode.REQUIRED and not all(
         find_offers(gemm, max_choices(), needs_kernel=True).kernels for gemm in gemms()
     ):
-        return on_equal_terms([], kernels)  # the unfused choice has no prebuilt kernel
-    return on_equal_terms([unfused], kernels)
+        others = []  # the unfused choice has no prebuilt kernel
+    choices = on_equal_terms(others, kernels)
+    return choices if by_m is None else join_by_m(choices, by_m)

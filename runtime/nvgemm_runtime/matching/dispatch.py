@@ -97,6 +97,17 @@ class DispatchTable:
         last = len(self.bounds) if most is None else bisect_right(self.bounds, most)
         return DispatchTable(bounds=self.bounds[first:last], kernels=self.kernels[first : last + 1])
 
+    def without_aten(self, kernel_id: str) -> DispatchTable:
+        """The same, with a kernel in the place of ATen."""
+        bounds: list[int] = []
+        kernels: list[str] = []
+        for bound, one in zip((0, *self.bounds), self.kernels):
+            named = kernel_id if one == ATEN else one
+            if not kernels or named != kernels[-1]:
+                bounds.append(bound)
+                kernels.append(named)
+        return DispatchTable(bounds=tuple(bounds[1:]), kernels=tuple(kernels))
+
     @property
     def used(self) -> tuple[str, ...]:
         """The ids of the kernels that it names, each once."""

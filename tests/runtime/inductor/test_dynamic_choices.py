@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+from torch.nn import functional
 
 import cpu_kernels
 import cpu_provider
@@ -19,6 +20,7 @@ from measured_bundles import ATEN, write_measured
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.gemm.aten import aten_name, kernel_order
 from nvgemm_runtime.gemm.problem import DType, Op
+from nvgemm_runtime.gemm.types import Epilogue
 from nvgemm_runtime.inductor import choice_timing
 
 Tensor = torch.Tensor
@@ -51,6 +53,21 @@ def measured(inductor: InductorSession, built: Path, tmp_path: Path) -> Iterator
     inductor.use(path)
     with torch._dynamo.config.patch(error_on_recompile=True):
         yield inductor
+
+
+RELEASE = tuple(map(int, torch.__version__.split(".")[:2]))
+
+
+def gated(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    gate, up = functional.linear(x, weight).chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
+def activated(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return functional.silu(functional.linear(x, weight, bias))
+
+
+FUSED = {"gated": (Epilogue.SWIGLU_HALVES, gated), "activation": (Epilogue.BIAS_SILU, activated)}
 
 
 class Timed:
@@ -269,6 +286,59 @@ def test_rows_of_groups(
         assert launched == (() if operator is None else (operator,))
     assert ends_at[8] == [2, 4, 6, 8]
     assert ends_at[32] == [8, 16, 24, 32]
+
+
+GATED = {8: WIDE, 16: SQUARE, 24: SQUARE}
+"""What computes a gated product; at any other m what is the best at the first, of 16 rows."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(RELEASE < (2, 13), reason="no dynamic size is fused")
+@pytest.mark.parametrize("unfused_ms", [1000.0, 200.0])
+@pytest.mark.parametrize("is_required", [False, True])
+@pytest.mark.parametrize("kind", ["gated", "activation"])
+def test_kernels_with_an_epilogue_have_no_rows_of_atens(
+    inductor: InductorSession,
+    kernel_cache: Cache,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    unfused_ms: float,
+    is_required: bool,
+    kind: str,
+) -> None:
+    """Which kernel is taken follows the table; whether one is, the race at the first size."""
+    from nvgemm_runtime.inductor.unfused import Unfused
+
+    tmp_path.chmod(0o755)
+    epilogue, function = FUSED[kind]
+    fused = cpu_kernels.signature("tn", operand=DType.BF16, epilogue=epilogue)
+    problems = [cpu_provider.problem_of(fused, (m, 64, 64)) for m in TIMES]
+    path = tuning_bench.build(problems, tmp_path / "built", kernel_cache)
+    inductor.use(write_measured(path, tmp_path / "m" / "fused.nvgemm", TIMES))
+    timed = Timed(as_measured)
+    timed.install(monkeypatch)
+    monkeypatch.setattr(Unfused, "benchmark", lambda choice, *args, out: unfused_ms)
+    weight, bias = torch.randn(64, 64).bfloat16() / 8, torch.randn(64).bfloat16()
+
+    def operands(m: int) -> Tensor:
+        return torch.randn(m, 64).bfloat16()
+
+    def call(x: Tensor) -> Tensor:
+        return function(x, weight, bias)
+
+    first = operands(16)
+    torch._dynamo.mark_dynamic(first, 0)
+    mode = "required" if is_required else "auto"
+    settings = {"max_autotune_gemm_backends": "ATEN,TRITON"}
+    with torch._inductor.config.patch(settings), nvgemm_runtime.mode(mode):
+        compiled = inductor.compile(call, first, dynamic=None)
+    is_fused = is_required or unfused_ms > 300
+    assert ("nvgemm_aot_dispatched(" in compiled.code[0]) == is_fused
+    for m in (7, 8, 9, 16, 20, 24, 25, 32, 100):
+        x = operands(m)
+        torch.testing.assert_close(compiled.function(x), call(x), rtol=2e-2, atol=2e-2)
+        expected = (GATED.get(m, SQUARE),) if is_fused else ()
+        assert inductor.launched(compiled.function, x) == expected, m
 
 
 def test_a_symbol_whose_multiples_are_not_measured_is_timed_at_its_own_size(

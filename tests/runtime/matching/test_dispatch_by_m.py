@@ -243,6 +243,18 @@ def test_a_part_of_a_table_says_the_same(seed: int) -> None:
         assert part == DispatchTable(bounds=(), kernels=(made.at(least),))
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_a_table_without_aten_says_the_same_elsewhere(seed: int) -> None:
+    source = random.Random(seed)
+    made = make_table(made_up(source))
+    for usual in ("another", next(iter(made.used), "another")):
+        without = made.without_aten(usual)
+        assert ATEN not in without.kernels
+        assert all(here != after for here, after in itertools.pairwise(without.kernels))
+        for m in source.sample(range(4100), 50):
+            assert without.at(m) == (made.at(m) or usual)
+
+
 # From rankings of bundles.
 
 VERSIONS = TorchVersions(torch="2.11.0+cu130", cuda="13.0")
