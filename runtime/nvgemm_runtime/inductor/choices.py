@@ -134,8 +134,9 @@ class StockCall:
 
 def obstacles(op: str, inputs: Sequence[Any], layout: Any) -> list[str]:
     """Why no bundled kernel can join the choices for a call, whatever bundles hold."""
-    if config.cpp_wrapper and not OPERATORS[op].has_cpp_call:
-        return [f"generated C++ cannot call ATen's {op} with an existing tensor as its result"]
+    why_not_in_cpp = cpp_obstacle(op)
+    if why_not_in_cpp is not None:
+        return [why_not_in_cpp]
     if getattr(config, "distributed_max_autotune_gemm", False):
         return ["distributed_max_autotune_gemm ignores extern choices other than ATen's"]
     if op == "_scaled_mm" and not all(_can_be_random(node.get_dtype()) for node in inputs):
@@ -145,6 +146,20 @@ def obstacles(op: str, inputs: Sequence[Any], layout: Any) -> list[str]:
     if not all(_can_fix_strides(node) for node in inputs):
         return ["Inductor must change the strides of an operand"]
     return []
+
+
+def cpp_obstacle(op: str) -> str | None:
+    """Why no bundled kernel can be called in C++ that is being generated, or None."""
+    if not config.cpp_wrapper:
+        return None
+    if not OPERATORS[op].has_cpp_call:
+        return f"generated C++ cannot call ATen's {op} with an existing tensor as its result"
+    platform = getattr(config.aot_inductor, "cross_target_platform", None)
+    if platform:
+        return f"generated C++ for {platform} does not call bundled kernels, which run on Linux"
+    if getattr(getattr(config, "aot_inductor_mode", None), "compile_standalone", False):
+        return "generated C++ that is compiled standalone has no torch to call kernels through"
+    return None
 
 
 @functools.cache
@@ -389,11 +404,8 @@ _CPP_WRAPPERS = ("CppWrapperCpu", "CppWrapperGpu")
 
 
 def _is_known_cpp(wrapper: Any) -> bool:
-    """Whether generated C++ is of a kind that was tried: for this platform, linked with torch."""
-    aoti = config.aot_inductor
-    elsewhere = getattr(aoti, "cross_target_platform", None)
-    alone = getattr(getattr(config, "aot_inductor_mode", None), "compile_standalone", False)
-    return type(wrapper).__name__ in _CPP_WRAPPERS and not elsewhere and not alone
+    """Whether generated C++ is of a kind that was tried."""
+    return type(wrapper).__name__ in _CPP_WRAPPERS
 
 
 class _CppGemmLine(code_lines.ExternKernelOutLine):  # type: ignore[misc]

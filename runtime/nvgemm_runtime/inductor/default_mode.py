@@ -11,11 +11,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from torch._inductor import config
-
 from ..counters import COUNTERS
 from ..errors import RequiredError
-from ..gemm.aten import OPERATORS, UNSERVED
+from ..gemm.aten import UNSERVED
 from ..gemm.problem import Problem
 from ..installed.registry import INSTALLATION
 from ..launch.dispatch_table import find_dispatch
@@ -24,7 +22,7 @@ from ..matching.dispatch import Dispatch
 from ..recording.declarable import read_requests
 from ..settings import DEFAULT_MODE_VARIABLE, MODE_VARIABLE, Mode
 from . import report
-from .choices import GemmChoice, StockCall
+from .choices import GemmChoice, StockCall, cpp_obstacle
 from .dispatched_choices import DispatchedChoice, DispatchOffer
 from .modes import current_mode
 from .offers import facts_for
@@ -55,7 +53,7 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
         reason = "a size other than m is dynamic, and measured rankings are of one n and k each"
         return _miss(choices, problem.key, reason)
     table = decided.table.within(rows.least, rows.most)
-    obstacle = _obstacle(gemm) if table.has_kernels else None
+    obstacle = cpp_obstacle(gemm.op) if table.has_kernels else None
     _require(problem, rows, decided, facts, obstacle)
     if obstacle is not None:
         return _miss(choices, problem.key, obstacle)
@@ -77,13 +75,6 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
         measured=f"dispatched by m: {offer}",
     )
     return [choice]
-
-
-def _obstacle(gemm: AutotunedGemm) -> str | None:
-    """Why no measured kernel can be called here, or None."""
-    if config.cpp_wrapper and not OPERATORS[gemm.op].has_cpp_call:
-        return f"generated C++ cannot call ATen's {gemm.op} with an existing tensor as its result"
-    return None
 
 
 def _none_faster(

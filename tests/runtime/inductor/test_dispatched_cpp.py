@@ -105,6 +105,34 @@ def test_quotes_in_an_origin_do_not_end_the_text() -> None:
     assert f'{{"{"a" * 64}", "a\\"b\\\\c"}}' in code
 
 
+OTHER_CPP = {
+    "aot_inductor.cross_target_platform": ("windows", "C++ for windows does not call"),
+    "aot_inductor_mode.compile_standalone": (True, "standalone has no torch"),
+}
+"""By Inductor's setting: a value, and what is said."""
+
+
+@pytest.mark.parametrize(
+    "setting", [one for one in OTHER_CPP if one in torch._inductor.config.get_config_copy()]
+)
+def test_kinds_of_cpp_that_call_no_kernels_are_a_stated_miss(
+    inductor: InductorSession, setting: str
+) -> None:
+    from nvgemm_runtime.inductor.choices import cpp_obstacle
+
+    value, why = OTHER_CPP[setting]
+
+    config = torch._inductor.config
+    with config.patch({setting: value, "cpp_wrapper": True}):
+        said = cpp_obstacle("mm")
+    assert said is not None
+    assert why in said
+    with config.patch({setting: value}):
+        assert cpp_obstacle("mm") is None
+    with config.patch(cpp_wrapper=True):
+        assert cpp_obstacle("mm") is None
+
+
 @pytest.mark.slow
 def test_one_graph_uses_the_best_kernel_at_each_size(
     default_mode: InductorSession,
