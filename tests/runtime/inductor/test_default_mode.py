@@ -21,7 +21,7 @@ from measured_bundles import ATEN, write_measured
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.errors import RequiredError
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
-from nvgemm_runtime.gemm.types import Epilogue
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 Tensor = torch.Tensor
 
@@ -314,6 +314,16 @@ KINDS: dict[str, tuple[Any, Callable[[int], tuple[Tensor, ...]], Callable[..., T
         ),
         torch.addmm,
     ),
+    "scaled": (
+        cpu_kernels.signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR),
+        lambda m: (
+            torch.randn(m, 64).to(torch.float8_e4m3fn),
+            torch.randn(32, 64).to(torch.float8_e4m3fn).t(),
+            torch.tensor(0.5),
+            torch.tensor(2.0),
+        ),
+        lambda *given: torch._scaled_mm(*given, out_dtype=torch.bfloat16, use_fast_accum=True),
+    ),
     "grouped": (
         cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=DType.BF16),
         lambda m: (
@@ -328,16 +338,21 @@ KINDS: dict[str, tuple[Any, Callable[[int], tuple[Tensor, ...]], Callable[..., T
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "in_cpp"),
+    [("addmm", False), ("scaled", False), ("grouped", False), ("addmm", True), ("scaled", True)],
+)
 def test_other_operators(
-    inductor: InductorSession, kernel_cache: Cache, tmp_path: Path, kind: str
+    inductor: InductorSession, kernel_cache: Cache, tmp_path: Path, kind: str, in_cpp: bool
 ) -> None:
+    """`test_dispatched_cpp` has groups in generated C++, which are a miss."""
     served, make, call = KINDS[kind]
     problems = [cpu_provider.problem_of(served, (m, 32, 64)) for m in TIMES]
     inductor.use(make_bundles(problems, tmp_path, kernel_cache).measured())
     first = make(16)
     torch._dynamo.mark_dynamic(next(one for one in first if one.dim() == 2), 0)
-    compiled = inductor.compile(call, *first, dynamic=None)
+    with torch._inductor.config.patch(cpp_wrapper=in_cpp):
+        compiled = inductor.compile(call, *first, dynamic=None)
     for m, operator in COMPUTED_BY.items():
         if m < 6:
             continue
