@@ -131,6 +131,7 @@ struct Table {{
     int places[kBounds + 1];  // of each segment, the place of its kernel, or kAten
     Name names[kKernels];
     Kernel kernels[kKernels];
+    std::atomic<bool> is_prepared{{false}};
 }};
 
 // As gemm, by the kernel that a table has for the rows of A.
@@ -141,7 +142,14 @@ bool gemm_by_rows(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out,
     int64_t* sizes = nullptr;
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(a, &rank));
     AOTI_TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(a, &sizes));
-    if (rank < 2) return false;
+    if (rank < 2 || !operators_are_there()) return false;
+    if (!table.is_prepared.load(std::memory_order_acquire)) {{
+        // At the first call, whatever its rows: none is loaded while others are served or captured.
+        for (int i = 0; i < kKernels; ++i) {{
+            prepare(table.names[i].id, table.names[i].origin, table.kernels[i]);
+        }}
+        table.is_prepared.store(true, std::memory_order_release);
+    }}
     const int64_t* above =
         std::upper_bound(std::begin(table.bounds), std::end(table.bounds), sizes[rank - 2]);
     const int place = table.places[above - std::begin(table.bounds)];
@@ -197,7 +205,7 @@ def table_declaration(name: str, table: DispatchTable, origins: Mapping[str, str
     places = [-1 if one == ATEN else table.used.index(one) for one in table.kernels]
     names = [_braced([_quoted(one), _quoted(origins[one])]) for one in table.used]
     kind = f"nvgemm_aot::Table<{len(table.bounds)}, {len(names)}>"
-    rows = [_braced(map(str, table.bounds)), _braced(map(str, places)), _braced(names), "{}"]
+    rows = [_braced(map(str, table.bounds)), _braced(map(str, places)), _braced(names)]
     return _once(name, f"static {kind} {name}{_braced(rows)};")
 
 

@@ -367,8 +367,9 @@ def _load_for_operator(kernel_id: str, origin: str | None = None) -> None:
     if origin is None:
         load_kernel(str(kernel_id))
     else:
-        from .compiled import prepare
+        from .compiled import expect, prepare
 
+        expect(str(kernel_id), str(origin))
         prepare(str(kernel_id), str(origin))
 
 

@@ -322,6 +322,16 @@ for m in {sizes!r}:
 """
 )
 
+CALL_ONCE = (
+    FIRST_LINES
+    + """
+torch._inductor.aoti_load_package({path!r})(whole_numbers(100))
+from nvgemm_runtime.launch.compiled import named_kernels
+from nvgemm_runtime.launch.loader import LOADER
+right += [LOADER.get(kernel) is not None for kernel in named_kernels()]
+"""
+)
+
 SIZES = (16, 8, 7, 12, 13, 24, 25, 16)
 
 LAUNCHED = [SQUARE, SQUARE, WIDE, WIDE, WIDE, WIDE, SQUARE, SQUARE, SQUARE, SQUARE]
@@ -356,6 +366,7 @@ def package(measured: Path, home: Home, tmp_path_factory: pytest.TempPathFactory
     run = RUN.format(path=path, sizes=SIZES)
     loads = {
         "with bundles": (run, bundles),
+        "called once": (CALL_ONCE.format(path=path), bundles),
         "off": (run, {**bundles, "NVGEMM_AOT": "off"}),
         "without kernels": ("import nvgemm_runtime\nnvgemm_runtime.load_operators()\n" + run, {}),
         "damaged": (run, {"NVGEMM_AOT_BUNDLES": str(damaged)}),
@@ -376,6 +387,14 @@ def test_a_package_chooses_by_m_where_kernels_are_installed(package: dict[str, R
     assert ran.launched == LAUNCHED
     assert "warning" not in ran.said.lower()
     assert not any(name.startswith("torch._inductor.select") for name in ran.at_end)
+
+
+@pytest.mark.slow
+def test_the_first_call_loads_the_kernels_of_all_sizes(package: dict[str, Ran]) -> None:
+    """Though ATen computes its own. From then on they are known to `preload`."""
+    ran = package["called once"]
+    assert ran.right == [True] * 4, "two kernels of each of the two tables"
+    assert ran.launched == []
 
 
 @pytest.mark.slow
