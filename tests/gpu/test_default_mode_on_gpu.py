@@ -98,7 +98,8 @@ def declared(index: Index, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Pro
     for view in index.bundles:
         for ranking in view.header.rankings:
             problem = ranking.problem
-            if problem.signature.key == SIGNATURE:
+            # torch.compile makes no size dynamic that is 0 or 1: such calls are compiled anew.
+            if problem.signature.key == SIGNATURE and problem.m > 1:
                 rows.setdefault((problem.n, problem.k), []).append(problem)
     row = sorted(max(rows.values(), key=len, default=[]))
     if len(row) < 3:
@@ -157,16 +158,15 @@ def test_one_graph_runs_the_kernel_of_each_size(declared: list[Problem]) -> None
     assert runs_aten(compiled, a, b), "beyond what was measured"
 
 
-def test_unaligned_operands_run_on_aten_and_the_next_on_the_kernel(
-    declared: list[Problem],
-) -> None:
-    problem = next(one for one in declared if 1 < one.m <= LAST)
+def test_unaligned_operands_at_one_call_and_aligned_at_the_next(declared: list[Problem]) -> None:
+    """Inductor copies an operand that is not aligned as the one was for which it compiled."""
+    problem = declared[0]
     compiled = compile_dynamic(problem)
     a, b = operands(problem)
     unaligned = torch.empty(a.numel() + 1, device="cuda", dtype=a.dtype)[1:].view_as(a).copy_(a)
-    for one, is_aten in ((unaligned, True), (a, False), (unaligned, True), (a, False)):
+    for one in (unaligned, a, unaligned, a):
         assert_right(compiled(one, b), a, b)
-        assert runs_aten(compiled, one, b) == is_aten
+        assert not runs_aten(compiled, one, b)
 
 
 def test_cuda_graphs_of_sixteen_sizes_from_one_graph(declared: list[Problem]) -> None:
