@@ -65,8 +65,8 @@ def as_called(problem: Problem) -> Problem:
 
 
 @pytest.mark.slow
-def test_manifest_declares_what_ten_models_compute_at_every_batch_and_nothing_else() -> None:
-    assert len(called()) == 10
+def test_manifest_declares_what_models_compute_at_every_batch_and_nothing_else() -> None:
+    assert len(called()) == 13
     manifest = load_manifest(ROOT / "benchmarks/additive/manifest.yaml")
     assert [target.target.arch for target in manifest.targets] == ["sm_90a"]
     declared = {entry.problem for entry in manifest.declared}
@@ -237,5 +237,5 @@ def test_a_thinned_choice_takes_every_model_and_as_many_at_each_batch() -> None:
     names, batches = list(models.MODELS), list(models.BATCHES)
     cases = additive.thinned("ATEN", names, batches, 3)
     assert {case.model for case in cases} == set(names)
-    assert all(3 <= sum(case.batch == batch for case in cases) <= 4 for batch in batches)
+    assert all(4 <= sum(case.batch == batch for case in cases) <= 5 for batch in batches)
     assert len(additive.thinned("ATEN", names, batches, 1)) == len(names) * len(batches)
