@@ -230,6 +230,6 @@ MODELS = {
         inputs=_rows(4096),
     ),
 }
-"""By name. The layers' sizes are those of manifests/llama-3.1-8b.yaml, llama-3.3-70b.yaml (tp 8) and
-qwen3-8b.yaml, which declare no batch of 24, 96 or 384.
+"""By name. The layers' sizes are those of manifests/llama-3.1-8b.yaml, llama-3.3-70b.yaml (tp 8)
+and qwen3-8b.yaml, which declare no batch of 24, 96 or 384.
 """
