@@ -156,6 +156,40 @@ class LlamaMlp(torch.nn.Module):
         return x + self.down(functional.silu(gate) * up)
 
 
+class DecoderLayer(torch.nn.Module):
+    """A layer as shipped manifests declare it: attention among the tokens of one sequence, and MLP.
+
+    With tensor parallelism this is one rank's part, without the sums over ranks.
+    """
+
+    def __init__(
+        self, s: Scale, *, hidden: int, heads: int, kv_heads: int, mlp: int, head_norms: bool
+    ) -> None:
+        super().__init__()
+        self.heads, self.kv_heads = heads, kv_heads
+        width = s(128)  # of a head
+        self.before, self.between = torch.nn.RMSNorm(s(hidden)), torch.nn.RMSNorm(s(hidden))
+        self.qkv = _linear(s(hidden), (heads + 2 * kv_heads) * width)
+        self.norms = torch.nn.ModuleList(torch.nn.RMSNorm(width) for _ in range(2 * head_norms))
+        self.out = _linear(heads * width, s(hidden))
+        self.gate_up = _linear(s(hidden), 2 * s(mlp))
+        self.down = _linear(s(mlp), s(hidden))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        tokens = len(x)
+        qkv = self.qkv(self.before(x)).view(tokens, self.heads + 2 * self.kv_heads, -1)
+        q, k, v = qkv.split([self.heads, self.kv_heads, self.kv_heads], dim=1)
+        if self.norms:
+            q, k = (norm(one) for norm, one in zip(self.norms, (q, k), strict=True))
+        group = self.heads // self.kv_heads
+        k, v = (one.repeat_interleave(group, dim=1) for one in (k, v))
+        parts = [one.transpose(0, 1)[None] for one in (q, k, v)]
+        mixed = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.out(mixed[0].transpose(0, 1).reshape(tokens, -1))
+        gate, up = self.gate_up(self.between(x)).chunk(2, dim=-1)
+        return x + self.down(functional.silu(gate) * up)
+
+
 def _rows(width: int, tokens: int = 1) -> Callable[[Scale, int], list[tuple[int, ...]]]:
     """One matrix, of so many tokens of each of the batch."""
     return lambda s, batch: [(batch * tokens, s(width))]
@@ -177,5 +211,25 @@ MODELS = {
     "mlp_training": Model(make=mlp_training, inputs=_rows(1024, tokens=16), training=True),
     "six_linears": Model(make=six_linears, inputs=_rows(2560)),
     "llama_mlp": Model(make=LlamaMlp, inputs=_rows(4096)),
+    "llama_8b_layer": Model(
+        make=lambda s: DecoderLayer(
+            s, hidden=4096, heads=32, kv_heads=8, mlp=14336, head_norms=False
+        ),
+        inputs=_rows(4096),
+    ),
+    "llama_70b_rank": Model(  # of eight
+        make=lambda s: DecoderLayer(
+            s, hidden=8192, heads=8, kv_heads=1, mlp=3584, head_norms=False
+        ),
+        inputs=_rows(8192),
+    ),
+    "qwen3_8b_layer": Model(
+        make=lambda s: DecoderLayer(
+            s, hidden=4096, heads=32, kv_heads=8, mlp=12288, head_norms=True
+        ),
+        inputs=_rows(4096),
+    ),
 }
-"""By name."""
+"""By name. The layers' sizes are those of manifests/llama-3.1-8b.yaml, llama-3.3-70b.yaml (tp 8)
+and qwen3-8b.yaml, which declare no batch of 24, 96 or 384.
+"""

@@ -202,11 +202,13 @@ def command_line(arguments: Sequence[str] | None = None) -> str:
 
 
 def gpu_state() -> str:
-    """Clock, temperature and load of the GPU, as nvidia-smi says; or nothing."""
-    found = nvidia_smi("clocks.sm", "temperature.gpu", "utilization.gpu")
-    return ", ".join(
-        f"{name} {value}" for name, value in zip(("clock", "temperature", "load"), found)
-    )
+    """Which GPU it is, its clock, temperature and load, as nvidia-smi says; or nothing."""
+    found = nvidia_smi("uuid", "clocks.sm", "temperature.gpu", "utilization.gpu")
+    if not found:
+        return ""
+    uuid, *state = found
+    said = (f"{name} {value}" for name, value in zip(("clock", "temperature", "load"), state))
+    return ", ".join([uuid[: len("GPU-") + 8], *said])
 
 
 def nvidia_smi(*asked: str) -> list[str]:

@@ -191,7 +191,7 @@ def on_equal_terms(others: list[Any], kernels: list[Any]) -> list[Any]:
         if launches_differ and not in_graphs and _are_timed_here(others):
             time_beside_inductor(others, kernels)
         else:
-            time_on_gpu(choices)
+            time_on_gpu(others, kernels)
     return choices
 
 
