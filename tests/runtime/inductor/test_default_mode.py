@@ -482,7 +482,7 @@ def test_where_torch_prefers_another_library_rankings_do_not_count(
     assert (
         "m 8: ATen was measured as it is usually set: torch.backends.cuda.preferred_blas" in reason
     )
-    with pytest.raises(Exception, match="RequiredError: .*\n.*preferred_blas_library"):
+    with pytest.raises(Exception, match=r"RequiredError: .*\n.*preferred_blas_library"):
         inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
 
 
