@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +23,7 @@ from ..matching.device import DeviceFacts, device_facts
 from ..matching.refusals import device_refusal, refusal, timing_refusal
 from ..settings import is_debugging, is_off
 from . import native
+from .fork_locks import ForkLock
 from .loader import LoadedKernel
 from .select import load_kernel
 from .upload import upload
@@ -181,13 +181,13 @@ def launch_first(kernel_id: str, origin: str, settle: Callable[[int | None], Non
         settle: Is called once the kernel has run, with its handle; or with None once it is known
             that it never will.
     """
-    lock = threading.Lock()
+    lock = ForkLock()
     loaded: _TryLaunch | None = None
     handle: int | None = None
 
     def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *extras: torch.Tensor) -> bool:
         nonlocal loaded, handle
-        with lock:
+        with lock.current:
             if loaded is None:
                 kernel = prepare(kernel_id, origin, a.device)
                 handle = None if kernel is None else kernel.handle
