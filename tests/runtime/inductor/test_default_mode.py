@@ -283,6 +283,28 @@ def test_an_aten_that_is_not_set_as_usual_was_not_measured(
         torch.set_float32_matmul_precision("highest")
 
 
+@pytest.mark.parametrize(
+    "library", [SimpleNamespace(name="Cublaslt"), RuntimeError("nobody knows")]
+)
+def test_where_torch_prefers_another_library_rankings_do_not_count(
+    inductor: InductorSession, bundles: Bundles, library: SimpleNamespace | RuntimeError
+) -> None:
+    def preferred() -> SimpleNamespace:
+        if isinstance(library, RuntimeError):
+            raise library
+        return library
+
+    inductor.use(bundles.measured())
+    inductor.monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", preferred)
+    assert compile_dynamic(inductor).launched == ()
+    (reason,) = nvgemm_runtime.stats().misses
+    assert (
+        "m 8: ATen was measured as it is usually set: torch.backends.cuda.preferred_blas" in reason
+    )
+    with pytest.raises(Exception, match=r"RequiredError: .*\n.*preferred_blas_library"):
+        inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
+
+
 @pytest.mark.slow
 def test_a_batch_and_a_dynamic_batch(
     inductor: InductorSession, kernel_cache: Cache, tmp_path: Path
@@ -462,28 +484,6 @@ def test_generated_cpp_gets_stock_calls_for_dynamic_sizes_and_kernels_for_static
         assert any("does not choose by m" in why for why in nvgemm_runtime.stats().misses)
         torch._dynamo.reset()
         assert inductor.compile(torch.mm, *operands(16)).launched == (SQUARE,)
-
-
-@pytest.mark.parametrize(
-    "library", [SimpleNamespace(name="Cublaslt"), RuntimeError("nobody knows")]
-)
-def test_where_torch_prefers_another_library_rankings_do_not_count(
-    inductor: InductorSession, bundles: Bundles, library: SimpleNamespace | RuntimeError
-) -> None:
-    def preferred() -> SimpleNamespace:
-        if isinstance(library, RuntimeError):
-            raise library
-        return library
-
-    inductor.use(bundles.measured())
-    inductor.monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", preferred)
-    assert compile_dynamic(inductor).launched == ()
-    (reason,) = nvgemm_runtime.stats().misses
-    assert (
-        "m 8: ATen was measured as it is usually set: torch.backends.cuda.preferred_blas" in reason
-    )
-    with pytest.raises(Exception, match=r"RequiredError: .*\n.*preferred_blas_library"):
-        inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
 
 
 def test_the_compile_caches_know_bundles_and_settings(
