@@ -2,10 +2,11 @@
 
 Small models of several kinds, at several batches, have their GEMMs autotuned, each by several
 fresh processes with empty caches. A process compiles a model twice, with bundles and with the
-plug-in off, one or the other first, over the same weights and inputs. Once all are compiled, each
-process times both, window by window in turns, while the others rest: called from Python, and in a
-CUDA graph of ten calls, as servers do. So clocks, neighbours and the luck of a process do to both
-sides what they do. While processes compile side by side, only one of them has the GPU.
+plug-in off, one or the other first, over the same weights and inputs. When some models are
+compiled, each process times both sides, window by window in turns, while the others rest: called
+from Python, and in a CUDA graph of ten calls, as servers do. So clocks, neighbours and the luck of
+a process do to both sides what they do. While processes compile side by side, only one of them
+times choices on the GPU.
 
     pip install the wheel of benchmarks/additive/manifest.yaml, then:
     python -m benchmarks.additive measure additive.json            # all, which takes long
@@ -28,12 +29,15 @@ import click
 from benchmarks.additive.models import BATCHES, MODELS
 from benchmarks.additive.pool import BACKENDS, DEFAULT, Case, Deadline, started
 from benchmarks.additive.table import T_95, judge, table
-from benchmarks.additive.worker import work
+from benchmarks.additive.worker import modes_on, work
 from benchmarks.shared.bundled import environment
 from benchmarks.shared.compiling import names_of, read_from_disk
 from benchmarks.shared.resuming import BEGUN, Results, measuring_options
 
 WHAT = "additive"
+
+CASES_A_PROCESS = 2
+"""Compiled cases that a process keeps until they are timed, for each that it compiles first."""
 
 
 @click.group()
@@ -125,10 +129,20 @@ def measure(
             "no usable bundle was found: install a kernel wheel, or name bundles in "
             "NVGEMM_AOT_BUNDLES"
         )
-    settings = {"draws": draws, "rounds": rounds, "window_ms": window_ms}
-    results = Results.begin(path, what=WHAT, environment=found, settings=settings, resume=resume)
+    settings = {"draws": draws, "processes": processes, "device": device}
+    results = Results.begin(
+        path,
+        what=WHAT,
+        environment=found,
+        settings={**settings, "rounds": rounds, "window_ms": window_ms},
+        resume=resume,
+    )
     read_from_disk()
-    end = None if budget is None else BEGUN + budget
+    deadline = Deadline(
+        at_s=None if budget is None else BEGUN + budget,
+        timing_s=draws * len(modes_on(device)) * _timing_s(rounds, window_ms),
+    )
+    at_once = CASES_A_PROCESS * max(draws, processes)
     left, failures = 0, []
     try:
         for over in backends:
@@ -137,13 +151,20 @@ def measure(
                 for case in thinned(over, models, list(map(int, batches)), thin)
                 if case.key not in results.entries
             ]
+            left += len(cases)
+            if not cases:
+                continue
             with started(over, processes, draws, device) as pool:
-                compiled = pool.compile(cases, Deadline(end))
-                left += len(cases) - len(compiled)
-                for number, case in enumerate(cases):
-                    if case in compiled:
-                        entry = pool.time(number, case, compiled[case], rounds, window_ms)
-                        results.add(case.key, entry)
+                for some in (cases[at : at + at_once] for at in range(0, len(cases), at_once)):
+                    compiled = pool.compile(some, deadline)
+                    for number, case in enumerate(some):
+                        reports = compiled.get(case)
+                        entry = reports and pool.time(number, case, reports, rounds, window_ms)
+                        deadline.note_timed(case)
+                        if entry:
+                            results.add(case.key, entry)
+                            left -= 1
+                    pool.forget()
                 failures += pool.failures
     finally:
         results.end(judged)
@@ -151,6 +172,11 @@ def measure(
         click.echo(f"{left} cases are left; --resume goes on with them")
     if failures:
         raise click.ClickException("\n".join(failures))
+
+
+def _timing_s(rounds: int, window_ms: float) -> float:
+    """About how long a process takes to time both sides in one mode: warm-ups and 0.2 s besides."""
+    return 2 * rounds * 1.5 * window_ms / 1e3 + 0.2
 
 
 def thinned(backends: str, models: Sequence[str], batches: Sequence[int], thin: int) -> list[Case]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,17 +15,15 @@ from typing import Any
 import click
 
 from benchmarks.additive.table import SIDES
-from benchmarks.additive.worker import CALLS, GRAPHS
+from benchmarks.additive.worker import FAILURE, modes_on
 from benchmarks.shared.compiling import Worker, fresh_environment
+from benchmarks.shared.resuming import MAX_FAILURES
 
 BACKENDS = ("ATEN", "ATEN,TRITON")
 """What bundled kernels compete with: max_autotune_gemm_backends."""
 
 DEFAULT = "default"
 """In place of backends: no max-autotune."""
-
-TIMING_S = 3.0
-"""Kept free of the time that there is, for each case that is compiled: it is timed later."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,96 +40,103 @@ class Case:
         return f"{self.backends}/{self.model}/{self.batch}"
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Deadline:
     """Whether there is time to compile one more case, if it takes as long as its model ever took.
 
     Attributes:
-        at: When all must be timed, by `time.monotonic`; None for never.
-        cases: Cases that are compiled, or being compiled, and have yet to be timed.
+        at_s: When all must be timed, by `time.monotonic`; None for never.
+        timing_s: What timing a compiled case takes.
         longest_s: How long a process took to compile a model, by its name.
     """
 
-    at: float | None
-    cases: set[Case] = field(default_factory=set)
+    at_s: float | None
+    timing_s: float
     longest_s: dict[str, float] = field(default_factory=dict)
+    _admitted: dict[Case, bool] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def allows(self, case: Case) -> bool:
-        """Whether to compile a case; from now on it counts, if so."""
-        behind = len(self.cases | {case}) * TIMING_S
-        expected = self.longest_s.get(case.model, max(self.longest_s.values(), default=0.0))
-        if self.at is not None and time.monotonic() + expected + behind > self.at:
-            return False
-        self.cases.add(case)
-        return True
+    def admit(self, case: Case) -> bool:
+        """Whether to compile a case: what is said of it first holds for all of its processes."""
+        with self._lock:
+            return self._admitted.setdefault(case, self._has_time(case))
 
-    def note(self, case: Case, seconds: float) -> None:
+    def _has_time(self, case: Case) -> bool:
+        if self.at_s is None:
+            return True
+        compiling_s = self.longest_s.get(case.model, max(self.longest_s.values(), default=0.0))
+        to_time = 1 + sum(self._admitted.values())
+        return time.monotonic() + compiling_s + to_time * self.timing_s <= self.at_s
+
+    def note_compiled(self, case: Case, seconds: float) -> None:
         """Learn how long a process took."""
-        self.longest_s[case.model] = max(self.longest_s.get(case.model, 0.0), seconds)
+        with self._lock:
+            self.longest_s[case.model] = max(self.longest_s.get(case.model, 0.0), seconds)
+
+    def note_timed(self, case: Case) -> None:
+        """Expect no more time for a case that was timed, or was not compiled."""
+        with self._lock:
+            self._admitted.pop(case, None)
 
 
 class Pool:
     """The workers over one choice of backends.
 
     Attributes:
-        failures: How processes ended that should not have; what they compiled is not timed.
+        failures: What went wrong in a process, by case; such a case is not timed.
     """
 
-    def __init__(self, workers: Sequence[Worker], draws: int) -> None:
+    def __init__(self, workers: Sequence[Worker], draws: int, modes: Sequence[str]) -> None:
         self.failures: list[str] = []
         self._workers = workers
         self._draws = draws
+        self._modes = modes
 
     def compile(self, cases: Sequence[Case], deadline: Deadline) -> dict[Case, list[Any]]:
-        """Compile cases, each in as many processes as there are draws.
+        """Compile cases side by side, each in as many processes as there are draws.
 
-        A process takes its cases in their order and waits for no other. Of a case, one process
-        comes after the other, so later ones find most of Triton's kernels compiled. Where one
-        ends, the others begin nothing new.
+        A process takes its cases in their order and waits for no other. After `MAX_FAILURES`, or
+        where this process is interrupted, none begins anything new.
 
         Returns:
             Of each case that all of its processes compiled: what each reports.
         """
         reports: dict[tuple[Case, int], Any] = {}
-        ended: set[Worker] = set()
+        stop = threading.Event()
 
         def work(worker: Worker) -> None:
             for number, case in enumerate(cases):
                 for draw in (d for d in range(self._draws) if self._worker(number, d) is worker):
-                    if self.failures:
+                    if stop.is_set() or len(self.failures) >= MAX_FAILURES:
                         return
-                    if not deadline.allows(case):
+                    if not deadline.admit(case):
                         continue
                     begin = time.monotonic()
-                    first = list(SIDES)[draw % len(SIDES)]
+                    first = list(SIDES)[(number + draw) % len(SIDES)]
                     question = {"compile": [case.model, case.batch], "first": first}
-                    try:
-                        reports[case, draw] = worker.ask(question)
-                    except click.ClickException as error:
-                        self.failures.append(f"{case.key}: {error.message}")
-                        ended.add(worker)
-                        return
-                    deadline.note(case, time.monotonic() - begin)
-                    click.echo(f"compiled {case.key}, process {draw + 1}", err=True)
+                    report = self._ask(worker, question, case)
+                    if report is not None:
+                        reports[case, draw] = report
+                        deadline.note_compiled(case, time.monotonic() - begin)
+                        click.echo(f"compiled {case.key}, process {draw + 1}", err=True)
 
         with ThreadPoolExecutor(len(self._workers)) as threads:
-            for done in [threads.submit(work, worker) for worker in self._workers]:
-                done.result()
-        draws = range(self._draws)
+            try:
+                for done in [threads.submit(work, worker) for worker in self._workers]:
+                    done.result()
+            except BaseException:
+                stop.set()
+                raise
         return {
-            case: [reports[case, draw] for draw in draws]
-            for number, case in enumerate(cases)
-            if all((case, draw) in reports for draw in draws)
-            and ended.isdisjoint(self._worker(number, draw) for draw in draws)
+            case: [reports[case, draw] for draw in range(self._draws)]
+            for case in cases
+            if all((case, draw) in reports for draw in range(self._draws))
         }
-
-    def _worker(self, number: int, draw: int) -> Worker:
-        return self._workers[(number + draw) % len(self._workers)]
 
     def time(
         self, number: int, case: Case, reports: list[Any], rounds: int, window_ms: float
-    ) -> dict[str, Any]:
-        """Time a compiled case in each of its processes: an entry of the results.
+    ) -> dict[str, Any] | None:
+        """Time a compiled case in each of its processes.
 
         Args:
             number: Its place among those that `compile` was given.
@@ -138,18 +144,42 @@ class Pool:
             reports: What `compile` returned of it.
             rounds: Windows a side.
             window_ms: How long each is.
+
+        Returns:
+            An entry of the results, or None where a process failed.
         """
-        on_gpu = reports[0]["with"]["versions"]["device"] != "cpu"
-        workers = [self._worker(number, draw) for draw in range(self._draws)]
-        modes = {}
-        for mode in [CALLS, GRAPHS] if on_gpu else [CALLS]:
+        modes: dict[str, dict[str, Any]] = {}
+        for mode in self._modes:
             question = {"time": [case.model, case.batch], "mode": mode}
             question.update(rounds=rounds, window_ms=window_ms)
-            modes[mode] = {"times_us": [worker.ask(question) for worker in workers]}
-        for report in (side for draw in reports for side in draw.values()):
-            report.pop("versions")  # the file's environment has them, once
+            workers = (self._worker(number, draw) for draw in range(self._draws))
+            times = [self._ask(worker, question, case) for worker in workers]
+            if None in times:
+                return None
+            modes[mode] = {"times_us": times}
         named = {"backends": case.backends, "model": case.model, "batch": case.batch}
         return {**named, "modes": modes, "reports": reports}
+
+    def forget(self) -> None:
+        """Free what was compiled."""
+        for worker in self._workers:
+            with contextlib.suppress(click.ClickException):  # it has ended, and was noted
+                worker.ask({"forget": True})
+
+    def _worker(self, number: int, draw: int) -> Worker:
+        return self._workers[(number + draw) % len(self._workers)]
+
+    def _ask(self, worker: Worker, question: dict[str, Any], case: Case) -> Any:
+        """What a worker answers, or None where it failed, which is noted."""
+        try:
+            answer = worker.ask(question)
+        except click.ClickException as error:  # it ended
+            self.failures.append(f"{case.key}: {error.message}")
+            return None
+        if FAILURE in answer:
+            self.failures.append(f"{case.key}: {answer[FAILURE]}")
+            return None
+        return answer
 
 
 @contextlib.contextmanager
@@ -178,4 +208,4 @@ def started(backends: str, processes: int, draws: int, device: str) -> Iterator[
             arguments = ["worker", "--device", device, "--lock", str(shared / "lock")]
             worker = Worker("benchmarks.additive", arguments, own, environment)
             workers.append(stack.enter_context(worker))
-        yield Pool(workers, draws)
+        yield Pool(workers, draws, modes_on(device))

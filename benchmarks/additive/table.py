@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 SIDES = {"with": "auto", "without": "off"}
@@ -11,6 +12,9 @@ SIDES = {"with": "auto", "without": "off"}
 
 ALLOWED = 0.01
 """A model may be slower by this share, beyond noise."""
+
+NOTABLE = 1.02
+"""Ratios of single processes beyond this are counted: noise and the luck of choices are in them."""
 
 T_95 = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895}
 """Student's t at 95 %, one-sided, by degrees of freedom; from any table of it."""
@@ -64,20 +68,33 @@ def table(cases: list[dict[str, Any]]) -> list[str]:
         "us: with bundles / without; last columns: GEMMs that bundled kernels / ATen / Triton "
         "compute, in the first process"
     )
-    for mode in modes:
-        timed = [case["modes"][mode] for case in cases]
-        slower = [
-            f"{case['model']} {case['batch']} over {case['backends']}"
-            for case in cases
-            if case["modes"][mode]["slower"]
-        ]
-        mean = math.exp(statistics.fmean(math.log(one["ratio"]) for one in timed))
-        lines.append(
-            f"{mode}: {mean:.4f} times as long in the geometric mean, at most "
-            f"{max(one['ratio'] for one in timed):.4f}; slower than {ALLOWED:.0%} beyond noise: "
-            f"{', '.join(slower) or 'none'} ({len(slower)} of {len(timed)})"
-        )
+    for backends in dict.fromkeys(case["backends"] for case in cases):
+        for mode in modes:
+            those = [case for case in cases if case["backends"] == backends]
+            lines += [f"{backends}, {mode}: {one}" for one in _summary(those, mode)]
     return lines
+
+
+def _summary(cases: list[dict[str, Any]], mode: str) -> Iterator[str]:
+    timed = [case["modes"][mode] for case in cases]
+    slower = [f"{one['model']} {one['batch']}" for one in cases if one["modes"][mode]["slower"]]
+    mean = math.exp(statistics.fmean(math.log(one["ratio"]) for one in timed))
+    yield (
+        f"{mean:.4f} times as long in the geometric mean, at most "
+        f"{max(one['ratio'] for one in timed):.4f}; slower than {ALLOWED:.0%} beyond noise: "
+        f"{', '.join(slower) or 'none'} ({len(slower)} of {len(timed)})"
+    )
+    ratios: dict[bool, list[float]] = {True: [], False: []}
+    for case in cases:
+        found = _log_ratios(case["modes"][mode])
+        for report, ratio in zip(case["reports"], found, strict=True):
+            ratios[bool(report["with"]["count"]["nvgemm"])].append(math.exp(ratio))
+    for is_bundled, who in ((True, "that call bundled kernels"), (False, "that call none")):
+        if of_them := ratios[is_bundled]:
+            yield (
+                f"of {len(of_them)} processes {who}, {sum(one > NOTABLE for one in of_them)} took "
+                f"over {NOTABLE - 1:.0%} longer, at most {max(of_them):.4f} times as long"
+            )
 
 
 def _row(case: dict[str, Any], modes: list[str]) -> str:

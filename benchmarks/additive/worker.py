@@ -1,8 +1,9 @@
 """The worker processes: each compiles models with bundles and without, and times both.
 
 Questions, a line of JSON each: ``{"compile": [MODEL, BATCH], "first": SIDE}``, answered by what
-came of it on each side; and ``{"time": [MODEL, BATCH], "mode": MODE, "rounds": N, "window_ms":
-T}``, answered by microseconds a call.
+came of it on each side; ``{"time": [MODEL, BATCH], "mode": MODE, "rounds": N, "window_ms": T}``,
+answered by microseconds a call; and ``{"forget": true}``, which frees what was compiled. Where a
+model fails, the answer is ``{"failure": TEXT}``.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import click
+
 from benchmarks.additive.models import MODELS, build
 from benchmarks.additive.table import SIDES
-from benchmarks.shared.compiling import answering, check_results, count_gemms, gemm_calls, versions
+from benchmarks.shared.compiling import answering, check_results, count_gemms, gemm_calls
 from nvgemm_runtime.settings import serves_default_mode
 
 if TYPE_CHECKING:
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
 CALLS, GRAPHS = "calls", "graphs"
 """How a compiled model is called: from Python, or by replays of a CUDA graph."""
 
+FAILURE = "failure"
+"""In an answer: why there is none."""
+
 CALLS_OF_GRAPH = 10
 """Calls that a graph holds, as a server's holds many layers: the smallest models here take no
 longer than the host takes to start a graph."""
@@ -37,6 +43,11 @@ longer than the host takes to start a graph."""
 Results = list["torch.Tensor"]
 Ways = dict[str, Callable[[], object]]
 """Calls of a compiled model, by mode."""
+
+
+def modes_on(device: str) -> list[str]:
+    """In which ways models are called on a kind of device."""
+    return [CALLS, GRAPHS] if device == "cuda" else [CALLS]
 
 
 def work(device: str, lock: Path) -> None:
@@ -51,18 +62,36 @@ def work(device: str, lock: Path) -> None:
     _benchmark_alone(gpu)
     compiled: dict[tuple[str, int], dict[str, Ways]] = {}
     for line in sys.stdin:
-        question = json.loads(line)
-        if "compile" in question:
-            name, batch = question["compile"]
-            compiled[name, batch], reports = _compile(name, batch, device, question["first"], gpu)
-            send(reports)
-        else:
-            name, batch = question["time"]
-            mode = question["mode"]
-            calls = {side: ways[mode] for side, ways in compiled[name, batch].items()}
-            times = _times_us(calls, question["rounds"], question["window_ms"], device)
-            at_once = CALLS_OF_GRAPH if mode == GRAPHS else 1
-            send({side: [one / at_once for one in found] for side, found in times.items()})
+        try:
+            send(_answer(json.loads(line), compiled, device, gpu))
+        except (RuntimeError, click.ClickException) as error:  # torch's errors are RuntimeErrors
+            send({FAILURE: f"{type(error).__name__}: {error}"})
+
+
+def _answer(
+    question: dict[str, Any],
+    compiled: dict[tuple[str, int], dict[str, Ways]],
+    device: str,
+    gpu: _Lock,
+) -> dict[str, Any]:
+    if "compile" in question:
+        name, batch = question["compile"]
+        compiled[name, batch], reports = _compile(name, batch, device, question["first"], gpu)
+        return reports
+    if "time" in question:
+        name, batch = question["time"]
+        mode = question["mode"]
+        calls = {side: ways[mode] for side, ways in compiled[name, batch].items()}
+        times = _times_us(calls, question["rounds"], question["window_ms"], device)
+        at_once = CALLS_OF_GRAPH if mode == GRAPHS else 1
+        return {side: [one / at_once for one in found] for side, found in times.items()}
+    import torch
+
+    compiled.clear()
+    torch._dynamo.reset()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return {}
 
 
 class _Lock:
@@ -139,7 +168,6 @@ def _compile(
             "gemms": dict(gemms),
             "count": count_gemms(dict(gemms)),
             "error": error,
-            "versions": versions(),
         }
     return compiled, reports
 

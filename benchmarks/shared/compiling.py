@@ -65,7 +65,7 @@ def fresh_environment(directory: Path, **variables: str | None) -> dict[str, str
 
 
 class Worker:
-    """A process that runs a benchmark with its hidden option ``--worker``."""
+    """A process that runs a part of a benchmark: it answers questions, a line of JSON each."""
 
     def __init__(
         self, module: str, arguments: Iterable[str], directory: Path, environment: dict[str, str]

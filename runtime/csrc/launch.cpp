@@ -1,10 +1,12 @@
 #include "launch.h"
 
+#include <pthread.h>
 #include <tvm/ffi/extra/c_env_api.h>
 
 #include <atomic>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <string_view>
 
 #include "argument_list.h"
@@ -57,8 +59,14 @@ void Call(const KernelSpec& spec, CheckedCall* call, TVMFFIStreamHandle stream) 
 // kernels. Releases before 4.8 keep that lock where loading fails, and wait for it for ever at the
 // next kernel: with these, nothing more is loaded after a failure.
 std::atomic<bool> library_keeps_lock{false};
-std::mutex loading;          // so that no thread waits for the lock once it is lost
+std::mutex loading;          // so that no thread waits for the lock once it is lost; see RenewLock
 bool lock_is_lost = false;   // guarded by loading
+
+// The mutex of a forked child may be held by a thread that it does not have.
+void RenewLock() { new (&loading) std::mutex(); }
+
+// Registered when this library is loaded, before any thread can take it.
+[[maybe_unused]] const int fork_handler = pthread_atfork(nullptr, nullptr, RenewLock);
 
 bool IsRefusal(const Failure& failure) {
   const std::string_view kind = failure.kind();

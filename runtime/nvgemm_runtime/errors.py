@@ -66,8 +66,8 @@ class CompileError(NvgemmError):
 class ToolchainError(NvgemmError):
     """A package, the C compiler or a library is missing, most often one of the builder's.
 
-    Or compiler processes end before they are ready. The message has the command that installs what
-    is missing.
+    Or compiler processes end before they are ready, or the entry points of an installed package
+    cannot be read. The message has the command that installs what is missing, or names the package.
     """
 
     exit_code = 14

@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any, cast
 
 import click
 import pytest
 import torch
+from click.testing import CliRunner
 
 from benchmarks.additive import __main__ as additive
 from benchmarks.additive import models, pool
 from benchmarks.additive import table as additive_table
 from benchmarks.shared.compiling import count_gemms, gemm_calls
+from benchmarks.shared.resuming import Results
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.types import Epilogue
@@ -121,7 +123,7 @@ def case(
         "batch": 24,
         "backends": "ATEN",
         "modes": {"graphs": {"times_us": times}},
-        "reports": [{"with": report, "without": report}],
+        "reports": [{"with": report, "without": report}] * len(times),
     }
 
 
@@ -131,14 +133,15 @@ def test_a_model_that_is_slower_in_every_process_is_slower() -> None:
     additive_table.judge(cases)
     assert [one["modes"]["graphs"]["slower"] for one in cases] == [True, False]
     text = "\n".join(additive_table.table(cases))
-    assert "slower than 1% beyond noise: six_linears 24 over ATEN (1 of 2)" in text
+    assert "slower than 1% beyond noise: six_linears 24 (1 of 2)" in text
+    assert "of 6 processes that call bundled kernels, 3 took over 2% longer, at most 1.2034" in text
 
 
 def test_what_compiling_anew_changes_by_itself_is_no_verdict() -> None:
     cases = [case([100.0, 110.0, 120.0], [100.0, 112.0, 112.0])]
     additive_table.judge(cases)
     assert not cases[0]["modes"]["graphs"]["slower"]
-    assert "none (0 of 1)" in additive_table.table(cases)[-1]
+    assert any("none (0 of 1)" in line for line in additive_table.table(cases))
 
 
 def test_a_process_that_is_slower_on_both_sides_adds_no_noise() -> None:
@@ -169,30 +172,35 @@ triton_tem_fused_mm_0.run(a, b, c)
 
 
 class Process:
-    """Answers as a worker does, and ends at a model if told so."""
+    """Answers as a worker does; at a model it may fail, or end."""
 
-    def __init__(self, ends_at: str = "") -> None:
-        self.ends_at = ends_at
+    def __init__(self, fails_at: str = "", ends_at: str = "") -> None:
+        self.fails_at, self.ends_at = fails_at, ends_at
+        self.has_ended = False
         self.compiled: list[tuple[str, int, str]] = []
         self.timed: list[tuple[str, int, str]] = []
 
     def ask(self, question: dict[str, Any]) -> Any:
-        if "time" in question:
-            self.timed.append((*question["time"], question["mode"]))
-            return {"with": [1.0], "without": [1.0]}
-        model, batch = question["compile"]
-        if model == self.ends_at:
+        model, batch = question.get("time") or question["compile"]
+        self.has_ended |= model == self.ends_at
+        if self.has_ended:
             raise click.ClickException("ended")
+        if model == self.fails_at:
+            return {"failure": "a compiled result is wrong"}
+        if "time" in question:
+            self.timed.append((model, batch, question["mode"]))
+            return {"with": [1.0], "without": [1.0]}
         self.compiled.append((model, batch, question["first"]))
-        return {side: {"versions": {"device": "H"}, "count": {}} for side in additive_table.SIDES}
+        return {side: {"count": {}} for side in additive_table.SIDES}
 
 
-def compiled_by(
-    processes: list[Process], cases: list[pool.Case], end: float | None
-) -> tuple[pool.Pool, dict[pool.Case, list[Any]]]:
-    """What a pool of two draws makes of cases."""
-    those = pool.Pool(cast(Any, processes), 2)
-    return those, those.compile(cases, pool.Deadline(end))
+def forever() -> pool.Deadline:
+    return pool.Deadline(at_s=None, timing_s=1.0)
+
+
+def pool_of(processes: list[Process]) -> pool.Pool:
+    """A pool of two draws."""
+    return pool.Pool(cast(Any, processes), 2, ["calls", "graphs"])
 
 
 CASES = [
@@ -204,10 +212,12 @@ CASES = [
 
 def test_each_case_is_compiled_and_timed_by_as_many_processes_as_there_are_draws() -> None:
     processes = [Process() for _ in range(4)]
-    those, found = compiled_by(processes, CASES, None)
+    those = pool_of(processes)
+    found = those.compile(CASES, forever())
     assert list(found) == CASES
     for number, case in enumerate(CASES):
         entry = those.time(number, case, found[case], 2, 1.0)
+        assert entry is not None
         assert [len(timed["times_us"]) for timed in entry["modes"].values()] == [2, 2]
         of_it = [
             one for p in processes for one in p.compiled if one[:2] == (case.model, case.batch)
@@ -217,20 +227,58 @@ def test_each_case_is_compiled_and_timed_by_as_many_processes_as_there_are_draws
         assert {one[:2] for one in process.timed} == {one[:2] for one in process.compiled}
 
 
-def test_what_there_is_no_time_for_is_left_out() -> None:
-    processes = [Process() for _ in range(2)]
-    those, found = compiled_by(processes, CASES, time.monotonic() - 1)
-    assert not found
-    assert not those.failures
-    assert not any(process.compiled for process in processes)
+def test_a_case_that_fails_is_left_out_and_the_others_go_on() -> None:
+    processes = [Process(), Process(fails_at="decode"), Process()]
+    those = pool_of(processes)
+    found = those.compile(CASES, forever())
+    assert set(those.failures) == {
+        "ATEN/decode/1: a compiled result is wrong",
+        "ATEN/decode/2: a compiled result is wrong",
+    }
+    assert list(found) == [case for case in CASES if case.model != "decode"]
 
 
 def test_what_an_ended_process_compiled_is_not_timed() -> None:
-    processes = [Process(), Process(ends_at="decode"), Process()]
-    those, found = compiled_by(processes, CASES, None)
-    assert those.failures == ["ATEN/decode/1: ended"]
-    workers = {case: {those._worker(CASES.index(case), draw) for draw in (0, 1)} for case in found}
-    assert all(processes[1] not in used for used in workers.values())
+    processes = [Process(), Process()]
+    those = pool_of(processes)
+    found = those.compile(CASES, forever())
+    processes[1].has_ended = True
+    assert [those.time(n, case, found[case], 2, 1.0) for n, case in enumerate(CASES)] == [None] * 6
+    assert those.failures[0] == "ATEN/lm_head/1: ended"
+
+
+def test_after_some_failures_nothing_new_begins() -> None:
+    processes = [Process(ends_at="lm_head"), Process(ends_at="lm_head")]
+    those = pool_of(processes)
+    assert those.compile(CASES, forever()) == {}
+    assert pool.MAX_FAILURES <= len(those.failures) <= pool.MAX_FAILURES + 1
+    assert not processes[0].compiled
+
+
+def test_a_case_is_compiled_only_if_there_is_time_for_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(pool.time, "monotonic", lambda: now[0])
+    deadline = pool.Deadline(at_s=100.0, timing_s=2.0)
+    first, second, third, *_ = CASES
+    assert deadline.admit(first)
+    deadline.note_compiled(first, 30.0)
+    now[0] = 67.0  # 30 s to compile, at most, and 4 to time two
+    assert not deadline.admit(second)
+    now[0] = 65.0
+    assert not deadline.admit(second), "what was said holds for all processes"
+    assert deadline.admit(third)
+    now[0] = 99.0
+    assert deadline.admit(first), "another process has compiled it"
+    deadline.note_compiled(third, 5.0)
+    for case in (first, second, third):
+        deadline.note_timed(case)
+    now[0] = 92.0
+    again = pool.Case(backends="ATEN", model="attention", batch=2)
+    assert deadline.admit(again), "a model is expected to take what it took"
+    now[0] = 93.5
+    assert not deadline.admit(pool.Case(backends="ATEN", model="attention", batch=8))
 
 
 def test_a_thinned_choice_takes_every_model_and_as_many_at_each_batch() -> None:
@@ -239,3 +287,34 @@ def test_a_thinned_choice_takes_every_model_and_as_many_at_each_batch() -> None:
     assert {case.model for case in cases} == set(names)
     assert all(4 <= sum(case.batch == batch for case in cases) <= 5 for batch in batches)
     assert len(additive.thinned("ATEN", names, batches, 1)) == len(names) * len(batches)
+
+
+def test_committed_files_can_be_read_again() -> None:
+    for path in sorted((ROOT / "benchmarks/results").glob("additive-*.json")):
+        entries = Results.read(path, additive.WHAT).entries
+        assert "\n".join(additive.judged(entries)) in path.with_suffix(".txt").read_text()
+
+
+@pytest.mark.slow
+def test_it_goes_on_with_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, without any bundle: both sides compute the same."""
+    found = {**additive.environment(), "bundles": ["none"]}
+    monkeypatch.setattr(additive, "environment", lambda: found)
+    path = tmp_path / "a.json"
+    options = "--device cpu --backends ATEN --batches 1 --draws 2 --processes 2 --rounds 2"
+
+    def measure(models_: str, *more: str) -> str:
+        arguments = ["measure", str(path), *options.split(), "--models", models_, *more]
+        done = CliRunner().invoke(additive.main, arguments, catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    measure("bmm_attention")
+    entries = Results.read(path, additive.WHAT).entries
+    output = measure("bmm_attention,mlp_gelu", "--resume", "--budget", "3600")
+    assert "bmm_attention" in output
+    assert "cases are left" not in output
+    again = Results.read(path, additive.WHAT).entries
+    assert list(again) == ["ATEN/bmm_attention/1", "ATEN/mlp_gelu/1"]
+    assert again["ATEN/bmm_attention/1"] == entries["ATEN/bmm_attention/1"]
+    assert len(again["ATEN/mlp_gelu/1"]["modes"]["calls"]["times_us"]) == 2

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -222,6 +223,16 @@ def test_a_forked_child_goes_on_with_kernels_of_the_cpu(
     assert os.waitpid(child, 0)[1] == 0
 
 
+@pytest.fixture(params=[False, True], ids=["", "under one lock"])
+def first_calls_of_all_kernels_share_a_lock(
+    lib: native.Native, request: pytest.FixtureRequest
+) -> Iterator[None]:
+    lib.set_library_keeps_lock(request.param)
+    yield
+    lib.set_library_keeps_lock(False)
+
+
+@pytest.mark.usefixtures("first_calls_of_all_kernels_share_a_lock")
 def test_a_child_forked_during_a_first_call_can_make_it(
     lib: native.Native, register: Register
 ) -> None:
@@ -234,6 +245,7 @@ def test_a_child_forked_during_a_first_call_can_make_it(
         pass
     child = os.fork()
     if child == 0:
+        signal.alarm(60)  # instead of waiting for ever
         own = torch.empty_like(out)
         lib.launch(handle, a, b, own)
         os._exit(0 if torch.allclose(own, a @ b, atol=1e-5) else 1)

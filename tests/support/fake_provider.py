@@ -74,8 +74,8 @@ class FakeProvider:
     An operator called ``fail...`` does not compile; ``crash...`` kills the compiler process,
     ``dies_once`` the first two times, which is one task: each is tried twice;
     ``slow...`` takes an hour, ``hangs...`` only the first time; ``nospace...`` finds the disk
-    full; ``same...`` gives the same code as every other of its kind. What FAKE_NOISE says is
-    printed, as compilers do.
+    full; ``interrupt...`` raises what Ctrl-C does, and no longer ignores that; ``same...`` gives
+    the same code as every other of its kind. What FAKE_NOISE says is printed, as compilers do.
     """
 
     name = "fake_provider:FakeProvider"
@@ -125,6 +125,9 @@ class FakeProvider:
             time.sleep(_FOREVER_SECONDS if names.count(candidate.operator) == 1 else 0)
         if candidate.operator.startswith("nospace"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if candidate.operator.startswith("interrupt"):
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            raise KeyboardInterrupt
         if candidate.operator.startswith("fail"):
             raise CompileError(f"{candidate.operator}: told to fail")
         text = "same" if candidate.operator.startswith("same") else candidate.operator

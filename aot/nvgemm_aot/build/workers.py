@@ -42,6 +42,10 @@ BOOTSTRAP = (
 
 _STDERR_TAIL_BYTES = 1000
 
+_RAISED = (Exception, KeyboardInterrupt)
+"""What a process answers with instead of ending. Ctrl-C is ignored there, but a compiler may raise
+KeyboardInterrupt by itself."""
+
 _LONGEST_WAIT_SECONDS = 3600.0
 """Longest wait of one system call, which does not take an infinite time."""
 
@@ -169,6 +173,7 @@ class Workers(Generic[Item, Result]):
             WorkersCannotStart: If processes end before they are ready, and so do those that are
                 started in their place.
             Exception: What ``work`` raised.
+            KeyboardInterrupt: If ``work`` or ``prepare`` raised that.
         """
         waiting = list(reversed(items))
         deaths: Counter[int] = Counter()
@@ -206,7 +211,7 @@ class Workers(Generic[Item, Result]):
                 else:
                     del self._busy[worker.connection]
                     self._idle.append(worker)
-                if isinstance(outcome, Exception):
+                if isinstance(outcome, _RAISED):
                     raise outcome
                 yield item, outcome
             for worker in self._overdue():
@@ -316,25 +321,26 @@ def serve(connection: int, stderr: int) -> None:
     _to_parent = pipe
     try:
         work, prepare = pipe.recv()
-        prepared: Exception | None = None
+        prepared: BaseException | None = None
         try:
             prepare()
-        except Exception as error:
+        except _RAISED as error:
             prepared = error
         _show_errors(stderr)
         pipe.send(Ready())
         while True:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a library may have changed it
             pipe.send(_work_on(work, pipe.recv(), prepared))
     except (EOFError, OSError):
         return
 
 
-def _work_on(work: Callable[[Any], Any], item: object, prepared: Exception | None) -> object:
+def _work_on(work: Callable[[Any], Any], item: object, prepared: BaseException | None) -> object:
     try:
         if prepared is not None:
             raise prepared
         return work(item)
-    except Exception as error:
+    except _RAISED as error:
         return error
 
 

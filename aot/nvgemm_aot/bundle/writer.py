@@ -57,8 +57,27 @@ def write_bundle(path: Path, content: BundleContent, pack: Pack = compress) -> H
 def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes, Header]:
     """Lay out a bundle in memory; see `write_bundle`."""
     kernels = _by_id(content.kernels)
+    packed = pack([kernels[id_].payload for id_ in sorted(kernels)])
+    body = packed.dictionary_frame + b"".join(packed.frames)
+    return _with_final_offsets(_unplaced_header(content, kernels, packed, body), body)
+
+
+def describe(content: BundleContent) -> Header:
+    """What a bundle of a content would say about itself, but for where its payloads lie.
+
+    Raises:
+        ValueError: As of `write_bundle`.
+    """
+    kernels = _by_id(content.kernels)
+    nothing = Packed(frames=[b""] * len(kernels))
+    return _unplaced_header(content, kernels, nothing, b"")
+
+
+def _unplaced_header(
+    content: BundleContent, kernels: dict[str, BuiltKernel], packed: Packed, body: bytes
+) -> Header:
+    """The header of a file that begins with its body."""
     ids = sorted(kernels)
-    packed = pack([kernels[id_].payload for id_ in ids])
     dictionary_bytes = len(packed.dictionary_frame)
     dictionary = None
     if packed.dictionary:
@@ -68,8 +87,7 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
     sources = sorted({ranking.source for ranking in content.rankings}, key=_source_order)
     failures = sorted({one for r in content.rankings for one in r.missing}, key=astuple)
     common = _common_imports(kernels.values())
-    body = packed.dictionary_frame + b"".join(packed.frames)
-    header = Header(
+    return Header(
         target=content.target,
         device=content.device,
         generator=content.generator,
@@ -84,7 +102,6 @@ def encode_bundle(content: BundleContent, pack: Pack = compress) -> tuple[bytes,
         imports=common,
         failures=tuple(failures),
     )
-    return _with_final_offsets(header, body)
 
 
 def _by_id(kernels: tuple[BuiltKernel, ...]) -> dict[str, BuiltKernel]:

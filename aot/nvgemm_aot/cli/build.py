@@ -59,7 +59,9 @@ Document = dict[str, Any]
     is_flag=True,
     help="Use no measurements, nor those that come with nvgemm-aot for MANIFEST.",
 )
-@click.option("--prune", is_flag=True, help="Keep only kernels that win a problem.")
+@click.option(
+    "--prune", is_flag=True, help="Keep only kernels that win a problem or are in a dispatch table."
+)
 @click.option("--wheel", is_flag=True, help="Also pack the bundles into a wheel.")
 @click.option("--wheel-version", help="Version of the wheel; default is nvgemm-aot's own.")
 @cache_option("Build cache")

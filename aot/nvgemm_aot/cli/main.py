@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 import warnings
 from typing import Any
 
@@ -45,9 +46,23 @@ class _Group(click.Group):
                 err=True,
             )
             ctx.exit(ToolchainError.exit_code)
+        except Exception as error:
+            if not _read_entry_points(error):
+                raise
+            from ..providers.discovery import unreadable_entry_points
+
+            click.echo(f"nvgemm-aot: error: {unreadable_entry_points(error)}", err=True)
+            ctx.exit(ToolchainError.exit_code)
         except KeyboardInterrupt:
             click.echo("nvgemm-aot: interrupted; what was compiled is kept", err=True)
             ctx.exit(interrupts.INTERRUPTED)
+
+
+def _read_entry_points(error: Exception) -> bool:
+    """Whether an error was raised while entry points were read, as pydantic and torch do."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    names = {(frame.f_globals.get("__name__"), frame.f_code.co_name) for frame in frames}
+    return ("importlib.metadata", "entry_points") in names
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -60,7 +60,11 @@ def _sigterm_interrupts() -> Iterator[None]:
     "--neighbours.",
 )
 @click.option("--triton", is_flag=True, help="Also ask Inductor for its best Triton kernel.")
-@click.option("--prune", is_flag=True, help="Drop kernels that are never among the first two.")
+@click.option(
+    "--prune",
+    is_flag=True,
+    help="Drop kernels that are never among the first two and in no dispatch table.",
+)
 @click.option(
     "--accept-suspect",
     is_flag=True,

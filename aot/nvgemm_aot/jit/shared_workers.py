@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
-from ..build.compiler import Task, TaskResult, start_workers
+from ..build.compiler import Failure, Task, TaskResult, start_workers
 from ..build.workers import WorkerDied, Workers, WorkersCannotStart, WorkersKilled
 from ..storage.cache import Cache
 from ..storage.locks import FileLock, acquire
@@ -91,6 +91,9 @@ class SharedWorkers:
         except WorkersCannotStart as error:
             self._unstartable[provider] = error
             raise
+        except KeyboardInterrupt:  # nobody interrupts a server
+            reason = f"{item.candidate.operator}: provider {provider!r} raised KeyboardInterrupt"
+            return TaskResult(failure=Failure(task=item, reason=reason, is_transient=True))
         finally:
             with self._changed:
                 self._idle[provider].append(process)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
 from typing import Any
 
 from nvgemm_runtime.errors import ToolchainError
+from nvgemm_runtime.installed.discover import describe_distribution
 
 from .checked import BLAME, Checked, described
 
@@ -76,10 +77,25 @@ def _entry_points() -> tuple[EntryPoint, ...]:
     try:
         return tuple(entry_points(group=GROUP))
     except Exception as error:  # one distribution's damaged file hides those of all
-        raise ToolchainError(
-            f"the entry points of installed packages cannot be read: {described(error)}; "
-            "'nvgemm-aot list' names the package that is damaged: reinstall or uninstall it"
-        ) from error
+        raise unreadable_entry_points(error) from error
+
+
+def unreadable_entry_points(error: Exception) -> ToolchainError:
+    """What to say where reading the entry points of all installed packages raised an error."""
+    damaged = " and ".join(sorted(_damaged())) or "the one that is damaged"
+    return ToolchainError(
+        f"the entry points of installed packages cannot be read: {described(error)}; reinstall or "
+        f"uninstall {damaged}"
+    )
+
+
+def _damaged() -> Iterator[str]:
+    """Each distribution whose entry points cannot be read."""
+    for distribution in distributions():
+        try:
+            _ = distribution.entry_points
+        except Exception:  # whatever parsing raises
+            yield describe_distribution(distribution)
 
 
 def _offered(point: EntryPoint) -> Offered:

@@ -1,4 +1,4 @@
-"""Keeps the kernels of a bundle that win somewhere."""
+"""Keeps the kernels of a bundle that win somewhere, or that dispatch tables use."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.matching.refusals import needs_compact
 
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking
+from .dispatched import DispatchTables
 
 
 def keep_winners(content: BundleContent) -> BundleContent:
@@ -17,10 +18,12 @@ def keep_winners(content: BundleContent) -> BundleContent:
     A kernel wins a problem if it is the fastest of a certain measurement, ATen included. Kernels
     that an estimate or an uncertain measurement ranks all stay. A problem that ATen wins keeps the
     kernels that stay for others, or its fastest if there are none: its ranking records that ATen
-    wins. Each signature keeps what `needed_for_service` says.
+    wins. What dispatch tables use stays, though it may win nowhere; see `DispatchTables`. Each
+    signature keeps what `needed_for_service` says.
     """
     kernels = {kernel.id: kernel for kernel in content.kernels}
     kept = {id_ for ranking in content.rankings for id_ in _winners(ranking)}
+    kept |= DispatchTables(content).needed()
     for ranking in content.rankings:
         if kept.isdisjoint(id_ for id_, _ in ranking.kernels):
             kept.add(ranking.kernels[0][0])

@@ -23,6 +23,7 @@ from nvgemm_runtime.matching.trust import why_order_is_open
 
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_content
 from ..rankings.agreement import ATEN, TRITON, Relation, compare, confirming_gpus, contender_name
+from ..rankings.dispatched import DispatchTables
 from ..rankings.intervals import Interval, contending, interval_of, is_decided
 from ..rankings.pruning import by_signature, keep_ranked, needed_for_service
 from .correctness import thrown_out
@@ -307,14 +308,15 @@ class Pruned:
 def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
     """Drop kernels that are not among the first `KEPT_PLACES` of any measured problem.
 
-    Kernels that an estimate or an uncertain measurement ranks all stay. So that the same operands
-    and programs are served as before, each signature also keeps what `needed_for_service` says.
-    Rankings keep their order.
+    Kernels that an estimate or an uncertain measurement ranks all stay, and what dispatch tables
+    use does; see `DispatchTables`. So that the same operands and programs are served as before,
+    each signature also keeps what `needed_for_service` says. Rankings keep their order.
     """
     kernels = {kernel.id: kernel for kernel in content.kernels}
-    kept = _kept(content.rankings, kernels)
+    tables = DispatchTables(content)
+    kept = _kept(content.rankings, kernels, tables.needed())
     measured = [ranking for ranking in content.rankings if ranking.measured is not None]
-    known, unknown = _losses_of_undeclared(measured, kernels)
+    known, unknown = _losses_of_undeclared(measured, kernels, tables)
     pruned = replace(
         content,
         kernels=tuple(kernel for kernel in content.kernels if kernel.id in kept),
@@ -328,11 +330,15 @@ def prune(content: BundleContent) -> tuple[BundleContent, Pruned]:
     )
 
 
-def _kept(rankings: Iterable[ProblemRanking], kernels: Mapping[str, BuiltKernel]) -> set[str]:
-    kept = set()
+def _kept(
+    rankings: Iterable[ProblemRanking],
+    kernels: Mapping[str, BuiltKernel],
+    dispatched: Collection[str],
+) -> set[str]:
+    kept = set(dispatched)
     for one in by_signature(rankings).values():
-        foremost = {id_ for ranking in one for id_ in _foremost(ranking)}
-        kept |= foremost | needed_for_service(one, kernels, foremost)
+        kept |= {id_ for ranking in one for id_ in _foremost(ranking)}
+        kept |= needed_for_service(one, kernels, kept)
     return kept
 
 
@@ -354,14 +360,16 @@ def _loss(ranking: ProblemRanking, kept: Collection[str]) -> float:
 
 
 def _losses_of_undeclared(
-    measured: Sequence[ProblemRanking], kernels: Mapping[str, BuiltKernel]
+    measured: Sequence[ProblemRanking],
+    kernels: Mapping[str, BuiltKernel],
+    tables: DispatchTables,
 ) -> tuple[list[float], int]:
     """Loss of each problem if only the others decided, and the number of problems without one."""
     losses, unknown = [], 0
     for rankings in by_signature(measured).values():
         for ranking in rankings:
             others = [other for other in rankings if other is not ranking]
-            kept = _kept(others, kernels)
+            kept = _kept(others, kernels, tables.needed(without=ranking.problem))
             if any(id_ in kept for id_, _ in ranking.kernels):
                 losses.append(_loss(ranking, kept))
             elif others:

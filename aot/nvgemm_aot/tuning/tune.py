@@ -57,7 +57,8 @@ class TuningOptions:
         grid: Whether m between the declared ones are measured too (see `grid`), and neighbours'
             winners with them.
         triton: Whether Inductor is asked for its best Triton kernel.
-        prunes: Whether kernels that are never among the first two are dropped.
+        prunes: Whether kernels are dropped that are never among the first two and in no dispatch
+            table.
         accepts_suspect: Whether to write a bundle even if so many kernels were thrown out that
             the measurement itself may be at fault.
     """

@@ -6,10 +6,12 @@ only to read its settings.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ..errors import one_line
 from .extra_operands import NO_EXTRAS, ExtraOperands
 from .operands import torch_dtype
 from .problem import Op, Signature
@@ -338,18 +340,49 @@ of A that it concerns (read on torch 2.13). What another torch does not have is 
 fp32 is what ``set_float32_matmul_precision`` and ``allow_tf32`` set."""
 
 _USUAL_LIBRARIES = ("Default", "Cublas")
-"""Names of ``preferred_blas_library``; torch takes the former for the latter (``Context.cpp``)."""
+"""Names of ``preferred_blas_library``; torch takes the former for the latter (``Context.cpp``).
+TORCH_BLAS_PREFER_CUBLASLT=1 sets what it is at first."""
+
+_LIBRARY = "torch.backends.cuda.preferred_blas_library()"
+
+_WITHOUT_LT = "DISABLE_ADDMM_CUDA_LT"
+"""Variable that, if 1, takes cuBLASLt from ``addmm`` (``Blas.cpp``)."""
 
 
 def unusual_setting(dtype: DType) -> str | None:
     """The first setting for GEMMs of an element type that is not as usual, in words, or None."""
-    import torch
-
-    library = torch.backends.cuda.preferred_blas_library()
-    if library.name not in _USUAL_LIBRARIES:
-        return f"torch.backends.cuda.preferred_blas_library() is {library.name}, usually Cublas"
+    library = _preferred_library()
+    if library not in _USUAL_LIBRARIES:
+        return f"{_LIBRARY} is {library}, usually Cublas"
+    if os.environ.get(_WITHOUT_LT) == "1":
+        return f"{_WITHOUT_LT} is 1, usually not set"
     for name, (usual, concerned) in _USUAL_SETTINGS.items():
-        value = getattr(torch.backends.cuda.matmul, name, usual[0])
+        value = _setting(name)
         if concerned is dtype and value not in usual:
             return f"torch.backends.cuda.matmul.{name} is {value}, usually {usual[0]}"
     return None
+
+
+def settings_key() -> str:
+    """Everything that `unusual_setting` looks at, as part of a cache's key."""
+    values = (_preferred_library(), os.environ.get(_WITHOUT_LT) == "1")
+    return " ".join(map(str, (*values, *map(_setting, _USUAL_SETTINGS))))
+
+
+def _preferred_library() -> str:
+    """Name of the BLAS library that torch prefers; what torch says, where it names none."""
+    import torch
+
+    preferred = getattr(torch.backends.cuda, "preferred_blas_library", None)
+    if preferred is None:  # then there is one library alone
+        return _USUAL_LIBRARIES[0]
+    try:
+        return str(preferred().name)
+    except RuntimeError as error:
+        return f"unknown ({one_line(str(error))})"
+
+
+def _setting(name: str) -> object:
+    import torch
+
+    return getattr(torch.backends.cuda.matmul, name, _USUAL_SETTINGS[name][0][0])

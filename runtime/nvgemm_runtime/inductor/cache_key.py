@@ -51,13 +51,15 @@ def _key_with_choices() -> str:
         # Torch asks for the key also before it runs a cached graph, whose code needs the operators.
         operators.try_to_load_operators()
     from .. import __version__
+    from ..gemm.aten import settings_key
     from ..installed.jit_cache import generation
     from ..jit import client
 
     # Without the JIT cache's content: it grows with compilation, and graphs stay right until a
     # kernel is removed, which changes the generation.
     compiles = jit_candidates() if client.missing_module() is None else 0
-    settings = f"{choosing_key()} {compiles}"
+    # What ATen is decides whether its measured times count.
+    settings = f"{choosing_key()} {compiles} {settings_key()}"
     return f"{_KEY} {__version__} {settings} {generation()} {installed_digest()}"
 
 

@@ -227,7 +227,11 @@ _CHOICE = autotuning.ExternKernelChoice(_benchmarked, name="nvgemm_aot")
 """Inductor finds the function by this name, in the processes that it autotunes in, too."""
 
 
-class GemmChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
+class BundledChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
+    """What computes by bundled kernels, as one of Inductor's choices."""
+
+
+class GemmChoice(BundledChoice):
     """A bundled kernel as one of Inductor's choices."""
 
     def __init__(self, stock: StockCall, offer: Offer) -> None:

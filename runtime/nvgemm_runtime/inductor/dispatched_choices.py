@@ -19,7 +19,7 @@ from torch._inductor import select_algorithm as autotuning
 from ..matching.dispatch import ATEN, Dispatch, DispatchTable
 from . import cpp, report
 from .choice_timing import stock_benchmark
-from .choices import CallNode, StockCall, header
+from .choices import BundledChoice, CallNode, StockCall, header
 from .offers import Offer
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ _CHOICE = autotuning.ExternKernelChoice(_benchmarked, name="nvgemm_aot_by_m")
 """Inductor finds the function by this name."""
 
 
-class DispatchedChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
+class DispatchedChoice(BundledChoice):
     """A table of kernels as one of Inductor's choices."""
 
     def __init__(self, stock: StockCall, offer: DispatchOffer, aten: Any) -> None:

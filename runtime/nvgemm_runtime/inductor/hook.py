@@ -34,7 +34,7 @@ from ..settings import (
 )
 from . import cache_key, report, torch_nvgemm
 from .choice_timing import time_beside_inductor, time_on_gpu, time_over_sizes
-from .choices import GemmChoice, StockCall, gemm_choices, obstacles
+from .choices import BundledChoice, StockCall, gemm_choices, obstacles
 from .modes import OPTION, current_mode
 from .reading import (
     AutotunedGemm,
@@ -70,7 +70,7 @@ def join(choices: list[Any]) -> list[Any]:
         RecordError: If GEMMs are to be recorded and cannot be.
         SettingError: If the mode is none.
     """
-    if any(isinstance(choice, GemmChoice) for choice in choices):
+    if any(isinstance(choice, BundledChoice) for choice in choices):
         return choices  # a lowering of this package joined them before it asked Inductor
     gemm = None
     try:

@@ -70,7 +70,9 @@ def find_wheel_bundles() -> tuple[InstalledBundle, ...]:
             paths = list(_bundle_files(distribution, packages))
         except Exception as error:  # Metadata of third parties can be wrong in any way.
             _log.warning(
-                "%s is left out: %s; reinstall or uninstall it", _describe(distribution), error
+                "%s is left out: %s; reinstall or uninstall it",
+                describe_distribution(distribution),
+                error,
             )
             continue
         for path in paths:
@@ -191,10 +193,12 @@ def _bundle_files(distribution: Distribution, packages: tuple[str, ...]) -> Iter
         if path.is_file():
             yield path
         else:
-            _log.warning("%s: %s is missing; reinstall it", _describe(distribution), path)
+            _log.warning(
+                "%s: %s is missing; reinstall it", describe_distribution(distribution), path
+            )
 
 
-def _describe(distribution: Distribution) -> str:
+def describe_distribution(distribution: Distribution) -> str:
     """Give the distribution's name, or where its metadata lies if that has no name."""
     try:
         name = distribution.metadata["Name"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import logging
 import operator
-import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -21,15 +20,19 @@ from ..gemm.problem import Op
 from ..installed.jit_cache import JIT_ORIGIN, mark_used
 from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, device_facts
-from ..matching.refusals import refusal, timing_refusal
+from ..matching.refusals import device_refusal, refusal, timing_refusal
 from ..settings import is_debugging, is_off
 from . import native
+from .fork_locks import ForkLock
 from .loader import LoadedKernel
 from .select import load_kernel
 from .upload import upload
 
 if TYPE_CHECKING:
     import torch
+
+    from ..bundle.format import Kernel
+    from ..bundle.reader import Bundle
 
 _log = logging.getLogger(__name__)
 
@@ -178,13 +181,13 @@ def launch_first(kernel_id: str, origin: str, settle: Callable[[int | None], Non
         settle: Is called once the kernel has run, with its handle; or with None once it is known
             that it never will.
     """
-    lock = threading.Lock()
+    lock = ForkLock()
     loaded: _TryLaunch | None = None
     handle: int | None = None
 
     def launch(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *extras: torch.Tensor) -> bool:
         nonlocal loaded, handle
-        with lock:
+        with lock.current:
             if loaded is None:
                 kernel = prepare(kernel_id, origin, a.device)
                 handle = None if kernel is None else kernel.handle
@@ -271,12 +274,9 @@ def load_for(kernel_id: str, facts: DeviceFacts) -> LoadedKernel:
         NoKernelError: If no bundle holds it, or the device or a setting speaks against it.
         NvgemmError: If it cannot be loaded; see `loader.KernelLoader.load`.
     """
-    if kernel_id not in INSTALLATION.kernels():
-        # Another process may have compiled it since, and torch's cache has its graph.
-        INSTALLATION.refresh_kept_bundles()
+    place = _find(kernel_id)
     for problem in INSTALLATION.kept_problems(kernel_id):
         mark_used(problem)
-    place = INSTALLATION.kernels().get(kernel_id)
     if place is not None:
         bundle, kernel = place
         reason = refusal(bundle.header, facts)
@@ -284,6 +284,20 @@ def load_for(kernel_id: str, facts: DeviceFacts) -> LoadedKernel:
         if reason is not None:
             raise NoKernelError(reason, (reason,))
     return load_kernel(kernel_id)
+
+
+def why_for_another_device(kernel_id: str, facts: DeviceFacts) -> str | None:
+    """Why a kernel is for another device than this one; None if it is not, or nobody has it."""
+    place = _find(kernel_id)
+    return None if place is None else device_refusal(place[0].header.target, facts)
+
+
+def _find(kernel_id: str) -> tuple[Bundle, Kernel] | None:
+    """A kernel that code was compiled for, and the bundle that holds it."""
+    if kernel_id not in INSTALLATION.kernels():
+        # Another process may have compiled it since, and torch's cache has its graph.
+        INSTALLATION.refresh_kept_bundles()
+    return INSTALLATION.kernels().get(kernel_id)
 
 
 def _device_facts(device: torch.device | None) -> DeviceFacts:

@@ -8,13 +8,13 @@ missing, or fails, leaves its rows to ATen.
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ..settings import is_off
 from . import native
 from .compiled import GeneratedCall, expect, launch_first, make_call, warn
+from .fork_locks import ForkLock
 
 if TYPE_CHECKING:
     import torch
@@ -60,7 +60,7 @@ class _Table:
             self._ids.index(kernel) if kernel else native.ATEN_HANDLE for kernel in kernels
         ]
         self._origins = origins
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._is_registered = False
         self.compute: _TryDispatch = self._register_and_compute
         self._first_launches: Sequence[Callable[..., bool]] = ()
@@ -70,7 +70,7 @@ class _Table:
         return done is not False and self._first_launches[done](*tensors)
 
     def _register_and_compute(self, *tensors: torch.Tensor) -> bool | int:
-        with self._lock:
+        with self._lock.current:
             if not self._is_registered:
                 self.compute = self._register()
                 self._is_registered = True

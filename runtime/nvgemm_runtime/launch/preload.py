@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ..bundle.format import Header
@@ -13,9 +13,9 @@ from ..errors import NoKernelError
 from ..installed.discover import DISTRIBUTION_PREFIX, canonical_name
 from ..installed.registry import INSTALLATION, FoundBundle
 from ..matching.device import DeviceFacts, device_facts
-from ..matching.refusals import kernel_refusals
+from ..matching.refusals import device_refusal, kernel_refusals
 from ..settings import is_off
-from .compiled import load_for, named_kernels, usual_device
+from .compiled import load_for, named_kernels, usual_device, why_for_another_device
 from .upload import is_capturing, upload
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class Preloaded:
         device_bytes: Memory of the device that was free before and is not now, without what torch
             keeps for tensors; 0 on the CPU.
         failures: By id, why a kernel was not loaded; ATen computes in its place.
+        skipped: By id, which other device a kernel is for; it was left alone.
     """
 
     kernels: int
@@ -45,6 +46,7 @@ class Preloaded:
     code_bytes: int
     device_bytes: int
     failures: Mapping[str, str]
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 def preload(
@@ -64,7 +66,8 @@ def preload(
         progress: Called with how many kernels are done, and of how many, after each. A preload of
             more than seconds also logs that (level INFO).
 
-    A kernel that cannot be loaded is named in the result, and stops no other. Under
+    A kernel that cannot be loaded is named in the result, and stops no other; so is one for another
+    device, such as the CPU or a GPU of another architecture, which is not tried. Under
     ``NVGEMM_AOT=off`` nothing is loaded. While a CUDA graph is captured on the current stream,
     kernels are loaded into the process, and each uploads its code at its first launch.
 
@@ -77,9 +80,12 @@ def preload(
     if where == torch.device("cuda"):  # of which torch means the current one
         where = usual_device()
     facts = device_facts(where.type, where.index or 0)
-    found: list[str] = []
+    asked: list[str] = []
     if not is_off():
-        found += named_kernels() if manifest is None else _best(manifest, facts)
+        asked += named_kernels() if manifest is None else _best(manifest, facts)
+    elsewhere = ((kernel_id, why_for_another_device(kernel_id, facts)) for kernel_id in asked)
+    skipped = {kernel_id: why for kernel_id, why in elsewhere if why is not None}
+    found = [kernel_id for kernel_id in asked if kernel_id not in skipped]
     begin = said = time.monotonic()
     free = _free_bytes(where)
     code_bytes = 0
@@ -105,6 +111,7 @@ def preload(
         code_bytes=code_bytes,
         device_bytes=max(0, free - _free_bytes(where)),
         failures=failures,
+        skipped=skipped,
     )
 
 
@@ -119,7 +126,10 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _best(manifest: str, facts: DeviceFacts) -> Iterator[str]:
-    """Ids of the kernels that are ranked first for the problems of a manifest, each once."""
+    """Ids of the kernels that are ranked first for the problems of a manifest, each once.
+
+    Those for other devices are among them.
+    """
     bundles = [found for found in INSTALLATION.shipped_bundles() if _is_of(found, manifest)]
     if not bundles:
         known = ", ".join(sorted({found.origin for found in INSTALLATION.shipped_bundles()}))
@@ -130,13 +140,20 @@ def _best(manifest: str, facts: DeviceFacts) -> Iterator[str]:
         )
     seen: dict[str, None] = {}
     for found in bundles:
-        if found.bundle is not None and found.refusal(facts) is None:
-            seen.update(dict.fromkeys(_first_of_each(found.bundle.header, facts)))
+        if found.bundle is None:
+            continue
+        header = found.bundle.header
+        if found.refusal(facts) is None:
+            seen.update(dict.fromkeys(_first_of_each(header, kernel_refusals(header, facts))))
+        elif device_refusal(header.target, facts) is not None:
+            reasons: list[str | None] = [None] * len(header.kernels)
+            reasons += [kernel.why for kernel in header.unknown_kernels]
+            seen.update(dict.fromkeys(_first_of_each(header, reasons)))
     return iter(seen)
 
 
-def _first_of_each(header: Header, facts: DeviceFacts) -> Iterator[str]:
-    reasons = kernel_refusals(header, facts)
+def _first_of_each(header: Header, reasons: Sequence[str | None]) -> Iterator[str]:
+    """Of each problem, the id of the best kernel that there is no reason against."""
     for ranking in header.rankings:
         usable = (one.kernel for one in ranking.kernels if reasons[one.kernel] is None)
         first = next(usable, None)

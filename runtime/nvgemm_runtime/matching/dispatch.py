@@ -135,6 +135,15 @@ class Dispatch:
     sizes: tuple[MeasuredSize, ...]
     open: Mapping[int, str]
 
+    @property
+    def needed(self) -> frozenset[str]:
+        """The ids of the kernels without which the table would be another.
+
+        Those that it names, and the fastest at each measured m, which the others are compared to.
+        """
+        fastest = (_fastest(_losses(size)) for size in self.sizes)
+        return frozenset([*self.table.used, *filter(None, fastest)])
+
 
 def decide_dispatch(
     rankings: Mapping[int, Sequence[UsableRanking]],
@@ -291,12 +300,17 @@ def _losses(size: MeasuredSize) -> dict[str, float]:
     return {kernel_id: time_ns / least - 1 for kernel_id, time_ns in beating.items()}
 
 
+def _fastest(losses: Mapping[str, float]) -> str:
+    """The kernel that loses least, or `ATEN` where none beats it."""
+    return min(losses, key=lambda kernel_id: (losses[kernel_id], kernel_id), default=ATEN)
+
+
 def _allowed_at(size: MeasuredSize) -> dict[str, float]:
     """What may compute at a measured m, with what it loses."""
     losses = _losses(size)
-    if not losses:
+    fastest = _fastest(losses)
+    if fastest == ATEN:
         return {ATEN: 0.0}
-    fastest = min(losses, key=lambda kernel_id: (losses[kernel_id], kernel_id))
     reach = _latest(size.kernels[fastest].timing)
     allowed = {
         kernel_id: loss

@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -199,7 +199,7 @@ class Index:
 
         Of several rankings of one problem, those first that are preferred.
         """
-        return self._rows.get(_all_but_m(problem), {})
+        return self._rows.get(all_but_m(problem), {})
 
     def why_left_out(self, problem: Problem) -> str | None:
         """Why a declared problem has no kernel here; None if it has one, or was not declared.
@@ -217,10 +217,10 @@ class Index:
         return None
 
     @functools.cached_property
-    def _rows(self) -> dict[object, dict[int, list[UsableRanking]]]:
-        rows: dict[object, dict[int, list[UsableRanking]]] = {}
+    def _rows(self) -> dict[Hashable, dict[int, list[UsableRanking]]]:
+        rows: dict[Hashable, dict[int, list[UsableRanking]]] = {}
         for declared, rankings in self._declared.items():
-            rows.setdefault(_all_but_m(declared), {})[declared.m] = rankings
+            rows.setdefault(all_but_m(declared), {})[declared.m] = rankings
         return rows
 
     def _can_interpolate(self, around: Around[UsableRanking]) -> bool:
@@ -330,7 +330,8 @@ class Index:
         return ", ".join(sorted(signature.key for signature in self._sizes))
 
 
-def _all_but_m(problem: Problem) -> object:
+def all_but_m(problem: Problem) -> Hashable:
+    """What problems have in common whose kernels one dispatch table names."""
     return problem.signature, problem.n, problem.k, problem.batch, problem.groups
 
 

@@ -95,16 +95,27 @@ def refusal(header: Header, facts: DeviceFacts) -> str | None:
     reason = _platform_refusal(target, facts.platform)
     if reason is not None:
         return reason
-    if (target.arch == CPU) != (facts.kind == "cpu"):
-        return f"built for {target.arch}, this device is {describe_device(facts)}"
-    if facts.capability is None:
-        return None
-    if not target.runs_on(facts.capability):
-        return f"{target.arch} kernels do not run on {describe_device(facts)}"
+    reason = device_refusal(target, facts)
+    if reason is not None or facts.capability is None:
+        return reason
     reason = _cuda_refusal(target, facts.cuda)
     if reason is None:
         reason = library_refusal(header, facts.runtime_library, facts.ffi_exports)
     return reason
+
+
+def device_refusal(target: Target, facts: DeviceFacts) -> str | None:
+    """Why the kernels of a target are for another device than this one, or None.
+
+    Of an unknown target nobody can tell.
+    """
+    if isinstance(target, UnknownTarget):
+        return None
+    if (target.arch == CPU) != (facts.kind == "cpu"):
+        return f"built for {target.arch}, this device is {describe_device(facts)}"
+    if facts.capability is not None and not target.runs_on(facts.capability):
+        return f"{target.arch} kernels do not run on {describe_device(facts)}"
+    return None
 
 
 def process_refusal(target: Target, platform: str, cuda: str | None) -> str | None:

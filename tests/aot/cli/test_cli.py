@@ -232,6 +232,16 @@ def test_interrupt_is_reported_as_shells_do(
     assert "what was compiled is kept" in result.stderr
 
 
+def test_an_interrupt_inside_a_compiler_process_is_one_of_the_build(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FAKE_OPERATORS", "one interrupts")
+    result = run("build", "some.yaml", "-j", "1")
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "nvgemm-aot: interrupted; what was compiled is kept"
+    assert capfd.readouterr().err == "", "the process prints no traceback"
+
+
 def test_inspect_shows_header_kernels_and_rankings(directory: Path) -> None:
     write_synthetic_bundle(directory / "x.nvgemm", "sm_90a")
     text = run("inspect", "x.nvgemm").output

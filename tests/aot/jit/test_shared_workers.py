@@ -77,6 +77,21 @@ def test_servers_share_the_machine_and_none_goes_without(
     assert not list((cache.directory / "locks").iterdir())
 
 
+def test_a_provider_that_raises_what_interrupts_do_costs_its_kernel_alone(
+    workers: SharedWorkers, capfd: pytest.CaptureFixture[str]
+) -> None:
+    outcomes = {
+        task.candidate.operator: one for task, one in workers.run(tasks("one", "interrupt"))
+    }
+    failed = outcomes["interrupt"]
+    assert isinstance(failed, TaskResult)
+    assert failed.failure is not None
+    assert "raised KeyboardInterrupt" in failed.failure.reason
+    assert failed.failure.is_transient
+    assert outcomes["one"] == TaskResult()
+    assert capfd.readouterr().err == ""
+
+
 def test_those_that_are_prepared_are_used(workers: SharedWorkers) -> None:
     workers.prepare(1)
     before = processes(workers)

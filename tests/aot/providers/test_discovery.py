@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -142,8 +145,29 @@ def test_a_panic_at_import_is_the_providers_error(site: Path) -> None:
 def test_damaged_entry_points_are_an_error_that_says_what_to_do(site: Path) -> None:
     write_package(site, "good_foreign", GOOD)
     (site / "foreign-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff\xfe[[")
-    with pytest.raises(ToolchainError, match="'nvgemm-aot list' names the package"):
+    with pytest.raises(ToolchainError, match=r"reinstall or uninstall distribution foreign$"):
         offered_providers()
+
+
+@pytest.mark.parametrize("command", ["schema", "build"])
+def test_a_command_that_imports_what_reads_entry_points_says_which_are_damaged(
+    site: Path, tmp_path: Path, command: str
+) -> None:
+    """Pydantic reads all at its import, as torch does."""
+    write_package(site, "good_foreign", GOOD)
+    (site / "foreign-1.0.dist-info" / "entry_points.txt").write_bytes(b"\xff\xfe[[")
+    arguments = ["no.yaml"] if command == "build" else []
+    done = subprocess.run(
+        [sys.executable, "-m", "nvgemm_aot", command, *arguments],
+        env={**os.environ, "PYTHONPATH": str(site)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (ToolchainError.exit_code, "")
+    (said,) = done.stderr.splitlines()
+    assert said.startswith("nvgemm-aot: error: the entry points of installed packages cannot be")
+    assert said.endswith("; reinstall or uninstall distribution foreign")
 
 
 def test_a_package_without_metadata_has_no_name(site: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -282,6 +283,28 @@ def test_an_aten_that_is_not_set_as_usual_was_not_measured(
         torch.set_float32_matmul_precision("highest")
 
 
+@pytest.mark.parametrize(
+    "library", [SimpleNamespace(name="Cublaslt"), RuntimeError("nobody knows")]
+)
+def test_where_torch_prefers_another_library_rankings_do_not_count(
+    inductor: InductorSession, bundles: Bundles, library: SimpleNamespace | RuntimeError
+) -> None:
+    def preferred() -> SimpleNamespace:
+        if isinstance(library, RuntimeError):
+            raise library
+        return library
+
+    inductor.use(bundles.measured())
+    inductor.monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", preferred)
+    assert compile_dynamic(inductor).launched == ()
+    (reason,) = nvgemm_runtime.stats().misses
+    assert (
+        "m 8: ATen was measured as it is usually set: torch.backends.cuda.preferred_blas" in reason
+    )
+    with pytest.raises(Exception, match=r"RequiredError: .*\n.*preferred_blas_library"):
+        inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "required"})
+
+
 @pytest.mark.slow
 def test_a_batch_and_a_dynamic_batch(
     inductor: InductorSession, kernel_cache: Cache, tmp_path: Path
@@ -478,6 +501,11 @@ def test_the_compile_caches_know_bundles_and_settings(
     measured, other = bundles.measured(), bundles.measured(confirmed_by=())
     keys = {key(), key(measured), key(other)}
     assert len(keys) == 3
+    assert key(measured) in keys
+    prefer = SimpleNamespace(name="Cublaslt")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.backends.cuda, "preferred_blas_library", lambda: prefer)
+        assert key(measured) not in keys
     assert key(measured) in keys
     inductor.monkeypatch.setenv("NVGEMM_AOT_DEFAULT_MODE", "0")
     assert key() == key(measured) not in keys

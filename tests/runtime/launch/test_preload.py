@@ -20,6 +20,8 @@ import nvgemm_runtime
 from every_signature import EVERY_SIGNATURE
 from installed_bundles import use
 from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.bundle.content import BundleContent
+from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.calling_convention import parse_calling_convention
 from nvgemm_runtime.errors import NoKernelError
@@ -27,6 +29,7 @@ from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.gemm.roles import roles
 from nvgemm_runtime.launch import compiled, native, preload, select, upload
 from nvgemm_runtime.launch.loader import KernelLoader, LoadedKernel
+from synthetic_content import synthetic_content
 
 CPU = torch.device("cpu")
 
@@ -177,6 +180,35 @@ def test_a_kernel_that_cannot_be_loaded_is_named_and_stops_no_other(
     assert [id_ for id_, _ in launched] == [there]
     assert list(done.failures) == ["0" * 64]
     assert "no installed bundle holds kernel 000000000000" in done.failures["0" * 64]
+
+
+@pytest.fixture
+def for_hopper(some: BuiltBundle, monkeypatch: pytest.MonkeyPatch) -> BundleContent:
+    """A bundle for another device, beside the one for this one."""
+    content = synthetic_content(kernels=4, problems=3)
+    content = replace(content, target=replace(content.target, arch="sm_90a"))
+    path = some.path.with_name(f"{name_of(some)}-{content.target.key}.nvgemm")
+    write_bundle(path, content)
+    use(monkeypatch, some.path, path)
+    return content
+
+
+@pytest.mark.parametrize("by", ["graphs", "manifest"])
+def test_kernels_for_another_device_are_left_alone_and_no_failures(
+    by: str, some: BuiltBundle, for_hopper: BundleContent, launched: list[Launch]
+) -> None:
+    here, elsewhere = first_of_each(some), {one.kernels[0][0] for one in for_hopper.rankings}
+    steps: list[tuple[int, int]] = []
+    if by == "graphs":
+        for id_ in (*elsewhere, *here):
+            compiled.gemm(torch.mm, id_, "a wheel")
+    manifest = None if by == "graphs" else name_of(some)
+    done = nvgemm_runtime.preload(manifest, progress=lambda *step: steps.append(step))
+    assert (done.kernels, dict(done.failures)) == (len(here), {})
+    assert {id_ for id_, _ in launched} == here
+    assert steps[-1] == (len(here), len(here))
+    assert set(done.skipped) == elsewhere
+    assert set(done.skipped.values()) == {"built for sm_90a, this device is cpu"}
 
 
 def test_a_kernel_that_fails_when_launched_is_named(

@@ -1,0 +1,103 @@
+"""The kernels that dispatch tables use: those that programs call at each m, as measured.
+
+The tables are made by the code of the runtime that makes them on a GPU, for each torch that a
+content's rankings were measured with.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Hashable, Mapping
+
+from nvgemm_runtime.bundle.format import RankingSource
+from nvgemm_runtime.gemm.operands import Request
+from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.matching.device import NO_CUDA, DeviceFacts, TorchVersions
+from nvgemm_runtime.matching.dispatch import decide_dispatch
+from nvgemm_runtime.matching.index import all_but_m
+from nvgemm_runtime.matching.trust import KNOWN_ALIGNMENT_BYTES, Terms
+from nvgemm_runtime.matching.usable_rankings import BundleView, UsableRanking, launchable
+
+from ..bundle.content import BundleContent
+from ..bundle.writer import describe
+
+_Row = Mapping[int, UsableRanking]
+"""By m, the rankings of problems that have all else in common."""
+
+
+class DispatchTables:
+    """The dispatch tables of a content that is to be a bundle, where all its kernels serve."""
+
+    def __init__(self, content: BundleContent) -> None:
+        self._platform = content.target.platform
+        header = describe(content)
+        view = BundleView(name="the bundle", header=header)
+        serving = [None] * len(header.kernels)
+        rows: dict[Hashable, dict[int, UsableRanking]] = {}
+        for ranking in header.rankings:
+            kernels = launchable(view, ranking, serving)
+            usable = UsableRanking(view, ranking, kernels, kernels)
+            rows.setdefault(all_but_m(ranking.problem), {})[ranking.problem.m] = usable
+        self._rows = rows
+
+    def needed(self, without: Problem | None = None) -> frozenset[str]:
+        """The ids of the kernels without which a table would be another.
+
+        Args:
+            without: A problem whose ranking is not to count.
+        """
+        if without is None or without.m not in self._rows.get(all_but_m(without), {}):
+            return frozenset().union(*self._needed_by_row.values())
+        key = all_but_m(without)
+        others = [needed for row, needed in self._needed_by_row.items() if row != key]
+        left = {m: usable for m, usable in self._rows[key].items() if m != without.m}
+        return frozenset().union(*others, self._needed(left))
+
+    @functools.cached_property
+    def _needed_by_row(self) -> dict[Hashable, frozenset[str]]:
+        return {key: self._needed(row) for key, row in self._rows.items()}
+
+    def _needed(self, row: _Row) -> frozenset[str]:
+        """The same of one row, whichever rankings and kernels a program lets count."""
+        sources = {usable.source for usable in row.values() if usable.source.conditions is not None}
+        alignments = {
+            max(KNOWN_ALIGNMENT_BYTES, one.kernel.alignment_bytes)
+            for usable in row.values()
+            for one in usable.kernels
+        }
+        rankings = {m: (usable,) for m, usable in row.items()}
+        needed: set[str] = set()
+        for source, alignment_bytes, only_confirmed, only_deterministic in itertools.product(
+            sources, alignments, (False, True), (False, True)
+        ):
+            assert source.conditions is not None
+            decided = decide_dispatch(
+                rankings,
+                Request(
+                    problem=next(iter(row.values())).ranking.problem,
+                    alignment_bytes=alignment_bytes,
+                ),
+                _device_of(source, self._platform),
+                TorchVersions(torch=source.conditions.torch, cuda=source.conditions.cuda),
+                Terms(limit=1),
+                only_confirmed=only_confirmed,
+                only_deterministic=only_deterministic,
+            )
+            needed |= decided.needed
+        return frozenset(needed)
+
+
+def _device_of(source: RankingSource, platform: str) -> DeviceFacts:
+    """A device of the product that a ranking was measured on."""
+    assert source.conditions is not None
+    cuda = source.conditions.cuda
+    return DeviceFacts(
+        kind="cuda",
+        name=source.gpu,
+        capability=None,
+        multiprocessors=None,
+        platform=platform,
+        cuda=None if cuda == NO_CUDA else f"cu{cuda.split('.')[0]}",
+        runtime_library=None,
+    )

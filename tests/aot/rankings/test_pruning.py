@@ -1,0 +1,149 @@
+"""Pruning leaves what is looked up by m as it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+
+from nvgemm_aot.bundle.content import BuiltKernel, BundleContent, ProblemRanking
+from nvgemm_aot.bundle.writer import describe
+from nvgemm_aot.rankings.pruning import keep_winners
+from nvgemm_aot.tuning.rewrite import prune
+from nvgemm_runtime.bundle.format import Conditions, Header, Measured, RankingSource, Timing
+from nvgemm_runtime.gemm.operands import Request
+from nvgemm_runtime.gemm.problem import Problem
+from nvgemm_runtime.matching.device import TorchVersions
+from nvgemm_runtime.matching.dispatch import ATEN, DispatchTable, decide_dispatch
+from nvgemm_runtime.matching.index import BundleView, Index
+from nvgemm_runtime.matching.trust import Terms
+from synthetic_content import SIGNATURE, synthetic_content
+from synthetic_facts import H200
+
+HOWS = [keep_winners, lambda content: prune(content)[0]]
+Prune = Callable[[BundleContent], BundleContent]
+
+CONDITIONS = Conditions(driver="580.95.05", torch="2.11.0+cu130", cuda="13.0", date="2026-11-21")
+SOURCE = RankingSource(kind="measurement", by="a test", gpu="NVIDIA H200", conditions=CONDITIONS)
+LATER = replace(SOURCE, conditions=replace(CONDITIONS, torch="2.12.0+cu130"))
+GPUS = ("a" * 64, "b" * 64)
+
+
+def bundle(kernels: int) -> BundleContent:
+    content = synthetic_content(kernels=kernels, problems=1)
+    target = replace(content.target, arch="sm_90a")
+    return replace(content, target=target, device="H200", rankings=())
+
+
+def ranking(
+    m: int,
+    times: Mapping[BuiltKernel, int],
+    *,
+    n: int = 4096,
+    spread: int = 1,
+    aten: int = 1000,
+    confirmed: bool = True,
+    source: RankingSource = SOURCE,
+) -> ProblemRanking:
+    order = sorted(times.items(), key=lambda one: one[1])
+    return ProblemRanking(
+        problem=Problem(signature=SIGNATURE, m=m, n=n, k=4096),
+        source=source,
+        kernels=tuple((kernel.id, time) for kernel, time in order),
+        measured=Measured(
+            spreads_ns=(spread,) * len(order),
+            aten=Timing(time_ns=aten, spread_ns=spread),
+            triton=None,
+            doubts=(),
+            confirmed_by=GPUS if confirmed else (),
+        ),
+    )
+
+
+def table(
+    header: Header,
+    *,
+    n: int = 4096,
+    torch: str = "2.11.0+cu130",
+    only_confirmed: bool = True,
+    only_deterministic: bool = True,
+) -> DispatchTable:
+    versions = TorchVersions(torch=torch, cuda="13.0")
+    problem = Problem(signature=SIGNATURE, m=1, n=n, k=4096)
+    index = Index([BundleView(name="b", header=header)], H200, versions=versions)
+    return decide_dispatch(
+        index.declared_sizes(problem),
+        Request(problem=problem, alignment_bytes=32),
+        H200,
+        versions,
+        Terms(limit=1),
+        only_confirmed=only_confirmed,
+        only_deterministic=only_deterministic,
+    ).table
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_kernel_that_bridges_a_gap_and_wins_nowhere_stays(how: Prune) -> None:
+    content = bundle(6)
+    low, high, bridge, *others = content.kernels
+    # Third at both ends, and within 2 % of the fastest; others are between it and the fastest.
+    rankings = (
+        ranking(16, {low: 500, others[0]: 503, bridge: 508, high: 700}),
+        ranking(32, {high: 500, others[1]: 503, bridge: 508, low: 700}),
+    )
+    content = replace(content, rankings=rankings)
+    before = table(describe(content))
+    assert before.at(20) == bridge.id, "else this shows nothing"
+    pruned = how(content)
+    assert table(describe(pruned)) == before
+    assert others[2].id not in {kernel.id for kernel in pruned.kernels}
+
+
+@pytest.mark.parametrize("how", HOWS)
+def test_a_kernel_that_bridges_nothing_goes(how: Prune) -> None:
+    content = bundle(5)
+    low, high, bridge, *others = content.kernels
+    # The same times, but too far from each other: ATen computes between.
+    rankings = (
+        ranking(16, {low: 500, others[0]: 503, bridge: 508, high: 700}),
+        ranking(512, {high: 500, others[1]: 503, bridge: 508, low: 700}),
+    )
+    content = replace(content, rankings=rankings)
+    assert table(describe(content)).at(20) == ATEN
+    assert bridge.id not in {kernel.id for kernel in how(content).kernels}
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("seed", range(12))
+def test_every_table_is_the_same_after_pruning(how: Prune, seed: int) -> None:
+    source = random.Random(seed)
+    content = bundle(9)
+    kernels = tuple(
+        replace(kernel, is_deterministic=source.random() < 0.7) for kernel in content.kernels
+    )
+    rankings = tuple(
+        ranking(
+            m,
+            {one: source.randint(490, 520) for one in source.sample(kernels, 6)},
+            n=n,
+            spread=source.choice((0, 2)),
+            aten=source.choice((480, 505, 1000)),
+            confirmed=source.random() < 0.8,
+            source=source.choice((SOURCE, SOURCE, LATER)),
+        )
+        for n in (1024, 4096)
+        for m in (1, 2, 4, 16, 32, 64, 96, 128, 160, 192)
+    )
+    content = replace(content, kernels=kernels, rankings=rankings)
+    before, after = describe(content), describe(how(content))
+    hows = [
+        {"n": n, "torch": torch, "only_confirmed": confirmed, "only_deterministic": deterministic}
+        for n in (1024, 4096)
+        for torch in ("2.11.0+cu130", "2.12.0+cu130")
+        for confirmed in (False, True)
+        for deterministic in (False, True)
+    ]
+    assert any(table(before, **one).has_kernels for one in hows)
+    assert [table(after, **one) for one in hows] == [table(before, **one) for one in hows]
