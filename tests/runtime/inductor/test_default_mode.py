@@ -145,10 +145,15 @@ def test_without_the_variable_the_code_is_stock(
     assert nvgemm_runtime.stats().met == 0
 
 
+MAJOR, MINOR = map(int, torch.__version__.split(".")[:2])
+
 OPEN: dict[str, dict[str, Any]] = {
     "doubts": {"doubts": ("it was hot",)},
     "another product": {"gpu": "another CPU"},
     "one GPU": {"confirmed_by": ()},
+    "an older torch": {"torch": f"{MAJOR}.{MINOR - 1}.0"},
+    "a newer torch": {"torch": f"{MAJOR}.{MINOR + 1}.0+cu130"},
+    "another CUDA": {"cuda": "13.9"},
 }
 
 
@@ -163,6 +168,15 @@ def test_what_does_not_hold_here_leaves_stock_code(
     assert timed == []
     (reason,) = nvgemm_runtime.stats().misses
     assert "m 8: " in reason
+
+
+@pytest.mark.parametrize("torchs", [f"{MAJOR}.{MINOR}.9", f"{MAJOR}.{MINOR}.0+cu999"])
+def test_measurements_with_another_build_of_this_minor_version_of_torch_count(
+    inductor: InductorSession, bundles: Bundles, torchs: str
+) -> None:
+    """What counts of CUDA is the version that torch names, not the build's label."""
+    inductor.use(bundles.measured(torch=torchs))
+    assert compile_dynamic(inductor).launched == (SQUARE,)
 
 
 def test_estimates_leave_stock_code(inductor: InductorSession, bundles: Bundles) -> None:
