@@ -21,7 +21,7 @@ from measured_bundles import ATEN, write_measured
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.errors import RequiredError
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
-from nvgemm_runtime.gemm.types import Epilogue
+from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 Tensor = torch.Tensor
 
@@ -318,6 +318,8 @@ def test_a_batch_and_a_dynamic_batch(
     assert any("other than m is dynamic" in why for why in nvgemm_runtime.stats().misses)
 
 
+FP8 = torch.float8_e4m3fn
+
 KINDS: dict[str, tuple[Any, Callable[[int], tuple[Tensor, ...]], Callable[..., Tensor]]] = {
     "addmm": (
         cpu_kernels.signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS),
@@ -337,8 +339,37 @@ KINDS: dict[str, tuple[Any, Callable[[int], tuple[Tensor, ...]], Callable[..., T
         ),
         lambda a, b, offs: torch._grouped_mm(a, b, offs=offs),
     ),
+    "baddbmm": (
+        cpu_kernels.signature("tn", op=Op.BMM, operand=DType.BF16, epilogue=Epilogue.BIAS),
+        lambda m: (
+            torch.randn(1, 1, 32).bfloat16(),
+            torch.randn(3, m, 64).bfloat16(),
+            torch.randn(3, 32, 64).bfloat16().mT,
+        ),
+        torch.baddbmm,
+    ),
+    "_int_mm": (
+        cpu_kernels.signature("tn", operand=DType.INT8),
+        lambda m: (
+            torch.randint(-9, 9, (m, 64), dtype=torch.int8),
+            torch.randint(-9, 9, (32, 64), dtype=torch.int8).t(),
+        ),
+        torch._int_mm,
+    ),
+    "_scaled_mm": (
+        cpu_kernels.signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR),
+        lambda m: (
+            torch.randn(m, 64).to(FP8),
+            torch.randn(32, 64).to(FP8).t(),
+            torch.tensor(0.5),
+            torch.tensor(3.0),
+        ),
+        lambda *operands: torch._scaled_mm(
+            *operands, out_dtype=torch.bfloat16, use_fast_accum=True
+        ),
+    ),
 }
-"""By name: a signature, operands for an m (that of A is the first or the second), a call."""
+"""By name: a signature, operands for an m, which A alone has, and a call."""
 
 
 @pytest.mark.slow
@@ -350,7 +381,8 @@ def test_other_operators(
     problems = [cpu_provider.problem_of(served, (m, 32, 64)) for m in TIMES]
     inductor.use(make_bundles(problems, tmp_path, kernel_cache).measured())
     first = make(16)
-    torch._dynamo.mark_dynamic(next(one for one in first if one.dim() == 2), 0)
+    a = first[1 if "add" in kind else 0]
+    torch._dynamo.mark_dynamic(a, a.dim() - 2)
     compiled = inductor.compile(call, *first, dynamic=None)
     for m, operator in COMPUTED_BY.items():
         if m < 6:
