@@ -13,7 +13,7 @@ Left as they are: products that something else uses, a gate behind its up, a res
 but GEMMs uses (`ends_kernel`), and two weights that are no parts of one tensor in the graph, for
 kernels take one matrix B.
 
-The names of torch that are used here are private, and were read and run on torch 2.11 to 2.15.
+The names of torch that are used here are private, and were run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
