@@ -27,6 +27,8 @@ def write_measured(
     gpu: str | None = None,
     confirmed_by: tuple[str, ...] = TWO_GPUS,
     doubts: tuple[str, ...] = (),
+    torch: str | None = None,
+    cuda: str | None = None,
 ) -> Path:
     """Write a bundle as another, in which problems were measured, and confirmed by two GPUs.
 
@@ -37,6 +39,7 @@ def write_measured(
         gpu: What was measured, if not this machine's CPU.
         confirmed_by: Which GPUs agree.
         doubts: What speaks against every one of the measurements.
+        torch, cuda: Versions of what ATen was measured with, if not those of this process.
     """
     here = bench()
     source = RankingSource(
@@ -45,8 +48,8 @@ def write_measured(
         gpu=gpu or here.facts.name,
         conditions=Conditions(
             driver="580.95.05",
-            torch=here.versions.torch,
-            cuda=here.versions.cuda,
+            torch=torch or here.versions.torch,
+            cuda=cuda or here.versions.cuda,
             date="2026-11-21",
         ),
     )

@@ -216,7 +216,7 @@ class Conditions:
     Attributes:
         driver: Version of the GPU's driver, e.g. ``580.95.05``.
         torch: Version of torch, whose ATen was measured beside, e.g. ``2.11.0+cu130``.
-        cuda: CUDA version that torch was built for, which names its cuBLAS, e.g. ``13.0``.
+        cuda: CUDA version that torch was built for, e.g. ``13.0``; it bounds cuBLAS's version.
         date: Day of the measurement in UTC, e.g. ``2026-11-21``.
         launches: How timed launches followed each other: `APART`, `BACK_TO_BACK`, or a text that
             this release does not know.

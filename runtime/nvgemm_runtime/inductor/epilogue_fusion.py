@@ -50,9 +50,11 @@ def install() -> None:
     from . import gated_fusion
 
     for activation, pattern in _patterns():
+        lowering = _lowering(activation)
         register_lowering_pattern(pattern, _may_fuse(activation), pass_dict=pass_patterns[PASS])(
-            _lowering(activation)
+            lowering
         )
+        with_metadata(lowering, _fake_result)  # registering resets it
     gated_fusion.install()
 
 
@@ -285,3 +287,19 @@ def _lowering(activation: Activation) -> Callable[..., Any]:
         return result if shape is None else lowerings[aten.reshape.default](result, shape)
 
     return nvgemm_aot_fused
+
+
+def _fake_result(
+    *, bias: object, a: torch.Tensor, b: torch.Tensor, shape: Any = None
+) -> torch.Tensor:
+    return a.new_empty((a.shape[0], b.shape[1]) if shape is None else shape)
+
+
+def with_metadata(lowering: Callable[..., Any], fake_result: Callable[..., torch.Tensor]) -> Any:
+    """Tell Inductor what a lowering function gives for fake tensors.
+
+    From torch 2.14 on, it asks when another pass changed what the function's node depends on, as a
+    new node in front of it does, and fails without an answer. Older releases ask nothing.
+    """
+    lowering._inductor_lowering_output_metadata_fn = fake_result  # type: ignore[attr-defined]
+    return lowering

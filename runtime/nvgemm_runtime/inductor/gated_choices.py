@@ -1,6 +1,6 @@
 """Chooses between one kernel for a gated MLP's products and their gate, and what Inductor has.
 
-The names of torch that are used here are private, and were read and run on torch 2.13.
+The names of torch that are used here are private, and were run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations

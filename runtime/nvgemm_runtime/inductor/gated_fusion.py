@@ -13,7 +13,7 @@ Left as they are: products that something else uses, a gate behind its up, a res
 but GEMMs uses (`ends_kernel`), and two weights that are no parts of one tensor in the graph, for
 kernels take one matrix B.
 
-The names of torch that are used here are private, and were read and run on torch 2.13.
+The names of torch that are used here are private, and were run on torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from .epilogue_fusion import (
     rounded,
     silu,
     value_of,
+    with_metadata,
 )
 from .report import survive
 
@@ -384,4 +385,8 @@ def _lowering(epilogue: Epilogue, *, was_apart: bool) -> Any:
 
     # By this name Inductor knows a function that takes and gives its own nodes.
     nvgemm_aot_gated._inductor_lowering_function = True  # type: ignore[attr-defined]
-    return nvgemm_aot_gated
+    return with_metadata(nvgemm_aot_gated, _fake_result)
+
+
+def _fake_result(a: torch.Tensor, b: torch.Tensor, bias: object = None) -> torch.Tensor:
+    return a.new_empty((a.shape[0], b.shape[1] // 2))

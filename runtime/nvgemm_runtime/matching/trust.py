@@ -203,7 +203,12 @@ def holds_here(
 def why_aten_is_open(
     measured: Measured, conditions: Conditions, versions: TorchVersions
 ) -> str | None:
-    """Why ATen's time does not hold here, or None: its kernels are torch's and cuBLAS's."""
+    """Why ATen's time does not hold here, or None: its kernels are torch's and cuBLAS's.
+
+    A minor version of torch decides what cuBLAS is asked, and with torch's CUDA version which
+    cuBLAS is installed. cuBLAS's own version would not do: releases of torch that share one ask it
+    differently (docs/guide/tuning.md).
+    """
     if measured.aten is None:
         return "ATen was not measured"
     then, now = version_numbers(conditions.torch), version_numbers(versions.torch)

@@ -146,10 +146,15 @@ def test_without_the_variable_the_code_is_stock(
     assert nvgemm_runtime.stats().met == 0
 
 
+MAJOR, MINOR = map(int, torch.__version__.split(".")[:2])
+
 OPEN: dict[str, dict[str, Any]] = {
     "doubts": {"doubts": ("it was hot",)},
     "another product": {"gpu": "another CPU"},
     "one GPU": {"confirmed_by": ()},
+    "an older torch": {"torch": f"{MAJOR}.{MINOR - 1}.0"},
+    "a newer torch": {"torch": f"{MAJOR}.{MINOR + 1}.0+cu130"},
+    "another CUDA": {"cuda": "13.9"},
 }
 
 
@@ -164,6 +169,15 @@ def test_what_does_not_hold_here_leaves_stock_code(
     assert timed == []
     (reason,) = nvgemm_runtime.stats().misses
     assert "m 8: " in reason
+
+
+@pytest.mark.parametrize("torchs", [f"{MAJOR}.{MINOR}.9", f"{MAJOR}.{MINOR}.0+cu999"])
+def test_measurements_with_another_build_of_this_minor_version_of_torch_count(
+    inductor: InductorSession, bundles: Bundles, torchs: str
+) -> None:
+    """What counts of CUDA is the version that torch names, not the build's label."""
+    inductor.use(bundles.measured(torch=torchs))
+    assert compile_dynamic(inductor).launched == (SQUARE,)
 
 
 def test_estimates_leave_stock_code(inductor: InductorSession, bundles: Bundles) -> None:
@@ -327,6 +341,8 @@ def test_a_batch_and_a_dynamic_batch(
     assert any("other than m is dynamic" in why for why in nvgemm_runtime.stats().misses)
 
 
+FP8 = torch.float8_e4m3fn
+
 KINDS: dict[str, tuple[Any, Callable[[int], tuple[Tensor, ...]], Callable[..., Tensor]]] = {
     "addmm": (
         cpu_kernels.signature("tn", operand=DType.BF16, epilogue=Epilogue.BIAS),
@@ -340,8 +356,8 @@ KINDS: dict[str, tuple[Any, Callable[[int], tuple[Tensor, ...]], Callable[..., T
     "scaled": (
         cpu_kernels.signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR),
         lambda m: (
-            torch.randn(m, 64).to(torch.float8_e4m3fn),
-            torch.randn(32, 64).to(torch.float8_e4m3fn).t(),
+            torch.randn(m, 64).to(FP8),
+            torch.randn(32, 64).to(FP8).t(),
             torch.tensor(0.5),
             torch.tensor(2.0),
         ),
@@ -356,14 +372,31 @@ KINDS: dict[str, tuple[Any, Callable[[int], tuple[Tensor, ...]], Callable[..., T
         ),
         lambda a, b, offs: torch._grouped_mm(a, b, offs=offs),
     ),
+    "baddbmm": (
+        cpu_kernels.signature("tn", op=Op.BMM, operand=DType.BF16, epilogue=Epilogue.BIAS),
+        lambda m: (
+            torch.randn(1, 1, 32).bfloat16(),
+            torch.randn(3, m, 64).bfloat16(),
+            torch.randn(3, 32, 64).bfloat16().mT,
+        ),
+        torch.baddbmm,
+    ),
+    "_int_mm": (
+        cpu_kernels.signature("tn", operand=DType.INT8),
+        lambda m: (
+            torch.randint(-9, 9, (m, 64), dtype=torch.int8),
+            torch.randint(-9, 9, (32, 64), dtype=torch.int8).t(),
+        ),
+        torch._int_mm,
+    ),
 }
-"""By name: a signature, operands for an m (that of A is the first or the second), a call."""
+"""By name: a signature, operands for an m, which A alone has, and a call."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "in_cpp"),
-    [("addmm", False), ("scaled", False), ("grouped", False), ("addmm", True), ("scaled", True)],
+    [(kind, False) for kind in KINDS] + [(kind, True) for kind in KINDS if kind != "grouped"],
 )
 def test_other_operators(
     inductor: InductorSession, kernel_cache: Cache, tmp_path: Path, kind: str, in_cpp: bool
@@ -373,7 +406,8 @@ def test_other_operators(
     problems = [cpu_provider.problem_of(served, (m, 32, 64)) for m in TIMES]
     inductor.use(make_bundles(problems, tmp_path, kernel_cache).measured())
     first = make(16)
-    torch._dynamo.mark_dynamic(next(one for one in first if one.dim() == 2), 0)
+    a = first[1 if "add" in kind else 0]
+    torch._dynamo.mark_dynamic(a, a.dim() - 2)
     with torch._inductor.config.patch(cpp_wrapper=in_cpp):
         compiled = inductor.compile(call, *first, dynamic=None)
     for m, operator in COMPUTED_BY.items():

@@ -429,6 +429,37 @@ def test_a_ranking_that_does_not_hold_contradicts_none() -> None:
     assert dispatch(bundle(TIMES), doubtful).open == {}
 
 
+def test_of_bundles_measured_with_several_releases_of_torch_each_serves_its_own() -> None:
+    """Also where they contradict each other; ATen's times are 1000 with the one, 400 with others.
+
+    The bundles' order makes no difference.
+    """
+    later = replace(SOURCE, conditions=replace(CONDITIONS, torch="2.12.0+cu130"))
+    other_cuda = replace(SOURCE, conditions=replace(CONDITIONS, torch="2.12.0", cuda="13.2"))
+    headers = [
+        bundle(TIMES),
+        bundle(TIMES, seed=1, source=later, aten=400),
+        bundle(TIMES, seed=2, source=other_cuda, aten=550),
+    ]
+    for ordered in (headers, headers[::-1]):
+        for torch, cuda, aten in [
+            ("2.11.0+cu130", "13.0", 1000),
+            ("2.11.3", "13.0", 1000),
+            ("2.12.1+cu130", "13.0", 400),
+            ("2.12.1+cu132", "13.2", 550),
+        ]:
+            made = dispatch(*ordered, versions=TorchVersions(torch=torch, cuda=cuda))
+            assert [size.aten.time_ns for size in made.sizes] == [aten, aten]
+            assert made.table.has_kernels is (aten > 500)
+            assert made.open == {}
+        none = dispatch(*ordered, versions=TorchVersions(torch="2.13.0", cuda="13.0"))
+        assert none.sizes == ()
+        assert list(none.open) == [16, 24]
+        for why in none.open.values():
+            for torch in ("2.11.0+cu130", "2.12.0+cu130", "2.12.0"):
+                assert f"ATen was measured with torch {torch}, this is 2.13.0" in why
+
+
 def test_triton_makes_no_kernel_worse_than_aten() -> None:
     made = dispatch(bundle(TIMES, triton=Timing(time_ns=300, spread_ns=1)))
     assert made.table.at(16) != ATEN
