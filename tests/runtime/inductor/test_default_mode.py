@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +17,8 @@ import nvgemm_runtime
 import recording_kernels
 import tuning_bench
 from inductor_session import Compiled, InductorSession, warnings_of
-from measured_bundles import ATEN, write_measured
+from kernels_by_m import COMPUTED_BY, SQUARE, TIMES, assert_right_from_threads, operands
+from measured_bundles import write_measured
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.errors import RequiredError
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
@@ -27,23 +27,6 @@ from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 Tensor = torch.Tensor
 
 pytestmark = pytest.mark.usefixtures("counted_anew", "default_mode")
-
-SQUARE, WIDE, ONE = "Cpu_16x16", "Cpu_8x32", "Cpu_1x1"
-
-TIMES = {
-    8: {SQUARE: 500, WIDE: 300, ONE: 600, ATEN: 1000},
-    12: {SQUARE: 500, WIDE: 300, ONE: 600, ATEN: 1000},
-    16: {SQUARE: 300, WIDE: 500, ONE: 600, ATEN: 1000},
-    24: {SQUARE: 300, WIDE: 305, ONE: 600, ATEN: 1000},
-    32: {SQUARE: 500, WIDE: 500, ONE: 600, ATEN: 200},
-}
-"""By m: WIDE is best up to 12, SQUARE from 16 to 24, then ATen."""
-
-COMPUTED_BY = {
-    2: None, 7: None, 8: WIDE, 10: WIDE, 12: WIDE, 14: None, 16: SQUARE, 20: SQUARE,
-    24: SQUARE, 25: None, 32: None, 100: None,
-}  # fmt: skip
-"""What that says of some m; None for ATen."""
 
 
 class Bundles:
@@ -88,10 +71,6 @@ def default_mode(inductor: InductorSession) -> Iterator[None]:
 def one_compilation() -> Iterator[None]:
     with torch._dynamo.config.patch(error_on_recompile=True):
         yield
-
-
-def operands(m: int) -> tuple[Tensor, Tensor]:
-    return torch.randn(m, 64), torch.randn(64, 32)
 
 
 def compile_dynamic(
@@ -253,22 +232,7 @@ def test_threads_call_one_graph_at_different_sizes(
 ) -> None:
     inductor.use(bundles.measured())
     compiled = compile_dynamic(inductor, 100)
-    inductor.record.forget()
-    cases = {m: operands(m) for m in (8, 12, 16, 24, 40)}
-    results: dict[int, list[Tensor]] = {m: [] for m in cases}
-
-    def work(m: int) -> None:
-        results[m] += (compiled.function(*cases[m]) for _ in range(10))
-
-    threads = [threading.Thread(target=work, args=(m,)) for m in cases]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for m, (a, b) in cases.items():
-        torch.testing.assert_close(results[m], [a @ b] * 10)
-    lines = inductor.record.lines()
-    assert [lines.count(name) for name in (WIDE, SQUARE)] == [20, 20]
+    assert_right_from_threads(inductor, compiled.function)
 
 
 @pytest.mark.parametrize("is_deterministic", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +18,8 @@ import recording_kernels
 import tuning_bench
 from fresh_processes import Home, Ran, pip_install
 from inductor_session import Compiled, InductorSession, warnings_of
-from measured_bundles import ATEN, write_measured
+from kernels_by_m import COMPUTED_BY, SQUARE, TIMES, WIDE, assert_right_from_threads, operands
+from measured_bundles import write_measured
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
@@ -28,23 +28,6 @@ from nvgemm_runtime.inductor import cpp
 from nvgemm_runtime.matching import dispatch
 
 Tensor = torch.Tensor
-
-SQUARE, WIDE, ONE = "Cpu_16x16", "Cpu_8x32", "Cpu_1x1"
-
-TIMES = {
-    8: {SQUARE: 500, WIDE: 300, ONE: 600, ATEN: 1000},
-    12: {SQUARE: 500, WIDE: 300, ONE: 600, ATEN: 1000},
-    16: {SQUARE: 300, WIDE: 500, ONE: 600, ATEN: 1000},
-    24: {SQUARE: 300, WIDE: 305, ONE: 600, ATEN: 1000},
-    32: {SQUARE: 500, WIDE: 500, ONE: 600, ATEN: 200},
-}
-"""By m: WIDE is best up to 12, SQUARE from 16 to 24, then ATen."""
-
-COMPUTED_BY = {
-    2: None, 7: None, 8: WIDE, 12: WIDE, 13: None, 15: None, 16: SQUARE, 24: SQUARE, 25: None,
-    100: None,
-}  # fmt: skip
-"""What that says of an m at each side of each bound; None for ATen."""
 
 ASKED = {"NVGEMM_AOT_DEFAULT_MODE": "1"}
 
@@ -75,10 +58,6 @@ def default_mode(inductor: InductorSession, counted_anew: None) -> Iterator[Indu
         torch._dynamo.config.patch(error_on_recompile=True),
     ):
         yield inductor
-
-
-def operands(m: int) -> tuple[Tensor, Tensor]:
-    return torch.randn(m, 64), torch.randn(64, 32)
 
 
 def compile_dynamic(session: InductorSession, **options: Any) -> Compiled:
@@ -165,26 +144,7 @@ def test_one_graph_uses_the_best_kernel_at_each_size(
         torch.testing.assert_close(compiled.function(one, b), a @ b)
         assert default_mode.launched(compiled.function, one, b) == launched
 
-    assert_right_from_threads(default_mode, compiled)
-
-
-def assert_right_from_threads(session: InductorSession, compiled: Compiled) -> None:
-    session.record.forget()
-    cases = {m: operands(m) for m in (8, 12, 16, 24, 40)}
-    results: dict[int, list[Tensor]] = {m: [] for m in cases}
-
-    def work(m: int) -> None:
-        results[m] += (compiled.function(*cases[m]) for _ in range(10))
-
-    threads = [threading.Thread(target=work, args=(m,)) for m in cases]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for m, (a, b) in cases.items():
-        torch.testing.assert_close(results[m], [a @ b] * 10)
-    lines = session.record.lines()
-    assert [lines.count(name) for name in (WIDE, SQUARE)] == [20, 20]
+    assert_right_from_threads(default_mode, compiled.function)
 
 
 @pytest.mark.slow

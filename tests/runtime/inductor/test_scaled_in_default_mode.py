@@ -50,8 +50,8 @@ KINDS: dict[str, tuple[torch.dtype, torch.dtype, int, Signature, int]] = {
 }
 """By name: types of values and scales, values a scale, a signature, and ``ScalingType``'s value."""
 
-WITHOUT_E8M0 = RELEASE < (2, 12)
-"""Torch 2.11 keeps the later operator with scales of that type from every lowering."""
+WITHOUT_E8M0 = RELEASE < (2, 13)
+"""Torch 2.11 and 2.12 keep the later operator with scales of that type from every lowering."""
 
 SQUARE, WIDE, ONE = "Cpu_16x16", "Cpu_8x32", "Cpu_1x1"
 
