@@ -169,7 +169,7 @@ Kernel* FindOrLoadKernel(std::string_view id) {
 }
 
 Kernel* FindOrPrepareKernel(std::string_view id, std::string_view origin) {
-  if (Kernel* kernel = FindKernel(id)) return kernel;
+  // Also of a kernel that is there: it may be new to the device, and preload() is to know it.
   TVMFFIObjectHandle function = loader.load(std::memory_order_acquire);
   if (function != nullptr) CallWith(function, {id, origin});
   return FindKernel(id);
@@ -181,7 +181,12 @@ void SetLoader(TVMFFIObjectHandle function) {
 
 void ReportFailure(const Kernel& kernel, const Failure& failure) {
   TVMFFIObjectHandle function = reporter.load(std::memory_order_acquire);
-  if (function != nullptr) CallWith(function, {kernel.spec.id, failure.kind(), failure.what()});
+  if (function == nullptr) return;
+  try {
+    CallWith(function, {kernel.spec.id, failure.kind(), failure.what()});
+  } catch (const Failure&) {
+    // The GEMM runs on ATen whether that could be reported or not.
+  }
 }
 
 void SetReporter(TVMFFIObjectHandle function) {

@@ -89,8 +89,7 @@ struct Kernel {
   // Bit d: device d (below 64) may run the kernel and has launched it once. What a kernel does on
   // its first call, loading its module, is not thread-safe, so `first_use` is held for it.
   std::atomic<uint64_t> ready_devices{0};
-  // Of TryServe: whether it has launched the kernel, and whether it never will again.
-  std::atomic<bool> has_served{false};
+  // Whether TryServe never launches the kernel again.
   std::atomic<bool> is_given_up{false};
   std::mutex first_use;
 };

@@ -164,14 +164,11 @@ bool TryLaunch(Kernel* kernel, const Operands& operands) {
 bool TryServe(Kernel* kernel, const Operands& operands) {
   if (kernel->is_given_up.load(std::memory_order_relaxed)) return false;
   try {
-    const bool done = TryLaunch(kernel, operands);
-    if (done && !kernel->has_served.load(std::memory_order_relaxed)) {
-      kernel->has_served.store(true, std::memory_order_relaxed);
-    }
-    return done;
+    return TryLaunch(kernel, operands);
   } catch (const Failure& failure) {
     if (std::string_view(failure.kind()) != kOutOfMemoryError) {
-      if (kernel->has_served.load(std::memory_order_relaxed)) throw;
+      const bool has_run = kernel->ready_devices.load(std::memory_order_acquire) != 0;
+      if (has_run) throw;
       kernel->is_given_up.store(true, std::memory_order_relaxed);
     }
     ReportFailure(*kernel, failure);

@@ -176,9 +176,9 @@ void Prepare(shim::Value* stack, uint64_t, uint64_t) {
   });
 }
 
-// Launches the kernel of a handle; returns false, with nothing done, where it cannot serve. Not by an
-// error: under a dispatch mode of Python, such as torch's at the first call of a graph, one would
-// stay set in Python though generated C++ goes on.
+// Launches the kernel of a handle; returns false, with nothing done, where it cannot serve. It raises
+// no error then: under a dispatch mode of Python, such as torch's at the first call of a graph, one
+// would stay set in Python though generated C++ goes on.
 void TryGemm(shim::Value* stack, uint64_t, uint64_t) {
   Guarded("nvgemm_aot::try_gemm", [stack] {
     const OwnedTensor a(stack[0]);

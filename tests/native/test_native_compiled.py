@@ -95,6 +95,28 @@ def test_compiled_code_tries_again_where_memory_was_short(
     assert [kind for _, kind, _ in reported] == ["OutOfMemoryError"] * 2
 
 
+def test_an_empty_result_says_nothing_of_a_kernel(
+    register: Register, reported: list[tuple[str, ...]]
+) -> None:
+    _, handle = register(behaviour=cpu_kernels.RAISES)
+    a, b, out = operands()
+    assert torch.ops.nvgemm_aot.try_gemm(a[:0], b, handle, out=out[:0]) is True
+    assert torch.ops.nvgemm_aot.try_gemm(a, b, handle, out=out) is False
+    assert len(reported) == 1
+
+
+def test_a_failure_that_cannot_be_reported_is_none_of_the_gemm(
+    lib: native.Native, register: Register, reported: list[tuple[str, ...]]
+) -> None:
+    def report(*_: str) -> None:
+        raise ValueError("no log")
+
+    _, handle = register(behaviour=cpu_kernels.RAISES)
+    lib.set_reporter(report)
+    a, b, out = operands()
+    assert torch.ops.nvgemm_aot.try_gemm(a, b, handle, out=out) is False
+
+
 def test_a_kernel_that_has_run_and_then_fails_is_an_error(
     register: Register, reported: list[tuple[str, ...]]
 ) -> None:
@@ -137,6 +159,17 @@ def test_preparing_tells_the_loader_what_brought_the_kernel(
     loader(lambda *texts: asked.append([str(text) for text in texts]))
     assert torch.ops.nvgemm_aot.prepare("f" * 64, "wheel 1.0") == -1
     assert asked == [["f" * 64, "wheel 1.0"]]
+
+
+def test_preparing_tells_the_loader_of_a_kernel_that_is_there(
+    register: Register, loader: Callable[[Any], None]
+) -> None:
+    """It may be new to a device, and `preload` knows what the loader was told."""
+    asked = []
+    loader(lambda *texts: asked.append([str(text) for text in texts]))
+    id, handle = register()
+    assert torch.ops.nvgemm_aot.prepare(id, "wheel 1.0") == handle
+    assert asked == [[id, "wheel 1.0"]]
 
 
 def test_preparing_without_a_loader_finds_nothing(loader: Callable[[Any], None]) -> None:

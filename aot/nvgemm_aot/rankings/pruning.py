@@ -9,7 +9,7 @@ from nvgemm_runtime.gemm.problem import Signature
 from nvgemm_runtime.matching.refusals import needs_compact
 
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking
-from .dispatched import DispatchTables
+from .table_kernels import DispatchTables
 
 
 def keep_winners(content: BundleContent) -> BundleContent:

@@ -23,9 +23,9 @@ from nvgemm_runtime.matching.trust import why_order_is_open
 
 from ..bundle.content import BuiltKernel, BundleContent, ProblemRanking, read_content
 from ..rankings.agreement import ATEN, TRITON, Relation, compare, confirming_gpus, contender_name
-from ..rankings.dispatched import DispatchTables
 from ..rankings.intervals import Interval, contending, interval_of, is_decided
 from ..rankings.pruning import by_signature, keep_ranked, needed_for_service
+from ..rankings.table_kernels import DispatchTables
 from .correctness import thrown_out
 from .outcome import TuningOutcome
 

@@ -108,9 +108,9 @@ class _Best:
 def time_on_gpu(others: Iterable[Any], kernels: Iterable[Any]) -> None:
     """Have all choices of one GEMM timed by their time on the GPU, in the same way.
 
-    A kernel that takes less than the best of the others has that one timed again, right behind
-    itself: the GPU may have run at lower clocks before, or for another process. Its time is stated
-    relative to the lower of the two, so it wins if it beats both.
+    The first kernel that takes less than the best of the others has that one timed again, right
+    behind itself: the GPU may have run at lower clocks before, or for another process. Times of
+    kernels are stated relative to the lower of the two, so one wins if it beats both.
 
     Inductor's caches keep these times apart from those that Inductor took itself. A profiler that
     the user's settings name is used as it is.
@@ -190,6 +190,7 @@ def _benchmark_against(
         return gpu_ms
     if best.repeat is not None and gpu_ms < best.gpu_ms:
         best.gpu_ms = min(best.gpu_ms, _benchmark(best.repeat, *args, **kwargs))
+        best.repeat = None  # once, or times of kernels would not compare with each other
     return best.ms * gpu_ms / (best.gpu_ms * share)
 
 

@@ -40,11 +40,11 @@ constexpr int64_t kNotAsked = -2;
 constexpr int64_t kMissing = -1;
 struct Kernel {{
     std::atomic<int64_t> handle{{kNotAsked}};
-    std::atomic<bool> has_run{{false}};
 }};
 
 // Whether torch has the operators that this code was written for. Asking torch would log an error.
-inline bool operators_are_there() {{
+// Static: of inline functions, all packages of a process would share one answer.
+static inline bool operators_are_there() {{
     static const bool there = [] {{
         void* library = dlopen("{LIBRARY_SONAME}", RTLD_NOLOAD | RTLD_LAZY);
         if (library == nullptr) return false;
@@ -104,17 +104,9 @@ inline bool gemm(AtenTensorHandle a, AtenTensorHandle b, AtenTensorHandle out, c
                              optional_value(extras.scale_b),
                              optional_value(extras.offsets),
                              optional_value(extras.addend)}};
-    const AOTITorchError error =
-        torch_call_dispatcher("nvgemm_aot::try_gemm", "", stack, TORCH_ABI_VERSION);
-    if (error != AOTI_TORCH_SUCCESS && !kernel.has_run.load(std::memory_order_relaxed)) {{
-        // It never ran here, say because the driver cannot load it; torch has logged the reason.
-        kernel.handle.store(kMissing, std::memory_order_release);
-        return false;
-    }}
-    AOTI_TORCH_ERROR_CODE_CHECK(error);
-    const bool done = static_cast<bool>(stack[0]);
-    if (done) kernel.has_run.store(true, std::memory_order_relaxed);
-    return done;
+    AOTI_TORCH_ERROR_CODE_CHECK(
+        torch_call_dispatcher("nvgemm_aot::try_gemm", "", stack, TORCH_ABI_VERSION));
+    return static_cast<bool>(stack[0]);
 }}
 
 // A kernel's id, and what brought it.
@@ -202,7 +194,7 @@ def table_declaration(name: str, table: DispatchTable, origins: Mapping[str, str
         table: It, with at least one bound and one kernel.
         origins: By id, what brought each kernel.
     """
-    places = [-1 if one == ATEN else table.used.index(one) for one in table.kernels]
+    places = ["nvgemm_aot::kAten" if k == ATEN else table.used.index(k) for k in table.kernels]
     names = [_braced([_quoted(one), _quoted(origins[one])]) for one in table.used]
     kind = f"nvgemm_aot::Table<{len(table.bounds)}, {len(names)}>"
     rows = [_braced(map(str, table.bounds)), _braced(map(str, places)), _braced(names)]

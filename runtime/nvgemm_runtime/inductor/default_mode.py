@@ -18,7 +18,7 @@ from ..gemm.problem import Problem
 from ..installed.registry import INSTALLATION
 from ..launch.dispatch_table import find_dispatch
 from ..matching.device import DeviceFacts
-from ..matching.dispatch import Dispatch
+from ..matching.dispatch import ATEN, Dispatch
 from ..recording.declarable import read_requests
 from ..settings import DEFAULT_MODE_VARIABLE, MODE_VARIABLE, Mode
 from . import report
@@ -54,7 +54,8 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
         return _miss(choices, problem.key, reason)
     table = decided.table.within(rows.least, rows.most)
     obstacle = cpp_obstacle(gemm.op) if table.has_kernels else None
-    _require(problem, rows, decided, facts, obstacle)
+    wins_declared = any(one.m in rows and table.at(one.m) != ATEN for one in decided.sizes)
+    _require(problem, rows, decided, facts, obstacle if wins_declared else None)
     if obstacle is not None:
         return _miss(choices, problem.key, obstacle)
     if not table.has_kernels:

@@ -202,7 +202,8 @@ def launch_first(kernel_id: str, origin: str, settle: Callable[[int | None], Non
                     # A kernel that never ran here, say because the driver cannot load it.
                     warn(origin, f"kernel {kernel_id[:12]}: {error}")
                     loaded, handle = _refuse, None
-            if done or loaded is _refuse:
+            # Nothing is launched for an empty result or an empty sum.
+            if (done and out.numel() and a.numel()) or loaded is _refuse:
                 settle(handle)
             return done
 

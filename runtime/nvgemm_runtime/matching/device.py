@@ -156,8 +156,12 @@ def torch_cuda() -> str | None:
     """CUDA major version that torch was built for, e.g. ``cu13``; None for a CPU build."""
     import torch
 
-    built_for: str | None = torch.version.cuda
-    return None if built_for is None else f"cu{built_for.split('.')[0]}"
+    return cuda_major(torch.version.cuda or NO_CUDA)
+
+
+def cuda_major(cuda: str) -> str | None:
+    """Name of a CUDA version's major version, ``cu13`` of ``13.0``; None of `NO_CUDA`."""
+    return None if cuda == NO_CUDA else f"cu{cuda.split('.')[0]}"
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ..bundle.format import APART, Conditions, KernelFacts, Measured, Ranking, RankingSource
 from ..gemm.operands import Request
 from ..gemm.roles import contiguous_bytes
-from .device import NO_CUDA, DeviceFacts, TorchVersions
+from .device import DeviceFacts, TorchVersions, cuda_major
 from .refusals import version_numbers
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def why_order_is_open(
     if source.gpu != facts.name:
         return f"measured on {source.gpu}, this is {facts.name}"
     then = source.conditions.cuda
-    if (None if then == NO_CUDA else f"cu{then.split('.')[0]}") != facts.cuda:
+    if cuda_major(then) != facts.cuda:
         return f"measured with CUDA {then}, torch uses {facts.cuda or 'no CUDA'}"
     if measured.doubts:
         return f"measured, and uncertain: {'; '.join(measured.doubts)}"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo
+from torch.utils import cpp_extension
 
 import cpu_kernels
 import cpu_provider
@@ -25,6 +29,7 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from nvgemm_runtime.gemm.types import Epilogue
 from nvgemm_runtime.inductor import cpp
+from nvgemm_runtime.launch import native
 from nvgemm_runtime.matching import dispatch
 
 Tensor = torch.Tensor
@@ -203,6 +208,20 @@ def test_a_batch(default_mode: InductorSession, kernel_cache: Cache, tmp_path: P
         assert default_mode.launched(compiled.function, a, b) == only(operator), m
 
 
+def assert_passes_required(
+    session: InductorSession, function: Callable[..., Tensor], *arguments: Tensor
+) -> None:
+    """No kernel is used, and that is no error, but of torch 2.11, which lacks the operator."""
+    options = {"nvgemm_aot_mode": "required"}
+    try:
+        compiled = session.compile(function, *arguments, dynamic=False, options=options)
+    except torch._inductor.exc.InductorError as error:
+        if "aoti_torch_cpu__grouped_mm" not in str(error):
+            raise
+    else:
+        assert compiled.launched == ()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("is_required", [False, True])
 def test_groups_are_a_stated_miss_for_stock_torch_has_no_out_form(
@@ -222,6 +241,8 @@ def test_groups_are_a_stated_miss_for_stock_torch_has_no_out_form(
 
     why = "generated C\\+\\+ cannot call ATen's _grouped_mm with an existing tensor as its result"
     if is_required:
+        few, first = torch.randn(20, 64).bfloat16(), torch.tensor([2, 4, 6, 20], dtype=torch.int32)
+        assert_passes_required(default_mode, grouped, few, b, first)  # nobody declared m = 20
         with pytest.raises(Exception, match=why):
             default_mode.compile(
                 grouped, a, b, ends, dynamic=None, options={"nvgemm_aot_mode": "required"}
@@ -422,3 +443,28 @@ def test_warm_caches_and_a_wheel_that_is_removed(
     assert removed.right == [True, True]
     assert (removed.hits, removed.misses) == (0, 1)
     assert removed.launched == []
+
+
+@pytest.mark.slow
+def test_code_made_for_other_operators_does_not_decide_for_the_rest(tmp_path: Path) -> None:
+    """Packages of several releases in one process: each asks for the number it was made for."""
+    native.load()
+
+    def build(number: int) -> Callable[[], bool]:
+        """What code made for a number finds."""
+        source, library = tmp_path / f"made_for_{number}.cpp", tmp_path / f"made_for_{number}.so"
+        asks = f"{cpp.CALLED_ABI};"
+        assert cpp.HEADER.count(asks) == 1
+        there = 'extern "C" bool there() { return nvgemm_aot::operators_are_there(); }'
+        inductors = "#include <torch/csrc/inductor/aoti_runtime/utils.h>\n"
+        source.write_text(inductors + cpp.HEADER.replace(asks, f"{number};") + there)
+        includes = [f"-I{path}" for path in cpp_extension.include_paths()]
+        command = ["g++", "-std=c++20", "-shared", "-fPIC", *includes, source, "-o", library]
+        subprocess.run([*map(str, command)], check=True)
+        found = ctypes.CDLL(str(library), mode=os.RTLD_LAZY).there
+        found.restype = ctypes.c_bool
+        return found
+
+    other, same = build(cpp.CALLED_ABI + 1), build(cpp.CALLED_ABI)
+    assert not other()
+    assert same()

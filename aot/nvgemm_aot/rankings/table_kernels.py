@@ -13,7 +13,7 @@ from collections.abc import Hashable, Mapping
 from nvgemm_runtime.bundle.format import RankingSource
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import Problem
-from nvgemm_runtime.matching.device import NO_CUDA, DeviceFacts, TorchVersions
+from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions, cuda_major
 from nvgemm_runtime.matching.dispatch import decide_dispatch
 from nvgemm_runtime.matching.index import all_but_m
 from nvgemm_runtime.matching.trust import KNOWN_ALIGNMENT_BYTES, Terms
@@ -91,13 +91,12 @@ class DispatchTables:
 def _device_of(source: RankingSource, platform: str) -> DeviceFacts:
     """A device of the product that a ranking was measured on."""
     assert source.conditions is not None
-    cuda = source.conditions.cuda
     return DeviceFacts(
         kind="cuda",
         name=source.gpu,
         capability=None,
         multiprocessors=None,
         platform=platform,
-        cuda=None if cuda == NO_CUDA else f"cu{cuda.split('.')[0]}",
+        cuda=cuda_major(source.conditions.cuda),
         runtime_library=None,
     )
