@@ -58,7 +58,7 @@ def _key_with_choices() -> str:
     # Without the JIT cache's content: it grows with compilation, and graphs stay right until a
     # kernel is removed, which changes the generation.
     compiles = jit_candidates() if client.missing_module() is None else 0
-    # What ATen is decides whether its measured times count.
+    # ATen's measured times count under some of these settings only.
     settings = f"{choosing_key()} {compiles} {settings_key()}"
     return f"{_KEY} {__version__} {settings} {generation()} {installed_digest()}"
 

@@ -228,7 +228,7 @@ _CHOICE = autotuning.ExternKernelChoice(_benchmarked, name="nvgemm_aot")
 
 
 class BundledChoice(autotuning.ExternKernelCaller):  # type: ignore[misc]
-    """What computes by bundled kernels, as one of Inductor's choices."""
+    """A choice that runs bundled kernels."""
 
 
 class GemmChoice(BundledChoice):

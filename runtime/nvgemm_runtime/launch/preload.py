@@ -66,8 +66,9 @@ def preload(
         progress: Called with how many kernels are done, and of how many, after each. A preload of
             more than seconds also logs that (level INFO).
 
-    A kernel that cannot be loaded is named in the result, and stops no other; so is one for another
-    device, such as the CPU or a GPU of another architecture, which is not tried. Under
+    A kernel that cannot be loaded is named in the result, and stops no other. Kernels for another
+    device, such as the CPU or a GPU of another architecture, are not tried; the result names them
+    as skipped. Under
     ``NVGEMM_AOT=off`` nothing is loaded. While a CUDA graph is captured on the current stream,
     kernels are loaded into the process, and each uploads its code at its first launch.
 

@@ -126,7 +126,7 @@ def test_a_package_runs_kernels_where_they_are_installed(package: dict[str, Ran]
 
 
 @pytest.mark.slow
-def test_a_package_is_right_where_nothing_of_us_is(package: dict[str, Ran]) -> None:
+def test_a_package_is_right_where_the_plug_in_is_off(package: dict[str, Ran]) -> None:
     ran = package["off"]
     assert ran.right == [True, True, True]
     assert ran.launched == []
