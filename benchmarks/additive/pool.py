@@ -46,7 +46,7 @@ class Deadline:
 
     Attributes:
         at_s: When all must be timed, by `time.monotonic`; None for never.
-        timing_s: What timing a compiled case takes.
+        timing_s: What timing a compiled case takes, or took the slowest so far.
         longest_s: How long a process took to compile a model, by its name.
     """
 
@@ -73,9 +73,10 @@ class Deadline:
         with self._lock:
             self.longest_s[case.model] = max(self.longest_s.get(case.model, 0.0), seconds)
 
-    def note_timed(self, case: Case) -> None:
-        """Expect no more time for a case that was timed, or was not compiled."""
+    def note_timed(self, case: Case, seconds: float) -> None:
+        """Expect no more time for a case that took so long to time, or was not compiled."""
         with self._lock:
+            self.timing_s = max(self.timing_s, seconds)
             self._admitted.pop(case, None)
 
 

@@ -228,6 +228,11 @@ def print_table(path: Path) -> None:
 @main.command()
 @measuring_options
 @click.option("--sample", type=click.IntRange(1, 1000), help="Sizes to measure; all by default.")
+@click.option(
+    "--without",
+    type=click.Path(path_type=Path, exists=True),
+    help="Leave out the sizes that this file of results has.",
+)
 @click.option("--candidates", default=4, show_default=True, type=click.IntRange(min=1))
 @click.option("--rounds", default=10, show_default=True, type=click.IntRange(min=MIN_ROUNDS))
 @click.option("--requests", default=20, show_default=True, type=click.IntRange(min=MIN_ROUNDS))
@@ -239,6 +244,7 @@ def measure(
     resume: bool,
     budget: float | None,
     sample: int | None,
+    without: Path | None,
     candidates: int,
     rounds: int,
     requests: int,
@@ -264,7 +270,8 @@ def measure(
         settings={**settings, "gap_ms": gap_ms, "window_ns": WINDOW_NS, "algorithms": ALGORITHMS},
         resume=resume,
     )
-    left = [size for size in sizes(sample) if size.key not in results.entries]
+    done = results.entries.keys() | (Results.read(without, WHAT).entries if without else {}).keys()
+    left = [size for size in sizes(sample) if size.key not in done]
     if left:
         arena = Arena(torch.float16, [(size.m, size.n, size.k) for size in left])
 

@@ -273,12 +273,18 @@ def test_a_case_is_compiled_only_if_there_is_time_for_all_of_it(
     assert deadline.admit(first), "another process has compiled it"
     deadline.note_compiled(third, 5.0)
     for case in (first, second, third):
-        deadline.note_timed(case)
+        deadline.note_timed(case, 0.0)
     now[0] = 92.0
     again = pool.Case(backends="ATEN", model="attention", batch=2)
     assert deadline.admit(again), "a model is expected to take what it took"
     now[0] = 93.5
     assert not deadline.admit(pool.Case(backends="ATEN", model="attention", batch=8))
+    deadline.note_timed(again, 4.0)  # twice as long as expected: so will others
+    now[0] = 90.5
+    assert deadline.admit(pool.Case(backends="ATEN", model="attention", batch=24))
+    deadline.note_timed(pool.Case(backends="ATEN", model="attention", batch=24), 4.0)
+    now[0] = 91.5
+    assert not deadline.admit(pool.Case(backends="ATEN", model="attention", batch=96))
 
 
 def test_a_thinned_choice_takes_every_model_and_as_many_at_each_batch() -> None:
