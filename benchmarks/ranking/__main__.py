@@ -3,6 +3,7 @@
     python -m benchmarks.ranking measure BUNDLE times.json  # on a GPU
     python -m benchmarks.ranking compare BUNDLE times.json  # anywhere
     python -m benchmarks.ranking between times.json         # anywhere
+    python -m benchmarks.ranking gpus RANKINGS.json...      # anywhere
 
 ``compare`` holds a problem back from the bundle's rankings, has each way rank the kernels from what
 is left, and prints how much slower than the bundle's best kernel its choice is: its first kernel,
@@ -13,6 +14,9 @@ or measured: of the same kernels, or of all that the bundle has.
 
 ``between`` holds back one m after the other, and prints what a kernel loses there that was measured
 to be near the fastest at both neighbouring m, as those that dispatch tables use between them.
+
+``gpus`` takes rankings files with measurements of several GPUs of one product, and prints what is
+lost on one of them by taking what was fastest on another.
 """
 
 from __future__ import annotations
@@ -28,11 +32,14 @@ from typing import Any
 
 import click
 
+from benchmarks.ranking.gpus import gpus_table, trusted
 from benchmarks.shared import measuring
 from benchmarks.shared.h200 import H200
 from benchmarks.shared.measuring import Arena, Exact, offline_ns
 from benchmarks.shared.records import as_written, check_output, read_record, require_gpu, write
 from benchmarks.shared.resuming import command_line, today
+from nvgemm_aot.rankings.entries import merge
+from nvgemm_aot.rankings.file import read_rankings
 from nvgemm_runtime.bundle.format import (
     APART,
     Conditions,
@@ -233,6 +240,16 @@ def loss_between(
     if not near:
         return None
     return held[min(near, key=lambda at: sum(behind[at]))] / min(held)
+
+
+@main.command()
+@click.argument("paths", type=click.Path(path_type=Path, exists=True), nargs=-1, required=True)
+def gpus(paths: Sequence[Path]) -> None:
+    """Print what is lost on one GPU by trusting the times of another."""
+    found = trusted(merge([read_rankings(path) for path in paths]))
+    if not found:
+        raise click.ClickException("no problem was measured on two known GPUs of one product")
+    click.echo("\n".join(gpus_table(found)))
 
 
 @main.command()

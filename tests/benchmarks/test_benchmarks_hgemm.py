@@ -197,7 +197,8 @@ KERNELS = ("good", "wrong", "better", "never")
 @pytest.mark.usefixtures("on_cpu")
 def test_measures_a_sample_and_goes_on(tmp_path: Path) -> None:
     path = tmp_path / "hgemm.json"
-    arguments = ["measure", str(path), "--candidates", "3", "--rounds", "4", "--requests", "4"]
+    few = ["--candidates", "3", "--rounds", "4", "--requests", "4"]
+    arguments = ["measure", str(path), *few]
     done = CliRunner().invoke(hgemm.main, [*arguments, "--sample", "2"])
     assert done.exit_code == 0, done.output
     entries = hgemm.Results.read(path, "hgemm").entries
@@ -212,12 +213,18 @@ def test_measures_a_sample_and_goes_on(tmp_path: Path) -> None:
     assert kept["offline"]["ours-tn"] == [400, 400, 400, 400]
     assert kept["algorithms"] == {"nn": 2, "tn": 2}
     assert kept["inexact"] == []
+    other = tmp_path / "rest.json"
+    done = CliRunner().invoke(hgemm.main, ["measure", str(other), "--without", str(path), *few])
+    assert done.exit_code == 0, done.output
+    rest = hgemm.Results.read(other, "hgemm").entries
     before = path.read_text()
     done = CliRunner().invoke(hgemm.main, [*arguments, "--resume"])
     assert done.exit_code == 0, done.output
     assert done.output.count("3 of 1000 sizes") == 2
     assert path.read_text() != before
-    assert list(hgemm.Results.read(path, "hgemm").entries)[:2] == list(entries)
+    every = hgemm.Results.read(path, "hgemm").entries
+    assert list(every) == [*entries, *rest]
+    assert len(rest) == 1
     shown = CliRunner().invoke(hgemm.main, ["table", str(path)])
     assert shown.output == path.with_suffix(".txt").read_text()
     refused = CliRunner().invoke(hgemm.main, [*arguments, "--resume", "--gap-ms", "2"])

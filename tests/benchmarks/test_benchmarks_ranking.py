@@ -9,8 +9,10 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from benchmarks.ranking import __main__ as ranking
+from made_rankings import GPU_A, GPU_B, on, rankings
 from matching_headers import header, problem
 from nvgemm_aot.build.pipeline import BuiltBundle
+from nvgemm_aot.rankings.file import write_rankings
 from nvgemm_runtime.matching.trust import holds_here
 
 
@@ -65,3 +67,20 @@ def test_prints_what_is_lost_between_sizes(tmp_path: Path) -> None:
     assert lines[0] == ["G:", "2", "kernels,", "1", "pairs", "of", "n", "and", "k"]
     assert lines[4][-6:] == ["2%", "1", "of", "1", "3.000", "(3.00)"]
     assert lines[7][-6:] == ["2%", "1", "of", "1", "1.200", "(1.20)"]
+
+
+def test_prints_what_one_gpu_loses_by_the_times_of_another(tmp_path: Path) -> None:
+    first, second = {"x": 800, "y": 900}, {"x": 1_100, "y": 950}
+    path = tmp_path / "rankings.json"
+    write_rankings(
+        path, rankings(on(GPU_A, first, aten=1_000), on(GPU_B, second, aten=1_000), on(None, first))
+    )
+    done = CliRunner().invoke(ranking.main, ["gpus", str(path)])
+    assert done.exit_code == 0, done.output
+    (row,) = (line.split() for line in done.output.splitlines() if line.startswith("all"))
+    # x on the second GPU, 1,100 for 950; y on the first, 900 for 800, where ATen takes 1,000
+    assert row == ["all", "2", "1.1413", "1.158", "2", "2", "0.9950", "1.100", "1"]
+    write_rankings(path, rankings(on(GPU_A, first), on(None, second)))
+    refused = CliRunner().invoke(ranking.main, ["gpus", str(path)])
+    assert refused.exit_code == 1
+    assert "two known GPUs" in refused.output

@@ -1,0 +1,96 @@
+"""What programs lose on one GPU that trust what another of its product measured."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from benchmarks.shared.summaries import geomean
+from nvgemm_aot.rankings.agreement import ATEN, Measurement
+from nvgemm_aot.rankings.assess import assess
+from nvgemm_aot.rankings.entries import Entry, Rankings
+from nvgemm_runtime.gemm.problem import Problem
+
+SLOWER = 1.01
+"""Time over another's from which a choice counts as slower."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trusted:
+    """A problem's fastest on one GPU, called on another.
+
+    Attributes:
+        problem: The problem.
+        standing: What all measurements of it come to, as `nvgemm-aot rankings show` says.
+        is_bundled: Whether the fastest was a bundled kernel, not ATen.
+        over_best: Its time on the other GPU, over that of the fastest there.
+        over_aten: The same over that of ATen, there.
+    """
+
+    problem: Problem
+    standing: str
+    is_bundled: bool
+    over_best: float
+    over_aten: float
+
+
+def trusted(rankings: Rankings) -> list[Trusted]:
+    """Each problem's fastest on each GPU, on each other GPU; those that were measured there."""
+    found = []
+    for (problem, _), entries in rankings.groups.items():
+        standing = assess(entries).standing
+        for here, there in itertools.permutations(_latest_of_gpus(entries), 2):
+            times = there.times
+            if here.aten is None or ATEN not in times or here.winner not in times:
+                continue
+            taken_ns = times[here.winner].time_ns
+            found.append(
+                Trusted(
+                    problem=problem,
+                    standing=standing,
+                    is_bundled=here.winner != ATEN,
+                    over_best=taken_ns / times[there.winner].time_ns,
+                    over_aten=taken_ns / times[ATEN].time_ns,
+                )
+            )
+    return found
+
+
+def _latest_of_gpus(entries: Sequence[Entry]) -> list[Measurement]:
+    """The newest measurement of each known GPU; entries come with the newest last."""
+    latest = {one.origin.conditions.gpu_sha256: one.measurement for one in entries}
+    return [one for gpu, one in latest.items() if gpu is not None]
+
+
+def gpus_table(every: Sequence[Trusted]) -> Iterator[str]:
+    """A row a standing, and all together; then the worst."""
+    yield (
+        f"{'':<14} {'':>5} {'over the fastest there':>27}   {'bundled':>7} {'over ATen there':>27}"
+    )
+    yield (
+        f"{'standing':<14} {'count':>5} {'mean':>9} {'worst':>8} {'slower':>8}   {'count':>7} "
+        f"{'mean':>9} {'worst':>8} {'slower':>8}"
+    )
+    standings = sorted({one.standing for one in every})
+    for label in (*standings, "all"):
+        yield _row(label, [one for one in every if label in (one.standing, "all")])
+    yield f"mean: geometric; slower: by over {SLOWER - 1:.0%}"
+    for one in sorted(every, key=lambda one: -one.over_best)[:5]:
+        yield f"{one.over_best:.3f}: {one.problem.key}, {one.standing}"
+
+
+def _row(label: str, some: Sequence[Trusted]) -> str:
+    bundled = [one for one in some if one.is_bundled]
+    return (
+        f"{label:<14} {len(some):>5} {_figures(one.over_best for one in some)}   "
+        f"{len(bundled):>7} {_figures(one.over_aten for one in bundled)}"
+    )
+
+
+def _figures(ratios: Iterable[float]) -> str:
+    known = list(ratios)
+    if not known:
+        return f"{'-':>9} {'-':>8} {'-':>8}"
+    slower = sum(one > SLOWER for one in known)
+    return f"{geomean(known):9.4f} {max(known):8.3f} {slower:>8}"
