@@ -10,7 +10,7 @@ import functools
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -84,9 +84,13 @@ RejectionSink = Callable[[Problem, Rejection], None]
 
 @dataclass(frozen=True, kw_only=True)
 class PlanLookup:
-    """What determines the plan of one target, and the plan if the cache has it."""
+    """What determines the plan of one target, and the plan if the cache has it.
+
+    ``between`` are problems that were not declared: see `_measured_between`.
+    """
 
     declared: tuple[Declared, ...]
+    between: tuple[Declared, ...]
     target: BuildTarget
     provider: Provider
     model: RuntimeModel
@@ -116,7 +120,8 @@ def look_up_plan(
         gpu = target.device.driver_name
         basis = Basis(arch=target.target.arch, gpu=gpu, toolchains=toolchains)
         measured = find_usable(rankings, basis)
-    digest = measured and measured.digest(entry.problem for entry in declared)
+    between = () if measured is None else _measured_between(declared, measured)
+    digest = measured and measured.digest(entry.problem for entry in (*declared, *between))
     model = provider.runtime_model(target)
     correction = find_correction(target, model.name)
     sources = (*parts_of(provider), model)
@@ -143,6 +148,7 @@ def look_up_plan(
     stored = cache.get(key)
     return PlanLookup(
         declared=declared,
+        between=between,
         target=target,
         provider=provider,
         model=model,
@@ -151,6 +157,25 @@ def look_up_plan(
         stored=None if stored is None else _decode(json.loads(stored)),
         measured=measured,
     )
+
+
+def _measured_between(
+    declared: Sequence[Declared], measured: UsableRankings
+) -> tuple[Declared, ...]:
+    """Problems that differ from two declared ones in m alone, and lie between, and were measured.
+
+    Tables that choose a kernel by m need them. As many kernels are asked for as at the m below.
+    """
+    lines: dict[Problem, dict[int, Declared]] = {}
+    for entry in declared:
+        lines.setdefault(replace(entry.problem, m=1), {})[entry.problem.m] = entry
+    found = []
+    for problem in sorted(measured.problems):
+        of_m = lines.get(replace(problem, m=1), {})
+        below = [m for m in of_m if m < problem.m]
+        if problem.m not in of_m and below and problem.m < max(of_m):
+            found.append(Declared(problem=problem, candidates=of_m[max(below)].candidates))
+    return tuple(found)
 
 
 def make_plan(
@@ -229,7 +254,7 @@ def _selections(lookup: PlanLookup) -> Iterator[tuple[Selection, Enumeration]]:
     if lookup.correction is not None:
         sm_count = lookup.target.device.sm_count.value
         correct = functools.partial(lookup.correction.corrected, sm_count=sm_count)
-    for entry in lookup.declared:
+    for entry in (*lookup.declared, *lookup.between):
         signature = entry.problem.signature
         if signature not in enumerations:
             enumerations[signature] = lookup.provider.enumerate(signature, lookup.target)
@@ -241,7 +266,10 @@ def _selections(lookup: PlanLookup) -> Iterator[tuple[Selection, Enumeration]]:
         measured = lookup.measured.problems if lookup.measured is not None else {}
         usable = measured.get(entry.problem)
         if usable is not None:
-            selection = prefer_measured(selection, enumeration.candidates, usable, entry.candidates)
+            estimated, offered = selection, enumeration.candidates
+            selection = prefer_measured(estimated, offered, usable, entry.candidates)
+            if selection is estimated and entry in lookup.between:
+                continue  # none of the kernels that were measured there can be built
         yield selection, enumeration
 
 

@@ -19,6 +19,7 @@ from nvgemm_aot.cli import build as build_command
 from nvgemm_aot.cli.main import main
 from nvgemm_aot.providers import UNSTATED_RECIPES, load_provider, stated_recipes
 from nvgemm_aot.rankings import shipped
+from nvgemm_aot.rankings.assess import assess
 from nvgemm_aot.rankings.entries import Entry, Rankings
 from nvgemm_aot.rankings.file import read_rankings, write_rankings
 from nvgemm_aot.rankings.usable import LEFT_UNDECIDED, Basis, find_usable
@@ -104,6 +105,29 @@ def test_a_winner_is_compiled_and_ranked_though_the_estimate_would_not_choose_it
     assert (ranking.measured.spreads_ns, ranking.measured.doubts) == ((1,), ())
     assert ranking.measured.standing == "measured once"
     assert all(one.measured is None for one in header.rankings[1:])
+
+
+def test_what_was_measured_between_declared_m_is_in_the_bundle(
+    tmp_path: Path, kernel_cache: Cache
+) -> None:
+    between, below, above = (replace(PROBLEMS[0], m=m) for m in (12, 4, 64))
+    other_n = replace(between, n=48)
+    given = rankings(*(measured(SLOW_WINS, one) for one in (between, below, above, other_n)))
+    result = built(tmp_path, kernel_cache, given)
+    header = header_of(result.bundles[0].path)
+    assert [one.problem for one in header.rankings] == sorted([*PROBLEMS, between])
+    ranking = ranking_of(header, between)
+    assert operators(header, ranking) == ["Cpu_1x1"], "as many as are declared at the m below"
+    assert ranking.measured is not None
+    assert not header.unserved
+    assert result.measured[0].standings == {between: "measured once"}
+    again = built(tmp_path, kernel_cache, given)
+    assert again.bundles[0].up_to_date
+    changed = measured({**SLOW_WINS, "Cpu_1x1": 1001}, between)
+    assert not built(tmp_path, kernel_cache, rankings(changed)).bundles[0].up_to_date
+    gone = rankings(measured({"Cpu_3x3": 1000}, between))  # is no operator
+    (plain,) = built(tmp_path, kernel_cache, gone).bundles
+    assert [one.problem for one in plain.header.rankings] == list(PROBLEMS)
 
 
 def test_all_that_may_be_the_fastest_are_compiled_and_else_as_many_as_are_asked_for(
@@ -406,16 +430,18 @@ def test_nothing_is_shipped_that_cannot_be_read() -> None:
 
 def test_the_guide_says_what_is_shipped() -> None:
     guide = " ".join((ROOT / "docs" / "guide" / "tuning.md").read_text().split())
-    (passage,) = re.findall(r"Measured rankings for the H200 come with .*?measured them\.", guide)
-    said = {name: int(count) for count, name in re.findall(r"(\d+)[a-z ]* of `(.*?)`", passage)}
-    found = {}
+    (passage,) = re.findall(r"Measured rankings for the H200 come with .*?are in both\.", guide)
+    counts = re.findall(r"(\d+)[a-z ]* of `([^`]*)`, of which [A-Za-z ]* confirm (\d+)", passage)
+    found, problems = {}, []
     for path in (Path(shipped.__file__).parent / "data").glob("*.json"):
         read = read_rankings(path)
-        found[path.stem] = len({one.problem.key for one in read.entries})
+        problems.append({one.problem for one in read.entries})
+        standings = [assess(entries).standing for entries in read.groups.values()]
+        found[path.stem] = (str(len(problems[-1])), str(standings.count("confirmed")))
         assert {one.problem.signature.a.value for one in read.entries} == {"bf16"}
         assert {one.origin.gpu for one in read.entries} == {"NVIDIA H200"}
-        assert len({one.origin.conditions.gpu_sha256 for one in read.entries}) == 1
-    assert said == found
+    assert {name: (count, confirmed) for count, name, confirmed in counts} == found
+    assert f" {len(set.intersection(*problems))} are in both." in passage
 
 
 def test_what_the_build_prints_of_measurements() -> None:
