@@ -433,3 +433,12 @@ def test_a_gated_problem_asks_for_itself(epilogue: Epilogue) -> None:
     """Alone, although its product would also be a problem."""
     asked = Problem.parse(f"mm/tn/bf16xbf16/fp32/bf16/{epilogue.value}/m16n64k32")
     assert [found.problem for found in readings(call_of(asked))] == [asked]
+
+
+@pytest.mark.parametrize("scales", ["fp32_row", "fp32_tensor"])
+def test_scales_of_one_value_are_those_that_are_declared(scales: str) -> None:
+    """Of a result of one value, the scales of rows are as large as those of tensors."""
+    asked = Problem.parse(f"mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/{scales}/m1n1k512")
+    assert {one.problem.signature.scales for one in readings(call_of(asked))} == {
+        asked.signature.scales
+    }

@@ -11,6 +11,7 @@ from typing import Any
 from nvgemm_runtime.errors import ToolchainError
 
 from ...targets.profile import DeviceProfile
+from ..whole_imports import interrupts_held
 
 
 @functools.cache
@@ -20,7 +21,7 @@ def import_operators() -> Any:
     Raises:
         ToolchainError: If a part of it is missing.
     """
-    with warnings.catch_warnings():
+    with interrupts_held(), warnings.catch_warnings():
         # torch warns if NumPy is missing, which is not used here.
         warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
         try:

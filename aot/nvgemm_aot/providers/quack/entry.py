@@ -26,6 +26,7 @@ from nvgemm_runtime.gemm.roles import Role, role_dtype, roles
 from nvgemm_runtime.gemm.types import Addend, DType, ScaleRecipe
 
 from .. import cute_dsl
+from ..whole_imports import interrupts_held
 from .designs import FLAG_BYTES, HOPPER, Design
 from .epilogue import epilogue_arguments, has_own_epilogue, kernel_with_epilogue
 
@@ -60,10 +61,11 @@ def import_library() -> None:
         spec = importlib.util.find_spec("quack")
         if spec is None:
             raise ImportError("no package quack")
-        if "quack" not in sys.modules:
-            sys.modules["quack"] = importlib.util.module_from_spec(spec)
-        import quack.dsl
-        import quack.gemm_default_epi  # noqa: F401
+        with interrupts_held():
+            if "quack" not in sys.modules:
+                sys.modules["quack"] = importlib.util.module_from_spec(spec)
+            import quack.dsl
+            import quack.gemm_default_epi  # noqa: F401
     except Exception as error:  # with a compiler that does not fit, it raises whatever it raises
         raise ToolchainError(
             f"cannot compile quack's kernels: {type(error).__name__}: {one_line(str(error))}; "
