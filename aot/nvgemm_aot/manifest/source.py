@@ -55,7 +55,7 @@ def report_mistakes(path: Path, mistakes: Iterable[Mistake]) -> NoReturn:
     ordered = sorted(set(mistakes))
     lines = [f"{path}:{found.line}:{found.column}: {found.text}" for found in ordered]
     count = "1 mistake" if len(ordered) == 1 else f"{len(ordered)} mistakes"
-    raise ManifestError("\n".join([*lines, f"{count} in {path}; nothing was built"]))
+    raise ManifestError("\n".join([*lines, f"{count} in {path}"]))
 
 
 def fail(path: Path, mark: yaml.Mark, text: str) -> NoReturn:

@@ -48,7 +48,7 @@ def mistakes(tmp_path: Path, text: str | bytes) -> list[str]:
     message = str(caught.value).replace(f"{tmp_path}{os.sep}", "")
     *lines, last = message.splitlines()
     count = "1 mistake" if len(lines) == 1 else f"{len(lines)} mistakes"
-    assert last == f"{count} in x.yaml; nothing was built"
+    assert last == f"{count} in x.yaml"
     return lines
 
 
