@@ -17,12 +17,24 @@ import nvgemm_runtime
 import recording_kernels
 import tuning_bench
 from inductor_session import Compiled, InductorSession, warnings_of
-from kernels_by_m import COMPUTED_BY, SQUARE, TIMES, assert_right_from_threads, operands
-from measured_bundles import write_measured
+from kernels_by_m import (
+    COMPUTED_BY,
+    ONE,
+    SQUARE,
+    TIMES,
+    WIDE,
+    assert_right_from_threads,
+    operands,
+)
+from measured_bundles import ATEN, write_measured
 from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import RequiredError
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.launch.compiled import load_for
+from nvgemm_runtime.launch.loader import LoadedKernel
+from nvgemm_runtime.matching.device import DeviceFacts
 
 Tensor = torch.Tensor
 
@@ -531,6 +543,30 @@ def test_events_say_that_a_gemm_is_dispatched(
     assert sum(nvgemm_runtime.stats().won.values()) == 2
     text = explain_text({"gemms": [g.to_json() for g in collect(events())], "unreadable_lines": 0})
     assert told in text
+
+
+def test_a_preloaded_manifest_has_the_kernels_of_tables(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    """Also those that are the fastest at no measured m."""
+    near = {8: {WIDE: 300, ONE: 301, SQUARE: 600}, 12: {WIDE: 600, ONE: 301, SQUARE: 300}}
+    measured = bundles.measured({m: {**times, ATEN: 1000} for m, times in near.items()})
+    with Bundle(measured) as opened:
+        header = opened.header
+    named = measured.rename(measured.with_name(f"model-{header.target.key}.nvgemm"))
+    inductor.use(named)
+    loaded: list[str] = []
+
+    def load(kernel_id: str, facts: DeviceFacts) -> LoadedKernel:
+        loaded.append(kernel_id)
+        return load_for(kernel_id, facts)
+
+    inductor.monkeypatch.setattr("nvgemm_runtime.launch.preload.load_for", load)
+    done = nvgemm_runtime.preload("model")
+    operators = {kernel.id: kernel.operator for kernel in header.kernels}
+    assert {operators[one] for one in loaded} == {WIDE, ONE, SQUARE}
+    assert len(loaded) == done.kernels == 3
+    assert compile_dynamic(inductor, 8).launched == (ONE,)
 
 
 Events = Callable[[], list[dict[str, Any]]]
