@@ -62,7 +62,7 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     if obstacle is not None:
         return _miss(choices, problem.key, obstacle)
     if not table.has_kernels:
-        return _none_faster(choices, problem, rows, decided)
+        return _none_faster(choices, problem, rows, decided, facts)
     stock = StockCall.of_choice(gemm.op, problem.key, gemm.choice)
     offer = DispatchOffer.of(decided, table)
     choice: GemmChoice | DispatchedChoice
@@ -83,10 +83,10 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
 
 
 def _none_faster(
-    choices: list[Any], problem: Problem, rows: RowRange, decided: Dispatch
+    choices: list[Any], problem: Problem, rows: RowRange, decided: Dispatch, facts: DeviceFacts
 ) -> list[Any]:
     """ATen's choices, where no kernel is to compute."""
-    why_open = _why_open(rows, decided)[:_MOST_REASONS]
+    why_open = _why_open(problem, rows, decided, facts)[:_MOST_REASONS]
     doubtful = _doubtful_bundle(rows, decided)
     won = [str(one.m) for one in decided.sizes if one.m in rows and one.m not in decided.open]
     if won:
@@ -104,9 +104,11 @@ _MOST_REASONS = 3
 """Most declared sizes that a message says something of."""
 
 
-def _why_open(rows: RowRange, decided: Dispatch) -> list[str]:
-    """Why declared problems of a graph decide nothing."""
-    return [f"m {m}: {why}" for m, why in decided.open.items() if m in rows]
+def _why_open(problem: Problem, rows: RowRange, decided: Dispatch, facts: DeviceFacts) -> list[str]:
+    """Why declared problems of a graph decide nothing, or have no kernel here."""
+    left_out = INSTALLATION.index(facts).left_out_sizes(problem)
+    reasons = {**left_out, **decided.open}
+    return [f"m {m}: {why}" for m, why in sorted(reasons.items()) if m in rows]
 
 
 def _doubtful_bundle(rows: RowRange, decided: Dispatch) -> str:
@@ -120,9 +122,7 @@ def _require(
     """Refuse declared problems without their kernels, where kernels are required."""
     if current_mode() is not Mode.REQUIRED:
         return
-    reasons = _why_open(rows, decided)
-    left_out = INSTALLATION.index(facts).left_out_sizes(problem)
-    reasons += (f"m {m}: {why}" for m, why in left_out.items() if m in rows)
+    reasons = _why_open(problem, rows, decided, facts)
     if obstacle is not None:
         reasons.append(obstacle)
     if not reasons:

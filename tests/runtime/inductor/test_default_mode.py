@@ -519,6 +519,28 @@ def test_beside_choices_that_a_user_adds_a_table_is_timed_by_its_kernel(
     assert len(stock) == 1
 
 
+def test_a_bundle_that_is_not_there_is_warned_of(
+    inductor: InductorSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    inductor.use(tmp_path / "mistyped.nvgemm")
+    assert "nvgemm" not in compile_dynamic(inductor).code[0]
+    (warning,) = warnings_of(caplog)
+    assert "mistyped.nvgemm: No such file" in warning
+    assert nvgemm_runtime.stats().missed == 1
+
+
+def test_a_problem_whose_kernels_are_left_out_says_so(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    inductor.use(bundles.measured(**OPEN["doubts"]))
+    inductor.monkeypatch.setattr(
+        "nvgemm_runtime.matching.index.Index.left_out_sizes", lambda *_: {7: "b: no such operator"}
+    )
+    assert inductor.compile(torch.mm, *operands(7)).launched == ()
+    (reason,) = nvgemm_runtime.stats().misses
+    assert reason.endswith("; m 7: b: no such operator")
+
+
 def test_switched_off_is_stock(inductor: InductorSession, bundles: Bundles) -> None:
     inductor.use(bundles.measured())
     compiled = inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "off"})
