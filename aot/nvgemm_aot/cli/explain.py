@@ -54,7 +54,8 @@ _MOST_CHARACTERS = 60
 
 _NO_GEMM = """\
 no GEMM came up for autotuning. It may be that
-  - nothing was compiled under max-autotune: torch.compile(model, mode="max-autotune");
+  - nothing was compiled under max-autotune (torch.compile(model, mode="max-autotune")), nor
+    without it and with NVGEMM_AOT_DEFAULT_MODE=1;
   - what was compiled has no GEMM, or Inductor made something else of it;
   - the plug-in is off (NVGEMM_AOT=off), not installed in the command's Python, or does not
     support its torch.
@@ -82,8 +83,8 @@ def explain_text(document: Document) -> str:
         )
         for gemm in gemms
     ]
-    below = [_summary(gemms), *_kernel_lines(gemms), *_measured_lines(gemms), *_miss_lines(gemms)]
-    return "\n".join([table(rows, header), "", *below])
+    below = [*_kernel_lines(gemms), *_measured_lines(gemms), *_miss_lines(gemms)]
+    return "\n".join([table(rows, header), "", _summary(gemms), *below, *_tune_lines(gemms)])
 
 
 def _short_name(gemm: Document) -> str:
@@ -136,13 +137,13 @@ def _kernel_lines(gemms: list[Document]) -> Iterable[str]:
 
 def _measured_lines(gemms: list[Document]) -> Iterable[str]:
     lines = [f"  {gemm['gemm']}\n    {gemm['measured']}" for gemm in gemms if gemm["measured"]]
-    if not lines:
-        return []
+    return ["\nmeasured rankings:", *lines] if lines else []
+
+
+def _tune_lines(gemms: list[Document]) -> Iterable[str]:
     doubtful = sorted({gemm["doubtful"] for gemm in gemms if gemm["doubtful"]})
     again = [f"  nvgemm-aot tune {shlex.quote(path)} -o tuned.nvgemm" for path in doubtful]
-    if again:
-        again.insert(0, "to measure on this GPU what is uncertain:")
-    return ["\nmeasured rankings:", *lines, *again]
+    return ["\nto measure on this GPU what is uncertain:", *again] if again else []
 
 
 def _miss_lines(gemms: list[Document]) -> Iterable[str]:

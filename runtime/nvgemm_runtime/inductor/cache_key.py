@@ -71,13 +71,16 @@ def _log_failure(failure: str) -> None:
 
 @functools.cache
 def installed_digest() -> str:
-    """Digest over the headers of all bundles, read once a process."""
+    """Digest over the headers of all bundles, read once a process.
+
+    Of a bundle that must not be opened, why: something was asked for, and is to be reported.
+    """
     from ..installed.discover import find_bundles
 
     digest = hashlib.sha256()
     for found in find_bundles():
-        if found.problem is None:
-            digest.update(_header_identity(found.path))
+        opened = found.problem is None
+        digest.update(_header_identity(found.path) if opened else str(found.problem).encode())
     return digest.hexdigest()
 
 

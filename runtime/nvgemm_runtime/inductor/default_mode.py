@@ -51,6 +51,9 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     rows = rows_of(gemm)
     if rows is None:
         reason = "a size other than m is dynamic, and measured rankings are of one n and k each"
+        here = RowRange(least=problem.m, most=problem.m)
+        is_declared = any(size.m in here for size in decided.sizes)
+        _require(problem, here, decided, facts, reason if is_declared else None)
         return _miss(choices, problem.key, reason)
     table = decided.table.within(rows.least, rows.most)
     obstacle = cpp_obstacle(gemm.op) if table.has_kernels else None
@@ -59,7 +62,7 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     if obstacle is not None:
         return _miss(choices, problem.key, obstacle)
     if not table.has_kernels:
-        return _none_faster(choices, problem, rows, decided)
+        return _none_faster(choices, problem, rows, decided, facts)
     stock = StockCall.of_choice(gemm.op, problem.key, gemm.choice)
     offer = DispatchOffer.of(decided, table)
     choice: GemmChoice | DispatchedChoice
@@ -74,30 +77,43 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
         basis="declared" if is_measured else "signature",
         offered={choice.name: str(choice.description)},
         measured=f"dispatched by m: {offer}",
+        doubtful=_doubtful_bundle(rows, decided),
     )
     return [choice]
 
 
 def _none_faster(
-    choices: list[Any], problem: Problem, rows: RowRange, decided: Dispatch
+    choices: list[Any], problem: Problem, rows: RowRange, decided: Dispatch, facts: DeviceFacts
 ) -> list[Any]:
     """ATen's choices, where no kernel is to compute."""
-    if any(size.m in rows for size in decided.sizes):
-        told = "ATen was measured to be faster"
-        report.met(problem.key, basis="declared", measured=told)
+    why_open = _why_open(problem, rows, decided, facts)[:_MOST_REASONS]
+    doubtful = _doubtful_bundle(rows, decided)
+    won = [str(one.m) for one in decided.sizes if one.m in rows and one.m not in decided.open]
+    if won:
+        told = "; ".join(
+            [f"ATen was measured to be as fast or faster at m {', '.join(won)}", *why_open]
+        )
+        _log.debug("%s: chosen by measurement: %s", problem.key, told)
+        report.met(problem.key, basis="declared", measured=told, doubtful=doubtful)
         return choices
     reason = "measured rankings name no kernel for this n and k at any m that the graph can take"
-    told = "; ".join([reason, *_why_open(rows, decided)[:_MOST_REASONS]])
-    return _miss(choices, problem.key, told)
+    return _miss(choices, problem.key, "; ".join([reason, *why_open]), doubtful)
 
 
 _MOST_REASONS = 3
 """Most declared sizes that a message says something of."""
 
 
-def _why_open(rows: RowRange, decided: Dispatch) -> list[str]:
-    """Why declared problems of a graph decide nothing."""
-    return [f"m {m}: {why}" for m, why in decided.open.items() if m in rows]
+def _why_open(problem: Problem, rows: RowRange, decided: Dispatch, facts: DeviceFacts) -> list[str]:
+    """Why declared problems of a graph decide nothing, or have no kernel here."""
+    left_out = INSTALLATION.index(facts).left_out_sizes(problem)
+    reasons = {**left_out, **decided.open}
+    return [f"m {m}: {why}" for m, why in sorted(reasons.items()) if m in rows]
+
+
+def _doubtful_bundle(rows: RowRange, decided: Dispatch) -> str:
+    """The file of a bundle that measured a size of a graph with doubts; empty if none did."""
+    return next((path for m, path in decided.doubtful.items() if m in rows), "")
 
 
 def _require(
@@ -106,10 +122,7 @@ def _require(
     """Refuse declared problems without their kernels, where kernels are required."""
     if current_mode() is not Mode.REQUIRED:
         return
-    reasons = _why_open(rows, decided)
-    left_out = INSTALLATION.index(facts).why_left_out(problem)
-    if left_out is not None:
-        reasons.append(left_out)
+    reasons = _why_open(problem, rows, decided, facts)
     if obstacle is not None:
         reasons.append(obstacle)
     if not reasons:
@@ -126,8 +139,8 @@ def _require(
     raise RequiredError("\n".join(lines), tuple(reasons))
 
 
-def _miss(choices: list[Any], gemm: str, reason: str) -> list[Any]:
+def _miss(choices: list[Any], gemm: str, reason: str, doubtful: str = "") -> list[Any]:
     """ATen's choices; nobody declared the GEMM, or none of its kernels can be used."""
     _log.debug("%s: no bundled kernel: %s", gemm, reason)
-    report.met(gemm, basis="miss", reasons=[reason])
+    report.met(gemm, basis="miss", reasons=[reason], doubtful=doubtful)
     return choices

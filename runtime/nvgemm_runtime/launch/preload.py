@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING
 
 from ..bundle.format import Header
 from ..errors import NoKernelError
+from ..gemm.operands import Request
 from ..installed.discover import DISTRIBUTION_PREFIX, canonical_name
 from ..installed.registry import INSTALLATION, FoundBundle
 from ..matching.device import DeviceFacts, device_facts
+from ..matching.index import all_but_m
 from ..matching.refusals import device_refusal, kernel_refusals
 from ..settings import is_off
 from .compiled import load_for, named_kernels, usual_device, why_for_another_device
+from .dispatch_table import find_dispatch
 from .upload import is_capturing, upload
 
 if TYPE_CHECKING:
@@ -60,7 +63,8 @@ def preload(
     Args:
         manifest: The name of a manifest whose kernel wheel is installed, or whose bundle is named
             in NVGEMM_AOT_BUNDLES: the kernel that is ranked first for each of its problems is
-            loaded. Without it, every kernel that compiled graphs of this process may call.
+            loaded, and those that their dispatch tables name. Without it, every kernel that
+            compiled graphs of this process may call.
         device: Where they will be called; by default the current CUDA device, or the CPU where
             there is none.
         progress: Called with how many kernels are done, and of how many, after each. A preload of
@@ -127,9 +131,10 @@ def _free_bytes(device: torch.device) -> int:
 
 
 def _best(manifest: str, facts: DeviceFacts) -> Iterator[str]:
-    """Ids of the kernels that are ranked first for the problems of a manifest, each once.
+    """Ids of the kernels that compute the problems of a manifest, each once.
 
-    Those for other devices are among them.
+    They are ranked first for a problem, or the dispatch table of one names them. Those for other
+    devices are among them.
     """
     bundles = [found for found in INSTALLATION.shipped_bundles() if _is_of(found, manifest)]
     if not bundles:
@@ -146,6 +151,7 @@ def _best(manifest: str, facts: DeviceFacts) -> Iterator[str]:
         header = found.bundle.header
         if found.refusal(facts) is None:
             seen.update(dict.fromkeys(_first_of_each(header, kernel_refusals(header, facts))))
+            seen.update(dict.fromkeys(_of_tables(header, facts)))
         elif device_refusal(header.target, facts) is not None:
             reasons: list[str | None] = [None] * len(header.kernels)
             reasons += [kernel.why for kernel in header.unknown_kernels]
@@ -160,6 +166,20 @@ def _first_of_each(header: Header, reasons: Sequence[str | None]) -> Iterator[st
         first = next(usable, None)
         if first is not None:
             yield header.kernels[first].id
+
+
+def _of_tables(header: Header, facts: DeviceFacts) -> Iterator[str]:
+    """The ids of kernels that compute problems of a bundle, at their m or others, as measured."""
+    rows = {all_but_m(ranking.problem): ranking.problem for ranking in header.rankings}
+    for problem in rows.values():
+        request = Request(problem=problem, alignment_bytes=_ALLOCATED_ALIGNMENT_BYTES)
+        for only_confirmed in (True, False):
+            _, decided = find_dispatch([request], facts, only_confirmed=only_confirmed)
+            yield from decided.table.used
+
+
+_ALLOCATED_ALIGNMENT_BYTES = 256
+"""Of operands as `tune` measures them."""
 
 
 def _is_of(found: FoundBundle, manifest: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -127,13 +127,15 @@ class Dispatch:
         table: The kernel for each m.
         measured: Each kernel that was measured, by id.
         sizes: What was measured, by rising m.
-        open: By m, why a declared problem's ranking decides nothing.
+        open: By m, why a declared problem's ranking decides nothing, or only against its winners.
+        doubtful: Of those, by m, the file of a bundle whose measurement is in doubt.
     """
 
     table: DispatchTable
     measured: Mapping[str, MatchedKernel]
     sizes: tuple[MeasuredSize, ...]
     open: Mapping[int, str]
+    doubtful: Mapping[int, str]
 
     @property
     def needed(self) -> frozenset[str]:
@@ -171,10 +173,12 @@ def decide_dispatch(
     sizes: list[MeasuredSize] = []
     measured: dict[str, MatchedKernel] = {}
     why_open: dict[int, str] = {}
+    doubtful: dict[int, str] = {}
     for m, of_size in sorted(rankings.items()):
         found = obstacle or _measured_size(m, of_size, request, facts, versions, only_confirmed)
         if isinstance(found, str):
             why_open[m] = found
+            doubtful.update((m, path) for path in _doubtful_bundles(of_size))
             continue
         if only_deterministic:
             varying = {
@@ -184,7 +188,10 @@ def decide_dispatch(
                 if not one.kernel.is_deterministic
             }
             kept = {id_: one for id_, one in found.kernels.items() if id_ not in varying}
+            is_won = bool(_losses(found))
             found = replace(found, kernels=kept)
+            if is_won and not _losses(found):
+                why_open[m] = "results of the kernels that are faster than ATen depend on timing"
         sizes.append(found)
         for usable in of_size:
             for one in usable.kernels:
@@ -193,7 +200,13 @@ def decide_dispatch(
     # Where m is contiguous in A, operands between two measured m are aligned unlike at either.
     may_bridge = request.problem.signature.layout.a_row_major
     table = make_table(sizes, may_bridge=may_bridge)
-    return Dispatch(table=table, measured=measured, sizes=tuple(sizes), open=why_open)
+    return Dispatch(
+        table=table,
+        measured=measured,
+        sizes=tuple(sizes),
+        open=why_open,
+        doubtful=doubtful,
+    )
 
 
 def _measured_size(
@@ -231,6 +244,14 @@ def _measured_size(
         needed = one.kernel.workspace_bytes if workspace is None else workspace.size_bytes(problem)
         kernels[one.kernel.id] = Contender(timing=timing, workspace_bytes=needed)
     return MeasuredSize(m=m, kernels=kernels, aten=measured.aten)
+
+
+def _doubtful_bundles(rankings: Sequence[UsableRanking]) -> Iterator[str]:
+    """The files of the bundles that measured a declared problem with doubts."""
+    for usable in rankings:
+        measured, opened = usable.ranking.measured, usable.bundle.opened
+        if measured is not None and measured.doubts and opened is not None:
+            yield str(opened.path)
 
 
 def _why_not_counted(

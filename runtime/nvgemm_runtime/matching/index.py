@@ -201,20 +201,24 @@ class Index:
         """
         return self._rows.get(all_but_m(problem), {})
 
-    def why_left_out(self, problem: Problem) -> str | None:
-        """Why a declared problem has no kernel here; None if it has one, or was not declared.
+    def left_out_sizes(self, problem: Problem) -> Mapping[int, str]:
+        """By m, why declared problems that have all else in common with one have no kernel here.
 
-        The build made none, or the bundle that declares it is refused.
+        The build made none, or the bundle that declares them is refused.
         """
-        if problem in self._declared:
-            return None
-        if problem in self._unserved:
-            bundle, why = self._unserved[problem]
-            return f"{bundle}: {why.text}"
+        return self._left_out.get(all_but_m(problem), {})
+
+    @functools.cached_property
+    def _left_out(self) -> dict[Hashable, dict[int, str]]:
+        reasons = [(one, f"{name}: {why.text}") for one, (name, why) in self._unserved.items()]
         for refused, reason in self._refused:
-            if any(ranking.problem == problem for ranking in refused.header.rankings):
-                return f"{refused.name}: {reason}"
-        return None
+            told = f"{refused.name}: {reason}"
+            reasons += ((ranking.problem, told) for ranking in refused.header.rankings)
+        rows: dict[Hashable, dict[int, str]] = {}
+        for declared, reason in reasons:
+            if declared not in self._declared:
+                rows.setdefault(all_but_m(declared), {}).setdefault(declared.m, reason)
+        return rows
 
     @functools.cached_property
     def _rows(self) -> dict[Hashable, dict[int, list[UsableRanking]]]:
@@ -412,9 +416,9 @@ class LayeredIndex:
         """As `Index.declared_sizes`, of what was shipped: what a JIT keeps is estimated."""
         return self._layers[0].declared_sizes(problem)
 
-    def why_left_out(self, problem: Problem) -> str | None:
-        """As `Index.why_left_out`, of what was shipped."""
-        return self._layers[0].why_left_out(problem)
+    def left_out_sizes(self, problem: Problem) -> Mapping[int, str]:
+        """As `Index.left_out_sizes`, of what was shipped."""
+        return self._layers[0].left_out_sizes(problem)
 
 
 def first_served(

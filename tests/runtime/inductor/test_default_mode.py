@@ -17,12 +17,24 @@ import nvgemm_runtime
 import recording_kernels
 import tuning_bench
 from inductor_session import Compiled, InductorSession, warnings_of
-from kernels_by_m import COMPUTED_BY, SQUARE, TIMES, assert_right_from_threads, operands
-from measured_bundles import write_measured
+from kernels_by_m import (
+    COMPUTED_BY,
+    ONE,
+    SQUARE,
+    TIMES,
+    WIDE,
+    assert_right_from_threads,
+    operands,
+)
+from measured_bundles import ATEN, write_measured
 from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import RequiredError
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
+from nvgemm_runtime.launch.compiled import load_for
+from nvgemm_runtime.launch.loader import LoadedKernel
+from nvgemm_runtime.matching.device import DeviceFacts
 
 Tensor = torch.Tensor
 
@@ -415,6 +427,52 @@ def test_required_refuses_a_declared_problem_without_its_kernel(
     assert "NVGEMM_AOT_DEFAULT_MODE=1" in str(caught.value)
 
 
+def test_required_refuses_a_winner_whose_results_depend_on_timing(
+    inductor: InductorSession, kernel_cache: Cache, tmp_path: Path
+) -> None:
+    """ATen did not win there, and what did is not used."""
+    problems = [cpu_provider.problem(sizes=(m, 32, 64)) for m in TIMES]
+    provider = recording_kernels.TimingDependent()
+    inductor.use(make_bundles(problems, tmp_path, kernel_cache, provider).measured())
+    required = {"options": {"nvgemm_aot_mode": "required"}}
+    assert inductor.compile(torch.mm, *operands(32), **required).launched == ()
+    with pytest.raises(Exception, match=r"m 16: results of the kernels .* depend on timing"):
+        inductor.compile(torch.mm, *operands(16), **required)
+
+
+def test_required_refuses_a_declared_problem_in_a_graph_of_any_n(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    inductor.use(bundles.measured())
+    required = {"nvgemm_aot_mode": "required"}
+    for m in (16, 100):
+        torch._dynamo.reset()
+        a, b = operands(m)
+        torch._dynamo.mark_dynamic(b, 1)
+        if m == 100:  # nobody declared it
+            assert inductor.compile(torch.mm, a, b, dynamic=None, options=required).launched == ()
+            continue
+        with pytest.raises(Exception, match="a size other than m is dynamic"):
+            inductor.compile(torch.mm, a, b, dynamic=None, options=required)
+
+
+def test_required_looks_at_sizes_whose_kernels_are_left_out(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    """Also at sizes of the graph other than the one that it is compiled for."""
+    inductor.use(bundles.measured())
+    inductor.monkeypatch.setattr(
+        "nvgemm_runtime.matching.index.Index.left_out_sizes", lambda *_: {20: "b: no such operator"}
+    )
+    a, b = operands(16)
+    required = {"nvgemm_aot_mode": "required"}
+    assert inductor.compile(torch.mm, a, b, options=required).launched == (SQUARE,)
+    torch._dynamo.reset()
+    torch._dynamo.mark_dynamic(a, 0)
+    with pytest.raises(Exception, match="m 20: b: no such operator"):
+        inductor.compile(torch.mm, a, b, dynamic=None, options=required)
+
+
 def test_required_looks_at_every_declared_size_of_a_graph(
     inductor: InductorSession, bundles: Bundles
 ) -> None:
@@ -461,6 +519,28 @@ def test_beside_choices_that_a_user_adds_a_table_is_timed_by_its_kernel(
     assert len(stock) == 1
 
 
+def test_a_bundle_that_is_not_there_is_warned_of(
+    inductor: InductorSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    inductor.use(tmp_path / "mistyped.nvgemm")
+    assert "nvgemm" not in compile_dynamic(inductor).code[0]
+    (warning,) = warnings_of(caplog)
+    assert "mistyped.nvgemm: No such file" in warning
+    assert nvgemm_runtime.stats().missed == 1
+
+
+def test_a_problem_whose_kernels_are_left_out_says_so(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    inductor.use(bundles.measured(**OPEN["doubts"]))
+    inductor.monkeypatch.setattr(
+        "nvgemm_runtime.matching.index.Index.left_out_sizes", lambda *_: {7: "b: no such operator"}
+    )
+    assert inductor.compile(torch.mm, *operands(7)).launched == ()
+    (reason,) = nvgemm_runtime.stats().misses
+    assert reason.endswith("; m 7: b: no such operator")
+
+
 def test_switched_off_is_stock(inductor: InductorSession, bundles: Bundles) -> None:
     inductor.use(bundles.measured())
     compiled = inductor.compile(torch.mm, *operands(16), options={"nvgemm_aot_mode": "off"})
@@ -485,6 +565,67 @@ def test_events_say_that_a_gemm_is_dispatched(
     assert sum(nvgemm_runtime.stats().won.values()) == 2
     text = explain_text({"gemms": [g.to_json() for g in collect(events())], "unreadable_lines": 0})
     assert told in text
+
+
+def test_a_preloaded_manifest_has_the_kernels_of_tables(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    """Also those that are the fastest at no measured m."""
+    near = {8: {WIDE: 300, ONE: 301, SQUARE: 600}, 12: {WIDE: 600, ONE: 301, SQUARE: 300}}
+    measured = bundles.measured({m: {**times, ATEN: 1000} for m, times in near.items()})
+    with Bundle(measured) as opened:
+        header = opened.header
+    named = measured.rename(measured.with_name(f"model-{header.target.key}.nvgemm"))
+    inductor.use(named)
+    loaded: list[str] = []
+
+    def load(kernel_id: str, facts: DeviceFacts) -> LoadedKernel:
+        loaded.append(kernel_id)
+        return load_for(kernel_id, facts)
+
+    inductor.monkeypatch.setattr("nvgemm_runtime.launch.preload.load_for", load)
+    done = nvgemm_runtime.preload("model")
+    operators = {kernel.id: kernel.operator for kernel in header.kernels}
+    assert {operators[one] for one in loaded} == {WIDE, ONE, SQUARE}
+    assert len(loaded) == done.kernels == 3
+    assert compile_dynamic(inductor, 8).launched == (ONE,)
+
+
+Events = Callable[[], list[dict[str, Any]]]
+
+
+def explained(events: Events) -> str:
+    from nvgemm_aot.cli.explain import explain_text
+    from nvgemm_aot.workload.explain import collect
+
+    return explain_text({"gemms": [g.to_json() for g in collect(events())], "unreadable_lines": 0})
+
+
+def test_the_command_that_settles_doubts_is_told(
+    inductor: InductorSession, bundles: Bundles, events: Events
+) -> None:
+    doubtful = bundles.measured(doubts=("it was hot",))
+    inductor.use(doubtful)
+    compile_dynamic(inductor)
+    assert explained(events).endswith(
+        f"to measure on this GPU what is uncertain:\n  nvgemm-aot tune {doubtful} -o tuned.nvgemm"
+    )
+
+
+@pytest.mark.parametrize("is_static", [False, True])
+def test_what_aten_won_is_told_with_its_size_and_with_what_is_open(
+    inductor: InductorSession, bundles: Bundles, events: Events, is_static: bool
+) -> None:
+    inductor.use(bundles.measured({32: TIMES[32]}))
+    if is_static:
+        inductor.compile(torch.mm, *operands(32))
+    else:
+        compile_dynamic(inductor)
+    (met,) = events()
+    told = "ATen was measured to be as fast or faster at m 32"
+    if not is_static:
+        told += "".join(f"; m {m}: its ranking is an estimate" for m in (8, 12, 16))
+    assert met["measured"] == told
 
 
 def test_the_compile_caches_know_bundles_and_settings(

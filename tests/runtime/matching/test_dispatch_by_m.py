@@ -424,6 +424,21 @@ def test_bundles_that_contradict_each_other_leave_aten() -> None:
     assert "b0 and b1 contradict each other" in made.open[16]
 
 
+@pytest.mark.parametrize("is_second_deterministic", [False, True])
+def test_where_only_kernels_win_whose_results_depend_on_timing_it_is_said(
+    is_second_deterministic: bool,
+) -> None:
+    header = bundle({16: (500, 600, 1100)})
+    varying = {0, 1} - ({1} if is_second_deterministic else set())
+    kernels = tuple(
+        replace(kernel, is_deterministic=place not in varying)
+        for place, kernel in enumerate(header.kernels)
+    )
+    made = dispatch(replace(header, kernels=kernels))
+    assert made.table.has_kernels == is_second_deterministic
+    assert list(made.open) == ([] if is_second_deterministic else [16])
+
+
 def test_a_ranking_that_does_not_hold_contradicts_none() -> None:
     doubtful = bundle(TIMES, seed=1, aten=400, doubts=("it was hot",))
     assert dispatch(bundle(TIMES), doubtful).open == {}

@@ -244,11 +244,11 @@ def test_a_problem_of_a_refused_bundle_was_declared_and_says_so() -> None:
     served, refused = problem(16), problem(32)
     other = replace(header(refused), target=Target(arch="sm_90a"))
     found = index(header(served), other)
-    assert found.why_left_out(served) is None
-    assert found.why_left_out(problem(64)) is None
-    said = found.why_left_out(refused)
-    assert said is not None
+    assert found.left_out_sizes(served) == found.left_out_sizes(problem(64))
+    ((m, said),) = found.left_out_sizes(served).items()
+    assert m == 32
     assert said.startswith("b1: sm_90a kernels do not run on")
+    assert not found.left_out_sizes(replace(refused, n=8))
 
 
 def with_tiles(*tiles: tuple[int, int], times_ns: tuple[int | None, ...]) -> Header:
