@@ -78,10 +78,16 @@ def preload(
 
     Raises:
         NoKernelError: If no installed or named bundle is of the manifest.
+        ValueError: If ``device`` is a CUDA device that torch does not see.
     """
     import torch
 
     where = usual_device() if device is None else torch.device(device)
+    if where.type == "cuda" and (where.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device is {where}, and torch sees {torch.cuda.device_count()} CUDA devices: name one "
+            "of these, or 'cpu', or leave it out"
+        )
     if where == torch.device("cuda"):  # of which torch means the current one
         where = usual_device()
     facts = device_facts(where.type, where.index or 0)

@@ -347,6 +347,7 @@ def test_a_preload_does_not_wait_for_a_device_under_capture(
     """Waiting there is an error, which ends the capture."""
     Devices(monkeypatch)
     waited: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
     monkeypatch.setattr(preload, "named_kernels", dict)
     monkeypatch.setattr(preload, "_free_bytes", lambda device: 0)
@@ -354,3 +355,12 @@ def test_a_preload_does_not_wait_for_a_device_under_capture(
     monkeypatch.setattr(preload, "device_facts", lambda *_: facts)
     nvgemm_runtime.preload(device=device)
     assert waited == [torch.device(device)] * waits
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:3", torch.device("cuda", 1)])
+def test_a_device_that_is_not_there_is_refused(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device | str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ValueError, match=r"device is cuda.*, and torch sees 0 CUDA devices: name"):
+        nvgemm_runtime.preload(device=device)
