@@ -74,7 +74,7 @@ class Deadline:
             self.longest_s[case.model] = max(self.longest_s.get(case.model, 0.0), seconds)
 
     def note_timed(self, case: Case, seconds: float) -> None:
-        """Expect no more time for a case that took so long to time, or was not compiled."""
+        """Release a case's reserved time, and expect of others what it took to time."""
         with self._lock:
             self.timing_s = max(self.timing_s, seconds)
             self._admitted.pop(case, None)

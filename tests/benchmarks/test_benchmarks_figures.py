@@ -43,6 +43,7 @@ def texts(path: Path) -> str:
     return "\n".join(text for text in ElementTree.parse(path).getroot().itertext() if text.strip())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", list(RECORDS))
 def test_same_file_gives_the_same_figure(what: str, tmp_path: Path) -> None:
     path = tmp_path / "results.json"

@@ -109,6 +109,7 @@ def test_measuring_goes_on_from_run_to_run_and_two_gpus_confirm(
     assert "problems: 3 confirmed" in exported.output
 
 
+@pytest.mark.slow
 def test_a_row_that_fails_does_not_end_the_others(
     run: functools.partial[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

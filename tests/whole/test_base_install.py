@@ -160,6 +160,7 @@ def test_every_command_has_a_case_here() -> None:
     assert set(CASES) == set(commands(main))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "case"),
     [

@@ -131,6 +131,7 @@ every_damage = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @every_damage
 def test_torch_compiles_whatever_is_broken(ran: Callable[[Damage], Ran], damage: Damage) -> None:
     assert ran(damage).right == [True, True] * damage.compiles

@@ -109,6 +109,7 @@ def test_the_cases_have_every_row_and_every_manifest() -> None:
     assert {case.name for case in CASES} == set(MANIFESTS)
 
 
+@pytest.mark.slow
 @every_case
 def test_a_plan_serves_each_problem_or_says_why_not(planned: Planned) -> None:
     asked = representatives(planned.case.problems)

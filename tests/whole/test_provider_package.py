@@ -8,6 +8,8 @@ import subprocess
 import sys
 from zipfile import ZipFile
 
+import pytest
+
 from foreign_packages import PACKAGE, BuiltPackage
 from nvgemm_aot.providers import cute_dsl, interface
 from nvgemm_runtime.bundle.reader import Bundle
@@ -18,6 +20,7 @@ from synthetic_facts import H200
 KEY = "mm/tn/bf16xbf16/fp32/bf16"
 
 
+@pytest.mark.slow
 def test_the_command_builds_its_kernels_and_states_its_version(built_package: BuiltPackage) -> None:
     (made,) = built_package.document["bundles"]
     assert made["providers"] == {"tiny_gemm": 1}

@@ -83,6 +83,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "version", ["1.1", "1.0"], ids=["new version", "same version, other source"]
 )
@@ -122,6 +123,7 @@ def test_changed_code_is_compiled_anew_though_names_and_version_are_the_same(
     assert not set(new.values()) & set(old.values())
 
 
+@pytest.mark.slow
 def test_going_back_finds_what_the_old_version_compiled(machine: Machine) -> None:
     first = machine.install("1.0", ("one", "two"))
     machine.build(first)

@@ -162,7 +162,7 @@ def look_up_plan(
 def _measured_between(
     declared: Sequence[Declared], measured: UsableRankings
 ) -> tuple[Declared, ...]:
-    """Problems that differ from two declared ones in m alone, and lie between, and were measured.
+    """Measured problems whose m lies between those of two declared ones, equal in all else.
 
     Tables that choose a kernel by m need them. As many kernels are asked for as at the m below.
     """

@@ -1,4 +1,4 @@
-"""Imports of compilers, which Ctrl-C must not break off."""
+"""Defers Ctrl-C while a compiler is imported."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def interrupts_held() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if held and before is not signal.SIG_IGN:
+        if held:
             signal.raise_signal(signal.SIGINT)

@@ -73,7 +73,7 @@ def _log_failure(failure: str) -> None:
 def installed_digest() -> str:
     """Digest over the headers of all bundles, read once a process.
 
-    Of a bundle that must not be opened, why: something was asked for, and is to be reported.
+    A bundle that cannot be opened adds the reason, so that the plug-in still runs and reports it.
     """
     from ..installed.discover import find_bundles
 

@@ -52,8 +52,8 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     if rows is None:
         reason = "a size other than m is dynamic, and measured rankings are of one n and k each"
         here = RowRange(least=problem.m, most=problem.m)
-        is_declared = any(size.m in here for size in decided.sizes)
-        _require(problem, here, decided, facts, reason if is_declared else None)
+        is_won = any(one.m in here and decided.table.at(one.m) != ATEN for one in decided.sizes)
+        _require(problem, here, decided, facts, reason if is_won else None)
         return _miss(choices, problem.key, reason)
     table = decided.table.within(rows.least, rows.most)
     obstacle = cpp_obstacle(gemm.op) if table.has_kernels else None
@@ -85,7 +85,7 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
 def _none_faster(
     choices: list[Any], problem: Problem, rows: RowRange, decided: Dispatch, facts: DeviceFacts
 ) -> list[Any]:
-    """ATen's choices, where no kernel is to compute."""
+    """Return ATen's choices where the table names no kernel."""
     why_open = _why_open(problem, rows, decided, facts)[:_MOST_REASONS]
     doubtful = _doubtful_bundle(rows, decided)
     won = [str(one.m) for one in decided.sizes if one.m in rows and one.m not in decided.open]

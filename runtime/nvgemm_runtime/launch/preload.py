@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..bundle.format import Header
 from ..errors import NoKernelError
-from ..gemm.operands import Request
+from ..gemm.operands import MAX_ALIGNMENT_BYTES, Request
 from ..installed.discover import DISTRIBUTION_PREFIX, canonical_name
 from ..installed.registry import INSTALLATION, FoundBundle
 from ..matching.device import DeviceFacts, device_facts
@@ -139,8 +139,8 @@ def _free_bytes(device: torch.device) -> int:
 def _best(manifest: str, facts: DeviceFacts) -> Iterator[str]:
     """Ids of the kernels that compute the problems of a manifest, each once.
 
-    They are ranked first for a problem, or the dispatch table of one names them. Those for other
-    devices are among them.
+    The kernels that are ranked first for a problem, and those that its dispatch table names; also
+    those for other devices.
     """
     bundles = [found for found in INSTALLATION.shipped_bundles() if _is_of(found, manifest)]
     if not bundles:
@@ -178,14 +178,10 @@ def _of_tables(header: Header, facts: DeviceFacts) -> Iterator[str]:
     """The ids of kernels that compute problems of a bundle, at their m or others, as measured."""
     rows = {all_but_m(ranking.problem): ranking.problem for ranking in header.rankings}
     for problem in rows.values():
-        request = Request(problem=problem, alignment_bytes=_ALLOCATED_ALIGNMENT_BYTES)
+        request = Request(problem=problem, alignment_bytes=MAX_ALIGNMENT_BYTES)
         for only_confirmed in (True, False):
             _, decided = find_dispatch([request], facts, only_confirmed=only_confirmed)
             yield from decided.table.used
-
-
-_ALLOCATED_ALIGNMENT_BYTES = 256
-"""Of operands as `tune` measures them."""
 
 
 def _is_of(found: FoundBundle, manifest: str) -> bool:

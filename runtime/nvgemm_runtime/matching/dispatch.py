@@ -127,8 +127,8 @@ class Dispatch:
         table: The kernel for each m.
         measured: Each kernel that was measured, by id.
         sizes: What was measured, by rising m.
-        open: By m, why a declared problem's ranking decides nothing, or only against its winners.
-        doubtful: Of those, by m, the file of a bundle whose measurement is in doubt.
+        open: By m, why a declared problem's ranking, or its fastest kernels, are not used.
+        doubtful: By m, the file of a bundle whose measurement of that size is in doubt.
     """
 
     table: DispatchTable

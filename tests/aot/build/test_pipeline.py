@@ -473,6 +473,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_killed_at_any_point_the_next_build_is_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

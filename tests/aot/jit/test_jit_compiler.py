@@ -150,6 +150,7 @@ def test_what_was_killed_is_tried_again(
     assert machine.compiled().count(operator) == 2 * tried
 
 
+@pytest.mark.slow
 def test_a_kernel_whose_compiler_is_always_killed_is_given_up_for_a_day(
     machine: JitMachine, warned: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -456,6 +456,7 @@ gemms:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["sm_90a", pytest.param("sm_100f", marks=pytest.mark.slow)])
 def test_a_bundle_of_both_providers_verifies_and_comes_out_equal(tmp_path: Path, arch: str) -> None:
     path = tmp_path / "both.yaml"

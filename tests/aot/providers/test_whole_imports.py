@@ -30,6 +30,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "call", "last"),
     [

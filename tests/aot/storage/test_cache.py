@@ -161,6 +161,7 @@ def planted_kernels(cache: Cache, out: Path) -> list[bytes]:
     return payloads
 
 
+@pytest.mark.slow
 @ways
 @pytest.mark.parametrize("place", ["entries", "folders"])
 def test_a_build_compiles_anew_where_others_could_have_planted_kernels(

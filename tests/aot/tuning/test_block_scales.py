@@ -195,6 +195,7 @@ def test_one_scale_that_is_another_is_noticed(key: str, place: int) -> None:
     assert int(fault.split()[0]) <= (posed.n if place == 3 else posed.m)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("provider", "key"),
     [

@@ -45,6 +45,7 @@ OTHERS = {"Cpu_16x16", "Cpu_1x1"}
 """The kernels besides ``Cpu_8x32``."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("provider", [Lazy(), Failing(), LazyAtLargeSizes()])
 def test_a_wrong_kernel_is_thrown_out_of_every_ranking(tuner: Tuner, provider: Behaving) -> None:
     tunable = tuner.build(provider=provider)

@@ -63,6 +63,7 @@ def test_without_a_hang_the_bundle_is_that_of_one_process(tuner: Tuner) -> None:
     assert tuner.path.read_bytes() == here.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "bench",
     ["hangs_when_timed", pytest.param("hangs_back_to_back", marks=pytest.mark.slow)],
@@ -200,6 +201,7 @@ def test_the_budget_is_that_of_all_processes(tuner: Tuner) -> None:
     assert len(tuned.hanging) == 1
 
 
+@pytest.mark.slow
 def test_errors_and_messages_come_through(tuner: Tuner, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with pytest.raises(ZeroDivisionError, match="made by a test") as raised:
@@ -261,6 +263,7 @@ main(prog_name="nvgemm-aot")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "by",
     [

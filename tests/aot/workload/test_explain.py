@@ -365,6 +365,7 @@ def sleeping_half(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory)
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_model_that_is_compiled(
     command: Command,

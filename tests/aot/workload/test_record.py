@@ -132,6 +132,7 @@ raise SystemExit(7)
 """Its weights are 8 GB."""
 
 
+@pytest.mark.slow
 def test_under_fake_tensors(start: Start, tmp_path: Path) -> None:
     (tmp_path / "large.py").write_text(_FAKE)
     process = start("--fake", "--", sys.executable, "-W", "ignore", "large.py", "--one", "two")

@@ -71,6 +71,7 @@ SLOW = pytest.mark.slow
 """What is broken is looked at in `test_broken_install.py` as well."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     [
@@ -89,6 +90,7 @@ def test_autoloading_can_be_turned_off(run_so: Callable[[str], Ran]) -> None:
     assert (without.hits, without.misses) == (0, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["off", pytest.param("settings raise", marks=SLOW)])
 def test_cache_keys_are_those_that_torch_has_without_us(
     run_so: Callable[[str], Ran], way: str

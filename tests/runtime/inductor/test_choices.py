@@ -68,6 +68,7 @@ def test_kernels_that_are_slower_lose_without_a_trace(
     assert "nvgemm" not in compiled.code[0]
 
 
+@pytest.mark.slow
 def test_kernels_with_a_workspace_win_and_get_it_at_each_launch(
     inductor: InductorSession,
     kernel_cache: Cache,

@@ -55,6 +55,7 @@ def cold(home: Home, site: Path, artifacts: Path) -> Ran:
     return home.run(site, slow_aten=True, after=save)
 
 
+@pytest.mark.slow
 def test_a_cold_start_compiles_with_kernels(cold: Ran, home: Home) -> None:
     assert cold.right == [True, True]
     assert (cold.hits, cold.misses) == (0, 1)
@@ -83,6 +84,7 @@ def test_with_the_wheel_upgraded_its_other_kernels_are_asked(
     assert "AUTOTUNE" in upgraded.said
 
 
+@pytest.mark.slow
 def test_a_warm_start_runs_the_kernels_from_the_cache(home: Home, site: Path, cold: Ran) -> None:
     """The program does not name nvgemm-aot. The slow tests compile without the wheel in between."""
     warm = home.run(site)
@@ -135,6 +137,7 @@ def after(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path | None, 
     return site, ""
 
 
+@pytest.mark.slow
 def test_a_cached_graph_whose_kernels_are_gone_says_so_once_and_is_right(
     home: Home, cold: Ran, after: tuple[Path | None, str], tmp_path: Path
 ) -> None:

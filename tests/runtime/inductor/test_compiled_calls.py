@@ -143,6 +143,7 @@ def test_threads_that_race_for_the_first_call(inductor: InductorSession, kernel_
     assert len(inductor.record.lines()) == len(outs)
 
 
+@pytest.mark.slow
 def test_a_kernel_that_fails_when_first_launched_leaves_aten(
     inductor: InductorSession,
     kernel_cache: Cache,

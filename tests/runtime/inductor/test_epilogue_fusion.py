@@ -154,6 +154,7 @@ def test_a_fused_kernel_that_is_slower_leaves_the_graph_as_it_was(
     assert "nvgemm_aot_gemm" not in compiled.code[-1]
 
 
+@pytest.mark.slow
 def test_a_fused_kernel_that_is_slower_leaves_one_gemm_counted(
     inductor: InductorSession, sleeping: BuiltBundle, events: Callable[[], list[dict[str, Any]]]
 ) -> None:
@@ -179,6 +180,7 @@ def calls(code: str) -> list[str]:
     return ["loop" if "cpp_fused" in line else line for line in lines if "(" in line]
 
 
+@pytest.mark.slow
 def test_the_sum_without_its_activation_may_win(
     inductor: InductorSession,
     sleeping: BuiltBundle,
@@ -254,6 +256,7 @@ LEFT_ALONE_QUICKLY = {
 """A few of them; the slow tests look at all."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
@@ -273,6 +276,7 @@ def test_other_graphs_are_left_alone(
     assert warnings_of(caplog) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "expression",
     [
@@ -314,6 +318,7 @@ def test_a_row_for_each_of_a_reshaped_product(
     assert len(compiled.launched) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backends", "fused_ones"),
     [
@@ -337,6 +342,7 @@ def test_nothing_rounds_otherwise_than_it_might_without_us(
     assert {key.split("/")[5].removeprefix("bias_") for key in keys} == fused_ones
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -374,6 +380,7 @@ def test_nothing_is_fused_where_aten_may_not_compute(
         session.compile(lambda x: function(linear(x)), x)
 
 
+@pytest.mark.slow
 def test_a_change_of_m_compiles_nothing(session: InductorSession) -> None:
     linear, x = layer(), rows()
     torch._dynamo.mark_dynamic(x, 0)

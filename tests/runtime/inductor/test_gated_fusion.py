@@ -149,6 +149,7 @@ def test_a_kernel_that_is_faster_computes(
     assert (met["basis"], used["name"]) == ("declared", called)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lead", [(2, M // 2), pytest.param((M,), marks=pytest.mark.slow)])
 def test_a_result_that_a_gemm_uses_is_fused(
     session: InductorSession, lead: tuple[int, ...]
@@ -166,6 +167,7 @@ def oai(x: Tensor, w: Tensor, c: Tensor) -> Tensor:
     return (up + 1) * (gate * torch.sigmoid(gate * 1.702))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
 )
@@ -195,6 +197,7 @@ def test_a_slower_kernel_leaves_the_graph_as_it_was(
     assert tried["gemm"] == f"mm/tn/bf16xbf16/fp32/bf16/swiglu_halves/m{M}n{N}k{K}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["raises", pytest.param("has no time", marks=pytest.mark.slow)])
 def test_what_cannot_be_compared_does_not_join(
     session: InductorSession, caplog: pytest.LogCaptureFixture, how: str
@@ -219,6 +222,7 @@ def test_what_cannot_be_compared_does_not_join(
     )
 
 
+@pytest.mark.slow
 def test_a_product_of_the_unfused_may_be_bundled(
     inductor: InductorSession, sleeping: BuiltBundle, kernel_cache: Cache, tmp_path: Path
 ) -> None:
@@ -333,6 +337,7 @@ LEFT_ALONE = (
 LEFT_ALONE_QUICKLY = (result_quantized, product_used_again, weighted_one)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "function",
     [
@@ -354,6 +359,7 @@ def test_other_graphs_are_left_alone(
     assert warnings_of(caplog) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -372,6 +378,7 @@ def test_settings_that_leave_graphs_alone(
     assert compiled.launched == ()
 
 
+@pytest.mark.slow
 def test_a_write_between_product_and_gate_is_seen(session: InductorSession) -> None:
     """What is fused reads its operands later than the product would have."""
 
@@ -389,6 +396,7 @@ def test_a_write_between_product_and_gate_is_seen(session: InductorSession) -> N
     assert not given.any()
 
 
+@pytest.mark.slow
 def test_a_change_of_m_compiles_nothing(session: InductorSession) -> None:
     x, w = tensors(2, 8)
     torch._dynamo.mark_dynamic(x, 1)
@@ -402,6 +410,7 @@ def test_a_change_of_m_compiles_nothing(session: InductorSession) -> None:
         assert len(session.launched(compiled.function, x, w)) == launches
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["chunked", pytest.param("interleaved", marks=pytest.mark.slow)])
 def test_operands_that_the_kernel_cannot_take_go_to_aten(
     session: InductorSession, name: str
@@ -426,6 +435,7 @@ def test_aten_in_place_of_the_kernel_of_gpt_oss(session: InductorSession) -> Non
     assert session.launched(compiled.function, unaligned, w, c) == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "n", "count"), [(chunked, N, 1), (two_products, HALF, 2)], ids=["one", "two"]
 )
@@ -457,6 +467,7 @@ def test_required_is_met_by_a_fused_kernel(
     assert warnings_of(caplog) == []
 
 
+@pytest.mark.slow
 def test_training_is_right(session: InductorSession) -> None:
     """Backward needs the product, so nothing is fused."""
     x, w = tensors(M)

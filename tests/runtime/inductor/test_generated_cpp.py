@@ -36,6 +36,7 @@ def operands(m: int = 16) -> tuple[Tensor, Tensor]:
     return torch.arange(m * 64.0).view(m, 64) % 5 - 2, torch.arange(2 * 8 * 8.0).view(2, 8, 8) % 3
 
 
+@pytest.mark.slow
 def test_cpp_wrapper_tries_the_kernel_and_has_the_stock_call_behind_it(
     inductor: InductorSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

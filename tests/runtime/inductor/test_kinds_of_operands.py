@@ -42,6 +42,7 @@ def test_a_linear_layer_reads_its_weight_as_it_lies(
     assert len(compiled.launched) == 1
 
 
+@pytest.mark.slow
 def test_strides_that_inductor_leaves_open(inductor: InductorSession) -> None:
     def model(a: Tensor, b: Tensor) -> Tensor:
         return torch.relu(torch.relu(a) @ torch.tanh(b)) @ torch.relu(b.t())
@@ -92,6 +93,7 @@ def test_operands_that_share_memory(inductor: InductorSession) -> None:
     assert len(compiled.launched) == 2, "no kernel reads one matrix for a whole batch"
 
 
+@pytest.mark.slow
 def test_results_that_go_into_parts_of_others(inductor: InductorSession) -> None:
     def model(a: Tensor, b: Tensor) -> Any:
         whole = torch.zeros(32, 32)

@@ -206,6 +206,7 @@ def test_a_trusted_winner_for_swizzled_scales(
     assert timed == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("faster", "count"), [("bundled", 1), ("aten", 1), ("close", 3)])
 def test_a_sum_with_its_activation_is_timed_with_the_fastest(
     inductor: InductorSession, rankings: Rankings, timed: list[str], faster: str, count: int

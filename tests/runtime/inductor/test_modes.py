@@ -194,6 +194,7 @@ def test_the_variable_sets_it_for_a_process(
     assert done.stdout.splitlines()[-3:] == said, done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_what_was_compiled_is_counted_and_said_in_a_line(
     inductor: InductorSession,
     recording_bundle: BuiltBundle,

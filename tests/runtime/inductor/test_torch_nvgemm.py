@@ -70,6 +70,7 @@ def test_the_backend_of_this_torch_is_as_it_was_read() -> None:
     assert "kernel.metadata.operator_name" in text
 
 
+@pytest.mark.slow
 def test_its_doubles_leave_the_choices_of_a_covered_gemm(
     inductor: InductorSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -68,6 +68,7 @@ def test_waiting_can_be_given_up_and_taken_up_again(
     assert pending.result(600).reason is None
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_started_again_once(machine: JitMachine, fallback: JitClient) -> None:
     machine.set(FAKE_OPERATORS="hangs")
     pending = [fallback.request(problem(m), H200) for m in (16, 64)]
@@ -95,6 +96,7 @@ def test_a_killed_compiler_is_replaced(machine: JitMachine, fallback: JitClient)
     assert machine.compiled() == ["crash", "crash", "one", "two"]
 
 
+@pytest.mark.slow
 def test_a_killed_program_takes_everything_with_it_and_the_next_goes_on(
     machine: JitMachine,
 ) -> None:
@@ -198,6 +200,7 @@ def test_the_server_has_no_gpu_and_writes_nothing_beside_the_program(
     assert Path(f"/proc/{running(fallback)}/cwd").readlink() == Path("/")
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_holds_nobody_up(
     machine: JitMachine, fallback: JitClient
 ) -> None:
