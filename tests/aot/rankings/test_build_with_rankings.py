@@ -430,7 +430,9 @@ def test_nothing_is_shipped_that_cannot_be_read() -> None:
 
 def test_the_guide_says_what_is_shipped() -> None:
     guide = " ".join((ROOT / "docs" / "guide" / "tuning.md").read_text().split())
-    (passage,) = re.findall(r"Measured rankings for the H200 come with .*? are in both[^.]*\.", guide)
+    (passage,) = re.findall(
+        r"Measured rankings for the H200 come with .*? are in both[^.]*\.", guide
+    )
     counts = re.findall(r"(\d+)[a-z ]* of `([^`]*)`, of which [A-Za-z ]* confirm (\d+)", passage)
     found, problems = {}, []
     for path in (Path(shipped.__file__).parent / "data").glob("*.json"):
