@@ -1,4 +1,4 @@
-"""What programs lose on one GPU that trust what another of its product measured."""
+"""How much longer one GPU's fastest takes than the fastest on another GPU of the product."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SLOWER = 1.01
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trusted:
+class Transfer:
     """A problem's fastest on one GPU, called on another.
 
     Attributes:
@@ -35,22 +35,22 @@ class Trusted:
     over_aten: float
 
 
-def trusted(rankings: Rankings) -> list[Trusted]:
-    """Each problem's fastest on each GPU, on each other GPU; those that were measured there."""
+def find_transfers(rankings: Rankings) -> list[Transfer]:
+    """Find each problem's fastest on each GPU, called on each other one that measured it too."""
     found = []
     for (problem, _), entries in rankings.groups.items():
         standing = assess(entries).standing
-        for here, there in itertools.permutations(_latest_of_gpus(entries), 2):
-            times = there.times
-            if here.aten is None or ATEN not in times or here.winner not in times:
+        for from_gpu, to_gpu in itertools.permutations(_latest_of_gpus(entries), 2):
+            times = to_gpu.times
+            if from_gpu.aten is None or ATEN not in times or from_gpu.winner not in times:
                 continue
-            taken_ns = times[here.winner].time_ns
+            taken_ns = times[from_gpu.winner].time_ns
             found.append(
-                Trusted(
+                Transfer(
                     problem=problem,
                     standing=standing,
-                    is_bundled=here.winner != ATEN,
-                    over_best=taken_ns / times[there.winner].time_ns,
+                    is_bundled=from_gpu.winner != ATEN,
+                    over_best=taken_ns / times[to_gpu.winner].time_ns,
                     over_aten=taken_ns / times[ATEN].time_ns,
                 )
             )
@@ -63,8 +63,8 @@ def _latest_of_gpus(entries: Sequence[Entry]) -> list[Measurement]:
     return [one for gpu, one in latest.items() if gpu is not None]
 
 
-def gpus_table(every: Sequence[Trusted]) -> Iterator[str]:
-    """A row a standing, and all together; then the worst."""
+def gpus_table(every: Sequence[Transfer]) -> Iterator[str]:
+    """One row for each standing, one for all, and the five worst."""
     yield (
         f"{'':<14} {'':>5} {'over the fastest there':>27}   {'bundled':>7} {'over ATen there':>27}"
     )
@@ -80,7 +80,7 @@ def gpus_table(every: Sequence[Trusted]) -> Iterator[str]:
         yield f"{one.over_best:.3f}: {one.problem.key}, {one.standing}"
 
 
-def _row(label: str, some: Sequence[Trusted]) -> str:
+def _row(label: str, some: Sequence[Transfer]) -> str:
     bundled = [one for one in some if one.is_bundled]
     return (
         f"{label:<14} {len(some):>5} {_figures(one.over_best for one in some)}   "
