@@ -52,13 +52,11 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     if rows is None:
         reason = "a size other than m is dynamic, and measured rankings are of one n and k each"
         here = RowRange(least=problem.m, most=problem.m)
-        is_won = any(one.m in here and decided.table.at(one.m) != ATEN for one in decided.sizes)
-        _require(problem, here, decided, facts, reason if is_won else None)
+        _require(problem, here, decided, facts, reason if _wins_declared(here, decided) else None)
         return _miss(choices, problem.key, reason)
     table = decided.table.within(rows.least, rows.most)
     obstacle = cpp_obstacle(gemm.op) if table.has_kernels else None
-    wins_declared = any(one.m in rows and table.at(one.m) != ATEN for one in decided.sizes)
-    _require(problem, rows, decided, facts, obstacle if wins_declared else None)
+    _require(problem, rows, decided, facts, obstacle if _wins_declared(rows, decided) else None)
     if obstacle is not None:
         return _miss(choices, problem.key, obstacle)
     if not table.has_kernels:
@@ -80,6 +78,11 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
         doubtful=_doubtful_bundle(rows, decided),
     )
     return [choice]
+
+
+def _wins_declared(rows: RowRange, decided: Dispatch) -> bool:
+    """Whether a kernel computes any of the measured sizes of a graph."""
+    return any(one.m in rows and decided.table.at(one.m) != ATEN for one in decided.sizes)
 
 
 def _none_faster(

@@ -10,21 +10,17 @@ from importlib.metadata import entry_points
 
 import pytest
 
+from interrupted_imports import INTERRUPT_AT
 from nvgemm_runtime import __version__
 
-INTERRUPTED_AT = """
-import os, signal, sys
-
-class Interrupt:
-    def find_spec(self, name, path=None, target=None):
-        if name == {module!r}:
-            os.kill(os.getpid(), signal.SIGINT)  # as a terminal does
-
-sys.meta_path.insert(0, Interrupt())
+INTERRUPTED_AT = (
+    INTERRUPT_AT
+    + """
 sys.argv[0] = "nvgemm-aot"
 from nvgemm_aot.__main__ import main
 main()
 """
+)
 
 
 def run(

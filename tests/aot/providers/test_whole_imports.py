@@ -10,17 +10,12 @@ import threading
 
 import pytest
 
+from interrupted_imports import INTERRUPT_AT
 from nvgemm_aot.providers.whole_imports import interrupts_held
 
-INTERRUPTED_AT = """
-import os, signal, sys
-
-class Interrupt:
-    def find_spec(self, name, path=None, target=None):
-        if name == {module!r}:
-            os.kill(os.getpid(), signal.SIGINT)  # as a terminal does
-
-sys.meta_path.insert(0, Interrupt())
+INTERRUPTED_AT = (
+    INTERRUPT_AT
+    + """
 signal.signal(signal.SIGINT, signal.default_int_handler)
 {first}
 try:
@@ -28,6 +23,7 @@ try:
 except KeyboardInterrupt:
     print({last!r} in sys.modules)
 """
+)
 
 
 @pytest.mark.slow
@@ -39,11 +35,10 @@ except KeyboardInterrupt:
             "toolchain.import_operators()",
             "torch._subclasses.fake_tensor",
         ),
-        pytest.param(
+        (
             "from nvgemm_aot.providers.quack import entry",
             "entry.import_library()",
             "quack.gemm_default_epi",
-            marks=pytest.mark.slow,
         ),
     ],
 )
