@@ -3,6 +3,7 @@
     nvgemm-aot tune BUNDLE -o tuned.nvgemm --grid            # on a GPU; then, with it installed or
     NVGEMM_AOT_BUNDLES=tuned.nvgemm python -m benchmarks.dispatch measure dispatch.json
     python -m benchmarks.dispatch table dispatch.json        # anywhere
+    python -m benchmarks.dispatch choose dispatch.json tuned.nvgemm        # by today's rules
 
 For every n and k of a plain product in bf16 or fp16 that a tuned bundle measured at several m,
 `HELD_BACK` further m between the least and the largest are measured: ATen and every bundled kernel
@@ -28,13 +29,21 @@ from typing import Any
 import click
 
 from benchmarks.shared.bundled import declared, environment, load_exact
+from benchmarks.shared.h200 import H200
 from benchmarks.shared.measuring import Arena, Contender, Exact, offline_ns
 from benchmarks.shared.records import require_gpu
 from benchmarks.shared.resuming import Results, measuring_options
 from benchmarks.shared.summaries import MIN_ROUNDS, Summary, chosen, geomean, ratio, summarized
-from nvgemm_runtime.bundle.format import APART
+from nvgemm_runtime.bundle.format import APART, Header
+from nvgemm_runtime.bundle.reader import Bundle
+from nvgemm_runtime.gemm.operands import MAX_ALIGNMENT_BYTES, Request
 from nvgemm_runtime.gemm.problem import DType, Problem
 from nvgemm_runtime.launch.dispatch_table import dispatch_table
+from nvgemm_runtime.matching.device import TorchVersions
+from nvgemm_runtime.matching.dispatch import decide_dispatch
+from nvgemm_runtime.matching.index import BundleView, Index
+from nvgemm_runtime.matching.thresholds import DispatchTable
+from nvgemm_runtime.matching.trust import Terms
 
 WHAT = "dispatch"
 WINDOW_NS = 1_000_000.0
@@ -100,6 +109,30 @@ def choices(problem: Problem, measured: Sequence[int], *, only_confirmed: bool) 
             times[ATEN] = size.aten.time_ns
             found[f"hint {hint}"] = min(times, key=lambda name: times[name])
     return found
+
+
+def choices_of_bundle(
+    header: Header, problems: Sequence[Problem], torch: str, cuda: str
+) -> list[str]:
+    """What the rules of this version choose for each problem from a bundle's rankings, on an H200.
+
+    Rankings count that no other GPU has confirmed.
+    """
+    versions = TorchVersions(torch=torch, cuda=cuda)
+    index = Index([BundleView(name="the bundle", header=header)], H200, versions=versions)
+    tables: dict[Problem, DispatchTable] = {}
+    for problem in problems:
+        line = replace(problem, m=1)
+        if line not in tables:
+            tables[line] = decide_dispatch(
+                index.declared_sizes(problem),
+                Request(problem=problem, alignment_bytes=MAX_ALIGNMENT_BYTES),
+                H200,
+                versions,
+                Terms(limit=1),
+                only_confirmed=False,
+            ).table
+    return [tables[replace(problem, m=1)].at(problem.m) or ATEN for problem in problems]
 
 
 def measure_size(
@@ -178,6 +211,26 @@ def main() -> None:
 def print_table(path: Path) -> None:
     """Print the table of a file."""
     Results.read(path, WHAT).write_table(table)
+
+
+@main.command("choose")
+@click.argument("path", type=click.Path(path_type=Path, exists=True))
+@click.argument("bundle", type=click.Path(path_type=Path, exists=True))
+def choose_again(path: Path, bundle: Path) -> None:
+    """Print the table of a file as if today's rules had chosen from the rankings of BUNDLE."""
+    results = Results.read(path, WHAT)
+    with Bundle(bundle) as opened:
+        header = opened.header
+    problems = [Problem.parse(key) for key in results.entries]
+    measured_with = results.environment
+    found = choices_of_bundle(header, problems, measured_with["torch"], measured_with["CUDA"])
+    for problem, name in zip(problems, found):
+        entry = results.entries[problem.key]
+        if name not in entry["times"]:
+            raise click.ClickException(f"{path} has no time of kernel {name[:12]} at {problem.key}")
+        entry["choices"]["dispatch"] = name
+    click.echo(f"dispatch: what the rules of this version choose from {bundle.name}")
+    results.write_table(table)
 
 
 @main.command()

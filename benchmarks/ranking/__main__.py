@@ -53,9 +53,9 @@ from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.gemm.operands import MAX_ALIGNMENT_BYTES
 from nvgemm_runtime.gemm.problem import Layout, Problem
 from nvgemm_runtime.matching.device import DeviceFacts
-from nvgemm_runtime.matching.dispatch import FEW_ROWS, MARGIN
 from nvgemm_runtime.matching.index import BundleView, Index, Miss
 from nvgemm_runtime.matching.nearest import NearestSizes
+from nvgemm_runtime.matching.thresholds import FEW_ROWS, MARGIN
 
 WHAT = "ranking"
 OFFERED = (1, 2, 3, 4)

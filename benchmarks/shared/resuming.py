@@ -49,12 +49,14 @@ class Results:
     """The file of a benchmark.
 
     Attributes:
+        environment: What was measured with.
         entries: What was measured, by a key for each size.
     """
 
     def __init__(self, path: Path, record: dict[str, Any]) -> None:
         self.path = path
         self._record = record
+        self.environment: dict[str, Any] = record["environment"]
         self.entries: dict[str, Any] = record["entries"]
 
     @classmethod

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import cpu_provider
 from benchmarks.dispatch import __main__ as dispatch
-from nvgemm_runtime.gemm.problem import DType
+from nvgemm_aot.bundle.content import ProblemRanking
+from nvgemm_aot.bundle.writer import describe
+from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource, Timing
+from nvgemm_runtime.gemm.problem import DType, Problem
+from synthetic_content import SIGNATURE, synthetic_content
 
 
 def test_sizes_that_were_measured_are_not_held_back() -> None:
@@ -58,3 +64,37 @@ def test_a_choice_loses_what_it_takes_longer_than_the_best() -> None:
     ]
     assert lines[2].split()[0] == "all"
     assert lines[4] == f"dispatch, {large.key}: 1.250: aten for b"
+
+
+def test_todays_rules_choose_from_the_rankings_of_a_bundle() -> None:
+    content = synthetic_content(kernels=2, problems=1)
+    first, second = content.kernels
+    source = RankingSource(
+        kind="measurement",
+        by="a test",
+        gpu="NVIDIA H200",
+        conditions=Conditions(driver="", torch="2.11.0+cu130", cuda="13.0", date="2026-11-23"),
+    )
+    rankings = tuple(
+        ProblemRanking(
+            problem=Problem(signature=SIGNATURE, m=m, n=4096, k=4096),
+            source=source,
+            kernels=((one.id, 500), (other.id, 700)),
+            measured=Measured(
+                spreads_ns=(1, 1), aten=Timing(time_ns=600, spread_ns=1), triton=None, doubts=()
+            ),
+        )
+        for m, one, other in ((16, first, second), (24, first, second), (100, second, first))
+    )
+    header = describe(
+        replace(
+            content,
+            target=replace(content.target, arch="sm_90a"),
+            device="H200",
+            rankings=rankings,
+        )
+    )
+    problems = [Problem(signature=SIGNATURE, m=m, n=4096, k=4096) for m in (15, 20, 50, 100)]
+    chosen = dispatch.choices_of_bundle(header, problems, "2.11.0+cu130", "13.0")
+    assert chosen == [dispatch.ATEN, first.id, dispatch.ATEN, second.id]
+    assert dispatch.choices_of_bundle(header, problems, "2.12.0", "13.0") == [dispatch.ATEN] * 4

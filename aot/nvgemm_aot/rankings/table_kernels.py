@@ -16,11 +16,13 @@ from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions, cuda_major
 from nvgemm_runtime.matching.dispatch import decide_dispatch
 from nvgemm_runtime.matching.index import all_but_m
+from nvgemm_runtime.matching.thresholds import FEW_ROWS
 from nvgemm_runtime.matching.trust import KNOWN_ALIGNMENT_BYTES, Terms
 from nvgemm_runtime.matching.usable_rankings import BundleView, UsableRanking, launchable
 
 from ..bundle.content import BundleContent
 from ..bundle.writer import describe
+from ..targets.profile import load_profile, profile_names
 
 _Row = Mapping[int, UsableRanking]
 """By m, the rankings of problems that have all else in common."""
@@ -72,13 +74,17 @@ class DispatchTables:
             sources, alignments, (False, True), (False, True)
         ):
             assert source.conditions is not None
+            device = _device_of(source, self._platform)
+            if device.multiprocessors is None and max(row) > FEW_ROWS:
+                # Which of them a table uses depends on their waves, which are not known.
+                needed.update(one.kernel.id for usable in row.values() for one in usable.kernels)
             decided = decide_dispatch(
                 rankings,
                 Request(
                     problem=next(iter(row.values())).ranking.problem,
                     alignment_bytes=alignment_bytes,
                 ),
-                _device_of(source, self._platform),
+                device,
                 TorchVersions(torch=source.conditions.torch, cuda=source.conditions.cuda),
                 Terms(limit=1),
                 only_confirmed=only_confirmed,
@@ -91,11 +97,13 @@ class DispatchTables:
 def _device_of(source: RankingSource, platform: str) -> DeviceFacts:
     """A device of the product that a ranking was measured on."""
     assert source.conditions is not None
+    profiles = map(load_profile, profile_names())
+    counts = {profile.driver_name: profile.sm_count.value for profile in profiles}
     return DeviceFacts(
         kind="cuda",
         name=source.gpu,
         capability=None,
-        multiprocessors=None,
+        multiprocessors=counts.get(source.gpu),
         platform=platform,
         cuda=cuda_major(source.conditions.cuda),
         runtime_library=None,

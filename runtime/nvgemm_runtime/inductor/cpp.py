@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ..gemm.roles import Role
 from ..launch.native import CALLED_ABI
-from ..matching.dispatch import ATEN, DispatchTable
+from ..matching.thresholds import ATEN, DispatchTable
 
 _EXTRAS = tuple(role.value for role in Role if role not in (Role.A, Role.B, Role.OUT))
 """What kernels take besides A and B, in the order of ``try_gemm``'s arguments."""

@@ -18,7 +18,8 @@ from ..gemm.problem import Problem
 from ..installed.registry import INSTALLATION
 from ..launch.dispatch_table import find_dispatch
 from ..matching.device import DeviceFacts
-from ..matching.dispatch import ATEN, Dispatch
+from ..matching.dispatch import Dispatch
+from ..matching.thresholds import ATEN
 from ..recording.declarable import read_requests
 from ..settings import DEFAULT_MODE_VARIABLE, MODE_VARIABLE, Mode
 from . import report

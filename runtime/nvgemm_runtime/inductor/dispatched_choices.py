@@ -16,7 +16,8 @@ import torch
 from torch._inductor import ir
 from torch._inductor import select_algorithm as autotuning
 
-from ..matching.dispatch import ATEN, Dispatch, DispatchTable
+from ..matching.dispatch import Dispatch
+from ..matching.thresholds import ATEN, DispatchTable
 from . import cpp, report
 from .choice_timing import stock_benchmark
 from .choices import BundledChoice, CallNode, StockCall, header

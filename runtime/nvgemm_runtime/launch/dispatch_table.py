@@ -15,7 +15,8 @@ from ..gemm.operands import Request, check_kinds, requests
 from ..gemm.problem import Op
 from ..installed.registry import INSTALLATION
 from ..matching.device import DeviceFacts, torch_versions
-from ..matching.dispatch import ATEN, Dispatch, decide_dispatch
+from ..matching.dispatch import Dispatch, decide_dispatch
+from ..matching.thresholds import ATEN
 from ..matching.trust import Terms
 from .select import facts_of
 

@@ -1,122 +1,31 @@
 """Which kernel computes a GEMM of any m, from the measured rankings of its signature, n and k.
 
-Pure functions of what was measured at some m. Nothing is interpolated: a kernel is used at an m
-that was measured, or between two that were, if what was measured at both speaks for it. Everywhere
-else ATen computes.
+Pure functions of what was measured at some m: which rankings count, and the table that they make
+(`thresholds`).
 """
 
 from __future__ import annotations
 
-import itertools
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..bundle.format import Timing
 from ..gemm.operands import Request
 from .device import DeviceFacts, TorchVersions
+from .thresholds import (
+    Contender,
+    DispatchTable,
+    MeasuredSize,
+    Tiling,
+    beating_aten,
+    make_table,
+    places_along,
+)
 from .trust import Terms, why_another_aten, why_times_are_open, why_unlike_measured
 
 if TYPE_CHECKING:
     from .usable_rankings import MatchedKernel, UsableRanking
-
-ATEN = ""
-"""Stands for ATen where a kernel's id may stand."""
-
-MARGIN = 0.02
-"""A kernel is used between two measured m if at both it takes at most this part longer than the
-fastest there."""
-
-FEW_ROWS = 128
-"""Up to this m, a kernel's tiles change little with m, and `MAX_RATIO_OF_FEW` holds."""
-
-MAX_RATIO_OF_FEW = 16
-"""Most that the larger of two measured m may be of the smaller, if a kernel is to be used between,
-and the larger is at most `FEW_ROWS`.
-
-Where `benchmarks.ranking` held such an m back on an H200, its neighbours 2.7 to 16 times apart,
-kernels that were within `MARGIN` at both lost 0.3 % in the geometric mean, and 2.9 % at most."""
-
-MAX_RATIO = 1.5
-"""The same for more rows. There, with neighbours 3.4 to 4.7 times apart, such kernels lost 5.2 %
-and 24 % at most: the number of waves decides, and changes in between. 1.5 is a choice; no m were
-measured that near to each other."""
-
-MAX_WORKSPACE_BYTES = 64 << 20
-"""For sizes that were not declared: kernels that need more memory are left out if others serve."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Contender:
-    """What a kernel took at one m.
-
-    Attributes:
-        timing: Its time, and what that varies by.
-        workspace_bytes: Memory that it needs there besides its operands.
-    """
-
-    timing: Timing
-    workspace_bytes: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class MeasuredSize:
-    """What was measured at one m.
-
-    Attributes:
-        m: Rows of A.
-        kernels: By id, the kernels that were measured.
-        aten: ATen's time.
-    """
-
-    m: int
-    kernels: Mapping[str, Contender]
-    aten: Timing
-
-
-@dataclass(frozen=True, kw_only=True)
-class DispatchTable:
-    """A kernel for every m.
-
-    Attributes:
-        bounds: Rising: the first m of each segment but the first, which begins at 0.
-        kernels: Of each segment the kernel's id, or `ATEN`. Neighbours differ.
-    """
-
-    bounds: tuple[int, ...]
-    kernels: tuple[str, ...]
-
-    def at(self, m: int) -> str:
-        """The kernel's id for an m, or `ATEN`."""
-        return self.kernels[bisect_right(self.bounds, m)]
-
-    def within(self, least: int, most: int | None) -> DispatchTable:
-        """The same for m in ``least..most`` (no end if None), without segments outside of it."""
-        first = bisect_right(self.bounds, least)
-        last = len(self.bounds) if most is None else bisect_right(self.bounds, most)
-        return DispatchTable(bounds=self.bounds[first:last], kernels=self.kernels[first : last + 1])
-
-    def without_aten(self, kernel_id: str) -> DispatchTable:
-        """The same, with a kernel in the place of ATen."""
-        bounds: list[int] = []
-        kernels: list[str] = []
-        for bound, one in zip((0, *self.bounds), self.kernels):
-            named = kernel_id if one == ATEN else one
-            if not kernels or named != kernels[-1]:
-                bounds.append(bound)
-                kernels.append(named)
-        return DispatchTable(bounds=tuple(bounds[1:]), kernels=tuple(kernels))
-
-    @property
-    def used(self) -> tuple[str, ...]:
-        """The ids of the kernels that it names, each once."""
-        return tuple(dict.fromkeys(filter(None, self.kernels)))
-
-    @property
-    def has_kernels(self) -> bool:
-        """Whether it names any kernel."""
-        return any(self.kernels)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,6 +38,8 @@ class Dispatch:
         sizes: What was measured, by rising m.
         open: By m, why a declared problem's ranking, or its fastest kernels, are not used.
         doubtful: By m, the file of a bundle whose measurement of that size is in doubt.
+        needed: The ids of the kernels without which the table would be another: those that it
+            names, and those that others are compared to.
     """
 
     table: DispatchTable
@@ -136,15 +47,7 @@ class Dispatch:
     sizes: tuple[MeasuredSize, ...]
     open: Mapping[int, str]
     doubtful: Mapping[int, str]
-
-    @property
-    def needed(self) -> frozenset[str]:
-        """The ids of the kernels without which the table would be another.
-
-        Those that it names, and the fastest at each measured m, which the others are compared to.
-        """
-        fastest = (_fastest(_losses(size)) for size in self.sizes)
-        return frozenset([*self.table.used, *filter(None, fastest)])
+    needed: frozenset[str]
 
 
 def decide_dispatch(
@@ -188,9 +91,9 @@ def decide_dispatch(
                 if not one.kernel.is_deterministic
             }
             kept = {id_: one for id_, one in found.kernels.items() if id_ not in varying}
-            is_won = bool(_losses(found))
+            is_won = bool(beating_aten(found))
             found = replace(found, kernels=kept)
-            if is_won and not _losses(found):
+            if is_won and not beating_aten(found):
                 why_open[m] = "results of the kernels that are faster than ATen depend on timing"
         sizes.append(found)
         for usable in of_size:
@@ -199,13 +102,21 @@ def decide_dispatch(
                     measured.setdefault(one.kernel.id, one)
     # Where m is contiguous in A, operands between two measured m are aligned unlike at either.
     may_bridge = request.problem.signature.layout.a_row_major
-    table = make_table(sizes, may_bridge=may_bridge)
+    tiling = None
+    if facts.multiprocessors is not None:
+        designs = {id_: one.kernel.design for id_, one in measured.items()}
+        tiling = Tiling(
+            problem=request.problem, designs=designs, multiprocessors=facts.multiprocessors
+        )
+    places = places_along(sizes, tiling=tiling, may_bridge=may_bridge)
+    table = make_table(places)
     return Dispatch(
         table=table,
         measured=measured,
         sizes=tuple(sizes),
         open=why_open,
         doubtful=doubtful,
+        needed=frozenset(filter(None, [*table.used, *(place.fastest for place in places)])),
     )
 
 
@@ -277,116 +188,3 @@ def _is_won_by_a_kernel(usable: UsableRanking) -> bool:
     assert measured.aten is not None
     assert best is not None
     return best < measured.aten.time_ns
-
-
-def make_table(sizes: Iterable[MeasuredSize], *, may_bridge: bool = True) -> DispatchTable:
-    """Make a table of what was measured at some m, each of them once.
-
-    At a measured m the fastest computes. A kernel that is not told apart from it, and that beats
-    ATen, may take its place. Between two measured m, a kernel may compute that beats ATen at both
-    and is within `MARGIN` of the fastest at both, if these are near enough (`MAX_RATIO`) and it
-    needs little memory. Of what may be used, it is what changes least often along m; of that, what
-    takes the least time where it was measured. Everywhere else, ATen computes.
-
-    Args:
-        sizes: What was measured.
-        may_bridge: Whether a kernel may compute between two measured m.
-    """
-    rising = sorted(sizes, key=lambda size: size.m)
-    places: list[tuple[int, dict[str, float]]] = []
-    for here, after in itertools.zip_longest(rising, rising[1:]):
-        places.append((here.m, _allowed_at(here)))
-        if after is None:
-            places.append((here.m + 1, {ATEN: 0.0}))
-        elif after.m > here.m + 1:
-            between = _allowed_between(here, after) if may_bridge else {}
-            places.append((here.m + 1, between or {ATEN: 0.0}))
-    chosen = _with_fewest_changes([allowed for _, allowed in places])
-    bounds, kernels = [], [ATEN]
-    for (begin, _), kernel_id in zip(places, chosen):
-        if kernel_id != kernels[-1]:
-            bounds.append(begin)
-            kernels.append(kernel_id)
-    return DispatchTable(bounds=tuple(bounds), kernels=tuple(kernels))
-
-
-def _losses(size: MeasuredSize) -> dict[str, float]:
-    """Of kernels that beat ATen: the part that each takes longer than the fastest."""
-    beating = {
-        kernel_id: one.timing.time_ns
-        for kernel_id, one in size.kernels.items()
-        if one.timing.time_ns < size.aten.time_ns
-    }
-    least = min(beating.values(), default=0)
-    return {kernel_id: time_ns / least - 1 for kernel_id, time_ns in beating.items()}
-
-
-def _fastest(losses: Mapping[str, float]) -> str:
-    """The kernel that loses least, or `ATEN` where none beats it."""
-    return min(losses, key=lambda kernel_id: (losses[kernel_id], kernel_id), default=ATEN)
-
-
-def _allowed_at(size: MeasuredSize) -> dict[str, float]:
-    """What may compute at a measured m, with what it loses."""
-    losses = _losses(size)
-    fastest = _fastest(losses)
-    if fastest == ATEN:
-        return {ATEN: 0.0}
-    reach = _latest(size.kernels[fastest].timing)
-    allowed = {
-        kernel_id: loss
-        for kernel_id, loss in losses.items()
-        if _earliest(size.kernels[kernel_id].timing) <= reach
-    }
-    if _earliest(size.aten) <= reach:
-        allowed[ATEN] = size.aten.time_ns / size.kernels[fastest].timing.time_ns - 1
-    return allowed
-
-
-def _earliest(timing: Timing) -> int:
-    return timing.time_ns - timing.spread_ns
-
-
-def _latest(timing: Timing) -> int:
-    return timing.time_ns + timing.spread_ns
-
-
-def _allowed_between(below: MeasuredSize, above: MeasuredSize) -> dict[str, float]:
-    """The kernels that may compute between two measured m, with what they lose at both."""
-    if above.m > below.m * (MAX_RATIO_OF_FEW if above.m <= FEW_ROWS else MAX_RATIO):
-        return {}
-    low, high = _losses(below), _losses(above)
-    return {
-        kernel_id: low[kernel_id] + high[kernel_id]
-        for kernel_id in low.keys() & high.keys()
-        if max(low[kernel_id], high[kernel_id]) <= MARGIN
-        and above.kernels[kernel_id].workspace_bytes <= MAX_WORKSPACE_BYTES
-    }
-
-
-def _with_fewest_changes(places: Sequence[Mapping[str, float]]) -> list[str]:
-    """One of what each place allows: with the fewest changes, then with the least loss.
-
-    The best way to each choice of a place is made of the best ways to those of the place before it.
-    Equally good ones are told apart by id, so that the result depends on nothing else.
-    """
-    best: dict[str, tuple[int, float]] = {}
-    came_from: list[dict[str, str]] = []
-    for allowed in places:
-        ways: dict[str, tuple[int, float]] = {}
-        before: dict[str, str] = {}
-        for one in sorted(allowed):
-            costs = {
-                other: (changes + (other != one), loss) for other, (changes, loss) in best.items()
-            }
-            other = min(costs, key=lambda name: (costs[name], name), default=one)
-            changes, loss = costs.get(other, (0, 0.0))
-            ways[one], before[one] = (changes, loss + allowed[one]), other
-        best = ways
-        came_from.append(before)
-    chosen: list[str] = []
-    at = min(best, key=lambda name: (best[name], name), default=ATEN)
-    for before in reversed(came_from):
-        chosen.append(at)
-        at = before[at]
-    return chosen[::-1]

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 from ..bundle.format import Measured, RankingSource, Scope, UnservedReason
 from ..gemm.problem import Problem, Signature
 from .device import DeviceFacts, TorchVersions
-from .dispatch import MAX_WORKSPACE_BYTES
 from .nearest import Around
 from .ranking import MeasuredTimes, order_between, waves
 from .refusals import (
@@ -29,6 +28,7 @@ from .refusals import (
     refusal,
     version_numbers,
 )
+from .thresholds import MAX_WORKSPACE_BYTES
 from .trust import preference
 from .usable_rankings import BundleView as BundleView
 from .usable_rankings import (

@@ -14,7 +14,7 @@ interpolating the times themselves; over estimates it does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +22,16 @@ from ..bundle.format import KernelDesign
 from ..gemm.problem import Problem
 
 
-def waves(design: KernelDesign, problem: Problem, multiprocessors: int) -> int:
+def waves(
+    design: KernelDesign, problem: Problem, multiprocessors: int, *, m: int | None = None
+) -> int:
     """Waves that a kernel needs for a problem, with one thread block a multiprocessor.
 
     Rows are taken to be shared out evenly among groups. Blocks that share the k of a tile count one
-    by one.
+    by one. ``m`` stands for the problem's own.
     """
     cluster_m, cluster_n = design.cluster
-    rows = -(-problem.m // problem.groups)
+    rows = -(-(problem.m if m is None else m) // problem.groups)
     blocks_m = -(-rows // design.tile[0]) * design.ctas_per_tile
     blocks_n = -(-problem.n // design.tile[1])
     # Clusters are launched whole.
@@ -72,16 +74,45 @@ def interpolate(
     multiprocessors: int,
 ) -> float:
     """Nanoseconds that one kernel should take; arguments as those of `order_between`."""
-
-    def wave_ns(row: MeasuredTimes) -> float | None:
-        time_ns = row.times_ns.get(kernel_id)
-        return time_ns and time_ns / waves(design, row.problem, multiprocessors)
-
-    low, high = wave_ns(below), wave_ns(above)
-    here = waves(design, problem, multiprocessors)
+    low, high = below.times_ns.get(kernel_id), above.times_ns.get(kernel_id)
     if low is None or high is None or below.problem.m >= above.problem.m:
-        alone = high if low is None else low
+        row, alone = (above, high) if low is None else (below, low)
         assert alone is not None  # a row has it
-        return here * alone
-    share = math.log(problem.m / below.problem.m) / math.log(above.problem.m / below.problem.m)
-    return float(here * low ** (1 - share) * high**share)
+        here, there = (waves(design, one, multiprocessors) for one in (problem, row.problem))
+        return here * alone / there
+    ends = ((below.problem.m, low), (above.problem.m, high))
+    return times_between(design, problem, *ends, multiprocessors)(problem.m)
+
+
+def times_between(
+    design: KernelDesign,
+    problem: Problem,
+    below: tuple[int, int],
+    above: tuple[int, int],
+    multiprocessors: int,
+) -> Callable[[int], float]:
+    """What a kernel should take at any m between two that were measured.
+
+    Args:
+        design: The kernel's.
+        problem: The GEMM, at any m.
+        below: The smaller m, and the kernel's nanoseconds there.
+        above: The same of the larger.
+        multiprocessors: Of the GPU.
+
+    Returns:
+        From an m to nanoseconds.
+    """
+
+    def waves_at(m: int) -> int:
+        return waves(design, problem, multiprocessors, m=m)
+
+    (least, low), (most, high) = below, above
+    low_wave, high_wave = low / waves_at(least), high / waves_at(most)
+    scale = math.log(most / least)
+
+    def time_ns(m: int) -> float:
+        share = math.log(m / least) / scale
+        return float(waves_at(m) * low_wave ** (1 - share) * high_wave**share)
+
+    return time_ns

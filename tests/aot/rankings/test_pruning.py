@@ -16,8 +16,9 @@ from nvgemm_runtime.bundle.format import Conditions, Header, Measured, RankingSo
 from nvgemm_runtime.gemm.operands import Request
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.matching.device import TorchVersions
-from nvgemm_runtime.matching.dispatch import ATEN, DispatchTable, decide_dispatch
+from nvgemm_runtime.matching.dispatch import decide_dispatch
 from nvgemm_runtime.matching.index import BundleView, Index
+from nvgemm_runtime.matching.thresholds import ATEN, DispatchTable
 from nvgemm_runtime.matching.trust import Terms
 from synthetic_content import SIGNATURE, synthetic_content
 from synthetic_facts import H200

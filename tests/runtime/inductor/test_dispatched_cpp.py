@@ -30,7 +30,7 @@ from nvgemm_runtime.gemm.problem import DType, Op, Problem
 from nvgemm_runtime.gemm.types import Epilogue
 from nvgemm_runtime.inductor import cpp
 from nvgemm_runtime.launch import native
-from nvgemm_runtime.matching import dispatch
+from nvgemm_runtime.matching import thresholds
 
 Tensor = torch.Tensor
 
@@ -84,7 +84,7 @@ def only(operator: str | None) -> tuple[str, ...]:
 
 
 def test_quotes_in_an_origin_do_not_end_the_text() -> None:
-    table = dispatch.DispatchTable(bounds=(8,), kernels=(dispatch.ATEN, "a" * 64))
+    table = thresholds.DispatchTable(bounds=(8,), kernels=(thresholds.ATEN, "a" * 64))
     code = cpp.table_declaration("by_m", table, {"a" * 64: 'a"b\\c'})
     assert f'{{"{"a" * 64}", "a\\"b\\\\c"}}' in code
 

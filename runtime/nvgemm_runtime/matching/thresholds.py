@@ -1,0 +1,365 @@
+"""Which kernel computes at which m: thresholds, from what was measured at some m.
+
+At a measured m the fastest computes. Between two measured m, up to `FEW_ROWS`, a kernel may compute
+that was among the fastest at both. For more rows, what a kernel takes in between is computed from
+its waves of tiles (`ranking.times_between`), and it may compute where that is less than ATen takes.
+Everywhere else ATen computes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..bundle.format import KernelDesign, Timing
+from ..gemm.problem import Problem
+from .ranking import times_between
+
+ATEN = ""
+"""Stands for ATen where a kernel's id may stand."""
+
+MARGIN = 0.02
+"""Contenders of a place that take at most this part longer than its fastest are as good as it."""
+
+FEW_ROWS = 128
+"""Up to this m, a kernel's tiles change little with m: what holds at two measured m, not further
+apart than `MAX_RATIO_OF_FEW`, holds between them."""
+
+MAX_RATIO_OF_FEW = 16
+"""Most that the larger of two measured m may be of the smaller, if a kernel is to be used between,
+and the larger is at most `FEW_ROWS`.
+
+Where `benchmarks.ranking` held such an m back on an H200, its neighbours 2.7 to 16 times apart,
+kernels that were within `MARGIN` at both lost 0.3 % in the geometric mean, and 2.9 % at most."""
+
+MAX_RATIO = 2
+"""The same for more rows. What `benchmarks.dispatch` measured at held-back m on two H200s, with
+neighbours 1.1 to 2 times apart, is what `FAR` and `MIN_GAIN` were chosen by."""
+
+FAR = 0.05
+"""For more rows, a kernel that takes this part longer than the fastest at either of two measured m
+is not used between them, whatever is computed."""
+
+MIN_GAIN = 0.02
+"""For more rows, the least part by which a kernel's computed time between two measured m must be
+below ATen's for it to be used: ATen's waves are not known, and ATen is safe."""
+
+MAX_WORKSPACE_BYTES = 64 << 20
+"""For sizes that were not declared: kernels that need more memory are left out if others serve."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contender:
+    """What a kernel took at one m.
+
+    Attributes:
+        timing: Its time, and what that varies by.
+        workspace_bytes: Memory that it needs there besides its operands.
+    """
+
+    timing: Timing
+    workspace_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredSize:
+    """What was measured at one m.
+
+    Attributes:
+        m: Rows of A.
+        kernels: By id, the kernels that were measured.
+        aten: ATen's time.
+    """
+
+    m: int
+    kernels: Mapping[str, Contender]
+    aten: Timing
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatchTable:
+    """A kernel for every m.
+
+    Attributes:
+        bounds: Rising: the first m of each segment but the first, which begins at 0.
+        kernels: Of each segment the kernel's id, or `ATEN`. Neighbours differ.
+    """
+
+    bounds: tuple[int, ...]
+    kernels: tuple[str, ...]
+
+    def at(self, m: int) -> str:
+        """The kernel's id for an m, or `ATEN`."""
+        return self.kernels[bisect_right(self.bounds, m)]
+
+    def within(self, least: int, most: int | None) -> DispatchTable:
+        """The same for m in ``least..most`` (no end if None), without segments outside of it."""
+        first = bisect_right(self.bounds, least)
+        last = len(self.bounds) if most is None else bisect_right(self.bounds, most)
+        return DispatchTable(bounds=self.bounds[first:last], kernels=self.kernels[first : last + 1])
+
+    def without_aten(self, kernel_id: str) -> DispatchTable:
+        """The same, with a kernel in the place of ATen."""
+        bounds: list[int] = []
+        kernels: list[str] = []
+        for bound, one in zip((0, *self.bounds), self.kernels):
+            named = kernel_id if one == ATEN else one
+            if not kernels or named != kernels[-1]:
+                bounds.append(bound)
+                kernels.append(named)
+        return DispatchTable(bounds=tuple(bounds[1:]), kernels=tuple(kernels))
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """The ids of the kernels that it names, each once."""
+        return tuple(dict.fromkeys(filter(None, self.kernels)))
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether it names any kernel."""
+        return any(self.kernels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tiling:
+    """What decides how many waves of tiles each kernel needs at an m.
+
+    Attributes:
+        problem: The GEMM, at any m.
+        designs: Of each kernel, by id.
+        multiprocessors: Of the GPU on which times were measured.
+    """
+
+    problem: Problem
+    designs: Mapping[str, KernelDesign]
+    multiprocessors: int
+
+    def step_rows(self, kernel_id: str) -> int:
+        """Rows of A after which a kernel needs another row of tiles."""
+        return self.designs[kernel_id].tile[0] * self.problem.groups
+
+    def times_between(
+        self, kernel_id: str, below: MeasuredSize, above: MeasuredSize
+    ) -> Callable[[int], float]:
+        """Nanoseconds that a kernel should take at an m between two where it was measured."""
+        low, high = (size.kernels[kernel_id].timing.time_ns for size in (below, above))
+        return times_between(
+            self.designs[kernel_id],
+            self.problem,
+            (below.m, low),
+            (above.m, high),
+            self.multiprocessors,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Values of m for which the same contenders are allowed.
+
+    Attributes:
+        begin: The first m. The next place begins where this one ends.
+        allowed: Ids of kernels, or `ATEN`: the part that each takes longer than the fastest. Never
+            empty.
+    """
+
+    begin: int
+    allowed: Mapping[str, float]
+
+    @property
+    def fastest(self) -> str:
+        """The contender that loses least."""
+        return min(self.allowed, key=lambda name: (self.allowed[name], name))
+
+
+def places_along(
+    sizes: Iterable[MeasuredSize], *, tiling: Tiling | None, may_bridge: bool = True
+) -> list[Place]:
+    """What may compute at every m from the least measured one on.
+
+    At a measured m that is the fastest, and a kernel that is not told apart from it and beats ATen.
+
+    Between two measured m of at most `FEW_ROWS`, it is a kernel that beats ATen at both and is
+    within `MARGIN` of the fastest at both. For more rows, it is a kernel within `FAR` of the
+    fastest at both whose computed time is less than ATen's by `MIN_GAIN`, and within `MARGIN` of
+    the least. Both only if the two m are near enough and the kernel needs little memory. Everywhere
+    else it is ATen.
+
+    Args:
+        sizes: What was measured, each m once.
+        tiling: How many waves the kernels need; None if that is not known, so that nothing is used
+            between two measured m of more rows.
+        may_bridge: Whether a kernel may compute between two measured m at all.
+    """
+    rising = sorted(sizes, key=lambda size: size.m)
+    places: list[Place] = []
+    for here, after in itertools.zip_longest(rising, rising[1:]):
+        places.append(Place(begin=here.m, allowed=_allowed_at(here)))
+        if after is None or (after.m > here.m + 1 and not may_bridge):
+            places.append(Place(begin=here.m + 1, allowed=_ONLY_ATEN))
+        elif after.m > here.m + 1:
+            places += _between(here, after, tiling)
+    return places
+
+
+def make_table(places: Sequence[Place]) -> DispatchTable:
+    """Choose one of what each place allows: what changes least often, then what loses least.
+
+    Before the first place, ATen computes.
+    """
+    chosen = _with_fewest_changes([place.allowed for place in places])
+    bounds, kernels = [], [ATEN]
+    for place, kernel_id in zip(places, chosen):
+        if kernel_id != kernels[-1]:
+            bounds.append(place.begin)
+            kernels.append(kernel_id)
+    return DispatchTable(bounds=tuple(bounds), kernels=tuple(kernels))
+
+
+_ONLY_ATEN: Mapping[str, float] = {ATEN: 0.0}
+
+
+def beating_aten(size: MeasuredSize) -> dict[str, float]:
+    """The kernels that beat ATen, by id: the part that each takes longer than the fastest."""
+    beating = {
+        kernel_id: one.timing.time_ns
+        for kernel_id, one in size.kernels.items()
+        if one.timing.time_ns < size.aten.time_ns
+    }
+    least = min(beating.values(), default=0)
+    return {kernel_id: time_ns / least - 1 for kernel_id, time_ns in beating.items()}
+
+
+def _fastest(losses: Mapping[str, float]) -> str:
+    """The kernel that loses least, or `ATEN` where none beats it."""
+    return min(losses, key=lambda kernel_id: (losses[kernel_id], kernel_id), default=ATEN)
+
+
+def _allowed_at(size: MeasuredSize) -> dict[str, float]:
+    """What may compute at a measured m, with what it loses."""
+    losses = beating_aten(size)
+    fastest = _fastest(losses)
+    if fastest == ATEN:
+        return {ATEN: 0.0}
+    reach = _latest(size.kernels[fastest].timing)
+    allowed = {
+        kernel_id: loss
+        for kernel_id, loss in losses.items()
+        if _earliest(size.kernels[kernel_id].timing) <= reach
+    }
+    if _earliest(size.aten) <= reach:
+        allowed[ATEN] = size.aten.time_ns / size.kernels[fastest].timing.time_ns - 1
+    return allowed
+
+
+def _earliest(timing: Timing) -> int:
+    return timing.time_ns - timing.spread_ns
+
+
+def _latest(timing: Timing) -> int:
+    return timing.time_ns + timing.spread_ns
+
+
+def _between(below: MeasuredSize, above: MeasuredSize, tiling: Tiling | None) -> Iterator[Place]:
+    """The places between two measured m."""
+    begin = below.m + 1
+    if above.m <= FEW_ROWS:
+        is_near = above.m <= below.m * MAX_RATIO_OF_FEW
+        allowed = _allowed_between_few(below, above) if is_near else {}
+        yield Place(begin=begin, allowed=allowed or _ONLY_ATEN)
+        return
+    near = set[str]()
+    if tiling is not None and above.m <= below.m * MAX_RATIO:
+        near = _near_at_both(below, above)
+    if tiling is None or not near:
+        yield Place(begin=begin, allowed=_ONLY_ATEN)
+        return
+    starts = {begin}
+    for kernel_id in near:
+        rows = tiling.step_rows(kernel_id)
+        starts.update(range(begin - begin % rows + 1, above.m, rows))
+    rising = sorted(start for start in starts if start >= begin)
+    lines = {kernel_id: tiling.times_between(kernel_id, below, above) for kernel_id in near}
+    for first, following in itertools.zip_longest(rising, rising[1:], fillvalue=above.m):
+        # Waves change at the first m of a place alone: what holds at both ends holds between.
+        ends = [
+            _allowed_at_computed(
+                {kernel_id: time_ns(m) for kernel_id, time_ns in lines.items()},
+                _aten_ns(m, below, above),
+            )
+            for m in (first, following - 1)
+        ]
+        allowed = {name: max(end[name] for end in ends) for name in ends[0] if name in ends[1]}
+        yield Place(begin=first, allowed=allowed or _ONLY_ATEN)
+
+
+def _allowed_at_computed(times_ns: Mapping[str, float], aten_ns: float) -> dict[str, float]:
+    """The kernels that may compute where these times were computed, with what they lose."""
+    least = min(times_ns.values())
+    reach = min(aten_ns * (1 - MIN_GAIN), least * (1 + MARGIN))
+    return {name: time_ns / least - 1 for name, time_ns in times_ns.items() if time_ns <= reach}
+
+
+def _aten_ns(m: int, below: MeasuredSize, above: MeasuredSize) -> float:
+    """ATen's time between two measured m, interpolated on logarithmic scales."""
+    share = math.log(m / below.m) / math.log(above.m / below.m)
+    return float(below.aten.time_ns ** (1 - share) * above.aten.time_ns**share)
+
+
+def _near_at_both(below: MeasuredSize, above: MeasuredSize) -> set[str]:
+    """Kernels that are within `FAR` of the fastest, ATen among them, at two measured m."""
+    return {
+        kernel_id
+        for kernel_id in below.kernels.keys() & above.kernels.keys()
+        if above.kernels[kernel_id].workspace_bytes <= MAX_WORKSPACE_BYTES
+        and all(
+            size.kernels[kernel_id].timing.time_ns
+            <= (1 + FAR) * min(_fastest_kernel_ns(size), size.aten.time_ns)
+            for size in (below, above)
+        )
+    }
+
+
+def _fastest_kernel_ns(size: MeasuredSize) -> int:
+    return min(one.timing.time_ns for one in size.kernels.values())
+
+
+def _allowed_between_few(below: MeasuredSize, above: MeasuredSize) -> dict[str, float]:
+    """The kernels that may compute between two measured m of few rows, with their losses' sum."""
+    low, high = beating_aten(below), beating_aten(above)
+    return {
+        kernel_id: low[kernel_id] + high[kernel_id]
+        for kernel_id in low.keys() & high.keys()
+        if max(low[kernel_id], high[kernel_id]) <= MARGIN
+        and above.kernels[kernel_id].workspace_bytes <= MAX_WORKSPACE_BYTES
+    }
+
+
+def _with_fewest_changes(places: Sequence[Mapping[str, float]]) -> list[str]:
+    """One of what each place allows: with the fewest changes, then with the least loss.
+
+    The best way to each choice of a place is made of the best ways to those of the place before it.
+    Equally good ones are told apart by id, so that the result depends on nothing else.
+    """
+    best: dict[str, tuple[int, float]] = {}
+    came_from: list[dict[str, str]] = []
+    for allowed in places:
+        ways: dict[str, tuple[int, float]] = {}
+        before: dict[str, str] = {}
+        for one in sorted(allowed):
+            costs = {
+                other: (changes + (other != one), loss) for other, (changes, loss) in best.items()
+            }
+            other = min(costs, key=lambda name: (costs[name], name), default=one)
+            changes, loss = costs.get(other, (0, 0.0))
+            ways[one], before[one] = (changes, loss + allowed[one]), other
+        best = ways
+        came_from.append(before)
+    chosen: list[str] = []
+    at = min(best, key=lambda name: (best[name], name), default=ATEN)
+    for before in reversed(came_from):
+        chosen.append(at)
+        at = before[at]
+    return chosen[::-1]
