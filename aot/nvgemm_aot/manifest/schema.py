@@ -174,7 +174,12 @@ class SharedEntry(_Entry):
         default_factory=str, description="Operation, by torch's name; mm if left out."
     )
     dtype: OneOrMore[Annotated[str, _one_of(INPUT_DTYPES)]] = Field(
-        default_factory=list, description="Element type of A and B, or several."
+        default_factory=list, description="Element type of A and B, or several; with dtype_b, of A."
+    )
+    dtype_b: OneOrMore[Annotated[str, _one_of(INPUT_DTYPES)]] = Field(
+        default_factory=list,
+        description="Element type of B, or several, if it may be another one than A's: fp8 alone "
+        "is multiplied by fp8 of another type. A's if left out.",
     )
     out: OneOrMore[Annotated[str, _one_of(OUT_DTYPES)]] = Field(
         default_factory=list,

@@ -33,20 +33,30 @@ GATE_PROVIDER = "quack"
 """The provider of gated epilogues, on every architecture."""
 
 
+def multiply_together(a: DType, b: DType) -> bool:
+    """Whether an A of one type is multiplied by a B of the other: equal ones, and both of fp8."""
+    return a is b or (a.is_fp8 and b.is_fp8)
+
+
 def unsupported(signature: Signature) -> str | None:
     """Why no kernel computes such a thing on any target, or None.
 
     Where several reasons hold, the one that stands first in the signature's text.
     """
     a, b, out, scales = signature.a, signature.b, signature.out, signature.scales
-    if a is not b:
-        return f"A is {a.value} and B is {b.value}, must be of one type"
+    if not multiply_together(a, b):
+        return f"A is {a.value} and B is {b.value}, must be of one type, or both of fp8"
     if a not in OUTS:
         return f"{a.value} is not multiplied by any operator ({_listed(OUTS)} are)"
     if out not in OUTS[a]:
         return f"{a.value} gives no {out.value}, but {_listed(OUTS[a])}"
     if scales is None and a.row.needs_scales:
         return f"{a.value} needs scales ({_listed(r for r in ScaleRecipe if a in r.row.operands)})"
+    if a is not b and (
+        signature.op is Op.GROUPED_MM or (scales is not None and scales.is_swizzled)
+    ):
+        what = "with block scales" if scales is not None else f"of {signature.op.value}"
+        return f"A is {a.value} and B is {b.value}, {what} must be of one type"
     if signature.op is Op.GROUPED_MM:
         return _unsupported_in_groups(signature)
     if scales is not None:
@@ -61,7 +71,11 @@ def provider_beside(signature: Signature, arch: str) -> str | None:
     if signature.is_gated:
         return GATE_PROVIDER
     row = ARCHITECTURES.get(arch)
-    if row is None or (signature.epilogue, signature.scales) == (None, None):
+    if row is None:
+        return None
+    if signature.a is not signature.b:
+        return row.mixed_fp8_provider or None
+    if (signature.epilogue, signature.scales) == (None, None):
         return None
     return row.epilogue_provider or None
 
@@ -75,6 +89,11 @@ def unavailable(signature: Signature, arch: str) -> str | None:
         return f"no kernel for {arch} computes groups"
     if signature.scales is not None and signature.scales.is_swizzled and not row.has_block_scales:
         return f"no kernel for {arch} takes block scales (here {signature.scales.value})"
+    if signature.a is not signature.b and not row.mixed_fp8_provider:
+        return (
+            f"no kernel for {arch} multiplies fp8 of two types (here {signature.a.value} by "
+            f"{signature.b.value})"
+        )
     layouts = row.narrow_layouts if signature.a.bits <= 8 else ()
     if layouts and signature.layout.value not in layouts:
         return (
