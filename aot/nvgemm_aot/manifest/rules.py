@@ -276,15 +276,5 @@ def find_excess(source: Source) -> Mistake | None:
 
 
 def _count_problems(fields: dict[str, Any]) -> int:
-    factors = (
-        "dtype",
-        "dtype_b",
-        "out",
-        "layout",
-        "scales",
-        "epilogue",
-        "batch",
-        "groups",
-        *SIZE_KEYS,
-    )
+    factors = (*_CHOICES.keys() - {"op"}, "batch", "groups", *SIZE_KEYS)
     return math.prod(len(fields[key]) for key in factors if isinstance(fields.get(key), list))

@@ -52,11 +52,8 @@ def unsupported(signature: Signature) -> str | None:
         return f"{a.value} gives no {out.value}, but {_listed(OUTS[a])}"
     if scales is None and a.row.needs_scales:
         return f"{a.value} needs scales ({_listed(r for r in ScaleRecipe if a in r.row.operands)})"
-    if a is not b and (
-        signature.op is Op.GROUPED_MM or (scales is not None and scales.is_swizzled)
-    ):
-        what = "with block scales" if scales is not None else f"of {signature.op.value}"
-        return f"A is {a.value} and B is {b.value}, {what} must be of one type"
+    if a is not b and signature.layout is not Layout.TN:
+        return f"fp8 of two types has layout tn alone (here {signature.layout.value})"
     if signature.op is Op.GROUPED_MM:
         return _unsupported_in_groups(signature)
     if scales is not None:
@@ -90,10 +87,7 @@ def unavailable(signature: Signature, arch: str) -> str | None:
     if signature.scales is not None and signature.scales.is_swizzled and not row.has_block_scales:
         return f"no kernel for {arch} takes block scales (here {signature.scales.value})"
     if signature.a is not signature.b and not row.mixed_fp8_provider:
-        return (
-            f"no kernel for {arch} multiplies fp8 of two types (here {signature.a.value} by "
-            f"{signature.b.value})"
-        )
+        return f"no kernel for {arch} multiplies fp8 of two types{_two_types(signature)}"
     layouts = row.narrow_layouts if signature.a.bits <= 8 else ()
     if layouts and signature.layout.value not in layouts:
         return (
@@ -106,6 +100,8 @@ def unavailable(signature: Signature, arch: str) -> str | None:
 def _unsupported_in_groups(signature: Signature) -> str | None:
     if signature.scales is not None:
         return f"grouped_mm takes no scales (here {signature.scales.value})"
+    if signature.a is not signature.b:
+        return f"grouped_mm takes A and B of one type{_two_types(signature)}"
     if signature.epilogue is not None:
         return f"grouped_mm has no epilogue (here {signature.epilogue.value})"
     if signature.a not in GROUPED:
@@ -141,6 +137,8 @@ def _unsupported_with_scales(signature: Signature, scales: ScaleRecipe) -> str |
         return f"{signature.op.value} takes no scales (here {scales.value}), mm does"
     if a not in scales.row.operands:
         return f"scales {scales.value} are not for {a.value}, but {_listed(scales.row.operands)}"
+    if scales.is_swizzled and a is not signature.b:
+        return f"scales {scales.value} are for A and B of one type{_two_types(signature)}"
     if signature.layout is not Layout.TN and (a.packed > 1 or not scales.is_swizzled):
         return f"{a.value} with scales {scales.value} has layout tn alone"
     if not scales.is_swizzled and signature.out not in _WIDE:
@@ -152,6 +150,10 @@ def _unsupported_with_scales(signature: Signature, scales: ScaleRecipe) -> str |
     if signature.epilogue is not Epilogue.BIAS:
         return f"with scales {scales.value} the one epilogue is bias"
     return None
+
+
+def _two_types(signature: Signature) -> str:
+    return f" (here {signature.a.value} by {signature.b.value})"
 
 
 def _listed(values: Iterable[enum.Enum]) -> str:

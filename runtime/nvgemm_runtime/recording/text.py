@@ -28,7 +28,8 @@ _FIXED_LINES = (_FIRST_LINE, _VERSION_LINE, "gemms:", "gemms: []", _OTHERS_LINE)
 _NAME = re.compile(r'name: "([a-z0-9.\-]+)"')
 _TARGETS = re.compile(r"targets: \[([a-z0-9_]+(?:, [a-z0-9_]+)*)\]")
 _GEMM = re.compile(
-    r"- \{op: (?P<op>\w+), dtype: (?P<dtype>\w+),(?: dtype_b: (?P<dtype_b>\w+),)? out: (?P<out>\w+), layout: (?P<layout>\w+),"
+    r"- \{op: (?P<op>\w+), dtype: (?P<dtype>\w+),(?: dtype_b: (?P<dtype_b>\w+),)?"
+    r" out: (?P<out>\w+), layout: (?P<layout>\w+),"
     r"(?: scales: (?P<scales>\w+),)?(?: epilogue: (?P<epilogue>\w+),)?"
     r"(?: batch: (?P<batch>[1-9][0-9]*),)?(?: groups: (?P<groups>[1-9][0-9]*),)?"
     r" m: (?P<m>[1-9][0-9]*), n: (?P<n>[1-9][0-9]*), k: (?P<k>[1-9][0-9]*),"

@@ -52,8 +52,11 @@ class Dense(Family):
     def absence(self, signature: Signature, target: BuildTarget) -> str:
         arch = target.target.arch
         by = f" by {signature.b.value}" if signature.b is not signature.a else ""
-        text = f"{arch} has no operator that multiplies {signature.a.value}{by} into "
-        return text + signature.out.value + named_beside(provider_beside(signature, arch))
+        beside = named_beside(provider_beside(signature, arch))
+        return (
+            f"{arch} has no operator that multiplies {signature.a.value}{by} into "
+            f"{signature.out.value}{beside}"
+        )
 
     def why_unfit(self, operator: Any, signature: Signature) -> str | None:
         k_major = signature.layout.a_row_major and not signature.layout.b_row_major

@@ -201,8 +201,8 @@ def _why_absent(signature: Signature, arch: str) -> str | None:
         return f"quack's dense GEMMs do not compute {signature.key}"
     if signature.a is not signature.b and arch != HOPPER:
         return (
-            f"of quack, kernels that multiply fp8 of two types are offered for {HOPPER} alone (here "
-            f"{signature.a.value} by {signature.b.value})"
+            f"of quack, kernels that multiply fp8 of two types are offered for {HOPPER} alone "
+            f"(here {signature.a.value} by {signature.b.value})"
         )
     if signature.a not in _OPERANDS or signature.out not in CUTE_TYPES:
         return (

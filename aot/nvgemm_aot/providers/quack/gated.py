@@ -37,8 +37,8 @@ _CUBIC = 0.044715
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     """The designs for an architecture, in a fixed order: those of plain GEMMs that can have a gate.
 
-    A swapped one would have pairs along its m, parts of a k that is split would each have sums alone,
-    and the store of half tiles takes whole blocks of 16 columns of the result.
+    A swapped one would have pairs along its m, a part of a split k has no whole sums to join, and
+    the store of half tiles takes whole blocks of 16 columns of the result.
     """
     return tuple(
         one
