@@ -148,6 +148,17 @@ def test_cutlass_operators_offers_no_gate_and_says_who_does() -> None:
         )
 
 
+@pytest.mark.parametrize("rest", ["", "/bias", "/fp32_row", "/fp32_tensor/bias"])
+def test_cutlass_operators_multiplies_no_two_types_and_says_who_does(rest: str) -> None:
+    signature = Signature.parse(f"mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16{rest}")
+    beside = "quack has such kernels: name it among the manifest's providers"
+    for arch in ARCHITECTURES:
+        found = load_provider("cutlass_operators").enumerate(signature, build_target(arch))
+        assert not found.candidates
+        assert "multiplies fp8_e5m2 by fp8_e4m3" in str(found.absence)
+        assert (beside in str(found.absence)) == (arch == HOPPER)
+
+
 GATED = """
 version: 1
 name: gated
