@@ -26,10 +26,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "installed" in metafunc.fixturenames:
-        kernels = installed_kernels()
-        ids = [f"{kernel.id[:12]}-{kernel.signature.key}" for _, kernel in kernels]
-        metafunc.parametrize("installed", kernels, ids=ids)
+    """``installed`` is each kernel with its bundle, ``sharing`` those with a workspace."""
+    kernels = installed_kernels()
+    with_workspace = [one for one in kernels if one[1].workspace is not None]
+    for name, some in (("installed", kernels), ("sharing", with_workspace)):
+        if name in metafunc.fixturenames:
+            ids = [f"{kernel.id[:12]}-{kernel.signature.key}" for _, kernel in some]
+            metafunc.parametrize(name, some, ids=ids)
 
 
 def pytest_report_header() -> list[str]:

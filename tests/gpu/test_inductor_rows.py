@@ -194,6 +194,23 @@ def test_a_linear_layer_in_fp8(
     assert calls(directory) == ["scaled_mm"]
 
 
+def test_a_gradient_in_fp8(directory: Path, signatures: set[str]) -> None:
+    """As in training: a gradient in e5m2 by a weight in e4m3, which is laid out along its rows."""
+    wanted = "mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16/fp32_tensor"
+    if wanted not in signatures:
+        pytest.skip(f"no installed kernel for {wanted}; install the wheel of hopper_rows.yaml")
+    gradient, weight = random(256, 1024).to(torch.float8_e5m2), random(1024, 512).to(FP8)
+    weight = weight.t().contiguous().t()
+    scales = torch.tensor(0.25, device=DEVICE), torch.tensor(2.0, device=DEVICE)
+
+    def backward(gradient: torch.Tensor, weight: torch.Tensor, *of: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(gradient, weight, *of, out_dtype=torch.bfloat16)
+
+    result = run(backward, gradient, weight, *scales)
+    assert relative_error(result, gradient.float() @ weight.float() * 0.5) < 5e-3
+    assert calls(directory) == ["scaled_mm"]
+
+
 def test_scaled_fp8(directory: Path, signatures: set[str]) -> None:
     a = random(256, 512).to(torch.float8_e4m3fn)
     b = random(512, 512).to(torch.float8_e4m3fn).T

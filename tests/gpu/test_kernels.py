@@ -120,6 +120,18 @@ def test_zero_sizes_are_as_aten_has_them(installed: Installed) -> None:
 LARGE = [(1, 4096, 4096), (37, 4096, 4096), (2048, 14336, 4096), (8192, 1024, 8192)]
 
 
+def test_is_right_whatever_its_workspace_held_before(sharing: Installed) -> None:
+    """Several waves of tiles, after memory that the launch gets was filled with ones."""
+    _, kernel = sharing
+    assert kernel.workspace is not None
+    step_m, _, _ = steps(kernel.signature, kernel.alignment_bytes)
+    problem = problem_of(kernel.signature, -(-3000 // step_m) * step_m, 8192, 512, count=2)
+    arguments = exact_arguments(problem)
+    size = kernel.workspace.size_bytes(problem)
+    torch.empty(size, dtype=torch.uint8, device=arguments.out.device).fill_(0xFF)
+    assert_right(launch(kernel, arguments), arguments)
+
+
 def test_nan_comes_out_as_nan(installed: Installed) -> None:
     """Of a row of A with one NaN, whatever follows the sum: relu of NaN is NaN, as torch's."""
     _, kernel = installed

@@ -32,7 +32,8 @@ def rows(*layouts: Layout, mark: pytest.MarkDecorator | None = None) -> list[pyt
     for signature in EVERY_SIGNATURE:
         if layouts and signature.layout not in layouts:
             continue
-        parts = (signature.op, signature.a, signature.scales, signature.epilogue)
+        types = dict.fromkeys((signature.a, signature.b))
+        parts = (signature.op, *types, signature.scales, signature.epilogue)
         key = "-".join(part.value for part in parts if part is not None)
         grouped.setdefault(key, []).append(signature)
     marks = () if mark is None else mark

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from every_signature import EVERY_SIGNATURE
+from nvgemm_aot.build.pipeline import provider_of
 from nvgemm_aot.build.plan import look_up_plan, make_plan
 from nvgemm_aot.manifest.parse import load_manifest
 from nvgemm_aot.providers import load_provider
@@ -34,6 +35,9 @@ def rows(signatures: Iterable[Signature]) -> set[tuple[object, ...]]:
     """What a signature has in pairs and triples: all of it would be a thousand kernels."""
     found: set[tuple[object, ...]] = set()
     for one in signatures:
+        if one.a is not one.b:  # the same kernels, with another instruction
+            found |= {(one.a, one.b), ("two types", one.scales)}
+            continue
         found.add((one.op, one.a, one.scales, one.out))
         found.add((one.op, one.a, one.scales, one.layout))
         found.add((one.op, one.a, one.scales, one.epilogue))
@@ -43,7 +47,8 @@ def rows(signatures: Iterable[Signature]) -> set[tuple[object, ...]]:
 def test_blackwell_has_every_row() -> None:
     there = declared("every_row_sm100", "int8_sm100", "gated")
     assert there <= set(EVERY_SIGNATURE)
-    assert rows(EVERY_SIGNATURE) - rows(there) == set()
+    compiled = {one for one in EVERY_SIGNATURE if unavailable(one, "sm_100f") is None}
+    assert rows(compiled) - rows(there) == set()
 
 
 def is_plain(one: Signature) -> bool:
@@ -51,9 +56,12 @@ def is_plain(one: Signature) -> bool:
 
 
 def test_hopper_has_every_signature_that_it_compiles() -> None:
-    """Neither block scales nor groups; types of 8 bits in tn alone, and integers plain."""
+    """Neither block scales nor groups; types of 8 bits in tn alone, and integers plain.
+
+    fp8 of two types is another provider's than the plain kernels of ``every_kind``.
+    """
     compiled = {one for one in EVERY_SIGNATURE if unavailable(one, "sm_90a") is None}
-    assert declared("every_kind") == {one for one in compiled if is_plain(one)}
+    assert declared("every_kind") == {one for one in compiled if is_plain(one) and one.a is one.b}
     there = declared("every_kind", "hopper_rows", "gated")
     assert there <= compiled
     assert rows(compiled) - rows(there) == set()
@@ -112,6 +120,24 @@ def test_split_k_has_every_way_in_which_thread_blocks_share_memory(tmp_path: Pat
     everything = Quack().enumerate(PLAIN, target).candidates
     dynamic = {one for one in everything if one.design.scheduler == DYNAMIC_PERSISTENT}
     assert dynamic <= {*sharing}
+
+
+@pytest.mark.slow
+def test_dynamic_schedules_of_gates_and_of_fp8_are_tested(tmp_path: Path) -> None:
+    cache, dynamic = Cache(tmp_path), []
+    for name in ("gated", "hopper_rows"):
+        manifest = load_manifest(DIRECTORY / f"{name}.yaml")
+        (target,) = (one for one in manifest.targets if one.target.arch == "sm_90a")
+        plan = make_plan(
+            look_up_plan(manifest.declared, target, provider_of(manifest), cache), cache
+        )
+        dynamic += [one for one in plan.candidates if one.design.scheduler == DYNAMIC_PERSISTENT]
+    gated = {one.signature.epilogue for one in dynamic if one.signature.is_gated}
+    assert {epilogue.addend is None for epilogue in gated if epilogue is not None} == {True, False}
+    tiles = {one.block_shape for one in dynamic if one.signature.is_gated}
+    assert len(tiles) >= 4
+    fp8 = [one for one in dynamic if one.signature.a.is_fp8]
+    assert {one.signature.scales for one in fp8} == {*FP32_SCALES}
 
 
 EPILOGUES_OF_HOPPER = tuple(one for one in Epilogue if one.gate is None)

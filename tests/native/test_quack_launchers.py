@@ -33,6 +33,7 @@ EXTRAS = (
     signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_TENSOR),
     signature("tn", operand=DType.FP8_E4M3, scales=ScaleRecipe.FP32_ROW, epilogue=Epilogue.BIAS),
     Signature.parse("mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp16"),
+    Signature.parse("mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16/fp32_tensor"),
 )
 ALL = (
     *EXTRAS,
@@ -148,6 +149,9 @@ for kernel in bundle.header.kernels:
         "bmm/tt/fp16xfp16/fp32/fp32/bias_silu",
         "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/bias",
         "mm/tn/fp8_e5m2xfp8_e5m2/fp32/fp32/fp32_tensor",
+        "mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16",
+        "mm/tn/bf16xbf16/fp32/bf16/swiglu_halves",
+        "mm/tn/bf16xbf16/fp32/bf16/swiglu_oai_interleaved",
     ],
 )
 def test_launchers_take_bytes_that_thread_blocks_share(
@@ -160,12 +164,17 @@ def test_launchers_take_bytes_that_thread_blocks_share(
     """Here the test brings the memory, for the launch API asks torch for memory of a GPU."""
     wanted = Signature.parse(served)
     narrow = "cooperative_cluster1x1x1_tile64x16x{}_swap_ab_split_k{}"
-    names = [narrow.format(256 if wanted.a.is_fp8 else 128, "4_serial")]
-    if not wanted.a.is_fp8:
+    names = []
+    if wanted.a.is_fp8:
+        names.append("cooperative_dynamic_cluster2x1x1_tile128x192x128")
+    else:
         names.append("pingpong_dynamic_cluster2x1x1_tile128x192x64")
-    if wanted.epilogue is None and wanted.scales is None:
+    if not wanted.is_gated:
+        names.append(narrow.format(256 if wanted.a.is_fp8 else 128, "4_serial"))
+    if wanted.epilogue is None and not wanted.a.is_fp8:
         names.append(narrow.format(128, "4_parallel"))
-    list_only(monkeypatch, tuple(f"quack.GemmDefaultSm90_{name}" for name in names))
+    family = "quack.GemmGatedSm90" if wanted.is_gated else "quack.GemmDefaultSm90"
+    list_only(monkeypatch, tuple(f"{family}_{name}" for name in names))
     manifest = Manifest(
         name="memory",
         description="",

@@ -254,7 +254,7 @@ __attribute__((visibility("default"))) int __tvm_ffi_gemm(
         sum = 0;
         for (int64_t k = 0; k < depth; ++k) {
           SUM product = LOAD(av.data, offset(av, batch, i, k)) *
-                        LOAD(bv.data, offset(bv, matrix, k, column));
+                        LOAD_B(bv.data, offset(bv, matrix, k, column));
 #ifdef SCALES_BLOCK
           product *= LOAD_SCALE(sa, swizzled(i, k / BLOCK, blocks)) *
                      LOAD_SCALE(sb, swizzled(j, k / BLOCK, blocks));

@@ -90,18 +90,19 @@ def signature(
     *,
     op: Op = Op.MM,
     operand: DType = DType.FP32,
+    b: DType | None = None,
     out: DType | None = None,
     scales: ScaleRecipe | None = None,
     epilogue: Epilogue | None = None,
 ) -> Signature:
-    """A signature that these kernels can serve, if `computes` says so."""
+    """A signature that these kernels can serve, if `computes` says so; B's type is usually A's."""
     whole = operand.is_integer
     usual = DType.INT32 if whole else operand if operand.bits > 8 else DType.BF16
     return Signature(
         op=op,
         layout=Layout(layout),
         a=operand,
-        b=operand,
+        b=b or operand,
         accumulator=DType.INT32 if whole else DType.FP32,
         out=out or usual,
         scales=scales,
@@ -124,6 +125,7 @@ def source(
     definitions: dict[str, object] = {
         "RANK": 3 if served.op is Op.BMM else 2,
         "LOAD": f"load_{served.a.value}",
+        "LOAD_B": f"load_{served.b.value}",
         "STORE": f"store_{served.out.value}",
         "SUM": {DType.FP32: "float", DType.INT32: "int32_t"}[served.accumulator],
         "TILE_M": tile[0],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 from nvgemm_runtime.gemm.problem import DType, Layout, Op, Signature
-from nvgemm_runtime.gemm.support import OUTS, unsupported
+from nvgemm_runtime.gemm.support import OUTS, multiply_together, unsupported
 from nvgemm_runtime.gemm.types import Epilogue, ScaleRecipe
 
 EVERY_SIGNATURE = [
@@ -13,13 +13,15 @@ EVERY_SIGNATURE = [
     for op, layout, dtype, scales, epilogue in itertools.product(
         Op, Layout, OUTS, (None, *ScaleRecipe), (None, *Epilogue)
     )
+    for b in OUTS
+    if multiply_together(dtype, b)
     for out in OUTS[dtype]
     if unsupported(
         signature := Signature(
             op=op,
             layout=layout,
             a=dtype,
-            b=dtype,
+            b=b,
             accumulator=DType.INT32 if dtype.is_integer else DType.FP32,
             out=out,
             scales=scales,

@@ -1,7 +1,7 @@
 """Every row of the support table and every shipped manifest, with bundles of what is planned.
 
 Plans are the builder's own, by ``build --dry-run``. Planning all is minutes of work, so the real
-provider is asked once for each kind (operation, type, scales, epilogue) and layout, with one
+provider is asked once for each kind (operation, types, scales, epilogue) and layout, with one
 problem of it, and what it offers stands for every other result type and size. Bundles have those
 kernels' facts around payloads that are no kernels, ranked for the problems of the manifest, of
 which the largest have hundreds of sizes: some of those stand for all.
@@ -119,7 +119,7 @@ every_case = pytest.mark.parametrize(
 def kind(one: Signature) -> tuple[object, ...]:
     """What plans are made once for."""
     is_plain = one.scales is None and one.epilogue is None
-    return one.op, one.a, one.scales, one.epilogue, one.layout if is_plain else Layout.TN
+    return one.op, one.a, one.b, one.scales, one.epilogue, one.layout if is_plain else Layout.TN
 
 
 def is_plain(one: Signature) -> bool:

@@ -105,7 +105,12 @@ def covered(planned: Planned, *bundles: Path) -> dict[str, str]:
 
 def test_the_cases_have_every_row_and_every_manifest() -> None:
     planned = {kind(problem.signature) for case in CASES for problem in case.problems}
-    assert planned >= {kind(signature) for signature in EVERY_SIGNATURE}
+    of_one_type = [one for one in EVERY_SIGNATURE if one.a is one.b]
+    assert planned >= {kind(one) for one in of_one_type}
+    of_two_types = [one for one in EVERY_SIGNATURE if one.a is not one.b]
+    some = [one for one in of_two_types if kind(one) in planned]
+    assert {one.scales for one in some} == {one.scales for one in of_two_types}
+    assert {one.a for one in some} == {one.a for one in of_two_types}
     assert {case.name for case in CASES} == set(MANIFESTS)
 
 

@@ -154,10 +154,11 @@ class GemmRules:
     ) -> None:
         """Place an unsupported signature at the first key of which another value makes it right."""
         for key, choices in _CHOICES.items():
-            right = [c for c in choices if unsupported(replace(signature, **{key: c})) is None]
+            field = _FIELDS.get(key, key)
+            right = [c for c in choices if unsupported(replace(signature, **{field: c})) is None]
             if right and values[key].given:
                 break
-        value = _spelling(getattr(signature, "a" if key == "dtype" else key))
+        value = _spelling(getattr(signature, _FIELDS.get(key, key)))
         place = (*values[key].location, values[key].given.index(value))
         found = f"found {value!r}"
         if place[0] == "defaults" and any(one.location[0] == "gemms" for one in values.values()):
@@ -168,7 +169,11 @@ class GemmRules:
             self._add(place, f"{found}; {reason}{allowed}")
 
 
+_FIELDS = {"dtype": "a", "dtype_b": "b"}
+"""By key of a gemm: the signature's field, where that has another name."""
+
 _CHOICES: dict[str, tuple[Any, ...]] = {
+    "dtype_b": tuple(map(DType, INPUT_DTYPES)),
     "out": tuple(map(DType, OUT_DTYPES)),
     "epilogue": (None, *Epilogue),
     "layout": tuple(Layout),
@@ -177,7 +182,7 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "dtype": (),
 }
 """By key of a gemm that shapes its signature: the values that the signature's field may have. The
-dtype is blamed last, for whatever no other key makes right."""
+dtype of A is blamed last, for whatever no other key makes right."""
 
 _COUNTS = {Op.BMM: ("batch", "matrices"), Op.GROUPED_MM: ("groups", "groups")}
 """The operations that have a number of something, its key, and what it counts."""
@@ -217,7 +222,8 @@ def _expand_signatures(values: Mapping[str, _Values]) -> Iterator[Signature]:
         known("layout", LAYOUTS, Layout.TN.value),
         map(DType, known("dtype", INPUT_DTYPES)),
     ):
-        for out, recipe, epilogue in itertools.product(
+        for b, out, recipe, epilogue in itertools.product(
+            map(DType, known("dtype_b", INPUT_DTYPES, dtype.value)),
             known("out", OUT_DTYPES, dtype.usual_out.value),
             known("scales", SCALES),
             known("epilogue", EPILOGUES),
@@ -226,7 +232,7 @@ def _expand_signatures(values: Mapping[str, _Values]) -> Iterator[Signature]:
                 op=Op(op),
                 layout=Layout(layout),
                 a=dtype,
-                b=dtype,
+                b=b,
                 accumulator=dtype.accumulator,
                 out=DType(out),
                 scales=None if recipe == NONE else ScaleRecipe(recipe),
@@ -270,5 +276,5 @@ def find_excess(source: Source) -> Mistake | None:
 
 
 def _count_problems(fields: dict[str, Any]) -> int:
-    factors = ("dtype", "out", "layout", "scales", "epilogue", "batch", "groups", *SIZE_KEYS)
+    factors = (*_CHOICES.keys() - {"op"}, "batch", "groups", *SIZE_KEYS)
     return math.prod(len(fields[key]) for key in factors if isinstance(fields.get(key), list))

@@ -174,7 +174,12 @@ class SharedEntry(_Entry):
         default_factory=str, description="Operation, by torch's name; mm if left out."
     )
     dtype: OneOrMore[Annotated[str, _one_of(INPUT_DTYPES)]] = Field(
-        default_factory=list, description="Element type of A and B, or several."
+        default_factory=list, description="Element type of A and B, or several; with dtype_b, of A."
+    )
+    dtype_b: OneOrMore[Annotated[str, _one_of(INPUT_DTYPES)]] = Field(
+        default_factory=list,
+        description="Element type of B, or several, if it may be another one than A's: fp8 alone "
+        "is multiplied by fp8 of another type. A's if left out.",
     )
     out: OneOrMore[Annotated[str, _one_of(OUT_DTYPES)]] = Field(
         default_factory=list,
@@ -264,8 +269,8 @@ class ManifestEntry(_Entry):
         default_factory=list,
         description="Sources of kernels: those that come along, those of installed packages by the "
         "name of their entry point, or module:class. Left out: cutlass_operators, and quack beside "
-        "it if a gemm has an epilogue or scales that only quack has on a target. Candidates of all "
-        "are ranked together, by the first one's model.",
+        "it if a gemm has an epilogue, scales or types that only quack has on a target. Candidates "
+        "of all are ranked together, by the first one's model.",
     )
     candidates: Candidates = Field(
         default_factory=int, description="Kernels to build for each problem; 8 if left out."

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ..errors import NoKernelError
 from .extra_operands import NO_EXTRAS, ExtraOperands, check_offsets, read_epilogues, read_scales
 from .problem import DType, Layout, Op, Problem, Signature
+from .support import multiply_together
 from .types import Addend, Epilogue, ScaleRecipe
 
 if TYPE_CHECKING:
@@ -191,10 +192,10 @@ def check_empty(
         NoKernelError: If types, extras or the output's strides are such that no kernel can exist.
     """
     a_dtype, b_dtype, out_dtype = (_dtype(tensor.dtype) for tensor in (a, b, out))
-    if a_dtype is not b_dtype or (out_dtype.is_integer and not a_dtype.is_integer):
+    if not multiply_together(a_dtype, b_dtype) or (out_dtype.is_integer and not a_dtype.is_integer):
         raise NoKernelError(
             f"{op.value}: no kernel computes {a_dtype.value} x {b_dtype.value} to "
-            f"{out_dtype.value}; give a and b one type"
+            f"{out_dtype.value}; give a and b one type, or both of fp8"
         )
     _read_extras(op, a, b, out_dtype, extras)
     if out.numel():

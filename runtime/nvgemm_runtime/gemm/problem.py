@@ -59,7 +59,7 @@ class Signature:
         op: The operation; it fixes the rank of the operands (mm: 2, bmm: 3, grouped_mm: 2 of A
             and the result, 3 of B).
         layout: Majors of A and B.
-        a, b: Element types of A and B.
+        a, b: Element types of A and B: one type, or two of fp8.
         accumulator: Element type in which products are summed.
         out: Element type of the result.
         scales: What scales A and B, if anything does.

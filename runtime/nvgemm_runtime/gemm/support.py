@@ -33,20 +33,27 @@ GATE_PROVIDER = "quack"
 """The provider of gated epilogues, on every architecture."""
 
 
+def multiply_together(a: DType, b: DType) -> bool:
+    """Whether an A of one type is multiplied by a B of the other: equal ones, and both of fp8."""
+    return a is b or (a.is_fp8 and b.is_fp8)
+
+
 def unsupported(signature: Signature) -> str | None:
     """Why no kernel computes such a thing on any target, or None.
 
     Where several reasons hold, the one that stands first in the signature's text.
     """
     a, b, out, scales = signature.a, signature.b, signature.out, signature.scales
-    if a is not b:
-        return f"A is {a.value} and B is {b.value}, must be of one type"
+    if not multiply_together(a, b):
+        return f"A is {a.value} and B is {b.value}, must be of one type, or both of fp8"
     if a not in OUTS:
         return f"{a.value} is not multiplied by any operator ({_listed(OUTS)} are)"
     if out not in OUTS[a]:
         return f"{a.value} gives no {out.value}, but {_listed(OUTS[a])}"
     if scales is None and a.row.needs_scales:
         return f"{a.value} needs scales ({_listed(r for r in ScaleRecipe if a in r.row.operands)})"
+    if a is not b and signature.layout is not Layout.TN:
+        return f"fp8 of two types has layout tn alone (here {signature.layout.value})"
     if signature.op is Op.GROUPED_MM:
         return _unsupported_in_groups(signature)
     if scales is not None:
@@ -61,7 +68,11 @@ def provider_beside(signature: Signature, arch: str) -> str | None:
     if signature.is_gated:
         return GATE_PROVIDER
     row = ARCHITECTURES.get(arch)
-    if row is None or (signature.epilogue, signature.scales) == (None, None):
+    if row is None:
+        return None
+    if signature.a is not signature.b:
+        return row.mixed_fp8_provider or None
+    if (signature.epilogue, signature.scales) == (None, None):
         return None
     return row.epilogue_provider or None
 
@@ -75,6 +86,8 @@ def unavailable(signature: Signature, arch: str) -> str | None:
         return f"no kernel for {arch} computes groups"
     if signature.scales is not None and signature.scales.is_swizzled and not row.has_block_scales:
         return f"no kernel for {arch} takes block scales (here {signature.scales.value})"
+    if signature.a is not signature.b and not row.mixed_fp8_provider:
+        return f"no kernel for {arch} multiplies fp8 of two types{_two_types(signature)}"
     layouts = row.narrow_layouts if signature.a.bits <= 8 else ()
     if layouts and signature.layout.value not in layouts:
         return (
@@ -87,6 +100,8 @@ def unavailable(signature: Signature, arch: str) -> str | None:
 def _unsupported_in_groups(signature: Signature) -> str | None:
     if signature.scales is not None:
         return f"grouped_mm takes no scales (here {signature.scales.value})"
+    if signature.a is not signature.b:
+        return f"grouped_mm takes A and B of one type{_two_types(signature)}"
     if signature.epilogue is not None:
         return f"grouped_mm has no epilogue (here {signature.epilogue.value})"
     if signature.a not in GROUPED:
@@ -122,6 +137,8 @@ def _unsupported_with_scales(signature: Signature, scales: ScaleRecipe) -> str |
         return f"{signature.op.value} takes no scales (here {scales.value}), mm does"
     if a not in scales.row.operands:
         return f"scales {scales.value} are not for {a.value}, but {_listed(scales.row.operands)}"
+    if scales.is_swizzled and a is not signature.b:
+        return f"scales {scales.value} are for A and B of one type{_two_types(signature)}"
     if signature.layout is not Layout.TN and (a.packed > 1 or not scales.is_swizzled):
         return f"{a.value} with scales {scales.value} has layout tn alone"
     if not scales.is_swizzled and signature.out not in _WIDE:
@@ -133,6 +150,10 @@ def _unsupported_with_scales(signature: Signature, scales: ScaleRecipe) -> str |
     if signature.epilogue is not Epilogue.BIAS:
         return f"with scales {scales.value} the one epilogue is bias"
     return None
+
+
+def _two_types(signature: Signature) -> str:
+    return f" (here {signature.a.value} by {signature.b.value})"
 
 
 def _listed(values: Iterable[enum.Enum]) -> str:

@@ -22,6 +22,8 @@ class Architecture:
             list for it, and what of that compiles.
         epilogue_provider: Name of the provider of epilogues and of fp32 scales, where the usual one
             has neither; empty where it has both.
+        mixed_fp8_provider: Name of the provider that multiplies fp8 of two types; empty where none
+            does.
         aliases: What people call it who look for its name.
     """
 
@@ -31,6 +33,7 @@ class Architecture:
     has_groups: bool = True
     has_block_scales: bool = True
     epilogue_provider: str = ""
+    mixed_fp8_provider: str = ""
     aliases: tuple[str, ...] = ()
 
 
@@ -42,6 +45,7 @@ ARCHITECTURES = {
         has_groups=False,
         has_block_scales=False,
         epilogue_provider="quack",
+        mixed_fp8_provider="quack",
         aliases=("sm90", "h100", "h200", "hopper"),
     ),
     "sm_100f": Architecture(

@@ -28,7 +28,8 @@ _FIXED_LINES = (_FIRST_LINE, _VERSION_LINE, "gemms:", "gemms: []", _OTHERS_LINE)
 _NAME = re.compile(r'name: "([a-z0-9.\-]+)"')
 _TARGETS = re.compile(r"targets: \[([a-z0-9_]+(?:, [a-z0-9_]+)*)\]")
 _GEMM = re.compile(
-    r"- \{op: (?P<op>\w+), dtype: (?P<dtype>\w+), out: (?P<out>\w+), layout: (?P<layout>\w+),"
+    r"- \{op: (?P<op>\w+), dtype: (?P<dtype>\w+),(?: dtype_b: (?P<dtype_b>\w+),)?"
+    r" out: (?P<out>\w+), layout: (?P<layout>\w+),"
     r"(?: scales: (?P<scales>\w+),)?(?: epilogue: (?P<epilogue>\w+),)?"
     r"(?: batch: (?P<batch>[1-9][0-9]*),)?(?: groups: (?P<groups>[1-9][0-9]*),)?"
     r" m: (?P<m>[1-9][0-9]*), n: (?P<n>[1-9][0-9]*), k: (?P<k>[1-9][0-9]*),"
@@ -134,7 +135,7 @@ def _problem(texts: dict[str, str | None]) -> Problem:
         op=Op(texts["op"]),
         layout=Layout(texts["layout"]),
         a=operand,
-        b=operand,
+        b=DType(texts["dtype_b"] or operand),
         accumulator=operand.accumulator,
         out=DType(texts["out"]),
         scales=None if scales is None else ScaleRecipe(scales),
@@ -150,6 +151,7 @@ def gemm_line(problem: Problem, count: int | None = None) -> str:
     values = {
         "op": signature.op.value,
         "dtype": signature.a.value,
+        "dtype_b": None if signature.b is signature.a else signature.b.value,
         "out": signature.out.value,
         "layout": signature.layout.value,
         "scales": signature.scales and signature.scales.value,

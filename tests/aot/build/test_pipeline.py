@@ -555,6 +555,8 @@ def _has(process: Path, mark: bytes) -> bool:
         ("sm_90a", "", "cutlass_operators"),
         ("sm_90a", "epilogue: bias", "cutlass_operators+quack"),
         ("sm_90a", "dtype: fp8_e4m3, scales: [none, fp32_row]", "cutlass_operators+quack"),
+        ("sm_90a", "dtype: fp8_e5m2, dtype_b: fp8_e4m3", "cutlass_operators+quack"),
+        ("sm_100f", "dtype: fp8_e5m2, dtype_b: fp8_e4m3", "cutlass_operators"),
         ("sm_100f", "epilogue: bias", "cutlass_operators"),
         ("sm_100f, sm_90a", "epilogue: [none, add]", "cutlass_operators+quack"),
         ("sm_90a", "epilogue: bias}]\nproviders: [quack", "quack"),

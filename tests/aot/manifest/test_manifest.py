@@ -27,8 +27,8 @@ OUTS = "fp32, fp16, bf16, fp8_e4m3, fp8_e5m2, int32, int8, uint8"
 EPILOGUES = "none, bias, bias_relu, bias_gelu_tanh, bias_silu, add"
 FLOAT_OUTS = "fp32, fp16, bf16, fp8_e4m3, fp8_e5m2"
 GEMM_KEYS = (
-    "op, dtype, out, layout, scales, epilogue, candidates, comment, m, n, k, nk, mnk, batch, "
-    "groups, count"
+    "op, dtype, dtype_b, out, layout, scales, epilogue, candidates, comment, m, n, k, nk, mnk, "
+    "batch, groups, count"
 )
 TOP_KEYS = "version, name, description, targets, providers, candidates, defaults, gemms"
 EXTENT = "an integer in 1..2147483647"
@@ -88,6 +88,19 @@ def test_accumulator_and_usual_output_follow_the_input(
 ) -> None:
     manifest = load(tmp_path, gemm(f"dtype: {dtype}, mnk: [[1, 2, 3]]"))
     assert keys(manifest) == [f"mm/tn/{signature}/m1n2k3"]
+
+
+def test_b_has_a_type_of_its_own_where_one_is_given(tmp_path: Path) -> None:
+    both = "[fp8_e4m3, fp8_e5m2]"
+    manifest = load(tmp_path, gemm(f"dtype: {both}, dtype_b: {both}, mnk: [[1, 16, 32]]"))
+    assert keys(manifest) == [
+        f"mm/tn/{a}x{b}/fp32/bf16/m1n16k32"
+        for a in ("fp8_e4m3", "fp8_e5m2")
+        for b in ("fp8_e4m3", "fp8_e5m2")
+    ]
+    shared = f"{HEAD}defaults: {{dtype_b: fp8_e4m3}}\ngemms:\n"
+    text = shared + "- {dtype: fp8_e5m2, scales: fp32_row, out: fp16, mnk: [[1, 16, 32]]}\n"
+    assert keys(load(tmp_path, text)) == ["mm/tn/fp8_e5m2xfp8_e4m3/fp32/fp16/fp32_row/m1n16k32"]
 
 
 def test_multiplies_all_lists(tmp_path: Path) -> None:
@@ -294,6 +307,12 @@ dtype: fp8_e4m3, out: fp8_e4m3, scales: fp32_row, epilogue: bias, *
     4:33: gemms[0].out: found 'fp8_e4m3' ... scales fp32_row give no fp8_e4m3, but fp32, fp16,
 dtype: fp8_e4m3, scales: fp32_row, layout: [tn, nn], *
     4:59: gemms[0].layout[1]: found 'nn' ... fp8_e4m3 with scales fp32_row has layout tn alone;
+dtype: bf16, dtype_b: fp8_e4m3, *
+    4:33: gemms[0].dtype_b: found 'fp8_e4m3' ... A is bf16 and B is fp8_e4m3, must be of one type,
+dtype: fp8_e4m3, dtype_b: fp8_e5m2, layout: nn, *
+    4:37: gemms[0].dtype_b: found 'fp8_e5m2' ... fp8 of two types has layout tn alone (here nn);
+dtype: fp8_e5m2, b_dtype: fp8_e4m3, *
+    4:28: gemms[0]: found key 'b_dtype' ... did you mean 'dtype_b'?
 dtype: int8, epilogue: bias, *
     4:34: gemms[0].epilogue: found 'bias' ... no operator has an epilogue for int8; allowed here:
 dtype: bf16, epilogue: bias_sigmoid, *
@@ -710,7 +729,7 @@ def test_json_schema_allows_a_scalar_or_a_list() -> None:
         item,
         {"type": "array", "items": item, "minItems": 1},
     ]
-    for key in ("dtype", "out", "m", "n", "k", "batch"):
+    for key in ("dtype", "dtype_b", "out", "m", "n", "k", "batch"):
         scalar, listed = gemm_schema[key]["anyOf"]
         assert listed["items"] == scalar
     assert "anyOf" not in gemm_schema["nk"]

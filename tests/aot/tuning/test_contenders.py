@@ -56,6 +56,7 @@ def test_atens_operator_computes_the_same() -> None:
         "mm/tn/bf16xbf16/fp32/bf16/add",
         "bmm/tn/bf16xbf16/fp32/bf16/bias",
         "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_tensor/bias",
+        "mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16/fp32_tensor",
         "grouped_mm/tn/bf16xbf16/fp32/bf16",
     ):
         given = problem(key, 64)

@@ -102,6 +102,21 @@ GOOD = [
 ]
 
 
+def test_hopper_names_the_types_of_a_and_b_in_this_order() -> None:
+    """As code that quack's kernels of two types have; swapped, an instruction's A is B."""
+    text = sass("sm_90a_fp8_e4m3").replace(".E4M3.E4M3", ".E5M2.E4M3")
+    one, other = "mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16", "mm/tn/fp8_e4m3xfp8_e5m2/fp32/bf16"
+    tiles = {False: (64, 128), True: (128, 64)}
+    for key, swapped in ((one, False), (other, True)):
+        assert not findings_of(text, "sm_90a", key, tiles[swapped], swapped=swapped)
+        (finding,) = findings_of(text, "sm_90a", key, tiles[not swapped], swapped=not swapped)
+        assert finding.check is Check.OPERAND_TYPES
+        assert f"its signature is {key}" in finding.message
+    for key in (one.replace("e5m2", "e4m3"), other.replace("e4m3", "e5m2")):
+        (finding,) = findings_of(text, "sm_90a", key, tiles[False])
+        assert finding.check is Check.OPERAND_TYPES
+
+
 @pytest.mark.parametrize(("name", "arch", "signature", "tile", "opcode"), GOOD)
 def test_accepts_the_instruction_that_dtype_and_architecture_call_for(
     name: str, arch: str, signature: str, tile: tuple[int, int], opcode: str

@@ -21,6 +21,9 @@ from nvgemm_runtime.gemm.support import provider_beside, unavailable, unsupporte
         "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16",
         "mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp16/fp32_row/bias",
         "grouped_mm/tn/fp8_e4m3xfp8_e4m3/fp32/fp32",
+        "mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16/fp32_tensor",
+        "mm/tn/fp8_e4m3xfp8_e5m2/fp32/fp16/fp32_row/bias",
+        "bmm/tn/fp8_e4m3xfp8_e5m2/fp32/fp8_e5m2/add",
     ],
 )
 def test_rows_of_the_support_table(key: str) -> None:
@@ -31,6 +34,14 @@ def test_rows_of_the_support_table(key: str) -> None:
     ("key", "reason"),
     [
         ("mm/tn/fp16xbf16/fp32/bf16", "A is fp16 and B is bf16, must be of one type"),
+        ("mm/tn/fp8_e4m3xint8/fp32/bf16", "B is int8, must be of one type, or both of fp8"),
+        ("mm/tn/bf16xfp8_e4m3/fp32/bf16", "B is fp8_e4m3, must be of one type"),
+        ("mm/nt/fp8_e5m2xfp8_e4m3/fp32/bf16", "fp8 of two types has layout tn alone .here nt"),
+        (
+            "grouped_mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16",
+            "takes A and B of one type .here fp8_e5m2",
+        ),
+        ("mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16/e8m0_1x32", "e8m0_1x32 are for A and B of one type"),
         ("mm/tn/fp32xfp32/fp32/fp32", "fp32 is not multiplied by any operator"),
         ("mm/tn/bf16xbf16/fp32/int8", "bf16 gives no int8, but fp32, fp16, bf16"),
         ("mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16", "fp4_e2m1 needs scales .e8m0_1x32, e4m3_1x16,"),
@@ -76,12 +87,24 @@ def test_what_hopper_lacks_has_its_reason(key: str, reason: str | None) -> None:
     assert unavailable(signature, "sm_100f") is None
 
 
+def test_fp8_of_two_types_is_for_hopper_alone() -> None:
+    signature = Signature.parse("mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16/fp32_tensor")
+    assert unavailable(signature, "sm_90a") is None
+    for arch in ("sm_100f", "sm_100a", "sm_103a"):
+        assert unavailable(signature, arch) == (
+            f"no kernel for {arch} multiplies fp8 of two types (here fp8_e5m2 by fp8_e4m3)"
+        )
+
+
 @pytest.mark.parametrize(
     ("key", "arch", "provider"),
     [
         ("mm/tn/bf16xbf16/fp32/bf16/bias", "sm_90a", "quack"),
         ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_tensor", "sm_90a", "quack"),
         ("mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16", "sm_90a", None),
+        ("mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16", "sm_90a", "quack"),
+        ("mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16/fp32_row/bias", "sm_90a", "quack"),
+        ("mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16", "sm_100f", None),
         ("mm/tn/bf16xbf16/fp32/bf16/bias", "sm_100f", None),
         ("mm/tn/bf16xbf16/fp32/bf16/bias", "sm_80", None),
     ],

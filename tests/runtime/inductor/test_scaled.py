@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -48,6 +49,11 @@ def scaling(kernel_cache: Cache, tmp_path_factory: pytest.TempPathFactory) -> Bu
     served = [
         cpu_kernels.signature("tn", operand=operand, scales=scales, epilogue=epilogue)
         for scales, epilogue, operand in kinds
+    ]
+    served += [
+        cpu_kernels.signature("tn", operand=a, b=b, scales=scales)
+        for a, b in itertools.permutations((DType.FP8_E4M3, DType.FP8_E5M2))
+        for scales in (ScaleRecipe.FP32_TENSOR, ScaleRecipe.FP32_ROW)
     ]
     served.append(cpu_kernels.signature("tn", op=Op.GROUPED_MM, operand=DType.BF16))
     return recording_kernels.build_recording(
@@ -102,6 +108,32 @@ def test_a_scale_for_each_row(inductor: InductorSession) -> None:
     compiled = inductor.compile(scaled, *arguments)
     torch.testing.assert_close(compiled.result, exact(*arguments))
     assert len(compiled.launched) == 1
+
+
+E5M2 = torch.float8_e5m2
+
+
+@pytest.mark.parametrize("of_rows", [False, True], ids=["tensors", "rows"])
+@pytest.mark.parametrize(("type_a", "type_b"), [(E5M2, FP8), (FP8, E5M2)], ids=["e5m2", "e4m3"])
+def test_fp8_of_two_types(
+    inductor: InductorSession,
+    met: Callable[[], list[dict[str, Any]]],
+    type_a: torch.dtype,
+    type_b: torch.dtype,
+    of_rows: bool,
+) -> None:
+    """As in training: gradients are e5m2, and weights and activations e4m3."""
+    scales = (torch.rand(M, 1), torch.rand(1, N)) if of_rows else (torch.rand(()), torch.rand(()))
+    arguments = torch.randn(M, K).to(type_a), torch.randn(N, K).to(type_b).t(), *scales
+    if of_rows:
+        stub_aten(inductor)
+    compiled = inductor.compile(scaled, *arguments)
+    torch.testing.assert_close(compiled.result, exact(*arguments))
+    assert len(compiled.launched) == 1
+    (event,) = met()
+    types = "fp8_e5m2xfp8_e4m3" if type_a is E5M2 else "fp8_e4m3xfp8_e5m2"
+    recipe = "fp32_row" if of_rows else "fp32_tensor"
+    assert event["gemm"] == f"mm/tn/{types}/fp32/bf16/{recipe}/m{M}n{N}k{K}"
 
 
 def stub_aten(inductor: InductorSession, name: str = "_scaled_mm") -> None:

@@ -41,6 +41,7 @@ def test_scales_epilogues_and_groups_are_written_and_declared(tmp_path: Path) ->
         "mm/tn/bf16xbf16/fp32/bf16/bias_relu/m16n32k64": 4,
         "bmm/tn/bf16xbf16/fp32/bf16/add/b4m16n32k64": 5,
         "mm/tn/fp8_e4m3xfp8_e4m3/fp32/bf16/fp32_row/bias/m16n32k64": 6,
+        "mm/tn/fp8_e5m2xfp8_e4m3/fp32/bf16/fp32_tensor/m16n32k64": 7,
         "mm/tn/fp4_e2m1xfp4_e2m1/fp32/bf16/e4m3_1x16/m16n32k64": 8,
         "grouped_mm/tn/bf16xbf16/fp32/bf16/g8m16n32k64": 9,
     }
@@ -51,6 +52,7 @@ def test_scales_epilogues_and_groups_are_written_and_declared(tmp_path: Path) ->
     assert {d.problem.key: d.count for d in load_manifest(path).declared} == problems
     line = "- {op: grouped_mm, dtype: bf16, out: bf16, layout: tn, groups: 8, m: 16, n: 32, k: 64"
     assert f"{line}, count: 9}}" in met.render().splitlines()
+    assert "- {op: mm, dtype: fp8_e5m2, dtype_b: fp8_e4m3, out: bf16, layout: tn," in met.render()
 
 
 def test_it_is_a_manifest(tmp_path: Path) -> None:

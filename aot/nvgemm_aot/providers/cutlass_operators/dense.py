@@ -10,11 +10,12 @@ from typing import Any
 from nvgemm_runtime.bundle.format import KernelDesign
 from nvgemm_runtime.gemm.problem import Op, Signature
 from nvgemm_runtime.gemm.roles import extra_roles
+from nvgemm_runtime.gemm.support import provider_beside
 from nvgemm_runtime.gemm.types import DType
 
 from ...targets import BuildTarget
 from ..base import CLC, ONE_TILE, STATIC_PERSISTENT
-from .epilogue import EFC_OPERATOR
+from .epilogue import EFC_OPERATOR, named_beside
 from .family import Family
 from .samples import sample_operands, sample_tensors
 from .toolchain import import_operators
@@ -49,9 +50,12 @@ class Dense(Family):
         return import_operators().GemmArguments(**operands)
 
     def absence(self, signature: Signature, target: BuildTarget) -> str:
+        arch = target.target.arch
+        by = f" by {signature.b.value}" if signature.b is not signature.a else ""
+        beside = named_beside(provider_beside(signature, arch))
         return (
-            f"{target.target.arch} has no operator that multiplies {signature.a.value} into "
-            f"{signature.out.value}"
+            f"{arch} has no operator that multiplies {signature.a.value}{by} into "
+            f"{signature.out.value}{beside}"
         )
 
     def why_unfit(self, operator: Any, signature: Signature) -> str | None:

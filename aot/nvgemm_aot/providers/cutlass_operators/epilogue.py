@@ -70,11 +70,13 @@ class WithEpilogue(Family):
         return arguments
 
     def absence(self, signature: Signature, target: BuildTarget) -> str:
+        arch = target.target.arch
+        beside = provider_beside(signature, arch)
+        if signature.a is not signature.b:
+            types = f"{signature.a.value} by {signature.b.value}"
+            return f"no operator of {arch} multiplies {types}{named_beside(beside)}"
         what = "applies scales" if signature.scales is not None else "has an epilogue"
-        text = (
-            f"no operator of {target.target.arch} {what}: its plain kernels store the bare product"
-        )
-        beside = provider_beside(signature, target.target.arch)
+        text = f"no operator of {arch} {what}: its plain kernels store the bare product"
         if beside is not None:
             text += named_beside(beside)
         elif signature.scales is None and signature.epilogue in (Epilogue.BIAS, Epilogue.ADD):

@@ -199,6 +199,11 @@ def _why_absent(signature: Signature, arch: str) -> str | None:
         signature.scales is not None and signature.scales.is_swizzled
     ):
         return f"quack's dense GEMMs do not compute {signature.key}"
+    if signature.a is not signature.b and arch != HOPPER:
+        return (
+            f"of quack, kernels that multiply fp8 of two types are offered for {HOPPER} alone "
+            f"(here {signature.a.value} by {signature.b.value})"
+        )
     if signature.a not in _OPERANDS or signature.out not in CUTE_TYPES:
         return (
             f"of quack, GEMMs of {_names(_OPERANDS)} into {_names(CUTE_TYPES)} are offered (here "

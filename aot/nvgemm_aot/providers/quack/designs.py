@@ -89,6 +89,13 @@ _HOPPER_DYNAMIC = tuple(
 )
 """Beside static ones of the same tiles, those that won most often at a large m."""
 
+_HOPPER_FP8_DYNAMIC = tuple(
+    Design(tile=tile, cluster=(2, 1), swapped=swapped, dynamic=True)
+    for swapped in (False, True)
+    for tile in ((128, 192), (192, 128), (256, 96))
+)
+"""Beside static ones of the same tiles, the largest."""
+
 _HOPPER_SPLIT = (
     *(
         Design(tile=tile, cluster=(1, 1), swapped=True, tile_k_blocks=blocks, splits=splits)
@@ -151,7 +158,7 @@ def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     if arch != HOPPER:
         return (*_blackwell(), *_BLACKWELL_SPLIT)
     if signature.a.is_fp8:
-        return (*_hopper_fp8(), *_HOPPER_FP8_SPLIT)
+        return (*_hopper_fp8(), *_HOPPER_FP8_DYNAMIC, *_HOPPER_FP8_SPLIT)
     if signature.epilogue is None:
         split = (*_HOPPER_SPLIT, *_HOPPER_SPLIT_LARGE, *_HOPPER_SPLIT_IN_ANY_ORDER)
     else:

@@ -87,7 +87,7 @@ def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
         arch: Architecture, e.g. ``sm_90a``.
     """
     import_library()
-    from cutlass import Int32, cute
+    from cutlass import cute
     from quack.tile_scheduler import TileSchedulerOptions
 
     gemm = _gemm_object(design, signature, arch)
@@ -103,10 +103,9 @@ def compile_entry(design: Design, signature: Signature, arch: str) -> Any:
             epilogue, matrix = epilogue_arguments(signature, tensors, swapped=design.swapped)
         if design.splits > 1:
             epilogue |= _split_tensors(design, arch, given["out"], given[WORKSPACE])
-        scheduler = scheduler_options(given.get(CLUSTERS))
-        if design.dynamic:
-            counter = cute.recast_ptr(given[WORKSPACE].iterator, dtype=Int32)
-            scheduler["tile_count_semaphore"] = counter
+        scheduler = scheduler_options(
+            given.get(CLUSTERS), given[WORKSPACE] if design.dynamic else None
+        )
         gemm(
             first, second, given["out"], matrix, gemm.EpilogueArguments(**epilogue),
             TileSchedulerOptions(**scheduler), None, given[STREAM], None, None,
@@ -236,14 +235,20 @@ def sample_arguments(parameters: tuple[str, ...], tensors: tuple[Any, ...]) -> t
     return (*tensors, *(makers[name]() for name in parameters[len(tensors) :]))
 
 
-def scheduler_options(clusters: Any) -> dict[str, Any]:
-    """Arguments of the library's scheduler; it asks for a number of clusters in any case."""
-    from cutlass import Int32
+def scheduler_options(clusters: Any, counter: Any = None) -> dict[str, Any]:
+    """Arguments of the library's scheduler; it asks for a number of clusters in any case.
 
-    return {
+    ``counter`` is a workspace that begins with the counter of a dynamic schedule.
+    """
+    from cutlass import Int32, cute
+
+    options = {
         "max_active_clusters": Int32(1) if clusters is None else clusters,
         "max_swizzle_size": Int32(MAX_SWIZZLE),
     }
+    if counter is not None:
+        options["tile_count_semaphore"] = cute.recast_ptr(counter.iterator, dtype=Int32)
+    return options
 
 
 def _split_tensors(design: Design, arch: str, out: Any, workspace: Any) -> dict[str, Any]:
@@ -308,11 +313,10 @@ def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
         activation = signature.epilogue.activation if signature.epilogue is not None else None
         kind = kernel_with_epilogue(kind, activation)
     tile_k = () if design.tile_k_blocks == 1 else (design.tile_k(signature.a),)
-    gemm = kind(
-        cutlass.Float32, _cute_type(signature.a), (*design.tile, *tile_k), (*design.cluster, 1),
-        **options,
-    )  # fmt: skip
-    # Its own convention has A as (m, k), B as (n, k). Swapped, its A is the problem's B.
+    # Its own convention has A as (m, k), B as (n, k). Swapped, its A is the problem's B. It is told
+    # the type of its A, and takes B's, which in fp8 may be another, from the tensor.
+    first = _cute_type(signature.b if design.swapped else signature.a)
+    gemm = kind(cutlass.Float32, first, (*design.tile, *tile_k), (*design.cluster, 1), **options)
     gemm.b_transposed = not design.swapped
     gemm.a_transposed = gemm.cd_transposed = design.swapped
     return gemm

@@ -12,7 +12,9 @@ import functools
 import math
 from typing import Any, NamedTuple, Optional
 
+from nvgemm_runtime.bundle.calling_convention import CLUSTERS, STREAM, WORKSPACE
 from nvgemm_runtime.gemm.problem import Signature
+from nvgemm_runtime.gemm.roles import Role
 from nvgemm_runtime.gemm.types import DType, Gate, WeightOrder
 
 from .designs import HOPPER, Design
@@ -35,15 +37,13 @@ _CUBIC = 0.044715
 def designs(arch: str, signature: Signature) -> tuple[Design, ...]:
     """The designs for an architecture, in a fixed order: those of plain GEMMs that can have a gate.
 
-    A swapped one would have pairs along its m, and the store of half tiles takes whole blocks of 16
-    columns of the result.
+    A swapped one would have pairs along its m, a part of a split k has no whole sums to join, and
+    the store of half tiles takes whole blocks of 16 columns of the result.
     """
     return tuple(
         one
         for one in plain_designs(arch, signature)
-        if not (one.swapped or one.has_workspace)
-        and one.tile[1] % 32 == 0
-        and one.tile_k_blocks == 1
+        if not one.swapped and one.splits == 1 and one.tile[1] % 32 == 0 and one.tile_k_blocks == 1
     )
 
 
@@ -51,7 +51,7 @@ def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
     """Compile one design for a gated signature; arguments are those of `entry.compile_entry`.
 
     The function takes ``(a, b, out, stream)``, or ``(a, b, addend, out, stream)`` with a bias; on
-    Hopper ``clusters`` before the stream.
+    Hopper ``clusters`` before the stream, and ``workspace`` before that with a dynamic schedule.
     """
     import_library()
     from cutlass import cute
@@ -61,38 +61,54 @@ def compile_gated(design: Design, signature: Signature, arch: str) -> Any:
     gemm = _gemm_object(design, signature, arch)
     parameters = calling_convention(design, signature, arch).parameters
 
-    def multiply(a: Any, b: Any, epilogue: Any, clusters: Any, stream: Any) -> None:
-        scheduler = TileSchedulerOptions(**scheduler_options(clusters))
-        gemm(a, b, None, None, epilogue, scheduler, None, stream, None, None)
+    def launch(**given: Any) -> None:
+        epilogue = {"joined": given["out"]}
+        if Role.ADDEND.value in given:
+            epilogue["bias"] = layout_utils.expand(given[Role.ADDEND.value], 0, 1)
+        scheduler = scheduler_options(given.get(CLUSTERS), given.get(WORKSPACE))
+        gemm(
+            given["a"], given["b"], None, None, gemm.EpilogueArguments(**epilogue),
+            TileSchedulerOptions(**scheduler), None, given[STREAM], None, None,
+        )  # fmt: skip
 
-    def join(a: Any, b: Any, out: Any, clusters: Any, stream: Any) -> None:
-        multiply(a, b, gemm.EpilogueArguments(joined=out), clusters, stream)
+    assert signature.epilogue is not None
+    tensors = _sample_tensors(signature, adds=signature.epilogue.addend is not None)
+    function = with_parameters(parameters, *_functions(launch))
+    return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
+        cute.jit(function), *sample_arguments(parameters, tensors)
+    )
 
-    def add_and_join(a: Any, b: Any, addend: Any, out: Any, clusters: Any, stream: Any) -> None:
-        row = layout_utils.expand(addend, 0, 1)
-        multiply(a, b, gemm.EpilogueArguments(bias=row, joined=out), clusters, stream)
 
-    # Each list of parameters is a function of its own, as in `compile_entry`.
+def _functions(launch: Any) -> tuple[Any, ...]:
+    """Functions that pass their arguments on by name, as those of `entry` do."""
+
     def call(a: Any, b: Any, out: Any, stream: Any) -> None:
-        join(a, b, out, None, stream)
+        launch(a=a, b=b, out=out, stream=stream)
 
     def call_told(a: Any, b: Any, out: Any, clusters: Any, stream: Any) -> None:
-        join(a, b, out, clusters, stream)
+        launch(a=a, b=b, out=out, clusters=clusters, stream=stream)
+
+    def call_dynamic(a: Any, b: Any, out: Any, workspace: Any, clusters: Any, stream: Any) -> None:
+        launch(a=a, b=b, out=out, workspace=workspace, clusters=clusters, stream=stream)
 
     def call_with_bias(a: Any, b: Any, addend: Any, out: Any, stream: Any) -> None:
-        add_and_join(a, b, addend, out, None, stream)
+        launch(a=a, b=b, addend=addend, out=out, stream=stream)
 
     def call_with_bias_told(
         a: Any, b: Any, addend: Any, out: Any, clusters: Any, stream: Any
     ) -> None:
-        add_and_join(a, b, addend, out, clusters, stream)
+        launch(a=a, b=b, addend=addend, out=out, clusters=clusters, stream=stream)
 
-    assert signature.epilogue is not None
-    tensors = _sample_tensors(signature, adds=signature.epilogue.addend is not None)
-    function = with_parameters(parameters, call, call_told, call_with_bias, call_with_bias_told)
-    return cute.compile[cute.GPUArch(arch), cute.EnableTVMFFI(True)](
-        cute.jit(function), *sample_arguments(parameters, tensors)
-    )
+    def call_with_bias_dynamic(
+        a: Any, b: Any, addend: Any, out: Any, workspace: Any, clusters: Any, stream: Any
+    ) -> None:
+        launch(
+            a=a, b=b, addend=addend, out=out, workspace=workspace, clusters=clusters, stream=stream
+        )
+
+    return (
+        call, call_told, call_dynamic, call_with_bias, call_with_bias_told, call_with_bias_dynamic,
+    )  # fmt: skip
 
 
 def _gemm_object(design: Design, signature: Signature, arch: str) -> Any:
