@@ -43,10 +43,10 @@ def find_dispatch(
         only_deterministic: Whether to leave out kernels whose results depend on timing.
 
     Returns:
-        The first reading for which problems are declared, or the first of all, and the decision.
+        The first reading for which problems are ranked, or the first of all, and the decision.
     """
     index = INSTALLATION.index(facts)
-    rows = [(request, index.declared_sizes(request.problem)) for request in asked]
+    rows = [(request, index.ranked_sizes(request.problem)) for request in asked]
     request, rankings = next((row for row in rows if row[1]), rows[0])
     setting = unusual_setting(request.problem.signature.a)
     terms = Terms(limit=1, is_precise=is_precise, aten_setting=setting)
@@ -128,7 +128,7 @@ class DispatchedSizes:
             lines.append(f"  measured at m {size.m}: {told}")
         lines += [f"  not used of m {m}: {why}" for m, why in self.decided.open.items()]
         if not self.decided.sizes and not self.decided.open:
-            lines.append("  no bundle that serves this device declares this n and k")
+            lines.append("  no bundle that serves this device ranks this n and k")
         return "\n".join(lines)
 
 
