@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-
 MOST_REASONS = 1000
 """Most reasons that misses are counted by. Reasons name problems, so a process that compiles for
 ever would meet ever more of them."""
