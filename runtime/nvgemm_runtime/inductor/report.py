@@ -52,7 +52,7 @@ def met(
         COUNTERS.hit(basis)
     _report({"event": "met", "gemm": gemm, "basis": basis, "reasons": list(reasons),
             "offered": dict(offered or {}), "measured": measured,
-            "doubtful": [list(files) for files in doubtful]})  # fmt: skip
+            "doubtful": [list(files) for files in dict.fromkeys(doubtful)]})  # fmt: skip
 
 
 def tried(
@@ -69,7 +69,7 @@ def tried(
     """
     _report({"event": "tried", "gemm": gemm, "basis": basis, "reasons": [],
            "offered": dict(offered or {}), "measured": measured,
-           "doubtful": [list(files) for files in doubtful]})  # fmt: skip
+           "doubtful": [list(files) for files in dict.fromkeys(doubtful)]})  # fmt: skip
 
 
 def timed(gemm: str, times_ms: Mapping[str, float]) -> None:

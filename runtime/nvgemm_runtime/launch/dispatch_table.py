@@ -128,7 +128,7 @@ class DispatchedSizes:
             lines.append(f"  measured at m {size.m}: {told}")
         lines += [f"  not used of m {m}: {why}" for m, why in self.decided.open.items()]
         if not self.decided.sizes and not self.decided.open:
-            lines.append("  no bundle that serves this device ranks this n and k")
+            lines.append("  no bundle that serves this device declares this n and k")
         return "\n".join(lines)
 
 

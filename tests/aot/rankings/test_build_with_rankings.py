@@ -144,7 +144,6 @@ def test_what_was_measured_between_and_does_not_compile_is_left_out(
     provider = Uncompilable()
     given = rankings(measured({"Cpu_1x1": 1000}, between, of=provider))
     (bundle,) = built(tmp_path, kernel_cache, given, provider=provider).bundles
-    assert [one.operator for one in bundle.header.failures] in ([], ["Cpu_1x1"])
     assert between not in {one.problem for one in bundle.header.rankings}
     assert between not in bundle.header.unserved
 
