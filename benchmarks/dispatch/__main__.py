@@ -125,7 +125,7 @@ def choices_of_bundle(
         line = replace(problem, m=1)
         if line not in tables:
             tables[line] = decide_dispatch(
-                index.declared_sizes(problem),
+                index.ranked_sizes(problem),
                 Request(problem=problem, alignment_bytes=MAX_ALIGNMENT_BYTES),
                 H200,
                 versions,

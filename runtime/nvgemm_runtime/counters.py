@@ -10,6 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+MOST_REASONS = 1000
+"""Most reasons that misses are counted by. Reasons name problems, so a process that compiles for
+ever would meet ever more of them."""
+
+OTHER_REASONS = "other reasons"
+"""What misses for all further reasons are counted by."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Stats:
@@ -23,7 +30,8 @@ class Stats:
         signature: GEMMs of other sizes that bundled kernels serve.
         jit: GEMMs for which this or another process compiled kernels at run time.
         jit_kernels: Kernels that this process had compiled.
-        misses: By reason, GEMMs that got no kernel.
+        misses: By reason, GEMMs that got no kernel; by `OTHER_REASONS` those whose reasons came up
+            when `MOST_REASONS` were known.
         won: By kernel id, how often a call of it was written into generated code; a call that
             chooses by m counts for each of its kernels.
         milliseconds: By what it was spent on: ``matching`` kernels, ``loading`` them, ``timing``
@@ -106,6 +114,8 @@ class Counters:
     def miss(self, reason: str) -> None:
         """Count a GEMM that got none."""
         with self._lock:
+            if reason not in self._misses and len(self._misses) >= MOST_REASONS:
+                reason = OTHER_REASONS
             self._misses[reason] += 1
 
     def win(self, kernel_id: str) -> None:

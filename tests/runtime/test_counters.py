@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import nvgemm_runtime
-from nvgemm_runtime.counters import COUNTERS, Counters, Stats
+from nvgemm_runtime.counters import COUNTERS, MOST_REASONS, OTHER_REASONS, Counters, Stats
 
 
 @pytest.fixture
@@ -35,6 +35,18 @@ def test_each_basis_each_reason_and_each_winner_is_counted(counters: Counters) -
     assert (stats.missed, stats.met) == (3, 8)
     counters.reset()
     assert counters.stats() == Stats()
+
+
+def test_a_process_that_compiles_for_ever_keeps_a_bounded_number_of_reasons(
+    counters: Counters,
+) -> None:
+    for number in range(MOST_REASONS + 500):
+        counters.miss(f"reason {number}")
+    counters.miss("reason 0")
+    stats = counters.stats()
+    assert len(stats.misses) == MOST_REASONS + 1
+    assert (stats.misses["reason 0"], stats.misses[OTHER_REASONS]) == (2, 500)
+    assert stats.missed == MOST_REASONS + 501
 
 
 def test_time_adds_up_by_name_also_where_the_work_fails(counters: Counters) -> None:

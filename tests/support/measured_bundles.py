@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +27,7 @@ def write_measured(
     gpu: str | None = None,
     confirmed_by: tuple[str, ...] = TWO_GPUS,
     doubts: tuple[str, ...] = (),
+    undeclared: Collection[int] = (),
     torch: str | None = None,
     cuda: str | None = None,
 ) -> Path:
@@ -39,6 +40,7 @@ def write_measured(
         gpu: What was measured, if not this machine's CPU.
         confirmed_by: Which GPUs agree.
         doubts: What speaks against every one of the measurements.
+        undeclared: The m of problems that were measured and are not declared.
         torch, cuda: Versions of what ATen was measured with, if not those of this process.
     """
     here = bench()
@@ -70,7 +72,13 @@ def write_measured(
             confirmed_by=confirmed_by,
         )
         kernels = tuple(sorted(timed, key=lambda one: one[1]))
-        return replace(ranking, source=source, kernels=kernels, measured=measured)
+        return replace(
+            ranking,
+            source=source,
+            kernels=kernels,
+            measured=measured,
+            is_declared=ranking.problem.m not in undeclared,
+        )
 
     output.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     write_bundle(output, replace(content, rankings=tuple(map(measure, content.rankings))))

@@ -211,7 +211,7 @@ def test_inspect_shows_each_problem(planned: Planned, case: Case) -> None:
             assert found_as(index, problem) == "declared"
         unserved = {one["problem"] for one in document["unserved"]}
         for key in unserved:
-            assert index.match_declared(Problem.parse(key), ALIGNMENT_BYTES) is None
+            assert index.match_ranked(Problem.parse(key), ALIGNMENT_BYTES) is None
         declared = {one["problem"] for one in document["problems"]} | unserved
         assert path == planned.plain or declared == {one.key for one in case.problems}
 

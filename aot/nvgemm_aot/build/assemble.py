@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import zstandard
@@ -155,6 +155,9 @@ def build_key(
     digest = measured and measured.digest(planned.problem for planned in plan.problems)
     if digest is not None:
         document["measured"] = digest
+    between = [planned.problem.key for planned in plan.problems if not planned.is_declared]
+    if between:
+        document["undeclared"] = between
     if prunes:
         document["prunes"] = True
     if failures:
@@ -221,7 +224,10 @@ def _built_kernel(task: Task, entry: Entry | None) -> BuiltKernel | None:
 def _rank(
     item: PlannedTarget, kernels: Sequence[BuiltKernel | None], failures: Sequence[Failure]
 ) -> tuple[tuple[ProblemRanking, ...], tuple[Unserved, ...]]:
-    """Rank the kernels of each problem; list the problems for which no kernel compiled."""
+    """Rank the kernels of each problem; list declared problems for which no kernel compiled.
+
+    A problem that is not declared is left out unless some of its measured kernels compiled.
+    """
     failed = {failure.task.key: failure for failure in failures}
     rankings, uncompiled = [], []
     for planned in item.plan.problems:
@@ -239,7 +245,9 @@ def _rank(
         usable = item.measured and item.measured.problems.get(planned.problem)
         measured = usable and measured_ranking(usable, ids, tuple(map(_compile_failure, missing)))
         if measured:
-            rankings.append(measured)
+            rankings.append(replace(measured, is_declared=planned.is_declared))
+        elif not planned.is_declared:
+            continue
         elif times:
             rankings.append(
                 ProblemRanking(

@@ -62,6 +62,7 @@ def planned_header_bytes(target: Target, plan: Plan) -> int:
                     Ranked(kernel=position, time_ns=time_ns)
                     for position, time_ns in planned.choices
                 ),
+                is_declared=planned.is_declared,
             )
             for planned in plan.problems
         ),

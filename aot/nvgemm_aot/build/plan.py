@@ -54,11 +54,13 @@ class PlannedProblem:
     """One problem's ranking.
 
     ``choices`` are pairs of a position in ``Plan.candidates`` and a time in nanoseconds: measured
-    where rankings are used for the problem, else estimated.
+    where rankings are used for the problem, else estimated. ``is_declared`` is whether the manifest
+    declares it: see `_measured_between`.
     """
 
     problem: Problem
     choices: tuple[tuple[int, int | None], ...]
+    is_declared: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,12 +212,14 @@ def _plan_anew(lookup: PlanLookup, on_rejection: RejectionSink | None) -> Plan:
     chosen = {choice.candidate for selection in served for choice in selection.choices}
     candidates = sorted(chosen, key=lambda c: (c.signature.key, c.operator, c.provider))
     position = {candidate: index for index, candidate in enumerate(candidates)}
+    between = {entry.problem for entry in lookup.between}
     return Plan(
         candidates=tuple(candidates),
         problems=tuple(
             PlannedProblem(
                 problem=selection.problem,
                 choices=tuple((position[c.candidate], c.time_ns) for c in selection.choices),
+                is_declared=selection.problem not in between,
             )
             for selection in served
         ),
@@ -298,7 +302,9 @@ _CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 def _encode(plan: Plan) -> dict[str, Any]:
     return {
         "candidates": _CANDIDATES.dump_python(plan.candidates, mode="json"),
-        "problems": [[planned.problem.key, planned.choices] for planned in plan.problems],
+        "problems": [
+            [planned.problem.key, planned.choices, planned.is_declared] for planned in plan.problems
+        ],
         "unserved": unserved_json(dict(plan.unserved)),
         "source": source_json(plan.source),
         "unoffered": [[one.provider, one.operator] for one in plan.unoffered],
@@ -309,8 +315,12 @@ def _decode(document: dict[str, Any]) -> Plan:
     return Plan(
         candidates=_CANDIDATES.validate_python(document["candidates"]),
         problems=tuple(
-            PlannedProblem(problem=Problem.parse(key), choices=tuple(map(tuple, choices)))
-            for key, choices in document["problems"]
+            PlannedProblem(
+                problem=Problem.parse(key),
+                choices=tuple(map(tuple, choices)),
+                is_declared=is_declared,
+            )
+            for key, choices, is_declared in document["problems"]
         ),
         unserved=tuple(
             (

@@ -52,7 +52,8 @@ class ProblemRanking:
 
     ``kernels`` are pairs of a kernel's id (sha256 of its payload, hex) and its time in nanoseconds,
     or None where the source has no number; the spreads of ``measured`` are in their order.
-    ``missing`` are kernels that were chosen but did not compile.
+    ``missing`` are kernels that were chosen but did not compile. ``is_declared`` is as in
+    `nvgemm_runtime.bundle.format.Ranking`.
     """
 
     problem: Problem
@@ -60,6 +61,7 @@ class ProblemRanking:
     kernels: tuple[tuple[str, int | None], ...]
     measured: Measured | None = None
     missing: tuple[CompileFailure, ...] = ()
+    is_declared: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +119,7 @@ def read_content(bundle: Bundle) -> BundleContent:
                 ),
                 measured=ranking.measured,
                 missing=tuple(header.failures[position] for position in ranking.missing),
+                is_declared=ranking.is_declared,
             )
             for ranking in header.rankings
         ),

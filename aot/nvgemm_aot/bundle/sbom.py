@@ -98,7 +98,7 @@ def _bundle(file: BundledFile, license_expression: str) -> dict[str, Any]:
         "target": header.target.key,
         "device": header.device,
         "kernels": str(len(header.kernels)),
-        "problems": str(len(header.rankings)),
+        "problems": str(header.declared_count),
         "generator": header.generator,
         "build_key": header.build_key,
     }

@@ -356,7 +356,7 @@ def render_description(distribution: str, headers: Sequence[Header], summary: st
             f"`{header.target.key}`",
             header.device,
             f"{len(header.kernels)}",
-            f"{len(header.rankings)}",
+            f"{header.declared_count}",
             "; ".join(f"{item.kind} of {item.by} for {item.gpu}" for item in header.sources),
         )
         for header in headers
@@ -379,7 +379,8 @@ def _problem_table(headers: Sequence[Header]) -> str:
     targets: dict[Problem, list[str]] = {}
     for header in headers:
         for ranking in header.rankings:
-            targets.setdefault(ranking.problem, []).append(header.target.arch)
+            if ranking.is_declared:
+                targets.setdefault(ranking.problem, []).append(header.target.arch)
     rows: dict[tuple[str, str, str, str, str], list[int]] = {}
     for problem in sorted(targets):
         archs = ", ".join(targets[problem])

@@ -170,6 +170,7 @@ def _header_rankings(
             ),
             measured=ranking.measured,
             missing=tuple(sorted(failures.index(failure) for failure in set(ranking.missing))),
+            is_declared=ranking.is_declared,
         )
         for ranking in sorted(rankings, key=lambda ranking: ranking.problem)
     )

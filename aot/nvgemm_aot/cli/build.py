@@ -211,6 +211,7 @@ def plan_document(
             "problems": [
                 {
                     "problem": p.problem.key,
+                    "declared": p.is_declared,
                     "times": _times_are(standings.get(item.target.target.arch, {}), p.problem),
                     "kernels": [
                         {"operator": item.plan.candidates[i].operator, "time_ns": time_ns}
@@ -322,7 +323,8 @@ def build_document(result: BuildResult) -> Document:
                 "providers": dict(
                     sorted(Counter(kernel.provider for kernel in bundle.header.kernels).items())
                 ),
-                "problems": len(bundle.header.rankings),
+                "problems": bundle.header.declared_count,
+                "measured_besides": len(bundle.header.rankings) - bundle.header.declared_count,
                 "incomplete": sum(
                     not bundle.header.is_complete(ranking) for ranking in bundle.header.rankings
                 ),
@@ -345,6 +347,10 @@ def build_document(result: BuildResult) -> Document:
     }
 
 
+def _besides_text(count: int) -> str:
+    return f" and {count} measured between them" if count else ""
+
+
 def build_text(document: Document) -> str:
     """Print a finished build: a line a file, and every kernel left out or file removed."""
     lines = []
@@ -352,7 +358,7 @@ def build_text(document: Document) -> str:
         state = "up to date" if bundle["up_to_date"] else "written"
         lines.append(
             f"{bundle['path']}: {state}, {bundle['kernels']} kernels for {bundle['problems']} "
-            f"problems, {size_text(bundle['bytes'])} "
+            f"problems{_besides_text(bundle['measured_besides'])}, {size_text(bundle['bytes'])} "
             f"({size_text(bundle['bytes'] // bundle['kernels'])} a kernel)"
         )
         if len(bundle["providers"]) > 1:

@@ -138,6 +138,7 @@ def bundle_document(bundle: Bundle) -> Document:
                 ],
                 "measured": ranking.measured
                 and {**measured_json(ranking.measured), "standing": ranking.measured.standing},
+                "declared": ranking.is_declared,
                 "complete": header.is_complete(ranking),
                 "missing": [asdict(header.failures[position]) for position in ranking.missing],
             }
@@ -285,6 +286,8 @@ def _problem_rows(problem: Document) -> list[list[object]]:
     rows += [[problem["problem"], "-", "uncertain", "-", doubt] for doubt in measured["doubts"]]
     if not measured["doubts"]:
         rows.append([problem["problem"], "-", measured["standing"], "-", source])
+    if not problem["declared"]:
+        rows.append([problem["problem"], "-", "not declared", "-", source])
     return rows
 
 
@@ -344,7 +347,8 @@ def installed_document(installed: Sequence[InstalledBundle]) -> list[Document]:
                 document |= {
                     "target": bundle.header.target.key,
                     "kernels": len(bundle.header.kernels),
-                    "problems": len(bundle.header.rankings),
+                    "problems": bundle.header.declared_count,
+                    "measured_besides": len(bundle.header.rankings) - bundle.header.declared_count,
                     "bytes": bundle.file_bytes,
                     "error": None,
                 }

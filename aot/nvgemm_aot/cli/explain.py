@@ -141,8 +141,11 @@ def _measured_lines(gemms: list[Document]) -> Iterable[str]:
 
 
 def _tune_lines(gemms: list[Document]) -> Iterable[str]:
-    doubtful = sorted({gemm["doubtful"] for gemm in gemms if gemm["doubtful"]})
-    again = [f"  nvgemm-aot tune {shlex.quote(path)} -o tuned.nvgemm" for path in doubtful]
+    doubtful = sorted({tuple(files) for gemm in gemms for files in gemm["doubtful"]})
+    again = [
+        f"  nvgemm-aot tune {shlex.join(files)} -o tuned{f'-{place}' * (place > 1)}.nvgemm"
+        for place, files in enumerate(doubtful, start=1)
+    ]
     return ["\nto measure on this GPU what is uncertain:", *again] if again else []
 
 

@@ -138,6 +138,7 @@ def tuned_document(tuned: Tuned) -> Document:
         "bytes": tuned.file_bytes,
         "kernels": len(tuned.header.kernels),
         "problems": {key: _outcome_document(item) for key, item in tuned.outcomes.items()},
+        "not_declared": [one.problem.key for one in tuned.header.rankings if not one.is_declared],
         "standings": _standings(tuned),
         "unmeasured": dict(tuned.unmeasured),
         "broken": dict(tuned.broken),
@@ -257,6 +258,8 @@ def _summary_lines(document: Document) -> Iterator[str]:
     if document["standings"]:
         counts = ", ".join(f"{n} {standing}" for standing, n in document["standings"].items())
         yield f"rankings: {counts}"
+    if document["not_declared"]:
+        yield f"measured between declared m: {len(document['not_declared'])} problems"
     yield (
         f"{document['path']}: written, {measured} of {measured + left} problems measured, "
         f"{document['kernels']} kernels, {size_text(document['bytes'])}"

@@ -107,6 +107,7 @@ def _at(m: int, below: ProblemRanking, above: ProblemRanking) -> ProblemRanking:
         problem=replace(below.problem, m=m),
         source=below.source,
         kernels=tuple((id_, None) for id_ in ids),
+        is_declared=False,
     )
 
 

@@ -66,6 +66,9 @@ def read_together(bundles: Sequence[Bundle], facts: DeviceFacts) -> BundleConten
             rankings[key] = (
                 _joined(rankings[key], ranking, kernels, facts) if key in rankings else ranking
             )
+    unserved = {problem.key for content in contents for problem in content.unserved}
+    for key in rankings.keys() & unserved:  # one bundle declares what another was measured at
+        rankings[key] = replace(rankings[key], is_declared=True)
     ranked = {ranking.problem for ranking in rankings.values()}
     return replace(
         first,
@@ -91,7 +94,11 @@ def _joined(
     known = {id_ for id_, _ in one.kernels}
     # Times of two sources do not compare, and what one has not measured has no place in its order.
     added = tuple((id_, None) for id_, _ in other.kernels if id_ not in known)
-    joined = replace(one, kernels=(*one.kernels, *added))
+    joined = replace(
+        one,
+        kernels=(*one.kernels, *added),
+        is_declared=one.is_declared or other.is_declared,
+    )
     gpu = one.source.gpu
     before, now = previous_outcome(other, gpu), previous_outcome(one, gpu)
     if joined.measured is None or before is None or now is None:
@@ -133,7 +140,8 @@ def tuned_content(
     """A content whose rankings are those that were measured, without kernels that are wrong.
 
     A kernel that is wrong, or fails, for one problem is in no ranking any more, and not in the
-    bundle. A problem of which no kernel is left is among those without one, with the reason.
+    bundle. A declared problem of which no kernel is left is among those without one, with the
+    reason; another is left out.
 
     Args:
         content: The bundle as it was.
@@ -156,7 +164,7 @@ def tuned_content(
         made = _without_wrong(made, wrong)
         if made.kernels:
             rankings.append(made)
-        else:
+        elif made.is_declared:
             unserved[made.problem] = UnservedReason(
                 text=_why_unserved(ranking, wrong), scope=Scope.PROBLEM
             )
@@ -256,6 +264,7 @@ def with_build_key(content: BundleContent, made_from: str) -> BundleContent:
                 ranking.kernels,
                 ranking.measured and measured_json(ranking.measured),
                 [asdict(failure) for failure in ranking.missing],
+                *([] if ranking.is_declared else ["not declared"]),
             ]
             for ranking in content.rankings
         ),

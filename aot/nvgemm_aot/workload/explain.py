@@ -40,7 +40,8 @@ class MetGemm:
         reasons: Why it was a miss, where it was.
         offered: By name in generated code, the operators of the kernels that joined the choices.
         measured: What its measured ranking says; empty without one.
-        doubtful: The file of the bundle whose measured ranking is in doubt; empty if none is.
+        doubtful: The bundles whose measured rankings are in doubt or contradict each other: of each
+            run of ``nvgemm-aot tune`` that would settle them, the files.
         graphs: How often Inductor lowered it; 0 if an epilogue fusion of it was tried and lost, as
             the GEMM was then lowered without its activation.
         times_ms: By choice, milliseconds of the last autotuning.
@@ -52,7 +53,7 @@ class MetGemm:
     reasons: list[str] = field(default_factory=list)
     offered: dict[str, str] = field(default_factory=dict)
     measured: str = ""
-    doubtful: str = ""
+    doubtful: list[list[str]] = field(default_factory=list)
     graphs: int = 0
     times_ms: dict[str, float] = field(default_factory=dict)
     used: Counter[str] = field(default_factory=Counter)
@@ -71,7 +72,8 @@ class MetGemm:
                 self.basis = event["basis"]
             self.offered |= event["offered"]
             self.measured = event.get("measured") or self.measured
-            self.doubtful = event.get("doubtful") or self.doubtful
+            news = event.get("doubtful", [])
+            self.doubtful += [files for files in news if files not in self.doubtful]
             self.reasons += [reason for reason in event["reasons"] if reason not in self.reasons]
         elif event["event"] == "timed":
             self.times_ms = event["times_ms"]

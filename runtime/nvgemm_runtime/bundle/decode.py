@@ -341,6 +341,11 @@ class _Decoder(HeaderValues):
         if isinstance(problem, str):
             return UnknownEntry(problem=key, why=problem)
         self.fields(fields, path, _RANKING)
+        is_declared = self.version == 1 or "declared" not in fields
+        if not is_declared and fields["declared"] is not False:
+            self.refuse(f"{path}.declared", "false, or absent", fields["declared"])
+        if not is_declared and "measured" not in fields:
+            self.fail("header-field", f"{path}.declared must be beside measured (got false alone)")
         return Ranking(
             problem=problem,
             source=self.number(fields["source"], f"{path}.source"),
@@ -349,6 +354,7 @@ class _Decoder(HeaderValues):
             if "measured" in fields
             else None,
             missing=self.each(self.added(fields, "missing"), f"{path}.missing", self.number),
+            is_declared=is_declared,
         )
 
     def ranked(self, value: Any, path: str) -> Ranked:

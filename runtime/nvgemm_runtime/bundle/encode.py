@@ -119,6 +119,7 @@ def _ranking_json(ranking: Ranking) -> dict[str, Any]:
             "kernels": [[place.kernel, place.time_ns] for place in ranking.kernels],
             "measured": None if ranking.measured is None else measured_json(ranking.measured),
             "missing": list(ranking.missing) or None,
+            "declared": None if ranking.is_declared else False,
         }
     )
 

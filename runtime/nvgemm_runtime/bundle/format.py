@@ -335,7 +335,7 @@ class CompileFailure:
 
 @dataclass(frozen=True, kw_only=True)
 class Ranking:
-    """The kernels of one declared problem, best first, and which source says so.
+    """The kernels of one problem, best first, and which source says so.
 
     Attributes:
         problem: The problem.
@@ -343,6 +343,8 @@ class Ranking:
         kernels: Best first.
         measured: What was measured besides; None where the order is an estimate.
         missing: Positions in ``Header.failures``: kernels that should be ranked too.
+        is_declared: Whether a manifest declares the problem. Others were measured beside it, for
+            tables that choose a kernel by m.
     """
 
     problem: Problem
@@ -350,6 +352,7 @@ class Ranking:
     kernels: tuple[Ranked, ...]
     measured: Measured | None = None
     missing: tuple[int, ...] = ()
+    is_declared: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -434,6 +437,11 @@ class Header:
     unknown_sources: tuple[str, ...] = ()
     unknown_unserved: tuple[UnknownEntry, ...] = ()
     format_version: int = FORMAT_VERSION
+
+    @property
+    def declared_count(self) -> int:
+        """How many of the ranked problems a manifest declares."""
+        return sum(ranking.is_declared for ranking in self.rankings)
 
     def is_complete(self, ranking: Ranking) -> bool:
         """Whether building a ranking again would find no further kernel."""

@@ -9,6 +9,7 @@ The names of torch that are used here are private, and were run on torch 2.11 to
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 from ..counters import COUNTERS
@@ -18,7 +19,7 @@ from ..gemm.problem import Problem
 from ..installed.registry import INSTALLATION
 from ..launch.dispatch_table import find_dispatch
 from ..matching.device import DeviceFacts
-from ..matching.dispatch import Dispatch
+from ..matching.dispatch import Dispatch, TunedTogether
 from ..matching.thresholds import ATEN
 from ..recording.declarable import read_requests
 from ..settings import DEFAULT_MODE_VARIABLE, MODE_VARIABLE, Mode
@@ -70,20 +71,24 @@ def join_measured(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     else:
         choice = GemmChoice(stock, offer.kernels[table.kernels[0]])
     is_measured = any(size.m == problem.m for size in decided.sizes)
+    is_declared = is_measured and problem.m in decided.declared
     _log.debug("%s: chosen by measurement: %s", problem.key, offer)
     report.met(
         problem.key,
-        basis="declared" if is_measured else "signature",
+        basis="declared" if is_declared else "signature",
         offered={choice.name: str(choice.description)},
         measured=f"dispatched by m: {offer}",
-        doubtful=_doubtful_bundle(rows, decided),
+        doubtful=decided.doubtful_within(rows.least, rows.most),
     )
     return [choice]
 
 
 def _wins_declared(rows: RowRange, decided: Dispatch) -> bool:
-    """Whether a kernel computes any of the measured sizes of a graph."""
-    return any(one.m in rows and decided.table.at(one.m) != ATEN for one in decided.sizes)
+    """Whether a kernel computes any of the declared and measured sizes of a graph."""
+    return any(
+        one.m in rows and one.m in decided.declared and decided.table.at(one.m) != ATEN
+        for one in decided.sizes
+    )
 
 
 def _none_faster(
@@ -91,33 +96,49 @@ def _none_faster(
 ) -> list[Any]:
     """Return ATen's choices where the table names no kernel."""
     why_open = _why_open(problem, rows, decided, facts)[:_MOST_REASONS]
-    doubtful = _doubtful_bundle(rows, decided)
-    won = [str(one.m) for one in decided.sizes if one.m in rows and one.m not in decided.open]
+    doubtful = decided.doubtful_within(rows.least, rows.most)
+    won = [one.m for one in decided.sizes if one.m in rows and one.m not in decided.open]
     if won:
         told = "; ".join(
-            [f"ATen was measured to be as fast or faster at m {', '.join(won)}", *why_open]
+            [f"ATen was measured to be as fast or faster at m {_sizes_text(won)}", *why_open]
         )
         _log.debug("%s: chosen by measurement: %s", problem.key, told)
-        report.met(problem.key, basis="declared", measured=told, doubtful=doubtful)
+        basis = "signature" if decided.declared.isdisjoint(won) else "declared"
+        report.met(problem.key, basis=basis, measured=told, doubtful=doubtful)
         return choices
     reason = "measured rankings name no kernel for this n and k at any m that the graph can take"
     return _miss(choices, problem.key, "; ".join([reason, *why_open]), doubtful)
 
 
 _MOST_REASONS = 3
-"""Most declared sizes that a message says something of."""
+"""Most sizes that a message gives reasons for."""
+
+_MOST_SIZES = 8
+"""Most sizes that a message names."""
 
 
-def _why_open(problem: Problem, rows: RowRange, decided: Dispatch, facts: DeviceFacts) -> list[str]:
-    """Why declared problems of a graph decide nothing, or have no kernel here."""
+def _sizes_text(sizes: Sequence[int]) -> str:
+    """Rising sizes, of many the first ones and the last: a bundle may have hundreds."""
+    if len(sizes) <= _MOST_SIZES:
+        return ", ".join(map(str, sizes))
+    named = ", ".join(map(str, sizes[: _MOST_SIZES - 1]))
+    return f"{named}, … {sizes[-1]} ({len(sizes)} sizes)"
+
+
+def _why_open(
+    problem: Problem,
+    rows: RowRange,
+    decided: Dispatch,
+    facts: DeviceFacts,
+    *,
+    only_declared: bool = False,
+) -> list[str]:
+    """Why ranked problems of a graph decide nothing, or declared ones have no kernel here."""
     left_out = INSTALLATION.index(facts).left_out_sizes(problem)
-    reasons = {**left_out, **decided.open}
-    return [f"m {m}: {why}" for m, why in sorted(reasons.items()) if m in rows]
-
-
-def _doubtful_bundle(rows: RowRange, decided: Dispatch) -> str:
-    """The file of a bundle that measured a size of a graph with doubts; empty if none did."""
-    return next((path for m, path in decided.doubtful.items() if m in rows), "")
+    reasons = {
+        m: why for m, why in decided.open.items() if not only_declared or m in decided.declared
+    }
+    return [f"m {m}: {why}" for m, why in sorted({**left_out, **reasons}.items()) if m in rows]
 
 
 def _require(
@@ -126,7 +147,7 @@ def _require(
     """Refuse declared problems without their kernels, where kernels are required."""
     if current_mode() is not Mode.REQUIRED:
         return
-    reasons = _why_open(problem, rows, decided, facts)
+    reasons = _why_open(problem, rows, decided, facts, only_declared=True)
     if obstacle is not None:
         reasons.append(obstacle)
     if not reasons:
@@ -143,7 +164,9 @@ def _require(
     raise RequiredError("\n".join(lines), tuple(reasons))
 
 
-def _miss(choices: list[Any], gemm: str, reason: str, doubtful: str = "") -> list[Any]:
+def _miss(
+    choices: list[Any], gemm: str, reason: str, doubtful: Sequence[TunedTogether] = ()
+) -> list[Any]:
     """ATen's choices; nobody declared the GEMM, or none of its kernels can be used."""
     _log.debug("%s: no bundled kernel: %s", gemm, reason)
     report.met(gemm, basis="miss", reasons=[reason], doubtful=doubtful)

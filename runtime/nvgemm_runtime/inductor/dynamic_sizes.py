@@ -22,6 +22,7 @@ from ..counters import COUNTERS
 from ..gemm.aten import OPERATORS, AtenGemm, kernel_order
 from ..gemm.roles import Role
 from ..launch.dispatch_table import find_dispatch
+from ..matching.dispatch import TunedTogether
 from ..recording.declarable import read_requests
 from .choice_timing import SizedOperands
 from .choices import StockCall
@@ -52,14 +53,28 @@ class ChoiceByM:
         return f"by m: {self.choice.offer}"
 
 
-def find_choice_by_m(gemm: AutotunedGemm, stock: StockCall) -> ChoiceByM | None:
-    """The choice, where measured kernels change with m; None where they do not."""
+@dataclass(frozen=True, kw_only=True)
+class FoundByM:
+    """What measured rankings give a graph of any m.
+
+    Attributes:
+        choice: The choice; None where measured kernels do not change with m.
+        doubtful: The bundles whose measurements of sizes of the graph are in doubt or contradict
+            each other; see `report.met`.
+    """
+
+    choice: ChoiceByM | None = None
+    doubtful: Sequence[TunedTogether] = ()
+
+
+def find_choice_by_m(gemm: AutotunedGemm, stock: StockCall) -> FoundByM:
+    """The choice, where measured kernels change with m, and what is in doubt."""
     return _find_choice(gemm, gemm.call, stock, None)
 
 
 def find_fused_choice_by_m(
     unfused: Any, call: AtenGemm, stock: StockCall, usual: Offer
-) -> ChoiceByM | None:
+) -> FoundByM:
     """As `find_choice_by_m`, for a GEMM with an activation or a gate.
 
     Measurements tell which kernel is fastest, and not whether one is faster than what Inductor has:
@@ -77,13 +92,13 @@ def find_fused_choice_by_m(
 
 def _find_choice(
     gemm: AutotunedGemm, call: AtenGemm, stock: StockCall, usual: Offer | None
-) -> ChoiceByM | None:
+) -> FoundByM:
     rows = rows_of(gemm)
     if rows is None or rows.is_one:
-        return None
+        return FoundByM()
     asked = read_requests(call)
     if isinstance(asked, str):
-        return None
+        return FoundByM()
     facts = facts_for(call)
     with COUNTERS.spending("matching"):
         request, decided = find_dispatch(
@@ -97,12 +112,14 @@ def _find_choice(
     offer = DispatchOffer.of(decided, table)
     if usual is not None:
         offer = offer.without_aten(usual)
+    doubtful = decided.doubtful_within(rows.least, rows.most)
     if not offer.table.bounds:
-        return None
+        return FoundByM(doubtful=doubtful)
     others = [size.m for size in decided.sizes if size.m in rows and size.m != request.problem.m]
     sizes = [_operands_at(gemm, m) for m in _spread(others)]
     choice = DispatchedChoice(stock, offer, gemm.choice)
-    return ChoiceByM(choice=choice, sizes=[one for one in sizes if one is not None])
+    by_m = ChoiceByM(choice=choice, sizes=[one for one in sizes if one is not None])
+    return FoundByM(choice=by_m, doubtful=doubtful)
 
 
 def _spread(sizes: Sequence[int]) -> list[int]:

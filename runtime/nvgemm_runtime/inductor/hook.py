@@ -48,7 +48,7 @@ from .reading import (
 from .report import log_failure, survive
 
 if TYPE_CHECKING:
-    from .dynamic_sizes import ChoiceByM
+    from .dynamic_sizes import ChoiceByM, FoundByM
     from .offers import Offers
 
 _log = logging.getLogger(__name__)
@@ -137,7 +137,8 @@ def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     stock = StockCall.of_choice(gemm.op, offers.gemm, gemm.choice, is_split=offers.is_split)
     kernels = gemm_choices(stock, offers.kernels)
     operators = {choice.name: choice.offer.kernel.operator for choice in kernels}
-    by_m = _find_choice_by_m(gemm, stock) if kernels and not offers.is_final else None
+    found_by_m = _find_choice_by_m(gemm, stock) if kernels and not offers.is_final else None
+    by_m = None if found_by_m is None else found_by_m.choice
     if not is_alternative():
         told = operators if by_m is None else {**operators, by_m.choice.name: by_m.told}
         report.met(
@@ -145,7 +146,7 @@ def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
             basis=offers.basis,
             offered=told,
             measured=offers.measured,
-            doubtful=offers.doubtful,
+            doubtful=[*offers.doubtful, *(found_by_m.doubtful if found_by_m else ())],
         )
     if offers.is_final:
         return kernels or [find_eager_aten(choices, gemm.choice)]  # one choice is not timed
@@ -159,8 +160,8 @@ def _join_kernels(choices: list[Any], gemm: AutotunedGemm) -> list[Any]:
     return join_by_m(on_equal_terms(others, [*kernels, by_m.choice]), by_m)
 
 
-def _find_choice_by_m(gemm: AutotunedGemm, stock: StockCall) -> ChoiceByM | None:
-    """For a graph of any m, a choice that takes another kernel by m."""
+def _find_choice_by_m(gemm: AutotunedGemm, stock: StockCall) -> FoundByM | None:
+    """For a graph of any m, a choice that takes another kernel by m; None where none may join."""
     if is_alternative() or stock.is_split or not is_symbolic(gemm):
         return None
     if current_mode() is Mode.REQUIRED:

@@ -19,6 +19,7 @@ from ..installed.jit_cache import mark_used
 from ..installed.registry import INSTALLATION
 from ..jit import client
 from ..matching.device import DeviceFacts, device_facts, torch_versions
+from ..matching.dispatch import TunedTogether
 from ..matching.index import Basis, Match, Miss, first_served
 from ..matching.trust import Terms, decide
 from ..matching.usable_rankings import MatchedKernel
@@ -60,7 +61,8 @@ class Offers:
         is_final: Whether nothing is to be timed: the first kernel wins, or ATen without one.
         measured: What a measured ranking decided, in words; empty where there is none.
         is_split: Whether the kernels compute the product of a sum alone, into fp32, and torch adds.
-        doubtful: The file of the bundle whose measured ranking is used and in doubt; empty if none.
+        doubtful: The files of the bundle whose measured ranking is used and in doubt; see
+            `report.met`.
     """
 
     gemm: str
@@ -71,7 +73,7 @@ class Offers:
     is_final: bool = False
     measured: str = ""
     is_split: bool = False
-    doubtful: str = ""
+    doubtful: Sequence[TunedTogether] = ()
 
     @property
     def is_miss(self) -> bool:
@@ -242,12 +244,12 @@ def _make_offers(
         kernels=[Offer.of(one) for one in decision.kernels],
         is_final=decision.is_final,
         measured=decision.why,
-        doubtful=_doubtful_bundle(found),
+        doubtful=_doubtful_files(found),
     )
 
 
-def _doubtful_bundle(found: Match) -> str:
-    """The file of the bundle that measured a declared problem with doubts; empty if none did."""
+def _doubtful_files(found: Match) -> list[TunedTogether]:
+    """The file of the bundle that measured the very problem with doubts; empty if none did."""
     opened = found.kernels[0].bundle.opened
     has_doubts = found.measured is not None and bool(found.measured.doubts)
-    return str(opened.path) if has_doubts and opened is not None else ""
+    return [(str(opened.path),)] if has_doubts and opened is not None else []

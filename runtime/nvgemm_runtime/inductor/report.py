@@ -12,12 +12,16 @@ import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from torch._logging import trace_structured
 
 from ..counters import COUNTERS
 from ..errors import NvgemmError
 from ..settings import EXPLAIN_VARIABLE
+
+if TYPE_CHECKING:
+    from ..matching.dispatch import TunedTogether
 
 _log = logging.getLogger(__name__)
 
@@ -29,7 +33,7 @@ def met(
     reasons: Sequence[str] = (),
     offered: Mapping[str, str] | None = None,
     measured: str = "",
-    doubtful: str = "",
+    doubtful: Sequence[TunedTogether] = (),
 ) -> None:
     """Report that Inductor asked choices for a GEMM.
 
@@ -39,7 +43,8 @@ def met(
         reasons: Why it is a miss; the first is the one that counts.
         offered: By name in generated code, the operators that join the choices.
         measured: What a measured ranking decided, in words.
-        doubtful: The file of the bundle whose measured ranking is in doubt; empty if none is.
+        doubtful: The bundles whose measured rankings are in doubt or contradict each other: of each
+            run of ``nvgemm-aot tune`` that would settle them, the files.
     """
     if basis == "miss":
         COUNTERS.miss(reasons[0])
@@ -47,18 +52,24 @@ def met(
         COUNTERS.hit(basis)
     _report({"event": "met", "gemm": gemm, "basis": basis, "reasons": list(reasons),
             "offered": dict(offered or {}), "measured": measured,
-            "doubtful": doubtful})  # fmt: skip
+            "doubtful": [list(files) for files in dict.fromkeys(doubtful)]})  # fmt: skip
 
 
 def tried(
-    gemm: str, *, basis: str, offered: Mapping[str, str] | None = None, measured: str = ""
+    gemm: str,
+    *,
+    basis: str,
+    offered: Mapping[str, str] | None = None,
+    measured: str = "",
+    doubtful: Sequence[TunedTogether] = (),
 ) -> None:
     """Report that kernels for a GEMM with its activation lost to the separate operations.
 
     The GEMM among those is met by itself, and counts there. Arguments are those of `met`.
     """
     _report({"event": "tried", "gemm": gemm, "basis": basis, "reasons": [],
-           "offered": dict(offered or {}), "measured": measured})  # fmt: skip
+           "offered": dict(offered or {}), "measured": measured,
+           "doubtful": [list(files) for files in dict.fromkeys(doubtful)]})  # fmt: skip
 
 
 def timed(gemm: str, times_ms: Mapping[str, float]) -> None:

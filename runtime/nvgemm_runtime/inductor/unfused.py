@@ -190,12 +190,18 @@ def _choices(
         return [unfused]  # strides differ from those in the graph
     kernels: list[Any] = gemm_choices(call, offers.kernels)
     offered = {choice.name: choice.offer.kernel.operator for choice in kernels}
-    by_m = find_fused_choice_by_m(unfused, gemm, call, offers.kernels[0])
+    found_by_m = find_fused_choice_by_m(unfused, gemm, call, offers.kernels[0])
+    by_m = found_by_m.choice
     if by_m is not None:
         kernels.append(by_m.choice)
         offered[by_m.choice.name] = by_m.told
     unfused.nvgemm_aot_gemm = offers.gemm
-    unfused.offer = {"basis": offers.basis, "offered": offered, "measured": offers.measured}
+    unfused.offer = {
+        "basis": offers.basis,
+        "offered": offered,
+        "measured": offers.measured,
+        "doubtful": [*offers.doubtful, *found_by_m.doubtful],
+    }
     others: list[Any] = [unfused]
     if current_mode() is Mode.REQUIRED and not all(
         find_offers(gemm, max_choices(), needs_kernel=True).kernels for gemm in gemms()

@@ -44,10 +44,10 @@ def find_dispatch(
         only_deterministic: Whether to leave out kernels whose results depend on timing.
 
     Returns:
-        The first reading for which problems are declared, or the first of all, and the decision.
+        The first reading for which problems are ranked, or the first of all, and the decision.
     """
     index = INSTALLATION.index(facts)
-    rows = [(request, index.declared_sizes(request.problem)) for request in asked]
+    rows = [(request, index.ranked_sizes(request.problem)) for request in asked]
     request, rankings = next((row for row in rows if row[1]), rows[0])
     setting = unusual_setting(request.problem.signature.a)
     terms = Terms(limit=1, is_precise=is_precise, aten_setting=setting)

@@ -6,7 +6,7 @@ Pure functions of what was measured at some m: which rankings count, and the tab
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,9 @@ from .trust import Terms, why_another_aten, why_times_are_open, why_unlike_measu
 if TYPE_CHECKING:
     from .usable_rankings import MatchedKernel, UsableRanking
 
+TunedTogether = tuple[str, ...]
+"""Files of bundles that one run of ``nvgemm-aot tune`` measures together."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Dispatch:
@@ -36,8 +39,10 @@ class Dispatch:
         table: The kernel for each m.
         measured: Each kernel that was measured, by id.
         sizes: What was measured, by rising m.
-        open: By m, why a declared problem's ranking, or its fastest kernels, are not used.
-        doubtful: By m, the file of a bundle whose measurement of that size is in doubt.
+        open: By m, why a problem's ranking, or its fastest kernels, are not used.
+        declared: The m of problems that a bundle declares; others were measured beside them.
+        doubtful: By m, the files of bundles whose measurements of that size are in doubt, or
+            contradict each other.
         needed: The ids of the kernels without which the table would be another: those that it
             names, and those that others are compared to.
     """
@@ -46,8 +51,19 @@ class Dispatch:
     measured: Mapping[str, MatchedKernel]
     sizes: tuple[MeasuredSize, ...]
     open: Mapping[int, str]
-    doubtful: Mapping[int, str]
+    declared: frozenset[int]
+    doubtful: Mapping[int, tuple[TunedTogether, ...]]
     needed: frozenset[str]
+
+    def doubtful_within(self, least: int, most: int | None) -> list[TunedTogether]:
+        """The files of `doubtful` for m in ``least..most`` (no end if None), each run once."""
+        found = (
+            files
+            for m, of_size in self.doubtful.items()
+            if least <= m and (most is None or m <= most)
+            for files in of_size
+        )
+        return list(dict.fromkeys(found))
 
 
 def decide_dispatch(
@@ -76,12 +92,15 @@ def decide_dispatch(
     sizes: list[MeasuredSize] = []
     measured: dict[str, MatchedKernel] = {}
     why_open: dict[int, str] = {}
-    doubtful: dict[int, str] = {}
+    doubtful: dict[int, tuple[TunedTogether, ...]] = {}
     for m, of_size in sorted(rankings.items()):
-        found = obstacle or _measured_size(m, of_size, request, facts, versions, only_confirmed)
+        counting, reasons = _counting(of_size, request, facts, versions, only_confirmed)
+        found = obstacle or reasons or _measured_size(m, counting, request)
         if isinstance(found, str):
             why_open[m] = found
-            doubtful.update((m, path) for path in _doubtful_bundles(of_size))
+            files = _contradicting_files(counting) or _doubtful_files(of_size)
+            if files:
+                doubtful[m] = files
             continue
         if only_deterministic:
             varying = {
@@ -115,20 +134,22 @@ def decide_dispatch(
         measured=measured,
         sizes=tuple(sizes),
         open=why_open,
+        declared=frozenset(
+            m for m, of_size in rankings.items() if any(one.ranking.is_declared for one in of_size)
+        ),
         doubtful=doubtful,
         needed=frozenset(filter(None, [*table.used, *(place.fastest for place in places)])),
     )
 
 
-def _measured_size(
-    m: int,
+def _counting(
     rankings: Sequence[UsableRanking],
     request: Request,
     facts: DeviceFacts,
     versions: TorchVersions,
     only_confirmed: bool,
-) -> MeasuredSize | str:
-    """What counts of the rankings of one declared problem; or why nothing does."""
+) -> tuple[list[UsableRanking], str]:
+    """The rankings of one problem that count; if none does, also why."""
     reasons: dict[str, None] = {}  # in order, each once
     counting: list[UsableRanking] = []
     for usable in rankings:
@@ -137,9 +158,14 @@ def _measured_size(
             counting.append(usable)
         else:
             reasons[reason] = None
-    if not counting:
-        return "; ".join(reasons)
-    if len({_is_won_by_a_kernel(usable) for usable in counting}) > 1:
+    return counting, "" if counting else "; ".join(reasons)
+
+
+def _measured_size(
+    m: int, counting: Sequence[UsableRanking], request: Request
+) -> MeasuredSize | str:
+    """What rankings that count say of one problem; or that they contradict each other."""
+    if _contradict(counting):
         names = " and ".join(usable.bundle.name for usable in counting)
         return f"{names} contradict each other on whether ATen is faster"
     first = counting[0]
@@ -157,12 +183,36 @@ def _measured_size(
     return MeasuredSize(m=m, kernels=kernels, aten=measured.aten)
 
 
-def _doubtful_bundles(rankings: Sequence[UsableRanking]) -> Iterator[str]:
-    """The files of the bundles that measured a declared problem with doubts."""
-    for usable in rankings:
-        measured, opened = usable.ranking.measured, usable.bundle.opened
-        if measured is not None and measured.doubts and opened is not None:
-            yield str(opened.path)
+def _contradict(counting: Iterable[UsableRanking]) -> bool:
+    """Whether rankings differ on whether ATen is faster."""
+    return len({_is_won_by_a_kernel(usable) for usable in counting}) > 1
+
+
+def _contradicting_files(counting: Sequence[UsableRanking]) -> tuple[TunedTogether, ...]:
+    """The files of bundles that contradict each other; none if they do not.
+
+    `tune` joins them if they have the same target, device profile and toolchain.
+    """
+    if not _contradict(counting):
+        return ()
+    files: dict[Hashable, list[str]] = {}
+    for usable in counting:
+        header, opened = usable.bundle.header, usable.bundle.opened
+        if opened is not None:
+            alike = header.target, header.device, tuple(sorted(header.toolchain.items()))
+            files.setdefault(alike, []).append(str(opened.path))
+    return tuple(tuple(sorted(paths)) for paths in files.values())
+
+
+def _doubtful_files(rankings: Iterable[UsableRanking]) -> tuple[TunedTogether, ...]:
+    """The files of the bundles that measured a problem with doubts, each by itself."""
+    return tuple(
+        (str(usable.bundle.opened.path),)
+        for usable in rankings
+        if usable.ranking.measured is not None
+        and usable.ranking.measured.doubts
+        and usable.bundle.opened is not None
+    )
 
 
 def _why_not_counted(

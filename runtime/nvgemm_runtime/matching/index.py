@@ -1,7 +1,7 @@
 """Matching: which kernels of which bundles serve a problem, or every reason why none does.
 
-A pure function of explicit facts. A declared problem gets the ranking that was shipped for it. Any
-other problem of a bundled signature gets the kernels of the nearest declared one, ordered by times
+A pure function of explicit facts. A ranked problem gets the ranking that was shipped for it. Any
+other problem of a bundled signature gets the kernels of the nearest ranked one, ordered by times
 scaled to its sizes, or interpolated between two measured neighbours (`ranking`). Kernels serve all
 sizes of their signature, so only the order is a guess.
 """
@@ -12,7 +12,7 @@ import enum
 import functools
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..bundle.format import Measured, RankingSource, Scope, UnservedReason
@@ -55,13 +55,13 @@ class Match:
     """Kernels that serve a problem.
 
     Attributes:
-        basis: Whether the problem was declared, or another of its signature.
-        ranked_as: The declared problem whose ranking is used.
+        basis: Whether the problem was declared, or another of its signature: one that was measured
+            beside those declared counts as another.
+        ranked_as: The problem whose ranking is used.
         source: Where that ranking comes from.
         kernels: Best first; at least one.
         from_jit: Whether they come from the JIT cache, and no wheel serves the problem as well.
-        measured: What was measured of this very problem; None where it is not declared, or only
-            estimated.
+        measured: What was measured of this very problem; None where nothing was.
         is_complete: Whether building the ranking again would find no further kernel; see
             `Header.is_complete`.
     """
@@ -87,7 +87,7 @@ class Index:
 
     Args:
         bundles: In order of preference. A problem takes its ranking from the first bundle that
-            declares it, unless others measured it on this GPU product: those come first, those
+            ranks it, unless others measured it on this GPU product: those come first, those
             measured beside this torch's ATen before the rest, newer before older.
         facts: The device.
         unusable: Why other bundles that were found could not even be opened.
@@ -110,7 +110,7 @@ class Index:
         self.bundles = tuple(bundles)
         self.facts = facts
         self._from_jit = from_jit
-        self._declared: dict[Problem, list[UsableRanking]] = {}
+        self._ranked: dict[Problem, list[UsableRanking]] = {}
         self._unserved: dict[Problem, tuple[str, UnservedReason]] = {}
         self._refused: list[tuple[BundleView, str]] = []
         refusals: list[str] = []
@@ -125,25 +125,25 @@ class Index:
             if not rankings and reasons and reasons[0] is not None:
                 self._refused.append((bundle, reasons[0]))
             for usable in rankings:
-                self._declared.setdefault(usable.ranking.problem, []).append(usable)
+                self._ranked.setdefault(usable.ranking.problem, []).append(usable)
             if reason is None:
                 for problem, why in bundle.header.unserved.items():
                     self._unserved.setdefault(problem, (bundle.name, why))
-        for rankings in self._declared.values():
+        for rankings in self._ranked.values():
             if len(rankings) == 1:  # nearly all
                 continue
             # Stable: of equals, the one preferred.
             rankings.sort(key=self._measured_on, reverse=True)
             rankings.sort(key=lambda usable: preference(usable, facts, versions))
         self.refusals = (*refusals, *unusable)
-        self._sizes = index_by_alignment(self._declared, is_compact=True)
+        self._sizes = index_by_alignment(self._ranked, is_compact=True)
         self._sizes_with_gaps = self._sizes
         if any(
             usable.kernels_for_gaps is not usable.kernels
-            for rankings in self._declared.values()
+            for rankings in self._ranked.values()
             for usable in rankings
         ):
-            self._sizes_with_gaps = index_by_alignment(self._declared, is_compact=False)
+            self._sizes_with_gaps = index_by_alignment(self._ranked, is_compact=False)
 
     def match(
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
@@ -157,22 +157,26 @@ class Index:
             is_compact: Whether they lie without gaps; see `operands.Request`.
         """
         asked = problem, alignment_bytes, is_compact
-        return self.match_declared(*asked) or self.match_signature(*asked)
+        return self.match_ranked(*asked) or self.match_signature(*asked)
 
-    def match_declared(
+    def match_ranked(
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
     ) -> Match | None:
         """The ranking that was shipped for a problem; None where there is none."""
-        for usable in self._declared.get(problem, ()):
+        rankings = self._ranked.get(problem, ())
+        for usable in rankings:
             kernels = usable.aligned(alignment_bytes, is_compact)
             if kernels:
-                return self._match_with(Basis.DECLARED, usable, kernels)
+                is_declared = any(one.ranking.is_declared for one in rankings)
+                basis = Basis.DECLARED if is_declared else Basis.SIGNATURE
+                found = self._match_with(basis, usable, kernels)
+                return replace(found, measured=usable.ranking.measured)
         return None
 
     def match_signature(
         self, problem: Problem, alignment_bytes: int, is_compact: bool = True
     ) -> Match | Miss:
-        """Kernels of a problem's signature, as ranked for its nearest declared problem."""
+        """Kernels of a problem's signature, as ranked for its nearest ranked problem."""
         indexed = self._sizes if is_compact else self._sizes_with_gaps
         by_alignment = indexed.get(problem.signature)
         if by_alignment is None:
@@ -194,8 +198,8 @@ class Index:
         )
         return Miss(reasons=(reason, *self.refusals))
 
-    def declared_sizes(self, problem: Problem) -> Mapping[int, Sequence[UsableRanking]]:
-        """By m, the rankings of declared problems that have all else of a problem in common.
+    def ranked_sizes(self, problem: Problem) -> Mapping[int, Sequence[UsableRanking]]:
+        """By m, the rankings of problems that have all else of a problem in common.
 
         Of several rankings of one problem, those first that are preferred.
         """
@@ -213,18 +217,22 @@ class Index:
         reasons = [(one, f"{name}: {why.text}") for one, (name, why) in self._unserved.items()]
         for refused, reason in self._refused:
             told = f"{refused.name}: {reason}"
-            reasons += ((ranking.problem, told) for ranking in refused.header.rankings)
+            reasons += (
+                (ranking.problem, told)
+                for ranking in refused.header.rankings
+                if ranking.is_declared
+            )
         rows: dict[Hashable, dict[int, str]] = {}
         for declared, reason in reasons:
-            if declared not in self._declared:
+            if declared not in self._ranked:
                 rows.setdefault(all_but_m(declared), {}).setdefault(declared.m, reason)
         return rows
 
     @functools.cached_property
     def _rows(self) -> dict[Hashable, dict[int, list[UsableRanking]]]:
         rows: dict[Hashable, dict[int, list[UsableRanking]]] = {}
-        for declared, rankings in self._declared.items():
-            rows.setdefault(all_but_m(declared), {})[declared.m] = rankings
+        for ranked, rankings in self._ranked.items():
+            rows.setdefault(all_but_m(ranked), {})[ranked.m] = rankings
         return rows
 
     def _can_interpolate(self, around: Around[UsableRanking]) -> bool:
@@ -285,7 +293,6 @@ class Index:
             source=usable.source,
             kernels=kernels,
             from_jit=self._from_jit,
-            measured=usable.ranking.measured if basis is Basis.DECLARED else None,
             is_complete=usable.bundle.header.is_complete(usable.ranking),
         )
 
@@ -388,7 +395,7 @@ def _measured_times(usable: UsableRanking) -> MeasuredTimes:
 class LayeredIndex:
     """Two indexes that are asked as one.
 
-    A problem that either declares comes before one of which only the signature is known; among
+    A problem that either ranks comes before one of which only the signature is known; among
     equals, what was shipped comes first.
     """
 
@@ -401,9 +408,9 @@ class LayeredIndex:
         """Find the kernels for a problem; see `Index.match`."""
         asked = problem, alignment_bytes, is_compact
         shipped, kept = self._layers
-        declared = shipped.match_declared(*asked) or kept.match_declared(*asked)
-        if declared is not None:
-            return declared
+        ranked = shipped.match_ranked(*asked) or kept.match_ranked(*asked)
+        if ranked is not None:
+            return ranked
         found = shipped.match_signature(*asked)
         if isinstance(found, Match):
             return found
@@ -412,9 +419,9 @@ class LayeredIndex:
             return found_in_cache
         return Miss(reasons=(*found.reasons, *kept.refusals))
 
-    def declared_sizes(self, problem: Problem) -> Mapping[int, Sequence[UsableRanking]]:
-        """As `Index.declared_sizes`, of what was shipped: what a JIT keeps is estimated."""
-        return self._layers[0].declared_sizes(problem)
+    def ranked_sizes(self, problem: Problem) -> Mapping[int, Sequence[UsableRanking]]:
+        """As `Index.ranked_sizes`, of what was shipped: what a JIT keeps is estimated."""
+        return self._layers[0].ranked_sizes(problem)
 
     def left_out_sizes(self, problem: Problem) -> Mapping[int, str]:
         """As `Index.left_out_sizes`, of what was shipped."""

@@ -1,4 +1,4 @@
-"""The rankings that a device can use, by the problem they are declared for and by signature."""
+"""The rankings that a device can use, by the problem they are of and by signature."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class MatchedKernel:
         bundle: The bundle that holds it.
         kernel: Its entry.
         rank: Its position in the ranking that it was taken from.
-        time_ns: Time that a ranking gives it for the declared problem it was taken from, if any.
+        time_ns: Time that a ranking gives it for the problem it was taken from, if any.
     """
 
     bundle: BundleView
@@ -73,7 +73,7 @@ def with_doubt(ranking: Ranking, gone: int) -> Ranking:
 
 
 class UsableRanking:
-    """A ranking of a declared problem, and which of its kernels a device can launch.
+    """A ranking of a problem, and which of its kernels a device can launch.
 
     Attributes:
         bundle: The bundle that has it.
@@ -124,11 +124,11 @@ more. Kernels of a signature mostly agree, so that there is one."""
 
 
 def index_by_alignment(
-    declared: Mapping[Problem, Sequence[UsableRanking]], *, is_compact: bool
+    ranked: Mapping[Problem, Sequence[UsableRanking]], *, is_compact: bool
 ) -> dict[Signature, SizesByAlignment]:
-    """Declared problems by signature and alignment, for operands that are compact, or are not."""
+    """Ranked problems by signature and alignment, for operands that are compact, or are not."""
     of_signature: dict[Signature, list[tuple[Problem, UsableRanking, int]]] = {}
-    for problem, rankings in declared.items():
+    for problem, rankings in ranked.items():
         for ranking in rankings:
             if kernels := ranking.kernels_for(is_compact):
                 least = min(one.kernel.alignment_bytes for one in kernels)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from compile_tasks import tasks
+from counted_starts import bound_starts
 from fake_provider import FakeProvider
 from nvgemm_aot.build import compiler, linker
 from nvgemm_aot.build.compiler import (
@@ -121,6 +122,7 @@ def test_compilers_that_cannot_start_are_an_error_with_their_last_words(
         "import os\nos.write(2, b'no such library')\nos._exit(127)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    bound_starts(monkeypatch, 3)
     said = r"those of provider 'dying_provider:.*': 3 in a row .*exit status 127: no such library"
     with pytest.raises(ToolchainError, match=said):
         compile_all(tasks("one", "two"), Cache(tmp_path / "cache"), jobs=1)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from counted_starts import bound_starts
 from nvgemm_aot.build import workers
 from nvgemm_aot.build.workers import (
     TimeLimitExceeded,
@@ -20,6 +21,7 @@ from nvgemm_aot.build.workers import (
     WorkersKilled,
     clock_stopped,
 )
+from repository import TESTS
 
 HERE = Path(__file__).parent
 
@@ -151,6 +153,7 @@ def test_processes_that_cannot_start_are_given_up_with_their_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     monkeypatch.setenv("STARTS", str(tmp_path / "starts"))
+    bound_starts(monkeypatch, 2 * (count + 2) + count)
     said = rf"{count + 2} in a row .* the last with exit status 3: a library is missing$"
     with Workers(count, double, die_at_start) as pool:
         for _ in range(2):
@@ -173,6 +176,7 @@ def test_work_that_cannot_be_imported_says_so(monkeypatch: pytest.MonkeyPatch) -
     lost = type(sys)("lost_module")
     exec("def lost(item): return item", lost.__dict__)
     monkeypatch.setitem(sys.modules, "lost_module", lost)
+    bound_starts(monkeypatch, 3)
     with (
         Workers(1, lost.lost, nothing) as pool,
         pytest.raises(WorkersCannotStart, match="No module named 'lost_module'"),
@@ -258,6 +262,7 @@ def test_processes_have_the_flags_of_the_interpreter() -> None:
 
 def test_a_process_that_is_never_ready_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "START_SECONDS", 0.5)
+    bound_starts(monkeypatch, 3)
     with (
         Workers(1, double, hang) as pool,
         pytest.raises(WorkersCannotStart, match=r"the last not ready within 0\.5 s"),
@@ -306,7 +311,7 @@ def test_a_worker_that_is_busy_does_not_outlive_its_parent(tmp_path: Path) -> No
         "print([worker.process.pid for worker in pool._all][0], flush=True)\n"
         "list(pool.run([600]))\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (HERE, TESTS / "support")))}
     with subprocess.Popen(
         [sys.executable, "-c", script], env=environment, stdout=subprocess.PIPE, text=True
     ) as parent:

@@ -17,6 +17,7 @@ import pytest
 
 import two_providers
 from compile_tasks import tasks
+from counted_starts import bound_starts
 from fake_provider import FakeProvider
 from inductor_session import warnings_of
 from jit_programs import JitMachine, problem, wait_until
@@ -209,6 +210,7 @@ def test_compilers_that_cannot_start_are_started_a_few_times_and_no_more(
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(FakeProvider, "name", "dying_provider:DyingProvider")
+    bound_starts(monkeypatch, 4)
     compiler = JitCompiler(Cache(machine.cache), FakeProvider(), 1, print)
     for m in range(16, 80, 16):
         with pytest.raises(ToolchainError, match=r"cannot be started: .*127: no such library"):

@@ -12,6 +12,7 @@ import pytest
 
 import two_providers
 from compile_tasks import tasks
+from counted_starts import bound_starts
 from fake_provider import FakeProvider
 from jit_programs import kill, wait_until
 from nvgemm_aot.build.compiler import TaskResult
@@ -135,6 +136,7 @@ def test_none_is_started_after_one_could_not_be(
         replace(task, candidate=replace(task.candidate, provider=name))
         for task in tasks("one", "two")
     )
+    bound_starts(monkeypatch, 5)
     workers = SharedWorkers(cache, name, 2)
     with pytest.raises(WorkersCannotStart):
         list(workers.run([one]))

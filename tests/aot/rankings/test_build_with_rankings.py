@@ -120,6 +120,12 @@ def test_what_was_measured_between_declared_m_is_in_the_bundle(
     assert operators(header, ranking) == ["Cpu_1x1"], "as many as are declared at the m below"
     assert ranking.measured is not None
     assert not header.unserved
+    assert [one.problem for one in header.rankings if not one.is_declared] == [between]
+    document = build_command.build_document(result)["bundles"][0]
+    assert (document["problems"], document["measured_besides"]) == (len(PROBLEMS), 1)
+    assert f"{len(PROBLEMS)} problems and 1 measured between them" in build_command.build_text(
+        build_command.build_document(result)
+    )
     assert result.measured[0].standings == {between: "measured once"}
     again = built(tmp_path, kernel_cache, given)
     assert again.bundles[0].up_to_date
@@ -128,6 +134,18 @@ def test_what_was_measured_between_declared_m_is_in_the_bundle(
     gone = rankings(measured({"Cpu_3x3": 1000}, between))  # is no operator
     (plain,) = built(tmp_path, kernel_cache, gone).bundles
     assert [one.problem for one in plain.header.rankings] == list(PROBLEMS)
+
+
+def test_what_was_measured_between_and_does_not_compile_is_left_out(
+    tmp_path: Path, kernel_cache: Cache
+) -> None:
+    """Nobody declared it, so that is no error, and it is not among the unserved."""
+    between = replace(PROBLEMS[0], m=12)
+    provider = Uncompilable()
+    given = rankings(measured({"Cpu_1x1": 1000}, between, of=provider))
+    (bundle,) = built(tmp_path, kernel_cache, given, provider=provider).bundles
+    assert between not in {one.problem for one in bundle.header.rankings}
+    assert between not in bundle.header.unserved
 
 
 def test_all_that_may_be_the_fastest_are_compiled_and_else_as_many_as_are_asked_for(

@@ -75,7 +75,7 @@ def table(
     problem = Problem(signature=SIGNATURE, m=1, n=n, k=4096)
     index = Index([BundleView(name="b", header=header)], H200, versions=versions)
     return decide_dispatch(
-        index.declared_sizes(problem),
+        index.ranked_sizes(problem),
         Request(problem=problem, alignment_bytes=32),
         H200,
         versions,

@@ -11,6 +11,8 @@ from tuner import Tuner
 import cpu_kernels
 import cpu_provider
 from nvgemm_aot.bundle.content import ProblemRanking
+from nvgemm_aot.bundle.wheel import render_description
+from nvgemm_aot.cli.tune import tuned_document, tuned_text
 from nvgemm_aot.tuning import grid
 from nvgemm_aot.tuning.outcome import TuningOutcome
 from nvgemm_runtime.bundle.format import Conditions, RankingSource, Timing
@@ -138,6 +140,10 @@ def test_a_grid_is_measured_finer_where_another_kernel_wins(wide: Tuner) -> None
     expected = dict.fromkeys(small, "Cpu_1x1") | dict.fromkeys(large, "Cpu_16x16")
     assert winners(wide) == expected
     assert all(one.measured is not None for one in wide.header.rankings)
+    assert [one.problem.m for one in wide.header.rankings if one.is_declared] == [8, 128]
+    text = tuned_text(tuned_document(tuned))
+    assert f"measured between declared m: {len(expected) - 2} problems" in text
+    assert "| 8, 128 |" in render_description("some", [wide.header], "some")
     assert tuned.is_complete
     assert tuned.measured_now == len(expected)
     for one in wide.header.rankings:
@@ -217,3 +223,4 @@ def test_a_tuned_grid_is_confirmed_by_another_gpu(wide: Tuner) -> None:
     tuned = wide(first, other, grid=True, on=replace(bench(wide.timer), uuid="GPU-2"))
     assert len(tuned.header.rankings) == len(header_of(first).rankings)
     assert all(one.measured and one.measured.is_confirmed for one in tuned.header.rankings)
+    assert [one.problem.m for one in tuned.header.rankings if one.is_declared] == [8, 128]

@@ -12,11 +12,18 @@ from tuner import Tuner
 
 import cpu_provider
 from nvgemm_aot.bundle.content import BundleContent, ProblemRanking, read_content
+from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.rankings.agreement import DISAGREEMENT
 from nvgemm_aot.rankings.pruning import keep_winners
-from nvgemm_aot.tuning.rewrite import prune, tuned_content
+from nvgemm_aot.tuning.rewrite import prune, read_together, tuned_content
 from nvgemm_aot.tuning.state import state_path
-from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource
+from nvgemm_runtime.bundle.format import (
+    Conditions,
+    Measured,
+    RankingSource,
+    Scope,
+    UnservedReason,
+)
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import TuningError
 from nvgemm_runtime.matching.device import device_facts
@@ -240,6 +247,46 @@ def test_what_was_confirmed_of_a_kernel_that_is_thrown_out_is_not(content: Bundl
         left = tuned.rankings[0].measured
         assert left is not None
         assert (left.standing, left.doubts, len(left.spreads_ns)) == (standing, (), 2)
+
+
+@pytest.mark.parametrize("is_declared", [False, True])
+def test_what_is_not_declared_and_has_no_kernel_left_is_left_out(
+    content: BundleContent, is_declared: bool
+) -> None:
+    ids = by_operator(content)
+    first, second = content.rankings[:2]
+    only = replace(measured(first, {ids["Cpu_1x1"]: (100, 1)}), is_declared=is_declared)
+    content = replace(content, rankings=(only, second))
+    tuned = tuned_content(content, {}, broken={ids["Cpu_1x1"]: "it hangs"}, program="p", gpu="cpu")
+    assert [one.problem for one in tuned.rankings] == [second.problem]
+    assert list(tuned.unserved) == ([first.problem] if is_declared else [])
+
+
+@pytest.mark.parametrize("declaring", ["ranked", "unserved", "neither"])
+def test_what_one_of_several_bundles_declares_is_declared(
+    content: BundleContent, tmp_path: Path, declaring: str
+) -> None:
+    """Whichever of them is read first."""
+    ids = by_operator(content)
+    first, second = content.rankings[:2]
+    between = replace(measured(first, {ids["Cpu_1x1"]: (100, 1)}), is_declared=False)
+    reason = UnservedReason(text="no", scope=Scope.PROBLEM)
+    contents = {
+        "one": replace(content, rankings=(between, second)),
+        "other": replace(
+            content,
+            rankings=(first, second) if declaring == "ranked" else (second,),
+            unserved={first.problem: reason} if declaring == "unserved" else {},
+        ),
+    }
+    for name, made in contents.items():
+        write_bundle(tmp_path / name, made)
+    facts = device_facts("cpu", 0)
+    for names in (("one", "other"), ("other", "one")):
+        with Bundle(tmp_path / names[0]) as a, Bundle(tmp_path / names[1]) as b:
+            joined = read_together([a, b], facts)
+        (found,) = (one for one in joined.rankings if one.problem == first.problem)
+        assert found.is_declared == (declaring != "neither")
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from nvgemm_aot.workload.coverage import (
     read_undeclarable,
     readings,
 )
+from nvgemm_runtime.bundle.format import Conditions, Measured
 from nvgemm_runtime.errors import CoverageError
 from nvgemm_runtime.gemm.problem import Layout, Problem, Signature
 from nvgemm_runtime.gemm.types import Epilogue
@@ -77,6 +78,21 @@ def test_each_problem_is_declared_served_by_signature_or_missed() -> None:
     assert missed.reasons == (
         f"no bundled kernel computes {FP16.key} (bundled: {DECLARED.signature.key})",
     )
+
+
+def test_a_problem_that_was_measured_and_not_declared_is_served_by_signature() -> None:
+    base = content(OTHER_SIZE, DECLARED)
+    measured = Measured(spreads_ns=(1,), aten=None, triton=None, doubts=())
+    conditions = Conditions(driver="580", torch="2.11.0", cuda="13.0", date="2026-11-21")
+    other, declared = base.rankings
+    source = replace(other.source, kind="measurement", conditions=conditions)
+    between = replace(other, source=source, measured=measured, is_declared=False)
+    bundle = view(replace(base, rankings=(between, declared)))
+    targets = cover(recording([(DECLARED, 1), (OTHER_SIZE, 1)]), [bundle])
+    assert [one.status.value for one in only(targets).gemms] == ["declared", "signature"]
+    assert [one.ranked_as for one in only(targets).gemms] == [DECLARED, OTHER_SIZE]
+    require_coverage(targets, Decimal(100), by=Weight.COUNT)
+    assert "50" in shortfall(targets, 100, declared_only=True)
 
 
 def test_a_target_that_no_bundle_serves_is_0_percent_and_says_why() -> None:

@@ -27,13 +27,14 @@ import nvgemm_runtime
 from installed_bundles import use
 from nvgemm_aot.bundle.content import read_content
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_aot.cli.bundles import bundle_document, bundle_text
+from nvgemm_aot.cli.bundles import bundle_document, bundle_text, installed_document
 from nvgemm_aot.verify.bundle import verify_bundle
 from nvgemm_runtime.bundle.format import KNOWN_FEATURES, Header, Span, UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import BundleFormatError
 from nvgemm_runtime.gemm.problem import Problem
 from nvgemm_runtime.gemm.target import UnknownTarget
+from nvgemm_runtime.installed.discover import InstalledBundle
 from nvgemm_runtime.matching.index import Basis, BundleView, Index, Match, Miss
 from nvgemm_runtime.matching.trust import why_order_is_open
 from repository import TESTS
@@ -450,7 +451,7 @@ def test_what_version_1_does_not_have_is_ignored_in_its_bundles(tmp_path: Path) 
     for kernel in document["kernels"]:
         kernel.update(requires=["pdl"], imports=["_cudaNew"])
     for ranking in document["rankings"]:
-        ranking.update(missing=[0], requires=["dispatch"])
+        ranking.update(missing=[0], requires=["dispatch"], declared=7)
     path = tmp_path / "edited.nvgemm"
     written = bytearray(with_header(data, document))
     struct.pack_into("<I", written, 8, 1)  # the version
@@ -458,3 +459,39 @@ def test_what_version_1_does_not_have_is_ignored_in_its_bundles(tmp_path: Path) 
     with Bundle(path) as bundle, Bundle(FORMAT_1 / "sm_90a.nvgemm") as whole:
         assert bundle.header.format_version == 1
         assert without_places(bundle.header) == without_places(whole.header)
+
+
+def test_a_problem_that_was_measured_and_not_declared_is_so_marked_and_shown(
+    tmp_path: Path,
+) -> None:
+    before = plain(tmp_path)
+    place = next(i for i, one in enumerate(before.rankings) if one.measured is not None)
+    header = edited(tmp_path, lambda h: h["rankings"][place].update(declared=False))
+    assert [i for i, one in enumerate(header.rankings) if not one.is_declared] == [place]
+    assert header.declared_count == len(header.rankings) - 1
+    with Bundle(tmp_path / "later.nvgemm") as bundle:
+        copied = read_content(bundle)
+        assert b'"declared":false' in encode_bundle(copied)[0]
+        document = bundle_document(bundle)
+        assert [one["declared"] for one in document["problems"]].count(False) == 1
+        assert bundle_text(document).count("not declared") == 1
+    item = InstalledBundle(path=tmp_path / "later.nvgemm", distribution="d", version="1")
+    (listed,) = installed_document([item])
+    assert (listed["problems"], listed["measured_besides"]) == (len(header.rankings) - 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("is_measured", "declared", "said"),
+    [
+        (True, True, r"declared must be false, or absent"),
+        (True, None, r"declared must be false, or absent"),
+        (False, False, r"declared must be beside measured"),
+    ],
+)
+def test_only_what_was_measured_may_be_not_declared(
+    is_measured: bool, declared: object, said: str, tmp_path: Path
+) -> None:
+    rankings = plain(tmp_path).rankings
+    place = next(i for i, one in enumerate(rankings) if bool(one.measured) == is_measured)
+    with pytest.raises(BundleFormatError, match=said):
+        edited(tmp_path, lambda h: h["rankings"][place].update(declared=declared))

@@ -41,7 +41,10 @@ def _full_bundle() -> bytes:
     return encode_bundle(
         replace(
             content,
-            rankings=(replace(first, missing=(failure,)), *others),
+            rankings=(
+                replace(first, missing=(failure,)),
+                *(replace(other, is_declared=False) for other in others),
+            ),
             unserved={unserved: UnservedReason(text="no", scope=Scope.PROBLEM)},
         )
     )[0]
@@ -179,7 +182,10 @@ def test_whatever_stands_in_place_of_a_value_is_a_broken_rule_or_no_matter(
         other = holder(DOCUMENTS[version], elsewhere)[elsewhere[-1]]
         value = data.draw(VALUES | st.just(other))
         try:
-            holder(document, place)[place[-1]] = copy.deepcopy(value)
+            target = holder(document, place)
+            if isinstance(target, dict) and not isinstance(place[-1], str):
+                continue  # an object stands where the list was, and JSON has no such name
+            target[place[-1]] = copy.deepcopy(value)
         except (KeyError, IndexError, TypeError):
             continue  # what held it is gone
     read(document, version)

@@ -427,6 +427,45 @@ def test_required_refuses_a_declared_problem_without_its_kernel(
     assert "NVGEMM_AOT_DEFAULT_MODE=1" in str(caught.value)
 
 
+@pytest.mark.parametrize("undeclared", [(), (16,)])
+def test_required_passes_what_was_measured_and_not_declared(
+    inductor: InductorSession, bundles: Bundles, undeclared: tuple[int, ...]
+) -> None:
+    inductor.use(bundles.measured(doubts=("it was hot",), undeclared=undeclared))
+    required = {"options": {"nvgemm_aot_mode": "required"}}
+    if undeclared:
+        assert inductor.compile(torch.mm, *operands(16), **required).launched == ()
+        torch._dynamo.reset()
+    else:
+        with pytest.raises(Exception, match="declared, and compiled without its kernel"):
+            inductor.compile(torch.mm, *operands(16), **required)
+    with pytest.raises(Exception, match="m 24: measured, and uncertain"):
+        inductor.compile(torch.mm, *operands(24), **required)
+
+
+def test_what_was_measured_and_not_declared_is_in_tables_and_counts_as_served_by_signature(
+    inductor: InductorSession, bundles: Bundles, events: Events
+) -> None:
+    inductor.use(bundles.measured(undeclared=(12, 16, 32)))
+    required = {"options": {"nvgemm_aot_mode": "required"}}
+    for m, launched in {12: (WIDE,), 16: (SQUARE,), 32: (), 8: (WIDE,)}.items():
+        assert inductor.compile(torch.mm, *operands(m), **required).launched == launched, m
+    met = [event["basis"] for event in events() if event["event"] == "met"]
+    assert met == ["signature"] * 3 + ["declared"]
+    counted = nvgemm_runtime.stats()
+    assert (counted.declared, counted.signature) == (1, 3)
+
+
+def test_required_passes_any_n_at_an_m_that_is_not_declared(
+    inductor: InductorSession, bundles: Bundles
+) -> None:
+    inductor.use(bundles.measured(undeclared=(16,)))
+    a, b = operands(16)
+    torch._dynamo.mark_dynamic(b, 1)
+    required = {"nvgemm_aot_mode": "required"}
+    assert inductor.compile(torch.mm, a, b, dynamic=None, options=required).launched == ()
+
+
 def test_required_refuses_a_winner_whose_results_depend_on_timing(
     inductor: InductorSession, kernel_cache: Cache, tmp_path: Path
 ) -> None:
@@ -610,6 +649,29 @@ def test_the_command_that_settles_doubts_is_told(
     assert explained(events).endswith(
         f"to measure on this GPU what is uncertain:\n  nvgemm-aot tune {doubtful} -o tuned.nvgemm"
     )
+
+
+def test_the_command_that_settles_contradictions_measures_both_bundles(
+    inductor: InductorSession, bundles: Bundles, events: Events
+) -> None:
+    lost = {m: {**times, ATEN: 100} for m, times in TIMES.items()}
+    both = sorted(map(str, (bundles.measured(), bundles.measured(lost))))
+    inductor.use(*map(Path, both))
+    compile_dynamic(inductor)
+    text = explained(events)
+    assert "contradict each other" in text
+    assert text.endswith(
+        f"to measure on this GPU what is uncertain:\n  nvgemm-aot tune {' '.join(both)} -o "
+        "tuned.nvgemm"
+    )
+
+
+def test_of_many_sizes_that_aten_won_a_message_names_a_few() -> None:
+    from nvgemm_runtime.inductor.default_mode import _sizes_text
+
+    assert _sizes_text([8, 32]) == "8, 32"
+    assert _sizes_text(range(1, 9)) == "1, 2, 3, 4, 5, 6, 7, 8"
+    assert _sizes_text(range(1, 1000)) == "1, 2, 3, 4, 5, 6, 7, … 999 (999 sizes)"
 
 
 @pytest.mark.parametrize("is_static", [False, True])

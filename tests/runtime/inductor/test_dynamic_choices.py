@@ -13,9 +13,11 @@ from torch.nn import functional
 
 import cpu_kernels
 import cpu_provider
+import kernels_by_m
 import nvgemm_runtime
 import tuning_bench
 from inductor_session import Compiled, InductorSession
+from kernels_by_m import ONE, SQUARE, WIDE
 from measured_bundles import ATEN, write_measured
 from nvgemm_aot.storage.cache import Cache
 from nvgemm_runtime.gemm.aten import aten_name, kernel_order
@@ -25,14 +27,7 @@ from nvgemm_runtime.inductor import choice_timing
 
 Tensor = torch.Tensor
 
-SQUARE, WIDE, ONE = "Cpu_16x16", "Cpu_8x32", "Cpu_1x1"
-
-TIMES = {
-    8: {SQUARE: 500, WIDE: 300, ONE: 600, ATEN: 1000},
-    16: {SQUARE: 300, WIDE: 500, ONE: 600, ATEN: 1000},
-    24: {SQUARE: 300, WIDE: 305, ONE: 600, ATEN: 1000},
-    32: {SQUARE: 500, WIDE: 500, ONE: 600, ATEN: 200},
-}
+TIMES = {m: times for m, times in kernels_by_m.TIMES.items() if m != 12}
 """By m: WIDE is best at 8, SQUARE from 16 to 24, ATen at 32."""
 
 ONE_KERNEL = {m: {SQUARE: 300, WIDE: 500, ONE: 600, ATEN: 1000} for m in (8, 12, 16, 24)}
@@ -181,6 +176,28 @@ def test_where_it_cannot_be_launched_it_is_not_used(
     assert len(tried) == 1
     assert "nvgemm_aot_dispatched(" not in compiled.code[0]
     assert len(launched_at(compiled, measured, 20)) == 1
+
+
+@pytest.mark.parametrize("hint", [16, 24])
+def test_doubts_at_other_sizes_are_told(
+    inductor: InductorSession,
+    met: Callable[[], list[dict[str, Any]]],
+    built: Path,
+    tmp_path: Path,
+    hint: int,
+) -> None:
+    """Whether or not the size that the graph is compiled for is in doubt."""
+    tmp_path.chmod(0o755)
+    sure = {16: TIMES[16]}
+    doubted = {m: times for m, times in TIMES.items() if m != 16}
+    first = write_measured(built, tmp_path / "m" / "first.nvgemm", sure)
+    hot = write_measured(built, tmp_path / "m" / "hot.nvgemm", doubted, doubts=("it was hot",))
+    inductor.use(first, hot)
+    inductor.slow_down_aten()
+    a, b = torch.randn(hint, 64), torch.randn(64, 32)
+    torch._dynamo.mark_dynamic(a, 0)
+    inductor.compile(torch.mm, a, b, dynamic=None)
+    assert [event["doubtful"] for event in met()] == [[[str(hot)]]]
 
 
 def test_it_is_timed_for_real(measured: InductorSession) -> None:

@@ -93,7 +93,7 @@ def dispatch(
     )
     problem = Problem(signature=signature, m=m, n=4096, k=4096)
     return decide_dispatch(
-        index.declared_sizes(problem),
+        index.ranked_sizes(problem),
         Request(**{"problem": problem, "alignment_bytes": 32, **request}),
         facts,
         versions,
@@ -278,8 +278,8 @@ def test_workspaces_are_counted_at_the_larger_m() -> None:
 
 def test_other_sizes_of_n_and_k_are_another_table() -> None:
     index = Index([BundleView(name="b", header=bundle(TIMES))], H200, versions=VERSIONS)
-    assert list(index.declared_sizes(Problem(signature=SIGNATURE, m=16, n=4096, k=4096))) == [
+    assert list(index.ranked_sizes(Problem(signature=SIGNATURE, m=16, n=4096, k=4096))) == [
         16,
         24,
     ]
-    assert index.declared_sizes(Problem(signature=SIGNATURE, m=16, n=4096, k=2048)) == {}
+    assert index.ranked_sizes(Problem(signature=SIGNATURE, m=16, n=4096, k=2048)) == {}

@@ -6,7 +6,15 @@ import pytest
 
 from matching_headers import content, found, header, index, problem, reasons
 from nvgemm_aot.bundle.writer import encode_bundle
-from nvgemm_runtime.bundle.format import CompileFailure, Header, Scope, UnservedReason, sha256_hex
+from nvgemm_runtime.bundle.format import (
+    CompileFailure,
+    Conditions,
+    Header,
+    Measured,
+    Scope,
+    UnservedReason,
+    sha256_hex,
+)
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.problem import Layout, Problem, Signature
 from nvgemm_runtime.gemm.target import Target
@@ -323,3 +331,25 @@ def test_a_match_says_whether_its_ranking_may_get_more_kernels(is_transient: boo
     incomplete = encode_bundle(replace(made, rankings=rankings))[1]
     assert found(index(incomplete).match(problem(16), 16)).is_complete is not is_transient
     assert found(index(header(problem(16))).match(problem(16), 16)).is_complete
+
+
+def test_what_was_measured_and_not_declared_counts_as_another_size_with_its_own_ranking() -> None:
+    source = replace(content(problem(16)).rankings[0].source, kind="measurement")
+    source = replace(
+        source,
+        gpu=B200.name,
+        conditions=Conditions(driver="580", torch="2.11.0", cuda="13.0", date="2026-11-21"),
+    )
+    measured = Measured(spreads_ns=(1,), aten=None, triton=None, doubts=())
+    base = content(problem(16), problem(64))
+    declared, between = base.rankings
+    between = replace(between, source=source, measured=measured, is_declared=False)
+    partly = encode_bundle(replace(base, rankings=(declared, between)))[1]
+    match = found(index(partly).match(problem(64), 128))
+    assert (match.basis, match.ranked_as) == (Basis.SIGNATURE, problem(64))
+    assert match.measured == measured
+    # Another bundle declares it, and the measurement is preferred all the same.
+    match = found(index(partly, header(problem(64), seed=1)).match(problem(64), 128))
+    assert (match.basis, match.measured) == (Basis.DECLARED, measured)
+    refused = index(partly, facts=replace(B200, capability=(9, 0)))
+    assert list(refused.left_out_sizes(problem(1))) == [16]
