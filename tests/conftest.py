@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 
@@ -35,6 +36,11 @@ torch.set_num_threads(1)
 # The vector instructions of this processor need not be tried out: that takes every fresh process
 # several seconds of a C++ compiler.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+# An example takes as long as the machine lets it; by default more than 0.2 s is a failure.
+hypothesis.settings.register_profile(
+    "any speed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any speed")
 
 REAL_MANIFEST = """
 version: 1

@@ -776,7 +776,7 @@ def _some(item: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return item | st.lists(item, min_size=1, max_size=3)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     dtype=_some(_dtypes),
     layout=_some(st.sampled_from(["tn", "tt", "nn", "nt"])),
@@ -830,7 +830,7 @@ _values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(changes=st.dictionaries(_words, _values, max_size=3), first=_values)
 def test_random_documents_raise_nothing_but_manifest_errors(
     tmp_path_factory: pytest.TempPathFactory, changes: dict[str, Any], first: Any
@@ -843,7 +843,7 @@ def test_random_documents_raise_nothing_but_manifest_errors(
         str(error).encode()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     pieces=st.lists(
         st.sampled_from(

@@ -329,7 +329,7 @@ values = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     stem=st.sampled_from([path.stem for path in CONFIGS.glob("*.json")]),
     changes=st.data(),

@@ -175,7 +175,7 @@ def test_files_that_cannot_be_read_are_not_waited_for(tmp_path: Path) -> None:
             read_rankings(tmp_path / name)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_any_change_is_read_or_refused(data: st.DataObject) -> None:
     text = bytearray(encode(SOME))

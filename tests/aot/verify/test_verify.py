@@ -518,7 +518,7 @@ def test_finds_payload_without_device_code_and_what_is_no_shared_object(tmp_path
     assert {Check.HOST_FORMAT, Check.DEVICE_FORMAT} <= checks
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_malformed_payload_is_a_finding_and_never_an_error(
     tmp_path_factory: pytest.TempPathFactory, synthetic_payload: bytes, data: st.DataObject

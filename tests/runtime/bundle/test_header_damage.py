@@ -170,7 +170,7 @@ VALUES = (
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(st.data())
 def test_whatever_stands_in_place_of_a_value_is_a_broken_rule_or_no_matter(
     data: st.DataObject,
@@ -191,7 +191,7 @@ def test_whatever_stands_in_place_of_a_value_is_a_broken_rule_or_no_matter(
     read(document, version)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.data())
 def test_members_that_are_added_anywhere_are_a_broken_rule_or_no_matter(
     data: st.DataObject,
