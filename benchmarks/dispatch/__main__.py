@@ -229,8 +229,9 @@ def choose_again(path: Path, bundle: Path) -> None:
         if name not in entry["times"]:
             raise click.ClickException(f"{path} has no time of kernel {name[:12]} at {problem.key}")
         entry["choices"]["dispatch"] = name
-    click.echo(f"dispatch: what the rules of this version choose from {bundle.name}")
-    results.write_table(table)
+    chose = f"$ python -m benchmarks.dispatch choose {path.name} {bundle.name}"
+    # Not kept beside the file, where the table of what was chosen when it was measured lies.
+    click.echo("\n".join([*results.heading(), chose, "", *table(results.entries)]))
 
 
 @main.command()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import cpu_provider
 from benchmarks.dispatch import __main__ as dispatch
-from nvgemm_aot.bundle.content import ProblemRanking
-from nvgemm_aot.bundle.writer import describe
+from benchmarks.shared.resuming import Results
+from nvgemm_aot.bundle.content import BundleContent, ProblemRanking
+from nvgemm_aot.bundle.writer import describe, write_bundle
 from nvgemm_runtime.bundle.format import Conditions, Measured, RankingSource, Timing
 from nvgemm_runtime.gemm.problem import DType, Problem
 from synthetic_content import SIGNATURE, synthetic_content
@@ -66,14 +69,18 @@ def test_a_choice_loses_what_it_takes_longer_than_the_best() -> None:
     assert lines[4] == f"dispatch, {large.key}: 1.250: aten for b"
 
 
-def test_todays_rules_choose_from_the_rankings_of_a_bundle() -> None:
+@pytest.fixture
+def bundle_of_two() -> BundleContent:
+    """Its first kernel is the fastest at m of 16 and 24, its second at 100."""
     content = synthetic_content(kernels=2, problems=1)
     first, second = content.kernels
     source = RankingSource(
         kind="measurement",
         by="a test",
         gpu="NVIDIA H200",
-        conditions=Conditions(driver="", torch="2.11.0+cu130", cuda="13.0", date="2026-11-23"),
+        conditions=Conditions(
+            driver="580.95.05", torch="2.11.0+cu130", cuda="13.0", date="2026-11-23"
+        ),
     )
     rankings = tuple(
         ProblemRanking(
@@ -86,15 +93,39 @@ def test_todays_rules_choose_from_the_rankings_of_a_bundle() -> None:
         )
         for m, one, other in ((16, first, second), (24, first, second), (100, second, first))
     )
-    header = describe(
-        replace(
-            content,
-            target=replace(content.target, arch="sm_90a"),
-            device="H200",
-            rankings=rankings,
-        )
+    return replace(
+        content, target=replace(content.target, arch="sm_90a"), device="H200", rankings=rankings
     )
+
+
+def test_todays_rules_choose_from_the_rankings_of_a_bundle(bundle_of_two: BundleContent) -> None:
+    header = describe(bundle_of_two)
+    first, second = bundle_of_two.kernels
     problems = [Problem(signature=SIGNATURE, m=m, n=4096, k=4096) for m in (15, 20, 50, 100)]
     chosen = dispatch.choices_of_bundle(header, problems, "2.11.0+cu130", "13.0")
     assert chosen == [dispatch.ATEN, first.id, dispatch.ATEN, second.id]
     assert dispatch.choices_of_bundle(header, problems, "2.12.0", "13.0") == [dispatch.ATEN] * 4
+
+
+def test_choosing_again_leaves_the_table_of_what_was_chosen_then(
+    tmp_path: Path, bundle_of_two: BundleContent
+) -> None:
+    bundle, path = tmp_path / "b.nvgemm", tmp_path / "dispatch.json"
+    write_bundle(bundle, bundle_of_two)
+    fastest, other = (one.id for one in bundle_of_two.kernels)
+    environment = {"torch": "2.11.0+cu130", "CUDA": "13.0"}
+    results = Results.begin(
+        path, what=dispatch.WHAT, environment=environment, settings={"rounds": 8}, resume=False
+    )
+    problem = Problem(signature=SIGNATURE, m=20, n=4096, k=4096)
+    results.entries[problem.key] = entry({"dispatch": "aten"}, aten=100, **{fastest: 80, other: 90})
+    results.save()
+    run = CliRunner()
+    made = run.invoke(dispatch.main, ["table", str(path)])
+    assert made.exit_code == 0, made.output
+    then = path.with_suffix(".txt").read_text()
+    assert "1.2500" in then
+    done = run.invoke(dispatch.main, ["choose", str(path), str(bundle)], catch_exceptions=False)
+    assert "1.0000" in done.output
+    assert "choose dispatch.json b.nvgemm" in done.output
+    assert path.with_suffix(".txt").read_text() == then

@@ -19,6 +19,7 @@ from .thresholds import (
     MeasuredSize,
     Tiling,
     beating_aten,
+    kernels_that_decide,
     make_table,
     places_along,
 )
@@ -43,7 +44,7 @@ class Dispatch:
         declared: The m of problems that a bundle declares; others were measured beside them.
         doubtful: By m, the files of bundles whose measurements of that size are in doubt, or
             contradict each other.
-        needed: The ids of the kernels without which the table would be another: those that it
+        needed: The ids of the kernels without which the table could be another: those that it
             names, and those that others are compared to.
     """
 
@@ -138,7 +139,7 @@ def decide_dispatch(
             m for m, of_size in rankings.items() if any(one.ranking.is_declared for one in of_size)
         ),
         doubtful=doubtful,
-        needed=frozenset(filter(None, [*table.used, *(place.fastest for place in places)])),
+        needed=kernels_that_decide(places, table),
     )
 
 

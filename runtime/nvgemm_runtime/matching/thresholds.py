@@ -163,15 +163,13 @@ class Place:
         begin: The first m. The next place begins where this one ends.
         allowed: Ids of kernels, or `ATEN`: the part that each takes longer than the fastest. Never
             empty.
+        compared: Ids of the kernels whose times decide what is allowed here, and where the places
+            of its interval begin.
     """
 
     begin: int
     allowed: Mapping[str, float]
-
-    @property
-    def fastest(self) -> str:
-        """The contender that loses least."""
-        return min(self.allowed, key=lambda name: (self.allowed[name], name))
+    compared: frozenset[str] = frozenset()
 
 
 def places_along(
@@ -196,12 +194,22 @@ def places_along(
     rising = sorted(sizes, key=lambda size: size.m)
     places: list[Place] = []
     for here, after in itertools.zip_longest(rising, rising[1:]):
-        places.append(Place(begin=here.m, allowed=_allowed_at(here)))
+        places.append(_place_at(here))
         if after is None or (after.m > here.m + 1 and not may_bridge):
             places.append(Place(begin=here.m + 1, allowed=_ONLY_ATEN))
         elif after.m > here.m + 1:
             places += _between(here, after, tiling)
     return places
+
+
+def kernels_that_decide(places: Iterable[Place], table: DispatchTable) -> frozenset[str]:
+    """The kernels that a bundle must keep for `table` to stay what it is.
+
+    Args:
+        places: What the table was made of.
+        table: The result of `make_table`, whose kernels are among them.
+    """
+    return frozenset(table.used).union(*(place.compared for place in places))
 
 
 def make_table(places: Sequence[Place]) -> DispatchTable:
@@ -237,12 +245,12 @@ def _fastest(losses: Mapping[str, float]) -> str:
     return min(losses, key=lambda kernel_id: (losses[kernel_id], kernel_id), default=ATEN)
 
 
-def _allowed_at(size: MeasuredSize) -> dict[str, float]:
+def _place_at(size: MeasuredSize) -> Place:
     """What may compute at a measured m, with what it loses."""
     losses = beating_aten(size)
     fastest = _fastest(losses)
     if fastest == ATEN:
-        return {ATEN: 0.0}
+        return Place(begin=size.m, allowed=_ONLY_ATEN)
     reach = _latest(size.kernels[fastest].timing)
     allowed = {
         kernel_id: loss
@@ -251,7 +259,7 @@ def _allowed_at(size: MeasuredSize) -> dict[str, float]:
     }
     if _earliest(size.aten) <= reach:
         allowed[ATEN] = size.aten.time_ns / size.kernels[fastest].timing.time_ns - 1
-    return allowed
+    return Place(begin=size.m, allowed=allowed, compared=frozenset({fastest}))
 
 
 def _earliest(timing: Timing) -> int:
@@ -270,29 +278,58 @@ def _between(below: MeasuredSize, above: MeasuredSize, tiling: Tiling | None) ->
         allowed = _allowed_between_few(below, above) if is_near else {}
         yield Place(begin=begin, allowed=allowed or _ONLY_ATEN)
         return
-    near = set[str]()
+    times: dict[str, Callable[[int], float]] = {}
+    starts = {begin}
     if tiling is not None and above.m <= below.m * MAX_RATIO:
-        near = _near_at_both(below, above)
-    if tiling is None or not near:
+        for kernel_id in sorted(_near_at_both(below, above)):
+            time_ns = tiling.times_between(kernel_id, below, above)
+            steps = _steps(begin, above.m, tiling.step_rows(kernel_id))
+            if _beats_aten_somewhere(time_ns, steps, below, above):
+                times[kernel_id] = time_ns
+                starts.update(steps)
+    if not times:
         yield Place(begin=begin, allowed=_ONLY_ATEN)
         return
-    starts = {begin}
-    for kernel_id in near:
-        rows = tiling.step_rows(kernel_id)
-        starts.update(range(begin - begin % rows + 1, above.m, rows))
-    rising = sorted(start for start in starts if start >= begin)
-    lines = {kernel_id: tiling.times_between(kernel_id, below, above) for kernel_id in near}
-    for first, following in itertools.zip_longest(rising, rising[1:], fillvalue=above.m):
+    compared = frozenset(times)
+    for first, last in _spans(sorted(starts), above.m):
         # Waves change at the first m of a place alone: what holds at both ends holds between.
         ends = [
             _allowed_at_computed(
-                {kernel_id: time_ns(m) for kernel_id, time_ns in lines.items()},
+                {kernel_id: time_ns(m) for kernel_id, time_ns in times.items()},
                 _aten_ns(m, below, above),
             )
-            for m in (first, following - 1)
+            for m in (first, last)
         ]
         allowed = {name: max(end[name] for end in ends) for name in ends[0] if name in ends[1]}
-        yield Place(begin=first, allowed=allowed or _ONLY_ATEN)
+        yield Place(begin=first, allowed=allowed or _ONLY_ATEN, compared=compared)
+
+
+def _steps(begin: int, end: int, rows: int) -> list[int]:
+    """``begin``, and each later m before ``end`` at which another row of tiles begins."""
+    return [begin, *range(begin + -begin % rows + 1, end, rows)]
+
+
+def _spans(starts: Sequence[int], end: int) -> Iterator[tuple[int, int]]:
+    """The first and the last m of each stretch that begins at one of ``starts``."""
+    for first, following in itertools.zip_longest(starts, starts[1:], fillvalue=end):
+        yield first, following - 1
+
+
+def _beats_aten_somewhere(
+    time_ns: Callable[[int], float],
+    steps: Sequence[int],
+    below: MeasuredSize,
+    above: MeasuredSize,
+) -> bool:
+    """Whether a kernel's computed time between two measured m is ever ATen's less `MIN_GAIN`.
+
+    Between two of its steps, its time over ATen's rises or falls, so both ends say it.
+    """
+    return any(
+        time_ns(m) <= _aten_ns(m, below, above) * (1 - MIN_GAIN)
+        for span in _spans(steps, above.m)
+        for m in span
+    )
 
 
 def _allowed_at_computed(times_ns: Mapping[str, float], aten_ns: float) -> dict[str, float]:

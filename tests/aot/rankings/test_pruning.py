@@ -135,7 +135,7 @@ def test_every_table_is_the_same_after_pruning(how: Prune, seed: int) -> None:
             source=source.choice((SOURCE, SOURCE, LATER)),
         )
         for n in (1024, 4096)
-        for m in (1, 2, 4, 16, 32, 64, 96, 128, 160, 192)
+        for m in (1, 2, 4, 16, 32, 64, 96, 128, 160, 192, 384, 512, 640, 768)
     )
     content = replace(content, kernels=kernels, rankings=rankings)
     before, after = describe(content), describe(how(content))

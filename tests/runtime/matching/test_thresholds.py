@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import pytest
@@ -25,6 +25,7 @@ from nvgemm_runtime.matching.thresholds import (
     DispatchTable,
     MeasuredSize,
     Tiling,
+    kernels_that_decide,
     make_table,
     places_along,
 )
@@ -281,6 +282,15 @@ def many_that_may_compute_between(
         )
         return along(m, *waves_ns) * waves(ROWS[name], m)
 
+    # Others have no say in what is allowed, nor in where places begin.
+    near = {
+        name
+        for name in near
+        if any(
+            time(name, m) <= along(m, low.aten.time_ns, high.aten.time_ns) * (1 - MIN_GAIN)
+            for m in range(low.m + 1, high.m)
+        )
+    }
     begins = {low.m + 1} | {
         m for name in near for m in range(1, high.m, ROWS[name]) if low.m < m < high.m
     }
@@ -336,19 +346,43 @@ def test_a_table_uses_what_it_may_with_as_few_changes_as_can_be(seed: int) -> No
     assert make(sizes, tiling=tiling(**ROWS)) == made, "whatever the order"
 
 
+def made_up_of_many_rows(source: random.Random) -> list[MeasuredSize]:
+    """Near sizes, and kernels that are near each other and ATen."""
+    return [
+        size(
+            m,
+            aten=m * 1000,
+            spread=source.choice((0, m * 2)),
+            **{name: round(m * source.uniform(930, 1010)) for name in ROWS},
+        )
+        for m in sorted(source.sample(range(256, 2049, 128), 6))
+    ]
+
+
+@pytest.mark.parametrize("of", [made_up, made_up_of_many_rows])
 @pytest.mark.parametrize("seed", range(150))
-def test_kernels_that_are_not_in_a_table_nor_the_fastest_of_a_place_change_nothing(
-    seed: int,
+def test_kernels_that_do_not_decide_change_nothing(
+    of: Callable[[random.Random], list[MeasuredSize]], seed: int
 ) -> None:
-    sizes = made_up(random.Random(seed))
+    source = random.Random(seed)
+    sizes = of(source)
     places = places_along(sizes, tiling=tiling(**ROWS))
     made = make_table(places)
-    needed = {*made.used, *(place.fastest for place in places)}
+    needed = kernels_that_decide(places, made)
+    others = sorted({name for one in sizes for name in one.kernels}.difference(needed))
+    # Some of the others may stay, for other tables.
+    kept = needed.union(source.sample(others, source.randrange(len(others) + 1)))
     fewer = [
-        replace(one, kernels={name: k for name, k in one.kernels.items() if name in needed})
+        replace(one, kernels={name: k for name, k in one.kernels.items() if name in kept})
         for one in sizes
     ]
     assert make(fewer, tiling=tiling(**ROWS)) == made
+
+
+def test_kernels_that_nothing_is_compared_to_do_not_decide() -> None:
+    sizes = [size(1024, x=800, y=1040, z=2000), size(1536, x=1200, y=1240, z=3000, aten=1400)]
+    places = places_along(sizes, tiling=tiling(x=128, y=128, z=128))
+    assert kernels_that_decide(places, make_table(places)) == {"x"}
 
 
 @pytest.mark.parametrize("seed", range(30))
