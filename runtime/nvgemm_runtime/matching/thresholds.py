@@ -139,7 +139,7 @@ class Tiling:
 
     def step_rows(self, kernel_id: str) -> int:
         """Rows of A after which a kernel needs another row of tiles."""
-        return self.designs[kernel_id].tile[0] * self.problem.groups
+        return self.designs[kernel_id].tile[0]
 
     def times_between(
         self, kernel_id: str, below: MeasuredSize, above: MeasuredSize
@@ -180,15 +180,15 @@ def places_along(
     At a measured m that is the fastest, and a kernel that is not told apart from it and beats ATen.
 
     Between two measured m of at most `FEW_ROWS`, it is a kernel that beats ATen at both and is
-    within `MARGIN` of the fastest at both. For more rows, it is a kernel within `FAR` of the
-    fastest at both whose computed time is less than ATen's by `MIN_GAIN`, and within `MARGIN` of
-    the least. Both only if the two m are near enough and the kernel needs little memory. Everywhere
+    within `MARGIN` of the fastest at both. For more rows, it is a kernel that beats ATen at one of
+    them and is within `FAR` of the fastest at both, and whose computed time is less than ATen's by
+    `MIN_GAIN` and within `MARGIN` of the least. Both only if the two m are near enough and the kernel needs little memory. Everywhere
     else it is ATen.
 
     Args:
         sizes: What was measured, each m once.
         tiling: How many waves the kernels need; None if that is not known, so that nothing is used
-            between two measured m of more rows.
+            between two measured m of more rows than `FEW_ROWS`.
         may_bridge: Whether a kernel may compute between two measured m at all.
     """
     rising = sorted(sizes, key=lambda size: size.m)
@@ -346,7 +346,8 @@ def _aten_ns(m: int, below: MeasuredSize, above: MeasuredSize) -> float:
 
 
 def _near_at_both(below: MeasuredSize, above: MeasuredSize) -> set[str]:
-    """Kernels that are within `FAR` of the fastest, ATen among them, at two measured m."""
+    """Kernels within `FAR` of the fastest, ATen among them, at two measured m, and of ATen at one
+    of them the faster."""
     return {
         kernel_id
         for kernel_id in below.kernels.keys() & above.kernels.keys()
@@ -355,6 +356,9 @@ def _near_at_both(below: MeasuredSize, above: MeasuredSize) -> set[str]:
             size.kernels[kernel_id].timing.time_ns
             <= (1 + FAR) * min(_fastest_kernel_ns(size), size.aten.time_ns)
             for size in (below, above)
+        )
+        and any(
+            size.kernels[kernel_id].timing.time_ns < size.aten.time_ns for size in (below, above)
         )
     }
 

@@ -13,7 +13,7 @@ from nvgemm_aot.bundle.writer import encode_bundle
 from nvgemm_runtime.bundle.format import Conditions, Header, Measured, RankingSource, Timing
 from nvgemm_runtime.bundle.workspace import TileWorkspace
 from nvgemm_runtime.gemm.operands import Request
-from nvgemm_runtime.gemm.problem import Layout, Problem, Signature
+from nvgemm_runtime.gemm.problem import Layout, Op, Problem, Signature
 from nvgemm_runtime.matching.device import DeviceFacts, TorchVersions
 from nvgemm_runtime.matching.dispatch import Dispatch, decide_dispatch
 from nvgemm_runtime.matching.index import Index
@@ -38,6 +38,7 @@ def bundle(
     source: RankingSource = SOURCE,
     workspace: TileWorkspace | None = None,
     alignments: Sequence[int] = (16, 16, 16),
+    convention: str = "tvm_ffi:gemm(a,b,out,stream)",
     **measured: Any,
 ) -> Header:
     """By m, what kernels 0, 1 and 2 took; on two GPUs of one product."""
@@ -50,7 +51,7 @@ def bundle(
             alignment_bytes=alignment,
             calling_convention="tvm_ffi:gemm(a,b,out,workspace,stream)"
             if workspace
-            else kernel.calling_convention,
+            else convention,
         )
         for kernel, alignment in zip(content.kernels, alignments)
     )
@@ -274,6 +275,20 @@ def test_workspaces_are_counted_at_the_larger_m() -> None:
     assert (made.table.at(16) != ATEN, made.table.at(20), made.table.at(24) != ATEN) == (
         True, ATEN, True,
     )  # fmt: skip
+
+
+def test_waves_of_many_rows_are_not_computed_where_groups_share_them() -> None:
+    times = dict.fromkeys((16, 24, 512, 640), (500, 600, 700))
+    grouped = "tvm_ffi:gemm(a,b,offsets,out,stream)"
+    for op, convention, is_computed in (
+        (Op.MM, "tvm_ffi:gemm(a,b,out,stream)", True),
+        (Op.GROUPED_MM, grouped, False),
+    ):
+        signature = replace(SIGNATURE, op=op)
+        header = bundle(times, signature=signature, convention=convention)
+        table = dispatch(header, signature=signature).table
+        assert table.at(20) == table.at(512) == table.at(640) != ATEN
+        assert (table.at(600) != ATEN) == is_computed
 
 
 def test_other_sizes_of_n_and_k_are_another_table() -> None:

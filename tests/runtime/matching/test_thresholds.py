@@ -174,6 +174,17 @@ def test_a_kernel_that_aten_just_beats_at_one_end_may_compute_where_it_is_faster
     assert (made.at(1040), made.at(1535), made.at(1536)) == ("x", ATEN, ATEN)
 
 
+def test_a_kernel_that_aten_beats_at_both_ends_does_not_compute_whatever_is_computed() -> None:
+    """Its waves are fullest between: at 128 rows each it needs 5 at 4225, and 5 at 5248."""
+    rows = tiling(x=128)
+    for behind, name in ((-1, "x"), (1, ATEN)):
+        sizes = [
+            size(low, aten=10_000 * of, x=10_000 * of + behind)
+            for low, of in ((4225, 5), (5249, 6))
+        ]
+        assert make(sizes, tiling=rows).at(5248) == name
+
+
 def test_what_may_not_be_bridged_is_not() -> None:
     sizes = [size(16, x=900), size(24, x=900)]
     assert table(*sizes, may_bridge=False) == {0: ATEN, 16: "x", 17: ATEN, 24: "x", 25: ATEN}
@@ -268,6 +279,7 @@ def many_that_may_compute_between(
         name
         for name in low.kernels.keys() & high.kernels.keys()
         if all(one.kernels[name].timing.time_ns <= (1 + FAR) * least(one) for one in (low, high))
+        and any(one.kernels[name].timing.time_ns < one.aten.time_ns for one in (low, high))
     }
     if high.m > MAX_RATIO * low.m:
         near = set()
