@@ -32,7 +32,12 @@ from typing import Any
 
 import click
 
-from benchmarks.ranking.gpus import find_transfers, gpus_table
+from benchmarks.ranking.gpus import (
+    find_third_opinions,
+    find_transfers,
+    gpus_table,
+    third_opinions_table,
+)
 from benchmarks.shared import measuring
 from benchmarks.shared.h200 import H200
 from benchmarks.shared.measuring import Arena, Exact, offline_ns
@@ -246,10 +251,13 @@ def loss_between(
 @click.argument("paths", type=click.Path(path_type=Path, exists=True), nargs=-1, required=True)
 def gpus(paths: Sequence[Path]) -> None:
     """Print what is lost on one GPU by trusting the times of another."""
-    found = find_transfers(merge([read_rankings(path) for path in paths]))
+    rankings = merge([read_rankings(path) for path in paths])
+    found = find_transfers(rankings)
     if not found:
         raise click.ClickException("no problem was measured on two known GPUs of one product")
     click.echo("\n".join(gpus_table(found)))
+    if third := find_third_opinions(rankings):
+        click.echo("\n".join(["", *third_opinions_table(third)]))
 
 
 @main.command()

@@ -1,4 +1,4 @@
-"""How much longer one GPU's fastest takes than the fastest on another GPU of the product."""
+"""How well one GPU's times hold on another of the product, and two GPUs' on a third."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from benchmarks.shared.summaries import geomean
-from nvgemm_aot.rankings.agreement import ATEN, Measurement
+from nvgemm_aot.rankings.agreement import ATEN
 from nvgemm_aot.rankings.assess import assess
 from nvgemm_aot.rankings.entries import Entry, Rankings
 from nvgemm_runtime.gemm.problem import Problem
 
 SLOWER = 1.01
 """Time over another's from which a choice counts as slower."""
+
+GAINS = (0.0, 0.02, 0.05)
+"""Gains on ATen at which rows of `third_opinions_table` begin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +43,8 @@ def find_transfers(rankings: Rankings) -> list[Transfer]:
     found = []
     for (problem, _), entries in rankings.groups.items():
         standing = assess(entries).standing
-        for from_gpu, to_gpu in itertools.permutations(_latest_of_gpus(entries), 2):
+        measurements = [one.measurement for one in latest_of_gpus(entries)]
+        for from_gpu, to_gpu in itertools.permutations(measurements, 2):
             times = to_gpu.times
             if from_gpu.aten is None or ATEN not in times or from_gpu.winner not in times:
                 continue
@@ -57,9 +61,43 @@ def find_transfers(rankings: Rankings) -> list[Transfer]:
     return found
 
 
-def _latest_of_gpus(entries: Sequence[Entry]) -> list[Measurement]:
+@dataclass(frozen=True, kw_only=True)
+class ThirdOpinion:
+    """What a GPU says of a bundled kernel that two others confirm as a problem's fastest.
+
+    Attributes:
+        problem: The problem.
+        gain: The part by which it took less than ATen on these two, the lesser.
+        over_aten: Its time over ATen's on the third GPU.
+    """
+
+    problem: Problem
+    gain: float
+    over_aten: float
+
+
+def find_third_opinions(rankings: Rankings) -> list[ThirdOpinion]:
+    """Find what each two GPUs confirm of bundled kernels, and what each third GPU measured."""
+    found = []
+    for (problem, _), entries in rankings.groups.items():
+        for third in latest_of_gpus(entries):
+            others = [one for one in latest_of_gpus(entries) if one is not third]
+            for pair in itertools.combinations(others, 2):
+                confirmed = assess(pair)
+                winner = confirmed.entry.measurement.winner
+                known = [one.measurement.times for one in (*pair, third)]
+                if not confirmed.confirmed_by or winner == ATEN:
+                    continue
+                if all({winner, ATEN} <= times.keys() for times in known):
+                    ratios = [times[winner].time_ns / times[ATEN].time_ns for times in known]
+                    gain = 1 - max(ratios[:2])
+                    found.append(ThirdOpinion(problem=problem, gain=gain, over_aten=ratios[2]))
+    return found
+
+
+def latest_of_gpus(entries: Sequence[Entry]) -> list[Entry]:
     """The newest measurement of each known GPU; entries come with the newest last."""
-    latest = {one.origin.conditions.gpu_sha256: one.measurement for one in entries}
+    latest = {one.origin.conditions.gpu_sha256: one for one in entries}
     return [one for gpu, one in latest.items() if gpu is not None]
 
 
@@ -94,3 +132,15 @@ def _figures(ratios: Iterable[float]) -> str:
         return f"{'-':>9} {'-':>8} {'-':>8}"
     slower = sum(one > SLOWER for one in known)
     return f"{geomean(known):9.4f} {max(known):8.3f} {slower:>8}"
+
+
+def third_opinions_table(every: Sequence[ThirdOpinion]) -> Iterator[str]:
+    """A row for each span of gains, with those of which the third GPU says that ATen is faster."""
+    yield "bundled kernels that two GPUs confirm, on a third"
+    yield f"{'gain on ATen, of two':<24} {'count':>5} {'over ATen':>9} {'worst':>8} {'slower':>8}"
+    for least, most in itertools.zip_longest(GAINS, GAINS[1:]):
+        some = [one for one in every if least <= one.gain and (most is None or one.gain < most)]
+        label = f"from {least:.0%}" if most is None else f"{least:.0%} to {most:.0%}"
+        yield f"{label:<24} {len(some):>5} {_figures(one.over_aten for one in some)}"
+    for one in sorted(every, key=lambda one: -one.over_aten)[:5]:
+        yield f"{one.over_aten:.3f}: {one.problem.key}, gain {one.gain:.3f}"

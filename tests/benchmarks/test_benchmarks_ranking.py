@@ -9,7 +9,7 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from benchmarks.ranking import __main__ as ranking
-from made_rankings import GPU_A, GPU_B, on, rankings
+from made_rankings import GPU_A, GPU_B, GPU_C, on, rankings
 from matching_headers import header, problem
 from nvgemm_aot.build.pipeline import BuiltBundle
 from nvgemm_aot.rankings.file import write_rankings
@@ -84,3 +84,21 @@ def test_prints_what_one_gpu_loses_by_the_times_of_another(tmp_path: Path) -> No
     refused = CliRunner().invoke(ranking.main, ["gpus", str(path)])
     assert refused.exit_code == 1
     assert "two known GPUs" in refused.output
+
+
+def test_prints_what_a_third_gpu_says_of_what_two_confirm(tmp_path: Path) -> None:
+    gains, loses = {"x": 900, "y": 990}, {"x": 1_020, "y": 1_100}
+    path = tmp_path / "rankings.json"
+    write_rankings(
+        path,
+        rankings(
+            *(on(gpu, gains, aten=1_000) for gpu in (GPU_A, GPU_B)), on(GPU_C, loses, aten=1_000)
+        ),
+    )
+    done = CliRunner().invoke(ranking.main, ["gpus", str(path)])
+    assert done.exit_code == 0, done.output
+    rows = [line.split() for line in done.output.splitlines() if "from 5%" in line]
+    # Two confirm x by 10 %; no other two confirm anything.
+    assert rows == [["from", "5%", "1", "1.0200", "1.020", "1"]]
+    write_rankings(path, rankings(on(GPU_A, gains), on(GPU_B, gains)))
+    assert "third" not in CliRunner().invoke(ranking.main, ["gpus", str(path)]).output

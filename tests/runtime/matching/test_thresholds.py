@@ -90,8 +90,11 @@ def test_nothing_measured_is_aten_everywhere() -> None:
     assert make([]).at(7) == ATEN
 
 
-def test_where_aten_was_faster_or_equal_it_computes() -> None:
-    assert table(size(16, x=1000), size(17, x=1001)) == {0: ATEN}
+def test_where_no_kernel_gained_enough_on_aten_it_computes() -> None:
+    for of_aten, name in ((1 - MIN_GAIN - 0.001, "x"), (1 - MIN_GAIN + 0.001, ATEN), (1.001, ATEN)):
+        x = round(100_000 * of_aten)
+        made = make([size(16, aten=100_000, x=x), size(24, aten=100_000, x=x)])
+        assert made.at(16) == made.at(20) == made.at(24) == name
 
 
 def test_a_kernel_that_is_good_at_both_ends_computes_between_and_not_beyond() -> None:
@@ -238,7 +241,8 @@ def made_up(source: random.Random) -> list[MeasuredSize]:
 
 def may_compute_at(one: MeasuredSize) -> set[str]:
     beating = {name: k.timing.time_ns for name, k in one.kernels.items()}
-    beating = {name: time for name, time in beating.items() if time < one.aten.time_ns}
+    most = one.aten.time_ns * (1 - MIN_GAIN)
+    beating = {name: time for name, time in beating.items() if time <= most}
     if not beating:
         return {ATEN}
     spread = one.aten.spread_ns
@@ -258,7 +262,8 @@ def few_that_may_compute_between(low: MeasuredSize, high: MeasuredSize) -> set[s
             {
                 name
                 for name, k in one.kernels.items()
-                if k.timing.time_ns < one.aten.time_ns and k.timing.time_ns / best - 1 <= MARGIN
+                if k.timing.time_ns <= one.aten.time_ns * (1 - MIN_GAIN)
+                and k.timing.time_ns / best - 1 <= MARGIN
             }
         )
     return sets[0] & sets[1] or {ATEN}
