@@ -33,7 +33,6 @@ from nvgemm_runtime.matching.index import (
     Index,
     Match,
     first_served,
-    newest_compiler_first,
 )
 from nvgemm_runtime.matching.refusals import (
     library_distribution,
@@ -41,6 +40,7 @@ from nvgemm_runtime.matching.refusals import (
     unlaunchable,
     version_numbers,
 )
+from nvgemm_runtime.matching.usable_rankings import newest_compiler_first
 from nvgemm_runtime.recording.declarable import ALIGNMENT_BYTES, sizes_in_words
 from nvgemm_runtime.recording.text import read_others
 

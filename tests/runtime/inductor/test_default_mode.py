@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,10 @@ from kernels_by_m import (
     operands,
 )
 from measured_bundles import ATEN, write_measured
+from nvgemm_aot.bundle.content import read_content
+from nvgemm_aot.bundle.writer import write_bundle
 from nvgemm_aot.storage.cache import Cache
+from nvgemm_runtime.bundle.format import Scope, UnservedReason
 from nvgemm_runtime.bundle.reader import Bundle
 from nvgemm_runtime.errors import RequiredError
 from nvgemm_runtime.gemm.problem import DType, Op, Problem
@@ -441,6 +445,34 @@ def test_required_passes_what_was_measured_and_not_declared(
             inductor.compile(torch.mm, *operands(16), **required)
     with pytest.raises(Exception, match="m 24: measured, and uncertain"):
         inductor.compile(torch.mm, *operands(24), **required)
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_required_refuses_what_one_bundle_declares_and_another_measured_in_doubt(
+    inductor: InductorSession, bundles: Bundles, tmp_path: Path, is_refused: bool
+) -> None:
+    """The declaring bundle has no kernel for it, or none of its kernels serves here."""
+    between = bundles.measured(doubts=("it was hot",), undeclared=tuple(TIMES))
+    with Bundle(between) as bundle:
+        content = read_content(bundle)
+    if is_refused:
+        rankings = tuple(replace(one, is_declared=True) for one in content.rankings)
+        content = replace(content, rankings=rankings)
+        content = replace(content, target=replace(content.target, cuda="cu12"))
+    else:
+        (declared,) = (one.problem for one in content.rankings if one.problem.m == 16)
+        why = UnservedReason(text="no such operator", scope=Scope.PROBLEM)
+        rankings = tuple(one for one in content.rankings if one.problem != declared)
+        content = replace(content, rankings=rankings, unserved={declared: why})
+    tmp_path.chmod(0o755)
+    write_bundle(tmp_path / "declaring.nvgemm", content)
+    required = {"options": {"nvgemm_aot_mode": "required"}}
+    inductor.use(between)
+    assert inductor.compile(torch.mm, *operands(16), **required).launched == ()
+    torch._dynamo.reset()
+    inductor.use(between, tmp_path / "declaring.nvgemm")
+    with pytest.raises(Exception, match="m 16: measured, and uncertain"):
+        inductor.compile(torch.mm, *operands(16), **required)
 
 
 def test_what_was_measured_and_not_declared_is_in_tables_and_counts_as_served_by_signature(
