@@ -495,3 +495,11 @@ def test_only_what_was_measured_may_be_not_declared(
     place = next(i for i, one in enumerate(rankings) if bool(one.measured) == is_measured)
     with pytest.raises(BundleFormatError, match=said):
         edited(tmp_path, lambda h: h["rankings"][place].update(declared=declared))
+
+
+def test_no_bundle_is_written_that_says_not_declared_of_what_was_not_measured() -> None:
+    content = synthetic_content(kernels=3, problems=2)
+    first, second = content.rankings
+    rankings = (first, replace(second, is_declared=False, measured=None))
+    with pytest.raises(BundleFormatError, match=r"not written: .*declared must be beside measured"):
+        encode_bundle(replace(content, rankings=rankings))

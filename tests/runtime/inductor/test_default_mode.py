@@ -458,7 +458,7 @@ def test_required_refuses_what_one_bundle_declares_and_another_measured_in_doubt
     if is_refused:
         rankings = tuple(replace(one, is_declared=True) for one in content.rankings)
         content = replace(content, rankings=rankings)
-        content = replace(content, target=replace(content.target, cuda="cu12"))
+        content = replace(content, target=replace(content.target, arch="sm_90a"))
     else:
         (declared,) = (one.problem for one in content.rankings if one.problem.m == 16)
         why = UnservedReason(text="no such operator", scope=Scope.PROBLEM)
@@ -696,6 +696,22 @@ def test_the_command_that_settles_contradictions_measures_both_bundles(
         f"to measure on this GPU what is uncertain:\n  nvgemm-aot tune {' '.join(both)} -o "
         "tuned.nvgemm"
     )
+
+
+@pytest.mark.parametrize("is_contradicted", [False, True])
+def test_no_command_is_told_where_no_measurement_could_count(
+    inductor: InductorSession, bundles: Bundles, events: Events, is_contradicted: bool
+) -> None:
+    """Such as with ATen set otherwise than `tune` has it."""
+    lost = {m: {**times, ATEN: 100} for m, times in TIMES.items()}
+    doubts = () if is_contradicted else ("it was hot",)
+    inductor.use(bundles.measured(doubts=doubts), bundles.measured(lost, doubts=doubts))
+    prefer = SimpleNamespace(name="Cublaslt")
+    inductor.monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", lambda: prefer)
+    compile_dynamic(inductor)
+    text = explained(events)
+    assert "ATen was measured as it is usually set" in text
+    assert "nvgemm-aot tune" not in text
 
 
 def test_of_many_sizes_that_aten_won_a_message_names_a_few() -> None:
