@@ -20,7 +20,7 @@ from ..bundle.format import Header, Measured, RankingSource, Scope, UnservedReas
 from ..gemm.problem import Problem, Signature
 from .device import DeviceFacts, TorchVersions
 from .nearest import Around
-from .ranking import MeasuredTimes, order_between, waves
+from .ranking import KernelTimes, order_between, waves
 from .refusals import (
     describe_device,
     describe_fault,
@@ -260,8 +260,8 @@ class Index:
         order = order_between(
             problem,
             {kernel_id: served.kernel.design for kernel_id, served in kernels.items()},
-            below=_measured_times(around.below),
-            above=_measured_times(around.above),
+            below=_kernel_times(around.below),
+            above=_kernel_times(around.above),
             multiprocessors=self.facts.multiprocessors,
         )
         return tuple(kernels[kernel_id] for kernel_id in order)
@@ -389,9 +389,9 @@ def _with_small_workspaces(
     return small or kernels
 
 
-def _measured_times(usable: UsableRanking) -> MeasuredTimes:
+def _kernel_times(usable: UsableRanking) -> KernelTimes:
     times = {served.kernel.id: served.time_ns for served in usable.kernels}
-    return MeasuredTimes(
+    return KernelTimes(
         problem=usable.ranking.problem,
         times_ns={kernel_id: time for kernel_id, time in times.items() if time is not None},
     )

@@ -474,10 +474,10 @@ def test_a_problem_that_was_measured_and_not_declared_is_so_marked_and_shown(
         assert b'"declared":false' in encode_bundle(copied)[0]
         document = bundle_document(bundle)
         assert [one["declared"] for one in document["problems"]].count(False) == 1
-        assert bundle_text(document).count("not declared") == 1
+        assert bundle_text(document).count("measured and not declared") == 1
     item = InstalledBundle(path=tmp_path / "later.nvgemm", distribution="d", version="1")
     (listed,) = installed_document([item])
-    assert (listed["problems"], listed["measured_besides"]) == (len(header.rankings) - 1, 1)
+    assert (listed["problems"], listed["not_declared"]) == (len(header.rankings) - 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -431,13 +431,13 @@ def test_required_refuses_a_declared_problem_without_its_kernel(
     assert "NVGEMM_AOT_DEFAULT_MODE=1" in str(caught.value)
 
 
-@pytest.mark.parametrize("undeclared", [(), (16,)])
+@pytest.mark.parametrize("not_declared", [(), (16,)])
 def test_required_passes_what_was_measured_and_not_declared(
-    inductor: InductorSession, bundles: Bundles, undeclared: tuple[int, ...]
+    inductor: InductorSession, bundles: Bundles, not_declared: tuple[int, ...]
 ) -> None:
-    inductor.use(bundles.measured(doubts=("it was hot",), undeclared=undeclared))
+    inductor.use(bundles.measured(doubts=("it was hot",), not_declared=not_declared))
     required = {"options": {"nvgemm_aot_mode": "required"}}
-    if undeclared:
+    if not_declared:
         assert inductor.compile(torch.mm, *operands(16), **required).launched == ()
         torch._dynamo.reset()
     else:
@@ -452,7 +452,7 @@ def test_required_refuses_what_one_bundle_declares_and_another_measured_in_doubt
     inductor: InductorSession, bundles: Bundles, tmp_path: Path, is_refused: bool
 ) -> None:
     """The declaring bundle has no kernel for it, or none of its kernels serves here."""
-    between = bundles.measured(doubts=("it was hot",), undeclared=tuple(TIMES))
+    between = bundles.measured(doubts=("it was hot",), not_declared=tuple(TIMES))
     with Bundle(between) as bundle:
         content = read_content(bundle)
     if is_refused:
@@ -478,7 +478,7 @@ def test_required_refuses_what_one_bundle_declares_and_another_measured_in_doubt
 def test_what_was_measured_and_not_declared_is_in_tables_and_counts_as_served_by_signature(
     inductor: InductorSession, bundles: Bundles, events: Events
 ) -> None:
-    inductor.use(bundles.measured(undeclared=(12, 16, 32)))
+    inductor.use(bundles.measured(not_declared=(12, 16, 32)))
     required = {"options": {"nvgemm_aot_mode": "required"}}
     for m, launched in {12: (WIDE,), 16: (SQUARE,), 32: (), 8: (WIDE,)}.items():
         assert inductor.compile(torch.mm, *operands(m), **required).launched == launched, m
@@ -491,7 +491,7 @@ def test_what_was_measured_and_not_declared_is_in_tables_and_counts_as_served_by
 def test_required_passes_any_n_at_an_m_that_is_not_declared(
     inductor: InductorSession, bundles: Bundles
 ) -> None:
-    inductor.use(bundles.measured(undeclared=(16,)))
+    inductor.use(bundles.measured(not_declared=(16,)))
     a, b = operands(16)
     torch._dynamo.mark_dynamic(b, 1)
     required = {"nvgemm_aot_mode": "required"}
