@@ -88,7 +88,8 @@ RejectionSink = Callable[[Problem, Rejection], None]
 class PlanLookup:
     """What determines the plan of one target, and the plan if the cache has it.
 
-    ``not_declared`` are measured problems that the manifest does not declare: see `_measured_and_not_declared`.
+    ``not_declared`` are problems that were measured and that the manifest does not declare: see
+    `_measured_and_not_declared`.
     """
 
     declared: tuple[Declared, ...]

@@ -42,7 +42,7 @@ def waves(
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTimes:
-    """Nanoseconds of each kernel, by id, for one problem; ATen's time does not matter to the order."""
+    """Nanoseconds that each kernel takes for one problem, by id."""
 
     problem: Problem
     times_ns: Mapping[str, int]
