@@ -97,7 +97,7 @@ def times_between(
         design: The kernel's.
         problem: The GEMM, at any m.
         below: The smaller m, and the kernel's nanoseconds there.
-        above: The same of the larger.
+        above: The larger m, and the kernel's nanoseconds there.
         multiprocessors: Of the GPU.
 
     Returns:
